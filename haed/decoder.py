@@ -1,0 +1,143 @@
+"""Decoders: from ŷ and the tokens of the chunk so far to the next token, with exact likelihood.
+
+Both run on the packed layout of `haed.chunks`, that is on real tokens only. At each decision there are V + 1 symbols:
+the vocabulary and "the chunk ends here", which is impossible before the first token.
+
+Legend: N chunks, S decisions, V vocabulary, W width of ŷ, H width of the decoder.
+"""
+
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence, pad_packed_sequence
+
+from haed.chunks import Packed
+from haed.lstm import lstm_step, packed_lstm
+from haed.options import DecoderOptions
+from haed.transformer import Block, Cache
+
+
+def compute_dtype(x: Tensor) -> torch.dtype:
+    """The type in which matrix products run: autocast's if it is on, else that of `x`."""
+    device = x.device.type
+    return torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else x.dtype
+
+
+@dataclass
+class LSTMState:
+    """Output and cell of each layer, (N, H), or None before the first token; and ŷ's share of the gates, (N, 4H)."""
+
+    context: Tensor
+    hidden: list[Tensor | None]
+    cell: list[Tensor | None]
+
+    def select(self, rows: Tensor) -> "LSTMState":
+        """The state of some of the chunks."""
+        pick = [[None if x is None else x[rows] for x in part] for part in (self.hidden, self.cell)]
+        return LSTMState(self.context[rows], *pick)
+
+
+class LSTMDecoder(nn.Module):
+    """An LSTM over the tokens of each chunk, from a zero state; ŷ is part of its input at every step (paper)."""
+
+    def __init__(self, options: DecoderOptions, context: int, vocabulary: int) -> None:
+        super().__init__()
+        width = options.width
+        self.tokens = nn.Embedding(vocabulary + 1, options.token_width)
+        self.input = nn.Linear(options.token_width, 4 * width)
+        self.context = nn.Linear(context, 4 * width, bias=False)
+        self.recurrent = nn.ParameterList(torch.empty(4 * width, width) for _ in range(options.layers))
+        self.upper = nn.ModuleList(nn.Linear(width, 4 * width) for _ in range(options.layers - 1))
+        self.output = nn.Linear(width, vocabulary + 1)
+
+    def table(self) -> Tensor:
+        """Each symbol's share of the first layer's gates: (V + 1, 4H)."""
+        return self.input(self.tokens.weight)
+
+    def forward(self, context: Tensor, packed: Packed) -> Tensor:
+        """Logits (S, V + 1) of packed decisions, from ŷ (N, W) in the chunks' original order."""
+        dtype = compute_dtype(context)
+        x = F.embedding(packed.inputs, self.table()).to(dtype)
+        constant = self.context(context[packed.order]).to(dtype)
+        x = packed_lstm(x, constant, self.recurrent[0].to(dtype), packed.sizes)
+        for upper, recurrent in zip(self.upper, self.recurrent[1:], strict=True):
+            x = packed_lstm(upper(x), torch.zeros_like(constant), recurrent.to(dtype), packed.sizes)
+        return self.output(x)
+
+    def begin(self, context: Tensor) -> LSTMState:
+        """The state before the first token of chunks with ŷ (N, W)."""
+        layers = len(self.recurrent)
+        return LSTMState(self.context(context), [None] * layers, [None] * layers)
+
+    def step(self, state: LSTMState, symbol: Tensor) -> Tensor:
+        """Feeds `symbol` (N,) to every chunk, updates `state` and returns logits (N, V + 1) of the next symbol."""
+        x = F.embedding(symbol, self.table()) + state.context
+        for layer, recurrent in enumerate(self.recurrent):
+            gates = x if layer == 0 else self.upper[layer - 1](x)
+            hidden = state.hidden[layer]
+            if hidden is not None:
+                gates = gates + hidden @ recurrent.t()
+            x, state.cell[layer] = lstm_step(gates, state.cell[layer])
+            state.hidden[layer] = x
+        return self.output(x)
+
+
+@dataclass
+class TransformerState:
+    """Keys and values of the chunk so far, and ŷ's share of the input, (N, H)."""
+
+    context: Tensor
+    cache: Cache
+
+    def select(self, rows: Tensor) -> "TransformerState":
+        """The state of some of the chunks."""
+        cache = Cache(len(self.cache.layers))
+        cache.layers = [None if pair is None else (pair[0][rows], pair[1][rows]) for pair in self.cache.layers]
+        return TransformerState(self.context[rows], cache)
+
+
+class TransformerDecoder(nn.Module):
+    """A causal transformer within each chunk; ŷ is added to every input. Padding exists inside attention only."""
+
+    def __init__(self, options: DecoderOptions, context: int, vocabulary: int, k: int) -> None:
+        super().__init__()
+        width = options.width
+        if width % options.heads:
+            raise ValueError(f"model.decoder.width {width} is not a multiple of model.decoder.heads {options.heads}")
+        self.tokens = nn.Embedding(vocabulary + 1, width)
+        self.positions = nn.Embedding(k, width)
+        self.context = nn.Linear(context, width)
+        self.blocks = nn.ModuleList(
+            Block(width, options.heads, width // options.heads, options.ffn, rotary=False)
+            for _ in range(options.layers)
+        )
+        self.norm = nn.LayerNorm(width)
+        self.output = nn.Linear(width, vocabulary + 1)
+
+    def forward(self, context: Tensor, packed: Packed) -> Tensor:
+        """Logits (S, V + 1) of packed decisions, from ŷ (N, W) in the chunks' original order."""
+        constant = self.context(context[packed.order])
+        parts = [self.positions.weight[t] + constant[:size] for t, size in enumerate(packed.sizes)]
+        x = self.tokens(packed.inputs) + torch.cat([constant[:0], *parts])
+        sizes = torch.tensor(packed.sizes, dtype=torch.long)
+        for block in self.blocks:
+            qkv = PackedSequence(block.attention.qkv(block.attention_norm(x)), sizes)
+            grid, lengths = pad_packed_sequence(qkv, batch_first=True)
+            mixed = block.attention.attend(*block.attention.split(grid))
+            x = x + block.attention.out(pack_padded_sequence(mixed, lengths, batch_first=True).data)
+            x = block.feed_forward(x)
+        return self.output(self.norm(x))
+
+    def begin(self, context: Tensor) -> TransformerState:
+        """The state before the first token of chunks with ŷ (N, W)."""
+        return TransformerState(self.context(context), Cache(len(self.blocks)))
+
+    def step(self, state: TransformerState, symbol: Tensor) -> Tensor:
+        """Feeds `symbol` (N,) to every chunk, updates `state` and returns logits (N, V + 1) of the next symbol."""
+        position = self.positions.weight[state.cache.length()]
+        x = (self.tokens(symbol) + position + state.context)[:, None]
+        for layer, block in enumerate(self.blocks):
+            x = block(x, state.cache, layer)
+        return self.output(self.norm(x[:, 0]))

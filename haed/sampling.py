@@ -1,0 +1,109 @@
+"""Sampling chunk by chunk with cached state: nothing is recomputed from the start.
+
+The prompt's last chunk is left open: its tokens are fed to the decoder, which may go on with it or end it, so a prompt
+may stop in the middle of a word. When the window of T chunks is full, the main model's cache is rebuilt from the newest
+half of it, a constant cost per chunk.
+
+Legend: B samples, K tokens of a chunk, V vocabulary.
+"""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from haed.model import HAED, mask_end
+
+
+@dataclass
+class Draw:
+    """How a symbol is drawn from its distribution.
+
+    Attributes:
+        temperature: divides the logits; 0 takes the likeliest symbol.
+        top_k: only the k likeliest; 0: all.
+        top_p: only the likeliest that together have this probability.
+        generator: of the draws, on the CPU.
+    """
+
+    temperature: float = 1.0
+    top_k: int = 0
+    top_p: float = 1.0
+    generator: torch.Generator | None = None
+
+    def __call__(self, logits: Tensor) -> Tensor:
+        """Draws from logits (B, V + 1): symbols (B,)."""
+        logits = logits.double().cpu()
+        if self.temperature == 0:
+            return logits.argmax(-1)
+        logits = logits / self.temperature
+        if self.top_k:
+            logits[logits < logits.topk(min(self.top_k, logits.shape[-1])).values[:, -1:]] = -torch.inf
+        probabilities, order = logits.softmax(-1).sort(-1, descending=True)
+        probabilities[probabilities.cumsum(-1) - probabilities >= self.top_p] = 0  # the likeliest always stays
+        return order.gather(1, torch.multinomial(probabilities, 1, generator=self.generator)).squeeze(1)
+
+
+class Sampler:
+    """Continues B copies of a prompt, chunk by chunk.
+
+    Args:
+        model: in evaluation mode.
+        tokens: (P, K) closed chunks of the prompt, P may be 0.
+        lengths: (P,).
+        samples: B.
+    """
+
+    def __init__(self, model: HAED, tokens: Tensor, lengths: Tensor, samples: int = 1) -> None:
+        self.model, self.samples = model, samples
+        self.device = model.scale.device
+        self.cache = model.main.cache()
+        start = model.main.start.expand(samples, 1, -1)
+        tokens, lengths = tokens[-(model.context - 1) :], lengths[-(model.context - 1) :]
+        seen = model.embed(tokens.to(self.device), lengths.to(self.device)).vector
+        self.inputs = torch.cat([start, seen.to(start.dtype).expand(samples, -1, -1)], 1)
+        self.prediction = model.main.step(self.inputs, self.cache)[:, -1]
+
+    @torch.no_grad()
+    def chunk(self, draw: Draw, opened: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        """Draws the next chunk of every sample and feeds it to the main model.
+
+        Args:
+            draw: how.
+            opened: (n,) tokens with which every chunk begins, n ≤ K.
+
+        Returns:
+            tokens (B, K), zero beyond their ends, and lengths (B,), on the CPU.
+        """
+        model, batch = self.model, self.samples
+        tokens = torch.zeros(batch, model.k, dtype=torch.long)
+        lengths = torch.full((batch,), model.k)
+        alive = torch.ones(batch, dtype=torch.bool)
+        opened = tokens.new_zeros(0) if opened is None else opened.long()
+        state = model.decoder.begin(self.prediction)
+        symbol = torch.full((batch,), model.vocabulary)
+        for position in range(model.k):
+            logits = model.decoder.step(state, symbol.to(self.device))
+            if position < len(opened):
+                symbol = opened[position].expand(batch)
+            else:
+                symbol = draw(mask_end(logits, [batch] if position == 0 else [0], model.fixed))
+            ended = alive & (symbol == model.vocabulary)
+            lengths[ended] = position
+            alive = alive & ~ended
+            if not alive.any():
+                break
+            tokens[alive, position] = symbol[alive]
+        self._feed(tokens, lengths)
+        return tokens, lengths
+
+    def _feed(self, tokens: Tensor, lengths: Tensor) -> None:
+        """Lets the main model see the chunks and predict the next ones."""
+        vector = self.model.embed(tokens.to(self.device), lengths.to(self.device)).vector[:, None]
+        self.inputs = torch.cat([self.inputs, vector.to(self.inputs.dtype)], 1)
+        if self.inputs.shape[1] > self.model.context:
+            self.inputs = self.inputs[:, -max(1, self.model.context // 2) :]
+            self.cache = self.model.main.cache()
+            self.prediction = self.model.main.step(self.inputs, self.cache)[:, -1]
+        else:
+            self.prediction = self.model.main.step(vector, self.cache)[:, -1]

@@ -1,0 +1,8 @@
+"""`python -m pipeline STAGE`: the commands that need no Prefect."""
+
+import sys
+
+from pipeline.cli import main
+
+if __name__ == "__main__":
+    sys.exit(main())

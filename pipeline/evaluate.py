@@ -1,0 +1,179 @@
+"""Exact bits of a split, or of any file, beside yardsticks measured on the same bytes."""
+
+import json
+import logging
+import time
+from collections.abc import Iterable, Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import numpy as np
+
+from data.corpus import Corpus
+from pipeline.files import write_atomically
+from pipeline.inference import Run, Score, characters
+from pipeline.options import Options
+from pipeline.runs import RunFolder
+from pipeline.yardsticks import Yardstick, measure, not_beaten
+
+log = logging.getLogger(__name__)
+
+
+@dataclass
+class Evaluation:
+    """Result of an evaluation; the fields of evaluation.json.
+
+    Attributes:
+        split: the split, or the file that was scored.
+        stage: phase whose checkpoint was used; `step` is its step.
+        step: see above.
+        bits: of all tokens and ends of chunks.
+        tokens: source tokens; likewise `characters` and `bytes` of the original.
+        characters: see above.
+        bytes: see above.
+        bits_per_token: with `bits_per_char` and `bits_per_byte` the same bits over each of the three.
+        bits_per_char: see above.
+        bits_per_byte: see above.
+        bits_per_dim: bits per value of a raster, for images, else None.
+        standard_error: of bits_per_char over documents (None if there is one).
+        context: chunks of a window; `stride` of them are newly scored by each.
+        stride: see above.
+        seconds: time of scoring.
+        yardsticks: other models on the same bytes.
+        not_beaten: names of the yardsticks that need no more bits.
+    """
+
+    split: str
+    stage: str
+    step: int
+    bits: float
+    tokens: int
+    characters: int
+    bytes: int
+    bits_per_token: float
+    bits_per_char: float
+    bits_per_byte: float
+    bits_per_dim: float | None
+    standard_error: float | None
+    context: int
+    stride: int
+    seconds: float
+    yardsticks: list[Yardstick]
+    not_beaten: list[str]
+
+
+def evaluate(options: Options, text: Path | None = None) -> Evaluation:
+    """Scores a split of the run's corpus and writes evaluation.json, or scores any file as one document.
+
+    Raises:
+        FileNotFoundError: no such run, shards or file.
+        ValueError: nothing to score.
+    """
+    run = Run(RunFolder.find(Path(options.runs_dir) / options.name), options)
+    if text is not None:
+        content = text.read_bytes()
+        if not content:
+            raise ValueError(f"{text} is empty: nothing to score")
+        return _score(run, str(text), [run.chunker.split(content)], [content], [])
+    corpus, split = run.folder.corpus(), options.evaluate.split
+    if corpus.counts(split).chunks == 0:
+        raise ValueError(f"the split {split} of {corpus.folder} is empty; choose another with evaluate.split=")
+    reference = _yardsticks(corpus, split) if options.evaluate.yardsticks and not _is_raster(corpus) else []
+    result = _score(run, split, corpus.documents(split), corpus.originals(split), reference)
+    run.folder.write_json("evaluation.json", asdict(result))
+    return result
+
+
+def _score(
+    run: Run,
+    split: str,
+    documents: Iterable[tuple[np.ndarray, np.ndarray]],
+    originals: Iterable[bytes],
+    reference: list[Yardstick],
+) -> Evaluation:
+    began = time.perf_counter()
+    limits = run.options.evaluate
+    stride = min(limits.stride or max(1, run.options.batch.context // 2), run.options.batch.context)
+    per_document: dict[int, tuple[float, int]] = {}
+    for scored in run.score_documents(documents, stride, limits.sequences):
+        lengths = (scored.windows.lengths * scored.windows.new).sum(1)
+        rows = zip(scored.windows.document.tolist(), scored.bits.sum(1).tolist(), lengths.tolist(), strict=True)
+        for document, bits, tokens in rows:
+            before = per_document.get(document, (0.0, 0))
+            per_document[document] = (before[0] + bits, before[1] + tokens)
+    seconds = time.perf_counter() - began
+    sizes = [(characters(original), len(original)) for original in originals]
+    score = Score(
+        bits=sum(bits for bits, _ in per_document.values()),
+        tokens=sum(tokens for _, tokens in per_document.values()),
+        characters=sum(size[0] for size in sizes),
+        bytes=sum(size[1] for size in sizes),
+    )
+    return Evaluation(
+        split=split,
+        stage=run.phase,
+        step=run.step,
+        **asdict(score),
+        bits_per_token=score.bits_per_token,
+        bits_per_char=score.bits_per_char,
+        bits_per_byte=score.bits_per_byte,
+        bits_per_dim=score.bits_per_token if run.chunker.name == "pixels" else None,
+        standard_error=_standard_error([per_document[i][0] for i in sorted(per_document)], [s[0] for s in sizes if s[1]]),
+        context=run.options.batch.context,
+        stride=stride,
+        seconds=seconds,
+        yardsticks=reference,
+        not_beaten=not_beaten(score.bits_per_char, reference),
+    )
+
+
+def _standard_error(bits: list[float], sizes: list[int]) -> float | None:
+    """Of the ratio Σ bits / Σ sizes, over documents."""
+    if len(bits) < 2:
+        return None
+    b, n = np.array(bits), np.array(sizes, float)
+    residual = b - b.sum() / n.sum() * n
+    return float(np.sqrt((residual**2).sum() * len(b) / (len(b) - 1)) / n.sum())
+
+
+def _is_raster(corpus: Corpus) -> bool:
+    return corpus.chunker().name == "pixels"
+
+
+def _yardsticks(corpus: Corpus, split: str) -> list[Yardstick]:
+    """N-gram models fitted on the train split and xz, on the split's bytes; kept beside the shards."""
+    cache = corpus.folder / f"yardsticks-{split}.json"
+    try:
+        return [Yardstick(**item) for item in json.loads(cache.read_text())]
+    except (OSError, ValueError, TypeError):
+        pass
+    log.info("measuring yardsticks on the %s split", split)
+    found = measure(_joined(corpus.originals("train")), _joined(corpus.originals(split)))
+    try:
+        write_atomically(cache, json.dumps([asdict(item) for item in found], indent=2).encode())
+    except OSError as error:
+        log.warning("yardsticks are not kept: %s", error)
+    return found
+
+
+def _joined(documents: Iterator[bytes]) -> bytes:
+    return b"".join(documents)
+
+
+def table(result: Evaluation) -> str:
+    """What a person wants to know, plainly."""
+    lines = [
+        f"{result.split}: {result.bits_per_char:.4f} bits/char"
+        + (f" ± {result.standard_error:.4f} (standard error over documents)" if result.standard_error else ""),
+        f"  {result.bits_per_byte:.4f} bits/byte, {result.bits_per_token:.4f} bits/token, "
+        f"{result.characters:,} characters, {result.bytes:,} bytes; "
+        f"{result.stage} step {result.step}, context {result.context} chunks, stride {result.stride}",
+    ]
+    if result.bits_per_dim is not None:
+        lines[0] = f"{result.split}: {result.bits_per_dim:.4f} bits/dim"
+    if result.yardsticks:
+        lines.append("yardsticks on the same bytes (bits/char):")
+        for item in sorted(result.yardsticks, key=lambda item: -item.bits_per_char):
+            beaten = "not beaten" if item.name in result.not_beaten else "beaten"
+            lines.append(f"  {item.name:<28} {item.bits_per_char:7.4f}  {beaten}")
+    return "\n".join(lines)

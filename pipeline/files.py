@@ -1,0 +1,32 @@
+"""Files that appear whole or not at all."""
+
+import os
+from pathlib import Path
+
+
+def write_atomically(path: Path, content: bytes) -> None:
+    """Writes beside, syncs and renames, so that a reader, or a machine that lost power, finds the old file or the new.
+
+    Raises:
+        OSError: the disk is full or not writable; `path` is as it was.
+    """
+    beside = path.with_name(f".{path.name}.{os.getpid()}.partial")
+    try:
+        with open(beside, "wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(beside, path)
+    except OSError:
+        beside.unlink(missing_ok=True)
+        raise
+    sync_folder(path.parent)
+
+
+def sync_folder(folder: Path) -> None:
+    """Makes renames in `folder` durable."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,166 @@
+"""A trained run, opened from Python: score a text, sample, ask for neighbours.
+
+    from pipeline import open_run
+    run = open_run("runs/quickstart")
+    run.score("def f(x):\\n").bits_per_char
+    run.sample("import ")
+    run.neighbours("def ")
+"""
+
+import math
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from data.chunkers import Chunker, make_chunker
+from haed.model import HAED
+from haed.sampling import Draw, Sampler
+from pipeline.checkpoints import Checkpoint, Checkpoints
+from pipeline.device import Compute, compute
+from pipeline.options import Options, SampleOptions
+from pipeline.runs import RunFolder
+from pipeline.windows import Scored, grid, windows
+
+
+@dataclass
+class Score:
+    """Exact bits of some text: of its tokens and of the ends of its chunks, in the canonical cut."""
+
+    bits: float
+    tokens: int
+    characters: int
+    bytes: int
+
+    @property
+    def bits_per_token(self) -> float:
+        """Bits over source tokens."""
+        return self.bits / max(self.tokens, 1)
+
+    @property
+    def bits_per_char(self) -> float:
+        """Bits over Unicode characters; an invalid byte counts as one."""
+        return self.bits / max(self.characters, 1)
+
+    @property
+    def bits_per_byte(self) -> float:
+        """Bits over bytes of the original."""
+        return self.bits / max(self.bytes, 1)
+
+
+class Run:
+    """A run's model, chunker and folder.
+
+    Attributes:
+        folder: where it lies.
+        options: its configuration.
+        phase: the phase whose checkpoint was opened.
+        step: of that checkpoint.
+        model: in evaluation mode.
+        chunker: as in training.
+    """
+
+    def __init__(self, folder: RunFolder, options: Options | None = None) -> None:
+        self.folder, self.options = folder, options or folder.options()
+        self.phase = folder.trained_phase()
+        checkpoint = Checkpoints(folder.phase(self.phase) / "checkpoints").best()
+        assert checkpoint is not None
+        self.step: int = checkpoint.state["step"]
+        self.compute: Compute = compute(self.options)
+        self.chunker: Chunker = make_chunker(self.options.chunker)
+        self.model: HAED = _model(self.options, self.chunker, checkpoint).to(self.compute.device).eval()
+
+    def score(self, text: str | bytes) -> Score:
+        """Exact bits of one document."""
+        document = text.encode() if isinstance(text, str) else text
+        bits = sum(float(scored.bits.sum()) for scored in self.score_documents([self.chunker.split(document)]))
+        return Score(bits, len(document), characters(document), len(document))
+
+    def score_documents(
+        self, documents: Iterable[tuple[np.ndarray, np.ndarray]], stride: int | None = None, at_once: int = 32
+    ) -> Iterator[Scored]:
+        """Exact bits of every chunk of documents, given as flat tokens and lengths, in batches of windows.
+
+        Each window scores `stride` new chunks after the context they have in it (all of the first window's).
+        """
+        stride = stride or max(1, self.options.batch.context // 2)
+        with torch.no_grad(), self.compute.precision():
+            for window in windows(documents, self.chunker.k, self.options.batch.context, stride, at_once):
+                nats = self.model.log_likelihood(window.tokens, window.lengths, window.starts)
+                yield Scored(window, -nats.double().cpu() / math.log(2))
+
+    def sample(self, prompt: str | bytes = "", samples: int = 1, options: SampleOptions | None = None) -> list[bytes]:
+        """Continuations of a prompt, which they do not repeat; the same seed gives the same ones on one machine."""
+        how = options or SampleOptions()
+        prompt = prompt.encode() if isinstance(prompt, str) else prompt
+        tokens, lengths = _grid(*self.chunker.split(prompt), self.chunker.k)
+        opened = tokens[-1, : int(lengths[-1])] if len(lengths) else None
+        generator = torch.Generator().manual_seed(how.seed)
+        draw = Draw(how.temperature, how.top_k, how.top_p, generator)
+        written = [bytearray() for _ in range(samples)]
+        with torch.no_grad():
+            sampler = Sampler(self.model, tokens[:-1], lengths[:-1], samples)
+            for _ in range(how.chunks):
+                new, ends = sampler.chunk(draw, opened)
+                skip = 0 if opened is None else len(opened)
+                opened = None
+                for text, row, end in zip(written, new.numpy(), ends.tolist(), strict=True):
+                    text += self.chunker.join(row[:end].astype(np.uint8), np.array([end], np.uint8))[skip:]
+        return [bytes(text) for text in written]
+
+    def embed(self, chunks: list[bytes]) -> np.ndarray:
+        """Embeddings (n, E) float32 of chunks of at most K bytes, seen in training or not.
+
+        Raises:
+            ValueError: a chunk is empty or too long.
+        """
+        for chunk in chunks:
+            if not 1 <= len(chunk) <= self.chunker.k:
+                raise ValueError(f"{chunk!r} has {len(chunk)} bytes, a chunk of this run has 1 to {self.chunker.k}")
+        flat = np.frombuffer(b"".join(chunks), np.uint8)
+        tokens, lengths = _grid(flat, np.array([len(chunk) for chunk in chunks], np.uint8), self.chunker.k)
+        return self.embed_rows(tokens.numpy(), lengths.numpy())
+
+    @torch.no_grad()
+    def embed_rows(self, tokens: np.ndarray, lengths: np.ndarray) -> np.ndarray:
+        """Embeddings (n, E) float32 of chunks given as tokens (n, K) and lengths (n,)."""
+        rows, ends = (torch.from_numpy(x.astype(np.int64)).to(self.compute.device) for x in (tokens, lengths))
+        return self.model.embed(rows, ends).vector.float().cpu().numpy()
+
+    def neighbours(self, *queries: str | bytes, count: int = 8) -> list[dict[str, Any]]:
+        """Nearest chunks of the corpus to each query; see `pipeline.index.neighbours`."""
+        from pipeline.index import neighbours
+
+        return neighbours(self.folder, queries, count, run=self)
+
+
+def open_run(run: str | Path, runs_dir: str = "runs") -> Run:
+    """Opens a trained run by folder, or by name under `runs_dir`: its best checkpoint, else its newest.
+
+    Raises:
+        FileNotFoundError: there is no such run, or nothing was trained in it.
+    """
+    return Run(RunFolder.find(run, runs_dir))
+
+
+def characters(document: bytes) -> int:
+    """Unicode characters of a document; every invalid byte counts as one."""
+    return len(document.decode("utf-8", errors="surrogateescape"))
+
+
+def _model(options: Options, chunker: Chunker, checkpoint: Checkpoint) -> HAED:
+    model = HAED(options.model, options.iem, chunker.k, chunker.vocabulary, chunker.fixed, options.batch.context)
+    try:
+        model.load_state_dict(checkpoint.model)
+    except RuntimeError as error:
+        reason = str(error).splitlines()[1].strip() if "\n" in str(error) else str(error)
+        raise ValueError(f"{checkpoint.path} is of another model than config.yaml says: {reason}") from error
+    return model
+
+
+def _grid(tokens: np.ndarray, lengths: np.ndarray, k: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Flat tokens and lengths to (N, K), zero beyond each length, and (N,)."""
+    return torch.from_numpy(grid(tokens, lengths, k)), torch.from_numpy(lengths.astype(np.int64))

@@ -1,0 +1,157 @@
+"""Every option of a run, composed from the rooms. Importing this module imports nothing heavy."""
+
+from dataclasses import dataclass, field
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from data.options import ChunkerOptions, ShardOptions, SourceOptions
+from haed.options import IEMOptions, ModelOptions
+
+
+@dataclass(kw_only=True)
+class BatchOptions:
+    """One step's windows."""
+
+    sequences: Annotated[int, Field(ge=1, description="windows per step and process (B)")] = 4
+    context: Annotated[int, Field(ge=1, description="chunks per window (T); also the model's context")] = 128
+
+
+@dataclass(kw_only=True)
+class OptimizerOptions:
+    """AdamW, and a learning rate that is a function of progress: warm-up, then cosine."""
+
+    learning_rate: Annotated[float, Field(gt=0, description="of encoder, decoder and heads (paper: 2e-3)")] = 2e-3
+    main_learning_rate: Annotated[float, Field(gt=0, description="of the main model (paper: 3.5e-4)")] = 1e-3
+    warmup_steps: Annotated[int, Field(ge=0, description="steps of linear warm-up of a phase (paper: 2000)")] = 100
+    weight_decay: Annotated[float, Field(ge=0, description="decoupled, of matrices only")] = 0.1
+    beta2: Annotated[float, Field(gt=0, lt=1, description="decay of the second moment")] = 0.95
+    clip_norm: Annotated[float, Field(gt=0, description="bound on the norm of the whole gradient (paper: 0.01)")] = 1.0
+
+
+@dataclass(kw_only=True)
+class PhaseOptions:
+    """One training phase. Whichever of its limits is reached first ends it; any may be null."""
+
+    steps: Annotated[int | None, Field(ge=1, description="limit in steps")] = None
+    seconds: Annotated[float | None, Field(gt=0, description="limit in seconds of training")] = None
+    epochs: Annotated[float | None, Field(gt=0, description="limit in passes over this phase's part of the data")] = None
+    iem_weight: Annotated[float, Field(ge=0, description="weight of the IEM loss; 0 switches it off")] = 0.0
+    decode_fraction: Annotated[float, Field(ge=0, le=1, description="share of the chunks decoded in each step")] = 1.0
+    rate_from: Annotated[float, Field(gt=0, le=1, description="share of the learning rates at the start")] = 1.0
+    rate_to: Annotated[float, Field(ge=0, le=1, description="share of the learning rates at the end (paper: 0.05)")] = 0.05
+    part_from: Annotated[float, Field(ge=0, lt=1, description="the phase reads the corpus from this share on")] = 0.0
+    part_to: Annotated[float, Field(gt=0, le=1, description="up to this share (paper: one half for each phase)")] = 1.0
+
+
+@dataclass(kw_only=True)
+class PretrainOptions(PhaseOptions):
+    """Phase one: encoder and main model learn in the space of chunk embeddings."""
+
+    iem_weight: Annotated[float, Field(ge=0, description="weight of the IEM loss; 0 switches it off")] = 1.0
+    decode_fraction: Annotated[
+        float, Field(ge=0, le=1, description="share of the chunks the decoder is trained along on (paper: 0)")
+    ] = 0.15
+
+
+@dataclass(kw_only=True)
+class FinetuneOptions(PhaseOptions):
+    """Phase two: everything is trained for exact likelihood."""
+
+    start_from: Annotated[
+        str | None, Field(description="another run (name or path) whose phase one to start from; null: this run's")
+    ] = None
+
+
+@dataclass(kw_only=True)
+class TrainOptions(PhaseOptions):
+    """Training end to end, without a phase one: the baseline of the paper's Figure 4."""
+
+
+@dataclass(kw_only=True)
+class CheckpointOptions:
+    """When a phase saves, and what is kept."""
+
+    every_steps: Annotated[int | None, Field(ge=1, description="save after so many steps")] = None
+    every_seconds: Annotated[float | None, Field(gt=0, description="save after so many seconds of training")] = 60.0
+    keep: Annotated[int, Field(ge=1, description="newest checkpoints kept, beside the best")] = 2
+
+
+@dataclass(kw_only=True)
+class ValidationOptions:
+    """Exact bits on a fixed subset of the validation split, while training."""
+
+    times: Annotated[int, Field(ge=0, description="evaluations spread evenly over a phase; 0: none")] = 5
+    windows: Annotated[int, Field(ge=1, description="windows of the validation split that are scored")] = 64
+
+
+@dataclass(kw_only=True)
+class EvaluateOptions:
+    """Exact bits on a whole split."""
+
+    split: Annotated[Literal["train", "valid", "test"], Field(description="which split is scored")] = "test"
+    stride: Annotated[
+        int | None, Field(ge=1, description="chunks newly scored by each window; null: half of its context")
+    ] = None
+    sequences: Annotated[int, Field(ge=1, description="windows scored at a time")] = 32
+    yardsticks: Annotated[bool, Field(description="also measure n-gram models and xz on the same bytes")] = True
+
+
+@dataclass(kw_only=True)
+class SampleOptions:
+    """Sampling."""
+
+    prompts: Annotated[list[str], Field(description="prompts of the report's samples")] = field(
+        default_factory=lambda: ["def ", "import ", "class ", ""]
+    )
+    chunks: Annotated[int, Field(ge=1, description="chunks to write")] = 60
+    temperature: Annotated[float, Field(ge=0, description="0: always the likeliest token")] = 0.8
+    top_k: Annotated[int, Field(ge=0, description="only the k likeliest tokens; 0: all")] = 0
+    top_p: Annotated[float, Field(gt=0, le=1, description="only the likeliest tokens that make up this mass")] = 0.95
+    seed: Annotated[int, Field(ge=0, description="of the draws")] = 0
+
+
+@dataclass(kw_only=True)
+class IndexOptions:
+    """The index of chunk embeddings."""
+
+    split: Annotated[Literal["train", "valid", "test"], Field(description="whose distinct chunks are indexed")] = "train"
+    min_count: Annotated[int, Field(ge=1, description="leave rarer chunks out")] = 1
+    queries: Annotated[list[str], Field(description="queries shown in the report")] = field(
+        default_factory=lambda: ["def ", "import ", "self.", "return ", "None", "list"]
+    )
+    neighbours: Annotated[int, Field(ge=1, description="neighbours per query")] = 8
+
+
+@dataclass(kw_only=True)
+class Options:
+    """A run: what it reads, what it trains, how, and where it writes."""
+
+    name: Annotated[str, Field(min_length=1, description="the run, a folder under runs_dir")] = "run"
+    runs_dir: Annotated[str, Field(description="folder of runs")] = "runs"
+    shards_dir: Annotated[str, Field(description="folder of sharded corpora")] = "shards"
+    seed: Annotated[int, Field(ge=0, description="of weights, data order and random choices")] = 0
+    device: Annotated[str, Field(description="auto, cpu, cuda, cuda:1, …")] = "auto"
+    threads: Annotated[int | None, Field(ge=1, description="CPU threads; null: all cores")] = None
+    precision: Annotated[
+        Literal["auto", "fp32", "bf16"], Field(description="auto: bf16 where the processor multiplies it fast")
+    ] = "auto"
+    resume: Annotated[
+        Literal["auto", "never", "required"],
+        Field(description="auto: go on where there is a checkpoint; never: refuse one; required: refuse without one"),
+    ] = "auto"
+    source: SourceOptions = field(default_factory=SourceOptions)
+    chunker: ChunkerOptions = field(default_factory=ChunkerOptions)
+    shard: ShardOptions = field(default_factory=ShardOptions)
+    batch: BatchOptions = field(default_factory=BatchOptions)
+    model: ModelOptions = field(default_factory=ModelOptions)
+    iem: IEMOptions = field(default_factory=IEMOptions)
+    optimizer: OptimizerOptions = field(default_factory=OptimizerOptions)
+    pretrain: PretrainOptions = field(default_factory=PretrainOptions)
+    finetune: FinetuneOptions = field(default_factory=FinetuneOptions)
+    train: TrainOptions = field(default_factory=TrainOptions)
+    validation: ValidationOptions = field(default_factory=ValidationOptions)
+    checkpoint: CheckpointOptions = field(default_factory=CheckpointOptions)
+    evaluate: EvaluateOptions = field(default_factory=EvaluateOptions)
+    sample: SampleOptions = field(default_factory=SampleOptions)
+    index: IndexOptions = field(default_factory=IndexOptions)

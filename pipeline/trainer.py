@@ -1,0 +1,295 @@
+"""One trainer for every phase.
+
+A step reads a batch, works out its shapes on the CPU, and minimises an `Objective`. The learning rate is a function of
+progress alone: the largest of steps done / steps, seconds trained / seconds, and epochs / epochs. Seconds are those spent
+in steps; validation and saving do not count. Everything that influences the next step goes into a checkpoint.
+"""
+
+import logging
+import math
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from data.loader import Batch, Loader
+from haed.objective import Losses, Objective, Prepared
+from pipeline.checkpoints import Checkpoint, Checkpoints
+from pipeline.device import Compute
+from pipeline.metrics import Metrics, Progress
+from pipeline.options import Options, PhaseOptions
+from pipeline.validation import Validation
+
+log = logging.getLogger(__name__)
+LOG_STEPS = 50
+Stop = Callable[[], bool]
+
+
+class Interrupted(Exception):
+    """Training was asked to stop; it saved first."""
+
+
+class NotFinite(FloatingPointError):
+    """The loss is NaN or infinite."""
+
+
+@dataclass
+class Position:
+    """How far a phase is."""
+
+    step: int = 0
+    seconds: float = 0.0
+    epochs: float = 0.0
+
+    def progress(self, limits: PhaseOptions) -> float:
+        """Share of the phase that is done: that of the limit which is nearest, or 0 without limits."""
+        pairs = ((self.step, limits.steps), (self.seconds, limits.seconds), (self.epochs, limits.epochs))
+        return min(1.0, max((done / limit for done, limit in pairs if limit), default=0.0))
+
+
+def rate(position: Position, phase: PhaseOptions, warmup_steps: int) -> float:
+    """Share of the learning rates: linear warm-up in steps, and a half cosine from `rate_from` to `rate_to`."""
+    cosine = 0.5 * (1 + math.cos(math.pi * position.progress(phase)))
+    warm = min(1.0, (position.step + 1) / warmup_steps) if warmup_steps else 1.0
+    return warm * (phase.rate_to + (phase.rate_from - phase.rate_to) * cosine)
+
+
+class Trainer:
+    """Trains an objective through one phase, from its last checkpoint if it has one.
+
+    Args:
+        phase: limits and rates of the phase.
+        options: the run's options.
+        objective: model and loss, on the device.
+        loader: batches; `negatives` are those read only for their chunks, or None.
+        negatives: see above.
+        checkpoints: where to save.
+        compute: device and precision.
+        identity: what a checkpoint must agree with to be resumed; see `pipeline.training`.
+        stop: asked after every step; true makes the phase save and raise `Interrupted`.
+        validation: scores the model now and then, or None.
+    """
+
+    def __init__(
+        self,
+        phase: PhaseOptions,
+        options: Options,
+        objective: Objective,
+        loader: Loader,
+        negatives: Loader | None,
+        checkpoints: Checkpoints,
+        compute: Compute,
+        identity: dict[str, Any],
+        stop: Stop,
+        validation: Validation | None,
+    ) -> None:
+        self.phase, self.options, self.objective = phase, options, objective
+        self.loader, self.negatives, self.checkpoints = loader, negatives, checkpoints
+        self.compute, self.identity, self.stop, self.validation = compute, identity, stop, validation
+        self.optimizer = _optimizer(objective, options)
+        self.generator = torch.Generator().manual_seed(options.seed)
+        self.position = Position()
+        self.sums: dict[str, Tensor | float] = {}
+        self.validated = 0
+        self.best = math.inf
+        self._saved_at = Position()
+
+    def fit(self, metrics: Metrics, progress: Progress) -> Position:
+        """Trains until a limit of the phase is reached.
+
+        Raises:
+            Interrupted: `stop` was true; a checkpoint was written first.
+            NotFinite: the loss became NaN or infinite; the last checkpoint stands.
+        """
+        if not any((self.phase.steps, self.phase.seconds, self.phase.epochs)):
+            raise ValueError("the phase has no limit: set its steps, seconds or epochs")
+        batches = self._batches()
+        self.objective.train()
+        while (done := self.position.progress(self.phase)) < 1:
+            began = time.perf_counter()
+            self._step(next(batches))
+            self.position.seconds += time.perf_counter() - began
+            self.position.step += 1
+            self.position.epochs = self.loader.epochs
+            record = self._record() if self.position.step % LOG_STEPS == 0 else None
+            if record is not None:
+                metrics.write(record)
+            progress.update(self.position.step, done, record)
+            self._validate(metrics)
+            if self.stop():
+                self._save(metrics)
+                raise Interrupted(f"stopped after step {self.position.step}, saved")
+            if self._save_is_due():
+                self._save(metrics)
+        if self._saved_at.step != self.position.step:
+            self._save(metrics)
+        return self.position
+
+    def _batches(self) -> Iterator[Prepared]:
+        negatives = iter(self.negatives) if self.negatives is not None else None
+        for batch in self.loader:
+            extra = None
+            if negatives is not None:
+                others = [_flat(next(negatives)) for _ in range(self.options.iem.extra_batches)]
+                extra = torch.cat([x[0] for x in others]), torch.cat([x[1] for x in others])
+            yield self.objective.prepare(*_tensors(batch), extra, self.generator)
+
+    def _step(self, batch: Prepared) -> None:
+        share = rate(self.position, self.phase, self.options.optimizer.warmup_steps)
+        for group in self.optimizer.param_groups:
+            group["lr"] = group["peak"] * share
+        with self.compute.precision():
+            losses: Losses = self.objective(batch)
+        losses.total.backward()
+        norm = torch.nn.utils.clip_grad_norm_(self.objective.parameters(), self.options.optimizer.clip_norm)
+        self.optimizer.step()
+        self.optimizer.zero_grad(set_to_none=True)
+        self._add("loss", losses.total)
+        self._add("gradient_norm", norm)
+        self._add("candidates", float(losses.candidates))
+        self._add("chunks", float(batch.targets))
+        for name, value in (("iem", losses.iem), ("iem_accuracy", losses.accuracy)):
+            if value is not None:
+                self._add(name, value)
+        if losses.decoder is not None:
+            self._add("decoder_nats", losses.decoder * losses.decoded_chunks)
+            self._add("decoded_tokens", float(losses.decoded_tokens))
+
+    def _add(self, name: str, value: Tensor | float) -> None:
+        value = value.detach().double() if isinstance(value, Tensor) else value
+        self.sums[name] = self.sums.get(name, 0.0) + value
+
+    def _record(self) -> dict[str, Any]:
+        """Means since the last record; the only place where the host waits for the device."""
+        sums = {name: float(value) for name, value in self.sums.items()}
+        self.sums = {}
+        decoder, tokens = sums.pop("decoder_nats", None), sums.pop("decoded_tokens", 0.0)
+        chunks, since = sums.pop("chunks"), sums.pop("seconds_before", 0.0)
+        record: dict[str, Any] = {"step": self.position.step, "seconds": self.position.seconds}
+        record["epoch"] = self.position.epochs
+        record |= {name: value / LOG_STEPS for name, value in sums.items()}
+        if not math.isfinite(record["loss"]):
+            rates = self.optimizer.param_groups[0]["lr"]
+            parts = [name for name in ("iem", "gradient_norm") if not math.isfinite(record.get(name, 0.0))]
+            raise NotFinite(
+                f"the loss is {record['loss']} at step {self.position.step} (learning rate {rates:.2g}"
+                f"{', ' + ', '.join(parts) + ' too' if parts else ''}); the last checkpoint stands: "
+                "lower optimizer.learning_rate or optimizer.clip_norm and resume"
+            )
+        if decoder is not None and tokens:
+            record["bits_per_token"] = decoder / tokens / math.log(2)
+        elapsed = max(self.position.seconds - since, 1e-9)
+        record["learning_rate"] = self.optimizer.param_groups[0]["lr"]
+        record["steps_per_second"], record["chunks_per_second"] = LOG_STEPS / elapsed, chunks / elapsed
+        self.sums["seconds_before"] = self.position.seconds
+        return record
+
+    def _validate(self, metrics: Metrics) -> None:
+        """Scores the fixed subset when the phase has passed another n-th of its limit."""
+        times = self.options.validation.times
+        due = math.floor(self.position.progress(self.phase) * times + 1e-9)
+        if self.validation is None or due <= self.validated:
+            return
+        self.validated = due
+        record = self.validation.score(self.objective.model, self.compute)
+        metrics.write({"step": self.position.step, "seconds": self.position.seconds, **record})
+        log.info("%s", "  ".join(f"{name} {value:.4f}" for name, value in record.items()))
+        self._save(metrics, record["validation/bits_per_token"])
+
+    def _save_is_due(self) -> bool:
+        limits, last = self.options.checkpoint, self._saved_at
+        steps, seconds = self.position.step - last.step, self.position.seconds - last.seconds
+        return bool(
+            (limits.every_steps and steps >= limits.every_steps)
+            or (limits.every_seconds and seconds >= limits.every_seconds)
+        )
+
+    def _save(self, metrics: Metrics, score: float | None = None) -> None:
+        metrics.sync()
+        best = score is not None and score < self.best
+        self.best = min(self.best, score) if score is not None else self.best
+        training = {f"objective/{name}": value for name, value in self.objective.unigram.state_dict().items()}
+        names = {parameter: name for name, parameter in self.objective.model.named_parameters()}
+        for parameter, moments in self.optimizer.state.items():
+            training |= {f"optimizer/{names[parameter]}/{key}": value for key, value in moments.items()}
+        training |= {"random/torch": torch.get_rng_state(), "random/share": self.generator.get_state()}
+        state = {
+            "identity": self.identity,
+            "phase": {"seconds": self.position.seconds, "epochs": self.position.epochs},
+            "loader": self.loader.state_dict(),
+            "negatives": self.negatives.state_dict() if self.negatives is not None else None,
+            "sums": {name: float(value) for name, value in self.sums.items()},
+            "validated": self.validated,
+            "best": self.best if math.isfinite(self.best) else None,
+        }
+        model = {name: value.contiguous() for name, value in self.objective.model.state_dict().items()}
+        self.checkpoints.save(self.position.step, model, training, state, best)
+        self._saved_at = Position(**vars(self.position))
+
+    def restore(self, checkpoint: Checkpoint) -> None:
+        """Continues exactly where a checkpoint was written."""
+        state = checkpoint.state
+        self.restore_learning(checkpoint)
+        self.position = Position(checkpoint.state["step"], state["phase"]["seconds"], state["phase"]["epochs"])
+        self.loader.load_state_dict(state["loader"])
+        if self.negatives is not None and state["negatives"] is not None:
+            self.negatives.load_state_dict(state["negatives"])
+        self.sums = dict(state["sums"])
+        self.validated = state["validated"]
+        self.best = math.inf if state["best"] is None else state["best"]
+        torch.set_rng_state(checkpoint.training["random/torch"])
+        self.generator.set_state(checkpoint.training["random/share"])
+        self._saved_at = Position(**vars(self.position))
+
+    def restore_learning(self, checkpoint: Checkpoint) -> None:
+        """Takes over what a checkpoint learned: weights, the optimizer's moments, the counts of chunks."""
+        model = self.objective.model
+        model.load_state_dict(checkpoint.model)
+        training = checkpoint.training
+        prefix = "objective/"
+        counts = {name.removeprefix(prefix): x for name, x in training.items() if name.startswith(prefix)}
+        self.objective.unigram.load_state_dict(counts)
+        for name, parameter in model.named_parameters():
+            keys = ("step", "exp_avg", "exp_avg_sq")
+            found = {key: training.get(f"optimizer/{name}/{key}") for key in keys}
+            if found["step"] is not None:
+                self.optimizer.state[parameter] = {
+                    key: x.clone() if key == "step" else x.to(parameter.device, parameter.dtype, copy=True)
+                    for key, x in found.items()
+                    if x is not None
+                }
+
+
+def _tensors(batch: Batch) -> tuple[Tensor, Tensor, Tensor]:
+    return torch.from_numpy(batch.tokens), torch.from_numpy(batch.lengths), torch.from_numpy(batch.starts)
+
+
+def _flat(batch: Batch) -> tuple[Tensor, Tensor]:
+    tokens, lengths, _ = _tensors(batch)
+    real = lengths > 0
+    return tokens[real], lengths[real]
+
+
+def _optimizer(objective: Objective, options: Options) -> torch.optim.AdamW:
+    """AdamW with the main model's own learning rate, and weight decay on matrices only."""
+    rates = options.optimizer
+    groups: dict[tuple[bool, bool], list[Tensor]] = {}
+    for name, parameter in objective.model.named_parameters():
+        key = (name.startswith("main."), parameter.ndim >= 2)
+        groups.setdefault(key, []).append(parameter)
+    return torch.optim.AdamW(
+        [
+            {
+                "params": parameters,
+                "peak": rates.main_learning_rate if main else rates.learning_rate,
+                "weight_decay": rates.weight_decay if matrix else 0.0,
+            }
+            for (main, matrix), parameters in groups.items()
+        ],
+        lr=rates.learning_rate,
+        betas=(0.9, rates.beta2),
+        fused=True,
+    )

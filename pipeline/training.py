@@ -1,0 +1,194 @@
+"""The training stages: pretrain (phase one), finetune (phase two) and train (end to end)."""
+
+import json
+import logging
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+
+from data.corpus import Corpus
+from data.loader import Loader
+from haed.model import HAED
+from haed.objective import Objective
+from pipeline.checkpoints import Checkpoint, Checkpoints
+from pipeline.device import Compute, compute
+from pipeline.metrics import Metrics, Progress
+from pipeline.options import Options, PhaseOptions
+from pipeline.runs import RunFolder
+from pipeline.sharding import open_shards
+from pipeline.trainer import Stop, Trainer
+from pipeline.validation import Validation
+
+log = logging.getLogger(__name__)
+Phase = Literal["pretrain", "finetune", "train"]
+Listener = Callable[[dict[str, Any]], None]
+
+
+@dataclass
+class Trained:
+    """Outcome of a training stage."""
+
+    run: str
+    phase: str
+    checkpoint: str
+    steps: int
+    seconds: float
+    epochs: float
+    resumed_from: int
+
+
+def pretrain(options: Options, stop: Stop = lambda: False, listener: Listener | None = None) -> Trained:
+    """Phase one: encoder and main model by the IEM loss, with a share of the decoder. See `run_phase`."""
+    return run_phase("pretrain", options, stop, listener)
+
+
+def finetune(options: Options, stop: Stop = lambda: False, listener: Listener | None = None) -> Trained:
+    """Phase two: everything for exact likelihood, from the phase one of this run or `start_from`. See `run_phase`."""
+    return run_phase("finetune", options, stop, listener)
+
+
+def train(options: Options, stop: Stop = lambda: False, listener: Listener | None = None) -> Trained:
+    """End to end for exact likelihood, without a phase one. See `run_phase`."""
+    return run_phase("train", options, stop, listener)
+
+
+def run_phase(phase: Phase, options: Options, stop: Stop, listener: Listener | None = None) -> Trained:
+    """Trains one phase of a run, from its last checkpoint if there is one.
+
+    Args:
+        phase: pretrain, finetune or train.
+        options: the run's options.
+        stop: asked after every step; true makes the phase save and raise `trainer.Interrupted`.
+        listener: called with every metrics record.
+
+    Raises:
+        FileNotFoundError: the shards, or the phase one to start from, are not there.
+        ValueError: a checkpoint of another model or corpus, or one where `resume` forbids it.
+        BlockingIOError: another process trains this run.
+    """
+    limits: PhaseOptions = getattr(options, phase)
+    corpus = open_shards(options)
+    first = _phase_one(options) if phase == "finetune" else None
+    run = RunFolder(Path(options.runs_dir) / options.name)
+    checkpoints = Checkpoints(run.phase(phase) / "checkpoints", options.checkpoint.keep)
+    _check_resume(options.resume, checkpoints)
+    run = RunFolder.create(options)
+    run.write_json("corpus.json", {"folder": str(corpus.folder.resolve()), "digest": corpus.digest})
+    with run.lock():
+        machine = compute(options)
+        trainer = build_trainer(limits, options, corpus, checkpoints, machine, stop)
+        newest = checkpoints.newest()
+        if newest is not None:
+            _check_identity(newest, trainer.identity)
+            trainer.restore(newest)
+            log.info("%s goes on from step %d", phase, trainer.position.step)
+        elif first is not None:
+            _check_identity(first, trainer.identity)
+            trainer.restore_learning(first)
+            log.info("finetune starts from %s", first.path)
+        resumed = trainer.position.step
+        metrics, progress = Metrics(run.phase(phase), resumed, listener), Progress(phase)
+        try:
+            position = trainer.fit(metrics, progress)
+        finally:
+            progress.close()
+            metrics.close()
+    newest_path = checkpoints.folder / (checkpoints.folder / "latest").read_text().strip()
+    return Trained(
+        str(run.path), phase, str(newest_path), position.step, position.seconds, position.epochs, resumed
+    )
+
+
+def build_model(options: Options, corpus: Corpus) -> HAED:
+    """The model of `options` for a corpus, initialised from the seed."""
+    torch.manual_seed(options.seed)
+    chunker = corpus.chunker()
+    return HAED(options.model, options.iem, chunker.k, chunker.vocabulary, chunker.fixed, options.batch.context)
+
+
+def build_trainer(
+    limits: PhaseOptions, options: Options, corpus: Corpus, checkpoints: Checkpoints, machine: Compute, stop: Stop
+) -> Trainer:
+    """Puts model, loss, data and optimizer together, not yet restored from anything."""
+    objective = Objective(build_model(options, corpus), options.iem, limits.iem_weight, limits.decode_fraction)
+    objective.model.to(machine.device)
+    shape = {"context": options.batch.context, "sequences": options.batch.sequences, "seed": options.seed}
+    part = (limits.part_from, limits.part_to)
+    loader = Loader(corpus, "train", part=part, **shape)
+    negatives = None
+    if limits.iem_weight and options.iem.extra_batches:
+        negatives = Loader(corpus, "train", part=part, stream=1, **shape)
+    validation = Validation.of(corpus, options) if limits.decode_fraction else None
+    return Trainer(
+        limits, options, objective, loader, negatives, checkpoints, machine, identity(options, corpus), stop, validation
+    )
+
+
+def identity(options: Options, corpus: Corpus) -> dict[str, Any]:
+    """What must be the same for a checkpoint to fit: model, corpus and context, under their option names."""
+    return {
+        "model": asdict(options.model),
+        "iem": {"head": options.iem.head},
+        "batch": {"context": options.batch.context},
+        "chunker": asdict(options.chunker),
+        "corpus": corpus.digest,
+    }
+
+
+def _check_identity(checkpoint: Checkpoint, wanted: dict[str, Any]) -> None:
+    """Raises ValueError naming the first option in which a checkpoint's model or corpus differs."""
+    difference = first_difference(checkpoint.state["identity"], wanted)
+    if difference is not None:
+        key, was, now = difference
+        raise ValueError(
+            f"{checkpoint.path} was trained with {key}={was}, this run has {key}={now}: "
+            "set it back, or choose another name= for the new run"
+        )
+
+
+def first_difference(was: Any, now: Any, key: str = "") -> tuple[str, Any, Any] | None:
+    """The first dotted key in which two nested dictionaries differ, with both values."""
+    if isinstance(was, dict) and isinstance(now, dict):
+        for name in [*now, *(name for name in was if name not in now)]:
+            found = first_difference(was.get(name), now.get(name), f"{key}.{name}" if key else name)
+            if found is not None:
+                return found
+        return None
+    return None if was == now else (key, was, now)
+
+
+def _check_resume(resume: str, checkpoints: Checkpoints) -> None:
+    there = (checkpoints.folder / "latest").is_file()
+    if resume == "never" and there:
+        raise ValueError(f"resume=never, but {checkpoints.folder} has a checkpoint: choose another name=, or resume=auto")
+    if resume == "required" and not there:
+        raise ValueError(f"resume=required, but {checkpoints.folder} has no checkpoint: use resume=auto to start")
+
+
+def _phase_one(options: Options) -> Checkpoint:
+    """The newest checkpoint of the phase one that finetune starts from."""
+    source = options.finetune.start_from
+    folder = RunFolder.find(source, options.runs_dir).path if source else Path(options.runs_dir) / options.name
+    first = Checkpoints(folder / "pretrain" / "checkpoints").newest()
+    if first is None:
+        raise FileNotFoundError(
+            f"{folder} has no phase one to start from: run `haed pretrain` first, or name a run with finetune.start_from"
+        )
+    return first
+
+
+def outcome(trained: Trained) -> str:
+    """One line for people."""
+    resumed = f", resumed at step {trained.resumed_from}" if trained.resumed_from else ""
+    return (
+        f"{trained.phase}: {trained.steps} steps in {trained.seconds:.0f} s, {trained.epochs:.2f} epochs{resumed}; "
+        f"{trained.checkpoint}"
+    )
+
+
+def as_json(trained: Trained) -> str:
+    """One JSON object for programs."""
+    return json.dumps(asdict(trained))
