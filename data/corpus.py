@@ -120,7 +120,9 @@ def _verify(path: Path, sha256: str, _: int) -> None:
     """Checks the sum of a file; that it was right is remembered for this process and version of the file."""
     with open(path, "rb") as file:
         if hashlib.file_digest(file, "sha256").hexdigest() != sha256:
-            raise ValueError(f"shard {path} is damaged: its sha256 is not that of {MANIFEST}; delete it and shard again")
+            raise ValueError(
+                f"shard {path} is damaged: its sha256 is not that of {MANIFEST}; delete it and shard again"
+            )
 
 
 @dataclass

@@ -20,7 +20,8 @@ class SourceOptions:
     path: Annotated[str | None, Field(description="file or folder (stdlib: null, this Python's own)")] = None
     pattern: Annotated[str, Field(description="files of a folder, as a glob relative to it")] = "**/*"
     valid_percent: Annotated[
-        int, Field(ge=0, le=50, description="share of documents for valid, and for test, where files do not name a split")
+        int,
+        Field(ge=0, le=50, description="share of documents for valid, and for test, where files do not name a split"),
     ] = 5
 
 
@@ -40,4 +41,6 @@ class ShardOptions:
     """How shards are written."""
 
     workers: Annotated[int, Field(ge=1, description="processes that write shards; changes no byte of them")] = 1
-    megabytes: Annotated[int, Field(ge=1, description="source bytes per shard, about; one shard is one unit of work")] = 16
+    megabytes: Annotated[
+        int, Field(ge=1, description="source bytes per shard, about; one shard is one unit of work")
+    ] = 16

@@ -5,6 +5,7 @@ Splits never cut a document, except where a single text has to serve for all thr
 """
 
 import hashlib
+import mmap
 import re
 import sys
 import sysconfig
@@ -19,7 +20,7 @@ from data.options import SourceOptions
 SPLITS = ("train", "valid", "test")
 _SPLIT_NAME = re.compile(r"(?:^|[^a-z])(train|valid|val|dev|test)(?:[^a-z]|$)")
 _CANONICAL = {"val": "valid", "dev": "valid"}
-_HEADING = re.compile(rb"(?m)^ ?= [^=\n][^\n]* = ?\n")
+_HEADING = re.compile(rb"(?m)^ ?\n ?= (?!=)[^\n]*(?<!=) = ?\n ?\n")  # between blank lines, unlike sections
 _SKIPPED = {"test", "tests", "site-packages", "dist-packages", "idlelib", "__pycache__"}
 
 
@@ -128,15 +129,14 @@ def _thirds(name: str, path: Path, percent: int) -> Iterator[Reference]:
 
 
 def _wikitext(options: SourceOptions) -> list[Reference]:
-    """WikiText: a document from each ` = Title = ` heading to the next; the split is in the file's name."""
+    """WikiText, tokenised or raw: a document from each ` = Title = ` heading to the next; files name the splits."""
     found = []
     for name, path in _files(options):
         split = named_split(path)
         if split is None:
             continue
-        content = np.memmap(path, np.uint8, "r")
-        starts = [match.start() for match in _HEADING.finditer(content)]
-        cuts = sorted({0, *starts, len(content)})
+        with open(path, "rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
+            cuts = sorted({0, *(match.start() for match in _HEADING.finditer(content)), len(content)})
         found += [Reference(f"{name}@{a}", split, path, a, b - a) for a, b in zip(cuts, cuts[1:], strict=False)]
     if not found:
         raise ValueError(f"source.path={options.path} has no file with train, valid or test in its name")

@@ -1,0 +1,1 @@
+"""The models and losses: tensors in, tensors out."""

@@ -33,11 +33,6 @@ class LSTMState:
     hidden: list[Tensor | None]
     cell: list[Tensor | None]
 
-    def select(self, rows: Tensor) -> "LSTMState":
-        """The state of some of the chunks."""
-        pick = [[None if x is None else x[rows] for x in part] for part in (self.hidden, self.cell)]
-        return LSTMState(self.context[rows], *pick)
-
 
 class LSTMDecoder(nn.Module):
     """An LSTM over the tokens of each chunk, from a zero state; ŷ is part of its input at every step (paper)."""
@@ -91,12 +86,6 @@ class TransformerState:
     context: Tensor
     cache: Cache
 
-    def select(self, rows: Tensor) -> "TransformerState":
-        """The state of some of the chunks."""
-        cache = Cache(len(self.cache.layers))
-        cache.layers = [None if pair is None else (pair[0][rows], pair[1][rows]) for pair in self.cache.layers]
-        return TransformerState(self.context[rows], cache)
-
 
 class TransformerDecoder(nn.Module):
     """A causal transformer within each chunk; ŷ is added to every input. Padding exists inside attention only."""
@@ -123,6 +112,7 @@ class TransformerDecoder(nn.Module):
         x = self.tokens(packed.inputs) + torch.cat([constant[:0], *parts])
         sizes = torch.tensor(packed.sizes, dtype=torch.long)
         for block in self.blocks:
+            assert isinstance(block, Block)
             qkv = PackedSequence(block.attention.qkv(block.attention_norm(x)), sizes)
             grid, lengths = pad_packed_sequence(qkv, batch_first=True)
             mixed = block.attention.attend(*block.attention.split(grid))

@@ -24,7 +24,7 @@ class MLPEncoder(nn.Module):
 
     def __init__(self, options: EncoderOptions, k: int, vocabulary: int) -> None:
         super().__init__()
-        self.padding = vocabulary
+        self.padding, self.width = vocabulary, options.width
         self.tokens = nn.Embedding(vocabulary + 1, options.token_width)
         widths = [k * options.token_width] + [options.hidden] * (options.layers - 1) + [options.width]
         self.layers = nn.ModuleList(nn.Linear(a, b) for a, b in zip(widths, widths[1:], strict=False))

@@ -13,16 +13,17 @@ accumulated in the same pass. Memory is linear in queries plus candidates and no
 """
 
 import math
+from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.autograd.function import FunctionCtx, once_differentiable
+from torch.autograd.function import once_differentiable
 
 
 class _BlockwiseSoftmax(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: FunctionCtx, queries: Tensor, candidates: Tensor, bias: Tensor, target: Tensor, block: int
+        ctx: Any, queries: Tensor, candidates: Tensor, bias: Tensor, target: Tensor, block: int
     ) -> tuple[Tensor, Tensor]:
         wide = torch.promote_types(queries.dtype, torch.float32)
         needed = queries.requires_grad or candidates.requires_grad or bias.requires_grad
@@ -48,19 +49,19 @@ class _BlockwiseSoftmax(torch.autograd.Function):
             narrow = probabilities.to(queries.dtype)
             d_queries[part] = narrow @ candidates
             d_candidates += narrow.t() @ query
-        ctx.save_for_backward(d_queries, d_candidates, d_bias)  # type: ignore[attr-defined]
-        ctx.count = max(len(queries), 1)  # type: ignore[attr-defined]
-        ctx.dtypes = candidates.dtype, bias.dtype  # type: ignore[attr-defined]
+        ctx.save_for_backward(d_queries, d_candidates, d_bias)
+        ctx.count = max(len(queries), 1)
+        ctx.dtypes = candidates.dtype, bias.dtype
         accuracy = torch.cat(hits).to(wide).mean() if hits else queries.new_zeros((), dtype=wide)
-        ctx.mark_non_differentiable(accuracy)  # type: ignore[attr-defined]
+        ctx.mark_non_differentiable(accuracy)
         return torch.cat(losses).mean() if losses else queries.sum() * 0.0, accuracy
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: FunctionCtx, grad: Tensor, _: Tensor) -> tuple[Tensor, Tensor, Tensor, None, None]:  # type: ignore[override]
-        d_queries, d_candidates, d_bias = ctx.saved_tensors  # type: ignore[attr-defined]
-        scale = grad / ctx.count  # type: ignore[attr-defined]
-        candidates_dtype, bias_dtype = ctx.dtypes  # type: ignore[attr-defined]
+    def backward(ctx: Any, grad: Tensor, _: Tensor) -> tuple[Tensor, Tensor, Tensor, None, None]:
+        d_queries, d_candidates, d_bias = ctx.saved_tensors
+        scale = grad / ctx.count
+        candidates_dtype, bias_dtype = ctx.dtypes
         return (
             d_queries * scale.to(d_queries.dtype),
             (d_candidates * scale).to(candidates_dtype),
@@ -97,6 +98,7 @@ class UnigramCounts(nn.Module):
     def __init__(self, buckets: int = 1 << 20) -> None:
         super().__init__()
         self.counts: Tensor
+        self.total: Tensor
         self.register_buffer("counts", torch.zeros(buckets, dtype=torch.float32))
         self.register_buffer("total", torch.zeros((), dtype=torch.float64))
 
@@ -111,7 +113,7 @@ class UnigramCounts(nn.Module):
 
 
 def log_inclusion(probability: Tensor, draws: int) -> Tensor:
-    """log π with π = 1 − (1 − Q)ⁿ, computed without cancellation.
+    """Log π with π = 1 − (1 − Q)ⁿ, computed without cancellation.
 
     Args:
         probability: (C,) Q, float64.

@@ -9,9 +9,11 @@ float32 or wider.
 Hochreiter & Schmidhuber 1997; gates in the order input, forget, cell, output, as `torch.nn.LSTM`.
 """
 
+from typing import Any
+
 import torch
 from torch import Tensor
-from torch.autograd.function import FunctionCtx, once_differentiable
+from torch.autograd.function import once_differentiable
 
 
 def _cell(gates: Tensor, cell: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
@@ -34,7 +36,7 @@ def _cell(gates: Tensor, cell: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
 
 class _PackedLSTM(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: FunctionCtx, inputs: Tensor, context: Tensor, weight: Tensor, sizes: list[int]) -> Tensor:
+    def forward(ctx: Any, inputs: Tensor, context: Tensor, weight: Tensor, sizes: list[int]) -> Tensor:
         width = weight.shape[1]
         gates = inputs.clone()
         cells = inputs.new_empty(len(inputs), width, dtype=torch.promote_types(inputs.dtype, torch.float32))
@@ -51,18 +53,18 @@ class _PackedLSTM(torch.autograd.Function):
             hidden, cell, squash = _cell(step, cell)
             outputs[rows], cells[rows], squashed[rows] = hidden, cell, squash
             start += size
-        ctx.save_for_backward(weight, gates, cells, squashed, outputs)  # type: ignore[attr-defined]
-        ctx.sizes, ctx.chunks = sizes, len(context)  # type: ignore[attr-defined]
+        ctx.save_for_backward(weight, gates, cells, squashed, outputs)
+        ctx.sizes, ctx.chunks = sizes, len(context)
         return outputs
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: FunctionCtx, grad: Tensor) -> tuple[Tensor, Tensor, Tensor, None]:  # type: ignore[override]
-        weight, gates, cells, squashed, outputs = ctx.saved_tensors  # type: ignore[attr-defined]
-        sizes: list[int] = ctx.sizes  # type: ignore[attr-defined]
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, Tensor, None]:
+        weight, gates, cells, squashed, outputs = ctx.saved_tensors
+        sizes: list[int] = ctx.sizes
         width, total = weight.shape[1], len(gates)
         d_gates = torch.empty_like(gates)
-        d_context = gates.new_zeros(ctx.chunks, 4 * width, dtype=cells.dtype)  # type: ignore[attr-defined]
+        d_context = gates.new_zeros(ctx.chunks, 4 * width, dtype=cells.dtype)
         d_cell = cells.new_zeros(sizes[0] if sizes else 0, width)
         d_hidden: Tensor | None = None
         start = total

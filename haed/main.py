@@ -56,7 +56,9 @@ class TransformerMain(nn.Module):
         batch, length, _ = inputs.shape
         if self.positions is not None:
             if past + length > self.context:
-                raise ValueError(f"{past + length} chunks are more than the {self.context} this model has positions for")
+                raise ValueError(
+                    f"{past + length} chunks are more than the {self.context} this model has positions for"
+                )
             extra = self.positions[past : past + length].to(inputs.dtype).expand(batch, -1, -1)
             inputs = torch.cat([inputs, extra], -1)
         elif self.padding:

@@ -4,6 +4,8 @@ Legend: B sequences, T chunks of a window, K tokens of a chunk, N chunks of a fl
 of ŷ, V vocabulary, S packed decisions.
 """
 
+from typing import Any
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -61,10 +63,11 @@ class HAED(nn.Module):
                     nn.init.zeros_(module.bias)
             elif isinstance(module, nn.Embedding):
                 nn.init.normal_(module.weight)
-        for part in (self.main, self.decoder):
-            for block in getattr(part, "blocks", ()):
+        stacks: list[Any] = [self.main.blocks, getattr(self.decoder, "blocks", ())]
+        for blocks in stacks:
+            for block in blocks:
                 for layer in (block.attention.out, block.down):
-                    layer.weight /= (2 * len(part.blocks)) ** 0.5
+                    layer.weight /= (2 * len(blocks)) ** 0.5
         nn.init.normal_(self.main.start)
         if self.main.positions is not None:
             nn.init.normal_(self.main.positions, std=0.1)
@@ -76,7 +79,7 @@ class HAED(nn.Module):
                 layer.bias[width : 2 * width] = 1
         nn.init.zeros_(self.decoder.output.weight)
         nn.init.zeros_(self.encoder.bias.weight)
-        self.scale.fill_(self.encoder.layers[-1].out_features ** -0.5)
+        self.scale.fill_(self.encoder.width**-0.5)
 
     def embed(self, tokens: Tensor, lengths: Tensor) -> Embedding:
         """Embeds chunks `tokens` (N, K) of `lengths` (N,): vector (N, E), bias (N,)."""
@@ -88,12 +91,11 @@ class HAED(nn.Module):
 
     def query(self, prediction: Tensor) -> Tensor:
         """The vector (N, E) whose dot product with a chunk's embedding, plus its bias, is the chunk's score."""
-        width = self.encoder.layers[-1].out_features
-        narrow = prediction[..., :width] if self.head is None else self.head(prediction)
+        narrow = prediction[..., : self.encoder.width] if self.head is None else self.head(prediction)
         return narrow * self.scale
 
     def decode(self, prediction: Tensor, packed: Packed) -> Tensor:
-        """log p of every packed decision, (S,) float32 or wider, from ŷ (N, W) of the packed chunks."""
+        """Log p of every packed decision, (S,) float32 or wider, from ŷ (N, W) of the packed chunks."""
         logits = self.decoder(prediction, packed)
         logits = mask_end(logits.to(torch.promote_types(logits.dtype, torch.float32)), packed.sizes, self.fixed)
         return -F.cross_entropy(logits, packed.targets, reduction="none")

@@ -149,6 +149,4 @@ class Objective(nn.Module):
             scores = model.decode(prediction[batch.decoded.to(device)], packed)
             decoder = -scores.sum() / len(batch.decoded)
             total = total + decoder
-        return Losses(
-            total, iem, accuracy, decoder, batch.decoded_tokens, len(batch.decoded), len(batch.chunks.tokens)
-        )
+        return Losses(total, iem, accuracy, decoder, batch.decoded_tokens, len(batch.decoded), len(batch.chunks.tokens))

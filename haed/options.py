@@ -10,7 +10,9 @@ from pydantic import Field
 class EncoderOptions:
     """The encoder: a chunk, without context, to its embedding."""
 
-    kind: Annotated[Literal["mlp"], Field(description="mlp: token embeddings of the whole chunk through an MLP")] = "mlp"
+    kind: Annotated[Literal["mlp"], Field(description="mlp: token embeddings of the whole chunk through an MLP")] = (
+        "mlp"
+    )
     token_width: Annotated[int, Field(ge=1, description="width of a token's embedding (paper: 10)")] = 32
     hidden: Annotated[int, Field(ge=1, description="units of each hidden layer (paper: 256)")] = 512
     layers: Annotated[int, Field(ge=1, description="linear layers (paper: 2)")] = 2

@@ -8,6 +8,7 @@ Legend: B samples, K tokens of a chunk, V vocabulary.
 """
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -80,10 +81,11 @@ class Sampler:
         lengths = torch.full((batch,), model.k)
         alive = torch.ones(batch, dtype=torch.bool)
         opened = tokens.new_zeros(0) if opened is None else opened.long()
-        state = model.decoder.begin(self.prediction)
+        decoder: Any = model.decoder  # each decoder has a state of its own kind
+        state = decoder.begin(self.prediction)
         symbol = torch.full((batch,), model.vocabulary)
         for position in range(model.k):
-            logits = model.decoder.step(state, symbol.to(self.device))
+            logits = decoder.step(state, symbol.to(self.device))
             if position < len(opened):
                 symbol = opened[position].expand(batch)
             else:

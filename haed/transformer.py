@@ -66,9 +66,10 @@ class Attention(nn.Module):
         self.qkv = nn.Linear(width, 3 * heads * head_width)
         self.out = nn.Linear(heads * head_width, width)
 
-    def split(self, x: Tensor) -> tuple[Tensor, ...]:
+    def split(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """(B, T, 3·H·D) to queries, keys and values, each (B, H, T, D)."""
-        return x.unflatten(-1, (3, self.heads, -1)).permute(2, 0, 3, 1, 4).unbind(0)
+        q, k, v = x.unflatten(-1, (3, self.heads, -1)).permute(2, 0, 3, 1, 4).unbind(0)
+        return q, k, v
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, cache: Cache | None = None, layer: int = 0) -> Tensor:
         """Attention of (B, H, T, D), new positions following those of the cache: (B, T, H·D)."""

@@ -46,7 +46,9 @@ class Command:
 def settings(parser: argparse.ArgumentParser) -> None:
     """Arguments of a stage that reads a configuration."""
     parser.add_argument("--config", metavar="PRESET_OR_FILE", help=f"one of {', '.join(presets())}, or a YAML file")
-    parser.add_argument("words", nargs="*", metavar="[RUN] key=value", help="a run to go on with, and options to change")
+    parser.add_argument(
+        "words", nargs="*", metavar="[RUN] key=value", help="a run to go on with, and options to change"
+    )
 
 
 def run_settings(parser: argparse.ArgumentParser) -> None:
@@ -76,10 +78,11 @@ def _shard(arguments: argparse.Namespace, stop: Stop) -> Result:
     from pipeline.sharding import shard, summary
 
     corpus = shard(options_of(arguments))
-    value = {"folder": str(corpus.folder), "digest": corpus.digest, "splits": summary(corpus)}
+    splits = summary(corpus)
+    value = {"folder": str(corpus.folder), "digest": corpus.digest, "splits": splits}
     lines = [f"{corpus.folder}"] + [
         f"  {split:<6} {size['documents']:>8,} documents {size['chunks']:>12,} chunks {size['tokens']:>14,} tokens"
-        for split, size in value["splits"].items()
+        for split, size in splits.items()
     ]
     return Result("\n".join(lines), value)
 

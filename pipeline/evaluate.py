@@ -118,7 +118,9 @@ def _score(
         bits_per_char=score.bits_per_char,
         bits_per_byte=score.bits_per_byte,
         bits_per_dim=score.bits_per_token if run.chunker.name == "pixels" else None,
-        standard_error=_standard_error([per_document[i][0] for i in sorted(per_document)], [s[0] for s in sizes if s[1]]),
+        standard_error=_standard_error(
+            [per_document[i][0] for i in sorted(per_document)], [s[0] for s in sizes if s[1]]
+        ),
         context=run.options.batch.context,
         stride=stride,
         seconds=seconds,

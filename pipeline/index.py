@@ -61,9 +61,7 @@ def index(options: Options) -> Indexed:
     buffer = io.BytesIO()
     np.savez(buffer, tokens=tokens, lengths=lengths, counts=counts)
     files = {INDEX: faiss.serialize_index(built).tobytes(), TABLE: buffer.getvalue()}
-    result = Indexed(
-        str(folder.path / "index"), len(counts), vectors.shape[1], limits.split, run.phase, run.step
-    )
+    result = Indexed(str(folder.path / "index"), len(counts), vectors.shape[1], limits.split, run.phase, run.step)
     (folder.path / "index").mkdir(exist_ok=True)
     for name, content in files.items():
         write_atomically(folder.path / "index" / name, content)
@@ -88,12 +86,16 @@ def neighbours(
         ValueError: a query is empty or longer than a chunk, or the index is damaged.
     """
     built, table = _open(folder)
-    known = {row.tobytes()[:length]: i for i, (row, length) in enumerate(zip(table["tokens"], table["lengths"], strict=True))}
+    known = {
+        row.tobytes()[:length]: i for i, (row, length) in enumerate(zip(table["tokens"], table["lengths"], strict=True))
+    }
     raw = [query.encode() if isinstance(query, str) else query for query in queries]
     k = table["tokens"].shape[1]
     for query in raw:
         if not 1 <= len(query) <= k:
-            raise ValueError(f"the query {query.decode(errors='replace')!r} has {len(query)} bytes; a chunk has 1 to {k}")
+            raise ValueError(
+                f"the query {query.decode(errors='replace')!r} has {len(query)} bytes; a chunk has 1 to {k}"
+            )
     strange = [query for query in raw if query not in known]
     if strange:
         from pipeline.inference import Run

@@ -1,10 +1,10 @@
-"""A trained run, opened from Python: score a text, sample, ask for neighbours.
+r"""A trained run, opened from Python: score a text, sample, ask for neighbours.
 
-    from pipeline import open_run
-    run = open_run("runs/quickstart")
-    run.score("def f(x):\\n").bits_per_char
-    run.sample("import ")
-    run.neighbours("def ")
+from pipeline import open_run
+run = open_run("runs/quickstart")
+run.score("def f(x):\n").bits_per_char
+run.sample("import ")
+run.neighbours("def ")
 """
 
 import math

@@ -35,11 +35,15 @@ class PhaseOptions:
 
     steps: Annotated[int | None, Field(ge=1, description="limit in steps")] = None
     seconds: Annotated[float | None, Field(gt=0, description="limit in seconds of training")] = None
-    epochs: Annotated[float | None, Field(gt=0, description="limit in passes over this phase's part of the data")] = None
+    epochs: Annotated[float | None, Field(gt=0, description="limit in passes over this phase's part of the data")] = (
+        None
+    )
     iem_weight: Annotated[float, Field(ge=0, description="weight of the IEM loss; 0 switches it off")] = 0.0
     decode_fraction: Annotated[float, Field(ge=0, le=1, description="share of the chunks decoded in each step")] = 1.0
     rate_from: Annotated[float, Field(gt=0, le=1, description="share of the learning rates at the start")] = 1.0
-    rate_to: Annotated[float, Field(ge=0, le=1, description="share of the learning rates at the end (paper: 0.05)")] = 0.05
+    rate_to: Annotated[float, Field(ge=0, le=1, description="share of the learning rates at the end (paper: 0.05)")] = (
+        0.05
+    )
     part_from: Annotated[float, Field(ge=0, lt=1, description="the phase reads the corpus from this share on")] = 0.0
     part_to: Annotated[float, Field(gt=0, le=1, description="up to this share (paper: one half for each phase)")] = 1.0
 
@@ -115,7 +119,9 @@ class SampleOptions:
 class IndexOptions:
     """The index of chunk embeddings."""
 
-    split: Annotated[Literal["train", "valid", "test"], Field(description="whose distinct chunks are indexed")] = "train"
+    split: Annotated[Literal["train", "valid", "test"], Field(description="whose distinct chunks are indexed")] = (
+        "train"
+    )
     min_count: Annotated[int, Field(ge=1, description="leave rarer chunks out")] = 1
     queries: Annotated[list[str], Field(description="queries shown in the report")] = field(
         default_factory=lambda: ["def ", "import ", "self.", "return ", "None", "list"]

@@ -74,7 +74,9 @@ class RunFolder:
         try:
             folder = Path(json.loads((self.path / "corpus.json").read_text())["folder"])
         except FileNotFoundError:
-            raise FileNotFoundError(f"{self.path} was not trained yet: run `haed pretrain` or `haed train` first") from None
+            raise FileNotFoundError(
+                f"{self.path} was not trained yet: run `haed pretrain` or `haed train` first"
+            ) from None
         except (KeyError, TypeError, json.JSONDecodeError) as error:
             raise ValueError(f"{self.path}/corpus.json is damaged: {error}") from error
         return Corpus.open(folder)
@@ -92,7 +94,9 @@ class RunFolder:
         for name in PHASES:
             if (self.phase(name) / "checkpoints" / "latest").is_file():
                 return name
-        raise FileNotFoundError(f"{self.path} has no checkpoint yet: train it with `haed pretrain` or `haed train` first")
+        raise FileNotFoundError(
+            f"{self.path} has no checkpoint yet: train it with `haed pretrain` or `haed train` first"
+        )
 
     def write_json(self, name: str, value: Any) -> Path:
         """Writes `value` as a JSON file of the run, whole or not at all."""
@@ -144,5 +148,3 @@ def environment(options: Options) -> dict[str, Any]:
         "device": options.device,
         "threads": options.threads or os.cpu_count(),
     }
-
-

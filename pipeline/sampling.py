@@ -10,7 +10,7 @@ from pipeline.runs import RunFolder
 
 @dataclass
 class Sample:
-    """A prompt and its continuation; bytes that are not UTF-8 are shown as `\\xNN`."""
+    """A prompt and its continuation; bytes that are not UTF-8 are shown as hexadecimal escapes."""
 
     prompt: str
     text: str

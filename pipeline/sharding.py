@@ -29,7 +29,9 @@ def open_shards(options: Options) -> Corpus:
     """
     folder = corpus_folder(options.source, options.chunker, options.shard, Path(options.shards_dir))
     if not (folder / "manifest.json").is_file():
-        raise FileNotFoundError(f"no shards of this source and chunker at {folder}: run `haed shard` with the same options")
+        raise FileNotFoundError(
+            f"no shards of this source and chunker at {folder}: run `haed shard` with the same options"
+        )
     return Corpus.open(folder)
 
 

@@ -212,7 +212,7 @@ class Trainer:
         best = score is not None and score < self.best
         self.best = min(self.best, score) if score is not None else self.best
         training = {f"objective/{name}": value for name, value in self.objective.unigram.state_dict().items()}
-        names = {parameter: name for name, parameter in self.objective.model.named_parameters()}
+        names: dict[Tensor, str] = {parameter: name for name, parameter in self.objective.model.named_parameters()}
         for parameter, moments in self.optimizer.state.items():
             training |= {f"optimizer/{names[parameter]}/{key}": value for key, value in moments.items()}
         training |= {"random/torch": torch.get_rng_state(), "random/share": self.generator.get_state()}

@@ -97,9 +97,7 @@ def run_phase(phase: Phase, options: Options, stop: Stop, listener: Listener | N
             progress.close()
             metrics.close()
     newest_path = checkpoints.folder / (checkpoints.folder / "latest").read_text().strip()
-    return Trained(
-        str(run.path), phase, str(newest_path), position.step, position.seconds, position.epochs, resumed
-    )
+    return Trained(str(run.path), phase, str(newest_path), position.step, position.seconds, position.epochs, resumed)
 
 
 def build_model(options: Options, corpus: Corpus) -> HAED:
@@ -115,12 +113,22 @@ def build_trainer(
     """Puts model, loss, data and optimizer together, not yet restored from anything."""
     objective = Objective(build_model(options, corpus), options.iem, limits.iem_weight, limits.decode_fraction)
     objective.model.to(machine.device)
-    shape = {"context": options.batch.context, "sequences": options.batch.sequences, "seed": options.seed}
-    part = (limits.part_from, limits.part_to)
-    loader = Loader(corpus, "train", part=part, **shape)
+
+    def stream(number: int) -> Loader:
+        return Loader(
+            corpus,
+            "train",
+            context=options.batch.context,
+            sequences=options.batch.sequences,
+            seed=options.seed,
+            part=(limits.part_from, limits.part_to),
+            stream=number,
+        )
+
+    loader = stream(0)
     negatives = None
     if limits.iem_weight and options.iem.extra_batches:
-        negatives = Loader(corpus, "train", part=part, stream=1, **shape)
+        negatives = stream(1)
     validation = Validation.of(corpus, options) if limits.decode_fraction else None
     return Trainer(
         limits, options, objective, loader, negatives, checkpoints, machine, identity(options, corpus), stop, validation
@@ -163,7 +171,9 @@ def first_difference(was: Any, now: Any, key: str = "") -> tuple[str, Any, Any] 
 def _check_resume(resume: str, checkpoints: Checkpoints) -> None:
     there = (checkpoints.folder / "latest").is_file()
     if resume == "never" and there:
-        raise ValueError(f"resume=never, but {checkpoints.folder} has a checkpoint: choose another name=, or resume=auto")
+        raise ValueError(
+            f"resume=never, but {checkpoints.folder} has a checkpoint: choose another name=, or resume=auto"
+        )
     if resume == "required" and not there:
         raise ValueError(f"resume=required, but {checkpoints.folder} has no checkpoint: use resume=auto to start")
 

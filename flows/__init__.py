@@ -1,0 +1,1 @@
+"""Thin Prefect flows around the stages; the only room that imports Prefect."""

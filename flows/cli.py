@@ -1,0 +1,56 @@
+"""The console script `haed`: the commands of `pipeline`, and those that need Prefect."""
+
+import argparse
+import sys
+
+from flows.environment import prepare
+from pipeline.cli import Command, Result, Stop, options_of, settings
+from pipeline.cli import main as pipeline_main
+
+
+def _run(arguments: argparse.Namespace, stop: Stop) -> Result:
+    options_of(arguments)  # a wrong option is said before Prefect starts
+    prepare()
+    from prefect.settings import PREFECT_FLOWS_HEARTBEAT_FREQUENCY, temporary_settings
+
+    from flows.flows import everything
+
+    overrides = [word for word in arguments.words if "=" in word]
+    preset = arguments.config or "quickstart"
+    with temporary_settings({PREFECT_FLOWS_HEARTBEAT_FREQUENCY: None}):  # its thread adds a second to every flow
+        found = everything(preset, overrides)
+    evaluation = found["evaluation"]
+    lines = [
+        f"{evaluation['bits_per_char']:.4f} bits/char on the {evaluation['split']} split",
+        f"report: {found['report']}",
+        f'try: haed neighbours {found["run"]} "def " "import "',
+    ]
+    return Result("\n".join(lines), found)
+
+
+def _serve_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--host", default="127.0.0.1", help="address to listen on")
+    parser.add_argument("--port", type=int, default=4200, help="port of the Prefect UI")
+
+
+def _serve(arguments: argparse.Namespace, stop: Stop) -> Result:
+    prepare()
+    from flows.serve import serve
+
+    serve(arguments.host, arguments.port)
+    return Result("", None)
+
+
+COMMANDS = (
+    Command("run", "all stages in order, as one Prefect flow", settings, _run),
+    Command("serve", "every flow as a deployment in the Prefect UI", _serve_arguments, _serve),
+)
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Runs a command and returns the exit status."""
+    return pipeline_main(argv, "haed", COMMANDS)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,77 @@
+"""Pictures of a run, as PNG bytes: loss curves against time, and bits beside the yardsticks."""
+
+import io
+from typing import Any
+
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
+
+COLOURS = {"pretrain": "#2a6f97", "finetune": "#c8553d", "train": "#588157"}
+GREY, MODEL = "#b8bec7", "#c8553d"
+
+
+def _png(figure: Figure) -> bytes:
+    buffer = io.BytesIO()
+    FigureCanvasAgg(figure)
+    figure.savefig(buffer, format="png", dpi=150, bbox_inches="tight", metadata={"Software": None})
+    return buffer.getvalue()
+
+
+def _axes(figure: Figure, position: int, columns: int, title: str) -> Any:
+    axes = figure.add_subplot(1, columns, position)
+    axes.set_title(title, fontsize=10, loc="left")
+    axes.set_xlabel("seconds of training", fontsize=9)
+    axes.tick_params(labelsize=8)
+    axes.grid(alpha=0.25, linewidth=0.6)
+    axes.spines[["top", "right"]].set_visible(False)
+    return axes
+
+
+def curves(phases: dict[str, list[dict[str, Any]]]) -> bytes:
+    """Exact bits per token, and the IEM loss where there is one, against seconds; the phases follow each other."""
+    with_iem = any("iem" in record for records in phases.values() for record in records)
+    figure = Figure(figsize=(9.5 if with_iem else 6, 3.2))
+    columns = 2 if with_iem else 1
+    bits = _axes(figure, 1, columns, "exact bits per token")
+    iem = _axes(figure, 2, columns, "IEM loss, nats per chunk (not a likelihood)") if with_iem else None
+    offset = 0.0
+    for phase, records in phases.items():
+        colour = COLOURS.get(phase, "black")
+        for axes, name, style in ((bits, "bits_per_token", "-"), (iem, "iem", "-")):
+            points = [(offset + r["seconds"], r[name]) for r in records if name in r]
+            if axes is not None and points:
+                axes.plot(*zip(*points, strict=True), style, color=colour, linewidth=1.2, alpha=0.75, label=phase)
+        points = [
+            (offset + r["seconds"], r["validation/bits_per_token"]) for r in records if "validation/bits_per_token" in r
+        ]
+        if points:
+            bits.plot(
+                *zip(*points, strict=True),
+                "o--",
+                color=colour,
+                markersize=4,
+                linewidth=0.9,
+                label=f"{phase}, validation",
+            )
+        offset += max((r["seconds"] for r in records), default=0.0)
+    shown = sorted(r["bits_per_token"] for records in phases.values() for r in records if "bits_per_token" in r)
+    if len(shown) > 20:
+        bits.set_ylim(shown[0] * 0.93, shown[int(len(shown) * 0.97)] * 1.03)
+    bits.legend(fontsize=8, frameon=False)
+    figure.tight_layout()
+    return _png(figure)
+
+
+def yardsticks(evaluation: dict[str, Any], name: str) -> bytes:
+    """Bars of bits per character: the model among the yardsticks, from most to fewest bits."""
+    bars = [(item["name"], item["bits_per_char"]) for item in evaluation["yardsticks"]]
+    bars = sorted([*bars, (name, evaluation["bits_per_char"])], key=lambda bar: bar[1])
+    figure = Figure(figsize=(9.5, 0.36 * len(bars) + 0.7))
+    axes = figure.add_subplot()
+    colours = [MODEL if label == name else GREY for label, _ in bars]
+    drawn = axes.barh([label for label, _ in bars], [value for _, value in bars], color=colours, height=0.7)
+    axes.bar_label(drawn, fmt="%.3f", fontsize=8, padding=3)
+    axes.set_title(f"bits per character of the {evaluation['split']} split: fewer is better", fontsize=10, loc="left")
+    axes.tick_params(labelsize=8)
+    axes.spines[["top", "right"]].set_visible(False)
+    return _png(figure)
