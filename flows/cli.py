@@ -1,6 +1,7 @@
 """The console script `haed`: the commands of `pipeline`, and those that need Prefect."""
 
 import argparse
+import signal
 import sys
 
 from flows.environment import prepare
@@ -13,12 +14,13 @@ def _run(arguments: argparse.Namespace, stop: Stop) -> Result:
     prepare()
     from prefect.settings import PREFECT_FLOWS_HEARTBEAT_FREQUENCY, temporary_settings
 
-    from flows.flows import everything
+    from flows import flows
 
     overrides = [word for word in arguments.words if "=" in word]
     preset = arguments.config or "quickstart"
     with temporary_settings({PREFECT_FLOWS_HEARTBEAT_FREQUENCY: None}):  # its thread adds a second to every flow
-        found = everything(preset, overrides)
+        flows.stop = stop
+        found = flows.everything(preset, overrides)
     evaluation = found["evaluation"]
     lines = [
         f"{evaluation['bits_per_char']:.4f} bits/char on the {evaluation['split']} split",
@@ -36,6 +38,9 @@ def _serve_arguments(parser: argparse.ArgumentParser) -> None:
 def _serve(arguments: argparse.Namespace, stop: Stop) -> Result:
     prepare()
     from flows.serve import serve
+
+    for number in (signal.SIGINT, signal.SIGTERM):  # serving has no step to finish: the runner lets its trainings save
+        signal.signal(number, signal.default_int_handler)
 
     serve(arguments.host, arguments.port)
     return Result("", None)

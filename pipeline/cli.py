@@ -224,7 +224,13 @@ def build_parser(program: str, commands: tuple[Command, ...]) -> argparse.Argume
 
 def main(argv: list[str] | None = None, program: str = "pipeline", extra: tuple[Command, ...] = ()) -> int:
     """Runs a command and returns the exit status."""
-    arguments = build_parser(program, (*COMMANDS, *extra)).parse_args(argv)
+    parser = build_parser(program, (*COMMANDS, *extra))
+    arguments, rest = parser.parse_known_args(argv)
+    # argparse takes no positional after an option; key=value may stand anywhere.
+    if rest and (not hasattr(arguments, "words") or any(word.startswith("-") for word in rest)):
+        parser.error(f"unrecognized arguments: {' '.join(rest)}")
+    if rest:
+        arguments.words += rest
     logging.basicConfig(format="%(message)s", level=logging.WARNING, stream=sys.stderr)
     for room in ("pipeline", "data", "haed", "flows"):
         logging.getLogger(room).setLevel(logging.INFO)

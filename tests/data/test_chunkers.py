@@ -27,7 +27,10 @@ def cut(kind: str, k: int, document: bytes) -> list[bytes]:
 
 
 @pytest.mark.parametrize("kind", CHUNKERS)
-@given(document=st.one_of(st.binary(max_size=300), st.sampled_from([text.encode() for text in NASTY])), k=st.integers(1, 20))
+@given(
+    document=st.one_of(st.binary(max_size=300), st.sampled_from([text.encode() for text in NASTY])),
+    k=st.integers(1, 20),
+)
 def test_joining_gives_the_bytes_back(kind: str, document: bytes, k: int) -> None:
     chunker = make_chunker(ChunkerOptions(kind=kind, k=k))
     tokens, lengths = chunker.split(document)
@@ -44,7 +47,14 @@ def test_a_text_and_its_continuation_are_cut_alike_but_for_the_last_chunk(first:
 
 
 def test_words() -> None:
-    assert cut("words", 12, b"Hello, world  of (small) words.\n") == [b"Hello, ", b"world  ", b"of ", b"(", b"small) ", b"words.\n"]
+    assert cut("words", 12, b"Hello, world  of (small) words.\n") == [
+        b"Hello, ",
+        b"world  ",
+        b"of ",
+        b"(",
+        b"small) ",
+        b"words.\n",
+    ]
     assert cut("words", 4, b"abcdefghij k") == [b"abcd", b"efgh", b"ij ", b"k"]
     assert cut("words", 12, b"def f(x):\n        return x\n\n\n    y") == [
         b"def ", b"f(", b"x):\n", b"        ", b"return ", b"x\n\n\n", b"    ", b"y",

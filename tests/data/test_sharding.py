@@ -50,7 +50,9 @@ def test_round_trip_manifest_and_any_number_of_workers(folder: Path, tmp_path: P
         assert len(content) == entry["file_bytes"] and hashlib.sha256(content).hexdigest() == entry["sha256"]
 
 
-@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # webdataset leaves the file to the collector
+@pytest.mark.filterwarnings(
+    "ignore::pytest.PytestUnraisableExceptionWarning"
+)  # webdataset leaves the file to the collector
 def test_webdataset_reads_the_shards(folder: Path, tmp_path: Path) -> None:
     corpus = sharded(folder, tmp_path)
     shard_file = str(corpus.folder / corpus.of("valid")[0].file)

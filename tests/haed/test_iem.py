@@ -19,9 +19,7 @@ def test_blockwise_is_the_naive_softmax(block: int) -> None:
     naive = F.cross_entropy(scores, target)
     torch.testing.assert_close(loss, naive, rtol=0, atol=1e-12)
     assert float(accuracy) == float((scores.argmax(1) == target).double().mean())
-    for ours, theirs in zip(
-        torch.autograd.grad(2 * loss, parts), torch.autograd.grad(2 * naive, parts), strict=True
-    ):
+    for ours, theirs in zip(torch.autograd.grad(2 * loss, parts), torch.autograd.grad(2 * naive, parts), strict=True):
         torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-12)
 
 
@@ -33,7 +31,9 @@ def test_gradcheck() -> None:
 
 
 def test_scores_of_any_size_stay_finite() -> None:
-    loss, _ = blockwise_cross_entropy(torch.full((2, 1), 1e4), torch.tensor([[1e4], [-1e4]]), torch.zeros(2), torch.tensor([0, 0]))
+    loss, _ = blockwise_cross_entropy(
+        torch.full((2, 1), 1e4), torch.tensor([[1e4], [-1e4]]), torch.zeros(2), torch.tensor([0, 0])
+    )
     assert float(loss) == 0
 
 
@@ -47,7 +47,9 @@ def test_a_single_candidate_costs_nothing() -> None:
 def test_inclusion_probability() -> None:
     for q, n in ((0.5, 1), (1e-9, 1000), (0.01, 500), (1.0, 3)):
         expected = math.log1p(-((1 - q) ** n)) if q < 1 else 0.0
-        assert float(log_inclusion(torch.tensor([q], dtype=torch.float64), n)) == pytest.approx(expected, rel=1e-6, abs=1e-9)
+        assert float(log_inclusion(torch.tensor([q], dtype=torch.float64), n)) == pytest.approx(
+            expected, rel=1e-6, abs=1e-9
+        )
     assert float(correction("none", torch.tensor([0.3]), 5)) == 0
     assert float(correction("log_q", torch.tensor([0.25]), 8)) == pytest.approx(math.log(2))
     with pytest.raises(ValueError, match="inclusion"):

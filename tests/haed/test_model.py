@@ -10,7 +10,9 @@ from haed.options import DecoderOptions, EncoderOptions, IEMOptions, MainOptions
 from haed.sampling import Draw, Sampler
 
 
-def small(decoder: str, k: int = 3, vocabulary: int = 3, fixed: bool = False, context: int = 6, layers: int = 1) -> HAED:
+def small(
+    decoder: str, k: int = 3, vocabulary: int = 3, fixed: bool = False, context: int = 6, layers: int = 1
+) -> HAED:
     torch.manual_seed(0)
     options = ModelOptions(
         encoder=EncoderOptions(token_width=3, hidden=8, width=8),
@@ -24,7 +26,9 @@ def small(decoder: str, k: int = 3, vocabulary: int = 3, fixed: bool = False, co
     return model.eval()
 
 
-def windows(count: int, context: int, k: int, vocabulary: int, fixed: bool = False) -> tuple[torch.Tensor, torch.Tensor]:
+def windows(
+    count: int, context: int, k: int, vocabulary: int, fixed: bool = False
+) -> tuple[torch.Tensor, torch.Tensor]:
     generator = torch.Generator().manual_seed(1)
     lengths = torch.randint(1, k + 1, (count, context), generator=generator)
     if fixed:
@@ -33,7 +37,9 @@ def windows(count: int, context: int, k: int, vocabulary: int, fixed: bool = Fal
     return tokens * (torch.arange(k) < lengths[..., None]), lengths
 
 
-@pytest.mark.parametrize(("decoder", "fixed", "layers"), [("lstm", False, 1), ("lstm", True, 2), ("transformer", False, 2)])
+@pytest.mark.parametrize(
+    ("decoder", "fixed", "layers"), [("lstm", False, 1), ("lstm", True, 2), ("transformer", False, 2)]
+)
 def test_probabilities_of_all_chunk_sequences_sum_to_one(decoder: str, fixed: bool, layers: int) -> None:
     k, vocabulary = 2, 2
     model = small(decoder, k, vocabulary, fixed, layers=layers)

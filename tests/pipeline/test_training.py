@@ -34,7 +34,9 @@ def stripped(options: Options, phase: str) -> list[dict[str, float]]:
 
 
 @pytest.mark.parametrize("decoder", ["lstm", "transformer"])
-def test_an_interrupted_run_ends_in_the_same_bits(tiny: list[str], decoder: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_interrupted_run_ends_in_the_same_bits(
+    tiny: list[str], decoder: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     from pipeline import trainer
     from pipeline.sharding import shard
 

@@ -1,0 +1,69 @@
+"""Every command of the README, as it stands there, with small budgets by override; and its Python example."""
+
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+
+from flows.cli import main
+from tests.conftest import TINY
+
+ROOT = Path(__file__).resolve().parents[1]
+README = (ROOT / "README.md").read_text(encoding="utf-8")
+BLOCKS = re.findall(r"```(bash|python)\n(.*?)```", README, re.DOTALL)
+COMMANDS = [line for language, block in BLOCKS if language == "bash" for line in block.splitlines() if line.strip()]
+TRAINS = ("run", "shard", "pretrain", "finetune", "train")
+BY_HAND = {"make demo", "make test"}  # a clean clone, logged in docs/log.md
+ELSEWHERE = {"haed serve"}  # tests/flows/test_serve.py
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder as the README supposes it: a text of one's own, and WikiText-2."""
+    folder = tmp_path_factory.mktemp("a folder with a space")
+    (folder / "my-texts").mkdir()
+    for name in ("letter", "diary", "notes"):
+        paragraphs = [f"{name} paragraph {i}\nwith two lines of text.\n\n" for i in range(400)]
+        (folder / "my-texts" / f"{name}.txt").write_text("".join(paragraphs))
+    (folder / "wikitext-2").mkdir()
+    for split in ("train", "valid", "test"):
+        articles = [f" \n = Title {i} = \n \n Some words of article {i} . \n" * 20 for i in range(10)]
+        (folder / "wikitext-2" / f"{split}.txt").write_text("".join(articles))
+    return folder
+
+
+def small(command: str) -> list[str]:
+    """The command's arguments, with a tiny model and a few steps where it trains."""
+    program, *arguments = shlex.split(command)
+    assert program == "haed"
+    if arguments[0] not in TRAINS:
+        return arguments
+    given = [
+        word for word in arguments if "=" in word and not word.endswith(("seconds=120", "seconds=60", "seconds=90"))
+    ]
+    rest = [word for word in arguments if "=" not in word]
+    budget = ["finetune.steps=6"] if "seconds=90" in command else []
+    return [*rest, *TINY, *given, *budget]
+
+
+def test_the_readme_has_commands() -> None:
+    assert len(COMMANDS) > 12 and {"make demo", "make test", "haed serve"} <= set(COMMANDS)
+
+
+@pytest.mark.timeout(600)
+def test_every_command_and_the_example(
+    place: Path,
+    tmp_path_factory: pytest.TempPathFactory,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(place)
+    for command in COMMANDS:
+        if command not in BY_HAND | ELSEWHERE:
+            status = main(small(command))
+            assert status == 0, f"{command}: {capsys.readouterr().err[-2000:]}"
+    assert (place / "runs" / "quickstart" / "report.html").is_file()
+    assert (place / "runs" / "steps" / "finetune" / "checkpoints" / "latest").read_text().strip() == "step-00000006"
+    (example,) = [block for language, block in BLOCKS if language == "python"]
+    exec(compile(example, "README.md", "exec"), {})
