@@ -12,15 +12,21 @@ from pipeline.cli import main as pipeline_main
 def _run(arguments: argparse.Namespace, stop: Stop) -> Result:
     options_of(arguments)  # a wrong option is said before Prefect starts
     prepare()
+    from prefect.exceptions import TerminationSignal
     from prefect.settings import PREFECT_FLOWS_HEARTBEAT_FREQUENCY, temporary_settings
 
-    from flows import flows
+    from flows.flows import everything
+    from flows.local_server import start_local_server
 
     overrides = [word for word in arguments.words if "=" in word]
     preset = arguments.config or "quickstart"
     with temporary_settings({PREFECT_FLOWS_HEARTBEAT_FREQUENCY: None}):  # its thread adds a second to every flow
-        flows.stop = stop
-        found = flows.everything(preset, overrides)
+        start_local_server()
+        try:
+            found = everything(preset, overrides)
+        except TerminationSignal:
+            print("stopped and saved; the same command goes on from there", file=sys.stderr)
+            raise SystemExit(143) from None
     evaluation = found["evaluation"]
     lines = [
         f"{evaluation['bits_per_char']:.4f} bits/char on the {evaluation['split']} split",

@@ -5,7 +5,6 @@ name of a run. They pass names and paths to each other, never tensors.
 """
 
 import logging
-from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any
@@ -14,17 +13,14 @@ from prefect import flow
 from prefect.artifacts import create_markdown_artifact, create_table_artifact
 from pydantic import Field
 
+from flows.stopping import stopping
 from pipeline import config
 from pipeline.options import Options
 from pipeline.runs import RunFolder
 
-Stop = Callable[[], bool]
 Preset = Annotated[str, Field(description="a preset (quickstart, wikitext2, …) or the path of a YAML file")]
 Name = Annotated[str, Field(description="the run: a name under runs_dir, or a folder")]
 Overrides = Annotated[list[str], Field(description="options to change, each key=value, as on the command line")]
-
-# Asked by trainings after every step; the command line makes it answer to Ctrl-C.
-stop: Stop = lambda: False  # noqa: E731
 
 for _room in ("pipeline", "data", "haed", "flows"):
     logging.getLogger(_room).setLevel(logging.INFO)
@@ -50,7 +46,8 @@ def pretrain(preset: Preset = "quickstart", overrides: Overrides = []) -> dict[s
     """Phase one: learns in the space of chunk embeddings; goes on from its last checkpoint."""
     from pipeline.training import pretrain as run_stage
 
-    return asdict(run_stage(config.load(preset, overrides), stop))
+    with stopping() as stop:
+        return asdict(run_stage(config.load(preset, overrides), stop))
 
 
 @flow(name="finetune", flow_run_name="finetune {preset}")
@@ -58,7 +55,8 @@ def finetune(preset: Preset = "quickstart", overrides: Overrides = []) -> dict[s
     """Phase two: trains for exact likelihood from a phase one; goes on from its last checkpoint."""
     from pipeline.training import finetune as run_stage
 
-    return asdict(run_stage(config.load(preset, overrides), stop))
+    with stopping() as stop:
+        return asdict(run_stage(config.load(preset, overrides), stop))
 
 
 @flow(name="train", flow_run_name="train {preset}")
@@ -66,7 +64,8 @@ def train(preset: Preset = "quickstart", overrides: Overrides = []) -> dict[str,
     """Trains end to end, without a phase one; goes on from its last checkpoint."""
     from pipeline.training import train as run_stage
 
-    return asdict(run_stage(config.load(preset, overrides), stop))
+    with stopping() as stop:
+        return asdict(run_stage(config.load(preset, overrides), stop))
 
 
 @flow(name="evaluate", flow_run_name="evaluate {run}")

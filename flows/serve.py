@@ -1,7 +1,9 @@
 """`haed serve`: a Prefect server, if none answers, and every flow as a deployment in it, until Ctrl-C."""
 
+import ctypes
 import logging
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -12,6 +14,7 @@ from contextlib import contextmanager
 
 log = logging.getLogger(__name__)
 START_SECONDS = 120
+_PR_SET_PDEATHSIG = 1
 
 
 def serve(host: str = "127.0.0.1", port: int = 4200) -> None:
@@ -51,6 +54,12 @@ def _answers(address: str) -> bool:
         return False
 
 
+def _end_with_parent() -> None:
+    """Has Linux end the server when we are killed, so that none is left behind; elsewhere it does nothing."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+
+
 @contextmanager
 def _server(address: str, host: str, port: int) -> Iterator[None]:
     """A server as a child process in a session of its own, ended with us; or the one that answers there already."""
@@ -58,7 +67,7 @@ def _server(address: str, host: str, port: int) -> Iterator[None]:
         yield
         return
     command = [sys.executable, "-m", "prefect", "server", "start", "--host", host, "--port", str(port)]
-    server = subprocess.Popen(command, start_new_session=True, stdout=subprocess.DEVNULL)
+    server = subprocess.Popen(command, start_new_session=True, stdout=subprocess.DEVNULL, preexec_fn=_end_with_parent)
     try:
         until = time.monotonic() + START_SECONDS
         while not _answers(address):

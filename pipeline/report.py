@@ -23,7 +23,8 @@ h1 { font-size: 1.7rem; margin-bottom: 0; } h2 { font-size: 1.15rem; margin-top:
 .lead { color: #57606a; margin-top: .2rem; } .figure { font-size: 2.4rem; font-weight: 600; color: #c8553d; }
 img { max-width: 100%; background: white; border: 1px solid #e3e5e8; border-radius: 6px; padding: .5rem; box-sizing: border-box; }
 pre, code { font: 13px/1.45 ui-monospace, monospace; }
-pre { background: white; border: 1px solid #e3e5e8; border-radius: 6px; padding: .7rem 1rem; white-space: pre-wrap; overflow-wrap: anywhere; }
+pre { background: white; border: 1px solid #e3e5e8; border-radius: 6px; padding: .7rem 1rem; }
+pre { white-space: pre-wrap; overflow-wrap: anywhere; }
 pre b { color: #2a6f97; } table { border-collapse: collapse; } td, th { padding: .15rem .9rem .15rem 0; text-align: left; }
 .number { text-align: right; font-variant-numeric: tabular-nums; }
 .grid { display: grid; grid-template-columns: repeat(auto-fill, minmax(17rem, 1fr)); gap: 1rem 2rem; }

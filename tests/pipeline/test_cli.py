@@ -174,5 +174,8 @@ def test_help_and_usage_errors_import_nothing_heavy() -> None:
 def test_known_chunks_are_looked_up_without_the_model(trained: list[str]) -> None:
     folder = Path(runs_dir(trained)) / "cli"
     assert main(["index", str(folder)]) == 0
-    code = f"import sys; from pipeline.cli import main; assert main(['neighbours', {str(folder)!r}, 'def ']) == 0; assert 'torch' not in sys.modules"
+    code = (
+        f"import sys; from pipeline.cli import main; assert main(['neighbours', {str(folder)!r}, 'def ']) == 0\n"
+        "assert 'torch' not in sys.modules"
+    )
     subprocess.run([sys.executable, "-c", code], check=True, capture_output=True)
