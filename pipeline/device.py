@@ -1,6 +1,7 @@
 """Where a run computes: device, number of threads, precision, and how the CPU's memory is handed out."""
 
 import ctypes
+import gc
 import os
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
@@ -69,3 +70,12 @@ def keep_memory() -> None:
     mallopt(_M_MMAP_THRESHOLD, 1 << 30)
     mallopt(_M_TRIM_THRESHOLD, (1 << 31) - 1)
     mallopt(_M_TOP_PAD, 64 << 20)
+
+
+def release_memory() -> None:
+    """Gives what `keep_memory` kept back to the system; for the end of a stage, when another follows in the process."""
+    gc.collect()
+    try:
+        ctypes.CDLL(None).malloc_trim(0)
+    except (AttributeError, OSError):
+        return

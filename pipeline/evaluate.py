@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 
 from data.corpus import Corpus
+from pipeline.device import release_memory
 from pipeline.files import write_atomically
 from pipeline.inference import Run, Score, characters
 from pipeline.options import Options
@@ -79,7 +80,9 @@ def evaluate(options: Options, text: Path | None = None) -> Evaluation:
     if corpus.counts(split).chunks == 0:
         raise ValueError(f"the split {split} of {corpus.folder} is empty; choose another with evaluate.split=")
     reference = _yardsticks(corpus, split) if options.evaluate.yardsticks and not _is_raster(corpus) else []
+    release_memory()
     result = _score(run, split, corpus.documents(split), corpus.originals(split), reference)
+    release_memory()
     run.folder.write_json("evaluation.json", asdict(result))
     return result
 

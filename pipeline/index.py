@@ -45,6 +45,7 @@ def index(options: Options) -> Indexed:
     import faiss
 
     from data.corpus import distinct_chunks
+    from pipeline.device import release_memory
     from pipeline.inference import Run
 
     folder = RunFolder.find(Path(options.runs_dir) / options.name)
@@ -58,15 +59,19 @@ def index(options: Options) -> Indexed:
     vectors = np.concatenate([_normalised(run.embed_rows(tokens[rows], lengths[rows])) for rows in blocks])
     built = faiss.IndexFlatIP(vectors.shape[1])
     built.add(vectors)
+    width = vectors.shape[1]
+    del vectors
     buffer = io.BytesIO()
     np.savez(buffer, tokens=tokens, lengths=lengths, counts=counts)
     files = {INDEX: faiss.serialize_index(built).tobytes(), TABLE: buffer.getvalue()}
-    result = Indexed(str(folder.path / "index"), len(counts), vectors.shape[1], limits.split, run.phase, run.step)
+    result = Indexed(str(folder.path / "index"), len(counts), width, limits.split, run.phase, run.step)
     (folder.path / "index").mkdir(exist_ok=True)
     for name, content in files.items():
         write_atomically(folder.path / "index" / name, content)
     digests = {name: hashlib.sha256(content).hexdigest() for name, content in files.items()}
     folder.write_json(f"index/{META}", asdict(result) | {"metric": "cosine", "sha256": digests})
+    del files, built, buffer
+    release_memory()
     return result
 
 

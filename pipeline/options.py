@@ -97,7 +97,7 @@ class EvaluateOptions:
     stride: Annotated[
         int | None, Field(ge=1, description="chunks newly scored by each window; null: half of its context")
     ] = None
-    sequences: Annotated[int, Field(ge=1, description="windows scored at a time")] = 32
+    sequences: Annotated[int, Field(ge=1, description="windows scored at a time")] = 16
     yardsticks: Annotated[bool, Field(description="also measure n-gram models and xz on the same bytes")] = True
 
 

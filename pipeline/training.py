@@ -14,7 +14,7 @@ from data.loader import Loader
 from haed.model import HAED
 from haed.objective import Objective
 from pipeline.checkpoints import Checkpoint, Checkpoints
-from pipeline.device import Compute, compute
+from pipeline.device import Compute, compute, release_memory
 from pipeline.metrics import Metrics, Progress
 from pipeline.options import Options, PhaseOptions
 from pipeline.runs import RunFolder
@@ -96,6 +96,8 @@ def run_phase(phase: Phase, options: Options, stop: Stop, listener: Listener | N
         finally:
             progress.close()
             metrics.close()
+            del trainer
+            release_memory()
     newest_path = checkpoints.folder / (checkpoints.folder / "latest").read_text().strip()
     return Trained(str(run.path), phase, str(newest_path), position.step, position.seconds, position.epochs, resumed)
 
