@@ -28,3 +28,6 @@ def prepare() -> None:
     os.environ.setdefault("PREFECT_HOME", str(Path(".prefect").resolve()))
     for name, value in DEFAULTS.items():
         os.environ.setdefault(name, value)
+    for name in ("NO_PROXY", "no_proxy"):  # a proxy for the outside must not stand before the server on this machine
+        hosts = [host for host in os.environ.get(name, "").split(",") if host]
+        os.environ[name] = ",".join(dict.fromkeys([*hosts, "127.0.0.1", "localhost"]))

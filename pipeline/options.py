@@ -130,6 +130,13 @@ class IndexOptions:
 
 
 @dataclass(kw_only=True)
+class LauncherOptions:
+    """Processes that train together."""
+
+    processes: Annotated[int, Field(ge=1, le=1, description="training processes; this version trains in one")] = 1
+
+
+@dataclass(kw_only=True)
 class Options:
     """A run: what it reads, what it trains, how, and where it writes."""
 
@@ -157,6 +164,7 @@ class Options:
     finetune: FinetuneOptions = field(default_factory=FinetuneOptions)
     train: TrainOptions = field(default_factory=TrainOptions)
     validation: ValidationOptions = field(default_factory=ValidationOptions)
+    launcher: LauncherOptions = field(default_factory=LauncherOptions)
     checkpoint: CheckpointOptions = field(default_factory=CheckpointOptions)
     evaluate: EvaluateOptions = field(default_factory=EvaluateOptions)
     sample: SampleOptions = field(default_factory=SampleOptions)
