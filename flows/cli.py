@@ -1,16 +1,22 @@
 """The console script `haed`: the commands of `pipeline`, and those that need Prefect."""
 
 import argparse
+import logging
 import signal
 import sys
 
+from data.sources import references
 from flows.environment import prepare
 from pipeline.cli import Command, Result, Stop, options_of, settings
 from pipeline.cli import main as pipeline_main
+from pipeline.runs import RunFolder
 
 
 def _run(arguments: argparse.Namespace, stop: Stop) -> Result:
-    options_of(arguments)  # a wrong option is said before Prefect starts
+    if not arguments.config and not any("=" not in word for word in arguments.words):
+        arguments.config = "quickstart"
+    options = options_of(arguments)  # a wrong option or source is said before Prefect starts
+    references(options.source)
     prepare()
     from prefect.exceptions import TerminationSignal
     from prefect.settings import PREFECT_FLOWS_HEARTBEAT_FREQUENCY, temporary_settings
@@ -18,8 +24,13 @@ def _run(arguments: argparse.Namespace, stop: Stop) -> Result:
     from flows.flows import everything
     from flows.local_server import start_local_server
 
+    if not arguments.debug:
+        _drop_tracebacks()
     overrides = [word for word in arguments.words if "=" in word]
-    preset = arguments.config or "quickstart"
+    named = [word for word in arguments.words if "=" not in word]
+    preset = arguments.config
+    if named:
+        preset = str(RunFolder.find(named[0], options.runs_dir).path / "config.yaml")
     with temporary_settings({PREFECT_FLOWS_HEARTBEAT_FREQUENCY: None}):  # its thread adds a second to every flow
         start_local_server()
         try:
@@ -34,6 +45,12 @@ def _run(arguments: argparse.Namespace, stop: Stop) -> Result:
         f'try: haed neighbours {found["run"]} "def " "import "',
     ]
     return Result("\n".join(lines), found)
+
+
+def _drop_tracebacks() -> None:
+    """Keeps Prefect's tracebacks off the terminal, where the error is said in a line; the UI shows them all the same."""
+    for handler in logging.getLogger().handlers:
+        handler.addFilter(lambda record: not (record.exc_info and record.name.startswith("prefect")))
 
 
 def _serve_arguments(parser: argparse.ArgumentParser) -> None:
