@@ -1,59 +1,90 @@
 """Chunkers: documents to chunks of at most K tokens, and back without loss.
 
-All work on whole buffers with NumPy. A token is a byte, so the vocabulary is 256.
+All work on whole buffers with NumPy; a buffer may hold many documents, and no chunk crosses from one to the next. For ours
+a token is a byte; a chunker of your own may have other tokens, as long as `join` gives back the bytes.
 """
 
-from typing import Protocol
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Sequence
+from typing import Any
 
 import numpy as np
 
-from data.options import ChunkerOptions
+from data.options import CHUNKERS, ChunkerOptions
+from data.sources import load
 
-_SPACE = np.zeros(256, bool)
-_SPACE[list(b" \t\n\r\x0b\x0c")] = True
-_WORD = np.zeros(256, bool)
-_WORD[list(b"abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_'")] = True
-_WORD[128:] = True
+ONE = np.zeros(1, np.int64)
 
 
-class Chunker(Protocol):
-    """Cuts documents into chunks.
+def _table(characters: bytes) -> np.ndarray:
+    table = np.zeros(256, bool)
+    table[list(characters)] = True
+    return table
+
+
+_SPACE = _table(b" \t\n\r\x0b\x0c")
+_WORD = _table(b"abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_'" + bytes(range(128, 256)))
+_STOP, _CLOSING = _table(b".!?"), _table(b"\"')]}")
+
+
+class Chunker(ABC):
+    """Cuts documents into chunks. Packages add theirs as entry points of `haed.chunkers`.
 
     Attributes:
         name: as in `chunker.kind`.
-        k: tokens per chunk at most.
-        vocabulary: number of different tokens.
+        k: tokens per chunk at most, up to 255.
+        vocabulary: number of different tokens, up to 256.
         fixed: every chunk has k tokens, but for a document's last, so that ends carry no information.
     """
 
-    name: str
-    k: int
-    vocabulary: int
-    fixed: bool
-
-    def split(self, document: bytes) -> tuple[np.ndarray, np.ndarray]:
-        """Cuts a document: tokens (n,) uint8 and lengths (N,) uint8, each from 1 to k, that sum to n."""
-        ...
-
-    def join(self, tokens: np.ndarray, lengths: np.ndarray) -> bytes:
-        """The document of these chunks."""
-        ...
-
-
-class _Bytes:
-    """What chunkers of bytes share: joining is concatenation."""
-
     vocabulary = 256
+    fixed = False
 
-    def __init__(self, k: int) -> None:
-        self.k = k
+    def __init__(self, options: ChunkerOptions, fitted: dict[str, Any] | None = None) -> None:
+        """Makes a chunker of these options and of what `fit` returned for this corpus."""
+        self.name, self.k = options.kind, options.k
+
+    @classmethod
+    def fit(cls, options: ChunkerOptions, documents: Iterable[bytes]) -> dict[str, Any] | None:
+        """What is to be learned from a sample of the training documents, as JSON for the manifest; None: nothing."""
+        return None
+
+    def split(self, text: bytes, starts: np.ndarray | Sequence[int] = ONE) -> tuple[np.ndarray, np.ndarray]:
+        """Cuts a buffer of documents.
+
+        Args:
+            text: the documents, one after the other, none of them empty.
+            starts: (D,) where each begins; the first is 0.
+
+        Returns:
+            tokens (n,) uint8, and lengths (N,) uint8 of the chunks, each from 1 to k, that sum to n.
+        """
+        tokens, starts = np.frombuffer(text, np.uint8), np.asarray(starts)
+        if not len(tokens):
+            return tokens, np.zeros(0, np.uint8)
+        begins = self.begins(tokens, starts)
+        begins[starts] = True
+        lengths = np.diff(np.flatnonzero(begins), append=len(tokens))
+        pieces = -(-lengths // self.k)
+        if len(pieces) == len(tokens) or pieces.max() == 1:
+            return tokens, lengths.astype(np.uint8)
+        capped = np.full(int(pieces.sum()), self.k, np.uint8)
+        capped[np.cumsum(pieces) - 1] = lengths - (pieces - 1) * self.k
+        return tokens, capped
+
+    @abstractmethod
+    def begins(self, text: np.ndarray, starts: np.ndarray) -> np.ndarray:
+        """Where chunks begin, (n,) bool, for a text (n,) uint8; longer ones are capped, and documents begin one anyway.
+
+        What it says of a document must not depend on the documents before, which `starts` tells apart.
+        """
 
     def join(self, tokens: np.ndarray, lengths: np.ndarray) -> bytes:
         """The bytes of these chunks."""
         return tokens.tobytes()
 
 
-class WordChunker(_Bytes):
+class WordChunker(Chunker):
     """A word with the punctuation and white space that follow it, at most k bytes; longer ones are split.
 
     A chunk begins at the first byte of a word (letters, digits, `_`, `'`, non-ASCII bytes) that follows punctuation or
@@ -63,58 +94,76 @@ class WordChunker(_Bytes):
     for the text's last chunk.
     """
 
-    name = "words"
-    fixed = False
-
-    def split(self, document: bytes) -> tuple[np.ndarray, np.ndarray]:
-        """See `Chunker.split`."""
-        tokens = np.frombuffer(document, np.uint8)
-        space, word, newline = _SPACE[tokens], _WORD[tokens], tokens == ord("\n")
-        begins = np.ones(len(tokens), bool)
+    def begins(self, text: np.ndarray, starts: np.ndarray) -> np.ndarray:
+        """See `Chunker.begins`."""
+        space, word, newline = _SPACE[text], _WORD[text], text == ord("\n")
+        begins = np.ones(len(text), bool)
         begins[1:] = ~space[1:] & (space[:-1] | (word[1:] & ~word[:-1]))
         begins[1:] |= space[1:] & ~newline[1:] & newline[:-1]
-        return tokens, _cap(np.flatnonzero(begins), len(tokens), self.k)
+        return begins
 
 
-class FixedChunker(_Bytes):
+class FixedChunker(Chunker):
     """Chunks of k bytes; the last of a document may be shorter."""
 
-    name = "fixed"
     fixed = True
 
-    def split(self, document: bytes) -> tuple[np.ndarray, np.ndarray]:
-        """See `Chunker.split`."""
-        tokens = np.frombuffer(document, np.uint8)
-        return tokens, _cap(np.zeros(min(1, len(tokens)), np.int64), len(tokens), self.k)
+    def begins(self, text: np.ndarray, starts: np.ndarray) -> np.ndarray:
+        """See `Chunker.begins`: nowhere but at documents, and the cap does the rest."""
+        return np.zeros(len(text), bool)
 
 
 class PixelChunker(FixedChunker):
-    """k values of an RGB raster: 12 are four pixels."""
-
-    name = "pixels"
+    """k values of an RGB raster: 12 are four pixels. Rasters stay whole in the loader."""
 
 
-def _cap(begins: np.ndarray, size: int, k: int) -> np.ndarray:
-    """Lengths (N,) uint8 of the pieces that begin at `begins`, those longer than k cut into pieces of k."""
-    lengths = np.diff(begins, append=size)
-    pieces = -(-lengths // k)
-    capped = np.full(int(pieces.sum()), k, np.int64)
-    last = np.cumsum(pieces) - 1
-    capped[last] = lengths - (pieces - 1) * k
-    return capped.astype(np.uint8)
+class SentenceChunker(Chunker):
+    """A sentence with the white space after it, for coarse experiments; give it a large k, up to 255.
+
+    A chunk begins after white space that follows `.`, `!` or `?`, perhaps with a closing quote or bracket between, and
+    after white space with a newline in it. It knows no abbreviations.
+    """
+
+    def begins(self, text: np.ndarray, starts: np.ndarray) -> np.ndarray:
+        """See `Chunker.begins`."""
+        space = _SPACE[text]
+        begins = np.zeros(len(text), bool)
+        after = np.flatnonzero(~space[1:] & space[:-1]) + 1  # the first byte after white space
+        filled = np.flatnonzero(~space)
+        rank = np.searchsorted(filled, after)
+        first = starts[np.searchsorted(starts, after, "right") - 1]
+        last = np.where(rank > 0, filled[rank - 1], -1)
+        stop = (last >= first) & _STOP[text[last]]
+        stop |= (last > first) & _CLOSING[text[last]] & _STOP[text[last - 1]]
+        newlines = np.flatnonzero(text == ord("\n"))
+        rank = np.searchsorted(newlines, after)
+        newline = np.where(rank > 0, newlines[rank - 1], -1) if len(newlines) else np.full(len(after), -1)
+        begins[after[stop | (newline >= np.maximum(last, first))]] = True
+        return begins
 
 
-CHUNKERS: dict[str, type[WordChunker] | type[FixedChunker]] = {
-    chunker.name: chunker for chunker in (WordChunker, FixedChunker, PixelChunker)
-}
-
-
-def make_chunker(options: ChunkerOptions) -> Chunker:
+def make_chunker(options: ChunkerOptions, fitted: dict[str, Any] | None = None) -> Chunker:
     """The chunker of `options`.
 
+    Args:
+        options: which one, and its settings.
+        fitted: what it learned from the corpus, from the manifest.
+
     Raises:
-        ValueError: there is no chunker of that name.
+        ValueError: there is no chunker of that name, or it is not of our kind.
     """
-    if options.kind not in CHUNKERS:
-        raise ValueError(f"no chunker {options.kind!r}: expected {', '.join(CHUNKERS)}")
-    return CHUNKERS[options.kind](options.k)
+    made = chunker_class(options.kind)(options, fitted)
+    if not 1 <= made.k <= 255 or not 2 <= made.vocabulary <= 256:
+        raise ValueError(
+            f"chunker {options.kind!r}: k={made.k} and vocabulary={made.vocabulary} must be at most 255 and 256"
+        )
+    return made
+
+
+def chunker_class(kind: str) -> type[Chunker]:
+    """The class of that name, ours or an entry point's.
+
+    Raises:
+        ValueError: there is none.
+    """
+    return load(kind, CHUNKERS, "haed.chunkers")

@@ -1,19 +1,20 @@
-"""A sharded corpus: its manifest, and its documents read back in order."""
+"""A sharded corpus, here or behind a URL: its manifest, and its documents read back in order."""
 
 import hashlib
 import json
 import os
 from collections.abc import Iterator
 from dataclasses import dataclass, fields
-from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from data.chunkers import Chunker, make_chunker
-from data.options import ChunkerOptions
-from data.shards import Shard, ShardArrays, read_shard
+from data.options import ChunkerOptions, LoaderOptions, SourceOptions
+from data.shards import Damaged, Shard, ShardArrays, read_shard
+from data.sources import make_source
+from data.storage import Remote, is_remote
 
 MANIFEST = "manifest.json"
 
@@ -32,47 +33,58 @@ class Corpus:
     """Shards of one source under one chunker.
 
     Attributes:
-        folder: where they lie.
+        location: folder or URL.
+        folder: where its files lie; for a URL, its folder in the cache.
         manifest: contents of manifest.json.
         shards: its shards.
         digest: of source, chunker and settings.
     """
 
-    def __init__(self, folder: Path, manifest: dict[str, Any]) -> None:
-        self.folder, self.manifest = folder, manifest
+    def __init__(self, folder: Path, manifest: dict[str, Any], remote: Remote | None = None) -> None:
+        self.location = remote.url if remote else str(folder)
+        self.folder, self.manifest, self._remote = folder, manifest, remote
+        where = f"{self.location}/{MANIFEST}"
         names = {field.name for field in fields(Shard)}
         try:
             self.digest: str = manifest["digest"]
             self.options = ChunkerOptions(**manifest["chunker"])
+            self.fitted: dict[str, Any] | None = manifest.get("fitted")
             self.shards = [Shard(**{name: shard[name] for name in names}) for shard in manifest["shards"]]
             bad = [s.file for s in self.shards if Path(s.file).name != s.file or s.file in ("", ".", "..")]
-        except (KeyError, TypeError) as error:
-            raise ValueError(f"{folder / MANIFEST} is not a manifest: {error} is missing or wrong") from error
+        except (KeyError, TypeError, AttributeError) as error:
+            raise ValueError(f"{where} is not a manifest of this version: {error} is missing or wrong") from error
         if bad:
-            raise ValueError(f"{folder / MANIFEST} names a file outside its folder: {bad[0]!r}")
+            raise ValueError(f"{where} names a file outside its folder: {bad[0]!r}")
+        self._checked: dict[str, tuple[int, int]] = {}
 
     @classmethod
-    def open(cls, folder: Path) -> "Corpus":
-        """Opens a corpus by its folder.
+    def open(cls, location: str | Path, options: LoaderOptions | None = None) -> "Corpus":
+        """Opens a corpus by its folder, or by a URL (http, https, s3 and what else fsspec knows).
+
+        Args:
+            location: of the folder with the manifest.
+            options: where the cache for URLs is, and how large; None: the defaults.
 
         Raises:
             FileNotFoundError: there is no manifest.
             ValueError: it is not one of ours.
         """
-        path = folder / MANIFEST
+        options = options or LoaderOptions()
+        if is_remote(location):
+            remote = Remote(str(location), Path(options.cache_dir), int(options.cache_gigabytes * 1e9))
+            content = remote.manifest(MANIFEST)
+            place = f"{remote.url.rpartition('/')[2]}-{hashlib.sha256(content).hexdigest()[:12]}"
+            folder = Path(options.cache_dir) / place
+            folder.mkdir(parents=True, exist_ok=True)
+            return cls(folder, _manifest(content, f"{remote.url}/{MANIFEST}"), remote)
+        path = Path(location) / MANIFEST
         if not path.is_file():
-            raise FileNotFoundError(f"{folder} is not a sharded corpus: it has no {MANIFEST}; run `haed shard` first")
-        try:
-            manifest = json.loads(path.read_text(encoding="utf-8"))
-        except (json.JSONDecodeError, UnicodeDecodeError) as error:
-            raise ValueError(f"{path} is not JSON: {error}") from error
-        if not isinstance(manifest, dict):
-            raise ValueError(f"{path} is not a manifest")
-        return cls(folder, manifest)
+            raise FileNotFoundError(f"{location} is not a sharded corpus: it has no {MANIFEST}; run `haed shard` first")
+        return cls(Path(location), _manifest(path.read_bytes(), str(path)))
 
     def chunker(self) -> Chunker:
         """The chunker that cut this corpus."""
-        return make_chunker(self.options)
+        return make_chunker(self.options, self.fitted)
 
     def of(self, split: str) -> list[Shard]:
         """Shards of a split, in order."""
@@ -86,43 +98,106 @@ class Corpus:
                 setattr(total, field.name, getattr(total, field.name) + getattr(shard, field.name))
         return total
 
+    def raster(self, split: str) -> int | None:
+        """Chunks of a document where documents are rasters, which all have the same number; else None."""
+        shards = self.of(split)
+        if self.options.kind != "pixels" or not shards:
+            return None
+        size = shards[0].chunks // max(1, shards[0].documents)
+        return size if all(shard.chunks == size * shard.documents for shard in shards) else None
+
     def read(self, shard: Shard) -> ShardArrays:
         """The arrays of a shard; its sum is checked on first use in a process.
 
         Raises:
-            ValueError: it is damaged.
+            Damaged: it is missing, truncated or changed.
+            OSError: it cannot be fetched.
         """
-        path = self.folder / shard.file
-        if not path.is_file():
-            raise FileNotFoundError(f"shard {path} is missing: delete {self.folder} and run `haed shard` again")
-        _verify(path, shard.sha256, path.stat().st_mtime_ns)
-        return read_shard(path)
+        try:
+            path = self._remote.fetch(self.folder, shard) if self._remote else self.folder / shard.file
+            content = path.read_bytes()
+        except FileNotFoundError as error:
+            raise Damaged(Path(f"{self.location}/{shard.file}"), None, "it is missing") from error
+        stamp = (len(content), path.stat().st_mtime_ns if not self._remote else 0)
+        if self._checked.get(shard.file) == stamp:
+            return read_shard(path, content)
+        try:
+            arrays = read_shard(path, content, shard)
+        except Damaged:
+            if self._remote:
+                path.unlink(missing_ok=True)  # the next use fetches it again
+            raise
+        self._checked[shard.file] = stamp
+        return arrays
 
-    def documents(self, split: str) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-        """Documents of a split in order: tokens (n,) and lengths (N,) of each."""
+    def fetch_ahead(self, shards: list[Shard]) -> None:
+        """Brings shards into the cache; nothing to do for a folder. A failure is left for `read` to meet."""
+        for shard in shards if self._remote else []:
+            try:
+                self._remote.fetch(self.folder, shard)  # type: ignore[union-attr]
+            except (OSError, Damaged):
+                return
+
+    @property
+    def is_remote(self) -> bool:
+        """Its shards are fetched."""
+        return self._remote is not None
+
+    def pieces(self, split: str) -> Iterator[tuple[bool, np.ndarray, np.ndarray]]:
+        """Documents of a split in order, a long one in several pieces: whether it begins, tokens (n,), lengths (N,)."""
         for shard in self.of(split):
             arrays = self.read(shard)
             chunk_ends = np.concatenate([[0], np.cumsum(arrays.lengths, dtype=np.int64)])
             end = 0
-            for size in arrays.documents.tolist():
+            for number, size in enumerate(arrays.documents.tolist()):
                 begin, end = end, end + size
-                yield arrays.tokens[chunk_ends[begin] : chunk_ends[end]], arrays.lengths[begin:end]
+                tokens = arrays.tokens[chunk_ends[begin] : chunk_ends[end]]
+                yield number > 0 or not arrays.continues, tokens, arrays.lengths[begin:end]
+
+    def documents(self, split: str) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+        """Whole documents of a split in order: tokens (n,) and lengths (N,) of each."""
+        parts: list[tuple[np.ndarray, np.ndarray]] = []
+        for begins, tokens, lengths in self.pieces(split):
+            if begins and parts:
+                yield _joined(parts)
+                parts = []
+            parts.append((tokens, lengths))
+        if parts:
+            yield _joined(parts)
 
     def originals(self, split: str) -> Iterator[bytes]:
         """The original bytes of each document of a split."""
-        chunker = self.chunker()
+        chunker, original = self.chunker(), self._original()
         for tokens, lengths in self.documents(split):
-            yield chunker.join(tokens, lengths)
+            yield original(chunker.join(tokens, lengths))
+
+    def original_blocks(self, split: str) -> Iterator[bytes]:
+        """The original bytes of a split, in blocks of any size."""
+        chunker, original = self.chunker(), self._original()
+        for _, tokens, lengths in self.pieces(split):
+            yield original(chunker.join(tokens, lengths))
+
+    def _original(self) -> Any:
+        names = {field.name for field in fields(SourceOptions)}
+        return make_source(
+            SourceOptions(**{name: value for name, value in self.manifest["source"].items() if name in names})
+        ).original
 
 
-@lru_cache(maxsize=4096)
-def _verify(path: Path, sha256: str, _: int) -> None:
-    """Checks the sum of a file; that it was right is remembered for this process and version of the file."""
-    with open(path, "rb") as file:
-        if hashlib.file_digest(file, "sha256").hexdigest() != sha256:
-            raise ValueError(
-                f"shard {path} is damaged: its sha256 is not that of {MANIFEST}; delete it and shard again"
-            )
+def _joined(parts: list[tuple[np.ndarray, np.ndarray]]) -> tuple[np.ndarray, np.ndarray]:
+    if len(parts) == 1:
+        return parts[0]
+    return np.concatenate([part[0] for part in parts]), np.concatenate([part[1] for part in parts])
+
+
+def _manifest(content: bytes, where: str) -> dict[str, Any]:
+    try:
+        manifest = json.loads(content)
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"{where} is not JSON: {error}") from error
+    if not isinstance(manifest, dict):
+        raise ValueError(f"{where} is not a manifest")
+    return manifest
 
 
 @dataclass

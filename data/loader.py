@@ -1,23 +1,36 @@
 """The loader: one global order of windows, from which ranks are dealt, and a position that costs nothing to resume.
 
 The chunks of a shard are one stream, cut into windows of T consecutive chunks; a window may cross documents, and marks
-where they start. The order is a function of (seed, epoch, stream): shards are shuffled, then windows within buffers of a
-few shards, so that reading stays sequential. How many windows a shard has follows from the manifest, so the n-th window
-of an epoch is found by arithmetic.
+where they start, so that no chunk is left out. Rasters (pictures) stay whole: as many as fit are a window. The order is a
+function of (seed, epoch, stream): shards are shuffled, then windows within buffers of a few shards, so that reading stays
+sequential. How many windows a shard has follows from the manifest, so the n-th window of an epoch is found by arithmetic.
+
+Worker processes make batches ahead. A batch is a function of its position, so they change nothing but the time it takes.
 
 Legend: B windows per batch of a rank, T chunks per window, K tokens per chunk.
 """
 
+import logging
+import threading
+from collections import deque
 from collections.abc import Iterator
+from concurrent.futures import Future
+from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
 from functools import lru_cache
+from itertools import count, repeat
+from typing import Any
 
 import numpy as np
 
 from data.corpus import Corpus
-from data.shards import Shard
+from data.options import LoaderOptions
+from data.processes import process_pool
+from data.shards import Damaged, Shard
 
+log = logging.getLogger(__name__)
 BUFFER_SHARDS = 4
+_AHEAD = 4  # batches that each worker makes ahead
 
 
 @dataclass
@@ -26,13 +39,15 @@ class Batch:
 
     Attributes:
         tokens: (B, T, K) uint8, zero where no token is.
-        lengths: (B, T) uint8, 0 where no chunk is: after the end of a shard.
+        lengths: (B, T) uint8, 0 where no chunk is: after the end of a shard, and in a window of a damaged one.
         starts: (B, T) bool, the chunk begins a document.
+        skipped: windows that are empty because their shard is damaged.
     """
 
     tokens: np.ndarray
     lengths: np.ndarray
     starts: np.ndarray
+    skipped: int = 0
 
 
 @dataclass
@@ -59,9 +74,13 @@ class Loader:
         shuffle: false keeps shards and windows in their order.
         part: only windows from this share of every shard up to that one.
         stream: number of an independent order, for extra negatives.
+        options: worker processes, and what to do about a damaged shard.
+
+    Attributes:
+        skipped: windows handed out empty because their shard is damaged, by this rank since it was made.
 
     Raises:
-        ValueError: the split, or the part of it, has no window.
+        ValueError: the split, or the part of it, has no window; or the context is too small for a picture.
     """
 
     def __init__(
@@ -77,25 +96,49 @@ class Loader:
         shuffle: bool = True,
         part: tuple[float, float] = (0.0, 1.0),
         stream: int = 0,
+        options: LoaderOptions | None = None,
     ) -> None:
         self.corpus, self.context, self.sequences = corpus, context, sequences
         self.rank, self.ranks, self.shuffle = rank, ranks, shuffle
+        self.options = options or LoaderOptions()
+        self.skipped = 0
         self._seed = (seed, stream)
         self._k = corpus.chunker().k
         self._shards = corpus.of(split)
-        totals = np.array([-(-shard.chunks // context) for shard in self._shards], np.int64)
+        raster = corpus.raster(split)
+        if raster is not None and raster > context:
+            raise ValueError(
+                f"a picture of {corpus.location} has {raster} chunks, and stays whole: a window of {context} is too small; "
+                f"set batch.context={raster}"
+            )
+        self._step = context // raster * raster if raster else context  # chunks of a full window
+        totals = np.array([-(-shard.chunks // self._step) for shard in self._shards], np.int64)
         self._first = (totals * part[0]).astype(np.int64)
         self._windows = (totals * part[1]).astype(np.int64) - self._first
         self.windows_per_epoch = int(self._windows.sum())
         if self.windows_per_epoch == 0:
             raise ValueError(
-                f"the {split} split of {corpus.folder} has no window of {context} chunks in the share {part[0]}–{part[1]}: "
-                "give it more data"
+                f"the {split} split of {corpus.location} has no window of {context} chunks in the share "
+                f"{part[0]}–{part[1]}: give it more data"
             )
         self._epoch, self._consumed = 0, 0
+        self._damaged: dict[int, bool] = {}
+        self._prepare()
+
+    def _prepare(self) -> None:
         self._load = lru_cache(maxsize=2 * BUFFER_SHARDS)(self._load_shard)
         self._order = lru_cache(maxsize=2)(self._buffer_order)
         self._buffers = lru_cache(maxsize=2)(self._epoch_buffers)
+        self._fetching: threading.Thread | None = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        """For workers: everything but what is remembered of shards."""
+        return {k: v for k, v in vars(self).items() if k not in ("_load", "_order", "_buffers", "_fetching")}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """See `__getstate__`."""
+        vars(self).update(state)
+        self._prepare()
 
     @property
     def epochs(self) -> float:
@@ -107,7 +150,7 @@ class Loader:
         return {"epoch": self._epoch, "windows": self._consumed}
 
     def load_state_dict(self, state: dict[str, int]) -> None:
-        """Goes on from a position, also with another number of ranks.
+        """Goes on from a position, also with another number of ranks; before the iteration begins.
 
         Raises:
             ValueError: there is no such position in this corpus.
@@ -118,17 +161,32 @@ class Loader:
         self._epoch, self._consumed = epoch, windows
 
     def __iter__(self) -> Iterator[Batch]:
-        """Batches from the present position on, without end."""
-        while True:
-            yield self._next()
+        """Batches from the present position on, without end; workers run until the iterator is closed or dropped.
 
-    def _next(self) -> Batch:
+        Raises:
+            Damaged: a shard is, and `loader.damaged` is stop.
+        """
+        start = self._epoch * self.windows_per_epoch + self._consumed  # windows of all epochs
+        step = self.sequences * self.ranks
+        if self.options.workers:
+            made = _made_ahead(self, start, step)
+        else:
+            made = (self.batch(start + number * step) for number in count())
+        for number, batch in enumerate(made, 1):
+            self._epoch, self._consumed = divmod(start + number * step, self.windows_per_epoch)
+            self.skipped += batch.skipped
+            yield batch
+
+    def batch(self, position: int) -> Batch:
+        """This rank's batch of the step that begins at a position, counted in windows over all epochs and ranks."""
+        mine = position + self.rank * self.sequences
         total = self.windows_per_epoch
-        mine = self._consumed + self.rank * self.sequences
-        windows = [self._window(*divmod(self._epoch * total + mine + i, total)) for i in range(self.sequences)]
-        passed, self._consumed = divmod(self._consumed + self.sequences * self.ranks, total)
-        self._epoch += passed
-        return Batch(*(np.stack(part) for part in zip(*windows, strict=True)))
+        windows = [self._window(*divmod(mine + i, total)) for i in range(self.sequences)]
+        whole = [window for window in windows if window is not None]
+        empty = np.zeros((self.context, self._k), np.uint8)
+        arrays = [window or (empty, empty[:, 0], empty[:, 0] > 0) for window in windows]
+        tokens, lengths, starts = (np.stack(part) for part in zip(*arrays, strict=True))
+        return Batch(tokens, lengths, starts, len(windows) - len(whole))
 
     def _epoch_buffers(self, epoch: int) -> tuple[np.ndarray, np.ndarray]:
         """Order of the shards in an epoch, and the first window of each buffer and the end."""
@@ -147,16 +205,26 @@ class Loader:
         )
         if self.shuffle:
             np.random.default_rng((*self._seed, epoch, buffer)).shuffle(pairs)
+        self._fetch_ahead(order[(buffer + 1) * BUFFER_SHARDS : (buffer + 2) * BUFFER_SHARDS])
         return pairs
 
-    def _window(self, epoch: int, index: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """The index-th window of an epoch: tokens (T, K), lengths (T,), starts (T,)."""
+    def _fetch_ahead(self, numbers: np.ndarray) -> None:
+        """While a buffer is read, the shards of the next come into the cache."""
+        if self.corpus.is_remote and (self._fetching is None or not self._fetching.is_alive()):
+            shards = [self._shards[number] for number in numbers]
+            self._fetching = threading.Thread(target=self.corpus.fetch_ahead, args=(shards,), daemon=True)
+            self._fetching.start()
+
+    def _window(self, epoch: int, index: int) -> tuple[np.ndarray, np.ndarray, np.ndarray] | None:
+        """The index-th window of an epoch: tokens (T, K), lengths (T,), starts (T,); None if its shard is skipped."""
         _, firsts = self._buffers(epoch)
         buffer = int(np.searchsorted(firsts, index, "right")) - 1
         shard, window = self._order(epoch, buffer)[index - firsts[buffer]]
         stream = self._load(int(shard))
-        begin = int(window) * self.context
-        end = min(begin + self.context, len(stream.lengths))
+        if stream is None:
+            return None
+        begin = int(window) * self._step
+        end = min(begin + self._step, len(stream.lengths))
         tokens = np.zeros((self.context, self._k), np.uint8)
         lengths = np.zeros(self.context, np.uint8)
         starts = np.zeros(self.context, bool)
@@ -166,10 +234,53 @@ class Loader:
         tokens[real] = stream.tokens[stream.offsets[begin] : stream.offsets[end]]
         return tokens, lengths, starts
 
-    def _load_shard(self, number: int) -> _Stream:
+    def _load_shard(self, number: int) -> _Stream | None:
         shard: Shard = self._shards[number]
-        arrays = self.corpus.read(shard)
+        try:
+            arrays = self.corpus.read(shard)
+        except Damaged as error:
+            if self.options.damaged == "stop":
+                raise
+            if number not in self._damaged:
+                log.warning("%s; its %s windows are skipped", error, f"{self._windows[number]:,}")
+            self._damaged[number] = True
+            return None
+        begins = np.concatenate([[0], np.cumsum(arrays.documents)[:-1]])
         starts = np.zeros(len(arrays.lengths), bool)
-        starts[np.concatenate([[0], np.cumsum(arrays.documents)[:-1]])] = True
+        starts[begins[1:] if arrays.continues else begins] = True
         offsets = np.concatenate([[0], np.cumsum(arrays.lengths, dtype=np.int64)])
         return _Stream(arrays.tokens, arrays.lengths, offsets, starts)
+
+
+def _made_ahead(loader: Loader, start: int, step: int) -> Iterator[Batch]:
+    """The same batches, made by worker processes, in order."""
+    workers = loader.options.workers
+    pool = process_pool(workers, _receive, (loader,))
+    try:
+        positions = (start + number * step for number in count())
+        waiting = deque(pool.submit(_make, next(positions)) for _ in repeat(None, _AHEAD * workers))
+        while True:
+            batch = _result(waiting.popleft())
+            waiting.append(pool.submit(_make, next(positions)))
+            yield batch
+    finally:
+        pool.shutdown(wait=False, cancel_futures=True)
+
+
+def _result(future: "Future[Batch]") -> Batch:
+    try:
+        return future.result()
+    except BrokenProcessPool as error:
+        raise OSError("a loader worker died (killed, or out of memory?); loader.workers=0 goes without") from error
+
+
+_loader: Loader
+
+
+def _receive(loader: Loader) -> None:
+    global _loader
+    _loader = loader
+
+
+def _make(position: int) -> Batch:
+    return _loader.batch(position)

@@ -5,7 +5,6 @@ import logging
 import signal
 import sys
 
-from data.sources import references
 from flows.environment import prepare
 from pipeline.cli import Command, Result, Stop, options_of, settings
 from pipeline.cli import main as pipeline_main
@@ -16,7 +15,9 @@ def _run(arguments: argparse.Namespace, stop: Stop) -> Result:
     if not arguments.config and not any("=" not in word for word in arguments.words):
         arguments.config = "quickstart"
     options = options_of(arguments)  # a wrong option or source is said before Prefect starts
-    references(options.source)
+    from pipeline.sharding import check_source
+
+    check_source(options)
     prepare()
     from prefect.exceptions import TerminationSignal
     from prefect.settings import PREFECT_FLOWS_HEARTBEAT_FREQUENCY, temporary_settings

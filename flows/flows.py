@@ -33,12 +33,14 @@ def _of_run(run: str, overrides: list[str]) -> Options:
 
 @flow(name="shard", flow_run_name="shard {preset}")
 def shard(preset: Preset = "quickstart", overrides: Overrides = []) -> dict[str, Any]:  # noqa: B006 - Prefect shows it
-    """Cuts a source into WebDataset shards with a manifest."""
+    """Cuts a source into WebDataset shards with a manifest; a task for every few parts."""
+    from flows.sharding import as_tasks
     from pipeline.sharding import shard as run_stage
     from pipeline.sharding import summary
 
-    corpus = run_stage(config.load(preset, overrides))
-    return {"folder": str(corpus.folder), "splits": summary(corpus)}
+    options = config.load(preset, overrides)
+    corpus = run_stage(options, as_tasks(options))
+    return {"folder": corpus.location, "splits": summary(corpus)}
 
 
 @flow(name="pretrain", flow_run_name="pretrain {preset}")

@@ -11,6 +11,7 @@ import logging
 import os
 import signal
 import sys
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
@@ -77,13 +78,18 @@ def run_options(run: str, overrides: list[str]) -> Options:
 def _shard(arguments: argparse.Namespace, stop: Stop) -> Result:
     from pipeline.sharding import shard, summary
 
+    began = time.perf_counter()
     corpus = shard(options_of(arguments))
+    seconds = time.perf_counter() - began
     splits = summary(corpus)
-    value = {"folder": str(corpus.folder), "digest": corpus.digest, "splits": splits}
-    lines = [f"{corpus.folder}"] + [
-        f"  {split:<6} {size['documents']:>8,} documents {size['chunks']:>12,} chunks {size['tokens']:>14,} tokens"
+    value = {"folder": corpus.location, "digest": corpus.digest, "splits": splits, "seconds": seconds}
+    lines = [f"{corpus.location}"] + [
+        f"  {split:<6} {size['documents']:>9,} documents {size['chunks']:>13,} chunks {size['tokens']:>15,} tokens"
+        + (f" {size['distinct_chunks']:>11,} distinct chunks" if size["distinct_chunks"] is not None else "")
         for split, size in splits.items()
     ]
+    total = sum(size["source_bytes"] for size in splits.values())
+    lines.append(f"  {total / 1e6:,.1f} MB in {seconds:.1f} s")
     return Result("\n".join(lines), value)
 
 
@@ -177,15 +183,15 @@ def _config(arguments: argparse.Namespace, stop: Stop) -> Result:
 
 
 def _cat_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("shards", type=Path, metavar="SHARDS", help="folder of a sharded corpus")
+    parser.add_argument("shards", metavar="SHARDS", help="a sharded corpus: folder or URL")
     parser.add_argument("--split", choices=("train", "valid", "test"), default="train")
 
 
 def _cat(arguments: argparse.Namespace, stop: Stop) -> Result:
     from data.corpus import Corpus
 
-    for document in Corpus.open(arguments.shards).originals(arguments.split):
-        sys.stdout.buffer.write(document)
+    for block in Corpus.open(arguments.shards).original_blocks(arguments.split):
+        sys.stdout.buffer.write(block)
     sys.stdout.buffer.flush()
     return Result("", None)
 

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from data.chunkers import Chunker, make_chunker
+from data.chunkers import Chunker
 from haed.model import HAED
 from haed.sampling import Draw, Sampler
 from pipeline.checkpoints import Checkpoint, Checkpoints
@@ -70,7 +70,7 @@ class Run:
         assert checkpoint is not None
         self.step: int = checkpoint.state["step"]
         self.compute: Compute = compute(self.options)
-        self.chunker: Chunker = make_chunker(self.options.chunker)
+        self.chunker: Chunker = folder.chunker()
         self.model: HAED = _model(self.options, self.chunker, checkpoint).to(self.compute.device).eval()
 
     def score(self, text: str | bytes) -> Score:

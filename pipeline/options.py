@@ -5,7 +5,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from data.options import ChunkerOptions, ShardOptions, SourceOptions
+from data.options import ChunkerOptions, LoaderOptions, ShardOptions, SourceOptions
 from haed.options import IEMOptions, ModelOptions
 
 
@@ -134,6 +134,10 @@ class LauncherOptions:
     """Processes that train together."""
 
     processes: Annotated[int, Field(ge=1, le=1, description="training processes; this version trains in one")] = 1
+    dask: Annotated[
+        str | None,
+        Field(description="shard on a Dask cluster: the address of its scheduler, or local; null: shard.workers here"),
+    ] = None
 
 
 @dataclass(kw_only=True)
@@ -156,6 +160,7 @@ class Options:
     source: SourceOptions = field(default_factory=SourceOptions)
     chunker: ChunkerOptions = field(default_factory=ChunkerOptions)
     shard: ShardOptions = field(default_factory=ShardOptions)
+    loader: LoaderOptions = field(default_factory=LoaderOptions)
     batch: BatchOptions = field(default_factory=BatchOptions)
     model: ModelOptions = field(default_factory=ModelOptions)
     iem: IEMOptions = field(default_factory=IEMOptions)

@@ -12,6 +12,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+from data.chunkers import Chunker, make_chunker
 from data.corpus import Corpus
 from pipeline.config import dump, load
 from pipeline.files import write_atomically
@@ -71,15 +72,39 @@ class RunFolder:
         Raises:
             FileNotFoundError: it is not there any more, or nothing was trained yet.
         """
+        return Corpus.open(self._corpus()["location"], self.options().loader)
+
+    def chunker(self) -> Chunker:
+        """The chunker of that corpus, without the corpus.
+
+        Raises:
+            FileNotFoundError: nothing was trained yet.
+        """
+        return make_chunker(self.options().chunker, self._corpus()["fitted"])
+
+    def remember(self, corpus: Corpus) -> None:
+        """Notes the corpus the run is trained on, and what its chunker learned from it."""
+        location = corpus.location if corpus.is_remote else str(corpus.folder.resolve())
+        self.write_json(
+            "corpus.json",
+            {
+                "location": location,
+                "digest": corpus.digest,
+                "fitted": corpus.fitted,
+                "statistics": corpus.manifest.get("statistics"),
+            },
+        )
+
+    def _corpus(self) -> dict[str, Any]:
         try:
-            folder = Path(json.loads((self.path / "corpus.json").read_text())["folder"])
+            found: dict[str, Any] = json.loads((self.path / "corpus.json").read_text())
+            return {name: found[name] for name in ("location", "digest", "fitted")}
         except FileNotFoundError:
             raise FileNotFoundError(
                 f"{self.path} was not trained yet: run `haed pretrain` or `haed train` first"
             ) from None
         except (KeyError, TypeError, json.JSONDecodeError) as error:
-            raise ValueError(f"{self.path}/corpus.json is damaged: {error}") from error
-        return Corpus.open(folder)
+            raise ValueError(f"{self.path}/corpus.json is damaged, or of another version: {error}") from error
 
     def phase(self, name: str) -> Path:
         """Folder of a training phase: pretrain, finetune or train."""

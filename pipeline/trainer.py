@@ -131,6 +131,8 @@ class Trainer:
     def _batches(self) -> Iterator[Prepared]:
         negatives = iter(self.negatives) if self.negatives is not None else None
         for batch in self.loader:
+            if batch.skipped == len(batch.tokens):
+                continue  # nothing but windows of a damaged shard
             extra = None
             if negatives is not None:
                 others = [_flat(next(negatives)) for _ in range(self.options.iem.extra_batches)]
@@ -170,6 +172,8 @@ class Trainer:
         chunks, since = sums.pop("chunks"), sums.pop("seconds_before", 0.0)
         record: dict[str, Any] = {"step": self.position.step, "seconds": self.position.seconds}
         record["epoch"] = self.position.epochs
+        if self.loader.skipped:
+            record["skipped_windows"] = self.loader.skipped
         record |= {name: value / LOG_STEPS for name, value in sums.items()}
         if not math.isfinite(record["loss"]):
             rates = self.optimizer.param_groups[0]["lr"]

@@ -76,7 +76,7 @@ def run_phase(phase: Phase, options: Options, stop: Stop, listener: Listener | N
     checkpoints = Checkpoints(run.phase(phase) / "checkpoints", options.checkpoint.keep)
     _check_resume(options.resume, checkpoints)
     run = RunFolder.create(options)
-    run.write_json("corpus.json", {"folder": str(corpus.folder.resolve()), "digest": corpus.digest})
+    run.remember(corpus)
     with run.lock():
         machine = compute(options)
         trainer = build_trainer(limits, options, corpus, checkpoints, machine, stop)
@@ -125,6 +125,7 @@ def build_trainer(
             seed=options.seed,
             part=(limits.part_from, limits.part_to),
             stream=number,
+            options=options.loader,
         )
 
     loader = stream(0)

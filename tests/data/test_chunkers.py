@@ -1,10 +1,12 @@
+from functools import cache
+
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from data.chunkers import CHUNKERS, make_chunker
-from data.options import ChunkerOptions
+from data.chunkers import Chunker, chunker_class, make_chunker
+from data.options import CHUNKERS, ChunkerOptions
 
 NASTY = [
     "e\u0301e\u0301e\u0301 a\u0308",
@@ -20,24 +22,47 @@ NASTY = [
 ]
 
 
+@cache
+def fitted(kind: str) -> dict[str, object] | None:
+    sample = [b"the cat sat on the mat. ", "שלום 𝔘𝔫𝔦 naïve\r\n".encode(), b"ab\x00cd"] * 3
+    return chunker_class(kind).fit(ChunkerOptions(kind=kind), sample)
+
+
+def chunker_of(kind: str, k: int) -> Chunker:
+    return make_chunker(ChunkerOptions(kind=kind, k=k), fitted(kind))
+
+
 def cut(kind: str, k: int, document: bytes) -> list[bytes]:
-    tokens, lengths = make_chunker(ChunkerOptions(kind=kind, k=k)).split(document)
+    tokens, lengths = chunker_of(kind, k).split(document)
     ends = np.cumsum(lengths, dtype=np.int64)
     return [tokens[end - size : end].tobytes() for end, size in zip(ends.tolist(), lengths.tolist(), strict=True)]
 
 
 @pytest.mark.parametrize("kind", CHUNKERS)
+@settings(deadline=None)  # the first of the entropy chunker is fitted
 @given(
     document=st.one_of(st.binary(max_size=300), st.sampled_from([text.encode() for text in NASTY])),
     k=st.integers(1, 20),
 )
 def test_joining_gives_the_bytes_back(kind: str, document: bytes, k: int) -> None:
-    chunker = make_chunker(ChunkerOptions(kind=kind, k=k))
+    chunker = chunker_of(kind, k)
     tokens, lengths = chunker.split(document)
     assert chunker.join(tokens, lengths) == document
     assert lengths.sum(dtype=int) == len(document) and (not len(lengths) or 1 <= lengths.min() <= lengths.max() <= k)
     if chunker.fixed:
         assert (lengths[:-1] == k).all()
+
+
+@pytest.mark.parametrize("kind", CHUNKERS)
+@given(
+    st.lists(st.one_of(st.binary(min_size=1, max_size=40), st.text(" .a\n)", min_size=1).map(str.encode)), min_size=1)
+)
+def test_documents_of_a_buffer_are_cut_as_each_alone(kind: str, documents: list[bytes]) -> None:
+    chunker = chunker_of(kind, 7)
+    starts = np.cumsum([0, *map(len, documents[:-1])])
+    tokens, lengths = chunker.split(b"".join(documents), starts)
+    assert lengths.tolist() == [size for document in documents for size in chunker.split(document)[1].tolist()]
+    assert chunker.join(tokens, lengths) == b"".join(documents)
 
 
 @given(st.binary(max_size=100), st.binary(max_size=100))
@@ -73,5 +98,36 @@ def test_english_words_are_about_five_bytes(shared_wikitext: bytes) -> None:
 
 
 def test_an_unknown_chunker_is_refused() -> None:
-    with pytest.raises(ValueError, match="expected words, fixed, pixels"):
-        make_chunker(ChunkerOptions(kind="syllables"))  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="expected one of words, fixed, pixels, sentences, entropy"):
+        make_chunker(ChunkerOptions(kind="syllables"))
+
+
+def test_sentences() -> None:
+    text = b'It is. "Is it?" Yes! (It was.) So e.g. this\nand\n\n  that. End'
+    assert cut("sentences", 255, text) == [
+        b"It is. ", b'"Is it?" ', b"Yes! ", b"(It was.) ", b"So e.g. ", b"this\n", b"and\n\n  ", b"that. ", b"End",
+    ]  # fmt: skip
+    assert cut("sentences", 4, b"abcdefghij. k") == [b"abcd", b"efgh", b"ij. ", b"k"]
+
+
+def test_entropy_chunks_begin_where_the_next_byte_is_hard_to_foresee() -> None:
+    generator = np.random.default_rng(0)
+    letters = [b"%c" % c for c in b"abcdefgh"]
+    text = b"".join(
+        b"fix" + letters[i] for i in generator.integers(0, 8, 4000)
+    )  # after "ix" anything, else nothing new
+    options = ChunkerOptions(kind="entropy", k=20, mean_length=4)
+    learned = chunker_class("entropy").fit(options, [text])
+    assert learned is not None and learned["threshold_bits"] < 3 and len(str(learned)) < 40_000
+    tokens, lengths = make_chunker(options, learned).split(text)
+    ends = np.cumsum(lengths)
+    assert {tokens[end - 4 : end].tobytes()[1:] for end in ends[1:-1].tolist()} == {b"fix"}
+    with pytest.raises(ValueError, match="has to be fitted"):
+        make_chunker(options)
+
+
+def test_entropy_reaches_the_mean_length(shared_wikitext: bytes) -> None:
+    for wanted in (3.0, 5.0):
+        options = ChunkerOptions(kind="entropy", k=30, mean_length=wanted)
+        made = make_chunker(options, chunker_class("entropy").fit(options, [shared_wikitext]))
+        assert len(shared_wikitext) / len(made.split(shared_wikitext)[1]) == pytest.approx(wanted, rel=0.15)

@@ -1,30 +1,47 @@
 """The loader's order: every window exactly once per epoch, for any ranks, and the same from any position."""
 
+import shutil
 from collections import Counter
 from itertools import islice
 from pathlib import Path
 
 import numpy as np
+import psutil
 import pytest
 
+from data import files, sharding, shards
 from data.corpus import Corpus
 from data.loader import Batch, Loader
-from data.options import ChunkerOptions, ShardOptions, SourceOptions
+from data.options import ChunkerOptions, LoaderOptions, ShardOptions, SourceOptions
 from data.sharding import shard
+from data.shards import Damaged
 
 
 @pytest.fixture(scope="module")
 def corpus(tmp_path_factory: pytest.TempPathFactory) -> Corpus:
-    """Chunks that are all different, so that a window is known by its first one; six shards, the last window short."""
+    """Chunks that are all different, so that a window is known by its first one; six shards, their last windows short."""
     folder = tmp_path_factory.mktemp("loader")
-    for number in range(6):
-        words = b"".join(b"%d%06d " % (number, i) for i in range(1000 + 37 * number))
+    for number in range(3):
+        words = b"".join(b"%d%06d " % (number, i) for i in range(2_300))
         (folder / f"train-{number}.txt").write_bytes(words)
     source = SourceOptions(kind="text", path=str(folder), valid_percent=0)
-    options = ShardOptions(megabytes=1)
-    made = shard(source, ChunkerOptions(), options, folder / "shards")
-    for part in made.shards:  # one shard per file, as if they were large
-        assert part.split == "train"
+    with pytest.MonkeyPatch.context() as patch:  # shards of ten thousand bytes
+        patch.setattr(sharding, "_SLACK", 10_000 - (1 << 20))
+        patch.setattr(shards, "SAMPLE_BYTES", 2_000)
+        patch.setattr(files, "BLOCK", 1_500)
+        made = shard(source, ChunkerOptions(), ShardOptions(megabytes=1), folder / "shards")
+    assert len(made.of("train")) == 6 and made.counts("train").documents == 3
+    return made
+
+
+@pytest.fixture
+def damaged(corpus: Corpus, tmp_path: Path) -> Corpus:
+    """A copy of the corpus whose second shard has a wrong byte, and whose fourth is cut short."""
+    shutil.copytree(corpus.folder, tmp_path / "copy")
+    made = Corpus.open(tmp_path / "copy")
+    for number, change in ((1, lambda old: old[:700] + b"x" + old[701:]), (3, lambda old: old[: len(old) // 2])):
+        path = made.folder / made.of("train")[number].file
+        path.write_bytes(change(path.read_bytes()))
     return made
 
 
@@ -55,13 +72,50 @@ def test_every_window_once_per_epoch_over_all_ranks(corpus: Corpus, ranks: int) 
     assert set(Counter(order[:total]).values()) == {1}
 
 
+@pytest.mark.parametrize("workers", [1, 2, 4])
+def test_workers_change_nothing_that_a_rank_sees(corpus: Corpus, workers: int) -> None:
+    """With `test_every_window_once_per_epoch_over_all_ranks` this is every number of ranks times every one of workers."""
+    steps = loader(corpus).windows_per_epoch // 9 + 5  # into the second epoch
+    for rank in range(3):
+        alone = loader(corpus, rank=rank, ranks=3)
+        helped = loader(corpus, rank=rank, ranks=3, options=LoaderOptions(workers=workers))
+        stream = iter(helped)
+        for one, two in zip(islice(alone, steps), stream, strict=False):
+            assert all(np.array_equal(getattr(one, x), getattr(two, x)) for x in ("tokens", "lengths", "starts"))
+            assert helped.state_dict() == alone.state_dict()
+        stream.close()  # type: ignore[attr-defined]
+
+
+def test_workers_end_with_the_iteration(corpus: Corpus) -> None:
+    before = set(psutil.Process().children(recursive=True))
+    stream = iter(loader(corpus, options=LoaderOptions(workers=2)))
+    next(stream)
+    started = set(psutil.Process().children(recursive=True)) - before
+    assert len(started) >= 2
+    stream.close()  # type: ignore[attr-defined]
+    workers = [process for process in started if "resource_tracker" not in " ".join(process.cmdline())]
+    assert not psutil.wait_procs(workers, timeout=10)[1]
+
+
+def test_a_killed_worker_is_an_error_and_no_end_of_the_data(corpus: Corpus) -> None:
+    before = set(psutil.Process().children(recursive=True))
+    stream = iter(loader(corpus, options=LoaderOptions(workers=1)))
+    next(stream)
+    for process in set(psutil.Process().children(recursive=True)) - before:
+        if "resource_tracker" not in " ".join(process.cmdline()):
+            process.kill()
+    with pytest.raises(OSError, match="a loader worker died"):
+        take_all = [next(stream) for _ in range(100)]
+        assert take_all
+
+
 def test_any_position_continues_with_exactly_what_would_have_come(corpus: Corpus) -> None:
     made = loader(corpus)
     for steps in (0, 1, 50, made.windows_per_epoch // 3 + 2):
         first = loader(corpus)
         for _ in islice(first, steps):
             pass
-        second = loader(corpus)
+        second = loader(corpus, options=LoaderOptions(workers=steps % 2))
         second.load_state_dict(first.state_dict())
         assert take(first, 30) == take(second, 30)
 
@@ -114,3 +168,50 @@ def test_a_split_without_windows_is_refused(corpus: Corpus, tmp_path: Path) -> N
         Loader(corpus, "valid", context=4, sequences=1, seed=0)
     with pytest.raises(ValueError, match="not in a corpus"):
         loader(corpus).load_state_dict({"epoch": 0, "windows": 10**9})
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_a_damaged_shard_stops_or_is_skipped_and_counted(damaged: Corpus, corpus: Corpus, workers: int) -> None:
+    total = loader(corpus).windows_per_epoch
+    with pytest.raises(Damaged, match="train-0000[13].tar is damaged at byte"):
+        take(loader(damaged, options=LoaderOptions(workers=workers)), total)
+    whole = [window for batch in islice(loader(corpus, sequences=1), total) for window in batch.tokens]
+    made = loader(damaged, sequences=1, options=LoaderOptions(workers=workers, damaged="skip"))
+    found = list(islice(made, total))
+    missing = sum(-(-damaged.of("train")[number].chunks // 16) for number in (1, 3))
+    assert sum(batch.skipped for batch in found) == made.skipped == missing
+    for batch, window in zip(found, whole, strict=True):  # the others are the same, in the same places
+        assert batch.skipped or np.array_equal(batch.tokens[0], window)
+        assert not batch.skipped or not batch.lengths.any()
+
+
+def test_a_missing_shard_is_named(damaged: Corpus) -> None:
+    (damaged.folder / "train-00000.tar").unlink()
+    with pytest.raises(Damaged, match="train-00000.tar is damaged: it is missing"):
+        damaged.read(damaged.of("train")[0])
+
+
+@pytest.mark.parametrize(("context", "pictures"), [(256, 1), (300, 1), (512, 2), (1000, 3)])
+def test_pictures_stay_whole(tmp_path: Path, context: int, pictures: int) -> None:
+    planes = np.random.default_rng(0).integers(0, 256, (20, 3072), dtype=np.uint8)
+    np.savez(tmp_path / "train.npz", data=planes)
+    source = SourceOptions(kind="images", path=str(tmp_path / "train.npz"))
+    made = shard(source, ChunkerOptions(kind="pixels"), ShardOptions(), tmp_path / "shards")
+    reader = loader(made, context=context, sequences=1)
+    assert reader.windows_per_epoch == -(-20 // pictures)
+    seen = []
+    for batch in islice(reader, reader.windows_per_epoch):
+        count = int((batch.lengths[0] > 0).sum())
+        assert batch.starts[0].nonzero()[0].tolist() == list(range(0, count, 256)) and count % 256 == 0
+        seen += [batch.tokens[0, at : at + 256].tobytes() for at in range(0, count, 256)]
+    assert sorted(seen) == sorted(made.originals("train"))
+    with pytest.raises(ValueError, match="set batch.context=256"):
+        loader(made, context=255)
+
+
+def test_fewer_shards_than_ranks(tmp_path: Path) -> None:
+    (tmp_path / "train.txt").write_bytes(b"".join(b"%05d " % i for i in range(500)))
+    source = SourceOptions(kind="text", path=str(tmp_path / "train.txt"))
+    made = shard(source, ChunkerOptions(), ShardOptions(), tmp_path / "shards")
+    dealt = [names(next(iter(loader(made, rank=rank, ranks=8, context=4)))) for rank in range(8)]
+    assert len(made.of("train")) == 1 and len({window for each in dealt for window in each}) == 24

@@ -70,7 +70,7 @@ def test_stages_of_a_trained_run(trained: list[str], text: Path, capsys: pytest.
 
 def test_cat_gives_the_bytes_back(trained: list[str], text: Path, capfdbinary: pytest.CaptureFixture[bytes]) -> None:
     shards = next(item.split("=", 1)[1] for item in trained if item.startswith("shards_dir="))
-    (folder,) = Path(shards).iterdir()
+    (folder,) = Path(shards).glob("*/")
     content = (text / "test-queue.py").read_bytes()
     capfdbinary.readouterr()
     assert main(["cat", str(folder), "--split", "test"]) == 0

@@ -1,0 +1,211 @@
+"""Statistics of a corpus in bounded memory: lengths of chunks and documents, distinct chunks and how often they occur.
+
+Chunks are counted by 64-bit hashes. Up to 2^16 distinct ones the counts are exact. Beyond, those with the smallest hashes
+are kept (a uniform sample of the distinct chunks, from which their number and the tail of the rank-frequency curve are
+estimated: the k minimum values of Bar-Yossef et al. 2002), and the most frequent ones for the head of the curve. Sketches
+of parts add up, so workers share the counting.
+"""
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+KEPT, HEAD = 1 << 16, 1 << 12
+_WAITING = 1 << 21
+_END = np.uint64(0xFFFFFFFFFFFFFFFF)
+_MASKS = np.array([(1 << (8 * n)) - 1 for n in range(9)], np.uint64)
+_MIX = (np.uint64(0x9E3779B97F4A7C15), np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB))
+
+
+def hashes(tokens: np.ndarray, lengths: np.ndarray) -> np.ndarray:
+    """Hashes (N,) uint64 of chunks; equal chunks have equal ones.
+
+    Args:
+        tokens: (n,) uint8 of all chunks.
+        lengths: (N,) uint8 of each.
+    """
+    padded = np.concatenate([tokens, np.zeros(8, np.uint8)])
+    words = np.ndarray((len(tokens) + 1,), "<u8", padded.data, strides=(1,))
+    sizes = lengths.astype(np.int64)
+    begins = np.cumsum(sizes) - sizes
+    found = sizes.astype(np.uint64) * _MIX[0]
+    rows = np.arange(len(sizes))
+    for offset in range(0, int(lengths.max(initial=0)), 8):
+        if offset:
+            rows = rows[sizes[rows] > offset]
+        word = words[begins[rows] + offset] & _MASKS[np.minimum(sizes[rows] - offset, 8)]
+        found[rows] = _mixed(found[rows] ^ word)
+    return found
+
+
+def _mixed(x: np.ndarray) -> np.ndarray:
+    """The finaliser of SplitMix64 (Steele et al. 2014)."""
+    x = (x ^ (x >> np.uint64(30))) * _MIX[1]
+    x = (x ^ (x >> np.uint64(27))) * _MIX[2]
+    return x ^ (x >> np.uint64(31))
+
+
+@dataclass
+class Frequencies:
+    """How often distinct chunks occur, of all or a sample of them.
+
+    Attributes:
+        keys: (C,) uint64 ascending.
+        counts: (C,) int64.
+        limit: keys up to this one are all here; beyond it only the most frequent.
+    """
+
+    keys: np.ndarray = field(default_factory=lambda: np.zeros(0, np.uint64))
+    counts: np.ndarray = field(default_factory=lambda: np.zeros(0, np.int64))
+    limit: int = int(_END)
+
+    def add(self, other: "Frequencies") -> None:
+        """Adds those of other documents."""
+        keys = np.concatenate([self.keys, other.keys])
+        order = np.argsort(keys, kind="stable")
+        keys, counts = keys[order], np.concatenate([self.counts, other.counts])[order]
+        first = np.flatnonzero(np.concatenate([[True], keys[1:] != keys[:-1]])[: len(keys)])
+        self.keys = keys[first]
+        self.counts = np.add.reduceat(counts, first) if len(first) else counts
+        self.limit = min(self.limit, other.limit)
+        below = int(np.searchsorted(self.keys, np.uint64(self.limit), "right"))
+        if below > KEPT:
+            self.limit, below = int(self.keys[KEPT - 1]), KEPT
+        if below < len(self.keys):
+            kept = np.zeros(len(self.keys), bool)
+            kept[:below] = True
+            kept[np.argpartition(self.counts, -HEAD)[-HEAD:]] = True
+            self.keys, self.counts = self.keys[kept], self.counts[kept]
+
+    @classmethod
+    def of(cls, keys: np.ndarray) -> "Frequencies":
+        """Of the chunks with these keys (N,)."""
+        keys = np.sort(keys)
+        first = np.flatnonzero(np.concatenate([[True], keys[1:] != keys[:-1]])[: len(keys)])
+        found = cls()
+        found.add(cls(keys[first], np.diff(first, append=len(keys))))
+        return found
+
+    @property
+    def exact(self) -> bool:
+        """All distinct chunks are here."""
+        return self.limit == int(_END)
+
+    @property
+    def distinct(self) -> int:
+        """Number of distinct chunks; an estimate with a standard error of 0.4 % unless `exact`."""
+        if self.exact:
+            return len(self.keys)
+        below = int(np.searchsorted(self.keys, np.uint64(self.limit), "right"))
+        return round((below - 1) / (self.limit / 2**64))
+
+    def curve(self, points: int = 60) -> list[list[int]]:
+        """Pairs of rank and count, evenly spread over the logarithm of the rank."""
+        head = np.sort(self.counts)[::-1]
+        total = self.distinct
+        ranks = np.unique(np.geomspace(1, max(total, 1), points).round().astype(np.int64))
+        if self.exact:
+            return [[int(rank), int(head[rank - 1])] for rank in ranks] if total else []
+        below = int(np.searchsorted(self.keys, np.uint64(self.limit), "right"))
+        sample = np.sort(self.counts[:below])[::-1]
+        trusted = HEAD // 4  # deeper ranks may miss chunks that were rare in one part and frequent in another
+        at = np.minimum((ranks * below // total), below - 1)
+        return [[int(r), int(head[r - 1] if r <= trusted else sample[i])] for r, i in zip(ranks, at, strict=True)]
+
+
+class Statistics:
+    """Statistics of a split, gathered chunk by chunk and added up over parts in their order."""
+
+    def __init__(self) -> None:
+        self.lengths = np.zeros(256, np.int64)
+        self.documents = np.zeros(64, np.int64)  # by the logarithm of their tokens
+        self.shortest, self.longest = 0, 0
+        self.frequencies = Frequencies()
+        # Tokens of a document that an earlier part began, and of the last one, which a later part may go on with.
+        self._head, self._last = 0, 0
+        self._waiting: list[np.ndarray] = []
+
+    def chunks(self, tokens: np.ndarray, lengths: np.ndarray) -> None:
+        """Counts chunks."""
+        self.lengths += np.bincount(lengths, minlength=256)
+        self._waiting.append(hashes(tokens, lengths))
+        if sum(map(len, self._waiting)) > _WAITING:
+            self._count()
+
+    def document(self, tokens: int, begins: bool) -> None:
+        """Counts a document, or the rest of the one before, of so many tokens."""
+        if begins:
+            self._end_document()
+            self._last = tokens
+        elif self._last:
+            self._last += tokens
+        else:
+            self._head += tokens
+
+    def _end_document(self) -> None:
+        if self._last:
+            self.documents[self._last.bit_length() - 1] += 1
+            self.shortest = min(self.shortest or self._last, self._last)
+            self.longest = max(self.longest, self._last)
+        self._last = 0
+
+    def _count(self) -> None:
+        if self._waiting:
+            self.frequencies.add(Frequencies.of(np.concatenate(self._waiting)))
+            self._waiting = []
+
+    def add(self, other: "Statistics") -> None:
+        """Adds those of the next part."""
+        self._count()
+        other._count()
+        self.lengths += other.lengths
+        self.documents += other.documents
+        if other._head:
+            self.document(other._head, False)
+        if other._last:
+            self._end_document()
+            self._last = other._last
+        if other.shortest:
+            self.shortest = min(self.shortest or other.shortest, other.shortest)
+        self.longest = max(self.longest, other.longest)
+        self.frequencies.add(other.frequencies)
+
+    def arrays(self) -> dict[str, np.ndarray]:
+        """Everything, for a file; `of_arrays` reads it back."""
+        self._count()
+        return {
+            "lengths": self.lengths,
+            "documents": self.documents,
+            "ends": np.array([self.shortest, self.longest, self._head, self._last], np.int64),
+            "keys": self.frequencies.keys,
+            "counts": self.frequencies.counts,
+            "limit": np.array([self.frequencies.limit], np.uint64),
+        }
+
+    @classmethod
+    def of_arrays(cls, arrays: dict[str, np.ndarray]) -> "Statistics":
+        """See `arrays`."""
+        made = cls()
+        made.lengths, made.documents = arrays["lengths"], arrays["documents"]
+        made.shortest, made.longest, made._head, made._last = (int(x) for x in arrays["ends"])
+        made.frequencies = Frequencies(arrays["keys"], arrays["counts"], int(arrays["limit"][0]))
+        return made
+
+    def summary(self) -> dict[str, Any]:
+        """For the manifest: see docs/data.md."""
+        self._count()
+        self._end_document()
+        last = int(np.flatnonzero(self.lengths)[-1]) if self.lengths.any() else 0
+        bins = np.flatnonzero(self.documents)
+        return {
+            "chunk_lengths": self.lengths[: last + 1].tolist(),
+            "distinct_chunks": self.frequencies.distinct,
+            "distinct_chunks_exact": self.frequencies.exact,
+            "rank_frequency": self.frequencies.curve(),
+            "tokens_per_document": {
+                "shortest": self.shortest,
+                "longest": self.longest,
+                "documents_from": {str(1 << int(each)): int(self.documents[each]) for each in bins},
+            },
+        }
