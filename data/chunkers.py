@@ -24,6 +24,8 @@ def _table(characters: bytes) -> np.ndarray:
 
 _SPACE = _table(b" \t\n\r\x0b\x0c")
 _WORD = _table(b"abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_'" + bytes(range(128, 256)))
+_NEWLINE = _table(b"\n")
+_RANKS = np.select([_WORD, _NEWLINE, _SPACE], [3, 0, 1], 2).astype(np.uint8).tobytes()  # punctuation is 2
 _STOP, _CLOSING = _table(b".!?"), _table(b"\"')]}")
 
 
@@ -62,19 +64,22 @@ class Chunker(ABC):
         tokens, starts = np.frombuffer(text, np.uint8), np.asarray(starts)
         if not len(tokens):
             return tokens, np.zeros(0, np.uint8)
-        begins = self.begins(tokens, starts)
+        begins = self.begins(text, starts)
         begins[starts] = True
-        lengths = np.diff(np.flatnonzero(begins), append=len(tokens))
-        pieces = -(-lengths // self.k)
-        if len(pieces) == len(tokens) or pieces.max() == 1:
+        first = np.flatnonzero(begins)
+        lengths = np.empty_like(first)
+        np.subtract(first[1:], first[:-1], out=lengths[:-1])
+        lengths[-1] = len(tokens) - first[-1]
+        if lengths.max() <= self.k:
             return tokens, lengths.astype(np.uint8)
+        pieces = -(-lengths // self.k)
         capped = np.full(int(pieces.sum()), self.k, np.uint8)
         capped[np.cumsum(pieces) - 1] = lengths - (pieces - 1) * self.k
         return tokens, capped
 
     @abstractmethod
-    def begins(self, text: np.ndarray, starts: np.ndarray) -> np.ndarray:
-        """Where chunks begin, (n,) bool, for a text (n,) uint8; longer ones are capped, and documents begin one anyway.
+    def begins(self, text: bytes, starts: np.ndarray) -> np.ndarray:
+        """Where chunks begin, (n,) bool, for a text of n bytes; longer ones are capped, and documents begin one anyway.
 
         What it says of a document must not depend on the documents before, which `starts` tells apart.
         """
@@ -94,12 +99,12 @@ class WordChunker(Chunker):
     for the text's last chunk.
     """
 
-    def begins(self, text: np.ndarray, starts: np.ndarray) -> np.ndarray:
-        """See `Chunker.begins`."""
-        space, word, newline = _SPACE[text], _WORD[text], text == ord("\n")
-        begins = np.ones(len(text), bool)
-        begins[1:] = ~space[1:] & (space[:-1] | (word[1:] & ~word[:-1]))
-        begins[1:] |= space[1:] & ~newline[1:] & newline[:-1]
+    def begins(self, text: bytes, starts: np.ndarray) -> np.ndarray:
+        """See `Chunker.begins`: wherever a byte ranks above the one before."""
+        ranks = np.frombuffer(text.translate(_RANKS), np.uint8)
+        begins = np.empty(len(text), bool)
+        begins[0] = True
+        np.greater(ranks[1:], ranks[:-1], out=begins[1:])
         return begins
 
 
@@ -108,7 +113,7 @@ class FixedChunker(Chunker):
 
     fixed = True
 
-    def begins(self, text: np.ndarray, starts: np.ndarray) -> np.ndarray:
+    def begins(self, text: bytes, starts: np.ndarray) -> np.ndarray:
         """See `Chunker.begins`: nowhere but at documents, and the cap does the rest."""
         return np.zeros(len(text), bool)
 
@@ -124,18 +129,19 @@ class SentenceChunker(Chunker):
     after white space with a newline in it. It knows no abbreviations.
     """
 
-    def begins(self, text: np.ndarray, starts: np.ndarray) -> np.ndarray:
+    def begins(self, text: bytes, starts: np.ndarray) -> np.ndarray:
         """See `Chunker.begins`."""
-        space = _SPACE[text]
+        tokens = np.frombuffer(text, np.uint8)
+        space = _SPACE[tokens]
         begins = np.zeros(len(text), bool)
         after = np.flatnonzero(~space[1:] & space[:-1]) + 1  # the first byte after white space
         filled = np.flatnonzero(~space)
         rank = np.searchsorted(filled, after)
         first = starts[np.searchsorted(starts, after, "right") - 1]
         last = np.where(rank > 0, filled[rank - 1], -1)
-        stop = (last >= first) & _STOP[text[last]]
-        stop |= (last > first) & _CLOSING[text[last]] & _STOP[text[last - 1]]
-        newlines = np.flatnonzero(text == ord("\n"))
+        stop = (last >= first) & _STOP[tokens[last]]
+        stop |= (last > first) & _CLOSING[tokens[last]] & _STOP[tokens[last - 1]]
+        newlines = np.flatnonzero(tokens == ord("\n"))
         rank = np.searchsorted(newlines, after)
         newline = np.where(rank > 0, newlines[rank - 1], -1) if len(newlines) else np.full(len(after), -1)
         begins[after[stop | (newline >= np.maximum(last, first))]] = True

@@ -12,7 +12,7 @@ import numpy as np
 
 from data.chunkers import Chunker, make_chunker
 from data.options import ChunkerOptions, LoaderOptions, SourceOptions
-from data.shards import Damaged, Shard, ShardArrays, read_shard
+from data.shards import Damaged, Sample, Shard, read_shard
 from data.sources import make_source
 from data.storage import Remote, is_remote
 
@@ -106,8 +106,8 @@ class Corpus:
         size = shards[0].chunks // max(1, shards[0].documents)
         return size if all(shard.chunks == size * shard.documents for shard in shards) else None
 
-    def read(self, shard: Shard) -> ShardArrays:
-        """The arrays of a shard; its sum is checked on first use in a process.
+    def read(self, shard: Shard) -> list[Sample]:
+        """The samples of a shard; its sum is checked on first use in a process.
 
         Raises:
             Damaged: it is missing, truncated or changed.
@@ -122,13 +122,13 @@ class Corpus:
         if self._checked.get(shard.file) == stamp:
             return read_shard(path, content)
         try:
-            arrays = read_shard(path, content, shard)
+            samples = read_shard(path, content, shard)
         except Damaged:
             if self._remote:
                 path.unlink(missing_ok=True)  # the next use fetches it again
             raise
         self._checked[shard.file] = stamp
-        return arrays
+        return samples
 
     def fetch_ahead(self, shards: list[Shard]) -> None:
         """Brings shards into the cache; nothing to do for a folder. A failure is left for `read` to meet."""
@@ -146,13 +146,13 @@ class Corpus:
     def pieces(self, split: str) -> Iterator[tuple[bool, np.ndarray, np.ndarray]]:
         """Documents of a split in order, a long one in several pieces: whether it begins, tokens (n,), lengths (N,)."""
         for shard in self.of(split):
-            arrays = self.read(shard)
-            chunk_ends = np.concatenate([[0], np.cumsum(arrays.lengths, dtype=np.int64)])
-            end = 0
-            for number, size in enumerate(arrays.documents.tolist()):
-                begin, end = end, end + size
-                tokens = arrays.tokens[chunk_ends[begin] : chunk_ends[end]]
-                yield number > 0 or not arrays.continues, tokens, arrays.lengths[begin:end]
+            for sample in self.read(shard):
+                ends = np.cumsum(sample.documents)
+                offsets = np.cumsum(sample.lengths, dtype=np.int64)[ends - 1].tolist()
+                begin = start = 0
+                for number, (end, stop) in enumerate(zip(ends.tolist(), offsets, strict=True)):
+                    yield number > 0 or not sample.continues, sample.tokens[start:stop], sample.lengths[begin:end]
+                    begin, start = end, stop
 
     def documents(self, split: str) -> Iterator[tuple[np.ndarray, np.ndarray]]:
         """Whole documents of a split in order: tokens (n,) and lengths (N,) of each."""
@@ -215,10 +215,11 @@ def distinct_chunks(corpus: Corpus, split: str) -> DistinctChunks:
     rows = np.zeros((0, k + 1), np.uint8)
     counts = np.zeros(0, np.int64)
     for shard in corpus.of(split):
-        arrays = corpus.read(shard)
-        grid = np.zeros((len(arrays.lengths), k + 1), np.uint8)
-        grid[:, :k][np.arange(k) < arrays.lengths[:, None]] = arrays.tokens
-        grid[:, k] = arrays.lengths
+        samples = corpus.read(shard)
+        lengths = np.concatenate([sample.lengths for sample in samples])
+        grid = np.zeros((len(lengths), k + 1), np.uint8)
+        grid[:, :k][np.arange(k) < lengths[:, None]] = np.concatenate([sample.tokens for sample in samples])
+        grid[:, k] = lengths
         both = np.concatenate([rows, grid]).view(f"V{k + 1}").ravel()
         weights = np.concatenate([counts, np.ones(len(grid), np.int64)])
         values, inverse = np.unique(both, return_inverse=True)

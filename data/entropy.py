@@ -33,10 +33,10 @@ class EntropyChunker(Chunker):
             raise ValueError("the entropies in the manifest are damaged")
         self.uncertain = np.frombuffer(table, np.uint8) > fitted["threshold"]
 
-    def begins(self, text: np.ndarray, starts: np.ndarray) -> np.ndarray:
+    def begins(self, text: bytes, starts: np.ndarray) -> np.ndarray:
         """See `Chunker.begins`. A document's second byte begins none: nothing is known yet."""
-        begins = np.zeros(len(text), bool)
-        begins[2:] = self.uncertain[text[:-2].astype(np.uint16) << 8 | text[1:-1]]
+        tokens, begins = np.frombuffer(text, np.uint8), np.zeros(len(text), bool)
+        begins[2:] = self.uncertain[tokens[:-2].astype(np.uint16) << 8 | tokens[1:-1]]
         second = starts + 1
         begins[second[second < len(text)]] = False
         return begins

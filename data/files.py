@@ -105,7 +105,7 @@ def open_stream(path: str, expansion: int) -> IO[bytes]:
     elif name.endswith(".bz2"):
         stream = _Inflated(file, bz2.BZ2Decompressor)
     elif name.endswith(".zst"):
-        bound = {zstd.DecompressionParameter.window_log_max: WINDOW}
+        bound: dict[int, int] = {int(zstd.DecompressionParameter.window_log_max): WINDOW}
         stream = _Inflated(file, lambda: zstd.ZstdDecompressor(options=bound))
     else:
         return file

@@ -26,7 +26,7 @@ import numpy as np
 from data.corpus import Corpus
 from data.options import LoaderOptions
 from data.processes import process_pool
-from data.shards import Damaged, Shard
+from data.shards import Damaged, Sample, Shard
 
 log = logging.getLogger(__name__)
 BUFFER_SHARDS = 4
@@ -50,14 +50,39 @@ class Batch:
     skipped: int = 0
 
 
-@dataclass
 class _Stream:
-    """A shard's chunks: tokens (n,), lengths (N,), offsets (N + 1,) of chunks in tokens, starts (N,)."""
+    """A shard's chunks, from sample to sample; what a sample needs is worked out when it is used first."""
 
-    tokens: np.ndarray
-    lengths: np.ndarray
-    offsets: np.ndarray
-    starts: np.ndarray
+    def __init__(self, samples: list[Sample]) -> None:
+        self.samples = samples
+        self.firsts = np.cumsum([0, *(len(sample.lengths) for sample in samples)])  # chunk of each sample, and the end
+        self.indices: list[tuple[np.ndarray, np.ndarray] | None] = [None] * len(samples)
+
+    def index(self, number: int) -> tuple[np.ndarray, np.ndarray]:
+        """Offsets (N + 1,) of a sample's chunks in its tokens, and whether each (N,) begins a document."""
+        found = self.indices[number]
+        if found is None:
+            sample = self.samples[number]
+            offsets = np.zeros(len(sample.lengths) + 1, np.int32)
+            np.cumsum(sample.lengths, out=offsets[1:])
+            starts = np.zeros(len(sample.lengths), bool)
+            starts[np.cumsum(sample.documents)[:-1]] = True
+            starts[0] = not sample.continues
+            found = self.indices[number] = (offsets, starts)
+        return found
+
+    def window(self, begin: int, size: int, grid: np.ndarray, lengths: np.ndarray, starts: np.ndarray) -> None:
+        """Puts chunks from `begin` on, at most `size`, into tokens (T, K), lengths (T,) and starts (T,)."""
+        at, stop = 0, min(begin + size, int(self.firsts[-1]))
+        while begin < stop:
+            number = int(np.searchsorted(self.firsts, begin, "right")) - 1
+            sample, (offsets, marks) = self.samples[number], self.index(number)
+            a = begin - int(self.firsts[number])
+            b = min(len(sample.lengths), stop - int(self.firsts[number]))
+            end = at + b - a
+            lengths[at:end], starts[at:end] = sample.lengths[a:b], marks[a:b]
+            grid[at:end][np.arange(grid.shape[1]) < lengths[at:end, None]] = sample.tokens[offsets[a] : offsets[b]]
+            begin, at = begin + b - a, end
 
 
 class Loader:
@@ -223,21 +248,16 @@ class Loader:
         stream = self._load(int(shard))
         if stream is None:
             return None
-        begin = int(window) * self._step
-        end = min(begin + self._step, len(stream.lengths))
         tokens = np.zeros((self.context, self._k), np.uint8)
         lengths = np.zeros(self.context, np.uint8)
         starts = np.zeros(self.context, bool)
-        lengths[: end - begin] = stream.lengths[begin:end]
-        starts[: end - begin] = stream.starts[begin:end]
-        real = np.arange(self._k) < lengths[:, None]
-        tokens[real] = stream.tokens[stream.offsets[begin] : stream.offsets[end]]
+        stream.window(int(window) * self._step, self._step, tokens, lengths, starts)
         return tokens, lengths, starts
 
     def _load_shard(self, number: int) -> _Stream | None:
         shard: Shard = self._shards[number]
         try:
-            arrays = self.corpus.read(shard)
+            return _Stream(self.corpus.read(shard))
         except Damaged as error:
             if self.options.damaged == "stop":
                 raise
@@ -245,11 +265,6 @@ class Loader:
                 log.warning("%s; its %s windows are skipped", error, f"{self._windows[number]:,}")
             self._damaged[number] = True
             return None
-        begins = np.concatenate([[0], np.cumsum(arrays.documents)[:-1]])
-        starts = np.zeros(len(arrays.lengths), bool)
-        starts[begins[1:] if arrays.continues else begins] = True
-        offsets = np.concatenate([[0], np.cumsum(arrays.lengths, dtype=np.int64)])
-        return _Stream(arrays.tokens, arrays.lengths, offsets, starts)
 
 
 def _made_ahead(loader: Loader, start: int, step: int) -> Iterator[Batch]:

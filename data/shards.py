@@ -48,22 +48,22 @@ class Shard:
 
 
 @dataclass
-class ShardArrays:
-    """Contents of a shard: D documents of N chunks of n tokens.
+class Sample:
+    """D documents of N chunks of n tokens, the content of a sample.
 
     Attributes:
         tokens: (n,) uint8.
         lengths: (N,) uint8, tokens of each chunk.
         documents: (D,) int64, chunks of each document.
         names: of the documents.
-        continues: the first document began in an earlier shard.
+        continues: the first is the rest of the document before.
     """
 
     tokens: np.ndarray
     lengths: np.ndarray
     documents: np.ndarray
     names: list[str]
-    continues: bool
+    continues: bool = False
 
 
 class Damaged(ValueError):
@@ -82,6 +82,71 @@ class Damaged(ValueError):
     def __reduce__(self) -> tuple[Any, ...]:
         """Worker processes send it."""
         return Damaged, (self.path, self.offset, self.reason)
+
+
+class ShardFile:
+    """A tar in the making.
+
+    Args:
+        path: of the file; `close` makes it whole.
+        split: that it belongs to.
+
+    Raises:
+        OSError: the disk is full or not writable.
+    """
+
+    def __init__(self, path: Path, split: str) -> None:
+        self.shard = Shard(path.name, split, 0, 0, 0, 0, 0, 0, "")
+        self._file = open(path, "wb", buffering=0)  # noqa: SIM115 - until `close`
+        self._sum = hashlib.sha256()
+
+    def write(self, sample: Sample, source_bytes: int) -> None:
+        """Adds a sample, and the number of bytes of the source that it stands for."""
+        key, sums = f"{self.shard.samples:06d}", {}
+        parts: list[bytes | memoryview] = []
+        for name, kind in _ARRAYS.items():
+            content = np.ascontiguousarray(getattr(sample, name), kind)
+            sums[name] = zlib.crc32(content.data)
+            parts += _member(f"{key}.{name}.npy", _npy_header(name, len(content)), content.view(np.uint8).data)
+        note = {"names": sample.names, "continues": sample.continues, "crc32": sums}
+        parts += _member(f"{key}.sample.json", json.dumps(note, ensure_ascii=True).encode(), memoryview(b""))
+        self._put(parts)
+        shard = self.shard
+        shard.samples += 1
+        shard.documents += len(sample.names) - sample.continues
+        shard.chunks += len(sample.lengths)
+        shard.tokens += len(sample.tokens)
+        shard.source_bytes += source_bytes
+
+    def _put(self, parts: list[bytes | memoryview]) -> None:
+        for part in parts:
+            left = memoryview(part)
+            while left:
+                left = left[self._file.write(left) :]
+            self._sum.update(part)
+            self.shard.file_bytes += len(part)
+
+    def close(self) -> Shard:
+        """Ends the tar, brings it to the disk, and returns its entry for the manifest."""
+        self._put([bytes(2 * tarfile.BLOCKSIZE)])
+        os.fsync(self._file.fileno())
+        self._file.close()
+        self.shard.sha256 = self._sum.hexdigest()
+        return self.shard
+
+
+def _member(name: str, head: bytes, body: memoryview) -> list[bytes | memoryview]:
+    """A member of a tar, whose header depends on its name and size only."""
+    member = tarfile.TarInfo(name)
+    member.size, member.mtime, member.mode = len(head) + len(body), 0, 0o644
+    return [member.tobuf(tarfile.USTAR_FORMAT) + head, body, bytes(-member.size % tarfile.BLOCKSIZE)]
+
+
+def _npy_header(name: str, size: int) -> bytes:
+    head = io.BytesIO()
+    entry = {"descr": np.dtype(_ARRAYS[name]).str, "fortran_order": False, "shape": (size,)}
+    np.lib.format.write_array_header_1_0(head, entry)
+    return head.getvalue()
 
 
 @dataclass
@@ -109,7 +174,7 @@ class ShardWriter:
         self.shards: list[Shard] = []
         self.statistics = Statistics()
         self._buffer = _Buffer()
-        self._file: io.BufferedWriter | None = None
+        self._file: ShardFile | None = None
 
     def add(self, piece: Piece) -> None:
         """Takes the next piece."""
@@ -156,7 +221,16 @@ class ShardWriter:
         for number, tokens_of in enumerate(np.diff(ends, prepend=0).tolist()):
             self.statistics.document(tokens_of, number > 0 or not buffer.continues)
         self.statistics.chunks(tokens, lengths)
-        self._write(tokens, lengths, counts, buffer, size)
+        if self._file is not None and self._file.shard.source_bytes + size > self.limit:
+            self._finish()
+        if self._file is None:
+            self._file = ShardFile(self.folder / f"{self.split}-{len(self.shards):05d}.tar", self.split)
+        self._file.write(Sample(tokens, lengths, counts, buffer.names, buffer.continues), size)
+
+    def _finish(self) -> None:
+        if self._file is not None:
+            self.shards.append(self._file.close())
+            self._file = None
 
     def _split(self, text: bytes, starts: list[int]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Tokens (n,), lengths (N,) and the number of chunks (D,) of each document."""
@@ -169,59 +243,9 @@ class ShardWriter:
         counts = np.array([len(lengths) for _, lengths in cut])
         return np.concatenate([each for each, _ in cut]), np.concatenate([each for _, each in cut]), counts
 
-    def _write(
-        self, tokens: np.ndarray, lengths: np.ndarray, documents: np.ndarray, buffer: _Buffer, size: int
-    ) -> None:
-        if self._file is not None and self.shards[-1].source_bytes + size > self.limit:
-            self._finish()
-        if self._file is None:
-            name = f"{self.split}-{len(self.shards):05d}.tar"
-            self.shards.append(Shard(name, self.split, 0, 0, 0, 0, 0, 0, ""))
-            self._file = open(self.folder / name, "wb")  # noqa: SIM115 - closed in _finish
-            self._sum = hashlib.sha256()
-        shard, key = self.shards[-1], f"{self.shards[-1].samples:06d}"
-        sums = {}
-        for name, array in (("tokens", tokens), ("lengths", lengths), ("documents", documents)):
-            content = np.ascontiguousarray(array, _ARRAYS[name])
-            sums[name] = zlib.crc32(content.data)
-            head = io.BytesIO()
-            np.lib.format.write_array_header_1_0(head, np.lib.format.header_data_from_array_1_0(content))
-            self._member(f"{key}.{name}.npy", head.getvalue(), content.view(np.uint8).data)
-        note = {"names": buffer.names, "continues": buffer.continues, "crc32": sums}
-        self._member(f"{key}.sample.json", json.dumps(note, ensure_ascii=True).encode(), memoryview(b""))
-        shard.samples += 1
-        shard.documents += len(buffer.names) - buffer.continues
-        shard.chunks += len(lengths)
-        shard.tokens += len(tokens)
-        shard.source_bytes += size
 
-    def _member(self, name: str, head: bytes, body: memoryview) -> None:
-        """A member whose header depends on its name and size only."""
-        member = tarfile.TarInfo(name)
-        member.size, member.mtime, member.mode = len(head) + len(body), 0, 0o644
-        padding = -member.size % tarfile.BLOCKSIZE
-        self._put(member.tobuf(tarfile.USTAR_FORMAT) + head, body, bytes(padding))
-
-    def _put(self, *parts: bytes | memoryview) -> None:
-        assert self._file is not None
-        for part in parts:
-            self._file.write(part)
-            self._sum.update(part)
-            self.shards[-1].file_bytes += len(part)
-
-    def _finish(self) -> None:
-        if self._file is None:
-            return
-        self._put(bytes(2 * tarfile.BLOCKSIZE))
-        self._file.flush()
-        os.fsync(self._file.fileno())
-        self._file.close()
-        self._file = None
-        self.shards[-1].sha256 = self._sum.hexdigest()
-
-
-def read_shard(path: Path, content: bytes, shard: Shard | None = None) -> ShardArrays:
-    """Takes a shard apart.
+def read_shard(path: Path, content: bytes, shard: Shard | None = None) -> list[Sample]:
+    """Takes a shard apart; the arrays are views of its content.
 
     Args:
         path: named in errors.
@@ -233,55 +257,53 @@ def read_shard(path: Path, content: bytes, shard: Shard | None = None) -> ShardA
     """
     if shard is not None and hashlib.sha256(content).hexdigest() != shard.sha256:
         _locate(path, content, shard)
-    parts: dict[str, list[np.ndarray]] = {name: [] for name in _ARRAYS}
-    names: list[str] = []
-    continues = False
-    for sample in _samples(path, content):
-        note, documents = sample["sample"], sample["documents"]
-        joins = note["continues"] and bool(names)
-        if joins:
-            parts["documents"][-1][-1] += documents[0]
-        continues |= note["continues"] and not names
-        names += note["names"][joins:]
-        parts["tokens"].append(sample["tokens"])
-        parts["lengths"].append(sample["lengths"])
-        if len(documents) > joins:
-            parts["documents"].append(documents[joins:])
-    arrays = {name: np.concatenate(part) if part else np.zeros(0, _ARRAYS[name]) for name, part in parts.items()}
-    found = ShardArrays(arrays["tokens"], arrays["lengths"], arrays["documents"], names, continues)
-    if shard is not None and (len(found.tokens), len(found.lengths)) != (shard.tokens, shard.chunks):
+    found = list(_samples(path, content, checked=False))
+    sizes = sum(len(sample.tokens) for sample in found), sum(len(sample.lengths) for sample in found)
+    if shard is not None and sizes != (shard.tokens, shard.chunks):
         raise Damaged(path, None, "it does not hold the number of chunks that the manifest says")
     return found
 
 
-def _samples(path: Path, content: bytes) -> Iterator[dict[str, Any]]:
-    """The samples of a shard, each checked: arrays without a copy, but for `documents`.
+def _samples(path: Path, content: bytes, checked: bool) -> Iterator[Sample]:
+    """The samples of a shard, with their own sums checked where that of the whole is wrong or unknown.
 
     Raises:
         Damaged: at the offset of the first member that is not what was written.
     """
-    sample: dict[str, Any] = {}
+    parts: dict[str, Any] = {}
     end = 0
     try:
         with tarfile.open(fileobj=io.BytesIO(content), mode="r:") as tar:
             while (member := tar.next()) is not None:
-                part = member.name.split(".", 2)[1]
+                name = member.name.split(".", 2)[1]
                 body = memoryview(content)[member.offset_data : member.offset_data + member.size]
                 if len(body) != member.size:
                     raise Damaged(path, len(content), f"it ends inside of {member.name}")
-                sample[part] = json.loads(bytes(body)) if part == "sample" else _array(body, _ARRAYS[part])
-                if part == "sample":
-                    _check(path, member.offset, sample)
-                    yield sample
-                    sample = {}
+                if name != "sample":
+                    parts[name] = _array(body, _ARRAYS[name])
+                else:
+                    yield _sample(path, member.offset, parts, json.loads(bytes(body)), checked)
+                    parts = {}
                 end = member.offset_data + member.size
     except (tarfile.TarError, KeyError, IndexError, TypeError, ValueError, RecursionError) as error:
         if isinstance(error, Damaged):
             raise
         raise Damaged(path, end + -end % tarfile.BLOCKSIZE, f"{type(error).__name__} {error}") from error
     end += -end % tarfile.BLOCKSIZE
-    if sample or len(content) < end + 2 * tarfile.BLOCKSIZE or any(content[end : end + 2 * tarfile.BLOCKSIZE]):
+    if parts or len(content) < end + 2 * tarfile.BLOCKSIZE or any(content[end : end + 2 * tarfile.BLOCKSIZE]):
         raise Damaged(path, min(end, len(content)), "a tar ought to go on or to end here")
+
+
+def _sample(path: Path, offset: int, parts: dict[str, Any], note: dict[str, Any], checked: bool) -> Sample:
+    sample = Sample(**parts, names=note["names"], continues=note["continues"])
+    for name in _ARRAYS if checked else ():
+        if zlib.crc32(parts[name].data) != note["crc32"][name]:
+            raise Damaged(path, offset, f"the {name} of the sample that ends here were changed")
+    counts = sample.lengths.sum(dtype=np.int64), sample.documents.sum(), len(sample.names)
+    wanted = len(sample.tokens), len(sample.lengths), len(sample.documents)
+    if counts != wanted or (len(sample.documents) and sample.documents.min() < 1):
+        raise Damaged(path, offset, "its chunks do not add up")
+    return sample
 
 
 def _array(body: memoryview, dtype: Any) -> np.ndarray:
@@ -293,25 +315,12 @@ def _array(body: memoryview, dtype: Any) -> np.ndarray:
     array = np.frombuffer(body, dtype, offset=file.tell())
     if found != dtype or shape != array.shape:
         raise ValueError(f"its header says {found} {shape}, it holds {array.size} of {np.dtype(dtype)}")
-    return array.copy() if dtype is np.int64 else array
-
-
-def _check(path: Path, offset: int, sample: dict[str, Any]) -> None:
-    """Sums and counts of a sample."""
-    if set(sample) != {*_ARRAYS, "sample"}:
-        raise Damaged(path, offset, f"a sample of {', '.join(sample)}")
-    for name in _ARRAYS:
-        if zlib.crc32(sample[name].data) != sample["sample"]["crc32"][name]:
-            raise Damaged(path, offset, f"the {name} of the sample that ends here were changed")
-    lengths, documents = sample["lengths"], sample["documents"]
-    counts = lengths.sum(dtype=np.int64) == len(sample["tokens"]) and documents.sum() == len(lengths)
-    if not counts or len(documents) != len(sample["sample"]["names"]) or (len(documents) and documents.min() < 1):
-        raise Damaged(path, offset, "its chunks do not add up")
+    return array
 
 
 def _locate(path: Path, content: bytes, shard: Shard) -> None:
     """Raises Damaged for a shard whose sha256 is wrong, with the first place that shows why."""
-    for _ in _samples(path, content):
+    for _ in _samples(path, content, checked=True):
         pass
     if len(content) != shard.file_bytes:
         raise Damaged(

@@ -12,9 +12,9 @@ from typing import Any
 import numpy as np
 
 KEPT, HEAD = 1 << 16, 1 << 12
-_WAITING = 1 << 21
+_WAITING = 1 << 22
 _END = np.uint64(0xFFFFFFFFFFFFFFFF)
-_MASKS = np.array([(1 << (8 * n)) - 1 for n in range(9)], np.uint64)
+_MASKS = np.array([(1 << (8 * min(n, 8))) - 1 for n in range(256)], np.uint64)  # of the first n bytes of eight
 _MIX = (np.uint64(0x9E3779B97F4A7C15), np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB))
 
 
@@ -27,22 +27,25 @@ def hashes(tokens: np.ndarray, lengths: np.ndarray) -> np.ndarray:
     """
     padded = np.concatenate([tokens, np.zeros(8, np.uint8)])
     words = np.ndarray((len(tokens) + 1,), "<u8", padded.data, strides=(1,))
-    sizes = lengths.astype(np.int64)
-    begins = np.cumsum(sizes) - sizes
-    found = sizes.astype(np.uint64) * _MIX[0]
-    rows = np.arange(len(sizes))
-    for offset in range(0, int(lengths.max(initial=0)), 8):
-        if offset:
-            rows = rows[sizes[rows] > offset]
-        word = words[begins[rows] + offset] & _MASKS[np.minimum(sizes[rows] - offset, 8)]
-        found[rows] = _mixed(found[rows] ^ word)
-    return found
+    ends = np.cumsum(lengths, dtype=np.int64)
+    begins = ends - lengths
+    found = words[begins] & _MASKS[lengths]
+    found ^= lengths.astype(np.uint64) * _MIX[0]
+    rows = np.flatnonzero(lengths > 8)
+    offset = 8
+    while len(rows):
+        word = words[begins[rows] + offset] & _MASKS[np.minimum(lengths[rows] - offset, 8)]
+        found[rows] = _mixed(found[rows]) ^ word
+        offset += 8
+        rows = rows[lengths[rows] > offset]
+    return _mixed(found)
 
 
 def _mixed(x: np.ndarray) -> np.ndarray:
     """The finaliser of SplitMix64 (Steele et al. 2014)."""
-    x = (x ^ (x >> np.uint64(30))) * _MIX[1]
-    x = (x ^ (x >> np.uint64(27))) * _MIX[2]
+    for shift, factor in ((30, _MIX[1]), (27, _MIX[2])):
+        x = x ^ (x >> np.uint64(shift))
+        x *= factor
     return x ^ (x >> np.uint64(31))
 
 
@@ -69,6 +72,9 @@ class Frequencies:
         self.keys = keys[first]
         self.counts = np.add.reduceat(counts, first) if len(first) else counts
         self.limit = min(self.limit, other.limit)
+        self._trim()
+
+    def _trim(self) -> None:
         below = int(np.searchsorted(self.keys, np.uint64(self.limit), "right"))
         if below > KEPT:
             self.limit, below = int(self.keys[KEPT - 1]), KEPT
@@ -83,8 +89,8 @@ class Frequencies:
         """Of the chunks with these keys (N,)."""
         keys = np.sort(keys)
         first = np.flatnonzero(np.concatenate([[True], keys[1:] != keys[:-1]])[: len(keys)])
-        found = cls()
-        found.add(cls(keys[first], np.diff(first, append=len(keys))))
+        found = cls(keys[first], np.diff(first, append=len(keys)))
+        found._trim()
         return found
 
     @property
@@ -152,8 +158,12 @@ class Statistics:
 
     def _count(self) -> None:
         if self._waiting:
-            self.frequencies.add(Frequencies.of(np.concatenate(self._waiting)))
+            found = Frequencies.of(np.concatenate(self._waiting))
             self._waiting = []
+            if len(self.frequencies.keys):
+                self.frequencies.add(found)
+            else:
+                self.frequencies = found
 
     def add(self, other: "Statistics") -> None:
         """Adds those of the next part."""

@@ -218,7 +218,7 @@ class Nibbles(Chunker):
 
     vocabulary, fixed = 16, False
 
-    def begins(self, text: np.ndarray, starts: np.ndarray) -> np.ndarray:
+    def begins(self, text: bytes, starts: np.ndarray) -> np.ndarray:
         raise NotImplementedError
 
     def split(self, text: bytes, starts: np.ndarray = ONE) -> tuple[np.ndarray, np.ndarray]:

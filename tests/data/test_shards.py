@@ -23,12 +23,14 @@ from data.sources import Piece
     documents=st.lists(st.text("ab .\n é", min_size=1, max_size=120).map(str.encode), min_size=1, max_size=12),
     cuts=st.lists(st.integers(1, 30), min_size=1),
     kind=st.sampled_from(["words", "fixed"]),
-    sample=st.integers(1, 200),
+    sample_bytes=st.integers(1, 200),
     limit=st.integers(1, 300),
 )
-def test_documents_in_any_pieces(documents: list[bytes], cuts: list[int], kind: str, sample: int, limit: int) -> None:
+def test_documents_in_any_pieces(
+    documents: list[bytes], cuts: list[int], kind: str, sample_bytes: int, limit: int
+) -> None:
     chunker = make_chunker(ChunkerOptions(kind=kind, k=5))
-    before, shards.SAMPLE_BYTES = shards.SAMPLE_BYTES, sample
+    before, shards.SAMPLE_BYTES = shards.SAMPLE_BYTES, sample_bytes
     try:
         with TemporaryDirectory() as folder:
             writer = ShardWriter(Path(folder), "train", chunker, limit)
@@ -40,17 +42,17 @@ def test_documents_in_any_pieces(documents: list[bytes], cuts: list[int], kind: 
                     writer.add(Piece(str(number), "train", document[at:end], at > 0))
                     at, turn = end, turn + 1
             made = writer.close()
-            found = [read_shard(Path(folder) / s.file, (Path(folder) / s.file).read_bytes(), s) for s in made]
+            read = [read_shard(Path(folder) / s.file, (Path(folder) / s.file).read_bytes(), s) for s in made]
     finally:
         shards.SAMPLE_BYTES = before
-    assert b"".join(arrays.tokens.tobytes() for arrays in found) == b"".join(documents)
+    found = [sample for samples in read for sample in samples]
+    assert b"".join(sample.tokens.tobytes() for sample in found) == b"".join(documents)
     whole = [chunker.split(document)[1] for document in documents]
-    assert np.array_equal(np.concatenate([arrays.lengths for arrays in found]), np.concatenate(whole))
+    assert np.array_equal(np.concatenate([sample.lengths for sample in found]), np.concatenate(whole))
     counts, names = [0] * len(documents), []
-    for arrays in found:
-        assert len(arrays.names) == len(arrays.documents) and arrays.documents.min() > 0
-        for number, (name, count) in enumerate(zip(arrays.names, arrays.documents.tolist(), strict=True)):
-            if number or not arrays.continues:
+    for sample in found:
+        for number, (name, count) in enumerate(zip(sample.names, sample.documents.tolist(), strict=True)):
+            if number or not sample.continues:
                 names.append(name)
             counts[int(name)] += count
     assert counts == [len(lengths) for lengths in whole] and names == [str(n) for n in range(len(documents))]
