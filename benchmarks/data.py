@@ -1,11 +1,16 @@
-"""Writing, reading and resuming: this project beside plain webdataset and litdata, on the same samples in one process.
+"""Sharding, the loader, and storage beside webdataset and litdata, in one process, interleaved.
 
-    python benchmarks/data.py TEXT... [--repeats 5] [--megabytes 64]
+    python benchmarks/data.py FOLDER-OF-TEXTS [--repeats 5]
 
-A sample is about a megabyte of text, cut into words: the tokens and the length of each chunk. Every library starts from the
-raw text and ends with files of about 16 MB on disk; reading gives NumPy arrays back; resuming is from nothing to the first
-sample at 90 % of the corpus. Runs are interleaved; printed are medians, and ratios to this project. Ours also counts
-distinct chunks and writes and checks sums; the others do not. litdata is left out where it is not installed.
+1. Sharding: raw text to finished tars with sums and statistics, with one worker and with two, in MB/s.
+2. Storage: the same samples (about a megabyte of text each, cut into words: tokens and lengths of the chunks) written,
+   read and resumed at 90 % by this project, plain webdataset and litdata (left out where it is not installed). Files hold
+   about 16 MB. Writing starts from arrays in memory; ours adds sums and syncs to the disk, the others do not. Reading
+   touches every byte; ours checks the sha256 of a file in the first pass and not in the second. Resuming is from nothing
+   but the files to the first sample.
+3. Loader: seconds from nothing to the first batch at 10, 50 and 99.9 % of the corpus, and windows per second.
+
+Printed are medians, with ratios to this project's.
 """
 
 import argparse
@@ -23,127 +28,148 @@ from typing import Any
 sys.path[0] = str(Path(__file__).resolve().parent.parent)  # else `data` would be this file
 
 import numpy as np
-import webdataset
 
 from data.chunkers import make_chunker
 from data.corpus import Corpus
+from data.loader import Loader
 from data.options import ChunkerOptions, ShardOptions, SourceOptions
 from data.sharding import shard
+from data.shards import Sample, ShardFile
 
-SAMPLE, FILE = 1 << 20, 16 << 20
-Sample = dict[str, np.ndarray]
-
-
-def samples(texts: list[Path]) -> Iterator[Sample]:
-    """The samples that the other libraries store."""
-    chunker = make_chunker(ChunkerOptions())
-    for text in texts:
-        with open(text, "rb") as file:
-            while block := file.read(SAMPLE):
-                tokens, lengths = chunker.split(block)
-                yield {"tokens": tokens, "lengths": lengths}
+SAMPLE, FILE = 1 << 20, 16
+Arrays = dict[str, np.ndarray]
 
 
 class Ours:
-    """This project: shards, then one pass over them."""
+    """This project: shard files, and a corpus that checks them once."""
 
     name = "haed"
 
-    def write(self, texts: list[Path], folder: Path) -> None:
-        source = SourceOptions(kind="text", path=str(texts[0].parent), pattern="*", test_pattern="^$")
-        shard(source, ChunkerOptions(), ShardOptions(), folder)
+    def write(self, samples: list[Arrays], folder: Path) -> None:
+        made = []
+        for number in range(0, len(samples), FILE):
+            file = ShardFile(folder / f"train-{number:05d}.tar", "train")
+            for sample in samples[number : number + FILE]:
+                chunks = np.array([len(sample["lengths"])])
+                file.write(Sample(sample["tokens"], sample["lengths"], chunks, ["text"]), len(sample["tokens"]))
+            made.append(vars(file.close()))
+        manifest = {"digest": "0", "chunker": vars(ChunkerOptions()), "source": {"kind": "text"}, "shards": made}
+        (folder / "manifest.json").write_text(json.dumps(manifest))
 
-    def _corpus(self, folder: Path) -> Corpus:
-        return Corpus.open(next(folder.glob("*/manifest.json")).parent)
-
-    def read(self, folder: Path) -> Iterator[Any]:
-        corpus = self._corpus(folder)
+    def read(self, folder: Path, corpus: Corpus | None = None) -> Iterator[Arrays]:
+        corpus = corpus or Corpus.open(folder)
         for each in corpus.of("train"):
-            arrays = corpus.read(each)
-            ends = np.cumsum(arrays.lengths, dtype=np.int64)
-            cuts = np.searchsorted(ends, np.arange(SAMPLE, ends[-1] + SAMPLE, SAMPLE), "right")
-            begin = start = 0
-            for cut in cuts.tolist():
-                end = int(ends[cut - 1])
-                yield {"tokens": arrays.tokens[start:end], "lengths": arrays.lengths[begin:cut]}
-                begin, start = cut, end
+            for sample in corpus.read(each):
+                yield {"tokens": sample.tokens, "lengths": sample.lengths}
 
-    def resume(self, folder: Path, share: float, count: int) -> Any:
-        from data.loader import Loader
-
-        loader = Loader(self._corpus(folder), "train", context=128, sequences=4, seed=0)
-        loader.load_state_dict({"epoch": 0, "windows": int(loader.windows_per_epoch * share)})
-        return next(iter(loader))
+    def resume(self, folder: Path, position: int) -> Any:
+        corpus = Corpus.open(folder)
+        before = 0
+        for each in corpus.of("train"):
+            if position < before + each.samples:
+                return corpus.read(each)[position - before]
+            before += each.samples
+        raise AssertionError
 
 
 class WebDataset:
-    """Plain webdataset: TarWriter, and WebDataset with its own decoder; to resume is to skip."""
+    """Plain webdataset: ShardWriter, and WebDataset with its own decoder; to resume is to skip."""
 
     name = "webdataset"
 
-    def write(self, texts: list[Path], folder: Path) -> None:
-        with webdataset.ShardWriter(str(folder / "%05d.tar"), maxsize=FILE, verbose=0) as writer:
-            for number, sample in enumerate(samples(texts)):
+    def write(self, samples: list[Arrays], folder: Path) -> None:
+        import webdataset  # brings torch along, which workers of part 1 would have to load
+
+        with webdataset.ShardWriter(str(folder / "%05d.tar"), maxcount=FILE, verbose=0) as writer:
+            for number, sample in enumerate(samples):
                 writer.write({"__key__": f"{number:06d}", **{f"{k}.npy": v for k, v in sample.items()}})
 
-    def read(self, folder: Path) -> Iterator[Any]:
-        yield from webdataset.WebDataset([str(p) for p in sorted(folder.glob("*.tar"))], shardshuffle=False).decode()
+    def read(self, folder: Path) -> Iterator[Arrays]:
+        import webdataset
 
-    def resume(self, folder: Path, share: float, count: int) -> Any:
-        return next(islice(self.read(folder), int(count * share), None))
+        files = [str(path) for path in sorted(folder.glob("*.tar"))]
+        for sample in webdataset.WebDataset(files, shardshuffle=False).decode():
+            yield {"tokens": sample["tokens.npy"], "lengths": sample["lengths.npy"]}
+
+    def resume(self, folder: Path, position: int) -> Any:
+        return next(islice(self.read(folder), position, None))
 
 
 class LitData:
-    """litdata: its writer without worker processes, and StreamingDataset; resumes by its state."""
+    """litdata: its writer without worker processes, and StreamingDataset, which resumes by its state."""
 
     name = "litdata"
 
-    def write(self, texts: list[Path], folder: Path) -> None:
+    def write(self, samples: list[Arrays], folder: Path) -> None:
         from litdata.streaming import Cache
 
-        cache = Cache(str(folder), chunk_bytes=FILE)
-        for number, sample in enumerate(samples(texts)):
+        cache = Cache(str(folder), chunk_size=FILE)
+        for number, sample in enumerate(samples):
             cache[number] = sample
         cache.done()
         cache.merge()
 
-    def _dataset(self, folder: Path) -> Any:
+    def read(self, folder: Path) -> Iterator[Arrays]:
         from litdata import StreamingDataset
 
-        return StreamingDataset(str(folder), shuffle=False, max_cache_size="100GB")
+        yield from StreamingDataset(str(folder), shuffle=False, max_cache_size="100GB")
 
-    def read(self, folder: Path) -> Iterator[Any]:
-        yield from self._dataset(folder)
+    def resume(self, folder: Path, position: int) -> Any:
+        from litdata import StreamingDataLoader, StreamingDataset
 
-    def resume(self, folder: Path, share: float, count: int) -> Any:
-        from litdata import StreamingDataLoader
-
-        dataset = self._dataset(folder)
+        dataset = StreamingDataset(str(folder), shuffle=False, max_cache_size="100GB")
         loader = StreamingDataLoader(dataset, batch_size=1, num_workers=0)
         state = loader.state_dict() or {}
-        state["dataset"] = dataset.state_dict(int(len(dataset) * share), 0, 1)
-        state.update(num_samples_yielded=int(len(dataset) * share), current_epoch=1, latest_worker_idx=0)
+        state["dataset"] = dataset.state_dict(position, 0, 1)
+        state.update(num_samples_yielded=position, current_epoch=1, latest_worker_idx=0)
         loader.load_state_dict(state)
         return next(iter(loader))
 
 
-def timed(call: Callable[[], Any]) -> float:
+def seconds(call: Callable[[], Any]) -> float:
     began = time.perf_counter()
     call()
     return time.perf_counter() - began
 
 
-def drain(stream: Iterator[Any]) -> int:
-    """Reads all, touching every array; returns the tokens."""
-    return sum(int(np.asarray(x["tokens"] if "tokens" in x else x["tokens.npy"]).size) for x in stream)
+def drain(stream: Iterator[Arrays]) -> int:
+    """Reads all, touching every byte; returns the number of tokens."""
+    total = 0
+    for sample in stream:
+        total += sample["tokens"].size
+        sample["tokens"].max(), sample["lengths"].max()
+    return total
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("texts", nargs="+", type=Path)
-    parser.add_argument("--repeats", type=int, default=5)
-    parser.add_argument("--megabytes", type=int, default=64, help="of each text, at most")
-    arguments = parser.parse_args()
+def table(title: str, figures: dict[str, dict[str, list[float]]], first: str) -> None:
+    """Rows of figures, columns of libraries or settings; medians, and ratios to the first."""
+    print(f"\n{title}")
+    for row in figures[first]:
+        base = statistics.median(figures[first][row])
+        cells = [(name, statistics.median(mine[row])) for name, mine in figures.items() if row in mine]
+        print(f"  {row:<26}" + "".join(f"{f'{name} {x:,.3g} ({x / base:.2f})':<28}" for name, x in cells))
+
+
+def sharding(texts: Path, place: Path, repeats: int) -> Corpus:
+    figures: dict[str, dict[str, list[float]]] = {}
+    source = SourceOptions(kind="text", path=str(texts))
+    for _ in range(repeats):
+        for workers in (1, 2):
+            shutil.rmtree(place / "shards", ignore_errors=True)
+            began = time.perf_counter()
+            corpus = shard(source, ChunkerOptions(), ShardOptions(workers=workers), place / "shards")
+            size = sum(each.source_bytes for each in corpus.shards) / 1e6
+            mine = figures.setdefault(f"{workers} workers", {})
+            mine.setdefault("MB/s sharded", []).append(size / (time.perf_counter() - began))
+    table(f"Sharding of {size:.0f} MB in {len(corpus.shards)} shards", figures, "1 workers")
+    return corpus
+
+
+def storage(corpus: Corpus, place: Path, repeats: int) -> None:
+    chunker = make_chunker(ChunkerOptions())
+    text = b"".join(corpus.original_blocks("train"))
+    cut = [chunker.split(text[at : at + SAMPLE]) for at in range(0, len(text), SAMPLE)]
+    samples = [{"tokens": tokens, "lengths": lengths} for tokens, lengths in cut]
     libraries: list[Any] = [Ours(), WebDataset()]
     try:
         import litdata  # noqa: F401
@@ -152,38 +178,55 @@ def main() -> None:
     except ImportError as error:
         print(f"without litdata: {error}")
     figures: dict[str, dict[str, list[float]]] = {each.name: {} for each in libraries}
-    with tempfile.TemporaryDirectory(dir=".") as place:
-        texts = []
-        (Path(place) / "texts").mkdir()
-        for number, text in enumerate(arguments.texts):
-            texts.append(Path(place) / "texts" / f"{number:03d}.txt")
-            with open(text, "rb") as file:
-                texts[-1].write_bytes(file.read(arguments.megabytes << 20))
-        size = sum(text.stat().st_size for text in texts)
-        for _ in range(arguments.repeats):
-            for library in libraries:
-                folder = Path(place) / library.name
-                shutil.rmtree(folder, ignore_errors=True)
-                folder.mkdir()
-                mine = figures[library.name]
-                seconds = timed(lambda library=library, folder=folder: library.write(texts, folder))
-                mine.setdefault("MB/s written", []).append(size / 1e6 / seconds)
-            for library in libraries:
-                folder, mine = Path(place) / library.name, figures[library.name]
+    position = int(0.9 * len(samples))
+    for _ in range(repeats):
+        for library in libraries:
+            folder, mine = place / library.name, figures[library.name]
+            shutil.rmtree(folder, ignore_errors=True)
+            folder.mkdir()
+            took = seconds(lambda library=library, folder=folder: library.write(samples, folder))
+            mine.setdefault("MB/s written", []).append(len(text) / 1e6 / took)
+        for library in libraries:
+            folder, mine = place / library.name, figures[library.name]
+            reopened = {"corpus": Corpus.open(folder)} if library.name == "haed" else {}
+            for row in ("samples/s read", "samples/s read again"):
                 began = time.perf_counter()
-                tokens = drain(library.read(folder))
-                assert tokens == size, (library.name, tokens, size)
-                mine.setdefault("samples/s read", []).append(size / SAMPLE / (time.perf_counter() - began))
-            for library in libraries:
-                folder = Path(place) / library.name
-                seconds = timed(lambda library=library, folder=folder: library.resume(folder, 0.9, size // SAMPLE))
-                figures[library.name].setdefault("s to resume at 90 %", []).append(seconds)
-    print(f"{size / 1e6:.0f} MB of text, medians of {arguments.repeats} interleaved runs (and ratio to haed)")
-    medians = {name: {k: statistics.median(v) for k, v in mine.items()} for name, mine in figures.items()}
-    for row in medians["haed"]:
-        cells = [f"{name} {mine[row]:,.3g} ({mine[row] / medians['haed'][row]:.2f})" for name, mine in medians.items()]
-        print(f"{row:<20} " + "   ".join(f"{cell:<28}" for cell in cells))
-    print(json.dumps(figures))
+                assert drain(library.read(folder, **reopened)) == len(text)
+                mine.setdefault(row, []).append(len(samples) / (time.perf_counter() - began))
+        for library in libraries:
+            took = seconds(lambda library=library: library.resume(place / library.name, position))
+            figures[library.name].setdefault("ms to resume at 90 %", []).append(1e3 * took)
+    table(f"Storage of {len(samples)} samples", figures, "haed")
+
+
+def loader(corpus: Corpus, repeats: int) -> None:
+    figures: dict[str, dict[str, list[float]]] = {}
+    for _ in range(repeats):
+        for share in (0.1, 0.5, 0.999):
+
+            def first(share: float = share) -> Loader:
+                made = Loader(Corpus.open(corpus.folder), "train", context=128, sequences=4, seed=0)
+                made.load_state_dict({"epoch": 0, "windows": int(made.windows_per_epoch * share)})
+                next(iter(made))
+                return made
+
+            mine = figures.setdefault(f"at {100 * share:g} %", {})
+            mine.setdefault("ms to the first batch", []).append(1e3 * seconds(first))
+            made = first()
+            took = seconds(lambda made=made: [None for _ in islice(made, 2000)])
+            mine.setdefault("windows/s", []).append(8000 / took)
+    table("Loader, 4 windows of 128 chunks a batch", figures, "at 10 %")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("texts", type=Path)
+    parser.add_argument("--repeats", type=int, default=5)
+    arguments = parser.parse_args()
+    with tempfile.TemporaryDirectory(dir=".") as place:
+        corpus = sharding(arguments.texts, Path(place), arguments.repeats)
+        loader(corpus, arguments.repeats)
+        storage(corpus, Path(place), arguments.repeats)
 
 
 if __name__ == "__main__":

@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import mmap
 import os
 from collections.abc import Iterator
 from dataclasses import dataclass, fields
@@ -115,7 +116,9 @@ class Corpus:
         """
         try:
             path = self._remote.fetch(self.folder, shard) if self._remote else self.folder / shard.file
-            content = path.read_bytes()
+            with open(path, "rb") as file:  # mapped, so that all ranks and workers of a machine share its memory
+                size = os.fstat(file.fileno()).st_size
+                content = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) if size else b""
         except FileNotFoundError as error:
             raise Damaged(Path(f"{self.location}/{shard.file}"), None, "it is missing") from error
         stamp = (len(content), path.stat().st_mtime_ns if not self._remote else 0)

@@ -229,7 +229,7 @@ class Loader:
             [np.stack([np.full(n := self._windows[s], s), self._first[s] + np.arange(n)], 1) for s in shards]
         )
         if self.shuffle:
-            np.random.default_rng((*self._seed, epoch, buffer)).shuffle(pairs)
+            pairs = pairs[np.random.default_rng((*self._seed, epoch, buffer)).permutation(len(pairs))]
         self._fetch_ahead(order[(buffer + 1) * BUFFER_SHARDS : (buffer + 2) * BUFFER_SHARDS])
         return pairs
 

@@ -14,6 +14,7 @@ The sha256 in the manifest says whether a shard is whole; the sums inside say wh
 import hashlib
 import io
 import json
+import mmap
 import os
 import tarfile
 import zlib
@@ -244,7 +245,10 @@ class ShardWriter:
         return np.concatenate([each for each, _ in cut]), np.concatenate([each for _, each in cut]), counts
 
 
-def read_shard(path: Path, content: bytes, shard: Shard | None = None) -> list[Sample]:
+Content = bytes | mmap.mmap
+
+
+def read_shard(path: Path, content: Content, shard: Shard | None = None) -> list[Sample]:
     """Takes a shard apart; the arrays are views of its content.
 
     Args:
@@ -264,7 +268,7 @@ def read_shard(path: Path, content: bytes, shard: Shard | None = None) -> list[S
     return found
 
 
-def _samples(path: Path, content: bytes, checked: bool) -> Iterator[Sample]:
+def _samples(path: Path, content: Content, checked: bool) -> Iterator[Sample]:
     """The samples of a shard, with their own sums checked where that of the whole is wrong or unknown.
 
     Raises:
@@ -273,7 +277,8 @@ def _samples(path: Path, content: bytes, checked: bool) -> Iterator[Sample]:
     parts: dict[str, Any] = {}
     end = 0
     try:
-        with tarfile.open(fileobj=io.BytesIO(content), mode="r:") as tar:
+        file: Any = io.BytesIO(content) if isinstance(content, bytes) else content
+        with tarfile.open(fileobj=file, mode="r:") as tar:
             while (member := tar.next()) is not None:
                 name = member.name.split(".", 2)[1]
                 body = memoryview(content)[member.offset_data : member.offset_data + member.size]
@@ -318,7 +323,7 @@ def _array(body: memoryview, dtype: Any) -> np.ndarray:
     return array
 
 
-def _locate(path: Path, content: bytes, shard: Shard) -> None:
+def _locate(path: Path, content: Content, shard: Shard) -> None:
     """Raises Damaged for a shard whose sha256 is wrong, with the first place that shows why."""
     for _ in _samples(path, content, checked=True):
         pass
