@@ -26,6 +26,10 @@ log = logging.getLogger(__name__)
 Stop = Callable[[], bool]
 
 
+class Interrupt(BaseException):
+    """A signal ended a command that has nothing to save."""
+
+
 @dataclass
 class Result:
     """What a command found: text for people, a value for programs."""
@@ -78,6 +82,8 @@ def run_options(run: str, overrides: list[str]) -> Options:
 def _shard(arguments: argparse.Namespace, stop: Stop) -> Result:
     from pipeline.sharding import shard, summary
 
+    for number in (signal.SIGINT, signal.SIGTERM):  # nothing to finish: what is written is found again
+        signal.signal(number, _raise_interrupt)
     began = time.perf_counter()
     corpus = shard(options_of(arguments))
     seconds = time.perf_counter() - began
@@ -91,6 +97,10 @@ def _shard(arguments: argparse.Namespace, stop: Stop) -> Result:
     total = sum(size["source_bytes"] for size in splits.values())
     lines.append(f"  {total / 1e6:,.1f} MB in {seconds:.1f} s")
     return Result("\n".join(lines), value)
+
+
+def _raise_interrupt(number: int, _: object) -> None:
+    raise Interrupt(number)
 
 
 def _training(phase: str) -> Callable[[argparse.Namespace, Stop], Result]:
@@ -251,6 +261,9 @@ def main(argv: list[str] | None = None, program: str = "pipeline", extra: tuple[
         return 1
     except KeyboardInterrupt:
         return 130
+    except Interrupt as error:
+        print("stopped; the same command goes on from there", file=sys.stderr)
+        return 128 + int(error.args[0])
     except Exception as error:
         if caught:
             print(f"{error}; the same command goes on from there", file=sys.stderr)

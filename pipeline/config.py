@@ -4,9 +4,10 @@ OmegaConf refuses unknown keys and wrong types, Pydantic checks the bounds; both
 """
 
 import difflib
-from dataclasses import asdict
+import json
+from dataclasses import asdict, is_dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, get_type_hints
 
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
@@ -70,13 +71,25 @@ def load(config: str | Path | None = None, overrides: list[str] | tuple[str, ...
         for override in overrides:
             if "=" not in override:
                 raise ConfigError(f"{override!r} is not of the form key=value")
-        options = OmegaConf.to_object(OmegaConf.merge(merged, OmegaConf.from_dotlist(list(overrides))))
+        options = OmegaConf.to_object(
+            OmegaConf.merge(merged, OmegaConf.from_dotlist([_verbatim(item) for item in overrides]))
+        )
     except OmegaConfBaseException as error:
         raise ConfigError(f"{where}: {_explain(error)}") from error
     except (YAMLError, UnicodeDecodeError, RecursionError) as error:
         raise ConfigError(f"{where}: not readable as YAML: {' '.join(str(error).split())[:200]}") from error
     assert isinstance(options, Options)
     return check(options)
+
+
+def _verbatim(override: str) -> str:
+    """The value of a text option in quotes, unless it has some: `-`, `[34]` and `1e3` are text there, not YAML."""
+    key, value = override.split("=", 1)
+    kind: Any = Options
+    for part in key.split("."):
+        kind = get_type_hints(kind).get(part) if is_dataclass(kind) else None
+    text = kind is str or kind == str | None
+    return f"{key}={json.dumps(value)}" if text and value[:1] not in ("'", '"') and value != "null" else override
 
 
 def check(options: Options) -> Options:

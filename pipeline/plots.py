@@ -17,10 +17,10 @@ def _png(figure: Figure) -> bytes:
     return buffer.getvalue()
 
 
-def _axes(figure: Figure, position: int, columns: int, title: str) -> Any:
+def _axes(figure: Figure, position: int, columns: int, title: str, unit: str = "seconds of training") -> Any:
     axes = figure.add_subplot(1, columns, position)
     axes.set_title(title, fontsize=10, loc="left")
-    axes.set_xlabel("seconds of training", fontsize=9)
+    axes.set_xlabel(unit, fontsize=9)
     axes.tick_params(labelsize=8)
     axes.grid(alpha=0.25, linewidth=0.6)
     axes.spines[["top", "right"]].set_visible(False)
@@ -58,6 +58,41 @@ def curves(phases: dict[str, list[dict[str, Any]]]) -> bytes:
     if len(shown) > 20:
         bits.set_ylim(shown[0] * 0.93, shown[int(len(shown) * 0.97)] * 1.03)
     bits.legend(fontsize=8, frameon=False)
+    figure.tight_layout()
+    return _png(figure)
+
+
+def corpus(statistics: dict[str, Any]) -> bytes:
+    """Statistics of the train split: lengths of chunks, rank and frequency (Zipf), lengths of documents."""
+    figure = Figure(figsize=(9.5, 2.7))
+    lengths, zipf, documents = (
+        _axes(figure, position, 3, title, unit)
+        for position, title, unit in (
+            (1, "chunks, by length", "tokens"),
+            (2, "how often a chunk occurs, by rank", "rank"),
+            (3, "documents, by length", "tokens"),
+        )
+    )
+    counts = statistics["chunk_lengths"]
+    lengths.bar(range(len(counts)), [100 * count / max(1, sum(counts)) for count in counts], color=GREY, width=0.9)
+    lengths.yaxis.set_major_formatter("{x:g} %")
+    lengths.set_xlim(0.4, len(counts) - 0.4)
+    if statistics["rank_frequency"]:
+        ranks, often = zip(*statistics["rank_frequency"], strict=True)
+        zipf.loglog(ranks, often, ".-", color=MODEL, markersize=3, linewidth=1)
+        about = "" if statistics["distinct_chunks_exact"] else "about "
+        zipf.annotate(
+            f"{about}{statistics['distinct_chunks']:,} distinct",
+            (0.97, 0.9),
+            xycoords="axes fraction",
+            ha="right",
+            fontsize=8,
+        )
+    bins = {int(start): count for start, count in statistics["tokens_per_document"]["documents_from"].items()}
+    documents.bar(list(bins), list(bins.values()), width=[0.92 * start for start in bins], align="edge", color=GREY)
+    documents.set_xscale("log", base=2)
+    if bins:
+        documents.set_xlim(min(bins) / 1.3, 2.6 * max(bins))
     figure.tight_layout()
     return _png(figure)
 

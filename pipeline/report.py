@@ -67,6 +67,9 @@ def _gather(folder: RunFolder, options: Options) -> dict[str, Any]:
         pictures["curves.png"] = plots.curves(phases)
     if evaluation and evaluation["yardsticks"]:
         pictures["yardsticks.png"] = plots.yardsticks(evaluation, options.name)
+    statistics = ((_json(folder.path / "corpus.json") or {}).get("statistics") or {}).get("train")
+    if statistics:
+        pictures["corpus.png"] = plots.corpus(statistics)
     indexed = (folder.path / "index" / "meta.json").is_file()
     return {
         "name": options.name,
@@ -125,7 +128,8 @@ def _html(found: dict[str, Any]) -> str:
             f"{evaluation['stage']} step {evaluation['step']:,}, context {evaluation['context']} chunks.</p>"
             f"<p>{escape(_verdict(evaluation))}</p>"
         )
-    for picture, caption in (("yardsticks.png", ""), ("curves.png", "<h2>Training</h2>")):
+    captions = {"yardsticks.png": "", "curves.png": "<h2>Training</h2>", "corpus.png": "<h2>The training split</h2>"}
+    for picture, caption in captions.items():
         if picture in found["pictures"]:
             parts.append(f"{caption}<img alt='{picture}' src='{_data_uri(found['pictures'][picture])}'>")
     if found["neighbours"]:

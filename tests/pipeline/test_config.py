@@ -81,3 +81,12 @@ def test_every_option_is_described() -> None:
 
 def test_tiny_overrides_are_valid() -> None:
     assert load("quickstart", TINY).model.main.width == 16
+
+
+def test_text_is_taken_verbatim() -> None:
+    given = {"source.path": "-", "source.test_pattern": r"_[0-4]\.wav$", "name": "1e3", "source.field": "[body]: #1"}
+    options = load(None, [f"{key}={value}" for key, value in given.items()])
+    assert (options.source.path, options.source.test_pattern) == ("-", r"_[0-4]\.wav$")
+    assert (options.name, options.source.field) == ("1e3", "[body]: #1")
+    assert load(None, ["source.path=null", "name='quoted'"]).source.path is None
+    assert load(None, ["name='quoted'"]).name == "quoted"

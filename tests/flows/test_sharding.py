@@ -1,0 +1,52 @@
+"""Sharding as tasks of a flow run, on a real Prefect server: over processes here, and over a Dask cluster."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+SCRIPT = """
+import json, sys
+from flows.environment import prepare
+prepare()
+from prefect.client.orchestration import get_client
+from flows.flows import shard
+from flows.local_server import start_local_server
+
+if __name__ == "__main__":
+    start_local_server()
+    base = sys.argv[1:]
+    made = {}
+    for name, more in (("pool", []), ("dask", ["launcher.dask=local"])):
+        found = shard("quickstart", [*base, f"shards_dir={name}", *more])
+        made[name] = found["folder"]
+    with get_client(sync_client=True) as client:
+        made["tasks"] = sorted(f"{run.name} {run.state_name}" for run in client.read_task_runs())
+    print(json.dumps(made))
+"""
+
+
+def test_parts_are_mapped_over_processes_and_over_dask(tmp_path: Path) -> None:
+    pytest.importorskip("prefect_dask")
+    (tmp_path / "texts").mkdir()
+    for number in range(3):
+        (tmp_path / "texts" / f"train-{number}.txt").write_bytes(b"some text of number %d\n" % number * 30_000)
+    (tmp_path / "script.py").write_text(SCRIPT)
+    settings = ["source.kind=text", f"source.path={tmp_path / 'texts'}", "shard.workers=2", "shard.megabytes=1"]
+    environment = {k: v for k, v in os.environ.items() if not k.startswith("PREFECT_")}
+    done = subprocess.run(
+        [sys.executable, "script.py", *settings],
+        cwd=tmp_path,
+        env=environment | {"PYTHONPATH": str(Path(__file__).resolve().parents[2])},
+        capture_output=True,
+        text=True,
+        timeout=180,
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+    made = json.loads(done.stdout.splitlines()[-1])
+    parts = [{path.name: path.read_bytes() for path in (tmp_path / made[n]).glob("*.tar")} for n in ("pool", "dask")]
+    assert parts[0] == parts[1] and len(parts[0]) == 3
+    assert made["tasks"] == sorted(2 * [f"parts {n} to {n} Completed" for n in (1, 2, 3)])
