@@ -6,10 +6,10 @@
 2. Storage: the same samples (about a megabyte of text each, cut into words: tokens and lengths of the chunks) written,
    read and resumed at 90 % by this project, plain webdataset and litdata (left out where it is not installed). Files hold
    about 16 MB. Writing starts from arrays in memory; ours always adds sums and syncs to the disk, which the second row
-   gives the others too. Reading
-   touches every byte; ours checks the sha256 of a file in the first pass and not in the second. Resuming is from nothing
-   but the files to the first sample.
+   gives the others too. Reading touches every byte; ours checks the sha256 of a file in the first pass and not in the
+   second. Resuming is from nothing but the files to the first sample.
 3. Loader: seconds from nothing to the first batch at 10, 50 and 99.9 % of the corpus, and windows per second.
+4. Waiting: steps of phase one at the preset `wikitext2`, and the share of them that is spent waiting for the loader.
 
 Printed are medians, with ratios to this project's.
 """
@@ -39,7 +39,7 @@ from data.options import ChunkerOptions, ShardOptions, SourceOptions
 from data.sharding import shard
 from data.shards import Sample, ShardFile
 
-SAMPLE, FILE = 1 << 20, 16
+SAMPLE, FILE, STEPS = 1 << 20, 16, 200
 Arrays = dict[str, np.ndarray]
 
 
@@ -231,6 +231,53 @@ def loader(corpus: Corpus, repeats: int) -> None:
     table("Loader, 4 windows of 128 chunks a batch", figures, "at 10 %")
 
 
+class Timed:
+    """A loader, and the seconds that were spent waiting for its batches."""
+
+    def __init__(self, loader: Loader) -> None:
+        self.loader, self.seconds = loader, 0.0
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.loader, name)
+
+    def __iter__(self) -> Iterator[Any]:
+        batches = iter(self.loader)
+        while True:
+            began = time.perf_counter()
+            batch = next(batches)
+            self.seconds += time.perf_counter() - began
+            yield batch
+
+
+def waiting(corpus: Corpus, place: Path, repeats: int) -> None:
+    from pipeline.checkpoints import Checkpoints  # after part 1, whose workers need no torch
+    from pipeline.config import load
+    from pipeline.device import compute
+    from pipeline.metrics import Metrics, Progress
+    from pipeline.training import build_trainer
+
+    figures: dict[str, dict[str, list[float]]] = {}
+    for _ in range(repeats):
+        for workers in (0, 1):
+            overrides = [f"loader.workers={workers}", "validation.times=0", "checkpoint.every_seconds=null"]
+            options = load("wikitext2", [*overrides, f"pretrain.steps={STEPS}", "pretrain.seconds=null"])
+            folder = place / "phase"
+            trainer = build_trainer(
+                options.pretrain, options, corpus, Checkpoints(folder), compute(options), lambda: False
+            )
+            timed = [Timed(trainer.loader), Timed(trainer.negatives)]
+            trainer.loader, trainer.negatives = timed
+            metrics = Metrics(folder, 0)
+            spent = trainer.fit(metrics, Progress("waiting")).seconds
+            metrics.close()
+            mine = figures.setdefault(f"{workers} workers", {})
+            windows = STEPS * options.batch.sequences * (1 + options.iem.extra_batches)
+            mine.setdefault("windows/s consumed", []).append(windows / spent)
+            mine.setdefault("% of a step spent waiting", []).append(100 * sum(each.seconds for each in timed) / spent)
+            shutil.rmtree(folder)
+    table("Waiting for data in phase one at the preset wikitext2", figures, "0 workers")
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("texts", type=Path)
@@ -240,6 +287,7 @@ def main() -> None:
         corpus = sharding(arguments.texts, Path(place), arguments.repeats)
         loader(corpus, arguments.repeats)
         storage(corpus, Path(place), arguments.repeats)
+        waiting(corpus, Path(place), arguments.repeats)
 
 
 if __name__ == "__main__":

@@ -66,7 +66,8 @@ def list_files(path: str | None, pattern: str, kind: str) -> list[File]:
     ]
     files = sorted((file for file in files if file.size), key=lambda file: file.name)
     if not files:
-        raise ValueError(f"source.path={path} has no data: no non-empty file matches {pattern!r}")
+        where = f"no non-empty file there matches {pattern!r}" if root.is_dir() else "it is empty"
+        raise ValueError(f"source.path={path} has no data: {where}")
     return files
 
 
