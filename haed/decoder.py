@@ -109,10 +109,13 @@ class TransformerDecoder(nn.Module):
         """Logits (S, V + 1) of packed decisions, from ŷ (N, W) in the chunks' original order."""
         constant = self.context(context[packed.order])
         parts = [self.positions.weight[t] + constant[:size] for t, size in enumerate(packed.sizes)]
-        x = self.tokens(packed.inputs) + torch.cat([constant[:0], *parts])
+        x = self.tokens(packed.inputs) + torch.cat([constant[:0], self.positions.weight[:0], *parts])
         sizes = torch.tensor(packed.sizes, dtype=torch.long)
         for block in self.blocks:
             assert isinstance(block, Block)
+            if not packed.sizes:  # nothing to decode on this rank; the gradients are zero, but they are
+                x = block(x[:, None]).squeeze(1)
+                continue
             qkv = PackedSequence(block.attention.qkv(block.attention_norm(x)), sizes)
             grid, lengths = pad_packed_sequence(qkv, batch_first=True)
             mixed = block.attention.attend(*block.attention.split(grid))

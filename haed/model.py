@@ -39,6 +39,7 @@ class HAED(nn.Module):
         self.main = TransformerMain(options.main, options.encoder.width, context)
         self.head = nn.Linear(width, options.encoder.width, bias=False) if iem.head == "linear" else None
         self.scale = nn.Parameter(torch.empty(()))
+        self.cosine, self.temperature = iem.similarity == "cosine", iem.temperature
         self.decoder: LSTMDecoder | TransformerDecoder
         if options.decoder.kind == "lstm":
             self.decoder = LSTMDecoder(options.decoder, width, vocabulary)
@@ -53,7 +54,8 @@ class HAED(nn.Module):
         Matrices: normal with deviation 1/√fan_in; those that end a residual branch are divided by √(2·layers) (GPT-2).
         Token and position embeddings: normal, 1, so that a concatenation of them feeds the first layer at unit scale;
         those of the transformer decoder and position vectors 0.02·√W likewise small beside the content. LSTM: forget
-        gates start at bias 1. Scale: 1/√E, which makes first scores of normalised vectors about unit size.
+        gates start at bias 1. Scale: 1/√E, which makes first scores of normalised vectors about unit size; of a cosine
+        the inverse of its temperature.
         Output layer and candidate bias: zero, so that the first losses are log(V + 1) and log C.
         """
         for module in self.modules():
@@ -79,7 +81,7 @@ class HAED(nn.Module):
                 layer.bias[width : 2 * width] = 1
         nn.init.zeros_(self.decoder.output.weight)
         nn.init.zeros_(self.encoder.bias.weight)
-        self.scale.fill_(self.encoder.width**-0.5)
+        self.scale.fill_(1 / self.temperature if self.cosine else self.encoder.width**-0.5)
 
     def embed(self, tokens: Tensor, lengths: Tensor) -> Embedding:
         """Embeds chunks `tokens` (N, K) of `lengths` (N,): vector (N, E), bias (N,)."""
@@ -90,9 +92,13 @@ class HAED(nn.Module):
         return self.main(embeddings, starts)
 
     def query(self, prediction: Tensor) -> Tensor:
-        """The vector (N, E) whose dot product with a chunk's embedding, plus its bias, is the chunk's score."""
+        """The vector (N, E) whose dot product with a chunk's key, plus the chunk's bias, is the chunk's score."""
         narrow = prediction[..., : self.encoder.width] if self.head is None else self.head(prediction)
-        return narrow * self.scale
+        return self.key(narrow) * self.scale
+
+    def key(self, vector: Tensor) -> Tensor:
+        """What a query is compared with: embeddings (N, E), of unit length for the cosine."""
+        return F.normalize(vector, dim=-1) if self.cosine else vector
 
     def decode(self, prediction: Tensor, packed: Packed) -> Tensor:
         """Log p of every packed decision, (S,) float32 or wider, from ŷ (N, W) of the packed chunks."""

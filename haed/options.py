@@ -73,8 +73,35 @@ class IEMOptions:
     extra_batches: Annotated[
         int, Field(ge=0, description="batches read only for their chunks, as further negatives (paper: 3)")
     ] = 0
+    counts: Annotated[
+        Literal["streaming", "corpus"],
+        Field(description="where Q comes from: chunks seen so far, or all of the train split, counted at the start"),
+    ] = "streaming"
+    smoothing: Annotated[float, Field(ge=0, description="added to every count of Q")] = 0.0
+    bank: Annotated[
+        int, Field(ge=0, description="distinct chunks seen last that are kept as further negatives; 0: none")
+    ] = 0
+    bank_draws: Annotated[
+        int, Field(ge=1, description="of these so many are drawn for each step, and encoded anew; all, if there are fewer")
+    ] = 1024
+    mined: Annotated[
+        int,
+        Field(ge=0, description="hard negatives of each query: its nearest chunks in the bank; uncalibrated. 0: none"),
+    ] = 0
+    mined_share: Annotated[
+        float, Field(gt=0, le=1, description="at most so many of them, as a share of the candidates")
+    ] = 0.1
+    mined_refresh: Annotated[int, Field(ge=1, description="steps after which the index of the bank is built anew")] = 200
+    similarity: Annotated[
+        Literal["dot", "cosine"], Field(description="of query and embedding, times a scale that is learned")
+    ] = "dot"
+    temperature: Annotated[
+        float, Field(gt=0, description="cosine: what the scale begins as the inverse of (dot: it begins as 1/√E)")
+    ] = 0.07
     head: Annotated[
         Literal["linear", "none"],
         Field(description="between the main model and the score: a linear map W→E, or the first E coordinates (paper)"),
     ] = "linear"
-    block: Annotated[int, Field(ge=1, description="queries scored at a time; bounds memory, changes no result")] = 1024
+    block: Annotated[
+        int | None, Field(ge=1, description="queries scored at a time; bounds memory, changes no result; null: fitting")
+    ] = None

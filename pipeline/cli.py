@@ -249,7 +249,7 @@ def main(argv: list[str] | None = None, program: str = "pipeline", extra: tuple[
         arguments.words += rest
     logging.basicConfig(format="%(message)s", level=logging.WARNING, stream=sys.stderr)
     for room in ("pipeline", "data", "haed", "flows"):
-        logging.getLogger(room).setLevel(logging.INFO)
+        logging.getLogger(room).setLevel(logging.INFO if os.environ.get("RANK", "0") == "0" else logging.WARNING)
     caught: list[int] = []
     try:
         with _signals(caught) as stop:
@@ -269,6 +269,8 @@ def main(argv: list[str] | None = None, program: str = "pipeline", extra: tuple[
             print(f"{error}; the same command goes on from there", file=sys.stderr)
             return 128 + caught[0]
         return _failed(arguments, error, 1)
+    if os.environ.get("RANK", "0") != "0":  # of torchrun's processes the first one speaks
+        return 0
     if result.text and not arguments.json:
         print(result.text)
     if arguments.json:

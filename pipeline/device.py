@@ -27,21 +27,26 @@ class Compute:
 
 
 def compute(options: Options) -> Compute:
-    """Chooses the device and precision and sets the number of threads.
+    """Chooses the device and precision and sets the number of threads; processes of torchrun share the machine.
 
     Raises:
         ValueError: the device does not exist.
     """
+    here, together = (int(os.environ.get(name, number)) for name, number in (("LOCAL_RANK", 0), ("LOCAL_WORLD_SIZE", 1)))
     name = options.device
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "cpu"
+    if name == "cuda" and together > 1:
+        name = f"cuda:{here}"
     try:
         device = torch.device(name)
         torch.empty(0, device=device)
     except (RuntimeError, AssertionError, NotImplementedError) as error:
         reason = str(error).splitlines()[0]
         raise ValueError(f"device={options.device} is not available here ({reason}); use device=auto or cpu") from error
-    torch.set_num_threads(options.threads or os.cpu_count() or 1)
+    torch.set_num_threads(options.threads or max(1, (os.cpu_count() or 1) // together))
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
     if device.type == "cpu":
         keep_memory()
         torch.set_flush_denormal(True)  # probabilities near 1e-40 would take a hundred times as long as others

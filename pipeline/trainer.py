@@ -3,6 +3,9 @@
 A step reads a batch, works out its shapes on the CPU, and minimises an `Objective`. The learning rate is a function of
 progress alone: the largest of steps done / steps, seconds trained / seconds, and epochs / epochs. Seconds are those spent
 in steps; validation and saving do not count. Everything that influences the next step goes into a checkpoint.
+
+With several ranks (torchrun) each has its own windows, gradients are averaged by DistributedDataParallel, and the first
+rank alone keeps the clock, writes metrics and saves; see `haed.ranks`.
 """
 
 import logging
@@ -12,11 +15,14 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
+from torch.nn.parallel import DistributedDataParallel
 
 from data.loader import Batch, Loader
-from haed.objective import Losses, Objective, Prepared
+from haed.candidates import Prepared
+from haed.objective import Losses, Objective
 from pipeline.checkpoints import Checkpoint, Checkpoints
 from pipeline.device import Compute
 from pipeline.metrics import Metrics, Progress
@@ -89,16 +95,21 @@ class Trainer:
         self.phase, self.options, self.objective = phase, options, objective
         self.loader, self.negatives, self.checkpoints = loader, negatives, checkpoints
         self.compute, self.identity, self.stop, self.validation = compute, identity, stop, validation
+        self.ranks = objective.ranks
+        self.module: torch.nn.Module = objective
+        if self.ranks.size > 1:
+            self.module = DistributedDataParallel(objective, gradient_as_bucket_view=True)
         self.optimizer = _optimizer(objective, options)
-        self.generator = torch.Generator().manual_seed(options.seed)
         self.position = Position()
         self.sums: dict[str, Tensor | float] = {}
+        self.figures: dict[str, Tensor] = {}
+        self.metrics: Metrics | None = None
         self.validated = 0
         self.best = math.inf
         self._saved_at = Position()
 
-    def fit(self, metrics: Metrics, progress: Progress) -> Position:
-        """Trains until a limit of the phase is reached.
+    def fit(self, metrics: Metrics | None, progress: Progress | None) -> Position:
+        """Trains until a limit of the phase is reached; metrics and progress are the first rank's.
 
         Raises:
             Interrupted: `stop` was true; a checkpoint was written first.
@@ -106,102 +117,127 @@ class Trainer:
         """
         if not any((self.phase.steps, self.phase.seconds, self.phase.epochs)):
             raise ValueError("the phase has no limit: set its steps, seconds or epochs")
+        self.metrics = metrics
         batches = self._batches()
         self.objective.train()
         while (done := self.position.progress(self.phase)) < 1:
             began = time.perf_counter()
             self._step(next(batches))
-            self.position.seconds += time.perf_counter() - began
+            mine = self.position.seconds + time.perf_counter() - began
             self.position.step += 1
             self.position.epochs = self.loader.epochs
+            self.position.seconds, stopped = self.ranks.max([mine if self.ranks.first else 0.0, float(self.stop())])
             record = self._record() if self.position.step % LOG_STEPS == 0 else None
             if record is not None:
-                metrics.write(record)
-            progress.update(self.position.step, done, record)
-            self._validate(metrics)
-            if self.stop():
-                self._save(metrics)
+                self._write(record)
+            if progress is not None:
+                progress.update(self.position.step, done, record)
+            self._validate()
+            if stopped:
+                self._save()
                 raise Interrupted(f"stopped after step {self.position.step}, saved")
             if self._save_is_due():
-                self._save(metrics)
+                self._save()
         if self._saved_at.step != self.position.step:
-            self._save(metrics)
+            self._save()
         return self.position
 
     def _batches(self) -> Iterator[Prepared]:
         negatives = iter(self.negatives) if self.negatives is not None else None
-        for batch in self.loader:
-            if batch.skipped == len(batch.tokens):
-                continue  # nothing but windows of a damaged shard
+        for step, batch in enumerate(self.loader, self.position.step):
             extra = None
             if negatives is not None:
                 others = [_flat(next(negatives)) for _ in range(self.options.iem.extra_batches)]
                 extra = torch.cat([x[0] for x in others]), torch.cat([x[1] for x in others])
-            yield self.objective.prepare(*_tensors(batch), extra, self.generator)
+            generator = torch.Generator().manual_seed(_seed(self.options.seed, self.ranks.rank, step))
+            yield self.objective.prepare(*_tensors(batch), extra, generator)
 
     def _step(self, batch: Prepared) -> None:
         share = rate(self.position, self.phase, self.options.optimizer.warmup_steps)
         for group in self.optimizer.param_groups:
             group["lr"] = group["peak"] * share
+        diagnose = (self.position.step + 1) % LOG_STEPS == 0
         with self.compute.precision():
-            losses: Losses = self.objective(batch)
+            losses: Losses = self.module(batch.to(self.compute.device), diagnose)
         losses.total.backward()
-        norm = torch.nn.utils.clip_grad_norm_(self.objective.parameters(), self.options.optimizer.clip_norm)
+        if diagnose:
+            self._diagnose(losses)
+        parameters = [parameter for parameter in self.objective.parameters() if parameter.requires_grad]
+        norm = torch.nn.utils.clip_grad_norm_(parameters, self.options.optimizer.clip_norm)
         self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
         self._add("loss", losses.total)
         self._add("gradient_norm", norm)
-        self._add("candidates", float(losses.candidates))
-        self._add("chunks", float(batch.targets))
+        self._add("candidates", float(batch.candidates))
+        self._add("chunks", float(batch.targets_of_all))
         for name, value in (("iem", losses.iem), ("iem_accuracy", losses.accuracy)):
             if value is not None:
                 self._add(name, value)
         if losses.decoder is not None:
-            self._add("decoder_nats", losses.decoder * losses.decoded_chunks)
-            self._add("decoded_tokens", float(losses.decoded_tokens))
+            self._add("decoder_nats", losses.decoder * batch.decoded)
+            self._add("decoded_tokens", float(batch.decoded_tokens * self.ranks.size))
+
+    def _diagnose(self, losses: Losses) -> None:
+        """Figures of this step alone: place of the target, candidates in question, gradients of the two models."""
+        figures = {"iem_rank": losses.rank, "iem_effective": losses.effective}
+        for name in ("encoder", "main"):
+            parts = getattr(self.objective.model, name).parameters()
+            gradients = [parameter.grad for parameter in parts if parameter.grad is not None]
+            figures[f"gradient_norm_{name}"] = torch.nn.utils.get_total_norm(gradients)
+        self.figures = {name: value.detach() for name, value in figures.items() if value is not None}
 
     def _add(self, name: str, value: Tensor | float) -> None:
         value = value.detach().double() if isinstance(value, Tensor) else value
         self.sums[name] = self.sums.get(name, 0.0) + value
 
     def _record(self) -> dict[str, Any]:
-        """Means since the last record; the only place where the host waits for the device."""
-        sums = {name: float(value) for name, value in self.sums.items()}
-        self.sums = {}
-        decoder, tokens = sums.pop("decoder_nats", None), sums.pop("decoded_tokens", 0.0)
-        chunks, since = sums.pop("chunks"), sums.pop("seconds_before", 0.0)
+        """Means since the last record over all ranks; the only place where the host waits for the device."""
+        since = float(self.sums.pop("seconds_before", 0.0))
+        names = [*self.sums, *self.figures]
+        values = [float(value) / LOG_STEPS for value in self.sums.values()] + [float(x) for x in self.figures.values()]
+        values = [value / self.ranks.size for value in self.ranks.sum([*values, float(self.loader.skipped)])]
+        means = dict(zip(names, values, strict=False))
+        decoder, tokens, chunks = (means.pop(name, 0.0) for name in ("decoder_nats", "decoded_tokens", "chunks"))
+        self.sums, self.figures = {"seconds_before": self.position.seconds}, {}
         record: dict[str, Any] = {"step": self.position.step, "seconds": self.position.seconds}
         record["epoch"] = self.position.epochs
-        if self.loader.skipped:
-            record["skipped_windows"] = self.loader.skipped
-        record |= {name: value / LOG_STEPS for name, value in sums.items()}
+        if values[-1]:
+            record["skipped_windows"] = round(values[-1] * self.ranks.size)
+        record |= means
         if not math.isfinite(record["loss"]):
             rates = self.optimizer.param_groups[0]["lr"]
             parts = [name for name in ("iem", "gradient_norm") if not math.isfinite(record.get(name, 0.0))]
+            parts += [] if math.isfinite(decoder) else ["the decoder's loss"]
             raise NotFinite(
                 f"the loss is {record['loss']} at step {self.position.step} (learning rate {rates:.2g}"
                 f"{', ' + ', '.join(parts) + ' too' if parts else ''}); the last checkpoint stands: "
                 "lower optimizer.learning_rate or optimizer.clip_norm and resume"
             )
-        if decoder is not None and tokens:
+        if tokens:
             record["bits_per_token"] = decoder / tokens / math.log(2)
-        elapsed = max(self.position.seconds - since, 1e-9)
+        elapsed = max(self.position.seconds - since, 1e-9) / LOG_STEPS
         record["learning_rate"] = self.optimizer.param_groups[0]["lr"]
-        record["steps_per_second"], record["chunks_per_second"] = LOG_STEPS / elapsed, chunks / elapsed
-        self.sums["seconds_before"] = self.position.seconds
+        record["steps_per_second"], record["chunks_per_second"] = 1 / elapsed, chunks / elapsed
         return record
 
-    def _validate(self, metrics: Metrics) -> None:
+    def _write(self, record: dict[str, Any]) -> None:
+        if self.metrics is not None:
+            self.metrics.write(record)
+
+    def _validate(self) -> None:
         """Scores the fixed subset when the phase has passed another n-th of its limit."""
         times = self.options.validation.times
         due = math.floor(self.position.progress(self.phase) * times + 1e-9)
         if self.validation is None or due <= self.validated:
             return
         self.validated = due
-        record = self.validation.score(self.objective.model, self.compute)
-        metrics.write({"step": self.position.step, "seconds": self.position.seconds, **record})
-        log.info("%s", "  ".join(f"{name} {value:.4f}" for name, value in record.items()))
-        self._save(metrics, record["validation/bits_per_token"])
+        score = None
+        if self.ranks.first:
+            record = self.validation.score(self.objective.model, self.compute)
+            self._write({"step": self.position.step, "seconds": self.position.seconds, **record})
+            log.info("%s", "  ".join(f"{name} {value:.4f}" for name, value in record.items()))
+            score = record["validation/bits_per_token"]
+        self._save(score)
 
     def _save_is_due(self) -> bool:
         limits, last = self.options.checkpoint, self._saved_at
@@ -211,27 +247,33 @@ class Trainer:
             or (limits.every_seconds and seconds >= limits.every_seconds)
         )
 
-    def _save(self, metrics: Metrics, score: float | None = None) -> None:
-        metrics.sync()
+    def _save(self, score: float | None = None) -> None:
+        """Writes a checkpoint, on the first rank; the others tell it of theirs."""
+        self._saved_at = Position(**vars(self.position))
+        sums = self.ranks.gather(torch.tensor([[float(value) for value in self.sums.values()]], dtype=torch.float64))
+        if not self.ranks.first:
+            return
+        if self.metrics is not None:
+            self.metrics.sync()
         best = score is not None and score < self.best
         self.best = min(self.best, score) if score is not None else self.best
-        training = {f"objective/{name}": value for name, value in self.objective.unigram.state_dict().items()}
+        candidates = self.objective.candidates
+        training = {f"candidates/{k}": v for k, v in candidates.state_dict().items()} if candidates else {}
         names: dict[Tensor, str] = {parameter: name for name, parameter in self.objective.model.named_parameters()}
         for parameter, moments in self.optimizer.state.items():
             training |= {f"optimizer/{names[parameter]}/{key}": value for key, value in moments.items()}
-        training |= {"random/torch": torch.get_rng_state(), "random/share": self.generator.get_state()}
+        training["random/torch"] = torch.get_rng_state()
         state = {
             "identity": self.identity,
             "phase": {"seconds": self.position.seconds, "epochs": self.position.epochs},
             "loader": self.loader.state_dict(),
             "negatives": self.negatives.state_dict() if self.negatives is not None else None,
-            "sums": {name: float(value) for name, value in self.sums.items()},
+            "sums": [dict(zip(self.sums, rank[0].tolist(), strict=True)) for rank in sums],
             "validated": self.validated,
             "best": self.best if math.isfinite(self.best) else None,
         }
         model = {name: value.contiguous() for name, value in self.objective.model.state_dict().items()}
         self.checkpoints.save(self.position.step, model, training, state, best)
-        self._saved_at = Position(**vars(self.position))
 
     def restore(self, checkpoint: Checkpoint) -> None:
         """Continues exactly where a checkpoint was written."""
@@ -241,11 +283,10 @@ class Trainer:
         self.loader.load_state_dict(state["loader"])
         if self.negatives is not None and state["negatives"] is not None:
             self.negatives.load_state_dict(state["negatives"])
-        self.sums = dict(state["sums"])
+        self.sums = dict(state["sums"][self.ranks.rank if self.ranks.size == len(state["sums"]) else 0])
         self.validated = state["validated"]
         self.best = math.inf if state["best"] is None else state["best"]
         torch.set_rng_state(checkpoint.training["random/torch"])
-        self.generator.set_state(checkpoint.training["random/share"])
         self._saved_at = Position(**vars(self.position))
 
     def restore_learning(self, checkpoint: Checkpoint) -> None:
@@ -253,18 +294,24 @@ class Trainer:
         model = self.objective.model
         model.load_state_dict(checkpoint.model)
         training = checkpoint.training
-        prefix = "objective/"
-        counts = {name.removeprefix(prefix): x for name, x in training.items() if name.startswith(prefix)}
-        self.objective.unigram.load_state_dict(counts)
+        prefix = "candidates/"
+        candidates = {name.removeprefix(prefix): x for name, x in training.items() if name.startswith(prefix)}
+        if candidates and self.objective.candidates is not None:
+            self.objective.candidates.load_state_dict(candidates)
         for name, parameter in model.named_parameters():
             keys = ("step", "exp_avg", "exp_avg_sq")
             found = {key: training.get(f"optimizer/{name}/{key}") for key in keys}
-            if found["step"] is not None:
+            if found["step"] is not None and parameter.requires_grad:
                 self.optimizer.state[parameter] = {
                     key: x.clone() if key == "step" else x.to(parameter.device, parameter.dtype, copy=True)
                     for key, x in found.items()
                     if x is not None
                 }
+
+
+def _seed(*parts: int) -> int:
+    """Of what is random in a step, from the run's seed, the rank and the step: nothing of it need be saved."""
+    return int(np.random.SeedSequence(parts).generate_state(1, np.uint64)[0] >> 1)
 
 
 def _tensors(batch: Batch) -> tuple[Tensor, Tensor, Tensor]:
@@ -282,6 +329,8 @@ def _optimizer(objective: Objective, options: Options) -> torch.optim.AdamW:
     rates = options.optimizer
     groups: dict[tuple[bool, bool], list[Tensor]] = {}
     for name, parameter in objective.model.named_parameters():
+        if not parameter.requires_grad:
+            continue
         key = (name.startswith("main."), parameter.ndim >= 2)
         groups.setdefault(key, []).append(parameter)
     return torch.optim.AdamW(

@@ -3,24 +3,31 @@
 import json
 import logging
 from collections.abc import Callable
+from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+import numpy as np
 import torch
 
 from data.corpus import Corpus
 from data.loader import Loader
+from haed.chunks import chunk_keys
+from haed.iem import UnigramCounts
 from haed.model import HAED
 from haed.objective import Objective
+from haed.ranks import Ranks
 from pipeline.checkpoints import Checkpoint, Checkpoints
 from pipeline.device import Compute, compute, release_memory
+from pipeline.launcher import joined, launch, started_by_torchrun
 from pipeline.metrics import Metrics, Progress
 from pipeline.options import Options, PhaseOptions
 from pipeline.runs import RunFolder
 from pipeline.sharding import open_shards
 from pipeline.trainer import Stop, Trainer
 from pipeline.validation import Validation
+from pipeline.windows import grid
 
 log = logging.getLogger(__name__)
 Phase = Literal["pretrain", "finetune", "train"]
@@ -69,17 +76,28 @@ def run_phase(phase: Phase, options: Options, stop: Stop, listener: Listener | N
         ValueError: a checkpoint of another model or corpus, or one where `resume` forbids it.
         BlockingIOError: another process trains this run.
     """
+    if options.launcher.processes > 1 and not started_by_torchrun():
+        return Trained(**launch(phase, options, stop, listener))
+    with joined() as ranks:
+        return _run_phase(phase, options, ranks, stop, listener)
+
+
+def _run_phase(phase: Phase, options: Options, ranks: Ranks, stop: Stop, listener: Listener | None) -> Trained:
     limits: PhaseOptions = getattr(options, phase)
     corpus = open_shards(options)
     first = _phase_one(options) if phase == "finetune" else None
     run = RunFolder(Path(options.runs_dir) / options.name)
     checkpoints = Checkpoints(run.phase(phase) / "checkpoints", options.checkpoint.keep)
     _check_resume(options.resume, checkpoints)
-    run = RunFolder.create(options)
-    run.remember(corpus)
-    with run.lock():
+    ranks.wait()
+    with ExitStack() as held:
+        if ranks.first:
+            run = RunFolder.create(options)
+            run.remember(corpus)
+            held.enter_context(run.lock())
+        ranks.wait()
         machine = compute(options)
-        trainer = build_trainer(limits, options, corpus, checkpoints, machine, stop)
+        trainer = build_trainer(limits, options, corpus, checkpoints, machine, stop, ranks)
         newest = checkpoints.newest()
         if newest is not None:
             _check_identity(newest, trainer.identity)
@@ -90,14 +108,17 @@ def run_phase(phase: Phase, options: Options, stop: Stop, listener: Listener | N
             trainer.restore_learning(first)
             log.info("finetune starts from %s", first.path)
         resumed = trainer.position.step
-        metrics, progress = Metrics(run.phase(phase), resumed, listener), Progress(phase)
+        metrics = Metrics(run.phase(phase), resumed, listener) if ranks.first else None
+        progress = Progress(phase) if ranks.first else None
         try:
             position = trainer.fit(metrics, progress)
         finally:
-            progress.close()
-            metrics.close()
+            for log_of in (progress, metrics):
+                if log_of is not None:
+                    log_of.close()
             del trainer
             release_memory()
+        ranks.wait()
     newest_path = checkpoints.folder / (checkpoints.folder / "latest").read_text().strip()
     return Trained(str(run.path), phase, str(newest_path), position.step, position.seconds, position.epochs, resumed)
 
@@ -110,11 +131,27 @@ def build_model(options: Options, corpus: Corpus) -> HAED:
 
 
 def build_trainer(
-    limits: PhaseOptions, options: Options, corpus: Corpus, checkpoints: Checkpoints, machine: Compute, stop: Stop
+    limits: PhaseOptions,
+    options: Options,
+    corpus: Corpus,
+    checkpoints: Checkpoints,
+    machine: Compute,
+    stop: Stop,
+    ranks: Ranks | None = None,
 ) -> Trainer:
     """Puts model, loss, data and optimizer together, not yet restored from anything."""
-    objective = Objective(build_model(options, corpus), options.iem, limits.iem_weight, limits.decode_fraction)
-    objective.model.to(machine.device)
+    ranks = ranks or Ranks()
+    objective = Objective(
+        build_model(options, corpus).to(machine.device),
+        options.iem,
+        limits.iem_weight,
+        limits.decode_fraction,
+        options.batch.pieces,
+        ranks,
+        options.seed,
+    )
+    if objective.candidates is not None and options.iem.counts == "corpus":
+        count_corpus(objective.candidates.unigram, corpus)
 
     def stream(number: int) -> Loader:
         return Loader(
@@ -123,6 +160,8 @@ def build_trainer(
             context=options.batch.context,
             sequences=options.batch.sequences,
             seed=options.seed,
+            rank=ranks.rank,
+            ranks=ranks.size,
             part=(limits.part_from, limits.part_to),
             stream=number,
             options=options.loader,
@@ -138,11 +177,21 @@ def build_trainer(
     )
 
 
+def count_corpus(unigram: UnigramCounts, corpus: Corpus) -> None:
+    """Counts the chunks of the train split, a pass over its shards."""
+    k = corpus.chunker().k
+    for shard in corpus.of("train"):
+        for sample in corpus.read(shard):
+            rows = torch.from_numpy(grid(sample.tokens, sample.lengths, k))
+            keys = chunk_keys(rows, torch.from_numpy(sample.lengths.astype(np.uint8)))
+            unigram.update(keys, torch.ones(len(keys)))
+
+
 def identity(options: Options, corpus: Corpus) -> dict[str, Any]:
     """What must be the same for a checkpoint to fit: model, corpus and context, under their option names."""
     return {
         "model": asdict(options.model),
-        "iem": {"head": options.iem.head},
+        "iem": {"head": options.iem.head, "similarity": options.iem.similarity},
         "batch": {"context": options.batch.context},
         "chunker": asdict(options.chunker),
         "corpus": corpus.digest,

@@ -11,7 +11,13 @@ from haed.sampling import Draw, Sampler
 
 
 def small(
-    decoder: str, k: int = 3, vocabulary: int = 3, fixed: bool = False, context: int = 6, layers: int = 1
+    decoder: str,
+    k: int = 3,
+    vocabulary: int = 3,
+    fixed: bool = False,
+    context: int = 6,
+    layers: int = 1,
+    iem: IEMOptions | None = None,
 ) -> HAED:
     torch.manual_seed(0)
     options = ModelOptions(
@@ -19,7 +25,7 @@ def small(
         main=MainOptions(layers=2, width=8, heads=2, head_width=6, ffn=16),
         decoder=DecoderOptions(kind=decoder, width=8, heads=2, ffn=16, token_width=4, layers=layers),
     )
-    model = HAED(options, IEMOptions(), k, vocabulary, fixed, context).double()
+    model = HAED(options, iem or IEMOptions(), k, vocabulary, fixed, context).double()
     with torch.no_grad():  # away from the symmetric start
         for parameter in model.parameters():
             parameter += 0.3 * torch.randn_like(parameter)

@@ -1,0 +1,93 @@
+"""Processes that train together (torchrun): what they tell each other beside DistributedDataParallel's gradients.
+
+Everything whose shape depends on the data is exchanged on the CPU, through gloo, before a step begins, so that no device
+is waited for; only embeddings travel between devices, with their gradients. They have a group of their own, so that they
+never meet the averaging of other gradients.
+"""
+
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+
+class _Join(torch.autograd.Function):
+    """All ranks' rows, one after the other; the gradient of a row is the sum of all ranks' gradients of it."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, group: dist.ProcessGroup) -> Tensor:
+        ctx.group = group
+        parts = [torch.empty_like(x) for _ in range(dist.get_world_size(group))]
+        dist.all_gather(parts, x.contiguous(), group=group)
+        return torch.cat(parts)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
+        total = grad.contiguous().clone()
+        dist.all_reduce(total, group=ctx.group)
+        return total.tensor_split(dist.get_world_size(ctx.group))[dist.get_rank(ctx.group)], None
+
+
+class Ranks:
+    """This process among those that train together; one alone without `torch.distributed`.
+
+    Attributes:
+        rank: of this process.
+        size: number of processes.
+    """
+
+    def __init__(self) -> None:
+        together = dist.is_available() and dist.is_initialized()
+        self.rank, self.size = (dist.get_rank(), dist.get_world_size()) if together else (0, 1)
+        self._cpu = dist.new_group(backend="gloo") if self.size > 1 else None
+        self._devices = dist.new_group() if self.size > 1 else None
+
+    @property
+    def first(self) -> bool:
+        """This one writes the files."""
+        return self.rank == 0
+
+    def gather(self, x: Tensor) -> list[Tensor]:
+        """Every rank's tensor, in the order of the ranks; on the CPU, of the same type and any length along dimension 0."""
+        if self.size == 1:
+            return [x]
+        sizes = [torch.zeros(1, dtype=torch.long) for _ in range(self.size)]
+        dist.all_gather(sizes, torch.tensor([len(x)]), group=self._cpu)
+        longest = max(int(size) for size in sizes)
+        padded = x.new_zeros(longest, *x.shape[1:])
+        padded[: len(x)] = x
+        parts = [torch.empty_like(padded) for _ in range(self.size)]
+        dist.all_gather(parts, padded, group=self._cpu)
+        return [part[: int(size)] for part, size in zip(parts, sizes, strict=True)]
+
+    def sum(self, values: list[float]) -> list[float]:
+        """Sums of numbers over all ranks."""
+        return self._reduce(values, dist.ReduceOp.SUM)
+
+    def max(self, values: list[float]) -> list[float]:
+        """Largest of numbers over all ranks."""
+        return self._reduce(values, dist.ReduceOp.MAX)
+
+    def _reduce(self, values: list[float], how: "dist.ReduceOp.RedOpType") -> list[float]:
+        if self.size == 1:
+            return values
+        tensor = torch.tensor(values, dtype=torch.float64)
+        dist.all_reduce(tensor, how, group=self._cpu)
+        return tensor.tolist()
+
+    def share(self, count: int) -> slice:
+        """This rank's share of `count` rows, of which each has as many; the last ones may lie beyond the end."""
+        each = -(-count // self.size)
+        return slice(self.rank * each, (self.rank + 1) * each)
+
+    def join(self, x: Tensor) -> Tensor:
+        """Concatenates the ranks' shares (n, …), all of one shape, on their devices; gradients find their way back."""
+        return _Join.apply(x, self._devices) if self.size > 1 else x
+
+    def wait(self) -> None:
+        """Until all ranks are here."""
+        if self.size > 1:
+            dist.barrier(group=self._cpu)

@@ -1,0 +1,139 @@
+"""Several training processes on one machine: torchrun around `python -m pipeline STAGE`, and joining it from within."""
+
+import ctypes
+import json
+import logging
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+from collections import deque
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import IO, Any
+
+import torch
+import torch.distributed as dist
+
+from haed.ranks import Ranks
+from pipeline.config import dump
+from pipeline.metrics import read
+from pipeline.options import Options
+from pipeline.trainer import Interrupted
+
+log = logging.getLogger(__name__)
+_PR_SET_PDEATHSIG = 1
+_POLL_SECONDS = 0.2
+
+
+def started_by_torchrun() -> bool:
+    """Whether this process is one of torchrun's."""
+    return dist.is_torchelastic_launched()
+
+
+@contextmanager
+def joined() -> Iterator[Ranks]:
+    """Joins the other processes of torchrun, if it started this one, for the length of a stage."""
+    if not started_by_torchrun() or dist.is_initialized():
+        yield Ranks()
+        return
+    dist.init_process_group("nccl" if torch.cuda.is_available() else "gloo")
+    try:
+        yield Ranks()
+    finally:
+        dist.destroy_process_group()
+
+
+def launch(
+    stage: str, options: Options, stop: Callable[[], bool], listener: Callable[[dict[str, Any]], None] | None
+) -> dict[str, Any]:
+    """Runs a training stage in `launcher.processes` processes, passes their lines on, and stops them all if asked to.
+
+    Returns:
+        What the stage printed as JSON.
+
+    Raises:
+        Interrupted: `stop` was true; the processes saved and ended.
+        RuntimeError: the stage failed; its last words.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        config = Path(folder) / "config.yaml"
+        config.write_text(dump(options))
+        command = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
+        command += [f"--nproc-per-node={options.launcher.processes}", "-m", "pipeline", stage]
+        process = subprocess.Popen(
+            [*command, "--config", str(config), "--json"],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            env=os.environ | {"OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1")},
+            start_new_session=True,
+            preexec_fn=_die_with_parent,
+        )
+        assert process.stdout is not None and process.stderr is not None
+        printed: deque[str] = deque(maxlen=1)
+        said: deque[str] = deque(maxlen=200)
+        stopping = threading.Event()
+        threads = [
+            threading.Thread(target=_collect, args=(process.stdout, printed, None, stopping), daemon=True),
+            threading.Thread(target=_collect, args=(process.stderr, said, log, stopping), daemon=True),
+        ]
+        for thread in threads:
+            thread.start()
+        told = 0
+        path = Path(options.runs_dir) / options.name / stage / "metrics.jsonl"
+        try:
+            while process.poll() is None:
+                if stop() and not stopping.is_set():
+                    stopping.set()
+                    process.terminate()  # torchrun passes it on, and waits for the checkpoint
+                if listener is not None:
+                    told = _tell(path, told, listener)
+                try:
+                    process.wait(_POLL_SECONDS)
+                except subprocess.TimeoutExpired:
+                    continue
+        finally:
+            if process.poll() is None:
+                process.terminate()
+                process.wait(30)
+        for thread in threads:
+            thread.join()
+    if listener is not None:
+        _tell(path, told, listener)
+    if stopping.is_set():
+        saved = next((line for line in reversed(said) if "saved" in line), "stopped")
+        raise Interrupted(saved.split(";")[0])
+    if process.returncode:
+        raise RuntimeError(_reason(said))
+    result: dict[str, Any] = json.loads(printed[0])
+    return result
+
+
+def _die_with_parent() -> None:
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+
+
+def _collect(stream: IO[str], lines: "deque[str]", logger: logging.Logger | None, stopping: threading.Event) -> None:
+    """Keeps the last lines of a stream, and logs them until the processes are told to stop."""
+    for line in stream:
+        lines.append(line.rstrip())
+        if logger is not None and line.strip() and not stopping.is_set() and not line.startswith("error: "):
+            logger.info("%s", line.rstrip())
+
+
+def _tell(path: Path, told: int, listener: Callable[[dict[str, Any]], None]) -> int:
+    """Hands records after the step `told` to the listener, and returns the last one's."""
+    for record in read(path):
+        if record["step"] > told:
+            listener(record)
+    return max([told, *(record["step"] for record in read(path))])
+
+
+def _reason(said: "deque[str]") -> str:
+    """The line in which a process says why it failed, else the last one that is not torchrun's."""
+    errors = [line for line in said if line.startswith("error: ")]
+    return errors[0].removeprefix("error: ") if errors else next(iter(reversed(said)), "the processes failed")
