@@ -82,7 +82,8 @@ class IEMOptions:
         int, Field(ge=0, description="distinct chunks seen last that are kept as further negatives; 0: none")
     ] = 0
     bank_draws: Annotated[
-        int, Field(ge=1, description="of these so many are drawn for each step, and encoded anew; all, if there are fewer")
+        int,
+        Field(ge=1, description="of these so many are drawn for each step, and encoded anew; all, if there are fewer"),
     ] = 1024
     mined: Annotated[
         int,
@@ -91,7 +92,9 @@ class IEMOptions:
     mined_share: Annotated[
         float, Field(gt=0, le=1, description="at most so many of them, as a share of the candidates")
     ] = 0.1
-    mined_refresh: Annotated[int, Field(ge=1, description="steps after which the index of the bank is built anew")] = 200
+    mined_refresh: Annotated[int, Field(ge=1, description="steps after which the index of the bank is built anew")] = (
+        200
+    )
     similarity: Annotated[
         Literal["dot", "cosine"], Field(description="of query and embedding, times a scale that is learned")
     ] = "dot"

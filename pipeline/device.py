@@ -32,7 +32,9 @@ def compute(options: Options) -> Compute:
     Raises:
         ValueError: the device does not exist.
     """
-    here, together = (int(os.environ.get(name, number)) for name, number in (("LOCAL_RANK", 0), ("LOCAL_WORLD_SIZE", 1)))
+    here, together = (
+        int(os.environ.get(name, number)) for name, number in (("LOCAL_RANK", 0), ("LOCAL_WORLD_SIZE", 1))
+    )
     name = options.device
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "cpu"

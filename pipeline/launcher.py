@@ -11,7 +11,7 @@ import tempfile
 import threading
 from collections import deque
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO, Any
 
@@ -59,49 +59,42 @@ def launch(
         Interrupted: `stop` was true; the processes saved and ended.
         RuntimeError: the stage failed; its last words.
     """
+    path = Path(options.runs_dir) / options.name / stage / "metrics.jsonl"
+    printed, said, stopping, told = deque[str](maxlen=1), deque[str](maxlen=200), threading.Event(), 0
     with tempfile.TemporaryDirectory() as folder:
         config = Path(folder) / "config.yaml"
         config.write_text(dump(options))
         command = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
         command += [f"--nproc-per-node={options.launcher.processes}", "-m", "pipeline", stage]
-        process = subprocess.Popen(
+        with subprocess.Popen(
             [*command, "--config", str(config), "--json"],
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
-            env=os.environ | {"OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1")},
-            start_new_session=True,
+            env={"OMP_NUM_THREADS": "1"} | os.environ,
+            start_new_session=True,  # Ctrl-C reaches this process alone, which passes it on
             preexec_fn=_die_with_parent,
-        )
-        assert process.stdout is not None and process.stderr is not None
-        printed: deque[str] = deque(maxlen=1)
-        said: deque[str] = deque(maxlen=200)
-        stopping = threading.Event()
-        threads = [
-            threading.Thread(target=_collect, args=(process.stdout, printed, None, stopping), daemon=True),
-            threading.Thread(target=_collect, args=(process.stderr, said, log, stopping), daemon=True),
-        ]
-        for thread in threads:
-            thread.start()
-        told = 0
-        path = Path(options.runs_dir) / options.name / stage / "metrics.jsonl"
-        try:
-            while process.poll() is None:
-                if stop() and not stopping.is_set():
-                    stopping.set()
-                    process.terminate()  # torchrun passes it on, and waits for the checkpoint
-                if listener is not None:
-                    told = _tell(path, told, listener)
-                try:
-                    process.wait(_POLL_SECONDS)
-                except subprocess.TimeoutExpired:
-                    continue
-        finally:
-            if process.poll() is None:
-                process.terminate()
-                process.wait(30)
-        for thread in threads:
-            thread.join()
+        ) as process:
+            threads = [
+                threading.Thread(target=_collect, args=(process.stdout, printed, None, stopping)),
+                threading.Thread(target=_collect, args=(process.stderr, said, log, stopping)),
+            ]
+            for thread in threads:
+                thread.start()
+            try:
+                while process.poll() is None:
+                    if stop() and not stopping.is_set():
+                        stopping.set()
+                        process.terminate()  # torchrun passes it on, and waits for the checkpoint
+                    if listener is not None:
+                        told = _tell(path, told, listener)
+                    with suppress(subprocess.TimeoutExpired):
+                        process.wait(_POLL_SECONDS)
+            finally:
+                if process.poll() is None:
+                    process.terminate()
+            for thread in threads:
+                thread.join()
     if listener is not None:
         _tell(path, told, listener)
     if stopping.is_set():

@@ -17,8 +17,11 @@ class BatchOptions:
     context: Annotated[int, Field(ge=1, description="chunks per window (T); also the model's context")] = 128
     pieces: Annotated[
         int,
-        Field(ge=1, description="a step's windows are computed in so many pieces, each again for its gradient: the same "
-        "step in less memory, a third slower"),
+        Field(
+            ge=1,
+            description="a step's windows are computed in so many pieces, each again for its gradient: the same "
+            "step in less memory, a third slower",
+        ),
     ] = 1
 
 

@@ -75,7 +75,9 @@ def test_nothing_to_train_is_refused() -> None:
         objective(0, 0)
 
 
-@pytest.mark.parametrize(("decoder", "fraction", "iem"), [("lstm", 0.5, 1.0), ("transformer", 1.0, 0.0), ("lstm", 0, 1)])
+@pytest.mark.parametrize(
+    ("decoder", "fraction", "iem"), [("lstm", 0.5, 1.0), ("transformer", 1.0, 0.0), ("lstm", 0, 1)]
+)
 def test_pieces_change_nothing(decoder: str, fraction: float, iem: float) -> None:
     tokens, lengths = windows(5, 6, 3, 3)
     lengths[3, 2:] = 0

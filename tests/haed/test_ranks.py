@@ -47,7 +47,9 @@ def train(case: str, ranks: Ranks, joined: bool) -> dict[str, torch.Tensor]:
     names = ("total", "iem", "accuracy", "rank", "effective", "decoder")
     values = [getattr(losses, name) for name in names]
     means = ranks.sum([float("nan") if value is None else float(value.detach()) for value in values])
-    found = {name: torch.tensor(value / ranks.size, dtype=torch.float64) for name, value in zip(names, means, strict=True)}
+    found = {
+        name: torch.tensor(value / ranks.size, dtype=torch.float64) for name, value in zip(names, means, strict=True)
+    }
     return found | {name: p.grad for name, p in made.model.named_parameters() if p.grad is not None}
 
 
@@ -55,7 +57,9 @@ def train(case: str, ranks: Ranks, joined: bool) -> dict[str, torch.Tensor]:
 def together(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, torch.Tensor]]:
     out = tmp_path_factory.mktemp("ranks") / "found.pt"
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "-m", __name__]
-    done = subprocess.run([*command, str(out)], capture_output=True, text=True, timeout=40, cwd=Path(__file__).parents[2])
+    done = subprocess.run(
+        [*command, str(out)], capture_output=True, text=True, timeout=40, cwd=Path(__file__).parents[2]
+    )
     assert done.returncode == 0, done.stderr[-3000:]
     found: dict[str, dict[str, torch.Tensor]] = torch.load(out, weights_only=True)
     return found
