@@ -14,6 +14,9 @@ import statistics
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+sys.path[0] = str(Path(__file__).resolve().parent.parent)  # else `data` would be the script beside this one
 
 from pipeline.config import load
 

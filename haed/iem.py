@@ -23,7 +23,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-_ENTRIES = {"cpu": 1 << 22, "cuda": 1 << 27}  # scores held at a time
+_ROWS = {"cpu": 256, "cuda": 2048}  # queries scored at a time: enough for fast products
 
 
 class _BlockwiseSoftmax(torch.autograd.Function):
@@ -49,8 +49,7 @@ class _BlockwiseSoftmax(torch.autograd.Function):
         for start in range(0, len(queries), block):
             part = slice(start, start + block)
             query, column = queries[part], target[part, None]
-            scores = (query @ candidates.t()).to(wide)
-            scores += bias
+            scores = (query @ candidates.t()).to(wide).add_(bias)
             if mined is not None and replaced is not None:
                 nothing = scores.new_full((), torch.inf)
                 scores.scatter_reduce_(
@@ -62,15 +61,11 @@ class _BlockwiseSoftmax(torch.autograd.Function):
             figures[0] += (wanted >= top).sum()
             if diagnose:
                 figures[1] += (scores > wanted).sum() + len(query)
-            scores -= top
-            shifted = scores.clone().nan_to_num_(neginf=0.0) if diagnose else scores
-            scores.exp_()
-            normaliser = scores.sum(1, keepdim=True)
-            if diagnose:  # entropy = log Z − Σ p·s
-                figures[2] += (normaliser.log() - (shifted * scores).sum(1, keepdim=True) / normaliser).exp().sum()
-                del shifted
+            normaliser = scores.sub_(top).exp_().sum(1, keepdim=True)
             total += (normaliser.log() + top - wanted).sum()
             probabilities = scores.div_(normaliser)
+            if diagnose:
+                figures[2] += torch.special.entr(probabilities).sum(1).exp().sum()
             probabilities.scatter_add_(1, column, probabilities.new_full((len(column), 1), -1))
             if d_mined is not None:
                 d_mined[part] = probabilities[:, columns:]
@@ -82,9 +77,10 @@ class _BlockwiseSoftmax(torch.autograd.Function):
                 d_candidates.addmm_(narrow.t(), query)
             else:
                 d_candidates += narrow.t() @ query
+            del scores, probabilities, narrow  # else they would live beside the next block's
         ctx.save_for_backward(d_queries, d_candidates, d_bias, d_mined)
         count = ctx.count = max(len(queries), 1)
-        ctx.dtypes = candidates.dtype, bias.dtype, None if mined is None else mined.dtype
+        ctx.dtypes = queries.dtype, candidates.dtype, bias.dtype, None if mined is None else mined.dtype
         if not diagnose:
             figures[1:] = torch.nan
         figures /= count
@@ -95,15 +91,11 @@ class _BlockwiseSoftmax(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, grad: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
         d_queries, d_candidates, d_bias, d_mined = ctx.saved_tensors
-        scale = grad / ctx.count
-        kinds = ctx.dtypes
-        return (
-            d_queries * scale.to(d_queries.dtype),
-            (d_candidates * scale).to(kinds[0]),
-            (d_bias * scale).to(kinds[1]),
-            None if d_mined is None else (d_mined * scale).to(kinds[2]),
-            *[None] * 4,
-        )
+        scale, found = grad / ctx.count, (d_queries, d_candidates, d_bias, d_mined)
+        return *(
+            None if d is None else torch.mul(d, scale, out=torch.empty_like(d, dtype=dtype))
+            for d, dtype in zip(found, ctx.dtypes, strict=True)
+        ), *[None] * 4
 
 
 @dataclass
@@ -137,15 +129,15 @@ def blockwise_cross_entropy(
     Args:
         queries: (M, E).
         candidates: (C, E), same type as the queries.
-        bias: (C,) added to every row, the correction included.
+        bias: (C,) float32 or wider, added to every row, the correction included.
         target: (M,) column of each row's target.
-        block: rows scored at a time, which bounds the memory beside inputs and gradients to block × C; None: as many as
-            make some million scores.
+        block: rows scored at a time, which bounds the memory beside inputs and gradients to some block × C numbers; None:
+            as many as the device needs for fast products.
         mined: scores (M, H) of further candidates that count in their own row only, −∞ for none, and the columns (M, H)
             that these replace in their row, −1 for none.
         diagnose: also find rank and effective number; costs some passes over the scores.
     """
-    rows = block or max(1, _ENTRIES.get(queries.device.type, 1 << 27) // max(1, len(candidates)))
+    rows = block or _ROWS.get(queries.device.type, 1024)
     own, replaced = mined or (None, None)
     loss, figures = _BlockwiseSoftmax.apply(queries, candidates, bias, own, target, replaced, rows, diagnose)
     return SoftmaxLoss(loss, *figures.unbind())
@@ -227,7 +219,7 @@ def log_likelihood(queries: Tensor, candidates: Tensor, bias: Tensor, target: Te
 
     Arguments are as in `blockwise_cross_entropy`, without a correction in the bias.
     """
-    rows = max(1, _ENTRIES.get(queries.device.type, 1 << 27) // max(1, len(candidates)))
+    rows = _ROWS.get(queries.device.type, 1024)
     found = []
     for query, column in zip(queries.split(rows), target.split(rows), strict=True):
         scores = (query @ candidates.t()).to(torch.promote_types(query.dtype, torch.float32)) + bias

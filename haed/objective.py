@@ -13,6 +13,7 @@ Legend: B sequences, T chunks of a window, K tokens of a chunk, M real chunks of
 ranks, E width of an embedding, H mined negatives of a query.
 """
 
+import logging
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -29,8 +30,9 @@ from haed.model import HAED
 from haed.options import IEMOptions
 from haed.ranks import Ranks
 
-# Queries (M, E) on any device to the tokens (M, H, K), lengths (M, H) and keys (M, H) of their mined negatives.
-Miner = Callable[[Tensor], tuple[Tensor, Tensor, Tensor]]
+log = logging.getLogger(__name__)
+# Queries (M, E) on any device to the tokens (M, H, K), lengths (M, H) and keys (M, H) of their mined negatives, or None.
+Miner = Callable[[Tensor], tuple[Tensor, Tensor, Tensor] | None]
 
 
 @dataclass
@@ -92,6 +94,7 @@ class Objective(nn.Module):
         self.pieces, self.ranks = pieces, ranks or Ranks()
         self.candidates = Candidates(iem, model.k, self.ranks, seed) if iem_weight else None
         self.miner: Miner | None = None
+        self._compiled: Callable[..., Tensor] | None = None
         for name, parameter in model.named_parameters():
             part = "decoder" if name.startswith("decoder.") else "iem"
             if name.startswith(("decoder.", "head.", "encoder.bias.")) or name == "scale":
@@ -139,13 +142,13 @@ class Objective(nn.Module):
         if batch.shared:
             both = self.ranks.join(torch.cat([vectors, bias[:, None].to(vectors.dtype)], 1))
             vectors, bias = both[:, :-1], both[:, -1]
-        predictions = [self._remembered(self._predict, vectors, piece) for piece in batch.pieces]
+        predictions = [self._remembered(self.predict, vectors, piece) for piece in batch.pieces]
         losses = Losses(vectors.new_zeros((), dtype=torch.float32))
         if batch.adjustment is not None:
-            self._iem(losses, batch, Embedding(vectors, bias), torch.cat(predictions), diagnose)
+            self.score(losses, batch, Embedding(vectors, bias), torch.cat(predictions), diagnose)
         if self.decode_fraction:
             scores = [
-                self._remembered(self._decoded, prediction, piece)
+                self._remembered(self.decode, prediction, piece)
                 for prediction, piece in zip(predictions, batch.pieces, strict=True)
             ]
             losses.decoder = -torch.stack(scores).sum() * (self.ranks.size / max(1, batch.decoded))
@@ -158,18 +161,33 @@ class Objective(nn.Module):
             return function(*arguments)
         return checkpoint(function, *arguments, use_reentrant=False, preserve_rng_state=False)
 
-    def _predict(self, vectors: Tensor, piece: Any) -> Tensor:
+    def predict(self, vectors: Tensor, piece: Any) -> Tensor:
         """ŷ (m, W) of a piece's chunks."""
         shape = piece.starts.shape
         grid = vectors.new_zeros(shape.numel(), vectors.shape[-1])
         grid = grid.index_copy(0, piece.where, vectors[piece.inverse])
-        return self.model.predict(grid.unflatten(0, shape), piece.starts).flatten(0, 1)[piece.where]
+        return self._main(grid.unflatten(0, shape), piece.starts).flatten(0, 1)[piece.where]
 
-    def _decoded(self, prediction: Tensor, piece: Any) -> Tensor:
+    def _main(self, grid: Tensor, starts: Tensor) -> Tensor:
+        if self._compiled is not None:
+            try:
+                return self._compiled(grid, starts)
+            except Exception as error:  # of many kinds: no compiler, an operator it does not know, …
+                reason = (str(error).splitlines() or [type(error).__name__])[0]
+                log.warning("torch.compile failed (%s): training goes on without it", reason)
+                self._compiled = None
+        return self.model.predict(grid, starts)
+
+    def compile_main(self) -> None:
+        """Has the main model compiled at its first use, by torch.compile."""
+        self._compiled = torch.compile(self.model.predict, dynamic=False)
+
+    def decode(self, prediction: Tensor, piece: Any) -> Tensor:
         """Sum of the log likelihoods of a piece's decoded chunks."""
         return self.model.decode(prediction[piece.decoded], piece.packed).sum()
 
-    def _iem(self, losses: Losses, batch: Prepared, found: Embedding, prediction: Tensor, diagnose: bool) -> None:
+    def score(self, losses: Losses, batch: Prepared, found: Embedding, prediction: Tensor, diagnose: bool) -> None:
+        """Adds the IEM loss of ŷ (M, W) among the embedded chunks to the losses."""
         assert batch.adjustment is not None
         model, query = self.model, self.model.query(prediction)
         wide = torch.promote_types(query.dtype, torch.float32)
@@ -190,9 +208,12 @@ class Objective(nn.Module):
         A mined negative is certain to be there, so it counts with π = 1, in its own row, and instead of its column.
         """
         assert self.miner is not None
-        tokens, lengths, keys = self.miner(query.detach())
+        negatives = self.miner(query.detach())
+        if negatives is None:
+            return None
+        tokens, lengths, keys = negatives
         count = min(keys.shape[1], int(self.options.mined_share * batch.candidates))
-        if not count or not len(query):
+        if not count:
             return None
         chunks = distinct(tokens[:, :count].flatten(0, 1), lengths[:, :count].flatten())
         column = torch.searchsorted(batch.keys, keys[:, :count]).clamp(max=batch.candidates - 1)

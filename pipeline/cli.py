@@ -171,6 +171,22 @@ def _neighbours(arguments: argparse.Namespace, stop: Stop) -> Result:
     return Result(table(found), found)
 
 
+def _profile_arguments(parser: argparse.ArgumentParser) -> None:
+    run_settings(parser)
+    parser.add_argument("--phase", choices=("pretrain", "finetune", "train"), default="pretrain")
+    parser.add_argument("--steps", type=int, default=20, help="steps to measure")
+
+
+def _profile(arguments: argparse.Namespace, stop: Stop) -> Result:
+    options = run_options(arguments.run, arguments.words)
+    if arguments.steps < 1:
+        raise ConfigError(f"--steps {arguments.steps}: must be at least 1")
+    from pipeline.profile import profile, table
+
+    found = profile(options, arguments.phase, arguments.steps)
+    return Result(table(found), asdict(found))
+
+
 def _report(arguments: argparse.Namespace, stop: Stop) -> Result:
     from pipeline.report import report
 
@@ -215,6 +231,7 @@ COMMANDS = (
     Command("sample", "continue prompts", _sample_arguments, _sample),
     Command("index", "FAISS index of the embeddings of all chunks", run_settings, _index),
     Command("neighbours", "nearest chunks in the index", _neighbours_arguments, _neighbours),
+    Command("profile", "where the time of a training step goes", _profile_arguments, _profile),
     Command("report", "write report.html and report.md of a run", run_settings, _report),
     Command("config", "print a resolved configuration", _config_arguments, _config),
     Command("cat", "write the original bytes of a split to standard output", _cat_arguments, _cat),

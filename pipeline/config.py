@@ -110,6 +110,8 @@ def check(options: Options) -> Options:
         part = getattr(options, phase)
         if part.part_from >= part.part_to:
             raise ConfigError(f"{phase}.part_from={part.part_from} must be below {phase}.part_to={part.part_to}")
+    if options.iem.mined and not options.iem.bank:
+        raise ConfigError(f"iem.mined={options.iem.mined} needs a bank to mine from: set iem.bank, to 16384 say")
     if options.name in (".", "..") or "/" in options.name or "\0" in options.name:
         raise ConfigError(f"name={options.name!r}: must be the name of a folder, without slashes")
     return options

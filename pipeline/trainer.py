@@ -26,6 +26,7 @@ from haed.objective import Losses, Objective
 from pipeline.checkpoints import Checkpoint, Checkpoints
 from pipeline.device import Compute
 from pipeline.metrics import Metrics, Progress
+from pipeline.mining import Miner
 from pipeline.options import Options, PhaseOptions
 from pipeline.validation import Validation
 
@@ -99,6 +100,9 @@ class Trainer:
         self.module: torch.nn.Module = objective
         if self.ranks.size > 1:
             self.module = DistributedDataParallel(objective, gradient_as_bucket_view=True)
+        self.miner = None
+        if objective.candidates is not None and objective.candidates.bank is not None and options.iem.mined:
+            self.miner = objective.miner = Miner(objective.model, objective.candidates.bank, options.iem.mined)
         self.optimizer = _optimizer(objective, options)
         self.position = Position()
         self.sums: dict[str, Tensor | float] = {}
@@ -118,13 +122,15 @@ class Trainer:
         if not any((self.phase.steps, self.phase.seconds, self.phase.epochs)):
             raise ValueError("the phase has no limit: set its steps, seconds or epochs")
         self.metrics = metrics
-        batches = self._batches()
+        batches = self.batches()
         self.objective.train()
         while (done := self.position.progress(self.phase)) < 1:
             began = time.perf_counter()
-            self._step(next(batches))
+            self.step(next(batches))
             mine = self.position.seconds + time.perf_counter() - began
             self.position.step += 1
+            if self.miner is not None and self.position.step % self.options.iem.mined_refresh == 0:
+                self.miner.refresh()
             self.position.epochs = self.loader.epochs
             self.position.seconds, stopped = self.ranks.max([mine if self.ranks.first else 0.0, float(self.stop())])
             record = self._record() if self.position.step % LOG_STEPS == 0 else None
@@ -142,7 +148,8 @@ class Trainer:
             self._save()
         return self.position
 
-    def _batches(self) -> Iterator[Prepared]:
+    def batches(self) -> Iterator[Prepared]:
+        """Prepared batches from the present position on, without end."""
         negatives = iter(self.negatives) if self.negatives is not None else None
         for step, batch in enumerate(self.loader, self.position.step):
             extra = None
@@ -152,22 +159,16 @@ class Trainer:
             generator = torch.Generator().manual_seed(_seed(self.options.seed, self.ranks.rank, step))
             yield self.objective.prepare(*_tensors(batch), extra, generator)
 
-    def _step(self, batch: Prepared) -> None:
-        share = rate(self.position, self.phase, self.options.optimizer.warmup_steps)
-        for group in self.optimizer.param_groups:
-            group["lr"] = group["peak"] * share
+    def step(self, batch: Prepared) -> None:
+        """One update of the weights; nothing in it waits for the device."""
         diagnose = (self.position.step + 1) % LOG_STEPS == 0
         with self.compute.precision():
             losses: Losses = self.module(batch.to(self.compute.device), diagnose)
         losses.total.backward()
         if diagnose:
             self._diagnose(losses)
-        parameters = [parameter for parameter in self.objective.parameters() if parameter.requires_grad]
-        norm = torch.nn.utils.clip_grad_norm_(parameters, self.options.optimizer.clip_norm)
-        self.optimizer.step()
-        self.optimizer.zero_grad(set_to_none=True)
+        self._add("gradient_norm", self.update())
         self._add("loss", losses.total)
-        self._add("gradient_norm", norm)
         self._add("candidates", float(batch.candidates))
         self._add("chunks", float(batch.targets_of_all))
         for name, value in (("iem", losses.iem), ("iem_accuracy", losses.accuracy)):
@@ -176,6 +177,17 @@ class Trainer:
         if losses.decoder is not None:
             self._add("decoder_nats", losses.decoder * batch.decoded)
             self._add("decoded_tokens", float(batch.decoded_tokens * self.ranks.size))
+
+    def update(self) -> Tensor:
+        """Takes the gradients that are there, clipped, into the weights; returns their norm before."""
+        share = rate(self.position, self.phase, self.options.optimizer.warmup_steps)
+        for group in self.optimizer.param_groups:
+            group["lr"] = group["peak"] * share
+        parameters = [parameter for group in self.optimizer.param_groups for parameter in group["params"]]
+        norm = torch.nn.utils.clip_grad_norm_(parameters, self.options.optimizer.clip_norm)
+        self.optimizer.step()
+        self.optimizer.zero_grad(set_to_none=True)
+        return norm
 
     def _diagnose(self, losses: Losses) -> None:
         """Figures of this step alone: place of the target, candidates in question, gradients of the two models."""
@@ -262,6 +274,7 @@ class Trainer:
         names: dict[Tensor, str] = {parameter: name for name, parameter in self.objective.model.named_parameters()}
         for parameter, moments in self.optimizer.state.items():
             training |= {f"optimizer/{names[parameter]}/{key}": value for key, value in moments.items()}
+        training |= {f"miner/{name}": value for name, value in (self.miner.state_dict() if self.miner else {}).items()}
         training["random/torch"] = torch.get_rng_state()
         state = {
             "identity": self.identity,
@@ -294,17 +307,17 @@ class Trainer:
         model = self.objective.model
         model.load_state_dict(checkpoint.model)
         training = checkpoint.training
-        prefix = "candidates/"
-        candidates = {name.removeprefix(prefix): x for name, x in training.items() if name.startswith(prefix)}
-        if candidates and self.objective.candidates is not None:
-            self.objective.candidates.load_state_dict(candidates)
+        for prefix, part in (("candidates/", self.objective.candidates), ("miner/", self.miner)):
+            found = {name.removeprefix(prefix): x for name, x in training.items() if name.startswith(prefix)}
+            if found and part is not None:
+                part.load_state_dict(found)
         for name, parameter in model.named_parameters():
             keys = ("step", "exp_avg", "exp_avg_sq")
-            found = {key: training.get(f"optimizer/{name}/{key}") for key in keys}
-            if found["step"] is not None and parameter.requires_grad:
+            moments = {key: training.get(f"optimizer/{name}/{key}") for key in keys}
+            if moments["step"] is not None and parameter.requires_grad:
                 self.optimizer.state[parameter] = {
                     key: x.clone() if key == "step" else x.to(parameter.device, parameter.dtype, copy=True)
-                    for key, x in found.items()
+                    for key, x in moments.items()
                     if x is not None
                 }
 

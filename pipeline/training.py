@@ -150,6 +150,8 @@ def build_trainer(
         ranks,
         options.seed,
     )
+    if options.compile:
+        objective.compile_main()
     if objective.candidates is not None and options.iem.counts == "corpus":
         count_corpus(objective.candidates.unigram, corpus)
 

@@ -33,15 +33,27 @@ def stripped(options: Options, phase: str) -> list[dict[str, float]]:
     return [{k: v for k, v in record.items() if k not in timed} for record in read(path)]
 
 
-@pytest.mark.parametrize("decoder", ["lstm", "transformer"])
+MINING = ["iem.bank=200", "iem.bank_draws=20", "iem.mined=3", "iem.mined_refresh=5", "iem.similarity=cosine"]
+
+
+@pytest.mark.parametrize(
+    ("decoder", "more"), [("lstm", []), ("transformer", ["batch.pieces=2"]), ("lstm", [*MINING, "iem.counts=corpus"])]
+)
 def test_an_interrupted_run_ends_in_the_same_bits(
-    tiny: list[str], decoder: str, monkeypatch: pytest.MonkeyPatch
+    tiny: list[str], decoder: str, more: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from pipeline import trainer
     from pipeline.sharding import shard
 
     monkeypatch.setattr(trainer, "LOG_STEPS", 4)
-    chosen = [*tiny, f"model.decoder.kind={decoder}", "pretrain.steps=18", "finetune.steps=10", "iem.extra_batches=2"]
+    chosen = [
+        *tiny,
+        f"model.decoder.kind={decoder}",
+        "pretrain.steps=18",
+        "finetune.steps=10",
+        "iem.extra_batches=2",
+        *more,
+    ]
     whole, cut = load("quickstart", [*chosen, "name=whole"]), load("quickstart", [*chosen, "name=cut"])
     shard(whole)
     for stage in (pretrain, finetune):
