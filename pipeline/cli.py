@@ -187,6 +187,19 @@ def _profile(arguments: argparse.Namespace, stop: Stop) -> Result:
     return Result(table(found), asdict(found))
 
 
+def _compare_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("runs", nargs="+", metavar="RUN", help="names under runs_dir, or folders")
+    parser.add_argument("--runs-dir", default="runs", help="where runs are looked for by name")
+    parser.add_argument("--output", type=Path, metavar="FOLDER", help="of the page (default: RUNS_DIR/comparison)")
+
+
+def _compare(arguments: argparse.Namespace, stop: Stop) -> Result:
+    from pipeline.compare import compare, table
+
+    found = compare(arguments.runs, arguments.runs_dir, arguments.output or Path(arguments.runs_dir) / "comparison")
+    return Result(f"{table(found)}\n{found.page}", asdict(found))
+
+
 def _report(arguments: argparse.Namespace, stop: Stop) -> Result:
     from pipeline.report import report
 
@@ -231,6 +244,7 @@ COMMANDS = (
     Command("sample", "continue prompts", _sample_arguments, _sample),
     Command("index", "FAISS index of the embeddings of all chunks", run_settings, _index),
     Command("neighbours", "nearest chunks in the index", _neighbours_arguments, _neighbours),
+    Command("compare", "table and curves of several runs", _compare_arguments, _compare),
     Command("profile", "where the time of a training step goes", _profile_arguments, _profile),
     Command("report", "write report.html and report.md of a run", run_settings, _report),
     Command("config", "print a resolved configuration", _config_arguments, _config),

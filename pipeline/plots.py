@@ -62,6 +62,31 @@ def curves(phases: dict[str, list[dict[str, Any]]]) -> bytes:
     return _png(figure)
 
 
+def comparison(curves: dict[str, list[dict[str, float]]]) -> bytes:
+    """Validation bits per token of several runs against steps, seconds and model FLOPs (compare the paper's Figure 4).
+
+    Args:
+        curves: for each run its points, with `step`, `seconds`, `flops` and `bits`, and the `phase` they are of.
+    """
+    figure = Figure(figsize=(12, 3.8))
+    units = (("step", "steps"), ("seconds", "seconds of training"), ("flops", "model FLOPs"))
+    for position, (name, unit) in enumerate(units, 1):
+        axes = _axes(figure, position, 3, "validation, bits per token" if position == 1 else "", unit)
+        for number, (run, points) in enumerate(curves.items()):
+            shown = [(point[name], point["bits"]) for point in points if name in point]
+            if shown:
+                axes.plot(
+                    *zip(*shown, strict=True), "o-", color=f"C{number % 10}", markersize=3, linewidth=1.1, label=run
+                )
+        values = sorted(point["bits"] for points in curves.values() for point in points)
+        if len(values) > 10:  # the first points are far above the rest
+            axes.set_ylim(values[0] * 0.97, values[int(len(values) * 0.85)] * 1.05)
+        if position == 3:
+            axes.legend(fontsize=8, frameon=False, loc="upper right")
+    figure.tight_layout()
+    return _png(figure)
+
+
 def corpus(statistics: dict[str, Any]) -> bytes:
     """Statistics of the train split: lengths of chunks, rank and frequency (Zipf), lengths of documents."""
     figure = Figure(figsize=(9.5, 2.7))

@@ -51,7 +51,7 @@ def inline_markdown(folder: RunFolder) -> str:
     """report.md with its pictures inside, for places that have no folder beside them."""
     text = (folder.path / "report.md").read_text(encoding="utf-8")
     for picture in folder.path.glob("*.png"):
-        text = text.replace(f"]({picture.name})", f"]({_data_uri(picture.read_bytes())})")
+        text = text.replace(f"]({picture.name})", f"]({data_uri(picture.read_bytes())})")
     return text
 
 
@@ -87,7 +87,8 @@ def _json(path: Path) -> Any:
     return json.loads(path.read_text(encoding="utf-8")) if path.is_file() else None
 
 
-def _data_uri(png: bytes) -> str:
+def data_uri(png: bytes) -> str:
+    """A picture for the inside of a page."""
     return f"data:image/png;base64,{base64.b64encode(png).decode()}"
 
 
@@ -131,7 +132,7 @@ def _html(found: dict[str, Any]) -> str:
     captions = {"yardsticks.png": "", "curves.png": "<h2>Training</h2>", "corpus.png": "<h2>The training split</h2>"}
     for picture, caption in captions.items():
         if picture in found["pictures"]:
-            parts.append(f"{caption}<img alt='{picture}' src='{_data_uri(found['pictures'][picture])}'>")
+            parts.append(f"{caption}<img alt='{picture}' src='{data_uri(found['pictures'][picture])}'>")
     if found["neighbours"]:
         parts.append("<h2>Neighbours of chunks, by cosine of their embeddings</h2><div class=grid>")
         for item in found["neighbours"]:
@@ -151,10 +152,13 @@ def _html(found: dict[str, Any]) -> str:
         f"<h2>Configuration and versions</h2><details><summary>versions, commit, machine</summary><pre>{escape(environment)}"
         f"</pre></details><details><summary>complete configuration</summary><pre>{escape(found['configuration'])}</pre></details>"
     )
-    head = (
-        f"<!doctype html><html lang=en><meta charset=utf-8><title>{escape(found['name'])}</title><style>{STYLE}</style>"
-    )
-    return f"{head}<main>{''.join(parts)}</main></html>\n"
+    return page(found["name"], "".join(parts))
+
+
+def page(title: str, body: str) -> str:
+    """A self-contained page."""
+    head = f"<!doctype html><html lang=en><meta charset=utf-8><title>{html.escape(title)}</title><style>{STYLE}</style>"
+    return f"{head}<main>{body}</main></html>\n"
 
 
 def markdown(found: dict[str, Any]) -> str:

@@ -22,6 +22,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from data.loader import Batch, Loader
 from haed.candidates import Prepared
+from haed.flops import flops_of_step
 from haed.objective import Losses, Objective
 from pipeline.checkpoints import Checkpoint, Checkpoints
 from pipeline.device import Compute
@@ -45,11 +46,12 @@ class NotFinite(FloatingPointError):
 
 @dataclass
 class Position:
-    """How far a phase is."""
+    """How far a phase is; `flops` are model FLOPs, see `haed.flops`."""
 
     step: int = 0
     seconds: float = 0.0
     epochs: float = 0.0
+    flops: float = 0.0
 
     def progress(self, limits: PhaseOptions) -> float:
         """Share of the phase that is done: that of the limit which is nearest, or 0 without limits."""
@@ -168,6 +170,7 @@ class Trainer:
         if diagnose:
             self._diagnose(losses)
         self._add("gradient_norm", self.update())
+        self.position.flops += flops_of_step(self.objective.model, batch, self.ranks.size)
         self._add("loss", losses.total)
         self._add("candidates", float(batch.candidates))
         self._add("chunks", float(batch.targets_of_all))
@@ -212,7 +215,7 @@ class Trainer:
         decoder, tokens, chunks = (means.pop(name, 0.0) for name in ("decoder_nats", "decoded_tokens", "chunks"))
         self.sums, self.figures = {"seconds_before": self.position.seconds}, {}
         record: dict[str, Any] = {"step": self.position.step, "seconds": self.position.seconds}
-        record["epoch"] = self.position.epochs
+        record |= {"epoch": self.position.epochs, "flops": self.position.flops}
         if values[-1]:
             record["skipped_windows"] = round(values[-1] * self.ranks.size)
         record |= means
@@ -246,7 +249,8 @@ class Trainer:
         score = None
         if self.ranks.first:
             record = self.validation.score(self.objective.model, self.compute)
-            self._write({"step": self.position.step, "seconds": self.position.seconds, **record})
+            where = {name: value for name, value in vars(self.position).items() if name != "epochs"}
+            self._write(where | record)
             log.info("%s", "  ".join(f"{name} {value:.4f}" for name, value in record.items()))
             score = record["validation/bits_per_token"]
         self._save(score)
@@ -278,7 +282,7 @@ class Trainer:
         training["random/torch"] = torch.get_rng_state()
         state = {
             "identity": self.identity,
-            "phase": {"seconds": self.position.seconds, "epochs": self.position.epochs},
+            "phase": {name: value for name, value in vars(self.position).items() if name != "step"},
             "loader": self.loader.state_dict(),
             "negatives": self.negatives.state_dict() if self.negatives is not None else None,
             "sums": [dict(zip(self.sums, rank[0].tolist(), strict=True)) for rank in sums],
@@ -292,7 +296,7 @@ class Trainer:
         """Continues exactly where a checkpoint was written."""
         state = checkpoint.state
         self.restore_learning(checkpoint)
-        self.position = Position(checkpoint.state["step"], state["phase"]["seconds"], state["phase"]["epochs"])
+        self.position = Position(state["step"], **state["phase"])
         self.loader.load_state_dict(state["loader"])
         if self.negatives is not None and state["negatives"] is not None:
             self.negatives.load_state_dict(state["negatives"])
