@@ -106,6 +106,17 @@ class HAED(nn.Module):
         logits = mask_end(logits.to(torch.promote_types(logits.dtype, torch.float32)), packed.sizes, self.fixed)
         return -F.cross_entropy(logits, packed.targets, reduction="none")
 
+    def predictions(self, tokens: Tensor, lengths: Tensor, starts: Tensor) -> Tensor:
+        """ŷ (M, W) of the M real chunks of windows, on the model's device; arguments as for `log_likelihood`."""
+        device = self.scale.device
+        real = lengths > 0
+        chunks = distinct(tokens[real], lengths[real])
+        vectors = self.embed(chunks.tokens.to(device), chunks.lengths.to(device)).vector
+        where = real.nonzero(as_tuple=True)
+        grid = vectors.new_zeros(*real.shape, vectors.shape[-1])
+        grid[where] = vectors[chunks.inverse.to(device)]
+        return self.predict(grid, starts.to(device))[where]
+
     def log_likelihood(self, tokens: Tensor, lengths: Tensor, starts: Tensor) -> Tensor:
         """Exact log p, in nats, of every chunk given the chunks before it in its window.
 
@@ -117,19 +128,14 @@ class HAED(nn.Module):
         Returns:
             (B, T) float32 or wider on the model's device, 0 where no chunk is: all tokens and the chunk's end.
         """
-        device = self.scale.device
         real = lengths > 0
-        chunks = distinct(tokens[real], lengths[real])
-        vectors = self.embed(chunks.tokens.to(device), chunks.lengths.to(device)).vector
-        where = real.nonzero(as_tuple=True)
-        grid = vectors.new_zeros(*real.shape, vectors.shape[-1])
-        grid[where] = vectors[chunks.inverse.to(device)]
-        prediction = self.predict(grid, starts.to(device))[where]
+        prediction = self.predictions(tokens, lengths, starts)
+        device = prediction.device
         packed = pack(tokens[real], lengths[real], self.vocabulary, self.fixed).to(device)
         scores = self.decode(prediction, packed)
         total = scores.new_zeros(len(prediction)).index_add_(0, packed.order[packed.chunk], scores)
         result = scores.new_zeros(real.shape)
-        result[where] = total
+        result[real.to(device)] = total
         return result
 
 

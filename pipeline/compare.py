@@ -32,7 +32,7 @@ class Row:
         validation: last bits per token on the fixed subset of the validation split, and its standard error.
         validation_error: see above.
         evaluation: bits per character (per dim for images) of evaluation.json, or None if the run was not evaluated.
-        split: that it is of.
+        split: that it is of, and the phase whose checkpoint it is of.
         corpus: digest of the corpus; bits of different ones do not compare.
     """
 
@@ -109,7 +109,7 @@ def _read(name: str, folder: RunFolder) -> tuple[Row, list[dict[str, float]]]:
         validation=last.get(BITS),
         validation_error=last.get("validation/standard_error"),
         evaluation=scored,
-        split=evaluation.get("split"),
+        split=f"{evaluation['split']}, {evaluation['stage']}" if evaluation else None,
         corpus=_json(folder.path / "corpus.json").get("digest"),
     )
     return row, points

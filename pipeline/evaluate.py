@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 
 from data.corpus import Corpus
+from pipeline.closed_set import ClosedSet, closed_set
 from pipeline.device import release_memory
 from pipeline.files import write_atomically
 from pipeline.inference import Run, Score, characters
@@ -40,6 +41,7 @@ class Evaluation:
         context: chunks of a window; `stride` of them are newly scored by each.
         stride: see above.
         seconds: time of scoring.
+        iem: the IEM score as a likelihood over a closed set of chunks, if the run was trained with that loss.
         yardsticks: other models on the same bytes.
         not_beaten: names of the yardsticks that need no more bits.
     """
@@ -59,6 +61,7 @@ class Evaluation:
     context: int
     stride: int
     seconds: float
+    iem: ClosedSet | None
     yardsticks: list[Yardstick]
     not_beaten: list[str]
 
@@ -82,6 +85,8 @@ def evaluate(options: Options, text: Path | None = None) -> Evaluation:
     reference = _yardsticks(corpus, split) if options.evaluate.yardsticks and not _is_raster(corpus) else []
     release_memory()
     result = _score(run, split, corpus.documents(split), corpus.originals(split), reference)
+    if options.pretrain.iem_weight and run.phase != "train" and options.evaluate.closed_set:
+        result.iem = closed_set(run, corpus, split)
     release_memory()
     run.folder.write_json("evaluation.json", asdict(result))
     return result
@@ -127,6 +132,7 @@ def _score(
         context=run.options.batch.context,
         stride=stride,
         seconds=seconds,
+        iem=None,
         yardsticks=reference,
         not_beaten=not_beaten(score.bits_per_char, reference),
     )
@@ -176,6 +182,12 @@ def table(result: Evaluation) -> str:
     ]
     if result.bits_per_dim is not None:
         lines[0] = f"{result.split}: {result.bits_per_dim:.4f} bits/dim"
+    if result.iem is not None:
+        lines.append(
+            f"  as a softmax over all {result.iem.candidates:,} chunks: {result.iem.bits_per_token:.4f} bits/token, where the "
+            f"decoder needs {result.iem.decoder_bits_per_token:.4f} ({result.iem.chunks:,} chunks"
+            f"{'' if result.iem.calibrated else ', uncalibrated'})"
+        )
     if result.yardsticks:
         lines.append("yardsticks on the same bytes (bits/char):")
         for item in sorted(result.yardsticks, key=lambda item: -item.bits_per_char):

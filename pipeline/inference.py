@@ -65,7 +65,7 @@ class Run:
 
     def __init__(self, folder: RunFolder, options: Options | None = None) -> None:
         self.folder, self.options = folder, options or folder.options()
-        self.phase = folder.trained_phase()
+        self.phase = folder.trained_phase(self.options.evaluate.stage)
         checkpoint = Checkpoints(folder.phase(self.phase) / "checkpoints").best()
         assert checkpoint is not None
         self.step: int = checkpoint.state["step"]

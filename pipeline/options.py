@@ -105,6 +105,19 @@ class EvaluateOptions:
     stride: Annotated[
         int | None, Field(ge=1, description="chunks newly scored by each window; null: half of its context")
     ] = None
+    stage: Annotated[
+        Literal["pretrain", "finetune", "train"] | None,
+        Field(
+            description="whose checkpoint is evaluated, sampled from and indexed; null: finetune's, else train's, else "
+            "pretrain's"
+        ),
+    ] = None
+    closed_set: Annotated[
+        int, Field(ge=0, description="IEM scores are normalised over all distinct chunks if there are at most so many")
+    ] = 200_000
+    closed_windows: Annotated[
+        int, Field(ge=0, description="windows in which that is held against the decoder's likelihood; 0: none")
+    ] = 64
     sequences: Annotated[int, Field(ge=1, description="windows scored at a time")] = 16
     yardsticks: Annotated[bool, Field(description="also measure n-gram models and xz on the same bytes")] = True
 

@@ -110,17 +110,18 @@ class RunFolder:
         """Folder of a training phase: pretrain, finetune or train."""
         return self.path / name
 
-    def trained_phase(self) -> str:
-        """The last phase that has a checkpoint: finetune, else train, else pretrain.
+    def trained_phase(self, wanted: str | None = None) -> str:
+        """The wanted phase, or the last one that has a checkpoint: finetune, else train, else pretrain.
 
         Raises:
-            FileNotFoundError: nothing was trained yet.
+            FileNotFoundError: it, or anything, was not trained yet.
         """
-        for name in PHASES:
+        for name in (wanted,) if wanted else PHASES:
             if (self.phase(name) / "checkpoints" / "latest").is_file():
                 return name
+        stage = wanted or "pretrain` or `haed train"
         raise FileNotFoundError(
-            f"{self.path} has no checkpoint yet: train it with `haed pretrain` or `haed train` first"
+            f"{self.path} has no checkpoint{f' of {wanted}' if wanted else ''} yet: train it with `haed {stage}` first"
         )
 
     def write_json(self, name: str, value: Any) -> Path:

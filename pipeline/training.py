@@ -173,7 +173,8 @@ def build_trainer(
     negatives = None
     if limits.iem_weight and options.iem.extra_batches:
         negatives = stream(1)
-    validation = Validation.of(corpus, options) if limits.decode_fraction else None
+    wanted = options.validation.windows if options.validation.times and limits.decode_fraction else 0
+    validation = Validation.of(corpus, options.batch.context, wanted)
     return Trainer(
         limits, options, objective, loader, negatives, checkpoints, machine, identity(options, corpus), stop, validation
     )

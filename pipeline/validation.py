@@ -1,7 +1,9 @@
 """Exact bits on a fixed subset of the validation split, with the standard error over its windows."""
 
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import islice
 
 import torch
 
@@ -9,7 +11,6 @@ from data.corpus import Corpus
 from data.loader import Loader
 from haed.model import HAED
 from pipeline.device import Compute
-from pipeline.options import Options
 
 
 @dataclass
@@ -21,27 +22,29 @@ class Validation:
     starts: torch.Tensor
 
     @classmethod
-    def of(cls, corpus: Corpus, options: Options) -> "Validation | None":
-        """The first `validation.windows` of a fixed shuffle of the split, or None if it is empty or switched off."""
-        limits = options.validation
-        if not limits.times or corpus.counts("valid").chunks == 0:
+    def of(cls, corpus: Corpus, context: int, windows: int, split: str = "valid") -> "Validation | None":
+        """The first `windows` of a fixed shuffle of a split, or None if it is empty or none are asked for."""
+        if not windows or corpus.counts(split).chunks == 0:
             return None
-        loader = Loader(corpus, "valid", context=options.batch.context, sequences=1, seed=0)
-        count = min(limits.windows, loader.windows_per_epoch)
-        batches = [batch for _, batch in zip(range(count), loader, strict=False)]
+        loader = Loader(corpus, split, context=context, sequences=1, seed=0)
+        batches = list(islice(loader, min(windows, loader.windows_per_epoch)))
         parts = ([getattr(batch, name) for batch in batches] for name in ("tokens", "lengths", "starts"))
         return cls(*(torch.cat([torch.from_numpy(x) for x in part]) for part in parts))
 
+    def batches(self, at_once: int = 16) -> Iterator[tuple[torch.Tensor, torch.Tensor, torch.Tensor]]:
+        """The windows, some at a time."""
+        for rows in torch.arange(len(self.tokens)).split(at_once):
+            yield self.tokens[rows], self.lengths[rows], self.starts[rows]
+
     @torch.no_grad()
-    def score(self, model: HAED, compute: Compute, at_once: int = 16) -> dict[str, float]:
+    def score(self, model: HAED, compute: Compute) -> dict[str, float]:
         """Bits per token and the standard error over windows."""
         training = model.training
         model.eval()
         bits = []
         with compute.precision():
-            for rows in torch.arange(len(self.tokens)).split(at_once):
-                parts = self.tokens[rows], self.lengths[rows], self.starts[rows]
-                bits.append(-model.log_likelihood(*parts).double().sum(1).cpu() / math.log(2))
+            for batch in self.batches():
+                bits.append(-model.log_likelihood(*batch).double().sum(1).cpu() / math.log(2))
         model.train(training)
         total, tokens = torch.cat(bits), self.lengths.double().sum(1)
         mean = total.sum() / tokens.sum()
