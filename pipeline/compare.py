@@ -32,7 +32,8 @@ class Row:
         validation: last bits per token on the fixed subset of the validation split, and its standard error.
         validation_error: see above.
         evaluation: bits per character (per dim for images) of evaluation.json, or None if the run was not evaluated.
-        split: that it is of, and the phase whose checkpoint it is of.
+        split: that it is of; `stage` is the phase whose checkpoint it is of.
+        stage: see above.
         corpus: digest of the corpus; bits of different ones do not compare.
     """
 
@@ -46,6 +47,7 @@ class Row:
     validation_error: float | None
     evaluation: float | None
     split: str | None
+    stage: str | None
     corpus: str | None
 
 
@@ -109,7 +111,8 @@ def _read(name: str, folder: RunFolder) -> tuple[Row, list[dict[str, float]]]:
         validation=last.get(BITS),
         validation_error=last.get("validation/standard_error"),
         evaluation=scored,
-        split=f"{evaluation['split']}, {evaluation['stage']}" if evaluation else None,
+        split=evaluation.get("split"),
+        stage=evaluation.get("stage"),
         corpus=_json(folder.path / "corpus.json").get("digest"),
     )
     return row, points
@@ -157,7 +160,7 @@ def _cells(row: Row) -> list[str]:
         f"{row.seconds:,.0f}",
         f"{row.flops:.3g}",
         validation,
-        "–" if row.evaluation is None else f"{row.evaluation:.4f} ({row.split})",
+        "–" if row.evaluation is None else f"{row.evaluation:.4f} ({row.split}, {row.stage})",
     ]
 
 
