@@ -119,7 +119,7 @@ class Trainer:
 
         Raises:
             Interrupted: `stop` was true; a checkpoint was written first.
-            NotFinite: the loss became NaN or infinite; the last checkpoint stands.
+            NotFinite: the loss, a gradient or a weight became NaN or infinite; the last checkpoint stands.
         """
         if not any((self.phase.steps, self.phase.seconds, self.phase.epochs)):
             raise ValueError("the phase has no limit: set its steps, seconds or epochs")
@@ -219,21 +219,23 @@ class Trainer:
         if values[-1]:
             record["skipped_windows"] = round(values[-1] * self.ranks.size)
         record |= means
-        if not math.isfinite(record["loss"]):
-            rates = self.optimizer.param_groups[0]["lr"]
-            parts = [name for name in ("iem", "gradient_norm") if not math.isfinite(record.get(name, 0.0))]
-            parts += [] if math.isfinite(decoder) else ["the decoder's loss"]
-            raise NotFinite(
-                f"the loss is {record['loss']} at step {self.position.step} (learning rate {rates:.2g}"
-                f"{', ' + ', '.join(parts) + ' too' if parts else ''}); the last checkpoint stands: "
-                "lower optimizer.learning_rate or optimizer.clip_norm and resume"
-            )
+        self._check(means | {"decoder": decoder})
         if tokens:
             record["bits_per_token"] = decoder / tokens / math.log(2)
         elapsed = max(self.position.seconds - since, 1e-9) / LOG_STEPS
         record["learning_rate"] = self.optimizer.param_groups[0]["lr"]
         record["steps_per_second"], record["chunks_per_second"] = 1 / elapsed, chunks / elapsed
         return record
+
+    def _check(self, figures: dict[str, float]) -> None:
+        """Raises NotFinite naming those that are NaN or infinite."""
+        wrong = [name for name, value in figures.items() if not math.isfinite(value)]
+        if wrong:
+            raise NotFinite(
+                f"not finite at step {self.position.step}: {', '.join(wrong)} (learning rate "
+                f"{self.optimizer.param_groups[0]['lr']:.2g}); the last checkpoint stands: lower "
+                "optimizer.learning_rate or optimizer.clip_norm and resume"
+            )
 
     def _write(self, record: dict[str, Any]) -> None:
         if self.metrics is not None:
@@ -266,6 +268,8 @@ class Trainer:
     def _save(self, score: float | None = None) -> None:
         """Writes a checkpoint, on the first rank; the others tell it of theirs."""
         self._saved_at = Position(**vars(self.position))
+        weights = torch.stack([parameter.detach().abs().max() for parameter in self.objective.parameters()]).max()
+        self._check({name: float(value) for name, value in self.sums.items()} | {"weights": float(weights)})
         sums = self.ranks.gather(torch.tensor([[float(value) for value in self.sums.values()]], dtype=torch.float64))
         if not self.ranks.first:
             return

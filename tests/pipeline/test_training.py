@@ -190,8 +190,31 @@ def test_a_loss_that_is_not_finite_stops_the_run(options: Options, monkeypatch: 
 
     monkeypatch.setattr(trainer, "LOG_STEPS", 2)
     options.optimizer.learning_rate, options.optimizer.main_learning_rate = 1e30, 1e30
-    with pytest.raises(NotFinite, match="lower optimizer.learning_rate"):
+    with pytest.raises(NotFinite, match=r"not finite at step 2: .*loss.*decoder \(learning rate 8.6e\+29\).* lower optimizer"):
         train(options)
+
+
+@pytest.mark.parametrize(("log_every", "wrong"), [(100, "gradient_norm"), (1, "gradient_norm")])
+def test_no_checkpoint_is_written_of_what_is_not_finite(
+    options: Options, monkeypatch: pytest.MonkeyPatch, log_every: int, wrong: str
+) -> None:
+    from pipeline import trainer
+
+    monkeypatch.setattr(trainer, "LOG_STEPS", log_every)
+    options.train.steps, options.checkpoint.every_steps, options.validation.times = 6, 1, 0
+    update = trainer.Trainer.update
+
+    def spoiled(self: trainer.Trainer) -> torch.Tensor:
+        if self.position.step == 3:
+            self.optimizer.param_groups[0]["params"][0].grad[:] = torch.nan
+        return update(self)
+
+    monkeypatch.setattr(trainer.Trainer, "update", spoiled)
+    with pytest.raises(NotFinite, match=rf"at step 4: .*{wrong}"):
+        train(options)
+    assert newest(options, "train").name == "step-00000003"
+    monkeypatch.setattr(trainer.Trainer, "update", update)
+    assert train(options).resumed_from == 3
 
 
 def test_configuration_and_environment_are_written(options: Options) -> None:
