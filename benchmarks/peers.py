@@ -153,7 +153,6 @@ def ours(arguments: argparse.Namespace, folder: str) -> None:
     ]
     common = [
         f"source.path={arguments.folder}",
-        "source.pattern=*.txt",
         *OURS,
         *limits,
         "validation.times=0",
