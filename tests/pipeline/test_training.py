@@ -190,7 +190,9 @@ def test_a_loss_that_is_not_finite_stops_the_run(options: Options, monkeypatch: 
 
     monkeypatch.setattr(trainer, "LOG_STEPS", 2)
     options.optimizer.learning_rate, options.optimizer.main_learning_rate = 1e30, 1e30
-    with pytest.raises(NotFinite, match=r"not finite at step 2: .*loss.*decoder \(learning rate 8.6e\+29\).* lower optimizer"):
+    with pytest.raises(
+        NotFinite, match=r"not finite at step 2: .*loss.*decoder \(learning rate 8.6e\+29\).* lower optimizer"
+    ):
         train(options)
 
 
