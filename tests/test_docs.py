@@ -37,7 +37,7 @@ def test_the_commands_and_the_loader(tmp_path: Path) -> None:
     (words,) = [each for each in tmp_path.glob("shards/my-texts-*") if Corpus.open(each).options.kind == "words"]
     example = BLOCKS["python"][0].replace("NAME-DIGEST", words.name)
     (tmp_path / "example.py").write_text(example)
-    assert "(4, 128, 12) (4, 128) {'epoch': 0, 'windows': 4}" in bash(f"{sys.executable} example.py", tmp_path)
+    assert "(4, 128, 12) (4, 128) {'epoch': 0, 'windows': 4}" in bash("python example.py", tmp_path)
 
 
 @pytest.mark.parametrize("workers", [1, 2])

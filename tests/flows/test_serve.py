@@ -71,7 +71,8 @@ def test_every_flow_is_served_and_can_be_triggered(tmp_path: Path, tiny: list[st
 
         deployments = until(120, registered)
         parameters = {"preset": "quickstart", "overrides": [*tiny, "name=served"]}
-        run = call(address, f"/deployments/{deployments['shard']}/create_flow_run", {"parameters": parameters})
+        trigger = f"/deployments/{deployments['shard']}/create_flow_run"
+        run = until(30, lambda: call(address, trigger, {"parameters": parameters}))  # 503: the database was busy
         done = ("COMPLETED", "FAILED", "CRASHED")
         state = until(90, lambda: (s := call(address, f"/flow_runs/{run['id']}")["state_type"]) in done and s)
         assert state == "COMPLETED", (tmp_path / "log").read_text()[-3000:]

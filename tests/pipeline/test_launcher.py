@@ -59,7 +59,7 @@ def test_torchrun_by_hand_and_phase_two_in_one_process(together: Options, tmp_pa
     assert training.finetune(together).steps == together.finetune.steps
 
 
-def test_what_fails_there_is_said_here(together: Options) -> None:
-    together.shards_dir = "nowhere"
+def test_what_fails_there_is_said_here(together: Options, tmp_path: Path) -> None:
+    together.shards_dir = str(tmp_path / "nowhere")
     with pytest.raises(RuntimeError, match="no shards of this source and chunker"):
         training.train(together)
