@@ -1,11 +1,20 @@
-"""Two phases against training end to end, at equal seconds of training, with the same model, text and batches.
+"""Learning in the embedding space against learning end to end, at equal seconds of training (the paper's Figure 4).
 
-    python benchmarks/two_phases.py --seconds 200 --seeds 3 --config wikitext2 source.path=../shared/data/wikitext-2
+    python benchmarks/two_phases.py --seconds 600 --seeds 3 source.path=../shared/data/wikitext-2
 
-Arms, by their share of the seconds: `two-phases` (the preset's own phases), `end-to-end` (`haed train`), and `no-iem`
-(the two phases with `pretrain.iem_weight=0`: decoding a random share of the chunks, then more of them). Every run has one
-thread; --parallel of them run side by side, and the order of the arms is reversed for every other seed, so that noise on
-the machine meets all arms. Prints exact bits/char of the valid split for every run, and means; nothing is asserted.
+| arm | phase one | phase two |
+|---|---|---|
+| end-to-end | | every chunk decoded |
+| share | no IEM loss, the preset's share of the chunks decoded | the preset's share |
+| paper | IEM loss without correction, dot product, no head, nothing decoded | every chunk decoded |
+| corrected | the preset's IEM loss, nothing decoded | every chunk decoded |
+| two-phases | the preset: IEM loss, and a share of the chunks decoded | the preset's share |
+
+All have the same model, text, batches and learning rates, and one thread each; --parallel of them run side by side. On a
+noisy machine seconds are not the same for all, so the seconds of a step of each arm are measured first, interleaved, and
+become limits in steps; a run's clock is its steps times that. Steps alone decide what is learned, so the machine may be
+shared. Runs that were finished are kept: the same command goes on after it was stopped. Ends with `haed compare` over the
+runs of the first seed, and prints exact bits/char of the valid split for all. Nothing is asserted.
 """
 
 import argparse
@@ -13,14 +22,36 @@ import json
 import statistics
 import subprocess
 import sys
+import tempfile
+import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 sys.path[0] = str(Path(__file__).resolve().parent.parent)  # else `data` would be the script beside this one
 
+from pipeline.checkpoints import Checkpoints
 from pipeline.config import load
+from pipeline.device import compute
+from pipeline.metrics import read
+from pipeline.options import Options
+from pipeline.sharding import open_shards
+from pipeline.training import build_trainer
 
-ARMS = ("two-phases", "end-to-end", "no-iem")
+NOTHING, ALL = ["pretrain.decode_fraction=0"], ["finetune.decode_fraction=1"]
+PLAIN = ["iem.correction=none", "iem.similarity=dot", "iem.head=none"]
+ARMS = {
+    "end-to-end": [],
+    "share": ["pretrain.iem_weight=0"],
+    "paper": [*NOTHING, *ALL, *PLAIN],
+    "corrected": [*NOTHING, *ALL],
+    "two-phases": [],
+}
+NO_LIMITS = [f"{phase}.{limit}=null" for phase in ("pretrain", "finetune", "train") for limit in ("seconds", "epochs")]
+Clock = dict[tuple[str, str], float]
+
+
+def phases(arm: str) -> tuple[str, ...]:
+    return ("train",) if arm == "end-to-end" else ("pretrain", "finetune")
 
 
 def stage(*arguments: str) -> dict:
@@ -32,45 +63,84 @@ def stage(*arguments: str) -> dict:
     return json.loads(done.stdout.splitlines()[-1])
 
 
-def run(arm: str, seed: int, seconds: float, config: str, overrides: list[str]) -> tuple[str, int, float, int]:
-    """Trains one arm and scores it: arm, seed, bits/char, steps."""
+def seconds_of_a_step(config: str, overrides: list[str], rounds: int = 4, steps: int = 10) -> Clock:
+    """Median over rounds in which every phase of every arm takes some steps, data and optimizer included."""
+    with tempfile.TemporaryDirectory() as folder:
+        trainers = {}
+        for arm, more in ARMS.items():
+            for phase in phases(arm):
+                options: Options = load(config, [*overrides, *more, *NO_LIMITS, "threads=1", f"{phase}.steps=1000"])
+                limits, machine = getattr(options, phase), compute(options)
+                place = Checkpoints(Path(folder) / arm / phase)
+                trainer = build_trainer(limits, options, open_shards(options), place, machine, lambda: False)
+                trainers[arm, phase] = trainer, trainer.batches()
+        took: dict[tuple[str, str], list[float]] = {key: [] for key in trainers}
+        for turn in range(rounds + 1):
+            for key, (trainer, batches) in trainers.items():
+                began = time.perf_counter()
+                for _ in range(steps):
+                    with trainer.compute.precision():
+                        trainer.step(next(batches))
+                took[key] += [(time.perf_counter() - began) / steps] if turn else []
+    return {key: statistics.median(each) for key, each in took.items()}
+
+
+def run(arm: str, seed: int, seconds: float, config: str, overrides: list[str], clock: Clock) -> tuple[str, str, float]:
+    """Trains one arm and scores it: arm, run, bits/char."""
     options = load(config, overrides)
     share = options.pretrain.seconds / (options.pretrain.seconds + options.finetune.seconds)
-    name = f"{arm}-{config}-{seconds:.0f}s-{seed}"
-    common = ["--config", config, *overrides, f"name={name}", f"seed={seed}", "threads=1", "validation.times=0"]
-    if arm == "end-to-end":
-        steps = stage("train", *common, f"train.seconds={seconds}")["steps"]
-    else:
-        weight = ["pretrain.iem_weight=0"] if arm == "no-iem" else []
-        steps = stage("pretrain", *common, *weight, f"pretrain.seconds={seconds * share}")["steps"]
-        steps += stage("finetune", *common, *weight, f"finetune.seconds={seconds * (1 - share)}")["steps"]
-    found = stage("evaluate", name, "evaluate.split=valid", "evaluate.yardsticks=false", *overrides)
-    return arm, seed, found["bits_per_char"], steps
+    shares = {"pretrain": share, "finetune": 1 - share, "train": 1.0}
+    name = f"{arm}-{seconds:.0f}s-{seed}"
+    folder = Path(options.runs_dir) / name
+    if not (folder / "evaluation.json").is_file():
+        settings = ["--config", config, *overrides, *ARMS[arm], *NO_LIMITS, f"name={name}", f"seed={seed}", "threads=1"]
+        for phase in phases(arm):
+            stage(phase, *settings, f"{phase}.steps={seconds * shares[phase] / clock[arm, phase]:.0f}")
+        for phase in phases(arm):
+            path = folder / phase / "metrics.jsonl"
+            records = [record | {"seconds": record["step"] * clock[arm, phase]} for record in read(path)]
+            path.write_text("".join(json.dumps(record) + "\n" for record in records))
+        stage("evaluate", name, "evaluate.split=valid", "evaluate.yardsticks=false", f"runs_dir={options.runs_dir}")
+    return arm, name, json.loads((folder / "evaluation.json").read_text())["bits_per_char"]
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--seconds", type=float, default=200)
+    parser.add_argument("--seconds", type=float, default=600)
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--parallel", type=int, default=2)
     parser.add_argument("--config", default="wikitext2")
+    parser.add_argument("--arms", nargs="+", choices=ARMS, default=list(ARMS))
+    parser.add_argument(
+        "--output", type=Path, default=Path("two-phases"), help="folder of the comparison and the clock"
+    )
     parser.add_argument("overrides", nargs="*")
     arguments = parser.parse_args()
     stage("shard", "--config", arguments.config, *arguments.overrides)
-    jobs = [(arm, seed) for seed in range(arguments.seeds) for arm in (ARMS if seed % 2 == 0 else ARMS[::-1])]
+    arguments.output.mkdir(exist_ok=True)
+    kept = arguments.output / "clock.json"
+    if not kept.is_file():
+        found = seconds_of_a_step(arguments.config, arguments.overrides)
+        kept.write_text(json.dumps({f"{arm}/{phase}": each for (arm, phase), each in found.items()}, indent=1))
+    clock: Clock = {(key.split("/")[0], key.split("/")[1]): each for key, each in json.loads(kept.read_text()).items()}
+    for (arm, phase), each in clock.items():
+        print(f"{arm:12} {phase:9} {each * 1000:7.1f} ms a step", flush=True)
     with ThreadPoolExecutor(arguments.parallel) as pool:
         futures = [
-            pool.submit(run, arm, seed, arguments.seconds, arguments.config, arguments.overrides) for arm, seed in jobs
+            pool.submit(run, arm, seed, arguments.seconds, arguments.config, arguments.overrides, clock)
+            for seed in range(arguments.seeds)
+            for arm in arguments.arms
         ]
         results = []
         for future in futures:
             results.append(future.result())
-            print("{:12} seed {}  {:.4f} bits/char  {} steps".format(*results[-1]), flush=True)
-    for arm in ARMS:
+            print("{1:24} {2:.4f} bits/char".format(*results[-1]), flush=True)
+    for arm in arguments.arms:
         bits = [result[2] for result in results if result[0] == arm]
-        print(
-            f"{arm:12} mean {statistics.mean(bits):.4f}  from {min(bits):.4f} to {max(bits):.4f}  ({len(bits)} seeds)"
-        )
+        print(f"{arm:12} mean {statistics.mean(bits):.4f}  from {min(bits):.4f} to {max(bits):.4f}")
+    runs_dir = load(arguments.config, arguments.overrides).runs_dir
+    shown = [name for _, name, _ in results[: len(arguments.arms)]]
+    stage("compare", *shown, "--output", str(arguments.output), "--runs-dir", runs_dir)
 
 
 if __name__ == "__main__":

@@ -1,26 +1,30 @@
 """Checkpoints: whole or not at all, verified when read, and free of code.
 
 A checkpoint is a folder `step-00001000/` with `model.safetensors`, `training.safetensors` (optimizer moments, counts and
-random generators) and `state.json` (everything that is not a tensor, and the sha256 of the other two). It is written
-beside its final name, synced and renamed; `latest` and `best` are one-line files that name one.
+random generators), with a moving average of the weights `average.safetensors`, and `state.json` (everything that is not a
+tensor, the sha256 of the other files, and of itself). It is written beside its final name, synced and renamed, by a thread
+while training goes on; `latest` and `best` are one-line files that name one.
 """
 
 import hashlib
 import json
 import logging
+import os
 import shutil
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from safetensors import SafetensorError
-from safetensors.torch import load_file, save
+from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from pipeline.files import sync_folder, write_atomically
 
 log = logging.getLogger(__name__)
-MODEL, TRAINING, STATE = "model.safetensors", "training.safetensors", "state.json"
+MODEL, AVERAGE, TRAINING, STATE = "model.safetensors", "average.safetensors", "training.safetensors", "state.json"
+FILES = (MODEL, AVERAGE, TRAINING)  # the only ones that are opened, whatever a state.json names
 
 
 @dataclass
@@ -31,6 +35,7 @@ class Checkpoint:
     model: dict[str, Tensor]
     training: dict[str, Tensor]
     state: dict[str, Any]
+    average: dict[str, Tensor] | None = None
 
 
 class DamagedCheckpoint(ValueError):
@@ -42,38 +47,64 @@ class Checkpoints:
 
     def __init__(self, folder: Path, keep: int = 2) -> None:
         self.folder, self.keep = folder, keep
+        self._writer = ThreadPoolExecutor(1, "checkpoint")
+        self._pending: Future[None] | None = None
 
-    def save(
-        self, step: int, model: dict[str, Tensor], training: dict[str, Tensor], state: dict[str, Any], best: bool
-    ) -> Path:
-        """Writes a checkpoint, points `latest` (and `best`) to it, and removes what is neither new nor best.
+    def save(self, step: int, tensors: dict[str, dict[str, Tensor]], state: dict[str, Any], best: bool) -> None:
+        """Copies a checkpoint's tensors and has them written; returns before they are, see `wait`.
+
+        Args:
+            step: of training.
+            tensors: for each file its tensors by name, on any device; they may change as soon as this returns.
+            state: what else there is; JSON.
+            best: `best` is to name it as well as `latest`.
 
         Raises:
-            OSError: the disk is full or not writable; the checkpoints before are untouched.
+            OSError: the one before could not be written.
         """
+        self.wait()
+        copies = {file: {name: _copy(tensor) for name, tensor in of.items()} for file, of in tensors.items()}
+        self._pending = self._writer.submit(self._write, step, copies, state, best)
+
+    def wait(self) -> None:
+        """Waits for the checkpoint that is being written.
+
+        Raises:
+            OSError: it could not be written: the disk is full, or read-only; the checkpoints before it are untouched.
+        """
+        pending, self._pending = self._pending, None
+        if pending is not None:
+            pending.result()
+
+    def _write(self, step: int, tensors: dict[str, dict[str, Tensor]], state: dict[str, Any], best: bool) -> None:
+        """Writes a checkpoint, points `latest` (and `best`) to it, and removes what is neither new nor best."""
         path = self.folder / f"step-{step:08d}"
         beside = self.folder / f".{path.name}.partial"
-        shutil.rmtree(beside, ignore_errors=True)
-        beside.mkdir(parents=True)
         try:
-            files = {MODEL: save(model), TRAINING: save(training)}
-            digests = {name: hashlib.sha256(content).hexdigest() for name, content in files.items()}
-            files[STATE] = json.dumps(state | {"step": step, "sha256": digests}, indent=2).encode()
-            for name, content in files.items():
-                write_atomically(beside / name, content)
+            shutil.rmtree(beside, ignore_errors=True)
+            beside.mkdir(parents=True)
+            digests = {name: _write_tensors(beside / name, of) for name, of in tensors.items()}
+            state = state | {"step": step, "sha256": digests}
+            content = json.dumps(state | {"digest": _digest(state)}, indent=2)
+            write_atomically(beside / STATE, content.encode())
             shutil.rmtree(path, ignore_errors=True)
             beside.rename(path)
             sync_folder(self.folder)
-        except OSError:
+            write_atomically(self.folder / "latest", f"{path.name}\n".encode())
+            if best:
+                write_atomically(self.folder / "best", f"{path.name}\n".encode())
+        except (OSError, SafetensorError) as error:
             shutil.rmtree(beside, ignore_errors=True)
-            raise
-        write_atomically(self.folder / "latest", f"{path.name}\n".encode())
-        if best:
-            write_atomically(self.folder / "best", f"{path.name}\n".encode())
+            last = self.latest()
+            raise OSError(
+                f"the checkpoint of step {step} could not be written to {self.folder}: {error}; "
+                + (f"the last good one is {last.name}" if last else "there is none yet")
+            ) from error
         self._prune()
-        return path
 
     def _prune(self) -> None:
+        for path in self.folder.glob(".*.partial"):  # of a process that was killed
+            shutil.rmtree(path, ignore_errors=True) if path.is_dir() else path.unlink(missing_ok=True)
         kept = {self._named("best"), *self._all()[-self.keep :]}
         for path in self._all():
             if path not in kept:
@@ -91,12 +122,18 @@ class Checkpoints:
             return None
         return path if path.parent == self.folder and (path / STATE).is_file() else None
 
+    def latest(self) -> Path | None:
+        """Folder of the checkpoint that was written last, or None."""
+        return self._named("latest")
+
     def newest(self, training: bool = True) -> Checkpoint | None:
         """The newest checkpoint that is undamaged, or None if there are none at all.
 
         Raises:
             DamagedCheckpoint: there are some, and none of them is whole.
+            OSError: see `wait`.
         """
+        self.wait()
         paths = self._all()
         for path in reversed(paths):
             try:
@@ -119,20 +156,43 @@ class Checkpoints:
 
 
 def load(path: Path, training: bool = True) -> Checkpoint:
-    """Reads and verifies a checkpoint.
+    """Reads and verifies a checkpoint; without `training` its model is the moving average of the weights if there is one.
 
     Raises:
         DamagedCheckpoint: a file is missing, truncated or altered.
     """
     try:
         state = json.loads((path / STATE).read_text())
-        tensors = []
-        for name in (MODEL, TRAINING) if training else (MODEL,):
+        if _digest({name: value for name, value in state.items() if name != "digest"}) != state["digest"]:
+            raise DamagedCheckpoint(f"checkpoint {path} is damaged: {STATE} is not what was written")
+        evaluated = AVERAGE if AVERAGE in state["sha256"] else MODEL
+        tensors = {}
+        for name in [name for name in FILES if name in state["sha256"]] if training else [evaluated]:
             with open(path / name, "rb") as file:
                 digest = hashlib.file_digest(file, "sha256").hexdigest()
             if digest != state["sha256"][name]:
                 raise DamagedCheckpoint(f"checkpoint {path} is damaged: {name} is not what was written")
-            tensors.append(load_file(path / name))
-    except (OSError, KeyError, TypeError, json.JSONDecodeError, UnicodeDecodeError, SafetensorError) as error:
-        raise DamagedCheckpoint(f"checkpoint {path} is damaged: {error}") from error
-    return Checkpoint(path, tensors[0], tensors[1] if training else {}, state)
+            tensors[name] = load_file(path / name)
+    except (OSError, KeyError, TypeError, AttributeError, ValueError, RecursionError, SafetensorError) as error:
+        if isinstance(error, DamagedCheckpoint):
+            raise
+        raise DamagedCheckpoint(f"checkpoint {path} is damaged: {type(error).__name__}: {error}") from error
+    if training:
+        return Checkpoint(path, tensors[MODEL], tensors[TRAINING], state, tensors.get(AVERAGE))
+    return Checkpoint(path, tensors[evaluated], {}, state)
+
+
+def _copy(tensor: Tensor) -> Tensor:
+    return tensor.detach().to("cpu", copy=True).contiguous()
+
+
+def _write_tensors(path: Path, tensors: dict[str, Tensor]) -> str:
+    """Writes a file of tensors to the disk and returns its sha256."""
+    save_file(tensors, path)
+    with open(path, "rb") as file:
+        os.fsync(file.fileno())
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _digest(state: dict[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(state, sort_keys=True).encode()).hexdigest()

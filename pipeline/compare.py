@@ -9,6 +9,7 @@ from typing import Any
 
 from safetensors import SafetensorError, safe_open
 
+from pipeline.checkpoints import Checkpoints
 from pipeline.files import write_atomically
 from pipeline.metrics import read
 from pipeline.plots import comparison
@@ -128,10 +129,9 @@ def _json(path: Path) -> dict[str, Any]:
 
 def _parameters(folder: RunFolder) -> int | None:
     """Numbers in the model of the newest checkpoint."""
-    checkpoints = folder.phase(folder.trained_phase()) / "checkpoints"
-    path = checkpoints / (checkpoints / "latest").read_text().strip() / "model.safetensors"
+    latest = Checkpoints(folder.phase(folder.trained_phase()) / "checkpoints").latest()
     try:
-        with safe_open(path, "pt") as file:
+        with safe_open(str(latest) + "/model.safetensors", "pt") as file:
             shapes = [file.get_slice(name).get_shape() for name in file.keys()]  # noqa: SIM118 - it is no dict
     except (OSError, SafetensorError):
         return None

@@ -40,6 +40,7 @@ def joined() -> Iterator[Ranks]:
     if not started_by_torchrun() or dist.is_initialized():
         yield Ranks()
         return
+    die_with_parent()  # else a rank would outlive a killed launcher, and hold the run's lock
     dist.init_process_group("nccl" if torch.cuda.is_available() else "gloo")
     try:
         yield Ranks()
@@ -73,7 +74,7 @@ def launch(
             text=True,
             env={"OMP_NUM_THREADS": "1"} | os.environ,
             start_new_session=True,  # Ctrl-C reaches this process alone, which passes it on
-            preexec_fn=_die_with_parent,
+            preexec_fn=die_with_parent,
         ) as process:
             threads = [
                 threading.Thread(target=_collect, args=(process.stdout, printed, None, stopping)),
@@ -106,8 +107,10 @@ def launch(
     return result
 
 
-def _die_with_parent() -> None:
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+def die_with_parent() -> None:
+    """Has the system kill this process when the thread that started it ends (Linux; elsewhere nothing happens)."""
+    with suppress(AttributeError, OSError):
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 def _collect(stream: IO[str], lines: "deque[str]", logger: logging.Logger | None, stopping: threading.Event) -> None:

@@ -17,7 +17,8 @@ QUIET_SECONDS = 10.0
 class Metrics:
     """Appends metrics of a phase to its logs.
 
-    The append-only logs are cut back to the checkpoint's step when a phase goes on, so no line is doubled.
+    The append-only logs are cut back to the checkpoint's step when a phase goes on, so no line is doubled. What the disk
+    does not take is kept, and written with the next line.
 
     Args:
         folder: the phase's folder.
@@ -31,31 +32,60 @@ class Metrics:
         folder.mkdir(parents=True, exist_ok=True)
         path = folder / "metrics.jsonl"
         _cut_back(path, step)
-        self._file = open(path, "a", encoding="utf-8")  # noqa: SIM115 - closed by `close`
-        self._board = SummaryWriter(str(folder / "tensorboard"), purge_step=step + 1)
+        self._file = os.open(path, os.O_WRONLY | os.O_CREAT, 0o666)
+        self._end, self._pending = os.lseek(self._file, 0, os.SEEK_END), b""
+        self._board: SummaryWriter | None = SummaryWriter(str(folder / "tensorboard"), purge_step=step + 1)
         self._listener = listener
 
     def write(self, record: dict[str, Any]) -> None:
         """Adds one record; it must have a `step`."""
-        self._file.write(json.dumps(record) + "\n")
-        self._file.flush()
-        for name, value in record.items():
-            if name != "step" and isinstance(value, int | float):
-                self._board.add_scalar(name, value, record["step"])
+        self._pending += (json.dumps(record) + "\n").encode()
+        try:
+            self._flush()
+        except OSError as error:
+            log.warning("metrics of step %d are kept for later: %s", record["step"], error)
+        try:
+            for name, value in record.items():
+                if self._board is not None and name != "step" and isinstance(value, int | float):
+                    self._board.add_scalar(name, value, record["step"])
+        except OSError as error:
+            log.warning("no more metrics for TensorBoard: %s", error)
+            self._board = None
         if self._listener is not None:
             self._listener(record)
 
+    def _flush(self) -> None:
+        while self._pending:  # a full disk may take a part of a line
+            taken = os.pwrite(self._file, self._pending, self._end)
+            self._end, self._pending = self._end + taken, self._pending[taken:]
+
     def close(self) -> None:
-        """Closes the logs, synced to the disk."""
-        self.sync()
-        self._file.close()
-        self._board.close()
+        """Closes the logs, synced to the disk.
+
+        Raises:
+            OSError: the disk does not take the last lines.
+        """
+        try:
+            self.sync()
+        finally:
+            os.close(self._file)
+            if self._board is not None:
+                self._board.close()
 
     def sync(self) -> None:
-        """Brings what was written to the disk, before a checkpoint says so."""
-        self._file.flush()
-        os.fsync(self._file.fileno())
-        self._board.flush()
+        """Brings what was written to the disk, before a checkpoint says so.
+
+        Raises:
+            OSError: the disk does not take it.
+        """
+        self._flush()
+        os.fsync(self._file)
+        try:
+            if self._board is not None:
+                self._board.flush()
+        except OSError as error:
+            log.warning("no more metrics for TensorBoard: %s", error)
+            self._board = None
 
 
 def read(path: Path) -> list[dict[str, Any]]:

@@ -35,6 +35,10 @@ class OptimizerOptions:
     weight_decay: Annotated[float, Field(ge=0, description="decoupled, of matrices only")] = 0.1
     beta2: Annotated[float, Field(gt=0, lt=1, description="decay of the second moment")] = 0.95
     clip_norm: Annotated[float, Field(gt=0, description="bound on the norm of the whole gradient (paper: 0.01)")] = 1.0
+    ema: Annotated[
+        float,
+        Field(ge=0, lt=1, description="decay of a moving average of the weights, which is what is evaluated; 0: none"),
+    ] = 0.0
 
 
 @dataclass(kw_only=True)
@@ -52,6 +56,17 @@ class PhaseOptions:
     rate_to: Annotated[float, Field(ge=0, le=1, description="share of the learning rates at the end (paper: 0.05)")] = (
         0.05
     )
+    layer_decay: Annotated[
+        float,
+        Field(
+            gt=0,
+            le=1,
+            description="factor of the learning rate for each block between a weight and the decoder; 1: all the same",
+        ),
+    ] = 1.0
+    patience: Annotated[
+        int, Field(ge=0, description="validations in a row without a better one that end the phase; 0: none do")
+    ] = 0
     part_from: Annotated[float, Field(ge=0, lt=1, description="the phase reads the corpus from this share on")] = 0.0
     part_to: Annotated[float, Field(gt=0, le=1, description="up to this share (paper: one half for each phase)")] = 1.0
 
@@ -73,6 +88,11 @@ class FinetuneOptions(PhaseOptions):
     start_from: Annotated[
         str | None, Field(description="another run (name or path) whose phase one to start from; null: this run's")
     ] = None
+    trains: Annotated[
+        Literal["everything", "decoder", "decoder_first"],
+        Field(description="everything (paper), the decoder alone, or the decoder alone for decoder_steps first"),
+    ] = "everything"
+    decoder_steps: Annotated[int, Field(ge=1, description="of trains=decoder_first")] = 1000
 
 
 @dataclass(kw_only=True)

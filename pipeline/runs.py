@@ -6,11 +6,12 @@ import os
 import platform
 import socket
 import subprocess
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from data.chunkers import Chunker, make_chunker
 from data.corpus import Corpus
@@ -138,10 +139,9 @@ class RunFolder:
         Raises:
             BlockingIOError: another process holds it; the message names it.
         """
-        path = self.path / "lock"
-        with open(path, "a+") as file:
+        with open(self.path / "lock", "a+") as file:
             try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                _take(file)
             except BlockingIOError:
                 file.seek(0)
                 holder = file.read().strip() or "another process"
@@ -151,6 +151,18 @@ class RunFolder:
             file.write(f"process {os.getpid()} on {socket.gethostname()}")
             file.flush()
             yield
+
+
+def _take(file: IO[str], patience: float = 1.0) -> None:
+    """Locks a file; a holder that is just being killed gets a moment to be gone."""
+    end = time.monotonic() + patience
+    while True:
+        try:
+            return fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            if time.monotonic() > end:
+                raise
+        time.sleep(0.05)
 
 
 def environment(options: Options) -> dict[str, Any]:

@@ -12,7 +12,8 @@ import logging
 import math
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from contextlib import nullcontext
+from dataclasses import asdict
 from typing import Any
 
 import numpy as np
@@ -24,8 +25,9 @@ from data.loader import Batch, Loader
 from haed.candidates import Prepared
 from haed.flops import flops_of_step
 from haed.objective import Losses, Objective
-from pipeline.checkpoints import Checkpoint, Checkpoints
+from pipeline.checkpoints import AVERAGE, MODEL, TRAINING, Checkpoint, Checkpoints
 from pipeline.device import Compute
+from pipeline.learning import Average, Position, make_optimizer, rate
 from pipeline.metrics import Metrics, Progress
 from pipeline.mining import Miner
 from pipeline.options import Options, PhaseOptions
@@ -44,28 +46,6 @@ class NotFinite(FloatingPointError):
     """The loss is NaN or infinite."""
 
 
-@dataclass
-class Position:
-    """How far a phase is; `flops` are model FLOPs, see `haed.flops`."""
-
-    step: int = 0
-    seconds: float = 0.0
-    epochs: float = 0.0
-    flops: float = 0.0
-
-    def progress(self, limits: PhaseOptions) -> float:
-        """Share of the phase that is done: that of the limit which is nearest, or 0 without limits."""
-        pairs = ((self.step, limits.steps), (self.seconds, limits.seconds), (self.epochs, limits.epochs))
-        return min(1.0, max((done / limit for done, limit in pairs if limit), default=0.0))
-
-
-def rate(position: Position, phase: PhaseOptions, warmup_steps: int) -> float:
-    """Share of the learning rates: linear warm-up in steps, and a half cosine from `rate_from` to `rate_to`."""
-    cosine = 0.5 * (1 + math.cos(math.pi * position.progress(phase)))
-    warm = min(1.0, (position.step + 1) / warmup_steps) if warmup_steps else 1.0
-    return warm * (phase.rate_to + (phase.rate_from - phase.rate_to) * cosine)
-
-
 class Trainer:
     """Trains an objective through one phase, from its last checkpoint if it has one.
 
@@ -80,6 +60,7 @@ class Trainer:
         identity: what a checkpoint must agree with to be resumed; see `pipeline.training`.
         stop: asked after every step; true makes the phase save and raise `Interrupted`.
         validation: scores the model now and then, or None.
+        decoder_alone: for so many steps the decoder is trained alone.
     """
 
     def __init__(
@@ -94,23 +75,29 @@ class Trainer:
         identity: dict[str, Any],
         stop: Stop,
         validation: Validation | None,
+        decoder_alone: float = 0,
     ) -> None:
         self.phase, self.options, self.objective = phase, options, objective
         self.loader, self.negatives, self.checkpoints = loader, negatives, checkpoints
         self.compute, self.identity, self.stop, self.validation = compute, identity, stop, validation
         self.ranks = objective.ranks
-        self.module: torch.nn.Module = objective
-        if self.ranks.size > 1:
-            self.module = DistributedDataParallel(objective, gradient_as_bucket_view=True)
         self.miner = None
         if objective.candidates is not None and objective.candidates.bank is not None and options.iem.mined:
             self.miner = objective.miner = Miner(objective.model, objective.candidates.bank, options.iem.mined)
-        self.optimizer = _optimizer(objective, options)
+        self.optimizer = make_optimizer(objective.model, options.optimizer, phase.layer_decay)
+        self.average = Average(objective.model, options.optimizer.ema) if options.optimizer.ema else None
+        self.decoder_alone = decoder_alone
+        self.others = [
+            parameter
+            for name, parameter in objective.model.named_parameters()
+            if parameter.requires_grad and not name.startswith("decoder.")
+        ]
+        self.module: torch.nn.Module | None = None
         self.position = Position()
         self.sums: dict[str, Tensor | float] = {}
         self.figures: dict[str, Tensor] = {}
         self.metrics: Metrics | None = None
-        self.validated = 0
+        self.validated = self.stale = 0  # validations so far, and those since the best one
         self.best = math.inf
         self._saved_at = Position()
 
@@ -120,13 +107,15 @@ class Trainer:
         Raises:
             Interrupted: `stop` was true; a checkpoint was written first.
             NotFinite: the loss, a gradient or a weight became NaN or infinite; the last checkpoint stands.
+            OSError: the last checkpoint, or that of an interruption, could not be written.
         """
         if not any((self.phase.steps, self.phase.seconds, self.phase.epochs)):
             raise ValueError("the phase has no limit: set its steps, seconds or epochs")
         self.metrics = metrics
         batches = self.batches()
         self.objective.train()
-        while (done := self.position.progress(self.phase)) < 1:
+        self._validate()  # one that was interrupted
+        while (done := self.position.progress(self.phase)) < 1 and not self.has_converged():
             began = time.perf_counter()
             self.step(next(batches))
             mine = self.position.seconds + time.perf_counter() - began
@@ -140,15 +129,24 @@ class Trainer:
                 self._write(record)
             if progress is not None:
                 progress.update(self.position.step, done, record)
-            self._validate()
             if stopped:
-                self._save()
-                raise Interrupted(f"stopped after step {self.position.step}, saved")
+                self._interrupt()
+            self._validate()
             if self._save_is_due():
                 self._save()
         if self._saved_at.step != self.position.step:
             self._save()
+        self.checkpoints.wait()
         return self.position
+
+    def _interrupt(self) -> None:
+        self._save()
+        self.checkpoints.wait()
+        raise Interrupted(f"stopped after step {self.position.step}, saved")
+
+    def has_converged(self) -> bool:
+        """The validations of the last `patience` times were no better than one before."""
+        return bool(self.phase.patience) and self.stale >= self.phase.patience
 
     def batches(self) -> Iterator[Prepared]:
         """Prepared batches from the present position on, without end."""
@@ -164,6 +162,8 @@ class Trainer:
     def step(self, batch: Prepared) -> None:
         """One update of the weights; nothing in it waits for the device."""
         diagnose = (self.position.step + 1) % LOG_STEPS == 0
+        self._choose_what_is_trained()
+        assert self.module is not None
         with self.compute.precision():
             losses: Losses = self.module(batch.to(self.compute.device), diagnose)
         losses.total.backward()
@@ -190,7 +190,19 @@ class Trainer:
         norm = torch.nn.utils.clip_grad_norm_(parameters, self.options.optimizer.clip_norm)
         self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
+        if self.average is not None:
+            self.average.update(self.position.step + 1)
         return norm
+
+    def _choose_what_is_trained(self) -> None:
+        """The decoder alone at first, if so asked; DistributedDataParallel must know what has gradients."""
+        alone = self.position.step < self.decoder_alone
+        if self.module is None or (self.others and self.others[0].requires_grad == alone):
+            for parameter in self.others:
+                parameter.requires_grad_(not alone)
+            self.module = self.objective
+            if self.ranks.size > 1:
+                self.module = DistributedDataParallel(self.objective, gradient_as_bucket_view=True)
 
     def _diagnose(self, losses: Losses) -> None:
         """Figures of this step alone: place of the target, candidates in question, gradients of the two models."""
@@ -247,15 +259,24 @@ class Trainer:
         due = math.floor(self.position.progress(self.phase) * times + 1e-9)
         if self.validation is None or due <= self.validated:
             return
-        self.validated = due
-        score = None
+        record, score = {}, -math.inf
         if self.ranks.first:
-            record = self.validation.score(self.objective.model, self.compute)
+            with self.average.applied() if self.average is not None else nullcontext():
+                record = self.validation.score(self.objective.model, self.compute, self.stop)
+            score = record.get("validation/bits_per_token", -math.inf)
+        score, interrupted = self.ranks.max([score, float(self.ranks.first and not record)])
+        if interrupted:
+            self._interrupt()
+        self.validated = due
+        if self.ranks.first:
             where = {name: value for name, value in vars(self.position).items() if name != "epochs"}
             self._write(where | record)
             log.info("%s", "  ".join(f"{name} {value:.4f}" for name, value in record.items()))
-            score = record["validation/bits_per_token"]
-        self._save(score)
+        improved = score < self.best
+        self.best, self.stale = min(self.best, score), 0 if improved else self.stale + 1
+        if self.has_converged():
+            log.info("no better validation in the last %d: the phase ends here", self.stale)
+        self._save(improved)
 
     def _save_is_due(self) -> bool:
         limits, last = self.options.checkpoint, self._saved_at
@@ -265,36 +286,50 @@ class Trainer:
             or (limits.every_seconds and seconds >= limits.every_seconds)
         )
 
-    def _save(self, score: float | None = None) -> None:
-        """Writes a checkpoint, on the first rank; the others tell it of theirs."""
+    def _save(self, best: bool = False) -> None:
+        """Has a checkpoint written, by the first rank; the others tell it of theirs.
+
+        What cannot be written does not end the training; `fit` raises if it was the last checkpoint.
+        """
         self._saved_at = Position(**vars(self.position))
         weights = torch.stack([parameter.detach().abs().max() for parameter in self.objective.parameters()]).max()
         self._check({name: float(value) for name, value in self.sums.items()} | {"weights": float(weights)})
         sums = self.ranks.gather(torch.tensor([[float(value) for value in self.sums.values()]], dtype=torch.float64))
         if not self.ranks.first:
             return
-        if self.metrics is not None:
-            self.metrics.sync()
-        best = score is not None and score < self.best
-        self.best = min(self.best, score) if score is not None else self.best
-        candidates = self.objective.candidates
+        try:
+            self.checkpoints.wait()
+        except OSError as error:
+            log.warning("%s; training goes on", error)
+        try:
+            if self.metrics is not None:
+                self.metrics.sync()
+        except OSError as error:  # a checkpoint must not be ahead of the metrics
+            log.warning("no checkpoint of step %d, its metrics could not be written: %s", self.position.step, error)
+            return
+        candidates, model = self.objective.candidates, self.objective.model
         training = {f"candidates/{k}": v for k, v in candidates.state_dict().items()} if candidates else {}
-        names: dict[Tensor, str] = {parameter: name for name, parameter in self.objective.model.named_parameters()}
+        names: dict[Tensor, str] = {parameter: name for name, parameter in model.named_parameters()}
         for parameter, moments in self.optimizer.state.items():
             training |= {f"optimizer/{names[parameter]}/{key}": value for key, value in moments.items()}
         training |= {f"miner/{name}": value for name, value in (self.miner.state_dict() if self.miner else {}).items()}
         training["random/torch"] = torch.get_rng_state()
+        files = {MODEL: model.state_dict(), TRAINING: training}
+        if self.average is not None:
+            files[AVERAGE] = self.average.weights
         state = {
             "identity": self.identity,
+            "options": asdict(self.options),
+            "threads": torch.get_num_threads(),
             "phase": {name: value for name, value in vars(self.position).items() if name != "step"},
             "loader": self.loader.state_dict(),
             "negatives": self.negatives.state_dict() if self.negatives is not None else None,
             "sums": [dict(zip(self.sums, rank[0].tolist(), strict=True)) for rank in sums],
             "validated": self.validated,
+            "stale": self.stale,
             "best": self.best if math.isfinite(self.best) else None,
         }
-        model = {name: value.contiguous() for name, value in self.objective.model.state_dict().items()}
-        self.checkpoints.save(self.position.step, model, training, state, best)
+        self.checkpoints.save(self.position.step, files, state, best)
 
     def restore(self, checkpoint: Checkpoint) -> None:
         """Continues exactly where a checkpoint was written."""
@@ -305,8 +340,10 @@ class Trainer:
         if self.negatives is not None and state["negatives"] is not None:
             self.negatives.load_state_dict(state["negatives"])
         self.sums = dict(state["sums"][self.ranks.rank if self.ranks.size == len(state["sums"]) else 0])
-        self.validated = state["validated"]
+        self.validated, self.stale = state["validated"], state["stale"]
         self.best = math.inf if state["best"] is None else state["best"]
+        if self.average is not None and checkpoint.average is not None:
+            self.average.load(checkpoint.average)
         torch.set_rng_state(checkpoint.training["random/torch"])
         self._saved_at = Position(**vars(self.position))
 
@@ -314,6 +351,8 @@ class Trainer:
         """Takes over what a checkpoint learned: weights, the optimizer's moments, the counts of chunks."""
         model = self.objective.model
         model.load_state_dict(checkpoint.model)
+        if self.average is not None:
+            self.average.load(checkpoint.model)
         training = checkpoint.training
         for prefix, part in (("candidates/", self.objective.candidates), ("miner/", self.miner)):
             found = {name.removeprefix(prefix): x for name, x in training.items() if name.startswith(prefix)}
@@ -343,27 +382,3 @@ def _flat(batch: Batch) -> tuple[Tensor, Tensor]:
     tokens, lengths, _ = _tensors(batch)
     real = lengths > 0
     return tokens[real], lengths[real]
-
-
-def _optimizer(objective: Objective, options: Options) -> torch.optim.AdamW:
-    """AdamW with the main model's own learning rate, and weight decay on matrices only."""
-    rates = options.optimizer
-    groups: dict[tuple[bool, bool], list[Tensor]] = {}
-    for name, parameter in objective.model.named_parameters():
-        if not parameter.requires_grad:
-            continue
-        key = (name.startswith("main."), parameter.ndim >= 2)
-        groups.setdefault(key, []).append(parameter)
-    return torch.optim.AdamW(
-        [
-            {
-                "params": parameters,
-                "peak": rates.main_learning_rate if main else rates.learning_rate,
-                "weight_decay": rates.weight_decay if matrix else 0.0,
-            }
-            for (main, matrix), parameters in groups.items()
-        ],
-        lr=rates.learning_rate,
-        betas=(0.9, rates.beta2),
-        fused=True,
-    )

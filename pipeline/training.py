@@ -2,7 +2,8 @@
 
 import json
 import logging
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -22,7 +23,7 @@ from pipeline.checkpoints import Checkpoint, Checkpoints
 from pipeline.device import Compute, compute, release_memory
 from pipeline.launcher import joined, launch, started_by_torchrun
 from pipeline.metrics import Metrics, Progress
-from pipeline.options import Options, PhaseOptions
+from pipeline.options import FinetuneOptions, Options, PhaseOptions
 from pipeline.runs import RunFolder
 from pipeline.sharding import open_shards
 from pipeline.trainer import Stop, Trainer
@@ -103,6 +104,7 @@ def _run_phase(phase: Phase, options: Options, ranks: Ranks, stop: Stop, listene
             _check_identity(newest, trainer.identity)
             trainer.restore(newest)
             log.info("%s goes on from step %d", phase, trainer.position.step)
+            _say_what_changed(newest.state, options)
         elif first is not None:
             _check_identity(first, trainer.identity)
             trainer.restore_learning(first)
@@ -119,8 +121,9 @@ def _run_phase(phase: Phase, options: Options, ranks: Ranks, stop: Stop, listene
             del trainer
             release_memory()
         ranks.wait()
-    newest_path = checkpoints.folder / (checkpoints.folder / "latest").read_text().strip()
-    return Trained(str(run.path), phase, str(newest_path), position.step, position.seconds, position.epochs, resumed)
+    return Trained(
+        str(run.path), phase, str(checkpoints.latest()), position.step, position.seconds, position.epochs, resumed
+    )
 
 
 def build_model(options: Options, corpus: Corpus) -> HAED:
@@ -174,9 +177,19 @@ def build_trainer(
     if limits.iem_weight and options.iem.extra_batches:
         negatives = stream(1)
     wanted = options.validation.windows if options.validation.times and limits.decode_fraction else 0
-    validation = Validation.of(corpus, options.batch.context, wanted)
+    alone = {"everything": 0, "decoder": math.inf, "decoder_first": options.finetune.decoder_steps}
     return Trainer(
-        limits, options, objective, loader, negatives, checkpoints, machine, identity(options, corpus), stop, validation
+        limits,
+        options,
+        objective,
+        loader,
+        negatives,
+        checkpoints,
+        machine,
+        identity(options, corpus),
+        stop,
+        Validation.of(corpus, options.batch.context, wanted),
+        alone[limits.trains] if isinstance(limits, FinetuneOptions) else 0,
     )
 
 
@@ -203,24 +216,34 @@ def identity(options: Options, corpus: Corpus) -> dict[str, Any]:
 
 def _check_identity(checkpoint: Checkpoint, wanted: dict[str, Any]) -> None:
     """Raises ValueError naming the first option in which a checkpoint's model or corpus differs."""
-    difference = first_difference(checkpoint.state["identity"], wanted)
-    if difference is not None:
-        key, was, now = difference
+    for key, was, now in differences(checkpoint.state["identity"], wanted):
         raise ValueError(
             f"{checkpoint.path} was trained with {key}={was}, this run has {key}={now}: "
             "set it back, or choose another name= for the new run"
         )
 
 
-def first_difference(was: Any, now: Any, key: str = "") -> tuple[str, Any, Any] | None:
-    """The first dotted key in which two nested dictionaries differ, with both values."""
+def differences(was: Any, now: Any, key: str = "") -> Iterator[tuple[str, Any, Any]]:
+    """The dotted keys in which two nested dictionaries differ, in order, with both values."""
     if isinstance(was, dict) and isinstance(now, dict):
         for name in [*now, *(name for name in was if name not in now)]:
-            found = first_difference(was.get(name), now.get(name), f"{key}.{name}" if key else name)
-            if found is not None:
-                return found
-        return None
-    return None if was == now else (key, was, now)
+            yield from differences(was.get(name), now.get(name), f"{key}.{name}" if key else name)
+    elif was != now:
+        yield key, was, now
+
+
+def _say_what_changed(state: dict[str, Any], options: Options) -> None:
+    """Logs the options of training that are others than those of a checkpoint, and another number of threads."""
+    for section in ("pretrain", "finetune", "train", "optimizer", "iem", "batch", "launcher", "seed", "precision"):
+        was, now = state["options"].get(section), asdict(options)[section]
+        for key, before, after in differences(was, now, section):
+            log.info("changed since then: %s=%s, was %s", key, after, before)
+    if state["threads"] != torch.get_num_threads():
+        log.info(
+            "threads: %d now, %d then; sums round otherwise, so the result will differ in its last bits",
+            torch.get_num_threads(),
+            state["threads"],
+        )
 
 
 def _check_resume(resume: str, checkpoints: Checkpoints) -> None:

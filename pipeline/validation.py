@@ -1,7 +1,7 @@
 """Exact bits on a fixed subset of the validation split, with the standard error over its windows."""
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from itertools import islice
 
@@ -37,15 +37,19 @@ class Validation:
             yield self.tokens[rows], self.lengths[rows], self.starts[rows]
 
     @torch.no_grad()
-    def score(self, model: HAED, compute: Compute) -> dict[str, float]:
-        """Bits per token and the standard error over windows."""
+    def score(self, model: HAED, compute: Compute, stop: Callable[[], bool] = lambda: False) -> dict[str, float]:
+        """Bits per token and the standard error over windows; empty if `stop` became true before the end."""
         training = model.training
         model.eval()
         bits = []
         with compute.precision():
             for batch in self.batches():
+                if stop():
+                    break
                 bits.append(-model.log_likelihood(*batch).double().sum(1).cpu() / math.log(2))
         model.train(training)
+        if sum(len(each) for each in bits) < len(self.tokens):
+            return {}
         total, tokens = torch.cat(bits), self.lengths.double().sum(1)
         mean = total.sum() / tokens.sum()
         deviation = ((total - mean * tokens) ** 2).sum().sqrt() / tokens.sum()

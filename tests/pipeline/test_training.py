@@ -10,10 +10,11 @@ from safetensors.torch import load_file
 
 from pipeline.checkpoints import Checkpoints, DamagedCheckpoint
 from pipeline.config import load
+from pipeline.learning import Position, rate
 from pipeline.metrics import read
 from pipeline.options import Options
 from pipeline.runs import RunFolder
-from pipeline.trainer import Interrupted, NotFinite, Position, rate
+from pipeline.trainer import Interrupted, NotFinite
 from pipeline.training import finetune, pretrain, train
 
 

@@ -1,0 +1,180 @@
+"""Kills training with SIGKILL at random moments, resumes it, and compares with a run that was left alone.
+
+    python benchmarks/torture.py [--kills 50] [--stages pretrain finetune train] [--cases lstm transformer workers ranks]
+
+A case is a small model on some of the Python standard library's files, 400 steps a stage, saved every 5 steps and
+validated 8 times, so that kills meet set-up, steps, saves and evaluations. The whole group of processes is killed at a
+moment drawn evenly from the time that the stage takes alone; this is done until --kills have hit a running process, then
+the stage is left to end. Weights must agree in every bit, and metrics.jsonl in every line but for seconds and rates.
+`lost` is the time from the last checkpoint (or the start) to the kill. Exits with 1 if anything differed.
+"""
+
+import argparse
+import json
+import os
+import random
+import signal
+import statistics
+import subprocess
+import sys
+import sysconfig
+import tempfile
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import torch
+from safetensors.torch import load_file
+
+ROOT = Path(__file__).resolve().parent.parent
+SMALL = {
+    "model.encoder": {"token_width": 4, "hidden": 16, "width": 16},
+    "model.main": {"layers": 1, "width": 16, "heads": 2, "head_width": 8, "ffn": 32},
+    "model.decoder": {"width": 16, "token_width": 8, "ffn": 32, "heads": 2},
+    "batch": {"context": 16, "sequences": 2},
+    "optimizer": {"warmup_steps": 20, "ema": 0.9},
+    "iem": {"extra_batches": 2, "bank": 200, "bank_draws": 20},
+    "validation": {"windows": 16, "times": 8},
+    "checkpoint": {"every_steps": 5},
+}
+CASES = {
+    "lstm": [],
+    "transformer": ["model.decoder.kind=transformer"],
+    "workers": ["loader.workers=2"],
+    "ranks": ["launcher.processes=2"],
+}
+STAGES = ("pretrain", "finetune", "train")
+TIMED = ("seconds", "steps_per_second", "chunks_per_second")
+
+
+@dataclass
+class Outcome:
+    """Of one stage in one case: kills, those that left a half-written checkpoint, seconds lost by each, differences."""
+
+    kills: int = 0
+    in_saves: int = 0
+    lost: list[float] = field(default_factory=list)
+    differences: list[str] = field(default_factory=list)
+
+
+class Bench:
+    """A folder with a text, its shards, and runs."""
+
+    def __init__(self, folder: Path, steps: int) -> None:
+        self.folder = folder
+        (folder / "text").mkdir()
+        library = Path(sysconfig.get_paths()["stdlib"])
+        for split, name in (("train", "textwrap.py"), ("valid", "heapq.py"), ("test", "queue.py")):
+            (folder / "text" / f"{split}-{name}").write_bytes((library / name).read_bytes())
+        self.settings = [f"{section}.{key}={value}" for section, of in SMALL.items() for key, value in of.items()]
+        self.settings += [f"{stage}.{limit}" for stage in STAGES for limit in ("seconds=null", f"steps={steps}")]
+        self.settings += ["threads=1", "source.kind=text", f"source.path={folder / 'text'}"]
+        subprocess.run(
+            self.command("shard", "shards", []),
+            cwd=folder,
+            env=self.environment(),
+            check=True,
+            stdout=subprocess.DEVNULL,
+        )
+
+    def environment(self) -> dict[str, str]:
+        return os.environ | {"PYTHONPATH": str(ROOT)}
+
+    def command(self, stage: str, name: str, more: list[str]) -> list[str]:
+        return [sys.executable, "-m", "pipeline", stage, *self.settings, *more, f"name={name}", "--json"]
+
+    def start(self, stage: str, name: str, more: list[str]) -> "subprocess.Popen[bytes]":
+        return subprocess.Popen(
+            self.command(stage, name, more),
+            cwd=self.folder,
+            env=self.environment(),
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            start_new_session=True,
+        )
+
+    def finish(self, stage: str, name: str, more: list[str]) -> float:
+        """Runs a stage to its end and returns the seconds it took."""
+        began = time.monotonic()
+        process = self.start(stage, name, more)
+        said = process.communicate()[1].decode()
+        if process.returncode:
+            raise RuntimeError(f"{stage} {name}: {said[-1500:]}")
+        return time.monotonic() - began
+
+    def torture(self, case: str, stage: str, kills: int, chance: random.Random) -> Outcome:
+        """Kills `stage` so many times and compares its end with that of an undisturbed one."""
+        alone, hurt, found = f"{case}-alone", f"{case}-killed", Outcome()
+        takes = self.finish(stage, alone, CASES[case])
+        checkpoints = self.folder / "runs" / hurt / stage / "checkpoints"
+        while found.kills < kills:
+            began = time.time()
+            process = self.start(stage, hurt, CASES[case])
+            try:
+                process.wait(chance.uniform(0, takes * 1.1))
+            except subprocess.TimeoutExpired:
+                os.killpg(process.pid, signal.SIGKILL)
+                process.communicate()
+                found.kills += 1
+                found.in_saves += bool(list(checkpoints.glob(".step-*.partial")))
+                latest = checkpoints / "latest"
+                found.lost.append(time.time() - max(began, latest.stat().st_mtime if latest.is_file() else 0))
+                continue
+            said = process.communicate()[1].decode()
+            if process.returncode:
+                raise RuntimeError(f"{stage} {hurt}: {said[-1500:]}")
+            if found.kills < kills:  # it came to its end: once more from the start, under another name
+                found.differences += self.compare(stage, alone, hurt)
+                again = self.folder / "runs" / hurt / stage
+                again.rename(again.with_name(f"{stage}-{found.kills}"))
+        self.finish(stage, hurt, CASES[case])
+        found.differences += self.compare(stage, alone, hurt)
+        return found
+
+    def compare(self, stage: str, one: str, other: str) -> list[str]:
+        """What differs between two runs of a stage."""
+        weights, metrics = [], []
+        for name in (one, other):
+            folder = self.folder / "runs" / name / stage
+            checkpoint = folder / "checkpoints" / (folder / "checkpoints" / "latest").read_text().strip()
+            weights.append({path.name: load_file(path) for path in sorted(checkpoint.glob("*.safetensors"))})
+            lines = (json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines())
+            metrics.append([{key: value for key, value in line.items() if key not in TIMED} for line in lines])
+        different = [
+            f"{file} {name}"
+            for file in weights[0]
+            for name, value in weights[0][file].items()
+            if not torch.equal(value, weights[1][file][name])
+        ]
+        return different + (["metrics.jsonl"] if metrics[0] != metrics[1] or not metrics[0] else [])
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--kills", type=int, default=50)
+    parser.add_argument("--steps", type=int, default=400)
+    parser.add_argument("--stages", nargs="+", choices=STAGES, default=list(STAGES))
+    parser.add_argument("--cases", nargs="+", choices=CASES, default=list(CASES))
+    parser.add_argument("--seed", type=int, default=0)
+    arguments = parser.parse_args()
+    chance, wrong = random.Random(arguments.seed), 0
+    if "finetune" in arguments.stages and "pretrain" not in arguments.stages:
+        arguments.stages.insert(0, "pretrain")
+    print(f"{'case':12} {'stage':9} {'kills':>5} {'in saves':>8} {'lost s: median':>14} {'worst':>6}  differences")
+    with tempfile.TemporaryDirectory() as folder:
+        bench = Bench(Path(folder), arguments.steps)
+        for case in arguments.cases:
+            for stage in arguments.stages:
+                found = bench.torture(case, stage, arguments.kills, chance)
+                lost = found.lost or [0.0]
+                wrong += len(found.differences)
+                print(
+                    f"{case:12} {stage:9} {found.kills:5} {found.in_saves:8} {statistics.median(lost):14.2f} "
+                    f"{max(lost):6.2f}  {len(found.differences)} {' '.join(found.differences[:3])}",
+                    flush=True,
+                )
+    sys.exit(bool(wrong))
+
+
+if __name__ == "__main__":
+    main()
