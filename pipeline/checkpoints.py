@@ -90,17 +90,23 @@ class Checkpoints:
             shutil.rmtree(path, ignore_errors=True)
             beside.rename(path)
             sync_folder(self.folder)
-            write_atomically(self.folder / "latest", f"{path.name}\n".encode())
+            self.point("latest", path)
             if best:
-                write_atomically(self.folder / "best", f"{path.name}\n".encode())
+                self.point("best", path)
         except (OSError, SafetensorError) as error:
-            shutil.rmtree(beside, ignore_errors=True)
             last = self.latest()
+            for unfinished in (beside, path if path != last else beside):
+                shutil.rmtree(unfinished, ignore_errors=True)
             raise OSError(
                 f"the checkpoint of step {step} could not be written to {self.folder}: {error}; "
                 + (f"the last good one is {last.name}" if last else "there is none yet")
             ) from error
         self._prune()
+
+    def point(self, pointer: str, path: Path) -> None:
+        """Has `latest` or `best` name a checkpoint."""
+        if self._named(pointer) != path:
+            write_atomically(self.folder / pointer, f"{path.name}\n".encode())
 
     def _prune(self) -> None:
         for path in self.folder.glob(".*.partial"):  # of a process that was killed

@@ -103,6 +103,8 @@ def _run_phase(phase: Phase, options: Options, ranks: Ranks, stop: Stop, listene
         if newest is not None:
             _check_identity(newest, trainer.identity)
             trainer.restore(newest)
+            if ranks.first:
+                checkpoints.point("latest", newest.path)  # a kill, or damage, may have left it behind
             log.info("%s goes on from step %d", phase, trainer.position.step)
             _say_what_changed(newest.state, options)
         elif first is not None:

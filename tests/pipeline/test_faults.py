@@ -1,0 +1,126 @@
+"""What happens to training when the disk is full, read-only or failing."""
+
+import errno
+import itertools
+import logging
+import os
+import resource
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from pipeline import checkpoints, trainer
+from pipeline.checkpoints import Checkpoints
+from pipeline.config import dump
+from pipeline.options import Options
+from pipeline.training import train
+from tests.pipeline.test_training import newest, stripped, weights
+
+ROOT = Path(__file__).resolve().parents[2]
+PLACES = {"tensors": (checkpoints, "save_file"), "syncing": (os, "fsync"), "renaming": (os, "replace")}
+PLACES |= {"folders": (checkpoints, "sync_folder"), "metrics": (os, "pwrite")}
+
+
+@pytest.fixture
+def often(options: Options, monkeypatch: pytest.MonkeyPatch) -> Options:
+    """Eight steps, saved at each, with metrics at every other."""
+    monkeypatch.setattr(trainer, "LOG_STEPS", 2)
+    options.train.steps, options.checkpoint.every_steps, options.validation.times = 8, 1, 0
+    return options
+
+
+def break_disk(monkeypatch: pytest.MonkeyPatch, place: str, number: int, broken: Callable[[int], bool]) -> None:
+    """Once training has begun, calls of a function for which `broken(how many before)` is true fail."""
+    module, name = PLACES[place]
+    function, calls = getattr(module, name), itertools.count()
+    fit = trainer.Trainer.fit
+
+    def call(*arguments: Any, **named: Any) -> Any:
+        if broken(next(calls)):
+            raise OSError(number, os.strerror(number))
+        return function(*arguments, **named)
+
+    def fit_then(self: trainer.Trainer, *arguments: Any) -> Any:
+        monkeypatch.setattr(module, name, call)
+        return fit(self, *arguments)
+
+    monkeypatch.setattr(trainer.Trainer, "fit", fit_then)
+
+
+def assert_same(ours: Options, theirs: Options) -> None:
+    assert stripped(ours, "train") == stripped(theirs, "train") != []
+    one, other = weights(ours, "train"), weights(theirs, "train")
+    assert all(torch.equal(one[name], other[name]) for name in other)
+
+
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EROFS, errno.EIO], ids=errno.errorcode.get)
+@pytest.mark.parametrize("place", PLACES)
+def test_a_disk_that_fails(
+    often: Options, place: str, number: int, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    whole = replace(often, name="whole")
+    train(whole)
+    with monkeypatch.context() as patch, caplog.at_level(logging.WARNING):  # for a while: training goes on, and says so
+        break_disk(patch, place, number, lambda call: 1 <= call < 3)
+        train(often)
+    assert os.strerror(number) in caplog.text
+    assert_same(often, whole)
+    lasting = replace(often, name="lasting")
+    with monkeypatch.context() as patch:  # for good: the end cannot be saved, what was saved stands
+        break_disk(patch, place, number, lambda call: call >= 2)
+        with pytest.raises(OSError, match=os.strerror(number)):
+            train(lasting)
+    found = Checkpoints(Path(lasting.runs_dir) / "lasting" / "train" / "checkpoints").newest()
+    assert found is None or found.state["step"] < 8
+    assert not list(Path(lasting.runs_dir).glob("**/.step-*"))
+    train(lasting)
+    assert_same(lasting, whole)
+
+
+def run(options: Options, folder: Path, **how: Any) -> "subprocess.CompletedProcess[str]":
+    config = folder / f"{options.name}.yaml"
+    config.write_text(dump(options))
+    command = [sys.executable, "-m", "pipeline", "train", "--config", str(config)]
+    environment = os.environ | {"PYTHONPATH": str(ROOT)}
+    return subprocess.run(command, capture_output=True, text=True, timeout=100, env=environment, **how)
+
+
+def test_a_limit_on_the_size_of_files(often: Options, tmp_path: Path) -> None:
+    assert run(often, tmp_path).returncode == 0
+    size = (newest(often, "train") / "training.safetensors").stat().st_size
+    often.train.steps = 12
+    done = run(often, tmp_path, preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (size // 2, size // 2)))
+    assert done.returncode == 1 and "error: the checkpoint of step 12 could not be written" in done.stderr
+    assert "the last good one is step-00000008" in done.stderr and "Traceback" not in done.stderr
+    assert run(often, tmp_path).returncode == 0 and newest(often, "train").name == "step-00000012"
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root may mount a file system")
+def test_a_small_file_system(often: Options, tmp_path: Path) -> None:
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=2m", "tmpfs", str(disk)], capture_output=True)
+    if mounted.returncode:
+        pytest.skip(f"no tmpfs: {mounted.stderr.decode().strip()}")
+    try:
+        often.runs_dir = str(disk)
+        done = run(often, tmp_path)
+        assert done.returncode == 0, done.stderr
+        filler = disk / "filler"
+        with open(filler, "wb", buffering=0) as file, pytest.raises(OSError, match="No space"):
+            while True:
+                file.write(bytes(4096))
+        often.train.steps = 12
+        done = run(often, tmp_path)
+        assert done.returncode == 1 and "No space left" in done.stderr and "Traceback" not in done.stderr
+        assert newest(often, "train").name == "step-00000008" and Checkpoints(newest(often, "train").parent).newest()
+        filler.unlink()
+        assert run(often, tmp_path).returncode == 0 and newest(often, "train").name == "step-00000012"
+    finally:
+        subprocess.run(["umount", str(disk)], check=True)
