@@ -117,8 +117,8 @@ class HAED(nn.Module):
         grid[where] = vectors[chunks.inverse.to(device)]
         return self.predict(grid, starts.to(device))[where]
 
-    def log_likelihood(self, tokens: Tensor, lengths: Tensor, starts: Tensor) -> Tensor:
-        """Exact log p, in nats, of every chunk given the chunks before it in its window.
+    def decisions(self, tokens: Tensor, lengths: Tensor, starts: Tensor) -> Tensor:
+        """Exact log p, in nats, of every token and end of a chunk given the chunks before it in its window.
 
         Args:
             tokens: (B, T, K), on the CPU; `lengths` (B, T), 0 where no chunk is; `starts` (B, T), see `TransformerMain`.
@@ -126,17 +126,26 @@ class HAED(nn.Module):
             starts: see above.
 
         Returns:
-            (B, T) float32 or wider on the model's device, 0 where no chunk is: all tokens and the chunk's end.
+            (B, T, K + 1) float32 or wider on the model's device: of token t at place t, of the end at the place after
+            the last one; 0 where nothing is decided.
         """
         real = lengths > 0
         prediction = self.predictions(tokens, lengths, starts)
         device = prediction.device
         packed = pack(tokens[real], lengths[real], self.vocabulary, self.fixed).to(device)
         scores = self.decode(prediction, packed)
-        total = scores.new_zeros(len(prediction)).index_add_(0, packed.order[packed.chunk], scores)
-        result = scores.new_zeros(real.shape)
-        result[real.to(device)] = total
+        place = (
+            torch.arange(len(packed.sizes)).repeat_interleave(torch.tensor(packed.sizes, dtype=torch.long)).to(device)
+        )
+        chunks = scores.new_zeros(len(prediction), self.k + 1)
+        chunks[packed.order[packed.chunk], place] = scores
+        result = scores.new_zeros(*real.shape, self.k + 1)
+        result[real.to(device)] = chunks
         return result
+
+    def log_likelihood(self, tokens: Tensor, lengths: Tensor, starts: Tensor) -> Tensor:
+        """Exact log p (B, T), in nats, of whole chunks; see `decisions`."""
+        return self.decisions(tokens, lengths, starts).sum(-1)
 
 
 def mask_end(logits: Tensor, sizes: list[int], fixed: bool) -> Tensor:

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from data.corpus import Corpus, distinct_chunks
+from data.corpus import Corpus, DistinctChunks, distinct_chunks
 from haed.chunks import chunk_keys
 from haed.iem import log_likelihood
 from pipeline.inference import Run
@@ -46,7 +46,7 @@ class ClosedSet:
 
 
 @torch.no_grad()
-def closed_set(run: Run, corpus: Corpus, split: str) -> ClosedSet | None:
+def closed_set(run: Run, corpus: Corpus, split: str, train: DistinctChunks) -> ClosedSet | None:
     """Scores `evaluate.closed_windows` windows of a split both ways; None if there are too many distinct chunks, or no window.
 
     The windows are the first of a fixed shuffle, each scored from its own first chunk on.
@@ -55,7 +55,7 @@ def closed_set(run: Run, corpus: Corpus, split: str) -> ClosedSet | None:
     windows = Validation.of(corpus, run.options.batch.context, limits.closed_windows, split)
     if windows is None:
         return None
-    found = [distinct_chunks(corpus, name) for name in dict.fromkeys(("train", split))]
+    found = [train] if split == "train" else [train, distinct_chunks(corpus, split)]
     rows = torch.from_numpy(np.concatenate([np.concatenate([x.tokens, x.lengths[:, None]], 1) for x in found]))
     keys, first = np.unique(chunk_keys(rows[:, :-1], rows[:, -1]).numpy(), return_index=True)
     if len(keys) > limits.closed_set:

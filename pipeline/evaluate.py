@@ -9,7 +9,8 @@ from pathlib import Path
 
 import numpy as np
 
-from data.corpus import Corpus
+from data.corpus import Corpus, distinct_chunks
+from pipeline.breakdown import Breakdown, Tally
 from pipeline.closed_set import ClosedSet, closed_set
 from pipeline.device import release_memory
 from pipeline.files import write_atomically
@@ -42,6 +43,7 @@ class Evaluation:
         stride: see above.
         seconds: time of scoring.
         iem: the IEM score as a likelihood over a closed set of chunks, if the run was trained with that loss.
+        breakdown: bits by position in a chunk, by its length, and by how often the train split has it.
         yardsticks: other models on the same bytes.
         not_beaten: names of the yardsticks that need no more bits.
     """
@@ -62,6 +64,7 @@ class Evaluation:
     stride: int
     seconds: float
     iem: ClosedSet | None
+    breakdown: Breakdown | None
     yardsticks: list[Yardstick]
     not_beaten: list[str]
 
@@ -78,15 +81,19 @@ def evaluate(options: Options, text: Path | None = None) -> Evaluation:
         content = text.read_bytes()
         if not content:
             raise ValueError(f"{text} is empty: nothing to score")
-        return _score(run, str(text), [run.chunker.split(content)], [content], [])
+        return _score(run, str(text), [run.chunker.split(content)], [content], [], None)
     corpus, split = run.folder.corpus(), options.evaluate.split
     if corpus.counts(split).chunks == 0:
         raise ValueError(f"the split {split} of {corpus.folder} is empty; choose another with evaluate.split=")
     reference = _yardsticks(corpus, split) if options.evaluate.yardsticks and not _is_raster(corpus) else []
     release_memory()
-    result = _score(run, split, corpus.documents(split), corpus.originals(split), reference)
-    if options.pretrain.iem_weight and run.phase != "train" and options.evaluate.closed_set:
-        result.iem = closed_set(run, corpus, split)
+    limits = options.evaluate
+    iem = bool(options.pretrain.iem_weight and run.phase != "train" and limits.closed_set and limits.closed_windows)
+    train = distinct_chunks(corpus, "train") if iem or limits.breakdown else None
+    tally = Tally(run.chunker.k, train) if train is not None and limits.breakdown else None
+    result = _score(run, split, corpus.documents(split), corpus.originals(split), reference, tally)
+    if iem and train is not None:
+        result.iem = closed_set(run, corpus, split, train)
     release_memory()
     run.folder.write_json("evaluation.json", asdict(result))
     return result
@@ -98,12 +105,15 @@ def _score(
     documents: Iterable[tuple[np.ndarray, np.ndarray]],
     originals: Iterable[bytes],
     reference: list[Yardstick],
+    tally: Tally | None,
 ) -> Evaluation:
     began = time.perf_counter()
     limits = run.options.evaluate
     stride = min(limits.stride or max(1, run.options.batch.context // 2), run.options.batch.context)
     per_document: dict[int, tuple[float, int]] = {}
     for scored in run.score_documents(documents, stride, limits.sequences):
+        if tally is not None:
+            tally.add(scored)
         lengths = (scored.windows.lengths * scored.windows.new).sum(1)
         rows = zip(scored.windows.document.tolist(), scored.bits.sum(1).tolist(), lengths.tolist(), strict=True)
         for document, bits, tokens in rows:
@@ -133,6 +143,7 @@ def _score(
         stride=stride,
         seconds=seconds,
         iem=None,
+        breakdown=tally.result() if tally is not None else None,
         yardsticks=reference,
         not_beaten=not_beaten(score.bits_per_char, reference),
     )
@@ -188,6 +199,9 @@ def table(result: Evaluation) -> str:
             f"decoder needs {result.iem.decoder_bits_per_token:.4f} ({result.iem.chunks:,} chunks"
             f"{'' if result.iem.calibrated else ', uncalibrated'})"
         )
+    for name, parts in vars(result.breakdown).items() if result.breakdown is not None else ():
+        spent = ", ".join(f"{part.of}: {part.bits / max(result.bits, 1e-9):.0%}" for part in parts)
+        lines.append(f"  bits {name.replace('_', ' ')}: {spent}")
     if result.yardsticks:
         lines.append("yardsticks on the same bytes (bits/char):")
         for item in sorted(result.yardsticks, key=lambda item: -item.bits_per_char):

@@ -89,7 +89,7 @@ class Run:
         stride = stride or max(1, self.options.batch.context // 2)
         with torch.no_grad(), self.compute.precision():
             for window in windows(documents, self.chunker.k, self.options.batch.context, stride, at_once):
-                nats = self.model.log_likelihood(window.tokens, window.lengths, window.starts)
+                nats = self.model.decisions(window.tokens, window.lengths, window.starts)
                 yield Scored(window, -nats.double().cpu() / math.log(2))
 
     def sample(self, prompt: str | bytes = "", samples: int = 1, options: SampleOptions | None = None) -> list[bytes]:

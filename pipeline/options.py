@@ -138,6 +138,9 @@ class EvaluateOptions:
     closed_windows: Annotated[
         int, Field(ge=0, description="windows in which that is held against the decoder's likelihood; 0: none")
     ] = 64
+    breakdown: Annotated[
+        bool, Field(description="also bits by position in a chunk, by its length, and by its frequency in training")
+    ] = True
     sequences: Annotated[int, Field(ge=1, description="windows scored at a time")] = 16
     yardsticks: Annotated[bool, Field(description="also measure n-gram models and xz on the same bytes")] = True
 

@@ -33,13 +33,18 @@ class Windows:
 
 @dataclass
 class Scored:
-    """Windows and the bits (B, T) of their chunks; those that do not count are 0."""
+    """Windows and the bits (B, T, K + 1) of their chunks' tokens and ends; chunks that do not count have 0."""
 
     windows: Windows
-    bits: Tensor
+    decisions: Tensor
 
     def __post_init__(self) -> None:
-        self.bits = torch.where(self.windows.new, self.bits, 0.0)
+        self.decisions = torch.where(self.windows.new[..., None], self.decisions, 0.0)
+
+    @property
+    def bits(self) -> Tensor:
+        """Bits (B, T) of whole chunks."""
+        return self.decisions.sum(-1)
 
 
 def grid(tokens: np.ndarray, lengths: np.ndarray, k: int) -> np.ndarray:

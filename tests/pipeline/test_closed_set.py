@@ -20,7 +20,7 @@ def test_the_softmax_over_all_chunks(options: Options, similarity: str) -> None:
     training.pretrain(options)
     run = Run(RunFolder.find(Path(options.runs_dir) / options.name), options)
     corpus = run.folder.corpus()
-    found = closed_set(run, corpus, "valid")
+    found = closed_set(run, corpus, "valid", distinct_chunks(corpus, "train"))
     assert found is not None and found.calibrated and found.chunks <= 3 * options.batch.context
     chunks = {
         bytes(tokens[:length])

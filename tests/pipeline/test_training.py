@@ -10,7 +10,6 @@ from safetensors.torch import load_file
 
 from pipeline.checkpoints import Checkpoints, DamagedCheckpoint
 from pipeline.config import load
-from pipeline.learning import Position, rate
 from pipeline.metrics import read
 from pipeline.options import Options
 from pipeline.runs import RunFolder
@@ -113,14 +112,6 @@ def test_limits_in_seconds_and_epochs(options: Options) -> None:
     assert 0.2 <= train(options).seconds < 5
     options.name, options.train.seconds, options.train.epochs = "epochs", None, 0.5
     assert 0.5 <= train(options).epochs < 0.6
-
-
-def test_the_rate_is_a_function_of_progress() -> None:
-    phase = load(None, ["train.steps=100", "train.rate_from=0.8", "train.rate_to=0.2"]).train
-    assert rate(Position(0), phase, 10) == pytest.approx(0.08)
-    assert rate(Position(50), phase, 10) == pytest.approx(0.5)
-    assert rate(Position(100), phase, 10) == pytest.approx(0.2)
-    assert rate(Position(50, 30.0), replace(phase, seconds=30.0), 0) == pytest.approx(0.2)
 
 
 def test_resume_never_and_required(options: Options) -> None:
