@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from haed.bank import Bank
-from haed.chunks import Distinct, Packed, distinct, pack
+from haed.chunks import Distinct, Packed, distinct, pack, shifted
 from haed.iem import UnigramCounts, correction
 from haed.options import IEMOptions
 from haed.ranks import Ranks
@@ -161,7 +161,7 @@ def prepare(
     pieces: int,
     ranks: Ranks,
     generator: torch.Generator | None,
-    layout: tuple[int, bool],
+    layout: tuple[int, bool, bool],
 ) -> Prepared:
     """Works a batch out; see `Objective.prepare`.
 
@@ -173,7 +173,7 @@ def prepare(
         pieces: in which the windows are computed.
         ranks: processes that train together.
         generator: of the random choice of chunks to decode.
-        layout: size of the vocabulary, and whether chunks have a fixed size.
+        layout: size of the vocabulary, whether chunks have a fixed size, and whether the decoder sees the chunk before.
     """
     tokens, lengths, starts = batch
     real = lengths > 0
@@ -191,12 +191,15 @@ def prepare(
     count = max(round(targets * decode_fraction), min(1, targets)) if decode_fraction else 0
     chosen = torch.zeros(targets, dtype=torch.bool)
     chosen[torch.randperm(targets, generator=generator)[:count] if count < targets else slice(None)] = True
+    vocabulary, fixed, sees_before = layout
+    earlier = [x[real] for x in shifted(tokens, lengths, starts)] if sees_before else []
     made, first = [], 0
     for part, begins in zip(real.tensor_split(pieces), starts.tensor_split(pieces), strict=True):
         where = part.flatten().nonzero().squeeze(1)
         mine = slice(first, first := first + len(where))
         decoded = chosen[mine].nonzero().squeeze(1)
-        packed = pack(own[mine][decoded], sizes[mine][decoded], *layout)
+        before = (earlier[0][mine][decoded], earlier[1][mine][decoded]) if earlier else None
+        packed = pack(own[mine][decoded], sizes[mine][decoded], vocabulary, fixed, before)
         made.append(Piece(begins, where, chunks.inverse[mine], decoded, packed))
     all_targets, all_decoded = ranks.sum([targets, count])
     return Prepared(

@@ -76,6 +76,7 @@ class Packed:
         inputs: (S,) symbol seen at each decision: the token before, or V at the start of a chunk.
         targets: (S,) symbol to predict.
         chunk: (S,) position in `order` of each row's chunk.
+        before: the chunks before, in the order of `order`: tokens (N, K) and lengths (N,), 0 for none; or None.
     """
 
     order: Tensor
@@ -83,15 +84,39 @@ class Packed:
     inputs: Tensor
     targets: Tensor
     chunk: Tensor
+    before: tuple[Tensor, Tensor] | None = None
 
     def to(self, device: torch.device) -> "Packed":
         """Moves the tensors, without waiting for the copy."""
         moved = (x.to(device, non_blocking=True) for x in (self.order, self.inputs, self.targets, self.chunk))
         order, inputs, targets, chunk = moved
-        return Packed(order, self.sizes, inputs, targets, chunk)
+        before = None
+        if self.before is not None:
+            before = (self.before[0].to(device, non_blocking=True), self.before[1].to(device, non_blocking=True))
+        return Packed(order, self.sizes, inputs, targets, chunk, before)
 
 
-def pack(tokens: Tensor, lengths: Tensor, vocabulary: int, fixed: bool = False) -> Packed:
+def shifted(tokens: Tensor, lengths: Tensor, starts: Tensor) -> tuple[Tensor, Tensor]:
+    """The chunk before each one of windows, in its document: tokens (B, T, K) and lengths (B, T), 0 where there is none.
+
+    Args:
+        tokens: (B, T, K).
+        lengths: (B, T).
+        starts: (B, T), true where a chunk begins a document.
+    """
+    before, ends = tokens.roll(1, 1), lengths.roll(1, 1)
+    none = starts.clone()
+    none[:, 0] = True
+    return before.masked_fill(none[..., None], 0), ends.masked_fill(none, 0)
+
+
+def pack(
+    tokens: Tensor,
+    lengths: Tensor,
+    vocabulary: int,
+    fixed: bool = False,
+    before: tuple[Tensor, Tensor] | None = None,
+) -> Packed:
     """Lays out the decisions of chunks `tokens` (N, K) with `lengths` (N,), all at least 1, on the CPU.
 
     Args:
@@ -99,6 +124,7 @@ def pack(tokens: Tensor, lengths: Tensor, vocabulary: int, fixed: bool = False) 
         lengths: (N,).
         vocabulary: V; the symbol V stands for the start of a chunk as input and for its end as target.
         fixed: the chunker's chunks have a fixed size, so that no end is ever predicted.
+        before: the chunks before these, tokens (N, K) and lengths (N,), for a decoder that sees them.
     """
     n, k = tokens.shape
     lengths = lengths.long()
@@ -116,4 +142,5 @@ def pack(tokens: Tensor, lengths: Tensor, vocabulary: int, fixed: bool = False) 
         inputs=torch.cat([empty, *(symbols[:s, t] for t, s in enumerate(sizes))]),
         targets=torch.cat([empty, *(symbols[:s, t + 1] for t, s in enumerate(sizes))]),
         chunk=torch.cat([empty, *(torch.arange(s) for s in sizes)]),
+        before=None if before is None else (before[0][order].long(), before[1][order].long()),
     )

@@ -37,6 +37,8 @@ class LSTMState:
 class LSTMDecoder(nn.Module):
     """An LSTM over the tokens of each chunk, from a zero state; ŷ is part of its input at every step (paper)."""
 
+    sees_before = False
+
     def __init__(self, options: DecoderOptions, context: int, vocabulary: int) -> None:
         super().__init__()
         width = options.width
@@ -61,8 +63,8 @@ class LSTMDecoder(nn.Module):
             x = packed_lstm(upper(x), torch.zeros_like(constant), recurrent.to(dtype), packed.sizes)
         return self.output(x)
 
-    def begin(self, context: Tensor) -> LSTMState:
-        """The state before the first token of chunks with ŷ (N, W)."""
+    def begin(self, context: Tensor, before: tuple[Tensor, Tensor] | None = None) -> LSTMState:
+        """The state before the first token of chunks with ŷ (N, W); `before` is not seen."""
         layers = len(self.recurrent)
         return LSTMState(self.context(context), [None] * layers, [None] * layers)
 
@@ -79,24 +81,34 @@ class LSTMDecoder(nn.Module):
         return self.output(x)
 
 
+Before = tuple[Tensor, Tensor, Tensor]
+
+
 @dataclass
 class TransformerState:
-    """Keys and values of the chunk so far, and ŷ's share of the input, (N, H)."""
+    """Keys and values of the chunk so far, ŷ's share of the input, (N, H), and what each block sees of the chunk before."""
 
     context: Tensor
     cache: Cache
+    before: list[Before | None]
 
 
 class TransformerDecoder(nn.Module):
-    """A causal transformer within each chunk; ŷ is added to every input. Padding exists inside attention only."""
+    """A causal transformer within each chunk; ŷ is added to every input. Padding exists inside attention only.
+
+    With `previous`, the tokens of the chunk before in the same document and window are further keys and values of every
+    block, by embeddings of their own positions: what ŷ cannot carry of them letter by letter is looked up.
+    """
 
     def __init__(self, options: DecoderOptions, context: int, vocabulary: int, k: int) -> None:
         super().__init__()
         width = options.width
         if width % options.heads:
             raise ValueError(f"model.decoder.width {width} is not a multiple of model.decoder.heads {options.heads}")
+        self.sees_before = options.previous
         self.tokens = nn.Embedding(vocabulary + 1, width)
         self.positions = nn.Embedding(k, width)
+        self.positions_before = nn.Embedding(k, width) if options.previous else None
         self.context = nn.Linear(context, width)
         self.blocks = nn.ModuleList(
             Block(width, options.heads, width // options.heads, options.ffn, rotary=False)
@@ -111,26 +123,40 @@ class TransformerDecoder(nn.Module):
         parts = [self.positions.weight[t] + constant[:size] for t, size in enumerate(packed.sizes)]
         x = self.tokens(packed.inputs) + torch.cat([constant[:0], self.positions.weight[:0], *parts])
         sizes = torch.tensor(packed.sizes, dtype=torch.long)
-        for block in self.blocks:
+        earlier = self.earlier(packed.before) or [None] * len(self.blocks)
+        for block, before in zip(self.blocks, earlier, strict=True):
             assert isinstance(block, Block)
             if not packed.sizes:  # nothing to decode on this rank; the gradients are zero, but they are
-                x = block(x[:, None]).squeeze(1)
+                x = block(x[:, None], before=before).squeeze(1)
                 continue
             qkv = PackedSequence(block.attention.qkv(block.attention_norm(x)), sizes)
             grid, lengths = pad_packed_sequence(qkv, batch_first=True)
-            mixed = block.attention.attend(*block.attention.split(grid))
+            mixed = block.attention.attend(*block.attention.split(grid), before=before)
             x = x + block.attention.out(pack_padded_sequence(mixed, lengths, batch_first=True).data)
             x = block.feed_forward(x)
         return self.output(self.norm(x))
 
-    def begin(self, context: Tensor) -> TransformerState:
-        """The state before the first token of chunks with ŷ (N, W)."""
-        return TransformerState(self.context(context), Cache(len(self.blocks)))
+    def earlier(self, before: tuple[Tensor, Tensor] | None) -> list[Before | None]:
+        """What each block sees of the chunks before, tokens (N, K) and lengths (N,): keys, values, and where there are any."""
+        if before is None or self.positions_before is None:
+            return []
+        x = self.tokens(before[0]) + self.positions_before.weight
+        seen = torch.arange(x.shape[1], device=x.device) < before[1][:, None]
+        found: list[Before | None] = []
+        for block in self.blocks:
+            assert isinstance(block, Block)
+            _, key, value = block.attention.split(block.attention.qkv(block.attention_norm(x)))
+            found.append((key, value, seen))
+        return found
+
+    def begin(self, context: Tensor, before: tuple[Tensor, Tensor] | None = None) -> TransformerState:
+        """The state before the first token of chunks with ŷ (N, W), after chunks (N, K) of lengths (N,)."""
+        return TransformerState(self.context(context), Cache(len(self.blocks)), self.earlier(before))
 
     def step(self, state: TransformerState, symbol: Tensor) -> Tensor:
         """Feeds `symbol` (N,) to every chunk, updates `state` and returns logits (N, V + 1) of the next symbol."""
         position = self.positions.weight[state.cache.length()]
         x = (self.tokens(symbol) + position + state.context)[:, None]
         for layer, block in enumerate(self.blocks):
-            x = block(x, state.cache, layer)
+            x = block(x, state.cache, layer, state.before[layer] if state.before else None)
         return self.output(self.norm(x[:, 0]))

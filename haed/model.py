@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from haed.chunks import Packed, distinct, pack
+from haed.chunks import Packed, distinct, pack, shifted
 from haed.decoder import LSTMDecoder, TransformerDecoder
 from haed.encoder import Embedding, MLPEncoder
 from haed.main import TransformerMain
@@ -42,6 +42,10 @@ class HAED(nn.Module):
         self.cosine, self.temperature = iem.similarity == "cosine", iem.temperature
         self.decoder: LSTMDecoder | TransformerDecoder
         if options.decoder.kind == "lstm":
+            if options.decoder.previous:
+                raise ValueError(
+                    "model.decoder.previous is of the transformer decoder: set model.decoder.kind=transformer"
+                )
             self.decoder = LSTMDecoder(options.decoder, width, vocabulary)
         else:
             self.decoder = TransformerDecoder(options.decoder, width, vocabulary, k)
@@ -132,7 +136,11 @@ class HAED(nn.Module):
         real = lengths > 0
         prediction = self.predictions(tokens, lengths, starts)
         device = prediction.device
-        packed = pack(tokens[real], lengths[real], self.vocabulary, self.fixed).to(device)
+        before = None
+        if self.decoder.sees_before:
+            earlier, ends = shifted(tokens, lengths, starts)
+            before = earlier[real], ends[real]
+        packed = pack(tokens[real], lengths[real], self.vocabulary, self.fixed, before).to(device)
         scores = self.decode(prediction, packed)
         place = (
             torch.arange(len(packed.sizes)).repeat_interleave(torch.tensor(packed.sizes, dtype=torch.long)).to(device)

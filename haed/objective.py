@@ -126,7 +126,7 @@ class Objective(nn.Module):
             pieces=self.pieces,
             ranks=self.ranks,
             generator=generator,
-            layout=(model.vocabulary, model.fixed),
+            layout=(model.vocabulary, model.fixed, model.decoder.sees_before),
         )
 
     def forward(self, batch: Prepared, diagnose: bool = False) -> Losses:

@@ -50,6 +50,9 @@ class DecoderOptions:
     layers: Annotated[int, Field(ge=1, description="layers")] = 1
     heads: Annotated[int, Field(ge=1, description="attention heads of the transformer decoder")] = 4
     ffn: Annotated[int, Field(ge=1, description="feed-forward units of the transformer decoder")] = 1024
+    previous: Annotated[bool, Field(description="the transformer decoder also sees the tokens of the chunk before")] = (
+        False
+    )
 
 
 @dataclass(kw_only=True)

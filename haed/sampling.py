@@ -64,6 +64,8 @@ class Sampler:
         seen = model.embed(tokens.to(self.device), lengths.to(self.device)).vector
         self.inputs = torch.cat([start, seen.to(start.dtype).expand(samples, -1, -1)], 1)
         self.prediction = model.main.step(self.inputs, self.cache)[:, -1]
+        none = tokens.new_zeros(samples, model.k), lengths.new_zeros(samples)
+        self.last = (tokens[-1:].expand(samples, -1), lengths[-1:].expand(samples)) if len(lengths) else none
 
     @torch.no_grad()
     def chunk(self, draw: Draw, opened: Tensor | None = None) -> tuple[Tensor, Tensor]:
@@ -82,7 +84,7 @@ class Sampler:
         alive = torch.ones(batch, dtype=torch.bool)
         opened = tokens.new_zeros(0) if opened is None else opened.long()
         decoder: Any = model.decoder  # each decoder has a state of its own kind
-        state = decoder.begin(self.prediction)
+        state = decoder.begin(self.prediction, (self.last[0].to(self.device), self.last[1].to(self.device)))
         symbol = torch.full((batch,), model.vocabulary)
         for position in range(model.k):
             logits = decoder.step(state, symbol.to(self.device))
@@ -101,6 +103,7 @@ class Sampler:
 
     def _feed(self, tokens: Tensor, lengths: Tensor) -> None:
         """Lets the main model see the chunks and predict the next ones."""
+        self.last = tokens, lengths
         vector = self.model.embed(tokens.to(self.device), lengths.to(self.device)).vector[:, None]
         self.inputs = torch.cat([self.inputs, vector.to(self.inputs.dtype)], 1)
         if self.inputs.shape[1] > self.model.context:

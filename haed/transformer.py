@@ -38,22 +38,24 @@ def rotate(x: Tensor, start: int) -> Tensor:
     return torch.cat([a * cos - b * sin, a * sin + b * cos, x[..., 2 * half :]], -1)
 
 
-def causal_attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+def causal_attention(q: Tensor, k: Tensor, v: Tensor, seen: Tensor | None = None) -> Tensor:
     """Attention of the last queries (B, H, t, D) of a sequence to its keys and values (B, H, T, D), t ≤ T.
 
-    On a CPU the plain products are used: forward and backward took a quarter of the time of PyTorch's flash kernel for
-    windows of 128 and 256 chunks in bfloat16.
+    Keys for which `seen` (B, T) is false are left out. On a CPU the plain products are used: forward and backward took a
+    quarter of the time of PyTorch's flash kernel for windows of 128 and 256 chunks in bfloat16.
     """
     past = k.shape[2] - q.shape[2]
+    if q.device.type != "cpu" and past == 0 and seen is None:
+        return F.scaled_dot_product_attention(q, k, v, is_causal=True)
+    hidden = torch.full((q.shape[2], k.shape[2]), -torch.inf, dtype=q.dtype, device=q.device).triu(past + 1)
+    if seen is not None:
+        hidden = hidden.masked_fill(~seen[:, None, None], -torch.inf)  # (B, 1, t, T)
     if q.device.type != "cpu":
-        if past == 0:
-            return F.scaled_dot_product_attention(q, k, v, is_causal=True)
-        mask = torch.ones(q.shape[2], k.shape[2], dtype=torch.bool, device=q.device).tril(past)
-        return F.scaled_dot_product_attention(q, k, v, attn_mask=mask)
-    hidden = torch.full((q.shape[2], k.shape[2]), -torch.inf, dtype=q.dtype).triu(past + 1)
+        return F.scaled_dot_product_attention(q, k, v, attn_mask=hidden)
     batch = q.shape[:2]
+    hidden = hidden.expand(*batch, -1, -1).flatten(0, 1)
     q, k, v = q.flatten(0, 1), k.flatten(0, 1), v.flatten(0, 1)
-    scores = torch.baddbmm(hidden.expand(len(q), -1, -1), q, k.mT, alpha=q.shape[-1] ** -0.5)
+    scores = torch.baddbmm(hidden, q, k.mT, alpha=q.shape[-1] ** -0.5)
     return (scores.softmax(-1).to(v.dtype) @ v).unflatten(0, batch)
 
 
@@ -71,18 +73,35 @@ class Attention(nn.Module):
         q, k, v = x.unflatten(-1, (3, self.heads, -1)).permute(2, 0, 3, 1, 4).unbind(0)
         return q, k, v
 
-    def attend(self, q: Tensor, k: Tensor, v: Tensor, cache: Cache | None = None, layer: int = 0) -> Tensor:
-        """Attention of (B, H, T, D), new positions following those of the cache: (B, T, H·D)."""
+    def attend(
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        cache: Cache | None = None,
+        layer: int = 0,
+        before: tuple[Tensor, Tensor, Tensor] | None = None,
+    ) -> Tensor:
+        """Attention of (B, H, T, D), new positions following those of the cache: (B, T, H·D).
+
+        `before` are further keys and values (B, H, P, D) that all see, but for those that (B, P) is false of.
+        """
         if self.rotary:
             past = cache.length(layer) if cache is not None else 0
             q, k = rotate(q, past), rotate(k, past)
         if cache is not None:
             k, v = cache.extend(layer, k, v)
-        return causal_attention(q, k, v).transpose(1, 2).flatten(2)
+        seen = None
+        if before is not None:
+            seen = torch.cat([before[2], before[2].new_ones(len(q), k.shape[2])], 1)
+            k, v = torch.cat([before[0], k], 2), torch.cat([before[1], v], 2)
+        return causal_attention(q, k, v, seen).transpose(1, 2).flatten(2)
 
-    def forward(self, x: Tensor, cache: Cache | None = None, layer: int = 0) -> Tensor:
-        """Mixes x (B, T, W) with itself and, if given, with the cached positions before it."""
-        return self.out(self.attend(*self.split(self.qkv(x)), cache, layer))
+    def forward(
+        self, x: Tensor, cache: Cache | None = None, layer: int = 0, before: tuple[Tensor, Tensor, Tensor] | None = None
+    ) -> Tensor:
+        """Mixes x (B, T, W) with itself and, if given, with the cached positions before it and more; see `attend`."""
+        return self.out(self.attend(*self.split(self.qkv(x)), cache, layer, before))
 
 
 class Block(nn.Module):
@@ -100,7 +119,9 @@ class Block(nn.Module):
         """The position-wise half of the block, residual included."""
         return x + self.down(F.gelu(self.up(self.ffn_norm(x))))
 
-    def forward(self, x: Tensor, cache: Cache | None = None, layer: int = 0) -> Tensor:
-        """(B, T, W) to (B, T, W); position t sees positions up to t."""
-        x = x + self.attention(self.attention_norm(x), cache, layer)
+    def forward(
+        self, x: Tensor, cache: Cache | None = None, layer: int = 0, before: tuple[Tensor, Tensor, Tensor] | None = None
+    ) -> Tensor:
+        """(B, T, W) to (B, T, W); position t sees positions up to t, and `before`, see `Attention.attend`."""
+        x = x + self.attention(self.attention_norm(x), cache, layer, before)
         return self.feed_forward(x)

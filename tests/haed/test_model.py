@@ -23,7 +23,15 @@ def small(
     options = ModelOptions(
         encoder=EncoderOptions(token_width=3, hidden=8, width=8),
         main=MainOptions(layers=2, width=8, heads=2, head_width=6, ffn=16),
-        decoder=DecoderOptions(kind=decoder, width=8, heads=2, ffn=16, token_width=4, layers=layers),
+        decoder=DecoderOptions(
+            kind="lstm" if decoder == "lstm" else "transformer",
+            width=8,
+            heads=2,
+            ffn=16,
+            token_width=4,
+            layers=layers,
+            previous=decoder == "previous",
+        ),
     )
     model = HAED(options, iem or IEMOptions(), k, vocabulary, fixed, context).double()
     with torch.no_grad():  # away from the symmetric start
@@ -44,7 +52,8 @@ def windows(
 
 
 @pytest.mark.parametrize(
-    ("decoder", "fixed", "layers"), [("lstm", False, 1), ("lstm", True, 2), ("transformer", False, 2)]
+    ("decoder", "fixed", "layers"),
+    [("lstm", False, 1), ("lstm", True, 2), ("transformer", False, 2), ("previous", False, 2)],
 )
 def test_probabilities_of_all_chunk_sequences_sum_to_one(decoder: str, fixed: bool, layers: int) -> None:
     k, vocabulary = 2, 2
@@ -62,7 +71,7 @@ def test_probabilities_of_all_chunk_sequences_sum_to_one(decoder: str, fixed: bo
     assert float(scores.sum(1).exp().sum()) == pytest.approx(1, abs=1e-9)
 
 
-@pytest.mark.parametrize("decoder", ["lstm", "transformer"])
+@pytest.mark.parametrize("decoder", ["lstm", "transformer", "previous"])
 def test_nothing_later_changes_a_likelihood(decoder: str) -> None:
     model = small(decoder)
     tokens, lengths = windows(1, 6, 3, 3)
@@ -91,7 +100,21 @@ def test_the_first_chunk_of_a_document_does_not_see_the_one_before_as_input() ->
     torch.testing.assert_close(prediction, other)
 
 
-@pytest.mark.parametrize("decoder", ["lstm", "transformer"])
+def test_only_the_chunk_before_in_the_document_is_seen() -> None:
+    """With the same ŷ, the previous chunk's tokens matter, unless a document begins after them."""
+    model = small("previous")
+    tokens, lengths = windows(1, 2, 3, 3)
+    other = tokens.clone()
+    other[0, 0, 0] = (other[0, 0, 0] + 1) % 3
+    model.predictions = lambda *_: torch.ones(2, 8, dtype=torch.float64)  # type: ignore[method-assign]
+    for begins in (False, True):
+        starts = torch.tensor([[True, begins]])
+        with torch.no_grad():
+            one, two = (model.log_likelihood(each, lengths, starts)[0, 1] for each in (tokens, other))
+        assert torch.equal(one, two) == begins
+
+
+@pytest.mark.parametrize("decoder", ["lstm", "transformer", "previous"])
 def test_padding_chunks_and_their_content_do_not_matter(decoder: str) -> None:
     model = small(decoder)
     tokens, lengths = windows(2, 6, 3, 3)
@@ -104,7 +127,7 @@ def test_padding_chunks_and_their_content_do_not_matter(decoder: str) -> None:
     assert cut[1, 4:].tolist() == [0, 0]
 
 
-@pytest.mark.parametrize("decoder", ["lstm", "transformer"])
+@pytest.mark.parametrize("decoder", ["lstm", "transformer", "previous"])
 def test_greedy_sampling_with_caches_agrees_with_the_likelihood(decoder: str) -> None:
     """The likeliest symbol at each step of the cached sampler is the likeliest by scoring whole windows afresh."""
     model = small(decoder, context=6)
@@ -115,6 +138,14 @@ def test_greedy_sampling_with_caches_agrees_with_the_likelihood(decoder: str) ->
             context = model.embed(tokens[0], lengths[0]).vector
             inputs = torch.cat([model.main.start[None], context])[None]
             torch.testing.assert_close(sampler.prediction, model.main.step(inputs, None)[:, -1])
+            before = (tokens[0, -1:], lengths[0, -1:])
+            state = model.decoder.begin(sampler.prediction, before)
+            first = model.decoder.step(state, torch.tensor([3])).softmax(-1)[0, :3]  # the end is masked
+            for symbol in range(3):
+                one = torch.tensor([[[symbol, 0, 0]]])
+                grown = torch.cat([tokens, one], 1), torch.cat([lengths, torch.tensor([[1]])], 1)
+                decided = model.decisions(*grown, torch.zeros_like(grown[1], dtype=torch.bool))[0, -1, 0]
+                torch.testing.assert_close(decided, (first / first.sum())[symbol].log())
             chunk, length = sampler.chunk(Draw(temperature=0))
             tokens = torch.cat([tokens, chunk[None]], 1)
             lengths = torch.cat([lengths, length[None]], 1)
