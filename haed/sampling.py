@@ -46,12 +46,12 @@ class Draw:
 
 
 class Sampler:
-    """Continues B copies of a prompt, chunk by chunk.
+    """Continues B prompts of the same number of chunks, or B copies of one, chunk by chunk.
 
     Args:
         model: in evaluation mode.
-        tokens: (P, K) closed chunks of the prompt, P may be 0.
-        lengths: (P,).
+        tokens: (P, K) closed chunks of a prompt, P may be 0, or (B, P, K).
+        lengths: (P,), or (B, P).
         samples: B.
     """
 
@@ -60,12 +60,15 @@ class Sampler:
         self.device = model.scale.device
         self.cache = model.main.cache()
         start = model.main.start.expand(samples, 1, -1)
-        tokens, lengths = tokens[-(model.context - 1) :], lengths[-(model.context - 1) :]
-        seen = model.embed(tokens.to(self.device), lengths.to(self.device)).vector
-        self.inputs = torch.cat([start, seen.to(start.dtype).expand(samples, -1, -1)], 1)
+        first = max(0, lengths.shape[-1] - model.context + 1)
+        tokens, lengths = tokens[..., first:, :], lengths[..., first:]
+        tokens, lengths = tokens.expand(samples, -1, -1), lengths.expand(samples, -1)
+        shape = lengths.shape
+        seen = model.embed(tokens.flatten(0, 1).to(self.device), lengths.flatten().to(self.device)).vector
+        self.inputs = torch.cat([start, seen.to(start.dtype).unflatten(0, shape)], 1)
         self.prediction = model.main.step(self.inputs, self.cache)[:, -1]
         none = tokens.new_zeros(samples, model.k), lengths.new_zeros(samples)
-        self.last = (tokens[-1:].expand(samples, -1), lengths[-1:].expand(samples)) if len(lengths) else none
+        self.last = (tokens[:, -1], lengths[:, -1]) if shape[1] else none
 
     @torch.no_grad()
     def chunk(self, draw: Draw, opened: Tensor | None = None) -> tuple[Tensor, Tensor]:
@@ -107,7 +110,9 @@ class Sampler:
         vector = self.model.embed(tokens.to(self.device), lengths.to(self.device)).vector[:, None]
         self.inputs = torch.cat([self.inputs, vector.to(self.inputs.dtype)], 1)
         if self.inputs.shape[1] > self.model.context:
-            self.inputs = self.inputs[:, -max(1, self.model.context // 2) :]
+            start = self.model.main.start.expand(self.samples, 1, -1)
+            kept = self.model.context // 2
+            self.inputs = torch.cat([start, self.inputs[:, len(self.inputs[0]) - kept :]], 1)
             self.cache = self.model.main.cache()
             self.prediction = self.model.main.step(self.inputs, self.cache)[:, -1]
         else:

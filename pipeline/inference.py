@@ -111,6 +111,16 @@ class Run:
                     text += self.chunker.join(row[:end].astype(np.uint8), np.array([end], np.uint8))[skip:]
         return [bytes(text) for text in written]
 
+    def complete(self, beginnings: np.ndarray, chunks: int, options: SampleOptions | None = None) -> np.ndarray:
+        """Continues beginnings (n, P·K) of whole chunks of a fixed size by so many chunks, all at once: (n, chunks·K)."""
+        how = options or SampleOptions()
+        draw = Draw(how.temperature, how.top_k, how.top_p, torch.Generator().manual_seed(how.seed))
+        tokens = torch.from_numpy(beginnings.astype(np.int64)).unflatten(1, (-1, self.chunker.k))
+        with torch.no_grad():
+            sampler = Sampler(self.model, tokens, torch.full(tokens.shape[:2], self.chunker.k), len(tokens))
+            written = [sampler.chunk(draw)[0] for _ in range(chunks)]
+        return torch.cat(written, 1).numpy().astype(np.uint8)
+
     def embed(self, chunks: list[bytes]) -> np.ndarray:
         """Embeddings (n, E) float32 of chunks of at most K bytes, seen in training or not.
 

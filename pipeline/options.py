@@ -152,6 +152,9 @@ class SampleOptions:
     prompts: Annotated[list[str], Field(description="prompts of the report's samples")] = field(
         default_factory=lambda: ["def ", "import ", "class ", ""]
     )
+    pictures: Annotated[
+        int, Field(ge=1, description="held-out pictures whose lower half a model of pictures completes")
+    ] = 8
     chunks: Annotated[int, Field(ge=1, description="chunks to write")] = 60
     temperature: Annotated[float, Field(ge=0, description="0: always the likeliest token")] = 0.8
     top_k: Annotated[int, Field(ge=0, description="only the k likeliest tokens; 0: all")] = 0

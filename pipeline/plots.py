@@ -1,8 +1,10 @@
 """Pictures of a run, as PNG bytes: loss curves against time, and bits beside the yardsticks."""
 
 import io
+import math
 from typing import Any
 
+import numpy as np
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
@@ -84,6 +86,26 @@ def comparison(curves: dict[str, list[dict[str, float]]]) -> bytes:
         if position == 3:
             axes.legend(fontsize=8, frameon=False, loc="upper right")
     figure.tight_layout()
+    return _png(figure)
+
+
+def pictures(rows: np.ndarray, titles: list[str]) -> bytes:
+    """Rows of square RGB rasters (n, columns, H·W·3), each column under its title.
+
+    Raises:
+        ValueError: they are not square.
+    """
+    side = math.isqrt(rows.shape[2] // 3)
+    if side * side * 3 != rows.shape[2]:
+        raise ValueError(f"pictures of {rows.shape[2]:,} values are not square: set source.image_size= to draw them")
+    figure = Figure(figsize=(1.3 * rows.shape[1], 1.3 * rows.shape[0] + 0.3))
+    for number, raster in enumerate(rows.reshape(-1, side, side, 3)):
+        axes = figure.add_subplot(rows.shape[0], rows.shape[1], number + 1)
+        axes.imshow(raster, interpolation="nearest")
+        axes.set_axis_off()
+        if number < len(titles):
+            axes.set_title(titles[number], fontsize=8)
+    figure.tight_layout(pad=0.3)
     return _png(figure)
 
 

@@ -70,6 +70,8 @@ def _gather(folder: RunFolder, options: Options) -> dict[str, Any]:
     statistics = ((_json(folder.path / "corpus.json") or {}).get("statistics") or {}).get("train")
     if statistics:
         pictures["corpus.png"] = plots.corpus(statistics)
+    if (folder.path / "samples.png").is_file():
+        pictures["samples.png"] = (folder.path / "samples.png").read_bytes()
     indexed = (folder.path / "index" / "meta.json").is_file()
     return {
         "name": options.name,
@@ -130,6 +132,7 @@ def _html(found: dict[str, Any]) -> str:
             f"<p>{escape(_verdict(evaluation))}</p>"
         )
     captions = {"yardsticks.png": "", "curves.png": "<h2>Training</h2>", "corpus.png": "<h2>The training split</h2>"}
+    captions["samples.png"] = "<h2>Held-out pictures, their lower halves completed</h2>"
     for picture, caption in captions.items():
         if picture in found["pictures"]:
             parts.append(f"{caption}<img alt='{picture}' src='{data_uri(found['pictures'][picture])}'>")
