@@ -6,8 +6,8 @@
 |---|---|---|
 | end-to-end | | every chunk decoded |
 | share | no IEM loss, the preset's share of the chunks decoded | the preset's share |
-| paper | IEM loss without correction, dot product, no head, nothing decoded | every chunk decoded |
-| corrected | the preset's IEM loss, nothing decoded | every chunk decoded |
+| paper | IEM loss without correction, dot product, no head, 3 batches of negatives, nothing decoded | every chunk decoded |
+| corrected | the same with log π, cosine and a head | every chunk decoded |
 | two-phases | the preset: IEM loss, and a share of the chunks decoded | the preset's share |
 
 All have the same model, text, batches and learning rates, and one thread each; --parallel of them run side by side. On a
@@ -38,12 +38,13 @@ from pipeline.sharding import open_shards
 from pipeline.training import build_trainer
 
 NOTHING, ALL = ["pretrain.decode_fraction=0"], ["finetune.decode_fraction=1"]
-PLAIN = ["iem.correction=none", "iem.similarity=dot", "iem.head=none"]
+PLAIN = ["iem.correction=none", "iem.similarity=dot", "iem.head=none", "iem.extra_batches=3"]
+CORRECTED = ["iem.correction=inclusion", "iem.similarity=cosine", "iem.head=linear", "iem.extra_batches=3"]
 ARMS = {
     "end-to-end": [],
     "share": ["pretrain.iem_weight=0"],
     "paper": [*NOTHING, *ALL, *PLAIN],
-    "corrected": [*NOTHING, *ALL],
+    "corrected": [*NOTHING, *ALL, *CORRECTED],
     "two-phases": [],
 }
 NO_LIMITS = [f"{phase}.{limit}=null" for phase in ("pretrain", "finetune", "train") for limit in ("seconds", "epochs")]
