@@ -5,11 +5,12 @@ import json
 import mmap
 import os
 from collections.abc import Iterator
-from dataclasses import dataclass, fields
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from pydantic import TypeAdapter, ValidationError
 
 from data.chunkers import Chunker, make_chunker
 from data.options import ChunkerOptions, LoaderOptions, SourceOptions
@@ -49,11 +50,19 @@ class Corpus:
         try:
             self.digest: str = manifest["digest"]
             self.options = ChunkerOptions(**manifest["chunker"])
+            TypeAdapter(ChunkerOptions).validate_python(asdict(self.options))
             self.fitted: dict[str, Any] | None = manifest.get("fitted")
-            self.shards = [Shard(**{name: shard[name] for name in names}) for shard in manifest["shards"]]
+            shards = [{name: shard[name] for name in names} for shard in manifest["shards"]]
+            self.shards = TypeAdapter(list[Shard]).validate_python(shards)
             bad = [s.file for s in self.shards if Path(s.file).name != s.file or s.file in ("", ".", "..")]
         except (KeyError, TypeError, AttributeError) as error:
             raise ValueError(f"{where} is not a manifest of this version: {error} is missing or wrong") from error
+        except ValidationError as error:
+            first = error.errors()[0]
+            place = ".".join(str(part) for part in first["loc"])
+            raise ValueError(
+                f"{where} is not a manifest: {place}={first['input']!r}: {first['msg'].lower()}"
+            ) from error
         if bad:
             raise ValueError(f"{where} names a file outside its folder: {bad[0]!r}")
         self._checked: dict[str, tuple[int, int]] = {}

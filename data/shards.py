@@ -21,9 +21,10 @@ import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
+from pydantic import Field
 
 from data.chunkers import Chunker
 from data.sources import Piece
@@ -38,14 +39,14 @@ class Shard:
     """A finished tar; an entry of `shards` in manifest.json. Counts are of samples, chunks, tokens and bytes."""
 
     file: str
-    split: str
-    samples: int
-    documents: int
-    chunks: int
-    tokens: int
-    source_bytes: int
-    file_bytes: int
-    sha256: str
+    split: Annotated[str, Field(pattern="^(train|valid|test)$")]
+    samples: Annotated[int, Field(ge=0, strict=True)]
+    documents: Annotated[int, Field(ge=0, strict=True)]
+    chunks: Annotated[int, Field(ge=0, strict=True)]
+    tokens: Annotated[int, Field(ge=0, strict=True)]
+    source_bytes: Annotated[int, Field(ge=0, strict=True)]
+    file_bytes: Annotated[int, Field(ge=0, strict=True)]
+    sha256: Annotated[str, Field(pattern="^[0-9a-f]{64}$")]
 
 
 @dataclass

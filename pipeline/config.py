@@ -5,6 +5,8 @@ OmegaConf refuses unknown keys and wrong types, Pydantic checks the bounds; both
 
 import difflib
 import json
+import math
+from collections.abc import Iterator
 from dataclasses import asdict, is_dataclass
 from pathlib import Path
 from typing import Any, get_type_hints
@@ -76,7 +78,7 @@ def load(config: str | Path | None = None, overrides: list[str] | tuple[str, ...
         )
     except OmegaConfBaseException as error:
         raise ConfigError(f"{where}: {_explain(error)}") from error
-    except (YAMLError, UnicodeDecodeError, RecursionError) as error:
+    except (YAMLError, UnicodeDecodeError, RecursionError, OSError) as error:
         raise ConfigError(f"{where}: not readable as YAML: {' '.join(str(error).split())[:200]}") from error
     assert isinstance(options, Options)
     return check(options)
@@ -106,6 +108,9 @@ def check(options: Options) -> Options:
             for item in error.errors(include_url=False)
         ]
         raise ConfigError("; ".join(wrong[:3])) from error
+    endless = [key for key, value in _leaves(asdict(options)) if isinstance(value, float) and not math.isfinite(value)]
+    if endless:
+        raise ConfigError(f"{endless[0]}: must be a finite number")
     for phase in ("pretrain", "finetune", "train"):
         part = getattr(options, phase)
         if part.part_from >= part.part_to:
@@ -115,6 +120,14 @@ def check(options: Options) -> Options:
     if options.name in (".", "..") or "/" in options.name or "\0" in options.name:
         raise ConfigError(f"name={options.name!r}: must be the name of a folder, without slashes")
     return options
+
+
+def _leaves(tree: dict[str, Any], above: str = "") -> Iterator[tuple[str, Any]]:
+    for key, value in tree.items():
+        if isinstance(value, dict):
+            yield from _leaves(value, f"{above}{key}.")
+        else:
+            yield f"{above}{key}", value
 
 
 def dump(options: Options) -> str:

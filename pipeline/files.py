@@ -1,7 +1,9 @@
 """Files that appear whole or not at all."""
 
+import json
 import os
 from pathlib import Path
+from typing import Any
 
 
 def write_atomically(path: Path, content: bytes) -> None:
@@ -21,6 +23,23 @@ def write_atomically(path: Path, content: bytes) -> None:
         beside.unlink(missing_ok=True)
         raise
     sync_folder(path.parent)
+
+
+def read_json(path: Path, keys: tuple[str, ...] = ()) -> dict[str, Any]:
+    """Reads a JSON object that has these keys.
+
+    Raises:
+        FileNotFoundError: there is no such file.
+        ValueError: it holds something else.
+    """
+    try:
+        found = json.loads(path.read_bytes())
+        missing = [key for key in keys if key not in found] if isinstance(found, dict) else ["everything"]
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"{path} is damaged: {error}") from error
+    if missing:
+        raise ValueError(f"{path} is damaged, or of another version: it lacks {', '.join(missing[:5])}")
+    return dict(found)
 
 
 def sync_folder(folder: Path) -> None:

@@ -7,6 +7,8 @@ lengths, counts; row i is vector i) and `meta.json`. The file is one of FAISS's 
 import hashlib
 import io
 import json
+import struct
+import zipfile
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -22,6 +24,7 @@ if TYPE_CHECKING:
     from pipeline.inference import Run
 
 INDEX, TABLE, META = "chunks.faiss", "chunks.npz", "meta.json"
+_HEADER = 45
 
 
 @dataclass
@@ -139,12 +142,33 @@ def _open(folder: RunFolder) -> tuple[Any, dict[str, np.ndarray]]:
         digests = json.loads((place / META).read_text())["sha256"]
         content = {name: (place / name).read_bytes() for name in (INDEX, TABLE)}
         wrong = [name for name in content if hashlib.sha256(content[name]).hexdigest() != digests[name]]
-    except (OSError, KeyError, TypeError, json.JSONDecodeError) as error:
+    except (OSError, KeyError, TypeError, ValueError, RecursionError) as error:
         raise ValueError(f"the index in {place} is damaged ({error}): run `haed index {folder.path}` again") from error
     if wrong:
         raise ValueError(f"the index in {place} is damaged ({wrong[0]}): run `haed index {folder.path}` again")
-    with np.load(io.BytesIO(content[TABLE]), allow_pickle=False) as table:
-        return faiss.deserialize_index(np.frombuffer(content[INDEX], np.uint8)), dict(table)
+    _check_header(place / INDEX, content[INDEX])
+    try:
+        with np.load(io.BytesIO(content[TABLE]), allow_pickle=False) as archive:
+            table = {name: archive[name] for name in ("tokens", "lengths", "counts")}
+    except (KeyError, ValueError, OSError, zipfile.BadZipFile, MemoryError) as error:
+        raise ValueError(f"the index in {place} is damaged ({error}): run `haed index {folder.path}` again") from error
+    built = faiss.deserialize_index(np.frombuffer(content[INDEX], np.uint8))
+    shapes = {name: column.shape[:1] for name, column in table.items()}
+    if any(shape != (built.ntotal,) for shape in shapes.values()) or table["tokens"].ndim != 2:
+        raise ValueError(f"the index in {place} has {built.ntotal} vectors for a table of {shapes}: index it again")
+    return built, table
+
+
+def _check_header(path: Path, content: bytes) -> None:
+    """Raises ValueError unless a file is what `index` writes: FAISS's reader must not meet anything else.
+
+    A flat index is `IxFI`, the width (int32), the number of vectors (int64), and 45 bytes of header in all; the rest are
+    the vectors. Its reader would allocate whatever a header asks for.
+    """
+    width, vectors = struct.unpack_from("<iq", content, 4) if len(content) >= _HEADER else (0, 0)
+    expected = _HEADER + 4 * width * vectors
+    if content[:4] != b"IxFI" or width < 1 or vectors < 1 or len(content) != expected:
+        raise ValueError(f"{path} is no flat index of inner products as `haed index` writes them: not read")
 
 
 def _normalised(vectors: np.ndarray) -> np.ndarray:

@@ -67,7 +67,10 @@ class Run:
         self.folder, self.options = folder, options or folder.options()
         self.phase = folder.trained_phase(self.options.evaluate.stage)
         checkpoint = Checkpoints(folder.phase(self.phase) / "checkpoints").best()
-        assert checkpoint is not None
+        if checkpoint is None:
+            raise FileNotFoundError(
+                f"{folder.phase(self.phase)}/checkpoints has no complete checkpoint: train it again"
+            )
         self.step: int = checkpoint.state["step"]
         self.compute: Compute = compute(self.options)
         self.chunker: Chunker = folder.chunker()

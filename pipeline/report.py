@@ -10,7 +10,9 @@ import json
 from pathlib import Path
 from typing import Any
 
-from pipeline.files import write_atomically
+from pydantic import TypeAdapter, ValidationError
+
+from pipeline.files import read_json, write_atomically
 from pipeline.index import neighbours, visible
 from pipeline.metrics import read
 from pipeline.options import Options
@@ -30,6 +32,11 @@ pre b { color: #2a6f97; } table { border-collapse: collapse; } td, th { padding:
 .grid { display: grid; grid-template-columns: repeat(auto-fill, minmax(17rem, 1fr)); gap: 1rem 2rem; }
 summary { cursor: pointer; color: #57606a; }
 """
+
+
+EVALUATED = tuple(
+    "split stage step characters context bits_per_char bits_per_dim standard_error yardsticks not_beaten".split()
+)
 
 
 def report(options: Options) -> Path:
@@ -61,13 +68,15 @@ def _gather(folder: RunFolder, options: Options) -> dict[str, Any]:
 
     phases = {name: read(folder.phase(name) / "metrics.jsonl") for name in ("pretrain", "finetune", "train")}
     phases = {name: records for name, records in phases.items() if records}
-    evaluation = _json(folder.path / "evaluation.json")
+    path = folder.path / "evaluation.json"
+    evaluation = read_json(path, EVALUATED) if path.is_file() else None
     pictures = {}
     if phases:
         pictures["curves.png"] = plots.curves(phases)
     if evaluation and evaluation["yardsticks"]:
         pictures["yardsticks.png"] = plots.yardsticks(evaluation, options.name)
-    statistics = ((_json(folder.path / "corpus.json") or {}).get("statistics") or {}).get("train")
+    path = folder.path / "corpus.json"
+    statistics = ((read_json(path).get("statistics") if path.is_file() else None) or {}).get("train")
     if statistics:
         pictures["corpus.png"] = plots.corpus(statistics)
     if (folder.path / "samples.png").is_file():
@@ -79,14 +88,17 @@ def _gather(folder: RunFolder, options: Options) -> dict[str, Any]:
         "evaluation": evaluation,
         "pictures": pictures,
         "neighbours": neighbours(folder, options.index.queries, options.index.neighbours) if indexed else [],
-        "samples": _json(folder.path / "samples.json") or [],
-        "environment": _json(folder.path / "environment.json") or {},
+        "samples": _samples(folder.path / "samples.json"),
+        "environment": read_json(folder.path / "environment.json"),
         "configuration": (folder.path / "config.yaml").read_text(encoding="utf-8"),
     }
 
 
-def _json(path: Path) -> Any:
-    return json.loads(path.read_text(encoding="utf-8")) if path.is_file() else None
+def _samples(path: Path) -> list[dict[str, str]]:
+    try:
+        return TypeAdapter(list[dict[str, str]]).validate_json(path.read_bytes()) if path.is_file() else []
+    except ValidationError as error:
+        raise ValueError(f"{path} is damaged ({error.errors()[0]['msg']}): run `haed sample` again") from error
 
 
 def data_uri(png: bytes) -> str:

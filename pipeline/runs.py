@@ -16,7 +16,7 @@ from typing import IO, Any
 from data.chunkers import Chunker, make_chunker
 from data.corpus import Corpus
 from pipeline.config import dump, load
-from pipeline.files import write_atomically
+from pipeline.files import read_json, write_atomically
 from pipeline.options import Options
 
 PHASES = ("finetune", "train", "pretrain")  # the order in which a finished model is looked for
@@ -98,14 +98,14 @@ class RunFolder:
 
     def _corpus(self) -> dict[str, Any]:
         try:
-            found: dict[str, Any] = json.loads((self.path / "corpus.json").read_text())
-            return {name: found[name] for name in ("location", "digest", "fitted")}
+            found = read_json(self.path / "corpus.json", ("location", "digest", "fitted"))
         except FileNotFoundError:
             raise FileNotFoundError(
                 f"{self.path} was not trained yet: run `haed pretrain` or `haed train` first"
             ) from None
-        except (KeyError, TypeError, json.JSONDecodeError) as error:
-            raise ValueError(f"{self.path}/corpus.json is damaged, or of another version: {error}") from error
+        if not isinstance(found["location"], str):
+            raise ValueError(f"{self.path}/corpus.json is damaged: location is not a text")
+        return found
 
     def phase(self, name: str) -> Path:
         """Folder of a training phase: pretrain, finetune or train."""
