@@ -70,7 +70,7 @@ class LSTMDecoder(nn.Module):
 
     def step(self, state: LSTMState, symbol: Tensor) -> Tensor:
         """Feeds `symbol` (N,) to every chunk, updates `state` and returns logits (N, V + 1) of the next symbol."""
-        x = F.embedding(symbol, self.table()) + state.context
+        x = self.input(self.tokens(symbol)) + state.context  # of few symbols: the whole table would cost more
         for layer, recurrent in enumerate(self.recurrent):
             gates = x if layer == 0 else self.upper[layer - 1](x)
             hidden = state.hidden[layer]

@@ -169,6 +169,8 @@ def load(path: Path, training: bool = True) -> Checkpoint:
     """
     try:
         state = json.loads((path / STATE).read_text())
+        if "digest" not in state:
+            raise DamagedCheckpoint(f"checkpoint {path} is damaged, or of an older version: {STATE} has no digest")
         if _digest({name: value for name, value in state.items() if name != "digest"}) != state["digest"]:
             raise DamagedCheckpoint(f"checkpoint {path} is damaged: {STATE} is not what was written")
         evaluated = AVERAGE if AVERAGE in state["sha256"] else MODEL
