@@ -2,12 +2,14 @@
 
 import argparse
 import logging
+import os
 import signal
 import sys
 
 from flows.environment import prepare
 from pipeline.cli import Command, Result, Stop, options_of, settings
 from pipeline.cli import main as pipeline_main
+from pipeline.config import ConfigError
 from pipeline.runs import RunFolder
 
 
@@ -35,7 +37,7 @@ def _run(arguments: argparse.Namespace, stop: Stop) -> Result:
     with temporary_settings({PREFECT_FLOWS_HEARTBEAT_FREQUENCY: None}):  # its thread adds a second to every flow
         start_local_server()
         try:
-            found = everything(preset, overrides)
+            found = everything(preset, overrides=overrides)
         except TerminationSignal:
             print("stopped and saved; the same command goes on from there", file=sys.stderr)
             raise SystemExit(143) from None
@@ -57,6 +59,9 @@ def _drop_tracebacks() -> None:
 def _serve_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--host", default="127.0.0.1", help="address to listen on")
     parser.add_argument("--port", type=int, default=4200, help="port of the Prefect UI")
+    parser.add_argument("--no-server", action="store_true", help="use the server that PREFECT_API_URL names")
+    parser.add_argument("--tensorboard-port", type=int, default=6006, help="0: no TensorBoard")
+    parser.add_argument("--chain", action="store_true", help="a finished shard starts pretrain, and that finetune")
 
 
 def _serve(arguments: argparse.Namespace, stop: Stop) -> Result:
@@ -65,14 +70,29 @@ def _serve(arguments: argparse.Namespace, stop: Stop) -> Result:
 
     for number in (signal.SIGINT, signal.SIGTERM):  # serving has no step to finish: the runner lets its trainings save
         signal.signal(number, signal.default_int_handler)
-
-    serve(arguments.host, arguments.port)
+    server = not arguments.no_server
+    serve(arguments.host, arguments.port, server, arguments.tensorboard_port, arguments.chain)
     return Result("", None)
+
+
+def _deploy_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--pool", required=True, help="work pool whose workers run the flows")
+
+
+def _deploy(arguments: argparse.Namespace, stop: Stop) -> Result:
+    prepare()
+    if "PREFECT_API_URL" not in os.environ:
+        raise ConfigError("haed deploy registers flows with a server: set PREFECT_API_URL to its address")
+    from flows.serve import deploy
+
+    made = deploy(arguments.pool)
+    return Result("\n".join(made), made)
 
 
 COMMANDS = (
     Command("run", "all stages in order, as one Prefect flow", settings, _run),
     Command("serve", "every flow as a deployment in the Prefect UI", _serve_arguments, _serve),
+    Command("deploy", "register every flow for a work pool", _deploy_arguments, _deploy),
 )
 
 

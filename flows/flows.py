@@ -1,113 +1,296 @@
 """The flows: one for each stage, and `haed`, which runs them all in order.
 
-Every flow takes a preset (or the path of a YAML file) and overrides in the `key=value` form of the command line, or the
-name of a run. They pass names and paths to each other, never tensors.
+Those that train take a preset and what to change of it, the others the name of a run; see `flows.forms`. They pass names and
+paths to each other, never tensors. What they write is kept by the stages, on the disk; nothing is cached by Prefect.
 """
 
 import logging
+import os
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any
 
 from prefect import flow
 from prefect.artifacts import create_markdown_artifact, create_table_artifact
+from prefect.events import emit_event
 from pydantic import Field
 
+from data.options import ChunkerOptions, ShardOptions, SourceOptions
+from flows.forms import of_run, run_name, words
+from flows.live import Live, key
 from flows.stopping import stopping
+from haed.options import IEMOptions, ModelOptions
 from pipeline import config
-from pipeline.options import Options
+from pipeline.options import (
+    BatchOptions,
+    CheckpointOptions,
+    FinetuneOptions,
+    LauncherOptions,
+    OptimizerOptions,
+    Options,
+    PretrainOptions,
+    TrainOptions,
+    ValidationOptions,
+)
 from pipeline.runs import RunFolder
 
-Preset = Annotated[str, Field(description="a preset (quickstart, wikitext2, …) or the path of a YAML file")]
-Name = Annotated[str, Field(description="the run: a name under runs_dir, or a folder")]
-Overrides = Annotated[list[str], Field(description="options to change, each key=value, as on the command line")]
+Words = list[str]
+Seconds = Annotated[float, Field(ge=0)]
 
 for _room in ("pipeline", "data", "haed", "flows"):
     logging.getLogger(_room).setLevel(logging.INFO)
 
 
-def _of_run(run: str, overrides: list[str]) -> Options:
-    given = dict(item.split("=", 1) for item in overrides if "=" in item)
-    return RunFolder.find(run, given.get("runs_dir", "runs")).options(overrides)
+@flow(name="shard", flow_run_name=run_name("shard"))
+def shard(
+    preset: str = "quickstart",
+    source: str = "",
+    sources: SourceOptions | None = None,
+    chunker: ChunkerOptions | None = None,
+    sharding: ShardOptions | None = None,
+    launcher: LauncherOptions | None = None,
+    overrides: Words = [],  # noqa: B006
+) -> dict[str, Any]:
+    """Cuts a source into WebDataset shards with a manifest; a task for every few parts. What is finished is not done again.
 
-
-@flow(name="shard", flow_run_name="shard {preset}")
-def shard(preset: Preset = "quickstart", overrides: Overrides = []) -> dict[str, Any]:  # noqa: B006 - Prefect shows it
-    """Cuts a source into WebDataset shards with a manifest; a task for every few parts."""
+    Args:
+        preset: quickstart, wikitext2, paper-wikitext103, paper-imagenet32, or the path of a YAML file
+        source: file, folder or URL to read; empty: the preset's
+        sources: kind of the source and how it is split
+        chunker: how it is cut into chunks
+        sharding: size of the shards, and number of worker processes
+        launcher: a Dask cluster to work on, if any
+        overrides: further options, each key=value as on the command line; these come last
+    """
     from flows.sharding import as_tasks
     from pipeline.sharding import shard as run_stage
     from pipeline.sharding import summary
 
-    options = config.load(preset, overrides)
+    groups: dict[str, Any] = {"source": sources, "chunker": chunker, "shard": sharding, "launcher": launcher}
+    given = words(preset, "", source, 0, overrides, groups)
+    options = config.load(preset, given)
     corpus = run_stage(options, as_tasks(options))
-    return {"folder": corpus.location, "splits": summary(corpus)}
+    splits = summary(corpus)
+    rows = [{"split": split, **size} for split, size in splits.items()]
+    create_table_artifact(rows, key=key("corpus", Path(corpus.location).name), description=corpus.location)
+    _announce("shard", corpus.location, preset, given)
+    return {"folder": corpus.location, "splits": splits}
 
 
-@flow(name="pretrain", flow_run_name="pretrain {preset}")
-def pretrain(preset: Preset = "quickstart", overrides: Overrides = []) -> dict[str, Any]:  # noqa: B006
-    """Phase one: learns in the space of chunk embeddings; goes on from its last checkpoint."""
-    from pipeline.training import pretrain as run_stage
-
-    with stopping() as stop:
-        return asdict(run_stage(config.load(preset, overrides), stop))
-
-
-@flow(name="finetune", flow_run_name="finetune {preset}")
-def finetune(preset: Preset = "quickstart", overrides: Overrides = []) -> dict[str, Any]:  # noqa: B006
-    """Phase two: trains for exact likelihood from a phase one; goes on from its last checkpoint."""
-    from pipeline.training import finetune as run_stage
-
-    with stopping() as stop:
-        return asdict(run_stage(config.load(preset, overrides), stop))
+def _announce(stage: str, what: str, preset: str, overrides: Words) -> None:
+    """An event that automations can wait for: `haed.STAGE.completed`; see `haed serve --chain`."""
+    emit_event(
+        f"haed.{stage}.completed",
+        {"prefect.resource.id": f"haed.{stage}.{what}"},
+        payload={"preset": preset, "overrides": overrides},
+    )
 
 
-@flow(name="train", flow_run_name="train {preset}")
-def train(preset: Preset = "quickstart", overrides: Overrides = []) -> dict[str, Any]:  # noqa: B006
-    """Trains end to end, without a phase one; goes on from its last checkpoint."""
-    from pipeline.training import train as run_stage
+def _train(phase: str, preset: str, given: Words) -> dict[str, Any]:
+    """Trains a phase with a live artifact, saves if it is stopped, and leaves a report of what there is then."""
+    from pipeline import training
 
-    with stopping() as stop:
-        return asdict(run_stage(config.load(preset, overrides), stop))
+    options = config.load(preset, given)
+    with stopping() as stop, Live(options.name, phase, getattr(options, phase)) as live:
+        found = asdict(getattr(training, phase)(options, stop, live))
+    _show_report(options)
+    _announce(phase, options.name, preset, given)
+    return found
 
 
-@flow(name="evaluate", flow_run_name="evaluate {run}")
-def evaluate(run: Name = "quickstart", overrides: Overrides = []) -> dict[str, Any]:  # noqa: B006
-    """Exact bits of a split, beside yardsticks measured on the same bytes."""
+def _show_report(options: Options) -> str:
+    from pipeline.report import inline_markdown
+    from pipeline.report import report as run_stage
+
+    path = run_stage(options)
+    board = os.environ.get("HAED_TENSORBOARD_URL")
+    places = f"Run folder: `{path.parent.resolve()}`" + (f" · [TensorBoard]({board})" if board else "")
+    text = f"{inline_markdown(RunFolder(path.parent))}\n\n{places}\n"
+    create_markdown_artifact(text, key=key("report", options.name), description=f"{options.name}: report")
+    return str(path)
+
+
+@flow(name="pretrain", flow_run_name=run_name("pretrain"))
+def pretrain(
+    preset: str = "quickstart",
+    name: str = "",
+    source: str = "",
+    seconds: Seconds = 0,
+    phase: PretrainOptions | None = None,
+    batch: BatchOptions | None = None,
+    model: ModelOptions | None = None,
+    iem: IEMOptions | None = None,
+    optimizer: OptimizerOptions | None = None,
+    validation: ValidationOptions | None = None,
+    checkpoint: CheckpointOptions | None = None,
+    launcher: LauncherOptions | None = None,
+    overrides: Words = [],  # noqa: B006
+) -> dict[str, Any]:
+    """Phase one: learns in the space of chunk embeddings. A run of the same name goes on from its last checkpoint.
+
+    Args:
+        preset: quickstart, wikitext2, paper-wikitext103, paper-imagenet32, or the path of a YAML file
+        name: of the run, a folder under runs; empty: the preset's
+        source: file, folder or URL that was sharded; empty: the preset's
+        seconds: of training; 0: the preset's limits
+        phase: limits and weights of the phase
+        batch: windows of a step
+        model: encoder, main model and decoder
+        iem: the IEM loss
+        optimizer: learning rates and the rest
+        validation: how often, and on how much
+        checkpoint: when to save
+        launcher: processes that train together
+        overrides: further options, each key=value as on the command line; these come last
+    """
+    groups: dict[str, Any] = {"pretrain": phase, "batch": batch, "model": model, "iem": iem, "optimizer": optimizer}
+    groups |= {"validation": validation, "checkpoint": checkpoint, "launcher": launcher}
+    return _train("pretrain", preset, words(preset, name, source, seconds, overrides, groups, ("pretrain",)))
+
+
+@flow(name="finetune", flow_run_name=run_name("finetune"))
+def finetune(
+    preset: str = "quickstart",
+    name: str = "",
+    source: str = "",
+    seconds: Seconds = 0,
+    phase: FinetuneOptions | None = None,
+    batch: BatchOptions | None = None,
+    model: ModelOptions | None = None,
+    optimizer: OptimizerOptions | None = None,
+    validation: ValidationOptions | None = None,
+    checkpoint: CheckpointOptions | None = None,
+    launcher: LauncherOptions | None = None,
+    overrides: Words = [],  # noqa: B006
+) -> dict[str, Any]:
+    """Phase two: trains for exact likelihood from a phase one. A run of the same name goes on from its last checkpoint.
+
+    Args:
+        preset: quickstart, wikitext2, paper-wikitext103, paper-imagenet32, or the path of a YAML file
+        name: of the run whose phase one is there; empty: the preset's
+        source: file, folder or URL that was sharded; empty: the preset's
+        seconds: of training; 0: the preset's limits
+        phase: limits and weights of the phase, what is trained, and from where
+        batch: windows of a step
+        model: encoder, main model and decoder, as in phase one
+        optimizer: learning rates and the rest
+        validation: how often, and on how much
+        checkpoint: when to save
+        launcher: processes that train together
+        overrides: further options, each key=value as on the command line; these come last
+    """
+    groups: dict[str, Any] = {"finetune": phase, "batch": batch, "model": model, "optimizer": optimizer}
+    groups |= {"validation": validation, "checkpoint": checkpoint, "launcher": launcher}
+    return _train("finetune", preset, words(preset, name, source, seconds, overrides, groups, ("finetune",)))
+
+
+@flow(name="train", flow_run_name=run_name("train"))
+def train(
+    preset: str = "quickstart",
+    name: str = "",
+    source: str = "",
+    seconds: Seconds = 0,
+    phase: TrainOptions | None = None,
+    batch: BatchOptions | None = None,
+    model: ModelOptions | None = None,
+    optimizer: OptimizerOptions | None = None,
+    validation: ValidationOptions | None = None,
+    checkpoint: CheckpointOptions | None = None,
+    launcher: LauncherOptions | None = None,
+    overrides: Words = [],  # noqa: B006
+) -> dict[str, Any]:
+    """Trains end to end, without a phase one. A run of the same name goes on from its last checkpoint.
+
+    Args:
+        preset: quickstart, wikitext2, paper-wikitext103, paper-imagenet32, or the path of a YAML file
+        name: of the run, a folder under runs; empty: the preset's
+        source: file, folder or URL that was sharded; empty: the preset's
+        seconds: of training; 0: the preset's limits
+        phase: limits of the phase
+        batch: windows of a step
+        model: encoder, main model and decoder
+        optimizer: learning rates and the rest
+        validation: how often, and on how much
+        checkpoint: when to save
+        launcher: processes that train together
+        overrides: further options, each key=value as on the command line; these come last
+    """
+    groups: dict[str, Any] = {"train": phase, "batch": batch, "model": model, "optimizer": optimizer}
+    groups |= {"validation": validation, "checkpoint": checkpoint, "launcher": launcher}
+    return _train("train", preset, words(preset, name, source, seconds, overrides, groups, ("train",)))
+
+
+@flow(name="evaluate", flow_run_name=run_name("evaluate"))
+def evaluate(run: str = "quickstart", overrides: Words = []) -> dict[str, Any]:  # noqa: B006
+    """Exact bits of a split, beside yardsticks measured on the same bytes.
+
+    Args:
+        run: a name under runs, or a folder
+        overrides: options to change, each key=value as on the command line, such as evaluate.split=valid
+    """
     from pipeline.evaluate import evaluate as run_stage
 
-    result = run_stage(_of_run(run, overrides))
+    result = run_stage(of_run(run, overrides))
     figures = [(item.bits_per_char, item.name) for item in result.yardsticks] + [(result.bits_per_char, run)]
     rows = [{"model": name, "bits/char": round(bits, 4)} for bits, name in sorted(figures)]
-    create_table_artifact(rows, key="evaluation", description=f"{run}: {result.split}")
+    create_table_artifact(rows, key=key("evaluation", Path(run).name), description=f"{run}: {result.split}")
     return asdict(result)
 
 
-@flow(name="sample", flow_run_name="sample {run}")
-def sample(run: Name = "quickstart", overrides: Overrides = []) -> list[dict[str, Any]]:  # noqa: B006
-    """Continues the prompts of `sample.prompts`."""
+@flow(name="sample", flow_run_name=run_name("sample"))
+def sample(
+    run: str = "quickstart",
+    prompts: Words = [],  # noqa: B006
+    samples: Annotated[int, Field(ge=1, le=64)] = 1,
+    overrides: Words = [],  # noqa: B006
+) -> list[dict[str, Any]]:
+    """Continues prompts; a model of pictures completes the lower halves of held-out ones.
+
+    Args:
+        run: a name under runs, or a folder
+        prompts: texts to continue; empty: those of sample.prompts, which also go into the report
+        samples: continuations of each
+        overrides: options to change, each key=value as on the command line, such as sample.temperature=0.5
+    """
+    from pipeline.report import data_uri
     from pipeline.sampling import sample as run_stage
 
-    written = [asdict(item) for item in run_stage(_of_run(run, overrides))]
+    options = of_run(run, overrides)
+    written = [asdict(item) for item in run_stage(options, prompts or None, samples)]
     text = "\n".join(f"````\n{item['prompt']}{item['text']}\n````\n" for item in written)
-    create_markdown_artifact(text, key="samples", description=f"{run}: samples")
+    grid = Path(options.runs_dir) / options.name / "samples.png"
+    if written and written[0]["text"] == str(grid):
+        text = f"![held-out pictures, completed]({data_uri(grid.read_bytes())})"
+    create_markdown_artifact(text, key=key("samples", options.name), description=f"{run}: samples")
     return written
 
 
-@flow(name="index", flow_run_name="index {run}")
-def index(run: Name = "quickstart", overrides: Overrides = []) -> dict[str, Any]:  # noqa: B006
-    """FAISS index of the embeddings of all distinct chunks."""
+@flow(name="index", flow_run_name=run_name("index"))
+def index(run: str = "quickstart", overrides: Words = []) -> dict[str, Any]:  # noqa: B006
+    """FAISS index of the embeddings of all distinct chunks.
+
+    Args:
+        run: a name under runs, or a folder
+        overrides: options to change, each key=value as on the command line, such as index.min_count=2
+    """
     from pipeline.index import index as run_stage
 
-    return asdict(run_stage(_of_run(run, overrides)))
+    return asdict(run_stage(of_run(run, overrides)))
 
 
-@flow(name="neighbours", flow_run_name="neighbours {run}")
+@flow(name="neighbours", flow_run_name=run_name("neighbours"))
 def neighbours(
-    run: Name = "quickstart",
-    queries: Annotated[list[str], Field(description="chunks, at most K bytes each")] = ["def ", "import "],  # noqa: B006
-    count: Annotated[int, Field(ge=1, le=100, description="neighbours of each query")] = 8,
+    run: str = "quickstart",
+    queries: Words = ["def ", "import "],  # noqa: B006
+    count: Annotated[int, Field(ge=1, le=100)] = 8,
 ) -> list[dict[str, Any]]:
-    """Nearest chunks in the index, as a table."""
+    """Nearest chunks in the index, as a table.
+
+    Args:
+        run: a name under runs, or a folder
+        queries: chunks, at most K bytes each; white space at the end counts
+        count: neighbours of each query
+    """
     from pipeline.index import neighbours as run_stage
     from pipeline.index import visible
 
@@ -122,28 +305,78 @@ def neighbours(
         for item in found
         for n in item["neighbours"]
     ]
-    create_table_artifact(rows, key="neighbours", description=f"{run}: neighbours")
+    create_table_artifact(rows, key=key("neighbours", Path(run).name), description=f"{run}: neighbours")
     return found
 
 
-@flow(name="report", flow_run_name="report {run}")
-def report(run: Name = "quickstart", overrides: Overrides = []) -> str:  # noqa: B006
-    """Writes the report of a run, and shows it as an artifact with its pictures."""
-    from pipeline.report import inline_markdown
-    from pipeline.report import report as run_stage
+@flow(name="compare", flow_run_name=run_name("compare"))
+def compare(runs: Words = ["quickstart"]) -> list[dict[str, Any]]:  # noqa: B006
+    """Table and curves of several runs, against steps, seconds and model FLOPs (the paper's Figure 4).
 
-    path = run_stage(_of_run(run, overrides))
-    create_markdown_artifact(inline_markdown(RunFolder(path.parent)), key="report", description=f"{run}: report")
-    return str(path)
+    Args:
+        runs: names under runs, or folders
+    """
+    from pipeline.compare import compare as run_stage
+    from pipeline.compare import markdown
+    from pipeline.report import data_uri
+
+    found = run_stage(runs, "runs", Path("runs") / "comparison")
+    picture = data_uri(Path(found.picture).read_bytes())
+    text = f"![curves]({picture})\n\n{markdown(found.rows)}"
+    create_markdown_artifact(text, key="comparison", description=", ".join(runs))
+    return [asdict(row) for row in found.rows]
 
 
-@flow(name="haed", flow_run_name="haed {preset}")
-def everything(preset: Preset = "quickstart", overrides: Overrides = []) -> dict[str, Any]:  # noqa: B006
-    """All of it, in order: shard, pretrain, finetune, evaluate, index, sample, report."""
-    options = config.load(preset, overrides)
-    shard(preset, overrides)
-    pretrain(preset, overrides)
-    finetune(preset, overrides)
+@flow(name="report", flow_run_name=run_name("report"))
+def report(run: str = "quickstart", overrides: Words = []) -> str:  # noqa: B006
+    """Writes the report of a run, and shows it as an artifact with its pictures.
+
+    Args:
+        run: a name under runs, or a folder
+        overrides: options to change, each key=value as on the command line
+    """
+    return _show_report(of_run(run, overrides))
+
+
+@flow(name="haed", flow_run_name=run_name("haed"))
+def everything(
+    preset: str = "quickstart",
+    name: str = "",
+    source: str = "",
+    seconds: Seconds = 0,
+    sources: SourceOptions | None = None,
+    model: ModelOptions | None = None,
+    batch: BatchOptions | None = None,
+    optimizer: OptimizerOptions | None = None,
+    launcher: LauncherOptions | None = None,
+    overrides: Words = [],  # noqa: B006
+) -> dict[str, Any]:
+    """All of it, in order: shard, pretrain, finetune, evaluate, index, sample, report. Stages that are finished are not redone.
+
+    Args:
+        preset: quickstart, wikitext2, paper-wikitext103, paper-imagenet32, or the path of a YAML file
+        name: of the run, a folder under runs; empty: the preset's
+        source: file, folder or URL to read; empty: the preset's
+        seconds: of training, in the preset's proportion over both phases; 0: the preset's limits
+        sources: kind of the source and how it is split
+        model: encoder, main model and decoder
+        batch: windows of a step
+        optimizer: learning rates and the rest
+        launcher: processes that train together, and a Dask cluster to shard on
+        overrides: further options, each key=value as on the command line; these come last
+    """
+    groups: dict[str, Any] = {
+        "source": sources,
+        "model": model,
+        "batch": batch,
+        "optimizer": optimizer,
+        "launcher": launcher,
+    }
+    given = words(preset, name, source, seconds, overrides, groups, ("pretrain", "finetune"))
+    options = config.load(preset, given)
+    shard(preset, overrides=given)
+    pretrain(preset, overrides=given)
+    finetune(preset, overrides=given)
     run = str(Path(options.runs_dir) / options.name)
     result = evaluate(run)
     index(run)
@@ -151,4 +384,4 @@ def everything(preset: Preset = "quickstart", overrides: Overrides = []) -> dict
     return {"run": run, "report": report(run), "evaluation": result}
 
 
-FLOWS = (everything, shard, pretrain, finetune, train, evaluate, sample, index, neighbours, report)
+FLOWS = (everything, shard, pretrain, finetune, train, evaluate, sample, index, neighbours, compare, report)

@@ -1,49 +1,171 @@
-"""`haed serve`: a Prefect server, if none answers, and every flow as a deployment in it, until Ctrl-C."""
+"""`haed serve`: a Prefect server, if none answers, every flow as a deployment in it, and TensorBoard, until Ctrl-C."""
 
-import ctypes
+import fcntl
 import logging
 import os
-import signal
+import socket
 import subprocess
 import sys
+import threading
 import time
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any
+
+from pipeline.launcher import die_with_parent
 
 log = logging.getLogger(__name__)
 START_SECONDS = 120
-_PR_SET_PDEATHSIG = 1
+_PATIENCE = 15
+LOCAL = "local"
 
 
-def serve(host: str = "127.0.0.1", port: int = 4200) -> None:
-    """Serves all flows in the foreground; starts a server on `host`:`port` unless PREFECT_API_URL names one.
+def serve(
+    host: str = "127.0.0.1",
+    port: int = 4200,
+    server: bool = True,
+    board_port: int = 6006,
+    chain: bool = False,
+) -> None:
+    """Serves all flows in the foreground, from a server on `host`:`port` that is started if none answers there.
+
+    Args:
+        host: address to listen on.
+        port: of the server and its UI.
+        server: false uses the server that PREFECT_API_URL names.
+        board_port: of TensorBoard; 0 starts none.
+        chain: a finished shard starts a pretrain of the same settings, and that a finetune.
 
     Raises:
-        RuntimeError: the server does not start.
+        RuntimeError: the server does not start, or PREFECT_API_URL is not set.
+        BlockingIOError: another `haed serve` serves from the same Prefect home.
     """
-    if "PREFECT_API_URL" in os.environ:
-        _serve_flows()
-        return
-    address = f"http://{'127.0.0.1' if host == '0.0.0.0' else host}:{port}"
-    os.environ["PREFECT_API_URL"] = f"{address}/api"
-    os.environ.setdefault("PREFECT_UI_URL", f"{address}/v2")
-    with _server(address, host, port):
-        print(f"Prefect UI: {address}", flush=True)
-        _serve_flows()
+    with ExitStack() as held:
+        held.enter_context(_alone())
+        deployment = LOCAL
+        if server:
+            address = f"http://{'127.0.0.1' if host == '0.0.0.0' else host}:{port}"
+            os.environ["PREFECT_API_URL"] = f"{address}/api"
+            os.environ.setdefault("PREFECT_UI_URL", f"{address}/v2")
+            held.enter_context(_server(address, host, port))
+        else:
+            if not os.environ.get("PREFECT_API_URL"):
+                raise RuntimeError("--no-server needs the address of a server: set PREFECT_API_URL")
+            address = os.environ["PREFECT_API_URL"].removesuffix("/api")
+            deployment = socket.gethostname()  # others may serve the same flows from there
+        board = held.enter_context(_tensorboard(board_port)) if board_port else None
+        os.environ |= {"HAED_TENSORBOARD_URL": board} if board else {}
+        _mark_stale(deployment)
+        print(f"Prefect UI:  {address}\nPrefect API: {address}/api\nTensorBoard: {board or 'not started'}", flush=True)
+        _serve_flows(deployment, chain)
 
 
-def _serve_flows() -> None:
-    from prefect import serve as prefect_serve
+def deployments(name: str, chain: bool = False) -> list[Any]:
+    """Every flow as a deployment of that name, tagged with its stage."""
     from prefect.deployments.runner import EntrypointType
+    from prefect.events import DeploymentEventTrigger
 
     from flows.flows import FLOWS
 
-    deployments = [
-        flow.to_deployment(name="local", tags=[flow.name], entrypoint_type=EntrypointType.MODULE_PATH) for flow in FLOWS
+    after = {"pretrain": "shard", "finetune": "pretrain"} if chain else {}
+    template = {"__prefect_kind": "jinja", "template": "{{ event.payload.overrides | tojson }}"}
+    parameters = {
+        "preset": {"__prefect_kind": "jinja", "template": "{{ event.payload.preset }}"},
+        "overrides": {"__prefect_kind": "json", "value": template},
+    }
+    return [
+        flow.to_deployment(
+            name=name,
+            tags=[flow.name],
+            description=flow.description,
+            entrypoint_type=EntrypointType.MODULE_PATH,
+            triggers=[
+                DeploymentEventTrigger(
+                    name=f"{flow.name} after {after[flow.name]}",
+                    expect={f"haed.{after[flow.name]}.completed"},
+                    parameters=parameters,
+                )
+            ]
+            if flow.name in after
+            else None,
+        )
+        for flow in FLOWS
     ]
-    prefect_serve(*deployments, print_starting_message=False)  # type: ignore[arg-type]
+
+
+def deploy(pool: str) -> list[str]:
+    """Registers every flow for the workers of a work pool, which must have this package installed.
+
+    Raises:
+        ValueError: there is no such pool.
+    """
+    from prefect.client.orchestration import get_client
+    from prefect.exceptions import ObjectNotFound
+
+    with get_client(sync_client=True) as client:
+        try:
+            client.request("GET", "/work_pools/{name}", path_params={"name": pool})
+        except ObjectNotFound:
+            raise ValueError(f"no work pool {pool!r}: prefect work-pool create {pool} --type process") from None
+    made = deployments(pool)
+    for deployment in made:
+        deployment.apply(work_pool_name=pool)
+    return [f"{deployment.flow_name}/{deployment.name}" for deployment in made]
+
+
+def _serve_flows(deployment: str, chain: bool) -> None:
+    from prefect import serve as prefect_serve
+
+    try:
+        prefect_serve(*deployments(deployment, chain), print_starting_message=False)
+    except SystemExit:  # of Prefect's handler of SIGTERM
+        pass
+
+
+@contextmanager
+def _alone() -> Iterator[None]:
+    """Holds the Prefect home; two servers on one SQLite database, or two runners of one deployment, would collide."""
+    home = Path(os.environ["PREFECT_HOME"])
+    home.mkdir(parents=True, exist_ok=True)
+    with open(home / "serve.lock", "a+") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise BlockingIOError(f"another haed serve holds {home}: stop it, or set another PREFECT_HOME") from None
+        yield
+
+
+def _mark_stale(deployment: str) -> None:
+    """Marks runs that were left by an earlier `haed serve` as Crashed, so that Retry is there.
+
+    No run of these deployments can be alive: flows end with the process that serves them, and this one holds the lock.
+    """
+    from prefect.client.orchestration import get_client
+    from prefect.client.schemas.filters import DeploymentFilter, DeploymentFilterName, FlowRunFilter
+    from prefect.client.schemas.objects import StateType
+    from prefect.states import Crashed
+
+    alive = [StateType.RUNNING, StateType.PENDING, StateType.CANCELLING]
+    with get_client(sync_client=True) as client:
+        found = client.read_flow_runs(
+            deployment_filter=DeploymentFilter(name=DeploymentFilterName(any_=[deployment])),
+            flow_run_filter=FlowRunFilter.model_validate({"state": {"type": {"any_": alive}}}),
+            limit=200,
+        )
+        for run in found:
+            client.set_flow_run_state(run.id, Crashed(message="haed serve ended while it ran"), force=True)
+            children = client.read_flow_runs(
+                flow_run_filter=FlowRunFilter.model_validate(
+                    {"state": {"type": {"any_": alive}}, "parent_flow_run_id": {"any_": [run.id]}}
+                )
+            )
+            for child in children:
+                client.set_flow_run_state(child.id, Crashed(message="its parent crashed"), force=True)
+    if found:
+        print(f"marked as crashed: {', '.join(run.name for run in found)}; Retry goes on from their checkpoints")
 
 
 def _answers(address: str) -> bool:
@@ -54,30 +176,72 @@ def _answers(address: str) -> bool:
         return False
 
 
-def _end_with_parent() -> None:
-    """Has Linux end the server when we are killed, so that none is left behind; elsewhere it does nothing."""
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+@contextmanager
+def _child(command: list[str]) -> Iterator["subprocess.Popen[bytes]"]:
+    """A quiet process in a session of its own, which ends with us, however that comes."""
+    process = subprocess.Popen(
+        command,
+        start_new_session=True,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        preexec_fn=die_with_parent,
+    )
+    try:
+        yield process
+    finally:
+        process.terminate()
+        try:
+            process.wait(10)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
 
 
 @contextmanager
 def _server(address: str, host: str, port: int) -> Iterator[None]:
-    """A server as a child process in a session of its own, ended with us; or the one that answers there already."""
+    """A server that is started again if it dies; or the one that answers there already."""
     if _answers(address):
         yield
         return
     command = [sys.executable, "-m", "prefect", "server", "start", "--host", host, "--port", str(port)]
-    server = subprocess.Popen(command, start_new_session=True, stdout=subprocess.DEVNULL, preexec_fn=_end_with_parent)
-    try:
+    ended = threading.Event()
+    with ExitStack() as first:
+        process = first.enter_context(_child(command))
         until = time.monotonic() + START_SECONDS
         while not _answers(address):
-            if server.poll() is not None or time.monotonic() > until:
+            if process.poll() is not None or time.monotonic() > until:
                 raise RuntimeError(f"the Prefect server did not start on {address}: is the port taken? try --port")
-            time.sleep(0.3)
-        yield
-    finally:
-        server.terminate()
+            time.sleep(0.2)
+        watch = threading.Thread(target=_keep_up, args=(process, command, ended), daemon=True)
+        watch.start()
         try:
-            server.wait(10)
-        except subprocess.TimeoutExpired:
-            server.kill()
+            yield
+        finally:
+            ended.set()
+            watch.join(_PATIENCE)
+
+
+def _keep_up(process: "subprocess.Popen[bytes]", command: list[str], ended: threading.Event) -> None:
+    """Starts the server again when it has died; die_with_parent goes by this thread, which lives as long as we."""
+    while not ended.wait(1):
+        if process.poll() is None:
+            continue
+        log.warning("the Prefect server ended with status %s: starting it again", process.returncode)
+        with _child(command) as again:
+            while again.poll() is None and not ended.wait(1):
+                pass
+            process = again
+
+
+@contextmanager
+def _tensorboard(port: int) -> Iterator[str | None]:
+    """TensorBoard on `runs/`, on this machine alone; its address."""
+    Path("runs").mkdir(exist_ok=True)
+    with socket.socket() as tried:
+        if tried.connect_ex(("127.0.0.1", port)) == 0:
+            log.warning("port %d is taken: no TensorBoard; choose another with --tensorboard-port", port)
+            yield None
+            return
+    command = [sys.executable, "-m", "tensorboard.main", "--logdir", "runs", "--host", "127.0.0.1", "--port", str(port)]
+    with _child(command):
+        yield f"http://127.0.0.1:{port}"

@@ -1,11 +1,13 @@
 """Signals inside a flow: training saves first, then Prefect hears of the end in its own words."""
 
+import os
 import signal
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from prefect.exceptions import TerminationSignal
 
+from pipeline.launcher import die_with_parent
 from pipeline.trainer import Interrupted
 
 
@@ -27,6 +29,8 @@ def stopping() -> Iterator[Callable[[], bool]]:
             raise _ending(number)
         caught.append(number)
 
+    if "PREFECT__FLOW_RUN_ID" in os.environ:  # when the process that serves flows is killed, training saves and ends
+        die_with_parent(signal.SIGTERM)
     before = {number: signal.signal(number, handler) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
         yield lambda: bool(caught)

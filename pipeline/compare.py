@@ -193,6 +193,12 @@ def _html(rows: list[Row], picture: bytes) -> str:
     )
 
 
+def markdown(rows: list[Row]) -> str:
+    """The table as Markdown, and who needs the fewest bits."""
+    lines = [list(HEAD), ["---"] * 2 + ["---:"] * (len(HEAD) - 2), *(_cells(row) for row in rows)]
+    return "\n".join(["| " + " | ".join(line) + " |" for line in lines] + ["", _remark(rows)])
+
+
 def table(found: Comparison) -> str:
     """For people."""
     lines = [list(HEAD), *(_cells(row) for row in found.rows)]

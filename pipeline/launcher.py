@@ -107,10 +107,10 @@ def launch(
     return result
 
 
-def die_with_parent() -> None:
-    """Has the system kill this process when the thread that started it ends (Linux; elsewhere nothing happens)."""
+def die_with_parent(number: int = signal.SIGKILL) -> None:
+    """Has Linux send a signal to this process when the thread that started it ends; elsewhere nothing happens."""
     with suppress(AttributeError, OSError):
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, number)
 
 
 def _collect(stream: IO[str], lines: "deque[str]", logger: logging.Logger | None, stopping: threading.Event) -> None:
