@@ -252,12 +252,13 @@ def sample(
         samples: continuations of each
         overrides: options to change, each key=value as on the command line, such as sample.temperature=0.5
     """
+    from pipeline.index import printable
     from pipeline.report import data_uri
     from pipeline.sampling import sample as run_stage
 
     options = of_run(run, overrides)
     written = [asdict(item) for item in run_stage(options, prompts or None, samples)]
-    text = "\n".join(f"````\n{item['prompt']}{item['text']}\n````\n" for item in written)
+    text = "\n".join(f"````\n{printable(item['prompt'] + item['text'])}\n````\n" for item in written)
     grid = Path(options.runs_dir) / options.name / "samples.png"
     if written and written[0]["text"] == str(grid):
         text = f"![held-out pictures, completed]({data_uri(grid.read_bytes())})"

@@ -7,6 +7,7 @@ lengths, counts; row i is vector i) and `meta.json`. The file is one of FAISS's 
 import hashlib
 import io
 import json
+import re
 import struct
 import zipfile
 from collections.abc import Sequence
@@ -186,5 +187,10 @@ def table(found: list[dict[str, Any]]) -> str:
 
 
 def visible(text: str) -> str:
-    """A chunk with its white space made visible."""
-    return text.replace(" ", "␣").replace("\n", "↵").replace("\t", "⇥").replace("\r", "␍")
+    """A chunk with its white space and control characters made visible."""
+    return printable(text).replace(" ", "␣").replace("\n", "↵").replace("\t", "⇥").replace("\r", "␍")
+
+
+def printable(text: str) -> str:
+    """Text with control characters as escapes, all but white space; some databases and pages take no others."""
+    return re.sub(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f]", lambda found: f"\\x{ord(found[0]):02x}", text)

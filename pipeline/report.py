@@ -13,7 +13,7 @@ from typing import Any
 from pydantic import TypeAdapter, ValidationError
 
 from pipeline.files import read_json, write_atomically
-from pipeline.index import neighbours, visible
+from pipeline.index import neighbours, printable, visible
 from pipeline.metrics import read
 from pipeline.options import Options
 from pipeline.runs import RunFolder
@@ -190,7 +190,7 @@ def markdown(found: dict[str, Any]) -> str:
         lines.append("")
     for sample in found["samples"]:
         fence = "````" if "```" in sample["prompt"] + sample["text"] else "```"
-        lines += [fence, sample["prompt"] + sample["text"], fence, ""]
+        lines += [fence, printable(sample["prompt"] + sample["text"]), fence, ""]
     environment = json.dumps(found["environment"], indent=2)
     lines += [
         "<details><summary>Configuration and versions</summary>",
