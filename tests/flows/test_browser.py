@@ -1,57 +1,21 @@
 """The Prefect UI as a person uses it: forms, a run that is watched, cancelled and retried, a report, a look-up."""
 
 import json
-import os
 import shutil
-import signal
-import socket
-import subprocess
-import sys
 import time
 import urllib.parse
-from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-from flows.environment import DEFAULTS
 from tests.conftest import TINY
-from tests.flows.test_serve import call, until
+from tests.flows.api import call, until
+from tests.flows.conftest import Served
 
 playwright = pytest.importorskip("playwright.sync_api", reason="no Playwright: run `make setup-browser`")
 CHROMIUM = shutil.which("chromium")
 pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="no Chromium: run `make setup-browser`")
 DONE = ("COMPLETED", "FAILED", "CRASHED", "CANCELLED")
-
-
-@pytest.fixture
-def address(text: Path, tmp_path: Path) -> Iterator[str]:
-    """`haed serve` from nothing, in a folder with the text in it; ended by Ctrl-C, which must leave no process."""
-    with socket.socket() as one, socket.socket() as other:
-        one.bind(("127.0.0.1", 0)), other.bind(("127.0.0.1", 0))
-        port, board = one.getsockname()[1], other.getsockname()[1]
-    (tmp_path / "text").symlink_to(text)
-    clean = {k: v for k, v in os.environ.items() if not k.startswith("PREFECT") and k not in DEFAULTS}
-    command = [sys.executable, "-m", "flows.cli", "serve", "--port", str(port), "--tensorboard-port", str(board)]
-    log = (tmp_path / "log").open("wb")
-    served = subprocess.Popen(
-        command, cwd=tmp_path, env=clean | {"PYTHONPATH": os.getcwd()}, stdout=log, stderr=log, start_new_session=True
-    )
-    address = f"http://127.0.0.1:{port}"
-    try:
-        until(120, lambda: len(call(address, "/deployments/filter", {})) >= 11)
-        yield address
-    finally:
-        served.send_signal(signal.SIGINT)
-        try:
-            served.wait(30)
-        finally:
-            log.close()
-            if served.poll() is None:
-                os.killpg(served.pid, signal.SIGKILL)
-    with pytest.raises(OSError):
-        call(address, "/health")
 
 
 class Person:
@@ -106,7 +70,8 @@ class Person:
 
 
 @pytest.mark.timeout(240)
-def test_from_the_form_to_the_neighbours(address: str, tmp_path: Path) -> None:
+def test_from_the_form_to_the_neighbours(served: Served) -> None:
+    address, tmp_path = served.address, served.folder
     settings = [*TINY, "source.kind=text", "checkpoint.every_steps=20"]
     with playwright.sync_playwright() as started:
         browser = started.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])

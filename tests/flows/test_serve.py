@@ -1,91 +1,111 @@
-"""`haed serve` for real: a server, every flow as a deployment, and one of them triggered through the API of the UI."""
+"""`haed serve` for real: a server, every flow as a deployment; flows triggered, killed and retried through its API."""
 
-import json
 import os
 import signal
-import socket
 import subprocess
-import sys
-import time
 import urllib.request
 from pathlib import Path
-from typing import Any
 
+import psutil
 import pytest
+import torch
+from safetensors.torch import load_file
 
-from flows.environment import DEFAULTS
+from tests.conftest import TINY
+from tests.flows.api import call, until
+from tests.flows.conftest import Served
+
+DONE = ("COMPLETED", "FAILED", "CRASHED", "CANCELLED")
+FLOWS = {
+    "haed",
+    "shard",
+    "pretrain",
+    "finetune",
+    "train",
+    "evaluate",
+    "sample",
+    "index",
+    "neighbours",
+    "compare",
+    "report",
+}
+SETTINGS = [*TINY, "source.kind=text", "source.path=text", "validation.times=0", "checkpoint.every_steps=10"]
 
 
-def call(address: str, path: str, body: dict[str, Any] | None = None) -> Any:
-    data = None if body is None else json.dumps(body).encode()
-    request = urllib.request.Request(f"{address}/api{path}", data, {"Content-Type": "application/json"})
-    with urllib.request.urlopen(request, timeout=30) as answer:
-        return json.load(answer)
+def retry(served: Served, run: str) -> None:
+    state = {"state": {"type": "SCHEDULED", "name": "AwaitingRetry"}, "force": True}
+    until(30, lambda: call(served.address, f"/flow_runs/{run}/set_state", state))
 
 
-def until(seconds: float, found: Any) -> Any:
-    """Waits for a true answer."""
-    end = time.monotonic() + seconds
-    while time.monotonic() < end:
-        try:
-            answer = found()
-        except OSError:
-            answer = None
-        if answer:
-            return answer
-        time.sleep(0.5)
-    raise AssertionError(f"nothing after {seconds} s")
+def weights(folder: Path) -> dict[str, torch.Tensor]:
+    latest = (folder / "train/checkpoints/latest").read_text().strip()
+    assert latest == "step-00000600"
+    return load_file(folder / "train/checkpoints" / latest / "model.safetensors")
+
+
+def engine(served: Served) -> psutil.Process:
+    """The process of the flow that runs now."""
+    children = psutil.Process(served.process.pid).children()
+    return next(child for child in children if "PREFECT__FLOW_RUN_ID" in child.environ())
 
 
 @pytest.mark.timeout(240)
-def test_every_flow_is_served_and_can_be_triggered(tmp_path: Path, tiny: list[str]) -> None:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    clean = {
-        name: value for name, value in os.environ.items() if not name.startswith("PREFECT") and name not in DEFAULTS
-    }
-    log = (tmp_path / "log").open("wb")
-    command = [sys.executable, "-m", "flows.cli", "serve", "--port", str(port)]
-    served = subprocess.Popen(
-        command, cwd=tmp_path, env=clean | {"PYTHONPATH": os.getcwd()}, stdout=log, stderr=log, start_new_session=True
-    )
-    address = f"http://127.0.0.1:{port}"
-    try:
-        wanted = {
-            "haed",
-            "shard",
-            "pretrain",
-            "finetune",
-            "train",
-            "evaluate",
-            "sample",
-            "index",
-            "neighbours",
-            "report",
-        }
+def test_kills_and_retries_end_in_the_same_bits(served: Served) -> None:
+    """-9 to the flow's process, to the server, and to `haed serve`, each while a training runs."""
+    assert served.deployments().keys() == FLOWS
+    with urllib.request.urlopen(served.address, timeout=10) as page:
+        assert b"<html" in page.read().lower()
+    run = served.trigger("shard", {"overrides": SETTINGS})
+    until(60, lambda: served.state(run) == "COMPLETED")
+    wrong = served.trigger("train", {"overrides": ["train.step=3"]})
+    refused = until(60, lambda: served.state(wrong) in DONE and call(served.address, f"/flow_runs/{wrong}"))
+    assert refused["state_type"] == "FAILED" and "train.step" in refused["state"]["message"]
 
-        def registered() -> dict[str, str] | None:
-            found = {item["tags"][0]: item["id"] for item in call(address, "/deployments/filter", {}) if item["tags"]}
-            return found if wanted <= set(found) else None
+    runs = {}
+    for name in ("alone", "flow", "server", "serve"):
+        overrides = [*SETTINGS, "train.steps=600", f"name={name}"]
+        runs[name] = served.trigger("train", {"overrides": overrides})
+        if name == "alone":
+            until(60, lambda: served.state(runs["alone"]) == "COMPLETED")
+            continue
+        until(60, (served.folder / "runs" / name / "train/checkpoints/latest").is_file)
+        if name == "flow":
+            engine(served).kill()
+            until(60, lambda: served.state(runs["flow"]) == "CRASHED")
+            retry(served, runs["flow"])
+        elif name == "server":
+            server = subprocess.run(["pgrep", "-f", f"server start .*--port {served.port}"], capture_output=True)
+            os.kill(int(server.stdout.split()[0]), signal.SIGKILL)
+        else:
+            flow = engine(served)
+            served.process.kill()
+            served.process.wait()
+            flow.wait(15)
+            served.start()
+            assert served.state(runs["serve"]) == "CRASHED" and "marked as crashed: train serve" in served.said()
+            retry(served, runs["serve"])
+        until(90, lambda run=runs[name]: served.state(run) == "COMPLETED")
+    expected = weights(served.folder / "runs/alone")
+    for name in runs:
+        found = weights(served.folder / "runs" / name)
+        assert all(torch.equal(found[key], value) for key, value in expected.items()), name
 
-        deployments = until(120, registered)
-        parameters = {"preset": "quickstart", "overrides": [*tiny, "name=served"]}
-        trigger = f"/deployments/{deployments['shard']}/create_flow_run"
-        run = until(30, lambda: call(address, trigger, {"parameters": parameters}))  # 503: the database was busy
-        done = ("COMPLETED", "FAILED", "CRASHED")
-        state = until(90, lambda: (s := call(address, f"/flow_runs/{run['id']}")["state_type"]) in done and s)
-        assert state == "COMPLETED", (tmp_path / "log").read_text()[-3000:]
-        assert list((tmp_path / "shards").glob("*/manifest.json"))
-        with urllib.request.urlopen(address, timeout=10) as page:
-            assert b"<html" in page.read().lower()
-    finally:
-        served.send_signal(signal.SIGINT)
-        try:
-            served.wait(30)
-        finally:
-            log.close()
-            if served.poll() is None:
-                os.killpg(served.pid, signal.SIGKILL)
-    with pytest.raises(OSError):
-        call(address, "/health")
+
+@pytest.mark.timeout(120)
+def test_cancel_ends_all_processes_of_a_training(served: Served) -> None:
+    run = served.trigger("shard", {"overrides": SETTINGS})
+    until(60, lambda: served.state(run) == "COMPLETED")
+    together = [*SETTINGS, "train.steps=100000", "name=together", "launcher.processes=2"]
+    run = served.trigger("train", {"overrides": together})
+    latest = served.folder / "runs/together/train/checkpoints/latest"
+    until(60, latest.is_file)
+    below = psutil.Process(served.process.pid).children(recursive=True)
+    training = [child for child in below if "pipeline" in " ".join(child.cmdline())]
+    assert len(training) >= 3  # torchrun and its two
+    again = served.trigger("train", {"overrides": together})
+    second = until(60, lambda: served.state(again) in DONE and call(served.address, f"/flow_runs/{again}"))
+    assert second["state_type"] == "FAILED" and "is in use by process" in second["state"]["message"]
+    call(served.address, f"/flow_runs/{run}/set_state", {"state": {"type": "CANCELLING", "name": "Cancelling"}})
+    until(30, lambda: served.state(run) == "CANCELLED")
+    gone, alive = psutil.wait_procs(training, 5)
+    assert not alive and 0 < int(latest.read_text().strip().removeprefix("step-")) < 100_000
