@@ -21,6 +21,7 @@ from flows.live import Live, key
 from flows.stopping import stopping
 from haed.options import IEMOptions, ModelOptions
 from pipeline import config
+from pipeline.files import read_json
 from pipeline.options import (
     BatchOptions,
     CheckpointOptions,
@@ -379,10 +380,13 @@ def everything(
     pretrain(preset, overrides=given)
     finetune(preset, overrides=given)
     run = str(Path(options.runs_dir) / options.name)
-    result = evaluate(run)
-    index(run)
+    folder, limits = RunFolder(Path(run)), options.evaluate
+    if not folder.is_made("evaluation.json", options, split=limits.split):
+        evaluate(run)
+    if not folder.is_made("index/meta.json", options, split=options.index.split, min_count=options.index.min_count):
+        index(run)
     sample(run)
-    return {"run": run, "report": report(run), "evaluation": result}
+    return {"run": run, "report": report(run), "evaluation": read_json(folder.path / "evaluation.json")}
 
 
 FLOWS = (everything, shard, pretrain, finetune, train, evaluate, sample, index, neighbours, compare, report)

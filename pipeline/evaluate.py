@@ -30,6 +30,7 @@ class Evaluation:
         split: the split, or the file that was scored.
         stage: phase whose checkpoint was used; `step` is its step.
         step: see above.
+        checkpoint: digest of that checkpoint.
         bits: of all tokens and ends of chunks.
         tokens: source tokens; likewise `characters` and `bytes` of the original.
         characters: see above.
@@ -51,6 +52,7 @@ class Evaluation:
     split: str
     stage: str
     step: int
+    checkpoint: str
     bits: float
     tokens: int
     characters: int
@@ -131,6 +133,7 @@ def _score(
         split=split,
         stage=run.phase,
         step=run.step,
+        checkpoint=run.digest,
         **asdict(score),
         bits_per_token=score.bits_per_token,
         bits_per_char=score.bits_per_char,

@@ -73,7 +73,11 @@ def index(options: Options) -> Indexed:
     for name, content in files.items():
         write_atomically(folder.path / "index" / name, content)
     digests = {name: hashlib.sha256(content).hexdigest() for name, content in files.items()}
-    folder.write_json(f"index/{META}", asdict(result) | {"metric": "cosine", "sha256": digests})
+    folder.write_json(
+        f"index/{META}",
+        asdict(result)
+        | {"metric": "cosine", "sha256": digests, "checkpoint": run.digest, "min_count": limits.min_count},
+    )
     del files, built, buffer
     release_memory()
     return result

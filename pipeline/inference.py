@@ -58,7 +58,8 @@ class Run:
         folder: where it lies.
         options: its configuration.
         phase: the phase whose checkpoint was opened.
-        step: of that checkpoint.
+        step: of that checkpoint; `digest` is that of all it holds.
+        digest: see above.
         model: in evaluation mode.
         chunker: as in training.
     """
@@ -72,6 +73,7 @@ class Run:
                 f"{folder.phase(self.phase)}/checkpoints has no complete checkpoint: train it again"
             )
         self.step: int = checkpoint.state["step"]
+        self.digest: str = checkpoint.state["digest"]
         self.compute: Compute = compute(self.options)
         self.chunker: Chunker = folder.chunker()
         self.model: HAED = _model(self.options, self.chunker, checkpoint).to(self.compute.device).eval()

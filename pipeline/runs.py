@@ -125,6 +125,25 @@ class RunFolder:
             f"{self.path} has no checkpoint{f' of {wanted}' if wanted else ''} yet: train it with `haed {stage}` first"
         )
 
+    def digest(self, wanted: str | None = None) -> str:
+        """Of the checkpoint that is evaluated, sampled from and indexed: what was made from it carries the same.
+
+        Raises:
+            FileNotFoundError: nothing was trained yet.
+        """
+        checkpoints = self.phase(self.trained_phase(wanted)) / "checkpoints"
+        pointer = next(path for name in ("best", "latest") if (path := checkpoints / name).is_file())
+        state = read_json(checkpoints / Path(pointer.read_text().strip()).name / "state.json", ("digest",))
+        return str(state["digest"])
+
+    def is_made(self, name: str, options: Options, **settings: Any) -> bool:
+        """Whether a JSON file of the run was made from its present checkpoint, with these settings."""
+        try:
+            found = read_json(self.path / name, ("checkpoint", *settings))
+            return found["checkpoint"] == self.digest(options.evaluate.stage) and settings.items() <= found.items()
+        except (OSError, ValueError, TypeError):
+            return False
+
     def write_json(self, name: str, value: Any) -> Path:
         """Writes `value` as a JSON file of the run, whole or not at all."""
         path = self.path / name
