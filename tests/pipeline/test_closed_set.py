@@ -16,6 +16,7 @@ from pipeline.runs import RunFolder
 @pytest.mark.parametrize("similarity", ["dot", "cosine"])
 def test_the_softmax_over_all_chunks(options: Options, similarity: str) -> None:
     options.precision, options.iem.similarity, options.evaluate.yardsticks = "fp32", similarity, False
+    options.iem.correction = "inclusion"
     options.evaluate.closed_windows, options.evaluate.split = 3, "valid"
     training.pretrain(options)
     run = Run(RunFolder.find(Path(options.runs_dir) / options.name), options)
