@@ -21,7 +21,7 @@ if __name__ == "__main__":
     base = sys.argv[1:]
     made = {}
     for name, more in (("pool", []), ("dask", ["launcher.dask=local"])):
-        found = shard("quickstart", [*base, f"shards_dir={name}", *more])
+        found = shard("quickstart", overrides=[*base, f"shards_dir={name}", *more])
         made[name] = found["folder"]
     with get_client(sync_client=True) as client:
         made["tasks"] = sorted(f"{run.name} {run.state_name}" for run in client.read_task_runs())
