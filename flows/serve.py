@@ -107,7 +107,7 @@ def deploy(pool: str) -> list[str]:
 
     with get_client(sync_client=True) as client:
         try:
-            client.request("GET", "/work_pools/{name}", path_params={"name": pool})
+            client.read_work_pool(pool)
         except ObjectNotFound:
             raise ValueError(f"no work pool {pool!r}: prefect work-pool create {pool} --type process") from None
     made = deployments(pool)

@@ -302,10 +302,13 @@ def main(argv: list[str] | None = None, program: str = "pipeline", extra: tuple[
         return _failed(arguments, error, 1)
     if os.environ.get("RANK", "0") != "0":  # of torchrun's processes the first one speaks
         return 0
-    if result.text and not arguments.json:
-        print(result.text)
-    if arguments.json:
-        print(json.dumps(result.value))
+    shown = json.dumps(result.value) if arguments.json else result.text
+    try:
+        if shown:
+            print(shown, flush=True)
+    except BrokenPipeError:  # `haed … | head`
+        sys.stderr.close()
+        return 1
     return 0
 
 

@@ -3,6 +3,7 @@
 import os
 import signal
 import subprocess
+import sys
 import urllib.request
 from pathlib import Path
 
@@ -92,7 +93,7 @@ def test_kills_and_retries_end_in_the_same_bits(served: Served) -> None:
 
 
 @pytest.mark.timeout(120)
-def test_cancel_ends_all_processes_of_a_training(served: Served) -> None:
+def test_cancel_ends_all_processes_of_a_training_and_a_pool_gets_every_flow(served: Served) -> None:
     run = served.trigger("shard", {"overrides": SETTINGS})
     until(60, lambda: served.state(run) == "COMPLETED")
     together = [*SETTINGS, "train.steps=100000", "name=together", "launcher.processes=2"]
@@ -109,3 +110,12 @@ def test_cancel_ends_all_processes_of_a_training(served: Served) -> None:
     until(30, lambda: served.state(run) == "CANCELLED")
     gone, alive = psutil.wait_procs(training, 5)
     assert not alive and 0 < int(latest.read_text().strip().removeprefix("step-")) < 100_000
+
+    call(served.address, "/work_pools/", {"name": "gpus", "type": "process"})
+    where = os.environ | {"PREFECT_API_URL": f"{served.address}/api", "PYTHONPATH": os.getcwd()}
+    for pool, status in (("gpus", 0), ("none", 1)):
+        command = [sys.executable, "-m", "flows.cli", "deploy", "--pool", pool]
+        done = subprocess.run(command, cwd=served.folder, env=where, capture_output=True, text=True)
+        assert done.returncode == status and "Traceback" not in done.stderr, done.stderr
+        assert len(done.stdout.splitlines()) == (11 if status == 0 else 0)
+        assert ("error: no work pool 'none'" in done.stderr) == (status == 1)
