@@ -126,7 +126,7 @@ class Bench:
             if found.kills < kills:  # it came to its end: once more from the start, under another name
                 found.differences += self.compare(stage, alone, hurt)
                 again = self.folder / "runs" / hurt / stage
-                again.rename(again.with_name(f"{stage}-{found.kills}"))
+                again.rename(again.with_name(f"{stage}-{time.time_ns()}"))
         self.finish(stage, hurt, CASES[case])
         found.differences += self.compare(stage, alone, hurt)
         return found
