@@ -51,10 +51,9 @@ class Corpus:
         try:
             self.digest: str = manifest["digest"]
             self.options = ChunkerOptions(**manifest["chunker"])
+            # A kind that is not installed here is no error: documents can be read without it.
             if not (isinstance(self.options.kind, str) and _is_size(self.options.k)):
-                raise TypeError(
-                    "chunker"
-                )  # its kind may be one that is not installed here; documents can be read anyway
+                raise TypeError("chunker")
             self.fitted: dict[str, Any] | None = manifest.get("fitted")
             shards = [{name: shard[name] for name in names} for shard in manifest["shards"]]
             self.shards = TypeAdapter(list[Shard]).validate_python(shards)

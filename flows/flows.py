@@ -16,11 +16,12 @@ from prefect.events import emit_event
 from pydantic import Field
 
 from data.options import ChunkerOptions, ShardOptions, SourceOptions
-from flows.forms import of_run, run_name, words
+from flows.forms import run_name, words
 from flows.live import Live, key
 from flows.stopping import stopping
 from haed.options import IEMOptions, ModelOptions
 from pipeline import config
+from pipeline.cli import run_options
 from pipeline.files import read_json
 from pipeline.options import (
     BatchOptions,
@@ -231,7 +232,7 @@ def evaluate(run: str = "quickstart", overrides: Words = []) -> dict[str, Any]: 
     """
     from pipeline.evaluate import evaluate as run_stage
 
-    result = run_stage(of_run(run, overrides))
+    result = run_stage(run_options(run, overrides))
     figures = [(item.bits_per_char, item.name) for item in result.yardsticks] + [(result.bits_per_char, run)]
     rows = [{"model": name, "bits/char": round(bits, 4)} for bits, name in sorted(figures)]
     create_table_artifact(rows, key=key("evaluation", Path(run).name), description=f"{run}: {result.split}")
@@ -257,7 +258,7 @@ def sample(
     from pipeline.report import data_uri
     from pipeline.sampling import sample as run_stage
 
-    options = of_run(run, overrides)
+    options = run_options(run, overrides)
     written = [asdict(item) for item in run_stage(options, prompts or None, samples)]
     text = "\n".join(f"````\n{printable(item['prompt'] + item['text'])}\n````\n" for item in written)
     grid = Path(options.runs_dir) / options.name / "samples.png"
@@ -277,7 +278,7 @@ def index(run: str = "quickstart", overrides: Words = []) -> dict[str, Any]:  # 
     """
     from pipeline.index import index as run_stage
 
-    return asdict(run_stage(of_run(run, overrides)))
+    return asdict(run_stage(run_options(run, overrides)))
 
 
 @flow(name="neighbours", flow_run_name=run_name("neighbours"))
@@ -337,7 +338,7 @@ def report(run: str = "quickstart", overrides: Words = []) -> str:  # noqa: B006
         run: a name under runs, or a folder
         overrides: options to change, each key=value as on the command line
     """
-    return _show_report(of_run(run, overrides))
+    return _show_report(run_options(run, overrides))
 
 
 @flow(name="haed", flow_run_name=run_name("haed"))

@@ -12,8 +12,6 @@ from pathlib import Path
 from typing import Any
 
 from pipeline import config
-from pipeline.options import Options
-from pipeline.runs import RunFolder
 
 PHASES = ("pretrain", "finetune", "train")
 
@@ -41,7 +39,12 @@ def words(
     Raises:
         ConfigError: a value is not one.
     """
-    found = [f"{section}.{key}={json.dumps(value)}" for section, group in groups.items() for key, value in _set(group)]
+    found = [
+        f"{key}={json.dumps(value)}"
+        for section, group in groups.items()
+        if group is not None
+        for key, _, value in config.differences(asdict(type(group)()), asdict(group), section)
+    ]
     found += [f"name={json.dumps(name)}"] if name else []
     found += [f"source.path={json.dumps(source)}"] if source else []
     if seconds:
@@ -52,27 +55,6 @@ def words(
         found += [f"{phase}.seconds={seconds * share:g}" for phase, share in zip(phases, shares, strict=True) if share]
         found += [f"{phase}.{other}=null" for phase in phases for other in ("steps", "epochs")]
     return [*found, *overrides]
-
-
-def _set(group: Any) -> list[tuple[str, Any]]:
-    """Leaves of a section that differ from the schema's defaults, by dotted key."""
-    return [] if group is None else _differences(asdict(group), asdict(type(group)()))
-
-
-def _differences(given: dict[str, Any], default: dict[str, Any], above: str = "") -> list[tuple[str, Any]]:
-    found = []
-    for key, value in given.items():
-        if isinstance(value, dict) and isinstance(default[key], dict):
-            found += _differences(value, default[key], f"{above}{key}.")
-        elif value != default[key]:
-            found.append((f"{above}{key}", value))
-    return found
-
-
-def of_run(run: str, overrides: list[str]) -> Options:
-    """The configuration of an existing run, with some options changed."""
-    given = dict(item.split("=", 1) for item in overrides if "=" in item)
-    return RunFolder.find(run, given.get("runs_dir", "runs")).options(overrides)
 
 
 def run_name(stage: str) -> Callable[[], str]:

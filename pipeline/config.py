@@ -130,6 +130,15 @@ def _leaves(tree: dict[str, Any], above: str = "") -> Iterator[tuple[str, Any]]:
             yield f"{above}{key}", value
 
 
+def differences(was: Any, now: Any, key: str = "") -> Iterator[tuple[str, Any, Any]]:
+    """The dotted keys in which two nested dictionaries differ, in order, with both values."""
+    if isinstance(was, dict) and isinstance(now, dict):
+        for name in [*now, *(name for name in was if name not in now)]:
+            yield from differences(was.get(name), now.get(name), f"{key}.{name}" if key else name)
+    elif was != now:
+        yield key, was, now
+
+
 def dump(options: Options) -> str:
     """The complete configuration as YAML; `load` reads it back unchanged."""
     return OmegaConf.to_yaml(OmegaConf.structured(options))

@@ -3,7 +3,7 @@
 import json
 import logging
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -20,6 +20,7 @@ from haed.model import HAED
 from haed.objective import Objective
 from haed.ranks import Ranks
 from pipeline.checkpoints import Checkpoint, Checkpoints
+from pipeline.config import differences
 from pipeline.device import Compute, compute, release_memory
 from pipeline.launcher import joined, launch, started_by_torchrun
 from pipeline.metrics import Metrics, Progress
@@ -225,20 +226,11 @@ def _check_identity(checkpoint: Checkpoint, wanted: dict[str, Any]) -> None:
         )
 
 
-def differences(was: Any, now: Any, key: str = "") -> Iterator[tuple[str, Any, Any]]:
-    """The dotted keys in which two nested dictionaries differ, in order, with both values."""
-    if isinstance(was, dict) and isinstance(now, dict):
-        for name in [*now, *(name for name in was if name not in now)]:
-            yield from differences(was.get(name), now.get(name), f"{key}.{name}" if key else name)
-    elif was != now:
-        yield key, was, now
-
-
 def _say_what_changed(state: dict[str, Any], options: Options) -> None:
     """Logs the options of training that are others than those of a checkpoint, and another number of threads."""
+    given = asdict(options)
     for section in ("pretrain", "finetune", "train", "optimizer", "iem", "batch", "launcher", "seed", "precision"):
-        was, now = state["options"].get(section), asdict(options)[section]
-        for key, before, after in differences(was, now, section):
+        for key, before, after in differences(state["options"].get(section), given[section], section):
             log.info("changed since then: %s=%s, was %s", key, after, before)
     if state["threads"] != torch.get_num_threads():
         log.info(
