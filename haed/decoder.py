@@ -33,6 +33,12 @@ class LSTMState:
     hidden: list[Tensor | None]
     cell: list[Tensor | None]
 
+    def keep(self, rows: Tensor) -> None:
+        """Drops the chunks for which `rows` (N,) is false, between steps."""
+        self.context = self.context[rows]
+        self.hidden = [None if x is None else x[rows] for x in self.hidden]
+        self.cell = [None if x is None else x[rows] for x in self.cell]
+
 
 class LSTMDecoder(nn.Module):
     """An LSTM over the tokens of each chunk, from a zero state; ŷ is part of its input at every step (paper)."""
@@ -91,6 +97,12 @@ class TransformerState:
     context: Tensor
     cache: Cache
     before: list[Before | None]
+
+    def keep(self, rows: Tensor) -> None:
+        """Drops the chunks for which `rows` (N,) is false, between steps."""
+        self.context = self.context[rows]
+        self.cache.keep(rows)
+        self.before = [None if x is None else (x[0][rows], x[1][rows], x[2][rows]) for x in self.before]
 
 
 class TransformerDecoder(nn.Module):

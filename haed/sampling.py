@@ -84,23 +84,24 @@ class Sampler:
         model, batch = self.model, self.samples
         tokens = torch.zeros(batch, model.k, dtype=torch.long)
         lengths = torch.full((batch,), model.k)
-        alive = torch.ones(batch, dtype=torch.bool)
         opened = tokens.new_zeros(0) if opened is None else opened.long()
         decoder: Any = model.decoder  # each decoder has a state of its own kind
         state = decoder.begin(self.prediction, (self.last[0].to(self.device), self.last[1].to(self.device)))
-        symbol = torch.full((batch,), model.vocabulary)
+        open_rows, symbol = torch.arange(batch), torch.full((batch,), model.vocabulary)
         for position in range(model.k):
             logits = decoder.step(state, symbol.to(self.device))
             if position < len(opened):
                 symbol = opened[position].expand(batch)
             else:
                 symbol = draw(mask_end(logits, [batch] if position == 0 else [0], model.fixed))
-            ended = alive & (symbol == model.vocabulary)
-            lengths[ended] = position
-            alive = alive & ~ended
-            if not alive.any():
-                break
-            tokens[alive, position] = symbol[alive]
+            goes_on = symbol != model.vocabulary
+            if not goes_on.all():  # chunks that have ended cost nothing more
+                lengths[open_rows[~goes_on]] = position
+                open_rows, symbol = open_rows[goes_on], symbol[goes_on]
+                if not len(open_rows):
+                    break
+                state.keep(goes_on.to(self.device))
+            tokens[open_rows, position] = symbol
         self._feed(tokens, lengths)
         return tokens, lengths
 

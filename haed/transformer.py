@@ -27,6 +27,10 @@ class Cache:
         self.layers[layer] = (key, value)
         return key, value
 
+    def keep(self, rows: Tensor) -> None:
+        """Drops the sequences for which `rows` (B,) is false."""
+        self.layers = [None if pair is None else (pair[0][rows], pair[1][rows]) for pair in self.layers]
+
 
 def rotate(x: Tensor, start: int) -> Tensor:
     """Rotary position embedding (Su et al. 2021) of x (B, H, T, D), whose first position is `start`."""

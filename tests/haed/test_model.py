@@ -151,6 +151,24 @@ def test_greedy_sampling_with_caches_agrees_with_the_likelihood(decoder: str) ->
             lengths = torch.cat([lengths, length[None]], 1)
 
 
+@pytest.mark.parametrize("decoder", ["lstm", "transformer", "previous"])
+def test_prompts_continued_together_and_one_by_one_agree(decoder: str) -> None:
+    """Chunks that end early leave the batch of the decoder, and the others do not notice."""
+    model = small(decoder, context=6)
+    with torch.no_grad():  # chunks of several lengths
+        model.decoder.context.weight *= 10
+        model.decoder.output.bias.zero_()[-1] += 1
+    tokens, lengths = windows(12, 2, 3, 3)
+    sampler = Sampler(model, tokens, lengths, samples=12)
+    together = [sampler.chunk(Draw(temperature=0)) for _ in range(4)]
+    assert any(len(set(ends.tolist())) > 1 for _, ends in together)
+    for row in range(12):
+        alone = Sampler(model, tokens[row], lengths[row])
+        for chunk, ends in together:
+            one, end = alone.chunk(Draw(temperature=0))
+            assert one[0].tolist() == chunk[row].tolist() and end[0] == ends[row]
+
+
 def test_sampling_goes_on_past_the_context_and_repeats_with_a_seed() -> None:
     model = small("lstm", context=4)
     written = []
