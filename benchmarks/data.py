@@ -253,7 +253,7 @@ def waiting(corpus: Corpus, place: Path, repeats: int) -> None:
     from pipeline.checkpoints import Checkpoints  # after part 1, whose workers need no torch
     from pipeline.config import load
     from pipeline.device import compute
-    from pipeline.metrics import Metrics, Progress
+    from pipeline.metrics import Metrics
     from pipeline.training import build_trainer
 
     figures: dict[str, dict[str, list[float]]] = {}
@@ -268,7 +268,7 @@ def waiting(corpus: Corpus, place: Path, repeats: int) -> None:
             timed = [Timed(trainer.loader), Timed(trainer.negatives)]
             trainer.loader, trainer.negatives = timed
             metrics = Metrics(folder, 0)
-            spent = trainer.fit(metrics, Progress("waiting")).seconds
+            spent = trainer.fit(metrics).seconds
             metrics.close()
             mine = figures.setdefault(f"{workers} workers", {})
             windows = STEPS * options.batch.sequences * (1 + options.iem.extra_batches)

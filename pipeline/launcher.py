@@ -20,7 +20,7 @@ import torch.distributed as dist
 
 from haed.ranks import Ranks
 from pipeline.config import dump
-from pipeline.metrics import read
+from pipeline.metrics import Listener, Tail
 from pipeline.options import Options
 from pipeline.trainer import Interrupted
 
@@ -48,9 +48,7 @@ def joined() -> Iterator[Ranks]:
         dist.destroy_process_group()
 
 
-def launch(
-    stage: str, options: Options, stop: Callable[[], bool], listener: Callable[[dict[str, Any]], None] | None
-) -> dict[str, Any]:
+def launch(stage: str, options: Options, stop: Callable[[], bool], listener: Listener) -> dict[str, Any]:
     """Runs a training stage in `launcher.processes` processes, passes their lines on, and stops them all if asked to.
 
     Returns:
@@ -60,8 +58,8 @@ def launch(
         Interrupted: `stop` was true; the processes saved and ended.
         RuntimeError: the stage failed; its last words.
     """
-    path = Path(options.runs_dir) / options.name / stage / "metrics.jsonl"
-    printed, said, stopping, told = deque[str](maxlen=1), deque[str](maxlen=200), threading.Event(), 0
+    tail = Tail(Path(options.runs_dir) / options.name / stage / "metrics.jsonl")
+    printed, said, stopping = deque[str](maxlen=1), deque[str](maxlen=200), threading.Event()
     with tempfile.TemporaryDirectory() as folder:
         config = Path(folder) / "config.yaml"
         config.write_text(dump(options))
@@ -87,8 +85,8 @@ def launch(
                     if stop() and not stopping.is_set():
                         stopping.set()
                         process.terminate()  # torchrun passes it on, and waits for the checkpoint
-                    if listener is not None:
-                        told = _tell(path, told, listener)
+                    for record in tail.records():
+                        listener(record)
                     with suppress(subprocess.TimeoutExpired):
                         process.wait(_POLL_SECONDS)
             finally:
@@ -96,8 +94,8 @@ def launch(
                     process.terminate()
             for thread in threads:
                 thread.join()
-    if listener is not None:
-        _tell(path, told, listener)
+    for record in tail.records():
+        listener(record)
     if stopping.is_set():
         saved = next((line for line in reversed(said) if "saved" in line), "stopped")
         raise Interrupted(saved.split(";")[0])
@@ -119,14 +117,6 @@ def _collect(stream: IO[str], lines: "deque[str]", logger: logging.Logger | None
         lines.append(line.rstrip())
         if logger is not None and line.strip() and not stopping.is_set() and not line.startswith("error: "):
             logger.info("%s", line.rstrip())
-
-
-def _tell(path: Path, told: int, listener: Callable[[dict[str, Any]], None]) -> int:
-    """Hands records after the step `told` to the listener, and returns the last one's."""
-    for record in read(path):
-        if record["step"] > told:
-            listener(record)
-    return max([told, *(record["step"] for record in read(path))])
 
 
 def _reason(said: "deque[str]") -> str:

@@ -1,31 +1,16 @@
-"""How weights move: progress and learning rates, the optimizer's groups, and a moving average of the weights."""
+"""How weights move: learning rates, the optimizer's groups, and a moving average of the weights."""
 
 import math
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 
 from haed.model import HAED
+from pipeline.metrics import Position
 from pipeline.options import OptimizerOptions, PhaseOptions
-
-
-@dataclass
-class Position:
-    """How far a phase is; `flops` are model FLOPs, see `haed.flops`."""
-
-    step: int = 0
-    seconds: float = 0.0
-    epochs: float = 0.0
-    flops: float = 0.0
-
-    def progress(self, limits: PhaseOptions) -> float:
-        """Share of the phase that is done: that of the limit which is nearest, or 0 without limits."""
-        pairs = ((self.step, limits.steps), (self.seconds, limits.seconds), (self.epochs, limits.epochs))
-        return min(1.0, max((done / limit for done, limit in pairs if limit), default=0.0))
 
 
 def rate(position: Position, phase: PhaseOptions, warmup_steps: int) -> float:

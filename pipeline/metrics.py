@@ -1,17 +1,36 @@
-"""Metrics of a phase under one set of names: metrics.jsonl, TensorBoard, and a line of progress."""
+"""Metrics of a phase under one set of names: metrics.jsonl, TensorBoard, and whoever listens, such as a line of progress."""
 
 import json
 import logging
 import os
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from pipeline.options import PhaseOptions
+
 log = logging.getLogger(__name__)
-SHOWN = ("loss", "iem", "iem_accuracy", "bits_per_token", "validation/bits_per_token")
-QUIET_SECONDS = 10.0
+Listener = Callable[[dict[str, Any]], None]
+SHOWN = {"loss": "loss", "iem": "IEM", "bits_per_token": "bits/token", "validation/bits_per_token": "validation"}
+TERMINAL_SECONDS, QUIET_SECONDS = 0.5, 10.0
+
+
+@dataclass
+class Position:
+    """How far a phase is; `flops` are model FLOPs, see `haed.flops`."""
+
+    step: int = 0
+    seconds: float = 0.0
+    epochs: float = 0.0
+    flops: float = 0.0
+
+    def progress(self, limits: PhaseOptions) -> float:
+        """Share of the phase that is done: that of the limit which is nearest, or 0 without limits."""
+        pairs = ((self.step, limits.steps), (self.seconds, limits.seconds), (self.epochs, limits.epochs))
+        return min(1.0, max((done / limit for done, limit in pairs if limit), default=0.0))
 
 
 class Metrics:
@@ -23,10 +42,10 @@ class Metrics:
     Args:
         folder: the phase's folder.
         step: step from which the phase goes on; later lines are dropped.
-        listener: called with every record, for a live view elsewhere.
+        listeners: called with every record, and after every step with where the phase is.
     """
 
-    def __init__(self, folder: Path, step: int, listener: Callable[[dict[str, Any]], None] | None = None) -> None:
+    def __init__(self, folder: Path, step: int, listeners: Sequence[Listener] = ()) -> None:
         from torch.utils.tensorboard import SummaryWriter
 
         folder.mkdir(parents=True, exist_ok=True)
@@ -35,7 +54,7 @@ class Metrics:
         self._file = os.open(path, os.O_WRONLY | os.O_CREAT, 0o666)
         self._end, self._pending = os.lseek(self._file, 0, os.SEEK_END), b""
         self._board: SummaryWriter | None = SummaryWriter(str(folder / "tensorboard"), purge_step=step + 1)
-        self._listener = listener
+        self._listeners = listeners
 
     def write(self, record: dict[str, Any]) -> None:
         """Adds one record; it must have a `step`."""
@@ -51,8 +70,15 @@ class Metrics:
         except OSError as error:
             log.warning("no more metrics for TensorBoard: %s", error)
             self._board = None
-        if self._listener is not None:
-            self._listener(record)
+        self._tell(record)
+
+    def moved(self, position: Position) -> None:
+        """Tells the listeners where the phase is."""
+        self._tell({"step": position.step, "seconds": position.seconds, "epoch": position.epochs})
+
+    def _tell(self, record: dict[str, Any]) -> None:
+        for listener in self._listeners:
+            listener(record)
 
     def _flush(self) -> None:
         while self._pending:  # a full disk may take a part of a line
@@ -101,6 +127,27 @@ def read(path: Path) -> list[dict[str, Any]]:
     return records
 
 
+class Tail:
+    """The records that another process adds to a metrics.jsonl, which it may cut back first."""
+
+    def __init__(self, path: Path) -> None:
+        self._path, self._inode, self._read = path, 0, 0
+        self._before = set(path.read_bytes().splitlines()) if path.is_file() else set()
+
+    def records(self) -> list[dict[str, Any]]:
+        """Those that came since the last call."""
+        try:
+            with open(self._path, "rb") as file:
+                if (inode := os.fstat(file.fileno()).st_ino) != self._inode:
+                    self._inode, self._read = inode, 0
+                file.seek(self._read)
+                *lines, _ = file.read().split(b"\n")
+        except FileNotFoundError:
+            return []
+        self._read += sum(len(line) + 1 for line in lines)
+        return [json.loads(line) for line in lines if line not in self._before]
+
+
 def _cut_back(path: Path, step: int) -> None:
     """Drops records after `step`."""
     from pipeline.files import write_atomically
@@ -110,34 +157,57 @@ def _cut_back(path: Path, step: int) -> None:
         write_atomically(path, "".join(json.dumps(record) + "\n" for record in kept).encode())
 
 
-class Progress:
-    """A line that moves on a terminal, and a quiet line every few seconds elsewhere."""
+class Status:
+    """Where a phase is: a listener that keeps the newest figures, and makes a line of them."""
 
-    def __init__(self, phase: str) -> None:
-        self._phase = phase
-        self._shown: dict[str, float] = {}
-        self._terminal = sys.stderr.isatty()
-        self._last = time.monotonic()
+    def __init__(self, phase: str, limits: PhaseOptions) -> None:
+        self._phase, self._limits = phase, limits
+        self._shown: dict[str, Any] = {"step": 0}
         self._began: tuple[float, float] | None = None
 
-    def update(self, step: int, progress: float, record: dict[str, Any] | None, every: float = QUIET_SECONDS) -> None:
-        """Shows where the phase is: `progress` in [0, 1] of its limit, and the newest metrics if there are new ones."""
+    def __call__(self, record: dict[str, Any]) -> None:
+        """Takes a metrics record, or a part of one."""
+        self._shown |= record
+        self._began = self._began or (time.monotonic(), self.progress())
+
+    def progress(self) -> float:
+        """Share of the phase that is done, in [0, 1]."""
+        shown = self._shown
+        return Position(shown["step"], shown.get("seconds", 0.0), shown.get("epoch", 0.0)).progress(self._limits)
+
+    def line(self) -> str:
+        """Step, newest metrics, rate and time left."""
+        shown, done = self._shown, self.progress()
+        parts = [f"{self._phase}  step {shown['step']:,}  {done:.0%}"]
+        parts += [f"{label} {shown[name]:.3f}" for name, label in SHOWN.items() if name in shown]
+        if "steps_per_second" in shown:
+            parts.append(f"{shown['steps_per_second']:.1f} steps/s")
+        if self._began is not None and done > self._began[1]:
+            left = (1 - done) * (time.monotonic() - self._began[0]) / (done - self._began[1])
+            parts.append(f"{left:,.0f} s left")
+        return "  ".join(parts)
+
+
+class Progress(Status):
+    """A line that moves on a terminal, and a quiet line every few seconds elsewhere."""
+
+    def __init__(self, phase: str, limits: PhaseOptions) -> None:
+        super().__init__(phase, limits)
+        self._terminal = sys.stderr.isatty()
+        self._every = TERMINAL_SECONDS if self._terminal else QUIET_SECONDS
+        self._last = time.monotonic()
+
+    def __call__(self, record: dict[str, Any]) -> None:
+        """Takes a record, and shows the line if it is time."""
+        super().__call__(record)
         now = time.monotonic()
-        self._began = self._began or (now, progress)
-        if record is not None:
-            self._shown |= {name: record[name] for name in (*SHOWN, "steps_per_second") if name in record}
-        if now - self._last < (0.5 if self._terminal else every):
+        if now - self._last < self._every:
             return
         self._last = now
-        gained = progress - self._began[1]
-        left = (1 - progress) * (now - self._began[0]) / gained if gained > 0 else float("inf")
-        values = "  ".join(f"{name} {value:.3f}" for name, value in self._shown.items())
-        remaining = f"{left:.0f} s left" if left < 1e6 else "time left unknown"
-        line = f"{self._phase}  step {step}  {progress:.0%}  {values}  {remaining}"
         if self._terminal:
-            print(f"\r\x1b[2K{line}", end="", file=sys.stderr, flush=True)
+            print(f"\r\x1b[2K{self.line()}", end="", file=sys.stderr, flush=True)
         else:
-            log.info("%s", line)
+            log.info("%s", self.line())
 
     def close(self) -> None:
         """Leaves the terminal's line."""

@@ -206,6 +206,9 @@ class Options:
         bool,
         Field(description="torch.compile the main model: a quarter of a minute at the start, steps a tenth faster"),
     ] = False
+    log_steps: Annotated[
+        int, Field(ge=1, description="steps between two lines of metrics; there are also some of the first steps")
+    ] = 50
     resume: Annotated[
         Literal["auto", "never", "required"],
         Field(description="auto: go on where there is a checkpoint; never: refuse one; required: refuse without one"),

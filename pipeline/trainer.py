@@ -27,14 +27,14 @@ from haed.flops import flops_of_step
 from haed.objective import Losses, Objective
 from pipeline.checkpoints import AVERAGE, MODEL, TRAINING, Checkpoint, Checkpoints
 from pipeline.device import Compute
-from pipeline.learning import Average, Position, make_optimizer, rate
-from pipeline.metrics import Metrics, Progress
+from pipeline.learning import Average, make_optimizer, rate
+from pipeline.metrics import Metrics, Position
 from pipeline.mining import Miner
 from pipeline.options import Options, PhaseOptions
 from pipeline.validation import Validation
 
 log = logging.getLogger(__name__)
-LOG_STEPS = 50
+EARLY_RECORDS = (1, 2, 5, 10, 20)  # when steps take seconds, the first metrics need not wait for minutes
 Stop = Callable[[], bool]
 
 
@@ -101,8 +101,8 @@ class Trainer:
         self.best = math.inf
         self._saved_at = Position()
 
-    def fit(self, metrics: Metrics | None, progress: Progress | None) -> Position:
-        """Trains until a limit of the phase is reached; metrics and progress are the first rank's.
+    def fit(self, metrics: Metrics | None) -> Position:
+        """Trains until a limit of the phase is reached; metrics are the first rank's.
 
         Raises:
             Interrupted: `stop` was true; a checkpoint was written first.
@@ -115,7 +115,7 @@ class Trainer:
         batches = self.batches()
         self.objective.train()
         self._validate()  # one that was interrupted
-        while (done := self.position.progress(self.phase)) < 1 and not self.has_converged():
+        while self.position.progress(self.phase) < 1 and not self.has_converged():
             began = time.perf_counter()
             self.step(next(batches))
             mine = self.position.seconds + time.perf_counter() - began
@@ -124,11 +124,10 @@ class Trainer:
                 self.miner.refresh()
             self.position.epochs = self.loader.epochs
             self.position.seconds, stopped = self.ranks.max([mine if self.ranks.first else 0.0, float(self.stop())])
-            record = self._record() if self.position.step % LOG_STEPS == 0 else None
-            if record is not None:
-                self._write(record)
-            if progress is not None:
-                progress.update(self.position.step, done, record)
+            if self._is_recorded(self.position.step):
+                self._write(self._record())
+            if metrics is not None:
+                metrics.moved(self.position)
             if stopped:
                 self._interrupt()
             self._validate()
@@ -161,7 +160,7 @@ class Trainer:
 
     def step(self, batch: Prepared) -> None:
         """One update of the weights; nothing in it waits for the device."""
-        diagnose = (self.position.step + 1) % LOG_STEPS == 0
+        diagnose = self._is_recorded(self.position.step + 1)
         self._choose_what_is_trained()
         assert self.module is not None
         with self.compute.precision():
@@ -171,6 +170,7 @@ class Trainer:
             self._diagnose(losses)
         self._add("gradient_norm", self.update())
         self.position.flops += flops_of_step(self.objective.model, batch, self.ranks.size)
+        self._add("steps", 1.0)
         self._add("loss", losses.total)
         self._add("candidates", float(batch.candidates))
         self._add("chunks", float(batch.targets_of_all))
@@ -217,11 +217,14 @@ class Trainer:
         value = value.detach().double() if isinstance(value, Tensor) else value
         self.sums[name] = self.sums.get(name, 0.0) + value
 
+    def _is_recorded(self, step: int) -> bool:
+        return step % self.options.log_steps == 0 or step in EARLY_RECORDS
+
     def _record(self) -> dict[str, Any]:
         """Means since the last record over all ranks; the only place where the host waits for the device."""
-        since = float(self.sums.pop("seconds_before", 0.0))
+        since, steps = float(self.sums.pop("seconds_before", 0.0)), float(self.sums.pop("steps"))
         names = [*self.sums, *self.figures]
-        values = [float(value) / LOG_STEPS for value in self.sums.values()] + [float(x) for x in self.figures.values()]
+        values = [float(value) / steps for value in self.sums.values()] + [float(x) for x in self.figures.values()]
         values = [value / self.ranks.size for value in self.ranks.sum([*values, float(self.loader.skipped)])]
         means = dict(zip(names, values, strict=False))
         decoder, tokens, chunks = (means.pop(name, 0.0) for name in ("decoder_nats", "decoded_tokens", "chunks"))
@@ -234,7 +237,7 @@ class Trainer:
         self._check(means | {"decoder": decoder})
         if tokens:
             record["bits_per_token"] = decoder / tokens / math.log(2)
-        elapsed = max(self.position.seconds - since, 1e-9) / LOG_STEPS
+        elapsed = max(self.position.seconds - since, 1e-9) / steps
         record["learning_rate"] = self.optimizer.param_groups[0]["lr"]
         record["steps_per_second"], record["chunks_per_second"] = 1 / elapsed, chunks / elapsed
         return record

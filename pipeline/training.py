@@ -3,7 +3,6 @@
 import json
 import logging
 import math
-from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -23,7 +22,7 @@ from pipeline.checkpoints import Checkpoint, Checkpoints
 from pipeline.config import differences
 from pipeline.device import Compute, compute, release_memory
 from pipeline.launcher import joined, launch, started_by_torchrun
-from pipeline.metrics import Metrics, Progress
+from pipeline.metrics import Listener, Metrics, Progress
 from pipeline.options import FinetuneOptions, Options, PhaseOptions
 from pipeline.runs import RunFolder
 from pipeline.sharding import open_shards
@@ -33,7 +32,6 @@ from pipeline.windows import grid
 
 log = logging.getLogger(__name__)
 Phase = Literal["pretrain", "finetune", "train"]
-Listener = Callable[[dict[str, Any]], None]
 
 
 @dataclass
@@ -71,7 +69,7 @@ def run_phase(phase: Phase, options: Options, stop: Stop, listener: Listener | N
         phase: pretrain, finetune or train.
         options: the run's options.
         stop: asked after every step; true makes the phase save and raise `trainer.Interrupted`.
-        listener: called with every metrics record.
+        listener: called with every metrics record, and after every step with where the phase is.
 
     Raises:
         FileNotFoundError: the shards, or the phase one to start from, are not there.
@@ -79,7 +77,7 @@ def run_phase(phase: Phase, options: Options, stop: Stop, listener: Listener | N
         BlockingIOError: another process trains this run.
     """
     if options.launcher.processes > 1 and not started_by_torchrun():
-        return Trained(**launch(phase, options, stop, listener))
+        return Trained(**launch(phase, options, stop, listener or (lambda record: None)))
     with joined() as ranks:
         return _run_phase(phase, options, ranks, stop, listener)
 
@@ -113,14 +111,15 @@ def _run_phase(phase: Phase, options: Options, ranks: Ranks, stop: Stop, listene
             trainer.restore_learning(first)
             log.info("finetune starts from %s", first.path)
         resumed = trainer.position.step
-        metrics = Metrics(run.phase(phase), resumed, listener) if ranks.first else None
-        progress = Progress(phase) if ranks.first else None
+        progress, metrics = Progress(phase, limits), None
+        if ranks.first:
+            metrics = Metrics(run.phase(phase), resumed, [progress, listener] if listener else [progress])
         try:
-            position = trainer.fit(metrics, progress)
+            position = trainer.fit(metrics)
         finally:
-            for log_of in (progress, metrics):
-                if log_of is not None:
-                    log_of.close()
+            if metrics is not None:
+                progress.close()
+                metrics.close()
             del trainer
             release_memory()
         ranks.wait()

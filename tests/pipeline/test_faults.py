@@ -30,7 +30,8 @@ PLACES |= {"folders": (checkpoints, "sync_folder"), "metrics": (os, "pwrite")}
 @pytest.fixture
 def often(options: Options, monkeypatch: pytest.MonkeyPatch) -> Options:
     """Eight steps, saved at each, with metrics at every other."""
-    monkeypatch.setattr(trainer, "LOG_STEPS", 2)
+    monkeypatch.setattr(trainer, "EARLY_RECORDS", ())
+    options.log_steps = 2
     options.train.steps, options.checkpoint.every_steps, options.validation.times = 8, 1, 0
     return options
 

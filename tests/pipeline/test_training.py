@@ -42,12 +42,11 @@ MINING = ["iem.bank=200", "iem.bank_draws=20", "iem.mined=3", "iem.mined_refresh
 def test_an_interrupted_run_ends_in_the_same_bits(
     tiny: list[str], decoder: str, more: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from pipeline import trainer
     from pipeline.sharding import shard
 
-    monkeypatch.setattr(trainer, "LOG_STEPS", 4)
     chosen = [
         *tiny,
+        "log_steps=4",
         f"model.decoder.kind={decoder}",
         "pretrain.steps=18",
         "finetune.steps=10",
@@ -178,9 +177,7 @@ def test_two_processes_cannot_train_one_run(options: Options) -> None:
 
 
 def test_a_loss_that_is_not_finite_stops_the_run(options: Options, monkeypatch: pytest.MonkeyPatch) -> None:
-    from pipeline import trainer
 
-    monkeypatch.setattr(trainer, "LOG_STEPS", 2)
     options.optimizer.learning_rate, options.optimizer.main_learning_rate = 1e30, 1e30
     with pytest.raises(
         NotFinite, match=r"not finite at step 2: .*loss.*decoder \(learning rate 8.6e\+29\).* lower optimizer"
@@ -194,7 +191,8 @@ def test_no_checkpoint_is_written_of_what_is_not_finite(
 ) -> None:
     from pipeline import trainer
 
-    monkeypatch.setattr(trainer, "LOG_STEPS", log_every)
+    monkeypatch.setattr(trainer, "EARLY_RECORDS", ())
+    options.log_steps = log_every
     options.train.steps, options.checkpoint.every_steps, options.validation.times = 6, 1, 0
     update = trainer.Trainer.update
 
