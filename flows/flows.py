@@ -30,6 +30,8 @@ from pipeline.options import (
     LauncherOptions,
     OptimizerOptions,
     Options,
+    Phase,
+    PhaseOptions,
     PretrainOptions,
     TrainOptions,
     ValidationOptions,
@@ -88,13 +90,13 @@ def _announce(stage: str, what: str, preset: str, overrides: Words) -> None:
     )
 
 
-def _train(phase: str, preset: str, given: Words) -> dict[str, Any]:
+def _train(phase: Phase, preset: str, given: Words) -> dict[str, Any]:
     """Trains a phase with a live artifact, saves if it is stopped, and leaves a report of what there is then."""
-    from pipeline import training
+    from pipeline.training import run_phase
 
     options = config.load(preset, given)
     with stopping() as stop, Live(options.name, phase, getattr(options, phase)) as live:
-        found = asdict(getattr(training, phase)(options, stop, live))
+        found = asdict(run_phase(phase, options, stop, live))
     _show_report(options)
     _announce(phase, options.name, preset, given)
     return found
@@ -112,114 +114,54 @@ def _show_report(options: Options) -> str:
     return str(path)
 
 
-@flow(name="pretrain", flow_run_name=run_name("pretrain"))
-def pretrain(
-    preset: str = "quickstart",
-    name: str = "",
-    source: str = "",
-    seconds: Seconds = 0,
-    phase: PretrainOptions | None = None,
-    batch: BatchOptions | None = None,
-    model: ModelOptions | None = None,
-    iem: IEMOptions | None = None,
-    optimizer: OptimizerOptions | None = None,
-    validation: ValidationOptions | None = None,
-    checkpoint: CheckpointOptions | None = None,
-    launcher: LauncherOptions | None = None,
-    overrides: Words = [],  # noqa: B006
-) -> dict[str, Any]:
-    """Phase one: learns in the space of chunk embeddings. A run of the same name goes on from its last checkpoint.
+def _training(stage: Phase, limits: type[PhaseOptions], what: str) -> Any:
+    """The flow of a training stage; all have the same form, but for the options of the phase."""
 
-    Args:
-        preset: quickstart, wikitext2, paper-wikitext103, paper-imagenet32, or the path of a YAML file
-        name: of the run, a folder under runs; empty: the preset's
-        source: file, folder or URL that was sharded; empty: the preset's
-        seconds: of training; 0: the preset's limits
-        phase: limits and weights of the phase
-        batch: windows of a step
-        model: encoder, main model and decoder
-        iem: the IEM loss
-        optimizer: learning rates and the rest
-        validation: how often, and on how much
-        checkpoint: when to save
-        launcher: processes that train together
-        overrides: further options, each key=value as on the command line; these come last
-    """
-    groups: dict[str, Any] = {"pretrain": phase, "batch": batch, "model": model, "iem": iem, "optimizer": optimizer}
-    groups |= {"validation": validation, "checkpoint": checkpoint, "launcher": launcher}
-    return _train("pretrain", preset, words(preset, name, source, seconds, overrides, groups, ("pretrain",)))
+    def train_stage(
+        preset: str = "quickstart",
+        name: str = "",
+        source: str = "",
+        seconds: Seconds = 0,
+        phase: PhaseOptions | None = None,
+        batch: BatchOptions | None = None,
+        model: ModelOptions | None = None,
+        iem: IEMOptions | None = None,
+        optimizer: OptimizerOptions | None = None,
+        validation: ValidationOptions | None = None,
+        checkpoint: CheckpointOptions | None = None,
+        launcher: LauncherOptions | None = None,
+        overrides: Words = [],  # noqa: B006
+    ) -> dict[str, Any]:
+        """A run of the same name goes on from its last checkpoint.
 
+        Args:
+            preset: quickstart, wikitext2, paper-wikitext103, paper-imagenet32, or the path of a YAML file
+            name: of the run, a folder under runs; empty: the preset's
+            source: file, folder or URL that was sharded; empty: the preset's
+            seconds: of training; 0: the preset's limits
+            phase: limits and weights of the phase
+            batch: windows of a step
+            model: encoder, main model and decoder; the same in phase two as in phase one
+            iem: the IEM loss, where the phase gives it a weight
+            optimizer: learning rates and the rest
+            validation: how often, and on how much
+            checkpoint: when to save
+            launcher: processes that train together
+            overrides: further options, each key=value as on the command line; these come last
+        """
+        groups: dict[str, Any] = {stage: phase, "batch": batch, "model": model, "iem": iem, "optimizer": optimizer}
+        groups |= {"validation": validation, "checkpoint": checkpoint, "launcher": launcher}
+        return _train(stage, preset, words(preset, name, source, seconds, overrides, groups, (stage,)))
 
-@flow(name="finetune", flow_run_name=run_name("finetune"))
-def finetune(
-    preset: str = "quickstart",
-    name: str = "",
-    source: str = "",
-    seconds: Seconds = 0,
-    phase: FinetuneOptions | None = None,
-    batch: BatchOptions | None = None,
-    model: ModelOptions | None = None,
-    optimizer: OptimizerOptions | None = None,
-    validation: ValidationOptions | None = None,
-    checkpoint: CheckpointOptions | None = None,
-    launcher: LauncherOptions | None = None,
-    overrides: Words = [],  # noqa: B006
-) -> dict[str, Any]:
-    """Phase two: trains for exact likelihood from a phase one. A run of the same name goes on from its last checkpoint.
-
-    Args:
-        preset: quickstart, wikitext2, paper-wikitext103, paper-imagenet32, or the path of a YAML file
-        name: of the run whose phase one is there; empty: the preset's
-        source: file, folder or URL that was sharded; empty: the preset's
-        seconds: of training; 0: the preset's limits
-        phase: limits and weights of the phase, what is trained, and from where
-        batch: windows of a step
-        model: encoder, main model and decoder, as in phase one
-        optimizer: learning rates and the rest
-        validation: how often, and on how much
-        checkpoint: when to save
-        launcher: processes that train together
-        overrides: further options, each key=value as on the command line; these come last
-    """
-    groups: dict[str, Any] = {"finetune": phase, "batch": batch, "model": model, "optimizer": optimizer}
-    groups |= {"validation": validation, "checkpoint": checkpoint, "launcher": launcher}
-    return _train("finetune", preset, words(preset, name, source, seconds, overrides, groups, ("finetune",)))
+    train_stage.__name__ = train_stage.__qualname__ = stage  # by which a worker finds it in this module
+    train_stage.__annotations__["phase"] = limits | None
+    train_stage.__doc__ = f"{what} {train_stage.__doc__}"
+    return flow(name=stage, flow_run_name=run_name(stage))(train_stage)
 
 
-@flow(name="train", flow_run_name=run_name("train"))
-def train(
-    preset: str = "quickstart",
-    name: str = "",
-    source: str = "",
-    seconds: Seconds = 0,
-    phase: TrainOptions | None = None,
-    batch: BatchOptions | None = None,
-    model: ModelOptions | None = None,
-    optimizer: OptimizerOptions | None = None,
-    validation: ValidationOptions | None = None,
-    checkpoint: CheckpointOptions | None = None,
-    launcher: LauncherOptions | None = None,
-    overrides: Words = [],  # noqa: B006
-) -> dict[str, Any]:
-    """Trains end to end, without a phase one. A run of the same name goes on from its last checkpoint.
-
-    Args:
-        preset: quickstart, wikitext2, paper-wikitext103, paper-imagenet32, or the path of a YAML file
-        name: of the run, a folder under runs; empty: the preset's
-        source: file, folder or URL that was sharded; empty: the preset's
-        seconds: of training; 0: the preset's limits
-        phase: limits of the phase
-        batch: windows of a step
-        model: encoder, main model and decoder
-        optimizer: learning rates and the rest
-        validation: how often, and on how much
-        checkpoint: when to save
-        launcher: processes that train together
-        overrides: further options, each key=value as on the command line; these come last
-    """
-    groups: dict[str, Any] = {"train": phase, "batch": batch, "model": model, "optimizer": optimizer}
-    groups |= {"validation": validation, "checkpoint": checkpoint, "launcher": launcher}
-    return _train("train", preset, words(preset, name, source, seconds, overrides, groups, ("train",)))
+pretrain = _training("pretrain", PretrainOptions, "Phase one: learns in the space of chunk embeddings.")
+finetune = _training("finetune", FinetuneOptions, "Phase two: trains for exact likelihood from a phase one.")
+train = _training("train", TrainOptions, "Trains end to end, without a phase one.")
 
 
 @flow(name="evaluate", flow_run_name=run_name("evaluate"))
@@ -254,7 +196,7 @@ def sample(
         samples: continuations of each
         overrides: options to change, each key=value as on the command line, such as sample.temperature=0.5
     """
-    from pipeline.index import printable
+    from pipeline.neighbours import printable
     from pipeline.report import data_uri
     from pipeline.sampling import sample as run_stage
 
@@ -284,18 +226,19 @@ def index(run: str = "quickstart", overrides: Words = []) -> dict[str, Any]:  # 
 @flow(name="neighbours", flow_run_name=run_name("neighbours"))
 def neighbours(
     run: str = "quickstart",
-    queries: Words = ["def ", "import "],  # noqa: B006
+    queries: Words = [],  # noqa: B006
     count: Annotated[int, Field(ge=1, le=100)] = 8,
 ) -> list[dict[str, Any]]:
-    """Nearest chunks in the index, as a table.
+    """Nearest chunks in the index, as a table, and as a picture if they are of pixels.
 
     Args:
         run: a name under runs, or a folder
-        queries: chunks, at most K bytes each; white space at the end counts
+        queries: chunks, white space at the end counts; of pictures, colours such as #4080c0; none: chunks of the corpus
         count: neighbours of each query
     """
-    from pipeline.index import neighbours as run_stage
-    from pipeline.index import visible
+    from pipeline.neighbours import neighbours as run_stage
+    from pipeline.neighbours import picture, visible
+    from pipeline.report import data_uri
 
     found = run_stage(RunFolder.find(run), queries, count)
     rows = [
@@ -309,6 +252,9 @@ def neighbours(
         for n in item["neighbours"]
     ]
     create_table_artifact(rows, key=key("neighbours", Path(run).name), description=f"{run}: neighbours")
+    if drawn := picture(found):
+        text = f"![queries and their neighbours, with cosines]({data_uri(drawn)})"
+        create_markdown_artifact(text, key=key("neighbours", Path(run).name, "drawn"), description=f"{run}: neighbours")
     return found
 
 

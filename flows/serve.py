@@ -80,7 +80,7 @@ def deployments(name: str, chain: bool = False) -> list[Any]:
         flow.to_deployment(
             name=name,
             tags=[flow.name],
-            description=flow.description,
+            description=(flow.description or "").split("\n\nArgs:")[0],  # the form has a text for each field
             entrypoint_type=EntrypointType.MODULE_PATH,
             triggers=[
                 DeploymentEventTrigger(

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.config import ConfigError, dump, load, presets
+from pipeline.files import write_atomically
 from pipeline.options import Options
 from pipeline.runs import RunFolder
 
@@ -156,19 +157,23 @@ def _index(arguments: argparse.Namespace, stop: Stop) -> Result:
 
 def _neighbours_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("run", metavar="RUN", help="name under runs_dir, or folder")
-    parser.add_argument("queries", nargs="+", metavar="QUERY", help="a chunk, at most K bytes")
+    parser.add_argument("queries", nargs="*", metavar="QUERY", help="a chunk, or a colour; none: some of the corpus")
     parser.add_argument("--count", type=int, default=8, help="neighbours of each query")
     parser.add_argument("--runs-dir", default="runs", help="where RUN is looked for by name")
 
 
 def _neighbours(arguments: argparse.Namespace, stop: Stop) -> Result:
-    from pipeline.index import neighbours, table
+    from pipeline.neighbours import neighbours, picture, table
 
     if arguments.count < 1:
         raise ConfigError(f"--count {arguments.count}: must be at least 1")
     queries = [os.fsencode(query) for query in arguments.queries]
-    found = neighbours(RunFolder.find(arguments.run, arguments.runs_dir), queries, arguments.count)
-    return Result(table(found), found)
+    folder = RunFolder.find(arguments.run, arguments.runs_dir)
+    found, text = neighbours(folder, queries, arguments.count), ""
+    if drawn := picture(found):
+        write_atomically(folder.path / "neighbours.png", drawn)
+        text = f"\n{folder.path / 'neighbours.png'}"
+    return Result(table(found) + text, found)
 
 
 def _profile_arguments(parser: argparse.ArgumentParser) -> None:

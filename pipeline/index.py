@@ -1,4 +1,4 @@
-"""The FAISS index of chunk embeddings, and questions to it.
+"""The FAISS index of chunk embeddings; `pipeline.neighbours` asks it.
 
 `index/` holds `chunks.faiss` (inner products of normalised embeddings: cosine), the chunk table `chunks.npz` (tokens,
 lengths, counts; row i is vector i) and `meta.json`. The file is one of FAISS's own, so other tools can open it.
@@ -7,22 +7,17 @@ lengths, counts; row i is vector i) and `meta.json`. The file is one of FAISS's 
 import hashlib
 import io
 import json
-import re
 import struct
 import zipfile
-from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from pipeline.files import write_atomically
 from pipeline.options import Options
 from pipeline.runs import RunFolder
-
-if TYPE_CHECKING:
-    from pipeline.inference import Run
 
 INDEX, TABLE, META = "chunks.faiss", "chunks.npz", "meta.json"
 _HEADER = 45
@@ -60,7 +55,7 @@ def index(options: Options) -> Indexed:
     if not len(counts):
         raise ValueError(f"no chunk of the {limits.split} split occurs {limits.min_count} times: lower index.min_count")
     blocks = np.array_split(np.arange(len(counts)), -(-len(counts) // 8192))
-    vectors = np.concatenate([_normalised(run.embed_rows(tokens[rows], lengths[rows])) for rows in blocks])
+    vectors = np.concatenate([normalised(run.embed_rows(tokens[rows], lengths[rows])) for rows in blocks])
     built = faiss.IndexFlatIP(vectors.shape[1])
     built.add(vectors)
     width = vectors.shape[1]
@@ -73,78 +68,28 @@ def index(options: Options) -> Indexed:
     for name, content in files.items():
         write_atomically(folder.path / "index" / name, content)
     digests = {name: hashlib.sha256(content).hexdigest() for name, content in files.items()}
-    folder.write_json(
-        f"index/{META}",
-        asdict(result)
-        | {"metric": "cosine", "sha256": digests, "checkpoint": run.digest, "min_count": limits.min_count},
-    )
+    meta = {"metric": "cosine", "sha256": digests, "checkpoint": run.digest, "min_count": limits.min_count}
+    folder.write_json(f"index/{META}", asdict(result) | meta | {"chunker": run.chunker.name})
     del files, built, buffer
     release_memory()
     return result
 
 
-def neighbours(
-    folder: RunFolder, queries: Sequence[str | bytes], count: int = 8, run: "Run | None" = None
-) -> list[dict[str, Any]]:
-    """The chunks whose embeddings have the highest cosine with each query's, the query itself left out.
-
-    A query is one chunk of at most K bytes. One that the corpus has is looked up without the model; the encoder embeds
-    any other.
-
-    Returns:
-        `[{"query", "neighbours": [{"text", "hex", "score", "count"}]}]`; `hex` are the exact bytes.
+def open_index(folder: RunFolder) -> tuple[Any, dict[str, np.ndarray], str]:
+    """The index, its chunk table and the kind of chunker, checked against their own meta.json before they are read.
 
     Raises:
         FileNotFoundError: the run has no index yet.
-        ValueError: a query is empty or longer than a chunk, or the index is damaged.
+        ValueError: it is damaged.
     """
-    built, table = _open(folder)
-    known = {
-        row.tobytes()[:length]: i for i, (row, length) in enumerate(zip(table["tokens"], table["lengths"], strict=True))
-    }
-    raw = [query.encode() if isinstance(query, str) else query for query in queries]
-    k = table["tokens"].shape[1]
-    for query in raw:
-        if not 1 <= len(query) <= k:
-            raise ValueError(
-                f"the query {query.decode(errors='replace')!r} has {len(query)} bytes; a chunk has 1 to {k}"
-            )
-    strange = [query for query in raw if query not in known]
-    if strange:
-        from pipeline.inference import Run
-
-        run = run or Run(folder)
-        embedded = dict(zip(strange, _normalised(run.embed(strange)), strict=True))
-    vectors = np.stack([built.reconstruct(known[q]) if q in known else embedded[q] for q in raw])
-    scores, rows = built.search(vectors, min(count + 1, built.ntotal))
-    return [
-        {"query": query.decode(errors="backslashreplace"), "neighbours": _named(table, known.get(query), s, r)[:count]}
-        for query, s, r in zip(raw, scores, rows, strict=True)
-    ]
-
-
-def _named(
-    table: dict[str, np.ndarray], itself: int | None, scores: np.ndarray, rows: np.ndarray
-) -> list[dict[str, Any]]:
-    """Rows of the chunk table, with their scores, but for the query's own."""
-    found = []
-    for score, row in zip(scores.tolist(), rows.tolist(), strict=True):
-        if row != itself:
-            chunk = table["tokens"][row].tobytes()[: table["lengths"][row]]
-            text = chunk.decode(errors="backslashreplace")
-            found.append({"text": text, "hex": chunk.hex(), "score": score, "count": int(table["counts"][row])})
-    return found
-
-
-def _open(folder: RunFolder) -> tuple[Any, dict[str, np.ndarray]]:
-    """The index and its chunk table, checked against their own meta.json before they are read."""
     import faiss
 
     place = folder.path / "index"
     if not (place / META).is_file():
         raise FileNotFoundError(f"{folder.path} has no index yet: run `haed index {folder.path}` first")
     try:
-        digests = json.loads((place / META).read_text())["sha256"]
+        meta = json.loads((place / META).read_text())
+        digests, chunker = meta["sha256"], str(meta["chunker"])
         content = {name: (place / name).read_bytes() for name in (INDEX, TABLE)}
         wrong = [name for name in content if hashlib.sha256(content[name]).hexdigest() != digests[name]]
     except (OSError, KeyError, TypeError, ValueError, RecursionError) as error:
@@ -161,7 +106,7 @@ def _open(folder: RunFolder) -> tuple[Any, dict[str, np.ndarray]]:
     shapes = {name: column.shape[:1] for name, column in table.items()}
     if any(shape != (built.ntotal,) for shape in shapes.values()) or table["tokens"].ndim != 2:
         raise ValueError(f"the index in {place} has {built.ntotal} vectors for a table of {shapes}: index it again")
-    return built, table
+    return built, table, chunker
 
 
 def _check_header(path: Path, content: bytes) -> None:
@@ -176,25 +121,6 @@ def _check_header(path: Path, content: bytes) -> None:
         raise ValueError(f"{path} is no flat index of inner products as `haed index` writes them: not read")
 
 
-def _normalised(vectors: np.ndarray) -> np.ndarray:
+def normalised(vectors: np.ndarray) -> np.ndarray:
     """Vectors (n, E) divided by their lengths."""
     return np.ascontiguousarray(vectors / np.linalg.norm(vectors, axis=1, keepdims=True).clip(1e-12), np.float32)
-
-
-def table(found: list[dict[str, Any]]) -> str:
-    """Neighbours as text, with white space made visible."""
-    lines = []
-    for item in found:
-        lines.append(f"{visible(item['query'])}")
-        lines += [f"  {n['score']:6.3f}  {n['count']:>9,}  {visible(n['text'])}" for n in item["neighbours"]]
-    return "\n".join(lines)
-
-
-def visible(text: str) -> str:
-    """A chunk with its white space and control characters made visible."""
-    return printable(text).replace(" ", "␣").replace("\n", "↵").replace("\t", "⇥").replace("\r", "␍")
-
-
-def printable(text: str) -> str:
-    """Text with control characters as escapes, all but white space; some databases and pages take no others."""
-    return re.sub(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f]", lambda found: f"\\x{ord(found[0]):02x}", text)

@@ -146,8 +146,8 @@ class Run:
         return self.model.embed(rows, ends).vector.float().cpu().numpy()
 
     def neighbours(self, *queries: str | bytes, count: int = 8) -> list[dict[str, Any]]:
-        """Nearest chunks of the corpus to each query; see `pipeline.index.neighbours`."""
-        from pipeline.index import neighbours
+        """Nearest chunks of the corpus to each query; see `pipeline.neighbours`."""
+        from pipeline.neighbours import neighbours
 
         return neighbours(self.folder, queries, count, run=self)
 

@@ -178,14 +178,14 @@ class Status:
     def line(self) -> str:
         """Step, newest metrics, rate and time left."""
         shown, done = self._shown, self.progress()
-        parts = [f"{self._phase}  step {shown['step']:,}  {done:.0%}"]
+        parts = [self._phase, f"step {shown['step']:,}", f"{done:.0%}"]
         parts += [f"{label} {shown[name]:.3f}" for name, label in SHOWN.items() if name in shown]
         if "steps_per_second" in shown:
             parts.append(f"{shown['steps_per_second']:.1f} steps/s")
         if self._began is not None and done > self._began[1]:
             left = (1 - done) * (time.monotonic() - self._began[0]) / (done - self._began[1])
             parts.append(f"{left:,.0f} s left")
-        return "  ".join(parts)
+        return " · ".join(parts)
 
 
 class Progress(Status):

@@ -8,6 +8,8 @@ from pydantic import Field
 from data.options import ChunkerOptions, LoaderOptions, ShardOptions, SourceOptions
 from haed.options import IEMOptions, ModelOptions
 
+Phase = Literal["pretrain", "finetune", "train"]
+
 
 @dataclass(kw_only=True)
 class BatchOptions:
@@ -126,7 +128,7 @@ class EvaluateOptions:
         int | None, Field(ge=1, description="chunks newly scored by each window; null: half of its context")
     ] = None
     stage: Annotated[
-        Literal["pretrain", "finetune", "train"] | None,
+        Phase | None,
         Field(
             description="whose checkpoint is evaluated, sampled from and indexed; null: finetune's, else train's, else "
             "pretrain's"

@@ -157,3 +157,17 @@ def yardsticks(evaluation: dict[str, Any], name: str) -> bytes:
     axes.tick_params(labelsize=8)
     axes.spines[["top", "right"]].set_visible(False)
     return _png(figure)
+
+
+def strips(rows: list[list[tuple[bytes, str]]]) -> bytes:
+    """Rows of chunks of RGB pixels, each drawn as a strip over its caption."""
+    columns = max(len(row) for row in rows)
+    figure = Figure(figsize=(1.25 * columns, 0.62 * len(rows) + 0.1))
+    for y, row in enumerate(rows):
+        for x, (chunk, caption) in enumerate(row):
+            axes = figure.add_subplot(len(rows), columns, y * columns + x + 1)
+            axes.imshow(np.frombuffer(chunk, np.uint8).reshape(1, -1, 3), interpolation="nearest", aspect="auto")
+            axes.set_axis_off()
+            axes.set_title(caption, fontsize=7, y=-0.45)
+    figure.tight_layout(pad=0.5)
+    return _png(figure)

@@ -13,8 +13,8 @@ from typing import Any
 from pydantic import TypeAdapter, ValidationError
 
 from pipeline.files import read_json, write_atomically
-from pipeline.index import neighbours, printable, visible
 from pipeline.metrics import read
+from pipeline.neighbours import neighbours, picture, printable, visible
 from pipeline.options import Options
 from pipeline.runs import RunFolder
 
@@ -57,8 +57,8 @@ def report(options: Options) -> Path:
 def inline_markdown(folder: RunFolder) -> str:
     """report.md with its pictures inside, for places that have no folder beside them."""
     text = (folder.path / "report.md").read_text(encoding="utf-8")
-    for picture in folder.path.glob("*.png"):
-        text = text.replace(f"]({picture.name})", f"]({data_uri(picture.read_bytes())})")
+    for path in folder.path.glob("*.png"):
+        text = text.replace(f"]({path.name})", f"]({data_uri(path.read_bytes())})")
     return text
 
 
@@ -81,13 +81,17 @@ def _gather(folder: RunFolder, options: Options) -> dict[str, Any]:
         pictures["corpus.png"] = plots.corpus(statistics)
     if (folder.path / "samples.png").is_file():
         pictures["samples.png"] = (folder.path / "samples.png").read_bytes()
-    indexed = (folder.path / "index" / "meta.json").is_file()
+    near = []
+    if (folder.path / "index" / "meta.json").is_file():
+        near = neighbours(folder, options.index.queries, options.index.neighbours, strict=False)
+    if near and (drawn := picture(near)):
+        pictures["neighbours.png"], near = drawn, []
     return {
         "name": options.name,
         "phases": phases,
         "evaluation": evaluation,
         "pictures": pictures,
-        "neighbours": neighbours(folder, options.index.queries, options.index.neighbours) if indexed else [],
+        "neighbours": near,
         "samples": _samples(folder.path / "samples.json"),
         "environment": read_json(folder.path / "environment.json"),
         "configuration": (folder.path / "config.yaml").read_text(encoding="utf-8"),
@@ -145,9 +149,10 @@ def _html(found: dict[str, Any]) -> str:
         )
     captions = {"yardsticks.png": "", "curves.png": "<h2>Training</h2>", "corpus.png": "<h2>The training split</h2>"}
     captions["samples.png"] = "<h2>Held-out pictures, their lower halves completed</h2>"
-    for picture, caption in captions.items():
-        if picture in found["pictures"]:
-            parts.append(f"{caption}<img alt='{picture}' src='{data_uri(found['pictures'][picture])}'>")
+    captions["neighbours.png"] = "<h2>Neighbours of chunks, by cosine of their embeddings</h2>"
+    for name, caption in captions.items():
+        if name in found["pictures"]:
+            parts.append(f"{caption}<img alt='{name}' src='{data_uri(found['pictures'][name])}'>")
     if found["neighbours"]:
         parts.append("<h2>Neighbours of chunks, by cosine of their embeddings</h2><div class=grid>")
         for item in found["neighbours"]:

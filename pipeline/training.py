@@ -6,7 +6,7 @@ import math
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import torch
@@ -23,7 +23,7 @@ from pipeline.config import differences
 from pipeline.device import Compute, compute, release_memory
 from pipeline.launcher import joined, launch, started_by_torchrun
 from pipeline.metrics import Listener, Metrics, Progress
-from pipeline.options import FinetuneOptions, Options, PhaseOptions
+from pipeline.options import FinetuneOptions, Options, Phase, PhaseOptions
 from pipeline.runs import RunFolder
 from pipeline.sharding import open_shards
 from pipeline.trainer import Stop, Trainer
@@ -31,7 +31,6 @@ from pipeline.validation import Validation
 from pipeline.windows import grid
 
 log = logging.getLogger(__name__)
-Phase = Literal["pretrain", "finetune", "train"]
 
 
 @dataclass

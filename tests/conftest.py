@@ -75,3 +75,26 @@ def options(tiny: list[str]) -> Options:
 @pytest.fixture
 def chance() -> random.Random:
     return random.Random(0)
+
+
+@pytest.fixture
+def pictures(tiny: list[str], tmp_path: Path) -> Options:
+    """A model of 4×4 pictures, a row a chunk, each row lighter than the one above."""
+    import numpy as np
+
+    from pipeline.config import load
+    from pipeline.sharding import shard
+    from pipeline.training import train
+
+    raster = np.empty((60, 3, 4, 4), np.uint8)
+    raster[:] = np.array([0, 60, 120, 180])[:, None]
+    for split in ("train", "val"):
+        np.savez(tmp_path / f"{split}_data.npz", data=raster.reshape(60, -1), labels=np.zeros(60, np.int64))
+    chosen = ["source.kind=images", f"source.path={tmp_path}", "source.pattern=*.npz", "chunker.kind=pixels"]
+    made = load(
+        "quickstart", [*tiny, *chosen, "chunker.k=12", "name=pictures", "train.steps=120", "validation.times=0"]
+    )
+    made.optimizer.learning_rate = made.optimizer.main_learning_rate = 0.02
+    shard(made)
+    train(made)
+    return made

@@ -7,12 +7,10 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from pipeline.config import load
 from pipeline.inference import open_run
 from pipeline.options import Options
 from pipeline.report import report
 from pipeline.sampling import sample
-from pipeline.sharding import shard
 from pipeline.training import train
 
 
@@ -23,23 +21,6 @@ def test_the_same_seed_gives_the_same_text(options: Options) -> None:
     assert one == two and [item.prompt for item in one] == ["def ", "def ", "", ""]
     options.sample.seed = 1
     assert sample(options, samples=2) != one
-
-
-@pytest.fixture
-def pictures(tiny: list[str], tmp_path: Path) -> Options:
-    """A model of 4×4 pictures, a row a chunk, each row lighter than the one above."""
-    raster = np.empty((60, 3, 4, 4), np.uint8)
-    raster[:] = np.array([0, 60, 120, 180])[:, None]
-    for split in ("train", "val"):
-        np.savez(tmp_path / f"{split}_data.npz", data=raster.reshape(60, -1), labels=np.zeros(60, np.int64))
-    chosen = ["source.kind=images", f"source.path={tmp_path}", "source.pattern=*.npz", "chunker.kind=pixels"]
-    made = load(
-        "quickstart", [*tiny, *chosen, "chunker.k=12", "name=pictures", "train.steps=120", "validation.times=0"]
-    )
-    made.optimizer.learning_rate = made.optimizer.main_learning_rate = 0.02
-    shard(made)
-    train(made)
-    return made
 
 
 def test_lower_halves_of_pictures(pictures: Options) -> None:
