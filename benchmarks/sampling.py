@@ -36,7 +36,7 @@ def flat(wanted: int, context: int) -> nn.Module:
         return TransformerWrapper(num_tokens=256, max_seq_len=context, attn_layers=layers, use_abs_pos_emb=False)
 
     with torch.device("meta"):
-        width = min(range(64, 2049, 64), key=lambda dim: abs(parameters(make(dim)) - wanted))
+        width = min(range(64, 2049, 16), key=lambda dim: abs(parameters(make(dim)) - wanted))
     return AutoregressiveWrapper(make(width)).eval()
 
 

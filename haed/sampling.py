@@ -40,9 +40,12 @@ class Draw:
         logits = logits / self.temperature
         if self.top_k:
             logits[logits < logits.topk(min(self.top_k, logits.shape[-1])).values[:, -1:]] = -torch.inf
-        probabilities, order = logits.softmax(-1).sort(-1, descending=True)
-        probabilities[probabilities.cumsum(-1) - probabilities >= self.top_p] = 0  # the likeliest always stays
-        return order.gather(1, torch.multinomial(probabilities, 1, generator=self.generator)).squeeze(1)
+        probabilities = logits.softmax(-1)
+        if self.top_p < 1:
+            ranked, order = probabilities.sort(-1, descending=True)
+            rest = ranked.cumsum(-1) - ranked >= self.top_p  # the likeliest always stays
+            probabilities.scatter_(1, order, ranked.masked_fill(rest, 0))
+        return torch.multinomial(probabilities, 1, generator=self.generator).squeeze(1)
 
 
 class Sampler:
