@@ -1,6 +1,6 @@
 """Kills training with SIGKILL at random moments, resumes it, and compares with a run that was left alone.
 
-    python benchmarks/torture.py [--kills 50] [--stages pretrain finetune train] [--cases lstm transformer workers ranks]
+    python benchmarks/torture.py [--kills 50] [--stages pretrain finetune train] [--cases lstm transformer workers ranks first]
 
 A case is a small model on some of the Python standard library's files, 400 steps a stage, saved every 5 steps and
 validated 8 times, so that kills meet set-up, steps, saves and evaluations. The whole group of processes is killed at a
@@ -42,6 +42,7 @@ CASES = {
     "transformer": ["model.decoder.kind=transformer"],
     "workers": ["loader.workers=2"],
     "ranks": ["launcher.processes=2"],
+    "first": ["launcher.processes=2", "finetune.trains=decoder_first", "finetune.decoder_steps=200"],
 }
 STAGES = ("pretrain", "finetune", "train")
 TIMED = ("seconds", "steps_per_second", "chunks_per_second")
