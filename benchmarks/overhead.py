@@ -1,0 +1,175 @@
+"""What Prefect costs: until the UI answers, until a training's first step, over a training, and over `haed run`.
+
+    python benchmarks/overhead.py [--parts serve run training] [--repeats 3] [--steps 3000]
+
+`serve`: `haed serve` from nothing, and again, to the moment when every flow can be triggered; then from the click on a
+training to its first step. `run`: `haed run` without a server, the first time and with a database, beside the same stages
+called by one Python process; they take turns. `training`: the preset wikitext2 on one thread for so many steps, as a flow and
+as a bare stage at the same time, each on a core of its own (the flow's carries server and runner as well); cores are swapped
+after each repeat. Its time is from the click, or the start of the process, to the end.
+"""
+
+import argparse
+import os
+import shutil
+import statistics
+import subprocess
+import sys
+import sysconfig
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path[0] = str(ROOT)  # else `data` would be the script beside this one
+
+from pipeline.metrics import read
+from tests.flows.api import until
+from tests.flows.conftest import Served
+
+STAGES = """
+import sys
+from pipeline import config, training
+from pipeline.evaluate import evaluate
+from pipeline.index import index
+from pipeline.report import report
+from pipeline.sampling import sample
+from pipeline.sharding import shard
+options = config.load("quickstart", sys.argv[1:])
+for stage in (shard, training.pretrain, training.finetune, evaluate, index, sample, report):
+    stage(options)
+"""
+SHORT = ["pretrain.seconds=null", "finetune.seconds=null", "pretrain.steps=20", "finetune.steps=20", "source.kind=text"]
+
+
+def text(folder: Path) -> list[str]:
+    """A small source in a folder, and its options."""
+    (folder / "text").mkdir(exist_ok=True)
+    library = Path(sysconfig.get_paths()["stdlib"])
+    for split, name in (("train", "argparse.py"), ("valid", "heapq.py"), ("test", "queue.py")):
+        shutil.copy(library / name, folder / "text" / f"{split}-{name}")
+    return [f"source.path={folder / 'text'}"]
+
+
+def ended(command: list[str], folder: Path) -> float:
+    """Seconds that a command takes."""
+    clean = {name: value for name, value in os.environ.items() if not name.startswith("PREFECT")}
+    began = time.monotonic()
+    subprocess.run(command, cwd=folder, env=clean | {"PYTHONPATH": str(ROOT)}, check=True, capture_output=True)
+    return time.monotonic() - began
+
+
+def timed(action: Callable[[], object]) -> float:
+    began = time.monotonic()
+    action()
+    return time.monotonic() - began
+
+
+def serve(folder: Path, repeats: int) -> None:
+    first, later, clicks = [], [], []
+    for repeat in range(repeats):
+        place = folder / f"serve-{repeat}"
+        place.mkdir()
+        served = Served(place)
+        first.append(timed(served.start))
+        served.stop()
+        later.append(timed(served.start))
+        overrides = [*text(place), *SHORT, "name=clicked"]
+        run = served.trigger("shard", {"overrides": overrides})
+        until(60, lambda served=served, run=run: served.state(run) == "COMPLETED")
+        metrics = place / "runs" / "clicked" / "pretrain" / "metrics.jsonl"
+
+        def click(served: Served = served, overrides: list[str] = overrides, metrics: Path = metrics) -> None:
+            served.trigger("pretrain", {"overrides": overrides})
+            while not read(metrics):
+                time.sleep(0.05)
+
+        clicks.append(timed(click))
+        served.stop()
+    for name, found in (("serve, from nothing", first), ("serve, again", later), ("click to first step", clicks)):
+        print(f"{name:20} {statistics.median(found):5.1f} s ({min(found):.1f} to {max(found):.1f})", flush=True)
+
+
+def run(folder: Path, repeats: int) -> None:
+    first, later = [], []
+    for repeat in range(repeats):
+        place = folder / f"run-{repeat}"
+        place.mkdir()
+        chosen = [*text(place), *SHORT]
+        program = [sys.executable, "-m", "flows.cli", "run", "--config", "quickstart", *chosen]
+        bare = [sys.executable, "-c", STAGES, *chosen]
+        seconds = {}
+        for name, command in (("first", program), ("one", bare), ("again", program), ("two", bare)):
+            seconds[name] = ended([*command, f"name={name}", f"shards_dir=shards-{name}"], place)
+        first.append(seconds["first"] - seconds["one"])
+        later.append(seconds["again"] - seconds["two"])
+    for name, found in (("haed run, first", first), ("haed run, again", later)):
+        print(
+            f"{name:20} {statistics.median(found):5.1f} s more than its stages ({min(found):.1f} to {max(found):.1f})"
+        )
+
+
+def training(folder: Path, repeats: int, steps: int) -> None:
+    settings = ["source.kind=stdlib", f"shards_dir={folder / 'shards'}", "threads=1"]
+    settings += ["pretrain.seconds=null", f"pretrain.steps={steps}"]
+    stage = [sys.executable, "-m", "pipeline", "{}", "--config", "wikitext2", *settings]
+    ended([word.format("shard") for word in stage], folder)
+    for repeat in range(repeats):
+        cores = sorted(os.sched_getaffinity(0))[:2]
+        mine, other = cores if repeat % 2 == 0 else cores[::-1]
+        os.sched_setaffinity(0, {mine})  # which the server, the runner and the flow inherit
+        served = Served(folder)
+        served.start()
+        seconds = {}
+        bare = subprocess.Popen(
+            ["taskset", "-c", str(other), *(word.format("pretrain") for word in stage), f"name=bare-{repeat}"],
+            cwd=folder,
+            env=os.environ | {"PYTHONPATH": str(ROOT)},
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+        )
+        began = time.monotonic()
+        run = served.trigger("pretrain", {"preset": "wikitext2", "overrides": [*settings, f"name=flow-{repeat}"]})
+        while len(seconds) < 2:
+            if "bare" not in seconds and bare.poll() is not None:
+                seconds["bare"] = time.monotonic() - began
+            if "flow" not in seconds and served.state(run) not in ("SCHEDULED", "PENDING", "RUNNING"):
+                assert served.state(run) == "COMPLETED", served.state(run)
+                seconds["flow"] = time.monotonic() - began
+            time.sleep(1)
+        served.stop()
+        os.sched_setaffinity(0, set(cores))
+        own = {
+            name: read(folder / "runs" / f"{name}-{repeat}" / "pretrain" / "metrics.jsonl")[-1]["seconds"]
+            for name in ("bare", "flow")
+        }
+        print(
+            f"training {steps} steps: bare {seconds['bare']:.1f} s, flow {seconds['flow']:.1f} s: "
+            f"{seconds['flow'] / seconds['bare'] - 1:+.2%}; in steps alone {own['bare']:.1f} and {own['flow']:.1f} s: "
+            f"{own['flow'] / own['bare'] - 1:+.2%}",
+            flush=True,
+        )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument(
+        "--parts", nargs="+", choices=("serve", "run", "training"), default=["serve", "run", "training"]
+    )
+    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--steps", type=int, default=3000)
+    arguments = parser.parse_args()
+    os.chdir(ROOT)
+    with tempfile.TemporaryDirectory() as place:
+        folder = Path(place)
+        if "serve" in arguments.parts:
+            serve(folder, arguments.repeats)
+        if "run" in arguments.parts:
+            run(folder, arguments.repeats)
+        if "training" in arguments.parts:
+            training(folder, arguments.repeats, arguments.steps)
+
+
+if __name__ == "__main__":
+    main()
