@@ -14,7 +14,7 @@ from pipeline.options import PhaseOptions
 
 log = logging.getLogger(__name__)
 Listener = Callable[[dict[str, Any]], None]
-SHOWN = {"loss": "loss", "iem": "IEM", "bits_per_token": "bits/token", "validation/bits_per_token": "validation"}
+SHOWN = ("loss", "iem", "bits_per_token", "validation/bits_per_token", "steps_per_second")
 TERMINAL_SECONDS, QUIET_SECONDS = 0.5, 10.0
 
 
@@ -179,9 +179,7 @@ class Status:
         """Step, newest metrics, rate and time left."""
         shown, done = self._shown, self.progress()
         parts = [self._phase, f"step {shown['step']:,}", f"{done:.0%}"]
-        parts += [f"{label} {shown[name]:.3f}" for name, label in SHOWN.items() if name in shown]
-        if "steps_per_second" in shown:
-            parts.append(f"{shown['steps_per_second']:.1f} steps/s")
+        parts += [f"{name} {shown[name]:.3f}" for name in SHOWN if name in shown]
         if self._began is not None and done > self._began[1]:
             left = (1 - done) * (time.monotonic() - self._began[0]) / (done - self._began[1])
             parts.append(f"{left:,.0f} s left")
