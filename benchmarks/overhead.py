@@ -41,6 +41,7 @@ for stage in (shard, training.pretrain, training.finetune, evaluate, index, samp
     stage(options)
 """
 SHORT = ["pretrain.seconds=null", "finetune.seconds=null", "pretrain.steps=20", "finetune.steps=20", "source.kind=text"]
+SHORT += ["validation.times=0", "batch.sequences=1"]
 
 
 def text(folder: Path) -> list[str]:

@@ -5,6 +5,7 @@ import logging
 import os
 import signal
 import sys
+from typing import Any
 
 from flows.environment import prepare
 from pipeline.cli import Command, Result, Stop, options_of, settings
@@ -21,11 +22,15 @@ def _run(arguments: argparse.Namespace, stop: Stop) -> Result:
 
     check_source(options)
     prepare()
-    from prefect.exceptions import TerminationSignal
-    from prefect.settings import PREFECT_FLOWS_HEARTBEAT_FREQUENCY, temporary_settings
+    from prefect.settings import PREFECT_API_URL, PREFECT_FLOWS_HEARTBEAT_FREQUENCY, PREFECT_UI_URL, temporary_settings
 
-    from flows.flows import everything
-    from flows.local_server import start_local_server
+    from flows.server import start_temporary_server
+
+    answering = None if PREFECT_API_URL.value() else start_temporary_server()
+    from prefect.exceptions import TerminationSignal
+
+    from flows.flows import everything  # loads for seconds, in which the server starts
+    from pipeline import evaluate, index, report, sampling, training  # noqa: F401
 
     if not arguments.debug:
         _drop_tracebacks()
@@ -34,8 +39,10 @@ def _run(arguments: argparse.Namespace, stop: Stop) -> Result:
     preset = arguments.config
     if named:
         preset = str(RunFolder.find(named[0], options.runs_dir).path / "config.yaml")
-    with temporary_settings({PREFECT_FLOWS_HEARTBEAT_FREQUENCY: None}):  # its thread adds a second to every flow
-        start_local_server()
+    known: dict[Any, Any] = {PREFECT_FLOWS_HEARTBEAT_FREQUENCY: None}  # its thread adds a second to every flow
+    if answering is not None:
+        known |= {PREFECT_API_URL: answering(), PREFECT_UI_URL: ""}
+    with temporary_settings(known):
         try:
             found = everything(preset, overrides=overrides)
         except TerminationSignal:

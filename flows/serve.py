@@ -4,22 +4,15 @@ import fcntl
 import logging
 import os
 import socket
-import subprocess
 import sys
-import threading
-import time
-import urllib.error
-import urllib.request
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
-from pipeline.launcher import die_with_parent
+from flows.server import child, lasting_server
 
 log = logging.getLogger(__name__)
-START_SECONDS = 120
-_PATIENCE = 15
 LOCAL = "local"
 
 
@@ -50,7 +43,7 @@ def serve(
             address = f"http://{'127.0.0.1' if host == '0.0.0.0' else host}:{port}"
             os.environ["PREFECT_API_URL"] = f"{address}/api"
             os.environ.setdefault("PREFECT_UI_URL", f"{address}/v2")
-            held.enter_context(_server(address, host, port))
+            held.enter_context(lasting_server(address, host, port))
         else:
             if not os.environ.get("PREFECT_API_URL"):
                 raise RuntimeError("--no-server needs the address of a server: set PREFECT_API_URL")
@@ -168,71 +161,6 @@ def _mark_stale(deployment: str) -> None:
         print(f"marked as crashed: {', '.join(run.name for run in found)}; Retry goes on from their checkpoints")
 
 
-def _answers(address: str) -> bool:
-    try:
-        with urllib.request.urlopen(f"{address}/api/health", timeout=5) as answer:
-            return bool(answer.status == 200)
-    except (urllib.error.URLError, OSError):
-        return False
-
-
-@contextmanager
-def _child(command: list[str]) -> Iterator["subprocess.Popen[bytes]"]:
-    """A quiet process in a session of its own, which ends with us, however that comes."""
-    process = subprocess.Popen(
-        command,
-        start_new_session=True,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-        preexec_fn=die_with_parent,
-    )
-    try:
-        yield process
-    finally:
-        process.terminate()
-        try:
-            process.wait(10)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
-
-
-@contextmanager
-def _server(address: str, host: str, port: int) -> Iterator[None]:
-    """A server that is started again if it dies; or the one that answers there already."""
-    if _answers(address):
-        yield
-        return
-    command = [sys.executable, "-m", "prefect", "server", "start", "--host", host, "--port", str(port)]
-    ended = threading.Event()
-    with ExitStack() as first:
-        process = first.enter_context(_child(command))
-        until = time.monotonic() + START_SECONDS
-        while not _answers(address):
-            if process.poll() is not None or time.monotonic() > until:
-                raise RuntimeError(f"the Prefect server did not start on {address}: is the port taken? try --port")
-            time.sleep(0.2)
-        watch = threading.Thread(target=_keep_up, args=(process, command, ended), daemon=True)
-        watch.start()
-        try:
-            yield
-        finally:
-            ended.set()
-            watch.join(_PATIENCE)
-
-
-def _keep_up(process: "subprocess.Popen[bytes]", command: list[str], ended: threading.Event) -> None:
-    """Starts the server again when it has died; die_with_parent goes by this thread, which lives as long as we."""
-    while not ended.wait(1):
-        if process.poll() is None:
-            continue
-        log.warning("the Prefect server ended with status %s: starting it again", process.returncode)
-        with _child(command) as again:
-            while again.poll() is None and not ended.wait(1):
-                pass
-            process = again
-
-
 @contextmanager
 def _tensorboard(port: int) -> Iterator[str | None]:
     """TensorBoard on `runs/`, on this machine alone; its address."""
@@ -243,5 +171,5 @@ def _tensorboard(port: int) -> Iterator[str | None]:
             yield None
             return
     command = [sys.executable, "-m", "tensorboard.main", "--logdir", "runs", "--host", "127.0.0.1", "--port", str(port)]
-    with _child(command):
+    with child(command):
         yield f"http://127.0.0.1:{port}"

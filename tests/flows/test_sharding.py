@@ -14,17 +14,18 @@ from flows.environment import prepare
 prepare()
 from prefect.client.orchestration import get_client
 from flows.flows import shard
-from flows.local_server import start_local_server
+from prefect.settings import PREFECT_API_URL, temporary_settings
+from flows.server import start_temporary_server
 
 if __name__ == "__main__":
-    start_local_server()
     base = sys.argv[1:]
     made = {}
-    for name, more in (("pool", []), ("dask", ["launcher.dask=local"])):
-        found = shard("quickstart", overrides=[*base, f"shards_dir={name}", *more])
-        made[name] = found["folder"]
-    with get_client(sync_client=True) as client:
-        made["tasks"] = sorted(f"{run.name} {run.state_name}" for run in client.read_task_runs())
+    with temporary_settings({PREFECT_API_URL: start_temporary_server()()}):
+        for name, more in (("pool", []), ("dask", ["launcher.dask=local"])):
+            found = shard("quickstart", overrides=[*base, f"shards_dir={name}", *more])
+            made[name] = found["folder"]
+        with get_client(sync_client=True) as client:
+            made["tasks"] = sorted(f"{run.name} {run.state_name}" for run in client.read_task_runs())
     print(json.dumps(made))
 """
 
