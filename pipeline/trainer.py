@@ -13,7 +13,6 @@ import math
 import time
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
-from dataclasses import asdict
 from typing import Any
 
 import numpy as np
@@ -25,12 +24,13 @@ from data.loader import Batch, Loader
 from haed.candidates import Prepared
 from haed.flops import flops_of_step
 from haed.objective import Losses, Objective
-from pipeline.checkpoints import AVERAGE, MODEL, TRAINING, Checkpoint, Checkpoints
+from pipeline.checkpoints import Checkpoints
 from pipeline.device import Compute
 from pipeline.learning import Average, make_optimizer, rate
 from pipeline.metrics import Metrics, Position
 from pipeline.mining import Miner
 from pipeline.options import Options, PhaseOptions
+from pipeline.resuming import capture
 from pipeline.validation import Validation
 
 log = logging.getLogger(__name__)
@@ -99,7 +99,7 @@ class Trainer:
         self.metrics: Metrics | None = None
         self.validated = self.stale = 0  # validations so far, and those since the best one
         self.best = math.inf
-        self._saved_at = Position()
+        self.saved_at = Position()
 
     def fit(self, metrics: Metrics | None) -> Position:
         """Trains until a limit of the phase is reached; metrics are the first rank's.
@@ -133,7 +133,7 @@ class Trainer:
             self._validate()
             if self._save_is_due():
                 self._save()
-        if self._saved_at.step != self.position.step:
+        if self.saved_at.step != self.position.step:
             self._save()
         self.checkpoints.wait()
         return self.position
@@ -282,7 +282,7 @@ class Trainer:
         self._save(improved)
 
     def _save_is_due(self) -> bool:
-        limits, last = self.options.checkpoint, self._saved_at
+        limits, last = self.options.checkpoint, self.saved_at
         steps, seconds = self.position.step - last.step, self.position.seconds - last.seconds
         return bool(
             (limits.every_steps and steps >= limits.every_steps)
@@ -294,10 +294,11 @@ class Trainer:
 
         What cannot be written does not end the training; `fit` raises if it was the last checkpoint.
         """
-        self._saved_at = Position(**vars(self.position))
+        self.saved_at = Position(**vars(self.position))
         weights = torch.stack([parameter.detach().abs().max() for parameter in self.objective.parameters()]).max()
         self._check({name: float(value) for name, value in self.sums.items()} | {"weights": float(weights)})
-        sums = self.ranks.gather(torch.tensor([[float(value) for value in self.sums.values()]], dtype=torch.float64))
+        mine = [*(float(value) for value in self.sums.values()), float(self.loader.skipped)]
+        sums = self.ranks.gather(torch.tensor([mine], dtype=torch.float64))
         if not self.ranks.first:
             return
         try:
@@ -310,66 +311,7 @@ class Trainer:
         except OSError as error:  # a checkpoint must not be ahead of the metrics
             log.warning("no checkpoint of step %d, its metrics could not be written: %s", self.position.step, error)
             return
-        candidates, model = self.objective.candidates, self.objective.model
-        training = {f"candidates/{k}": v for k, v in candidates.state_dict().items()} if candidates else {}
-        names: dict[Tensor, str] = {parameter: name for name, parameter in model.named_parameters()}
-        for parameter, moments in self.optimizer.state.items():
-            training |= {f"optimizer/{names[parameter]}/{key}": value for key, value in moments.items()}
-        training |= {f"miner/{name}": value for name, value in (self.miner.state_dict() if self.miner else {}).items()}
-        training["random/torch"] = torch.get_rng_state()
-        files = {MODEL: model.state_dict(), TRAINING: training}
-        if self.average is not None:
-            files[AVERAGE] = self.average.weights
-        state = {
-            "identity": self.identity,
-            "options": asdict(self.options),
-            "threads": torch.get_num_threads(),
-            "phase": {name: value for name, value in vars(self.position).items() if name != "step"},
-            "loader": self.loader.state_dict(),
-            "negatives": self.negatives.state_dict() if self.negatives is not None else None,
-            "sums": [dict(zip(self.sums, rank[0].tolist(), strict=True)) for rank in sums],
-            "validated": self.validated,
-            "stale": self.stale,
-            "best": self.best if math.isfinite(self.best) else None,
-        }
-        self.checkpoints.save(self.position.step, files, state, best)
-
-    def restore(self, checkpoint: Checkpoint) -> None:
-        """Continues exactly where a checkpoint was written."""
-        state = checkpoint.state
-        self.restore_learning(checkpoint)
-        self.position = Position(state["step"], **state["phase"])
-        self.loader.load_state_dict(state["loader"])
-        if self.negatives is not None and state["negatives"] is not None:
-            self.negatives.load_state_dict(state["negatives"])
-        self.sums = dict(state["sums"][self.ranks.rank if self.ranks.size == len(state["sums"]) else 0])
-        self.validated, self.stale = state["validated"], state["stale"]
-        self.best = math.inf if state["best"] is None else state["best"]
-        if self.average is not None and checkpoint.average is not None:
-            self.average.load(checkpoint.average)
-        torch.set_rng_state(checkpoint.training["random/torch"])
-        self._saved_at = Position(**vars(self.position))
-
-    def restore_learning(self, checkpoint: Checkpoint) -> None:
-        """Takes over what a checkpoint learned: weights, the optimizer's moments, the counts of chunks."""
-        model = self.objective.model
-        model.load_state_dict(checkpoint.model)
-        if self.average is not None:
-            self.average.load(checkpoint.model)
-        training = checkpoint.training
-        for prefix, part in (("candidates/", self.objective.candidates), ("miner/", self.miner)):
-            found = {name.removeprefix(prefix): x for name, x in training.items() if name.startswith(prefix)}
-            if found and part is not None:
-                part.load_state_dict(found)
-        for name, parameter in model.named_parameters():
-            keys = ("step", "exp_avg", "exp_avg_sq")
-            moments = {key: training.get(f"optimizer/{name}/{key}") for key in keys}
-            if moments["step"] is not None and parameter.requires_grad:
-                self.optimizer.state[parameter] = {
-                    key: x.clone() if key == "step" else x.to(parameter.device, parameter.dtype, copy=True)
-                    for key, x in moments.items()
-                    if x is not None
-                }
+        self.checkpoints.save(self.position.step, *capture(self, [rank[0].tolist() for rank in sums]), best)
 
 
 def _seed(*parts: int) -> int:

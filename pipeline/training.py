@@ -24,6 +24,7 @@ from pipeline.device import Compute, compute, release_memory
 from pipeline.launcher import joined, launch, started_by_torchrun
 from pipeline.metrics import Listener, Metrics, Progress
 from pipeline.options import FinetuneOptions, Options, Phase, PhaseOptions
+from pipeline.resuming import restore, restore_learning
 from pipeline.runs import RunFolder
 from pipeline.sharding import open_shards
 from pipeline.trainer import Stop, Trainer
@@ -100,14 +101,14 @@ def _run_phase(phase: Phase, options: Options, ranks: Ranks, stop: Stop, listene
         newest = checkpoints.newest()
         if newest is not None:
             _check_identity(newest, trainer.identity)
-            trainer.restore(newest)
+            restore(trainer, newest)
             if ranks.first:
                 checkpoints.point("latest", newest.path)  # a kill, or damage, may have left it behind
             log.info("%s goes on from step %d", phase, trainer.position.step)
             _say_what_changed(newest.state, options)
         elif first is not None:
             _check_identity(first, trainer.identity)
-            trainer.restore_learning(first)
+            restore_learning(trainer, first)
             log.info("finetune starts from %s", first.path)
         resumed = trainer.position.step
         progress, metrics = Progress(phase, limits), None
