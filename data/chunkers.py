@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from data.options import CHUNKERS, ChunkerOptions
+from data.options import CHUNKERS, LARGEST_CHUNK, ChunkerOptions
 from data.sources import load
 
 ONE = np.zeros(1, np.int64)
@@ -159,9 +159,9 @@ def make_chunker(options: ChunkerOptions, fitted: dict[str, Any] | None = None) 
         ValueError: there is no chunker of that name, or it is not of our kind.
     """
     made = chunker_class(options.kind)(options, fitted)
-    if not 1 <= made.k <= 255 or not 2 <= made.vocabulary <= 256:
+    if not 1 <= made.k <= LARGEST_CHUNK or not 2 <= made.vocabulary <= 256:
         raise ValueError(
-            f"chunker {options.kind!r}: k={made.k} and vocabulary={made.vocabulary} must be at most 255 and 256"
+            f"chunker {options.kind!r}: k={made.k} and vocabulary={made.vocabulary} must be at most {LARGEST_CHUNK} and 256"
         )
     return made
 

@@ -13,13 +13,12 @@ import numpy as np
 from pydantic import TypeAdapter, ValidationError
 
 from data.chunkers import Chunker, make_chunker
-from data.options import ChunkerOptions, LoaderOptions, SourceOptions
+from data.options import LARGEST_CHUNK, ChunkerOptions, LoaderOptions, SourceOptions
 from data.shards import Damaged, Sample, Shard, read_shard
 from data.sources import make_source
 from data.storage import Remote, is_remote
 
 MANIFEST = "manifest.json"
-LARGEST_CHUNK = 255
 
 
 @dataclass

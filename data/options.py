@@ -8,6 +8,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, Field
 
+LARGEST_CHUNK = 255  # tokens: lengths are bytes
 SOURCES = {
     "stdlib": "data.text:StdlibSource",
     "text": "data.text:TextSource",
@@ -107,9 +108,10 @@ class ChunkerOptions:
         ),
         AfterValidator(known(CHUNKERS, "haed.chunkers")),
     ] = "words"
-    k: Annotated[int, Field(ge=1, le=255, description="tokens per chunk at most (paper: 12)")] = 12
+    k: Annotated[int, Field(ge=1, le=LARGEST_CHUNK, description="tokens per chunk at most (paper: 12)")] = 12
     mean_length: Annotated[
-        float, Field(ge=1, le=255, description="entropy: tokens per chunk to aim at; the threshold follows from it")
+        float,
+        Field(ge=1, le=LARGEST_CHUNK, description="entropy: tokens per chunk to aim at; the threshold follows from it"),
     ] = 5.0
 
 

@@ -13,6 +13,7 @@ from typing import Annotated, Any
 from prefect import flow
 from prefect.artifacts import create_markdown_artifact, create_table_artifact
 from prefect.events import emit_event
+from prefect.runtime import flow_run
 from pydantic import Field
 
 from data.options import ChunkerOptions, ShardOptions, SourceOptions
@@ -36,7 +37,7 @@ from pipeline.options import (
     TrainOptions,
     ValidationOptions,
 )
-from pipeline.runs import RunFolder
+from pipeline.runs import FLOW_RUN, RunFolder
 
 Words = list[str]
 Seconds = Annotated[float, Field(ge=0)]
@@ -95,6 +96,7 @@ def _train(phase: Phase, preset: str, given: Words) -> dict[str, Any]:
     from pipeline.training import run_phase
 
     options = config.load(preset, given)
+    os.environ[FLOW_RUN] = str(flow_run.name)
     with stopping() as stop, Live(options.name, phase, getattr(options, phase)) as live:
         found = asdict(run_phase(phase, options, stop, live))
     _show_report(options)

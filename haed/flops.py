@@ -15,7 +15,7 @@ def flops_of_step(model: HAED, batch: Prepared, ranks: int = 1) -> float:
 
     Matrices of the encoder see the distinct chunks, those of the main model every place of every window, the context's of
     the decoder the decoded chunks, and the decoder's others the decisions; an LSTM's recurrence begins at a chunk's second,
-    and its tokens go through their matrix once each. Attention within chunks does not count.
+    and its tokens go through their matrix once each. Attention within chunks, and to the one before, does not count.
     """
     places = sum(piece.starts.numel() for piece in batch.pieces)
     decisions = sum(len(piece.packed.targets) for piece in batch.pieces)
@@ -41,6 +41,9 @@ def flops_of_step(model: HAED, batch: Prepared, ranks: int = 1) -> float:
         ):
             first, *rest = name.split(".")
             total += parameter.numel() * rows.get(f"{first}.{rest[0]}", rows[first])
+    if model.decoder.sees_before:  # keys and values of the chunks before, padding included
+        qkv = (module.qkv.weight.numel() for module in model.decoder.modules() if isinstance(module, Attention))
+        total += decoded * model.k * sum(qkv)
     context = batch.pieces[0].starts.shape[1]
     widths = (module.out.in_features for module in model.main.modules() if isinstance(module, Attention))
     total += sum(2 * places * context * width for width in widths)  # scores, and their product with the values

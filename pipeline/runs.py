@@ -20,6 +20,7 @@ from pipeline.files import read_json, write_atomically
 from pipeline.options import Options
 
 PHASES = ("finetune", "train", "pretrain")  # the order in which a finished model is looked for
+FLOW_RUN = "HAED_FLOW_RUN"
 
 
 class RunFolder:
@@ -155,6 +156,8 @@ class RunFolder:
     def lock(self) -> Iterator[None]:
         """Holds the run for this process; freed by the end of the process, however it ends.
 
+        The environment's HAED_FLOW_RUN, if set, names the Prefect flow run on whose behalf it is held.
+
         Raises:
             BlockingIOError: another process holds it; the message names it.
         """
@@ -167,7 +170,8 @@ class RunFolder:
                 raise BlockingIOError(f"{self.path} is in use by {holder}; wait for it or stop it") from None
             file.seek(0)
             file.truncate()
-            file.write(f"process {os.getpid()} on {socket.gethostname()}")
+            flow_run = f", flow run '{name}'" if (name := os.environ.get(FLOW_RUN)) else ""
+            file.write(f"process {os.getpid()} on {socket.gethostname()}{flow_run}")
             file.flush()
             yield
 

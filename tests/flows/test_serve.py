@@ -105,7 +105,8 @@ def test_cancel_ends_all_processes_of_a_training_and_a_pool_gets_every_flow(serv
     assert len(training) >= 3  # torchrun and its two
     again = served.trigger("train", {"overrides": together})
     second = until(60, lambda: served.state(again) in DONE and call(served.address, f"/flow_runs/{again}"))
-    assert second["state_type"] == "FAILED" and "is in use by process" in second["state"]["message"]
+    said = second["state"]["message"]
+    assert second["state_type"] == "FAILED" and "is in use by process" in said and "flow run 'train together" in said
     call(served.address, f"/flow_runs/{run}/set_state", {"state": {"type": "CANCELLING", "name": "Cancelling"}})
     until(30, lambda: served.state(run) == "CANCELLED")
     gone, alive = psutil.wait_procs(training, 5)

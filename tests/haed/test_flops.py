@@ -17,13 +17,21 @@ def in_place(_: object, a: torch.Size, b: torch.Size, **__: object) -> int:
 
 
 @pytest.mark.parametrize(
-    ("decoder", "weight", "fraction"), [("lstm", 1.0, 0.0), ("lstm", 0.0, 1.0), ("transformer", 1.0, 0.5)]
+    ("decoder", "weight", "fraction"),
+    [("lstm", 1.0, 0.0), ("lstm", 0.0, 1.0), ("transformer", 1.0, 0.5), ("previous", 0.0, 1.0)],
 )
 def test_flops_are_those_of_the_products(decoder: str, weight: float, fraction: float) -> None:
     options = ModelOptions(
         encoder=EncoderOptions(token_width=8, hidden=64, width=64),
         main=MainOptions(layers=2, width=96, heads=2, head_width=32, ffn=128),
-        decoder=DecoderOptions(kind=decoder, width=64, heads=2, ffn=128, layers=2),
+        decoder=DecoderOptions(
+            kind="lstm" if decoder == "lstm" else "transformer",
+            width=64,
+            heads=2,
+            ffn=128,
+            layers=2,
+            previous=decoder == "previous",
+        ),
     )
     model = HAED(options, IEMOptions(), 6, 256, False, 32)
     made = Objective(model, IEMOptions(), weight, fraction)
