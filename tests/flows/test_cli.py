@@ -1,11 +1,15 @@
 """`haed run` where something is wrong: a line or two, no traceback, whether Prefect had started or not."""
 
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
 
+import psutil
 import pytest
+
+from tests.flows.api import until
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -36,3 +40,35 @@ def test_a_failing_stage_ends_in_a_line_too(tiny: list[str], tmp_path: Path) -> 
     done = haed(tmp_path, "run", *tiny, "name=failing", "resume=required")
     assert done.returncode == 1 and "has no checkpoint: use resume=auto to start" in done.stderr
     assert "Traceback" not in done.stderr + done.stdout
+
+
+def test_a_signal_to_all_its_processes_leaves_a_checkpoint_and_nothing_else(tiny: list[str], tmp_path: Path) -> None:
+    """As `timeout`, a batch system or a container's end sends it: the server must not be gone before the flow."""
+    clean = {name: value for name, value in os.environ.items() if not name.startswith("PREFECT")}
+    command = [
+        sys.executable,
+        "-m",
+        "flows.cli",
+        "run",
+        *tiny,
+        "name=ended",
+        "pretrain.steps=100000",
+        "validation.times=0",
+    ]
+    with subprocess.Popen(
+        [*command, "checkpoint.every_steps=10"],
+        cwd=tmp_path,
+        env=clean | {"PYTHONPATH": str(ROOT)},
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    ) as process:
+        latest = tmp_path / "runs/ended/pretrain/checkpoints/latest"
+        until(60, latest.is_file)
+        family = psutil.Process(process.pid).children(recursive=True)
+        assert any("uvicorn" in " ".join(child.cmdline()) for child in family)
+        os.killpg(process.pid, signal.SIGTERM)
+        said = process.communicate(timeout=40)[1]
+    assert process.returncode == 143 and "stopped and saved; the same command goes on from there" in said
+    assert "Traceback" not in said and 0 < int(latest.read_text().strip().removeprefix("step-")) < 100_000
+    assert not psutil.wait_procs(family, 5)[1]
