@@ -116,11 +116,10 @@ def training(folder: Path, repeats: int, steps: int) -> None:
     settings += ["pretrain.seconds=null", f"pretrain.steps={steps}"]
     stage = [sys.executable, "-m", "pipeline", "{}", "--config", "wikitext2", *settings]
     ended([word.format("shard") for word in stage], folder)
+    served, cores = Served(folder), sorted(os.sched_getaffinity(0))[:2]
     for repeat in range(repeats):
-        cores = sorted(os.sched_getaffinity(0))[:2]
         mine, other = cores if repeat % 2 == 0 else cores[::-1]
         os.sched_setaffinity(0, {mine})  # which the server, the runner and the flow inherit
-        served = Served(folder)
         served.start()
         seconds = {}
         bare = subprocess.Popen(

@@ -105,7 +105,7 @@ def _run_phase(phase: Phase, options: Options, ranks: Ranks, stop: Stop, listene
             if ranks.first:
                 checkpoints.point("latest", newest.path)  # a kill, or damage, may have left it behind
             log.info("%s goes on from step %d", phase, trainer.position.step)
-            _say_what_changed(newest.state, options)
+            _say_what_changed(newest.state, options, ranks.size)
         elif first is not None:
             _check_identity(first, trainer.identity)
             restore_learning(trainer, first)
@@ -225,12 +225,14 @@ def _check_identity(checkpoint: Checkpoint, wanted: dict[str, Any]) -> None:
         )
 
 
-def _say_what_changed(state: dict[str, Any], options: Options) -> None:
-    """Logs the options of training that are others than those of a checkpoint, and another number of threads."""
+def _say_what_changed(state: dict[str, Any], options: Options, ranks: int) -> None:
+    """Logs the options of training that are others than those of a checkpoint, and other numbers of ranks and threads."""
     given = asdict(options)
     for section in ("pretrain", "finetune", "train", "optimizer", "iem", "batch", "launcher", "seed", "precision"):
         for key, before, after in differences(state["options"].get(section), given[section], section):
             log.info("changed since then: %s=%s, was %s", key, after, before)
+    if len(state["sums"]) != ranks:
+        log.info("ranks: %d now, %d then; they go on where the others stopped in the data", ranks, len(state["sums"]))
     if state["threads"] != torch.get_num_threads():
         log.info(
             "threads: %d now, %d then; sums round otherwise, so the result will differ in its last bits",

@@ -45,7 +45,9 @@ def test_launched_interrupted_and_resumed_runs_end_in_the_same_bits(together: Op
     assert all(torch.equal(again[0][name], value) for name, value in first[0].items())
 
 
-def test_torchrun_by_hand_and_phase_two_in_one_process(together: Options, tmp_path: Path) -> None:
+def test_torchrun_by_hand_and_on_in_one_process(
+    together: Options, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     config = tmp_path / "options.yaml"
     config.write_text(dump(together))
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "-m", "pipeline"]
@@ -55,7 +57,10 @@ def test_torchrun_by_hand_and_phase_two_in_one_process(together: Options, tmp_pa
     assert done.returncode == 0, done.stderr[-2000:]
     (line,) = done.stdout.splitlines()
     assert json.loads(line)["steps"] == together.pretrain.steps
-    together.launcher.processes = 1
+    together.launcher.processes, together.pretrain.steps = 1, 8
+    with caplog.at_level("INFO"):
+        assert training.pretrain(together).resumed_from == 6
+    assert "ranks: 1 now, 2 then" in caplog.text
     assert training.finetune(together).steps == together.finetune.steps
 
 

@@ -72,11 +72,14 @@ def test_an_interrupted_run_ends_in_the_same_bits(
         assert any(line.get("skipped_windows") == 8 for line in stripped(whole, phase))
 
 
-def test_more_steps_extend_a_finished_run(options: Options) -> None:
+def test_more_steps_extend_a_finished_run(options: Options, caplog: pytest.LogCaptureFixture) -> None:
     assert pretrain(options).steps == 6
-    options.pretrain.steps = 9
-    again = pretrain(options)
+    options.pretrain.steps, options.optimizer.learning_rate = 9, 0.002
+    with caplog.at_level("INFO"):
+        again = pretrain(options)
     assert (again.resumed_from, again.steps) == (6, 9)
+    for line in ("pretrain.steps=9, was 6", "optimizer.learning_rate=0.002, was 0.004"):
+        assert f"changed since then: {line}" in caplog.text
     assert pretrain(options).resumed_from == 9
 
 
