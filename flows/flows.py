@@ -40,6 +40,7 @@ from pipeline.options import (
 from pipeline.runs import FLOW_RUN, RunFolder
 
 Words = list[str]
+Preset = Annotated[None, Field(title="as the preset")]  # what the form calls a group that stays folded
 Seconds = Annotated[float, Field(ge=0)]
 
 for _room in ("pipeline", "data", "haed", "flows"):
@@ -50,10 +51,10 @@ for _room in ("pipeline", "data", "haed", "flows"):
 def shard(
     preset: str = "quickstart",
     source: str = "",
-    sources: SourceOptions | None = None,
-    chunker: ChunkerOptions | None = None,
-    sharding: ShardOptions | None = None,
-    launcher: LauncherOptions | None = None,
+    sources: SourceOptions | Preset = None,
+    chunker: ChunkerOptions | Preset = None,
+    sharding: ShardOptions | Preset = None,
+    launcher: LauncherOptions | Preset = None,
     overrides: Words = [],  # noqa: B006
 ) -> dict[str, Any]:
     """Cuts a source into WebDataset shards with a manifest; a task for every few parts. What is finished is not done again.
@@ -124,14 +125,14 @@ def _training(stage: Phase, limits: type[PhaseOptions], what: str) -> Any:
         name: str = "",
         source: str = "",
         seconds: Seconds = 0,
-        phase: PhaseOptions | None = None,
-        batch: BatchOptions | None = None,
-        model: ModelOptions | None = None,
-        iem: IEMOptions | None = None,
-        optimizer: OptimizerOptions | None = None,
-        validation: ValidationOptions | None = None,
-        checkpoint: CheckpointOptions | None = None,
-        launcher: LauncherOptions | None = None,
+        phase: PhaseOptions | Preset = None,
+        batch: BatchOptions | Preset = None,
+        model: ModelOptions | Preset = None,
+        iem: IEMOptions | Preset = None,
+        optimizer: OptimizerOptions | Preset = None,
+        validation: ValidationOptions | Preset = None,
+        checkpoint: CheckpointOptions | Preset = None,
+        launcher: LauncherOptions | Preset = None,
         overrides: Words = [],  # noqa: B006
     ) -> dict[str, Any]:
         """A run of the same name goes on from its last checkpoint.
@@ -156,7 +157,7 @@ def _training(stage: Phase, limits: type[PhaseOptions], what: str) -> Any:
         return _train(stage, preset, words(preset, name, source, seconds, overrides, groups, (stage,)))
 
     train_stage.__name__ = train_stage.__qualname__ = stage  # by which a worker finds it in this module
-    train_stage.__annotations__["phase"] = limits | None
+    train_stage.__annotations__["phase"] = limits | Preset
     train_stage.__doc__ = f"{what} {train_stage.__doc__}"
     return flow(name=stage, flow_run_name=run_name(stage))(train_stage)
 
@@ -295,11 +296,11 @@ def everything(
     name: str = "",
     source: str = "",
     seconds: Seconds = 0,
-    sources: SourceOptions | None = None,
-    model: ModelOptions | None = None,
-    batch: BatchOptions | None = None,
-    optimizer: OptimizerOptions | None = None,
-    launcher: LauncherOptions | None = None,
+    sources: SourceOptions | Preset = None,
+    model: ModelOptions | Preset = None,
+    batch: BatchOptions | Preset = None,
+    optimizer: OptimizerOptions | Preset = None,
+    launcher: LauncherOptions | Preset = None,
     overrides: Words = [],  # noqa: B006
 ) -> dict[str, Any]:
     """All of it, in order: shard, pretrain, finetune, evaluate, index, sample, report. Stages that are finished are not redone.

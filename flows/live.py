@@ -55,7 +55,7 @@ class Live:
             last = self._ended.is_set()
             if last and artifact is None:
                 return
-            percent, text = 100 * self._status.progress(), self._status.line()
+            percent, text = round(100 * self._status.progress(), 1), self._status.line()
             try:
                 if artifact is None:
                     artifact = create_progress_artifact(percent, self._key, text)

@@ -92,7 +92,7 @@ def parse(query: str | bytes, chunker: str, k: int) -> bytes:
         if not 1 <= len(raw) <= k:
             raise ValueError(f"the query {shown!r} has {len(raw)} bytes; a chunk has 1 to {k}")
         return raw
-    digits = re.sub(r"[#\s]", "", shown)
+    digits = re.sub(r"[#,\s]", "", shown)
     if re.fullmatch(r"[0-9a-fA-F]+", digits) and len(digits) in (6, 2 * k):
         pixels = bytes.fromhex(digits)
         return (pixels * k)[:k] if len(digits) == 6 else pixels
@@ -106,7 +106,7 @@ def spell(chunk: bytes, chunker: str) -> str:
     """A chunk for people: text, or the colours of its pixels."""
     if chunker != PIXELS:
         return chunk.decode(errors="backslashreplace")
-    return " ".join(f"#{chunk[i : i + 3].hex()}" for i in range(0, len(chunk), 3))
+    return ",".join(f"#{chunk[i : i + 3].hex()}" for i in range(0, len(chunk), 3))
 
 
 def picture(found: list[dict[str, Any]]) -> bytes | None:

@@ -46,7 +46,7 @@ def test_chunks_of_pixels_are_asked_for_by_colour_and_drawn(
     index(pictures)
     folder = RunFolder.find(pictures.name, pictures.runs_dir)
     (item,) = neighbours(folder, ["#3c3c3c"], 2)  # a chunk of the corpus: all its values are 60
-    assert item["hex"] == "3c" * 12 and item["query"] == " ".join(["#3c3c3c"] * 4) and len(item["neighbours"]) == 2
+    assert item["hex"] == "3c" * 12 and item["query"] == ",".join(["#3c3c3c"] * 4) and len(item["neighbours"]) == 2
     assert {n["hex"][:2] for n in item["neighbours"]} < {"00", "78", "b4"}
     assert neighbours(folder, [item["hex"]], 2) == [item]
     assert main(["neighbours", str(folder.path)]) == 0  # the four chunks that there are
