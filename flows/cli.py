@@ -49,10 +49,11 @@ def _run(arguments: argparse.Namespace, stop: Stop) -> Result:
             print("stopped and saved; the same command goes on from there", file=sys.stderr)
             raise SystemExit(143) from None
     evaluation = found["evaluation"]
+    unit = "char" if evaluation["bits_per_dim"] is None else "dim"
     lines = [
-        f"{evaluation['bits_per_char']:.4f} bits/char on the {evaluation['split']} split",
+        f"{evaluation['bits_per_char']:.4f} bits/{unit} on the {evaluation['split']} split",
         f"report: {found['report']}",
-        f'try: haed neighbours {found["run"]} "def " "import "',
+        f"try: haed neighbours {found['run']}",
     ]
     return Result("\n".join(lines), found)
 

@@ -179,7 +179,8 @@ def evaluate(run: str = "quickstart", overrides: Words = []) -> dict[str, Any]: 
 
     result = run_stage(run_options(run, overrides))
     figures = [(item.bits_per_char, item.name) for item in result.yardsticks] + [(result.bits_per_char, run)]
-    rows = [{"model": name, "bits/char": round(bits, 4)} for bits, name in sorted(figures)]
+    unit = "bits/char" if result.bits_per_dim is None else "bits/dim"
+    rows = [{"model": name, unit: round(bits, 4)} for bits, name in sorted(figures)]
     create_table_artifact(rows, key=key("evaluation", Path(run).name), description=f"{run}: {result.split}")
     return asdict(result)
 

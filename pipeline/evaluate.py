@@ -32,7 +32,7 @@ class Evaluation:
         step: see above.
         checkpoint: digest of that checkpoint.
         bits: of all tokens and ends of chunks.
-        tokens: source tokens; likewise `characters` and `bytes` of the original.
+        tokens: source tokens; likewise `characters` (of pictures: values) and `bytes` of the original.
         characters: see above.
         bytes: see above.
         bits_per_token: with `bits_per_char` and `bits_per_byte` the same bits over each of the three.
@@ -122,7 +122,9 @@ def _score(
             before = per_document.get(document, (0.0, 0))
             per_document[document] = (before[0] + bits, before[1] + tokens)
     seconds = time.perf_counter() - began
-    sizes = [(characters(original), len(original)) for original in originals]
+    raster = run.chunker.name == "pixels"
+    count = len if raster else characters  # of a picture, each value is one
+    sizes = [(count(original), len(original)) for original in originals]
     score = Score(
         bits=sum(bits for bits, _ in per_document.values()),
         tokens=sum(tokens for _, tokens in per_document.values()),
@@ -138,7 +140,7 @@ def _score(
         bits_per_token=score.bits_per_token,
         bits_per_char=score.bits_per_char,
         bits_per_byte=score.bits_per_byte,
-        bits_per_dim=score.bits_per_token if run.chunker.name == "pixels" else None,
+        bits_per_dim=score.bits_per_token if raster else None,
         standard_error=_standard_error(
             [per_document[i][0] for i in sorted(per_document)], [s[0] for s in sizes if s[1]]
         ),
@@ -187,15 +189,18 @@ def _joined(documents: Iterator[bytes]) -> bytes:
 
 def table(result: Evaluation) -> str:
     """What a person wants to know, plainly."""
+    unit, whole = ("dim", "values") if result.bits_per_dim is not None else ("char", "characters")
     lines = [
-        f"{result.split}: {result.bits_per_char:.4f} bits/char"
-        + (f" ± {result.standard_error:.4f} (standard error over documents)" if result.standard_error else ""),
+        f"{result.split}: {result.bits_per_char:.4f} bits/{unit}"
+        + (
+            f" ± {result.standard_error:.4f} (standard error over documents)"
+            if result.standard_error is not None
+            else ""
+        ),
         f"  {result.bits_per_byte:.4f} bits/byte, {result.bits_per_token:.4f} bits/token, "
-        f"{result.characters:,} characters, {result.bytes:,} bytes; "
+        f"{result.characters:,} {whole}, {result.bytes:,} bytes; "
         f"{result.stage} step {result.step}, context {result.context} chunks, stride {result.stride}",
     ]
-    if result.bits_per_dim is not None:
-        lines[0] = f"{result.split}: {result.bits_per_dim:.4f} bits/dim"
     if result.iem is not None:
         lines.append(
             f"  as a softmax over all {result.iem.candidates:,} chunks: {result.iem.bits_per_token:.4f} bits/token, where the "

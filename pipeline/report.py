@@ -140,10 +140,10 @@ def _html(found: dict[str, Any]) -> str:
     evaluation = found["evaluation"]
     if evaluation:
         figure, unit = _headline(evaluation)
-        error = evaluation["standard_error"]
+        error, counted = evaluation["standard_error"], "values" if unit == "bits/dim" else "characters"
         parts.append(
             f"<h2>Exact likelihood</h2><p><span class=figure>{figure}</span> {unit} on the {escape(evaluation['split'])} "
-            f"split{f', standard error {error:.3f} over documents' if error else ''}: {evaluation['characters']:,} characters, "
+            f"split{f', standard error {error:.3f} over documents' if error else ''}: {evaluation['characters']:,} {counted}, "
             f"{evaluation['stage']} step {evaluation['step']:,}, context {evaluation['context']} chunks.</p>"
             f"<p>{escape(_verdict(evaluation))}</p>"
         )

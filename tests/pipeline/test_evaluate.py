@@ -5,7 +5,7 @@ from collections import Counter, defaultdict
 import numpy as np
 import pytest
 
-from pipeline.evaluate import evaluate
+from pipeline.evaluate import evaluate, table
 from pipeline.inference import Run
 from pipeline.options import Options
 from pipeline.runs import RunFolder
@@ -37,3 +37,17 @@ def test_partitions_of_the_bits(options: Options) -> None:
         assert sum(part.bits for part in parts) == pytest.approx(found.bits, rel=1e-5)
         assert sum(part.tokens for part in parts) == found.tokens
     assert found.breakdown.by_position[0].chunks == sum(part.chunks for part in found.breakdown.by_length) == chunks
+
+
+def test_pictures_in_bits_per_value(pictures: Options) -> None:
+    found = evaluate(pictures)
+    run = Run(RunFolder.find(pictures.name, pictures.runs_dir))
+    each = [
+        sum(float(scored.bits.sum()) for scored in run.score_documents([picture]))
+        for picture in run.folder.corpus().documents("test")
+    ]
+    assert found.characters == 48 * len(each) and found.bits == pytest.approx(sum(each), rel=1e-5)
+    assert found.bits_per_dim == found.bits_per_char == pytest.approx(np.mean(each) / 48, rel=1e-5)
+    error = np.std(each, ddof=1) / 48 / np.sqrt(len(each))
+    assert found.standard_error == pytest.approx(error, abs=1e-6)
+    assert "bits/dim ± " in table(found) and f"{found.characters:,} values" in table(found)
