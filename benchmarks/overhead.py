@@ -1,12 +1,11 @@
 """What Prefect costs: until the UI answers, until a training's first step, over a training, and over `haed run`.
 
-    python benchmarks/overhead.py [--parts serve run training] [--repeats 3] [--steps 3000]
+    python benchmarks/overhead.py [--parts serve run training] [--repeats 3] [--steps 700]
 
 `serve`: `haed serve` from nothing, and again, to the moment when every flow can be triggered; then from the click on a
 training to its first step. `run`: `haed run` without a server, the first time and with a database, beside the same stages
-called by one Python process; they take turns. `training`: the preset wikitext2 on one thread for so many steps, as a flow and
-as a bare stage at the same time, each on a core of its own (the flow's carries server and runner as well); cores are swapped
-after each repeat. Its time is from the click, or the start of the process, to the end.
+called by one Python process; they take turns. `training`: so many steps of the preset wikitext2 as a bare stage, with no server
+about, and as a flow, with server, runner and TensorBoard on the same cores; they take turns.
 """
 
 import argparse
@@ -112,44 +111,38 @@ def run(folder: Path, repeats: int) -> None:
 
 
 def training(folder: Path, repeats: int, steps: int) -> None:
-    settings = ["source.kind=stdlib", f"shards_dir={folder / 'shards'}", "threads=1"]
-    settings += ["pretrain.seconds=null", f"pretrain.steps={steps}"]
+    settings = [
+        "source.kind=stdlib",
+        f"shards_dir={folder / 'shards'}",
+        "pretrain.seconds=null",
+        f"pretrain.steps={steps}",
+    ]
     stage = [sys.executable, "-m", "pipeline", "{}", "--config", "wikitext2", *settings]
     ended([word.format("shard") for word in stage], folder)
-    served, cores = Served(folder), sorted(os.sched_getaffinity(0))[:2]
+    served, ratios, fixed = Served(folder), [], []
     for repeat in range(repeats):
-        mine, other = cores if repeat % 2 == 0 else cores[::-1]
-        os.sched_setaffinity(0, {mine})  # which the server, the runner and the flow inherit
+        whole, inside, rates = {}, {}, {}
+        whole["bare"] = ended([*(word.format("pretrain") for word in stage), f"name=bare-{repeat}"], folder)
         served.start()
-        seconds = {}
-        bare = subprocess.Popen(
-            ["taskset", "-c", str(other), *(word.format("pretrain") for word in stage), f"name=bare-{repeat}"],
-            cwd=folder,
-            env=os.environ | {"PYTHONPATH": str(ROOT)},
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
-        )
         began = time.monotonic()
         run = served.trigger("pretrain", {"preset": "wikitext2", "overrides": [*settings, f"name=flow-{repeat}"]})
-        while len(seconds) < 2:
-            if "bare" not in seconds and bare.poll() is not None:
-                seconds["bare"] = time.monotonic() - began
-            if "flow" not in seconds and served.state(run) not in ("SCHEDULED", "PENDING", "RUNNING"):
-                assert served.state(run) == "COMPLETED", served.state(run)
-                seconds["flow"] = time.monotonic() - began
-            time.sleep(1)
+        until(900, lambda run=run: served.state(run) == "COMPLETED")
+        whole["flow"] = time.monotonic() - began
         served.stop()
-        os.sched_setaffinity(0, set(cores))
-        own = {
-            name: read(folder / "runs" / f"{name}-{repeat}" / "pretrain" / "metrics.jsonl")[-1]["seconds"]
-            for name in ("bare", "flow")
-        }
-        print(
-            f"training {steps} steps: bare {seconds['bare']:.1f} s, flow {seconds['flow']:.1f} s: "
-            f"{seconds['flow'] / seconds['bare'] - 1:+.2%}; in steps alone {own['bare']:.1f} and {own['flow']:.1f} s: "
-            f"{own['flow'] / own['bare'] - 1:+.2%}",
-            flush=True,
-        )
+        for name in whole:
+            records = read(folder / "runs" / f"{name}-{repeat}" / "pretrain" / "metrics.jsonl")
+            inside[name] = records[-1]["seconds"]
+            rates[name] = [
+                record["steps_per_second"] for record in records if record["step"] % 50 == 0 and "loss" in record
+            ]
+        ratios += [bare / flow - 1 for bare, flow in zip(rates["bare"], rates["flow"], strict=True)]
+        fixed.append(whole["flow"] - inside["flow"] - (whole["bare"] - inside["bare"]))
+        print(f"steps {inside['bare']:.1f} s bare, {inside['flow']:.1f} s as a flow", flush=True)
+    low, middle, high = statistics.quantiles(ratios, n=4)
+    print(
+        f"{len(ratios)} times fifty steps take {middle:+.2%} (quartiles {low:+.2%} and {high:+.2%}); and "
+        f"{statistics.median(fixed):+.1f} s before and after them"
+    )
 
 
 def main() -> None:
@@ -158,7 +151,7 @@ def main() -> None:
         "--parts", nargs="+", choices=("serve", "run", "training"), default=["serve", "run", "training"]
     )
     parser.add_argument("--repeats", type=int, default=3)
-    parser.add_argument("--steps", type=int, default=3000)
+    parser.add_argument("--steps", type=int, default=700)
     arguments = parser.parse_args()
     os.chdir(ROOT)
     with tempfile.TemporaryDirectory() as place:
