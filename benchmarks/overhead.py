@@ -125,10 +125,12 @@ def training(folder: Path, repeats: int, steps: int) -> None:
         whole["bare"] = ended([*(word.format("pretrain") for word in stage), f"name=bare-{repeat}"], folder)
         served.start()
         began = time.monotonic()
-        run = served.trigger("pretrain", {"preset": "wikitext2", "overrides": [*settings, f"name=flow-{repeat}"]})
-        until(900, lambda run=run: served.state(run) == "COMPLETED")
-        whole["flow"] = time.monotonic() - began
-        served.stop()
+        try:
+            run = served.trigger("pretrain", {"preset": "wikitext2", "overrides": [*settings, f"name=flow-{repeat}"]})
+            until(900, lambda run=run: served.state(run) == "COMPLETED")
+            whole["flow"] = time.monotonic() - began
+        finally:
+            served.stop()
         for name in whole:
             records = read(folder / "runs" / f"{name}-{repeat}" / "pretrain" / "metrics.jsonl")
             inside[name] = records[-1]["seconds"]
