@@ -113,7 +113,8 @@ def picture(found: list[dict[str, Any]]) -> bytes | None:
     """Queries and neighbours drawn, as PNG bytes, if they are chunks of whole pixels."""
     from pipeline import plots
 
-    if not all(item["query"].startswith("#") and len(item["hex"]) % 6 == 0 for item in found):
+    chunks = [(item["query"], bytes.fromhex(item["hex"])) for item in found]
+    if any(shown != spell(chunk, PIXELS) or len(chunk) % 3 for shown, chunk in chunks):
         return None
     rows = [
         [

@@ -10,7 +10,7 @@ from PIL import Image
 from pipeline.cli import main
 from pipeline.index import index
 from pipeline.inference import open_run
-from pipeline.neighbours import neighbours, parse
+from pipeline.neighbours import neighbours, parse, picture
 from pipeline.options import Options
 from pipeline.report import report
 from pipeline.runs import RunFolder
@@ -38,6 +38,7 @@ def test_neighbours_are_those_of_the_highest_cosine(options: Options) -> None:
         best = np.sort(scores)[: -len(item["neighbours"]) - 1 : -1]
         np.testing.assert_allclose([n["score"] for n in item["neighbours"]], best, atol=1e-5)
         assert len(item["neighbours"]) == 5
+    assert picture(neighbours(folder, ["#if"])) is None  # text, though it looks like a colour
 
 
 def test_chunks_of_pixels_are_asked_for_by_colour_and_drawn(
