@@ -52,18 +52,17 @@ def text(folder: Path) -> list[str]:
     return [f"source.path={folder / 'text'}"]
 
 
-def ended(command: list[str], folder: Path) -> float:
-    """Seconds that a command takes."""
-    clean = {name: value for name, value in os.environ.items() if not name.startswith("PREFECT")}
-    began = time.monotonic()
-    subprocess.run(command, cwd=folder, env=clean | {"PYTHONPATH": str(ROOT)}, check=True, capture_output=True)
-    return time.monotonic() - began
-
-
 def timed(action: Callable[[], object]) -> float:
     began = time.monotonic()
     action()
     return time.monotonic() - began
+
+
+def ended(command: list[str], folder: Path) -> float:
+    """Seconds that a command takes."""
+    clean = {name: value for name, value in os.environ.items() if not name.startswith("PREFECT")}
+    environment = clean | {"PYTHONPATH": str(ROOT)}
+    return timed(lambda: subprocess.run(command, cwd=folder, env=environment, check=True, capture_output=True))
 
 
 def serve(folder: Path, repeats: int) -> None:

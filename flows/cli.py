@@ -48,10 +48,9 @@ def _run(arguments: argparse.Namespace, stop: Stop) -> Result:
         except TerminationSignal:
             print("stopped and saved; the same command goes on from there", file=sys.stderr)
             raise SystemExit(143) from None
-    evaluation = found["evaluation"]
-    unit = "char" if evaluation["bits_per_dim"] is None else "dim"
+    figure, unit = report.headline(found["evaluation"])
     lines = [
-        f"{evaluation['bits_per_char']:.4f} bits/{unit} on the {evaluation['split']} split",
+        f"{figure:.4f} {unit} on the {found['evaluation']['split']} split",
         f"report: {found['report']}",
         f"try: haed neighbours {found['run']}",
     ]

@@ -176,13 +176,15 @@ def evaluate(run: str = "quickstart", overrides: Words = []) -> dict[str, Any]: 
         overrides: options to change, each key=value as on the command line, such as evaluate.split=valid
     """
     from pipeline.evaluate import evaluate as run_stage
+    from pipeline.report import headline
 
     result = run_stage(run_options(run, overrides))
-    figures = [(item.bits_per_char, item.name) for item in result.yardsticks] + [(result.bits_per_char, run)]
-    unit = "bits/char" if result.bits_per_dim is None else "bits/dim"
+    found = asdict(result)
+    figure, unit = headline(found)
+    figures = [(item.bits_per_char, item.name) for item in result.yardsticks] + [(figure, run)]
     rows = [{"model": name, unit: round(bits, 4)} for bits, name in sorted(figures)]
     create_table_artifact(rows, key=key("evaluation", Path(run).name), description=f"{run}: {result.split}")
-    return asdict(result)
+    return found
 
 
 @flow(name="sample", flow_run_name=run_name("sample"))

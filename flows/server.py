@@ -55,11 +55,11 @@ def child(command: list[str], environment: dict[str, str] | None = None) -> Iter
             process.wait()
 
 
-def _wait(process: "subprocess.Popen[bytes]", address: str) -> None:
+def _wait(process: "subprocess.Popen[bytes]", address: str, advice: str) -> None:
     until = time.monotonic() + START_SECONDS
     while not answers(address):
         if process.poll() is not None or time.monotonic() > until:
-            raise RuntimeError(f"the Prefect server did not start on {address}: is the port taken? try --port")
+            raise RuntimeError(f"the Prefect server did not start on {address}: {advice}")
         time.sleep(0.2)
 
 
@@ -73,7 +73,7 @@ def lasting_server(address: str, host: str, port: int) -> Iterator[None]:
     ended = threading.Event()
     with ExitStack() as first:
         process = first.enter_context(child(command))
-        _wait(process, address)
+        _wait(process, address, "is the port taken? try --port")
         watch = threading.Thread(target=_keep_up, args=(process, command, ended), daemon=True)
         watch.start()
         try:
@@ -114,7 +114,7 @@ def start_temporary_server() -> Callable[[], str]:
     atexit.register(held.close)  # so early that all that Prefect has to say at the end comes before it
 
     def wait() -> str:
-        _wait(process, address)
+        _wait(process, address, "try again, or set PREFECT_API_URL to a server's")
         return f"{address}/api"
 
     return wait

@@ -128,10 +128,10 @@ def _verdict(evaluation: dict[str, Any]) -> str:
     return f"Beaten: {', '.join(beaten) or 'none'}. Not beaten: {', '.join(worse) or 'none'}."
 
 
-def _headline(evaluation: dict[str, Any]) -> tuple[str, str]:
-    """The main figure and its unit."""
-    unit = "bits_per_dim" if evaluation["bits_per_dim"] is not None else "bits_per_char"
-    return f"{evaluation[unit]:.3f}", unit.replace("_per_", "/").replace("bits/", "bits/")
+def headline(evaluation: dict[str, Any]) -> tuple[float, str]:
+    """The main figure of an evaluation.json and its unit: bits/dim of pictures, else bits/char."""
+    dim = evaluation["bits_per_dim"]
+    return (evaluation["bits_per_char"], "bits/char") if dim is None else (dim, "bits/dim")
 
 
 def _html(found: dict[str, Any]) -> str:
@@ -139,10 +139,10 @@ def _html(found: dict[str, Any]) -> str:
     parts = [f"<h1>{escape(found['name'])}</h1><p class=lead>{escape(_trained(found))}</p>"]
     evaluation = found["evaluation"]
     if evaluation:
-        figure, unit = _headline(evaluation)
+        figure, unit = headline(evaluation)
         error, counted = evaluation["standard_error"], "values" if unit == "bits/dim" else "characters"
         parts.append(
-            f"<h2>Exact likelihood</h2><p><span class=figure>{figure}</span> {unit} on the {escape(evaluation['split'])} "
+            f"<h2>Exact likelihood</h2><p><span class=figure>{figure:.3f}</span> {unit} on the {escape(evaluation['split'])} "
             f"split{f', standard error {error:.3f} over documents' if error else ''}: {evaluation['characters']:,} {counted}, "
             f"{evaluation['stage']} step {evaluation['step']:,}, context {evaluation['context']} chunks.</p>"
             f"<p>{escape(_verdict(evaluation))}</p>"
@@ -186,8 +186,8 @@ def markdown(found: dict[str, Any]) -> str:
     lines = [f"# {found['name']}", "", _trained(found), ""]
     evaluation = found["evaluation"]
     if evaluation:
-        figure, unit = _headline(evaluation)
-        lines += [f"**{figure} {unit}** on the {evaluation['split']} split. {_verdict(evaluation)}", ""]
+        figure, unit = headline(evaluation)
+        lines += [f"**{figure:.3f} {unit}** on the {evaluation['split']} split. {_verdict(evaluation)}", ""]
     lines += [f"![{name}]({name})\n" for name in found["pictures"]]
     for item in found["neighbours"]:
         lines += [f"| {_cell(item['query'])} | cosine | count |", "|---|---:|---:|"]

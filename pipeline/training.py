@@ -47,22 +47,22 @@ class Trained:
     resumed_from: int
 
 
-def pretrain(options: Options, stop: Stop = lambda: False, listener: Listener | None = None) -> Trained:
+def pretrain(options: Options, stop: Stop = lambda: False, listener: Listener = lambda record: None) -> Trained:
     """Phase one: encoder and main model by the IEM loss, with a share of the decoder. See `run_phase`."""
     return run_phase("pretrain", options, stop, listener)
 
 
-def finetune(options: Options, stop: Stop = lambda: False, listener: Listener | None = None) -> Trained:
+def finetune(options: Options, stop: Stop = lambda: False, listener: Listener = lambda record: None) -> Trained:
     """Phase two: everything for exact likelihood, from the phase one of this run or `start_from`. See `run_phase`."""
     return run_phase("finetune", options, stop, listener)
 
 
-def train(options: Options, stop: Stop = lambda: False, listener: Listener | None = None) -> Trained:
+def train(options: Options, stop: Stop = lambda: False, listener: Listener = lambda record: None) -> Trained:
     """End to end for exact likelihood, without a phase one. See `run_phase`."""
     return run_phase("train", options, stop, listener)
 
 
-def run_phase(phase: Phase, options: Options, stop: Stop, listener: Listener | None = None) -> Trained:
+def run_phase(phase: Phase, options: Options, stop: Stop, listener: Listener = lambda record: None) -> Trained:
     """Trains one phase of a run, from its last checkpoint if there is one.
 
     Args:
@@ -77,12 +77,12 @@ def run_phase(phase: Phase, options: Options, stop: Stop, listener: Listener | N
         BlockingIOError: another process trains this run.
     """
     if options.launcher.processes > 1 and not started_by_torchrun():
-        return Trained(**launch(phase, options, stop, listener or (lambda record: None)))
+        return Trained(**launch(phase, options, stop, listener))
     with joined() as ranks:
         return _run_phase(phase, options, ranks, stop, listener)
 
 
-def _run_phase(phase: Phase, options: Options, ranks: Ranks, stop: Stop, listener: Listener | None) -> Trained:
+def _run_phase(phase: Phase, options: Options, ranks: Ranks, stop: Stop, listener: Listener) -> Trained:
     limits: PhaseOptions = getattr(options, phase)
     corpus = open_shards(options)
     first = _phase_one(options) if phase == "finetune" else None
@@ -113,7 +113,7 @@ def _run_phase(phase: Phase, options: Options, ranks: Ranks, stop: Stop, listene
         resumed = trainer.position.step
         progress, metrics = Progress(phase, limits), None
         if ranks.first:
-            metrics = Metrics(run.phase(phase), resumed, [progress, listener] if listener else [progress])
+            metrics = Metrics(run.phase(phase), resumed, [progress, listener])
         try:
             position = trainer.fit(metrics)
         finally:

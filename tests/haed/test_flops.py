@@ -7,8 +7,8 @@ from torch.utils.flop_counter import FlopCounterMode
 from haed.flops import flops_of_step
 from haed.model import HAED
 from haed.objective import Objective
-from haed.options import DecoderOptions, EncoderOptions, IEMOptions, MainOptions, ModelOptions
-from tests.haed.test_model import windows
+from haed.options import EncoderOptions, IEMOptions, MainOptions, ModelOptions
+from tests.haed.test_model import decoder_options, windows
 
 
 def in_place(_: object, a: torch.Size, b: torch.Size, **__: object) -> int:
@@ -24,14 +24,7 @@ def test_flops_are_those_of_the_products(decoder: str, weight: float, fraction: 
     options = ModelOptions(
         encoder=EncoderOptions(token_width=8, hidden=64, width=64),
         main=MainOptions(layers=2, width=96, heads=2, head_width=32, ffn=128),
-        decoder=DecoderOptions(
-            kind="lstm" if decoder == "lstm" else "transformer",
-            width=64,
-            heads=2,
-            ffn=128,
-            layers=2,
-            previous=decoder == "previous",
-        ),
+        decoder=decoder_options(decoder, width=64, ffn=128, layers=2),
     )
     model = HAED(options, IEMOptions(), 6, 256, False, 32)
     made = Objective(model, IEMOptions(), weight, fraction)

@@ -1,6 +1,7 @@
 """The model: probabilities that sum to one, causality, and likelihood step by step."""
 
 import itertools
+from typing import Literal
 
 import pytest
 import torch
@@ -8,6 +9,12 @@ import torch
 from haed.model import HAED
 from haed.options import DecoderOptions, EncoderOptions, IEMOptions, MainOptions, ModelOptions
 from haed.sampling import Draw, Sampler
+
+
+def decoder_options(decoder: str, **sizes: int) -> DecoderOptions:
+    """Of an LSTM, a transformer, or one that sees the chunk before (previous)."""
+    kind: Literal["lstm", "transformer"] = "lstm" if decoder == "lstm" else "transformer"
+    return DecoderOptions(kind=kind, heads=2, previous=decoder == "previous", **sizes)
 
 
 def small(
@@ -23,15 +30,7 @@ def small(
     options = ModelOptions(
         encoder=EncoderOptions(token_width=3, hidden=8, width=8),
         main=MainOptions(layers=2, width=8, heads=2, head_width=6, ffn=16),
-        decoder=DecoderOptions(
-            kind="lstm" if decoder == "lstm" else "transformer",
-            width=8,
-            heads=2,
-            ffn=16,
-            token_width=4,
-            layers=layers,
-            previous=decoder == "previous",
-        ),
+        decoder=decoder_options(decoder, width=8, ffn=16, token_width=4, layers=layers),
     )
     model = HAED(options, iem or IEMOptions(), k, vocabulary, fixed, context).double()
     with torch.no_grad():  # away from the symmetric start

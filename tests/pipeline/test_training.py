@@ -183,8 +183,7 @@ def test_two_processes_cannot_train_one_run(options: Options) -> None:
             train(options)
 
 
-def test_a_loss_that_is_not_finite_stops_the_run(options: Options, monkeypatch: pytest.MonkeyPatch) -> None:
-
+def test_a_loss_that_is_not_finite_stops_the_run(options: Options) -> None:
     options.optimizer.learning_rate, options.optimizer.main_learning_rate = 1e30, 1e30
     with pytest.raises(
         NotFinite, match=r"not finite at step 2: .*loss.*decoder \(learning rate 8.6e\+29\).* lower optimizer"
