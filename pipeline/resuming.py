@@ -57,7 +57,7 @@ def restore(trainer: "Trainer", checkpoint: Checkpoint) -> None:
     if trainer.negatives is not None and state["negatives"] is not None:
         trainer.negatives.load_state_dict(state["negatives"])
     trainer.sums = dict(state["sums"][trainer.ranks.rank if trainer.ranks.size == len(state["sums"]) else 0])
-    trainer.loader.skipped = int(trainer.sums.pop(SKIPPED))
+    trainer.loader.skipped = int(trainer.sums.pop(SKIPPED, 0))  # not in checkpoints of before
     trainer.validated, trainer.stale = state["validated"], state["stale"]
     trainer.best = math.inf if state["best"] is None else state["best"]
     if trainer.average is not None and checkpoint.average is not None:
