@@ -1,16 +1,18 @@
 """What Prefect costs: until the UI answers, until a training's first step, over a training, and over `haed run`.
 
-    python benchmarks/overhead.py [--parts serve run training] [--repeats 3] [--steps 700]
+    python benchmarks/overhead.py [--parts serve run training] [--repeats 3] [--turns 20] [--seconds 15]
 
 `serve`: `haed serve` from nothing, and again, to the moment when every flow can be triggered; then from the click on a
 training to its first step. `run`: `haed run` without a server, the first time and with a database, beside the same stages
-called by one Python process; they take turns. `training`: so many steps of the preset wikitext2 as a bare stage, with no server
-about, and as a flow, with server, runner and TensorBoard on the same cores; they take turns.
+called by one Python process; they take turns. `training`: the preset wikitext2 as a bare stage and as a flow, with server, runner
+and TensorBoard on the same cores. Both are there all the time, and all processes of one are stopped while the other runs, turn by
+turn, so that a noisy machine is as noisy for both.
 """
 
 import argparse
 import os
 import shutil
+import signal
 import statistics
 import subprocess
 import sys
@@ -20,7 +22,10 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+import psutil
+
 ROOT = Path(__file__).resolve().parent.parent
+SETTLING = 3.0  # seconds after a change of turns that do not count
 sys.path[0] = str(ROOT)  # else `data` would be the script beside this one
 
 from pipeline.metrics import read
@@ -60,9 +65,14 @@ def timed(action: Callable[[], object]) -> float:
 
 def ended(command: list[str], folder: Path) -> float:
     """Seconds that a command takes."""
-    clean = {name: value for name, value in os.environ.items() if not name.startswith("PREFECT")}
-    environment = clean | {"PYTHONPATH": str(ROOT)}
-    return timed(lambda: subprocess.run(command, cwd=folder, env=environment, check=True, capture_output=True))
+    return timed(lambda: subprocess.run(command, cwd=folder, env=_clean(), check=True, capture_output=True))
+
+
+def _clean() -> dict[str, str]:
+    """The environment, without what is set for Prefect."""
+    return {name: value for name, value in os.environ.items() if not name.startswith("PREFECT")} | {
+        "PYTHONPATH": str(ROOT)
+    }
 
 
 def serve(folder: Path, repeats: int) -> None:
@@ -109,41 +119,60 @@ def run(folder: Path, repeats: int) -> None:
         )
 
 
-def training(folder: Path, repeats: int, steps: int) -> None:
+def training(folder: Path, turns: int, seconds: float) -> None:
+    """A bare stage, and a flow with all that stands around it; the one runs while the other's processes are stopped."""
     settings = [
         "source.kind=stdlib",
         f"shards_dir={folder / 'shards'}",
         "pretrain.seconds=null",
-        f"pretrain.steps={steps}",
+        "pretrain.steps=1000000",
     ]
     stage = [sys.executable, "-m", "pipeline", "{}", "--config", "wikitext2", *settings]
     ended([word.format("shard") for word in stage], folder)
-    served, ratios, fixed = Served(folder), [], []
-    for repeat in range(repeats):
-        whole, inside, rates = {}, {}, {}
-        whole["bare"] = ended([*(word.format("pretrain") for word in stage), f"name=bare-{repeat}"], folder)
-        served.start()
-        began = time.monotonic()
-        try:
-            run = served.trigger("pretrain", {"preset": "wikitext2", "overrides": [*settings, f"name=flow-{repeat}"]})
-            until(900, lambda run=run: served.state(run) == "COMPLETED")
-            whole["flow"] = time.monotonic() - began
-        finally:
-            served.stop()
-        for name in whole:
-            records = read(folder / "runs" / f"{name}-{repeat}" / "pretrain" / "metrics.jsonl")
-            inside[name] = records[-1]["seconds"]
-            rates[name] = [
-                record["steps_per_second"] for record in records if record["step"] % 50 == 0 and "loss" in record
-            ]
-        ratios += [bare / flow - 1 for bare, flow in zip(rates["bare"], rates["flow"], strict=True)]
-        fixed.append(whole["flow"] - inside["flow"] - (whole["bare"] - inside["bare"]))
-        print(f"steps {inside['bare']:.1f} s bare, {inside['flow']:.1f} s as a flow", flush=True)
-    low, middle, high = statistics.quantiles(ratios, n=4)
-    print(
-        f"{len(ratios)} times fifty steps take {middle:+.2%} (quartiles {low:+.2%} and {high:+.2%}); and "
-        f"{statistics.median(fixed):+.1f} s before and after them"
+    served = Served(folder)
+    served.start()
+    bare = subprocess.Popen(
+        [*(word.format("pretrain") for word in stage), "name=bare", "log_steps=1"],
+        cwd=folder,
+        env=_clean(),
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
     )
+    try:
+        served.trigger("pretrain", {"preset": "wikitext2", "overrides": [*settings, "name=flow", "log_steps=1"]})
+        logs = {name: folder / "runs" / name / "pretrain" / "metrics.jsonl" for name in ("bare", "flow")}
+        until(120, lambda: all(len(read(path)) > 10 for path in logs.values()))
+        processes = {"bare": bare.pid, "flow": served.process.pid}
+        ratios = []
+        for turn in range(turns):
+            rates = {}
+            for name in ("bare", "flow") if turn % 2 else ("flow", "bare"):
+                for other, pid in processes.items():
+                    _signal(pid, signal.SIGCONT if other == name else signal.SIGSTOP)
+                time.sleep(SETTLING)
+                first = read(logs[name])[-1]
+                time.sleep(seconds)
+                last = read(logs[name])[-1]
+                rates[name] = (last["step"] - first["step"]) / (last["seconds"] - first["seconds"])
+            ratios.append(rates["bare"] / rates["flow"] - 1)
+            print(f"turn {turn}: {rates['bare']:.3f} steps/s bare, {rates['flow']:.3f} as a flow", flush=True)
+    finally:
+        for pid in (bare.pid, served.process.pid):
+            _signal(pid, signal.SIGCONT)
+        bare.kill()
+        served.stop()
+    low, middle, high = statistics.quantiles(ratios, n=4)
+    error = statistics.stdev(ratios) / len(ratios) ** 0.5
+    print(
+        f"{turns} turns of {seconds:.0f} s: steps of a flow take {statistics.mean(ratios):+.2%} (standard error {error:.2%}; "
+        f"median {middle:+.2%}, quartiles {low:+.2%} and {high:+.2%})"
+    )
+
+
+def _signal(pid: int, number: signal.Signals) -> None:
+    """Sends a signal to a process and all that it started."""
+    for process in (psutil.Process(pid), *psutil.Process(pid).children(recursive=True)):
+        process.send_signal(number)
 
 
 def main() -> None:
@@ -152,7 +181,8 @@ def main() -> None:
         "--parts", nargs="+", choices=("serve", "run", "training"), default=["serve", "run", "training"]
     )
     parser.add_argument("--repeats", type=int, default=3)
-    parser.add_argument("--steps", type=int, default=700)
+    parser.add_argument("--turns", type=int, default=20)
+    parser.add_argument("--seconds", type=float, default=15.0, help="of each of a turn's two halves")
     arguments = parser.parse_args()
     os.chdir(ROOT)
     with tempfile.TemporaryDirectory() as place:
@@ -162,7 +192,7 @@ def main() -> None:
         if "run" in arguments.parts:
             run(folder, arguments.repeats)
         if "training" in arguments.parts:
-            training(folder, arguments.repeats, arguments.steps)
+            training(folder, arguments.turns, arguments.seconds)
 
 
 if __name__ == "__main__":

@@ -15,7 +15,7 @@ from pipeline.metrics import Status
 from pipeline.options import PhaseOptions
 
 log = logging.getLogger(__name__)
-EVERY_SECONDS = 3.0
+EVERY_SECONDS = 5.0
 
 
 def key(*parts: str) -> str:
