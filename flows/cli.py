@@ -5,6 +5,7 @@ import logging
 import os
 import signal
 import sys
+from pathlib import Path
 from typing import Any
 
 from flows.environment import prepare
@@ -84,15 +85,18 @@ def _serve(arguments: argparse.Namespace, stop: Stop) -> Result:
 
 def _deploy_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--pool", required=True, help="work pool whose workers run the flows")
+    parser.add_argument(
+        "--folder", type=Path, default=Path(), help="where they run, with runs/ and shards/ (default: here)"
+    )
 
 
 def _deploy(arguments: argparse.Namespace, stop: Stop) -> Result:
     prepare()
     if "PREFECT_API_URL" not in os.environ:
         raise ConfigError("haed deploy registers flows with a server: set PREFECT_API_URL to its address")
-    from flows.serve import deploy
+    from flows.deployments import deploy
 
-    made = deploy(arguments.pool)
+    made = deploy(arguments.pool, arguments.folder)
     return Result("\n".join(made), made)
 
 

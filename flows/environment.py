@@ -21,6 +21,10 @@ DEFAULTS = {
     # A stage run outside a flow in the same process logs to the terminal alone.
     "PREFECT_LOGGING_TO_API_WHEN_MISSING_FLOW": "ignore",
 }
+# What flows need that a worker starts elsewhere.
+OF_FLOWS = {
+    name: DEFAULTS[name] for name in ("PREFECT_LOGGING_EXTRA_LOGGERS", "PREFECT_LOGGING_TO_API_WHEN_MISSING_FLOW")
+} | {"PREFECT_FLOWS_HEARTBEAT_FREQUENCY": "30"}  # seconds; the end of a worker shows by the silence of its flows
 
 
 def prepare() -> None:

@@ -234,6 +234,7 @@ def neighbours(
     run: str = "quickstart",
     queries: Words = [],  # noqa: B006
     count: Annotated[int, Field(ge=1, le=100)] = 8,
+    overrides: Words = [],  # noqa: B006
 ) -> list[dict[str, Any]]:
     """Nearest chunks in the index, as a table, and as a picture if they are of pixels.
 
@@ -241,12 +242,14 @@ def neighbours(
         run: a name under runs, or a folder
         queries: chunks, white space at the end counts; of pictures, colours such as #4080c0; none: chunks of the corpus
         count: neighbours of each query
+        overrides: options to change, each key=value as on the command line, such as runs_dir=/data/runs
     """
     from pipeline.neighbours import neighbours as run_stage
     from pipeline.neighbours import picture, visible
     from pipeline.report import data_uri
 
-    found = run_stage(RunFolder.find(run), queries, count)
+    options = run_options(run, overrides)
+    found = run_stage(RunFolder(Path(options.runs_dir) / options.name), queries, count)
     rows = [
         {
             "query": visible(item["query"]),
@@ -265,17 +268,18 @@ def neighbours(
 
 
 @flow(name="compare", flow_run_name=run_name("compare"))
-def compare(runs: Words = ["quickstart"]) -> list[dict[str, Any]]:  # noqa: B006
+def compare(runs: Words = ["quickstart"], runs_dir: str = "runs") -> list[dict[str, Any]]:  # noqa: B006
     """Table and curves of several runs, against steps, seconds and model FLOPs (the paper's Figure 4).
 
     Args:
-        runs: names under runs, or folders
+        runs: names under runs_dir, or folders
+        runs_dir: where runs are looked for by name, and the comparison is written
     """
     from pipeline.compare import compare as run_stage
     from pipeline.compare import markdown
     from pipeline.report import data_uri
 
-    found = run_stage(runs, "runs", Path("runs") / "comparison")
+    found = run_stage(runs, runs_dir, Path(runs_dir) / "comparison")
     picture = data_uri(Path(found.picture).read_bytes())
     text = f"![curves]({picture})\n\n{markdown(found.rows)}"
     create_markdown_artifact(text, key="comparison", description=", ".join(runs))

@@ -8,8 +8,8 @@ import sys
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import Any
 
+from flows.deployments import deployments
 from flows.server import child, lasting_server
 
 log = logging.getLogger(__name__)
@@ -54,59 +54,6 @@ def serve(
         _mark_stale(deployment)
         print(f"Prefect UI:  {address}\nPrefect API: {address}/api\nTensorBoard: {board or 'not started'}", flush=True)
         _serve_flows(deployment, chain)
-
-
-def deployments(name: str, chain: bool = False) -> list[Any]:
-    """Every flow as a deployment of that name, tagged with its stage."""
-    from prefect.deployments.runner import EntrypointType
-    from prefect.events import DeploymentEventTrigger
-
-    from flows.flows import FLOWS
-
-    after = {"pretrain": "shard", "finetune": "pretrain"} if chain else {}
-    template = {"__prefect_kind": "jinja", "template": "{{ event.payload.overrides | tojson }}"}
-    parameters = {
-        "preset": {"__prefect_kind": "jinja", "template": "{{ event.payload.preset }}"},
-        "overrides": {"__prefect_kind": "json", "value": template},
-    }
-    return [
-        flow.to_deployment(
-            name=name,
-            tags=[flow.name],
-            description=(flow.description or "").split("\n\nArgs:")[0],  # the form has a text for each field
-            entrypoint_type=EntrypointType.MODULE_PATH,
-            triggers=[
-                DeploymentEventTrigger(
-                    name=f"{flow.name} after {after[flow.name]}",
-                    expect={f"haed.{after[flow.name]}.completed"},
-                    parameters=parameters,
-                )
-            ]
-            if flow.name in after
-            else None,
-        )
-        for flow in FLOWS
-    ]
-
-
-def deploy(pool: str) -> list[str]:
-    """Registers every flow for the workers of a work pool, which must have this package installed.
-
-    Raises:
-        ValueError: there is no such pool.
-    """
-    from prefect.client.orchestration import get_client
-    from prefect.exceptions import ObjectNotFound
-
-    with get_client(sync_client=True) as client:
-        try:
-            client.read_work_pool(pool)
-        except ObjectNotFound:
-            raise ValueError(f"no work pool {pool!r}: prefect work-pool create {pool} --type process") from None
-    made = deployments(pool)
-    for deployment in made:
-        deployment.apply(work_pool_name=pool)
-    return [f"{deployment.flow_name}/{deployment.name}" for deployment in made]
 
 
 def _serve_flows(deployment: str, chain: bool) -> None:

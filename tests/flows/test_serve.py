@@ -93,7 +93,7 @@ def test_kills_and_retries_end_in_the_same_bits(served: Served) -> None:
 
 
 @pytest.mark.timeout(120)
-def test_cancel_ends_all_processes_of_a_training_and_a_pool_gets_every_flow(served: Served) -> None:
+def test_cancel_ends_all_processes_of_a_training_and_workers_of_a_pool_run_flows_in_its_folder(served: Served) -> None:
     run = served.trigger("shard", {"overrides": SETTINGS})
     until(60, lambda: served.state(run) == "COMPLETED")
     together = [*SETTINGS, "train.steps=100000", "name=together", "launcher.processes=2"]
@@ -112,11 +112,24 @@ def test_cancel_ends_all_processes_of_a_training_and_a_pool_gets_every_flow(serv
     gone, alive = psutil.wait_procs(training, 5)
     assert not alive and 0 < int(latest.read_text().strip().removeprefix("step-")) < 100_000
 
+    # A worker's own choice is a temporary folder, which it deletes with all that a run has written.
     call(served.address, "/work_pools/", {"name": "gpus", "type": "process"})
     where = os.environ | {"PREFECT_API_URL": f"{served.address}/api", "PYTHONPATH": os.getcwd()}
-    for pool, status in (("gpus", 0), ("none", 1)):
+    for pool, status in (("none", 1), ("gpus", 0)):
         command = [sys.executable, "-m", "flows.cli", "deploy", "--pool", pool]
         done = subprocess.run(command, cwd=served.folder, env=where, capture_output=True, text=True)
         assert done.returncode == status and "Traceback" not in done.stderr, done.stderr
         assert len(done.stdout.splitlines()) == (11 if status == 0 else 0)
         assert ("error: no work pool 'none'" in done.stderr) == (status == 1)
+    made = call(served.address, "/automations/filter", {})
+    assert [item["name"] for item in made] == ["haed: silent runs of gpus"] and made[0]["enabled"]
+
+    deployment = call(served.address, "/deployments/name/shard/gpus")["id"]
+    path = f"/deployments/{deployment}/create_flow_run"
+    run = call(served.address, path, {"parameters": {"overrides": [*SETTINGS, "shards_dir=pooled"]}})["id"]
+    command = [sys.executable, "-m", "prefect", "worker", "start", "--pool", "gpus", "--run-once"]
+    elsewhere = served.folder / "elsewhere"
+    elsewhere.mkdir()
+    done = subprocess.run(command, cwd=elsewhere, env=where, capture_output=True, text=True)
+    assert served.state(run) == "COMPLETED", done.stderr
+    assert list(served.folder.glob("pooled/**/*.tar")) and not list(elsewhere.iterdir())
