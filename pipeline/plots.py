@@ -36,9 +36,10 @@ def curves(phases: dict[str, list[dict[str, Any]]]) -> bytes:
     columns = 2 if with_iem else 1
     bits = _axes(figure, 1, columns, "exact bits per token")
     iem = _axes(figure, 2, columns, "IEM loss, nats per chunk (not a likelihood)") if with_iem else None
-    offset = 0.0
+    offset, drawn = 0.0, []
     for phase, records in phases.items():
         colour = COLOURS.get(phase, "black")
+        drawn += [(offset + r["seconds"], r["bits_per_token"]) for r in records if "bits_per_token" in r]
         for axes, name, style in ((bits, "bits_per_token", "-"), (iem, "iem", "-")):
             points = [(offset + r["seconds"], r[name]) for r in records if name in r]
             if axes is not None and points:
@@ -56,7 +57,7 @@ def curves(phases: dict[str, list[dict[str, Any]]]) -> bytes:
                 label=f"{phase}, validation",
             )
         offset += max((r["seconds"] for r in records), default=0.0)
-    shown = sorted(r["bits_per_token"] for records in phases.values() for r in records if "bits_per_token" in r)
+    shown = sorted(value for seconds, value in drawn if seconds > 0.05 * offset)  # else the first fall flattens all
     if len(shown) > 20:
         bits.set_ylim(shown[0] * 0.93, shown[int(len(shown) * 0.97)] * 1.03)
     bits.legend(fontsize=8, frameon=False)
