@@ -244,12 +244,14 @@ def neighbours(
         count: neighbours of each query
         overrides: options to change, each key=value as on the command line, such as runs_dir=/data/runs
     """
+    from pipeline.inference import Run
     from pipeline.neighbours import neighbours as run_stage
     from pipeline.neighbours import picture, visible
     from pipeline.report import data_uri
 
     options = run_options(run, overrides)
-    found = run_stage(RunFolder(Path(options.runs_dir) / options.name), queries, count)
+    folder = RunFolder(Path(options.runs_dir) / options.name)
+    found = run_stage(folder, queries, count, Run(folder, options) if overrides else None)
     rows = [
         {
             "query": visible(item["query"]),

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from flows.environment import DEFAULTS
+from flows.serve import LOCAL
 from tests.flows.api import call, until
 
 
@@ -50,9 +51,10 @@ class Served:
         """Ids by the flow's name."""
         return {item["tags"][0]: item["id"] for item in call(self.address, "/deployments/filter", {})}
 
-    def trigger(self, flow: str, parameters: dict[str, object]) -> str:
+    def trigger(self, flow: str, parameters: dict[str, object], deployment: str = LOCAL) -> str:
         """Starts a flow as the UI does; returns the run's id."""
-        path = f"/deployments/{self.deployments()[flow]}/create_flow_run"
+        found = call(self.address, f"/deployments/name/{flow}/{deployment}")
+        path = f"/deployments/{found['id']}/create_flow_run"
         run = until(30, lambda: call(self.address, path, {"parameters": parameters}))  # 503: the database was busy
         return str(run["id"])
 

@@ -124,9 +124,7 @@ def test_cancel_ends_all_processes_of_a_training_and_workers_of_a_pool_run_flows
     made = call(served.address, "/automations/filter", {})
     assert [item["name"] for item in made] == ["haed: silent runs of gpus"] and made[0]["enabled"]
 
-    deployment = call(served.address, "/deployments/name/shard/gpus")["id"]
-    path = f"/deployments/{deployment}/create_flow_run"
-    run = call(served.address, path, {"parameters": {"overrides": [*SETTINGS, "shards_dir=pooled"]}})["id"]
+    run = served.trigger("shard", {"overrides": [*SETTINGS, "shards_dir=pooled"]}, "gpus")
     command = [sys.executable, "-m", "prefect", "worker", "start", "--pool", "gpus", "--run-once"]
     elsewhere = served.folder / "elsewhere"
     elsewhere.mkdir()
