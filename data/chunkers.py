@@ -6,12 +6,13 @@ a token is a byte; a chunker of your own may have other tokens, as long as `join
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
 from data.options import CHUNKERS, LARGEST_CHUNK, ChunkerOptions
-from data.sources import load
+from data.sources.source import load
 
 ONE = np.zeros(1, np.int64)
 
@@ -26,6 +27,7 @@ _SPACE = _table(b" \t\n\r\x0b\x0c")
 _WORD = _table(b"abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_'" + bytes(range(128, 256)))
 _NEWLINE = _table(b"\n")
 _RANKS = np.select([_WORD, _NEWLINE, _SPACE], [3, 0, 1], 2).astype(np.uint8).tobytes()  # punctuation is 2
+_MANY, _LONGEST_WORD = 0.1, 64  # share of words and bytes: beyond, k is advised, and a text has no words
 _STOP, _CLOSING = _table(b".!?"), _table(b"\"')]}")
 
 
@@ -37,10 +39,18 @@ class Chunker(ABC):
         k: tokens per chunk at most, up to 255.
         vocabulary: number of different tokens, up to 256.
         fixed: every chunk has k tokens, but for a document's last, so that ends carry no information.
+        version: of its cuts; raise it when it cuts the same text in another way: that makes another corpus. An instance
+            has the version that cut its corpus.
+        whole: the version from which on what is longer than k bytes is cut between characters of UTF-8, never inside of
+            one; 0: none, it is cut after k tokens.
+        text: cuts text, and makes no sense of pictures or sound.
     """
 
     vocabulary = 256
     fixed = False
+    version = 1
+    whole = 0
+    text = False
 
     def __init__(self, options: ChunkerOptions, fitted: dict[str, Any] | None = None) -> None:
         """Makes a chunker of these options and of what `fit` returned for this corpus."""
@@ -49,6 +59,11 @@ class Chunker(ABC):
     @classmethod
     def fit(cls, options: ChunkerOptions, documents: Iterable[bytes]) -> dict[str, Any] | None:
         """What is to be learned from a sample of the training documents, as JSON for the manifest; None: nothing."""
+        return None
+
+    @classmethod
+    def measure(cls, options: ChunkerOptions, documents: Iterable[bytes]) -> dict[str, Any] | None:
+        """What is worth saying of these options, from a sample of the training documents; `advice` is said. None: nothing."""
         return None
 
     def split(self, text: bytes, starts: np.ndarray | Sequence[int] = ONE) -> tuple[np.ndarray, np.ndarray]:
@@ -67,6 +82,9 @@ class Chunker(ABC):
         begins = self.begins(text, starts)
         begins[starts] = True
         first = np.flatnonzero(begins)
+        if 0 < self.whole <= self.version and not text.isascii():
+            begins[_between_characters(tokens, first, self.k)] = True
+            first = np.flatnonzero(begins)
         lengths = np.empty_like(first)
         np.subtract(first[1:], first[:-1], out=lengths[:-1])
         lengths[-1] = len(tokens) - first[-1]
@@ -89,8 +107,43 @@ class Chunker(ABC):
         return tokens.tobytes()
 
 
+def _between_characters(tokens: np.ndarray, first: np.ndarray, k: int) -> np.ndarray:
+    """Where chunks of more than k bytes are cut so that no part has more, or ends inside of a character of UTF-8.
+
+    Parts are as long as that allows, but every 64k bytes of a chunk one begins anyway, so that all of it is cut at once.
+    What decides on a cut lies in the bytes before it, so a text and its continuation are cut alike. Where no character
+    ends (bytes that are no UTF-8, a character of more than k bytes), a part has k bytes.
+
+    Args:
+        tokens: (n,) of the text.
+        first: (N,) where its chunks begin.
+        k: bytes of a part at most.
+    """
+
+    def after(at: np.ndarray, size: int | np.ndarray) -> np.ndarray:
+        back = last = at + size
+        for _ in range(3):
+            back = back - (tokens[back] & 0xC0 == 0x80)
+        return np.where((back > at) & (tokens[back] & 0xC0 != 0x80), back, last)
+
+    ends = np.append(first[1:], len(tokens))
+    long = ends - first > k
+    at, ends = first[long], ends[long]
+    blocks = (ends - at - 1) // (64 * k)
+    at = np.repeat(at, blocks)
+    number = np.arange(len(at)) - np.repeat(np.cumsum(blocks) - blocks, blocks)
+    cuts = [after(at, 64 * k * (number + 1))]
+    at = np.sort(np.concatenate([first[long], cuts[0]]))
+    ends = np.sort(np.concatenate([ends, cuts[0]]))
+    while len(at):
+        more = ends - at > k
+        at, ends = after(at[more], k), ends[more]
+        cuts.append(at)
+    return np.concatenate(cuts)
+
+
 class WordChunker(Chunker):
-    """A word with the punctuation and white space that follow it, at most k bytes; longer ones are split.
+    """A word with the punctuation and white space that follow it, at most k bytes; longer ones are cut between characters.
 
     A chunk begins at the first byte of a word (letters, digits, `_`, `'`, non-ASCII bytes) that follows punctuation or
     white space, at punctuation that follows white space, and at the indentation of a line. So `hello, ` is one chunk,
@@ -99,8 +152,36 @@ class WordChunker(Chunker):
     for the text's last chunk.
     """
 
+    version = whole = 2
+    text = True
+
+    @classmethod
+    def measure(cls, options: ChunkerOptions, documents: Iterable[bytes]) -> dict[str, Any] | None:
+        """How many words are longer than k bytes, which is much where letters have several."""
+        text = b"".join(documents)
+        lengths = cls(replace(options, k=LARGEST_CHUNK)).split(text)[1]
+        if not len(lengths):
+            return None
+        longer = float(np.mean(lengths > options.k))
+        characters = int((np.frombuffer(text, np.uint8) & 0xC0 != 0x80).sum())
+        width = len(text) / max(1, characters)
+        found: dict[str, Any] = {"longer_than_k": round(longer, 3), "bytes_per_character": round(width, 2)}
+        if longer > _MANY:
+            wanted = -(-int(np.quantile(lengths, 1 - _MANY / 2)) // 4) * 4
+            found["advice"] = (
+                f"{100 * longer:.0f} % of the words are longer than chunker.k={options.k} bytes, and cut: this text has "
+                f"{width:.1f} bytes a character. "
+                + (
+                    f"chunker.k={wanted} would hold 95 % of them"
+                    if wanted <= _LONGEST_WORD
+                    else f"It has few blanks, so that most chunks are pieces of {options.k / width:.0f} characters; a larger "
+                    "chunker.k makes longer ones"
+                )
+            )
+        return found
+
     def begins(self, text: bytes, starts: np.ndarray) -> np.ndarray:
-        """See `Chunker.begins`: wherever a byte ranks above the one before."""
+        """Wherever a byte ranks above the one before."""
         ranks = np.frombuffer(text.translate(_RANKS), np.uint8)
         begins = np.empty(len(text), bool)
         begins[0] = True
@@ -114,7 +195,7 @@ class FixedChunker(Chunker):
     fixed = True
 
     def begins(self, text: bytes, starts: np.ndarray) -> np.ndarray:
-        """See `Chunker.begins`: nowhere but at documents, and the cap does the rest."""
+        """Nowhere but at documents, and the cap does the rest."""
         return np.zeros(len(text), bool)
 
 
@@ -129,8 +210,11 @@ class SentenceChunker(Chunker):
     after white space with a newline in it. It knows no abbreviations.
     """
 
+    version = whole = 2
+    text = True
+
     def begins(self, text: bytes, starts: np.ndarray) -> np.ndarray:
-        """See `Chunker.begins`."""
+        """After the white space that ends a sentence or a line."""
         tokens = np.frombuffer(text, np.uint8)
         space = _SPACE[tokens]
         begins = np.zeros(len(text), bool)
@@ -148,17 +232,24 @@ class SentenceChunker(Chunker):
         return begins
 
 
-def make_chunker(options: ChunkerOptions, fitted: dict[str, Any] | None = None) -> Chunker:
+def make_chunker(options: ChunkerOptions, fitted: dict[str, Any] | None = None, version: int | None = None) -> Chunker:
     """The chunker of `options`.
 
     Args:
         options: which one, and its settings.
         fitted: what it learned from the corpus, from the manifest.
+        version: the one that cut the corpus, so that other texts are cut alike; None: the newest.
 
     Raises:
-        ValueError: there is no chunker of that name, or it is not of our kind.
+        ValueError: there is no chunker of that name or version, or it is not of our kind.
     """
     made = chunker_class(options.kind)(options, fitted)
+    if version is not None:
+        if version > made.version:
+            raise ValueError(
+                f"cut by version {version} of the chunker {options.kind!r}, and here is {made.version}: install a newer one"
+            )
+        made.version = version
     if not 1 <= made.k <= LARGEST_CHUNK or not 2 <= made.vocabulary <= 256:
         raise ValueError(
             f"chunker {options.kind!r}: k={made.k} and vocabulary={made.vocabulary} must be at most {LARGEST_CHUNK} and 256"

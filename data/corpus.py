@@ -2,23 +2,30 @@
 
 import hashlib
 import json
+import logging
 import mmap
 import os
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any
+from typing import IO, Any, NamedTuple, TypedDict, cast
 
 import numpy as np
 from pydantic import TypeAdapter, ValidationError
 
 from data.chunkers import Chunker, make_chunker
+from data.locations import check_folder, check_url, is_remote
 from data.options import LARGEST_CHUNK, ChunkerOptions, LoaderOptions, SourceOptions
+from data.remote.storage import Remote
 from data.shards import Damaged, Sample, Shard, read_shard
-from data.sources import make_source
-from data.storage import Remote, is_remote
+from data.sources.source import make_source
+from data.sources.splits import Allotted
+from data.statistics import Summary
 
+log = logging.getLogger(__name__)
 MANIFEST = "manifest.json"
+FORMAT, OLDEST = 3, 2  # of shards and manifests: what is written, and the oldest that is read
 
 
 @dataclass
@@ -31,6 +38,33 @@ class Counts:
     source_bytes: int = 0
 
 
+class Manifest(TypedDict, total=False):
+    """manifest.json; docs/data.md says what its entries are."""
+
+    digest: str
+    source: dict[str, Any]
+    chunker: dict[str, Any]
+    chunker_version: int
+    megabytes: int
+    format: int
+    versions: dict[str, str]
+    splits: Allotted
+    fitted: dict[str, Any]
+    words: dict[str, Any]
+    form: dict[str, int]
+    statistics: dict[str, Any]
+    parts: list[dict[str, int]]
+    shards: list[dict[str, Any]]
+
+
+class Stretch(NamedTuple):
+    """A document, or a piece of one: whether it begins here, its tokens (n,) and the lengths (N,) of its chunks."""
+
+    begins: bool
+    tokens: np.ndarray
+    lengths: np.ndarray
+
+
 class Corpus:
     """Shards of one source under one chunker.
 
@@ -40,20 +74,29 @@ class Corpus:
         manifest: contents of manifest.json.
         shards: its shards.
         digest: of source, chunker and settings.
+        statistics: of each split.
+        chunker_version: of the chunker that cut it.
     """
 
-    def __init__(self, folder: Path, manifest: dict[str, Any], remote: Remote | None = None) -> None:
+    def __init__(self, folder: Path, manifest: Manifest, remote: Remote | None = None) -> None:
         self.location = remote.url if remote else str(folder)
         self.folder, self.manifest, self._remote = folder, manifest, remote
         where = f"{self.location}/{MANIFEST}"
         names = {field.name for field in fields(Shard)}
         try:
+            if not (isinstance(manifest["format"], int) and OLDEST <= manifest["format"] <= FORMAT):
+                raise ValueError(
+                    f"{where} is of format {manifest['format']!r}, and this version reads {OLDEST} to {FORMAT}: "
+                    + ("shard again" if manifest["format"] in range(OLDEST) else "use the version that wrote it")
+                )
             self.digest: str = manifest["digest"]
             self.options = ChunkerOptions(**manifest["chunker"])
             # A kind that is not installed here is no error: documents can be read without it.
             if not (isinstance(self.options.kind, str) and _is_size(self.options.k)):
                 raise TypeError("chunker")
             self.fitted: dict[str, Any] | None = manifest.get("fitted")
+            self.chunker_version = int(manifest.get("chunker_version", 1))  # format 2 did not say
+            self.statistics = TypeAdapter(dict[str, Summary]).validate_python(manifest.get("statistics", {}))
             shards = [{name: shard[name] for name in names} for shard in manifest["shards"]]
             self.shards = TypeAdapter(list[Shard]).validate_python(shards)
             bad = [s.file for s in self.shards if Path(s.file).name != s.file or s.file in ("", ".", "..")]
@@ -71,7 +114,7 @@ class Corpus:
 
     @classmethod
     def open(cls, location: str | Path, options: LoaderOptions | None = None) -> "Corpus":
-        """Opens a corpus by its folder, or by a URL (http, https, s3 and what else fsspec knows).
+        """Opens a corpus by its folder, or by a URL (see `data.locations`), which is logged before it is opened.
 
         Args:
             location: of the folder with the manifest.
@@ -79,16 +122,19 @@ class Corpus:
 
         Raises:
             FileNotFoundError: there is no manifest.
-            ValueError: it is not one of ours.
+            ValueError: it is not one of ours, or the URL is none that is opened.
         """
         options = options or LoaderOptions()
         if is_remote(location):
-            remote = Remote(str(location), Path(options.cache_dir), int(options.cache_gigabytes * 1e9))
+            url = check_url(str(location))
+            check_folder(options.cache_dir, "loader.cache_dir")
+            log.info("reading shards from %s", url)
+            remote = Remote(url, Path(options.cache_dir), int(options.cache_gigabytes * 1e9))
             content = remote.manifest(MANIFEST)
-            place = f"{remote.url.rpartition('/')[2]}-{hashlib.sha256(content).hexdigest()[:12]}"
-            folder = Path(options.cache_dir) / place
-            folder.mkdir(parents=True, exist_ok=True)
-            return cls(folder, _manifest(content, f"{remote.url}/{MANIFEST}"), remote)
+            name = re.sub(r"[^A-Za-z0-9._-]+", "-", url.rpartition("/")[2])[-100:]
+            folder = remote.cache.folder / f"{name}-{hashlib.sha256(content).hexdigest()[:12]}"
+            folder.mkdir(exist_ok=True)
+            return cls(folder, _manifest(content, f"{url}/{MANIFEST}"), remote)
         path = Path(location) / MANIFEST
         if not path.is_file():
             raise FileNotFoundError(f"{location} is not a sharded corpus: it has no {MANIFEST}; run `haed shard` first")
@@ -96,7 +142,7 @@ class Corpus:
 
     def chunker(self) -> Chunker:
         """The chunker that cut this corpus."""
-        return make_chunker(self.options, self.fitted)
+        return make_chunker(self.options, self.fitted, self.chunker_version)
 
     def of(self, split: str) -> list[Shard]:
         """Shards of a split, in order."""
@@ -125,30 +171,36 @@ class Corpus:
             Damaged: it is missing, truncated or changed.
             OSError: it cannot be fetched.
         """
+        where = f"{self.location}/{shard.file}"
+        for last in (self._remote is None, True):
+            with self._file(shard, where) as file:  # held open: another process may take it out of the cache meanwhile
+                status = os.fstat(file.fileno())
+                # Mapped, so that all ranks and workers of a machine share its memory.
+                content = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) if status.st_size else b""
+                stamp = (status.st_size, status.st_mtime_ns)
+                try:
+                    samples = read_shard(where, content, None if self._checked.get(shard.file) == stamp else shard)
+                except Damaged as error:
+                    if last:
+                        raise
+                    log.warning("%s: its copy in the cache is damaged (%s); fetching it again", where, error.reason)
+                    self._remote.forget(shard, file)  # type: ignore[union-attr]
+                    continue
+                self._checked[shard.file] = stamp
+                return samples
+        raise AssertionError
+
+    def _file(self, shard: Shard, where: str) -> IO[bytes]:
         try:
-            path = self._remote.fetch(self.folder, shard) if self._remote else self.folder / shard.file
-            with open(path, "rb") as file:  # mapped, so that all ranks and workers of a machine share its memory
-                size = os.fstat(file.fileno()).st_size
-                content = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) if size else b""
+            return self._remote.open(shard) if self._remote else open(self.folder / shard.file, "rb")
         except FileNotFoundError as error:
-            raise Damaged(Path(f"{self.location}/{shard.file}"), None, "it is missing") from error
-        stamp = (len(content), path.stat().st_mtime_ns if not self._remote else 0)
-        if self._checked.get(shard.file) == stamp:
-            return read_shard(path, content)
-        try:
-            samples = read_shard(path, content, shard)
-        except Damaged:
-            if self._remote:
-                path.unlink(missing_ok=True)  # the next use fetches it again
-            raise
-        self._checked[shard.file] = stamp
-        return samples
+            raise Damaged(where, None, "it is missing") from error
 
     def fetch_ahead(self, shards: list[Shard]) -> None:
         """Brings shards into the cache; nothing to do for a folder. A failure is left for `read` to meet."""
         for shard in shards if self._remote else []:
             try:
-                self._remote.fetch(self.folder, shard)  # type: ignore[union-attr]
+                self._remote.open(shard).close()  # type: ignore[union-attr]
             except (OSError, Damaged):
                 return
 
@@ -157,15 +209,17 @@ class Corpus:
         """Its shards are fetched."""
         return self._remote is not None
 
-    def pieces(self, split: str) -> Iterator[tuple[bool, np.ndarray, np.ndarray]]:
-        """Documents of a split in order, a long one in several pieces: whether it begins, tokens (n,), lengths (N,)."""
+    def pieces(self, split: str) -> Iterator[Stretch]:
+        """Documents of a split in order, a long one in several pieces."""
         for shard in self.of(split):
             for sample in self.read(shard):
                 ends = np.cumsum(sample.documents)
                 offsets = np.cumsum(sample.lengths, dtype=np.int64)[ends - 1].tolist()
                 begin = start = 0
                 for number, (end, stop) in enumerate(zip(ends.tolist(), offsets, strict=True)):
-                    yield number > 0 or not sample.continues, sample.tokens[start:stop], sample.lengths[begin:end]
+                    yield Stretch(
+                        number > 0 or not sample.continues, sample.tokens[start:stop], sample.lengths[begin:end]
+                    )
                     begin, start = end, stop
 
     def documents(self, split: str) -> Iterator[tuple[np.ndarray, np.ndarray]]:
@@ -208,50 +262,11 @@ def _is_size(k: Any) -> bool:
     return isinstance(k, int) and 1 <= k <= LARGEST_CHUNK
 
 
-def _manifest(content: bytes, where: str) -> dict[str, Any]:
+def _manifest(content: bytes, where: str) -> Manifest:
     try:
         manifest = json.loads(content)
     except (ValueError, RecursionError) as error:
         raise ValueError(f"{where} is not JSON: {error}") from error
     if not isinstance(manifest, dict):
         raise ValueError(f"{where} is not a manifest")
-    return manifest
-
-
-@dataclass
-class DistinctChunks:
-    """The C distinct chunks of a split: tokens (C, K) zero beyond lengths (C,), and how often each occurs (C,)."""
-
-    tokens: np.ndarray
-    lengths: np.ndarray
-    counts: np.ndarray
-
-
-def distinct_chunks(corpus: Corpus, split: str) -> DistinctChunks:
-    """Distinct chunks of a split, the most frequent first, equals in the order of their bytes."""
-    k = corpus.chunker().k
-    rows = np.zeros((0, k + 1), np.uint8)
-    counts = np.zeros(0, np.int64)
-    for shard in corpus.of(split):
-        samples = corpus.read(shard)
-        lengths = np.concatenate([sample.lengths for sample in samples])
-        grid = np.zeros((len(lengths), k + 1), np.uint8)
-        grid[:, :k][np.arange(k) < lengths[:, None]] = np.concatenate([sample.tokens for sample in samples])
-        grid[:, k] = lengths
-        both = np.concatenate([rows, grid]).view(f"V{k + 1}").ravel()
-        weights = np.concatenate([counts, np.ones(len(grid), np.int64)])
-        values, inverse = np.unique(both, return_inverse=True)
-        rows = values.view(np.uint8).reshape(-1, k + 1)
-        counts = np.bincount(inverse.ravel(), weights, len(values)).astype(np.int64)
-    order = np.lexsort((np.arange(len(counts)), -counts))
-    return DistinctChunks(rows[order, :k], rows[order, k], counts[order])
-
-
-def write_json(path: Path, value: Any) -> None:
-    """Writes JSON beside, syncs and renames."""
-    beside = path.with_name(f".{path.name}.{os.getpid()}.partial")
-    with open(beside, "w", encoding="utf-8") as file:
-        json.dump(value, file, indent=1, ensure_ascii=True)
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(beside, path)
+    return cast(Manifest, manifest)

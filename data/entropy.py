@@ -34,7 +34,7 @@ class EntropyChunker(Chunker):
         self.uncertain = np.frombuffer(table, np.uint8) > fitted["threshold"]
 
     def begins(self, text: bytes, starts: np.ndarray) -> np.ndarray:
-        """See `Chunker.begins`. A document's second byte begins none: nothing is known yet."""
+        """Where the text is hard to foresee; a document's second byte begins none: nothing is known yet."""
         tokens, begins = np.frombuffer(text, np.uint8), np.zeros(len(text), bool)
         begins[2:] = self.uncertain[tokens[:-2].astype(np.uint16) << 8 | tokens[1:-1]]
         second = starts + 1

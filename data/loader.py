@@ -11,10 +11,10 @@ Legend: B windows per batch of a rank, T chunks per window, K tokens per chunk.
 """
 
 import logging
+import sys
 import threading
 from collections import deque
 from collections.abc import Iterator
-from concurrent.futures import Future
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
 from functools import lru_cache
@@ -25,7 +25,7 @@ import numpy as np
 
 from data.corpus import Corpus
 from data.options import LoaderOptions
-from data.processes import process_pool
+from data.processes import allowed, process_pool
 from data.shards import Damaged, Sample, Shard
 
 log = logging.getLogger(__name__)
@@ -161,7 +161,7 @@ class Loader:
         return {k: v for k, v in vars(self).items() if k not in ("_load", "_order", "_buffers", "_fetching")}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        """See `__getstate__`."""
+        """In a worker: with shards still to be read."""
         vars(self).update(state)
         self._prepare()
 
@@ -188,25 +188,49 @@ class Loader:
     def __iter__(self) -> Iterator[Batch]:
         """Batches from the present position on, without end; workers run until the iterator is closed or dropped.
 
+        A worker of torch's DataLoader gets every n-th of them, so that all together get each once.
+
         Raises:
             Damaged: a shard is, and `loader.damaged` is stop.
         """
         start = self._epoch * self.windows_per_epoch + self._consumed  # windows of all epochs
         step = self.sequences * self.ranks
-        if self.options.workers:
-            made = _made_ahead(self, start, step)
-        else:
-            made = (self.batch(start + number * step) for number in count())
-        for number, batch in enumerate(made, 1):
-            self._epoch, self._consumed = divmod(start + number * step, self.windows_per_epoch)
+        share, shares = _share()
+        positions = count(start + share * step, shares * step)
+        workers = allowed(self.options.workers)
+        made = _made_ahead(self, positions, workers) if workers else map(self.batch, positions)
+        for number, batch in enumerate(made):
+            after = start + (share + number * shares + 1) * step
+            self._epoch, self._consumed = divmod(after, self.windows_per_epoch)
             self.skipped += batch.skipped
             yield batch
 
-    def batch(self, position: int) -> Batch:
-        """This rank's batch of the step that begins at a position, counted in windows over all epochs and ranks."""
+    def epoch(self) -> Iterator[Batch]:
+        """Batches of the rest of this epoch, every window once: the last batch may be smaller, or missing on some ranks.
+
+        A worker of torch's DataLoader gets every n-th of them. The position stays, and no processes are started.
+
+        Raises:
+            Damaged: a shard is, and `loader.damaged` is stop.
+        """
+        step, (share, shares) = self.sequences * self.ranks, _share()
+        first = self._epoch * self.windows_per_epoch
+        end = first + self.windows_per_epoch
+        for position in range(first + self._consumed + share * step, end, shares * step):
+            if position + self.rank * self.sequences < end:
+                yield self.batch(position, end)
+
+    def batch(self, position: int, end: int | None = None) -> Batch:
+        """This rank's batch of the step that begins at a position, counted in windows over all epochs and ranks.
+
+        Args:
+            position: of its first window, over all ranks.
+            end: position that no window of the batch may pass.
+        """
         mine = position + self.rank * self.sequences
         total = self.windows_per_epoch
-        windows = [self._window(*divmod(mine + i, total)) for i in range(self.sequences)]
+        stop = mine + self.sequences if end is None else min(end, mine + self.sequences)
+        windows = [self._window(*divmod(each, total)) for each in range(mine, stop)]
         whole = [window for window in windows if window is not None]
         empty = np.zeros((self.context, self._k), np.uint8)
         arrays = [window or (empty, empty[:, 0], empty[:, 0] > 0) for window in windows]
@@ -267,26 +291,26 @@ class Loader:
             return None
 
 
-def _made_ahead(loader: Loader, start: int, step: int) -> Iterator[Batch]:
+def _share() -> tuple[int, int]:
+    """Which worker of torch's DataLoader this process is, and of how many; the only one elsewhere. Torch is not imported."""
+    torch_data: Any = sys.modules.get("torch.utils.data")
+    worker = torch_data.get_worker_info() if torch_data else None
+    return (worker.id, worker.num_workers) if worker else (0, 1)
+
+
+def _made_ahead(loader: Loader, positions: Iterator[int], workers: int) -> Iterator[Batch]:
     """The same batches, made by worker processes, in order."""
-    workers = loader.options.workers
     pool = process_pool(workers, _receive, (loader,))
     try:
-        positions = (start + number * step for number in count())
         waiting = deque(pool.submit(_make, next(positions)) for _ in repeat(None, _AHEAD * workers))
         while True:
-            batch = _result(waiting.popleft())
+            batch = waiting.popleft().result()
             waiting.append(pool.submit(_make, next(positions)))
             yield batch
-    finally:
-        pool.shutdown(wait=False, cancel_futures=True)
-
-
-def _result(future: "Future[Batch]") -> Batch:
-    try:
-        return future.result()
     except BrokenProcessPool as error:
         raise OSError("a loader worker died (killed, or out of memory?); loader.workers=0 goes without") from error
+    finally:
+        pool.shutdown(cancel_futures=True)
 
 
 _loader: Loader

@@ -1,24 +1,29 @@
 """Options of sources, chunkers, shards and the loader. Importing this module imports nothing heavy."""
 
 import dataclasses
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from importlib.metadata import entry_points
+from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, Field
 
+from data.locations import NO_SECRET
+
 LARGEST_CHUNK = 255  # tokens: lengths are bytes
 SOURCES = {
-    "stdlib": "data.text:StdlibSource",
-    "text": "data.text:TextSource",
-    "jsonl": "data.text:JsonLinesSource",
-    "wikitext": "data.text:WikiTextSource",
-    "enwik8": "data.text:Enwik8Source",
-    "stdin": "data.text:TextSource",
-    "images": "data.images:ImageSource",
-    "audio": "data.audio:AudioSource",
-    "datasets": "data.huggingface:DatasetsSource",
+    "stdlib": "data.sources.text:StdlibSource",
+    "text": "data.sources.text:TextSource",
+    "jsonl": "data.sources.text:JsonLinesSource",
+    "wikitext": "data.sources.text:WikiTextSource",
+    "enwik8": "data.sources.text:Enwik8Source",
+    "stdin": "data.sources.text:TextSource",
+    "images": "data.sources.images:ImageSource",
+    "audio": "data.sources.audio:AudioSource",
+    "datasets": "data.sources.huggingface:DatasetsSource",
+    "webdataset": "data.sources.tars:WebDatasetSource",
     "shards": "",  # sharded already: nothing to read
 }
 CHUNKERS = {
@@ -43,6 +48,26 @@ def known(table: dict[str, str], group: str) -> Callable[[str], str]:
     return check
 
 
+def _expression(pattern: str | None) -> str | None:
+    """A regular expression."""
+    try:
+        re.compile(pattern or "")
+    except re.error as error:
+        raise ValueError(f"it is no regular expression: {error}") from None
+    return pattern
+
+
+def _glob(pattern: str) -> str:
+    """A glob that is relative to a folder."""
+    if pattern.startswith("/"):
+        raise ValueError("expected a glob relative to source.path, which does not begin with /")
+    try:
+        next(iter(Path("/dev/null").glob(pattern)), None)
+    except (ValueError, NotImplementedError) as error:
+        raise ValueError(f"it is no glob: {error}") from None
+    return pattern
+
+
 def _choices(table: dict[str, str], group: str) -> Callable[[dict[str, Any]], None]:
     """Puts the names into a JSON schema, for forms; asked for only when a schema is made."""
     return lambda schema: schema.update(enum=[*table, *sorted(entry.name for entry in entry_points(group=group))])
@@ -57,26 +82,54 @@ class SourceOptions:
         Field(
             description="stdlib: the Python standard library's own .py files; text: a document per file; jsonl: a document "
             "per line; wikitext: documents by ' = Title = ' headings; enwik8: splits by offset; stdin: standard input; "
-            "images: PNG, JPEG, ImageNet32, CIFAR-10; audio: WAV; datasets: Hugging Face; shards: an existing corpus, "
-            "also http(s):// and s3://; or a source of your own (docs/data.md)",
+            "images: PNG, JPEG, ImageNet32, CIFAR-10; audio: WAV; datasets: Hugging Face; webdataset: tars of "
+            "samples; shards: an existing corpus, "
+            "also behind a URL (http, https, s3, gs, az, file); or a source of your own (docs/data.md)",
             json_schema_extra=_choices(SOURCES, "haed.sources"),
         ),
         AfterValidator(known(SOURCES, "haed.sources")),
     ] = "stdlib"
     path: Annotated[
-        str | None,
+        Annotated[str, Field(json_schema_extra={"pattern": NO_SECRET})] | None,
         Field(description="file, folder or glob; text may be compressed (.gz .xz .bz2 .zst); - is standard input"),
     ] = None
-    pattern: Annotated[str, Field(description="files of a folder, as a glob relative to it")] = "**/*"
-    field: Annotated[str, Field(description="jsonl and datasets: the field that holds the text")] = "text"
+    pattern: Annotated[str, Field(description="files of a folder, as a glob relative to it"), AfterValidator(_glob)] = (
+        "**/*"
+    )
+    follow_links: Annotated[
+        bool,
+        Field(description="follow links that lead out of the folder, and links to folders; else left out, and said"),
+    ] = False
+    field: Annotated[
+        str,
+        Field(
+            description="jsonl and datasets: the field that holds the text; webdataset: the extension of the member to "
+            "read, such as txt, png, or json.caption for a field of a .json"
+        ),
+    ] = "text"
+    config: Annotated[str | None, Field(description="datasets: which configuration of the data set")] = None
+    revision: Annotated[
+        str | None, Field(description="datasets: branch, tag or commit on the hub; null: the newest")
+    ] = None
     valid_percent: Annotated[
         int,
         Field(ge=0, le=50, description="share of documents for valid, and for test, where files do not name a split"),
     ] = 5
     valid_pattern: Annotated[
-        str | None, Field(description="regular expression: documents whose name matches are valid, whatever else says")
+        str | None,
+        Field(description="regular expression: documents whose name matches are valid, whatever else says"),
+        AfterValidator(_expression),
     ] = None
-    test_pattern: Annotated[str | None, Field(description="likewise for test; what matches neither is train")] = None
+    test_pattern: Annotated[
+        str | None, Field(description="likewise for test; what matches neither is train"), AfterValidator(_expression)
+    ] = None
+    cut: Annotated[
+        bool | None,
+        Field(
+            description="text whose files state no split: true cuts every file 90/5/5, false shares whole files out by a "
+            "hash of their contents; null: cuts where the hash would leave a split empty"
+        ),
+    ] = None
     offsets: Annotated[
         list[int], Field(description="enwik8: bytes where valid and test begin; none: at 90 % and 95 %", max_length=2)
     ] = dataclasses.field(default_factory=list)
@@ -90,7 +143,9 @@ class SourceOptions:
     expansion: Annotated[
         int,
         Field(
-            ge=1, description="compressed input that grows more than so many times beyond 64 MB is refused as a bomb"
+            ge=1,
+            le=10**6,
+            description="compressed input that grows more than so many times beyond 64 MB is refused as a bomb",
         ),
     ] = 250
 
@@ -108,7 +163,9 @@ class ChunkerOptions:
         ),
         AfterValidator(known(CHUNKERS, "haed.chunkers")),
     ] = "words"
-    k: Annotated[int, Field(ge=1, le=LARGEST_CHUNK, description="tokens per chunk at most (paper: 12)")] = 12
+    k: Annotated[
+        int, Field(ge=1, le=LARGEST_CHUNK, description="tokens per chunk at most, of text bytes (paper: 12)")
+    ] = 12
     mean_length: Annotated[
         float,
         Field(ge=1, le=LARGEST_CHUNK, description="entropy: tokens per chunk to aim at; the threshold follows from it"),
@@ -119,10 +176,15 @@ class ChunkerOptions:
 class ShardOptions:
     """How shards are written."""
 
-    workers: Annotated[int, Field(ge=1, description="processes that write shards; changes no byte of them")] = 1
+    workers: Annotated[
+        int, Field(ge=1, le=1024, description="processes that write shards; changes no byte of them")
+    ] = 1
     megabytes: Annotated[
         int, Field(ge=1, le=128, description="source bytes per shard, about; one shard is one unit of work")
     ] = 16
+    verify: Annotated[
+        bool, Field(description="check the sha256 of a finished corpus's shards, not only their sizes")
+    ] = False
 
 
 @dataclass(kw_only=True)
@@ -136,7 +198,9 @@ class LoaderOptions:
         Literal["stop", "skip"],
         Field(description="a damaged or missing shard: stop, or leave its windows empty and count them"),
     ] = "stop"
-    cache_dir: Annotated[str, Field(description="where shards from http(s):// and s3:// are kept")] = "shards/.cache"
+    cache_dir: Annotated[str, Field(description="where fetched shards are kept, in a folder haed-cache")] = (
+        "shards/.cache"
+    )
     cache_gigabytes: Annotated[
-        float, Field(gt=0, description="bound on that folder; the longest unused goes first")
+        float, Field(gt=0, le=1e6, description="bound on that folder; the longest unused goes first")
     ] = 50.0

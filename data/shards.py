@@ -2,11 +2,14 @@
 
 A sample holds consecutive documents of one split, about a megabyte together; a longer document goes on in the next sample:
 
-    000000.tokens.npy     (n,) uint8, all tokens
-    000000.lengths.npy    (N,) uint8, tokens of each chunk
-    000000.documents.npy  (D,) int64, chunks of each document
-    000000.sample.json    {"names": [...], "continues": the first is the rest of the document before,
-                           "crc32": of the content of each of the three arrays}
+    KEY.tokens.npy     (n,) uint8, all tokens
+    KEY.lengths.npy    (N,) uint8, tokens of each chunk
+    KEY.documents.npy  (D,) int64, chunks of each document
+    KEY.sample.json    {"names": [...], "continues": the first is the rest of the document before,
+                        "crc32": of the content of each of the three arrays}
+
+KEY is SPLIT-PART-SAMPLE, such as train-00003-000012, unique in the corpus: the number of the part that wrote the shard, and
+that of the sample among those of the split in that part.
 
 The sha256 in the manifest says whether a shard is whole; the sums inside say where it is not.
 """
@@ -27,7 +30,8 @@ import numpy as np
 from pydantic import Field
 
 from data.chunkers import Chunker
-from data.sources import Piece
+from data.locations import is_remote
+from data.sources.source import Piece
 from data.statistics import Statistics
 
 SAMPLE_BYTES = 1 << 20
@@ -69,16 +73,20 @@ class Sample:
 
 
 class Damaged(ValueError):
-    """A shard is not what was written; the message names it and the byte where that shows first.
+    """A shard is not what was written; the message names it, the byte where that shows first, and what to do.
 
     Attributes:
-        path: of the shard.
-        offset: see above; None if the whole file is missing.
+        path: of the shard, or its URL.
+        offset: of the byte where it shows first; None if the whole file is missing.
+        reason: what is wrong with it.
     """
 
-    def __init__(self, path: Path, offset: int | None, reason: str) -> None:
+    def __init__(self, path: Path | str, offset: int | None, reason: str) -> None:
         where = "" if offset is None else f" at byte {offset:,}"
-        super().__init__(f"shard {path} is damaged{where}: {reason}; delete it and shard or fetch it again")
+        advice = "`haed shard shard.verify=true` with its options makes it anew, or copy it again from where it came"
+        if is_remote(path):  # a damaged copy in the cache was fetched again before it comes to this
+            advice = "what is served there is not what its manifest says: whoever serves it must mend it"
+        super().__init__(f"shard {path} is damaged{where}: {reason}; {advice}")
         self.path, self.offset, self.reason = path, offset, reason
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -92,19 +100,22 @@ class ShardFile:
     Args:
         path: of the file; `close` makes it whole.
         split: that it belongs to.
+        part: number of the part of the corpus that it belongs to.
+        first: number of its first sample in that part.
 
     Raises:
         OSError: the disk is full or not writable.
     """
 
-    def __init__(self, path: Path, split: str) -> None:
+    def __init__(self, path: Path, split: str, part: int = 0, first: int = 0) -> None:
+        self._part, self._first = part, first
         self.shard = Shard(path.name, split, 0, 0, 0, 0, 0, 0, "")
         self._file = open(path, "wb", buffering=0)  # noqa: SIM115 - until `close`
         self._sum = hashlib.sha256()
 
     def write(self, sample: Sample, source_bytes: int) -> None:
         """Adds a sample, and the number of bytes of the source that it stands for."""
-        key, sums = f"{self.shard.samples:06d}", {}
+        key, sums = f"{self.shard.split}-{self._part:05d}-{self._first + self.shard.samples:06d}", {}
         parts: list[bytes | memoryview] = []
         for name, kind in _ARRAYS.items():
             content = np.ascontiguousarray(getattr(sample, name), kind)
@@ -163,7 +174,7 @@ class _Buffer:
 
 
 class ShardWriter:
-    """Cuts the pieces of one split and writes them as tars of about `limit` source bytes into a folder.
+    """Cuts the pieces of one split of a part and writes them as tars of about `limit` source bytes into a folder.
 
     Files are named SPLIT-NUMBER.tar from 0 on.
 
@@ -171,8 +182,8 @@ class ShardWriter:
         OSError: the disk is full or not writable.
     """
 
-    def __init__(self, folder: Path, split: str, chunker: Chunker, limit: int) -> None:
-        self.folder, self.split, self.chunker, self.limit = folder, split, chunker, limit
+    def __init__(self, folder: Path, split: str, chunker: Chunker, limit: int, part: int = 0) -> None:
+        self.folder, self.split, self.chunker, self.limit, self.part = folder, split, chunker, limit, part
         self.shards: list[Shard] = []
         self.statistics = Statistics()
         self._buffer = _Buffer()
@@ -226,7 +237,8 @@ class ShardWriter:
         if self._file is not None and self._file.shard.source_bytes + size > self.limit:
             self._finish()
         if self._file is None:
-            self._file = ShardFile(self.folder / f"{self.split}-{len(self.shards):05d}.tar", self.split)
+            path = self.folder / f"{self.split}-{len(self.shards):05d}.tar"
+            self._file = ShardFile(path, self.split, self.part, sum(shard.samples for shard in self.shards))
         self._file.write(Sample(tokens, lengths, counts, buffer.names, buffer.continues), size)
 
     def _finish(self) -> None:
@@ -249,7 +261,7 @@ class ShardWriter:
 Content = bytes | mmap.mmap
 
 
-def read_shard(path: Path, content: Content, shard: Shard | None = None) -> list[Sample]:
+def read_shard(path: Path | str, content: Content, shard: Shard | None = None) -> list[Sample]:
     """Takes a shard apart; the arrays are views of its content.
 
     Args:
@@ -269,7 +281,7 @@ def read_shard(path: Path, content: Content, shard: Shard | None = None) -> list
     return found
 
 
-def _samples(path: Path, content: Content, checked: bool) -> Iterator[Sample]:
+def _samples(path: Path | str, content: Content, checked: bool) -> Iterator[Sample]:
     """The samples of a shard, with their own sums checked where that of the whole is wrong or unknown.
 
     Raises:
@@ -300,7 +312,7 @@ def _samples(path: Path, content: Content, checked: bool) -> Iterator[Sample]:
         raise Damaged(path, min(end, len(content)), "a tar ought to go on or to end here")
 
 
-def _sample(path: Path, offset: int, parts: dict[str, Any], note: dict[str, Any], checked: bool) -> Sample:
+def _sample(path: Path | str, offset: int, parts: dict[str, Any], note: dict[str, Any], checked: bool) -> Sample:
     sample = Sample(**parts, names=note["names"], continues=note["continues"])
     for name in _ARRAYS if checked else ():
         if zlib.crc32(parts[name].data) != note["crc32"][name]:
@@ -317,14 +329,17 @@ def _array(body: memoryview, dtype: Any) -> np.ndarray:
     file = io.BytesIO(bytes(body[:1024]))
     if np.lib.format.read_magic(file) != (1, 0):
         raise ValueError("not a .npy of version 1.0")
-    shape, _, found = np.lib.format.read_array_header_1_0(file)
+    try:
+        shape, _, found = np.lib.format.read_array_header_1_0(file)
+    except Exception as error:  # Python's parser reads it, and has many ways to refuse one
+        raise ValueError(f"its header is none: {error or type(error).__name__}") from error
     array = np.frombuffer(body, dtype, offset=file.tell())
     if found != dtype or shape != array.shape:
         raise ValueError(f"its header says {found} {shape}, it holds {array.size} of {np.dtype(dtype)}")
     return array
 
 
-def _locate(path: Path, content: Content, shard: Shard) -> None:
+def _locate(path: Path | str, content: Content, shard: Shard) -> None:
     """Raises Damaged for a shard whose sha256 is wrong, with the first place that shows why."""
     for _ in _samples(path, content, checked=True):
         pass

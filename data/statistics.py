@@ -7,7 +7,6 @@ of parts add up, so workers share the counting.
 """
 
 from dataclasses import dataclass, field
-from typing import Any
 
 import numpy as np
 
@@ -35,13 +34,13 @@ def hashes(tokens: np.ndarray, lengths: np.ndarray) -> np.ndarray:
     offset = 8
     while len(rows):
         word = words[begins[rows] + offset] & _MASKS[np.minimum(lengths[rows] - offset, 8)]
-        found[rows] = _mixed(found[rows]) ^ word
+        found[rows] = mixed(found[rows]) ^ word
         offset += 8
         rows = rows[lengths[rows] > offset]
-    return _mixed(found)
+    return mixed(found)
 
 
-def _mixed(x: np.ndarray) -> np.ndarray:
+def mixed(x: np.ndarray) -> np.ndarray:
     """The finaliser of SplitMix64 (Steele et al. 2014)."""
     for shift, factor in ((30, _MIX[1]), (27, _MIX[2])):
         x = x ^ (x >> np.uint64(shift))
@@ -106,18 +105,46 @@ class Frequencies:
         below = int(np.searchsorted(self.keys, np.uint64(self.limit), "right"))
         return round((below - 1) / (self.limit / 2**64))
 
-    def curve(self, points: int = 60) -> list[list[int]]:
+    def curve(self, points: int = 60) -> list[tuple[int, int]]:
         """Pairs of rank and count, evenly spread over the logarithm of the rank."""
         head = np.sort(self.counts)[::-1]
         total = self.distinct
         ranks = np.unique(np.geomspace(1, max(total, 1), points).round().astype(np.int64))
         if self.exact:
-            return [[int(rank), int(head[rank - 1])] for rank in ranks] if total else []
+            return [(int(rank), int(head[rank - 1])) for rank in ranks] if total else []
         below = int(np.searchsorted(self.keys, np.uint64(self.limit), "right"))
         sample = np.sort(self.counts[:below])[::-1]
         trusted = HEAD // 4  # deeper ranks may miss chunks that were rare in one part and frequent in another
         at = np.minimum((ranks * below // total), below - 1)
-        return [[int(r), int(head[r - 1] if r <= trusted else sample[i])] for r, i in zip(ranks, at, strict=True)]
+        return [(int(r), int(head[r - 1] if r <= trusted else sample[i])) for r, i in zip(ranks, at, strict=True)]
+
+
+@dataclass
+class DocumentLengths:
+    """Tokens of the shortest and the longest document, and how many documents have from 2^n tokens on, by that number."""
+
+    shortest: int
+    longest: int
+    documents_from: dict[str, int]
+
+
+@dataclass
+class Summary:
+    """Statistics of a split as the manifest has them; see docs/data.md.
+
+    Attributes:
+        chunk_lengths: number of chunks of each length, from 0 on.
+        distinct_chunks: their number.
+        distinct_chunks_exact: false if that is an estimate.
+        rank_frequency: pairs of the rank of a chunk, by how often it occurs, and how often that is.
+        tokens_per_document: lengths of documents.
+    """
+
+    chunk_lengths: list[int]
+    distinct_chunks: int
+    distinct_chunks_exact: bool
+    rank_frequency: list[tuple[int, int]]
+    tokens_per_document: DocumentLengths
 
 
 class Statistics:
@@ -195,27 +222,24 @@ class Statistics:
 
     @classmethod
     def of_arrays(cls, arrays: dict[str, np.ndarray]) -> "Statistics":
-        """See `arrays`."""
+        """Those that `arrays` gave."""
         made = cls()
         made.lengths, made.documents = arrays["lengths"], arrays["documents"]
         made.shortest, made.longest, made._head, made._last = (int(x) for x in arrays["ends"])
         made.frequencies = Frequencies(arrays["keys"], arrays["counts"], int(arrays["limit"][0]))
         return made
 
-    def summary(self) -> dict[str, Any]:
-        """For the manifest: see docs/data.md."""
+    def summary(self) -> Summary:
+        """For the manifest."""
         self._count()
         self._end_document()
         last = int(np.flatnonzero(self.lengths)[-1]) if self.lengths.any() else 0
         bins = np.flatnonzero(self.documents)
-        return {
-            "chunk_lengths": self.lengths[: last + 1].tolist(),
-            "distinct_chunks": self.frequencies.distinct,
-            "distinct_chunks_exact": self.frequencies.exact,
-            "rank_frequency": self.frequencies.curve(),
-            "tokens_per_document": {
-                "shortest": self.shortest,
-                "longest": self.longest,
-                "documents_from": {str(1 << int(each)): int(self.documents[each]) for each in bins},
-            },
-        }
+        found = self.frequencies
+        return Summary(
+            self.lengths[: last + 1].tolist(),
+            found.distinct,
+            found.exact,
+            found.curve(),
+            DocumentLengths(self.shortest, self.longest, {str(1 << int(n)): int(self.documents[n]) for n in bins}),
+        )

@@ -7,13 +7,16 @@ half of it, a constant cost per chunk.
 Legend: B samples, K tokens of a chunk, V vocabulary.
 """
 
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from haed.model import HAED, mask_end
+from haed.chunk.model import HAED, mask_end
+from haed.chunk.packing import Chunks
+from haed.system import Windows, moved
 
 
 @dataclass
@@ -48,56 +51,60 @@ class Draw:
         return torch.multinomial(probabilities, 1, generator=self.generator).squeeze(1)
 
 
-class Sampler:
-    """Continues B prompts of the same number of chunks, or B copies of one, chunk by chunk.
+class Sampler(ABC):
+    """Continues B prompts of the same number of chunks, chunk by chunk."""
 
-    Args:
-        model: in evaluation mode.
-        tokens: (P, K) closed chunks of a prompt, P may be 0, or (B, P, K).
-        lengths: (P,), or (B, P).
-        samples: B.
-    """
-
-    def __init__(self, model: HAED, tokens: Tensor, lengths: Tensor, samples: int = 1) -> None:
-        self.model, self.samples = model, samples
-        self.device = model.scale.device
-        self.cache = model.main.cache()
-        start = model.main.start.expand(samples, 1, -1)
-        first = max(0, lengths.shape[-1] - model.context + 1)
-        tokens, lengths = tokens[..., first:, :], lengths[..., first:]
-        tokens, lengths = tokens.expand(samples, -1, -1), lengths.expand(samples, -1)
-        shape = lengths.shape
-        seen = model.embed(tokens.flatten(0, 1).to(self.device), lengths.flatten().to(self.device)).vector
-        self.inputs = torch.cat([start, seen.to(start.dtype).unflatten(0, shape)], 1)
-        self.prediction = model.main.step(self.inputs, self.cache)[:, -1]
-        none = tokens.new_zeros(samples, model.k), lengths.new_zeros(samples)
-        self.last = (tokens[:, -1], lengths[:, -1]) if shape[1] else none
-
-    @torch.no_grad()
-    def chunk(self, draw: Draw, opened: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        """Draws the next chunk of every sample and feeds it to the main model.
+    @abstractmethod
+    def chunk(self, draw: Draw, opened: Tensor | None = None) -> Chunks:
+        """Draws the next chunk of every sample, and goes on behind it.
 
         Args:
             draw: how.
             opened: (n,) tokens with which every chunk begins, n ≤ K.
 
         Returns:
-            tokens (B, K), zero beyond their ends, and lengths (B,), on the CPU.
+            B chunks on the CPU.
         """
-        model, batch = self.model, self.samples
-        tokens = torch.zeros(batch, model.k, dtype=torch.long)
-        lengths = torch.full((batch,), model.k)
+
+
+class ChunkSampler(Sampler):
+    """Samples of a chunk model.
+
+    Args:
+        system: in evaluation mode.
+        prompt: (B, P) closed chunks, P may be 0, or (1, P), which all samples go on from.
+        samples: B.
+    """
+
+    def __init__(self, system: HAED, prompt: Windows, samples: int = 1) -> None:
+        self.system, self.samples, self.device = system, samples, system.device
+        self.cache = system.main.cache()
+        first = max(0, prompt.lengths.shape[1] - system.cut.context + 1)
+        tokens, lengths = prompt.tokens[:, first:].long(), prompt.lengths[:, first:]
+        tokens, lengths = tokens.expand(samples, -1, -1), lengths.expand(samples, -1)
+        seen = self._embed(tokens.flatten(0, 1), lengths.flatten()).unflatten(0, lengths.shape)
+        self.inputs = torch.cat([self._start(), seen], 1)
+        self.prediction = system.main.step(self.inputs, self.cache)[:, -1]
+        none = Chunks(tokens.new_zeros(samples, system.cut.k), lengths.new_zeros(samples))
+        self.last = Chunks(tokens[:, -1], lengths[:, -1]) if lengths.shape[1] else none
+
+    @torch.no_grad()
+    def chunk(self, draw: Draw, opened: Tensor | None = None) -> Chunks:
+        """See `Sampler.chunk`."""
+        cut, batch = self.system.cut, self.samples
+        tokens = torch.zeros(batch, cut.k, dtype=torch.long)
+        lengths = torch.full((batch,), cut.k)
         opened = tokens.new_zeros(0) if opened is None else opened.long()
-        decoder: Any = model.decoder  # each decoder has a state of its own kind
-        state = decoder.begin(self.prediction, (self.last[0].to(self.device), self.last[1].to(self.device)))
-        open_rows, symbol = torch.arange(batch), torch.full((batch,), model.vocabulary)
-        for position in range(model.k):
+        decoder: Any = self.system.decoder  # each decoder has a state of its own kind
+        state = decoder.begin(self.prediction, moved(self.last, self.device))
+        open_rows, symbol = torch.arange(batch), torch.full((batch,), cut.vocabulary)
+        for position in range(cut.k):
             logits = decoder.step(state, symbol.to(self.device))
             if position < len(opened):
                 symbol = opened[position].expand(batch)
             else:
-                symbol = draw(mask_end(logits, [batch] if position == 0 else [0], model.fixed))
-            goes_on = symbol != model.vocabulary
+                symbol = draw(mask_end(logits, [batch] if position == 0 else [0], cut.fixed))
+            goes_on = symbol != cut.vocabulary
             if not goes_on.all():  # chunks that have ended cost nothing more
                 lengths[open_rows[~goes_on]] = position
                 open_rows, symbol = open_rows[goes_on], symbol[goes_on]
@@ -105,19 +112,25 @@ class Sampler:
                     break
                 state.keep(goes_on.to(self.device))
             tokens[open_rows, position] = symbol
-        self._feed(tokens, lengths)
-        return tokens, lengths
+        drawn = Chunks(tokens, lengths)
+        self._feed(drawn)
+        return drawn
 
-    def _feed(self, tokens: Tensor, lengths: Tensor) -> None:
+    def _feed(self, drawn: Chunks) -> None:
         """Lets the main model see the chunks and predict the next ones."""
-        self.last = tokens, lengths
-        vector = self.model.embed(tokens.to(self.device), lengths.to(self.device)).vector[:, None]
-        self.inputs = torch.cat([self.inputs, vector.to(self.inputs.dtype)], 1)
-        if self.inputs.shape[1] > self.model.context:
-            start = self.model.main.start.expand(self.samples, 1, -1)
-            kept = self.model.context // 2
-            self.inputs = torch.cat([start, self.inputs[:, len(self.inputs[0]) - kept :]], 1)
-            self.cache = self.model.main.cache()
-            self.prediction = self.model.main.step(self.inputs, self.cache)[:, -1]
-        else:
-            self.prediction = self.model.main.step(vector, self.cache)[:, -1]
+        self.last, main, context = drawn, self.system.main, self.system.cut.context
+        vector = self._embed(drawn.tokens, drawn.lengths)[:, None]
+        self.inputs = torch.cat([self.inputs, vector], 1)
+        if self.inputs.shape[1] > context:
+            self.inputs = torch.cat([self._start(), self.inputs[:, self.inputs.shape[1] - context // 2 :]], 1)
+            self.cache, vector = main.cache(), self.inputs
+        self.prediction = main.step(vector, self.cache)[:, -1]
+
+    def _start(self) -> Tensor:
+        """What stands before the first chunk: (B, 1, E)."""
+        return self.system.main.start.expand(self.samples, 1, -1)
+
+    def _embed(self, tokens: Tensor, lengths: Tensor) -> Tensor:
+        """Embeddings (N, E) of chunks on the CPU."""
+        found = self.system.encoder(tokens.to(self.device), lengths.to(self.device)).vector
+        return found.to(self.system.main.start.dtype)

@@ -1,0 +1,265 @@
+"""The distinct chunks of a corpus and how often each occurs: exact, in one pass, in bounded memory.
+
+A chunk is a record of 64-bit words: its bytes, padded with zeros to K, its length, and in the last word its count. Records
+gather in memory; when they fill `SHARE`, those of equal chunks are joined by sorting, and if more than half of it remains,
+all go to a temporary file, in the order of their hashes. In the end the file is read one range of hashes after the other,
+each of about half a share. So n chunks cost O(n log n), whatever they are. The peak of memory is some five shares (the
+copies of a sort) and what is asked for; that of the file the size of all records.
+"""
+
+import functools
+import logging
+import tempfile
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from itertools import islice, pairwise
+from typing import IO
+
+import numpy as np
+
+from data.corpus import Corpus
+from data.shards import Sample
+from data.statistics import hashes, mixed
+
+log = logging.getLogger(__name__)
+SHARE = 1 << 27  # bytes
+_LOOKED_AT = 4  # samples, of about a megabyte
+_FREQUENT, _OFTEN = 1000, 5  # chunks are frequent up to this rank, if they occur so often
+
+
+class TooMany(ValueError):
+    """There are more distinct chunks than a limit."""
+
+
+@dataclass
+class DistinctChunks:
+    """C distinct chunks, the most frequent first, equals in the order of their bytes.
+
+    Attributes:
+        tokens: (C, K) uint8, zero beyond their lengths.
+        lengths: (C,) uint8.
+        counts: (C,) int64, how often each occurs.
+        left_out: how many more there are, which would come after these.
+    """
+
+    tokens: np.ndarray
+    lengths: np.ndarray
+    counts: np.ndarray
+    left_out: int = 0
+
+
+def distinct_chunks(
+    corpus: Corpus, *splits: str, most: int | None = None, at_least: int = 1, limit: int | None = None
+) -> DistinctChunks:
+    """Counts the distinct chunks of some splits together.
+
+    Args:
+        corpus: what to read.
+        splits: of which splits.
+        most: how many are wanted; None: all, in as much memory as they take.
+        at_least: only those that occur so often.
+        limit: on the number of all.
+
+    Raises:
+        TooMany: there are more than `limit`, raised as soon as that is certain.
+        OSError: there is no room for the temporary file.
+    """
+    chunks = sum(corpus.counts(split).chunks for split in splits)
+    return _counted(_samples(corpus, *splits), corpus.chunker().k, chunks, most, at_least, limit)
+
+
+def _samples(corpus: Corpus, *splits: str) -> Iterator[Sample]:
+    return (sample for split in splits for shard in corpus.of(split) for sample in corpus.read(shard))
+
+
+def _counted(
+    samples: Iterable[Sample], k: int, chunks: int, most: int | None = None, at_least: int = 1, limit: int | None = None
+) -> DistinctChunks:
+    """Counts the chunks of samples, no more than `chunks`; see `distinct_chunks`."""
+    with tempfile.SpooledTemporaryFile(1) as file:  # none before something is written
+        counter = _Counter(k, chunks, file)
+        for sample in samples:
+            counter.add(sample)
+            _check(counter.surely, limit)
+        best, total, kept = counter.none, 0, 0
+        for part in counter.parts():
+            total += len(part)
+            _check(total, limit)
+            part = part[part[:, -1] >= at_least]
+            kept += len(part)
+            best = np.concatenate([best, part])
+            if most is not None and len(best) > most + counter.share:
+                best = _first(best, most)
+    best = _first(best, len(best) if most is None else most)
+    table = best.view(np.uint8)
+    return DistinctChunks(table[:, :k], table[:, k], best[:, -1].astype(np.int64), kept - len(best))
+
+
+def _check(found: int, limit: int | None) -> None:
+    if limit is not None and found > limit:
+        raise TooMany(f"there are more than {limit:,} distinct chunks")
+
+
+class _Counter:
+    """Counts chunks of at most k tokens.
+
+    Attributes:
+        none: no records, (0, words).
+        share: number of records that memory holds before those of equal chunks are joined.
+        surely: number of distinct chunks so far, or less.
+    """
+
+    def __init__(self, k: int, chunks: int, file: IO[bytes]) -> None:
+        self.none = np.zeros((0, k // 8 + 2), np.uint64)
+        self._width = 8 * self.none.shape[1]
+        self.share, self.surely = SHARE // self._width, 0
+        self._k, self._file, self._size = k, file, self._width * chunks
+        ranges = max(1, -(-2 * chunks // self.share))
+        self._bounds = np.array([(number << 64) // ranges for number in range(1, ranges)], np.uint64)
+        self._ranges: list[np.ndarray] = []  # of each part of the file the first record of every range, and its end
+        self._waiting: list[np.ndarray] = []
+
+    def add(self, sample: Sample) -> None:
+        """Counts the chunks of a sample."""
+        records = np.zeros((len(sample.lengths), self.none.shape[1]), np.uint64)
+        table = records.view(np.uint8)
+        table[:, : self._k][np.arange(self._k) < sample.lengths[:, None]] = sample.tokens
+        table[:, self._k] = sample.lengths
+        records[:, -1] = 1
+        self._waiting.append(records)
+        if sum(map(len, self._waiting)) > self.share:
+            records, keys = _joined(self._waiting)
+            self._waiting, self.surely = [records], max(self.surely, len(records))
+            if len(records) > self.share // 2:
+                self._spill(records, keys)
+
+    def _spill(self, records: np.ndarray, keys: np.ndarray) -> None:
+        place, end = tempfile.gettempdir(), 0
+        if self._ranges:
+            end = self._ranges[-1][-1]
+        else:
+            log.info("counting distinct chunks by a temporary file in %s", place)
+        try:
+            self._file.write(records.data)
+        except OSError as error:
+            size = f"counting distinct chunks takes up to {self._size / 1e9:.1f} GB for a while"
+            raise OSError(f"{size}, and {place} has no room ({error}): set TMPDIR to another folder") from error
+        self._ranges.append(end + np.array([0, *np.searchsorted(keys, self._bounds), len(records)]))
+        self._waiting = []
+
+    def parts(self) -> Iterator[np.ndarray]:
+        """Distinct records, in parts that have no chunk in common."""
+        records, keys = _joined([self.none, *self._waiting])
+        if not self._ranges:
+            yield records
+            return
+        self._spill(records, keys)
+        del records, keys
+        for begins, ends in pairwise(np.array(self._ranges).T.tolist()):
+            yield _joined([self._read(begin, end) for begin, end in zip(begins, ends, strict=True)])[0]
+
+    def _read(self, begin: int, end: int) -> np.ndarray:
+        self._file.seek(self._width * begin)
+        content = self._file.read(self._width * (end - begin))
+        return np.frombuffer(content, np.uint64).reshape(-1, self.none.shape[1])
+
+
+def _joined(parts: list[np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
+    """One record for each distinct chunk of some records, in the order of their hashes, and these."""
+    records = np.concatenate(parts)
+    keys = _keys(records)
+    order = np.argsort(keys)
+    records, keys = records[order], keys[order]
+    if (_changes(records) & (keys[1:] == keys[:-1])).any():  # different chunks with one hash
+        order = np.lexsort((*records[:, :-1].T, keys))
+        records, keys = records[order], keys[order]
+    first = np.flatnonzero(np.concatenate([[True], _changes(records)])[: len(records)])
+    counts = np.add.reduceat(records[:, -1], first) if len(first) else records[:, -1]
+    records, keys = records[first], keys[first]
+    records[:, -1] = counts
+    return records, keys
+
+
+def _keys(records: np.ndarray) -> np.ndarray:
+    return functools.reduce(lambda key, word: mixed(key ^ word), records[:, :-1].T, np.zeros(len(records), np.uint64))
+
+
+def _changes(records: np.ndarray) -> np.ndarray:
+    """Whether each record but the first is of another chunk than the one before."""
+    return functools.reduce(np.logical_or, (word[1:] != word[:-1] for word in records[:, :-1].T))
+
+
+def _first(records: np.ndarray, most: int) -> np.ndarray:
+    """The first records in the order of `DistinctChunks`, at most so many."""
+    rarity = np.uint64(0) - records[:, -1]
+    if len(records) > most:  # sorting all takes long where most occur once
+        last = np.partition(rarity, most - 1)[most - 1]
+        before, ties = np.flatnonzero(rarity < last), np.flatnonzero(rarity == last)
+        word, wanted = records[ties, 0].byteswap(), most - len(before)
+        ties = ties[word <= np.partition(word, wanted - 1)[wanted - 1]]
+        records, rarity = (x[np.concatenate([before, ties])] for x in (records, rarity))
+    words = [word.byteswap() for word in records[:, -2::-1].T]  # big-endian numbers are in the order of their bytes
+    return records[np.lexsort((*words, rarity))[:most]]
+
+
+class Occurrences:
+    """How often a split has each of the chunks of another; in 16 bytes for each distinct one of these, by 64-bit hashes.
+
+    Args:
+        corpus: of both splits.
+        split: that is counted.
+        among: whose chunks can be asked for.
+    """
+
+    def __init__(self, corpus: Corpus, split: str, among: str) -> None:
+        self._keys, waiting, size = np.zeros(0, np.uint64), [], 0
+        for sample in _samples(corpus, among):
+            waiting.append(hashes(sample.tokens, sample.lengths))
+            size += len(waiting[-1])
+            if size > max(len(self._keys), SHARE // 8):
+                self._keys, waiting, size = np.unique(np.concatenate([self._keys, *waiting])), [], 0
+        self._keys = np.unique(np.concatenate([self._keys, *waiting]))
+        self._counts = np.zeros(len(self._keys), np.int64)
+        for sample in _samples(corpus, split) if len(self._keys) else ():
+            keys, counts = np.unique(hashes(sample.tokens, sample.lengths), return_counts=True)
+            place, found = self._find(keys)
+            self._counts[place[found]] += counts[found]
+
+    def _find(self, keys: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        place = np.searchsorted(self._keys, keys).clip(max=len(self._keys) - 1)
+        return place, self._keys[place] == keys
+
+    def of(self, tokens: np.ndarray, lengths: np.ndarray) -> np.ndarray:
+        """Occurrences (N,) of chunks, given as tokens (n,) of all and lengths (N,); 0 of those that were not to be asked for."""
+        if not len(self._keys):
+            return np.zeros(len(lengths), np.int64)
+        place, found = self._find(hashes(tokens, lengths))
+        return np.where(found, self._counts[place], 0)
+
+
+def frequent_words(corpus: Corpus, number: int) -> list[str]:
+    """Some frequent chunks of the train split, as far as its first megabytes tell, if it is text; see `telling`."""
+    first = list(islice(_samples(corpus, "train"), _LOOKED_AT))
+    found = _counted(first, corpus.chunker().k, sum(len(sample.lengths) for sample in first))
+    return [chunk.decode() for chunk in telling(found, number) if _is_word(chunk)]
+
+
+def telling(found: DistinctChunks, number: int) -> list[bytes]:
+    """Frequent chunks that show what a corpus is about, from the most frequent to less frequent ones.
+
+    Of text they are whole characters with a letter or digit among them; where few chunks are, any.
+    """
+    order = np.argsort(-found.counts, kind="stable")[:_FREQUENT]
+    rows = [found.tokens[row].tobytes()[: found.lengths[row]] for row in order]
+    rows = [chunk for chunk, row in zip(rows, order, strict=True) if found.counts[row] >= _OFTEN] or rows
+    words = [chunk for chunk in rows if _is_word(chunk)]
+    chosen = words if len(words) > len(rows) // 4 else rows
+    ranks = np.unique(np.geomspace(1, max(1, len(chosen)), number).astype(int)) - 1
+    return [chosen[rank] for rank in ranks if rank < len(chosen)]
+
+
+def _is_word(chunk: bytes) -> bool:
+    try:
+        return any(character.isalnum() for character in chunk.decode())
+    except UnicodeDecodeError:
+        return False

@@ -1,0 +1,121 @@
+"""Addresses: which of them are opened, which folders are written to, and what of them is shown.
+
+An address may come from a stranger's run, manifest or configuration, and fsspec does what an address says:
+`dask://HOST:PORT::file:///any` connects to a scheduler and works there, `reference://` renders templates. So it is checked
+here before any library sees it. Names and passwords have no place in one: addresses stand in the names of runs, in logs,
+configurations, checkpoints and reports.
+"""
+
+import re
+from pathlib import Path
+from urllib.parse import urlsplit
+
+SCHEMES = ("http", "https", "s3", "gs", "az", "file")
+CREDENTIALS = (
+    "http and https take credentials from ~/.netrc (or NETRC=FILE), s3 from the environment (AWS_ACCESS_KEY_ID, "
+    "AWS_SECRET_ACCESS_KEY) or ~/.aws, gs from GOOGLE_APPLICATION_CREDENTIALS, az from AZURE_STORAGE_CONNECTION_STRING; "
+    "in a deployment of Prefect a block may set these"
+)
+# For forms, whose server keeps what is submitted: a name, password or signature in a URL is refused before.
+NO_SECRET = r"^(?![\s\S]*://[^/\s]*@)(?![\s\S]*://\S*\?\S*([Ss]ig|[Tt]oken|[Kk]ey|[Cc]redential|[Pp]assw)[^\s=]*=)"
+_HARMLESS = ("local", "memory", "hf", "zip", "tar", "gzip", "bz2", "xz", "zstd", "lz4")  # beside SCHEMES, in a data set
+_URL = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://(.*)")
+_FOLDER_URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:/")  # pathlib makes one slash of two
+_SCHEDULER = re.compile(r"(?:(?:tcp|tls)://)?(?:[A-Za-z0-9_.-]+|\[[0-9A-Fa-f:.]+\]):[0-9]{1,5}")
+_USER = re.compile(
+    r'(?<=://)(?:[^\s/?#"<>]{0,2000}@|[^\s/?#@"<>]{0,2000}:[^\s"<>]{0,2000}@)'
+)  # a password may hold a slash
+_PARAMETER = re.compile(r"([?&;])([\w.%-]{1,100})=([^&;\s\"'<>]+)")
+_SECRET = re.compile(r"sig|token|secret|pass|pwd|key|cred|auth|code|session", re.IGNORECASE)
+
+
+def is_remote(location: str | Path) -> bool:
+    """It is a URL."""
+    return "://" in str(location)
+
+
+def redact(text: str) -> str:
+    """The text, with stars for what looks like a name and password, or like a signature, in the URLs in it."""
+
+    def hidden(found: re.Match[str]) -> str:
+        return f"{found[1]}{found[2]}=***" if _SECRET.search(found[2]) else found[0]
+
+    return _PARAMETER.sub(hidden, _USER.sub("***@", text))
+
+
+def check_url(url: str, option: str = "") -> str:
+    """The URL as it is opened: its scheme in small letters, without a slash at the end.
+
+    Args:
+        url: of a folder.
+        option: that gave it, for the message.
+
+    Raises:
+        ValueError: it is not a plain address that is opened here; the message hides names and passwords.
+    """
+    shown = (f"{option}: " if option else "") + repr(redact(url))
+    found = _URL.fullmatch(url)
+    if "::" in url:
+        raise ValueError(f"{shown} is not opened: '::' chains file systems; give a plain URL, its host by name")
+    if not found or not url.isprintable() or " " in url or "\\" in url:
+        raise ValueError(
+            f"{shown} is not a URL: expected {', '.join(SCHEMES[:-1])} or {SCHEMES[-1]}, :// and an address"
+        )
+    scheme, rest = found[1].lower(), found[2]
+    if scheme not in SCHEMES:
+        raise ValueError(f"{shown} is not opened: expected a URL with {', '.join(SCHEMES[:-1])} or {SCHEMES[-1]}")
+    host = re.split("[/?#]", rest)[0]
+    if "@" in host or "%40" in host:
+        raise ValueError(f"{shown} holds a name or password: leave it out. {CREDENTIALS}")
+    if scheme == "file":
+        return f"file://{rest.rstrip('/')}"
+    if "?" in rest or (scheme in ("http", "https") and "#" in rest):
+        raise ValueError(
+            f"{shown} has a query or signature behind its path, which would not stay secret: leave it out. {CREDENTIALS}"
+        )
+    try:
+        valid = bool(host) and urlsplit(f"//{host}").port != 0
+    except ValueError:
+        valid = False
+    if not valid:
+        raise ValueError(f"{shown} does not name a host, and a port if any. If it holds a password: {CREDENTIALS}")
+    return f"{scheme}://{rest.rstrip('/')}"
+
+
+def check_scheduler(address: str) -> str:
+    """The address of a Dask scheduler, unchanged: `local`, or host:port, with tcp:// or tls:// before it.
+
+    Raises:
+        ValueError: it is none of these.
+    """
+    if address != "local" and not _SCHEDULER.fullmatch(address):
+        raise ValueError(
+            f"launcher.dask={redact(address)!r}: expected local, or the address of a scheduler, tcp://HOST:PORT, "
+            "tls://HOST:PORT or HOST:PORT"
+        )
+    return address
+
+
+def check_folder(folder: str | Path, option: str) -> None:
+    """Raises ValueError for a URL where a folder of this machine is written to."""
+    if _FOLDER_URL.match(str(folder)) or is_remote(folder):
+        raise ValueError(
+            f"{option}={redact(str(folder))} is a URL, and is written to here: give a folder of this machine. "
+            "To have shards elsewhere, copy their folder there, and read them by source.kind=shards source.path=URL"
+        )
+
+
+def guard_fsspec() -> None:
+    """Lets fsspec open nothing else in this process, for a library that takes addresses out of what it reads.
+
+    A data set's README.md may name `dask://…` as the place of its files, and `datasets` would go there.
+    """
+    import fsspec
+
+    class Refused(fsspec.AbstractFileSystem):
+        def __init__(self, *_: object, **__: object) -> None:
+            raise ValueError(f"it names files at an address of another kind than {', '.join(SCHEMES)}: not opened")
+
+    for protocol in fsspec.available_protocols():
+        if protocol not in (*SCHEMES, *_HARMLESS):
+            fsspec.register_implementation(protocol, Refused, clobber=True)

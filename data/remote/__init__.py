@@ -1,0 +1,1 @@
+"""Shards behind a URL, and their cache on this machine."""

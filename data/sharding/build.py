@@ -1,0 +1,365 @@
+"""The work of sharding: plan, write the parts in any order and process, finish the manifest.
+
+The plan is a function of the source alone, so any number of workers, here or elsewhere, writes the same bytes. A part is
+written into a folder of its own, with a record at the end; a part that has its record is not written again after an
+interruption. When all have one, the shards move to their places and the manifest makes the corpus complete.
+"""
+
+import hashlib
+import json
+import logging
+import os
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import asdict, replace
+from pathlib import Path
+
+import numpy as np
+
+from data.chunkers import chunker_class
+from data.corpus import FORMAT, MANIFEST, Corpus, Manifest
+from data.durable import locked, remove, sweep, sync_folder, write_json
+from data.locations import check_folder
+from data.options import ChunkerOptions, ShardOptions, SourceOptions
+from data.sharding.corpora import Corpora
+from data.sharding.mending import damaged, listed, mend, places
+from data.sharding.parts import Mapper, Part, PartRecord, Plan, write_part, write_parts
+from data.sharding.progress import UNFINISHED, Listener, Watch
+from data.sharding.spool import spooled, sweep_spools
+from data.shards import Shard
+from data.sources.source import Input, Source, Unlike, make_source
+from data.sources.splits import SPLITS, describe
+from data.statistics import Statistics
+
+log = logging.getLogger(__name__)
+_FIT_BYTES, _FIT_INPUTS = 32 << 20, 64
+_MEASURED, _MEASURED_INPUTS = 1 << 20, 16
+_EARLIER = 100  # manifests that are looked through for one of the same path
+_SLACK = 1 << 20  # a range ends where a document does, a little later than planned
+
+
+def plan(corpora: Corpora) -> Plan:
+    """Lists the source and cuts it into parts of about `megabytes`.
+
+    Raises:
+        FileNotFoundError: the source is not there.
+        ValueError: it is empty or not of its kind.
+    """
+    folder, source, chunker = corpora.folder, corpora.source, corpora.chunker
+    limit = corpora.options.megabytes << 20
+    made, kind = make_source(source), chunker_class(chunker.kind)
+    inputs = list(made.inputs(limit, chunker.k if kind.fixed else 1))
+    if not inputs:
+        raise ValueError(f"source.path={source.path} has no document of source.kind={source.kind}")
+    if not made.record.files:  # a source that did not ask for `places`
+        for item in inputs:
+            made.record.files.setdefault(item.splits, []).append(item.name)
+    groups: list[list[Input]] = [[]]
+    size = 0
+    for item in inputs:
+        if groups[-1] and size + item.size > limit:
+            groups.append([])
+            size = 0
+        groups[-1].append(item)
+        size += item.size
+    fitted = kind.fit(chunker, _sample(made, inputs))
+    measured = kind.measure(chunker, _sample(made, inputs, _MEASURED, _MEASURED_INPUTS)) if kind.text else None
+    parts = tuple(
+        Part(
+            folder / "parts" / f"{number:05d}",
+            source,
+            chunker,
+            fitted,
+            limit + _SLACK,
+            tuple(group),
+            "" if corpora.piped else _stamp(group),
+        )
+        for number, group in enumerate(groups)
+    )
+    head: Manifest = {
+        "digest": folder.name.rpartition("-")[2],
+        "source": asdict(source) | ({"path": "-"} if corpora.piped else {}),
+        "chunker": asdict(chunker),
+        "chunker_version": kind.version,
+        "megabytes": corpora.options.megabytes,
+        "format": FORMAT,
+        "versions": corpora.versions,
+        "splits": made.record.manifest(),
+    }
+    _note_change(head, corpora.shards_dir)
+    if fitted is not None:
+        head["fitted"] = fitted
+    if measured is not None:
+        head["words"] = measured
+    return Plan(folder, parts, head)
+
+
+def _stamp(inputs: list[Input]) -> str:
+    """Stands for sizes and times of the files of inputs: a part of an interrupted run that was made of others is no use."""
+    found = hashlib.sha256()
+    for path in sorted({item.path for item in inputs}):
+        if os.path.exists(path):
+            stat = os.stat(path)
+            found.update(f"{stat.st_size} {stat.st_mtime_ns} {stat.st_ctime_ns}\n".encode())
+    return found.hexdigest()
+
+
+def _note_change(head: Manifest, shards_dir: Path) -> None:
+    """Notes that the last corpus of the same path was split in another way, so that documents have changed their splits."""
+    path, by = head["source"]["path"], head["splits"]["by"]
+    found = sorted(shards_dir.glob(f"*/{MANIFEST}"), key=lambda each: each.stat().st_mtime_ns, reverse=True)
+    for manifest in found[:_EARLIER] if path not in (None, "-") else ():
+        try:
+            earlier = json.loads(manifest.read_bytes())
+            same = earlier["source"]["kind"] == head["source"]["kind"]
+            same &= Path(earlier["source"]["path"] or "").resolve() == Path(path).resolve()
+            before = earlier.get("splits", {}).get("by", "by an earlier version")
+        except (ValueError, OSError, KeyError, TypeError, AttributeError, RecursionError):
+            continue  # which says nothing of this path
+        if same:
+            if before != by:
+                head["splits"]["notes"].append(
+                    f"{manifest.parent} was split in another way ({before}, now {by}), so documents have moved between "
+                    "splits: do not compare runs on the two"
+                    + ("; source.cut=true cuts again" if before == "cut" else "")
+                )
+            return
+
+
+def check_chunker(source: SourceOptions, chunker: ChunkerOptions) -> None:
+    """Says at once if the chunker is not for such a source.
+
+    Raises:
+        ValueError: it cuts text, and the source gives none; which one it needs.
+    """
+    make_source(source).check_chunker(chunker.kind, chunker_class(chunker.kind).text)
+
+
+def _sample(source: Source, inputs: list[Input], size: int = _FIT_BYTES, most: int = _FIT_INPUTS) -> Iterator[bytes]:
+    """Training documents from inputs spread over the source, at most so many bytes and inputs."""
+    inputs = [item for item in inputs if "train" in item.splits] or inputs
+    chosen = [inputs[i] for i in np.unique(np.linspace(0, len(inputs) - 1, most).astype(int))]
+    for item in chosen:
+        left = size // len(chosen)
+        for piece in source.read(item):
+            if piece.split == "train":
+                yield piece.data[:left]
+                left -= len(piece.data)
+            if left <= 0:
+                break
+
+
+def finish(work: Plan) -> Corpus:
+    """Moves the shards of all parts to their places and writes the manifest, which makes the corpus complete."""
+    records = [PartRecord.read(part) for part in work.parts]
+    head = _checked(work, records)
+    parts = [each.counts for each in records]
+    made = [each.by_name for each in records]
+    shards: list[Shard] = []
+    for name, (at, own) in places(parts).items():
+        if (work.parts[at].folder / own).is_file():  # else an interrupted `finish` has moved it
+            os.replace(work.parts[at].folder / own, work.folder / name)
+        shards.append(replace(made[at][own], file=name))
+    statistics = {}
+    for split in SPLITS:
+        total = Statistics()
+        for part, each in zip(work.parts, records, strict=True):
+            if split in each.shards:
+                with np.load(part.folder / f"{split}-statistics.npz", allow_pickle=False) as arrays:
+                    total.add(Statistics.of_arrays(dict(arrays)))
+        statistics[split] = asdict(total.summary())
+    sync_folder(work.folder)
+    head |= {"statistics": statistics, "parts": parts, "shards": [asdict(each) for each in shards]}
+    write_json(work.folder / MANIFEST, head)
+    remove(work.folder / "parts")
+    return Corpus.open(work.folder)
+
+
+def _checked(work: Plan, records: list[PartRecord]) -> Manifest:
+    """The head of the manifest with what the parts found.
+
+    Raises:
+        ValueError: nothing is left for training, or documents of two parts differ in form.
+    """
+    source = make_source(work.parts[0].source)
+    forms = [each.form for each in records if each.form]
+    for form in forms:
+        if form[1] != forms[0][1]:
+            raise Unlike(forms[0], form, source.unlike)
+    empty = [split for split in SPLITS if not any(each.shards.get(split) for each in records)]
+    if "train" in empty:
+        raise ValueError(
+            f"source.path={source.options.path}: nothing is left for training: every document fell to valid or test. Give "
+            "more, or say which are which by source.valid_pattern= and source.test_pattern="
+        )
+    remarks = sum((Counter(each.remarks) for each in records), Counter())
+    notes = [f"{remark}: {count:,}" for remark, count in sorted(remarks.items())]
+    notes += [f"{split} is empty" for split in empty]
+    for note in notes:
+        log.info("  %s", note)
+    head = work.head.copy()
+    head["splits"] = {**head["splits"], "notes": head["splits"]["notes"] + notes}
+    if forms:
+        head["form"] = forms[0][1]
+    return head
+
+
+def _say(head: Manifest) -> None:
+    for line in describe(head["splits"]) if "splits" in head else ():
+        log.info("%s", line)
+    if advice := (head.get("words") or {}).get("advice"):
+        log.info("%s", advice)
+
+
+def shard(
+    source: SourceOptions,
+    chunker: ChunkerOptions,
+    options: ShardOptions,
+    shards_dir: Path,
+    mapper: Mapper | None = None,
+    listener: Listener | None = None,
+) -> Corpus:
+    """Shards a corpus, or finds it finished; what is missing or damaged is made anew.
+
+    One process at a time makes a corpus; others wait, and then find it finished.
+
+    Args:
+        source: what to read.
+        chunker: how to cut it.
+        options: size of shards and number of processes.
+        shards_dir: folder of all corpora.
+        mapper: maps `write_part` over parts in some other way, for example as tasks of a flow or on a cluster.
+        listener: told twice a second where it is.
+
+    Raises:
+        FileNotFoundError: the source is not there, and neither are whole shards of it.
+        ValueError: it is empty or not of its kind.
+    """
+    check_folder(shards_dir, "shards_dir")
+    check_chunker(source, chunker)
+    sweep_spools(shards_dir)
+    with spooled(source, shards_dir) as readable:
+        corpora = Corpora(readable, chunker, options, shards_dir, readable is not source)
+        try:
+            folder = corpora.folder
+        except FileNotFoundError as error:
+            return _without_source(corpora, error)
+        sweep(folder.glob(f".*{UNFINISHED}"))
+        _say_what_is_lost(corpora)
+        corpus = None if options.verify else _whole(folder, corpora)
+        if corpus is None:
+            shards_dir.mkdir(parents=True, exist_ok=True)
+
+            def waiting(holder: str) -> None:
+                log.info("%s is being sharded by %s: waiting for it", folder, holder)
+
+            with locked(shards_dir / f".{folder.name}.lock", waiting):
+                corpus = _whole(folder, corpora) or _make(corpora, options, mapper, listener)
+        corpora.remember(folder)
+        return corpus
+
+
+def _whole(folder: Path, corpora: Corpora) -> Corpus | None:
+    """The corpus, if it is finished and whole."""
+    if not (folder / MANIFEST).is_file():
+        return None
+    corpus = _open(folder, corpora.chunker)
+    if damaged(corpus, corpora.options):
+        return None
+    _say(corpus.manifest)
+    return corpus
+
+
+def _open(folder: Path, chunker: ChunkerOptions) -> Corpus:
+    """A corpus that was found by its source and chunker, if its manifest says the same."""
+    try:
+        corpus = Corpus.open(folder)
+        if (corpus.options, corpus.digest) != (chunker, folder.name.rpartition("-")[2]):
+            raise ValueError(f"{folder}/{MANIFEST} is of another corpus: {corpus.digest}, cut by {corpus.options}")
+        return corpus
+    except ValueError as error:
+        raise ValueError(f"{error}; delete {MANIFEST} and run `haed shard` again to have it made anew") from error
+
+
+def _make(corpora: Corpora, options: ShardOptions, mapper: Mapper | None, listener: Listener | None) -> Corpus:
+    """Makes the parts of a corpus that are missing. The corpus is locked.
+
+    Raises:
+        ValueError: the source changed meanwhile; nothing is kept then.
+    """
+    work = plan(corpora)
+    _say(work.head)
+    place = work.folder / "parts"
+    place.mkdir(parents=True, exist_ok=True)
+    for leftover in place.glob(f"*{UNFINISHED}"):
+        remove(leftover)
+
+    def write(parts: tuple[Part, ...]) -> None:
+        largest_first = tuple(sorted(parts, key=lambda part: -part.size))  # nobody waits for a large one at the end
+        told = Watch(place, {part.folder.name: part.size for part in parts}).told(listener)
+        todo = tuple(part for part in largest_first if not part.is_done)
+        error: ValueError | None = None
+        try:
+            if mapper is None or not todo:
+                write_parts(todo, options.workers, told)
+            else:
+                with told:
+                    mapper(write_part, todo)
+        except ValueError as found:  # perhaps because of half of a change
+            error = found
+        if changed := corpora.changed():
+            remove(place)
+            with suppress(OSError):
+                work.folder.rmdir()  # unless it has shards, which were to be mended
+            raise ValueError(
+                f"{changed} changed while it was being sharded: nothing is kept, run `haed shard` again"
+            ) from error
+        if error:
+            raise error
+
+    if not (work.folder / MANIFEST).is_file():
+        write(work.parts)
+        corpus = finish(work)
+    else:
+        corpus = _open(work.folder, work.parts[0].chunker)
+    names = damaged(corpus, options)
+    if names:
+        place.mkdir(exist_ok=True)
+        log.warning("%s lacks %s, or has them damaged: they are made anew", work.folder, listed(names))
+        mend(work, corpus, names, write)
+    remove(place)
+    return corpus
+
+
+def _without_source(corpora: Corpora, error: FileNotFoundError) -> Corpus:
+    """The corpus that was made last with these options, if it is whole."""
+    folder = corpora.last()
+    if folder is None:
+        raise error
+    corpus = _open(folder, corpora.chunker)
+    names = damaged(corpus, corpora.options)
+    if names:
+        raise FileNotFoundError(
+            f"{folder} lacks {listed(names)}, or has them damaged, and they cannot be made anew: {error}"
+        )
+    log.warning("%s; the shards that were made of it are whole: %s", error, folder)
+    return corpus
+
+
+def _say_what_is_lost(corpora: Corpora) -> None:
+    """Warns of a damaged corpus whose source has changed, which nothing can mend."""
+    folder = corpora.last()
+    if folder is not None and folder != corpora.folder:
+        try:
+            names = damaged(Corpus.open(folder), corpora.options)
+        except ValueError as error:
+            log.warning("%s", error)
+            return
+        if names:
+            log.warning(
+                "%s, made of these options before, lacks %s, or has them damaged; they cannot be made anew, since the "
+                "source, or this version, is another now",
+                folder,
+                listed(names),
+            )

@@ -1,0 +1,193 @@
+"""Which corpus belongs to which options: by the contents of a source, or, without looking at it, the one made last.
+
+What is known stands in `.sources.json` beside the corpora. It is a cache: without it the source is hashed again, and the
+manifests say what they were made of.
+"""
+
+import hashlib
+import json
+import logging
+import os
+import re
+from collections.abc import Iterator
+from dataclasses import asdict, fields, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from data.chunkers import chunker_class
+from data.corpus import FORMAT, MANIFEST
+from data.durable import locked, sweep, write_json
+from data.options import ChunkerOptions, ShardOptions, SourceOptions
+from data.sharding.versions import versions
+from data.sources.files import NOTES
+from data.sources.source import Source, make_source, title
+
+log = logging.getLogger(__name__)
+_KEPT = 1000
+_FOLDER = re.compile(r"[A-Za-z0-9._-]+-[0-9a-f]{12}")
+_DIGEST = re.compile(r"[0-9a-f]{64}")
+
+
+class Corpora:
+    """The corpora that were made from a source, under a chunker and size of shards, in a folder of all.
+
+    Args:
+        source: what is read.
+        chunker: how it is cut.
+        options: size of shards; the workers also hash.
+        shards_dir: folder of all corpora.
+        piped: the source is a copy of standard input.
+    """
+
+    def __init__(
+        self,
+        source: SourceOptions,
+        chunker: ChunkerOptions,
+        options: ShardOptions,
+        shards_dir: Path,
+        piped: bool = False,
+    ) -> None:
+        self.source, self.chunker, self.options, self.shards_dir = source, chunker, options, shards_dir
+        self.piped = piped or is_piped(source)
+        self._stamped, self._fingerprint = "", list[str]()
+        self.versions: dict[str, str] = {}
+
+    @cached_property
+    def folder(self) -> Path:
+        """Where the corpus of the source's present contents lies, whether it is there or not.
+
+        The contents are hashed, which is remembered as long as the files of the source stay the same.
+
+        Raises:
+            FileNotFoundError: the source is not there.
+            ValueError: it is empty.
+        """
+        made = make_source(self.source)
+        self.versions, self._fingerprint = versions(made, self.chunker.kind), made.fingerprint()
+        settings = self._settings() | {"versions": self.versions}
+        self._stamped = stamp = _digest(settings, self._fingerprint)
+        known = self._read().get(stamp, [""])[0]
+        if known.rpartition("-")[0] != title(self.source):
+            known = f"{title(self.source)}-{_digest(settings, made.digest(self.options.workers))[:12]}"
+            self._write({stamp: [known, ""]})
+        return self.shards_dir / known
+
+    @property
+    def place(self) -> str:
+        """The source, for people."""
+        return self.source.path or title(self.source)
+
+    def changed(self) -> str | None:
+        """What is different in the source since `folder` looked at it: the name of a file; None: nothing."""
+        made = make_source(self.source)
+        different = set(self._fingerprint) ^ set(made.fingerprint())
+        settings = self._settings() | {"versions": self.versions}
+        if not different or self.folder.name.endswith(_digest(settings, made.digest(self.options.workers))[:12]):
+            return None  # or only times, of files that were copied or linked
+        return min(different).partition("\0")[0]
+
+    def remember(self, folder: Path) -> None:
+        """Notes that this corpus, that of `folder`, was made, or found finished, last."""
+        self._write({key: [folder.name, "" if self.piped else self._stamped] for key in self._requests()})
+
+    def last(self) -> Path | None:
+        """The finished corpus that was made last with these options, wherever its source is now; None: there is none."""
+        known = self._read()
+        for key in self._requests():
+            folder = self.shards_dir / known.get(key, ["."])[0]
+            if folder.name and (folder / MANIFEST).is_file():
+                return folder
+        return next(self._by_manifest(), None)
+
+    def has_changed(self) -> bool:
+        """Whether files of the source are there, and others than when the last corpus was made, by sizes and times."""
+        stamps = {entry[1] for key, entry in self._read().items() if key in self._requests()}
+        try:
+            made = None if self.piped else make_source(self.source)
+            if made is None or not stamps or type(made).fingerprint is not Source.fingerprint:
+                return False  # it may not be cheap to say
+            settings = self._settings() | {"versions": versions(made, self.chunker.kind)}
+            return _digest(settings, made.fingerprint()) not in stamps
+        except (OSError, ValueError):
+            return False
+
+    def _settings(self) -> dict[str, Any]:
+        """What the digest of a corpus covers beside the contents: not how the files were found."""
+        given = asdict(replace(self.source, path=None, pattern="", follow_links=False))
+        return {
+            "source": given,
+            "chunker": asdict(self.chunker),
+            "chunker_version": chunker_class(self.chunker.kind).version,
+            "megabytes": self.options.megabytes,
+            "format": FORMAT,
+        }
+
+    def _requests(self) -> list[str]:
+        """Keys of these options: with the path of the source, from here and from the corpora, which may be moved together."""
+        path = "-" if self.piped else self.source.path
+        if path in (None, "-"):
+            places = [path]
+        else:
+            absolute = os.path.abspath(str(path))
+            places = [absolute, os.path.relpath(absolute, os.path.abspath(self.shards_dir)), os.path.realpath(absolute)]
+        settings = self._settings() | {"format": None, "files": [self.source.pattern, self.source.follow_links]}
+        return list(dict.fromkeys(_digest(settings, place) for place in places))
+
+    def _by_manifest(self) -> Iterator[Path]:
+        """Corpora whose manifests tell of the same options, the newest first."""
+        manifests = self.shards_dir.glob(f"*/{MANIFEST}")
+        names = {field.name for field in fields(SourceOptions)}
+        wanted = replace(self.source, path="-") if self.piped else self.source
+        for path in sorted(manifests, key=lambda each: each.stat().st_mtime_ns, reverse=True):
+            try:
+                found = json.loads(path.read_bytes())
+                source = SourceOptions(**{name: value for name, value in found["source"].items() if name in names})
+                chunker = ChunkerOptions(**found["chunker"])
+                if (source, chunker, found["megabytes"]) == (wanted, self.chunker, self.options.megabytes):
+                    yield path.parent
+            except (OSError, ValueError, KeyError, TypeError, AttributeError):
+                continue
+
+    def _read(self) -> dict[str, list[str]]:
+        """The notes: by digest, the name of a corpus, and the stamp of the source that it was made of."""
+        path = self.shards_dir / NOTES
+        try:
+            found = json.loads(path.read_bytes())
+            if not isinstance(found, dict):
+                raise ValueError("it is not an object")
+        except FileNotFoundError:
+            return {}
+        except (OSError, ValueError, RecursionError) as error:
+            log.warning("%s is left out: %s; it is a cache, and made anew", path, error)
+            return {}
+        return {key: entry for key, entry in found.items() if _is_note(key, entry)}
+
+    def _write(self, new: dict[str, list[str]]) -> None:
+        """Adds notes; where they cannot be written, they are done without."""
+        path = self.shards_dir / NOTES
+        try:
+            self.shards_dir.mkdir(parents=True, exist_ok=True)
+            with locked(path.with_name(f"{NOTES}.lock")):
+                known = {key: entry for key, entry in self._read().items() if key not in new}
+                if len(known) + len(new) > _KEPT:
+                    known = dict(list(known.items())[len(new) - _KEPT :])
+                write_json(path, known | new)
+                sweep(self.shards_dir.glob(f".{NOTES}.*.partial"))
+        except OSError as error:
+            log.warning("%s is not kept: %s", path, error)
+
+
+def _is_note(key: str, entry: Any) -> bool:
+    if not (isinstance(entry, list) and len(entry) == 2 and all(isinstance(value, str) for value in entry)):
+        return False
+    return bool(_DIGEST.fullmatch(key) and _FOLDER.fullmatch(entry[0]))
+
+
+def _digest(settings: dict[str, Any], content: Any) -> str:
+    return hashlib.sha256(json.dumps([settings, content], sort_keys=True).encode()).hexdigest()
+
+
+def is_piped(source: SourceOptions) -> bool:
+    """It can be read only once: standard input, or a named pipe, such as that of a shell's `<(…)`."""
+    return source.kind == "stdin" or source.path == "-" or (source.path is not None and Path(source.path).is_fifo())

@@ -1,0 +1,99 @@
+"""Shards that are missing or damaged, and how they are made anew: each by its part, which the same source gives again."""
+
+import hashlib
+import os
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+
+from data.corpus import MANIFEST, Corpus
+from data.durable import remove, sync_folder
+from data.options import ShardOptions
+from data.sharding.parts import Part, PartRecord, Plan
+from data.shards import Shard
+from data.sources.source import SPLITS
+
+
+def damaged(corpus: Corpus, options: ShardOptions) -> list[str]:
+    """Shards that are missing or have another size than in the manifest; with `verify`, also another sha256."""
+
+    def is_whole(shard: Shard) -> bool:
+        path = corpus.folder / shard.file
+        try:
+            if path.stat().st_size != shard.file_bytes:
+                return False
+            if options.verify:
+                with open(path, "rb") as file:
+                    return hashlib.file_digest(file, "sha256").hexdigest() == shard.sha256
+        except FileNotFoundError:
+            return False
+        return True
+
+    with ThreadPoolExecutor(options.workers) as pool:
+        return [s.file for s, whole in zip(corpus.shards, pool.map(is_whole, corpus.shards), strict=True) if not whole]
+
+
+def mend(work: Plan, corpus: Corpus, names: list[str], write: Callable[[tuple[Part, ...]], None]) -> None:
+    """Makes shards anew, from those parts of the source that they come from.
+
+    Args:
+        work: plan of the corpus.
+        corpus: the corpus.
+        names: of the shards that are missing or damaged.
+        write: writes parts.
+
+    Raises:
+        ValueError: they come out otherwise than the manifest says.
+    """
+    known = _noted(work, corpus)
+    parts = [work.parts[at] for at in sorted({known[name][0] for name in names})] if known else list(work.parts)
+    for part in parts:
+        remove(part.folder)  # an interrupted attempt may have moved some of it
+    write(tuple(parts))
+    if not known:
+        known = places([PartRecord.read(part).counts for part in work.parts])
+    wanted = {shard.file: shard.sha256 for shard in corpus.shards}
+    for name in names:
+        at, own = known.get(name, (0, ""))
+        made = PartRecord.read(work.parts[at]).by_name.get(own)
+        if made is None or made.sha256 != wanted[name]:
+            raise ValueError(
+                f"{corpus.folder}/{name} comes out otherwise than {MANIFEST} says, though its source is the same: was it "
+                f"made by another version? Delete {MANIFEST} and run `haed shard` again to have all shards made anew"
+            )
+    for name in names:
+        at, own = known[name]
+        os.replace(work.parts[at].folder / own, work.folder / name)
+    sync_folder(work.folder)
+    remove(work.folder / "parts")
+
+
+def _noted(work: Plan, corpus: Corpus) -> dict[str, tuple[int, str]]:
+    """The places that the manifest tells, which earlier versions did not note."""
+    noted = corpus.manifest.get("parts")
+    if not (isinstance(noted, list) and len(noted) == len(work.parts)):
+        return {}
+    sane = all(isinstance(each, dict) and all(isinstance(n, int) and n < 1e6 for n in each.values()) for each in noted)
+    known = places(noted) if sane else {}
+    return known if set(known) == {shard.file for shard in corpus.shards} else {}
+
+
+def places(parts: list[dict[str, int]]) -> dict[str, tuple[int, str]]:
+    """For each shard of a corpus the part that makes it, and its name there.
+
+    Args:
+        parts: the number of shards of each split in each part.
+    """
+    found: dict[str, tuple[int, str]] = {}
+    for split in SPLITS:
+        owners = [(at, own) for at, counts in enumerate(parts) for own in range(counts.get(split, 0))]
+        found |= {_name(split, number): (at, _name(split, own)) for number, (at, own) in enumerate(owners)}
+    return found
+
+
+def _name(split: str, number: int) -> str:
+    return f"{split}-{number:05d}.tar"
+
+
+def listed(names: list[str]) -> str:
+    """The first of some names, for people."""
+    return ", ".join(names[:5]) + (f" and {len(names) - 5} more" if len(names) > 5 else "")

@@ -1,0 +1,214 @@
+"""The units of work of a sharding: a part is written in any process, here or elsewhere, into a folder of its own.
+
+A part is there as a whole, with a record, or not at all; one that is there is not written again after an interruption.
+"""
+
+import errno
+import json
+import logging
+import os
+import tarfile
+import time
+import uuid
+from collections.abc import Callable, Mapping
+from concurrent.futures.process import BrokenProcessPool
+from contextlib import AbstractContextManager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Self
+
+import numpy as np
+
+from data.chunkers import make_chunker
+from data.corpus import Manifest
+from data.durable import remove, sync_folder, write_json
+from data.options import ChunkerOptions, SourceOptions
+from data.processes import allowed, process_pool
+from data.sharding.progress import UNFINISHED
+from data.shards import Shard, ShardWriter
+from data.sources.source import SPLITS, Form, Input, make_source
+
+log = logging.getLogger(__name__)
+PAUSES = (1.0, 4.0, 16.0)  # seconds before a part is tried again
+_FINAL = {  # errors of the system that another try does not mend
+    *(errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.EEXIST, errno.ENAMETOOLONG, errno.ELOOP),
+    *(errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOSPC, errno.EDQUOT, errno.EFBIG),
+}
+RECORD = "part.json"
+KILLED = "a process that wrote shards was killed, perhaps for want of memory"
+
+
+@dataclass(frozen=True)
+class Part:
+    """A unit of work: the shards of these inputs, written into `folder`; `stamp` stands for the times of their files."""
+
+    folder: Path
+    source: SourceOptions
+    chunker: ChunkerOptions
+    fitted: dict[str, Any] | None
+    limit: int
+    inputs: tuple[Input, ...]
+    stamp: str = ""
+
+    @property
+    def number(self) -> int:
+        """Its place in the plan."""
+        return int(self.folder.name)
+
+    @property
+    def size(self) -> int:
+        """About how many bytes of the source it stands for."""
+        return sum(item.size for item in self.inputs)
+
+    @property
+    def is_done(self) -> bool:
+        """It has its record, of files that have not been written to since."""
+        try:
+            return PartRecord.read(self).stamp == self.stamp
+        except FileNotFoundError:
+            return False
+
+
+@dataclass
+class PartRecord:
+    """What is noted of a finished part, in part.json.
+
+    Attributes:
+        shards: those of each split that it has.
+        form: of its documents, if they have one.
+        remarks: what was changed or left out, and how often.
+        stamp: see `Part`.
+    """
+
+    shards: dict[str, list[Shard]]
+    form: Form | None
+    remarks: Mapping[str, int]
+    stamp: str
+
+    @classmethod
+    def read(cls, part: Part) -> Self:
+        """Of a part.
+
+        Raises:
+            FileNotFoundError: it is not finished.
+        """
+        found = json.loads((part.folder / RECORD).read_text())
+        shards = {split: [Shard(**entry) for entry in found[split]] for split in SPLITS if split in found}
+        return cls(shards, found.get("form"), found.get("remarks", {}), found.get("stamp", ""))
+
+    def write(self, folder: Path) -> None:
+        """Into the folder of the part."""
+        entries: dict[str, object] = {split: [asdict(shard) for shard in own] for split, own in self.shards.items()}
+        write_json(folder / RECORD, entries | {"form": self.form, "remarks": self.remarks, "stamp": self.stamp})
+
+    @property
+    def counts(self) -> dict[str, int]:
+        """Number of shards of each split."""
+        return {split: len(own) for split, own in self.shards.items()}
+
+    @property
+    def by_name(self) -> dict[str, Shard]:
+        """Shards by the names of their files."""
+        return {shard.file: shard for own in self.shards.values() for shard in own}
+
+
+@dataclass(frozen=True)
+class Plan:
+    """All parts of a corpus, its folder, and the head of its manifest."""
+
+    folder: Path
+    parts: tuple[Part, ...]
+    head: Manifest
+
+
+Mapper = Callable[[Callable[[Part], None], tuple[Part, ...]], Any]
+
+
+def write_part(part: Part) -> None:
+    """Writes the shards of a part and its record, unless the record is there already.
+
+    They are written beside and renamed, so that it does no harm if somebody else, thought dead, still writes the same part.
+
+    Raises:
+        OSError: the disk is full or not writable.
+        ValueError: the source cannot be read; the message names the file.
+    """
+    if part.is_done:
+        return
+    beside = part.folder.with_name(f"{part.folder.name}.{uuid.uuid4().hex[:8]}{UNFINISHED}")
+    beside.mkdir()  # its parent is there as long as the corpus is being made
+    try:
+        _write_shards(part, beside)
+        remove(part.folder)  # half of a part, of an earlier version, or made of files that were written to since
+        try:
+            os.rename(beside, part.folder)
+        except OSError:
+            if not part.is_done:
+                raise
+        sync_folder(part.folder.parent)
+    finally:
+        remove(beside)
+
+
+def _write_shards(part: Part, folder: Path) -> None:
+    source, chunker = make_source(part.source), make_chunker(part.chunker, part.fitted)
+    writers: dict[str, ShardWriter] = {}
+    for item in part.inputs:
+        try:
+            for piece in source.read(item):
+                source.check_chunker(chunker.name, chunker.text)
+                if piece.split not in writers:
+                    writers[piece.split] = ShardWriter(folder, piece.split, chunker, part.limit, part.number)
+                writers[piece.split].add(piece)
+        except tarfile.TarError as error:
+            raise ValueError(f"{item.path} cannot be read: {error}") from error
+    shards = {split: writers[split].close() for split in SPLITS if split in writers}
+    for split, writer in writers.items():
+        arrays: dict[str, Any] = dict(writer.statistics.arrays())
+        with open(folder / f"{split}-statistics.npz", "wb") as file:
+            np.savez(file, **arrays)
+            file.flush()
+            os.fsync(file.fileno())
+    PartRecord(shards, source.form, +source.remarks, part.stamp).write(folder)
+
+
+def write_persistently(part: Part) -> None:
+    """Writes a part, and tries again after pauses where that may help. See `write_part`."""
+    for pause in PAUSES:
+        try:
+            return write_part(part)
+        except OSError as error:
+            if not is_passing(error):
+                raise
+            log.warning("part %s: %s; trying again in %.0f s", part.folder.name, error, pause)
+            time.sleep(pause)
+    write_part(part)
+
+
+def is_passing(error: object) -> bool:
+    """Another try may help: an error of the system, such as a broken connection, but no full disk or missing file."""
+    return isinstance(error, OSError) and error.errno not in _FINAL
+
+
+def write_parts(parts: tuple[Part, ...], workers: int, told: AbstractContextManager[None]) -> None:
+    """Writes parts in this process and `workers` − 1 others: it begins while they start, and takes what they have not."""
+    if len(parts) <= 1 or not allowed(workers - 1):
+        with told:
+            for part in parts:
+                write_persistently(part)
+        return
+    with process_pool(min(workers, len(parts)) - 1) as pool:
+        futures = [pool.submit(write_persistently, part) for part in parts]
+        try:
+            with told:  # a thread, so not before there are processes
+                for future, part in reversed(list(zip(futures, parts, strict=True))):
+                    if future.cancel():
+                        write_persistently(part)
+                for future in futures:
+                    if not future.cancelled():
+                        future.result()
+        except BrokenProcessPool as error:
+            raise ChildProcessError(f"{KILLED}; the same command goes on from there") from error
+        except BaseException:
+            pool.shutdown(wait=False, cancel_futures=True)
+            raise

@@ -1,0 +1,109 @@
+"""How far a sharding is, seen from what lies on the disk: so it is the same for processes, tasks of a flow and a cluster."""
+
+import contextvars
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+SECONDS = 0.5
+UNFINISHED = ".partial"
+
+
+@dataclass(frozen=True)
+class Sharding:
+    """Where it is.
+
+    Attributes:
+        done: parts that are finished.
+        parts: all there are.
+        share: of the work that is done, in [0, 1].
+        written: bytes of shards.
+        rate: bytes of shards per second, since this process began.
+        left: seconds, if they can be told.
+    """
+
+    done: int
+    parts: int
+    share: float
+    written: int
+    rate: float
+    left: float | None
+
+    def line(self) -> str:
+        """All of it, for people."""
+        words = [f"part {self.done:,} of {self.parts:,}", f"{self.share:.0%}", f"{self.written / 1e6:,.0f} MB"]
+        words += [f"{self.rate / 1e6:,.1f} MB/s"] if self.rate else []
+        words += [f"{self.left:,.0f} s left"] if self.left is not None and self.done < self.parts else []
+        return " · ".join(words)
+
+
+Listener = Callable[[Sharding], None]
+
+
+class Watch:
+    """Looks at the folder of the parts.
+
+    Args:
+        folder: where finished parts have their name, and others that name and an ending.
+        sizes: bytes of the source that each part stands for.
+    """
+
+    def __init__(self, folder: Path, sizes: Mapping[str, int]) -> None:
+        self._folder, self._sizes = folder, sizes
+        self._finished: dict[str, int] = {}
+        self._began, self._first = time.monotonic(), (0, 0.0)
+        found = self.now()
+        self._first = found.written, found.share
+
+    def now(self) -> Sharding:
+        """Where the sharding is."""
+        unfinished: dict[str, int] = {}
+        for path in self._folder.iterdir():
+            name = path.name.partition(".")[0]
+            if path.name.endswith(UNFINISHED):
+                unfinished[name] = max(_bytes(path), unfinished.get(name, 0))
+            elif name in self._sizes and name not in self._finished:
+                self._finished[name] = _bytes(path)
+        live = {name: size for name, size in unfinished.items() if name in self._sizes and name not in self._finished}
+        work = float(sum(self._sizes[name] for name in self._finished))
+        work += sum(
+            min(0.9 * self._sizes[name], size) for name, size in live.items()
+        )  # nearly as large as their source
+        written, share = sum(self._finished.values()) + sum(live.values()), work / max(1, sum(self._sizes.values()))
+        seconds = max(1e-6, time.monotonic() - self._began)
+        gained = share - self._first[1]
+        left = (1 - share) * seconds / gained if gained > 0 else None
+        rate = max(0, written - self._first[0]) / seconds
+        return Sharding(len(self._finished), len(self._sizes), share, written, rate, left)
+
+    @contextmanager
+    def told(self, listener: Listener | None) -> Iterator[None]:
+        """Has a thread tell a listener, twice a second, and once more at the end."""
+        if listener is None:
+            yield
+            return
+        ended = threading.Event()
+
+        def tell() -> None:
+            while not ended.wait(SECONDS):
+                listener(self.now())
+
+        thread = threading.Thread(target=contextvars.copy_context().run, args=(tell,), daemon=True)
+        thread.start()
+        try:
+            yield
+        finally:
+            ended.set()
+            thread.join()
+        listener(self.now())
+
+
+def _bytes(folder: Path) -> int:
+    """Of the shards in a folder, which may go away meanwhile."""
+    try:
+        return sum(path.stat().st_size for path in folder.iterdir() if path.suffix == ".tar")
+    except OSError:
+        return 0

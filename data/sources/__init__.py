@@ -1,0 +1,1 @@
+"""Where bytes come from: kinds of source, and the files they read."""

@@ -1,0 +1,368 @@
+"""Files as sources read them: listed in a fixed order, opened through their compression, with bounds on everything.
+
+Nothing is ever unpacked to disk. Compressed input is a stream, so memory does not depend on its size; one that grows out
+of all proportion is refused (a decompression bomb).
+"""
+
+import bz2
+import glob
+import gzip
+import io
+import lzma
+import os
+import sys
+import tarfile
+import zlib
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import IO, Any, NamedTuple
+
+if sys.version_info >= (3, 14):
+    from compression import zstd
+else:
+    from backports import zstd
+
+BLOCK = 1 << 20
+LARGEST_DOCUMENT = 64 << 20  # of documents that have to be in memory whole: a line of JSON, a picture
+FREE = 64 << 20  # bytes that any compressed file may hold, whatever its ratio
+WINDOW = 27  # 2^27 bytes are the most a decompressor's window may have; xz -9 needs 65 MB
+SUFFIXES = (".gz", ".tgz", ".xz", ".txz", ".bz2", ".zst")
+CHECKSUMS = tuple(f".{kind}{end}" for kind in ("md5", "sha1", "sha256", "sha512") for end in ("", "sum", "sums"))
+NOTES = ".sources.json"  # lies in a folder of corpora
+RUN = frozenset(("config.yaml", "corpus.json"))  # lie in a run's folder
+LINKS = "links out of the folder or to folders, which source.follow_links=true follows"
+UNREADABLE = (EOFError, lzma.LZMAError, zlib.error, zstd.ZstdError)
+
+
+@dataclass(frozen=True, slots=True)
+class File:
+    """A file of a source: its path relative to the source (the name of what it holds), where it lies, its size."""
+
+    name: str
+    path: str
+    size: int
+
+
+LeftOut = dict[str, list[str]]  # names of files that are not read, by the reason
+
+
+def list_files(
+    path: str | None, pattern: str, kind: str, follow_links: bool = False, left_out: LeftOut | None = None
+) -> list[File]:
+    """Files of a file, folder or glob in the order of their names, but for hidden and empty ones and checksums.
+
+    Args:
+        path: a file, a folder, or a glob, which is a folder and a pattern.
+        pattern: a glob relative to the folder.
+        kind: of the source, for errors.
+        follow_links: follow links that lead out of the folder, and those to folders; else they are left out.
+        left_out: takes what is left out.
+
+    Raises:
+        FileNotFoundError: there is no such file or folder.
+        ValueError: no path, no such pattern, or nothing in it.
+    """
+    if not path:
+        raise ValueError(f"source.kind={kind} needs source.path=, a file, folder or glob")
+    if not pattern or pattern.startswith("/") or ".." in pattern.split("/"):
+        raise ValueError(f"source.pattern={pattern!r}: expected a glob relative to source.path, such as **/*.txt")
+    left_out = {} if left_out is None else left_out
+    root = Path(path)
+    if glob.has_magic(path) and not root.exists():
+        root, pattern = _at_magic(root)
+    if root.is_file():
+        found = [(root.name, str(root))]
+    elif root.is_dir():
+        found = sorted(_walk(str(root), pattern.split("/"), follow_links, left_out))
+    elif root.exists():
+        raise ValueError(f"source.path={path} is neither a file nor a folder: pipe it in, with source.path=-")
+    else:
+        raise FileNotFoundError(f"source.path={path}: no such file or folder")
+    files = []
+    for name, each in found:
+        if size := os.stat(each).st_size:
+            files.append(File(name, each, size))
+        else:
+            left_out.setdefault("empty", []).append(name)
+    if not files:
+        where = f"no non-empty file there matches {pattern!r}" if root.is_dir() else "it is empty"
+        more = "; ".join(f"{len(names):,} {reason}" for reason, names in left_out.items() if reason != "empty")
+        raise ValueError(f"source.path={path} has no data: {where}" + (f"; left out: {more}" if more else ""))
+    return files
+
+
+def _at_magic(path: Path) -> tuple[Path, str]:
+    """A glob as a folder and a pattern relative to it."""
+    first = next(number for number, part in enumerate(path.parts) if glob.has_magic(part))
+    return Path(*path.parts[:first]), "/".join(path.parts[first:])
+
+
+def _walk(root: str, pattern: list[str], follow: bool, left_out: LeftOut) -> Iterator[tuple[str, str]]:
+    """Name and path of the regular files that match, no folder twice."""
+    home, seen = os.path.realpath(root), {os.path.realpath(root)}
+
+    def leave(name: str, reason: str) -> None:
+        left_out.setdefault(reason, []).append(name)
+
+    def unreadable(error: OSError) -> None:
+        leave(os.path.relpath(error.filename, root), "not to be read")
+
+    for folder, folders, names in os.walk(root, onerror=unreadable, followlinks=follow):
+        base = os.path.relpath(folder, root)
+        parts = () if base == "." else tuple(base.split(os.sep))
+        if parts and (NOTES in names or RUN.issubset(names)):
+            leave(f"{base}/", "made by haed")  # shards_dir or a run, in the folder of the source
+            folders.clear()
+            continue
+        kept = []
+        for each in sorted(folders):
+            place, name = os.path.join(folder, each), "/".join((*parts, each, ""))
+            if _hidden(each):
+                leave(name, "hidden")
+            elif os.path.islink(place) and not follow:
+                leave(name, LINKS)
+            elif (real := os.path.realpath(place)) not in seen:  # else a loop, or the same again
+                seen.add(real)
+                kept.append(each)
+        folders[:] = kept
+        for each in names:
+            place, name = os.path.join(folder, each), "/".join((*parts, each))
+            if not _fits((*parts, each), pattern):
+                continue
+            if _hidden(each):
+                leave(name, "hidden")
+            elif each.lower().endswith(CHECKSUMS):
+                leave(name, "checksums")
+            elif os.path.islink(place) and not os.path.exists(place):
+                leave(name, "links to nowhere")
+            elif os.path.islink(place) and not follow and not _within(os.path.realpath(place), home):
+                leave(name, LINKS)
+            elif not os.path.isfile(place):
+                leave(name, "no regular files")
+            else:
+                yield name, place
+
+
+def _hidden(name: str) -> bool:
+    return name.startswith(".") or name == "__MACOSX"
+
+
+def _within(path: str, folder: str) -> bool:
+    return os.path.commonpath((path, folder)) == folder
+
+
+def _fits(parts: tuple[str, ...], pattern: list[str]) -> bool:
+    """A path matches a glob, in which ** stands for any number of folders."""
+    if not pattern or (pattern[0] != "**" and not parts):
+        return not pattern and not parts
+    if pattern[0] == "**":
+        return _fits(parts, pattern[1:]) or (bool(parts) and _fits(parts[1:], pattern))
+    return fnmatchcase(parts[0], pattern[0]) and _fits(parts[1:], pattern[1:])
+
+
+def is_compressed(path: str) -> bool:
+    """By its suffix."""
+    return path.lower().endswith(SUFFIXES)
+
+
+def is_tar(path: str) -> bool:
+    """By its suffix, compressed or not."""
+    name = path.lower()
+    return name.endswith((".tar", ".tgz", ".txz")) or name.rpartition(".")[0].endswith(".tar")
+
+
+def open_stream(path: str, expansion: int) -> IO[bytes]:
+    """Opens a file for reading from its start to its end, through its compression.
+
+    Args:
+        path: of the file; the suffix tells the compression.
+        expansion: how many times its own size a compressed file may hold, beyond 64 MB.
+    """
+    file = open(path, "rb")  # noqa: SIM115 - the stream owns it
+    name = path.lower()
+    stream: Any
+    if name.endswith((".gz", ".tgz")):
+        stream = gzip.GzipFile(fileobj=file)
+    elif name.endswith((".xz", ".txz")):
+        stream = _Inflated(file, lambda: lzma.LZMADecompressor(memlimit=1 << WINDOW), 4)
+    elif name.endswith(".bz2"):
+        stream = _Inflated(file, bz2.BZ2Decompressor)
+    elif name.endswith(".zst"):
+        bound: dict[int, int] = {int(zstd.DecompressionParameter.window_log_max): WINDOW}
+        stream = _Inflated(file, lambda: zstd.ZstdDecompressor(options=bound))
+    else:
+        return file
+    return bounded(stream, file, path, expansion)
+
+
+def bounded(stream: Any, file: IO[bytes], path: str, expansion: int, claimed: int = 0) -> IO[bytes]:
+    """What a stream decompresses, as long as it is in proportion to the file.
+
+    Args:
+        stream: of what is in the file; only its `read` and `close` are used.
+        file: compressed, opened.
+        path: of the file, for errors.
+        expansion: as of `open_stream`.
+        claimed: bytes that the file says are in it; that there are no more is seen by reading.
+
+    Raises:
+        ValueError: it claims too much, or, while it is read, gives too much.
+    """
+    made = _Bounded(stream, file, path, FREE + expansion * os.fstat(file.fileno()).st_size)
+    made.check(claimed)
+    return io.BufferedReader(made, BLOCK)
+
+
+class _Bounded(io.RawIOBase):
+    """A stream that refuses to go on beyond a number of bytes, and names its file if it cannot."""
+
+    def __init__(self, stream: Any, file: IO[bytes], path: str, limit: int) -> None:
+        self.stream, self.file, self.path, self.limit, self.passed = stream, file, path, limit, 0
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        try:
+            content = self.stream.read(len(buffer))
+        except (*UNREADABLE, OSError) as error:
+            if isinstance(error, OSError) and error.errno is not None:
+                raise  # of the disk, not of the contents
+            raise ValueError(f"{self.path} cannot be read: {error}") from error
+        self.passed += len(content)
+        self.check(self.passed)
+        buffer[: len(content)] = content
+        return len(content)
+
+    def check(self, size: int) -> None:
+        if size > self.limit:
+            raise ValueError(
+                f"{self.path} holds more than {self.limit:,} bytes, out of proportion to its size: a decompression bomb? "
+                "If it is meant, raise source.expansion"
+            )
+
+    def close(self) -> None:
+        self.stream.close()
+        self.file.close()
+        super().close()
+
+
+class _Inflated(io.RawIOBase):
+    """Streams of xz, bzip2 or zstd, one after the other, with a bound on memory, which `lzma.open` and others lack.
+
+    Args:
+        file: compressed.
+        make: makes a decompressor of one stream.
+        padding: zeros may follow a stream, in multiples of so many bytes (xz: 4); 0: nothing but another stream may.
+    """
+
+    def __init__(self, file: IO[bytes], make: Callable[[], Any], padding: int = 0) -> None:
+        self.file, self.make, self.inflater, self.padding = file, make, make(), padding
+        self.rest = b""
+
+    def read(self, size: int = -1) -> bytes:
+        while True:
+            if self.inflater.eof:
+                self.rest = self._after(self.inflater.unused_data)
+                if not self.rest:
+                    return b""
+                self.inflater = self.make()
+            elif self.inflater.needs_input and not self.rest:
+                self.rest = self.file.read(BLOCK)
+                if not self.rest:
+                    raise EOFError("compressed file ended before its end-of-stream marker")
+            found: bytes = self.inflater.decompress(self.rest, size)
+            self.rest = b""
+            if found:
+                return found
+
+    def _after(self, rest: bytes) -> bytes:
+        """What follows a stream and its padding; nothing at the end of the file."""
+        zeros = 0
+        while rest := rest or self.file.read(BLOCK):
+            stream = rest.lstrip(b"\0") if self.padding else rest
+            zeros += len(rest) - len(stream)
+            rest = stream
+            if stream:
+                break
+        if zeros and zeros % self.padding:
+            raise EOFError(f"{zeros:,} zeros after a stream are no padding, which comes in fours")
+        return rest
+
+
+def blocks(stream: IO[bytes], size: int | None = None) -> Iterator[bytes]:
+    """The next `size` bytes of a stream (None: all) in blocks of at most a megabyte."""
+    left = size
+    while left is None or left > 0:
+        block = stream.read(BLOCK if left is None else min(BLOCK, left))
+        if not block:
+            return
+        left = None if left is None else left - len(block)
+        yield block
+
+
+class _Tail:
+    """A stream that remembers how it ended."""
+
+    def __init__(self, stream: IO[bytes]) -> None:
+        self.stream, self.tail = stream, b""
+
+    def read(self, size: int) -> bytes:
+        content = self.stream.read(size)
+        self.tail = (self.tail + content)[-tarfile.BLOCKSIZE :]
+        return content
+
+
+class Member(NamedTuple):
+    """A regular file of a tar: its name, its content and how many bytes that has."""
+
+    name: str
+    content: IO[bytes]
+    size: int
+
+
+def members(path: str, expansion: int) -> Iterator[Member]:
+    """Regular files of a tar, compressed or not; the content of each is valid until the next is asked for.
+
+    Raises:
+        ValueError: it is damaged, does not end as a tar does, goes on behind its end, or has a sparse member.
+        tarfile.TarError: by reading a member's content, which is not whole.
+    """
+    try:
+        yield from _members(path, expansion)
+    except tarfile.TarError as error:
+        raise ValueError(f"{path} cannot be read: {error}") from error
+
+
+def _members(path: str, expansion: int) -> Iterator[Member]:
+    with open_stream(path, expansion) as stream:
+        whole: Any = _Tail(stream)
+        with tarfile.open(fileobj=whole, mode="r|", bufsize=BLOCK) as tar:
+            for member in tar:
+                if member.issparse():  # a kilobyte may stand for any number of zeros
+                    raise ValueError(f"{path}: {member.name} has holes: make the tar again, without --sparse")
+                content = tar.extractfile(member) if member.isfile() else None
+                if content is not None:
+                    yield Member(member.name, content, member.size)
+                setattr(tar, "members", [])  # noqa: B010 - else headers pile up
+            rest: Any = tar.fileobj
+            while block := rest.read(BLOCK):  # `tarfile` stops without a word at a damaged header, and between two tars
+                if any(block):
+                    raise ValueError(
+                        f"{path} is damaged, or holds more than one tar: it goes on behind the end of the first"
+                    )
+        if any(whole.tail):
+            raise ValueError(f"{path} has no end of a tar: it was truncated")
+
+
+def read_whole(content: IO[bytes], size: int, name: str) -> bytes:
+    """A document that has to be in memory whole.
+
+    Raises:
+        ValueError: it is larger than 64 MB.
+    """
+    if size > LARGEST_DOCUMENT:
+        raise ValueError(f"{name} has {size:,} bytes, more than the {LARGEST_DOCUMENT:,} that one document may have")
+    return content.read(LARGEST_DOCUMENT + 1)

@@ -1,0 +1,110 @@
+"""Hugging Face `datasets` (optional: `pip install haed[datasets]`): a document per row, from the field `source.field`."""
+
+import hashlib
+import logging
+from collections.abc import Iterator
+from functools import cached_property, lru_cache
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+from data.locations import guard_fsspec
+from data.options import SourceOptions
+from data.sources.source import Input, Piece, Source
+from data.sources.splits import allot, named_split
+
+log = logging.getLogger(__name__)
+_ROWS = 1000
+
+
+class DatasetsSource(Source):
+    """A data set saved to disk, a folder of its files, or the name of one on the hub.
+
+    Its own splits are kept where it has several; else a hash of the text decides. What is read must be a column of strings.
+    """
+
+    def __init__(self, options: SourceOptions) -> None:
+        super().__init__(options)
+        if not options.path:
+            raise ValueError("source.kind=datasets needs source.path=, a folder or the name of a data set")
+
+    @cached_property
+    def splits(self) -> dict[str, Any]:
+        """The data set's splits by their names there."""
+        path = str(self.options.path)
+        there = sorted(each for each in Path(path).rglob("*") if each.is_file())
+        stamp = tuple((str(each), each.stat().st_size, each.stat().st_mtime_ns) for each in there)
+        splits = _load(path, self.options.config, self.options.revision, stamp)
+        for name, rows in splits.items():
+            column = rows.features.get(self.options.field)
+            if getattr(column, "dtype", None) not in ("string", "large_string"):
+                raise ValueError(
+                    f"{self.options.path}, split {name!r}, has no column {self.options.field!r} of strings "
+                    f"(it has {', '.join(rows.features)}): set source.field="
+                )
+        return splits
+
+    def inputs(self, size: int, align: int) -> Iterator[Input]:
+        """Ranges of rows of each split of the data set."""
+        stated = {name: named_split(name) if len(self.splits) > 1 else None for name in self.splits}
+        places = allot(stated, self.options, self.record)
+        self.record.place(places, f"source.path={self.options.path}")
+        for name, rows in self.splits.items():
+            total = int(rows.data.nbytes)
+            step = max(1, len(rows) * size // max(total, 1))
+            for start in range(0, len(rows), step):
+                stop = min(start + step, len(rows))
+                weight = max(1, total * (stop - start) // len(rows))
+                yield Input(name, str(self.options.path), weight, places[name], start, stop)
+
+    def read(self, item: Input) -> Iterator[Piece]:
+        """A document a row."""
+        rows = self.splits[item.name].select_columns([self.options.field])
+        for start in range(item.start, item.stop or 0, _ROWS):
+            texts = rows[start : min(start + _ROWS, item.stop or 0)][self.options.field]
+            for number, text in enumerate(texts, start):
+                if text:
+                    data = text.encode("utf-8", "surrogatepass")
+                    name = f"{item.name}@{number}"
+                    yield Piece(name, self.split_of(name, item.splits, data), data)
+                self.remarks["rows without text were left out"] += not text
+
+    def versions(self) -> dict[str, str]:
+        """That of `datasets`."""
+        return {"datasets": version("datasets")}
+
+    def fingerprint(self) -> list[str]:
+        """The data set's own fingerprints."""
+        return [f"{name}\0{rows._fingerprint}\0{len(rows)}" for name, rows in self.splits.items()]
+
+    def digest(self, threads: int) -> str:
+        """Of the fingerprint: what a data set holds follows from it."""
+        return hashlib.sha256("\n".join(self.fingerprint()).encode()).hexdigest()
+
+
+@lru_cache(maxsize=2)
+def _load(
+    path: str, config: str | None, revision: str | None, stamp: tuple[tuple[str, int, int], ...]
+) -> dict[str, Any]:
+    """The splits of a data set, once in a process for all parts of it; its rows are mapped into memory.
+
+    Args:
+        path: a folder, or the name on the hub.
+        config: which configuration.
+        revision: on the hub.
+        stamp: names, sizes and times of the files of the folder.
+    """
+    try:
+        import datasets
+    except ImportError as error:
+        raise ValueError("source.kind=datasets needs Hugging Face datasets: pip install 'haed[datasets]'") from error
+    guard_fsspec()
+    if not Path(path).exists():
+        log.info("source.path=%s is not a folder here: the data set of that name on the hub is taken", path)
+    if any((Path(path) / name).is_file() for name in ("dataset_dict.json", "state.json")):
+        if config or revision:
+            raise ValueError(f"{path} was saved as it is: it has no source.config= and no source.revision=")
+        found = datasets.load_from_disk(path)
+    else:
+        found = datasets.load_dataset(path, config, revision=revision)
+    return dict(found) if isinstance(found, dict) else {"all": found}

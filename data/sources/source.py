@@ -1,0 +1,358 @@
+"""Sources: where documents come from, and which split each belongs to.
+
+A source lists *inputs*, cheap descriptions of what one worker reads in one go (a file, a range of a file, rows of a data
+set), and reads the documents of an input as a stream of pieces. Listing needs no pass over the data, reading needs memory
+for a piece, and neither depends on the number of workers.
+
+A document belongs to one split as a whole, see `data.sources.splits`; only where a few texts are all there is, they are cut.
+"""
+
+import hashlib
+import os
+import re
+import sys
+from abc import ABC, abstractmethod
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import cached_property
+from importlib import import_module
+from importlib.metadata import entry_points
+from pathlib import Path
+from typing import Any
+
+from data.options import SOURCES, SourceOptions, known
+from data.sources.files import File, blocks, is_tar, list_files, members, open_stream
+from data.sources.splits import SPLITS, Places, Record, allot, digested_split, hashed_split, named_split, rule
+
+Form = tuple[str, dict[str, int]]  # name of a document, and its shape or rate
+_HASHED = 32 << 20
+_THREADS = min(8, os.cpu_count() or 1)
+
+
+@dataclass(frozen=True, slots=True)
+class Input:
+    """What one worker reads in one go.
+
+    Attributes:
+        name: of the document, or of the file that holds several.
+        path: where it lies.
+        size: about how many bytes it gives.
+        splits: where its documents may go; one: all of them.
+        start: first byte or row.
+        stop: end of the range, None for the end of the file.
+        continues: the range begins inside a document, which an earlier input began.
+        stated: of a tar whose members' paths state their splits: where those of each stated split may go.
+    """
+
+    name: str
+    path: str
+    size: int
+    splits: tuple[str, ...] = SPLITS
+    start: int = 0
+    stop: int | None = None
+    continues: bool = False
+    stated: Mapping[str, Places] | None = None
+
+
+@dataclass(slots=True)
+class Piece:
+    """A document, or the next part of one.
+
+    Attributes:
+        name: of the document.
+        split: train, valid or test.
+        data: its bytes; a few megabytes at most.
+        continues: it goes on with the document of the piece before, of the same split.
+    """
+
+    name: str
+    split: str
+    data: bytes
+    continues: bool = False
+
+
+class Source(ABC):
+    """Lists and reads the documents of a kind of source. Packages add theirs as entry points of `haed.sources`.
+
+    A worker makes the source anew from the same options, and calls `read` only.
+
+    Attributes:
+        record: which file goes where, as `inputs` found it.
+        remarks: what `read` changed or left out, and how often.
+        form: a document, and the form that all have (`same`).
+        totals: what those files hold, inside of their compression, whose contents were hashed; in bytes.
+        once: files of the same content are read once.
+        unlike: what to do about documents of several forms.
+        needs: of what is no text: the chunker to set.
+    """
+
+    once = False
+    unlike = "give documents of one form"
+    needs = ""
+
+    def __init__(self, options: SourceOptions) -> None:
+        self.options = options
+        self.record = Record()
+        self.remarks: Counter[str] = Counter()
+        self.form: Form | None = None
+        self.totals: dict[File, int] = {}
+        self._contents: dict[File, bytes] = {}
+
+    @cached_property
+    def files(self) -> list[File]:
+        """The files of the source; what they hold and their names make its digest."""
+        chosen = self.options
+        return list_files(chosen.path, chosen.pattern, chosen.kind, chosen.follow_links, self.record.left_out)
+
+    @abstractmethod
+    def inputs(self, size: int, align: int) -> Iterator[Input]:
+        """Everything there is to read, in the order of the documents.
+
+        Args:
+            size: bytes an input should have at most; a large file is cut into several where documents begin, and a
+                large document where that does no harm.
+            align: a document may be cut only after a multiple of so many bytes (1: anywhere).
+
+        Raises:
+            FileNotFoundError: the source is not there.
+            ValueError: it holds nothing of this kind.
+        """
+
+    @abstractmethod
+    def read(self, item: Input) -> Iterator[Piece]:
+        """Documents of an input, in pieces.
+
+        Raises:
+            ValueError: something in it cannot be read; the message names the file.
+        """
+
+    def original(self, data: bytes) -> bytes:
+        """The bytes of the source that a document was made from, where they differ from the document's."""
+        return data
+
+    def versions(self) -> dict[str, str]:
+        """Packages that decode the source, with their versions: another one may give other bytes."""
+        return {}
+
+    def fingerprint(self) -> list[str]:
+        """Says without reading it all whether the source is still the same: names, sizes and times of its files.
+
+        The time of the last change of a file's entry is among them, since nobody can set it back.
+        """
+        stats = [(file.path, os.stat(file.path)) for file in self.files]
+        return [f"{path}\0{found.st_size}\0{found.st_mtime_ns}\0{found.st_ctime_ns}" for path, found in stats]
+
+    def digest(self, threads: int) -> str:
+        """sha256 over names and contents of all files, wherever they lie."""
+        ranges = [(file, at) for file in self.files for at in range(0, file.size, _HASHED)]
+        with ThreadPoolExecutor(threads) as pool:
+            hashes = list(pool.map(lambda each: _hash_range(each[0].path, each[1]), ranges))
+        whole = hashlib.sha256()
+        for (file, at), content in zip(ranges, hashes, strict=True):
+            whole.update(f"{file.name}\0{at}\0{content}\n".encode("utf-8", "surrogateescape"))
+        return whole.hexdigest()
+
+    def places(self, files: Iterable[File]) -> dict[File, Places]:
+        """The files with the splits that their documents may go to, for `inputs`; kept in `record`. See `data.sources.splits`.
+
+        Files that hold a document each (`single`) get one split. A tar gets none where its members' paths state them:
+        its input then has `stated`. Repeated files are missing if the source takes contents `once`.
+
+        Raises:
+            ValueError: some files state a split and some do not, or nothing is for training.
+        """
+        files = list(files)
+        names: dict[str, str | None] = {}
+        for file in files:
+            split = self.stated_split(file.name)
+            inside = self._members(file) if split is None and is_tar(file.path) else []
+            names |= dict(inside) if any(split for _, split in inside) else {file.name: split}
+        found = allot(names, self.options, self.record)
+        if self.record.by == "patterns":
+            found |= {file.name: (self.split_of(file.name),) for file in files if self.single(file)}
+        if self.once:
+            files = self._once(files, found)
+        shared = [file for file in files if len(found.get(file.name, ())) > 1 and self.single(file)]
+        if shared:
+            found |= self.share_out(shared, found)
+        self.stated = rule((split for split in names.values() if split), self.options.valid_percent)
+        self.record.place(found, f"source.path={self.options.path}")
+        return {file: found.get(file.name, ()) for file in files}
+
+    def leave_out_others(self, files: list[File], reason: str) -> None:
+        """Records the files of the source that are not among these."""
+        chosen = set(files)
+        for file in self.files:
+            if file not in chosen:
+                self.record.leave_out(reason, file.name)
+
+    def stated_split(self, name: str) -> str | None:
+        """The split that a relative path states, if it states one."""
+        return named_split(name)
+
+    def single(self, file: File) -> bool:
+        """The file is a document as a whole."""
+        return False
+
+    def holds(self, name: str) -> bool:
+        """A member of a tar is a document of this kind, by its name."""
+        return False
+
+    def _members(self, file: File) -> list[tuple[str, str | None]]:
+        """Names of the documents of a tar, and the splits that they state."""
+        if self.options.valid_pattern or self.options.test_pattern:
+            return []  # which decide alone
+        inside = members(file.path, self.options.expansion)
+        found = [f"{file.name}/{name}" for name, _, _ in inside if self.holds(name)]
+        return [(name, self.stated_split(name)) for name in found]
+
+    def _once(self, files: list[File], found: dict[str, Places]) -> list[File]:
+        """The files without repeated ones: of those in several splits the one held out is kept, else the first."""
+        sizes = Counter(file.size for file in files)
+        some = [file for file in files if sizes[file.size] > 1]
+        if (
+            self.record.by == "hashed" and len(files) > 1
+        ):  # then the contents are needed anyway, also those of compressed ones
+            some = [file for file in files if self.single(file)] or some
+        kept: dict[bytes, File] = {}
+        for file, digest in sorted(self._digests(some), key=lambda each: -SPLITS.index(found[each[0].name][0])):
+            first = kept.setdefault(digest, file)
+            if first is not file:
+                self.record.leave_out("repeated", f"{file.name} (the same as {first.name})")
+                del found[file.name]
+        return [file for file in files if file.name in found]
+
+    def _digests(self, files: list[File]) -> list[tuple[File, bytes]]:
+        """The files with the sha256 of what each holds, inside of its compression."""
+        unknown = [file for file in files if file not in self._contents]
+        with ThreadPoolExecutor(_THREADS) as pool:
+            self._contents |= zip(unknown, pool.map(self._content, unknown), strict=True)
+        return [(file, self._contents[file]) for file in files]
+
+    def _content(self, file: File) -> bytes:
+        content, total = hashlib.sha256(), 0
+        with open_stream(file.path, self.options.expansion) as stream:
+            for block in blocks(stream):
+                content.update(block)
+                total += len(block)
+        self.totals[file] = total
+        return content.digest()
+
+    def share_out(self, files: list[File], places: Mapping[str, Places]) -> dict[str, Places]:
+        """The split of each of these files, which are a document each, out of several: by its content."""
+        splits = {file.name: digested_split(key, self.options.valid_percent) for file, key in self._digests(files)}
+        return {name: (split if split in places[name] else "train",) for name, split in splits.items()}
+
+    def split_of(self, name: str, splits: Places = SPLITS, content: bytes | None = None) -> str:
+        """Split of a document: by the patterns of the options, else its only one, else by a hash.
+
+        Args:
+            name: of the document.
+            splits: those it may go to.
+            content: hash this instead of the name: the same document is then in the same split under every name.
+        """
+        if self.options.test_pattern or self.options.valid_pattern:
+            for split, pattern in (("test", self.options.test_pattern), ("valid", self.options.valid_pattern)):
+                if pattern and re.search(pattern, name):
+                    return split
+            return "train"
+        if len(splits) == 1:
+            return splits[0]
+        key = name.encode("utf-8", "surrogateescape") if content is None else content
+        split = hashed_split(key, self.options.valid_percent)
+        return split if split in splits else "train"
+
+    def places_in(self, item: Input, name: str) -> Places:
+        """Where a document of an input may go; for members of tars."""
+        return item.stated[self.stated_split(name) or ""] if item.stated else item.splits
+
+    def check_chunker(self, kind: str, text: bool) -> None:
+        """Says which chunker documents need that are no text.
+
+        Raises:
+            ValueError: the chunker of this kind cuts text, and they are none.
+        """
+        if self.needs and text:
+            raise ValueError(
+                f"source.kind={self.options.kind} gives no text, which chunker.kind={kind} cuts: set {self.needs}"
+            )
+
+    def same(self, name: str, **form: int) -> None:
+        """Notes the form of a document, such as its shape or rate; all have to have the same.
+
+        Raises:
+            ValueError: it differs from that of another; the message names both.
+        """
+        self.form = self.form or (name, form)
+        if self.form[1] != form:
+            raise Unlike(self.form, (name, form), self.unlike)
+
+
+class Unlike(ValueError):
+    """Two documents differ in form; the message says what to do."""
+
+    def __init__(self, first: Form, other: Form, advice: str) -> None:
+        said = [
+            f"{name} has " + ", ".join(f"{key} {value:,}" for key, value in form.items())
+            for name, form in (first, other)
+        ]
+        super().__init__(f"documents differ in form: {said[0]}; {said[1]}: {advice}")
+        self.parts = (first, other, advice)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Worker processes send it."""
+        return Unlike, self.parts
+
+
+def _hash_range(path: str, start: int) -> str:
+    found = hashlib.sha256()
+    with open(path, "rb", buffering=0) as file:
+        file.seek(start)
+        for block in blocks(file, _HASHED):
+            found.update(block)
+    return found.hexdigest()
+
+
+def make_source(options: SourceOptions) -> Source:
+    """The source of `options`.
+
+    Raises:
+        ValueError: there is no source of that kind, or a pattern is not a regular expression.
+    """
+    for name in ("valid_pattern", "test_pattern"):
+        try:
+            re.compile(getattr(options, name) or "")
+        except re.error as error:
+            raise ValueError(
+                f"source.{name}={getattr(options, name)!r} is not a regular expression: {error}"
+            ) from error
+    made: Source = load(options.kind, SOURCES, "haed.sources")(options)
+    return made
+
+
+def load(name: str, table: dict[str, str], group: str) -> type:
+    """The class of that name, ours or an entry point's.
+
+    Raises:
+        ValueError: there is none, or two packages have one each.
+    """
+    known(table, group)(name)
+    if name in table:
+        module, _, attribute = table[name].partition(":")
+        found: type = getattr(import_module(module), attribute)
+        return found
+    (entry, *others) = entry_points(group=group, name=name)
+    if any(other.value != entry.value for other in others):
+        raise ValueError(f"{name!r} is in more than one package: {', '.join(each.value for each in (entry, *others))}")
+    loaded: type = entry.load()
+    return loaded
+
+
+def title(options: SourceOptions) -> str:
+    """Short name of a source for folders: that of the path, or of the Python whose library it is."""
+    if options.kind == "stdlib" and options.path is None:
+        return f"stdlib-{sys.version_info.major}.{sys.version_info.minor}"
+    name = Path(options.path or "").resolve().name
+    return re.sub(r"[^A-Za-z0-9._-]+", "-", name).strip("-.") or options.kind

@@ -1,0 +1,182 @@
+"""Which file goes into which split: one rule for every source, and the record of what it did.
+
+1. `source.valid_pattern` and `source.test_pattern` overrule everything.
+2. If the path of any file states a split, what paths state is honoured, and a file that states none beside them is an
+   error: it might be anything, and a licence must not turn the test set into training. Where train and only one of valid
+   and test are stated, that one is test, and valid is taken out of train (`source.valid_percent=0`: neither).
+3. If none does, a hash of each document decides; a source may cut a text in three instead, where there are too few.
+
+An empty train split is refused. What went where, what was left out and why is said, and kept in the manifest.
+"""
+
+import hashlib
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import PurePosixPath
+from typing import TypedDict
+
+from data.options import SourceOptions
+
+SPLITS = ("train", "valid", "test")
+LISTED = 10_000  # names of a kind that a manifest holds; their number is always exact
+_SHOWN = 3  # names of a kind that are printed
+_NAMES = {"train": "train", "valid": "valid", "validation": "valid", "val": "valid", "dev": "valid", "test": "test"}
+_STATED = re.compile(rf"(?:^|[^a-z])({'|'.join(sorted(_NAMES, key=len, reverse=True))})(?:[^a-z]|$)")
+_BY = {
+    "patterns": "by source.valid_pattern and source.test_pattern",
+    "stated": "as the paths state",
+    "hashed": "by a hash of each document",
+    "cut": "every file cut in consecutive parts, as there are too few to share out",
+    "offsets": "cut by offset",
+    "own": "as the source says",
+}
+
+Places = tuple[str, ...]
+
+
+def named_split(name: str) -> str | None:
+    """Split that a relative path states, if it states one.
+
+    A folder of just that name (train, valid, validation, val, dev, test) says it, else the file's name, where such a word
+    stands between other characters than letters.
+    """
+    *folders, file = PurePosixPath(name.lower()).parts
+    for folder in folders:
+        if folder in _NAMES:
+            return _NAMES[folder]
+    found = _STATED.search(file)
+    return _NAMES[found[1]] if found else None
+
+
+def hashed_split(key: bytes, percent: int) -> str:
+    """Split of a document by a hash: `percent` of them in valid, and as many in test."""
+    return digested_split(hashlib.sha256(key).digest(), percent)
+
+
+def digested_split(digest: bytes, percent: int) -> str:
+    """The same, by the sha256 of a key."""
+    bucket = int.from_bytes(digest[:8], "big") % 100
+    return "valid" if bucket < percent else "test" if bucket < 2 * percent else "train"
+
+
+def rule(stated: Iterable[str], percent: int) -> dict[str, Places]:
+    """Where what states a split goes, by the split that it states."""
+    found, places = set(stated), {split: (split,) for split in SPLITS}
+    if percent and len(found) == 2 and "train" in found:
+        (held_out,) = found - {"train"}
+        return {"train": ("train", "valid"), held_out: ("test",)}
+    return {split: places[split] for split in SPLITS if split in found}
+
+
+class Listed(TypedDict):
+    """So many names, and the first of them."""
+
+    count: int
+    names: list[str]
+
+
+class Allotted(TypedDict):
+    """A `Record` in the manifest."""
+
+    by: str
+    files: dict[str, Listed]
+    left_out: dict[str, Listed]
+    notes: list[str]
+
+
+@dataclass
+class Record:
+    """What went where.
+
+    Attributes:
+        by: how it was decided, a key of `_BY`.
+        files: names, by the splits that their documents may go to.
+        left_out: names of files that were not read, by the reason.
+        notes: further sentences.
+    """
+
+    by: str = "own"
+    files: dict[Places, list[str]] = field(default_factory=dict)
+    left_out: dict[str, list[str]] = field(default_factory=dict)
+    notes: list[str] = field(default_factory=list)
+
+    def leave_out(self, reason: str, name: str) -> None:
+        """Adds a file that is not read."""
+        self.left_out.setdefault(reason, []).append(name)
+
+    def place(self, found: Mapping[str, Places], where: str) -> None:
+        """Adds where documents may go.
+
+        Raises:
+            ValueError: none of them may go to train.
+        """
+        for name, places in found.items():
+            self.files.setdefault(places, []).append(name)
+        if not any("train" in places for places in self.files):
+            others = " and ".join(sorted({split for places in self.files for split in places}))
+            raise ValueError(
+                f"{where}: nothing is left for training, it all goes to {others}: give more, or say which are which by "
+                "source.valid_pattern= and source.test_pattern="
+            )
+
+    def manifest(self) -> Allotted:
+        """As JSON; of very many names the first ones."""
+        files = {", ".join(places): _listed(names) for places, names in self.files.items()}
+        left_out = {reason: _listed(names) for reason, names in self.left_out.items()}
+        return {"by": self.by, "files": files, "left_out": left_out, "notes": self.notes}
+
+
+def _listed(names: list[str]) -> Listed:
+    return {"count": len(names), "names": names[:LISTED]}
+
+
+def describe(record: Allotted) -> Iterator[str]:
+    """A line for each thing that `Record.manifest` holds."""
+    yield f"splits: {_BY.get(record['by'], record['by'])}"
+    for places, names in record["files"].items():
+        yield f"  {places}: {_some(names['names'], names['count'])}"
+    for reason, names in record["left_out"].items():
+        yield f"  left out, {reason}: {_some(names['names'], names['count'])}"
+    for note in record["notes"]:
+        yield f"  {note}"
+
+
+def _some(names: list[str], count: int) -> str:
+    more = f", … ({count:,} files)" if count > _SHOWN else ""
+    return ", ".join(repr(name)[1:-1] for name in names[:_SHOWN]) + more
+
+
+def allot(names: Mapping[str, str | None], options: SourceOptions, record: Record) -> dict[str, Places]:
+    """Where the documents of each file may go, by the rule above.
+
+    Args:
+        names: of files or of members of tars, and the split that each states, if any.
+        options: the patterns and the share of a hash.
+        record: is told how it was decided.
+
+    Raises:
+        ValueError: some state a split and some do not.
+    """
+    where = f"source.path={options.path}"
+    if options.test_pattern or options.valid_pattern:
+        record.by = "patterns"
+        return dict.fromkeys(names, SPLITS)
+    silent = [name for name, split in names.items() if split is None]
+    if len(silent) == len(names):
+        record.by = "hashed"
+        return dict.fromkeys(names, SPLITS)
+    if silent:
+        raise ValueError(
+            f"{where}: {len(names) - len(silent):,} of its files state a split by their names, but these do not: "
+            f"{_some(silent, len(silent))}. Move them away, pick files by source.pattern=, or say which are which by "
+            "source.valid_pattern= and source.test_pattern="
+        )
+    record.by = "stated"
+    found = {split for split in names.values() if split}
+    places = rule(found, options.valid_percent)
+    if places.get("train", ("train",)) != ("train",):
+        (other,) = found - {"train"}
+        renamed = "valid is test, and " if other == "valid" else ""
+        record.notes.append(f"only train and {other} are stated: {renamed}valid is taken out of train")
+    return {name: places[split] for name, split in names.items() if split}

@@ -1,0 +1,114 @@
+"""WebDataset tars of the user's own: of each sample the text or picture in the member with the extension `source.field`."""
+
+import json
+import re
+from collections.abc import Iterator
+from itertools import chain
+
+from data.sources.files import File, is_tar, members, read_whole
+from data.sources.images import PICTURES, ImageSource
+from data.sources.source import Input, Piece
+
+_PARTS = re.compile(r"((?:.*/)?[^./][^./]*)\.([^/]*)")  # key and extension: the name ends at its first dot
+_DEFAULT = "text"  # of `source.field`
+
+
+class WebDatasetSource(ImageSource):
+    """Samples of WebDataset tars: consecutive members whose names are alike up to the first dot.
+
+    `source.field` is the extension of the member that is read: `txt` and others hold text, `png`, `jpg` and `jpeg`
+    pictures, and `json.caption` is the field `caption` of a `.json`. Left at its default, the first sample decides: a
+    `.txt`, a `.json` with a field `text`, or a picture. A tar's name states its split, else a hash of the document decides.
+    """
+
+    needs = ""  # until a sample is a picture
+    _chosen: tuple[str, str] | None = None
+
+    def inputs(self, size: int, align: int) -> Iterator[Input]:
+        """Every tar, each read by one worker; other files are left out."""
+        files = [file for file in self.files if is_tar(file.path)]
+        if not files:
+            raise ValueError(f"source.path={self.options.path} has no tar")
+        self.leave_out_others(files, "no tars")
+        for file, splits in self.places(files).items():
+            yield Input(file.name, file.path, file.size, splits)
+
+    def single(self, file: File) -> bool:
+        """Tars have many samples."""
+        return False
+
+    def _members(self, file: File) -> list[tuple[str, str | None]]:
+        """Names of samples state no splits."""
+        return []
+
+    def read(self, item: Input) -> Iterator[Piece]:
+        """The chosen member of each sample of a tar."""
+        self._chosen = self._chosen or self._choose()
+        for key, sample in self._samples(item.path):
+            name = f"{item.name}/{key}"
+            data = self._document(sample, name, f"{item.path}: sample {key}")
+            if data:
+                yield Piece(name, self.split_of(name, item.splits, data), data)
+            else:
+                self.remarks["samples without text were left out"] += 1
+
+    def _samples(self, path: str) -> Iterator[tuple[str, dict[str, bytes]]]:
+        """Keys of samples, and their members by extension; those that are not read are empty."""
+        before, sample = "", dict[str, bytes]()
+        for name, content, size in members(path, self.options.expansion):
+            parts = _PARTS.fullmatch(name)
+            if parts is None:
+                self.remarks["members of tars without a key and an extension were left out"] += 1
+                continue
+            key, extension = parts[1], parts[2].lower()
+            if key != before and sample:
+                yield before, sample
+                sample = {}
+            if extension in sample:
+                raise ValueError(f"{path}: two members are called {name}")
+            read = self._chosen is not None and extension == self._chosen[0]
+            before, sample[extension] = key, read_whole(content, size, f"{path}: {name}") if read else b""
+        if sample:
+            yield before, sample
+
+    def _document(self, sample: dict[str, bytes], name: str, where: str) -> bytes:
+        extension, field = self._chosen or self._choose()
+        if extension not in sample:
+            there = ", ".join(f".{each}" for each in sample)
+            raise ValueError(f"{where} has no .{extension} (it has {there}): set source.field= to the one to read")
+        for other in sample:
+            self.remarks[f"members .{other} of samples were left out"] += other != extension
+        if _is_picture(extension):
+            self.needs = super().needs
+            (height, width), raster = self._picture(sample[extension], where)
+            self.same(name, height=height, width=width, channels=3)
+            return raster
+        return _text(sample[extension], field, where) if field else sample[extension]
+
+    def _choose(self) -> tuple[str, str]:
+        """The extension to read, and the field of a .json; the same in every worker."""
+        given = self.options.field
+        if given != _DEFAULT:
+            return ("json", given[5:]) if given.startswith("json.") else (given.lower().lstrip("."), "")
+        look = WebDatasetSource(self.options)  # which remarks nothing here
+        tars = (file for file in self.files if is_tar(file.path))
+        _, sample = next(chain.from_iterable(look._samples(file.path) for file in tars), ("", {}))
+        found = [("txt", "")] * ("txt" in sample) + [("json", _DEFAULT)] * ("json" in sample)
+        found += [(each, "") for each in sample if _is_picture(each)]
+        return found[0] if found else ("txt", "")
+
+
+def _is_picture(extension: str) -> bool:
+    return f".{extension.rpartition('.')[2]}" in PICTURES
+
+
+def _text(content: bytes, field: str, where: str) -> bytes:
+    try:
+        record = json.loads(content)
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"{where}: its .json is not JSON: {error}") from error
+    text = record.get(field) if isinstance(record, dict) else None
+    if not isinstance(text, str):
+        fields = ", ".join(map(repr, list(record)[:10])) if isinstance(record, dict) else "no object"
+        raise ValueError(f"{where}: its .json has no text in {field!r} (it has {fields}): set source.field=json.FIELD")
+    return text.encode("utf-8", "surrogatepass")

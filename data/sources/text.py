@@ -1,0 +1,372 @@
+"""Sources of text: files, JSON lines, WikiText, enwik8, the Python standard library's own sources.
+
+Plain files are cut into ranges, so that many workers share one file; compressed ones are read from start to end.
+"""
+
+import io
+import json
+import re
+import sysconfig
+from collections.abc import Iterable, Iterator, Mapping
+from functools import cached_property
+from itertools import chain
+from pathlib import Path, PurePosixPath
+from typing import IO, NamedTuple
+
+from data.sources.files import LARGEST_DOCUMENT, File, blocks, is_compressed, open_stream
+from data.sources.magic import check_text
+from data.sources.source import Input, Piece, Source
+from data.sources.splits import SPLITS, Places
+
+_WINDOW = 1 << 16  # where a good place to cut is looked for
+_HELD = 32 << 20  # bytes of a compressed file that are kept while its size is found
+_INFLATED = 4  # guess at what compression saves, only to share out the work
+_SKIPPED = {"test", "tests", "site-packages", "dist-packages", "idlelib", "__pycache__"}
+_LONGEST_HEADING = 1100
+_INSIDE = bytes(range(0x80, 0xC0))  # bytes of UTF-8 that begin no character
+_ABOUT = {"readme", "license", "licence", "copying", "notice", "authors", "changelog"}  # files that tell of others
+# Between blank lines, unlike the headings of sections, which have more signs.
+_HEADING = re.compile(rb"(?<=\n) ?\n ?= (?!=)[^\n]{1,1000}(?<!=) = ?\n(?= ?\n)")
+
+
+class _Texts(Source):
+    """Files of text: the same content is read once, and what is no text is refused."""
+
+    once = True
+
+    def places(self, files: Iterable[File]) -> dict[File, Places]:
+        """As of any source, after files that are no text were refused."""
+        files = list(files)
+        for file in files:
+            check_text(file.path, self.options.expansion)
+        found = super().places(files)
+        about = [file.name for file in found if PurePosixPath(file.name).stem.lower() in _ABOUT]
+        if 0 < len(about) < len(found):
+            names = ", ".join(about[:3]) + (f", … ({len(about):,} files)" if len(about) > 3 else "")
+            self.record.notes.append(f"{names}: taken for texts of the corpus, which source.pattern= prevents")
+        return found
+
+
+class TextSource(_Texts):
+    """A document per file.
+
+    If files' paths state splits, those are theirs; else a hash of the content decides. Where the hash would leave a split
+    empty (few files), every file is cut in three, 90/5/5, between paragraphs if it has any.
+    """
+
+    def single(self, file: File) -> bool:
+        """Every file is a document."""
+        return True
+
+    def share_out(self, files: list[File], places: Mapping[str, Places]) -> dict[str, Places]:
+        """As of any source, or nothing where files are to be cut."""
+        wanted = {split for file in files for split in places[file.name]}
+        cut, enough = self.options.cut, len(files) >= len(wanted) or not self.options.valid_percent
+        shared = super().share_out(files, places) if enough and not cut else {}
+        if cut or (cut is None and self.options.valid_percent and wanted > {split for (split,) in shared.values()}):
+            shared = {}
+            if self.record.by == "hashed":
+                self.record.by = "cut"
+            else:
+                self.record.notes.append("valid is the end of every file of train")
+        return shared
+
+    def inputs(self, size: int, align: int) -> Iterator[Input]:
+        """Files as a whole or, of a large one or one that is cut among splits, ranges; what is compressed stays whole."""
+        for file, splits in self.places(self.files).items():
+            whole = len(splits) == 1
+            if is_compressed(file.path):
+                total = None if whole else self.totals.get(file)  # if it is not known, the worker finds it
+                yield Input(file.name, file.path, file.size * _INFLATED, splits, 0, total)
+                continue
+            parts = [(splits[0], 0, file.size)] if whole else list(self._parts(file, splits))
+            for part, start, stop in parts:
+                name = file.name if whole else f"{file.name}@{start}"
+                for a, b in ranges(file.path, start, stop, size, align):
+                    yield Input(name, file.path, b - a, (part,), a, b, a > start)
+
+    def read(self, item: Input) -> Iterator[Piece]:
+        """A file, or its range, in pieces; of one that several splits share, its parts."""
+        if len(item.splits) > 1:
+            yield from self._read_compressed(item)
+            return
+        with open_stream(item.path, self.options.expansion) as stream:
+            if item.start:
+                stream.seek(item.start)
+            continues, passed = item.continues, 0
+            for block in blocks(stream, None if item.stop is None else item.stop - item.start):
+                yield Piece(item.name, item.splits[0], block, continues)
+                continues, passed = True, passed + len(block)
+        if item.stop is not None and passed != item.stop - item.start:
+            raise ValueError(f"{item.path} changed while it was being read: run `haed shard` again")
+
+    def targets(self, total: int, splits: Places) -> list[int]:
+        """Where the splits after the first should begin."""
+        percent = self.options.valid_percent
+        return [total * (100 - left * percent) // 100 for left in range(len(splits) - 1, 0, -1)]
+
+    def cut(self, window: bytes) -> int:
+        """Where to cut exactly, in the bytes from a target on: after a blank line, else a line, else a character."""
+        blank = window.find(b"\n\n")
+        return blank + 2 if blank >= 0 else _after_line(window)
+
+    def _parts(self, file: File, splits: Places) -> Iterator[tuple[str, int, int]]:
+        """Split, start and end of the parts of a plain file."""
+        start = 0
+        with open(file.path, "rb") as stream:
+            for split, target in zip(splits, (*self.targets(file.size, splits), file.size), strict=True):
+                stream.seek(max(start, target))
+                stop = max(start, target) + self.cut(stream.read(_WINDOW)) if target < file.size else file.size
+                if stop > start:
+                    yield split, start, stop
+                start = stop
+
+    def _read_compressed(self, item: Input) -> Iterator[Piece]:
+        """The parts of a compressed file, whose size decides where it is cut; only a large one is read twice for it."""
+        total = item.stop
+        if total is None:
+            with open_stream(item.path, self.options.expansion) as stream:
+                content = stream.read(_HELD)
+                if len(content) < _HELD:
+                    yield from self._read_parts(io.BytesIO(content), item, len(content))
+                    return
+                total = len(content) + sum(len(block) for block in blocks(stream))
+                del content
+        with open_stream(item.path, self.options.expansion) as stream:
+            yield from self._read_parts(stream, item, total)
+
+    def _read_parts(self, stream: IO[bytes], item: Input, total: int) -> Iterator[Piece]:
+        """The same parts of a stream of known size."""
+        start = position = 0
+        rest = b""
+        for split, target in zip(item.splits, (*self.targets(total, item.splits), total), strict=True):
+            title = f"{item.name}@{start}"
+            head, rest = rest[: max(0, target - position)], rest[max(0, target - position) :]
+            continues = False
+            for block in chain((head,), blocks(stream, max(0, target - position - len(head)))):
+                if block:
+                    yield Piece(title, split, block, continues)
+                    continues, position = True, position + len(block)
+            if target < total:
+                rest += stream.read(_WINDOW - len(rest))
+                cut = self.cut(rest)
+                if cut:
+                    yield Piece(title, split, rest[:cut], continues)
+                rest, position = rest[cut:], position + cut
+            start = position
+
+
+def _after_line(window: bytes) -> int:
+    """Where the first line ends, or, without one, the character of UTF-8 that the bytes may begin inside of."""
+    line = window.find(b"\n")
+    if line >= 0:
+        return line + 1
+    rest = len(window) - len(window.lstrip(_INSIDE))
+    return rest if rest < 4 else 0  # four in a row are no UTF-8
+
+
+def ranges(path: str, start: int, stop: int, size: int, align: int) -> Iterator[tuple[int, int]]:
+    """Cuts a document of a plain file into ranges of about `size` bytes, after a line if it may be cut anywhere."""
+    count = max(1, -(-(stop - start) // size))
+    before = start
+    with open(path, "rb") as file:
+        for number in range(1, count):
+            cut = start + (stop - start) * number // count
+            if align > 1:
+                cut -= (cut - start) % align
+            else:
+                file.seek(cut)
+                cut += _after_line(file.read(_WINDOW))
+            if before < cut < stop:
+                yield before, cut
+                before = cut
+    yield before, stop
+
+
+class StdlibSource(TextSource):
+    """The Python standard library's own source files, split by a hash of the relative path."""
+
+    @cached_property
+    def files(self) -> list[File]:
+        """All but tests and what was installed beside."""
+        root = Path(self.options.path or sysconfig.get_paths()["stdlib"])
+        found = [
+            File(path.relative_to(root).as_posix(), str(path), path.stat().st_size)
+            for path in root.glob("**/*.py")
+            if not _SKIPPED.intersection(path.relative_to(root).parts[:-1])
+        ]
+        if not found:
+            raise FileNotFoundError(f"no Python sources in {root}: give a text with source.kind=text source.path=")
+        return sorted((file for file in found if file.size), key=lambda file: file.name)
+
+    def stated_split(self, name: str) -> str | None:
+        """None: a module may be called test."""
+        return None
+
+    def share_out(self, files: list[File], places: Mapping[str, Places]) -> dict[str, Places]:
+        """By path, so that another version of Python has the same files in a split."""
+        return {file.name: (self.split_of(file.name, places[file.name]),) for file in files}
+
+
+class Enwik8Source(TextSource):
+    """One text, cut by offset: 90/5/5 percent, or where `source.offsets` says."""
+
+    def places(self, files: Iterable[File]) -> dict[File, Places]:
+        """The one file goes to all splits, whatever its name.
+
+        Raises:
+            ValueError: there are several.
+        """
+        files = list(files)
+        names = [file.name for file in files]
+        if len(names) > 1:
+            raise ValueError(
+                f"source.kind={self.options.kind} cuts one text by offset, and source.path={self.options.path} has "
+                f"{len(names):,} files ({', '.join(names[:3])}): give the file, or source.pattern="
+            )
+        check_text(files[0].path, self.options.expansion)
+        self.record.by, self.record.files = "offsets", {SPLITS: names}
+        return dict.fromkeys(files, SPLITS)
+
+    def targets(self, total: int, splits: Places) -> list[int]:
+        """The given offsets, else those of 90 and 5 %."""
+        given = self.options.offsets
+        if given and not (len(given) == 2 and 0 <= given[0] <= given[1] <= total):
+            raise ValueError(f"source.offsets={given}: expected two, ascending, in a text of {total:,} bytes")
+        return given or [total * 90 // 100, total * 95 // 100]
+
+    def cut(self, window: bytes) -> int:
+        """Exactly at the target."""
+        return 0
+
+
+class _ManySource(_Texts):
+    """Files with several documents each; a plain file is cut into ranges where documents begin."""
+
+    def inputs(self, size: int, align: int) -> Iterator[Input]:
+        """Ranges of plain files that begin where documents do; a compressed file is read by one worker."""
+        for file, splits in self.places(self.files).items():
+            if is_compressed(file.path):
+                yield Input(file.name, file.path, file.size * _INFLATED, splits)
+                continue
+            with open(file.path, "rb") as stream:
+                start = 0
+                while start < file.size:
+                    stop = self.next_document(stream, start + size) if start + size < file.size else file.size
+                    yield Input(file.name, file.path, stop - start, splits, start, stop)
+                    start = stop
+
+    def next_document(self, stream: IO[bytes], at: int) -> int:
+        """Where the first document begins that begins after `at`, or the end of the file."""
+        raise NotImplementedError
+
+    def _open(self, item: Input) -> IO[bytes]:
+        stream = open_stream(item.path, self.options.expansion)
+        if item.start:
+            stream.seek(item.start)
+        return stream
+
+
+class JsonLinesSource(_ManySource):
+    """A JSON object per line; the text is in the field `source.field`. A document's split is a hash of its text.
+
+    So the same text is never in two splits. Lone surrogates, which JSON can write and UTF-8 cannot, become the three bytes
+    they would have.
+    """
+
+    def next_document(self, stream: IO[bytes], at: int) -> int:
+        """The next line."""
+        stream.seek(at)
+        stream.readline(LARGEST_DOCUMENT + 1)
+        return stream.tell()
+
+    def read(self, item: Input) -> Iterator[Piece]:
+        """A document a line."""
+        with self._open(item) as stream:
+            at = item.start
+            while item.stop is None or at < item.stop:
+                line = stream.readline(LARGEST_DOCUMENT + 1)
+                if not line:
+                    return
+                if line.strip():
+                    name = f"{item.name}@{at}"
+                    text = self._text(line, f"{item.path}, the line at byte {at:,}")
+                    if text:
+                        yield Piece(name, self.split_of(name, item.splits, text), text)
+                    self.remarks["lines of empty text were left out"] += not text
+                at += len(line)
+
+    def _text(self, line: bytes, where: str) -> bytes:
+        if len(line) > LARGEST_DOCUMENT:
+            raise ValueError(f"{where} is longer than the {LARGEST_DOCUMENT:,} bytes that one document may have")
+        try:
+            record = json.loads(line)
+        except (ValueError, RecursionError) as error:
+            raise ValueError(f"{where} is not JSON: {error}") from error
+        text = record.get(self.options.field) if isinstance(record, dict) else None
+        if not isinstance(text, str):
+            fields = f"it has {', '.join(map(repr, list(record)[:10]))}" if isinstance(record, dict) else "no object"
+            raise ValueError(f"{where} has no text in the field {self.options.field!r} ({fields}): set source.field=")
+        return text.encode("utf-8", "surrogatepass")
+
+
+class WikiTextSource(_ManySource):
+    """WikiText, tokenised or raw: a document from each ` = Title = ` heading to the next; files name the splits."""
+
+    def next_document(self, stream: IO[bytes], at: int) -> int:
+        """The next heading."""
+        stream.seek(at)
+        stream.readline()
+        begin = stream.tell()
+        for start, first, _ in headed(blocks(stream), begin):
+            if first and start > begin:
+                return start
+        return stream.tell()
+
+    def read(self, item: Input) -> Iterator[Piece]:
+        """A document from each heading to the next, in pieces; its heading decides on its split."""
+        with self._open(item) as stream:
+            size = None if item.stop is None else item.stop - item.start
+            split = ""
+            for at, first, data in headed(blocks(stream, size), item.start):
+                name = f"{item.name}@{at}"
+                split = self.split_of(name, item.splits, data[:_LONGEST_HEADING]) if first else split
+                yield Piece(name, split, data, not first)
+
+
+class Section(NamedTuple):
+    """A piece of a document: the offset of the document, whether this is its first piece, and the piece."""
+
+    document: int
+    first: bool
+    data: bytes
+
+
+def headed(stream: Iterator[bytes], start: int) -> Iterator[Section]:
+    """Cuts WikiText at its headings.
+
+    Args:
+        stream: the text in blocks; its first byte begins a line.
+        start: offset of that byte.
+    """
+    buffer, base, begin, first = b"\n", start - 1, start, True  # buffer[0] is the byte before, for the look-behind
+    block: bytes | None = b""
+    while block is not None:
+        block = next(stream, None)
+        buffer += block or b""
+        safe = len(buffer) if block is None else max(1, len(buffer) - _LONGEST_HEADING)
+        at = 1
+        for match in _HEADING.finditer(buffer, 1):
+            if match.start() >= safe:
+                break
+            if match.start() > at:
+                yield Section(begin, first, buffer[at : match.start()])
+            elif first:
+                continue  # at the very start: no other document before it
+            begin, first, at = base + match.start(), True, match.start()
+        if first and block is not None and safe - at < _LONGEST_HEADING:
+            safe = at  # a first piece is long enough to know the document by, wherever the blocks end
+        if safe > at:
+            yield Section(begin, first, buffer[at:safe])
+            first = False
+        base, buffer = base + safe - 1, buffer[safe - 1 :]

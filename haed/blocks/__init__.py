@@ -1,0 +1,1 @@
+"""Layers that the parts are made of: attention, LSTM."""

@@ -1,0 +1,84 @@
+"""Where models come from: the kinds of system, the loss each phase trains them by, and how they are sampled.
+
+To add a family: write its `System` (see `haed.system`) in a file of its own, give it options and a line in `SYSTEMS` of
+`haed.options`, and a line in `KINDS` here. Its exact loss is `haed.system.Likelihood`; the loss of phase one, and of
+chunk models in every phase, is computed in `haed.iem.objective`.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from haed.chunk.model import HAED
+from haed.iem.objective import ChunkObjective
+from haed.options import IEMOptions, ModelOptions
+from haed.ranks import Ranks
+from haed.sampling import ChunkSampler, Sampler
+from haed.system import Cut, Likelihood, Objective, System, Windows
+
+
+@dataclass(frozen=True)
+class Kind:
+    """A family of models: `system` of (options, IEM options, cut), `sampler` of (system, prompt, samples)."""
+
+    system: Callable[[ModelOptions, IEMOptions, Cut], System]
+    sampler: Callable[..., Sampler]
+
+
+KINDS: dict[str, Kind] = {
+    "haed": Kind(HAED, ChunkSampler),
+}
+
+
+def make_system(options: ModelOptions, iem: IEMOptions, cut: Cut) -> System:
+    """The system that options ask for, for a corpus that is cut so; initialised from PyTorch's global generator.
+
+    Raises:
+        ValueError: its parts do not fit together.
+    """
+    made = KINDS[options.kind].system(options, iem, cut)
+    made.kind = options.kind
+    return made
+
+
+def make_objective(
+    system: System,
+    iem: IEMOptions,
+    *,
+    iem_weight: float,
+    decode_fraction: float,
+    pieces: int = 1,
+    ranks: Ranks | None = None,
+) -> Objective:
+    """The loss of a phase.
+
+    Args:
+        system: that is trained.
+        iem: options of the IEM loss.
+        iem_weight: its weight; 0 switches it off.
+        decode_fraction: share of the chunks that is decoded for the exact loss.
+        pieces: in which a batch's windows are computed.
+        ranks: processes that train together.
+
+    Raises:
+        ValueError: the system cannot be trained so.
+    """
+    if isinstance(system, HAED):
+        return ChunkObjective(system, iem, iem_weight, decode_fraction, pieces, ranks)
+    asked = {"iem_weight": iem_weight != 0, "decode_fraction": decode_fraction != 1, "batch.pieces": pieces != 1}
+    if wrong := [name for name, other in asked.items() if other]:
+        raise ValueError(
+            f"{', '.join(wrong)}: only models of chunks have a phase one and decode a share; train a "
+            f"{type(system).__name__} by `haed train` with iem_weight=0, decode_fraction=1 and batch.pieces=1"
+        )
+    return Likelihood(system, ranks)
+
+
+def make_sampler(system: System, prompt: Windows, samples: int = 1) -> Sampler:
+    """Continues prompts.
+
+    Args:
+        system: made by `make_system`, in evaluation mode.
+        prompt: (B, P) closed chunks, P may be 0, or (1, P), which all samples go on from.
+        samples: B.
+    """
+    return KINDS[system.kind].sampler(system, prompt, samples)

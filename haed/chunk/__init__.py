@@ -1,0 +1,1 @@
+"""The chunk model: packed chunks, encoder, main model, decoder."""

@@ -1,0 +1,172 @@
+"""Decoders: from ŷ and the tokens of the chunk so far to the next token, with exact likelihood.
+
+Both run on the packed layout of `haed.chunk.packing`, that is on real tokens only. At each decision there are V + 1 symbols:
+the vocabulary and "the chunk ends here", which is impossible before the first token.
+
+Legend: N chunks, S decisions, V vocabulary, W width of ŷ, H width of the decoder.
+"""
+
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence, pad_packed_sequence
+
+from haed.blocks.lstm import lstm_step, packed_lstm
+from haed.blocks.transformer import Before, Block, Cache
+from haed.chunk.packing import Chunks, Packed
+from haed.options import DecoderOptions
+
+
+def compute_dtype(x: Tensor) -> torch.dtype:
+    """The type in which matrix products run: autocast's if it is on, else that of `x`."""
+    device = x.device.type
+    enabled = torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device)
+    return torch.get_autocast_dtype(device) if enabled else x.dtype
+
+
+@dataclass
+class LSTMState:
+    """Output and cell of each layer, (N, H), or None before the first token; and ŷ's share of the gates, (N, 4H)."""
+
+    context: Tensor
+    hidden: list[Tensor | None]
+    cell: list[Tensor | None]
+
+    def keep(self, rows: Tensor) -> None:
+        """Drops the chunks for which `rows` (N,) is false, between steps."""
+        self.context = self.context[rows]
+        self.hidden = [None if x is None else x[rows] for x in self.hidden]
+        self.cell = [None if x is None else x[rows] for x in self.cell]
+
+
+class LSTMDecoder(nn.Module):
+    """An LSTM over the tokens of each chunk, from a zero state; ŷ is part of its input at every step (paper)."""
+
+    sees_before = False
+
+    def __init__(self, options: DecoderOptions, context: int, vocabulary: int) -> None:
+        super().__init__()
+        width = options.width
+        self.tokens = nn.Embedding(vocabulary + 1, options.token_width)
+        self.input = nn.Linear(options.token_width, 4 * width)
+        self.context = nn.Linear(context, 4 * width, bias=False)
+        self.recurrent = nn.ParameterList(torch.empty(4 * width, width) for _ in range(options.layers))
+        self.upper = nn.ModuleList(nn.Linear(width, 4 * width) for _ in range(options.layers - 1))
+        self.output = nn.Linear(width, vocabulary + 1)
+
+    def table(self) -> Tensor:
+        """Each symbol's share of the first layer's gates: (V + 1, 4H)."""
+        return self.input(self.tokens.weight)
+
+    def forward(self, context: Tensor, packed: Packed) -> Tensor:
+        """Logits (S, V + 1) of packed decisions, from ŷ (N, W) in the chunks' original order."""
+        dtype = compute_dtype(context)
+        x = F.embedding(packed.inputs, self.table()).to(dtype)
+        constant = self.context(context[packed.order]).to(dtype)
+        x = packed_lstm(x, constant, self.recurrent[0].to(dtype), packed.sizes)
+        for upper, recurrent in zip(self.upper, self.recurrent[1:], strict=True):
+            x = packed_lstm(upper(x), torch.zeros_like(constant), recurrent.to(dtype), packed.sizes)
+        return self.output(x)
+
+    def begin(self, context: Tensor, before: Chunks | None = None) -> LSTMState:
+        """The state before the first token of chunks with ŷ (N, W); `before` is not seen."""
+        layers = len(self.recurrent)
+        return LSTMState(self.context(context), [None] * layers, [None] * layers)
+
+    def step(self, state: LSTMState, symbol: Tensor) -> Tensor:
+        """Feeds `symbol` (N,) to every chunk, updates `state` and returns logits (N, V + 1) of the next symbol."""
+        x = self.input(self.tokens(symbol)) + state.context  # of few symbols: the whole table would cost more
+        for layer, recurrent in enumerate(self.recurrent):
+            gates = x if layer == 0 else self.upper[layer - 1](x)
+            hidden = state.hidden[layer]
+            if hidden is not None:
+                gates = gates + hidden @ recurrent.t()
+            x, state.cell[layer] = lstm_step(gates, state.cell[layer])
+            state.hidden[layer] = x
+        return self.output(x)
+
+
+@dataclass
+class TransformerState:
+    """Keys and values of the chunk so far, ŷ's share of the input, (N, H), and what each block sees of the chunk before."""
+
+    context: Tensor
+    cache: Cache
+    before: list[Before | None]
+
+    def keep(self, rows: Tensor) -> None:
+        """Drops the chunks for which `rows` (N,) is false, between steps."""
+        self.context = self.context[rows]
+        self.cache.keep(rows)
+        self.before = [None if x is None else x.keep(rows) for x in self.before]
+
+
+class TransformerDecoder(nn.Module):
+    """A causal transformer within each chunk; ŷ is added to every input. Padding exists inside attention only.
+
+    With `previous`, the tokens of the chunk before in the same document and window are further keys and values of every
+    block, by embeddings of their own positions: what ŷ cannot carry of them letter by letter is looked up.
+    """
+
+    def __init__(self, options: DecoderOptions, context: int, vocabulary: int, k: int) -> None:
+        super().__init__()
+        width = options.width
+        if width % options.heads:
+            raise ValueError(f"model.decoder.width {width} is not a multiple of model.decoder.heads {options.heads}")
+        self.sees_before = options.previous
+        self.tokens = nn.Embedding(vocabulary + 1, width)
+        self.positions = nn.Embedding(k, width)
+        self.positions_before = nn.Embedding(k, width) if options.previous else None
+        self.context = nn.Linear(context, width)
+        self.blocks = nn.ModuleList(
+            Block(width, options.heads, width // options.heads, options.ffn, rotary=False)
+            for _ in range(options.layers)
+        )
+        self.norm = nn.LayerNorm(width)
+        self.output = nn.Linear(width, vocabulary + 1)
+
+    def forward(self, context: Tensor, packed: Packed) -> Tensor:
+        """Logits (S, V + 1) of packed decisions, from ŷ (N, W) in the chunks' original order."""
+        constant = self.context(context[packed.order])
+        parts = [self.positions.weight[t] + constant[:size] for t, size in enumerate(packed.sizes)]
+        x = self.tokens(packed.inputs) + torch.cat([constant[:0], self.positions.weight[:0], *parts])
+        sizes = torch.tensor(packed.sizes, dtype=torch.long)
+        earlier = self.earlier(packed.before) or [None] * len(self.blocks)
+        for block, before in zip(self.blocks, earlier, strict=True):
+            assert isinstance(block, Block)
+            if not packed.sizes:  # nothing to decode on this rank; the gradients are zero, but they are
+                x = block(x[:, None], before=before).squeeze(1)
+                continue
+            qkv = PackedSequence(block.attention.qkv(block.attention_norm(x)), sizes)
+            grid, lengths = pad_packed_sequence(qkv, batch_first=True)
+            mixed = block.attention.attend(*block.attention.split(grid), before=before)
+            x = x + block.attention.out(pack_padded_sequence(mixed, lengths, batch_first=True).data)
+            x = block.feed_forward(x)
+        return self.output(self.norm(x))
+
+    def earlier(self, before: Chunks | None) -> list[Before | None]:
+        """What each block sees of the N chunks before: keys, values, and where there are any."""
+        if before is None or self.positions_before is None:
+            return []
+        x = self.tokens(before.tokens) + self.positions_before.weight
+        seen = torch.arange(x.shape[1], device=x.device) < before.lengths[:, None]
+        found: list[Before | None] = []
+        for block in self.blocks:
+            assert isinstance(block, Block)
+            _, key, value = block.attention.split(block.attention.qkv(block.attention_norm(x)))
+            found.append(Before(key, value, seen))
+        return found
+
+    def begin(self, context: Tensor, before: Chunks | None = None) -> TransformerState:
+        """The state before the first token of chunks with ŷ (N, W), after chunks (N, K) of lengths (N,)."""
+        return TransformerState(self.context(context), Cache(len(self.blocks)), self.earlier(before))
+
+    def step(self, state: TransformerState, symbol: Tensor) -> Tensor:
+        """Feeds `symbol` (N,) to every chunk, updates `state` and returns logits (N, V + 1) of the next symbol."""
+        position = self.positions.weight[state.cache.length()]
+        x = (self.tokens(symbol) + position + state.context)[:, None]
+        for layer, block in enumerate(self.blocks):
+            x = block(x, state.cache, layer, state.before[layer] if state.before else None)
+        return self.output(self.norm(x[:, 0]))

@@ -1,0 +1,184 @@
+"""The Hierarchical Attention Encoder-Decoder: encoder, main model and decoder as one pure map of tensors.
+
+Legend: B sequences, T chunks of a window, K tokens of a chunk, N chunks of a flat set, E width of an embedding, W width
+of ŷ, V vocabulary, S packed decisions.
+"""
+
+import math
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from haed.blocks.transformer import Block
+from haed.chunk.decoder import LSTMDecoder, TransformerDecoder
+from haed.chunk.encoder import MLPEncoder
+from haed.chunk.main import TransformerMain
+from haed.chunk.packing import Chunks, Packed, distinct, pack, shifted
+from haed.options import IEMOptions, ModelOptions
+from haed.system import Cut, Group, System, Windows, moved
+
+_SCALE_BOUND = math.log(1000)
+
+
+class HAED(System):
+    """Encoder, main model, decoder, and the head that turns ŷ into a query for chunk embeddings.
+
+    Args:
+        options: what the parts are.
+        iem: the head between ŷ and the score (the rest concerns the loss).
+        cut: how the corpus is cut.
+    """
+
+    parts = ("encoder", "main", "decoder")
+    spaces = ("chunks", "predictions")
+
+    def __init__(self, options: ModelOptions, iem: IEMOptions, cut: Cut) -> None:
+        super().__init__(cut)
+        width = options.main.width
+        self.encoder = MLPEncoder(options.encoder, cut.k, cut.vocabulary, iem.bias)
+        self.main = TransformerMain(options.main, options.encoder.width, cut.context)
+        self.head = nn.Linear(width, options.encoder.width, bias=False) if iem.head == "linear" else None
+        self.log_scale = nn.Parameter(torch.empty(())) if iem.scale == "learned" else None
+        self.cosine, self.temperature = iem.similarity == "cosine", iem.temperature
+        self.decoder: LSTMDecoder | TransformerDecoder
+        if options.decoder.kind == "lstm":
+            if options.decoder.previous:
+                raise ValueError(
+                    "model.decoder.previous is of the transformer decoder: set model.decoder.kind=transformer"
+                )
+            self.decoder = LSTMDecoder(options.decoder, width, cut.vocabulary)
+        else:
+            self.decoder = TransformerDecoder(options.decoder, width, cut.vocabulary, cut.k)
+        self.initialise()
+
+    @torch.no_grad()
+    def initialise(self) -> None:
+        """Sets every parameter.
+
+        Matrices: normal with deviation 1/√fan_in; those that end a residual branch are divided by √(2·layers) (GPT-2).
+        Token embeddings: normal, 1, so that a concatenation of them feeds the first layer at unit scale; likewise tokens and
+        positions of the transformer decoder, which learns much more slowly from small ones (docs/log.md). The main model's
+        position vectors: 0.1, small beside the content. LSTM: forget gates start at bias 1. Scale: 1/√E, which makes first
+        scores of normalised vectors about unit size; of a cosine the inverse of its temperature.
+        Output layer and candidate bias: zero, so that the first losses are about log(V + 1) and log C.
+        """
+        for module in self.modules():
+            if isinstance(module, nn.Linear):
+                nn.init.normal_(module.weight, std=module.in_features**-0.5)
+                if module.bias is not None:
+                    nn.init.zeros_(module.bias)
+            elif isinstance(module, nn.Embedding):
+                nn.init.normal_(module.weight)
+        for part in (self.main, self.decoder):
+            blocks = [module for module in part.modules() if isinstance(module, Block)]
+            for block in blocks:
+                for layer in (block.attention.out, block.down):
+                    layer.weight /= (2 * len(blocks)) ** 0.5
+        nn.init.normal_(self.main.start)
+        if self.main.positions is not None:
+            nn.init.normal_(self.main.positions, std=0.1)
+        if isinstance(self.decoder, LSTMDecoder):
+            for recurrent in self.decoder.recurrent:
+                nn.init.orthogonal_(recurrent)
+            width = self.decoder.output.in_features
+            for layer in (self.decoder.input, *self.decoder.upper):
+                layer.bias[width : 2 * width] = 1
+        nn.init.zeros_(self.decoder.output.weight)
+        if self.encoder.bias is not None:
+            nn.init.zeros_(self.encoder.bias.weight)
+        if self.log_scale is not None:
+            self.log_scale.fill_(_unbounded(1 / self.temperature if self.cosine else self.encoder.width**-0.5))
+
+    def query(self, prediction: Tensor) -> Tensor:
+        """The vector (N, E) whose dot product with a chunk's key, plus the chunk's bias, is the chunk's score."""
+        narrow = prediction[..., : self.encoder.width] if self.head is None else self.head(prediction)
+        return self.key(narrow) if self.log_scale is None else self.key(narrow) * self.scale(self.log_scale)
+
+    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *arguments: Any) -> None:
+        """Also takes `scale` itself, which earlier versions learned."""
+        if self.log_scale is not None and (old := state_dict.pop(f"{prefix}scale", None)) is not None:
+            state_dict[f"{prefix}log_scale"] = torch.tensor(_unbounded(float(old)))
+        super()._load_from_state_dict(state_dict, prefix, *arguments)
+
+    @staticmethod
+    def scale(log_scale: Tensor) -> Tensor:
+        """The factor of all scores: the exponential of a logarithm that is bounded smoothly, so that it is never stuck.
+
+        What is learned is the logarithm: a step changes it by a share of itself, and it cannot become 0 or negative.
+        """
+        return torch.exp(_SCALE_BOUND * torch.tanh(log_scale / _SCALE_BOUND))
+
+    def key(self, vector: Tensor) -> Tensor:
+        """What a query is compared with: embeddings (N, E), of unit length for the cosine."""
+        return F.normalize(vector, dim=-1) if self.cosine else vector
+
+    def decode(self, prediction: Tensor, packed: Packed) -> Tensor:
+        """Log p of every packed decision, (S,) float32 or wider, from ŷ (N, W) of the packed chunks."""
+        logits = self.decoder(prediction, packed)
+        logits = mask_end(logits.to(torch.promote_types(logits.dtype, torch.float32)), packed.sizes, self.cut.fixed)
+        return -F.cross_entropy(logits, packed.targets, reduction="none")
+
+    def predictions(self, windows: Windows) -> Tensor:
+        """ŷ (M, W) of the M real chunks of windows on the CPU, on the model's device."""
+        real = windows.real
+        chunks = distinct(windows.tokens[real], windows.lengths[real])
+        vectors = self.encoder(chunks.tokens.to(self.device), chunks.lengths.to(self.device)).vector
+        where = real.nonzero(as_tuple=True)
+        grid = vectors.new_zeros(*real.shape, vectors.shape[-1])
+        grid[where] = vectors[chunks.inverse.to(self.device)]
+        return self.main(grid, windows.starts.to(self.device))[where]
+
+    def decisions(self, windows: Windows) -> Tensor:
+        """See `System.decisions`."""
+        windows = moved(windows, torch.device("cpu"))
+        real, prediction = windows.real, self.predictions(windows)
+        before = shifted(windows)[real] if self.decoder.sees_before else None
+        chunks = Chunks(windows.tokens, windows.lengths)[real]
+        packed = moved(pack(chunks, self.cut.vocabulary, self.cut.fixed, before), self.device)
+        scores = self.decode(prediction, packed)
+        sizes = torch.tensor(packed.sizes, dtype=torch.long)
+        place = torch.arange(len(packed.sizes)).repeat_interleave(sizes).to(self.device)
+        found = scores.new_zeros(len(prediction), self.cut.k + 1)
+        found[packed.order[packed.chunk], place] = scores
+        result = scores.new_zeros(*real.shape, self.cut.k + 1)
+        result[real.nonzero(as_tuple=True)] = found  # by places, which the host knows: a mask would wait for the device
+        return result
+
+    def vectors(self, windows: Windows, space: str) -> Tensor:
+        """Embeddings (`chunks`) or ŷ (`predictions`); see `System.vectors`."""
+        if space == "chunks":
+            real = windows.real
+            return self.encoder(windows.tokens[real].to(self.device), windows.lengths[real].to(self.device)).vector
+        return self.predictions(windows) if space == "predictions" else super().vectors(windows, space)
+
+    def groups(self) -> list[Group]:
+        """Encoder, main model from its last block down, decoder, and what only the IEM loss trains (`head`)."""
+        blocks = len(self.main.blocks)
+
+        def group(role: str, depth: int, *modules: nn.Module | None) -> Group:
+            return Group([x for module in modules if module is not None for x in module.parameters()], role, depth)
+
+        return [
+            Group([self.log_scale] if self.log_scale is not None else [], "head", 0),
+            group("encoder", blocks + 1, self.encoder),
+            Group(list(self.main.parameters(recurse=False)), "main", blocks),
+            *(group("main", blocks - number, block) for number, block in enumerate(self.main.blocks)),
+            group("main", 1, self.main.norm),
+            group("head", 0, self.head),
+            group("decoder", 0, self.decoder),
+        ]
+
+
+def mask_end(logits: Tensor, sizes: list[int], fixed: bool) -> Tensor:
+    """Makes the end impossible where it is: before a chunk's first token, and always for chunks of a fixed size."""
+    logits = logits.clone()
+    logits[: None if fixed else (sizes[0] if sizes else 0), -1] = -torch.inf
+    return logits
+
+
+def _unbounded(scale: float) -> float:
+    """The `log_scale` of a scale; the nearest one of a scale that is not within its bounds, or negative."""
+    share = math.log(max(scale, 1e-30)) / _SCALE_BOUND
+    return _SCALE_BOUND * math.atanh(min(max(share, -0.999), 0.999))

@@ -1,0 +1,142 @@
+"""Sets of chunks as tensors: distinct chunks, and the packed layout in which decoders see only real tokens.
+
+A chunk is a row of at most K tokens, padded with zeros, and its length; length 0 marks padding where no chunk is.
+
+Legend: N chunks, K tokens per chunk at most, V vocabulary, S decoding decisions of all chunks together.
+
+Shapes that depend on the data (how many distinct chunks, how many decisions) are worked out from CPU tensors, before
+anything moves to an accelerator: a training step then never waits for one.
+"""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from haed.system import Windows
+
+_MIX = (0x9E3779B97F4A7C15 - (1 << 64), 0xBF58476D1CE4E5B9 - (1 << 64), 0x94D049BB133111EB - (1 << 64))
+
+
+def chunk_keys(tokens: Tensor, lengths: Tensor) -> Tensor:
+    """64-bit key of every chunk; equal chunks have equal keys.
+
+    Two of n different chunks collide with a probability of at most (K + 1)·n²/2⁶⁵: two in 10⁸ for 200,000 chunks of 12 tokens, a
+    very large step. The shifts are arithmetic, so each token maps two states, x and its complement, to one, and chunks that
+    end alike can meet at each; logical ones would save the factor, and change the keys, by which checkpoints count chunks.
+
+    Args:
+        tokens: (N, K) integers, zero beyond each length.
+        lengths: (N,).
+
+    Returns:
+        (N,) int64.
+    """
+    key = lengths.long() * _MIX[0] + 1
+    for column in tokens.unbind(1):
+        key = (key ^ column.long()) * _MIX[1]
+        key = (key ^ (key >> 29)) * _MIX[2]
+    return key ^ (key >> 32)
+
+
+@dataclass
+class Chunks:
+    """A set of chunks: tokens (N, K), zero beyond each length, and lengths (N,), 0 where none is; N may be a shape."""
+
+    tokens: Tensor
+    lengths: Tensor
+
+    def __getitem__(self, rows: Tensor) -> "Chunks":
+        return Chunks(self.tokens[rows], self.lengths[rows])
+
+    def __len__(self) -> int:
+        return len(self.lengths)
+
+
+@dataclass
+class Distinct:
+    """The C distinct chunks of a set of N, in the order of their keys.
+
+    Attributes:
+        tokens: (C, K).
+        lengths: (C,).
+        keys: (C,) int64, see `chunk_keys`.
+        inverse: (N,) index of every chunk's distinct chunk.
+        counts: (C,) how often each occurs in the set.
+    """
+
+    tokens: Tensor
+    lengths: Tensor
+    keys: Tensor
+    inverse: Tensor
+    counts: Tensor
+
+
+def distinct(tokens: Tensor, lengths: Tensor) -> Distinct:
+    """Finds the distinct chunks of `tokens` (N, K), `lengths` (N,)."""
+    keys, inverse, counts = torch.unique(chunk_keys(tokens, lengths), return_inverse=True, return_counts=True)
+    first = torch.empty(len(keys), dtype=torch.long)
+    first[inverse] = torch.arange(len(inverse))
+    return Distinct(tokens[first], lengths[first], keys, inverse, counts)
+
+
+@dataclass
+class Packed:
+    """Decoding decisions of N chunks in time-major order, longest chunk first, without padding.
+
+    Decision t of a chunk is its token t, or "the chunk ends here" (symbol V). A chunk of K tokens, and any chunk of a
+    fixed-size chunker, ends with certainty and needs no decision. Rows of decision t come before those of t + 1, and
+    within a step chunks keep their order, so step t concerns the first `sizes[t]` chunks of `order`.
+
+    Attributes:
+        order: (N,) the chunks from most to fewest decisions.
+        sizes: number of chunks that take decision t, for each t.
+        inputs: (S,) symbol seen at each decision: the token before, or V at the start of a chunk.
+        targets: (S,) symbol to predict.
+        chunk: (S,) position in `order` of each row's chunk.
+        before: the chunks before, in the order of `order`, of length 0 for none; or None.
+    """
+
+    order: Tensor
+    sizes: list[int]
+    inputs: Tensor
+    targets: Tensor
+    chunk: Tensor
+    before: Chunks | None = None
+
+
+def shifted(windows: Windows) -> Chunks:
+    """The chunk before each one of windows, in its document: (B, T, K) and (B, T), length 0 where there is none."""
+    before, ends = windows.tokens.roll(1, 1), windows.lengths.roll(1, 1)
+    none = windows.starts.clone()
+    none[:, 0] = True
+    return Chunks(before.masked_fill(none[..., None], 0), ends.masked_fill(none, 0))
+
+
+def pack(chunks: Chunks, vocabulary: int, fixed: bool = False, before: Chunks | None = None) -> Packed:
+    """Lays out the decisions of N chunks, all at least of length 1, on the CPU.
+
+    Args:
+        chunks: tokens (N, K) in [0, vocabulary), lengths (N,).
+        vocabulary: V; the symbol V stands for the start of a chunk as input and for its end as target.
+        fixed: the chunker's chunks have a fixed size, so that no end is ever predicted.
+        before: the chunks before these, for a decoder that sees them.
+    """
+    tokens, lengths = chunks.tokens, chunks.lengths.long()
+    n, k = tokens.shape
+    decisions = lengths if fixed else (lengths + 1).clamp(max=k)
+    decisions, order = torch.sort(decisions, descending=True, stable=True)
+    steps = int(decisions[0]) if n else 0
+    sizes = [int(x) for x in (decisions[:, None] > torch.arange(steps)).sum(0)]
+    symbols = torch.full((n, k + 1), vocabulary, dtype=torch.long)
+    symbols[:, 1:] = torch.where(torch.arange(k) < lengths[:, None], tokens.long(), vocabulary)
+    symbols = symbols[order]
+    empty = torch.empty(0, dtype=torch.long)
+    return Packed(
+        order=order,
+        sizes=sizes,
+        inputs=torch.cat([empty, *(symbols[:s, t] for t, s in enumerate(sizes))]),
+        targets=torch.cat([empty, *(symbols[:s, t + 1] for t, s in enumerate(sizes))]),
+        chunk=torch.cat([empty, *(torch.arange(s) for s in sizes)]),
+        before=None if before is None else Chunks(before.tokens[order].long(), before.lengths[order].long()),
+    )

@@ -1,0 +1,1 @@
+"""Phase one: the Implicit Embedding Matrix loss and its candidates."""

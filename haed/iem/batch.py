@@ -1,0 +1,127 @@
+"""A batch of a chunk model worked out on the CPU: where its chunks are, which candidate each is, what is decoded.
+
+Shapes depend on the data here; afterwards a step is tensors of known shapes, and never waits for its device.
+
+Legend: B sequences, T chunks of a window, K tokens of a chunk, M real chunks of this rank's batch, C candidates of all
+ranks, m chunks of a piece.
+"""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from haed.chunk.model import HAED
+from haed.chunk.packing import Chunks, Packed, distinct, pack, shifted
+from haed.iem.candidates import Candidates, OwnWindow
+from haed.ranks import Ranks
+from haed.system import Windows
+
+
+@dataclass
+class Piece:
+    """Some windows of a batch.
+
+    Attributes:
+        starts: (b, T) true where a chunk begins a document.
+        where: (m,) the places of its chunks among b·T.
+        inverse: (m,) the candidate that each of them is.
+        decoded: (d,) those that are decoded, in [0, m).
+        packed: their decisions.
+    """
+
+    starts: Tensor
+    where: Tensor
+    inverse: Tensor
+    decoded: Tensor
+    packed: Packed
+
+
+@dataclass
+class ChunkBatch:
+    """A batch, ready for the device.
+
+    Attributes:
+        encoded: the c distinct chunks that this rank encodes, tokens (c, K) uint8 and lengths (c,).
+        shared: they are a share of all ranks' chunks, to be gathered.
+        candidates: C, the number of all ranks' distinct chunks.
+        pieces: the windows, in order.
+        adjustment: (C,) correction of the candidates' scores, or None without the IEM loss.
+        own: by which that differs between rows, or None.
+        targets: M.
+        targets_of_all: its sum over ranks.
+        decoded: number of decoded chunks of all ranks.
+        decoded_tokens: number of tokens in those of this rank.
+    """
+
+    encoded: Chunks
+    shared: bool
+    candidates: int
+    pieces: list[Piece]
+    adjustment: Tensor | None
+    own: OwnWindow | None
+    targets: int
+    targets_of_all: int
+    decoded: int
+    decoded_tokens: int
+
+
+def prepare(
+    windows: Windows,
+    negatives: Windows | None,
+    candidates: Candidates | None,
+    model: HAED,
+    *,
+    decode_fraction: float,
+    pieces: int,
+    ranks: Ranks,
+    generator: torch.Generator | None,
+) -> ChunkBatch:
+    """Works a batch out; see `Objective.prepare`.
+
+    Args:
+        windows: on the CPU.
+        negatives: whose chunks are further candidates.
+        candidates: None without the IEM loss.
+        model: that will see the batch.
+        decode_fraction: share of the chunks that is decoded; at least one, if it is not 0.
+        pieces: in which the windows are computed.
+        ranks: processes that train together.
+        generator: of the random choice of chunks to decode.
+    """
+    real = windows.real
+    own = Chunks(windows.tokens, windows.lengths)[real]
+    targets, adjustment, differing = len(own), None, None
+    if candidates is None:
+        chunks = distinct(own.tokens, own.lengths)
+        share = torch.arange(len(chunks.keys))
+    else:
+        found = candidates.of(windows, negatives)
+        chunks, adjustment, differing = found.chunks, found.adjustment.float(), found.own
+        rows = ranks.share(len(chunks.keys))
+        share = torch.arange(rows.start, rows.stop).clamp(max=max(0, len(chunks.keys) - 1))
+    count = max(round(targets * decode_fraction), min(1, targets)) if decode_fraction else 0
+    chosen = torch.zeros(targets, dtype=torch.bool)
+    chosen[torch.randperm(targets, generator=generator)[:count] if count < targets else slice(None)] = True
+    earlier = shifted(windows)[real] if model.decoder.sees_before else None
+    made, first = [], 0
+    for part, begins in zip(real.tensor_split(pieces), windows.starts.tensor_split(pieces), strict=True):
+        where = part.flatten().nonzero().squeeze(1)
+        mine = torch.arange(first, first := first + len(where))
+        decoded = chosen[mine].nonzero().squeeze(1)
+        before = earlier[mine[decoded]] if earlier is not None else None
+        packed = pack(own[mine[decoded]], model.cut.vocabulary, model.cut.fixed, before)
+        made.append(Piece(begins, where, chunks.inverse[mine], decoded, packed))
+    all_targets, all_decoded = ranks.sum([targets, count])
+    return ChunkBatch(
+        encoded=Chunks(chunks.tokens, chunks.lengths)[share],
+        shared=candidates is not None and ranks.size > 1,
+        candidates=len(chunks.keys),
+        pieces=made,
+        adjustment=adjustment,
+        own=differing,
+        targets=targets,
+        targets_of_all=int(all_targets),
+        decoded=int(all_decoded),
+        decoded_tokens=int(own.lengths[chosen].sum()),
+    )

@@ -1,0 +1,184 @@
+"""Which chunks a step chooses among, and what their being there is worth: the sampling side of the IEM loss.
+
+Each row has candidates of its own. Let S be the chunks of all *other* windows of the step, H those *before* the row in its
+own window, y its target. The row chooses among D = S ∪ H ∪ {y}. What remains of the step's chunks, those that occur only at
+or after the row in its own window, depends on y and is masked.
+
+S says nothing of y, and H is part of the context, so how likely D is depends on which of its chunks is the target only
+through that one's own presence. With presences in S independent, π_c for chunk c,
+
+    P(D | c, context)  ∝  1 if c ∈ H,  1/π_c if not:
+
+c ∈ H is there anyway; otherwise D is found with c as the target whether or not S has c, which is 1/π_c times as likely as that
+S has it. By Bayes, p(c | D, context) ∝ p(c | context) · P(D | c, context): a softmax over D of log p − log π, with π = 1 in H,
+*is* the distribution of the target, whatever D is. So cross-entropy with scores s − log π, the target's column included, is a
+conditional likelihood; its minimum over s is log p(c | context) up to a constant of the row, at any number of candidates
+(sampling of alternatives: McFadden 1978; ranking NCE: Ma and Collins 2018). See docs/iem.md for what it leaves out.
+
+π_c = 1 − (1 − P_c)^n for the n other windows, where P_c is the share of windows that have c.
+
+Legend: B windows of this rank, T places of a window, K tokens of a chunk, M real chunks, C candidates of all ranks.
+"""
+
+import logging
+from dataclasses import dataclass, replace
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from haed.chunk.packing import Distinct, distinct
+from haed.iem.counts import CountMin
+from haed.options import IEMOptions
+from haed.ranks import Ranks
+from haed.system import Windows
+
+log = logging.getLogger(__name__)
+
+
+@dataclass
+class OwnWindow:
+    """What a row's own window does to its scores, beside what all rows have in common.
+
+    Attributes:
+        columns: (B, T) the candidate that each place of a window is, 0 where no chunk is.
+        before: (B, T) added in rows behind a chunk's first place: its log π, which takes the correction back; 0 elsewhere.
+        ahead: (B, T) added in the other rows: −∞ at the first place of a chunk that no other window has; 0 elsewhere.
+        place: (M,) the place of each row among B·T.
+    """
+
+    columns: Tensor
+    before: Tensor
+    ahead: Tensor
+    place: Tensor
+
+    def changes(self, rows: slice, target: Tensor) -> tuple[Tensor, Tensor]:
+        """Columns (m, T), and what is added to the scores there, for m rows and their targets (m,)."""
+        places = self.columns.shape[1]
+        place = self.place[rows, None]
+        window = place.squeeze(1) // places
+        columns = self.columns[window]
+        ahead = self.ahead[window].masked_fill(columns == target[:, None], 0)
+        behind = torch.arange(places, device=place.device) < place % places
+        return columns, torch.where(behind, self.before[window], ahead)
+
+
+@dataclass
+class CandidateSet:
+    """The candidates of a step.
+
+    Attributes:
+        chunks: distinct chunks of all ranks, whose `inverse` (M,) is of this rank's own windows.
+        adjustment: (C,) float64, taken from the scores of all rows.
+        own: what differs by row; None if nothing does.
+    """
+
+    chunks: Distinct
+    adjustment: Tensor
+    own: OwnWindow | None
+
+
+class Candidates:
+    """Finds the candidates of each step, and counts in how many windows they are; the same on all ranks.
+
+    Args:
+        options: of the IEM loss.
+        context: T.
+        ranks: processes that train together.
+
+    Attributes:
+        counts: number of windows that have a chunk; None where no correction asks for it.
+        windows: that were counted.
+    """
+
+    def __init__(self, options: IEMOptions, context: int, ranks: Ranks) -> None:
+        self.options, self.context, self.ranks = options, context, ranks
+        self.counts = CountMin() if options.correction == "inclusion" else None
+        self.windows = 0.0
+
+    def of(self, own: Windows, negatives: Windows | None) -> CandidateSet:
+        """The candidates of a step: chunks of this rank's windows, of those read for them alone, and of other ranks'."""
+        rows = torch.cat([_rows(each) for each in (own, negatives) if each is not None])
+        parts = self.ranks.gather(rows)
+        first = sum(len(part) for part in parts[: self.ranks.rank])
+        mine = slice(first, first + int(own.real.sum()))
+        every = torch.cat(parts)
+        chunks = distinct(every[:, :-2], every[:, -2])
+        target = replace(chunks, inverse=chunks.inverse[mine])
+        if self.counts is None:
+            times = chunks.counts if self.options.duplicates else torch.ones_like(chunks.counts)
+            return CandidateSet(target, -times.double().log(), None)
+        window, size = every[:, -1].long().cumsum(0) - 1, max(1, len(chunks.keys))
+        pairs, where = np.unique((window * size + chunks.inverse).numpy(), return_index=True)
+        holders = torch.bincount(torch.from_numpy(pairs) % size, minlength=len(chunks.keys))
+        is_first = torch.zeros(len(every), dtype=torch.bool)
+        is_first[torch.from_numpy(where)] = True
+        log_pi = self._log_inclusion(chunks.keys, holders, int(every[:, -1].sum()))
+        place = own.real.flatten().nonzero().squeeze(1)
+        inverse, new = target.inverse, is_first[mine]
+
+        def grid(values: Tensor) -> Tensor:
+            return values.new_zeros(own.real.numel()).index_copy(0, place, values).unflatten(0, own.real.shape)
+
+        before = grid(torch.where(new, log_pi[inverse], 0).float())
+        alone = new & (holders[inverse] == 1)
+        ahead = grid(torch.zeros(len(inverse)).masked_fill(alone, -torch.inf))
+        return CandidateSet(target, log_pi, OwnWindow(grid(inverse), before, ahead, place))
+
+    def _log_inclusion(self, keys: Tensor, holders: Tensor, windows: int) -> Tensor:
+        """Log π (C,) of chunks that so many (C,) of the step's windows have, which are counted first.
+
+        Counting a chunk before its probability is asked for is add-one smoothing: over the draws, 1/π̂ of a chunk that is
+        present then has the expectation (1 − e^−λ)/π for λ expected windows so far, almost unbiased after a few.
+        """
+        assert self.counts is not None
+        if windows < 2 and self.windows == 0:
+            log.warning(
+                "one window a step: nothing but what stands before in it to choose among; raise batch.sequences or "
+                "iem.extra_batches"
+            )
+        self.counts.update(keys, holders)
+        self.windows += windows
+        smoothing = self.options.smoothing
+        presence = (self.counts(keys) + smoothing) / (self.windows + smoothing)
+        return log_inclusion(presence.clamp(max=1), windows - 1)
+
+    def state_dict(self) -> dict[str, Tensor]:
+        """For a checkpoint."""
+        if self.counts is None:
+            return {}
+        state = self.counts.state_dict() | {"windows": torch.tensor(self.windows, dtype=torch.float64)}
+        return {f"unigram/{name}": value for name, value in state.items()}
+
+    def load_state_dict(self, state: dict[str, Tensor]) -> None:
+        """See `state_dict`. Earlier versions counted chunks, which become windows as if they were independent draws."""
+        found = {name.removeprefix("unigram/"): x for name, x in state.items() if name.startswith("unigram/")}
+        if self.counts is None or not found:
+            return
+        if "windows" not in found:
+            share = found["counts"].double() / found["total"].clamp(min=1)
+            found["windows"] = found["total"] / self.context
+            self.counts.before = found["windows"] * -torch.expm1(self.context * torch.log1p(-share))
+        else:
+            self.counts.load_state_dict(found)
+        self.windows = float(found["windows"])
+
+
+def _rows(windows: Windows) -> Tensor:
+    """The real chunks of windows as bytes (M, K + 2): tokens, length, and 1 where a window begins."""
+    begins = windows.real & (windows.real.cumsum(1) == 1)
+    return torch.cat([x.to(torch.uint8) for x in (windows.tokens, windows.lengths[..., None], begins[..., None])], -1)[
+        windows.real
+    ]
+
+
+def log_inclusion(presence: Tensor, windows: int) -> Tensor:
+    """Log π with π = 1 − (1 − P)ⁿ, computed without cancellation: (C,) float64; −50 where there are no windows.
+
+    Args:
+        presence: P of each candidate, (C,) float64.
+        windows: n.
+    """
+    if windows < 1:
+        return torch.full_like(presence, -50.0)
+    return torch.log(-torch.expm1(windows * torch.log1p(-presence)))

@@ -1,0 +1,230 @@
+"""What is minimised: the IEM loss, a random share of exact decoding, or both; one object for every phase.
+
+Phase one is `iem_weight` > 0 and a small `decode_fraction` (0 in the paper), phase two and training end to end are
+`iem_weight` = 0 and a `decode_fraction` of 1 or less: a random share of the chunks gives an unbiased gradient of the
+exact loss at that share of the decoder's cost.
+
+With several ranks the candidates are those of all of them: each rank encodes a share of the distinct chunks, and the
+embeddings are gathered with their gradients; queries stay where they are. With several pieces, a batch's windows are
+computed one piece at a time and again when their gradient is due (gradient caching, Gao et al. 2021, here as activation
+checkpointing), so that the memory of one piece carries the candidates of the whole batch. Neither changes the result.
+
+Legend: B sequences, T chunks of a window, K tokens of a chunk, M real chunks of this rank's batch, C candidates of all
+ranks, E width of an embedding.
+"""
+
+import logging
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+from haed.blocks.transformer import Attention
+from haed.chunk.encoder import Embedding
+from haed.chunk.model import HAED
+from haed.iem.batch import ChunkBatch, Piece, prepare
+from haed.iem.candidates import Candidates
+from haed.iem.softmax import blockwise_cross_entropy
+from haed.options import IEMOptions
+from haed.ranks import Ranks
+from haed.system import Losses, Objective, Windows
+
+log = logging.getLogger(__name__)
+
+
+class ChunkObjective(Objective):
+    """A chunk model with its losses: the IEM loss, the exact one of a random share of the chunks, or both.
+
+    Parameters that the phase has no use for are frozen: the decoder without a decoded share, head, scale and bias of
+    candidates without an IEM loss.
+
+    Args:
+        system: the model.
+        iem: options of the IEM loss.
+        iem_weight: its weight; 0 switches it off.
+        decode_fraction: share of a batch's chunks that is decoded.
+        pieces: in which a batch's windows are computed.
+        ranks: processes that train together.
+
+    Attributes:
+        candidates: where they come from, and in how many windows each chunk was; None without the IEM loss.
+    """
+
+    system: HAED
+
+    def __init__(
+        self,
+        system: HAED,
+        iem: IEMOptions,
+        iem_weight: float,
+        decode_fraction: float,
+        pieces: int = 1,
+        ranks: Ranks | None = None,
+    ) -> None:
+        super().__init__(system, ranks)
+        if iem_weight == 0 and decode_fraction == 0:
+            raise ValueError("iem_weight and decode_fraction are both 0: nothing would be trained; raise one of them")
+        self.options, self.iem_weight, self.decode_fraction, self.pieces = iem, iem_weight, decode_fraction, pieces
+        self.candidates = Candidates(iem, system.cut.context, self.ranks) if iem_weight else None
+        self._compiled: Callable[..., Tensor] | None = None
+        for name, parameter in system.named_parameters():
+            if name.startswith(("log_scale", "head.", "encoder.bias.")):
+                parameter.requires_grad_(iem_weight > 0)
+        system.decoder.requires_grad_(decode_fraction > 0)
+
+    def prepare(
+        self, windows: Windows, negatives: Windows | None = None, generator: torch.Generator | None = None
+    ) -> ChunkBatch:
+        """Chooses what is decoded, finds and counts the candidates; see `Objective.prepare`."""
+        return prepare(
+            windows,
+            negatives,
+            self.candidates,
+            self.system,
+            decode_fraction=self.decode_fraction,
+            pieces=self.pieces,
+            ranks=self.ranks,
+            generator=generator,
+        )
+
+    def forward(self, batch: object, diagnose: bool = False) -> Losses:
+        """The losses of a prepared batch; figures are `candidates`, and of the IEM loss itself and its accuracy.
+
+        The IEM loss is in nats per chunk and depends on the number of candidates: it is no likelihood. Its accuracy is how
+        often the target scores highest. `diagnose` adds the place of the target among the candidates (`iem_rank`) and the
+        number that the softmax hesitates between (`iem_effective`, exp of its entropy).
+        """
+        assert isinstance(batch, ChunkBatch)
+        tokens, lengths = (
+            batch.encoded.tokens.tensor_split(self.pieces),
+            batch.encoded.lengths.tensor_split(self.pieces),
+        )
+        parts = [self._remembered(self.system.encoder, *part) for part in zip(tokens, lengths, strict=True)]
+        vectors, bias = (torch.cat([getattr(part, name) for part in parts]) for name in ("vector", "bias"))
+        if batch.shared:
+            both = self.ranks.join(torch.cat([vectors, bias[:, None].to(vectors.dtype)], 1))
+            vectors, bias = both[:, :-1], both[:, -1]
+        vectors = self.mark("encoder", vectors)
+        predictions = [self.mark("main", self._remembered(self.predict, vectors, piece)) for piece in batch.pieces]
+        losses = Losses(vectors.new_zeros((), dtype=torch.float32), batch.targets_of_all)
+        losses.figures["candidates"] = float(batch.candidates)
+        if batch.adjustment is not None:
+            self._score(losses, batch, Embedding(vectors, bias), torch.cat(predictions), diagnose)
+        if self.decode_fraction:
+            scores = [
+                self._remembered(self.decode, prediction, piece)
+                for prediction, piece in zip(predictions, batch.pieces, strict=True)
+            ]
+            exact = -self.mark("decoder", torch.stack(scores).sum()) * (self.ranks.size / max(1, batch.decoded))
+            losses.total = losses.total + exact
+            losses.nats, losses.tokens = exact * batch.decoded, batch.decoded_tokens * self.ranks.size
+        return losses
+
+    def _remembered(self, function: Callable[..., Any], *arguments: Any) -> Any:
+        """The function's value; with several pieces, what happened inside is computed again for its gradient."""
+        if self.pieces == 1:
+            return function(*arguments)
+        return checkpoint(function, *arguments, use_reentrant=False, preserve_rng_state=False)
+
+    def predict(self, vectors: Tensor, piece: Piece) -> Tensor:
+        """ŷ (m, W) of a piece's chunks."""
+        shape = piece.starts.shape
+        grid = vectors.new_zeros(shape.numel(), vectors.shape[-1])
+        grid = grid.index_copy(0, piece.where, vectors[piece.inverse])
+        return self._main(grid.unflatten(0, shape), piece.starts).flatten(0, 1)[piece.where]
+
+    def _main(self, grid: Tensor, starts: Tensor) -> Tensor:
+        if self._compiled is not None:
+            try:
+                return self._compiled(grid, starts)
+            except Exception as error:  # of many kinds: no compiler, an operator it does not know, …
+                reason = (str(error).splitlines() or [type(error).__name__])[0]
+                log.warning("torch.compile failed (%s): training goes on without it", reason)
+                self._compiled = None
+        return self.system.main(grid, starts)
+
+    def compile_parts(self) -> None:
+        """The main model is compiled; see `Objective.compile_parts`."""
+        self._compiled = torch.compile(self.system.main, dynamic=False)
+
+    def decode(self, prediction: Tensor, piece: Piece) -> Tensor:
+        """Sum of the log likelihoods of a piece's decoded chunks."""
+        return self.system.decode(prediction[piece.decoded], piece.packed).sum()
+
+    def _score(self, losses: Losses, batch: ChunkBatch, found: Embedding, prediction: Tensor, diagnose: bool) -> None:
+        """Adds the IEM loss of ŷ (M, W) among the embedded chunks to the losses."""
+        assert batch.adjustment is not None
+        query = self.system.query(prediction)
+        wide = torch.promote_types(query.dtype, torch.float32)
+        bias = found.bias[: batch.candidates].to(wide) - batch.adjustment.to(wide)
+        keys = self.system.key(found.vector[: batch.candidates]).to(query.dtype)
+        target = torch.cat([piece.inverse for piece in batch.pieces])
+        changes = batch.own.changes if batch.own is not None else None
+        result = blockwise_cross_entropy(query, keys, bias, target, self.options.block, changes, diagnose)
+        weight = self.ranks.size * batch.targets / max(1, batch.targets_of_all)
+        loss = weight * self.mark("loss", result.loss)
+        if self.options.duplicates:  # a target is one of its n columns: log n more than all of them together
+            loss = loss - weight * batch.adjustment[target].sum() / max(1, batch.targets)
+        losses.figures |= {"iem": loss, "iem_accuracy": weight * result.accuracy}
+        if diagnose:
+            losses.diagnosis |= {"iem_rank": weight * result.rank, "iem_effective": weight * result.effective}
+        losses.total = losses.total + self.iem_weight * loss
+
+    def flops(self, batch: object) -> float:
+        """Of the products that the algorithm asks for, forward and twice that backward; (n, a) · (a, b) is 2·n·a·b.
+
+        Matrices of the encoder see the distinct chunks, those of the main model every place of every window, the context's
+        of the decoder the decoded chunks, and the decoder's others the decisions; an LSTM's recurrence begins at a chunk's
+        second, and its tokens go through their matrix once each. What is frozen is only passed forward. Recomputation
+        (`pieces`), element-wise work, and attention within chunks and to the one before do not count.
+        """
+        assert isinstance(batch, ChunkBatch)
+        system, scored = self.system, batch.adjustment is not None
+        places = sum(piece.starts.numel() for piece in batch.pieces)
+        decisions = sum(len(piece.packed.targets) for piece in batch.pieces)
+        decoded = sum(len(piece.decoded) for piece in batch.pieces)
+        rows = {
+            "encoder": len(batch.encoded) if scored else batch.candidates,
+            "encoder.bias": len(batch.encoded) if scored else 0,
+            "main": places,
+            "head": batch.targets if scored else 0,
+            "decoder": decisions,
+            "decoder.context": decoded,
+            "decoder.recurrent": decisions - decoded,
+            "decoder.input": system.cut.vocabulary + 1 if decisions else 0,
+        }
+        looked_up = {id(module.weight) for module in system.modules() if isinstance(module, nn.Embedding)}
+        looked_up.add(id(system.main.positions))
+        total = 0.0
+        for name, parameter in system.named_parameters():
+            if parameter.ndim == 2 and id(parameter) not in looked_up:
+                first, *rest = name.split(".")
+                total += _passes(parameter) * parameter.numel() * rows.get(f"{first}.{rest[0]}", rows[first])
+        if system.decoder.sees_before:  # keys and values of the chunks before, padding included
+            qkv = [module.qkv.weight for module in system.decoder.modules() if isinstance(module, Attention)]
+            total += sum(_passes(weight) * decoded * system.cut.k * weight.numel() for weight in qkv)
+        context = batch.pieces[0].starts.shape[1]
+        outs = [module.out for module in system.main.modules() if isinstance(module, Attention)]
+        total += sum(_passes(out.weight) * 2 * places * context * out.in_features for out in outs)  # scores and values
+        if scored:
+            total += 3 * batch.targets * batch.candidates * system.encoder.width
+        return 2 * total * self.ranks.size
+
+    def extra_state(self) -> dict[str, Tensor]:
+        """In how many windows each chunk was; see `Objective.extra_state`."""
+        return {
+            f"candidates/{name}": x for name, x in (self.candidates.state_dict() if self.candidates else {}).items()
+        }
+
+    def load_extra_state(self, state: dict[str, Tensor]) -> None:
+        """See `Objective.load_extra_state`."""
+        found = {name.removeprefix("candidates/"): x for name, x in state.items() if name.startswith("candidates/")}
+        if found and self.candidates is not None:
+            self.candidates.load_state_dict(found)
+
+
+def _passes(weight: Tensor) -> int:
+    """How often a weight is multiplied in a step: forward, and for the gradients of its input and of itself."""
+    return 3 if weight.requires_grad else 1
