@@ -5,9 +5,12 @@ OmegaConf refuses unknown keys and wrong types, Pydantic checks the bounds; both
 
 import difflib
 import json
+import logging
 import math
+import re
 from collections.abc import Iterator
-from dataclasses import asdict, is_dataclass
+from dataclasses import asdict, dataclass, fields, is_dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any, get_type_hints
 
@@ -16,13 +19,20 @@ from omegaconf.errors import OmegaConfBaseException
 from pydantic import TypeAdapter, ValidationError
 from yaml import YAMLError
 
-from pipeline.options import Options
+from data.locations import check_folder, check_scheduler, check_url, is_remote, redact
+from data.options import SOURCES
+from pipeline.options import RETIRED, LauncherOptions, Options
+from pipeline.shown import printable
 
+log = logging.getLogger(__name__)
 PRESETS = Path(__file__).resolve().parent.parent / "configs"
 
 
 class ConfigError(ValueError):
-    """A preset, key or value that is not one; a usage error, exit status 2."""
+    """A preset, key or value that is not one; a usage error, exit status 2. Names and passwords in URLs are not shown."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(redact(message))
 
 
 def presets() -> list[str]:
@@ -53,7 +63,8 @@ def load(config: str | Path | None = None, overrides: list[str] | tuple[str, ...
     """Reads and checks a configuration.
 
     Args:
-        config: name of a preset, path of a YAML file, or None for the defaults.
+        config: name of a preset, path of a YAML file, or None for the defaults. The address of a Dask cluster in a file is
+            left out with a warning: only the user gives one.
         overrides: `key=value` pairs, with dots for nested keys: `model.decoder.kind=transformer`.
 
     Raises:
@@ -61,36 +72,122 @@ def load(config: str | Path | None = None, overrides: list[str] | tuple[str, ...
     """
     where = "the command line"
     try:
-        merged = OmegaConf.structured(Options)
+        merged = _schema()
         if config is not None:
             path = find(str(config))
             where = str(path)
             loaded = OmegaConf.load(path)
             if not OmegaConf.is_dict(loaded):
                 raise ConfigError(f"{path} is not a mapping of options")
-            merged = OmegaConf.merge(merged, loaded)
+            tree = OmegaConf.to_container(loaded, resolve=False)
+            if lost := retire(tree):
+                log.warning("%s: %s", path, _RETIRED % ", ".join(lost))
+            merged = _without_scheduler(OmegaConf.merge(merged, tree), path)
             where = "the command line"
         for override in overrides:
+            if override != override.encode(errors="ignore").decode():
+                raise ConfigError(
+                    f"{override!r} is not UTF-8, in which a configuration is written: rename what it names"
+                )
             if "=" not in override:
                 raise ConfigError(f"{override!r} is not of the form key=value")
-        options = OmegaConf.to_object(
-            OmegaConf.merge(merged, OmegaConf.from_dotlist([_verbatim(item) for item in overrides]))
-        )
+            if override.split("=", 1)[1].strip() == "???":  # which OmegaConf would leave out
+                raise ConfigError(f"{override} is no value")
+        tree = OmegaConf.to_container(OmegaConf.from_dotlist([_verbatim(item) for item in overrides]), resolve=False)
+        if lost := retire(tree):
+            raise ConfigError(_RETIRED % ", ".join(lost))
+        options = OmegaConf.to_object(OmegaConf.merge(merged, tree))
     except OmegaConfBaseException as error:
-        raise ConfigError(f"{where}: {_explain(error)}") from error
+        raise ConfigError(f"{where}: {_explain(error)}") from None  # its own message may hold a password
+    except TypeError as error:  # of OmegaConf, for a mapping in place of a list
+        raise ConfigError(f"{_culprit(merged, overrides) or where}: expected a list, such as [a, b]") from error
     except (YAMLError, UnicodeDecodeError, RecursionError, OSError) as error:
         raise ConfigError(f"{where}: not readable as YAML: {' '.join(str(error).split())[:200]}") from error
+    except ValueError as error:  # of Python, for a number of thousands of digits
+        if isinstance(error, ConfigError):
+            raise
+        raise ConfigError(f"{_culprit(merged, overrides) or where}: {error}") from None
     assert isinstance(options, Options)
     return check(options)
+
+
+_RETIRED = "%s is no longer possible, since it did not pay (docs/log.md): leave it out"
+
+
+def retire(tree: Any) -> list[str]:
+    """Takes the options of earlier versions out of nested dictionaries of options, and returns those that were in use."""
+    lost = []
+    for key, (used, instead) in RETIRED.items():
+        *above, name = key.split(".")
+        part = tree
+        for each in above:
+            part = part.get(each) if isinstance(part, dict) else None
+        if not isinstance(part, dict) or name not in part:
+            continue
+        if used(part[name]):
+            lost.append(f"{key}={_short(part[name])}")
+            part[name] = instead
+        if _type(key) is None:
+            del part[name]
+    return lost
+
+
+@cache
+def _schema() -> Any:
+    """The options and their types, as OmegaConf has them: not to be changed, but to be merged with."""
+    return OmegaConf.structured(Options)
+
+
+@cache
+def _bounds() -> TypeAdapter[Options]:
+    return TypeAdapter(Options)
+
+
+def _culprit(tree: Any, overrides: list[str] | tuple[str, ...]) -> str:
+    """The override, if it is one, that OmegaConf or YAML cannot take."""
+    for override in overrides:
+        try:
+            OmegaConf.merge(tree, OmegaConf.from_dotlist([_verbatim(override)]))
+        except (TypeError, ValueError):
+            return override if len(override) <= 80 else f"{override[:60]}…"
+    return ""
+
+
+def _without_scheduler(merged: Any, path: Path) -> Any:
+    """The configuration of a file without the address of a Dask cluster, which the user gives, since code runs there."""
+    launcher = OmegaConf.to_container(merged, resolve=False)["launcher"]  # type: ignore[index, call-overload]
+    address = launcher["dask"] if isinstance(launcher, dict) else launcher
+    if address not in (None, "local"):
+        log.warning(
+            "%s names a Dask scheduler, %s, which is left out: to work on it, give launcher.dask=ADDRESS yourself",
+            path,
+            redact(str(address)),
+        )
+        if isinstance(launcher, dict):
+            merged.launcher.dask = None
+        else:
+            merged.launcher = LauncherOptions()
+    return merged
+
+
+def is_option(word: str) -> bool:
+    """Whether a word changes an option: it is key=value, and there is such a key."""
+    key, equals, _ = word.partition("=")
+    return bool(equals) and _type(key) is not None
+
+
+def _type(key: str) -> Any:
+    """What the schema says of an option, or None if there is none of that name."""
+    kind: Any = Options
+    for part in key.split("."):
+        kind = get_type_hints(kind).get(part) if is_dataclass(kind) else None
+    return kind
 
 
 def _verbatim(override: str) -> str:
     """The value of a text option in quotes, unless it has some: `-`, `[34]` and `1e3` are text there, not YAML."""
     key, value = override.split("=", 1)
-    kind: Any = Options
-    for part in key.split("."):
-        kind = get_type_hints(kind).get(part) if is_dataclass(kind) else None
-    text = kind is str or kind == str | None
+    text = _type(key) in (str, str | None)
     return f"{key}={json.dumps(value)}" if text and value[:1] not in ("'", '"') and value != "null" else override
 
 
@@ -101,56 +198,147 @@ def check(options: Options) -> Options:
         ConfigError: naming the keys and what they may be.
     """
     try:
-        TypeAdapter(Options).validate_python(asdict(options))
+        _bounds().validate_python(asdict(options))
     except ValidationError as error:
         wrong = [
-            f"{'.'.join(str(part) for part in item['loc'])}={item['input']!r}: {item['msg'].lower()}"
+            f"{'.'.join(str(part) for part in item['loc'])}={_short(item['input'])}: "
+            + (item["msg"].removeprefix("Value error, ") if item["type"] == "value_error" else item["msg"].lower())
             for item in error.errors(include_url=False)
         ]
-        raise ConfigError("; ".join(wrong[:3])) from error
-    endless = [key for key, value in _leaves(asdict(options)) if isinstance(value, float) and not math.isfinite(value)]
+        raise ConfigError("; ".join(wrong[:3])) from None  # likewise
+    endless = [key for key, value in leaves(asdict(options)) if isinstance(value, float) and not math.isfinite(value)]
     if endless:
         raise ConfigError(f"{endless[0]}: must be a finite number")
+    for key, value in leaves(asdict(options)):
+        if isinstance(value, str) and "\0" in value:
+            raise ConfigError(f"{key}={value!r}: holds a NUL character")
+    if not all(0 <= place < 2**62 for place in options.source.offsets):
+        raise ConfigError(f"source.offsets={_short(options.source.offsets)}: expected places in a file, in bytes")
     for phase in ("pretrain", "finetune", "train"):
         part = getattr(options, phase)
         if part.part_from >= part.part_to:
             raise ConfigError(f"{phase}.part_from={part.part_from} must be below {phase}.part_to={part.part_to}")
-    if options.iem.mined and not options.iem.bank:
-        raise ConfigError(f"iem.mined={options.iem.mined} needs a bank to mine from: set iem.bank, to 16384 say")
+    if options.iem.duplicates and options.iem.correction != "none":
+        raise ConfigError(
+            "iem.duplicates=true needs iem.correction=none: what is corrected is a set of different chunks"
+        )
+    _check_places(options)
     if options.name in (".", "..") or "/" in options.name or "\0" in options.name:
         raise ConfigError(f"name={options.name!r}: must be the name of a folder, without slashes")
+    if options.name != printable(options.name) or "\n" in options.name or "\t" in options.name:
+        raise ConfigError(f"name={options.name!r}: must have no line ends and no other control characters")
     return options
 
 
-def _leaves(tree: dict[str, Any], above: str = "") -> Iterator[tuple[str, Any]]:
+def check_written(folder: str | Path, option: str) -> None:
+    """Raises ConfigError for a URL where a folder of this machine is written to."""
+    try:
+        check_folder(folder, option)
+    except ValueError as error:
+        raise ConfigError(str(error)) from None
+
+
+def _check_places(options: Options) -> None:
+    """Checks what is written to and what is opened, before anything else sees it.
+
+    Raises:
+        ConfigError: naming the option.
+    """
+    source = options.source
+    check_written(options.shards_dir, "shards_dir")
+    check_written(options.runs_dir, "runs_dir")
+    check_written(options.loader.cache_dir, "loader.cache_dir")
+    try:
+        if options.launcher.dask:
+            check_scheduler(options.launcher.dask)
+        if source.path and is_remote(source.path):
+            check_url(source.path, "source.path")
+    except ValueError as error:
+        raise ConfigError(str(error)) from None
+    if source.path and is_remote(source.path) and source.kind in SOURCES and source.kind != "shards":
+        raise ConfigError(
+            f"source.path={source.path} is a URL, which only source.kind=shards reads: "
+            f"fetch the files for source.kind={source.kind}"
+        )
+    if options.finetune.start_from and is_remote(options.finetune.start_from):
+        raise ConfigError(
+            f"finetune.start_from={options.finetune.start_from}: expected a run on this machine, got a URL"
+        )
+
+
+def leaves(tree: dict[str, Any], above: str = "") -> Iterator[tuple[str, Any]]:
+    """The dotted keys of a nested dictionary, in order, with their values."""
     for key, value in tree.items():
         if isinstance(value, dict):
-            yield from _leaves(value, f"{above}{key}.")
+            yield from leaves(value, f"{above}{key}.")
         else:
             yield f"{above}{key}", value
 
 
-def differences(was: Any, now: Any, key: str = "") -> Iterator[tuple[str, Any, Any]]:
-    """The dotted keys in which two nested dictionaries differ, in order, with both values."""
+@dataclass
+class Difference:
+    """A dotted key in which two nested dictionaries differ, and its values in both."""
+
+    key: str
+    was: Any
+    now: Any
+
+
+def differences(was: Any, now: Any, key: str = "") -> Iterator[Difference]:
+    """Where two nested dictionaries differ, in order."""
     if isinstance(was, dict) and isinstance(now, dict):
         for name in [*now, *(name for name in was if name not in now)]:
             yield from differences(was.get(name), now.get(name), f"{key}.{name}" if key else name)
     elif was != now:
-        yield key, was, now
+        yield Difference(key, was, now)
 
 
-def dump(options: Options) -> str:
-    """The complete configuration as YAML; `load` reads it back unchanged."""
-    return OmegaConf.to_yaml(OmegaConf.structured(options))
+def dump(options: Options, scheduler: bool = False) -> str:
+    """The complete configuration as YAML; `load` reads it back unchanged.
+
+    Args:
+        options: to be written.
+        scheduler: also the address of a Dask cluster, which no file has a say in; see `load`.
+    """
+    tree = OmegaConf.structured(options)
+    if tree.launcher.dask != "local" and not scheduler:
+        tree.launcher.dask = None
+    return OmegaConf.to_yaml(tree)
 
 
-def as_dict(options: Options) -> dict[str, Any]:
-    """The complete configuration as nested dictionaries of plain values."""
-    return asdict(options)
+def _section(found: "re.Match[str]") -> str:
+    """Says of a section that it is one, where it was given a value."""
+    names = {type(part).__name__: key for key, part in _sections(Options())}
+    key = names.get(found[1], found[1])
+    return f"{key}={found[2]}: {key} is a section of options; set one of those in it, {key}.…="
+
+
+def _sections(part: Any, above: str = "") -> Iterator[tuple[str, Any]]:
+    for field in fields(part):
+        if is_dataclass(inner := getattr(part, field.name)):
+            yield f"{above}{field.name}", inner
+            yield from _sections(inner, f"{above}{field.name}.")
+
+
+def _short(value: Any) -> str:
+    shown = repr(value)
+    return shown if len(shown) <= 60 else f"{shown[:50]}…"
+
+
+_PLAINLY: tuple[tuple[str, Any], ...] = (
+    (r"Merge error: \w+ is not a subclass of (\w+)\. value: (.{0,60}).*", _section),
+    (r"Invalid value assigned: \w+ is not a ListConfig.*", "expected a list, such as [a, b]"),
+    (r"Invalid type assigned: NoneType is not a subclass of \w+\. value: None", "null is no value here"),
+    (r"field '([\w.]+)' is not Optional", r"\1=null: expected a value"),
+    (r" of type '\w+' could not be converted to Integer", " is not a whole number"),
+    (r" of type '\w+' could not be converted to Float", " is not a number"),
+)
 
 
 def _explain(error: OmegaConfBaseException) -> str:
     """One line: what OmegaConf says, with the full key where its first line has only the last part."""
     message = str(error).splitlines()[0] if str(error) else type(error).__name__
+    for pattern, plain in _PLAINLY:
+        message = re.sub(pattern, plain, message)
     key = getattr(error, "full_key", None)
     return f"{key}: {message}" if key and key not in message else message

@@ -1,7 +1,8 @@
 """Every option of a run, composed from the rooms. Importing this module imports nothing heavy."""
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
@@ -10,17 +11,30 @@ from haed.options import IEMOptions, ModelOptions
 
 Phase = Literal["pretrain", "finetune", "train"]
 
+# Options of earlier versions, or values of one, that config.yaml files still hold: whether a value changed what was computed,
+# and what is then read in its place (None: nothing). They went because they did not pay, see docs/log.md.
+RETIRED: dict[str, tuple[Callable[[Any], bool], Any]] = {
+    "iem.correction": (lambda value: value == "log_q", "none"),
+    "iem.counts": (lambda value: value != "streaming", None),
+    "iem.bank": (bool, None),
+    "iem.bank_draws": (lambda value: False, None),  # of iem.bank, as the next ones of iem.mined
+    "iem.mined": (bool, None),
+    "iem.mined_share": (lambda value: False, None),
+    "iem.mined_refresh": (lambda value: False, None),
+}
+
 
 @dataclass(kw_only=True)
 class BatchOptions:
     """One step's windows."""
 
-    sequences: Annotated[int, Field(ge=1, description="windows per step and process (B)")] = 4
-    context: Annotated[int, Field(ge=1, description="chunks per window (T); also the model's context")] = 128
+    sequences: Annotated[int, Field(ge=1, le=65_536, description="windows per step and process (B)")] = 4
+    context: Annotated[int, Field(ge=1, le=65_536, description="chunks per window (T); also the model's context")] = 128
     pieces: Annotated[
         int,
         Field(
             ge=1,
+            le=65_536,
             description="a step's windows are computed in so many pieces, each again for its gradient: the same "
             "step in less memory, a third slower",
         ),
@@ -31,12 +45,18 @@ class BatchOptions:
 class OptimizerOptions:
     """AdamW, and a learning rate that is a function of progress: warm-up, then cosine."""
 
-    learning_rate: Annotated[float, Field(gt=0, description="of encoder, decoder and heads (paper: 2e-3)")] = 2e-3
-    main_learning_rate: Annotated[float, Field(gt=0, description="of the main model (paper: 3.5e-4)")] = 1e-3
-    warmup_steps: Annotated[int, Field(ge=0, description="steps of linear warm-up of a phase (paper: 2000)")] = 100
-    weight_decay: Annotated[float, Field(ge=0, description="decoupled, of matrices only")] = 0.1
+    learning_rate: Annotated[float, Field(gt=0, le=1e3, description="of encoder, decoder and heads (paper: 2e-3)")] = (
+        2e-3
+    )
+    main_learning_rate: Annotated[float, Field(gt=0, le=1e3, description="of the main model (paper: 3.5e-4)")] = 1e-3
+    warmup_steps: Annotated[
+        int, Field(ge=0, le=10**12, description="steps of linear warm-up of a phase (paper: 2000)")
+    ] = 100
+    weight_decay: Annotated[float, Field(ge=0, le=1e3, description="decoupled, of matrices only")] = 0.1
     beta2: Annotated[float, Field(gt=0, lt=1, description="decay of the second moment")] = 0.95
-    clip_norm: Annotated[float, Field(gt=0, description="bound on the norm of the whole gradient (paper: 0.01)")] = 1.0
+    clip_norm: Annotated[
+        float, Field(gt=0, le=1e12, description="bound on the norm of the whole gradient (paper: 0.01)")
+    ] = 1.0
     ema: Annotated[
         float,
         Field(ge=0, lt=1, description="decay of a moving average of the weights, which is what is evaluated; 0: none"),
@@ -47,12 +67,12 @@ class OptimizerOptions:
 class PhaseOptions:
     """One training phase. Whichever of its limits is reached first ends it; any may be null."""
 
-    steps: Annotated[int | None, Field(ge=1, description="limit in steps")] = None
-    seconds: Annotated[float | None, Field(gt=0, description="limit in seconds of training")] = None
-    epochs: Annotated[float | None, Field(gt=0, description="limit in passes over this phase's part of the data")] = (
-        None
-    )
-    iem_weight: Annotated[float, Field(ge=0, description="weight of the IEM loss; 0 switches it off")] = 0.0
+    steps: Annotated[int | None, Field(ge=1, le=10**12, description="limit in steps")] = None
+    seconds: Annotated[float | None, Field(gt=0, le=10**10, description="limit in seconds of training")] = None
+    epochs: Annotated[
+        float | None, Field(gt=0, le=10**9, description="limit in passes over this phase's part of the data")
+    ] = None
+    iem_weight: Annotated[float, Field(ge=0, le=1e6, description="weight of the IEM loss; 0 switches it off")] = 0.0
     decode_fraction: Annotated[float, Field(ge=0, le=1, description="share of the chunks decoded in each step")] = 1.0
     rate_from: Annotated[float, Field(gt=0, le=1, description="share of the learning rates at the start")] = 1.0
     rate_to: Annotated[float, Field(ge=0, le=1, description="share of the learning rates at the end (paper: 0.05)")] = (
@@ -67,7 +87,8 @@ class PhaseOptions:
         ),
     ] = 1.0
     patience: Annotated[
-        int, Field(ge=0, description="validations in a row without a better one that end the phase; 0: none do")
+        int,
+        Field(ge=0, le=10**6, description="validations in a row without a better one that end the phase; 0: none do"),
     ] = 0
     part_from: Annotated[float, Field(ge=0, lt=1, description="the phase reads the corpus from this share on")] = 0.0
     part_to: Annotated[float, Field(gt=0, le=1, description="up to this share (paper: one half for each phase)")] = 1.0
@@ -77,7 +98,7 @@ class PhaseOptions:
 class PretrainOptions(PhaseOptions):
     """Phase one: encoder and main model learn in the space of chunk embeddings."""
 
-    iem_weight: Annotated[float, Field(ge=0, description="weight of the IEM loss; 0 switches it off")] = 1.0
+    iem_weight: Annotated[float, Field(ge=0, le=1e6, description="weight of the IEM loss; 0 switches it off")] = 1.0
     decode_fraction: Annotated[
         float, Field(ge=0, le=1, description="share of the chunks the decoder is trained along on (paper: 0)")
     ] = 0.15
@@ -94,7 +115,7 @@ class FinetuneOptions(PhaseOptions):
         Literal["everything", "decoder", "decoder_first"],
         Field(description="everything (paper), the decoder alone, or the decoder alone for decoder_steps first"),
     ] = "everything"
-    decoder_steps: Annotated[int, Field(ge=1, description="of trains=decoder_first")] = 1000
+    decoder_steps: Annotated[int, Field(ge=1, le=10**12, description="of trains=decoder_first")] = 1000
 
 
 @dataclass(kw_only=True)
@@ -106,17 +127,19 @@ class TrainOptions(PhaseOptions):
 class CheckpointOptions:
     """When a phase saves, and what is kept."""
 
-    every_steps: Annotated[int | None, Field(ge=1, description="save after so many steps")] = None
-    every_seconds: Annotated[float | None, Field(gt=0, description="save after so many seconds of training")] = 60.0
-    keep: Annotated[int, Field(ge=1, description="newest checkpoints kept, beside the best")] = 2
+    every_steps: Annotated[int | None, Field(ge=1, le=10**12, description="save after so many steps")] = None
+    every_seconds: Annotated[
+        float | None, Field(gt=0, le=10**10, description="save after so many seconds of training")
+    ] = 60.0
+    keep: Annotated[int, Field(ge=1, le=10**6, description="newest checkpoints kept, beside the best")] = 2
 
 
 @dataclass(kw_only=True)
 class ValidationOptions:
-    """Exact bits on a fixed subset of the validation split, while training."""
+    """The loss on a fixed subset of the validation split, while training: in bits, or the IEM loss where nothing is decoded."""
 
-    times: Annotated[int, Field(ge=0, description="evaluations spread evenly over a phase; 0: none")] = 5
-    windows: Annotated[int, Field(ge=1, description="windows of the validation split that are scored")] = 64
+    times: Annotated[int, Field(ge=0, le=10**6, description="evaluations spread evenly over a phase; 0: none")] = 5
+    windows: Annotated[int, Field(ge=1, le=10**7, description="windows of the validation split that are scored")] = 64
 
 
 @dataclass(kw_only=True)
@@ -125,7 +148,7 @@ class EvaluateOptions:
 
     split: Annotated[Literal["train", "valid", "test"], Field(description="which split is scored")] = "test"
     stride: Annotated[
-        int | None, Field(ge=1, description="chunks newly scored by each window; null: half of its context")
+        int | None, Field(ge=1, le=65_536, description="chunks newly scored by each window; null: half of its context")
     ] = None
     stage: Annotated[
         Phase | None,
@@ -135,15 +158,21 @@ class EvaluateOptions:
         ),
     ] = None
     closed_set: Annotated[
-        int, Field(ge=0, description="IEM scores are normalised over all distinct chunks if there are at most so many")
+        int,
+        Field(
+            ge=0,
+            le=10**8,
+            description="IEM scores are normalised over all distinct chunks if there are at most so many",
+        ),
     ] = 200_000
     closed_windows: Annotated[
-        int, Field(ge=0, description="windows in which that is held against the decoder's likelihood; 0: none")
+        int,
+        Field(ge=0, le=10**7, description="windows in which that is held against the decoder's likelihood; 0: none"),
     ] = 64
     breakdown: Annotated[
         bool, Field(description="also bits by position in a chunk, by its length, and by its frequency in training")
     ] = True
-    sequences: Annotated[int, Field(ge=1, description="windows scored at a time")] = 16
+    sequences: Annotated[int, Field(ge=1, le=65_536, description="windows scored at a time")] = 16
     yardsticks: Annotated[bool, Field(description="also measure n-gram models and xz on the same bytes")] = True
 
 
@@ -151,17 +180,17 @@ class EvaluateOptions:
 class SampleOptions:
     """Sampling."""
 
-    prompts: Annotated[list[str], Field(description="prompts of the report's samples")] = field(
-        default_factory=lambda: ["def ", "import ", "class ", ""]
-    )
+    prompts: Annotated[
+        list[str], Field(description="prompts of the report's samples; none: frequent chunks of the corpus")
+    ] = field(default_factory=list)
     pictures: Annotated[
-        int, Field(ge=1, description="held-out pictures whose lower half a model of pictures completes")
+        int, Field(ge=1, le=10_000, description="held-out pictures whose lower half a model of pictures completes")
     ] = 8
-    chunks: Annotated[int, Field(ge=1, description="chunks to write")] = 60
-    temperature: Annotated[float, Field(ge=0, description="0: always the likeliest token")] = 0.8
-    top_k: Annotated[int, Field(ge=0, description="only the k likeliest tokens; 0: all")] = 0
+    chunks: Annotated[int, Field(ge=1, le=10**7, description="chunks to write")] = 60
+    temperature: Annotated[float, Field(ge=0, le=1e3, description="0: always the likeliest token")] = 0.8
+    top_k: Annotated[int, Field(ge=0, le=10**6, description="only the k likeliest tokens; 0: all")] = 0
     top_p: Annotated[float, Field(gt=0, le=1, description="only the likeliest tokens that make up this mass")] = 0.95
-    seed: Annotated[int, Field(ge=0, description="of the draws")] = 0
+    seed: Annotated[int, Field(ge=0, le=2**63 - 1, description="of the draws")] = 0
 
 
 @dataclass(kw_only=True)
@@ -171,11 +200,20 @@ class IndexOptions:
     split: Annotated[Literal["train", "valid", "test"], Field(description="whose distinct chunks are indexed")] = (
         "train"
     )
-    min_count: Annotated[int, Field(ge=1, description="leave rarer chunks out")] = 1
-    queries: Annotated[list[str], Field(description="queries shown in the report")] = field(
-        default_factory=lambda: ["def ", "import ", "self.", "return ", "None", "list"]
-    )
-    neighbours: Annotated[int, Field(ge=1, description="neighbours per query")] = 8
+    min_count: Annotated[int, Field(ge=1, le=10**12, description="leave rarer chunks out")] = 1
+    max_chunks: Annotated[
+        int | None,
+        Field(
+            ge=1,
+            le=10**9,
+            description="index so many at most, the most frequent first; a vector takes 4 · model.encoder.width bytes, "
+            "twice in memory; null: all",
+        ),
+    ] = 1_000_000
+    queries: Annotated[
+        list[str], Field(description="queries shown in the report; none: frequent chunks of the corpus")
+    ] = field(default_factory=list)
+    neighbours: Annotated[int, Field(ge=1, le=10**5, description="neighbours per query")] = 8
 
 
 @dataclass(kw_only=True)
@@ -187,7 +225,9 @@ class LauncherOptions:
     ] = 1
     dask: Annotated[
         str | None,
-        Field(description="shard on a Dask cluster: the address of its scheduler, or local; null: shard.workers here"),
+        Field(
+            description="shard on a Dask cluster: the address of its scheduler (HOST:PORT), or local; null: shard.workers here"
+        ),
     ] = None
 
 
@@ -195,12 +235,14 @@ class LauncherOptions:
 class Options:
     """A run: what it reads, what it trains, how, and where it writes."""
 
-    name: Annotated[str, Field(min_length=1, description="the run, a folder under runs_dir")] = "run"
+    name: Annotated[str, Field(min_length=1, max_length=200, description="the run, a folder under runs_dir")] = "run"
     runs_dir: Annotated[str, Field(description="folder of runs")] = "runs"
     shards_dir: Annotated[str, Field(description="folder of sharded corpora")] = "shards"
-    seed: Annotated[int, Field(ge=0, description="of weights, data order and random choices")] = 0
-    device: Annotated[str, Field(description="auto, cpu, cuda, cuda:1, …")] = "auto"
-    threads: Annotated[int | None, Field(ge=1, description="CPU threads; null: all cores")] = None
+    seed: Annotated[int, Field(ge=0, le=2**63 - 1, description="of weights, data order and random choices")] = 0
+    device: Annotated[
+        str, Field(pattern=r"^(auto|cpu|mps|(cuda|xpu)(:\d{1,3})?)$", description="auto, cpu, cuda, cuda:1, mps, xpu")
+    ] = "auto"
+    threads: Annotated[int | None, Field(ge=1, le=1024, description="CPU threads; null: all cores")] = None
     precision: Annotated[
         Literal["auto", "fp32", "bf16"], Field(description="auto: bf16 where the processor multiplies it fast")
     ] = "auto"
@@ -209,7 +251,10 @@ class Options:
         Field(description="torch.compile the main model: a quarter of a minute at the start, steps a tenth faster"),
     ] = False
     log_steps: Annotated[
-        int, Field(ge=1, description="steps between two lines of metrics; there are also some of the first steps")
+        int,
+        Field(
+            ge=1, le=10**12, description="steps between two lines of metrics; there are also some of the first steps"
+        ),
     ] = 50
     resume: Annotated[
         Literal["auto", "never", "required"],

@@ -1,0 +1,119 @@
+"""What a command is, the arguments that several have, and how what was typed is taken apart."""
+
+import argparse
+import sys
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any
+
+from pipeline.config import ConfigError, is_option, load, presets
+from pipeline.options import Options
+from pipeline.run.folder import RunFolder
+from pipeline.shown import printable
+
+GOES_ON = "stopped; the same command goes on from there"
+_LITERAL = "\0"  # before words that stand after `--`; no argument of a process can have it
+
+
+@dataclass
+class Result:
+    """What a command found: bytes and a text for people, a value for programs."""
+
+    text: str
+    value: Any
+    raw: Iterable[bytes] = ()
+
+
+@dataclass(frozen=True)
+class Command:
+    """A subcommand: its name, one line of help, its arguments, what it does, and what is said when a signal ended it."""
+
+    name: str
+    help: str
+    arguments: Callable[[argparse.ArgumentParser], None]
+    execute: Callable[[argparse.Namespace], Result]
+    stopped: str = "stopped"
+
+
+def settings(parser: argparse.ArgumentParser) -> None:
+    """Arguments of a stage that reads a configuration."""
+    parser.add_argument("--config", metavar="PRESET_OR_FILE", help=f"one of {', '.join(presets())}, or a YAML file")
+    parser.add_argument(
+        "words", nargs="*", metavar="[RUN] key=value", help="a run to go on with, and options to change"
+    )
+
+
+def run_settings(parser: argparse.ArgumentParser) -> None:
+    """Arguments of a stage that reads a trained run."""
+    parser.add_argument("run", metavar="RUN", help="name under runs_dir, or folder")
+    parser.add_argument("words", nargs="*", metavar="key=value", help="options to change")
+
+
+def options_of(arguments: argparse.Namespace) -> Options:
+    """The configuration that a stage's arguments ask for: a preset or file, or that of an existing run."""
+    overrides = [word for word in arguments.words if "=" in word]
+    named = [word for word in arguments.words if "=" not in word]
+    if named and (len(named) > 1 or arguments.config):
+        raise ConfigError(f"{named[-1]!r} is not of the form key=value")
+    if named:
+        return run_options(named[0], overrides)
+    return load(arguments.config, overrides)
+
+
+def run_options(run: str, overrides: list[str], reader: str | None = None) -> Options:
+    """The configuration of an existing run, with some options changed: those that `reader` takes, see `RunFolder.options`."""
+    given = dict(item.split("=", 1) for item in overrides if "=" in item)
+    return RunFolder.find(run, given.get("runs_dir", "runs")).options(overrides, reader)
+
+
+class _Parser(argparse.ArgumentParser):
+    """One that repeats what was typed without its control characters."""
+
+    def _print_message(self, message: str, file: Any = None) -> None:
+        super()._print_message(printable(message), file)
+
+
+def parse(argv: list[str] | None, program: str, commands: tuple[Command, ...]) -> argparse.Namespace:
+    """What was typed: options may stand anywhere among the other words, and what follows `--` is none.
+
+    Raises:
+        SystemExit: it is none of the program's commands, or help was asked for.
+    """
+    parser = _Parser(
+        prog=program,
+        description="Two-phase training of Hierarchical Attention Encoder-Decoders.",
+        epilog=f"Options are key=value; `{program} config` lists them. Presets: {', '.join(presets())}.",
+    )
+    subparsers = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
+    for command in commands:
+        sub = subparsers.add_parser(command.name, help=command.help, description=command.help)
+        command.arguments(sub)
+        sub.add_argument("--json", action="store_true", help="end with one line of JSON")
+        sub.add_argument("--debug", action="store_true", help="show tracebacks")
+        sub.set_defaults(execute=command.execute, stopped=command.stopped)
+    argv = sys.argv[1:] if argv is None else argv
+    if not argv or argv[0] not in subparsers.choices:
+        return parser.parse_args(argv)
+    sub, end = subparsers.choices[argv[0]], argv.index("--") if "--" in argv else len(argv)
+    found = sub.parse_intermixed_args([*argv[1:end], *(_LITERAL + word for word in argv[end + 1 :])])
+    if "run" in found:
+        _sort(sub, found)
+    for name, value in vars(found).items():
+        if isinstance(value, list):
+            setattr(found, name, [word.removeprefix(_LITERAL) for word in value])
+    return found
+
+
+def _sort(parser: argparse.ArgumentParser, found: argparse.Namespace) -> None:
+    """RUN is the first of the words that changes no option; where there are queries, they are the others that do not."""
+    words = [found.run, *(found.queries if "queries" in found else found.words)]
+    changes = is_option if "queries" in found else lambda word: "=" in word
+    found.words = [word for word in words if word[:1] != _LITERAL and changes(word)]
+    named = [word for word in words if word not in found.words]
+    if not named:
+        parser.error("the following arguments are required: RUN")
+    found.run, rest = named[0].removeprefix(_LITERAL), named[1:]
+    if "queries" in found:
+        found.queries = rest
+    else:
+        found.words += rest

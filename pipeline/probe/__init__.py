@@ -1,0 +1,1 @@
+"""Questions to a trained run: index, neighbours, samples."""

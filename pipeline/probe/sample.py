@@ -1,0 +1,80 @@
+"""The stage `sample`: continuations of prompts, or lower halves of held-out pictures; printed and kept for the report."""
+
+import json
+import logging
+from codecs import getincrementaldecoder
+from collections.abc import Sequence
+from dataclasses import asdict
+from itertools import islice
+
+import numpy as np
+
+from data.durable import write_atomically
+from pipeline.options import Options
+from pipeline.run.files import KeptSample, Sample, write_or_say
+from pipeline.run.folder import RunFolder
+from pipeline.run.opened import Run
+
+log = logging.getLogger(__name__)
+
+
+def sample(options: Options, prompts: Sequence[str | bytes] | None = None, samples: int = 1) -> list[Sample]:
+    """Continues prompts, by default those of `sample.prompts`, also written to samples.json, with the checkpoint's digest.
+
+    Where there are none, they are frequent chunks of the corpus, and the empty one.
+
+    A model of pictures completes the lower halves of `sample.pictures` held-out ones instead, into samples.png.
+
+    Raises:
+        FileNotFoundError: nothing was trained in the run.
+        ValueError: a prompt for a model of pictures.
+    """
+    folder = RunFolder.of(options)
+    run = Run(folder, options)
+    if run.chunker.name == "pixels":
+        if prompts:
+            raise ValueError("this run's model is of pictures: it takes no --prompt, but completes sample.pictures=")
+        return _complete_pictures(run, samples)
+    asked = [
+        each.encode("utf-8", "surrogateescape") if isinstance(each, str) else each
+        for each in ((options.sample.prompts or folder.prompts()) if prompts is None else prompts)
+    ]
+    written = [
+        Sample(_spelled(prompt), readable(text), (prompt + text).hex())
+        for prompt in asked
+        for text in run.sample(prompt, samples, options.sample)
+    ]
+    if prompts is None:
+        kept = [KeptSample(**asdict(item), checkpoint=run.digest) for item in written]
+        content = json.dumps([asdict(item) for item in kept], indent=2, ensure_ascii=False)
+        write_or_say(folder.path / "samples.json", content.encode())
+    return written
+
+
+def _spelled(text: bytes) -> str:
+    return text.decode(errors="backslashreplace")
+
+
+def readable(written: bytes) -> str:
+    """What was written, without the beginning of a character at its end; other bytes that are no UTF-8 as escapes."""
+    begun = getincrementaldecoder("utf-8")("backslashreplace")
+    return begun.decode(written)
+
+
+def _complete_pictures(run: Run, samples: int) -> list[Sample]:
+    """Draws held-out pictures: what is given of each, its completions, and the original."""
+    from pipeline.show import plots
+
+    corpus, how = run.folder.corpus(), run.options.sample
+    split = next((name for name in ("test", "valid", "train") if corpus.counts(name).documents), "train")
+    originals = np.stack([tokens for tokens, _ in islice(corpus.documents(split), how.pictures)])
+    chunks = originals.shape[1] // run.chunker.k
+    given = originals[:, : chunks // 2 * run.chunker.k]
+    lower = run.complete(given.repeat(samples, 0), chunks - chunks // 2, how)
+    completed = np.concatenate([given.repeat(samples, 0), lower], 1).reshape(len(given), samples, -1)
+    blank = np.concatenate([given, np.full_like(originals[:, given.shape[1] :], 255)], 1)
+    rows = np.concatenate([blank[:, None], completed, originals[:, None]], 1)
+    picture = run.folder.path / "samples.png"
+    write_atomically(picture, plots.pictures(rows, ["given", *["completed"] * samples, "original"]))
+    log.info("%s", picture)
+    return [Sample(f"upper half of picture {number} of {split}", str(picture)) for number in range(1, len(rows) + 1)]

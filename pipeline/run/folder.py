@@ -1,0 +1,330 @@
+"""The run folder: configuration, environment, lock, and where everything lies. See the README for its layout.
+
+Whoever reads a run asks `RunFolder.check` first: its configuration and its corpus must be those its checkpoint was trained
+with. Whoever writes one holds `RunFolder.lock`, and has checked everything that could be refused.
+"""
+
+import json
+import logging
+import os
+import platform
+import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import asdict
+from importlib.metadata import version
+from pathlib import Path
+from typing import IO, Any, Self
+
+from data.chunkers import Chunker, make_chunker
+from data.corpus import MANIFEST, Corpus
+from data.distinct import frequent_words
+from data.durable import hold, sweep, whoami, write_atomically
+from data.locations import is_remote, redact
+from data.statistics import Summary
+from pipeline.config import ConfigError, dump, load
+from pipeline.options import Options, Phase
+from pipeline.run.files import Environment, Remembered, read_as, read_json
+from pipeline.run.saved import Saved, has_checkpoint, identity, pointed, saved, unlike
+
+log = logging.getLogger(__name__)
+PHASES: tuple[Phase, ...] = ("finetune", "train", "pretrain")  # the order in which a finished model is looked for
+CORPUS = "corpus.json"
+FREQUENT = 3  # chunks that are noted as prompts
+_EVERY = ("runs_dir", "device", "threads", "precision", "loader")
+READS = {  # what can be given to a stage that reads a trained run: options, and whole sections
+    "evaluate": (*_EVERY, "evaluate", "batch.context"),
+    "sample": (*_EVERY, "evaluate.stage", "sample"),
+    "index": (*_EVERY, "evaluate.stage", "index"),
+    "neighbours": (*_EVERY, "evaluate.stage"),
+    "report": (*_EVERY, "evaluate.stage", "index"),
+    "profile": (*_EVERY, "seed", "compile", "batch", "model", "iem", "optimizer", "pretrain", "finetune", "train"),
+}
+
+
+class RunFolder:
+    """Paths of a run, and the files that say what it is."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    @classmethod
+    def of(cls, options: Options) -> Self:
+        """The folder of the run with these options, whether it is there or not."""
+        return cls(Path(options.runs_dir) / options.name)
+
+    @classmethod
+    def create(cls, options: Options) -> Self:
+        """Makes the folder of a run, if need be, and writes its complete configuration and environment into it.
+
+        Raises:
+            OSError: the folder cannot be written.
+        """
+        run = cls.of(options)
+        run.path.mkdir(parents=True, exist_ok=True)
+        sweep(run.path.rglob(".*.partial"))  # files of processes that were killed
+        write_atomically(run.path / "config.yaml", dump(options).encode())
+        write_atomically(run.path / "environment.json", json.dumps(asdict(environment(options)), indent=2).encode())
+        return run
+
+    @classmethod
+    def find(cls, run: str | Path, runs_dir: str = "runs") -> Self:
+        """Opens the folder of an existing run by path, or by name under `runs_dir`.
+
+        Raises:
+            FileNotFoundError: there is none, or it is not a run.
+        """
+        for path in (Path(run), Path(runs_dir) / run):
+            if (path / "config.yaml").is_file():
+                return cls(path)
+        if Path(run).exists():
+            raise FileNotFoundError(f"{run} is not a run: it has no config.yaml")
+        known = sorted(path.parent.name for path in Path(runs_dir).glob("*/config.yaml"))
+        hint = f"runs there: {', '.join(known[:10])}" if known else f"there are no runs in {runs_dir}/"
+        raise FileNotFoundError(f"no run {str(run)!r}, neither a folder nor a name under {runs_dir}/; {hint}")
+
+    def options(self, overrides: list[str] | tuple[str, ...] = (), reader: str | None = None) -> Options:
+        """The run's configuration with some options changed, and names that lead back to this folder.
+
+        Args:
+            overrides: `key=value` pairs.
+            reader: the stage that reads the run, which takes those of `READS`; None: the run is to be trained.
+
+        Raises:
+            ConfigError: it is not one of this version, or an override is wrong or cannot apply.
+        """
+        options = load(self.path / "config.yaml", overrides)
+        keys = [override.split("=", 1)[0] for override in overrides]
+        takes = READS.get(reader or "", ())
+        for key in keys:
+            if reader and not any(key == name or key.startswith(f"{name}.") for name in takes):
+                raise ConfigError(
+                    f"{key}= cannot be changed in a run that is there; haed {reader} takes {', '.join(takes)}"
+                )
+        if "name" in keys:
+            raise ConfigError(f"name= and {self.path} both name a run: leave one of them out")
+        named = (
+            self.path if self.path.name not in ("", "..") else Path(os.path.abspath(self.path))
+        )  # a link by its own name
+        options.name, options.runs_dir = named.name, str(named.parent)
+        return options
+
+    def corpus(self) -> Corpus:
+        """The sharded corpus the run was trained on, found without its source.
+
+        Raises:
+            FileNotFoundError: it is not there any more, or nothing was trained yet.
+            ValueError: there is another one at its place.
+        """
+        remembered, options = self._corpus(), self.options()
+        location = remembered.location
+        if is_remote(location):
+            log.warning("%s/corpus.json names the place of the shards, %s", self.path, redact(location))
+            places = [location]
+        else:  # where it lies from the run, with which it may have been moved; where it lay; where such are kept
+            kept = Path(options.shards_dir) / Path(location).name
+            beside = remembered.beside or location
+            places = [str(self.path.resolve() / beside), location, str(kept), str(self.path.parent.parent / kept)]
+            places = [place for place in dict.fromkeys(places) if (Path(place) / MANIFEST).is_file()]
+        found = [Corpus.open(place, options.loader) for place in places]
+        if not found:
+            raise FileNotFoundError(
+                f"the shards of {self.path} are not at {location} any more: put them back, or run `haed shard` with the "
+                "options of the run"
+            )
+        for corpus in found:
+            same = (corpus.digest, corpus.fitted) == (remembered.digest, remembered.fitted)
+            if same and corpus.options == options.chunker:
+                return corpus
+        raise ValueError(f"{found[0].location} holds another corpus than {self.path} was trained on: {found[0].digest}")
+
+    def chunker(self) -> Chunker:
+        """The chunker of that corpus, without the corpus.
+
+        Raises:
+            FileNotFoundError: nothing was trained yet.
+        """
+        found = self._corpus()
+        return make_chunker(self.options().chunker, found.fitted, found.chunker_version)
+
+    def prompts(self) -> list[str]:
+        """Prompts out of the corpus: some of its frequent chunks, and the empty one."""
+        found = self._corpus()
+        if found.frequent is None:
+            log.warning("%s/corpus.json is older than such prompts: only the empty one; set sample.prompts=", self.path)
+        return [*(found.frequent or []), ""]
+
+    def statistics(self, split: str) -> Summary | None:
+        """Those of a split of that corpus, if they are there."""
+        known = self._corpus().statistics if (self.path / CORPUS).is_file() else None
+        return (known or {}).get(split)
+
+    def remember(self, corpus: Corpus) -> None:
+        """Notes the corpus the run is trained on, and what its chunker learned from it."""
+        place = corpus.folder.resolve()
+        remembered = Remembered(
+            location=corpus.location if corpus.is_remote else str(place),
+            beside=None if corpus.is_remote else os.path.relpath(place, self.path.resolve()),
+            digest=corpus.digest,
+            fitted=corpus.fitted,
+            chunker_version=corpus.chunker_version,
+            frequent=frequent_words(corpus, FREQUENT),
+            statistics=corpus.statistics,
+        )
+        self.write_json(CORPUS, asdict(remembered))
+
+    def _corpus(self) -> Remembered:
+        try:
+            return read_as(Remembered, self.path / CORPUS)
+        except FileNotFoundError:
+            raise FileNotFoundError(
+                f"{self.path} was not trained yet: run `haed pretrain` or `haed train` first"
+            ) from None
+
+    def phase(self, name: str) -> Path:
+        """Folder of a training phase: pretrain, finetune or train."""
+        return self.path / name
+
+    def is_trained(self) -> bool:
+        """Whether any phase has a checkpoint."""
+        return any(has_checkpoint(self.phase(name) / "checkpoints") for name in PHASES)
+
+    def trained_phase(self, wanted: Phase | None = None) -> Phase:
+        """The wanted phase, or the last one that has a checkpoint: finetune, else train, else pretrain.
+
+        Raises:
+            FileNotFoundError: it, or anything, was not trained yet.
+        """
+        for name in (wanted,) if wanted else PHASES:
+            if has_checkpoint(self.phase(name) / "checkpoints"):
+                return name
+        stage = wanted or "pretrain` or `haed train"
+        raise FileNotFoundError(
+            f"{self.path} has no checkpoint{f' of {wanted}' if wanted else ''} yet: train it with `haed {stage}` first"
+        )
+
+    def present(self, wanted: Phase | None = None) -> Saved:
+        """The checkpoint that is evaluated, sampled from and indexed: the best, else the newest.
+
+        Raises:
+            FileNotFoundError: nothing was trained yet.
+            ValueError: there is no readable state.json.
+        """
+        folder = self.phase(self.trained_phase(wanted)) / "checkpoints"
+        named = [path for pointer in ("best", "latest") if (path := pointed(folder, pointer))]
+        reason: Exception | None = None
+        for path in (*named, *reversed(saved(folder))):
+            try:
+                return Saved.read(path)
+            except (FileNotFoundError, ValueError) as error:
+                reason = reason or error
+        raise ValueError(f"no checkpoint in {folder} is whole: {reason}")
+
+    def digest(self, wanted: Phase | None = None) -> str:
+        """Of the present checkpoint: what was made from it carries the same. It raises what `present` does."""
+        return self.present(wanted).digest
+
+    def check(self, options: Options | None = None, of: Saved | None = None) -> None:
+        """What all that read a trained run ask first: are configuration and corpus those of its checkpoint?
+
+        Args:
+            options: the configuration it is read with; None: the run's own.
+            of: the checkpoint; None: the present one.
+
+        Raises:
+            FileNotFoundError: nothing was trained yet.
+            ValueError: config.yaml or corpus.json was changed since, or `options` are of another model.
+        """
+        of = of or self.present(options.evaluate.stage if options else None)
+        corpus = self._corpus().digest
+        if found := unlike(of.identity, identity(self.options(), corpus)):
+            place = "corpus.json" if found[0].startswith("corpus=") else "config.yaml"
+            raise ValueError(
+                f"{of.path} was trained with {found[0]}, but {self.path / place} says {found[1]}: it was changed since, set it "
+                "back"
+            )
+        if options is None:
+            return
+        asked = identity(options, corpus)
+        asked["batch"] = of.identity["batch"]  # evaluation may take other windows
+        if found := unlike(of.identity, asked):
+            raise ValueError(f"{of.path} was trained with {found[0]}, which {found[1]} cannot change")
+
+    def is_made(self, name: str, options: Options, **settings: Any) -> bool:
+        """Whether a JSON file of the run was made from its present checkpoint, with these settings."""
+        try:
+            found = read_json(self.path / name, ("checkpoint", *settings))
+            return found["checkpoint"] == self.digest(options.evaluate.stage) and settings.items() <= found.items()
+        except (OSError, ValueError, TypeError):
+            return False
+
+    def write_json(self, name: str, value: Any) -> Path:
+        """Writes `value` as a JSON file of the run, whole or not at all."""
+        path = self.path / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_atomically(path, (json.dumps(value, indent=2, ensure_ascii=False) + "\n").encode())
+        return path
+
+    @contextmanager
+    def lock(self) -> Iterator[None]:
+        """Holds the run for this process; freed by the end of the process, however it ends.
+
+        Makes the folder if need be, and takes it away again if nothing was written into it. The environment's HAED_FLOW_RUN,
+        if set, names the Prefect flow run on whose behalf it is held.
+
+        Raises:
+            BlockingIOError: another process holds it; the message names it.
+            OSError: the folder cannot be written.
+        """
+        made = [folder for folder in (self.path, *self.path.parents) if not folder.exists()]
+        with self._held() as file:
+            before = file.read()
+            _rewrite(file, whoami().encode())
+            try:
+                yield
+            finally:
+                _rewrite(file, before)
+                with suppress(OSError):
+                    if made and [path.name for path in self.path.iterdir()] == ["lock"]:
+                        (self.path / "lock").unlink()
+                        for folder in made:
+                            folder.rmdir()
+
+    def _held(self) -> IO[bytes]:
+        def refuse(holder: str) -> None:
+            raise BlockingIOError(f"{self.path} is in use by {holder}; wait for it or stop it")
+
+        while True:
+            self.path.mkdir(parents=True, exist_ok=True)
+            with suppress(FileNotFoundError):  # another, which had made the folder, has taken it away again
+                return hold(self.path / "lock", refuse, patience=1.0)
+
+
+def _rewrite(file: IO[bytes], content: bytes) -> None:
+    file.seek(0)
+    file.truncate()
+    file.write(content)
+    file.flush()
+
+
+def environment(options: Options) -> Environment:
+    """What a result depends on beside the configuration: versions, commit, machine, seed, device."""
+    packages = ("torch", "numpy", "faiss-cpu", "omegaconf", "pydantic")
+    try:
+        commit = subprocess.run(
+            ["git", "describe", "--always", "--dirty", "--abbrev=12"],
+            cwd=Path(__file__).parent,
+            capture_output=True,
+            text=True,
+            check=True,
+        ).stdout.strip()
+    except (OSError, subprocess.CalledProcessError):
+        commit = None
+    return Environment(
+        versions={"python": platform.python_version()} | {name: version(name) for name in packages},
+        commit=commit,
+        machine=f"{platform.system()} {platform.machine()}, {os.cpu_count()} cores",
+        seed=options.seed,
+        device=options.device,
+        threads=options.threads or os.cpu_count(),
+    )

@@ -1,0 +1,65 @@
+"""The system of a run, and what it and its batches ask for at least: what cannot fit is refused before it is tried.
+
+These are lower bounds, since what might fit must not be refused: the weights with what Adam keeps of them, and what a step
+must keep for its gradient, in 2 bytes a value, were chunks only a quarter full.
+"""
+
+import torch
+
+from data.chunkers import Chunker
+from haed.build import make_system
+from haed.system import Cut, System
+from pipeline.options import Options, PhaseOptions
+from pipeline.run.device import Compute
+
+_ADAM = 16  # bytes a weight: itself, its gradient, two moments
+_PLAIN = 4
+
+
+def build_system(options: Options, chunker: Chunker) -> System:
+    """The system of a run for what its chunker cuts, initialised from the seed."""
+    torch.manual_seed(options.seed)
+    cut = Cut(chunker.k, chunker.vocabulary, chunker.fixed, options.batch.context)
+    return make_system(options.model, options.iem, cut)
+
+
+def check_memory(options: Options, chunker: Chunker, machine: Compute, phase: PhaseOptions | None = None) -> None:
+    """Raises ValueError naming the options that ask for more memory than there is.
+
+    Args:
+        options: of the run.
+        chunker: of its corpus.
+        machine: where it computes.
+        phase: that is trained; None: the model is only read.
+    """
+    with torch.device("meta"):
+        system = build_system(options, chunker)
+    weights = sum(parameter.numel() for parameter in system.parameters())
+    asked = {"model.*": weights * (_PLAIN if phase is None else _ADAM)}
+    if phase is not None and options.model.kind == "haed":  # of other kinds only the weights are known
+        batch, main, decoder = options.batch, options.model.main, options.model.decoder
+        chunks = batch.sequences * batch.context / batch.pieces
+        per_chunk = main.layers * (4 * main.width + main.ffn)
+        per_token = chunker.vocabulary + 4 * decoder.width * decoder.layers
+        asked["batch.sequences × batch.context"] = int(
+            2 * chunks * (per_chunk + phase.decode_fraction * chunker.k / 4 * per_token)
+        )
+    available = free_memory(machine.device)
+    if sum(asked.values()) > available:
+        parts = sorted(((size, name) for name, size in asked.items() if size), reverse=True)
+        listed = ", ".join(f"{name} for {size / 1e9:,.1f} GB" for size, name in parts)
+        raise ValueError(
+            f"not enough memory: at least {listed} are asked for, {available / 1e9:,.1f} GB are free: lower them"
+        )
+
+
+def free_memory(device: torch.device) -> float:
+    """Bytes that are free on a device; of the machine, those that can be freed count."""
+    if device.type == "cuda":
+        return float(torch.cuda.mem_get_info(device)[0])
+    try:
+        with open("/proc/meminfo") as file:
+            found = {line.split(":")[0]: line.split()[1] for line in file}
+        return 1024 * float(found["MemAvailable"])
+    except (OSError, KeyError, IndexError):
+        return float("inf")

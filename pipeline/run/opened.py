@@ -1,0 +1,192 @@
+r"""A trained run, opened from Python: score a text, sample, ask for neighbours.
+
+from pipeline import open_run
+run = open_run("runs/quickstart")
+run.score("def f(x):\n").bits_per_char
+run.sample("import ")
+run.neighbours("def ")
+"""
+
+import math
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from data.chunkers import Chunker
+from haed.build import make_sampler
+from haed.sampling import Draw
+from haed.system import System, Windows
+from pipeline.options import Options, SampleOptions
+from pipeline.run.checkpoints import Checkpoint, Checkpoints
+from pipeline.run.device import Compute, compute
+from pipeline.run.folder import RunFolder
+from pipeline.run.index import Index, Neighbours
+from pipeline.run.memory import build_system, check_memory
+from pipeline.run.windows import Scored, grid, overlapping
+
+
+@dataclass
+class Score:
+    """Exact bits of some text: of its tokens and of the ends of its chunks, in the canonical cut."""
+
+    bits: float
+    tokens: int
+    characters: int
+    bytes: int
+
+    @property
+    def bits_per_token(self) -> float:
+        """Bits over source tokens."""
+        return self.bits / max(self.tokens, 1)
+
+    @property
+    def bits_per_char(self) -> float:
+        """Bits over Unicode characters; an invalid byte counts as one."""
+        return self.bits / max(self.characters, 1)
+
+    @property
+    def bits_per_byte(self) -> float:
+        """Bits over bytes of the original."""
+        return self.bits / max(self.bytes, 1)
+
+
+class Run:
+    """A run's model, chunker and folder.
+
+    Attributes:
+        folder: where it lies.
+        options: its configuration.
+        phase: the phase whose checkpoint was opened.
+        step: of that checkpoint.
+        digest: of all that it holds.
+        system: in evaluation mode.
+        chunker: as in training.
+    """
+
+    def __init__(self, folder: RunFolder, options: Options | None = None) -> None:
+        self.folder, self.options = folder, options or folder.options()
+        self.phase = folder.trained_phase(self.options.evaluate.stage)
+        checkpoint = Checkpoints(folder.phase(self.phase) / "checkpoints").best()
+        if checkpoint is None:
+            raise FileNotFoundError(
+                f"{folder.phase(self.phase)}/checkpoints has no complete checkpoint: train it again"
+            )
+        folder.check(self.options, checkpoint.saved)
+        self.step: int = checkpoint.state["step"]
+        self.digest: str = checkpoint.state["digest"]
+        self.compute: Compute = compute(self.options)
+        self.chunker: Chunker = folder.chunker()
+        check_memory(self.options, self.chunker, self.compute)
+        self.system = _trained(self.options, self.chunker, checkpoint).to(self.compute.device).eval()
+
+    def score(self, text: str | bytes) -> Score:
+        """Exact bits of one document."""
+        document = text.encode() if isinstance(text, str) else text
+        bits = sum(float(scored.bits.sum()) for scored in self.score_documents([self.chunker.split(document)]))
+        return Score(bits, len(document), characters(document), len(document))
+
+    def score_documents(
+        self, documents: Iterable[tuple[np.ndarray, np.ndarray]], stride: int | None = None, at_once: int = 32
+    ) -> Iterator[Scored]:
+        """Exact bits of every chunk of documents, given as flat tokens and lengths, in batches of windows.
+
+        Each window scores `stride` new chunks after the context they have in it (all of the first window's).
+        """
+        stride = stride or max(1, self.options.batch.context // 2)
+        with torch.no_grad(), self.compute.precision():
+            for part in overlapping(documents, self.chunker.k, self.options.batch.context, stride, at_once):
+                yield Scored(part, -self.system.decisions(part.windows).double().cpu() / math.log(2))
+
+    def sample(self, prompt: str | bytes = "", samples: int = 1, options: SampleOptions | None = None) -> list[bytes]:
+        """Continuations of a prompt, which they do not repeat; the same seed gives the same ones on one machine."""
+        how = options or SampleOptions()
+        prompt = prompt.encode() if isinstance(prompt, str) else prompt
+        given = self._chunks(*self.chunker.split(prompt))
+        opened = given.tokens[0, -1, : int(given.lengths[0, -1])] if given.lengths.numel() else None
+        generator = torch.Generator().manual_seed(how.seed)
+        draw = Draw(how.temperature, how.top_k, how.top_p, generator)
+        written = [bytearray() for _ in range(samples)]
+        with torch.no_grad():
+            closed = Windows.of(given.tokens[:, :-1], given.lengths[:, :-1])
+            sampler = make_sampler(self.system, closed, samples)
+            for _ in range(how.chunks):
+                new = sampler.chunk(draw, opened)
+                skip = 0 if opened is None else len(opened)
+                opened = None
+                for text, row, end in zip(written, new.tokens.numpy(), new.lengths.tolist(), strict=True):
+                    text += self.chunker.join(row[:end].astype(np.uint8), np.array([end], np.uint8))[skip:]
+        return [bytes(text) for text in written]
+
+    def complete(self, beginnings: np.ndarray, chunks: int, options: SampleOptions | None = None) -> np.ndarray:
+        """Continues beginnings (n, P·K) of whole chunks of a fixed size by so many chunks, all at once: (n, chunks·K)."""
+        how = options or SampleOptions()
+        draw = Draw(how.temperature, how.top_k, how.top_p, torch.Generator().manual_seed(how.seed))
+        tokens = torch.from_numpy(beginnings.astype(np.int64)).unflatten(1, (-1, self.chunker.k))
+        with torch.no_grad():
+            prompt = Windows.of(tokens, torch.full(tokens.shape[:2], self.chunker.k))
+            sampler = make_sampler(self.system, prompt, len(tokens))
+            written = [sampler.chunk(draw).tokens for _ in range(chunks)]
+        return torch.cat(written, 1).numpy().astype(np.uint8)
+
+    def embed(self, chunks: list[bytes]) -> np.ndarray:
+        """Embeddings (n, E) float32 of chunks of at most K bytes, seen in training or not.
+
+        Raises:
+            ValueError: a chunk is empty or too long.
+        """
+        for chunk in chunks:
+            if not 1 <= len(chunk) <= self.chunker.k:
+                raise ValueError(f"{chunk!r} has {len(chunk)} bytes, a chunk of this run has 1 to {self.chunker.k}")
+        flat = np.frombuffer(b"".join(chunks), np.uint8)
+        return self._vectors(self._chunks(flat, np.array([len(chunk) for chunk in chunks], np.uint8)))
+
+    def embed_rows(self, tokens: np.ndarray, lengths: np.ndarray) -> np.ndarray:
+        """Embeddings (n, E) float32 of chunks given as tokens (n, K) and lengths (n,)."""
+        rows, ends = (torch.from_numpy(x.astype(np.int64))[None] for x in (tokens, lengths))
+        return self._vectors(Windows.of(rows, ends))
+
+    @torch.no_grad()
+    def _vectors(self, chunks: Windows) -> np.ndarray:
+        return self.system.vectors(chunks, "chunks").float().cpu().numpy()
+
+    def _chunks(self, tokens: np.ndarray, lengths: np.ndarray) -> Windows:
+        """One window of all chunks, given as flat tokens and lengths."""
+        rows = torch.from_numpy(grid(tokens, lengths, self.chunker.k))
+        return Windows.of(rows[None], torch.from_numpy(lengths.astype(np.int64))[None])
+
+    @cached_property
+    def index(self) -> Index:
+        """The index of this checkpoint's embeddings, read once."""
+        return Index.open(self.folder, self.digest)
+
+    def neighbours(self, *queries: str | bytes, count: int = 8) -> list[Neighbours]:
+        """Nearest chunks of the corpus to each query; see `pipeline.run.index`."""
+        return self.index.nearest(queries, count, self.embed)
+
+
+def open_run(run: str | Path, runs_dir: str = "runs") -> Run:
+    """Opens a trained run by folder, or by name under `runs_dir`: its best checkpoint, else its newest.
+
+    Raises:
+        FileNotFoundError: there is no such run, or nothing was trained in it.
+    """
+    return Run(RunFolder.find(run, runs_dir))
+
+
+def characters(document: bytes) -> int:
+    """Unicode characters of a document; every invalid byte counts as one."""
+    return len(document.decode("utf-8", errors="surrogateescape"))
+
+
+def _trained(options: Options, chunker: Chunker, checkpoint: Checkpoint) -> System:
+    system = build_system(options, chunker)
+    try:
+        system.load_state_dict(checkpoint.model)
+    except RuntimeError as error:
+        reason = str(error).splitlines()[1].strip() if "\n" in str(error) else str(error)
+        raise ValueError(f"{checkpoint.path} is of another model than config.yaml says: {reason}") from error
+    return system

@@ -1,0 +1,162 @@
+"""Checkpoints as they lie in a folder, without a look at their tensors: which there are, and which run one fits."""
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Self, TypedDict, cast
+
+from pipeline.config import differences
+from pipeline.options import Options
+from pipeline.run.files import read_json
+
+STATE = "state.json"
+
+
+class Identity(TypedDict):
+    """What must be the same for a checkpoint to fit a run: options by section, and the digest of the corpus."""
+
+    model: dict[str, Any]
+    iem: dict[str, str]
+    batch: dict[str, int]
+    chunker: dict[str, Any]
+    corpus: str
+
+
+class State(TypedDict, total=False):
+    """state.json of a checkpoint: all but tensors.
+
+    Attributes:
+        step: of training.
+        sha256: digests of the other files, by name.
+        digest: of all that is in the checkpoint.
+        identity: what must be the same for it to fit a run.
+        options: of the run that wrote it.
+        threads: with which its sums were rounded.
+        phase: the rest of the position in the schedule.
+        loader: position in the data.
+        negatives: position in the negatives' stream, or None.
+        sums: unwritten metrics of each rank.
+        validated_at: position of the last validation; `validated`, the number of them, stands in files of before.
+        stale: validations since the best one.
+        best: its figure, or None.
+    """
+
+    step: int
+    sha256: dict[str, str]
+    digest: str
+    identity: Identity
+    options: dict[str, Any]
+    threads: int
+    phase: dict[str, float]
+    loader: dict[str, int]
+    negatives: dict[str, int] | None
+    sums: list[dict[str, float]]
+    validated_at: dict[str, Any]
+    validated: int
+    stale: int
+    best: float | None
+
+
+@dataclass
+class Saved:
+    """What a checkpoint's state.json says of it: the step, the digest of all it holds, and the run it fits."""
+
+    path: Path
+    step: int
+    digest: str
+    identity: Identity
+
+    @classmethod
+    def read(cls, path: Path) -> Self:
+        """Of the checkpoint in a folder.
+
+        Raises:
+            FileNotFoundError: there is no state.json.
+            ValueError: it is damaged.
+        """
+        return cls.of(path, cast(State, read_json(path / STATE, ("identity", "digest", "step"))))
+
+    @classmethod
+    def of(cls, path: Path, state: State) -> Self:
+        """Of the contents of a state.json."""
+        return cls(path, state["step"], state["digest"], state["identity"])
+
+    @property
+    def phase(self) -> str:
+        """That it is of."""
+        return self.path.parent.parent.name
+
+
+def identity(options: Options, corpus: str) -> Identity:
+    """That of a run with these options on the corpus with this digest."""
+    return {
+        "model": asdict(options.model),
+        "iem": {name: getattr(options.iem, name) for name in ("head", "similarity", "scale", "bias")},
+        "batch": {"context": options.batch.context},
+        "chunker": asdict(options.chunker),
+        "corpus": corpus,
+    }
+
+
+def unlike(was: Identity, now: Identity, most: int = 3) -> tuple[str, str] | None:
+    """The first options in which two identities differ, as they were and as they are; what `was` lacks has its default."""
+    found = list(differences(filled(was, identity(Options(), "")), now))[:most]
+    if not found:
+        return None
+    return ", ".join(f"{each.key}={each.was}" for each in found), ", ".join(f"{each.key}={each.now}" for each in found)
+
+
+def filled(was: Any, defaults: Any) -> Any:
+    """What a checkpoint of an earlier version says, where options of later ones have their defaults."""
+    if not (isinstance(was, dict) and isinstance(defaults, dict)):
+        return was
+    return was | {key: filled(was[key], value) if key in was else value for key, value in defaults.items()}
+
+
+def saved(folder: Path) -> list[Path]:
+    """The checkpoints in a folder, whole or not, oldest first.
+
+    Raises:
+        PermissionError: it may not be read.
+    """
+    try:
+        with permitted(folder):
+            return sorted(folder / name for name in os.listdir(folder) if name.startswith("step-"))
+    except (FileNotFoundError, NotADirectoryError):
+        return []
+
+
+def pointed(folder: Path, pointer: str) -> Path | None:
+    """The checkpoint that `latest` or `best` names, whether it is there or not.
+
+    Raises:
+        PermissionError: it may not be read.
+    """
+    try:
+        with permitted(folder):
+            name = (folder / pointer).read_text().strip()
+    except (FileNotFoundError, NotADirectoryError, UnicodeDecodeError):
+        return None
+    return folder / name if name.startswith("step-") and Path(name).name == name else None
+
+
+def has_checkpoint(folder: Path) -> bool:
+    """Whether a checkpoint was ever written there; one that is damaged or gone counts."""
+    return bool(saved(folder)) or pointed(folder, "latest") is not None
+
+
+@contextmanager
+def permitted(path: Path) -> Iterator[None]:
+    """Says of a file below `path` that may not be read whose it is."""
+    try:
+        yield
+    except PermissionError as error:
+        owner = "somebody else"
+        for each in (*path.parents[::-1], path):  # the last one that may be looked at
+            with suppress(OSError, KeyError):
+                owner = each.owner()
+        raise PermissionError(
+            f"{error.filename}: permission denied; it belongs to {owner}: ask them for the right to read it"
+        ) from error

@@ -1,0 +1,225 @@
+"""The stage `shard`, and finding what it made. Nothing but `shard` reads the source."""
+
+import logging
+import os
+import sys
+import time
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from data.corpus import Corpus, Counts
+from data.sharding.build import check_chunker
+from data.sharding.build import shard as shard_corpus
+from data.sharding.corpora import Corpora, is_piped
+from data.sharding.parts import Mapper, write_persistently
+from data.sharding.progress import Listener, Sharding
+from data.sources.source import SPLITS, make_source
+from pipeline.options import Options
+from pipeline.run.folder import RunFolder
+from pipeline.run.metrics import QUIET_SECONDS, TERMINAL_SECONDS
+
+log = logging.getLogger(__name__)
+
+
+class ShardingStatus:
+    """Where a sharding is: a line that moves on a terminal, and a quiet line every few seconds elsewhere."""
+
+    def __init__(self, listener: Listener = lambda status: None) -> None:
+        self._listener, self._shown, self._done = listener, False, False
+        self._terminal = sys.stderr is not None and sys.stderr.isatty()
+        self._last = time.monotonic()
+
+    def __call__(self, status: Sharding) -> None:
+        """Shows the line if it is time."""
+        self._listener(status)
+        now, done = time.monotonic(), status.done == status.parts
+        if not (done and not self._done) and now - self._last < (TERMINAL_SECONDS if self._terminal else QUIET_SECONDS):
+            return
+        self._last, self._done = now, done
+        if self._terminal:
+            self._shown = True
+            print(f"\r\x1b[2Kshard: {status.line()}", end="", file=sys.stderr, flush=True)
+        else:
+            log.info("shard: %s", status.line())
+
+    def close(self) -> None:
+        """Leaves the terminal's line."""
+        if self._shown:
+            print(file=sys.stderr)
+
+
+def shard(options: Options, mapper: Mapper | None = None, listener: Listener = lambda status: None) -> Corpus:
+    """Cuts the source into shards under `shards_dir`, or finds them finished there.
+
+    Args:
+        options: the run's options.
+        mapper: maps the work over parts, see `data.sharding.build.shard`; None: over processes here, or on `launcher.dask`.
+        listener: told twice a second where it is.
+
+    Raises:
+        FileNotFoundError: the source is not there.
+        ValueError: it is empty, or not what `source.kind` says.
+    """
+    if options.source.kind == "shards":
+        return open_shards(options)
+    source, shards_dir = options.source, Path(options.shards_dir)
+    if options.launcher.dask:  # whose workers may have another working directory
+        shards_dir = shards_dir.resolve()
+        if source.path and Path(source.path).exists():
+            source = replace(source, path=str(Path(source.path).resolve()))
+        mapper = mapper or _on_dask(options.launcher.dask, options.shard.workers)
+    status = ShardingStatus(listener)
+    try:
+        return shard_corpus(source, options.chunker, options.shard, shards_dir, mapper, status)
+    finally:
+        status.close()
+
+
+def _on_dask(address: str, workers: int) -> Mapper:
+    """Maps parts over a Dask cluster, or over one of `workers` processes that is started here for it."""
+
+    def map_parts(write: Any, parts: Any) -> None:
+        try:
+            from distributed import Client, LocalCluster
+        except ImportError as error:
+            raise ValueError("launcher.dask needs Dask: pip install 'haed[dask]'") from error
+        if address == "local":
+            with (
+                LocalCluster(
+                    n_workers=workers, threads_per_worker=1, host="127.0.0.1", dashboard_address="127.0.0.1:0"
+                ) as cluster,
+                Client(cluster) as client,
+            ):
+                client.gather(client.map(write_persistently, parts, pure=False))
+            return
+        with Client(address) as client:
+            client.gather(client.map(write_persistently, parts, pure=False))
+
+    return map_parts
+
+
+def check_source(options: Options) -> None:
+    """Says at once what would go wrong at the first look at the source.
+
+    Raises:
+        FileNotFoundError: it is not there.
+        ValueError: it is empty or not of its kind.
+    """
+    source = options.source
+    if source.kind == "shards" or is_piped(source):
+        return
+    check_chunker(source, options.chunker)
+    try:
+        next(iter(make_source(source).inputs(1 << 24, 1)), None)
+    except FileNotFoundError:
+        if _corpora(options).last() is None:  # else `shard` goes on with that
+            raise
+
+
+def _corpora(options: Options) -> Corpora:
+    return Corpora(options.source, options.chunker, options.shard, Path(options.shards_dir))
+
+
+def open_shards(options: Options) -> Corpus:
+    """The corpus to train on, without a look into its source.
+
+    That is the one of the run, if there is a run of this name that was trained on the same source and chunker; else the one
+    that `haed shard` made last with these options, or, with `source.kind=shards`, the one at `source.path`.
+
+    Raises:
+        FileNotFoundError: it was not sharded yet.
+        ValueError: another chunker is asked for than the one that cut it.
+    """
+    own = _own(options)
+    if own is not None:
+        return own
+    if options.source.kind == "shards":
+        if not options.source.path:
+            raise ValueError("source.kind=shards needs source.path=, the folder or URL of a sharded corpus")
+        corpus = Corpus.open(options.source.path, options.loader)
+    else:
+        corpora = _corpora(options)
+        folder = corpora.last()
+        if folder is None and corpora.piped:
+            raise FileNotFoundError(
+                "nothing was sharded from standard input with these options: pipe it to `haed shard`"
+            )
+        if folder is None:
+            raise FileNotFoundError(
+                f"no shards of this source and chunker in {options.shards_dir}: run `haed shard` with the same options"
+            )
+        corpus = Corpus.open(folder, options.loader)
+        if corpora.has_changed():
+            _warn("%s was changed, or copied, since %s was made of it: `haed shard` looks", corpora.place, folder)
+    _check_chunker(corpus, options)
+    log.info("corpus: %s", corpus.location)
+    return corpus
+
+
+def _own(options: Options) -> Corpus | None:
+    """The corpus of the run of this name, if it was trained on this source and chunker."""
+    run = RunFolder.of(options)
+    if not any(run.path.glob("*/checkpoints/step-*")):
+        return None
+    try:
+        then = run.options()
+        asked, was = ((each.source, each.chunker, each.shard.megabytes) for each in (options, then))
+        if asked != was:
+            return None
+        corpus = run.corpus()
+    except (OSError, ValueError) as error:
+        _warn("%s", error)
+        return None
+    if options.source.kind != "shards":
+        corpora = _corpora(options)
+        last = corpora.last()
+        if last is not None and last.name.rpartition("-")[2] != corpus.digest:
+            _warn(
+                "%s goes on with its corpus %s, not with %s: that needs another name=", run.path, corpus.location, last
+            )
+        elif corpora.has_changed():
+            _warn("%s was changed, or copied, since; %s goes on with its corpus", corpora.place, run.path)
+    log.info("corpus of %s: %s", run.path, corpus.location)
+    return corpus
+
+
+def _warn(*message: object) -> None:
+    if os.environ.get("RANK", "0") == "0":  # of torchrun's processes the first one speaks
+        log.warning(*message)
+
+
+def _check_chunker(corpus: Corpus, options: Options) -> None:
+    if corpus.options != options.chunker:
+        wanted, cut = asdict(options.chunker), asdict(corpus.options)
+        key = next(key for key in wanted if wanted[key] != cut[key])
+        raise ValueError(f"{corpus.location} was cut with chunker.{key}={cut[key]}, not {wanted[key]}: set it so")
+
+
+@dataclass
+class Size(Counts):
+    """Size of a split, and its number of distinct chunks, if that is known."""
+
+    distinct_chunks: int | None = None
+
+
+def sizes(corpus: Corpus) -> dict[str, Size]:
+    """Those of all splits."""
+    known = {split: found.distinct_chunks for split, found in corpus.statistics.items()}
+    return {split: Size(**asdict(corpus.counts(split)), distinct_chunks=known.get(split)) for split in SPLITS}
+
+
+def check_split(chunks: int, corpus: str, option: str, split: str) -> None:
+    """Raises ValueError if a split that an option asks for is empty, where that is known: before any training.
+
+    Args:
+        chunks: that the split has.
+        corpus: where it lies, for the message.
+        option: that names the split.
+        split: train, valid or test.
+    """
+    if not chunks:
+        raise ValueError(
+            f"the split {split} of {corpus} is empty, so {option}={split} has nothing to read: give it documents (files "
+            f"named {split}…, or source.valid_percent), or choose another split with {option}="
+        )

@@ -1,0 +1,1 @@
+"""Exact likelihood of a split, and what it is compared with."""

@@ -1,0 +1,92 @@
+"""Baselines, the `yardsticks` of evaluation.json: what simple models need for the same bytes.
+
+Interpolated Witten-Bell n-gram models over bytes (Witten & Bell 1991), fitted on the train split:
+
+    p_n(x | h) = (c(hx) + T(h) · p_{n−1}(x | h′)) / (c(h) + T(h))
+
+where T(h) is the number of different bytes seen after h and h′ is h without its first byte; below them the uniform
+distribution. And `xz -9`. Documents of a split are one buffer: contexts run across their borders.
+"""
+
+import lzma
+import math
+from collections.abc import Iterable
+
+import numpy as np
+
+from pipeline.run.files import Baseline
+
+ORDERS = range(6)
+TRAIN_LIMIT = 64 << 20
+
+
+def measure(train: bytes, held_out: bytes, orders: Iterable[int] = ORDERS) -> list[Baseline]:
+    """Measures n-gram models of the given orders (bytes of context) and xz on `held_out`.
+
+    Args:
+        train: the text the n-gram models are fitted on; of more than 64 MiB the first 64 MiB, which the names then say.
+        held_out: the bytes to score.
+        orders: bytes of context, each at most 6.
+
+    Raises:
+        ValueError: nothing to score, or an order that does not fit.
+    """
+    if not held_out:
+        raise ValueError("no held-out bytes to measure baselines on")
+    wanted = sorted(set(orders))
+    if wanted and not 0 <= wanted[0] <= wanted[-1] <= 6:
+        raise ValueError(f"orders {wanted}: expected bytes of context from 0 to 6")
+    size, length = len(held_out), len(held_out.decode("utf-8", errors="surrogateescape"))
+    note = f" (first {TRAIN_LIMIT >> 20} MiB of train)" if len(train) > TRAIN_LIMIT else ""
+    data, held = np.frombuffer(train[:TRAIN_LIMIT], np.uint8), np.frombuffer(held_out, np.uint8)
+    result = []
+    probability = np.full(size, 1 / 256)
+    for order in range(wanted[-1] + 1 if wanted else 0):
+        probability = _refine(probability, data, held, order)
+        if order in wanted:
+            bits = float(-np.log2(probability).sum())
+            name = f"n-gram, {order} byte{'s' if order != 1 else ''} of context{note}"
+            result.append(Baseline(name, bits, bits / size, bits / length))
+    window = min(max(len(held_out), 1 << 12), 1 << 26)  # that of `xz -9` has 64 MB to be cleared; a longer one than the
+    wide = {"id": lzma.FILTER_LZMA2, "preset": 9, "dict_size": window}  # text finds nothing more
+    bits = 8.0 * len(lzma.compress(held_out, filters=[wide]))
+    return [*result, Baseline("xz -9", bits, bits / size, bits / length)]
+
+
+def _keys(data: np.ndarray, width: int) -> np.ndarray:
+    """Every run of `width` bytes, packed big-endian: (n − width + 1,) uint64."""
+    count = max(0, len(data) - width + 1)
+    keys = np.zeros(count, np.uint64)
+    for offset in range(width):
+        keys <<= np.uint64(8)
+        keys |= data[offset : offset + count]
+    return keys
+
+
+def _refine(lower: np.ndarray, train: np.ndarray, held: np.ndarray, order: int) -> np.ndarray:
+    """p_n of every held-out byte, from p_{n−1}; bytes without a full context, or with an unseen one, keep theirs."""
+    grams, counts = np.unique(_keys(train, order + 1), return_counts=True)
+    if not len(grams):
+        return lower
+    contexts, first = np.unique(grams >> np.uint64(8), return_index=True)
+    totals = np.add.reduceat(counts, first)
+    kinds = np.diff(first, append=len(grams))
+    wanted = _keys(held, order + 1)
+    where, seen = _look_up(contexts, wanted >> np.uint64(8))
+    at, known = _look_up(grams, wanted)
+    below = lower[order:]
+    mixed = (np.where(known, counts[at], 0) + kinds[where] * below) / (totals[where] + kinds[where])
+    result = lower.copy()
+    result[order:] = np.where(seen, mixed, below)
+    return result
+
+
+def _look_up(table: np.ndarray, keys: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Index of each key in a sorted table, and whether it is there."""
+    at = np.minimum(np.searchsorted(table, keys), len(table) - 1)
+    return at, table[at] == keys
+
+
+def not_beaten(bits_per_char: float, baselines: Iterable[Baseline]) -> list[str]:
+    """Names of the baselines that need no more bits than a model with this figure; NaN beats none."""
+    return [item.name for item in baselines if not bits_per_char < item.bits_per_char or math.isnan(bits_per_char)]

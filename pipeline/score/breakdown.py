@@ -1,0 +1,62 @@
+"""Where the bits of an evaluation are spent: by position in a chunk, by its length, by how often training saw it.
+
+Legend: B windows, T chunks of a window, K tokens of a chunk.
+"""
+
+import numpy as np
+
+from data.distinct import Occurrences
+from pipeline.run.files import Breakdown, Part
+from pipeline.run.windows import Scored
+
+_FREQUENCIES = (0, 1, 2, 10, 100, 1000, 10_000)
+
+
+class Tally:
+    """Adds up the bits of scored windows by position, length and frequency.
+
+    Args:
+        k: tokens of a chunk.
+        train: how often the train split has each chunk that is scored.
+    """
+
+    def __init__(self, k: int, train: Occurrences) -> None:
+        self._train = train
+        self._position, self._length, self._frequency = (
+            np.zeros((3, groups)) for groups in (k + 1, k + 1, len(_FREQUENCIES))
+        )
+
+    def add(self, scored: Scored) -> None:
+        """Takes in the chunks that count in these windows."""
+        new = scored.part.new
+        tokens, lengths = scored.part.windows.tokens[new].numpy(), scored.part.windows.lengths[new].numpy()
+        decisions = scored.decisions[new].numpy()
+        bits = decisions.sum(1)
+        reached = np.arange(decisions.shape[1]) <= lengths[:, None]
+        self._position += np.stack(
+            [reached.sum(0), (reached & (np.arange(len(reached[0])) < lengths[:, None])).sum(0), decisions.sum(0)]
+        )
+        flat = tokens[np.arange(tokens.shape[1]) < lengths[:, None]].astype(np.uint8)
+        seen = np.digitize(self._train.of(flat, lengths), _FREQUENCIES) - 1
+        for table, group in ((self._length, lengths), (self._frequency, seen)):
+            for row, weight in enumerate((np.ones_like(bits), lengths, bits)):
+                table[row] += np.bincount(group, weight, table.shape[1])
+
+    def result(self) -> Breakdown:
+        """What was added up so far."""
+        ends = [*(f"{end - 1:,}" for end in _FREQUENCIES[1:]), ""]
+        often = [f"{a:,}" if f"{a:,}" == b else f"{a:,}–{b}" for a, b in zip(_FREQUENCIES, ends, strict=True)]
+        sizes = [str(size) for size in range(self._length.shape[1])]
+        return Breakdown(
+            _parts([str(place) for place in range(1, self._position.shape[1] + 1)], self._position),
+            _parts(sizes, self._length),
+            _parts(often, self._frequency),
+        )
+
+
+def _parts(names: list[str], table: np.ndarray) -> list[Part]:
+    return [
+        Part(name, int(chunks), int(tokens), float(bits), float(bits / tokens) if tokens else None)
+        for name, chunks, tokens, bits in zip(names, *table, strict=True)
+        if chunks
+    ]

@@ -1,0 +1,51 @@
+"""The IEM score as a likelihood: a softmax over *all* distinct chunks, beside the decoder's exact one of the same chunks.
+
+The loss is a sampled softmax, so it says nothing by itself. Over a closed set, the distinct chunks of the train split and of
+the split that is scored, exp(s) can be normalised; a calibrated encoder and main model then give a likelihood of chunks
+that can be held against the decoder's. It is in the encoder's favour: the decoder gives some probability to all other chunks
+as well.
+"""
+
+import logging
+import math
+
+import torch
+
+from data.corpus import Corpus
+from data.distinct import TooMany, distinct_chunks
+from haed.chunk.closed import ClosedSoftmax
+from haed.chunk.model import HAED
+from haed.chunk.packing import Chunks
+from pipeline.run.files import ClosedSet
+from pipeline.run.opened import Run
+from pipeline.run.windows import fixed_subset, some_at_once
+
+log = logging.getLogger(__name__)
+
+
+@torch.no_grad()
+def closed_set(run: Run, corpus: Corpus, split: str) -> ClosedSet | None:
+    """Scores `evaluate.closed_windows` windows of a split both ways; None if there are too many distinct chunks, or no window.
+
+    The windows are the first of a fixed shuffle, each scored from its own first chunk on.
+    """
+    limits = run.options.evaluate
+    windows = fixed_subset(corpus, run.options.batch.context, limits.closed_windows, split)
+    if windows is None:
+        return None
+    try:
+        found = distinct_chunks(corpus, *dict.fromkeys(["train", split]), limit=limits.closed_set)
+    except TooMany as error:
+        log.info("%s, which is evaluate.closed_set: IEM is not measured", error)
+        return None
+    assert isinstance(run.system, HAED), "only chunk models have a phase one"
+    nats, decoder = [], []
+    with run.compute.precision():
+        closed = ClosedSoftmax(run.system, Chunks(torch.from_numpy(found.tokens), torch.from_numpy(found.lengths)))
+        for some in some_at_once(windows):
+            nats.append(closed.log_likelihood(some).double().sum())
+            decoder.append(run.system.log_likelihood(some).double().sum())
+    tokens = int(windows.lengths.sum())
+    iem, exact = (-float(torch.stack(each).sum()) / math.log(2) / tokens for each in (nats, decoder))
+    calibrated = run.options.iem.correction == "inclusion"
+    return ClosedSet(iem, exact, len(closed), int(windows.real.sum()), tokens, calibrated)

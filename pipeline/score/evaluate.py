@@ -1,0 +1,174 @@
+"""Exact bits of a split, or of any file, beside yardsticks measured on the same bytes."""
+
+import json
+import logging
+import sys
+import time
+from collections.abc import Iterable, Iterator
+from dataclasses import asdict
+from pathlib import Path
+
+import numpy as np
+
+from data.corpus import Corpus
+from data.distinct import Occurrences
+from data.durable import write_atomically
+from pipeline.options import Options
+from pipeline.run.device import release_memory
+from pipeline.run.files import Baseline, Evaluation, write_or_say
+from pipeline.run.folder import RunFolder
+from pipeline.run.opened import Run, Score, characters
+from pipeline.run.shards import check_split
+from pipeline.score.baselines import measure, not_beaten
+from pipeline.score.breakdown import Tally
+from pipeline.score.closed_set import closed_set
+
+log = logging.getLogger(__name__)
+
+
+def evaluate(options: Options, text: Path | None = None) -> Evaluation:
+    """Scores a split of the run's corpus and writes evaluation.json, or scores any file as one document.
+
+    Raises:
+        FileNotFoundError: no such shards or file, or nothing was trained.
+        ValueError: nothing to score.
+    """
+    run = Run(RunFolder.of(options), options)
+    if text is not None:
+        piped = str(text) == "-"
+        content = sys.stdin.buffer.read() if piped else text.read_bytes()
+        name = "standard input" if piped else str(text)
+        if not content:
+            raise ValueError(f"{name} is empty: nothing to score")
+        return _score(run, name, [run.chunker.split(content)], [content], [], None)
+    corpus, split = run.folder.corpus(), options.evaluate.split
+    check_split(corpus.counts(split).chunks, corpus.location, "evaluate.split", split)
+    reference = _baselines(corpus, split) if options.evaluate.yardsticks and not _is_raster(corpus) else []
+    release_memory()
+    limits = options.evaluate
+    iem = bool(options.pretrain.iem_weight and run.phase != "train" and limits.closed_set and limits.closed_windows)
+    tally = Tally(run.chunker.k, Occurrences(corpus, "train", split)) if limits.breakdown else None
+    result = _score(run, split, corpus.documents(split), corpus.originals(split), reference, tally)
+    if iem:
+        result.iem = closed_set(run, corpus, split)
+    release_memory()
+    content = json.dumps(asdict(result), indent=2, ensure_ascii=False) + "\n"
+    write_or_say(run.folder.path / "evaluation.json", content.encode())
+    return result
+
+
+def _score(
+    run: Run,
+    split: str,
+    documents: Iterable[tuple[np.ndarray, np.ndarray]],
+    originals: Iterable[bytes],
+    reference: list[Baseline],
+    tally: Tally | None,
+) -> Evaluation:
+    began = time.perf_counter()
+    limits = run.options.evaluate
+    stride = min(limits.stride or max(1, run.options.batch.context // 2), run.options.batch.context)
+    per_document: dict[int, tuple[float, int]] = {}
+    for scored in run.score_documents(documents, stride, limits.sequences):
+        if tally is not None:
+            tally.add(scored)
+        lengths = (scored.part.windows.lengths * scored.part.new).sum(1)
+        rows = zip(scored.part.document.tolist(), scored.bits.sum(1).tolist(), lengths.tolist(), strict=True)
+        for document, bits, tokens in rows:
+            before = per_document.get(document, (0.0, 0))
+            per_document[document] = (before[0] + bits, before[1] + tokens)
+    seconds = time.perf_counter() - began
+    raster = run.chunker.name == "pixels"
+    count = len if raster else characters  # of a picture, each value is one
+    sizes = [(count(original), len(original)) for original in originals]
+    score = Score(
+        bits=sum(bits for bits, _ in per_document.values()),
+        tokens=sum(tokens for _, tokens in per_document.values()),
+        characters=sum(size[0] for size in sizes),
+        bytes=sum(size[1] for size in sizes),
+    )
+    return Evaluation(
+        split=split,
+        stage=run.phase,
+        step=run.step,
+        checkpoint=run.digest,
+        **asdict(score),
+        bits_per_token=score.bits_per_token,
+        bits_per_char=score.bits_per_char,
+        bits_per_byte=score.bits_per_byte,
+        bits_per_dim=score.bits_per_token if raster else None,
+        standard_error=_standard_error(
+            [per_document[i][0] for i in sorted(per_document)], [s[0] for s in sizes if s[1]]
+        ),
+        context=run.options.batch.context,
+        stride=stride,
+        seconds=seconds,
+        iem=None,
+        breakdown=tally.result() if tally is not None else None,
+        yardsticks=reference,
+        not_beaten=not_beaten(score.bits_per_char, reference),
+    )
+
+
+def _standard_error(bits: list[float], sizes: list[int]) -> float | None:
+    """Of the ratio Σ bits / Σ sizes, over documents."""
+    if len(bits) < 2:
+        return None
+    b, n = np.array(bits), np.array(sizes, float)
+    residual = b - b.sum() / n.sum() * n
+    return float(np.sqrt((residual**2).sum() * len(b) / (len(b) - 1)) / n.sum())
+
+
+def _is_raster(corpus: Corpus) -> bool:
+    return corpus.chunker().name == "pixels"
+
+
+def _baselines(corpus: Corpus, split: str) -> list[Baseline]:
+    """N-gram models fitted on the train split and xz, on the split's bytes; kept beside the shards."""
+    cache = corpus.folder / f"yardsticks-{split}.json"
+    try:
+        return [Baseline(**item) for item in json.loads(cache.read_text())]
+    except (OSError, ValueError, TypeError):
+        pass
+    log.info("measuring yardsticks on the %s split", split)
+    found = measure(_joined(corpus.originals("train")), _joined(corpus.originals(split)))
+    try:
+        write_atomically(cache, json.dumps([asdict(item) for item in found], indent=2).encode())
+    except OSError as error:
+        log.warning("yardsticks are not kept: %s", error)
+    return found
+
+
+def _joined(documents: Iterator[bytes]) -> bytes:
+    return b"".join(documents)
+
+
+def table(result: Evaluation) -> str:
+    """What a person wants to know, plainly."""
+    unit, whole = ("dim", "values") if result.bits_per_dim is not None else ("char", "characters")
+    lines = [
+        f"{result.split}: {result.bits_per_char:.4f} bits/{unit}"
+        + (
+            f" ± {result.standard_error:.4f} (standard error over documents)"
+            if result.standard_error is not None
+            else ""
+        ),
+        f"  {result.bits_per_byte:.4f} bits/byte, {result.bits_per_token:.4f} bits/token, "
+        f"{result.characters:,} {whole}, {result.bytes:,} bytes; "
+        f"{result.stage} step {result.step}, context {result.context} chunks, stride {result.stride}",
+    ]
+    if result.iem is not None:
+        lines.append(
+            f"  as a softmax over all {result.iem.candidates:,} chunks: {result.iem.bits_per_token:.4f} bits/token, where the "
+            f"decoder needs {result.iem.decoder_bits_per_token:.4f} ({result.iem.chunks:,} chunks"
+            f"{'' if result.iem.calibrated else ', uncalibrated'})"
+        )
+    for name, parts in vars(result.breakdown).items() if result.breakdown is not None else ():
+        spent = ", ".join(f"{part.of}: {part.bits / max(result.bits, 1e-9):.0%}" for part in parts)
+        lines.append(f"  bits {name.replace('_', ' ')}: {spent}")
+    if result.yardsticks:
+        lines.append("yardsticks on the same bytes (bits/char):")
+        for item in sorted(result.yardsticks, key=lambda item: -item.bits_per_char):
+            beaten = "not beaten" if item.name in result.not_beaten else "beaten"
+            lines.append(f"  {item.name:<28} {item.bits_per_char:7.4f}  {beaten}")
+    return "\n".join(lines)

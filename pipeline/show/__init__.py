@@ -1,0 +1,1 @@
+"""Plots, reports and comparisons."""

@@ -1,0 +1,55 @@
+"""What reports and comparisons have in common: self-contained pages, pictures inside of them, tables."""
+
+import base64
+import html
+from collections.abc import Iterable, Sequence
+
+from pipeline.shown import printable
+
+escape = html.escape
+_STYLE = """
+body { font: 15px/1.55 system-ui, sans-serif; color: #22272e; background: #fafafa; margin: 0; }
+main { max-width: 62rem; margin: 2rem auto; padding: 0 1.5rem; }
+h1 { font-size: 1.7rem; margin-bottom: 0; } h2 { font-size: 1.15rem; margin-top: 2.2rem; border-bottom: 1px solid #ddd; }
+.lead { color: #57606a; margin-top: .2rem; } .figure { font-size: 2.4rem; font-weight: 600; color: #c8553d; }
+img { max-width: 100%; background: white; border: 1px solid #e3e5e8; border-radius: 6px; padding: .5rem; box-sizing: border-box; }
+pre, code { font: 13px/1.45 ui-monospace, monospace; }
+pre { background: white; border: 1px solid #e3e5e8; border-radius: 6px; padding: .7rem 1rem; }
+pre { white-space: pre-wrap; overflow-wrap: anywhere; }
+pre b { color: #2a6f97; } table { border-collapse: collapse; } td, th { padding: .15rem .9rem .15rem 0; text-align: left; }
+.number { text-align: right; font-variant-numeric: tabular-nums; }
+.grid { display: grid; grid-template-columns: repeat(auto-fill, minmax(17rem, 1fr)); gap: 1rem 2rem; }
+summary { cursor: pointer; color: #57606a; }
+"""
+
+
+def page(title: str, body: str) -> str:
+    """A self-contained page."""
+    head = f"<!doctype html><html lang=en><meta charset=utf-8><title>{escape(title)}</title><style>{_STYLE}</style>"
+    return printable(f"{head}<main>{body}</main></html>\n")
+
+
+def data_uri(png: bytes) -> str:
+    """A picture for the inside of a page."""
+    return f"data:image/png;base64,{base64.b64encode(png).decode()}"
+
+
+def image(alt: str, png: bytes) -> str:
+    """A picture in HTML."""
+    return f"<img alt='{alt}' src='{data_uri(png)}'>"
+
+
+def table(head: Sequence[str], rows: Iterable[Sequence[str]], words: int) -> str:
+    """A table in HTML, whose columns are figures but for the first `words`; head and cells are HTML already."""
+
+    def row(tag: str, cells: Sequence[str]) -> str:
+        marked = (f"<{tag}{'' if at < words else ' class=number'}>{cell}" for at, cell in enumerate(cells))
+        return f"<tr>{''.join(marked)}"
+
+    return f"<table>{row('th', head)}{''.join(row('td', cells) for cells in rows)}</table>"
+
+
+def markdown_table(head: Sequence[str], rows: Iterable[Sequence[str]], words: int) -> str:
+    """The same in Markdown; bars in cells are escaped already."""
+    rule = ["---" if at < words else "---:" for at in range(len(head))]
+    return "\n".join("| " + " | ".join(cells) + " |" for cells in (head, rule, *rows))

@@ -1,0 +1,195 @@
+"""Pictures of a run, as PNG bytes: loss curves against time, and bits beside the baselines."""
+
+import io
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
+
+from data.statistics import Summary
+from pipeline.run.files import Evaluation
+from pipeline.run.index import PIXELS, Neighbours, spell
+from pipeline.run.metrics import Record
+
+COLOURS = {"pretrain": "#2a6f97", "finetune": "#c8553d", "train": "#588157"}
+GREY, MODEL = "#b8bec7", "#c8553d"
+
+
+def _png(figure: Figure) -> bytes:
+    buffer = io.BytesIO()
+    FigureCanvasAgg(figure)
+    figure.savefig(buffer, format="png", dpi=150, bbox_inches="tight", metadata={"Software": None})
+    return buffer.getvalue()
+
+
+def _axes(figure: Figure, position: int, columns: int, title: str, unit: str = "seconds of training") -> Any:
+    axes = figure.add_subplot(1, columns, position)
+    axes.set_title(title, fontsize=10, loc="left")
+    axes.set_xlabel(unit, fontsize=9)
+    axes.tick_params(labelsize=8)
+    axes.grid(alpha=0.25, linewidth=0.6)
+    axes.spines[["top", "right"]].set_visible(False)
+    return axes
+
+
+def curves(phases: dict[str, list[Record]]) -> bytes:
+    """Exact bits per token, and the IEM loss where there is one, against seconds; the phases follow each other."""
+    with_iem = any("iem" in record for records in phases.values() for record in records)
+    figure = Figure(figsize=(9.5 if with_iem else 6, 3.2))
+    columns = 2 if with_iem else 1
+    bits = _axes(figure, 1, columns, "exact bits per token")
+    iem = _axes(figure, 2, columns, "IEM loss, nats per chunk (not a likelihood)") if with_iem else None
+    offset, drawn = 0.0, []
+    for phase, records in phases.items():
+        colour = COLOURS.get(phase, "black")
+        drawn += [(offset + r["seconds"], r["bits_per_token"]) for r in records if "bits_per_token" in r]
+        for axes, name, style in ((bits, "bits_per_token", "-"), (iem, "iem", "-")):
+            points = [(offset + r["seconds"], r[name]) for r in records if name in r]
+            if axes is not None and points:
+                axes.plot(*zip(*points, strict=True), style, color=colour, linewidth=1.2, alpha=0.75, label=phase)
+        points = [
+            (offset + r["seconds"], r["validation/bits_per_token"]) for r in records if "validation/bits_per_token" in r
+        ]
+        if points:
+            bits.plot(
+                *zip(*points, strict=True),
+                "o--",
+                color=colour,
+                markersize=4,
+                linewidth=0.9,
+                label=f"{phase}, validation",
+            )
+        offset += max((r["seconds"] for r in records), default=0.0)
+    shown = sorted(value for seconds, value in drawn if seconds > 0.05 * offset)  # else the first fall flattens all
+    if len(shown) > 20:
+        bits.set_ylim(shown[0] * 0.93, shown[int(len(shown) * 0.97)] * 1.03)
+    bits.legend(fontsize=8, frameon=False)
+    figure.tight_layout()
+    return _png(figure)
+
+
+@dataclass
+class Point:
+    """A validation: bits per token after so many steps, seconds and model FLOPs of a run."""
+
+    step: float
+    seconds: float
+    flops: float
+    bits: float
+
+
+def comparison(curves: dict[str, list[Point]]) -> bytes:
+    """Validation bits per token of several runs against steps, seconds and model FLOPs (compare the paper's Figure 4)."""
+    figure = Figure(figsize=(12, 3.8))
+    units = (("step", "steps"), ("seconds", "seconds of training"), ("flops", "model FLOPs"))
+    for position, (name, unit) in enumerate(units, 1):
+        axes = _axes(figure, position, 3, "validation, bits per token" if position == 1 else "", unit)
+        for number, (run, points) in enumerate(curves.items()):
+            shown = [(getattr(point, name), point.bits) for point in points]
+            if shown:
+                axes.plot(
+                    *zip(*shown, strict=True), "o-", color=f"C{number % 10}", markersize=3, linewidth=1.1, label=run
+                )
+        values = sorted(point.bits for points in curves.values() for point in points)
+        if len(values) > 10:  # the first points are far above the rest
+            axes.set_ylim(values[0] * 0.97, values[int(len(values) * 0.85)] * 1.05)
+        if position == 3:
+            axes.legend(fontsize=8, frameon=False, loc="upper right")
+    figure.tight_layout()
+    return _png(figure)
+
+
+def pictures(rows: np.ndarray, titles: list[str]) -> bytes:
+    """Rows of square RGB rasters (n, columns, H·W·3), each column under its title.
+
+    Raises:
+        ValueError: they are not square.
+    """
+    side = math.isqrt(rows.shape[2] // 3)
+    if side * side * 3 != rows.shape[2]:
+        raise ValueError(f"pictures of {rows.shape[2]:,} values are not square: set source.image_size= to draw them")
+    figure = Figure(figsize=(1.3 * rows.shape[1], 1.3 * rows.shape[0] + 0.3))
+    for number, raster in enumerate(rows.reshape(-1, side, side, 3)):
+        axes = figure.add_subplot(rows.shape[0], rows.shape[1], number + 1)
+        axes.imshow(raster, interpolation="nearest")
+        axes.set_axis_off()
+        if number < len(titles):
+            axes.set_title(titles[number], fontsize=8)
+    figure.tight_layout(pad=0.3)
+    return _png(figure)
+
+
+def corpus(statistics: Summary) -> bytes:
+    """Statistics of the train split: lengths of chunks, rank and frequency (Zipf), lengths of documents."""
+    figure = Figure(figsize=(9.5, 2.7))
+    lengths, zipf, documents = (
+        _axes(figure, position, 3, title, unit)
+        for position, title, unit in (
+            (1, "chunks, by length", "tokens"),
+            (2, "how often a chunk occurs, by rank", "rank"),
+            (3, "documents, by length", "tokens"),
+        )
+    )
+    counts = statistics.chunk_lengths
+    lengths.bar(range(len(counts)), [100 * count / max(1, sum(counts)) for count in counts], color=GREY, width=0.9)
+    lengths.yaxis.set_major_formatter("{x:g} %")
+    lengths.set_xlim(0.4, len(counts) - 0.4)
+    if statistics.rank_frequency:
+        ranks, often = zip(*statistics.rank_frequency, strict=True)
+        zipf.loglog(ranks, often, ".-", color=MODEL, markersize=3, linewidth=1)
+        about = "" if statistics.distinct_chunks_exact else "about "
+        zipf.annotate(
+            f"{about}{statistics.distinct_chunks:,} distinct",
+            (0.97, 0.9),
+            xycoords="axes fraction",
+            ha="right",
+            fontsize=8,
+        )
+    bins = {int(start): count for start, count in statistics.tokens_per_document.documents_from.items()}
+    documents.bar(list(bins), list(bins.values()), width=[0.92 * start for start in bins], align="edge", color=GREY)
+    documents.set_xscale("log", base=2)
+    if bins:
+        documents.set_xlim(min(bins) / 1.3, 2.6 * max(bins))
+    figure.tight_layout()
+    return _png(figure)
+
+
+def baselines(evaluation: Evaluation, name: str) -> bytes:
+    """Bars of bits per character: the model among the baselines, from most to fewest bits."""
+    bars = [(item.name, item.bits_per_char) for item in evaluation.yardsticks]
+    bars = sorted([*bars, (name, evaluation.bits_per_char)], key=lambda bar: bar[1])
+    figure = Figure(figsize=(9.5, 0.36 * len(bars) + 0.7))
+    axes = figure.add_subplot()
+    colours = [MODEL if label == name else GREY for label, _ in bars]
+    drawn = axes.barh([label for label, _ in bars], [value for _, value in bars], color=colours, height=0.7)
+    axes.bar_label(drawn, fmt="%.3f", fontsize=8, padding=3)
+    axes.set_title(f"bits per character of the {evaluation.split} split: fewer is better", fontsize=10, loc="left")
+    axes.tick_params(labelsize=8)
+    axes.spines[["top", "right"]].set_visible(False)
+    return _png(figure)
+
+
+def neighbours(found: list[Neighbours]) -> bytes | None:
+    """Queries and their neighbours, each drawn as a strip over its caption, if they are chunks of whole RGB pixels."""
+    chunks = [(item.query, bytes.fromhex(item.hex)) for item in found]
+    if any(shown != spell(chunk, PIXELS) or len(chunk) % 3 for shown, chunk in chunks):
+        return None
+    rows = [
+        [(bytes.fromhex(item.hex), "query"), *((bytes.fromhex(n.hex), f"{n.score:.3f}") for n in item.neighbours)]
+        for item in found
+    ]
+    columns = max(len(row) for row in rows)
+    figure = Figure(figsize=(1.25 * columns, 0.62 * len(rows) + 0.1))
+    for y, row in enumerate(rows):
+        for x, (chunk, caption) in enumerate(row):
+            axes = figure.add_subplot(len(rows), columns, y * columns + x + 1)
+            axes.imshow(np.frombuffer(chunk, np.uint8).reshape(1, -1, 3), interpolation="nearest", aspect="auto")
+            axes.set_xticks([])
+            axes.set_yticks([])
+            axes.spines[:].set_color(GREY)  # a white chunk has an edge too
+            axes.set_title(caption, fontsize=7, y=-0.45)
+    figure.tight_layout(pad=0.5)
+    return _png(figure)

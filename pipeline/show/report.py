@@ -1,0 +1,230 @@
+"""The report of a run: `report.html`, self-contained, and `report.md` with its pictures beside it.
+
+Both are made from the run's own files and from nothing else, so a report can be made again at any time; parts that were
+not run are left out.
+"""
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+
+from data.durable import write_atomically
+from pipeline.options import Options
+from pipeline.run.files import Evaluation, KeptSample, read_as
+from pipeline.run.folder import RunFolder
+from pipeline.run.index import META, Index, Neighbours, StaleIndex
+from pipeline.run.metrics import Record, read
+from pipeline.run.saved import saved
+from pipeline.show.page import data_uri, escape, image, markdown_table, page, table
+from pipeline.shown import fenced, printable, visible
+
+CAPTIONS = {
+    "yardsticks.png": "",
+    "curves.png": "<h2>Training</h2>",
+    "corpus.png": "<h2>The training split</h2>",
+    "samples.png": "<h2>Held-out pictures, their lower halves completed</h2>",
+    "neighbours.png": "<h2>Neighbours of chunks, by cosine of their embeddings</h2>",
+}
+
+
+@dataclass
+class Found:
+    """All that a report shows, as far as it is there.
+
+    Attributes:
+        name: of the run.
+        phases: their metrics.
+        evaluation: of evaluation.json.
+        remarks: sentences on what is shown.
+        pictures: PNG files by name.
+        neighbours: where they are not drawn.
+        samples: of samples.json.
+        environment: environment.json, as it is.
+        configuration: config.yaml, as it is.
+    """
+
+    name: str
+    phases: dict[str, list[Record]]
+    evaluation: Evaluation | None
+    remarks: list[str]
+    pictures: dict[str, bytes]
+    neighbours: list[Neighbours]
+    samples: list[KeptSample]
+    environment: str
+    configuration: str
+
+
+def report(options: Options) -> Path:
+    """Writes report.html, report.md and the pictures of a run; returns the path of report.html.
+
+    Raises:
+        ValueError: a file of the run is damaged, or its configuration was changed since it was trained.
+    """
+    folder = RunFolder.of(options)
+    found = _gather(folder, options)
+    for name, content in found.pictures.items():
+        write_atomically(folder.path / name, content)
+    write_atomically(folder.path / "report.md", markdown(found).encode())
+    write_atomically(folder.path / "report.html", _html(found).encode())
+    return folder.path / "report.html"
+
+
+def inline_markdown(folder: RunFolder) -> str:
+    """report.md with its pictures inside, for places that have no folder beside them."""
+    text = (folder.path / "report.md").read_text(encoding="utf-8")
+    for path in folder.path.glob("*.png"):
+        text = text.replace(f"]({path.name})", f"]({data_uri(path.read_bytes())})")
+    return text
+
+
+def _gather(folder: RunFolder, options: Options) -> Found:
+    from pipeline.show import plots
+
+    phases = {name: read(folder.phase(name) / "metrics.jsonl") for name in ("pretrain", "finetune", "train")}
+    phases = {name: records for name, records in phases.items() if records}
+    path = folder.path / "evaluation.json"
+    evaluation = read_as(Evaluation, path) if path.is_file() else None
+    path = folder.path / "samples.json"
+    samples = read_as(list[KeptSample], path) if path.is_file() else []
+    remarks = _remarks(folder, options, evaluation, samples)
+    pictures = {}
+    if phases:
+        pictures["curves.png"] = plots.curves(phases)
+    if evaluation and evaluation.yardsticks:
+        pictures["yardsticks.png"] = plots.baselines(evaluation, options.name)
+    if statistics := folder.statistics("train"):
+        pictures["corpus.png"] = plots.corpus(statistics)
+    if (folder.path / "samples.png").is_file():
+        pictures["samples.png"] = (folder.path / "samples.png").read_bytes()
+    near = []
+    if (folder.path / "index" / META).is_file():
+        try:
+            near = _neighbours(folder, options)
+        except StaleIndex as error:
+            remarks.append(f"No neighbours are shown: {error}.")
+    if near and (drawn := plots.neighbours(near)):
+        pictures["neighbours.png"], near = drawn, []
+    environment, configuration = (
+        (folder.path / name).read_text(encoding="utf-8", errors="replace")
+        for name in ("environment.json", "config.yaml")
+    )
+    return Found(options.name, phases, evaluation, remarks, pictures, near, samples, environment, configuration)
+
+
+def _neighbours(folder: RunFolder, options: Options) -> list[Neighbours]:
+    """Those of the configured queries; the model is opened only for chunks that the corpus does not have."""
+    index = Index.open(folder)
+
+    def embed(chunks: list[bytes]) -> np.ndarray:
+        from pipeline.run.opened import Run
+
+        of_index = replace(options, evaluate=replace(options.evaluate, stage=index.meta.stage))
+        return Run(folder, of_index).embed(chunks)
+
+    return index.nearest(options.index.queries, options.index.neighbours, embed, strict=False)
+
+
+def _remarks(
+    folder: RunFolder, options: Options, evaluation: Evaluation | None, samples: list[KeptSample]
+) -> list[str]:
+    """What is to be said of the checkpoint that is looked at: the run's best, which need not be its newest."""
+    if not folder.is_trained():
+        return []
+    present = folder.present(options.evaluate.stage)
+    folder.check(options, present)
+    phase, step = present.phase, present.step
+    found = []
+    if (newest := saved(present.path.parent)[-1]) != present.path:
+        found.append(f"The best validation of {phase} was at step {step:,}, not at the end ({newest.name}).")
+    if evaluation and evaluation.checkpoint != present.digest:
+        found.append(
+            f"The likelihood is of {evaluation.stage} step {evaluation.step:,}, the run's present checkpoint is {phase} "
+            f"step {step:,}: run `haed evaluate {options.name}` again."
+        )
+    if any(sample.checkpoint not in (None, present.digest) for sample in samples):
+        found.append(
+            f"The samples are of another checkpoint than the run's present one, {phase} step {step:,}: run "
+            f"`haed sample {options.name}` again."
+        )
+    return found
+
+
+def _trained(found: Found) -> str:
+    """One sentence: phases, steps, seconds."""
+    parts = [
+        f"{phase} {records[-1]['step']:,} steps in {max(r['seconds'] for r in records):,.0f} s"
+        for phase, records in found.phases.items()
+    ]
+    return ", ".join(parts) or "not trained yet"
+
+
+def _verdict(evaluation: Evaluation) -> str:
+    """Which baselines the model beats and which not, plainly."""
+    if not evaluation.yardsticks:
+        return ""
+    worse = evaluation.not_beaten
+    beaten = [item.name for item in evaluation.yardsticks if item.name not in worse]
+    return f"Beaten: {', '.join(beaten) or 'none'}. Not beaten: {', '.join(worse) or 'none'}."
+
+
+def _likelihood(evaluation: Evaluation) -> str:
+    figure, error = evaluation.headline, evaluation.standard_error
+    return (
+        f"<h2>Exact likelihood</h2><p><span class=figure>{figure.value:.3f}</span> {figure.unit} on the "
+        f"{escape(evaluation.split)} split{f', standard error {error:.3f} over documents' if error else ''}: "
+        f"{evaluation.characters:,} {figure.over}, {evaluation.stage} step {evaluation.step:,}, context "
+        f"{evaluation.context} chunks.</p><p>{escape(_verdict(evaluation))}</p>"
+    )
+
+
+def _html(found: Found) -> str:
+    parts = [f"<h1>{escape(found.name)}</h1><p class=lead>{escape(_trained(found))}</p>"]
+    parts += [_likelihood(found.evaluation)] if found.evaluation else []
+    parts += [f"<p>{escape(remark)}</p>" for remark in found.remarks]
+    parts += [CAPTIONS[name] + image(name, found.pictures[name]) for name in CAPTIONS if name in found.pictures]
+    if found.neighbours:
+        parts += [CAPTIONS["neighbours.png"], "<div class=grid>"]
+        for item in found.neighbours:
+            rows = [(_code(n.text), f"{n.score:.3f}", f"{n.count:,}") for n in item.neighbours]
+            parts.append(table((_code(item.query), "cosine", "count"), rows, 1))
+        parts.append("</div>")
+    if found.samples:
+        parts.append("<h2>Samples</h2>")
+        parts += [f"<pre><b>{escape(s.prompt)}</b>{escape(s.text)}</pre>" for s in found.samples]
+    parts.append("<h2>Configuration and versions</h2>")
+    for title, text in (
+        ("versions, commit, machine", found.environment),
+        ("complete configuration", found.configuration),
+    ):
+        parts.append(f"<details><summary>{title}</summary><pre>{escape(text)}</pre></details>")
+    return page(found.name, "".join(parts))
+
+
+def _code(chunk: str) -> str:
+    return f"<code>{escape(visible(chunk))}</code>"
+
+
+def markdown(found: Found) -> str:
+    """The report as Markdown; pictures are files beside it."""
+    lines = [f"# {found.name}", "", _trained(found), ""]
+    if found.evaluation:
+        figure = found.evaluation.headline
+        lines += [f"**{figure.value:.3f} {figure.unit}** on the {found.evaluation.split} split. "]
+        lines[-1] += _verdict(found.evaluation) + "\n"
+    lines += [f"{remark}\n" for remark in found.remarks]
+    lines += [f"![{name}]({name})\n" for name in found.pictures]
+    for item in found.neighbours:
+        rows = [(_cell(n.text), f"{n.score:.3f}", f"{n.count:,}") for n in item.neighbours]
+        lines += [markdown_table((_cell(item.query), "cosine", "count"), rows, 1), ""]
+    for sample in found.samples:
+        lines += [fenced(sample.prompt + sample.text), ""]
+    lines += ["<details><summary>Configuration and versions</summary>", "", fenced(found.configuration, "yaml"), ""]
+    lines += [fenced(found.environment, "json"), "</details>", ""]
+    return printable("\n".join(lines))
+
+
+def _cell(chunk: str) -> str:
+    """A chunk in a cell of a Markdown table."""
+    shown = visible(chunk).replace("|", "\\|").replace("`", "'")
+    return f"`{shown}`"

@@ -1,0 +1,1 @@
+"""The training stages and their one trainer."""

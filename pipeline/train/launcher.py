@@ -1,0 +1,136 @@
+"""Several training processes on one machine: torchrun around `python -m pipeline STAGE`, and joining it from within."""
+
+import json
+import logging
+import os
+import re
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+from collections import deque
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import IO
+
+import torch
+import torch.distributed as dist
+
+from haed.ranks import Ranks
+from pipeline.config import dump
+from pipeline.options import Options
+from pipeline.run.folder import RunFolder
+from pipeline.run.metrics import Listener, Tail
+from pipeline.stopping import die_with_parent
+from pipeline.train.state import Trained
+from pipeline.train.trainer import Interrupted
+
+log = logging.getLogger(__name__)
+_POLL_SECONDS = 0.2
+_OF_TORCHRUN = re.compile(r"[WEF]\d{4} .*(Sending process|failed \(exitcode)|Traceback \(most recent|\[\S*gloo\S*\]")
+
+
+def started_by_torchrun() -> bool:
+    """Whether this process is one of torchrun's."""
+    return dist.is_torchelastic_launched()
+
+
+def backends() -> str:
+    """What carries tensors between ranks, by the device they lie on: a machine with GPUs may still train on its CPU."""
+    return "cpu:gloo,cuda:nccl" if torch.cuda.is_available() and dist.is_nccl_available() else "gloo"
+
+
+@contextmanager
+def joined() -> Iterator[Ranks]:
+    """Joins the other processes of torchrun, if it started this one, for the length of a stage."""
+    if not started_by_torchrun() or dist.is_initialized():
+        yield Ranks()
+        return
+    die_with_parent()  # else a rank would outlive a killed launcher, and hold the run's lock
+    dist.init_process_group(backends())
+    try:
+        yield Ranks()
+    finally:
+        dist.destroy_process_group()
+
+
+def launch(stage: str, options: Options, stop: Callable[[], bool], listener: Listener) -> Trained:
+    """Runs a training stage in `launcher.processes` processes, passes their lines on, and stops them all if asked to.
+
+    Returns:
+        What the stage printed.
+
+    Raises:
+        Interrupted: `stop` was true; the processes saved and ended.
+        ChildProcessError: one of the processes was killed.
+        RuntimeError: the stage failed; its last words.
+    """
+    tail = Tail(RunFolder.of(options).phase(stage) / "metrics.jsonl")
+    printed, said, stopping = deque[str](maxlen=1), deque[str](maxlen=200), threading.Event()
+    with tempfile.TemporaryDirectory() as folder:
+        config = Path(folder) / "config.yaml"
+        config.write_text(dump(options), encoding="utf-8")
+        command = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
+        command += [f"--nproc-per-node={options.launcher.processes}", "-m", "pipeline", stage]
+        with subprocess.Popen(
+            [*command, "--config", str(config), "--json"],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            encoding="utf-8",
+            errors="backslashreplace",
+            env={"OMP_NUM_THREADS": "1"} | os.environ,
+            start_new_session=True,  # Ctrl-C reaches this process alone, which passes it on
+            preexec_fn=die_with_parent,
+        ) as process:
+            threads = [
+                threading.Thread(target=_collect, args=(process.stdout, printed, None, stopping)),
+                threading.Thread(target=_collect, args=(process.stderr, said, log, stopping)),
+            ]
+            for thread in threads:
+                thread.start()
+            try:
+                while process.poll() is None:
+                    if stop() and not stopping.is_set():
+                        stopping.set()
+                        process.terminate()  # torchrun passes it on, and waits for the checkpoint
+                    for record in tail.records():
+                        listener(record)
+                    with suppress(subprocess.TimeoutExpired):
+                        process.wait(_POLL_SECONDS)
+            finally:
+                if process.poll() is None:
+                    process.terminate()
+            for thread in threads:
+                thread.join()
+    for record in tail.records():
+        listener(record)
+    if stopping.is_set():
+        saved = next((line for line in reversed(said) if "saved" in line), "stopped")
+        raise Interrupted(saved.split(";")[0])
+    if process.returncode:
+        if ended := re.search(r"failed \(exitcode: -(\d+)\) local_rank: (\d+)", "\n".join(said)):
+            number, rank = int(ended[1]), ended[2]
+            raise ChildProcessError(
+                f"rank {rank} was ended by signal {number} ({signal.strsignal(number)}), and so were the others; the same "
+                "command goes on from the last checkpoint"
+            )
+        raise RuntimeError(_reason(said))
+    return Trained(**json.loads(printed[0]))
+
+
+def _collect(stream: IO[str], lines: "deque[str]", logger: logging.Logger | None, stopping: threading.Event) -> None:
+    """Keeps the last lines of a stream, and logs those of a stage until torchrun, or we, tell the processes to stop."""
+    ended = False
+    for line in stream:
+        lines.append(line.rstrip())
+        ended = ended or stopping.is_set() or _OF_TORCHRUN.match(line) is not None
+        if logger is not None and line.strip() and not ended and not line.startswith("error: "):
+            logger.info("%s", line.rstrip())
+
+
+def _reason(said: "deque[str]") -> str:
+    """The line in which a process says why it failed, else the last one that is not torchrun's."""
+    errors = [line for line in said if line.startswith("error: ")]
+    return errors[0].removeprefix("error: ") if errors else next(iter(reversed(said)), "the processes failed")

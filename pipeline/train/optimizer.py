@@ -1,0 +1,75 @@
+"""How weights move: learning rates, the optimizer's groups, and a moving average of the weights."""
+
+import math
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+from torch import Tensor, nn
+
+from haed.system import System
+from pipeline.options import OptimizerOptions, PhaseOptions
+from pipeline.run.metrics import Position
+
+
+def rate(position: Position, phase: PhaseOptions, warmup_steps: int) -> float:
+    """Share of the learning rates: linear warm-up in steps, and a half cosine from `rate_from` to `rate_to`."""
+    cosine = 0.5 * (1 + math.cos(math.pi * position.progress(phase)))
+    warm = min(1.0, (position.step + 1) / warmup_steps) if warmup_steps else 1.0
+    return warm * (phase.rate_to + (phase.rate_from - phase.rate_to) * cosine)
+
+
+def make_optimizer(system: System, rates: OptimizerOptions, layer_decay: float = 1.0) -> torch.optim.AdamW:
+    """AdamW with the main model's own learning rate, and weight decay on matrices only.
+
+    Args:
+        system: parameters that need no gradient are left out.
+        rates: peak learning rates and the rest.
+        layer_decay: factor of the learning rate for each step of `Group.depth` (ELECTRA: Clark et al. 2020, appendix A).
+    """
+    groups: dict[tuple[float, float], list[Tensor]] = {}
+    for group in system.groups():
+        peak = (rates.main_learning_rate if group.role == "main" else rates.learning_rate) * layer_decay**group.depth
+        for parameter in group.parameters:
+            if parameter.requires_grad:
+                decay = rates.weight_decay if parameter.ndim >= 2 else 0.0
+                groups.setdefault((peak, decay), []).append(parameter)
+    return torch.optim.AdamW(
+        [{"params": found, "peak": peak, "weight_decay": decay} for (peak, decay), found in groups.items()],
+        lr=rates.learning_rate,
+        betas=(0.9, rates.beta2),
+        fused=True,
+    )
+
+
+class Average:
+    """Exponential moving average of a model's weights, which evaluation uses in their place.
+
+    The decay of update t is min(`decay`, (1 + t) / (10 + t)), so that the first weights are soon forgotten.
+    """
+
+    def __init__(self, model: nn.Module, decay: float) -> None:
+        self.model, self.decay = model, decay
+        self.weights = {name: value.detach().clone() for name, value in model.state_dict().items()}
+
+    @torch.no_grad()
+    def update(self, step: int) -> None:
+        """Takes in the model's weights after `step` updates."""
+        decay = min(self.decay, (1 + step) / (10 + step))
+        torch._foreach_lerp_(list(self.weights.values()), list(self.model.state_dict().values()), 1 - decay)
+
+    def load(self, weights: dict[str, Tensor]) -> None:
+        """Goes on from these weights, which may be those of an earlier version."""
+        with self.applied():
+            self.model.load_state_dict(weights)
+            self.weights = {name: value.clone() for name, value in self.model.state_dict().items()}
+
+    @contextmanager
+    def applied(self) -> Iterator[None]:
+        """Lends the average to the model."""
+        own = {name: value.clone() for name, value in self.model.state_dict().items()}
+        self.model.load_state_dict(self.weights)
+        try:
+            yield
+        finally:
+            self.model.load_state_dict(own)

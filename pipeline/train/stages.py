@@ -1,0 +1,290 @@
+"""The training stages: pretrain (phase one), finetune (phase two) and train (end to end)."""
+
+import logging
+import math
+from contextlib import ExitStack, suppress
+from dataclasses import asdict, replace
+from functools import partial
+
+import torch
+
+from data.corpus import Corpus
+from data.loader import Loader
+from haed.build import make_objective
+from haed.ranks import Ranks
+from pipeline.config import differences, retire
+from pipeline.options import FinetuneOptions, Options, Phase, PhaseOptions
+from pipeline.run.checkpoints import Checkpoint, Checkpoints
+from pipeline.run.device import Compute, compute, release_memory
+from pipeline.run.folder import PHASES, RunFolder
+from pipeline.run.memory import build_system, check_memory
+from pipeline.run.metrics import Listener, Metrics, Progress
+from pipeline.run.saved import Identity, Saved, State, filled, has_checkpoint, identity, pointed, unlike
+from pipeline.run.shards import open_shards
+from pipeline.run.windows import fixed_subset
+from pipeline.train.launcher import joined, launch, started_by_torchrun
+from pipeline.train.optimizer import rate
+from pipeline.train.state import Trained, restore, restore_learning
+from pipeline.train.trainer import Stop, Trainer
+from pipeline.train.validation import Validation
+
+log = logging.getLogger(__name__)
+
+
+def run_phase(
+    phase: Phase, options: Options, stop: Stop = lambda: False, listener: Listener = lambda record: None
+) -> Trained:
+    """Trains one phase of a run, from its last checkpoint if there is one.
+
+    Args:
+        phase: pretrain, finetune or train.
+        options: the run's options.
+        stop: asked after every step; true makes the phase save and raise `trainer.Interrupted`.
+        listener: called with every metrics record, and after every step with where the phase is.
+
+    Raises:
+        FileNotFoundError: the shards, or the phase one to start from, are not there.
+        ValueError: a checkpoint of another model or corpus, or one where `resume` forbids it.
+        BlockingIOError: another process trains this run.
+    """
+    if options.launcher.processes > 1 and not started_by_torchrun():
+        return launch(phase, options, stop, listener)
+    with joined() as ranks:
+        return _run_phase(phase, options, ranks, stop, listener)
+
+
+def _run_phase(phase: Phase, options: Options, ranks: Ranks, stop: Stop, listener: Listener) -> Trained:
+    """Locks the run, makes sure that nothing will be refused, and only then writes into it."""
+    limits: PhaseOptions = getattr(options, phase)
+    run = RunFolder.of(options)
+    with ExitStack() as held:
+        if ranks.first:
+            held.enter_context(run.lock())
+        ranks.wait()
+        checkpoints = Checkpoints(run.phase(phase) / "checkpoints", options.checkpoint.keep)
+        _check_resume(options.resume, checkpoints)
+        corpus = open_shards(options)
+        _check_identity(run, identity(options, corpus.digest))
+        newest = checkpoints.newest()
+        first = _phase_one(options) if phase == "finetune" and newest is None else None
+        trainer = build_trainer(limits, options, corpus, checkpoints, compute(options), stop, ranks)
+        if newest is not None:
+            if (lost := retire(newest.state["options"])) and limits.iem_weight:
+                raise ValueError(
+                    f"{newest.path} was trained with {', '.join(lost)}, which is gone: only the version that wrote it can "
+                    "go on with this phase; it can be evaluated, sampled and finetuned, or choose another name="
+                )
+            trainer.state = restore(trainer.learner, newest, options)
+            if (newest.state["options"][phase]["decode_fraction"] > 0) != (limits.decode_fraction > 0):
+                trainer.state.best, trainer.state.stale = math.inf, 0
+                log.info("validated by another loss than before: validations are not compared with those")
+        elif first is not None:
+            refuse_another(first.saved, trainer.identity)
+            restore_learning(trainer.learner, first)
+        ranks.wait()
+        if ranks.first:
+            run = RunFolder.create(options)
+            run.remember(corpus)
+        if newest is not None:
+            if ranks.first:
+                checkpoints.point("latest", newest.path)  # a kill, or damage, may have left it behind
+            log.info("%s goes on from step %d", phase, trainer.position.step)
+            _say_what_changed(newest.state, options, ranks.size)
+            _say_where(phase, newest, trainer)
+        elif first is not None:
+            log.info("finetune starts from %s", first.path)
+        resumed = trainer.position.step
+        progress, metrics = Progress(phase, limits), None
+        if ranks.first:
+            metrics = Metrics(run.phase(phase), resumed, [progress, listener])
+        try:
+            position = trainer.fit(metrics)
+        finally:
+            checkpoints.close()
+            if metrics is not None:
+                progress.close()
+                metrics.close()
+            del trainer
+            release_memory()
+        ranks.wait()
+    return Trained(
+        str(run.path), phase, str(checkpoints.latest()), position.step, position.seconds, position.epochs, resumed
+    )
+
+
+# Phase one: encoder and main model by the IEM loss, with a share of the decoder.
+pretrain = partial(run_phase, "pretrain")
+# Phase two: everything for exact likelihood, from the phase one of this run or of `finetune.start_from`.
+finetune = partial(run_phase, "finetune")
+# End to end for exact likelihood, without a phase one.
+train = partial(run_phase, "train")
+
+
+def build_trainer(
+    limits: PhaseOptions,
+    options: Options,
+    corpus: Corpus,
+    checkpoints: Checkpoints,
+    machine: Compute,
+    stop: Stop,
+    ranks: Ranks | None = None,
+) -> Trainer:
+    """Puts model, loss, data and optimizer together, not yet restored from anything."""
+    ranks = ranks or Ranks()
+    check_memory(options, corpus.chunker(), machine, limits)
+    objective = make_objective(
+        build_system(options, corpus.chunker()).to(machine.device),
+        options.iem,
+        iem_weight=limits.iem_weight,
+        decode_fraction=limits.decode_fraction,
+        pieces=options.batch.pieces,
+        ranks=ranks,
+    )
+    if options.compile:
+        objective.compile_parts()
+
+    def stream(number: int) -> Loader:
+        return Loader(
+            corpus,
+            "train",
+            context=options.batch.context,
+            sequences=options.batch.sequences,
+            seed=options.seed,
+            rank=ranks.rank,
+            ranks=ranks.size,
+            part=(limits.part_from, limits.part_to),
+            stream=number,
+            options=options.loader,
+        )
+
+    loader = stream(0)
+    negatives = None
+    if limits.iem_weight and options.iem.extra_batches:
+        negatives = stream(1)
+    windows = fixed_subset(corpus, options.batch.context, options.validation.windows if options.validation.times else 0)
+    alone = {"everything": 0, "decoder": math.inf, "decoder_first": options.finetune.decoder_steps}
+    return Trainer(
+        limits,
+        options,
+        objective,
+        loader,
+        negatives,
+        checkpoints,
+        machine,
+        identity(options, corpus.digest),
+        stop,
+        Validation(windows, exact=limits.decode_fraction > 0) if windows is not None else None,
+        alone[limits.trains] if isinstance(limits, FinetuneOptions) else 0,
+    )
+
+
+def _check_identity(run: RunFolder, wanted: Identity) -> None:
+    """Raises ValueError if any phase of the run was trained with another model or corpus: it has one config.yaml."""
+    for phase in PHASES:
+        if has_checkpoint(run.phase(phase) / "checkpoints"):
+            try:
+                present = run.present(phase)
+            except ValueError as error:  # damaged: whoever needs it says more
+                log.warning("%s", error)
+                continue
+            refuse_another(present, wanted, run)
+
+
+def refuse_another(found: Saved, wanted: Identity, run: RunFolder | None = None) -> None:
+    """Raises ValueError naming the options in which a checkpoint's model or corpus differs from a run's identity.
+
+    Args:
+        found: the checkpoint.
+        wanted: the run's identity.
+        run: whose own shards may still be there.
+    """
+    if other := unlike(found.identity, wanted):
+        how = "set it back"
+        if other[0].startswith("corpus="):
+            how = "its source or shards changed"
+            with suppress(OSError, ValueError):
+                own = run.corpus() if run else None
+                how += f": source.kind=shards source.path={own.location} goes on with its own" if own else ""
+        raise ValueError(
+            f"{found.path} was trained with {other[0]}, this run has {other[1]}: {how}, or choose another name= for the new run"
+        )
+
+
+def _say_what_changed(state: State, options: Options, ranks: int) -> None:
+    """Logs the options of training that are others than those of a checkpoint, and other numbers of ranks and threads."""
+    given, then = asdict(options), filled(state["options"], asdict(Options()))
+    sections = (
+        "pretrain",
+        "finetune",
+        "train",
+        "optimizer",
+        "iem",
+        "batch",
+        "validation",
+        "launcher",
+        "seed",
+        "precision",
+    )
+    for section in sections:
+        for each in differences(then.get(section), given[section], section):
+            log.info("changed since then: %s=%s, was %s", each.key, each.now, each.was)
+    if len(state["sums"]) != ranks:
+        log.info("ranks: %d now, %d then; they go on where the others stopped in the data", ranks, len(state["sums"]))
+    if state["threads"] != torch.get_num_threads():
+        log.info(
+            "threads: %d now, %d then; sums round otherwise, so the result will differ in its last bits",
+            torch.get_num_threads(),
+            state["threads"],
+        )
+
+
+def _say_where(phase: Phase, checkpoint: Checkpoint, trainer: Trainer) -> None:
+    """Logs what other limits do to the learning rate, and why a phase does not go on or its best checkpoint not move."""
+    limits, position = trainer.phase, trainer.position
+    names = ("steps", "seconds", "epochs", "rate_from", "rate_to")
+    before = replace(limits, **{name: checkpoint.state["options"][phase][name] for name in names})
+    was, now = (rate(position, each, 0) for each in (before, limits))
+    if was != now:
+        log.info(
+            "other limits: %.0f %% of the phase is done, it was %.0f %%; the learning rate goes on at %.1f %% of its peak, "
+            "was %.1f %%, as if these limits had stood from the start",
+            *(100 * share for share in (position.progress(limits), position.progress(before), now, was)),
+        )
+    if trainer.has_converged():
+        log.info("the phase ended by %s.patience=%d; raise that for it to go on", phase, limits.patience)
+    best = pointed(trainer.checkpoints.folder, "best")
+    if trainer.validation is None and best is not None and position.progress(limits) < 1:
+        log.warning(
+            "without validation %s stays the best checkpoint, which is evaluated, sampled and indexed", best.name
+        )
+
+
+def _check_resume(resume: str, checkpoints: Checkpoints) -> None:
+    there = has_checkpoint(checkpoints.folder)
+    if resume == "never" and there:
+        raise ValueError(
+            f"resume=never, but {checkpoints.folder} has a checkpoint: choose another name=, or resume=auto"
+        )
+    if resume == "required" and not there:
+        raise ValueError(f"resume=required, but {checkpoints.folder} has no checkpoint: use resume=auto to start")
+
+
+def _phase_one(options: Options) -> Checkpoint:
+    """The newest checkpoint of the phase one that finetune starts from."""
+    source = options.finetune.start_from
+    folder = (RunFolder.find(source, options.runs_dir) if source else RunFolder.of(options)).path
+    first = Checkpoints(folder / "pretrain" / "checkpoints").newest()
+    if first is None:
+        raise FileNotFoundError(
+            f"{folder} has no phase one to start from: run `haed pretrain` first, or name a run with finetune.start_from"
+        )
+    return first
+
+
+def outcome(trained: Trained) -> str:
+    """One line for people."""
+    resumed = f", resumed at step {trained.resumed_from}" if trained.resumed_from else ""
+    return (
+        f"{trained.phase}: {trained.steps} steps in {trained.seconds:.0f} s, {trained.epochs:.2f} epochs{resumed}; "
+        f"{trained.checkpoint}"
+    )

@@ -1,0 +1,357 @@
+"""One trainer for every phase.
+
+A step reads a batch, works out its shapes on the CPU, and minimises an `Objective`. The learning rate is a function of
+progress alone: the largest of steps done / steps, seconds trained / seconds, and epochs / epochs. Seconds are those spent
+in steps; validation and saving do not count. Everything that influences the next step goes into a checkpoint.
+
+With several ranks (torchrun) each has its own windows, gradients are averaged by DistributedDataParallel, and the first
+rank alone keeps the clock, writes metrics and saves; see `haed.ranks`.
+"""
+
+import logging
+import math
+import time
+from collections.abc import Callable, Generator, Iterator
+from contextlib import closing, nullcontext
+from dataclasses import replace
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn.parallel import DistributedDataParallel
+
+from data.loader import Loader
+from haed.system import Losses, Objective, Windows, moved
+from pipeline.options import Options, PhaseOptions
+from pipeline.run.checkpoints import Checkpoints
+from pipeline.run.device import Compute
+from pipeline.run.metrics import Metrics, Position, Record
+from pipeline.run.saved import Identity
+from pipeline.run.windows import as_windows
+from pipeline.train.ahead import ahead
+from pipeline.train.optimizer import Average, make_optimizer, rate
+from pipeline.train.state import Learner, Read, TrainState, capture
+from pipeline.train.validation import Validation
+
+log = logging.getLogger(__name__)
+EARLY_RECORDS = (1, 2, 5, 10, 20)  # when steps take seconds, the first metrics need not wait for minutes
+AHEAD = {"cuda"}  # devices that compute while the host prepares; on a CPU both want the same cores
+Stop = Callable[[], bool]
+
+
+class Interrupted(Exception):
+    """Training was asked to stop; it saved first."""
+
+
+class NotFinite(FloatingPointError):
+    """The loss is NaN or infinite."""
+
+
+class Trainer:
+    """Trains an objective through one phase, from its last checkpoint if it has one.
+
+    Args:
+        phase: limits and rates of the phase.
+        options: the run's options.
+        objective: system and loss, on the device.
+        loader: batches of windows.
+        negatives: batches read only for their chunks, or None.
+        checkpoints: where to save.
+        compute: device and precision.
+        identity: what a checkpoint must agree with to be resumed; see `pipeline.run.saved.identity`.
+        stop: asked after every step; true makes the phase save and raise `Interrupted`.
+        validation: scores the model now and then, or None.
+        decoder_alone: for so many steps the decoder is trained alone.
+    """
+
+    def __init__(
+        self,
+        phase: PhaseOptions,
+        options: Options,
+        objective: Objective,
+        loader: Loader,
+        negatives: Loader | None,
+        checkpoints: Checkpoints,
+        compute: Compute,
+        identity: Identity,
+        stop: Stop,
+        validation: Validation | None,
+        decoder_alone: float = 0,
+    ) -> None:
+        self.phase, self.options, self.objective = phase, options, objective
+        self.checkpoints, self.compute, self.identity = checkpoints, compute, identity
+        self.stop, self.validation, self.decoder_alone = stop, validation, decoder_alone
+        system, self.ranks = objective.system, objective.ranks
+        self.learner = Learner(
+            objective,
+            make_optimizer(system, options.optimizer, phase.layer_decay),
+            Average(system, options.optimizer.ema) if options.optimizer.ema else None,
+            loader,
+            negatives,
+        )
+        others = [parameter for group in system.groups() if group.role != "decoder" for parameter in group.parameters]
+        self.others = [parameter for parameter in others if parameter.requires_grad]
+        self.module: torch.nn.Module | None = None
+        self.state = TrainState()
+        self.diagnosis: dict[str, Tensor] = {}
+        self.metrics: Metrics | None = None
+        self._read: Read | None = None  # up to the last step, if more was read since
+        self.at: Callable[[str], None] = lambda part: None  # a profile puts its clock here, and at `Objective.mark`
+
+    @property
+    def position(self) -> Position:
+        """In the schedule."""
+        return self.state.position
+
+    def fit(self, metrics: Metrics | None) -> Position:
+        """Trains until a limit of the phase is reached; metrics are the first rank's.
+
+        Raises:
+            Interrupted: `stop` was true; a checkpoint was written first.
+            NotFinite: the loss, a gradient or a weight became NaN or infinite; the last checkpoint stands.
+            OSError: the last checkpoint, or that of an interruption, could not be written.
+        """
+        if not any((self.phase.steps, self.phase.seconds, self.phase.epochs)):
+            raise ValueError("the phase has no limit: set its steps, seconds or epochs")
+        self.metrics = metrics
+        with closing(self._ahead()) as batches:
+            return self._fit(batches)
+
+    def _fit(self, batches: Iterator[object]) -> Position:
+        self.objective.train()
+        self._validate()  # one that was interrupted
+        while self.position.progress(self.phase) < 1 and not self.has_converged():
+            began = time.perf_counter()
+            self.step(next(batches))
+            if self._is_recorded(self.position.step + 1):
+                self.compute.wait()  # what is queued belongs to the time
+            mine = self.position.seconds + time.perf_counter() - began
+            self.position.step += 1
+            self.position.epochs = self.read().epochs
+            self.position.seconds, stopped = self.ranks.max([mine if self.ranks.first else 0.0, float(self.stop())])
+            if self._is_recorded(self.position.step):
+                self._write(self._record())
+            if self.metrics is not None:
+                self.metrics.moved(self.position)
+            if stopped:
+                self._interrupt()
+            self._validate()
+            if self._save_is_due():
+                self._save()
+        if self.state.saved_at.step != self.position.step:
+            self._save()
+        self.checkpoints.wait()
+        return self.position
+
+    def _interrupt(self) -> None:
+        self._save()
+        self.checkpoints.wait()
+        raise Interrupted(f"stopped after step {self.position.step}, saved")
+
+    def has_converged(self) -> bool:
+        """The validations of the last `patience` times were no better than one before."""
+        return bool(self.phase.patience) and self.state.stale >= self.phase.patience
+
+    def batches(self) -> Iterator[object]:
+        """Prepared batches from the present position on, without end."""
+        negatives = iter(self.learner.negatives) if self.learner.negatives is not None else None
+        for step, batch in enumerate(self.learner.loader, self.position.step):
+            extra = None
+            if negatives is not None:
+                extra = Windows.cat([as_windows(next(negatives)) for _ in range(self.options.iem.extra_batches)])
+            self.at("data")
+            generator = torch.Generator().manual_seed(_seed(self.options.seed, self.ranks.rank, step))
+            prepared = self.objective.prepare(as_windows(batch), extra, generator)
+            self.at("candidates")
+            yield prepared
+
+    def _ahead(self) -> Generator[object]:
+        """The same, each prepared in a thread during the step before, where the device leaves the host free.
+
+        Ranks agree on candidates while they prepare, and on time and stopping in between, in one order for all: several
+        prepare their batches in turn.
+        """
+        if self.compute.device.type not in AHEAD or self.ranks.size > 1:
+            yield from self.batches()
+
+        def copied() -> Generator[tuple[object, Read]]:
+            for batch in self.batches():
+                read = self.learner.read()
+                yield batch, replace(read, objective={name: x.clone() for name, x in read.objective.items()})
+
+        with closing(ahead(copied())) as made:
+            for batch, self._read in made:
+                yield batch
+
+    def read(self) -> Read:
+        """What was read up to the last step, which is what a checkpoint holds."""
+        return self._read or self.learner.read()
+
+    def step(self, batch: object) -> None:
+        """One update of the weights; nothing in it waits for the device."""
+        diagnose = self._is_recorded(self.position.step + 1)
+        self._choose_what_is_trained()
+        assert self.module is not None
+        there = moved(batch, self.compute.device)
+        self.at("candidates")
+        with self.compute.precision():
+            losses: Losses = self.module(there, diagnose)
+        losses.total.backward()
+        self.at("backward")
+        if diagnose:
+            self._diagnose(losses)
+        self._add("gradient_norm", self.update())
+        self.position.flops += self.objective.flops(batch)
+        self._add("steps", 1.0)
+        self._add("loss", losses.total)
+        for name, value in losses.figures.items():
+            self._add(name, value)
+        self._add("chunks", float(losses.chunks))
+        if losses.nats is not None:
+            self._add("decoder_nats", losses.nats)
+            self._add("decoded_tokens", float(losses.tokens))
+        self.at("optimizer")
+
+    def update(self) -> Tensor:
+        """Takes the gradients that are there, clipped, into the weights; returns their norm before."""
+        share = rate(self.position, self.phase, self.options.optimizer.warmup_steps)
+        for group in self.learner.optimizer.param_groups:
+            group["lr"] = group["peak"] * share
+        parameters = [parameter for group in self.learner.optimizer.param_groups for parameter in group["params"]]
+        norm = torch.nn.utils.clip_grad_norm_(parameters, self.options.optimizer.clip_norm)
+        self.learner.optimizer.step()
+        self.learner.optimizer.zero_grad(set_to_none=True)
+        if self.learner.average is not None:
+            self.learner.average.update(self.position.step + 1)
+        return norm
+
+    def _choose_what_is_trained(self) -> None:
+        """The decoder alone at first, if so asked; DistributedDataParallel must know what has gradients."""
+        alone = self.position.step < self.decoder_alone
+        if self.module is None or (self.others and self.others[0].requires_grad == alone):
+            for parameter in self.others:
+                parameter.requires_grad_(not alone)
+            self.module = self.objective
+            if self.ranks.size > 1:
+                self.module = DistributedDataParallel(self.objective, gradient_as_bucket_view=True)
+
+    def _diagnose(self, losses: Losses) -> None:
+        """Figures of this step alone: those of the objective, and the gradients of the system's parts."""
+        self.diagnosis = {name: value.detach() for name, value in losses.diagnosis.items()}
+        for name in self.objective.system.parts:
+            parameters = getattr(self.objective.system, name).parameters()
+            if gradients := [parameter.grad for parameter in parameters if parameter.grad is not None]:
+                self.diagnosis[f"gradient_norm_{name}"] = torch.nn.utils.get_total_norm(gradients)
+
+    def _add(self, name: str, value: Tensor | float) -> None:
+        value = value.detach().double() if isinstance(value, Tensor) else value
+        self.state.sums[name] = self.state.sums.get(name, 0.0) + value
+
+    def _is_recorded(self, step: int) -> bool:
+        return step % self.options.log_steps == 0 or step in EARLY_RECORDS
+
+    def _record(self) -> Record:
+        """Means since the last record over all ranks; the host waits for the device."""
+        since, steps = float(self.state.sums.pop("seconds_before", 0.0)), float(self.state.sums.pop("steps"))
+        names = [*self.state.sums, *self.diagnosis]
+        values = [float(value) / steps for value in self.state.sums.values()] + [
+            float(x) for x in self.diagnosis.values()
+        ]
+        values = [value / self.ranks.size for value in self.ranks.sum([*values, float(self.read().skipped)])]
+        means = dict(zip(names, values, strict=False))
+        decoder, tokens, chunks = (means.pop(name, 0.0) for name in ("decoder_nats", "decoded_tokens", "chunks"))
+        self.state.sums, self.diagnosis = {"seconds_before": self.position.seconds}, {}
+        record: Record = {"step": self.position.step, "seconds": self.position.seconds}
+        record |= {"epoch": self.position.epochs, "flops": self.position.flops}
+        if values[-1]:
+            record["skipped_windows"] = round(values[-1] * self.ranks.size)
+        record |= means
+        self._check(means | {"decoder": decoder})
+        if tokens:
+            record["bits_per_token"] = decoder / tokens / math.log(2)
+        elapsed = max(self.position.seconds - since, 1e-9) / steps
+        record["learning_rate"] = self.learner.optimizer.param_groups[0]["lr"]
+        record["steps_per_second"], record["chunks_per_second"] = 1 / elapsed, chunks / elapsed
+        return record
+
+    def _check(self, figures: dict[str, float]) -> None:
+        """Raises NotFinite naming those that are NaN or infinite."""
+        wrong = [name for name, value in figures.items() if not math.isfinite(value)]
+        if wrong:
+            raise NotFinite(
+                f"not finite at step {self.position.step}: {', '.join(wrong)} (learning rate "
+                f"{self.learner.optimizer.param_groups[0]['lr']:.2g}); the last checkpoint stands: lower "
+                "optimizer.learning_rate or optimizer.clip_norm and resume"
+            )
+
+    def _write(self, record: Record) -> None:
+        if self.metrics is not None:
+            self.metrics.write(record)
+
+    def _validate(self) -> None:
+        """Scores the fixed subset when the phase has passed another n-th of its limit, also of one that was raised."""
+        times = self.options.validation.times
+        last, now = (
+            math.floor(x.progress(self.phase) * times + 1e-9) for x in (self.state.validated_at, self.position)
+        )
+        if self.validation is None or now <= last:
+            return
+        record, score = {}, -math.inf
+        if self.ranks.first:
+            log.info("validation at step %d, on %d windows", self.position.step, len(self.validation.windows))
+            with self.learner.average.applied() if self.learner.average is not None else nullcontext():
+                record = self.validation.score(self.objective.system, self.compute, self.stop)
+            score = record.get(self.validation.figure, -math.inf)
+        score, interrupted = self.ranks.max([score, float(self.ranks.first and not record)])
+        if interrupted:
+            self._interrupt()
+        self.state.validated_at = Position(**vars(self.position))
+        if self.ranks.first:
+            where = {name: value for name, value in vars(self.position).items() if name != "epochs"}
+            self._write(where | record)
+            log.info("%s", "  ".join(f"{name} {value:.4f}" for name, value in record.items()))
+        improved = score < self.state.best
+        self.state.best, self.state.stale = min(self.state.best, score), 0 if improved else self.state.stale + 1
+        if self.has_converged():
+            log.info("no better validation in the last %d: the phase ends here", self.state.stale)
+        self._save(improved)
+
+    def _save_is_due(self) -> bool:
+        limits, last = self.options.checkpoint, self.state.saved_at
+        steps, seconds = self.position.step - last.step, self.position.seconds - last.seconds
+        return bool(
+            (limits.every_steps and steps >= limits.every_steps)
+            or (limits.every_seconds and seconds >= limits.every_seconds)
+        )
+
+    def _save(self, best: bool = False) -> None:
+        """Has a checkpoint written, by the first rank; the others tell it of theirs.
+
+        What cannot be written does not end the training; `fit` raises if it was the last checkpoint.
+        """
+        self.state.saved_at = Position(**vars(self.position))
+        weights = torch.stack([parameter.detach().abs().max() for parameter in self.objective.parameters()]).max()
+        self._check({name: float(value) for name, value in self.state.sums.items()} | {"weights": float(weights)})
+        mine = [*(float(value) for value in self.state.sums.values()), float(self.read().skipped)]
+        sums = self.ranks.gather(torch.tensor([mine], dtype=torch.float64))
+        if not self.ranks.first:
+            return
+        try:
+            self.checkpoints.wait()
+        except OSError as error:
+            log.warning("%s; training goes on", error)
+        try:
+            if self.metrics is not None:
+                self.metrics.sync()
+        except OSError as error:  # a checkpoint must not be ahead of the metrics
+            log.warning("no checkpoint of step %d, its metrics could not be written: %s", self.position.step, error)
+            return
+        log.info("saving step %d", self.position.step)
+        each = [rank[0].tolist() for rank in sums]
+        found = capture(self.state, self.learner, self.read(), each, self.identity, self.options)
+        self.checkpoints.save(self.position.step, *found, best)
+
+
+def _seed(*parts: int) -> int:
+    """Of what is random in a step, from the run's seed, the rank and the step: nothing of it need be saved."""
+    return int(np.random.SeedSequence(parts).generate_state(1, np.uint64)[0] >> 1)

@@ -1,0 +1,74 @@
+"""A phase's loss on a fixed subset of the validation split while training, with the standard error over its windows.
+
+It is the exact loss, in bits per token, of a phase that decodes. A phase one without a decoded share is scored by the IEM
+loss, in nats per chunk: a softmax over the distinct chunks of the subset, so that windows and candidates are the same each
+time. That says which checkpoint is better, and is no likelihood.
+"""
+
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from haed.chunk.closed import ClosedSoftmax
+from haed.chunk.model import HAED
+from haed.chunk.packing import Chunks, distinct
+from haed.system import System, Windows
+from pipeline.run.device import Compute
+from pipeline.run.windows import some_at_once
+
+
+@dataclass
+class Validation:
+    """What a system is scored on now and then.
+
+    Attributes:
+        windows: the subset.
+        exact: by the exact loss, else by the IEM loss.
+    """
+
+    windows: Windows
+    exact: bool = True
+
+    @property
+    def figure(self) -> str:
+        """The name of the figure that decides, the lower the better."""
+        return "validation/bits_per_token" if self.exact else "validation/iem"
+
+    @torch.no_grad()
+    def score(self, system: System, compute: Compute, stop: Callable[[], bool] = lambda: False) -> dict[str, float]:
+        """The figure and its standard error over windows; empty if `stop` became true before the end."""
+        training = system.training
+        system.eval()
+        found: list[Tensor] = []
+        with compute.precision():
+            for losses in self._bits(system) if self.exact else self._nats(system):
+                found.append(losses)
+                if stop():
+                    break
+        system.train(training)
+        if sum(len(each) for each in found) < len(self.windows):
+            return {}
+        total = torch.cat(found)
+        size = (self.windows.lengths if self.exact else self.windows.real).double().sum(1)
+        mean = total.sum() / size.sum()
+        deviation = ((total - mean * size) ** 2).sum().sqrt() / size.sum()
+        return {self.figure: float(mean), "validation/standard_error": float(deviation)}
+
+    def _bits(self, system: System) -> Iterator[Tensor]:
+        """Exact bits of each window, (b,) float64 on the CPU, some windows at a time."""
+        for part in some_at_once(self.windows):
+            yield -system.log_likelihood(part).double().sum(1).cpu() / math.log(2)
+
+    def _nats(self, system: System) -> Iterator[Tensor]:
+        """IEM loss of each window, likewise."""
+        assert isinstance(system, HAED)
+        real = self.windows.real
+        chunks = distinct(self.windows.tokens[real], self.windows.lengths[real])
+        closed = ClosedSoftmax(system, Chunks(chunks.tokens, chunks.lengths))
+        for part in some_at_once(self.windows):
+            nats = torch.zeros(part.real.shape, dtype=torch.float64)
+            nats[part.real] = -closed.log_likelihood(part).double().cpu()
+            yield nats.sum(1)
