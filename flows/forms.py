@@ -1,19 +1,201 @@
-"""What the forms of the UI ask for, and the configuration that follows from the answers.
+"""What the forms of the UI ask for, the flows behind them, and the configuration that follows from the answers.
 
-Groups of options are folded until one is opened. An opened one shows the schema's own defaults, presets have others: a field
-that was left at the schema's default is left to the preset. What must be set back to such a default is set by `overrides`,
-which come last.
+Groups of options are folded until one is opened, and every field of an opened one is empty: as the preset. What is given
+counts, also a value that equals the schema's default.
 """
 
+import inspect
 import json
+import logging
 from collections.abc import Callable
-from dataclasses import asdict
+from dataclasses import asdict, dataclass, field, is_dataclass, make_dataclass
+from functools import cache, wraps
+from inspect import Parameter, Signature
 from pathlib import Path
-from typing import Any
+from types import NoneType
+from typing import Annotated, Any, get_args, get_type_hints
 
+from pydantic import ConfigDict, Field
+from pydantic.fields import FieldInfo
+
+from data.locations import NO_SECRET
+from data.options import ChunkerOptions, ShardOptions, SourceOptions
+from flows.alive import record
+from haed.options import IEMOptions, ModelOptions
 from pipeline import config
+from pipeline.options import (
+    BatchOptions,
+    CheckpointOptions,
+    FinetuneOptions,
+    LauncherOptions,
+    OptimizerOptions,
+    Options,
+    PretrainOptions,
+    TrainOptions,
+    ValidationOptions,
+)
+from pipeline.shown import prepare_logs
 
-PHASES = ("pretrain", "finetune", "train")
+log = logging.getLogger(__name__)
+Preset = Annotated[None, Field(title="as the preset")]  # what the form calls a group that stays folded
+_NoSecret = Field(json_schema_extra={"pattern": NO_SECRET})
+Words = list[Annotated[str, _NoSecret]]
+Place = Annotated[str, _NoSecret]
+PHASES = {"pretrain": PretrainOptions, "finetune": FinetuneOptions, "train": TrainOptions}
+
+
+@dataclass(frozen=True)
+class Ask:
+    """A field of a form: its type (of a group: its dataclass), what it is for, and what it is when nothing is typed."""
+
+    kind: Any
+    about: str
+    default: object = None
+
+
+PLAIN = {
+    "preset": Ask(
+        str, "quickstart, wikitext2, paper-wikitext103, paper-imagenet32, or the path of a YAML file", "quickstart"
+    ),
+    "name": Ask(str, "of the run, a folder under runs; empty: the preset's", ""),
+    "source": Ask(Place, "file, folder or URL (no password in it) of the data; empty: the preset's", ""),
+    "seconds": Ask(
+        Annotated[float, Field(ge=0)],
+        "of training, divided among the phases as in the preset; 0: the preset's limits",
+        0,
+    ),
+    "overrides": Ask(Words, "further options, each key=value as on the command line; these come last", ()),
+}
+GROUPS = {
+    "sources": Ask(SourceOptions, "kind of the source and how it is split"),
+    "chunker": Ask(ChunkerOptions, "how it is cut into chunks"),
+    "sharding": Ask(ShardOptions, "size of the shards, and number of worker processes"),
+    "batch": Ask(BatchOptions, "windows of a step"),
+    "model": Ask(ModelOptions, "encoder, main model and decoder; the same in phase two as in phase one"),
+    "iem": Ask(IEMOptions, "the IEM loss, where the phase gives it a weight"),
+    "optimizer": Ask(OptimizerOptions, "learning rates and the rest"),
+    "validation": Ask(ValidationOptions, "how often, and on how much"),
+    "checkpoint": Ask(CheckpointOptions, "when to save"),
+    "launcher": Ask(LauncherOptions, "processes that train together, and a Dask cluster to shard on"),
+}
+
+
+@dataclass
+class Asked:
+    """What a form asks for: a preset, what to change of it as on the command line, and the options that follow."""
+
+    preset: str
+    overrides: list[str]
+    options: Options
+
+
+def staged(stage: str) -> Callable[[Callable[..., Any]], Any]:
+    """A flow of a stage, with a speaking name and a record of where it runs."""
+    from prefect import flow
+
+    prepare_logs()
+    for room in ("pipeline", "data", "haed", "flows"):
+        logging.getLogger(room).setLevel(logging.INFO)
+
+    def made(function: Callable[..., Any]) -> Any:
+        @wraps(function)
+        def begun(*arguments: Any, **named: Any) -> Any:
+            record()
+            return function(*arguments, **named)
+
+        return flow(name=stage, flow_run_name=run_name(stage))(begun)
+
+    return made
+
+
+def configured(stage: str, fields: str) -> Callable[[Callable[[Asked], Any]], Any]:
+    """A flow of a stage that asks for a preset and what to change of it.
+
+    Args:
+        stage: its name.
+        fields: names of `PLAIN` and `GROUPS`, in the order of the form.
+    """
+    known = PLAIN | GROUPS | {"phase": Ask(PHASES.get(stage), "limits and weights of the phase")}
+    shown = {name: known[name] for name in fields.split()}
+    form = Signature(
+        [
+            Parameter(
+                name,
+                Parameter.POSITIONAL_OR_KEYWORD,
+                default=list(ask.default) if isinstance(ask.default, tuple) else ask.default,
+                annotation=ask.kind if name in PLAIN else twin(ask.kind) | Preset,
+            )
+            for name, ask in shown.items()
+        ]
+    )
+
+    def made(function: Callable[[Asked], Any]) -> Any:
+        def answered(*arguments: Any, **named: Any) -> Any:
+            given = form.bind(*arguments, **named)
+            given.apply_defaults()
+            preset, overrides = given.arguments["preset"], answers(stage, given.arguments)
+            return function(Asked(preset, overrides, resolved(preset, overrides)))
+
+        listed = "\n".join(f"    {name}: {ask.about}" for name, ask in shown.items())
+        answered.__doc__ = f"{inspect.cleandoc(function.__doc__ or '')}\n\nArgs:\n{listed}\n"
+        answered.__name__ = answered.__qualname__ = function.__name__  # by which a worker finds it in its module
+        answered.__module__ = function.__module__
+        answered.__signature__ = form  # type: ignore[attr-defined]
+        return staged(stage)(answered)
+
+    return made
+
+
+def answers(stage: str, given: dict[str, Any]) -> list[str]:
+    """The overrides of a preset that the fields of a stage's form stand for; see `words`.
+
+    Raises:
+        ConfigError: a value is not one.
+    """
+    sections = {"sources": "source", "sharding": "shard", "phase": stage}
+    groups = {sections.get(name, name): value for name, value in given.items() if name not in PLAIN}
+    plain = (given.get("name", ""), given.get("source", ""), given.get("seconds", 0), given["overrides"])
+    return words(given["preset"], *plain, groups, _phases(stage))
+
+
+def _phases(stage: str) -> tuple[str, ...]:
+    return (stage,) if stage in PHASES else ("pretrain", "finetune")
+
+
+@cache
+def twin(group: Any) -> Any:
+    """A dataclass of the same fields, bounds and descriptions, in which each field may be left empty.
+
+    It is an attribute of this module by its name, so that values of it can be pickled.
+    """
+    fields = []
+    for name, hint in get_type_hints(group, include_extras=True).items():
+        nested = is_dataclass(hint)
+        if nested:
+            about, given = (hint.__doc__ or "").split("\n")[0], twin(hint) | Preset
+        else:
+            kind, *checks = get_args(hint)
+            (said,) = (check for check in checks if isinstance(check, FieldInfo))
+            checks = [*said.metadata, *(check for check in checks if check is not said)]
+            about = f"{said.description}{'; null: by overrides' if NoneType in get_args(kind) else ''}"
+            given = Annotated[kind, Field(json_schema_extra=said.json_schema_extra), *checks] | None
+        shown = Field(title=name, description=about, json_schema_extra=None if nested else _as_one_box)
+        fields.append((name, Annotated[given, shown], field(default=None)))
+    made = make_dataclass(group.__name__, fields, kw_only=True)
+    made.__doc__, made.__module__ = "", __name__  # the text stands beside the name already
+    made.__pydantic_config__ = ConfigDict(extra="forbid")  # type: ignore[attr-defined]
+    globals()[made.__name__] = made
+    return made
+
+
+def _as_one_box(schema: dict[str, Any]) -> None:
+    """A box that may stay empty, in place of a choice between a type and null, of which null is the default."""
+    schema.pop("default")
+    schema |= next(choice for choice in schema.pop("anyOf") if choice != {"type": "null"})
+    if schema["type"] == "boolean":
+        schema["enum"] = [True, False]  # else a switch, which has no third state
+    if "const" in schema:
+        schema["enum"] = [schema.pop("const")]  # else a box for any text
 
 
 def words(
@@ -23,7 +205,7 @@ def words(
     seconds: float,
     overrides: list[str],
     groups: dict[str, Any],
-    phases: tuple[str, ...] = PHASES,
+    phases: tuple[str, ...] = tuple(PHASES),
 ) -> list[str]:
     """The overrides of a preset that the fields of a form stand for.
 
@@ -33,20 +215,13 @@ def words(
         source: file, folder or URL; empty: the preset's.
         seconds: of training, over `phases` in the preset's proportion, or half each; 0: the preset's limits.
         overrides: `key=value`, stronger than the other fields.
-        groups: sections of the options, as dataclasses, or None.
+        groups: sections of the options, as twins of their dataclasses or dictionaries, or None.
         phases: among which seconds are divided.
 
     Raises:
         ConfigError: a value is not one.
     """
-    found = [
-        f"{key}={json.dumps(value)}"
-        for section, group in groups.items()
-        if group is not None
-        for key, _, value in config.differences(asdict(type(group)()), asdict(group), section)
-    ]
-    found += [f"name={json.dumps(name)}"] if name else []
-    found += [f"source.path={json.dumps(source)}"] if source else []
+    found = []
     if seconds:
         own = config.load(preset)
         limits = [getattr(own, phase).seconds or 0.0 for phase in phases]
@@ -54,28 +229,61 @@ def words(
         shares = [limit / total if total else 1 / len(phases) for limit in limits]
         found += [f"{phase}.seconds={seconds * share:g}" for phase, share in zip(phases, shares, strict=True) if share]
         found += [f"{phase}.{other}=null" for phase in phases for other in ("steps", "epochs")]
-    return [*found, *overrides]
+    given = {section: group if isinstance(group, dict) else asdict(group) for section, group in groups.items() if group}
+    found += [f"{key}={json.dumps(value)}" for key, value in config.leaves(given) if value is not None]
+    found += [f"name={json.dumps(name)}"] if name else []
+    found += [f"source.path={json.dumps(source)}"] if source else []
+    return [_dated(word) if word.startswith("name=") else word for word in [*found, *overrides]]
+
+
+def _dated(word: str) -> str:
+    """With the day for which the flow run was scheduled, which a retry does not change, in place of {date}."""
+    if "{date}" not in word:
+        return word
+    from prefect.runtime import flow_run
+
+    return word.replace("{date}", str(flow_run.scheduled_start_time.astimezone().date()))
+
+
+def resolved(preset: str, given: list[str]) -> Options:
+    """The options that a form asks for; what they change of the preset is the beginning of the run's log.
+
+    Raises:
+        ConfigError: a preset, key or value is not one.
+    """
+    options = config.load(preset, given)
+    if not is_inner():
+        changed = config.differences(asdict(config.load(preset)), asdict(options))
+        said = ", ".join(f"{each.key}={json.dumps(each.now)} (was {json.dumps(each.was)})" for each in changed)
+        log.info("preset %s %s", preset, f"with {said}" if said else "as it is")
+    return options
+
+
+def is_inner() -> bool:
+    """Whether this flow run is a stage of another, which has said and will tell what there is to be told."""
+    from prefect.context import FlowRunContext
+
+    context = FlowRunContext.get()
+    return bool(context and context.flow_run and context.flow_run.parent_task_run_id)
 
 
 def run_name(stage: str) -> Callable[[], str]:
     """What a flow run is called in lists: the stage, the run and its budget."""
-    phases = (stage,) if stage in PHASES else ("pretrain", "finetune")
 
     def name() -> str:
         from prefect.runtime import flow_run
 
-        given = dict(flow_run.parameters)
+        given: dict[str, Any] = dict(flow_run.parameters)
         if "preset" not in given:
             run = given.get("run") or ", ".join(given.get("runs", []))
             return f"{stage} {Path(run).name}"
-        answers = (given.get("name", ""), given.get("source", ""), given.get("seconds", 0), given["overrides"])
         try:
-            options = config.load(given["preset"], words(given["preset"], *answers, {}, phases))
+            options = config.load(given["preset"], answers(stage, given))
         except config.ConfigError:
             return f"{stage} {given['preset']}"  # the flow itself says what is wrong
         if stage == "shard":
             return f"shard {options.source.path or options.source.kind}"
-        limits = [getattr(options, phase) for phase in phases]
+        limits = [getattr(options, phase) for phase in _phases(stage)]
         budget = [
             f"{sum(found):g} {unit}"
             for unit in ("seconds", "steps", "epochs")

@@ -1,18 +1,19 @@
-"""Training as the UI shows it while it runs: a progress artifact with step, loss, bits, rate and time left.
+"""Training and sharding as the UI shows them: a progress artifact with step, loss, bits, rate and time left, or with parts.
 
-A thread of its own talks to the server, so that training never waits for it, and goes on while there is none.
+A thread of its own talks to the server, so that nobody waits for it, and goes on while there is none.
 """
 
 import contextvars
 import logging
 import re
 import threading
-from typing import Any
+from typing import Any, Protocol, Self
 
 from prefect.artifacts import create_progress_artifact, update_progress_artifact
 
-from pipeline.metrics import Status
+from data.sharding.progress import Sharding
 from pipeline.options import PhaseOptions
+from pipeline.run.metrics import Status
 
 log = logging.getLogger(__name__)
 EVERY_SECONDS = 5.0
@@ -23,16 +24,29 @@ def key(*parts: str) -> str:
     return re.sub(r"[^a-z0-9]+", "-", "-".join(parts).lower()).strip("-")
 
 
-class Live:
-    """Listens to the metrics of a phase; a context manager within a flow run."""
+class Shown(Protocol):
+    """What an artifact shows: it takes news, and makes a line of them."""
 
-    def __init__(self, run: str, phase: str, limits: PhaseOptions) -> None:
-        self._key, self._status = key("live", run, phase), Status(f"{run}: {phase}", limits)
+    def __call__(self, news: Any, /) -> None:
+        """Takes the newest figures."""
+
+    def progress(self) -> float:
+        """Share that is done, in [0, 1]."""
+
+    def line(self) -> str:
+        """All of it, for people."""
+
+
+class LiveArtifact:
+    """A progress artifact that follows what it is told; a context manager within a flow run."""
+
+    def __init__(self, artifact: str, status: Shown) -> None:
+        self._key, self._status = artifact, status
         self._changed, self._ended = threading.Event(), threading.Event()
         context = contextvars.copy_context()  # the artifact belongs to this flow run
         self._thread = threading.Thread(target=context.run, args=(self._tell,), daemon=True)
 
-    def __enter__(self) -> "Live":
+    def __enter__(self) -> Self:
         self._thread.start()
         return self
 
@@ -41,9 +55,9 @@ class Live:
         self._changed.set()
         self._thread.join(5)
 
-    def __call__(self, record: dict[str, Any]) -> None:
-        """Takes a metrics record, or a part of one."""
-        self._status(record)
+    def __call__(self, news: Any) -> None:
+        """Takes the newest figures."""
+        self._status(news)
         self._changed.set()
 
     def _tell(self) -> None:
@@ -64,3 +78,31 @@ class Live:
             except Exception as error:  # whatever it is: the server's troubles are not training's
                 log.debug("no live artifact: %s", error)
             self._ended.wait(EVERY_SECONDS)
+
+
+class Live(LiveArtifact):
+    """Listens to the metrics of a phase."""
+
+    def __init__(self, run: str, phase: str, limits: PhaseOptions) -> None:
+        super().__init__(key("live", run, phase), Status(f"{run}: {phase}", limits))
+
+
+class LiveShards(LiveArtifact):
+    """Listens to a sharding."""
+
+    def __init__(self, source: str) -> None:
+        super().__init__(key("live", source, "shard"), _Newest(f"{source}: shard"))
+
+
+class _Newest:
+    def __init__(self, title: str) -> None:
+        self._title = title
+
+    def __call__(self, news: Sharding) -> None:
+        self._news = news
+
+    def progress(self) -> float:
+        return self._news.share
+
+    def line(self) -> str:
+        return f"{self._title} · {self._news.line()}"

@@ -1,14 +1,30 @@
 """Every flow as a deployment: for `haed serve`, or for the workers of a work pool."""
 
+import hashlib
 import logging
+import re
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
-from flows.environment import OF_FLOWS
+from flows.serving.environment import OF_FLOWS
 
 log = logging.getLogger(__name__)
 SILENCE = timedelta(minutes=2)  # four heartbeats of a flow that a worker runs
+
+
+# What belongs to the user once a deployment is there, and is not sent again.
+KEPT = {"schedules", "paused", "concurrency_limit", "concurrency_options", "tags", "description", "parameters"}
+KEPT |= {"enforce_parameter_schema"}
+
+
+def name_of(folder: Path, host: str = "") -> str:
+    """What the deployments are called that run in a folder, on a host of those that share a server.
+
+    The folder's name, and some digits that tell it from others of that name.
+    """
+    digits = hashlib.sha256(f"{host}:{folder.resolve()}".encode()).hexdigest()[:4]
+    return "-".join([*filter(None, [host]), re.sub(r"[^\w.]+", "-", folder.resolve().name) or "root", digits])
 
 
 def deployments(name: str, chain: bool = False) -> list[Any]:
@@ -24,7 +40,7 @@ def deployments(name: str, chain: bool = False) -> list[Any]:
         "preset": {"__prefect_kind": "jinja", "template": "{{ event.payload.preset }}"},
         "overrides": {"__prefect_kind": "json", "value": template},
     }
-    return [
+    made: list[Any] = [
         flow.to_deployment(
             name=name,
             tags=[flow.name],
@@ -34,6 +50,7 @@ def deployments(name: str, chain: bool = False) -> list[Any]:
                 DeploymentEventTrigger(
                     name=f"{flow.name} after {after[flow.name]}",
                     expect={f"haed.{after[flow.name]}.completed"},
+                    match={"haed.deployment": name},
                     parameters=parameters,
                 )
             ]
@@ -42,20 +59,29 @@ def deployments(name: str, chain: bool = False) -> list[Any]:
         )
         for flow in FLOWS
     ]
+    for deployment in made:  # a new one gets them all the same
+        deployment.model_fields_set.difference_update(KEPT)
+    return made
 
 
-def deploy(pool: str, folder: Path) -> list[str]:
+def deploy(
+    pool: str, folder: Path, image: str = "", variables: dict[str, Any] | None = None, limit: int | None = None
+) -> list[str]:
     """Registers every flow for the workers of a work pool, which must have this package installed.
 
     Args:
         pool: its name.
         folder: in which workers run flows, so that `runs/` and `shards/` lie there. Left to themselves, workers of a process
             pool run them in a temporary folder, and delete it. Those of other kinds run them where the image says.
+        image: in which workers run flows, unless they are of a process pool.
+        variables: further job variables of the pool. Those that a deployment has already stay, where they are not set anew.
+        limit: runs of the pool at a time, of whatever deployment; None: as it is.
 
     Raises:
-        ValueError: there is no such pool.
+        ValueError: there is no such pool, or it takes no image.
     """
     from prefect.client.orchestration import get_client
+    from prefect.client.schemas.actions import WorkPoolUpdate
     from prefect.exceptions import ObjectNotFound
 
     with get_client(sync_client=True) as client:
@@ -63,19 +89,41 @@ def deploy(pool: str, folder: Path) -> list[str]:
             kind = client.read_work_pool(pool).type
         except ObjectNotFound:
             raise ValueError(f"no work pool {pool!r}: prefect work-pool create {pool} --type process") from None
-    jobs: dict[str, Any] = {"env": OF_FLOWS}
-    if kind == "process":
-        jobs["working_dir"] = str(folder.resolve())
-    else:
-        log.warning("pool %s is of kind %s: runs lie in the working folder of its image, or in runs_dir=", pool, kind)
-    made = deployments(pool)
-    for deployment in made:
-        deployment.job_variables = jobs
-    _crash_silent_runs(pool, [str(deployment.apply(work_pool_name=pool)) for deployment in made])
+        jobs: dict[str, Any] = {"env": OF_FLOWS}
+        if kind == "process":
+            jobs["working_dir"] = str(folder.resolve())
+            if image:
+                raise ValueError(f"--image {image}: pool {pool} is of kind process, whose workers start no images")
+        else:
+            jobs |= {"image": image} if image else {}
+            log.warning(
+                "pool %s is of kind %s: runs lie in the working folder of its image, or in runs_dir=", pool, kind
+            )
+        jobs = _merged(jobs, variables or {})
+        if limit is not None:
+            client.update_work_pool(pool, WorkPoolUpdate(concurrency_limit=limit))
+        made = deployments(name_of(folder, pool) if kind == "process" else pool)
+        for deployment in made:
+            deployment.job_variables = jobs
+            try:
+                known = client.read_deployment_by_name(deployment.full_name)
+            except ObjectNotFound:
+                continue
+            deployment.job_variables = _merged(known.job_variables or {}, jobs)
+            deployment.work_queue_name = known.work_queue_name
+    _crash_silent_runs(made[0].name, [str(deployment.apply(work_pool_name=pool)) for deployment in made])
     return [f"{deployment.flow_name}/{deployment.name}" for deployment in made]
 
 
-def _crash_silent_runs(pool: str, ids: list[str]) -> None:
+def _merged(was: dict[str, Any], now: dict[str, Any]) -> dict[str, Any]:
+    """Nested dictionaries, the second one stronger."""
+    for key, value in now.items():
+        before = was.get(key)
+        was = was | {key: _merged(before, value) if isinstance(before, dict) and isinstance(value, dict) else value}
+    return was
+
+
+def _crash_silent_runs(deployment: str, ids: list[str]) -> None:
     """An automation that marks runs Crashed which ended with their worker, so that Retry is there.
 
     A worker tells the server of the end of its runs, but nobody tells of the worker's.
@@ -86,12 +134,12 @@ def _crash_silent_runs(pool: str, ids: list[str]) -> None:
     from prefect.events import EventTrigger, Posture, ResourceSpecification
     from prefect.events.actions import ChangeFlowRunState
 
-    name, states = f"haed: silent runs of {pool}", ("Completed", "Failed", "Cancelled", "Crashed")
+    name, states = f"haed: silent runs of {deployment}", ("Completed", "Failed", "Cancelled", "Crashed")
     message = f"silent for {SILENCE.seconds} s: did its worker die?"
     with get_client(sync_client=True) as client:
         for known in client.read_automations_by_name(name):
             client.delete_automation(known.id)
-    of_pool: dict[str, str | list[str]] = {
+    of_these: dict[str, str | list[str]] = {
         "prefect.resource.role": "deployment",
         "prefect.resource.id": [f"prefect.deployment.{id}" for id in ids],
     }
@@ -100,7 +148,7 @@ def _crash_silent_runs(pool: str, ids: list[str]) -> None:
         description="Marks runs Crashed that have sent no heartbeat: their worker was killed or its machine went down.",
         trigger=EventTrigger(
             match=ResourceSpecification({"prefect.resource.id": "prefect.flow-run.*"}),
-            match_related=ResourceSpecification(of_pool),
+            match_related=ResourceSpecification(of_these),
             for_each={"prefect.resource.id"},
             after={"prefect.flow-run.heartbeat"},
             expect={"prefect.flow-run.heartbeat", *(f"prefect.flow-run.{state}" for state in states)},

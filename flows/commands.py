@@ -1,0 +1,208 @@
+"""The commands that need Prefect: run, serve, deploy."""
+
+import argparse
+import json
+import logging
+import os
+import signal
+from contextlib import suppress
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+from flows.serving.environment import prepare
+from pipeline.arguments import GOES_ON, Command, Result, options_of, settings
+from pipeline.config import ConfigError, load
+from pipeline.options import Options
+from pipeline.run.folder import RunFolder
+from pipeline.stopping import Interrupt
+
+
+def _run(arguments: argparse.Namespace) -> Result:
+    if not arguments.config and not any("=" not in word for word in arguments.words):
+        arguments.config = "quickstart"
+    options = options_of(arguments)  # a wrong option or source is said before Prefect starts
+    from pipeline.run.shards import check_source
+
+    check_source(options)
+    prepare()
+    from prefect.settings import PREFECT_API_URL, PREFECT_FLOWS_HEARTBEAT_FREQUENCY, PREFECT_UI_URL, temporary_settings
+
+    from flows.serving.server import start_temporary_server
+
+    answering = None if PREFECT_API_URL.value() else start_temporary_server()
+    if answering is None:
+        _check_server()
+    from prefect.exceptions import Abort, Pause, TerminationSignal
+
+    from flows.flows import everything  # loads for seconds, in which the server starts
+    from pipeline.probe import index, sample  # noqa: F401
+    from pipeline.score import evaluate  # noqa: F401
+    from pipeline.show import report  # noqa: F401
+    from pipeline.train import stages  # noqa: F401
+
+    if not arguments.debug:
+        _drop_tracebacks()
+    preset, overrides = _asked(arguments, options)
+    known: dict[Any, Any] = {PREFECT_FLOWS_HEARTBEAT_FREQUENCY: None}  # its thread adds a second to every flow
+    if answering is not None:
+        known |= {PREFECT_API_URL: answering(), PREFECT_UI_URL: ""}
+    with temporary_settings(known):
+        try:
+            found = everything(preset, overrides=overrides)
+        except (TerminationSignal, Pause, Abort, Interrupt) as error:
+            # At the end of a flow Prefect sends the signal on, to our handler from before it.
+            if isinstance(error, Interrupt) and not isinstance(error.__context__, TerminationSignal):
+                raise
+            raise Interrupt(signal.SIGTERM, "stopped and saved; the same command goes on from there") from None
+    figure = found.evaluation.headline
+    lines = [
+        f"{figure.value:.4f} {figure.unit} on the {found.evaluation.split} split",
+        f"report: {found.report}",
+        f"try: haed neighbours {found.run}",
+    ]
+    return Result("\n".join(lines), asdict(found))
+
+
+def _asked(arguments: argparse.Namespace, options: Options) -> tuple[str, list[str]]:
+    """The preset and overrides that give `options`; a run that is gone on with is the folder, whatever its config.yaml says."""
+    overrides = [word for word in arguments.words if "=" in word]
+    if len(overrides) == len(arguments.words):
+        return arguments.config, overrides
+    here = [f"name={json.dumps(options.name)}", f"runs_dir={json.dumps(options.runs_dir)}"]
+    return str(RunFolder.of(options).path / "config.yaml"), [*overrides, *here]
+
+
+def _check_server() -> None:
+    """Raises ConnectionError if the server that the environment or a profile names does not answer."""
+    from prefect.client.orchestration import get_client
+
+    with get_client(sync_client=True) as client:
+        if trouble := client.api_healthcheck():
+            raise ConnectionError(
+                f"no Prefect server answers at {client.api_url} ({trouble}): start it, or set PREFECT_API_URL to "
+                "that of another, or to nothing for one of our own"
+            )
+
+
+def _drop_tracebacks() -> None:
+    """Keeps Prefect's tracebacks off the terminal, where the error is said in a line; the UI shows them all the same."""
+    for handler in logging.getLogger().handlers:
+        handler.addFilter(lambda record: not (record.exc_info and record.name.startswith("prefect")))
+
+
+def _serve_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--host", default="127.0.0.1", help="address to listen on")
+    parser.add_argument(
+        "--port",
+        type=int,
+        help="port of the Prefect UI (default: of PREFECT_API_URL if it is on this machine, or 4200)",
+    )
+    parser.add_argument(
+        "--no-server",
+        action="store_true",
+        help="use the server that PREFECT_API_URL names; so is one that is not on this machine, unless --port is given",
+    )
+    parser.add_argument("--tensorboard-port", type=int, default=6006, help="0: no TensorBoard")
+    parser.add_argument(
+        "--allowed-host",
+        action="append",
+        default=[],
+        metavar="NAME",
+        help="a further name of the server, as of a proxy",
+    )
+    parser.add_argument(
+        "--password", action="store_true", help="the server asks for one; always so with another --host"
+    )
+    parser.add_argument("--chain", action="store_true", help="a finished shard starts pretrain, and that finetune")
+    parser.add_argument(
+        "--trainings", type=int, default=1, help="at a time on each device, the others wait (default: 1; 0: any number)"
+    )
+    parser.add_argument("--cron", default="", metavar="LINE", help="also run haed at these times, such as '0 2 * * *'")
+    parser.add_argument("--config", metavar="PRESET_OR_FILE", help="of the runs of --cron (default: quickstart)")
+    parser.add_argument("words", nargs="*", metavar="key=value", help="options of the runs of --cron")
+
+
+def _serve(arguments: argparse.Namespace) -> Result:
+    preset = arguments.config or "quickstart"
+    if not arguments.cron and (arguments.config or arguments.words):
+        raise ConfigError("--config and key=value are of the runs of --cron: they need it")
+    load(preset, arguments.words)
+    if arguments.trainings < 0:
+        raise ConfigError(f"--trainings {arguments.trainings}: must not be negative")
+    prepare()
+    os.environ["HAED_TRAININGS"] = str(arguments.trainings)
+    from flows.serving.serve import serve
+
+    for number in (signal.SIGINT, signal.SIGTERM):  # serving has no step to finish: the runner lets its trainings save
+        signal.signal(number, signal.default_int_handler)
+    known = urlsplit(os.environ.get("PREFECT_API_URL", ""))  # of the environment or a profile
+    near = known.hostname in (None, "127.0.0.1", "localhost", "::1")
+    server = not arguments.no_server and (near or arguments.port is not None)
+    port = arguments.port or (known.port if near else None) or 4200
+    if not server and os.environ.get("PREFECT_API_URL"):
+        _check_server()
+    parameters = {"preset": preset, "overrides": arguments.words}
+    board, chain = arguments.tensorboard_port, arguments.chain
+    names, password = arguments.allowed_host, arguments.password
+    serve(arguments.host, port, server, board, chain, arguments.cron, parameters, names, password)
+    return Result("", None)
+
+
+def _deploy_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--pool", required=True, help="work pool whose workers run the flows")
+    parser.add_argument(
+        "--folder", type=Path, default=Path(), help="where they run, with runs/ and shards/ (default: here)"
+    )
+    parser.add_argument("--image", default="", help="in which they run, if the pool starts containers")
+    parser.add_argument(
+        "--job-variable",
+        action="append",
+        default=[],
+        metavar="KEY=VALUE",
+        help="of the pool, env.NAME=… too; repeatable",
+    )
+    parser.add_argument("--limit", type=int, metavar="N", help="runs of the pool at a time (its concurrency limit)")
+
+
+def _variables(words: list[str]) -> dict[str, Any]:
+    """Job variables, with dots for nested ones; values are JSON where they can be read as such, but for the environment."""
+    found: dict[str, Any] = {}
+    for word in words:
+        key, sign, text = word.partition("=")
+        if not sign or not all(key.split(".")):
+            raise ConfigError(f"--job-variable {word!r} is not of the form key=value")
+        value: Any = text
+        if not key.startswith("env."):
+            with suppress(ValueError):
+                value = json.loads(text)
+        *above, last = key.split(".")
+        inner = found
+        for part in above:
+            inner = inner.setdefault(part, {})
+        inner[last] = value
+    return found
+
+
+def _deploy(arguments: argparse.Namespace) -> Result:
+    variables = _variables(arguments.job_variable)
+    if arguments.limit is not None and arguments.limit < 1:
+        raise ConfigError(f"--limit {arguments.limit}: must be at least 1")
+    prepare()
+    if not os.environ.get("PREFECT_API_URL"):
+        raise ConfigError(
+            "haed deploy registers flows with a server: set PREFECT_API_URL to its address, or use a profile"
+        )
+    _check_server()
+    from flows.serving.deployments import deploy
+
+    made = deploy(arguments.pool, arguments.folder, arguments.image, variables, arguments.limit)
+    return Result("\n".join(made), made)
+
+
+COMMANDS = (
+    Command("run", "all stages in order, as one Prefect flow", settings, _run, GOES_ON),
+    Command("serve", "every flow as a deployment in the Prefect UI", _serve_arguments, _serve, ""),
+    Command("deploy", "register every flow for a work pool", _deploy_arguments, _deploy),
+)

@@ -1,0 +1,130 @@
+"""So many trainings at a time on a device, one unless `haed serve --trainings` says otherwise; others wait, and hold nothing.
+
+A turn is a locked file, which is freed by death and needs no server. All flows of a user on a machine share the files, from
+whatever folder they run.
+"""
+
+import fcntl
+import logging
+import os
+import stat
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any
+
+from data.durable import FLOW_RUN
+from pipeline.options import Options
+from pipeline.run.folder import RunFolder
+from pipeline.train.trainer import Interrupted
+
+log = logging.getLogger(__name__)
+TRAININGS = "HAED_TRAININGS"  # at a time on a device; 0 or nothing: any number
+_POLL_SECONDS = 0.5
+
+
+@contextmanager
+def turn(options: Options, stop: Callable[[], bool]) -> Iterator[None]:
+    """Waits for its turn on the devices of a training, and holds them.
+
+    Raises:
+        Interrupted: `stop` was true meanwhile.
+        BlockingIOError: it would wait, and another process trains this run.
+    """
+    limit = int(os.environ.get(TRAININGS) or 0)
+    names = devices(options) if limit else []
+    with ExitStack() as held:
+        others = _take(names, limit, held)
+        if others:
+            run = RunFolder.of(options)
+            if run.path.is_dir():  # a second flow of a run that trains is refused, and need not wait for that
+                with run.lock():
+                    pass
+            log.info("waits for its turn on %s: %s", ", ".join(names), others)
+            began = time.monotonic()
+            with _said_in_its_name(names):
+                while others:
+                    if stop():
+                        raise Interrupted("it was waiting for its turn: there is nothing to save")
+                    time.sleep(_POLL_SECONDS)
+                    others = _take(names, limit, held)
+            log.info("has its turn after %.0f s", time.monotonic() - began)
+        yield
+
+
+def devices(options: Options) -> list[str]:
+    """The devices of this machine on which a training computes, by numbers that all processes mean the same by."""
+    import torch
+
+    kind, _, number = options.device.partition(":")
+    if kind == "auto":
+        kind = "cuda" if torch.cuda.is_available() else "cpu"
+    if kind != "cuda":
+        return [kind]
+    count = options.launcher.processes
+    wanted = [int(number)] if number.isdigit() else list(range(count))
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")
+    return [f"cuda:{visible[n] if n < len(visible) and visible[n] else n}" for n in wanted]
+
+
+def _take(names: list[str], limit: int, held: ExitStack) -> str:
+    """Takes a turn on every device or, where one is not to be had, on none; who has them then."""
+    busy = []
+    with ExitStack() as taken:
+        for name in names:
+            files = [taken.enter_context(open(_folder() / f"{name}.{slot}", "a+")) for slot in range(limit)]
+            mine = next(filter(_lock, files), None)
+            if mine is None:
+                for file in files:
+                    file.seek(0)
+                    busy.append(file.read(200).strip())
+                return ", ".join(busy)
+            mine.truncate(0)
+            mine.write(f"{os.environ.get(FLOW_RUN)!r}, process {os.getpid()}")
+            mine.flush()
+        held.enter_context(taken.pop_all())
+    return ""
+
+
+def _lock(file: Any) -> bool:
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
+
+
+def _folder() -> Path:
+    """Of this user, for all that runs on this machine."""
+    path = Path(tempfile.gettempdir()) / f"haed-{os.getuid()}"
+    path.mkdir(mode=0o700, exist_ok=True)
+    found = path.lstat()
+    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid():
+        raise PermissionError(f"{path} is not a folder of yours: move it away, or set TMPDIR")
+    return path
+
+
+@contextmanager
+def _said_in_its_name(names: list[str]) -> Iterator[None]:
+    """The name of the flow run, as lists show it, says that it waits."""
+    before = os.environ.get(FLOW_RUN, "")
+    _rename(f"{before} · waits for {', '.join(names)}")
+    try:
+        yield
+    finally:
+        _rename(before)
+
+
+def _rename(name: str) -> None:
+    from prefect.client.orchestration import get_client
+    from prefect.runtime import flow_run
+
+    if flow_run.id is None:
+        return
+    try:
+        with get_client(sync_client=True) as client:
+            client.update_flow_run(flow_run.id, name=name)
+    except Exception as error:  # whatever it is: the server's troubles are not training's
+        log.debug("not renamed: %s", error)

@@ -1,0 +1,104 @@
+"""Sharding as Prefect tasks, one for each part: over a pool of processes here, or over a Dask cluster."""
+
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures.process import BrokenProcessPool
+from contextlib import contextmanager
+from typing import Any
+
+from prefect import task
+from prefect.task_runners import TaskRunner, ThreadPoolTaskRunner
+
+from data.processes import process_pool
+from data.sharding.parts import KILLED, PAUSES, Mapper, Part, is_passing
+from pipeline.options import Options
+
+
+def as_tasks(options: Options) -> Mapper:
+    """A mapper for `pipeline.run.shards.shard` that makes tasks of the flow run it is called in; they are tried again."""
+
+    def map_parts(write: Any, parts: tuple[Part, ...]) -> None:
+        with _runner(options, len(parts)) as (runner, call):
+
+            def one(
+                part: Part,
+            ) -> Any:  # a task of its own, so that no part is a parameter, which is searched and sent about
+                @task(
+                    name="write shards",
+                    task_run_name="part {name}",
+                    retries=len(PAUSES),
+                    retry_delay_seconds=list(PAUSES),
+                    retry_condition_fn=lambda _, __, state: is_passing(state.data),
+                )
+                def write_shards(name: str) -> None:
+                    call(write, part)
+
+                return write_shards
+
+            futures = [runner.submit(one(part), {"name": part.folder.name}) for part in parts]
+            for future in futures:
+                future.result()
+
+    return map_parts
+
+
+@contextmanager
+def _runner(options: Options, parts: int) -> Iterator[tuple[TaskRunner[Any], Any]]:
+    """A task runner, and how its tasks call a function: there, or in a process of a pool that knows nothing of Prefect."""
+    workers = min(options.shard.workers, parts)
+    if options.launcher.dask:
+        with _dask_runner(options.launcher.dask, options.shard.workers) as runner:
+            yield runner, _here
+        return
+    threads: TaskRunner[Any] = ThreadPoolTaskRunner(max_workers=workers)
+    if workers == 1:
+        with threads as runner:
+            yield runner, _here
+    else:
+        with _Pool(workers) as pool, threads as runner:
+            yield runner, pool
+
+
+class _Pool:
+    """Processes that call functions; if one of them is killed, the next calls have new ones."""
+
+    def __init__(self, workers: int) -> None:
+        self._workers, self._lock, self._pool = workers, threading.Lock(), process_pool(workers)
+
+    def __enter__(self) -> "_Pool":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._pool.shutdown()
+
+    def __call__(self, function: Callable[[Part], None], part: Part) -> None:
+        """Calls `function` in a process, and waits for it."""
+        pool = self._pool
+        try:
+            pool.submit(function, part).result()
+        except BrokenProcessPool as error:
+            with self._lock:
+                if self._pool is pool:
+                    self._pool = process_pool(self._workers)
+            raise ChildProcessError(KILLED) from error
+
+
+def _here(function: Any, part: Part) -> None:
+    function(part)
+
+
+def _dask_runner(address: str, workers: int) -> Any:
+    try:
+        from prefect_dask import DaskTaskRunner
+    except ImportError as error:
+        raise ValueError("launcher.dask needs prefect-dask: pip install 'haed[dask]'") from error
+    if address != "local":
+        return DaskTaskRunner(address=address)
+    return DaskTaskRunner(
+        cluster_kwargs={
+            "n_workers": workers,
+            "threads_per_worker": 1,
+            "host": "127.0.0.1",
+            "dashboard_address": "127.0.0.1:0",
+        }
+    )

@@ -1,0 +1,1 @@
+"""The Prefect server, deployments, and whom they let in."""

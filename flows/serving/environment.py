@@ -1,0 +1,85 @@
+"""Settings of Prefect, made before it is imported: quiet, offline, with its data beside the runs.
+
+What a user has set in the environment stands, then what their active profile sets. Sources: measurements with Prefect 3.8.8.
+"""
+
+import os
+import sys
+import tomllib
+from pathlib import Path
+from typing import Any
+
+from data.locations import redact
+from pipeline.config import ConfigError
+
+DEFAULTS = {
+    "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
+    "DO_NOT_TRACK": "1",
+    "PREFECT_SERVER_UI_SHOW_PROMOTIONAL_CONTENT": "false",
+    # A temporary server takes 10 s to start on two cores, longer on busy ones.
+    "PREFECT_SERVER_EPHEMERAL_STARTUP_TIMEOUT_SECONDS": "120",
+    "PREFECT_SERVER_LOGGING_LEVEL": "WARNING",
+    # Leases in memory would end a running training after a restart of the server.
+    "PREFECT_SERVER_CONCURRENCY_LEASE_STORAGE": "prefect.server.concurrency.lease_storage.filesystem",
+    # The poll interval dominates the time from a click to the first log line.
+    "PREFECT_RUNNER_POLL_FREQUENCY": "2",
+    "PREFECT_LOGGING_EXTRA_LOGGERS": "pipeline,data,haed,flows",
+    # A stage run outside a flow in the same process logs to the terminal alone.
+    "PREFECT_LOGGING_TO_API_WHEN_MISSING_FLOW": "ignore",
+}
+# What flows need that a worker starts elsewhere.
+OF_FLOWS = {
+    name: DEFAULTS[name] for name in ("PREFECT_LOGGING_EXTRA_LOGGERS", "PREFECT_LOGGING_TO_API_WHEN_MISSING_FLOW")
+} | {
+    "PREFECT_FLOWS_HEARTBEAT_FREQUENCY": "30",  # seconds; the end of a worker shows by the silence of its flows
+    "PYTHONSAFEPATH": "1",  # no module of the folder they run in is taken for one of ours
+    "HAED_TRAININGS": "1",  # at a time on a device
+}
+
+
+def prepare() -> None:
+    """Sets what is not set yet; must come before the first import of Prefect.
+
+    An active profile of Prefect counts, with all that it sets: that of PREFECT_HOME, else the user's own.
+
+    Raises:
+        ConfigError: the file of profiles is not readable, or the address of a server has a password in it.
+    """
+    home = Path(os.environ.setdefault("PREFECT_HOME", str(Path(".prefect").resolve())))
+    named = os.environ.get("PREFECT_PROFILES_PATH")
+    files = [Path(named)] if named else [home / "profiles.toml", Path("~/.prefect/profiles.toml").expanduser()]
+    for file in filter(Path.is_file, files):
+        os.environ["PREFECT_PROFILES_PATH"] = str(file)
+        name, settings = _active(file)
+        for key, value in settings.items():
+            os.environ.setdefault(key, str(value))
+        _check_addresses()
+        if settings:
+            server = os.environ.get("PREFECT_API_URL")
+            sets = f"the server {server}" if server else ", ".join(settings)
+            print(f"Prefect profile {name!r} of {file}: {sets}", file=sys.stderr, flush=True)
+        break
+    for name, value in DEFAULTS.items():
+        os.environ.setdefault(name, value)
+    for name in ("NO_PROXY", "no_proxy"):  # a proxy for the outside must not stand before the server on this machine
+        hosts = [host for host in os.environ.get(name, "").split(",") if host]
+        os.environ[name] = ",".join(dict.fromkeys([*hosts, "127.0.0.1", "localhost"]))
+    _check_addresses()
+
+
+def _check_addresses() -> None:
+    """Raises ConfigError for a password in the address of a server, which is printed, and kept in places."""
+    for name in ("PREFECT_API_URL", "PREFECT_UI_URL", "PREFECT_UI_API_URL"):
+        value = os.environ.get(name, "")
+        if redact(value) != value:
+            raise ConfigError(f"{name}={value} holds a name or password: leave it out, and set PREFECT_API_AUTH_STRING")
+
+
+def _active(file: Path) -> tuple[str, dict[str, Any]]:
+    """Name and settings of the profile that is in use."""
+    try:
+        found = tomllib.loads(file.read_text(encoding="utf-8"))
+        name = os.environ.get("PREFECT_PROFILE") or found.get("active") or ""
+        return str(name), dict(found.get("profiles", {}).get(name, {}))
+    except (OSError, ValueError, AttributeError, TypeError) as error:
+        raise ConfigError(f"{file}: not readable as Prefect's profiles: {error}") from error

@@ -1,0 +1,152 @@
+"""`haed serve`: a Prefect server, if none answers, every flow as a deployment in it, and TensorBoard, until Ctrl-C."""
+
+import fcntl
+import logging
+import os
+import secrets
+import socket
+import urllib.parse
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from flows.alive import mark_dead
+from flows.serving import schedules
+from flows.serving.deployments import deployments, name_of
+from flows.serving.guard import LOOPBACK
+from flows.serving.server import child, lasting_server
+
+log = logging.getLogger(__name__)
+_ANY = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}
+
+
+def serve(
+    host: str = "127.0.0.1",
+    port: int = 4200,
+    server: bool = True,
+    board_port: int = 6006,
+    chain: bool = False,
+    cron: str = "",
+    parameters: dict[str, Any] | None = None,
+    allowed_hosts: list[str] = [],  # noqa: B006
+    password: bool = False,
+) -> None:
+    """Serves all flows in the foreground, from a server on `host`:`port` that is started if none answers there.
+
+    Args:
+        host: address to listen on.
+        port: of the server and its UI.
+        server: false uses the server that PREFECT_API_URL names.
+        board_port: of TensorBoard; 0 starts none.
+        chain: a finished shard starts a pretrain of the same settings, and that a finetune.
+        cron: when to run `haed`, beside what is scheduled already.
+        parameters: of those runs.
+        allowed_hosts: further names by which the server may be addressed, such as that of a proxy before it.
+        password: the server asks for one, which is made once and kept; always so if `host` is not this machine alone.
+
+    Raises:
+        RuntimeError: the server does not start, PREFECT_API_URL is not set, or flows had to be killed at the end.
+        ConfigError: `cron` is not a cron line.
+        BlockingIOError: another `haed serve` serves from the same Prefect home.
+    """
+    with ExitStack() as held:
+        held.enter_context(_alone())
+        place = _own_place(host, port, password) if server else _given_place()
+        wanted = schedules.cron_schedule(cron) if cron else None
+        if server:
+            held.enter_context(lasting_server(place.address, host, port, allowed_hosts))
+        board = held.enter_context(_tensorboard(board_port)) if board_port else None
+        os.environ |= {"HAED_TENSORBOARD_URL": board} if board else {}
+        if dead := mark_dead(place.deployment):
+            print(f"marked as crashed: {', '.join(dead)}; Retry goes on from their checkpoints")
+        made = deployments(place.deployment, chain)
+        if missed := schedules.skip_missed(place.deployment):
+            print(f"cancelled: {missed} scheduled runs, for whose time haed serve was not running")
+        if wanted:
+            schedules.add(made[0], wanted, parameters or {})
+        _say(place, board)
+        from flows.serving.runner import run_flows
+        from flows.stopping import SERVED_BY
+
+        os.environ[SERVED_BY] = str(os.getpid())
+        run_flows(made)
+
+
+@dataclass
+class _Place:
+    """Where flows are served: address of the server, name of the deployments, and what the server asks for, if anything."""
+
+    address: str
+    deployment: str
+    secret: str = ""
+
+
+def _own_place(host: str, port: int, password: bool) -> _Place:
+    """That of a server which is started here, after the environment was told of it."""
+    address = f"http://{_ANY.get(host, host if ':' not in host else f'[{host}]')}:{port}"
+    os.environ["PREFECT_API_URL"] = f"{address}/api"
+    os.environ.setdefault("PREFECT_UI_URL", f"{address}/v2")
+    os.environ.setdefault("PREFECT_UI_API_URL", "/api")  # by whatever name the page was reached
+    os.environ.setdefault("PREFECT_SERVER_CORS_ALLOWED_ORIGINS", address)
+    if password or host not in LOOPBACK:
+        os.environ.setdefault("PREFECT_SERVER_API_AUTH_STRING", _password())
+    if secret := os.environ.get("PREFECT_SERVER_API_AUTH_STRING", ""):
+        os.environ.setdefault("PREFECT_API_AUTH_STRING", secret)
+    return _Place(address, name_of(Path.cwd()), secret)
+
+
+def _given_place() -> _Place:
+    """That of the server which the environment names."""
+    if not os.environ.get("PREFECT_API_URL"):
+        raise RuntimeError("--no-server needs the address of a server: set PREFECT_API_URL")
+    return _Place(os.environ["PREFECT_API_URL"].removesuffix("/api"), name_of(Path.cwd(), socket.gethostname()))
+
+
+def _say(place: _Place, board: str | None) -> None:
+    """Prints what is served, where, and how to schedule it."""
+    name, secret = place.deployment, place.secret
+    print(f"Prefect UI:  {place.address}{f'/enter#{urllib.parse.quote(secret)}' if secret else ''}")
+    print(f"Prefect API: {place.address}/api\nTensorBoard: {board or 'not started'}")
+    print(f"Deployments: haed/{name}, and one of each stage")
+    for line in schedules.lines(name):
+        print(f"Scheduled:   {line}")
+    known = f" PREFECT_API_AUTH_STRING={secret}" if secret else ""
+    command = f'prefect deployment schedule create haed/{name} --cron "0 2 * * *"'
+    print(f"To schedule: PREFECT_API_URL={place.address}/api{known} {command}", flush=True)
+
+
+def _password() -> str:
+    """The server's, made on first use and kept beside its records, for this user alone to read."""
+    path = Path(os.environ["PREFECT_HOME"]) / "password"
+    with suppress(FileExistsError):
+        with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
+            file.write(f"haed:{secrets.token_urlsafe(24)}")
+    return path.read_text().strip()
+
+
+@contextmanager
+def _alone() -> Iterator[None]:
+    """Holds the Prefect home; two servers on one SQLite database, or two runners of one deployment, would collide."""
+    home = Path(os.environ["PREFECT_HOME"])
+    home.mkdir(parents=True, exist_ok=True)
+    with open(home / "serve.lock", "a+") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise BlockingIOError(f"another haed serve holds {home}: stop it, or set another PREFECT_HOME") from None
+        yield
+
+
+@contextmanager
+def _tensorboard(port: int) -> Iterator[str | None]:
+    """TensorBoard on `runs/`, on this machine alone; its address."""
+    Path("runs").mkdir(exist_ok=True)
+    with socket.socket() as tried:
+        if tried.connect_ex(("127.0.0.1", port)) == 0:
+            log.warning("port %d is taken: no TensorBoard; choose another with --tensorboard-port", port)
+            yield None
+            return
+    with child("tensorboard", "board", "--port", str(port)):
+        yield f"http://127.0.0.1:{port}"

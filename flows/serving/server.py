@@ -1,0 +1,130 @@
+"""Prefect servers as children of ours: one that is kept up for `haed serve`, and one for a flow run without any.
+
+A child has a session of its own: a Ctrl-C, or a SIGTERM to a whole process group, must not end the server before the flow that
+still saves, which would wait for it without end.
+"""
+
+import atexit
+import logging
+import os
+import shutil
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager, suppress
+from pathlib import Path
+
+from flows.alive import answers
+from pipeline.stopping import die_with_parent
+
+log = logging.getLogger(__name__)
+START_SECONDS = 120
+_PATIENCE = 15
+_LOG_BYTES = 4 << 20
+
+
+def log_of(name: str) -> Path:
+    """Where a child's words are kept: `PREFECT_HOME/NAME.log`, and those before in `NAME.log.old`, 4 MB each."""
+    return Path(os.environ["PREFECT_HOME"]) / f"{name}.log"
+
+
+def _turn_over(path: Path) -> None:
+    """Keeps a log that is written to, always at its end, from growing without bound."""
+    with suppress(FileNotFoundError):
+        if path.stat().st_size > _LOG_BYTES:
+            shutil.copyfile(path, path.with_suffix(".log.old"))
+            os.truncate(path, 0)
+
+
+@contextmanager
+def child(name: str, *arguments: str, **environment: str) -> Iterator["subprocess.Popen[bytes]"]:
+    """A process of `flows.serving.guarded` in its own session, which ends with us, however that comes; it writes to a log."""
+    said = log_of(name)
+    said.parent.mkdir(parents=True, exist_ok=True)
+    _turn_over(said)
+    with open(said, "ab") as file:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "flows.serving.guarded", *arguments],
+            env=os.environ | environment,
+            start_new_session=True,
+            stdout=file,
+            stderr=file,
+            preexec_fn=die_with_parent,
+        )
+    try:
+        yield process
+    finally:
+        process.terminate()
+        try:
+            process.wait(10)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+
+
+def _wait(process: "subprocess.Popen[bytes]", address: str, advice: str, said: Path) -> None:
+    until = time.monotonic() + START_SECONDS
+    while not answers(address):
+        if process.poll() is not None or time.monotonic() > until:
+            raise RuntimeError(f"the Prefect server did not start on {address}: {advice} (its log: {said})")
+        time.sleep(0.2)
+
+
+@contextmanager
+def lasting_server(address: str, host: str, port: int, allowed_hosts: list[str]) -> Iterator[None]:
+    """A server that is started again if it dies; or the one that answers there already."""
+    if answers(address):
+        yield
+        return
+    arguments = ["server", "prefect", "--host", host, "--port", str(port)]
+    arguments += [word for name in allowed_hosts for word in ("--allowed-host", name)]
+    ended = threading.Event()
+    with ExitStack() as first:
+        process = first.enter_context(child(*arguments))
+        _wait(process, address, "is the port taken? try --port", log_of("server"))
+        watch = threading.Thread(target=_keep_up, args=(process, arguments, ended), daemon=True)
+        watch.start()
+        try:
+            yield
+        finally:
+            ended.set()
+            watch.join(_PATIENCE)
+
+
+def _keep_up(process: "subprocess.Popen[bytes]", arguments: list[str], ended: threading.Event) -> None:
+    """Starts the server again when it has died; die_with_parent goes by this thread, which lives as long as we."""
+    while not ended.wait(1):
+        _turn_over(log_of("server"))
+        if process.poll() is None:
+            continue
+        said = log_of("server")
+        log.warning("the Prefect server ended with status %s: starting it again; its log: %s", process.returncode, said)
+        with child(*arguments) as again:
+            while again.poll() is None and not ended.wait(1):
+                _turn_over(said)
+            process = again
+
+
+def start_temporary_server() -> Callable[[], str]:
+    """Starts a server without a UI, which ends with this process; returns what waits for it, and gives its API's address.
+
+    Raises:
+        RuntimeError: by the waiting, if it does not start.
+    """
+    with socket.socket() as tried:
+        tried.bind(("127.0.0.1", 0))
+        port = tried.getsockname()[1]
+    address = f"http://127.0.0.1:{port}"
+    quiet = {"PREFECT_SERVER_UI_ENABLED": "false", "PREFECT__SERVER_EPHEMERAL": "1"}
+    held = ExitStack()
+    process = held.enter_context(child("temporary", "prefect", "--port", str(port), **quiet))
+    atexit.register(held.close)  # so early that all that Prefect has to say at the end comes before it
+
+    def wait() -> str:
+        _wait(process, address, "try again, or set PREFECT_API_URL to a server's", log_of("temporary"))
+        return f"{address}/api"
+
+    return wait
