@@ -1,10 +1,18 @@
 """Fixtures: a small real text, and a model small enough to train in seconds."""
 
+import gc
 import random
+import select
+import shutil
+import socket
 import sysconfig
+from collections.abc import Iterator
+from copy import deepcopy
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from hypothesis import HealthCheck, settings
 
 from pipeline.options import Options
 
@@ -39,6 +47,24 @@ TINY = [
 ]
 
 
+# A busy machine makes no example fail; `tmp_path` may be written over by each.
+settings.register_profile(
+    "haed", deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture]
+)
+settings.load_profile("haed")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Files with slow tests first: with several workers, none of them is then left alone at the end."""
+    slow = {item.path for item in items if item.get_closest_marker("slow")}
+    items.sort(key=lambda item: item.path not in slow)
+
+
+def pytest_collection_finish() -> None:
+    """What is imported stays: collections, one after each stage, need not look at it."""
+    gc.freeze()
+
+
 @pytest.fixture(scope="session")
 def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Some files of the standard library, named by split."""
@@ -61,15 +87,45 @@ def tiny(text: Path, tmp_path: Path) -> list[str]:
     ]
 
 
+@pytest.fixture(scope="session")
+def whole(text: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A place with shards and a run with everything in it, to be copied: `shards` and `runs/run`."""
+    from pipeline.cli import main
+
+    place = tmp_path_factory.mktemp("whole")
+    where = ["source.kind=text", f"source.path={text}", f"runs_dir={place}/runs", f"shards_dir={place}/shards"]
+    chosen = [*TINY, *where, "name=run", "checkpoint.every_steps=2", "evaluate.yardsticks=false"]
+    for stage in ("shard", "pretrain", "finetune"):
+        assert main([stage, "--config", "quickstart", *chosen]) == 0
+    for stage in ("evaluate", "index", "sample"):
+        assert main([stage, f"{place}/runs/run"]) == 0
+    return place
+
+
 @pytest.fixture
-def options(tiny: list[str]) -> Options:
+def run(whole: Path, tmp_path: Path) -> Path:
+    """A copy of that run; its shards are where they were."""
+    return Path(shutil.copytree(whole / "runs" / "run", tmp_path / "runs" / "run"))
+
+
+@pytest.fixture(scope="session")
+def sharded(text: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with the shards of `text`, to be copied."""
+    from pipeline.config import load
+    from pipeline.run.shards import shard
+
+    folder = tmp_path_factory.mktemp("sharded")
+    shard(load("quickstart", ["source.kind=text", f"source.path={text}", f"shards_dir={folder}"]))
+    return folder
+
+
+@pytest.fixture
+def options(tiny: list[str], sharded: Path, tmp_path: Path) -> Options:
     """The configuration of `tiny`, sharded."""
     from pipeline.config import load
-    from pipeline.sharding import shard
 
-    made = load("quickstart", [*tiny, "name=tiny"])
-    shard(made)
-    return made
+    shutil.copytree(sharded, tmp_path / "shards")
+    return load("quickstart", [*tiny, "name=tiny"])
 
 
 @pytest.fixture
@@ -77,24 +133,59 @@ def chance() -> random.Random:
     return random.Random(0)
 
 
-@pytest.fixture
-def pictures(tiny: list[str], tmp_path: Path) -> Options:
-    """A model of 4×4 pictures, a row a chunk, each row lighter than the one above."""
+@pytest.fixture(scope="session")
+def drawn(tmp_path_factory: pytest.TempPathFactory) -> Options:
+    """A model of 4×4 pictures, a row a chunk, each row lighter than the one above; to be copied."""
     import numpy as np
 
     from pipeline.config import load
-    from pipeline.sharding import shard
-    from pipeline.training import train
+    from pipeline.run.shards import shard
+    from pipeline.train.stages import train
 
+    place = tmp_path_factory.mktemp("pictures")
     raster = np.empty((60, 3, 4, 4), np.uint8)
     raster[:] = np.array([0, 60, 120, 180])[:, None]
     for split in ("train", "val"):
-        np.savez(tmp_path / f"{split}_data.npz", data=raster.reshape(60, -1), labels=np.zeros(60, np.int64))
-    chosen = ["source.kind=images", f"source.path={tmp_path}", "source.pattern=*.npz", "chunker.kind=pixels"]
-    made = load(
-        "quickstart", [*tiny, *chosen, "chunker.k=12", "name=pictures", "train.steps=120", "validation.times=0"]
-    )
+        np.savez(place / f"{split}_data.npz", data=raster.reshape(60, -1), labels=np.zeros(60, np.int64))
+    chosen = ["source.kind=images", f"source.path={place}", "source.pattern=*.npz", "chunker.kind=pixels"]
+    where = [f"runs_dir={place}/runs", f"shards_dir={place}/shards", "name=pictures"]
+    made = load("quickstart", [*TINY, *chosen, *where, "chunker.k=12", "train.steps=120", "validation.times=0"])
     made.optimizer.learning_rate = made.optimizer.main_learning_rate = 0.02
     shard(made)
     train(made)
     return made
+
+
+@pytest.fixture
+def pictures(drawn: Options, tmp_path: Path) -> Options:
+    """A copy of that model's run; its shards are where they were."""
+    shutil.copytree(drawn.runs_dir, tmp_path / "runs")
+    return replace(deepcopy(drawn), runs_dir=str(tmp_path / "runs"))
+
+
+class Listener:
+    """A port of this machine, and how often somebody connected to it."""
+
+    def __init__(self) -> None:
+        self._socket = socket.create_server(("127.0.0.1", 0))
+        self.host = f"127.0.0.1:{self._socket.getsockname()[1]}"
+
+    @property
+    def contacts(self) -> int:
+        """Connections so far; those that were just made wait in the socket's queue."""
+        found = 0
+        while select.select([self._socket], [], [], 0.05)[0]:
+            self._socket.accept()[0].close()
+            found += 1
+        return found
+
+    def close(self) -> None:
+        self._socket.close()
+
+
+@pytest.fixture
+def listener() -> Iterator[Listener]:
+    """Whoever is to contact nobody can be seen to."""
+    made = Listener()
+    yield made
+    made.close()

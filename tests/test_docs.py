@@ -6,10 +6,13 @@ import sqlite3
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from data.corpus import Corpus
+from data.options import ChunkerOptions, ShardOptions, SourceOptions
+from data.sharding.build import shard
 
 ROOT = Path(__file__).resolve().parents[1]
 BLOCKS = dict[str, list[str]]()
@@ -18,6 +21,12 @@ for language, block in re.findall(
 ):
     BLOCKS.setdefault(language, []).append(block)
 ENVIRONMENT = os.environ | {"PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
+
+
+def python(part: str) -> str:
+    """The one block of Python with this in it."""
+    (block,) = [each for each in BLOCKS["python"] if part in each]
+    return block
 
 
 def bash(command: str, folder: Path, **environment: str) -> str:
@@ -35,9 +44,26 @@ def test_the_commands_and_the_loader(tmp_path: Path) -> None:
     (commands,) = BLOCKS["bash"]
     bash(commands, tmp_path)
     (words,) = [each for each in tmp_path.glob("shards/my-texts-*") if Corpus.open(each).options.kind == "words"]
-    example = BLOCKS["python"][0].replace("NAME-DIGEST", words.name)
+    example = python("import Loader\n\ncorpus").replace("NAME-DIGEST", words.name)
     (tmp_path / "example.py").write_text(example)
     assert "(4, 128, 12) (4, 128) {'epoch': 0, 'windows': 4}" in bash("python example.py", tmp_path)
+    (tmp_path / "torch_example.py").write_text(python("DataLoader").replace("NAME-DIGEST", words.name))
+    assert bash("python torch_example.py", tmp_path) == "torch.Size([4, 128, 12])\n" * 2
+
+
+@pytest.mark.filterwarnings(
+    "ignore::pytest.PytestUnraisableExceptionWarning"
+)  # webdataset leaves files to the collector
+def test_documents_are_read_with_webdataset_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    texts = {"train-a.txt": "é" * 1_200_000, "train-b.txt": "some words\n", "train-c.txt": "more of them " * 90_000}
+    for name, text in (texts | {"valid.txt": "v", "test.txt": "t"}).items():
+        (tmp_path / name).write_text(text)
+    chosen = SourceOptions(kind="text", path=str(tmp_path))
+    corpus = shard(chosen, ChunkerOptions(), ShardOptions(megabytes=1), tmp_path / "shards")
+    assert len(corpus.of("train")) > 2
+    example, found = python("webdataset").replace("shards/NAME-DIGEST", str(corpus.folder)), dict[str, Any]()
+    exec(example.replace('print(name, len(text), "bytes")', "found[name] = text.decode()"), {"found": found})
+    assert found == texts
 
 
 @pytest.mark.parametrize("workers", [1, 2])
@@ -50,7 +76,7 @@ def test_a_source_and_a_chunker_of_ones_own(tmp_path: Path, workers: int) -> Non
     info = tmp_path / "packages" / "my_haed-1.dist-info"
     info.mkdir(parents=True)
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: my-haed\nVersion: 1\n")
-    (info.parent / "my_haed.py").write_text(BLOCKS["python"][1])
+    (info.parent / "my_haed.py").write_text(python("class CamelChunker"))
     points = re.sub(r'project\.entry-points\."(.*)"', r"\1", BLOCKS["toml"][0]).replace('"', "")
     (info / "entry_points.txt").write_text(points)
     command = "haed shard source.kind=sqlite source.path=notes.db chunker.kind=camel shard.megabytes=1"

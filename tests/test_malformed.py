@@ -4,6 +4,7 @@ import contextlib
 import io
 import json
 import pickle
+import re
 import shutil
 import struct
 import tarfile
@@ -13,15 +14,16 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from data.corpus import Corpus
-from pipeline.checkpoints import DamagedCheckpoint
-from pipeline.checkpoints import load as load_checkpoint
+from data.remote import storage
 from pipeline.cli import main
 from pipeline.config import ConfigError, load
-from tests.conftest import TINY
+from pipeline.run.checkpoints import DamagedCheckpoint
+from pipeline.run.checkpoints import load as load_checkpoint
+from tests.conftest import Listener
 
 PWNED = Path("pwned")
 
@@ -32,17 +34,14 @@ class Exploit:
 
 
 @pytest.fixture(scope="module")
-def whole(text: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A corpus and a run with everything in it."""
-    place = tmp_path_factory.mktemp("whole")
-    chosen = [*TINY, "source.kind=text", f"source.path={text}", f"runs_dir={place}/runs", f"shards_dir={place}/shards"]
-    for stage in ("shard", "pretrain", "finetune"):
-        assert main([stage, *chosen, "name=run"]) == 0
-    for stage in ("evaluate", "index", "sample"):
-        assert main([stage, f"{place}/runs/run", "evaluate.yardsticks=false"]) == 0
-    (corpus,) = (place / "shards").glob("*-*")
-    corpus.rename(place / "corpus")
+def whole(whole: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A corpus and a run with everything in it, as somebody hands them over."""
+    place = tmp_path_factory.mktemp("handed")
+    shutil.copytree(whole / "runs", place / "runs")
     remembered = json.loads((place / "runs/run/corpus.json").read_text())
+    shutil.copytree(remembered["location"], place / "corpus")  # other tests may have left other corpora beside it
+    config = place / "runs/run/config.yaml"
+    config.write_text(config.read_text().replace(f"{whole}/shards", f"{place}/shards"))
     (place / "runs/run/corpus.json").write_text(json.dumps(remembered | {"location": "corpus"}))
     return place
 
@@ -203,7 +202,13 @@ CASES |= {
 }
 
 
-@pytest.mark.timeout(30)
+def test_what_is_whole_is_taken(whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    shutil.copytree(whole, tmp_path, dirs_exist_ok=True)
+    monkeypatch.chdir(tmp_path)
+    for command in (FINETUNE, EVALUATE, NEIGHBOURS, CAT, REPORT):
+        assert main(command) == 0
+
+
 @pytest.mark.parametrize("case", CASES)
 def test_a_line_or_two_of_error(
     whole: Path, case: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
@@ -219,6 +224,42 @@ def test_a_line_or_two_of_error(
     assert 1 <= len(lines) <= 2 and lines[-1].startswith("error: ") and len(lines[-1]) < 600, lines
     assert "--debug shows where" not in lines[-1] and not PWNED.exists()
     assert {path for path in tmp_path.parent.glob("*")} == before
+
+
+@pytest.mark.parametrize("address", ["dask://HOST::file:///any", "http://me:pw@HOST/x"])
+def test_addresses_in_a_strangers_run_are_not_opened(
+    whole: Path,
+    address: str,
+    listener: Listener,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    shutil.copytree(whole / "runs", tmp_path / "runs")
+    monkeypatch.chdir(tmp_path)
+    url = address.replace("HOST", listener.host)
+    config = tmp_path / "runs/run/config.yaml"
+    with_key(url, "location")(tmp_path / "runs/run/corpus.json")
+    assert main(EVALUATE) == 1
+    kind, path = "kind: shards", f"path: '{url}'"
+    config.write_text(re.sub("kind: text", kind, re.sub("path: .*", path, config.read_text())))
+    assert main(["shard", "runs/run"]) == 2
+    assert main(EVALUATE) == 2
+    assert "pw" not in capsys.readouterr().err and listener.contacts == 0
+
+
+def test_an_address_in_a_run_is_said_before_it_is_opened(
+    whole: Path, listener: Listener, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(storage, "ATTEMPTS", 1)
+    shutil.copytree(whole / "runs", tmp_path / "runs")
+    monkeypatch.chdir(tmp_path)
+    url = "http://127.0.0.1:1/x"
+    with_key(url, "location")(tmp_path / "runs/run/corpus.json")
+    assert main(EVALUATE) == 1
+    assert f"corpus.json names the place of the shards, {url}" in caplog.text
+    assert main(["shard", "runs/run", "source.kind=shards", f"source.path={url}"]) == 1
+    assert f"reading shards from {url}" in caplog.text
 
 
 def test_there_are_a_hundred() -> None:
@@ -238,7 +279,6 @@ YAML = st.recursive(
 
 
 @given(st.dictionaries(KEYS, YAML, max_size=4) | YAML)
-@settings(deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_any_yaml_is_a_configuration_or_a_short_error(tmp_path: Path, tree: Any) -> None:
     path = tmp_path / "any.yaml"
     path.write_text(json.dumps(tree))
@@ -249,7 +289,6 @@ def test_any_yaml_is_a_configuration_or_a_short_error(tmp_path: Path, tree: Any)
 
 
 @given(st.binary(max_size=200))
-@settings(deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_any_bytes_are_a_configuration_or_a_short_error(tmp_path: Path, content: bytes) -> None:
     path = tmp_path / "any.yaml"
     path.write_bytes(content)
@@ -260,7 +299,6 @@ def test_any_bytes_are_a_configuration_or_a_short_error(tmp_path: Path, content:
 
 
 @given(st.lists(st.tuples(KEYS, st.text(max_size=12)), max_size=3))
-@settings(deadline=None)
 def test_any_override_is_taken_or_refused(pairs: list[tuple[str, str]]) -> None:
     try:
         load(None, [f"{key}={value}" for key, value in pairs])
@@ -277,7 +315,6 @@ MANIFESTS = st.recursive(
 
 
 @given(st.dictionaries(FIELDS, MANIFESTS, max_size=5), st.dictionaries(FIELDS, MANIFESTS, max_size=9))
-@settings(deadline=None)
 def test_any_tree_is_a_manifest_or_an_error(tree: dict[str, Any], shard: dict[str, Any]) -> None:
     for manifest in (tree, {"digest": "x", "chunker": {"kind": "words", "k": 4}, "shards": [shard]}):
         with contextlib.suppress(ValueError):
@@ -285,7 +322,6 @@ def test_any_tree_is_a_manifest_or_an_error(tree: dict[str, Any], shard: dict[st
 
 
 @given(st.binary(max_size=300), st.binary(max_size=300))
-@settings(deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_any_bytes_are_a_checkpoint_or_damaged(tmp_path: Path, state: bytes, model: bytes) -> None:
     (tmp_path / "state.json").write_bytes(state)
     (tmp_path / "model.safetensors").write_bytes(model)

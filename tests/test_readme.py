@@ -3,8 +3,10 @@
 import os
 import re
 import shlex
+import shutil
 import subprocess
 import sys
+import sysconfig
 from pathlib import Path
 
 import pytest
@@ -18,20 +20,24 @@ BLOCKS = re.findall(r"```(bash|python)\n(.*?)```", README, re.DOTALL)
 COMMANDS = [line for language, block in BLOCKS if language == "bash" for line in block.splitlines() if line.strip()]
 TRAINS = ("run", "shard", "pretrain", "finetune", "train")
 BY_HAND = {"make demo", "make test"}  # a clean clone, logged in docs/log.md
-ELSEWHERE = {"haed serve"}  # tests/flows/test_serve.py
+ELSEWHERE = {"haed serve"}  # tests/flows/serving/test_serve.py
 
 
 @pytest.fixture(scope="module")
 def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder as the README supposes it: a text of one's own, and WikiText-2."""
+    """A folder as the README supposes it: a text of one's own, and WikiText-2; and a few sources of Python, for all of them."""
     folder = tmp_path_factory.mktemp("a folder with a space")
     (folder / "my-texts").mkdir()
     for name in ("letter", "diary", "notes"):
         paragraphs = [f"{name} paragraph {i}\nwith two lines of text.\n\n" for i in range(400)]
         (folder / "my-texts" / f"{name}.txt").write_text("".join(paragraphs))
+    (folder / "python").mkdir()
+    for path in Path(sysconfig.get_paths()["stdlib"]).glob("*.py"):
+        if path.stat().st_size < 30_000:
+            shutil.copy(path, folder / "python")
     (folder / "wikitext-2").mkdir()
     for split in ("train", "valid", "test"):
-        articles = [f" \n = Title {i} = \n \n Some words of article {i} . \n" * 20 for i in range(10)]
+        articles = [f" \n = Title {i} = \n \n Some words of {split} article {i} . \n" * 20 for i in range(10)]
         (folder / "wikitext-2" / f"{split}.txt").write_text("".join(articles))
     return folder
 
@@ -47,34 +53,35 @@ def small(command: str) -> list[str]:
     ]
     rest = [word for word in arguments if "=" not in word]
     budget = ["finetune.steps=6"] if "seconds=90" in command else []
-    return [*rest, *TINY, *given, *budget]
+    source = ["source.path=python"] if "--config quickstart" in command and "source." not in command else []
+    return [*rest, *TINY, *source, *given, *budget]
 
 
 def test_the_readme_has_commands() -> None:
     assert len(COMMANDS) > 12 and {"make demo", "make test", "haed serve"} <= set(COMMANDS)
 
 
-@pytest.mark.timeout(600)
-def test_every_command_and_the_example(
-    place: Path,
-    tmp_path_factory: pytest.TempPathFactory,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+@pytest.mark.slow
+@pytest.mark.parametrize("command", [command for command in COMMANDS if command not in BY_HAND | ELSEWHERE])
+def test_every_command(
+    command: str, place: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    """In their order, each in the folder that those before have left."""
     monkeypatch.chdir(place)
     env = {name: value for name, value in os.environ.items() if not name.startswith("PREFECT")} | {
         "PYTHONPATH": str(ROOT)
     }
-    for command in COMMANDS:
-        if command not in BY_HAND | ELSEWHERE:
-            arguments = small(command)
-            if arguments[0] == "run":  # in a process of its own, as Prefect's temporary server ends with it
-                done = subprocess.run(
-                    [sys.executable, "-m", "flows.cli", *arguments], env=env, capture_output=True, text=True
-                )
-                assert done.returncode == 0 and "bits/char" in done.stdout, f"{command}: {done.stderr[-2000:]}"
-            else:
-                assert main(arguments) == 0, f"{command}: {capsys.readouterr().err[-2000:]}"
+    arguments = small(command)
+    if arguments[0] == "run":  # in a process of its own, as Prefect's temporary server ends with it
+        done = subprocess.run([sys.executable, "-m", "flows.cli", *arguments], env=env, capture_output=True, text=True)
+        assert done.returncode == 0 and "bits/char" in done.stdout, done.stderr[-2000:]
+    else:
+        assert main(arguments) == 0, capsys.readouterr().err[-2000:]
+
+
+@pytest.mark.slow
+def test_the_example_and_what_is_left(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(place)
     assert (place / "runs" / "quickstart" / "report.html").is_file()
     assert (place / "runs" / "steps" / "finetune" / "checkpoints" / "latest").read_text().strip() == "step-00000006"
     (example,) = [block for language, block in BLOCKS if language == "python"]

@@ -1,32 +1,176 @@
-"""Who may import whom, what options may cost to import, and how long a module may be."""
+"""Who may import whom, what options may cost to import, how long a module and how full a folder may be."""
 
 import ast
 import subprocess
 import sys
+from collections.abc import Iterator
+from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
 import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
+LONGEST, MOST = 400, 12  # lines of a file, files of a folder
 ALLOWED = {"haed": set(), "data": set(), "pipeline": {"haed", "data"}, "flows": {"haed", "data", "pipeline"}}
-LONGEST = 400
+
+# The rooms of each package (its folders, and the modules beside them) from the lowest up. A module may import those of its
+# own room and of all below; rooms of one line do not import each other.
+ORDER = {
+    "haed": ["options ranks blocks", "system", "chunk token", "iem sampling", "build"],
+    "data": [
+        "locations durable processes statistics",
+        "options",
+        "sources",
+        "chunkers",
+        "entropy shards",
+        "remote",
+        "corpus",
+        "distinct loader sharding",
+    ],
+    "pipeline": [
+        "shown stopping",
+        "options",
+        "config",
+        "run",
+        "train score show",
+        "probe experiments",
+        "arguments",
+        "commands",
+        "cli",
+        "__main__",
+    ],
+    "flows": [
+        "alive devices live mappers watch",
+        "forms stopping",
+        "reading",
+        "training",
+        "flows",
+        "serving",
+        "commands",
+        "cli",
+    ],
+}
+# What of haed is open to pipeline: the protocol to all of it, the layout of chunks to some.
+OPEN, TO_SOME, SOME = {"system", "build", "sampling", "ranks", "options"}, "haed.chunk", {"train", "score", "probe"}
 
 
-@pytest.mark.parametrize("room", ALLOWED)
-def test_rooms_import_only_what_they_may(room: str) -> None:
-    modules = sorted((ROOT / room).rglob("*.py"))
-    assert modules
-    for path in modules:
-        source = path.read_text()
-        assert source.count("\n") <= LONGEST, f"{path} has more than {LONGEST} lines"
-        for node in ast.walk(ast.parse(source)):
-            names = [a.name for a in node.names] if isinstance(node, ast.Import) else []
-            if isinstance(node, ast.ImportFrom):
-                assert node.level == 0, f"{path}:{node.lineno} imports relatively"
-                names = [node.module or ""]
-            for top in {name.split(".")[0] for name in names}:
-                assert top not in ALLOWED or top == room or top in ALLOWED[room], f"{path}:{node.lineno} imports {top}"
-                assert top != "prefect" or room == "flows", f"{path}:{node.lineno} imports prefect"
+def modules() -> dict[str, Path]:
+    paths = [path for package in ALLOWED for path in sorted((ROOT / package).rglob("*.py"))]
+    names = {path: ".".join(path.relative_to(ROOT).with_suffix("").parts) for path in paths}
+    return {name.removesuffix(".__init__"): path for path, name in names.items()}
+
+
+MODULES = modules()
+
+
+def imported(path: Path) -> Iterator[str]:
+    """All that a file imports, also within functions and for type checkers alone: our modules, and names of others."""
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{path}:{node.lineno} imports relatively"
+            for alias in node.names:
+                inner = f"{node.module}.{alias.name}"
+                yield inner if inner in MODULES else str(node.module)
+
+
+GRAPH = {name: set(imported(path)) - {name} for name, path in MODULES.items()}
+ARROWS = [(name, other) for name, found in GRAPH.items() for other in sorted(found) if other in MODULES]
+
+
+def room(module: str) -> str:
+    return (module.split(".") + [""])[1]
+
+
+def level(module: str) -> int:
+    """Of a module in its package; what is open to all of it, at the top, has the lowest."""
+    package, own = module.split(".")[0], room(module)
+    levels = {each: number for number, rooms in enumerate(ORDER[package]) for each in rooms.split()}
+    assert not own or own in levels, f"{module} has no room: put it into ORDER, and into the README"
+    return levels.get(own, -1)
+
+
+def is_allowed(name: str, other: str) -> bool:
+    package, of = name.split(".")[0], other.split(".")[0]
+    if package != of:
+        inside = package == "pipeline" and of == "haed" and room(other)
+        if inside and room(other) not in OPEN and not (other.startswith(TO_SOME) and room(name) in SOME):
+            return False
+        return of in ALLOWED[package]
+    if not room(name):  # `pipeline` itself has `open_run`
+        return True
+    return room(name) == room(other) or level(name) > level(other)
+
+
+def test_every_module_has_its_room() -> None:
+    assert len(MODULES) > 100
+    for name in MODULES:
+        assert level(name) >= -1
+
+
+@pytest.mark.parametrize(
+    ("name", "other", "right"),
+    [
+        ("pipeline.show.report", "pipeline.run.index", True),
+        ("pipeline.show.report", "pipeline.probe.index", False),
+        ("pipeline.run.shards", "pipeline.train.stages", False),
+        ("pipeline.score.breakdown", "haed.chunk.packing", True),
+        ("pipeline.run.opened", "haed.chunk.packing", False),
+        ("pipeline.train.trainer", "haed.iem.objective", False),
+        ("haed.build", "haed.iem.objective", True),
+        ("haed.iem.objective", "haed.sampling", False),
+        ("data.corpus", "pipeline.options", False),
+        ("flows.watch", "flows.alive", False),
+    ],
+)
+def test_what_the_rules_say(name: str, other: str, right: bool) -> None:
+    assert is_allowed(name, other) == right
+
+
+def test_arrows_go_down() -> None:
+    wrong = {f"{name} -> {other}" for name, other in ARROWS if not is_allowed(name, other)}
+    assert sorted(wrong) == []
+
+
+def test_there_is_no_circle() -> None:
+    try:
+        TopologicalSorter(GRAPH).prepare()
+    except CycleError as error:
+        pytest.fail(" <- ".join(error.args[1]))
+
+
+def test_prefect_is_for_flows_alone() -> None:
+    using = {name.split(".")[0] for name, found in GRAPH.items() for other in found if other.split(".")[0] == "prefect"}
+    assert using == {"flows"}
+
+
+@pytest.mark.parametrize("top", [*ALLOWED, "tests"])
+def test_files_and_folders_stay_small(top: str) -> None:
+    for folder in [ROOT / top, *(path for path in (ROOT / top).rglob("*") if path.is_dir())]:
+        files = [path for path in folder.glob("*.py") if path.name != "__init__.py"]
+        assert len(files) <= MOST, f"{folder} has {len(files)} files"
+        for path in files:
+            assert path.read_text().count("\n") <= LONGEST, f"{path} has more than {LONGEST} lines"
+
+
+def drawn() -> Iterator[str]:
+    """The files that the README lists, a line each with what it is for."""
+    block = (ROOT / "README.md").read_text(encoding="utf-8").split("## What is where")[1].split("```")[1]
+    above: list[str] = []
+    for line in block.strip().splitlines():
+        name, _, about = line.strip().partition(" ")
+        depth = (len(line) - len(line.lstrip())) // 2
+        above[depth:] = [name]
+        if above[0].rstrip("/") in ALLOWED:
+            assert about.strip(), f"{name}: what is it for?"
+            if not name.endswith("/"):
+                yield "".join(above)
+
+
+def test_the_tree_of_the_readme_is_the_tree() -> None:
+    there = {str(path.relative_to(ROOT)) for path in MODULES.values() if path.name != "__init__.py"}
+    assert sorted(drawn()) == sorted(there)
 
 
 @pytest.mark.parametrize("module", ["haed.options", "data.options", "pipeline.options", "pipeline.config", "flows.cli"])

@@ -2,7 +2,7 @@ from functools import cache
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from data.chunkers import Chunker, chunker_class, make_chunker
@@ -39,7 +39,6 @@ def cut(kind: str, k: int, document: bytes) -> list[bytes]:
 
 
 @pytest.mark.parametrize("kind", CHUNKERS)
-@settings(deadline=None)  # the first of the entropy chunker is fitted
 @given(
     document=st.one_of(st.binary(max_size=300), st.sampled_from([text.encode() for text in NASTY])),
     k=st.integers(1, 20),
@@ -65,10 +64,54 @@ def test_documents_of_a_buffer_are_cut_as_each_alone(kind: str, documents: list[
     assert chunker.join(tokens, lengths) == b"".join(documents)
 
 
-@given(st.binary(max_size=100), st.binary(max_size=100))
-def test_a_text_and_its_continuation_are_cut_alike_but_for_the_last_chunk(first: bytes, second: bytes) -> None:
-    short, long = cut("words", 12, first), cut("words", 12, first + second)
+MIXED = st.text("aж中𝔘 \n.", max_size=120).map(str.encode)
+
+
+@given(st.one_of(st.binary(max_size=100), MIXED), st.one_of(st.binary(max_size=100), MIXED), st.integers(1, 12))
+def test_a_text_and_its_continuation_are_cut_alike_but_for_the_last_chunk(first: bytes, second: bytes, k: int) -> None:
+    short, long = cut("words", k, first), cut("words", k, first + second)
     assert long[: max(0, len(short) - 1)] == short[:-1]
+
+
+def whole(chunk: bytes) -> bool:
+    return chunk.decode(errors="replace").encode() == chunk
+
+
+@pytest.mark.parametrize("kind", ["words", "sentences"])
+@given(st.text("aж中𝔘 \n.", max_size=60).map(str.encode), st.integers(4, 12))
+def test_no_character_is_cut(kind: str, document: bytes, k: int) -> None:
+    chunks = cut(kind, k, document)
+    assert all(map(whole, chunks))
+    ends = {
+        0,
+        *np.cumsum([len(chunk) for chunk in cut(kind, 255, document)], dtype=int).tolist(),
+    }  # of words, sentences
+    at = 0
+    for chunk in chunks:
+        at += len(chunk)
+        assert at in ends or len(chunk) > k - 4  # a part is as long as whole characters allow
+
+
+def test_characters_of_long_texts_and_no_characters() -> None:
+    assert cut("words", 12, "достопримечательность".encode())[0] == "достоп".encode()
+    assert cut("words", 7, "中文字中文字 a".encode()) == [
+        "中文".encode(), "字中".encode(), "文字 ".encode(), b"a",
+    ]  # fmt: skip
+    text = "a中𝔘ж".encode() * 40_000  # one chunk, in many blocks
+    assert all(map(whole, chunks := cut("words", 12, text))) and b"".join(chunks) == text
+    assert len(chunks) < len(text) / 9
+    for k in (1, 2, 3):  # characters longer than a chunk, and bytes that are none
+        assert b"".join(cut("words", k, text[:1000])) == text[:1000]
+    assert cut("words", 4, b"\x80" * 10) == [b"\x80" * 4, b"\x80" * 4, b"\x80" * 2]
+    assert cut("words", 4, b"\xff" * 10) == [b"\xff" * 4, b"\xff" * 4, b"\xff" * 2]
+
+
+def test_an_older_version_cuts_as_it_did() -> None:
+    text = "а中文字中文".encode()
+    assert make_chunker(ChunkerOptions(), version=1).split(text)[1].tolist() == [12, 5]
+    assert make_chunker(ChunkerOptions()).split(text)[1].tolist() == [11, 6]
+    with pytest.raises(ValueError, match="cut by version 3 of the chunker 'words', and here is 2"):
+        make_chunker(ChunkerOptions(), version=3)
 
 
 def test_words() -> None:

@@ -15,10 +15,9 @@ from data import shards
 from data.chunkers import make_chunker
 from data.options import ChunkerOptions
 from data.shards import Damaged, Shard, ShardWriter, read_shard
-from data.sources import Piece
+from data.sources.source import Piece
 
 
-@settings(deadline=None)
 @given(
     documents=st.lists(st.text("ab .\n é", min_size=1, max_size=120).map(str.encode), min_size=1, max_size=12),
     cuts=st.lists(st.integers(1, 30), min_size=1),
@@ -58,9 +57,9 @@ def test_documents_in_any_pieces(
     assert counts == [len(lengths) for lengths in whole] and names == [str(n) for n in range(len(documents))]
     assert sum(shard.documents for shard in made) == len(documents)
     assert sum(shard.source_bytes for shard in made) == len(b"".join(documents))
-    summary = writer.statistics.summary()["tokens_per_document"]
-    assert (summary["shortest"], summary["longest"]) == (min(map(len, documents)), max(map(len, documents)))
-    assert sum(summary["documents_from"].values()) == len(documents)
+    summary = writer.statistics.summary().tokens_per_document
+    assert (summary.shortest, summary.longest) == (min(map(len, documents)), max(map(len, documents)))
+    assert sum(summary.documents_from.values()) == len(documents)
 
 
 @pytest.fixture(scope="module")
@@ -91,7 +90,7 @@ def test_a_changed_array_is_located(written: tuple[Path, bytes, Shard]) -> None:
             read_shard(path, bytes(changed), shard)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(where=st.floats(0, 1, exclude_max=True, allow_subnormal=False), bit=st.integers(0, 7))
 def test_any_flipped_bit_is_noticed(written: tuple[Path, bytes, Shard], where: float, bit: int) -> None:
     path, content, shard = written
@@ -101,7 +100,7 @@ def test_any_flipped_bit_is_noticed(written: tuple[Path, bytes, Shard], where: f
         read_shard(path, bytes(changed), shard)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(where=st.floats(0, 1, exclude_max=True, allow_subnormal=False))
 def test_a_truncated_shard_is_noticed(written: tuple[Path, bytes, Shard], where: float) -> None:
     path, content, shard = written

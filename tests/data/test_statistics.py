@@ -34,10 +34,10 @@ def test_parts_add_up_to_the_exact_counts(parts: list[list[bytes]]) -> None:
         total.add(Statistics.of_arrays(one.arrays()))
     counts = Counter(chunk for part in parts for chunk in part)
     summary = total.summary()
-    assert summary["distinct_chunks"] == len(counts) and summary["distinct_chunks_exact"]
+    assert summary.distinct_chunks == len(counts) and summary.distinct_chunks_exact
     wanted = sorted(counts.values(), reverse=True)
-    assert summary["rank_frequency"] == [[rank, wanted[rank - 1]] for rank, _ in summary["rank_frequency"]]
-    assert not counts or summary["rank_frequency"][-1][0] == len(counts)
+    assert summary.rank_frequency == [(rank, wanted[rank - 1]) for rank, _ in summary.rank_frequency]
+    assert not counts or summary.rank_frequency[-1][0] == len(counts)
 
 
 def test_many_distinct_chunks_are_estimated(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -53,8 +53,8 @@ def test_many_distinct_chunks_are_estimated(monkeypatch: pytest.MonkeyPatch) -> 
     values = np.sort(np.unique(drawn, return_counts=True)[1])[::-1]
     assert not total.frequencies.exact and len(total.frequencies.keys) <= 4096 + 512
     summary = total.summary()
-    assert summary["distinct_chunks"] == pytest.approx(len(values), rel=0.06)
-    for rank, count in summary["rank_frequency"]:
+    assert summary.distinct_chunks == pytest.approx(len(values), rel=0.06)
+    for rank, count in summary.rank_frequency:
         if rank <= 100:
             assert count == pytest.approx(values[rank - 1], rel=0.02)
         elif rank < len(values):

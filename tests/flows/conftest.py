@@ -7,12 +7,17 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
+import psutil
 import pytest
 
-from flows.environment import DEFAULTS
-from flows.serve import LOCAL
-from tests.flows.api import call, until
+from flows.serving.deployments import name_of
+from flows.serving.environment import DEFAULTS
+from tests.conftest import TINY
+from tests.flows.api import PATIENCE, call, until
+
+SETTINGS = [*TINY, "source.kind=text", "source.path=text", "validation.times=0", "checkpoint.every_steps=10"]
 
 
 class Served:
@@ -26,36 +31,45 @@ class Served:
             self.port, self.board = one.getsockname()[1], other.getsockname()[1]
         self.address = f"http://127.0.0.1:{self.port}"
 
-    def start(self) -> None:
+    def start(self, *arguments: str) -> None:
         """Returns when every flow is registered and can be triggered."""
         clean = {k: v for k, v in os.environ.items() if not k.startswith("PREFECT") and k not in DEFAULTS}
         command = [sys.executable, "-m", "flows.cli", "serve", "--port", str(self.port)]
         with open(self.folder / "log", "ab") as log:
             self.process = subprocess.Popen(
-                [*command, "--tensorboard-port", str(self.board)],
+                [*command, "--tensorboard-port", str(self.board), *arguments],
                 cwd=self.folder,
-                env=clean | {"PYTHONPATH": os.getcwd(), "PYTHONUNBUFFERED": "1"},
+                # trainings of other tests are none of ours
+                env=clean
+                | {"PYTHONPATH": os.getcwd(), "PYTHONUNBUFFERED": "1", "TMPDIR": str(self.folder)}
+                | {"PREFECT_RUNNER_POLL_FREQUENCY": "1"},
                 stdout=log,
                 stderr=log,
                 start_new_session=True,
             )
         self.starts += 1
-        until(120, lambda: self.said().count("TensorBoard: ") == self.starts and self.ready())
+        until(PATIENCE, lambda: self.said().count("To schedule: ") == self.starts and self.ready())
 
     def ready(self) -> bool:
         """Whether its runner polls: all deployments are marked as ready."""
-        found = call(self.address, "/deployments/filter", {})
-        return len(found) >= 11 and all(item["status"] == "READY" and not item["paused"] for item in found)
+        return len(self.found()) == 11 and all(item["status"] == "READY" for item in self.found())
+
+    def found(self) -> list[dict[str, Any]]:
+        """The deployments of this folder."""
+        asked = {"deployments": {"name": {"any_": [name_of(self.folder)]}}}
+        return list(call(self.address, "/deployments/filter", asked))
 
     def deployments(self) -> dict[str, str]:
         """Ids by the flow's name."""
-        return {item["tags"][0]: item["id"] for item in call(self.address, "/deployments/filter", {})}
+        return {item["tags"][0]: item["id"] for item in self.found()}
 
-    def trigger(self, flow: str, parameters: dict[str, object], deployment: str = LOCAL) -> str:
+    def trigger(self, flow: str, parameters: dict[str, object], deployment: str = "") -> str:
         """Starts a flow as the UI does; returns the run's id."""
-        found = call(self.address, f"/deployments/name/{flow}/{deployment}")
+        found = call(self.address, f"/deployments/name/{flow}/{deployment or name_of(self.folder)}")
         path = f"/deployments/{found['id']}/create_flow_run"
-        run = until(30, lambda: call(self.address, path, {"parameters": parameters}))  # 503: the database was busy
+        run = until(
+            PATIENCE, lambda: call(self.address, path, {"parameters": parameters})
+        )  # 503: the database was busy
         return str(run["id"])
 
     def state(self, run: str) -> str:
@@ -70,7 +84,7 @@ class Served:
         """Ctrl-C; nothing may answer or run afterwards."""
         self.process.send_signal(signal.SIGINT)
         try:
-            self.process.wait(30)
+            self.process.wait(PATIENCE)
         finally:
             if self.process.poll() is None:
                 os.killpg(self.process.pid, signal.SIGKILL)
@@ -78,11 +92,22 @@ class Served:
             call(self.address, "/health")
 
 
-@pytest.fixture
-def served(text: Path, tmp_path: Path) -> Iterator[Served]:
+def engine(served: Served) -> psutil.Process:
+    """The process of the flow that runs now."""
+    children = psutil.Process(served.process.pid).children()
+    return next(child for child in children if "PREFECT__FLOW_RUN_ID" in child.environ())
+
+
+def serving(text: Path, folder: Path, *arguments: str) -> Iterator[Served]:
     """Started from nothing, with the folder `text` beside it."""
-    (tmp_path / "text").symlink_to(text)
-    made = Served(tmp_path)
-    made.start()
+    (folder / "text").symlink_to(text)
+    made = Served(folder)
+    made.start(*arguments)
     yield made
     made.stop()
+
+
+@pytest.fixture
+def served(text: Path, tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Served]:
+    """Of one test, which may end it; the fixture's parameter has further arguments."""
+    yield from serving(text, tmp_path, *getattr(request, "param", ()))

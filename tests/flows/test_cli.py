@@ -1,5 +1,6 @@
 """`haed run` where something is wrong: a line or two, no traceback, whether Prefect had started or not."""
 
+import argparse
 import os
 import signal
 import subprocess
@@ -9,7 +10,11 @@ from pathlib import Path
 import psutil
 import pytest
 
-from tests.flows.api import until
+from flows.commands import _asked
+from pipeline.arguments import options_of
+from pipeline.config import load
+from pipeline.run.folder import RunFolder
+from tests.flows.api import PATIENCE, until
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -36,12 +41,32 @@ def test_what_is_wrong_is_said_before_prefect_starts(
     assert list(tmp_path.iterdir()) == []
 
 
+def test_a_run_that_was_renamed_goes_on_in_its_folder(tiny: list[str], tmp_path: Path) -> None:
+    made = RunFolder.create(load("quickstart", [*tiny, "name=first"]))
+    (tmp_path / "elsewhere").mkdir()
+    moved = made.path.rename(tmp_path / "elsewhere" / "second")
+    asked = argparse.Namespace(config=None, words=[str(moved), "seed=3"])
+    options = load(*_asked(asked, options_of(asked)))
+    assert (options.name, options.runs_dir, options.seed) == ("second", str(moved.parent), 3)
+
+
+@pytest.mark.slow
 def test_a_failing_stage_ends_in_a_line_too(tiny: list[str], tmp_path: Path) -> None:
     done = haed(tmp_path, "run", *tiny, "name=failing", "resume=required")
     assert done.returncode == 1 and "has no checkpoint: use resume=auto to start" in done.stderr
     assert "Traceback" not in done.stderr + done.stdout
 
 
+@pytest.mark.slow
+def test_an_empty_test_split_is_said_before_training(tiny: list[str], text: Path, tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_bytes((text / "train-textwrap.py").read_bytes())
+    done = haed(tmp_path, "run", *tiny, "name=empty", "source.path=train.py")
+    assert done.returncode == 1 and "split test of" in done.stderr and "evaluate.split=test has nothing" in done.stderr
+    assert "Traceback" not in done.stderr + done.stdout and not (tmp_path / "runs" / "empty").exists()
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
 def test_a_signal_to_all_its_processes_leaves_a_checkpoint_and_nothing_else(tiny: list[str], tmp_path: Path) -> None:
     """As `timeout`, a batch system or a container's end sends it: the server must not be gone before the flow."""
     clean = {name: value for name, value in os.environ.items() if not name.startswith("PREFECT")}
@@ -64,11 +89,14 @@ def test_a_signal_to_all_its_processes_leaves_a_checkpoint_and_nothing_else(tiny
         start_new_session=True,
     ) as process:
         latest = tmp_path / "runs/ended/pretrain/checkpoints/latest"
-        until(60, latest.is_file)
-        family = psutil.Process(process.pid).children(recursive=True)
-        assert any("uvicorn" in " ".join(child.cmdline()) for child in family)
-        os.killpg(process.pid, signal.SIGTERM)
-        said = process.communicate(timeout=40)[1]
+        try:
+            until(PATIENCE, latest.is_file)
+            family = psutil.Process(process.pid).children(recursive=True)
+            assert any("flows.serving.guarded" in " ".join(child.cmdline()) for child in family)
+            os.killpg(process.pid, signal.SIGTERM)
+            said = process.communicate()[1]
+        finally:
+            process.kill()
     assert process.returncode == 143 and "stopped and saved; the same command goes on from there" in said
     assert "Traceback" not in said and 0 < int(latest.read_text().strip().removeprefix("step-")) < 100_000
-    assert not psutil.wait_procs(family, 5)[1]
+    assert not psutil.wait_procs(family, PATIENCE)[1]

@@ -2,24 +2,38 @@
 
 import json
 import os
+import shlex
+import shutil
 import signal
 import subprocess
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
+from pipeline import ROOT
 from pipeline.cli import main
 
 
+def test_a_pipe_that_breaks_within_a_command_is_said(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def breaks(*_: object) -> None:
+        raise BrokenPipeError(32, "Broken pipe")
+
+    monkeypatch.setattr("data.corpus.Corpus.open", breaks)
+    assert main(["cat", "shards"]) == 1 and "Broken pipe" in capsys.readouterr().err
+
+
 @pytest.fixture
-def trained(tiny: list[str]) -> list[str]:
+def trained(tiny: list[str], run: Path, sharded: Path, tmp_path: Path) -> list[str]:
     """A tiny run, sharded and trained in both phases; its overrides."""
-    arguments = [*tiny, "name=cli"]
-    for stage in ("shard", "pretrain", "finetune"):
-        assert main([stage, "--config", "quickstart", *arguments]) == 0
-    return arguments
+    shutil.copytree(sharded, tmp_path / "shards")
+    shutil.rmtree(run / "index")
+    (run / "evaluation.json").unlink()
+    return [*tiny, "name=run"]
 
 
 def runs_dir(arguments: list[str]) -> str:
@@ -32,8 +46,8 @@ def last_json(capsys: pytest.CaptureFixture[str]) -> object:
 
 def test_stages_of_a_trained_run(trained: list[str], text: Path, capsys: pytest.CaptureFixture[str]) -> None:
     where = f"runs_dir={runs_dir(trained)}"
-    folder = Path(runs_dir(trained)) / "cli"
-    assert main(["evaluate", "cli", where, "--json"]) == 0
+    folder = Path(runs_dir(trained)) / "run"
+    assert main(["evaluate", "run", where, "evaluate.yardsticks=true", "--json"]) == 0
     found = last_json(capsys)
     held_out = (text / "test-queue.py").read_bytes()
     assert found["bytes"] == found["tokens"] == len(held_out) and found["characters"] == len(held_out.decode())
@@ -44,7 +58,7 @@ def test_stages_of_a_trained_run(trained: list[str], text: Path, capsys: pytest.
     assert last_json(capsys)["bits"] == pytest.approx(found["bits"], rel=1e-6)
     assert json.loads((folder / "evaluation.json").read_text()) == found
 
-    assert main(["index", "cli", where, "--json"]) == 0
+    assert main(["index", "run", where, "--json"]) == 0
     assert last_json(capsys)["chunks"] > 100
     assert main(["neighbours", str(folder), "def ", "zorgl ", "--count", "3", "--json"]) == 0
     first, second = last_json(capsys)
@@ -54,18 +68,41 @@ def test_stages_of_a_trained_run(trained: list[str], text: Path, capsys: pytest.
         assert -1.001 <= item["score"] <= 1.001
     assert len(first["neighbours"]) == 3
 
-    assert main(["sample", "cli", where, "--prompt", "def f", "--samples", "2", "--json"]) == 0
+    assert main(["sample", "run", where, "--prompt", "def f", "--samples", "2", "--json"]) == 0
     once = last_json(capsys)
-    assert main(["sample", "cli", where, "--prompt", "def f", "--samples", "2", "--json"]) == 0
+    assert main(["sample", "run", where, "--prompt", "def f", "--samples", "2", "--json"]) == 0
     assert once == last_json(capsys) and len(once) == 2
 
-    assert main(["sample", "cli", where]) == 0 and main(["report", "cli", where]) == 0
+    # Options anywhere among queries; what has the key of an option is one, unless it stands after `--`.
+    capsys.readouterr()
+    assert (
+        main(
+            ["neighbours", "--json", "device=cpu", str(folder), "x=1", "--count", "2", "def ", "--", "seed=1", "--json"]
+        )
+        == 0
+    )
+    assert [item["query"] for item in last_json(capsys)] == ["x=1", "def ", "seed=1", "--json"]
+
+    assert (
+        main(["sample", where, "--prompt", "\udcff\x1b[2J", "run", "--samples", "2"]) == 0
+    )  # no UTF-8; it would clear
+    shown = capsys.readouterr().out
+    assert "\\xff\\x1b[2J" in shown and "\x1b" not in shown
+
+    assert main(["sample", "run", where]) == 0 and main(["report", "run", where]) == 0
     page = (folder / "report.html").read_text()
     assert (
         "data:image/png;base64" in page
         and "n-gram, 5 bytes of context" in page
         and "http" not in page.replace("xmlns", "")
     )
+
+    (folder / "evaluation.json").unlink()
+    (folder / "evaluation.json").mkdir()  # as if the disk did not take it
+    capsys.readouterr()
+    assert main(["evaluate", "run", where, "--json"]) == 1
+    said = capsys.readouterr()
+    assert json.loads(said.out.splitlines()[-1])["bits"] == found["bits"] and "could not be written" in said.err
 
 
 def test_cat_gives_the_bytes_back(trained: list[str], text: Path, capfdbinary: pytest.CaptureFixture[bytes]) -> None:
@@ -104,8 +141,65 @@ def test_bad_input_ends_in_a_line_or_two(
     assert list(tmp_path.iterdir()) == []
 
 
+def test_raw_samples_are_bytes_and_a_pipe_can_be_scored(
+    trained: list[str], capfdbinary: pytest.CaptureFixture[bytes], tmp_path: Path
+) -> None:
+    folder = f"{runs_dir(trained)}/run"
+    capfdbinary.readouterr()
+    assert main(["sample", folder, "--prompt", "\udcff", "--json"]) == 0
+    (sample,) = json.loads(capfdbinary.readouterr().out)
+    assert main(["sample", folder, "--prompt", "\udcff", "--raw"]) == 0
+    assert capfdbinary.readouterr().out == bytes.fromhex(sample["hex"]) != b"" and sample["hex"].startswith("ff")
+    command = [sys.executable, "-m", "pipeline", "evaluate", folder, "--json", "--text", "-"]
+    done = subprocess.run(command, input=b"from a pipe", capture_output=True)
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    assert (found["split"], found["bytes"]) == ("standard input", 11)
+    os.mkfifo(pipe := tmp_path / "pipe")
+    with ThreadPoolExecutor() as beside:  # which waits until the command reads
+        beside.submit(pipe.write_bytes, b"from a pipe")
+        assert main(["evaluate", folder, "--json", "--text", str(pipe)]) == 0
+    assert json.loads(capfdbinary.readouterr().out)["bits"] == found["bits"]
+
+
+def test_a_named_pipe_is_a_source(tmp_path: Path, text: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    command = [sys.executable, "-m", "pipeline", "shard", "source.kind=text", "source.path=pipe", "--json"]
+    with subprocess.Popen(
+        command, cwd=tmp_path, env=os.environ | {"PYTHONPATH": ROOT}, stdout=subprocess.PIPE
+    ) as process:
+        (tmp_path / "pipe").write_bytes((text / "test-queue.py").read_bytes())
+        splits = json.loads(process.communicate()[0])["splits"]
+    assert sum(size["source_bytes"] for size in splits.values()) == (text / "test-queue.py").stat().st_size
+
+
+@pytest.mark.parametrize(
+    ("redirection", "status", "said"),
+    [
+        ("PYTHONIOENCODING=ascii", 0, ""),
+        (">/dev/full", 1, "error: standard output does not take the result: No space left on device"),
+        (">&-", 1, "error: standard output is closed: the result is not shown"),
+        ("2>&-", 0, ""),
+        ("2>/dev/full", 0, ""),
+        ("<&- RANK=1", 0, ""),  # of some other launcher; torchrun sets more
+        ("</dev/null RANK=1 TORCHELASTIC_RUN_ID=x >&-", 0, ""),
+        ("| true", None, ""),
+    ],
+)
+def test_streams_that_are_closed_or_full_and_what_is_left_in_the_environment(
+    redirection: str, status: int | None, said: str
+) -> None:
+    before = [word for word in redirection.split() if word.split("=")[0].isupper()]
+    after = [word for word in redirection.split() if word not in before]
+    command = [*before, shlex.quote(sys.executable), "-m", "pipeline", "config", "sample.prompts='[ä\u202e]'", *after]
+    done = subprocess.run(["bash", "-c", " ".join(command)], cwd=ROOT, capture_output=True, text=True)
+    assert status in (None, done.returncode) and done.stderr.strip() == said
+    if not {">/dev/full", ">&-", "|"} & set(after):
+        assert "\\u202e" in done.stdout and ("ä" in done.stdout) == ("ascii" not in redirection)
+
+
 def test_what_a_run_can_lack(trained: list[str], capsys: pytest.CaptureFixture[str]) -> None:
-    folder = Path(runs_dir(trained)) / "cli"
+    folder = Path(runs_dir(trained)) / "run"
     assert main(["neighbours", str(folder), "x"]) == 1
     assert "has no index yet: run `haed index" in capsys.readouterr().err
     assert main(["index", str(folder)]) == 0
@@ -116,8 +210,8 @@ def test_what_a_run_can_lack(trained: list[str], capsys: pytest.CaptureFixture[s
     index.write_bytes(index.read_bytes()[:-1])
     assert main(["neighbours", str(folder), "x"]) == 1
     assert "is damaged (chunks.faiss)" in capsys.readouterr().err
-    assert main(["evaluate", str(folder), "model.main.layers=2"]) == 1
-    assert "is of another model than config.yaml says" in capsys.readouterr().err
+    assert main(["evaluate", str(folder), "model.main.layers=2"]) == 2
+    assert "model.main.layers= cannot be changed in a run that is there" in capsys.readouterr().err
 
 
 def test_an_output_folder_that_cannot_be_written(
@@ -146,18 +240,57 @@ def test_a_signal_saves_and_says_how_to_go_on(tiny: list[str], capsys: pytest.Ca
     process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
     latest = Path(runs_dir(arguments)) / "stopped" / "train" / "checkpoints" / "latest"
     try:
-        until = time.monotonic() + 60
-        while not latest.is_file() and process.poll() is None and time.monotonic() < until:
+        while not latest.is_file() and process.poll() is None:
             time.sleep(0.05)
         process.send_signal(signal.SIGTERM)
-        error = process.communicate(timeout=20)[1]
+        process.send_signal(signal.SIGINT)  # no impatience: a parent may pass on what all have got
+        error = process.communicate()[1]
     finally:
         process.kill()
-    assert process.returncode == 143 and "the same command goes on from there" in error
+    assert process.returncode in (130, 143) and "the same command goes on from there" in error
     saved = int(latest.read_text().strip().removeprefix("step-"))
     capsys.readouterr()
     assert main(["train", *arguments, f"train.steps={saved + 5}", "--json"]) == 0
     assert last_json(capsys)["resumed_from"] == saved
+
+
+def is_met(process: subprocess.Popen[str], number: int) -> bool:
+    """Whether a process has a handler of its own for a signal."""
+    status = Path(f"/proc/{process.pid}/status").read_text()
+    return bool(
+        int(next(line for line in status.splitlines() if line.startswith("SigCgt")).split()[1], 16) >> number - 1 & 1
+    )
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize(
+    "command", ["evaluate", "index", "sample", "report", "compare", "profile", "neighbours", "pretrain"]
+)
+def test_a_signal_ends_what_has_nothing_to_save_from_the_start(command: str, number: signal.Signals) -> None:
+    with subprocess.Popen(
+        [sys.executable, "-m", "pipeline", command, "nowhere"], stderr=subprocess.PIPE, text=True
+    ) as process:
+        while not is_met(process, signal.SIGTERM) or not is_met(process, number):
+            time.sleep(0.001)
+        process.send_signal(number)
+        assert process.communicate()[1].startswith("stopped") and process.returncode == 128 + number
+
+
+def test_a_signal_ends_a_command_at_work(trained: list[str], tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    command = [
+        sys.executable,
+        "-m",
+        "pipeline",
+        "evaluate",
+        f"{runs_dir(trained)}/run",
+        "--text",
+        str(tmp_path / "pipe"),
+    ]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
+        with open(tmp_path / "pipe", "wb"):  # it waits here until the command reads
+            process.send_signal(signal.SIGINT)
+            assert process.communicate()[1] == "stopped\n" and process.returncode == 130
 
 
 def test_help_and_usage_errors_import_nothing_heavy() -> None:
@@ -171,11 +304,23 @@ def test_help_and_usage_errors_import_nothing_heavy() -> None:
     subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, env=os.environ)
 
 
-def test_known_chunks_are_looked_up_without_the_model(trained: list[str]) -> None:
-    folder = Path(runs_dir(trained)) / "cli"
-    assert main(["index", str(folder)]) == 0
+def test_modules_of_the_working_folder_are_not_taken_for_ours(tiny: list[str], tmp_path: Path) -> None:
+    for name in ("data", "haed", "pipeline"):
+        (tmp_path / f"{name}.py").write_text("raise SystemExit('this is the module of a user')")
+    given = [*tiny, "--config", "quickstart", "loader.workers=1", "pretrain.steps=1", "validation.times=0"]
+    clean = {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")}
+    for module, stage in (("flows.cli", "shard"), ("pipeline", "pretrain")):  # whose worker starts from nothing
+        if module == "pipeline":
+            (tmp_path / "pipeline.py").rename(tmp_path / "flows.py")
+        command = [sys.executable, "-m", module, stage, *given]
+        done = subprocess.run(command, cwd=tmp_path, env=clean | {"PYTHONPATH": ROOT}, capture_output=True, text=True)
+        assert done.returncode == 0, done.stderr
+    assert "user" not in done.stderr
+
+
+def test_known_chunks_are_looked_up_without_the_model(run: Path) -> None:
     code = (
-        f"import sys; from pipeline.cli import main; assert main(['neighbours', {str(folder)!r}, 'def ']) == 0\n"
+        f"import sys; from pipeline.cli import main; assert main(['neighbours', {str(run)!r}, 'def ']) == 0\n"
         "assert 'torch' not in sys.modules"
     )
     subprocess.run([sys.executable, "-c", code], check=True, capture_output=True)

@@ -1,5 +1,6 @@
 from dataclasses import fields, is_dataclass
 from pathlib import Path
+from typing import get_args
 
 import numpy as np
 import pytest
@@ -19,8 +20,8 @@ def test_presets_resolve_and_read_back(preset: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("preset", presets())
 def test_presets_take_a_step_on_tiny_data(preset: str, tiny: list[str], tmp_path: Path) -> None:
-    from pipeline.sharding import shard
-    from pipeline.training import finetune, pretrain
+    from pipeline.run.shards import shard
+    from pipeline.train.stages import finetune, pretrain
 
     own = load(preset)
     if own.source.kind == "images":
@@ -50,6 +51,10 @@ def test_presets_take_a_step_on_tiny_data(preset: str, tiny: list[str], tmp_path
         (None, ["pretrain.decode_fraction=2"], "pretrain.decode_fraction=2.*less than or equal to 1"),
         (None, ["model.main.width"], "not of the form key=value"),
         (None, ["name=a/b"], "name of a folder"),
+        (None, ["name=a\x1bb"], r"a.x1bb.*no other control characters"),
+        (None, ["name=a\nb"], "no line ends"),
+        (None, ["source.path=\udcff"], "is not UTF-8"),
+        (None, ["iem.duplicates=true"], "iem.duplicates=true needs iem.correction=none"),
         (None, ["pretrain.part_from=0.6", "pretrain.part_to=0.5"], "pretrain.part_from=0.6 must be below"),
     ],
 )
@@ -65,6 +70,17 @@ def test_files_that_are_not_configurations(content: str, tmp_path: Path) -> None
     path.write_text(content)
     with pytest.raises(ConfigError, match="bad.yaml"):
         load(path)
+
+
+def test_options_of_before_are_read_if_they_were_not_used(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    path = tmp_path / "config.yaml"
+    path.write_text("iem: {counts: streaming, bank: 0, bank_draws: 9, mined: 0, mined_share: 0.5, smoothing: 1.0}")
+    assert load(path, ["iem.mined=0"]).iem.smoothing == 1 and not caplog.text
+    path.write_text("iem: {correction: log_q, bank: 64, mined_refresh: 3}")
+    assert load(path).iem.correction == "none"
+    assert "config.yaml: iem.correction='log_q', iem.bank=64 is no longer possible" in caplog.text
+    with pytest.raises(ConfigError, match=r"iem.counts='corpus' is no longer possible.*leave it out"):
+        load(None, ["iem.counts=corpus"])
 
 
 def test_every_option_is_described() -> None:
@@ -90,3 +106,68 @@ def test_text_is_taken_verbatim() -> None:
     assert (options.name, options.source.field) == ("1e3", "[body]: #1")
     assert load(None, ["source.path=null", "name='quoted'"]).source.path is None
     assert load(None, ["name='quoted'"]).name == "quoted"
+
+
+def test_the_address_of_a_cluster_is_the_users(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Code runs there: none is taken out of a file, be it another run's, and none is written into one."""
+    path = tmp_path / "config.yaml"
+    for text in (
+        "launcher: {dask: 'tcp://evil.example:8786'}",
+        "name: local\nlauncher: {dask: '${name}'}",
+        "launcher: {dask: '${source.field}'}\nsource: {field: 'evil.example:1'}",
+    ):
+        path.write_text(text)
+        caplog.clear()
+        assert load(path).launcher.dask is None
+        assert "names a Dask scheduler" in caplog.text and "launcher.dask=ADDRESS" in caplog.text
+        assert load(path, ["launcher.dask=tcp://mine:8786"]).launcher.dask == "tcp://mine:8786"
+    caplog.clear()
+    path.write_text(dump(load(None, ["launcher.dask=tcp://mine:8786"])))
+    assert load(path).launcher.dask is None and not caplog.text
+    path.write_text(dump(load(None, ["launcher.dask=local"])))
+    assert load(path).launcher.dask == "local" and not caplog.text
+
+
+def test_every_number_has_bounds() -> None:
+    def check(kind: type, prefix: str) -> None:
+        for field in fields(kind):
+            if is_dataclass(field.type):
+                check(field.type, f"{prefix}{field.name}.")
+            elif {int, float} & {(kind_of := field.type.__origin__), *get_args(kind_of)} and kind_of != list[int]:
+                names = {type(bound).__name__ for bound in field.type.__metadata__[0].metadata}
+                assert names & {"Ge", "Gt"} and names & {"Le", "Lt"}, prefix + field.name
+
+    check(Options, "")
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        ("threads=100000", "threads=100000: input should be less than or equal to 1024"),
+        ("batch.context=100000", "batch.context=100000: input should be less than or equal to 65536"),
+        ("seed=99999999999999999999", "seed=99999999999999999999: input should be less"),
+        (f"seed={'9' * 5000}", "seed=9999.*…: exceeds the limit|seed=9999.*…: Exceeds the limit"),
+        ("optimizer.learning_rate=1e400", "optimizer.learning_rate=inf: input should be less"),
+        ("seed=1e400", "seed: Value 'inf' is not a whole number"),
+        ("sample.prompts={a: 1}", r"sample.prompts=\{a: 1\}: expected a list, such as \[a, b\]"),
+        ("index.queries=3", "index.queries: expected a list"),
+        ("index.queries=[null]", r"index.queries\[0\]: null is no value here"),
+        ("model=3", "model=3: model is a section of options; set one of those in it"),
+        ("model={main: 3}", "model.main=3: model.main is a section of options"),
+        ("model=null", "model=null: expected a value"),
+        ("seed=???", r"seed=\?\?\? is no value"),
+        ("source.pattern=/x", "source.pattern='/x': expected a glob relative to source.path"),
+        ("source.pattern=**a", "source.pattern='.*a': it is no glob"),
+        ("source.valid_pattern=(", r"source.valid_pattern='\(': it is no regular expression: missing \)"),
+        ("source.offsets=[-1]", r"source.offsets=\[-1\]: expected places in a file"),
+        ("device=foo", "device='foo': string should match"),
+        ("runs_dir=a\0b", "runs_dir='a.x00b': holds a NUL character"),
+        (f"name={'x' * 300}", "name='xxx.*…: string should have at most 200 characters"),
+    ],
+)
+def test_what_is_out_of_bounds_names_its_option(override: str, message: str) -> None:
+    with pytest.raises(ConfigError, match=message) as caught:
+        load(None, [override])
+    assert len(str(caught.value)) < 300 and "\n" not in str(caught.value)
+    for word in ("Dict", "ListConfig", "AnyNode", "subclass", "NoneType", "Options'"):
+        assert word not in str(caught.value)

@@ -15,12 +15,14 @@ from typing import Any
 import pytest
 import torch
 
-from pipeline import checkpoints, trainer
-from pipeline.checkpoints import Checkpoints
-from pipeline.config import dump
+from pipeline.config import dump, load
 from pipeline.options import Options
-from pipeline.training import train
-from tests.pipeline.test_training import newest, stripped, weights
+from pipeline.run import checkpoints
+from pipeline.run.checkpoints import Checkpoints
+from pipeline.train import trainer
+from pipeline.train.stages import train
+from tests.conftest import TINY
+from tests.pipeline.train.test_stages import newest, stripped, weights
 
 ROOT = Path(__file__).resolve().parents[2]
 PLACES = {"tensors": (checkpoints, "save_file"), "syncing": (os, "fsync"), "renaming": (os, "replace")}
@@ -29,10 +31,24 @@ PLACES |= {"folders": (checkpoints, "sync_folder"), "metrics": (os, "pwrite")}
 
 @pytest.fixture
 def often(options: Options, monkeypatch: pytest.MonkeyPatch) -> Options:
+    return eight_steps(options, monkeypatch)
+
+
+def eight_steps(options: Options, monkeypatch: pytest.MonkeyPatch) -> Options:
     """Eight steps, saved at each, with metrics at every other."""
     monkeypatch.setattr(trainer, "EARLY_RECORDS", ())
     options.log_steps = 2
     options.train.steps, options.checkpoint.every_steps, options.validation.times = 8, 1, 0
+    return options
+
+
+@pytest.fixture(scope="module")
+def whole(sharded: Path, text: Path, tmp_path_factory: pytest.TempPathFactory) -> Options:
+    """The same steps, undisturbed."""
+    where = [f"runs_dir={tmp_path_factory.mktemp('whole')}", f"shards_dir={sharded}"]
+    options = load("quickstart", [*TINY, "source.kind=text", f"source.path={text}", *where, "name=whole"])
+    with pytest.MonkeyPatch.context() as patch:
+        train(eight_steps(options, patch))
     return options
 
 
@@ -63,10 +79,13 @@ def assert_same(ours: Options, theirs: Options) -> None:
 @pytest.mark.parametrize("number", [errno.ENOSPC, errno.EROFS, errno.EIO], ids=errno.errorcode.get)
 @pytest.mark.parametrize("place", PLACES)
 def test_a_disk_that_fails(
-    often: Options, place: str, number: int, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    often: Options,
+    whole: Options,
+    place: str,
+    number: int,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
-    whole = replace(often, name="whole")
-    train(whole)
     with monkeypatch.context() as patch, caplog.at_level(logging.WARNING):  # for a while: training goes on, and says so
         break_disk(patch, place, number, lambda call: 1 <= call < 3)
         train(often)
@@ -89,9 +108,10 @@ def run(options: Options, folder: Path, **how: Any) -> "subprocess.CompletedProc
     config.write_text(dump(options))
     command = [sys.executable, "-m", "pipeline", "train", "--config", str(config)]
     environment = os.environ | {"PYTHONPATH": str(ROOT)}
-    return subprocess.run(command, capture_output=True, text=True, timeout=100, env=environment, **how)
+    return subprocess.run(command, capture_output=True, text=True, env=environment, **how)
 
 
+@pytest.mark.slow
 def test_a_limit_on_the_size_of_files(often: Options, tmp_path: Path) -> None:
     assert run(often, tmp_path).returncode == 0
     size = (newest(often, "train") / "training.safetensors").stat().st_size
@@ -103,6 +123,7 @@ def test_a_limit_on_the_size_of_files(often: Options, tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root may mount a file system")
+@pytest.mark.slow
 def test_a_small_file_system(often: Options, tmp_path: Path) -> None:
     disk = tmp_path / "disk"
     disk.mkdir()

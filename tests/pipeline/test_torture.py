@@ -9,7 +9,8 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 
 
-@pytest.mark.timeout(240)
+@pytest.mark.slow
+@pytest.mark.timeout(600)
 @pytest.mark.parametrize(("case", "stage"), [("workers", "pretrain")])
 def test_killed_and_resumed(case: str, stage: str) -> None:
     command = [sys.executable, str(ROOT / "benchmarks" / "torture.py"), "--kills", "2", "--steps", "200"]

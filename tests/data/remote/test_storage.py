@@ -1,0 +1,291 @@
+"""Shards behind URLs: a real HTTP server that cuts connections, and moto's S3 server, both on this machine."""
+
+import hashlib
+import subprocess
+import sys
+import threading
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from functools import partial
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
+from itertools import islice
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from data.corpus import Corpus
+from data.loader import Loader
+from data.options import ChunkerOptions, LoaderOptions, ShardOptions, SourceOptions
+from data.remote import storage
+from data.sharding.build import shard
+from data.shards import Damaged
+
+
+@pytest.fixture(scope="module")
+def corpus(tmp_path_factory: pytest.TempPathFactory) -> Corpus:
+    folder = tmp_path_factory.mktemp("source")
+    generator = np.random.default_rng(0)
+    for number in range(8):
+        words = generator.choice(np.frombuffer(b"abcdef  \n", np.uint8), 600_000)
+        (folder / f"train-{number:02d}.txt").write_bytes(words.tobytes())
+    return shard(
+        SourceOptions(kind="text", path=str(folder)), ChunkerOptions(), ShardOptions(megabytes=1), folder / "shards"
+    )
+
+
+class Files(SimpleHTTPRequestHandler):
+    """Serves files, and counts how often each."""
+
+    served: Counter[str] = Counter()
+    lock = threading.Lock()
+
+    def do_GET(self) -> None:
+        with self.lock:
+            self.served[self.path.rpartition("/")[2]] += 1
+        super().do_GET()
+
+    def part(self) -> None:
+        """Half of a file, and then nothing."""
+        content = Path(self.translate_path(self.path)).read_bytes()
+        self.send_response(200)
+        self.send_header("Content-Length", str(len(content)))
+        self.end_headers()
+        self.wfile.write(content[: len(content) // 2])
+        self.close_connection = True
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+
+class Unreliable(Files):
+    """Breaks off every third answer with a tar half-way."""
+
+    def do_GET(self) -> None:
+        if self.path.endswith(".tar") and self.served.total() % 3 == 2:
+            self.served["broken"] += 1
+            self.part()
+        else:
+            super().do_GET()
+
+
+class Endless(Files):
+    """Sends a tar again and again."""
+
+    def do_GET(self) -> None:
+        if not self.path.endswith(".tar"):
+            return super().do_GET()
+        self.send_response(200)
+        self.end_headers()
+        with suppress(OSError):
+            while True:
+                self.wfile.write(Path(self.translate_path(self.path)).read_bytes())
+
+
+class Stalled(Files):
+    """Sends half of the first shard, and waits."""
+
+    half, end = threading.Event(), threading.Event()
+
+    def do_GET(self) -> None:
+        if self.path.endswith("train-00000.tar") and not self.half.is_set():
+            self.part()
+            self.half.set()
+            self.end.wait(60)
+        else:
+            super().do_GET()
+
+
+@contextmanager
+def serving(folder: Path, handler: type[Files]) -> Iterator[str]:
+    handler.served.clear()
+    httpd = ThreadingHTTPServer(("127.0.0.1", 0), partial(handler, directory=str(folder)))
+    thread = threading.Thread(target=httpd.serve_forever, daemon=True)
+    thread.start()
+    try:
+        yield f"http://127.0.0.1:{httpd.server_port}"
+    finally:
+        Stalled.end.set()
+        httpd.shutdown()
+        httpd.server_close()
+        thread.join()
+
+
+@pytest.fixture
+def server(corpus: Corpus) -> Iterator[str]:
+    with serving(corpus.folder, Unreliable) as address:
+        yield address
+
+
+def options(tmp_path: Path, **more: object) -> LoaderOptions:
+    return LoaderOptions(cache_dir=str(tmp_path / "cache"), **more)  # type: ignore[arg-type]
+
+
+def windows(corpus: Corpus, count: int, **more: object) -> list[bytes]:
+    loader = Loader(corpus, "train", context=64, sequences=2, seed=3, **more)  # type: ignore[arg-type]
+    stream = iter(loader)
+    found = [batch.tokens.tobytes() for batch in islice(stream, count)]
+    stream.close()  # type: ignore[attr-defined]
+    return found
+
+
+@pytest.mark.parametrize("workers", [0, pytest.param(2, marks=pytest.mark.slow)])
+def test_http_with_broken_connections(corpus: Corpus, server: str, tmp_path: Path, workers: int) -> None:
+    remote = Corpus.open(server, options(tmp_path))
+    assert remote.digest == corpus.digest and remote.location == server
+    total = Loader(corpus, "train", context=64, sequences=2, seed=3).windows_per_epoch // 2
+    assert windows(remote, total, options=options(tmp_path, workers=workers)) == windows(corpus, total)
+    assert Unreliable.served["broken"]
+    assert list(remote.originals("train")) == list(corpus.originals("train"))
+
+
+def test_the_cache_is_bounded_and_used(corpus: Corpus, server: str, tmp_path: Path) -> None:
+    small = max(shard.file_bytes for shard in corpus.shards) * 3 / 1e9
+    remote = Corpus.open(server, options(tmp_path, cache_gigabytes=small))
+    for shard_ in remote.of("train"):
+        remote.read(shard_)
+        held = [path.stat().st_size for path in (tmp_path / "cache").rglob("*.tar")]
+        assert sum(held) <= small * 1e9
+    served = Unreliable.served.total()
+    remote.read(remote.of("train")[-1])
+    assert Unreliable.served.total() == served  # it was in the cache
+    assert not list((tmp_path / "cache").rglob("*.partial"))
+
+
+def test_a_damaged_file_in_the_cache_is_fetched_again(
+    corpus: Corpus, server: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    remote = Corpus.open(server, options(tmp_path))
+    first = remote.of("train")[0]
+    remote.read(first)
+    (path,) = (tmp_path / "cache").rglob("*.tar")
+    path.write_bytes(path.read_bytes()[:-600])
+    for opened in (
+        remote,
+        Corpus.open(server, options(tmp_path)),
+    ):  # one that has checked it before, and one that has not
+        assert opened.read(first)[0].tokens.tobytes() == corpus.read(first)[0].tokens.tobytes()
+    assert "its copy in the cache is damaged" in caplog.text and "delete" not in caplog.text
+
+
+def test_the_cache_removes_nothing_but_its_own(corpus: Corpus, server: str, tmp_path: Path) -> None:
+    sums = [shard_.sha256 for shard_ in corpus.of("train")]
+    with pytest.raises(FileExistsError, match="is not a cache of haed.*loader.cache_dir"):
+        (tmp_path / "mine" / "haed-cache").mkdir(parents=True)
+        (tmp_path / "mine" / "haed-cache" / f"{sums[0]}.tar").write_text("mine")
+        Corpus.open(server, LoaderOptions(cache_dir=str(tmp_path / "mine")))
+    remote = Corpus.open(server, options(tmp_path, cache_gigabytes=1e-9))
+    cache = tmp_path / "cache"
+    names = ["a.tar", "mine/a.tar", "mine/train-00000.tar", f"mine/{sums[0]}.tar", f"{sums[0]}.tar"]
+    names += ["haed-cache/a.tar", "haed-cache/train-00000.tar", "haed-cache/x.partial", "haed-cache/mine/b.tar"]
+    names += [f"{remote.folder.relative_to(cache)}/train-00000.tar", f"haed-cache/mine/{sums[1]}.tar"]
+    mine = [cache / name for name in names]
+    for path in mine:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text("mine")
+    for shard_ in remote.of("train"):
+        remote.read(shard_)
+    assert all(path.read_text() == "mine" for path in mine)
+    assert len([path for path in (cache / "haed-cache").glob("*.tar") if path not in mine]) == 1
+
+
+READER = """
+import random, sys
+from data.corpus import Corpus
+from data.options import LoaderOptions
+
+address, cache, limit, seed, rounds = sys.argv[1:]
+corpus = Corpus.open(address, LoaderOptions(cache_dir=cache, cache_gigabytes=float(limit)))
+shards = corpus.of("train")
+order = random.Random(int(seed))
+for _ in range(int(rounds)):
+    for shard in order.sample(shards, len(shards)):
+        assert sum(len(sample.tokens) for sample in corpus.read(shard)) == shard.tokens
+"""
+
+
+def readers(address: str, tmp_path: Path, limit: float, rounds: int) -> None:
+    """Four processes at once, which read all shards in an order of their own."""
+    command = [sys.executable, "-c", READER, address, str(tmp_path / "cache"), str(limit)]
+    running = [subprocess.Popen([*command, str(seed), str(rounds)], stderr=subprocess.PIPE) for seed in range(4)]
+    said = [process.communicate()[1].decode() for process in running]
+    assert not any(process.returncode for process in running), said
+
+
+def test_a_cache_too_small_for_many_processes(corpus: Corpus, tmp_path: Path) -> None:
+    with serving(corpus.folder, Files) as address:
+        readers(address, tmp_path, 1.5 * max(shard.file_bytes for shard in corpus.shards) / 1e9, 3)
+    assert len(list((tmp_path / "cache").rglob("*.tar"))) <= 4 and not list((tmp_path / "cache").rglob("*.partial"))
+
+
+def test_a_shard_is_fetched_once_for_many_processes(corpus: Corpus, tmp_path: Path) -> None:
+    with serving(corpus.folder, Files) as address:
+        readers(address, tmp_path, 1, 1)
+    assert {name: count for name, count in Files.served.items() if name.endswith(".tar")} == {
+        shard_.file: 1 for shard_ in corpus.of("train")
+    }
+
+
+def test_what_a_killed_process_left_is_removed(corpus: Corpus, tmp_path: Path) -> None:
+    with serving(corpus.folder, Stalled) as address:
+        command = [sys.executable, "-c", READER.replace("order.sample(shards, len(shards))", "shards")]
+        with subprocess.Popen([*command, address, str(tmp_path / "cache"), "1", "0", "1"]) as process:
+            assert Stalled.half.wait(60)
+            process.kill()
+        assert len(list((tmp_path / "cache").rglob("*.partial"))) == 1
+        remote = Corpus.open(address, options(tmp_path))
+        remote.read(remote.of("train")[1])
+        assert not list((tmp_path / "cache").rglob("*.partial"))
+        remote.read(remote.of("train")[0])
+
+
+def test_what_is_not_there_is_said_at_once(server: str, tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError, match=f"{server}/nowhere/manifest.json"):
+        Corpus.open(f"{server}/nowhere", options(tmp_path))
+    with pytest.raises(ValueError, match="is not opened"):
+        Corpus.open("nonsense://somewhere", options(tmp_path))
+
+
+def test_a_server_that_serves_something_else(corpus: Corpus, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(storage, "ATTEMPTS", 2)
+    folder = tmp_path / "served"
+    folder.mkdir()
+    for path in corpus.folder.iterdir():
+        (folder / path.name).write_bytes(path.read_bytes()[:-1] + b"x" if path.suffix == ".tar" else path.read_bytes())
+    remote = Corpus.open(f"file://{folder}", options(tmp_path))
+    with pytest.raises(Damaged, match="train-00000.tar is damaged: .*others than the manifest says") as caught:
+        remote.read(remote.of("train")[0])
+    remote.shards[0].file_bytes = 1 << 60
+    with pytest.raises(ValueError, match="more than the cache may.*loader.cache_gigabytes"):
+        remote.read(remote.shards[0])
+    assert "delete" not in str(caught.value) and str(caught.value).startswith(f"shard file://{folder}/train")
+    with serving(corpus.folder, Endless) as address:
+        endless = Corpus.open(address, options(tmp_path))
+        with pytest.raises(Damaged, match="others than the manifest says"):
+            endless.read(endless.of("train")[0])
+    assert not list((tmp_path / "cache").rglob("*.partial"))
+
+
+def test_s3(corpus: Corpus, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("s3fs")
+    server = pytest.importorskip("moto.server").ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
+    server.start()
+    host, port = server.get_host_and_port()
+    monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://{host}:{port}")
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
+        monkeypatch.setenv(name, "testing")
+    monkeypatch.setenv("AWS_DEFAULT_REGION", "us-east-1")
+    try:
+        import boto3
+
+        client = boto3.client("s3")
+        client.create_bucket(Bucket="corpora")
+        for path in corpus.folder.iterdir():
+            client.upload_file(str(path), "corpora", f"books/{path.name}")
+        remote = Corpus.open("s3://corpora/books", options(tmp_path))
+        assert windows(remote, 50, options=options(tmp_path, workers=1)) == windows(corpus, 50)
+        sums = [hashlib.sha256(file.read_bytes()).hexdigest() for file in (tmp_path / "cache").rglob("*.tar")]
+        assert sums and {*sums} <= {shard_.sha256 for shard_ in corpus.shards}
+    finally:
+        server.stop()

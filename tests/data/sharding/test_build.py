@@ -1,0 +1,355 @@
+import hashlib
+import json
+import lzma
+import os
+import random
+import re
+import shutil
+import subprocess
+import sys
+import tarfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import psutil
+import pytest
+import webdataset as wds
+
+from data import shards
+from data.chunkers import ONE, Chunker, WordChunker
+from data.corpus import Corpus
+from data.distinct import distinct_chunks
+from data.options import ChunkerOptions, ShardOptions, SourceOptions
+from data.sharding import build
+from data.sharding.build import finish, plan, shard
+from data.sharding.corpora import Corpora
+from data.sharding.parts import write_part
+from data.sources import files
+from data.sources.source import Input, Piece, Source
+from pipeline.config import ConfigError
+from pipeline.config import load as load_config
+from pipeline.run.shards import check_source
+from tests.conftest import SHARED
+
+ROOT = Path(__file__).resolve().parents[3]
+
+
+def sharded(path: Path, into: Path, workers: int = 1, kind: str = "text", **options: object) -> Corpus:
+    source = SourceOptions(kind=kind, path=str(path), **options)
+    return shard(source, ChunkerOptions(), ShardOptions(workers=workers, megabytes=1), into)
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """Three megabytes of text in files named by split."""
+    generator = np.random.default_rng(0)
+    place = tmp_path / "source"
+    place.mkdir()
+    for number in range(5):
+        words = generator.integers(97, 123, 700_000).astype(np.uint8)
+        words[generator.random(700_000) < 0.2] = ord(" ")
+        (place / f"train-{number}.txt").write_bytes(words.tobytes())
+    (place / "valid.txt").write_bytes(b"some text\n" * 100)
+    (place / "test.txt").write_bytes("né\r\n\x00".encode() * 100)
+    return place
+
+
+def contents(corpus: Corpus) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in corpus.folder.iterdir()}
+
+
+def test_round_trip_manifest_and_any_number_of_workers(folder: Path, tmp_path: Path) -> None:
+    one, two = sharded(folder, tmp_path / "one"), sharded(folder, tmp_path / "two", workers=2)
+    assert contents(one) == contents(two)
+    for split in ("train", "valid", "test"):
+        files = sorted(folder.glob(f"{split}*"))
+        assert b"".join(one.originals(split)) == b"".join(path.read_bytes() for path in files)
+        assert one.counts(split).documents == len(files)
+    assert len(one.of("train")) > 2
+    for entry in json.loads((one.folder / "manifest.json").read_text())["shards"]:
+        content = (one.folder / entry["file"]).read_bytes()
+        assert len(content) == entry["file_bytes"] and hashlib.sha256(content).hexdigest() == entry["sha256"]
+
+
+@pytest.mark.filterwarnings(
+    "ignore::pytest.PytestUnraisableExceptionWarning"
+)  # webdataset leaves the file to the collector
+def test_webdataset_reads_the_shards(folder: Path, tmp_path: Path) -> None:
+    corpus = sharded(folder, tmp_path)
+    shard_file = str(corpus.folder / corpus.of("valid")[0].file)
+    (sample,) = list(wds.WebDataset(shard_file, shardshuffle=False).decode())
+    assert bytes(sample["tokens.npy"]) == (folder / "valid.txt").read_bytes()
+    assert sample["lengths.npy"].sum() == len(sample["tokens.npy"]) and sample["sample.json"]["names"] == ["valid.txt"]
+
+
+def test_keys_are_unique_over_a_corpus(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(build, "_SLACK", -(1 << 19))  # so that a part has several shards
+    monkeypatch.setattr(shards, "SAMPLE_BYTES", 1 << 16)
+    monkeypatch.setattr(files, "BLOCK", 1 << 15)
+    corpus = sharded(folder, tmp_path)
+    keys = []
+    for entry in corpus.shards:
+        with tarfile.open(corpus.folder / entry.file) as tar:
+            keys += [member.name.removesuffix(".sample.json") for member in tar if member.name.endswith(".json")]
+    assert len(corpus.of("train")) > len({key.split("-")[1] for key in keys}) > 1
+    assert len(keys) == len(set(keys)) == sum(entry.samples for entry in corpus.shards)
+    assert keys[:2] == ["train-00000-000000", "train-00000-000001"]
+
+
+def test_a_corpus_of_format_2_is_read_and_cut_as_it_was(folder: Path, tmp_path: Path) -> None:
+    corpus = sharded(folder, tmp_path)
+    manifest = json.loads((corpus.folder / "manifest.json").read_text())
+    assert manifest.pop("chunker_version") == 2 and manifest.pop("format") == 3
+    (corpus.folder / "manifest.json").write_text(json.dumps(manifest | {"format": 2}))
+    old, text = Corpus.open(corpus.folder), "а中文字中文".encode()
+    assert next(old.originals("valid")) == (folder / "valid.txt").read_bytes()
+    assert [made.chunker().split(text)[1].tolist() for made in (old, corpus)] == [[12, 5], [11, 6]]
+
+
+@pytest.mark.parametrize(
+    ("kind", "name", "needed"),
+    [("audio", "a.wav", "set chunker.kind=fixed, and chunker.k="), ("images", "a.png", "set chunker.kind=pixels")],
+)
+def test_what_is_no_text_says_which_chunker_it_needs(kind: str, name: str, needed: str, tmp_path: Path) -> None:
+    (tmp_path / name).write_bytes(b"looked at by nobody")
+    chosen = ["--config", "quickstart", f"source.kind={kind}", f"source.path={tmp_path}"]
+    with pytest.raises(ValueError, match=needed):
+        check_source(load_config(chosen[1], chosen[2:]))
+    with pytest.raises(ValueError, match=needed):
+        sharded(tmp_path, tmp_path / "shards", kind=kind)
+    assert not (tmp_path / "shards").exists()
+
+
+@pytest.mark.parametrize(
+    ("words", "said", "width"),
+    [
+        (
+            ["достопримечательность", "слово", "и"],
+            r"33 % of the words .* 1.9 bytes a character. chunker.k=44 would",
+            1.9,
+        ),
+        (["中文字符，" * 9], "It has few blanks, so that most chunks are pieces of 4 characters", 3.0),
+        (["a", "plain", "text"], None, 1.0),
+    ],
+)
+def test_k_is_advised_where_words_are_longer(
+    words: list[str], said: str | None, width: float, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    joint = "" if len(words) == 1 else " "
+    (tmp_path / "texts").mkdir()
+    for length, split in enumerate(("train", "valid", "test"), 300):
+        (tmp_path / "texts" / f"{split}.txt").write_text(joint.join(words * length))
+    with caplog.at_level("INFO", "data"):
+        corpus = sharded(tmp_path / "texts", tmp_path / "shards")
+        first = caplog.text
+        caplog.clear()
+        sharded(tmp_path / "texts", tmp_path / "shards")  # says it again
+    found = corpus.manifest["words"]
+    assert found["bytes_per_character"] == pytest.approx(width, abs=0.1)
+    assert ("advice" in found) == bool(said) and (not said or re.search(said, found["advice"]))
+    assert all(("of the words are longer" in text) == bool(said) for text in (first, caplog.text))
+
+
+def test_another_version_of_a_chunker_is_another_corpus(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = sharded(folder, tmp_path).folder
+    monkeypatch.setattr(WordChunker, "version", 7)
+    assert sharded(folder, tmp_path).folder != first and sharded(folder, tmp_path).chunker().version == 7
+
+
+def test_an_interrupted_run_redoes_only_what_is_missing(folder: Path, tmp_path: Path) -> None:
+    whole = contents(sharded(folder, tmp_path / "whole"))
+    source = SourceOptions(kind="text", path=str(folder))
+    work = plan(Corpora(source, ChunkerOptions(), ShardOptions(megabytes=1), tmp_path / "cut"))
+    (work.folder / "parts").mkdir(parents=True)
+    write_part(work.parts[0])
+    made = work.parts[0].folder / "test-00000.tar"
+    before = made.stat().st_mtime_ns
+    (work.parts[1].folder).mkdir()
+    (work.parts[1].folder / "train-00000.tar").write_bytes(b"half of a shard")
+    corpus = sharded(folder, tmp_path / "cut")
+    assert contents(corpus) == whole
+    assert (corpus.folder / "test-00000.tar").stat().st_mtime_ns == before
+
+
+def test_another_source_or_setting_is_another_folder(folder: Path, tmp_path: Path) -> None:
+    first = sharded(folder, tmp_path).folder
+    other = shard(SourceOptions(kind="text", path=str(folder)), ChunkerOptions(k=8), ShardOptions(), tmp_path).folder
+    (folder / "valid.txt").write_bytes(b"changed")
+    assert len({first, other, sharded(folder, tmp_path).folder}) == 3
+
+
+def test_a_manifest_cannot_name_files_elsewhere(folder: Path, tmp_path: Path) -> None:
+    corpus = sharded(folder, tmp_path)
+    manifest = json.loads((corpus.folder / "manifest.json").read_text())
+    manifest["shards"][0]["file"] = "../../etc/passwd"
+    (corpus.folder / "manifest.json").write_text(json.dumps(manifest))
+    with pytest.raises(ValueError, match="outside its folder"):
+        Corpus.open(corpus.folder)
+
+
+def test_empty_and_missing_sources(tmp_path: Path) -> None:
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "empty" / "nothing.txt").touch()
+    with pytest.raises(ValueError, match="has no data"):
+        sharded(tmp_path / "empty", tmp_path / "shards")
+    with pytest.raises(FileNotFoundError, match="no such file or folder"):
+        sharded(tmp_path / "nowhere", tmp_path / "shards")
+    assert not (tmp_path / "shards").exists()
+
+
+def test_distinct_chunks_are_counted(folder: Path, tmp_path: Path) -> None:
+    found = distinct_chunks(sharded(folder, tmp_path), "valid")
+    rows = [row.tobytes()[:n] for row, n in zip(found.tokens, found.lengths, strict=True)]
+    assert dict(zip(rows, found.counts.tolist(), strict=True)) == {b"some ": 100, b"text\n": 100}
+
+
+def test_wikitext_documents_begin_at_titles(tmp_path: Path) -> None:
+    source = SHARED / "wikitext-2"
+    if not source.is_dir():
+        pytest.skip("WikiText-2 is not in ../shared/data")
+    corpus = sharded(source, tmp_path, kind="wikitext", pattern="*.txt")
+    assert [corpus.counts(split).documents for split in ("train", "valid", "test")] == [600, 60, 60]
+    for split in ("train", "valid", "test"):
+        assert b"".join(corpus.originals(split)) == (source / f"{split}.txt").read_bytes()
+
+
+def test_tar_members_have_no_owner_or_time(folder: Path, tmp_path: Path) -> None:
+    corpus = sharded(folder, tmp_path)
+    with tarfile.open(corpus.folder / corpus.of("test")[0].file) as tar:
+        assert {(member.mtime, member.uid, member.uname) for member in tar} == {(0, 0, "")}
+
+
+@pytest.mark.parametrize("when", ["one moved", "all moved"])
+def test_an_interruption_at_the_very_end_loses_nothing(folder: Path, tmp_path: Path, when: str) -> None:
+    whole = contents(sharded(folder, tmp_path / "whole"))
+    source = SourceOptions(kind="text", path=str(folder))
+    work = plan(Corpora(source, ChunkerOptions(), ShardOptions(megabytes=1), tmp_path / "cut"))
+    (work.folder / "parts").mkdir(parents=True)
+    for part in work.parts:
+        write_part(part)
+    moved = finish(work)
+    (moved.folder / "manifest.json").unlink()  # as if the manifest had not been written yet, and parts not been removed
+    (work.folder / "parts").mkdir()
+    for part in work.parts:
+        write_part(part)
+    if when == "one moved":
+        (moved.folder / "train-00001.tar").unlink()
+    else:
+        for part in work.parts:
+            for path in part.folder.glob("*.tar"):
+                path.unlink()
+    assert contents(sharded(folder, tmp_path / "cut")) == whole
+
+
+CHILD = """
+import sys
+from pathlib import Path
+from data.options import ChunkerOptions, ShardOptions, SourceOptions
+from data.sharding.build import shard
+if __name__ == "__main__":
+    source = SourceOptions(kind="text", path=sys.argv[1])
+    shard(source, ChunkerOptions(), ShardOptions(workers=2, megabytes=1), Path(sys.argv[2]))
+"""
+
+
+def test_a_killed_run_continues_and_leaves_no_process(folder: Path, tmp_path: Path, chance: random.Random) -> None:
+    whole = contents(sharded(folder, tmp_path / "whole"))
+    (tmp_path / "child.py").write_text(CHILD)
+    for _ in range(4):
+        command = [sys.executable, str(tmp_path / "child.py"), str(folder), str(tmp_path / "cut")]
+        child = subprocess.Popen(command, env=os.environ | {"PYTHONPATH": str(ROOT)})
+        time.sleep(0.25 + 0.35 * chance.random())
+        children = psutil.Process(child.pid).children(recursive=True)
+        child.kill()
+        child.wait()
+        assert not psutil.wait_procs(children, timeout=120)[1]
+    assert contents(sharded(folder, tmp_path / "cut", workers=2)) == whole
+
+
+def test_a_corpus_is_found_again_without_reading_its_source(folder: Path, tmp_path: Path) -> None:
+    corpus = sharded(folder, tmp_path / "shards")
+    options = SourceOptions(kind="text", path=str(folder)), ChunkerOptions(), ShardOptions(megabytes=1)
+    assert Corpora(*options, tmp_path / "shards").folder == corpus.folder
+    shutil.copytree(folder, tmp_path / "copy")  # other times, same contents
+    moved = SourceOptions(kind="text", path=str(tmp_path / "copy"))
+    found = Corpora(moved, *options[1:], tmp_path / "shards").folder
+    assert found.name.rpartition("-")[2] == corpus.folder.name.rpartition("-")[2]
+
+
+@pytest.mark.parametrize("kind", ["words", "fixed", "sentences", "entropy"])
+@pytest.mark.parametrize("suffix", ["", ".xz"])
+def test_a_document_larger_than_a_shard(tmp_path: Path, kind: str, suffix: str) -> None:
+    text = np.random.default_rng(1).choice(np.frombuffer(b"abc de.\n\xc3\xa9", np.uint8), 3_500_001).tobytes()
+    path = tmp_path / f"train.txt{suffix}"
+    path.write_bytes(lzma.compress(text, preset=0) if suffix else text)
+    chunker = ChunkerOptions(kind=kind, k=7)
+    corpus = shard(SourceOptions(kind="text", path=str(path)), chunker, ShardOptions(megabytes=1), tmp_path / "shards")
+    assert len(corpus.of("train")) >= 2 and corpus.counts("train").documents == 1
+    ((tokens, lengths),) = corpus.documents("train")
+    assert corpus.chunker().join(tokens, lengths) == text and b"".join(corpus.original_blocks("train")) == text
+    if kind in ("words", "fixed") and suffix:
+        assert np.array_equal(lengths, corpus.chunker().split(text)[1])
+    if kind == "fixed":
+        assert (lengths[:-1] == 7).all()
+    assert corpus.manifest["statistics"]["train"]["tokens_per_document"]["longest"] > 1 << 20
+
+
+class Nibbles(Chunker):
+    """A chunker of a user's own, whose tokens are not bytes: a byte is two tokens of four bits."""
+
+    vocabulary, fixed = 16, False
+
+    def begins(self, text: bytes, starts: np.ndarray) -> np.ndarray:
+        raise NotImplementedError
+
+    def split(self, text: bytes, starts: np.ndarray = ONE) -> tuple[np.ndarray, np.ndarray]:
+        data = np.frombuffer(text, np.uint8)
+        return np.stack([data >> 4, data & 15], 1).ravel(), np.full(len(data), 2, np.uint8)
+
+    def join(self, tokens: np.ndarray, lengths: np.ndarray) -> bytes:
+        return (tokens[::2] << 4 | tokens[1::2]).tobytes()
+
+
+class Numbers(Source):
+    """A source of a user's own."""
+
+    files = []
+
+    def inputs(self, size: int, align: int) -> Iterator[Input]:
+        for number in range(0, 300, 10):
+            yield Input(str(number), "", 100_000, start=number, stop=number + 10)
+
+    def read(self, item: Input) -> Iterator[Piece]:
+        for number in range(item.start, item.stop or 0):
+            name = f"number {number}"
+            yield Piece(name, self.split_of(name), b"%d " % number * 1000)
+
+
+def test_sources_and_chunkers_of_others_are_entry_points(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    info = tmp_path / "plug_in-1.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: plug-in\nVersion: 1\n")
+    (info / "entry_points.txt").write_text(
+        f"[haed.sources]\nnumbers = {__name__}:Numbers\n[haed.chunkers]\nnibbles = {__name__}:Nibbles\n"
+    )
+    monkeypatch.syspath_prepend(str(tmp_path))
+    options = load_config(None, ["source.kind=numbers", "chunker.kind=nibbles", "shard.megabytes=1"])
+    corpus = shard(options.source, options.chunker, options.shard, tmp_path / "shards")
+    found = [text for split in ("train", "valid", "test") for text in corpus.originals(split)]
+    assert sorted(found) == sorted(b"%d " % number * 1000 for number in range(300))
+    assert corpus.counts("train").tokens == 2 * corpus.counts("train").source_bytes
+    with pytest.raises(ConfigError, match="'number' is not known: expected one of .*stdlib.*numbers"):
+        load_config(None, ["source.kind=number"])
+
+
+def test_statistics_of_the_manifest(tmp_path: Path) -> None:
+    (tmp_path / "train-a.txt").write_bytes(b"one two two two\n")
+    (tmp_path / "train-b.txt").write_bytes(b"two " * 1000)
+    found = sharded(tmp_path, tmp_path / "shards").manifest["statistics"]["train"]
+    assert found["distinct_chunks"] == 3 and found["distinct_chunks_exact"]
+    assert found["chunk_lengths"] == [0, 0, 0, 0, 1004] and found["rank_frequency"] == [[1, 1002], [2, 1], [3, 1]]
+    assert found["tokens_per_document"] == {"shortest": 16, "longest": 4000, "documents_from": {"16": 1, "2048": 1}}

@@ -1,0 +1,84 @@
+"""Which corpus is meant: found by the contents of a source when sharding, and without it ever after."""
+
+import json
+import os
+import shutil
+from pathlib import Path
+
+import pytest
+
+from data.corpus import Corpus
+from data.options import ChunkerOptions, ShardOptions, SourceOptions
+from data.sharding.build import shard
+from data.sharding.corpora import NOTES, Corpora
+
+
+@pytest.fixture
+def texts(tmp_path: Path) -> Path:
+    place = tmp_path / "texts"
+    place.mkdir()
+    for split in ("train", "valid", "test"):
+        (place / f"{split}.txt").write_bytes(f"the {split} text\n".encode() * 100)
+    return place
+
+
+def asked(path: Path | str, shards: Path, **options: object) -> Corpora:
+    return Corpora(SourceOptions(kind="text", path=str(path)), ChunkerOptions(**options), ShardOptions(), shards)
+
+
+def sharded(path: Path | str, shards: Path) -> Corpus:
+    return shard(SourceOptions(kind="text", path=str(path)), ChunkerOptions(), ShardOptions(), shards)
+
+
+@pytest.mark.parametrize("notes", [b"", b"{", b"[]", b"\xff", b'{"a": 1, "b": ["../../etc", ""]}', None])
+def test_damaged_notes_break_nothing(
+    texts: Path, tmp_path: Path, notes: bytes | None, caplog: pytest.LogCaptureFixture
+) -> None:
+    corpus = sharded(texts, tmp_path / "shards")
+    path = tmp_path / "shards" / NOTES
+    path.unlink() if notes is None else path.write_bytes(notes)
+    shutil.move(texts, tmp_path / "gone")
+    assert asked(texts, tmp_path / "shards").last() == corpus.folder  # by the manifests
+    assert asked(texts, tmp_path / "shards", k=8).last() is None
+    shutil.move(tmp_path / "gone", texts)
+    assert sharded(texts, tmp_path / "shards").folder == corpus.folder
+    assert len(json.loads(path.read_text())) >= 3
+    assert (f"{path} is left out" in caplog.text) == (notes is not None and not notes.startswith(b'{"'))
+
+
+def test_notes_that_cannot_be_written_break_nothing(texts: Path, tmp_path: Path) -> None:
+    (tmp_path / "shards" / NOTES).mkdir(parents=True)
+    corpus = sharded(texts, tmp_path / "shards")
+    assert sharded(texts, tmp_path / "shards").folder == corpus.folder == asked(texts, tmp_path / "shards").last()
+
+
+def test_the_same_size_and_time_are_not_the_same_contents(texts: Path, tmp_path: Path) -> None:
+    first = sharded(texts, tmp_path / "shards")
+    path = texts / "train.txt"
+    status = path.stat()
+    path.write_bytes(path.read_bytes().replace(b"text", b"TEXT"))
+    os.utime(path, ns=(status.st_atime_ns, status.st_mtime_ns))
+    assert asked(texts, tmp_path / "shards").has_changed()
+    second = sharded(texts, tmp_path / "shards")
+    assert second.digest != first.digest and b"TEXT" in b"".join(second.originals("train"))
+
+
+def test_the_corpus_made_last_is_found_wherever_it_and_its_source_went(
+    texts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    first = sharded("texts", Path("shards"))
+    (texts / "train.txt").write_bytes(b"another text\n" * 100)
+    second = sharded("texts", Path("shards"))
+    assert asked(texts, tmp_path / "shards").last() == tmp_path / second.folder
+    (texts / "train.txt").write_bytes(b"the train text\n" * 100)
+    assert sharded("texts", Path("shards")).folder == first.folder == asked("texts", Path("shards")).last()
+    assert not asked("texts", Path("shards")).has_changed()
+    shutil.rmtree(texts)
+    assert not asked("texts", Path("shards")).has_changed()  # nothing to compare with
+    project = tmp_path / "elsewhere" / "project"
+    project.mkdir(parents=True)
+    shutil.move(tmp_path / "shards", project / "shards")
+    monkeypatch.chdir(project)
+    assert asked("texts", Path("shards")).last() == first.folder
+    assert asked("other", Path("shards")).last() is None

@@ -1,0 +1,183 @@
+"""The digest covers all that decides the bytes of shards: versions of others' code, and files that change while they are read."""
+
+import json
+import os
+import shutil
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from data.corpus import Corpus
+from data.options import ChunkerOptions, ShardOptions, SourceOptions
+from data.sharding.build import shard
+from data.sharding.parts import Mapper, Part
+
+TEXT = b"".join(b"line %d of a text\n" % number for number in range(40_000))
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """Two parts, of a file each."""
+    place = tmp_path / "source"
+    place.mkdir()
+    for number in range(2):
+        (place / f"train-{number}.txt").write_bytes(b"%d" % number + TEXT)
+    return place
+
+
+def sharded(folder: Path, into: Path, mapper: Mapper | None = None) -> Corpus:
+    options = SourceOptions(kind="text", path=str(folder))
+    return shard(options, ChunkerOptions(), ShardOptions(megabytes=1), into, mapper)
+
+
+def rewritten(path: Path, content: bytes) -> None:
+    """At equal size, with the times of before."""
+    before = path.stat()
+    assert len(content) == before.st_size
+    path.write_bytes(content)
+    os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
+
+
+@pytest.mark.parametrize("number", [0, 1])  # read already, or not yet
+def test_a_file_that_is_rewritten_while_sharding(folder: Path, tmp_path: Path, number: int) -> None:
+    path = folder / f"train-{number}.txt"
+
+    def mapper(write: Callable[[Part], None], parts: tuple[Part, ...]) -> None:
+        first, second = sorted(parts, key=lambda part: part.folder)
+        write(first)
+        rewritten(path, path.read_bytes()[::-1])
+        write(second)
+
+    with pytest.raises(ValueError, match=f"train-{number}.txt changed while it was being sharded: nothing is kept"):
+        sharded(folder, tmp_path / "shards", mapper)
+    assert not list((tmp_path / "shards").rglob("manifest.json")) and not list((tmp_path / "shards").rglob("*.tar"))
+    assert b"".join(sharded(folder, tmp_path / "shards").originals("train")) == b"".join(
+        each.read_bytes() for each in sorted(folder.iterdir())
+    )
+
+
+def test_a_file_that_shrinks_while_sharding_leaves_nothing(folder: Path, tmp_path: Path) -> None:
+    """What was read of it is an error at once, and parts that were finished before are of no more use."""
+
+    def mapper(write: Callable[[Part], None], parts: tuple[Part, ...]) -> None:
+        first, second = sorted(parts, key=lambda part: part.folder)
+        write(first)
+        (folder / "train-1.txt").write_bytes(b"short")
+        write(second)
+
+    with pytest.raises(ValueError, match="train-1.txt changed while it was being sharded: nothing is kept"):
+        sharded(folder, tmp_path / "shards", mapper)
+    assert not [each for each in (tmp_path / "shards").iterdir() if each.is_dir()]
+
+
+def test_files_that_are_only_touched_are_the_same(folder: Path, tmp_path: Path) -> None:
+    def mapper(write: Callable[[Part], None], parts: tuple[Part, ...]) -> None:
+        for part in parts:
+            write(part)
+        os.utime(folder / "train-0.txt")
+        os.link(folder / "train-1.txt", tmp_path / "a backup")
+
+    assert sharded(folder, tmp_path / "shards", mapper).counts("train").documents == 2
+
+
+def test_parts_of_an_interrupted_run_that_read_something_else_are_made_anew(folder: Path, tmp_path: Path) -> None:
+    """A file changes, its part is written, a kill, and then the file is as before: so the corpus has the same digest."""
+    path = folder / "train-0.txt"
+    whole = path.read_bytes()
+
+    def mapper(write: Callable[[Part], None], parts: tuple[Part, ...]) -> None:
+        rewritten(path, whole[::-1])
+        for part in parts:
+            write(part)
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        sharded(folder, tmp_path / "shards", mapper)
+    rewritten(path, whole)
+    assert next(iter(sharded(folder, tmp_path / "shards").originals("train"))) == whole
+
+
+MODULE = """
+import numpy as np
+from data.chunkers import Chunker
+from data.sources.source import Input, Piece, Source
+
+class Commas(Chunker):
+    def begins(self, text, starts):
+        return np.frombuffer(text, np.uint8) == ord(",")
+
+class Words(Source):
+    files = []
+    def inputs(self, size, align):
+        yield Input("words", "", 100)
+    def read(self, item):
+        yield Piece("words", "train", b"one,two,three" * 9)
+"""
+
+
+def test_another_version_of_ones_own_source_or_chunker_is_another_corpus(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    place = tmp_path / "packages"
+    place.mkdir()
+    monkeypatch.syspath_prepend(str(place))
+
+    def install(version: str, module: str) -> Corpus:
+        for old in place.iterdir():
+            shutil.rmtree(old) if old.is_dir() else old.unlink()
+        info = place / f"commas-{version}.dist-info"
+        info.mkdir()
+        (place / "commas_of_mine.py").write_text(module)
+        (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: commas\nVersion: {version}\n")
+        points = "[haed.sources]\nmine = commas_of_mine:Words\n[haed.chunkers]\nmine = commas_of_mine:Commas\n"
+        (info / "entry_points.txt").write_text(points)
+        sys.modules.pop("commas_of_mine", None)
+        return shard(SourceOptions(kind="mine"), ChunkerOptions(kind="mine"), ShardOptions(), tmp_path / "shards")
+
+    first = install("1", MODULE)
+    assert install("1", MODULE).folder == first.folder
+    others = [install("2", MODULE), install("2", MODULE + "# edited in place\n")]
+    assert len({corpus.folder for corpus in (first, *others)}) == 3
+    said = first.manifest["versions"]
+    assert said["haed.sources:mine"].startswith("commas 1, commas_of_mine:Words, ")
+    assert said["haed.chunkers:mine"].startswith("commas 1, commas_of_mine:Commas, ")
+
+
+def test_two_packages_with_one_name_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("one", "two"):
+        info = tmp_path / f"{name}-1.dist-info"
+        info.mkdir()
+        (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: 1\n")
+        (info / "entry_points.txt").write_text(f"[haed.sources]\nmine = {name}:Source\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    with pytest.raises(ValueError, match="'mine' is in more than one package: .*:Source, .*:Source"):
+        shard(SourceOptions(kind="mine"), ChunkerOptions(), ShardOptions(), tmp_path / "shards")
+
+
+@pytest.mark.parametrize("what", ["pillow", "jpeg"])
+def test_another_decoder_of_pictures_is_another_corpus(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, what: str
+) -> None:
+    place = tmp_path / "pictures"
+    place.mkdir()
+    Image.fromarray(np.arange(48, dtype=np.uint8).reshape(4, 4, 3)).save(place / "train.jpg")
+    source = SourceOptions(kind="images", path=str(place))
+
+    def made() -> Corpus:
+        return shard(source, ChunkerOptions(kind="pixels"), ShardOptions(), tmp_path / "shards")
+
+    first = made()
+    assert set(first.manifest["versions"]) == {"pillow", "jpeg"}
+    if what == "pillow":
+        monkeypatch.setattr("PIL.__version__", "99.0")
+    else:
+        monkeypatch.setattr("PIL.features.version", lambda feature: "9z")
+    other = made()
+    assert other.folder != first.folder and other.manifest["versions"] != first.manifest["versions"]
+    (place / "train.jpg").unlink()
+    np.savez(place / "train.npz", data=np.zeros((3, 48), np.uint8))  # which nobody decodes
+    assert json.loads((made().folder / "manifest.json").read_text())["versions"] == {}

@@ -1,0 +1,241 @@
+"""Files as sources read them: links, compressed files of several streams, tars that are not whole, and what is no text."""
+
+import bz2
+import gzip
+import io
+import lzma
+import os
+import sqlite3
+import subprocess
+import tarfile
+import zipfile
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from data.options import SourceOptions
+from data.sources.files import BLOCK, LINKS, LeftOut, list_files, members, open_stream, zstd
+from data.sources.magic import check_text, foreign
+from data.sources.source import make_source
+from tests.data.sources.test_audio import wav
+
+LONG, SHORT = np.random.default_rng(0).bytes(90_000), b"\0" * 9000 + b"end" * 3000
+STREAMS: dict[str, Callable[[bytes], bytes]] = {
+    ".gz": gzip.compress,
+    ".xz": lzma.compress,
+    ".bz2": bz2.compress,
+    ".zst": lambda content: zstd.compress(content),
+}
+
+
+def read(path: Path, content: bytes) -> bytes:
+    path.write_bytes(content)
+    with open_stream(str(path), 250) as stream:
+        return stream.read()
+
+
+@pytest.mark.parametrize("suffix", STREAMS)
+def test_streams_one_after_the_other_lose_no_byte(tmp_path: Path, suffix: str) -> None:
+    compress = STREAMS[suffix]
+    whole = compress(LONG) + compress(SHORT) + compress(SHORT)
+    assert read(tmp_path / f"a{suffix}", whole) == LONG + SHORT + SHORT
+    for garbage in (b"g", b"garbage behind the end of it all"):
+        with pytest.raises(ValueError, match=f"a{suffix} cannot be read"):
+            read(tmp_path / f"a{suffix}", whole + garbage)
+
+
+FIRST = lzma.compress(LONG)
+
+
+@pytest.mark.parametrize(
+    "zeros", [0, 4, 400, 3, BLOCK - len(FIRST) % BLOCK, 2 * BLOCK + 4 - len(FIRST) % 4, 2 * BLOCK + 5]
+)
+@pytest.mark.parametrize("after", [0, 8, 6])
+def test_padding_of_xz_is_what_the_tool_says(tmp_path: Path, zeros: int, after: int) -> None:
+    """Between streams and at the end, also where a block is nothing but padding."""
+    content = FIRST + bytes(zeros) + lzma.compress(SHORT) + bytes(after)
+    tool = subprocess.run(["xz", "-dc"], input=content, capture_output=True) if Path("/usr/bin/xz").exists() else None
+    good = zeros % 4 == after % 4 == 0
+    assert tool is None or (tool.returncode == 0) == good
+    if good:
+        assert read(tmp_path / "a.xz", content) == LONG + SHORT
+    else:
+        with pytest.raises(ValueError, match="zeros after a stream are no padding, which comes in fours"):
+            read(tmp_path / "a.xz", content)
+
+
+def tar_of(*names: str) -> bytes:
+    file = io.BytesIO()
+    with tarfile.open(fileobj=file, mode="w") as tar:
+        for name in names:
+            member = tarfile.TarInfo(name)
+            member.size = 700
+            tar.addfile(member, io.BytesIO(b"x" * 700))
+    return file.getvalue()
+
+
+ONE, MEMBER = tar_of("a", "b"), 512 + 1024
+FLIPPED = ONE[:MEMBER] + b"!" + ONE[MEMBER + 1 :]
+
+
+@pytest.mark.parametrize("kind", ["images", "audio", "webdataset"])
+@pytest.mark.parametrize("content", [b"no tar " * 200, tar_of("a.png")[:700]])
+def test_a_damaged_tar_is_named_when_its_members_are_listed(tmp_path: Path, kind: str, content: bytes) -> None:
+    (tmp_path / "a.tar").write_bytes(content)
+    with pytest.raises(ValueError, match="a.tar cannot be read: (invalid header|unexpected end of data)"):
+        made = make_source(SourceOptions(kind=kind, path=str(tmp_path)))
+        for item in made.inputs(1 << 20, 1):
+            list(made.read(item))
+
+
+def test_a_tar_with_holes_is_refused(tmp_path: Path) -> None:
+    """Ten kilobytes would be a gigabyte of silence."""
+    member = tarfile.TarInfo("train.wav")
+    member.type, member.size = tarfile.GNUTYPE_SPARSE, 512
+    header = bytearray(member.tobuf(tarfile.GNU_FORMAT))
+    header[386:410] = b"00000000000\0" + b"00000001000\0"  # 512 bytes at 0
+    header[483:495] = b"10000000000\0"  # and a gigabyte in all
+    header[148:156] = b" " * 8
+    header[148:156] = b"%06o\0 " % sum(header)
+    (tmp_path / "a.tar").write_bytes(bytes(header) + b"RIFF".ljust(512) + bytes(8192))
+    with pytest.raises(ValueError, match="a.tar: train.wav has holes"):
+        list(members(str(tmp_path / "a.tar"), 250))
+
+
+@pytest.mark.parametrize("suffix", [".tar", ".tar.gz"])
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [(ONE[:MEMBER], "truncated"), (ONE[: 2 * MEMBER], "truncated"), (ONE + ONE, "more than one"), (FLIPPED, "damaged")],
+)
+def test_a_tar_that_is_not_one_whole_tar(tmp_path: Path, suffix: str, content: bytes, message: str) -> None:
+    path = tmp_path / f"a{suffix}"
+    path.write_bytes(gzip.compress(content) if suffix.endswith("gz") else content)
+    with pytest.raises(ValueError, match=message):
+        list(members(str(path), 250))
+    path.write_bytes(gzip.compress(ONE) if suffix.endswith("gz") else ONE)
+    assert [(name, size) for name, _, size in members(str(path), 250)] == [("a", 700), ("b", 700)]
+
+
+def a_zip() -> bytes:
+    file = io.BytesIO()
+    with zipfile.ZipFile(file, "w") as archive:
+        archive.writestr("a.txt", "text")
+    return file.getvalue()
+
+
+def a_picture(kind: str) -> bytes:
+    file = io.BytesIO()
+    Image.new("RGB", (4, 4)).save(file, kind)
+    return file.getvalue()
+
+
+def a_database(path: Path) -> bytes:
+    with sqlite3.connect(path) as database:
+        database.execute("CREATE TABLE notes (body TEXT)")
+    database.close()
+    return path.read_bytes()
+
+
+def test_what_is_no_text_is_refused_with_advice(tmp_path: Path) -> None:
+    npy = io.BytesIO()
+    np.save(npy, np.zeros(3))
+    cases = {
+        "tar": (ONE, "is a tar.*, not text: unpack it.*source.kind=images.*source.kind=audio"),
+        "zip": (a_zip(), "is a zip"),
+        "gzip": (gzip.compress(SHORT), "compressed by gzip.*, not text: name it by its compression .*.gz"),
+        "xz": (lzma.compress(SHORT), "compressed by xz"),
+        "bzip2": (bz2.compress(SHORT), "compressed by bzip2"),
+        "zstd": (zstd.compress(SHORT), "compressed by zstd"),
+        "png": (a_picture("PNG"), "is a PNG.*, not text: source.kind=images"),
+        "jpeg": (a_picture("JPEG"), "is a JPEG"),
+        "gif": (a_picture("GIF"), "is a GIF"),
+        "webp": (a_picture("WEBP"), "is a WebP"),
+        "wav": (wav(np.zeros(3, np.int16)), "is a WAV.*, not text: source.kind=audio"),
+        "pdf": (b"%PDF-1.7\n", "is a PDF"),
+        "parquet": (b"PAR1\x15", "Parquet.*, not text: source.kind=datasets"),
+        "sqlite": (a_database(tmp_path / "db"), "SQLite database"),
+        "npy": (npy.getvalue(), "an array of NumPy"),
+    }
+    for name, (content, message) in cases.items():
+        for suffix, compress in {"": lambda content: content, ".txt.gz": gzip.compress}.items():
+            path = tmp_path / f"{name}{suffix}"
+            path.write_bytes(compress(content))
+            with pytest.raises(ValueError, match=message):
+                check_text(str(path), 250)
+    for text in (
+        b"",
+        b"\0" * 2000,
+        b"PK",
+        b"BZh is no word",
+        bytes(range(256)) * 4,
+        "né".encode("utf-16"),
+        b"RIFF of a guitar",
+    ):
+        assert foreign(text) is None
+
+
+@pytest.fixture
+def linked(tmp_path: Path) -> Path:
+    """A folder with links inside, out of it, to folders, in a loop and to nowhere; the path to it is a link as well."""
+    real, outside = tmp_path / "real", tmp_path / "outside"
+    for path in (real / "sub" / "a.txt", real / "b.txt", outside / "c.txt", outside / "deep" / "d.txt"):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(str(path))
+    for name, target in {
+        "inside.txt": "sub/a.txt",
+        "secret.txt": outside / "c.txt",
+        "folder": outside,
+        "sub/loop": "..",
+        "sub/self": ".",
+        "gone.txt": "nowhere",
+    }.items():
+        (real / name).symlink_to(target)
+    (tmp_path / "given").symlink_to("real")
+    return tmp_path / "given"
+
+
+def test_links_that_lead_out_are_followed_only_when_asked(linked: Path) -> None:
+    left: LeftOut = {}
+    found = [file.name for file in list_files(str(linked), "**/*", "text", left_out=left)]
+    assert found == ["b.txt", "inside.txt", "sub/a.txt"]
+    assert {reason: sorted(names) for reason, names in left.items()} == {
+        LINKS: ["folder/", "secret.txt", "sub/loop/", "sub/self/"],
+        "links to nowhere": ["gone.txt"],
+    }
+    followed = [file.name for file in list_files(str(linked), "**/*", "text", follow_links=True)]
+    assert followed == ["b.txt", "folder/c.txt", "folder/deep/d.txt", "inside.txt", "secret.txt", "sub/a.txt"]
+    (linked.parent / "real" / "sub").rename(linked.parent / "sub")
+    for name in ("b.txt", "inside.txt"):
+        (linked / name).unlink()
+    with pytest.raises(ValueError, match="has no data.*left out: 2 links out of the folder.*source.follow_links=true"):
+        list_files(str(linked), "**/*", "text")
+
+
+def test_runs_in_the_folder_of_the_source_are_no_part_of_it(tmp_path: Path) -> None:
+    """As after `haed run source.path=.`."""
+    (tmp_path / "runs" / "mine" / "logs").mkdir(parents=True)
+    for name in ("a.txt", "runs/mine/config.yaml", "runs/mine/corpus.json", "runs/mine/logs/log.txt"):
+        (tmp_path / name).write_text("x")
+    left: LeftOut = {}
+    assert [file.name for file in list_files(str(tmp_path), "**/*", "text", left_out=left)] == ["a.txt"]
+    assert left == {"made by haed": ["runs/mine/"]}
+
+
+def test_globs(linked: Path) -> None:
+    def names(path: object, pattern: str = "**/*") -> list[str]:
+        return [file.name for file in list_files(str(path), pattern, "text")]
+
+    assert names(linked, "*.txt") == ["b.txt", "inside.txt"] and names(linked, "sub/?.txt") == ["sub/a.txt"]
+    assert names(linked, "**/a.txt") == ["sub/a.txt"] and names(linked / "*" / "*.txt") == ["sub/a.txt"]
+    assert names(linked / "**" / "[ab].txt") == ["b.txt", "sub/a.txt"] and names(linked / "b.txt") == ["b.txt"]
+    (linked / "[1].txt").write_text("a name like a glob")
+    assert names(linked / "[1].txt") == ["[1].txt"]
+    for pattern in ("/etc/*", "../outside/*", ""):
+        with pytest.raises(ValueError, match="expected a glob relative to source.path"):
+            names(linked, pattern)
+    os.mkfifo(linked / "pipe")
+    with pytest.raises(ValueError, match="neither a file nor a folder"):
+        names(linked / "pipe")

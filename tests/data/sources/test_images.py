@@ -1,0 +1,306 @@
+"""Pictures from every kind of file become the same rasters; nothing in them runs code or allocates without bound."""
+
+import io
+import lzma
+import pickle
+import struct
+import tarfile
+import zipfile
+import zlib
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from data.corpus import Corpus
+from data.options import ChunkerOptions, ShardOptions, SourceOptions
+from data.sharding.build import shard
+from data.sources.images import _batches
+from data.sources.source import make_source
+from data.sources.unpickle import read_batch
+from tests.conftest import SHARED
+
+GENERATOR = np.random.default_rng(0)
+PICTURES = GENERATOR.integers(0, 256, (300, 32, 32, 3), dtype=np.uint8)
+PLANES = PICTURES.transpose(0, 3, 1, 2).reshape(300, 3072)
+
+
+def sharded(path: Path, into: Path, **options: object) -> Corpus:
+    source = SourceOptions(kind="images", path=str(path), **options)  # type: ignore[arg-type]
+    return shard(source, ChunkerOptions(kind="pixels"), ShardOptions(), into)
+
+
+def rasters(corpus: Corpus) -> np.ndarray:
+    found = b"".join(b"".join(corpus.originals(split)) for split in ("train", "valid", "test"))
+    return np.frombuffer(found, np.uint8).reshape(-1, 32, 32, 3)
+
+
+def png(picture: np.ndarray) -> bytes:
+    buffer = io.BytesIO()
+    Image.fromarray(picture).save(buffer, "PNG")
+    return buffer.getvalue()
+
+
+def test_npz_batches(tmp_path: Path) -> None:
+    (tmp_path / "source").mkdir()
+    np.savez(tmp_path / "source" / "train_data_batch_1.npz", data=PLANES[:297], labels=np.ones(300))
+    np.savez_compressed(tmp_path / "source" / "val_data.npz", data=PLANES[297:])
+    corpus = sharded(tmp_path / "source", tmp_path / "shards")
+    train = corpus.counts("train").documents
+    assert 270 < train < 297 and corpus.counts("test").documents == 3  # val is test, valid is hashed out of train
+    assert sorted(map(bytes, rasters(corpus))) == sorted(map(bytes, PICTURES))
+    assert [bytes(picture) for picture in rasters(corpus)[-3:]] == [bytes(picture) for picture in PICTURES[297:]]
+    assert corpus.raster("train") == 256
+
+
+@pytest.mark.parametrize("protocol", range(2, 6))
+@pytest.mark.parametrize("bytes_keys", [False, True])
+def test_pickled_batches(tmp_path: Path, protocol: int, bytes_keys: bool) -> None:
+    batch = {"data": PLANES, "labels": list(range(300)), "filenames": ["a.png"] * 300, "batch_label": "batch 1 of 5"}
+    if bytes_keys:
+        batch = {key.encode(): value for key, value in batch.items()}  # type: ignore[misc]
+    (tmp_path / "data_batch_1").write_bytes(pickle.dumps(batch, protocol))
+    assert np.array_equal(np.concatenate(list(_batches(str(tmp_path / "data_batch_1")))), PLANES)
+
+
+def test_batches_of_python_2(tmp_path: Path) -> None:
+    """As CIFAR-10's own: protocol 2, byte strings, and an array whose bytes are a Python 2 string."""
+    content = PLANES.tobytes()
+    shape = b"M,\x01M\x00\x0c\x86"
+    dtype = b"cnumpy\ndtype\nU\x02u1K\x00K\x01\x87R(K\x03U\x01|NNNJ\xff\xff\xff\xffJ\xff\xff\xff\xffK\x00tb"
+    array = (
+        b"cnumpy.core.multiarray\n_reconstruct\ncnumpy\nndarray\nK\x00\x85U\x01b\x87R(K\x01" + shape + dtype + b"\x89T"
+    )
+    pickled = b"\x80\x02}q\x01(U\x04data" + array + len(content).to_bytes(4, "little") + content + b"tbu."
+    assert np.array_equal(pickle.loads(pickled, encoding="bytes")[b"data"], PLANES)  # it is what NumPy reads, too
+    assert np.array_equal(read_batch(io.BytesIO(pickled), len(pickled))["data"], PLANES)
+
+
+class Malicious:
+    def __reduce__(self) -> tuple[object, ...]:
+        import os
+
+        return os.system, ("touch /tmp/haed-was-here",)
+
+
+@pytest.mark.parametrize("where", ["data", "labels"])
+def test_a_pickle_runs_nothing(tmp_path: Path, where: str) -> None:
+    content = pickle.dumps({"data": PLANES, where: Malicious()})
+    found = read_batch(io.BytesIO(content), len(content))
+    assert where == "data" or np.array_equal(found["data"], PLANES)
+    assert not Path("/tmp/haed-was-here").exists()
+    (tmp_path / "data_batch_1").write_bytes(content)
+    if where == "data":
+        with pytest.raises(ValueError, match="data_batch_1 is not a batch file of pictures"):
+            sharded(tmp_path / "data_batch_1", tmp_path / "shards")
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"\x80\x04B\xff\xff\xff\x7f" + b"x" * 10 + b".",  # claims 2 GB
+        b"\x80\x04}r\xff\xff\xff\xff.",  # a memo of 4 billion entries
+        pickle.dumps({"data": PLANES})[:-50],
+        b"\x80\x04.",
+        b"\x80\x04]R.",
+        pickle.dumps([1, 2]),
+        b"\x80\x04" + b"(" * 1000 + b"t.",
+    ],
+)
+def test_a_bad_pickle_is_refused_without_allocating(content: bytes) -> None:
+    with pytest.raises(ValueError, match="not a pickled batch") if content[2:4] != b"}r" else _either():
+        read_batch(io.BytesIO(content), len(content))
+
+
+def _either():  # type: ignore[no-untyped-def]
+    import contextlib
+
+    return contextlib.suppress(ValueError)
+
+
+@pytest.mark.parametrize("suffix", [None, ".tar", ".tar.xz"])
+def test_png_files(tmp_path: Path, suffix: str | None) -> None:
+    folder = tmp_path / "source"
+    for number, picture in enumerate(PICTURES[:40]):
+        path = folder / ("test" if number >= 30 else "train") / f"{number:03d}.png"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(png(picture))
+    (folder / "readme.txt").write_text("not a picture")
+    place = folder
+    if suffix is not None:
+        place = tmp_path / f"pictures{suffix}"
+        for split in ("train", "test"):
+            with tarfile.open(tmp_path / f"{split}.tar", "w") as tar:
+                tar.add(folder / split, split)
+        place = tmp_path / "tars"
+        place.mkdir()
+        for split in ("train", "test"):
+            content = (tmp_path / f"{split}.tar").read_bytes()
+            (place / f"{split}{suffix}").write_bytes(lzma.compress(content) if suffix.endswith("xz") else content)
+    corpus = sharded(place, tmp_path / "shards", valid_percent=0)
+    assert corpus.counts("train").documents == 30 and corpus.counts("test").documents == 10
+    assert np.array_equal(rasters(corpus), PICTURES[:40])
+    assert corpus.manifest["form"] == {"height": 32, "width": 32, "channels": 3}
+
+
+def test_pictures_of_other_sizes_and_modes(tmp_path: Path) -> None:
+    folder = tmp_path / "source"
+    folder.mkdir()
+    (folder / "train-a.png").write_bytes(png(PICTURES[0]))
+    (folder / "train-b.png").write_bytes(png(PICTURES[1][:, :, 0]))
+    (folder / "train-c.png").write_bytes(png(np.repeat(np.repeat(PICTURES[2], 3, 0), 3, 1)))
+    with pytest.raises(ValueError, match="train-c.png has height 96, width 96, channels 3: set source.image_size="):
+        sharded(folder, tmp_path / "shards")
+    found = rasters(sharded(folder, tmp_path / "shards", image_size=32))
+    grey = np.repeat(PICTURES[1][:, :, :1], 3, 2)
+    assert np.array_equal(found, np.stack([PICTURES[0], grey, PICTURES[2]]))
+
+
+def deep_png(colour: int) -> bytes:
+    """A PNG of 16 bits a value, grey (0), RGB (2) or RGBA (6)."""
+    channels = {0: 1, 2: 3, 6: 4}[colour]
+    row = b"\0" + np.arange(4 * channels, dtype=">u2").tobytes()
+    chunks = {
+        b"IHDR": struct.pack(">IIBBBBB", 4, 4, 16, colour, 0, 0, 0),
+        b"IDAT": zlib.compress(row * 4),
+        b"IEND": b"",
+    }
+    return b"\x89PNG\r\n\x1a\n" + b"".join(
+        struct.pack(">I", len(body)) + name + body + struct.pack(">I", zlib.crc32(name + body))
+        for name, body in chunks.items()
+    )
+
+
+@pytest.mark.parametrize("colour", [0, 2, 6])
+def test_pictures_of_16_bits_are_refused(tmp_path: Path, colour: int) -> None:
+    (tmp_path / "train.png").write_bytes(deep_png(colour))
+    assert Image.open(io.BytesIO(deep_png(colour))).size == (4, 4)
+    with pytest.raises(ValueError, match="train.png cannot be read as a picture: it has 16 bits a value, expected 8"):
+        sharded(tmp_path / "train.png", tmp_path / "shards")
+
+
+def test_what_is_converted_is_said(tmp_path: Path) -> None:
+    folder = tmp_path / "train"
+    folder.mkdir()
+    whole = Image.fromarray(PICTURES[0])
+    turned = Image.Exif()
+    turned[274] = 6
+    whole.convert("L").save(folder / "grey.png")
+    whole.convert("RGBA").save(folder / "transparent.png")
+    whole.convert("CMYK").save(folder / "cmyk.jpg")
+    whole.save(folder / "turned.jpg", exif=turned)
+    whole.resize((64, 64)).save(folder / "large.png")
+    whole.save(folder / "moving.png", save_all=True, append_images=[Image.fromarray(PICTURES[1])])
+    notes = sharded(tmp_path, tmp_path / "shards", image_size=32, pattern="train/*").manifest["splits"]["notes"]
+    assert notes == [
+        "CMYK pictures became RGB: 1",
+        "animations gave their first frame only: 1",
+        "grey pictures became RGB: 1",
+        "pictures lost their transparency: 1",
+        "pictures were resampled to 32 × 32: 1",
+        "pictures were taken as stored, not as EXIF turns them: 1",
+        "valid is empty",
+        "test is empty",
+    ]
+
+
+def test_pictures_of_other_shapes_are_refused_also_across_parts(tmp_path: Path) -> None:
+    np.savez(tmp_path / "train-a.npz", data=np.tile(PLANES, (2, 1)))
+    (tmp_path / "train-b.png").write_bytes(png(PICTURES[0][:, :16]))
+    with pytest.raises(ValueError, match="train-a.npz@0 has height 32, width 32.*train-b.png has height 32, width 16"):
+        options = SourceOptions(kind="images", path=str(tmp_path))
+        shard(options, ChunkerOptions(kind="pixels"), ShardOptions(megabytes=1), tmp_path / "shards")
+    assert not list((tmp_path / "shards").glob("*/manifest.json"))
+    np.savez(tmp_path / "train-a.npz", data=PLANES[:, :3000])
+    with pytest.raises(ValueError, match="rows of 3000 values are no square RGB pictures"):
+        sharded(tmp_path / "train-a.npz", tmp_path / "shards")
+
+
+def test_a_file_that_is_no_picture_is_named(tmp_path: Path) -> None:
+    (tmp_path / "train.png").write_bytes(b"GIF89a" + bytes(100))
+    with pytest.raises(ValueError, match="train.png cannot be read as a picture"):
+        sharded(tmp_path / "train.png", tmp_path / "shards")
+
+
+def test_a_picture_that_claims_to_be_huge_is_refused(tmp_path: Path) -> None:
+    content = bytearray(png(PICTURES[0]))
+    content[16:24] = (60_000).to_bytes(4, "big") * 2
+    content[29:33] = zlib.crc32(content[12:29]).to_bytes(4, "big")
+    (tmp_path / "train.png").write_bytes(content)
+    with pytest.raises(ValueError, match="train.png cannot be read as a picture"):
+        sharded(tmp_path / "train.png", tmp_path / "shards")
+
+
+def npz(path: Path, header: str, content: bytes) -> None:
+    text = header.encode().ljust(117) + b"\n"
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr("data.npy", b"\x93NUMPY\x01\x00" + len(text).to_bytes(2, "little") + text + content)
+
+
+@pytest.mark.parametrize(
+    ("header", "message"),
+    [
+        ("{'descr': '|u1', 'fortran_order': False, 'shape': (1000000000000, 3072)}", "it ends in row 0"),
+        ("{'descr': '|u1', 'fortran_order': False, 'shape': (1, 3000000000000)}", "expected uint8 data"),
+        ("{'descr': '|O', 'fortran_order': False, 'shape': (1, 3072)}", "expected uint8 data"),
+        ("{'descr': '<f4', 'fortran_order': False, 'shape': (1, 3072)}", "expected uint8 data"),
+        ("__import__('os').system('true')", "not a batch file"),
+    ],
+)
+def test_an_npz_cannot_claim_more_than_it_holds(tmp_path: Path, header: str, message: str) -> None:
+    npz(tmp_path / "train.npz", header, bytes(100))
+    with pytest.raises(ValueError, match=message):
+        sharded(tmp_path / "train.npz", tmp_path / "shards")
+
+
+def test_a_tar_cannot_write_anywhere(tmp_path: Path) -> None:
+    with tarfile.open(tmp_path / "train.tar", "w") as tar:
+        for name in ("../../outside.png", "/tmp/haed-absolute.png"):
+            member = tarfile.TarInfo(name)
+            content = png(PICTURES[0])
+            member.size = len(content)
+            tar.addfile(member, io.BytesIO(content))
+        link = tarfile.TarInfo("link.png")
+        link.type, link.linkname = tarfile.SYMTYPE, "/etc/passwd"
+        tar.addfile(link)
+    corpus = sharded(tmp_path / "train.tar", tmp_path / "shards")
+    assert corpus.counts("train").documents == 2 and not (tmp_path.parent / "outside.png").exists()
+    assert not Path("/tmp/haed-absolute.png").exists()
+
+
+def test_a_truncated_tar_is_named(tmp_path: Path) -> None:
+    with tarfile.open(tmp_path / "whole.tar", "w") as tar:
+        member = tarfile.TarInfo("a.png")
+        member.size = 5000
+        tar.addfile(member, io.BytesIO(bytes(5000)))
+    (tmp_path / "train.tar").write_bytes((tmp_path / "whole.tar").read_bytes()[:2000])
+    with pytest.raises(ValueError, match="train.tar"):
+        sharded(tmp_path / "train.tar", tmp_path / "shards")
+
+
+def test_real_pictures(tmp_path: Path) -> None:
+    folder = SHARED / "imagenette32"
+    if not folder.is_dir():
+        pytest.skip("imagenette32 is not in ../shared/data")
+    corpus = sharded(folder / "val_data.npz", tmp_path, valid_pattern="(?!)")
+    planes = np.load(folder / "val_data.npz")["data"]
+    found = b"".join(corpus.originals("train"))
+    wanted = planes.reshape(-1, 3, 1024).transpose(0, 2, 1).tobytes()
+    assert found == wanted
+
+
+def test_real_jpegs_in_a_compressed_tar(tmp_path: Path) -> None:
+    path = SHARED / "tiny-imagenet-32-jpeg" / "val.tar.xz"
+    if not path.is_file():
+        pytest.skip("tiny-imagenet-32-jpeg is not in ../shared/data")
+    options = SourceOptions(kind="images", path=str(path), valid_pattern="val")
+    source = make_source(options)
+    (item,) = source.inputs(1 << 24, 1)
+    found = [piece for piece, _ in zip(source.read(item), range(200), strict=False)]
+    with tarfile.open(path) as tar:
+        members = [member for member, _ in zip((m for m in tar if m.isfile()), range(200), strict=False)]
+        for piece, member in zip(found, members, strict=True):
+            content = tar.extractfile(member)
+            assert content is not None and piece.name == f"val.tar.xz/{member.name}" and piece.split == "valid"
+            assert piece.data == Image.open(content).convert("RGB").tobytes()

@@ -1,0 +1,116 @@
+"""WebDataset tars of a user: texts and pictures by extension, and what is wrong with them."""
+
+import io
+import tarfile
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import webdataset as wds
+from PIL import Image
+
+from data.corpus import Corpus
+from data.options import ChunkerOptions, ShardOptions, SourceOptions
+from data.sharding.build import shard
+
+
+def tars(folder: Path, samples: list[dict[str, Any]], number: int = 3) -> Path:
+    """Written by webdataset itself, shared out over so many tars."""
+    folder.mkdir()
+    for at in range(number):
+        with wds.TarWriter(str(folder / f"part-{at}.tar")) as writer:
+            for index in range(at, len(samples), number):
+                writer.write({"__key__": f"deep/{index:06d}", **samples[index]})
+    return folder
+
+
+def sharded(folder: Path, kind: str = "words", **given: Any) -> Corpus:
+    source = SourceOptions(kind="webdataset", path=str(folder), **given)
+    return shard(source, ChunkerOptions(kind=kind), ShardOptions(workers=1), folder.parent / "shards")
+
+
+def texts(corpus: Corpus) -> list[bytes]:
+    return sorted(text for split in ("train", "valid", "test") for text in corpus.originals(split))
+
+
+SAMPLES = [{"txt": f"é {i}", "json": {"caption": f"caption {i}", "n": i}, "cls": i % 3} for i in range(90)]
+
+
+def test_texts_by_extension_and_fields_of_json(tmp_path: Path) -> None:
+    folder = tars(tmp_path / "mine", SAMPLES)
+    corpus = sharded(folder)
+    assert texts(corpus) == sorted(each["txt"].encode() for each in SAMPLES)
+    assert corpus.counts("valid").documents and corpus.counts("test").documents
+    assert "members .cls of samples were left out: 90" in corpus.manifest["splits"]["notes"]
+    assert texts(sharded(folder, field="TXT")) == texts(corpus)
+    assert texts(sharded(folder, field="json.caption")) == sorted(each["json"]["caption"].encode() for each in SAMPLES)
+    assert texts(sharded(folder, field="cls")) == sorted(str(each["cls"]).encode() for each in SAMPLES)
+
+
+def test_pictures(tmp_path: Path) -> None:
+    rasters = np.random.default_rng(0).integers(0, 256, (40, 4, 4, 3), np.uint8)
+    samples = []
+    for raster in rasters:
+        content = io.BytesIO()
+        Image.fromarray(raster).save(content, "PNG")
+        samples.append({"png": content.getvalue(), "cls": 1})
+    corpus = sharded(tars(tmp_path / "mine", samples), "pixels")
+    assert texts(corpus) == sorted(raster.tobytes() for raster in rasters)
+    with pytest.raises(ValueError, match="source.kind=webdataset gives no text, .* set chunker.kind=pixels"):
+        sharded(corpus.folder.parents[1] / "mine")
+    assert corpus.raster("train") == 4 and corpus.manifest["form"] == {"height": 4, "width": 4, "channels": 3}
+
+
+def test_names_of_tars_state_splits(tmp_path: Path) -> None:
+    folder = tmp_path / "mine"
+    for split in ("train", "val", "test"):
+        (tars(tmp_path / split, [{"txt": split}], 1) / "part-0.tar").rename(tmp_path / f"{split}-000.tar")
+    folder.mkdir()
+    for path in tmp_path.glob("*.tar"):
+        path.rename(folder / path.name)
+    corpus = sharded(folder)
+    assert [list(corpus.originals(split)) for split in ("train", "valid", "test")] == [[b"train"], [b"val"], [b"test"]]
+
+
+@pytest.mark.parametrize(
+    ("samples", "given", "message"),
+    [
+        (
+            SAMPLES,
+            {"field": "json.title"},
+            "its .json has no text in 'title' .it has 'caption', 'n'.: set source.field=",
+        ),
+        (SAMPLES, {"field": "jpg"}, "sample deep/000000 has no .jpg .it has .*.cls.*: set source.field="),
+        ([{"cls": 1}], {}, "has no .txt .it has .cls.: set source.field= to the one to read"),
+        ([{"txt": "a"}, {"cls": 1}], {}, "sample deep/000001 has no .txt"),
+        ([{"json": b"{"}], {}, "its .json is not JSON"),
+        ([{"png": b"no picture"}], {}, "cannot be read as a picture"),
+    ],
+)
+def test_what_is_no_document(
+    samples: list[dict[str, Any]], given: dict[str, Any], message: str, tmp_path: Path
+) -> None:
+    with pytest.raises(ValueError, match=message):
+        sharded(tars(tmp_path / "mine", samples, 1), **given)
+
+
+def test_a_member_twice(tmp_path: Path) -> None:
+    (tmp_path / "mine").mkdir()
+    with tarfile.open(tmp_path / "mine" / "a.tar", "w") as tar:
+        for content in (b"one", b"two"):
+            info = tarfile.TarInfo("0.txt")
+            info.size = len(content)
+            tar.addfile(info, io.BytesIO(content))
+    with pytest.raises(ValueError, match="two members are called 0.txt"):
+        sharded(tmp_path / "mine")
+
+
+def test_the_first_sample_decides_for_all_tars(tmp_path: Path) -> None:
+    """Also for those that another worker reads, which would else decide anew, and mix texts with pictures."""
+    picture = io.BytesIO()
+    Image.new("RGB", (4, 4)).save(picture, "PNG")
+    folder = tars(tmp_path / "mine", [{"txt": "long " * 300_000}, {"png": picture.getvalue()}], 2)
+    source, options = SourceOptions(kind="webdataset", path=str(folder)), ShardOptions(megabytes=1)
+    with pytest.raises(ValueError, match="part-1.tar: sample deep/000001 has no .txt .it has .png"):
+        shard(source, ChunkerOptions(kind="fixed"), options, tmp_path / "shards")

@@ -1,0 +1,322 @@
+"""Sources of text: every kind gives its bytes back, whole documents to one split, plain or compressed."""
+
+import bz2
+import gzip
+import json
+import lzma
+from collections import defaultdict
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from data.options import ChunkerOptions, ShardOptions, SourceOptions
+from data.sharding.build import shard
+from data.sources.files import list_files, open_stream, zstd
+from data.sources.source import Source, hashed_split, make_source, named_split
+from data.sources.text import headed
+from tests.conftest import SHARED
+
+COMPRESS = {
+    "": lambda content: content,
+    ".gz": gzip.compress,
+    ".xz": lzma.compress,
+    ".bz2": bz2.compress,
+    ".zst": lambda content: zstd.compress(content),
+}
+
+
+def documents(source: Source, size: int = 1 << 20, align: int = 1) -> dict[str, list[tuple[str, bytes]]]:
+    """Name and bytes of every document, by split; pieces are joined."""
+    found: dict[str, list[tuple[str, bytes]]] = defaultdict(list)
+    for item in source.inputs(size, align):
+        for piece in source.read(item):
+            if piece.continues:
+                name, data = found[piece.split].pop()
+                assert name == piece.name
+                found[piece.split].append((name, data + piece.data))
+            else:
+                found[piece.split].append((piece.name, piece.data))
+    return found
+
+
+def joined(found: dict[str, list[tuple[str, bytes]]], split: str) -> bytes:
+    return b"".join(data for _, data in found[split])
+
+
+def source(kind: str, path: Path, **options: object) -> Source:
+    return make_source(SourceOptions(kind=kind, path=str(path), **options))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("suffix", COMPRESS)
+@pytest.mark.parametrize("size", [1 << 20, 1000])
+def test_one_text_is_cut_in_three_alike_plain_or_compressed(tmp_path: Path, suffix: str, size: int) -> None:
+    text = b"".join(b"paragraph %d\nsecond line\n\n" % number for number in range(1000))
+    (tmp_path / f"book.txt{suffix}").write_bytes(COMPRESS[suffix](text))
+    found = documents(source("text", tmp_path), size)
+    parts = [joined(found, split) for split in ("train", "valid", "test")]
+    assert b"".join(parts) == text and all(part.endswith(b"\n\n") for part in parts)
+    assert [round(len(part) / len(text), 2) for part in parts] == [0.9, 0.05, 0.05]
+    assert [len(found[split]) for split in ("train", "valid", "test")] == [1, 1, 1]
+
+
+def test_compressed_files_may_hold_several_streams(tmp_path: Path) -> None:
+    for suffix, compress in COMPRESS.items():
+        (tmp_path / f"train{suffix or '.txt'}").write_bytes(compress(b"one\n") + compress(b"two\n"))
+    found = documents(source("text", tmp_path))
+    assert [data for _, data in found["train"]] == [b"one\ntwo\n"] * 5
+
+
+@pytest.mark.parametrize("held", [1 << 20, 1000])
+def test_a_compressed_file_is_read_by_its_worker_and_once_if_that_will_do(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, held: int
+) -> None:
+    opened: list[str] = []
+    monkeypatch.setattr(
+        "data.sources.text.open_stream", lambda path, bound: (opened.append(path), open_stream(path, bound))[1]
+    )
+    monkeypatch.setattr("data.sources.text._HELD", held)
+    content = b"".join(b"paragraph %d\nof a text\n\n" % number for number in range(3000))
+    (tmp_path / "book").write_bytes(content)
+    (tmp_path / "book.xz").write_bytes(lzma.compress(content))
+    plain, packed = (make_source(SourceOptions(kind="text", path=str(tmp_path / name))) for name in ("book", "book.xz"))
+    expected = [[data for _, data in of] for of in documents(plain).values()]
+    opened.clear()
+    (item,) = packed.inputs(1 << 20, 1)
+    assert not opened and item.stop is None
+    assert len(list(packed.read(item))) >= 3 and len(opened) == (1 if held > 1000 else 2)
+    assert [[data for _, data in of] for of in documents(packed).values()] == expected
+
+
+@pytest.mark.parametrize("suffix", [".gz", ".xz", ".bz2", ".zst"])
+def test_a_truncated_or_false_compressed_file_is_named(tmp_path: Path, suffix: str) -> None:
+    whole = COMPRESS[suffix](bytes(range(256)) * 999)
+    for content in (whole[: len(whole) // 2], b"not compressed at all, but named so"):
+        (tmp_path / f"train{suffix}").write_bytes(content)
+        with pytest.raises(ValueError, match=f"train{suffix} cannot be read"):
+            shard(SourceOptions(kind="text", path=str(tmp_path)), ChunkerOptions(), ShardOptions(), tmp_path / "shards")
+
+
+@pytest.mark.parametrize("suffix", [".gz", ".xz", ".bz2", ".zst"])
+def test_a_decompression_bomb_is_refused(tmp_path: Path, suffix: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("data.sources.files.FREE", 1 << 20)
+    (tmp_path / f"train.txt{suffix}").write_bytes(COMPRESS[suffix](bytes(100 << 20)))
+    with pytest.raises(ValueError, match="a decompression bomb.*source.expansion"):
+        documents(source("text", tmp_path))
+
+
+def test_a_window_of_xz_that_asks_for_too_much_memory_is_refused(tmp_path: Path) -> None:
+    filters = [{"id": lzma.FILTER_LZMA2, "preset": 0, "dict_size": 256 << 20}]
+    (tmp_path / "train.xz").write_bytes(lzma.compress(b"text", filters=filters))
+    with pytest.raises(ValueError, match="train.xz cannot be read: [Mm]emory"):
+        documents(source("text", tmp_path))
+
+
+def test_folders_globs_and_hidden_files(tmp_path: Path) -> None:
+    for name in ("a/train/x.txt", "a/test/y.txt", "a/valid/z.md", "a/.git/config", "a/train/.hidden"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(name)
+    found = documents(source("text", tmp_path / "a"))
+    assert {split: [name for name, _ in each] for split, each in found.items()} == {
+        "train": ["train/x.txt"],
+        "valid": ["valid/z.md"],
+        "test": ["test/y.txt"],
+    }
+    names = [file.name for file in list_files(str(tmp_path / "a" / "**" / "*.txt"), "**/*", "text")]
+    assert names == ["test/y.txt", "train/x.txt"]
+
+
+def test_names_of_splits() -> None:
+    said = {"train/val_1.txt": "train", "wiki.dev.raw": "valid", "test_batch": "test", "validation.txt": "valid"}
+    assert {name: named_split(name) for name in said} == said
+    assert [named_split(name) for name in ("contest.txt", "latest", "training.txt", "data_batch_1")] == [None] * 4
+
+
+def test_patterns_decide_before_all_else(tmp_path: Path) -> None:
+    for number in range(10):
+        (tmp_path / f"train-{number}.txt").write_bytes(b"%d" % number)
+    found = documents(source("text", tmp_path, valid_pattern="[34]", test_pattern=r"-[0-2]\.txt$"))
+    assert [len(found[split]) for split in ("train", "valid", "test")] == [5, 2, 3]
+    with pytest.raises(ValueError, match="not a regular expression"):
+        source("text", tmp_path, valid_pattern="[")
+
+
+TEXTS = [f"text {number} é𝔘\r\n\x00" * (number % 7 + 1) for number in range(300)]
+
+
+@pytest.mark.parametrize("suffix", ["", ".zst"])
+@pytest.mark.parametrize("size", [1 << 20, 500])
+def test_json_lines(tmp_path: Path, suffix: str, size: int) -> None:
+    lines = b"\n".join(json.dumps({"id": i, "body": text}).encode() for i, text in enumerate(TEXTS)) + b"\n\n"
+    (tmp_path / f"data.jsonl{suffix}").write_bytes(COMPRESS[suffix](lines))
+    found = documents(source("jsonl", tmp_path, field="body", valid_percent=20), size)
+    for split in ("train", "valid", "test"):
+        wanted = [text.encode() for text in TEXTS if hashed_split(text.encode(), 20) == split]
+        assert [data for _, data in found[split]] == wanted and wanted
+    names = [name for each in found.values() for name, _ in each]
+    assert len(set(names)) == len(TEXTS)
+
+
+def test_lines_of_empty_text_are_counted(tmp_path: Path) -> None:
+    (tmp_path / "train.jsonl").write_bytes(b'{"text": "a"}\n{"text": ""}\n\n{"text": ""}\n')
+    options = SourceOptions(kind="jsonl", path=str(tmp_path))
+    corpus = shard(options, ChunkerOptions(), ShardOptions(), tmp_path / "shards")
+    assert "lines of empty text were left out: 2" in corpus.manifest["splits"]["notes"]
+
+
+def test_lone_surrogates_of_json_survive(tmp_path: Path) -> None:
+    (tmp_path / "train.jsonl").write_bytes(b'{"text": "a\\ud800b"}')  # no newline at the end either
+    ((_, data),) = documents(source("jsonl", tmp_path))["train"]
+    assert data.decode("utf-8", "surrogatepass") == "a\ud800b"
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        (b'{"text": ', "the line at byte 13 is not JSON"),
+        (b'{"txt": "a"}', "no text in the field 'text' .it has 'txt'."),
+        (b"[1]", "no text in the field"),
+        (b'{"text": 3}', "set source.field="),
+        (b"[" * 100_000, "is not JSON"),
+    ],
+)
+def test_a_wrong_line_is_named(tmp_path: Path, line: bytes, message: str) -> None:
+    (tmp_path / "train.jsonl").write_bytes(b'{"text":"x"}\n' + line)
+    with pytest.raises(ValueError, match=message):
+        documents(source("jsonl", tmp_path))
+
+
+def test_a_line_without_end_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("data.sources.text.LARGEST_DOCUMENT", 1000)
+    (tmp_path / "train.jsonl").write_bytes(b'{"text": "' + b"x" * 5000)
+    with pytest.raises(ValueError, match="longer than the 1,000 bytes"):
+        documents(source("jsonl", tmp_path))
+
+
+WIKI = b" \n = First = \n \n text \n = = Section = = \n \n more \n \n = Second = \n \n end \n"
+
+
+@given(st.lists(st.integers(1, 40), min_size=1))
+def test_headings_are_found_wherever_blocks_end(sizes: list[int]) -> None:
+    text = WIKI * 60
+    wanted = [text[a:b] for a, b in _wanted(text)]
+
+    def stream():  # type: ignore[no-untyped-def]
+        at = number = 0
+        while at < len(text):
+            yield text[at : at + sizes[number % len(sizes)] * 7]
+            at, number = at + sizes[number % len(sizes)] * 7, number + 1
+
+    found: list[bytes] = []
+    for begin, first, data in headed(stream(), 0):
+        if first:
+            assert begin == sum(map(len, found))
+            found.append(data)
+        else:
+            found[-1] += data
+    assert found == wanted
+
+
+def _wanted(text: bytes) -> list[tuple[int, int]]:
+    """Line by line, as a person would."""
+    lines = text.splitlines(keepends=True)
+    starts, at = [0], 0
+    for number, line in enumerate(lines):
+        title = line.startswith(b" = ") and line.endswith(b" = \n") and not line.startswith(b" = =")
+        blank = 0 < number < len(lines) - 1 and not lines[number - 1].strip() and not lines[number + 1].strip()
+        if title and blank and at - len(lines[number - 1]) > 0:
+            starts.append(at - len(lines[number - 1]))
+        at += len(line)
+    return list(zip(starts, [*starts[1:], len(text)], strict=True))
+
+
+@settings(max_examples=20)
+@given(size=st.integers(30, 2000))
+def test_wikitext_is_the_same_in_any_ranges(tmp_path: Path, size: int) -> None:
+    (tmp_path / "wiki.train.raw").write_bytes(WIKI * 30)
+    found = documents(source("wikitext", tmp_path), size)
+    assert [data for _, data in found["train"]] == [(WIKI * 30)[a:b] for a, b in _wanted(WIKI * 30)]
+
+
+def test_wikitext_without_names_is_split_by_document(tmp_path: Path) -> None:
+    """By how each begins, so under any name, beside any others, and however large the blocks are."""
+    texts = [b" \n = Title %d = \n \n" % number + b" a line of text \n" * (number % 200) for number in range(400)]
+    (tmp_path / "dump.txt.xz").write_bytes(lzma.compress(b"".join(texts)))
+    found = documents(source("wikitext", tmp_path, valid_percent=10))
+    assert sum(len(each) for each in found.values()) == 400 and all(len(found[s]) > 10 for s in ("valid", "test"))
+    (tmp_path / "dump.txt.xz").unlink()
+    (tmp_path / "another.txt").write_bytes(b"".join(reversed(texts)))
+    again = documents(source("wikitext", tmp_path, valid_percent=10), 5000)
+    for split in ("train", "valid", "test"):
+        assert {data for _, data in again[split]} == {data for _, data in found[split]}
+
+
+@pytest.mark.parametrize("suffix", ["", ".xz"])
+@pytest.mark.parametrize("offsets", [[], [10, 1234]])
+def test_enwik8_is_cut_by_offset(tmp_path: Path, suffix: str, offsets: list[int]) -> None:
+    text = bytes(range(256)) * 20
+    (tmp_path / f"enwik8{suffix}").write_bytes(COMPRESS[suffix](text))
+    found = documents(source("enwik8", tmp_path / f"enwik8{suffix}", offsets=offsets), 700)
+    a, b = offsets or (len(text) * 90 // 100, len(text) * 95 // 100)
+    assert [joined(found, s) for s in ("train", "valid", "test")] == [text[:a], text[a:b], text[b:]]
+    with pytest.raises(ValueError, match="expected two, ascending"):
+        documents(source("enwik8", tmp_path / f"enwik8{suffix}", offsets=[5, 3]))
+
+
+@pytest.mark.parametrize("align", [1, 12])
+def test_a_large_document_is_cut_into_ranges_where_that_does_no_harm(tmp_path: Path, align: int) -> None:
+    text = b"".join(b"line %d\n" % number for number in range(5000))
+    (tmp_path / "train.txt").write_bytes(text)
+    items = list(source("text", tmp_path).inputs(1000, align))
+    assert len(items) > 20 and [item.continues for item in items] == [False] + [True] * (len(items) - 1)
+    cuts = [item.start for item in items[1:]]
+    assert all(cut % align == 0 if align > 1 else text[cut - 1 : cut] == b"\n" for cut in cuts)
+    assert documents(source("text", tmp_path), 1000, align)["train"] == [("train.txt", text)]
+
+
+@pytest.mark.parametrize("suffix", ["", ".gz"])
+def test_a_text_without_lines_is_cut_between_characters(tmp_path: Path, suffix: str) -> None:
+    text = "漢字é🙂".encode() * 8_001
+    (tmp_path / f"book.txt{suffix}").write_bytes(COMPRESS[suffix](text))
+    made = source("text", tmp_path)
+    for item in made.inputs(1_000, 1):
+        for piece in [] if suffix else made.read(item):
+            assert piece.data.decode()
+    found = documents(source("text", tmp_path), 1_000)
+    parts = [joined(found, split) for split in ("train", "valid", "test")]
+    assert all(part.decode() for part in parts) and b"".join(parts) == text
+    (tmp_path / f"book.txt{suffix}").write_bytes(COMPRESS[suffix](b"\x80" * 100_000))  # no UTF-8
+    assert len(joined(documents(source("text", tmp_path), 1_000), "train")) == 90_000
+
+
+def test_a_file_that_shrinks_is_noticed(tmp_path: Path) -> None:
+    (tmp_path / "train.txt").write_bytes(b"x" * 100)
+    made = source("text", tmp_path)
+    (item,) = made.inputs(1 << 20, 1)
+    (tmp_path / "train.txt").write_bytes(b"x" * 50)
+    with pytest.raises(ValueError, match="changed while it was being read"):
+        list(made.read(item))
+
+
+@pytest.mark.parametrize(
+    ("kind", "folder", "name"),
+    [
+        ("wikitext", "wikitext-103", "test.txt"),
+        ("enwik8", "enwik8-prefix", "enwik8_prefix_4150000.xz"),
+        ("text", "tiny-shakespeare", "input.txt"),
+        ("wikitext", "wikipedia-en-2015", "valid.txt.xz"),
+    ],
+)
+def test_real_texts(tmp_path: Path, kind: str, folder: str, name: str) -> None:
+    path = SHARED / folder / name
+    if not path.is_file():
+        pytest.skip(f"{folder} is not in ../shared/data")
+    whole = lzma.open(path).read() if name.endswith(".xz") else path.read_bytes()
+    options = SourceOptions(kind=kind, path=str(path), valid_pattern=None if folder == "tiny-shakespeare" else "(?!)")
+    corpus = shard(options, ChunkerOptions(), ShardOptions(), tmp_path)
+    assert b"".join(b"".join(corpus.originals(split)) for split in ("train", "valid", "test")) == whole
+    expected = {"wikitext-103": 60, "wikipedia-en-2015": 84}.get(folder)
+    assert expected is None or sum(corpus.counts(s).documents for s in ("train", "valid", "test")) == expected
+    if kind == "enwik8":
+        assert [corpus.counts(s).source_bytes for s in ("train", "valid", "test")] == [3_735_000, 207_500, 207_500]

@@ -1,0 +1,134 @@
+"""Small files that ask for much: pickles, .npz and pictures end in an error, soon and in little memory."""
+
+import contextlib
+import io
+import struct
+import tracemalloc
+import zipfile
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from PIL import Image
+
+from data.options import SourceOptions
+from data.sources import files, images, unpickle
+from data.sources.images import ImageSource, _batches
+from data.sources.unpickle import read_batch
+
+NESTED = b"X\x01\0\0\0a" + b"q\0h\0\x86" * 60  # a pair of the same pair twice, sixty deep: 2^60 to whoever walks it
+LONG = b"X\0\0\x10\0" + b"x" * (1 << 20) + b"q\0"
+ARRAY = b"}X\x04\0\0\0datacnumpy.core.multiarray\n_reconstruct\n)R(K\x01%s%s\x89%stbs"
+DTYPE, SHAPE, FOUR = b"cnumpy\ndtype\nX\x02\0\0\0u1\x85R", b"K\x02K\x02\x86", b"C\x04abcd"
+PRIME = (1 << 61) - 1  # whose multiples all have the hash 0
+BOMBS = {
+    "a key": b"}" + NESTED + b"Ns",
+    "keys": b"}(" + NESTED + b"Nu",
+    "a dictionary": b"(" + NESTED + b"Nd",
+    "the top": NESTED,
+    "a value": b"}X\x04\0\0\0data" + NESTED + b"s",
+    "a name": NESTED + NESTED + b"\x93",
+    "a function": NESTED + b")R",
+    "an encoded text": b"c_codecs\nencode\n" + NESTED + b"\x85R",
+    "a state": b"cnumpy\ndtype\n)R" + NESTED + b"b",
+    "a shape": ARRAY % (NESTED, DTYPE, FOUR),
+    "a dtype": ARRAY % (SHAPE, DTYPE.replace(b"X\x02\0\0\0u1", NESTED), FOUR),
+    "a content": ARRAY % (SHAPE, DTYPE, NESTED),
+    "a shape below zero": ARRAY % (b"J\xff\xff\xff\xffJ\xfc\xff\xff\xff\x86", DTYPE, FOUR),
+    "a shape without end": ARRAY % (b"\x8a\x08" + b"\x7f" * 8 + b"K\0\x86", DTYPE, b"C\0"),
+    "a length for bytes": b"}X\x04\0\0\0datacnumpy.core.numeric\n_frombuffer\n(\x8a\x05\0\0\0\0\x7f%s%sX\x01\0\0\0CtRs"
+    % (DTYPE, SHAPE),
+    "the same encoded again": LONG + b"c_codecs\nencode\nq\x01" + b"h\1h\0\x85R" * 20_000,
+    "long names": LONG + b"h\0h\0\x93" * 20_000,
+    "marks under marks": b"N" * 20_000 + b"(t" * 20_000,
+    "keys of one hash": b"}(" + b"".join(b"\x8a\x0a%sN" % (i * PRIME).to_bytes(10, "little") for i in range(9_000)) + b"u",
+    "a deep tuple": b")" + b"\x85" * 20_000,
+    "a list in itself": b"]q\0h\0a",
+    "instructions": b"N" * 100_001,
+}  # fmt: skip
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize("name", BOMBS)
+def test_a_bomb_in_a_pickle(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(unpickle, "_MOST_INSTRUCTIONS", 100_000)
+    content = b"\x80\x04" + BOMBS[name] + b"."
+    tracemalloc.start()
+    try:
+        found = read_batch(io.BytesIO(content), len(content))
+        assert name == "a value" and not isinstance(found["data"], np.ndarray)
+    except ValueError as error:
+        assert len(str(error)) < 300
+    finally:
+        peak = tracemalloc.get_traced_memory()[1]
+        tracemalloc.stop()
+    assert peak < 100 << 20
+
+
+OPERATIONS = [bytes([code]) for code in b".(]})NtldsueabR\x85\x86\x87\x88\x93\x94"] + [
+    b"K\1", b"q\0", b"h\0", b"X\4\0\0\0data", b"C\4abcd", b"cnumpy\ndtype\n", b"c_codecs\nencode\n", b"\x8a\1\x80",
+    b"cnumpy.core.multiarray\n_reconstruct\n", b"cnumpy.core.numeric\n_frombuffer\n", DTYPE, SHAPE, NESTED[:30],
+]  # fmt: skip
+
+
+@given(st.lists(st.sampled_from(OPERATIONS), max_size=60))
+def test_any_instructions_are_a_batch_or_an_error(operations: list[bytes]) -> None:
+    content = b"\x80\x04" + b"".join(operations) + b"."
+    with contextlib.suppress(ValueError):
+        read_batch(io.BytesIO(content), len(content))
+
+
+def npy(header: bytes, body: bytes = b"", version: int = 1) -> bytes:
+    return b"\x93NUMPY" + bytes([version, 0]) + struct.pack("<H" if version == 1 else "<I", len(header)) + header + body
+
+
+def of_shape(shape: object) -> bytes:
+    return f"{{'descr': '|u1', 'fortran_order': False, 'shape': {shape}, }}".encode()
+
+
+NPZ = {
+    "zeros": npy(of_shape((10_000, 3072)), bytes(10_000 * 3072)),
+    "a header of zeros": b"\x93NUMPY\2\0\xff\xff\xff\xff" + bytes(30_000_000),
+    "wide rows": npy(of_shape((1 << 40, 1 << 24)), b"x"),
+    "a deep header": npy(b"-" * 9000),
+    "an open header": npy(b"(" * 2000),
+    "more than it says": npy(of_shape((10, 3)), bytes(31)),
+    "less than nothing": npy(of_shape((-1, 3)), bytes(3)),
+}
+
+
+@pytest.mark.parametrize("name", NPZ)
+def test_a_bomb_in_an_npz(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(files, "FREE", 1 << 20)
+    path = tmp_path / "train.npz"
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr("data.npy", NPZ[name])
+    whole = path.read_bytes()
+    for claimed in (None, 30_000):  # what the zip itself claims may be a lie
+        if claimed:
+            at = whole.rindex(b"PK\1\2") + 24
+            path.write_bytes(whole[:at] + struct.pack("<I", claimed) + whole[at + 4 :])
+        tracemalloc.start()
+        with pytest.raises(ValueError, match="train.npz") as caught:
+            for _ in _batches(str(path)):
+                pass
+        peak = tracemalloc.get_traced_memory()[1]
+        tracemalloc.stop()
+        assert peak < 40 << 20
+        assert "zeros" not in name or claimed or "decompression bomb? If" in str(caught.value)
+
+
+def test_a_bomb_of_a_picture(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(images, "FREE", 1 << 20)
+    Image.fromarray(np.zeros((1000, 1000, 3), np.uint8)).save(tmp_path / "train.png")
+    for expansion in (250, 5000):
+        source = ImageSource(SourceOptions(kind="images", path=str(tmp_path / "train.png"), expansion=expansion))
+        (item,) = source.inputs(1 << 24, 1)
+        with (
+            pytest.raises(ValueError, match="out of proportion: a decompression bomb")
+            if expansion == 250
+            else contextlib.nullcontext()
+        ):
+            assert len(next(iter(source.read(item))).data) == 3_000_000

@@ -1,0 +1,121 @@
+"""Counting distinct chunks against a Counter, in memory and beyond it, and what stops it."""
+
+import tempfile
+from collections import Counter
+
+import numpy as np
+import pytest
+
+from data import distinct, shards
+from data.corpus import Corpus
+from data.distinct import DistinctChunks, Occurrences, TooMany, distinct_chunks
+from data.options import ChunkerOptions, ShardOptions, SourceOptions
+from data.sharding.build import shard
+
+RECORDS = 1000  # that fit in memory in these tests
+
+
+@pytest.fixture(scope="module")
+def corpus(tmp_path_factory: pytest.TempPathFactory) -> Corpus:
+    """20,000 chunks of up to 12 bytes, zeros among them: some frequent ones, some that occur once."""
+    folder = tmp_path_factory.mktemp("distinct")
+    draw = np.random.default_rng(0)
+    (folder / "text").mkdir()
+    for split, files in (("train", 60), ("valid", 20)):
+        for file in range(files):
+            words = [str(n) if n % 7 else f"{n}\0" for n in draw.zipf(1.3, 250) % 10**9]
+            (folder / "text" / f"{split}-{file}.txt").write_text(" ".join(words))
+    source = SourceOptions(kind="text", path=str(folder / "text"))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(shards, "SAMPLE_BYTES", 2048)
+        return shard(source, ChunkerOptions(), ShardOptions(), folder / "shards")
+
+
+def expected(corpus: Corpus, *splits: str) -> list[tuple[bytes, int]]:
+    """Chunks and counts in their order, by brute force."""
+    counts: Counter[bytes] = Counter()
+    for split in splits:
+        for tokens, lengths in corpus.documents(split):
+            counts.update(chunk.tobytes() for chunk in np.split(tokens, np.cumsum(lengths)[:-1]))
+    padded = {chunk: chunk.ljust(12, b"\0") + bytes([len(chunk)]) for chunk in counts}
+    return sorted(counts.items(), key=lambda item: (-item[1], padded[item[0]]))
+
+
+def listed(found: DistinctChunks) -> list[tuple[bytes, int]]:
+    rows = zip(found.tokens, found.lengths, found.counts.tolist(), strict=True)
+    return [(row.tobytes()[:length], count) for row, length, count in rows]
+
+
+@pytest.mark.parametrize("records", [RECORDS, 8_000, 10**6])  # spilt often, sometimes, never
+def test_counts_are_those_of_a_counter(corpus: Corpus, monkeypatch: pytest.MonkeyPatch, records: int) -> None:
+    monkeypatch.setattr(distinct, "SHARE", records * 24)
+    for splits in (("train",), ("train", "valid")):
+        every = expected(corpus, *splits)
+        assert len(every) > 2 * RECORDS
+        found = distinct_chunks(corpus, *splits)
+        assert listed(found) == every and found.left_out == 0
+        for most in (1, 37, len(every) - 1, len(every), len(every) + 1):
+            found = distinct_chunks(corpus, *splits, most=most)
+            assert listed(found) == every[:most] and found.left_out == max(0, len(every) - most)
+        often = [item for item in every if item[1] >= 3]
+        found = distinct_chunks(corpus, *splits, most=50, at_least=3)
+        assert listed(found) == often[:50] and found.left_out == len(often) - 50
+
+
+def test_chunks_with_one_hash_stay_apart(corpus: Corpus, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(distinct, "SHARE", RECORDS * 24)
+    monkeypatch.setattr(distinct, "mixed", lambda key: key & np.uint64(7))
+    assert listed(distinct_chunks(corpus, "train")) == expected(corpus, "train")
+
+
+def test_memory_holds_no_more_than_it_may(corpus: Corpus, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither while records gather nor in the ranges of the file."""
+    monkeypatch.setattr(distinct, "SHARE", RECORDS * 24)
+    sizes, joined = [], distinct._joined
+    largest = max(len(sample.lengths) for shard in corpus.of("train") for sample in corpus.read(shard))
+
+    def watched(parts: list[np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
+        sizes.append(sum(map(len, parts)))
+        return joined(parts)
+
+    monkeypatch.setattr(distinct, "_joined", watched)
+    distinct_chunks(corpus, "train")
+    assert len(sizes) > 20 and max(sizes) <= RECORDS + largest
+    assert sorted(sizes)[len(sizes) // 2] <= RECORDS  # of the ranges
+
+
+def test_it_stops_at_a_limit(corpus: Corpus, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Within memory at the end, and beyond it long before that."""
+    number = len(expected(corpus, "train"))
+    assert len(distinct_chunks(corpus, "train", limit=number).counts) == number
+    with pytest.raises(TooMany, match=f"more than {number - 1:,} distinct chunks"):
+        distinct_chunks(corpus, "train", limit=number - 1)
+    monkeypatch.setattr(distinct, "SHARE", RECORDS * 24)
+    read, samples = [], distinct._samples
+    monkeypatch.setattr(distinct, "_samples", lambda *given: (read.append(0) or each for each in samples(*given)))
+    with pytest.raises(TooMany):
+        distinct_chunks(corpus, "train", limit=300)
+    assert len(read) < len(list(samples(corpus, "train"))) / 4
+    with pytest.raises(TooMany):
+        distinct_chunks(corpus, "train", limit=number - 1)
+
+
+def test_a_full_disk_is_said(corpus: Corpus, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(distinct, "SHARE", RECORDS * 24)
+    monkeypatch.setattr(tempfile, "SpooledTemporaryFile", lambda _: open("/dev/full", "wb"))
+    with pytest.raises(OSError, match="takes up to 0.0 GB for a while, .* has no room .*: set TMPDIR"):
+        distinct_chunks(corpus, "train")
+
+
+@pytest.mark.parametrize("share", [64, 1 << 27])
+def test_how_often_one_split_has_the_chunks_of_another(
+    corpus: Corpus, monkeypatch: pytest.MonkeyPatch, share: int
+) -> None:
+    monkeypatch.setattr(distinct, "SHARE", share)
+    train, valid = dict(expected(corpus, "train")), list(dict(expected(corpus, "valid")))
+    seen = Occurrences(corpus, "train", "valid")
+    asked = [*valid, b"nowhere"]
+    tokens, lengths = np.frombuffer(b"".join(asked), np.uint8), np.array([len(chunk) for chunk in asked], np.uint8)
+    assert seen.of(tokens, lengths).tolist() == [train.get(chunk, 0) for chunk in asked]
+    for splits in (("train", "empty"), ("empty", "train")):
+        assert not Occurrences(corpus, *splits).of(tokens, lengths).any()

@@ -1,0 +1,111 @@
+"""The user's own Prefect profile counts; what is set in the environment counts more."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[3]
+SCRIPT = """
+import json, os
+from flows.serving.environment import prepare
+prepare()
+names = ("PREFECT_API_URL", "PREFECT_LOGGING_LEVEL", "PREFECT_RUNNER_POLL_FREQUENCY", "PREFECT_HOME")
+found = [os.environ.get(name) for name in names]
+if "PREFECT_PROFILE" in os.environ:  # Prefect itself must find it too; its import takes seconds
+    from prefect.settings import get_current_settings
+    assert get_current_settings().logging.level == "ERROR"
+print(json.dumps(found))
+"""
+PROFILES = """
+active = "team"
+[profiles.team]
+PREFECT_API_URL = "http://team.example/api"
+PREFECT_RUNNER_POLL_FREQUENCY = "7"
+[profiles.other]
+PREFECT_LOGGING_LEVEL = "ERROR"
+"""
+
+
+@pytest.mark.parametrize(
+    ("given", "expected", "said"),
+    [
+        (
+            {},
+            ["http://team.example/api", None, "7"],
+            "Prefect profile 'team' of ~: the server http://team.example/api\n",
+        ),
+        ({"PREFECT_API_URL": "http://mine/api"}, ["http://mine/api", None, "7"], "'team' of ~: the server http://mine"),
+        ({"PREFECT_PROFILE": "other"}, [None, "ERROR", "2"], "Prefect profile 'other' of ~: PREFECT_LOGGING_LEVEL\n"),
+        ({"HOME": "/nowhere"}, [None, None, "2"], ""),
+    ],
+)
+def test_a_profile_counts(given: dict[str, str], expected: list[object], said: str, tmp_path: Path) -> None:
+    file = tmp_path / ".prefect" / "profiles.toml"
+    file.parent.mkdir()
+    file.write_text(PROFILES)
+    work = tmp_path / "work"
+    work.mkdir()
+    clean = {name: value for name, value in os.environ.items() if not name.startswith("PREFECT")}
+    done = subprocess.run(
+        [sys.executable, "-c", SCRIPT],
+        cwd=work,
+        env=clean | {"HOME": str(tmp_path), "PYTHONPATH": str(ROOT)} | given,
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout) == [*expected, str(work / ".prefect")]
+    spoken = done.stderr.replace(str(file), "~")
+    assert said in spoken and (said or not spoken)
+
+
+def test_a_file_of_profiles_that_is_none_is_said_in_a_line(tmp_path: Path) -> None:
+    (tmp_path / ".prefect").mkdir()
+    (tmp_path / ".prefect/profiles.toml").write_text("active = [")
+    clean = {name: value for name, value in os.environ.items() if not name.startswith("PREFECT")}
+    command = [sys.executable, "-m", "flows.cli", "deploy", "--pool", "any"]
+    done = subprocess.run(
+        command,
+        cwd=tmp_path,
+        env=clean | {"HOME": str(tmp_path), "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 2 and "not readable as Prefect's profiles" in done.stderr
+    assert done.stderr.count("\n") == 1
+
+
+def test_no_password_in_the_address_of_a_server(tmp_path: Path) -> None:
+    (tmp_path / "profiles.toml").write_text(PROFILES.replace("http://team", "http://me:hunter2@team"))
+    for given in (
+        {"PREFECT_API_URL": "http://me:hunter2@127.0.0.1:1/api"},
+        {"PREFECT_PROFILES_PATH": str(tmp_path / "profiles.toml")},
+    ):
+        clean = {name: value for name, value in os.environ.items() if not name.startswith("PREFECT")}
+        command = [sys.executable, "-m", "flows.cli", "serve", "--no-server"]
+        environment = clean | {"PYTHONPATH": str(ROOT)} | given
+        done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True)
+        assert done.returncode == 2 and "set PREFECT_API_AUTH_STRING" in done.stderr
+        assert "hunter2" not in done.stdout + done.stderr and len(done.stderr.splitlines()) == 1
+
+
+@pytest.mark.parametrize("command", ["run", "serve", "deploy --pool any"])
+def test_a_server_of_a_profile_is_used_and_missed(command: str, tmp_path: Path) -> None:
+    """One on another machine: 127.0.0.2, where none answers."""
+    (tmp_path / ".prefect").mkdir()
+    profile = PROFILES.replace("http://team.example/api", "http://127.0.0.2:9/api")
+    (tmp_path / ".prefect/profiles.toml").write_text(profile)
+    clean = {name: value for name, value in os.environ.items() if not name.startswith("PREFECT")}
+    done = subprocess.run(
+        [sys.executable, "-m", "flows.cli", *command.split()],
+        cwd=tmp_path,
+        env=clean | {"HOME": str(tmp_path), "PYTHONPATH": str(ROOT), "PREFECT_CLIENT_MAX_RETRIES": "0"},
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 1 and "error: no Prefect server answers at http://127.0.0.2:9/api" in done.stderr
+    assert "Prefect profile 'team'" in done.stderr and "Traceback" not in done.stderr

@@ -1,0 +1,151 @@
+"""`haed serve` for real: a server, every flow as a deployment; flows triggered, killed and retried through its API."""
+
+import os
+import signal
+import subprocess
+import sys
+import urllib.error
+import urllib.request
+from pathlib import Path
+
+import psutil
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from flows.serving.deployments import name_of
+from tests.flows.api import PATIENCE, call, until
+from tests.flows.conftest import SETTINGS, Served, engine
+
+DONE = ("COMPLETED", "FAILED", "CRASHED", "CANCELLED")
+FLOWS = {
+    "haed",
+    "shard",
+    "pretrain",
+    "finetune",
+    "train",
+    "evaluate",
+    "sample",
+    "index",
+    "neighbours",
+    "compare",
+    "report",
+}
+STEPS = 250  # enough to be killed at a tenth of them
+
+
+def retry(served: Served, run: str) -> None:
+    state = {"state": {"type": "SCHEDULED", "name": "AwaitingRetry"}, "force": True}
+    until(PATIENCE, lambda: call(served.address, f"/flow_runs/{run}/set_state", state))
+
+
+def answer(address: str, headers: dict[str, str]) -> int:
+    """Status of what a page of a browser may send without asking first; to TensorBoard a GET."""
+    body = b"{}" if "/api/" in address else None
+    kind = {"Content-Type": "application/json" if "evil" not in str(headers) else "text/plain"}
+    try:
+        with urllib.request.urlopen(
+            urllib.request.Request(address, body, kind | headers), timeout=PATIENCE
+        ) as answered:
+            return int(answered.status)
+    except urllib.error.HTTPError as error:
+        assert error.headers["Access-Control-Allow-Origin"] is None
+        return error.code
+
+
+def weights(folder: Path) -> dict[str, torch.Tensor]:
+    latest = (folder / "train/checkpoints/latest").read_text().strip()
+    assert latest == f"step-{STEPS:08d}"
+    return load_file(folder / "train/checkpoints" / latest / "model.safetensors")
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+def test_kills_and_retries_end_in_the_same_bits(served: Served) -> None:
+    """-9 to the flow's process, to the server, and to `haed serve`, each while a training runs."""
+    assert served.deployments().keys() == FLOWS
+    with urllib.request.urlopen(served.address, timeout=PATIENCE) as page:
+        assert b"<html" in page.read().lower() and "frame-ancestors 'self'" in page.headers["Content-Security-Policy"]
+    for server, path in ((served.address, "/api/flows/filter"), (f"http://127.0.0.1:{served.board}", "/data/runs")):
+        assert answer(server + path, {}) == answer(server + path, {"Origin": server}) == 200
+        assert answer(server + path, {"Origin": "https://evil.example"}) == 403
+        assert answer(server + path, {"Host": "evil.example"}) == 403
+    run = served.trigger("shard", {"overrides": SETTINGS})
+    until(PATIENCE, lambda: served.state(run) == "COMPLETED")
+    wrong = served.trigger("train", {"overrides": ["train.step=3"]})
+    refused = until(PATIENCE, lambda: served.state(wrong) in DONE and call(served.address, f"/flow_runs/{wrong}"))
+    assert refused["state_type"] == "FAILED" and "train.step" in refused["state"]["message"]
+
+    runs = {}
+    for name in ("alone", "flow", "server", "serve"):
+        overrides = [*SETTINGS, f"train.steps={STEPS}", f"name={name}"]
+        runs[name] = served.trigger("train", {"overrides": overrides})
+        if name == "alone":
+            until(PATIENCE, lambda: served.state(runs["alone"]) == "COMPLETED")
+            continue
+        until(PATIENCE, (served.folder / "runs" / name / "train/checkpoints/latest").is_file)
+        if name == "flow":
+            engine(served).kill()
+            until(PATIENCE, lambda: served.state(runs["flow"]) == "CRASHED")
+            retry(served, runs["flow"])
+        elif name == "server":
+            server = subprocess.run(
+                ["pgrep", "-f", f"flows.serving.guarded prefect .*--port {served.port}"], capture_output=True
+            )
+            os.kill(int(server.stdout.split()[0]), signal.SIGKILL)
+        else:
+            flow = engine(served)
+            served.process.kill()
+            served.process.wait()
+            flow.wait(PATIENCE)
+            served.start()
+            assert served.state(runs["serve"]) == "CRASHED" and "marked as crashed: train serve" in served.said()
+            retry(served, runs["serve"])
+        until(PATIENCE, lambda run=runs[name]: served.state(run) == "COMPLETED")
+    expected = weights(served.folder / "runs/alone")
+    for name in runs:
+        found = weights(served.folder / "runs" / name)
+        assert all(torch.equal(found[key], value) for key, value in expected.items()), name
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+def test_cancel_ends_all_processes_of_a_training_and_workers_of_a_pool_run_flows_in_its_folder(served: Served) -> None:
+    run = served.trigger("shard", {"overrides": SETTINGS})
+    until(PATIENCE, lambda: served.state(run) == "COMPLETED")
+    together = [*SETTINGS, "train.steps=100000", "name=together", "launcher.processes=2"]
+    run = served.trigger("train", {"overrides": together})
+    latest = served.folder / "runs/together/train/checkpoints/latest"
+    until(PATIENCE, latest.is_file)
+    below = psutil.Process(served.process.pid).children(recursive=True)
+    training = [child for child in below if "pipeline" in " ".join(child.cmdline())]
+    assert len(training) >= 3  # torchrun and its two
+    again = served.trigger("train", {"overrides": together})
+    second = until(PATIENCE, lambda: served.state(again) in DONE and call(served.address, f"/flow_runs/{again}"))
+    said = second["state"]["message"]
+    assert second["state_type"] == "FAILED" and "is in use by process" in said and "flow run 'train together" in said
+    call(served.address, f"/flow_runs/{run}/set_state", {"state": {"type": "CANCELLING", "name": "Cancelling"}})
+    until(PATIENCE, lambda: served.state(run) == "CANCELLED")
+    gone, alive = psutil.wait_procs(training, PATIENCE)
+    assert not alive and 0 < int(latest.read_text().strip().removeprefix("step-")) < 100_000
+
+    # A worker's own choice is a temporary folder, which it deletes with all that a run has written.
+    call(served.address, "/work_pools/", {"name": "gpus", "type": "process"})
+    where = os.environ | {"PREFECT_API_URL": f"{served.address}/api", "PYTHONPATH": os.getcwd()}
+    for pool, status in (("none", 1), ("gpus", 0)):
+        command = [sys.executable, "-m", "flows.cli", "deploy", "--pool", pool]
+        done = subprocess.run(command, cwd=served.folder, env=where, capture_output=True, text=True)
+        assert done.returncode == status and "Traceback" not in done.stderr, done.stderr
+        assert len(done.stdout.splitlines()) == (11 if status == 0 else 0)
+        assert ("error: no work pool 'none'" in done.stderr) == (status == 1)
+    made = call(served.address, "/automations/filter", {})
+    name = name_of(served.folder, "gpus")
+    assert [item["name"] for item in made] == [f"haed: silent runs of {name}"] and made[0]["enabled"]
+
+    run = served.trigger("shard", {"overrides": [*SETTINGS, "shards_dir=pooled"]}, name)
+    command = [sys.executable, "-m", "prefect", "worker", "start", "--pool", "gpus", "--run-once"]
+    elsewhere = served.folder / "elsewhere"
+    elsewhere.mkdir()
+    done = subprocess.run(command, cwd=elsewhere, env=where, capture_output=True, text=True)
+    assert served.state(run) == "COMPLETED", done.stderr
+    assert list(served.folder.glob("pooled/**/*.tar")) and not list(elsewhere.iterdir())

@@ -1,0 +1,87 @@
+"""What `haed` knows of the servers it starts: whether one answers, and what it said."""
+
+import json
+import os
+import socket
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+
+from flows.serving import server
+
+TURNS = """
+import asyncio, json, sys
+import sqlalchemy as sa
+from flows.serving.guarded import _take_turns
+from prefect.server.database.configurations import AioSqliteConfiguration
+from prefect.server.database.dependencies import MODELS_DEPENDENCIES
+
+async def count(database):
+    async def run(*words):
+        session = await database.session(await database.engine())
+        async with session, database.begin_transaction(session):
+            found = [await session.execute(sa.text(word)) for word in words]
+            return found[-1].scalar() if found[-1].returns_rows else None
+
+    async def add():
+        session = await database.session(await database.engine())
+        async with session, database.begin_transaction(session):
+            number = (await session.execute(sa.text("select n from t"))).scalar()
+            await asyncio.sleep(0.1)
+            await session.execute(sa.text("update t set n = :n"), {"n": number + 1})
+
+    await run("drop table if exists t", "create table t (n int)", "insert into t values (0)")
+    said = await asyncio.gather(*(add() for _ in range(4)), return_exceptions=True)
+    found = await run("select n from t")
+    await (await database.engine()).dispose()
+    return [found, sum("database is locked" in str(item) for item in said)]
+
+_take_turns()
+ours = MODELS_DEPENDENCIES["database_config"]
+print(json.dumps([asyncio.run(count(each)) for each in (AioSqliteConfiguration(connection_url=ours.connection_url), ours)]))
+"""
+
+
+def test_transactions_that_write_after_they_read_wait_for_each_other(tmp_path: Path) -> None:
+    """What Prefect answers with 503 otherwise: Submit beside running flows."""
+    where = {
+        "PREFECT_HOME": str(tmp_path),
+        "PREFECT_API_DATABASE_CONNECTION_URL": f"sqlite+aiosqlite:///{tmp_path}/x.db",
+    }
+    done = subprocess.run([sys.executable, "-c", TURNS], env=os.environ | where, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    (theirs, locked), ours = json.loads(done.stdout.splitlines()[-1])
+    assert theirs < 4 and locked > 0  # else there is nothing to mend any more
+    assert ours == [4, 0]
+
+
+def test_something_else_on_the_port_is_no_server() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as other:
+
+        def echo() -> None:
+            connection, _ = other.accept()
+            with connection:
+                connection.sendall(connection.recv(1000))
+
+        thread = threading.Thread(target=echo)
+        thread.start()
+        assert not server.answers(f"http://127.0.0.1:{other.getsockname()[1]}")
+        thread.join()
+
+
+def test_a_log_is_kept_and_does_not_grow_without_bound(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PREFECT_HOME", str(tmp_path))
+    monkeypatch.setattr(server, "_LOG_BYTES", 100)
+    path = server.log_of("server")
+    server._turn_over(path)  # there is none yet
+    with open(path, "ab") as said:  # the server keeps it open
+        for number in range(30):
+            said.write(b"line %2d\n" % number)
+            said.flush()
+            server._turn_over(path)
+    kept = path.with_suffix(".log.old").read_text().splitlines() + path.read_text().splitlines()
+    assert kept == [f"line {number:2}" for number in range(30 - len(kept), 30)] and len(kept) > 10
+    assert path.stat().st_size <= 108

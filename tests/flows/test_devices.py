@@ -1,0 +1,64 @@
+"""Turns on devices, and which processes are taken for alive; what waits in a flow is in `test_operator`."""
+
+import os
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from flows import alive
+from flows.devices import devices, turn
+from pipeline.config import load
+from pipeline.run.folder import RunFolder
+from pipeline.train.trainer import Interrupted
+
+
+def test_devices_are_named_so_that_all_processes_mean_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    def named(*words: str) -> list[str]:
+        return devices(load("quickstart", words))
+
+    assert named("device=cpu", "launcher.processes=2") == ["cpu"]
+    assert named("device=cuda", "launcher.processes=2") == ["cuda:0", "cuda:1"]
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3,5")
+    assert named("device=cuda") == ["cuda:3"] and named("device=cuda:1") == ["cuda:5"]
+
+
+def test_a_turn_is_held_alone_and_freed_by_death(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    script = "import sys\nfrom pipeline.config import load\nfrom flows.devices import turn\n"
+    script += "with turn(load('quickstart', ['device=cuda', 'launcher.processes=2']), lambda: False):\n"
+    script += "    print('has it', flush=True)\n    sys.stdin.read()\n"
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    monkeypatch.setattr("tempfile.tempdir", None)
+    monkeypatch.setenv("HAED_TRAININGS", "1")
+    one, other, cpu = (load("quickstart", [f"device={name}"]) for name in ("cuda:1", "cuda:2", "cpu"))
+    pipe = subprocess.PIPE
+    with subprocess.Popen([sys.executable, "-c", script], stdin=pipe, stdout=pipe, text=True) as holder:
+        assert holder.stdout is not None and "has it" in holder.stdout.readline()
+        with pytest.raises(Interrupted, match="waiting for its turn"), turn(one, lambda: True):
+            pass
+        one.runs_dir, busy = str(tmp_path / "runs"), RunFolder(tmp_path / "runs" / one.name)
+        busy.path.mkdir(parents=True)
+        with busy.lock(), pytest.raises(BlockingIOError, match="in use by process"), turn(one, lambda: False):
+            pass
+        with turn(other, lambda: True), turn(cpu, lambda: True):  # other devices are free
+            pass
+        monkeypatch.setenv("HAED_TRAININGS", "2")
+        with turn(one, lambda: True):
+            pass
+        monkeypatch.setenv("HAED_TRAININGS", "1")
+        holder.kill()
+        holder.wait()
+        with turn(one, lambda: True):
+            pass
+
+
+def test_only_a_recorded_process_that_is_gone_is_dead() -> None:
+    here = {alive.HOST: socket.gethostname(), alive.PROCESS: os.getpid(), alive.STARTED: alive.started(os.getpid())}
+    assert alive.lives(here)
+    assert not alive.lives(here | {alive.STARTED: "1"})  # another process has its number now
+    assert alive.lives(here | {alive.HOST: "elsewhere", alive.STARTED: "1"})
+    with subprocess.Popen([sys.executable, "-c", ""]) as ended:
+        pass
+    assert not alive.lives(here | {alive.PROCESS: ended.pid}) and not alive.lives({})

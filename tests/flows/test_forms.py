@@ -1,0 +1,84 @@
+"""What is typed into a form is what trains: nothing typed is the preset's, a default that is typed is not."""
+
+import pickle
+from typing import Any
+
+import pytest
+from pydantic import TypeAdapter, ValidationError
+
+from flows.forms import twin, words
+from pipeline import config
+from pipeline.options import FinetuneOptions, IEMOptions, ModelOptions, SourceOptions
+
+
+def typed(group: type, **values: Any) -> Any:
+    return TypeAdapter(twin(group)).validate_python(values)
+
+
+def test_what_is_given_counts_and_the_rest_is_the_presets() -> None:
+    groups = {
+        "model": typed(ModelOptions, main={"layers": 4, "heads": None}, decoder={"previous": False}, encoder=None),
+        "iem": typed(IEMOptions, similarity="dot", smoothing=0),
+        "finetune": typed(FinetuneOptions, steps=7, rate_to=0.05, seconds=None),
+        "source": typed(SourceOptions),
+        "batch": None,
+    }
+    given = words("quickstart", "", "", 0, [], pickle.loads(pickle.dumps(groups)))
+    assert given == [
+        "model.main.layers=4",
+        "model.decoder.previous=false",
+        "iem.smoothing=0.0",
+        'iem.similarity="dot"',
+        "finetune.steps=7",
+        "finetune.rate_to=0.05",
+    ]
+    options = config.load("quickstart", given)
+    assert options.model.main.layers == 4 and options.iem.similarity == "dot"  # the schema's; the preset has others
+    assert options.finetune.seconds == 70 and options.iem.correction == "none"  # the preset's
+    assert "finetune.steps=7" in words("quickstart", "", "", 5, [], groups)[-6:]  # stronger than a budget in seconds
+
+
+def test_fields_keep_their_bounds_and_choices_and_are_one_empty_box_each() -> None:
+    for group, wrong in (
+        (ModelOptions, {"main": {"layers": 0}}),
+        (IEMOptions, {"similarity": "sine"}),
+        (SourceOptions, {"kind": "nothing"}),
+        (FinetuneOptions, {"step": 3}),
+    ):
+        with pytest.raises(ValidationError):
+            typed(group, **wrong)
+    schema = TypeAdapter(twin(ModelOptions)).json_schema()
+    main, decoder = schema["$defs"]["MainOptions"], schema["$defs"]["DecoderOptions"]["properties"]
+    blocks = {"title": "layers", "description": "blocks (paper: 6)", "type": "integer", "minimum": 1, "maximum": 1024}
+    assert main["properties"]["layers"] == blocks and not main.get("required")
+    assert decoder["previous"]["enum"] == [True, False]  # three states: a switch has two
+    assert "stdlib" in TypeAdapter(twin(SourceOptions)).json_schema()["properties"]["kind"]["enum"]
+    assert (
+        "null: by overrides" in TypeAdapter(twin(FinetuneOptions)).json_schema()["properties"]["steps"]["description"]
+    )
+
+
+@pytest.mark.parametrize(
+    ("name", "given"),
+    [
+        ("haed", {"source": "https://me:hunter2@host/x"}),
+        ("pretrain", {"source": "https://hunter2@host/x"}),
+        ("haed", {"sources": {"path": "s3://KEY:hunter2@bucket/x"}}),
+        ("shard", {"overrides": ["seed=1", "source.path=https://me:hunter2@host/x"]}),
+        ("haed", {"overrides": ["source.path=https://host/x?X-Amz-Signature=hunter2"]}),
+        ("evaluate", {"overrides": ["source.path=https://me:hunter2@host/x"]}),
+    ],
+)
+def test_a_password_is_refused_before_the_server_keeps_it(name: str, given: dict[str, Any]) -> None:
+    from prefect.utilities.schema_tools import validate  # by which the server checks what is submitted
+
+    from flows.flows import FLOWS
+
+    (flow,) = (each for each in FLOWS if each.name == name)
+    schema = flow.parameters.model_dump_for_openapi()
+    with pytest.raises(Exception, match="does not match"):
+        validate(given, schema, raise_on_error=True, preprocess=True, ignore_required=True)
+    plain = {"overrides": ["source.path=https://host/x", "name=a@b"], "source": "https://host:80/x@y"}
+    plain |= {"sources": {"path": "s3://bucket"}} if "sources" in schema["properties"] else {}
+    plain = {key: value for key, value in plain.items() if key in schema["properties"]}
+    validate(plain, schema, raise_on_error=True, preprocess=True, ignore_required=True)

@@ -1,0 +1,58 @@
+"""Sharding as tasks of a flow run, on a real Prefect server: over processes here, and over a Dask cluster."""
+
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+SCRIPT = """
+import json, sys
+from flows.serving.environment import prepare
+prepare()
+from prefect.client.orchestration import get_client
+from flows.flows import shard
+from prefect.settings import PREFECT_API_URL, temporary_settings
+from flows.serving.server import start_temporary_server
+
+if __name__ == "__main__":
+    base = sys.argv[1:]
+    made = {}
+    with temporary_settings({PREFECT_API_URL: start_temporary_server()()}):
+        for name, more in (("pool", []), ("dask", ["launcher.dask=local"])):
+            found = shard("quickstart", overrides=[*base, f"shards_dir={name}", *more])
+            made[name] = found.folder
+        with get_client(sync_client=True) as client:
+            made["tasks"] = sorted(f"{run.name} {run.state_name}" for run in client.read_task_runs())
+            made["live"] = [item.description for item in client.read_artifacts() if item.type == "progress"]
+    print(json.dumps(made))
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+def test_parts_are_mapped_over_processes_and_over_dask(tmp_path: Path) -> None:
+    pytest.importorskip("prefect_dask")
+    (tmp_path / "texts").mkdir()
+    for number in range(3):
+        (tmp_path / "texts" / f"train-{number}.txt").write_bytes(b"some text of number %d\n" % number * 30_000)
+    (tmp_path / "script.py").write_text(SCRIPT)
+    settings = ["source.kind=text", f"source.path={tmp_path / 'texts'}", "shard.workers=2", "shard.megabytes=1"]
+    environment = {k: v for k, v in os.environ.items() if not k.startswith("PREFECT_")}
+    done = subprocess.run(
+        [sys.executable, "script.py", *settings],
+        cwd=tmp_path,
+        env=environment | {"PYTHONPATH": str(Path(__file__).resolve().parents[2])},
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+    made = json.loads(done.stdout.splitlines()[-1])
+    parts = [{path.name: path.read_bytes() for path in (tmp_path / made[n]).glob("*.tar")} for n in ("pool", "dask")]
+    assert parts[0] == parts[1] and len(parts[0]) == 3
+    assert made["tasks"] == sorted(2 * [f"part 0000{n} Completed" for n in range(3)])
+    assert len(made["live"]) == 2
+    assert all(re.fullmatch(r"texts: shard · part 3 of 3 · 100% · 2 MB · [\d.]+ MB/s", line) for line in made["live"])

@@ -1,0 +1,158 @@
+"""What an operator expects of `haed serve`: what was set stays, other folders are left alone, one stage starts one other."""
+
+import json
+import os
+import signal
+import sqlite3
+import subprocess
+import sys
+import time
+import urllib.request
+from collections.abc import Iterator
+from contextlib import closing
+from datetime import date
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from flows.alive import answers
+from flows.serving.deployments import name_of
+from tests.flows.api import PATIENCE, call, until
+from tests.flows.conftest import SETTINGS, Served, serving
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
+NIGHTLY = ("--cron", "0 2 * * *", "name=nightly")
+
+
+@pytest.fixture(scope="module")
+def standing(text: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    """One server for the tests of this module, with a chain and a schedule."""
+    yield from serving(text, tmp_path_factory.mktemp("standing"), "--chain", *NIGHTLY)
+
+
+def patch(served: Served, path: str, body: dict[str, Any]) -> None:
+    request = urllib.request.Request(f"{served.address}/api{path}", json.dumps(body).encode(), method="PATCH")
+    request.add_header("Content-Type", "application/json")
+    urllib.request.urlopen(request, timeout=PATIENCE).close()
+
+
+def runs(served: Served, flow: str) -> list[dict[str, Any]]:
+    """Top-level runs of a flow that are not of a schedule."""
+    found = call(served.address, "/flow_runs/filter", {"flows": {"name": {"any_": [flow]}}})
+    return [run for run in found if run["parent_task_run_id"] is None and not run["auto_scheduled"]]
+
+
+def test_a_shard_is_followed_by_one_pretrain_and_one_finetune_and_haed_by_none(standing: Served) -> None:
+    typed = {"model": {"main": {"heads": 4}}, "iem": {"similarity": "dot"}}  # both equal the schema's defaults
+    whole = standing.trigger("haed", {"overrides": [*SETTINGS, "name=whole"]})
+    until(PATIENCE, lambda: standing.state(whole) == "COMPLETED")
+    first = standing.trigger("shard", {"overrides": [*SETTINGS, "name=chained"]})
+    until(PATIENCE, lambda: standing.state(first) == "COMPLETED")
+    until(PATIENCE, lambda: [run["state_type"] for run in runs(standing, "finetune")] == ["COMPLETED"])
+    time.sleep(3)  # what a second announcement would have started
+    assert len(runs(standing, "pretrain")) == len(runs(standing, "finetune")) == 1
+    assert {path.name for path in (standing.folder / "runs").iterdir()} == {"whole", "chained"}
+
+    given = [word for word in SETTINGS if not word.startswith("model.main.heads")]
+    run = standing.trigger("train", {"overrides": [*given, "name=typed-{date}"], **typed})
+    until(PATIENCE, lambda: standing.state(run) == "COMPLETED")
+    written = (standing.folder / f"runs/typed-{date.today()}/config.yaml").read_text()
+    assert "heads: 4" in written and "similarity: dot" in written
+    lines = call(standing.address, "/logs/filter", {"logs": {"flow_run_id": {"any_": [run]}}, "sort": "TIMESTAMP_ASC"})
+    began = next(line["message"] for line in lines if line["name"].startswith("flows"))
+    assert began.startswith("preset quickstart with ") and 'iem.similarity="dot" (was "cosine")' in began
+
+
+def test_a_restart_keeps_what_was_set_and_marks_only_what_is_dead(standing: Served, tmp_path: Path) -> None:
+    ids = standing.deployments()
+    patch(standing, f"/deployments/{ids['shard']}", {"tags": ["shard", "mine"], "concurrency_limit": 3, "paused": True})
+    patch(standing, f"/deployments/{ids['train']}", {"parameters": {"name": "standard"}, "description": "ours"})
+    daily = {"schedule": {"cron": "30 1 * * *", "timezone": "UTC"}, "active": False}
+    call(standing.address, f"/deployments/{ids['index']}/schedules", [daily])  # type: ignore[arg-type]
+    names = ("name", "tags", "paused", "global_concurrency_limit", "parameters", "description")
+
+    def set_there() -> dict[str, Any]:
+        found = {item["id"]: {name: item[name] for name in names} for item in standing.found()}
+        for item in standing.found():
+            if item["global_concurrency_limit"]:
+                found[item["id"]]["global_concurrency_limit"] = item["global_concurrency_limit"]["limit"]
+            kept = ("schedule", "active", "parameters")
+            found[item["id"]]["schedules"] = [{name: each[name] for name in kept} for each in item["schedules"]]
+        return found
+
+    before = set_there()
+    nightly = before[ids["haed"]]["schedules"]
+    assert [(each["schedule"]["cron"], each["parameters"]["overrides"]) for each in nightly] == [
+        ("0 2 * * *", ["name=nightly"])
+    ]
+    until(PATIENCE, lambda: any(run["auto_scheduled"] for run in call(standing.address, "/flow_runs/filter", {})))
+    run = standing.trigger("shard", {"overrides": SETTINGS})
+    until(PATIENCE, lambda: standing.state(run) == "COMPLETED")
+    long = [*SETTINGS, "train.steps=100000", "name=long"]
+    run = standing.trigger("train", {"overrides": long})
+    until(PATIENCE, (standing.folder / "runs/long/train/checkpoints/latest").is_file)
+    labels = call(standing.address, f"/flow_runs/{run}")["labels"]
+    assert labels["haed.process"] and labels["haed.host"]
+
+    short = standing.trigger("train", {"overrides": [*SETTINGS, "name=short"]})
+    unwanted = standing.trigger("train", {"overrides": [*SETTINGS, "name=unwanted"]})
+    for waiting in (short, unwanted):
+        until(PATIENCE, lambda: call(standing.address, f"/flow_runs/{waiting}")["name"].endswith("waits for cpu"))  # noqa: B023
+    call(standing.address, f"/flow_runs/{unwanted}/set_state", {"state": {"type": "CANCELLING", "name": "Cancelling"}})
+    until(PATIENCE, lambda: standing.state(unwanted) == "CANCELLED")
+    assert standing.state(run) == standing.state(short) == "RUNNING"
+    assert not (standing.folder / "runs/short").exists() and not (standing.folder / "runs/unwanted").exists()
+
+    other = Served(tmp_path)  # another folder, which finds the server at the same port
+    other.port, other.address = standing.port, standing.address
+    other.start()
+    assert standing.state(run) == "RUNNING" and "marked as crashed" not in other.said()
+    assert name_of(tmp_path) != name_of(standing.folder) and f"haed/{name_of(tmp_path)}" in other.said()
+    other.process.send_signal(signal.SIGINT)
+    other.process.wait(PATIENCE)
+
+    standing.process.kill()
+    standing.process.wait()
+    until(PATIENCE, lambda: not answers(standing.address))
+    with closing(sqlite3.connect(standing.folder / ".prefect/prefect.db", timeout=PATIENCE)) as records, records:
+        (missed,) = records.execute("SELECT id FROM flow_run WHERE auto_scheduled LIMIT 1").fetchone()
+        past = "2026-01-01 02:00:00.000000"
+        records.execute("UPDATE flow_run SET next_scheduled_start_time = ? WHERE id = ?", (past, missed))
+    standing.start("--chain", *NIGHTLY)
+    assert standing.state(missed) == "CANCELLED" and "cancelled: 1 scheduled runs" in standing.said()
+    until(PATIENCE, lambda: standing.state(run) == standing.state(short) == "CRASHED")
+    assert set_there() == before
+    said = standing.said()
+    assert f"Scheduled:   haed 0 2 * * * ({nightly[0]['schedule']['timezone']})" in said
+    assert "Scheduled:   index 30 1 * * * (UTC) (paused)" in said
+
+
+def test_deploy_takes_images_variables_and_a_limit_and_keeps_them(standing: Served) -> None:
+    for name, kind in (("near", "process"), ("far", "docker")):
+        call(standing.address, "/work_pools/", {"name": name, "type": kind})
+    clean = {key: value for key, value in os.environ.items() if not key.startswith("PREFECT")}
+    where = clean | {"PREFECT_API_URL": f"{standing.address}/api", "PYTHONPATH": os.getcwd()}
+
+    def deploy(*arguments: str) -> subprocess.CompletedProcess[str]:
+        command = [sys.executable, "-m", "flows.cli", "deploy", *arguments]
+        return subprocess.run(command, cwd=standing.folder, env=where, capture_output=True, text=True)
+
+    refused = deploy("--pool", "near", "--image", "haed:1")
+    assert refused.returncode == 1 and "whose workers start no images" in refused.stderr
+    far = ("--pool", "far", "--image", "haed:1", "--job-variable", "env.WHERE=7", "--job-variable", "mem_limit=4g")
+    made = deploy(*far, "--job-variable", "privileged=true", "--limit", "2")
+    assert made.returncode == 0 and made.stdout.splitlines()[0] == "haed/far", made.stderr
+    found = call(standing.address, "/deployments/name/haed/far")
+    variables = found["job_variables"]
+    assert (variables["image"], variables["mem_limit"], variables["privileged"]) == ("haed:1", "4g", True)
+    assert variables["env"]["WHERE"] == "7" and variables["env"]["HAED_TRAININGS"] == "1"
+    assert call(standing.address, "/work_pools/far")["concurrency_limit"] == 2
+
+    patch(standing, f"/deployments/{found['id']}", {"tags": ["haed", "mine"], "concurrency_limit": 1})
+    again = deploy("--pool", "far", "--image", "haed:2")
+    assert again.returncode == 0, again.stderr
+    found = call(standing.address, "/deployments/name/haed/far")
+    assert found["job_variables"] == variables | {"image": "haed:2"}
+    assert found["tags"] == ["haed", "mine"] and found["global_concurrency_limit"]["limit"] == 1
+    assert call(standing.address, "/work_pools/far")["concurrency_limit"] == 2

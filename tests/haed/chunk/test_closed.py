@@ -1,0 +1,21 @@
+import torch
+
+from haed.chunk.closed import ClosedSoftmax
+from haed.chunk.packing import Chunks, distinct
+from tests.haed.chunk.test_model import small, windows
+
+
+def test_the_softmax_over_a_closed_set_by_brute_force() -> None:
+    """In float64, chunk by chunk; over the set its probabilities sum to one."""
+    model, given = small("lstm"), windows(2, 6, 3, 3)
+    given.lengths[1, 4:] = 0
+    real = given.real
+    every = distinct(given.tokens[real], given.lengths[real])
+    closed = ClosedSoftmax(model, Chunks(every.tokens, every.lengths))
+    found = closed.log_likelihood(given)
+    with torch.no_grad():
+        embedded = model.encoder(every.tokens, every.lengths)
+        query = model.query(model.predictions(given))
+        scores = (query @ model.key(embedded.vector).t() + embedded.bias).log_softmax(1)
+    torch.testing.assert_close(found, scores.gather(1, every.inverse[:, None]).squeeze(1))
+    assert len(closed) == len(every.keys) and len(found) == 10

@@ -1,0 +1,197 @@
+"""What only models of chunks have: the start of documents, the chunk before, prompts, and how symbols are drawn."""
+
+from dataclasses import replace
+from typing import Literal
+
+import pytest
+import torch
+
+from haed.chunk.model import HAED
+from haed.chunk.packing import Chunks
+from haed.options import DecoderOptions, EncoderOptions, IEMOptions, MainOptions, ModelOptions
+from haed.sampling import ChunkSampler, Draw
+from haed.system import Cut, Windows
+
+
+def decoder_options(decoder: str, **sizes: int) -> DecoderOptions:
+    """Of an LSTM, a transformer, or one that sees the chunk before (previous)."""
+    kind: Literal["lstm", "transformer"] = "lstm" if decoder == "lstm" else "transformer"
+    return DecoderOptions(kind=kind, heads=2, previous=decoder == "previous", **sizes)
+
+
+def small_options(decoder: str, layers: int = 1) -> ModelOptions:
+    return ModelOptions(
+        encoder=EncoderOptions(token_width=3, hidden=8, width=8),
+        main=MainOptions(layers=2, width=8, heads=2, head_width=6, ffn=16),
+        decoder=decoder_options(decoder, width=8, ffn=16, token_width=4, layers=layers),
+    )
+
+
+def small(
+    decoder: str,
+    k: int = 3,
+    vocabulary: int = 3,
+    fixed: bool = False,
+    context: int = 6,
+    layers: int = 1,
+    iem: IEMOptions | None = None,
+) -> HAED:
+    torch.manual_seed(0)
+    model = HAED(small_options(decoder, layers), iem or IEMOptions(), Cut(k, vocabulary, fixed, context)).double()
+    with torch.no_grad():  # away from the symmetric start
+        for parameter in model.parameters():
+            parameter += 0.3 * torch.randn_like(parameter)
+    return model.eval()
+
+
+def windows(count: int, context: int, k: int, vocabulary: int, fixed: bool = False) -> Windows:
+    generator = torch.Generator().manual_seed(1)
+    lengths = torch.randint(1, k + 1, (count, context), generator=generator)
+    if fixed:
+        lengths[:] = k
+    tokens = torch.randint(vocabulary, (count, context, k), generator=generator)
+    return Windows.of(tokens * (torch.arange(k) < lengths[..., None]), lengths)
+
+
+def test_the_first_chunk_of_a_document_does_not_see_the_one_before_as_input() -> None:
+    model = small("lstm")
+    given = windows(1, 2, 3, 3)
+    starts = torch.tensor([[True, True]])
+    with torch.no_grad():
+        embedding = model.vectors(given, "chunks")[None]
+        prediction = model.main(embedding, starts)
+        other = model.main(torch.randn_like(embedding), starts)
+    torch.testing.assert_close(prediction, other)
+
+
+def test_only_the_chunk_before_in_the_document_is_seen() -> None:
+    """With the same ŷ, the previous chunk's tokens matter, unless a document begins after them."""
+    model = small("previous")
+    given = windows(1, 2, 3, 3)
+    other = given.tokens.clone()
+    other[0, 0, 0] = (other[0, 0, 0] + 1) % 3
+    model.predictions = lambda *_: torch.ones(2, 8, dtype=torch.float64)  # type: ignore[method-assign]
+    for begins in (False, True):
+        starts = torch.tensor([[True, begins]])
+        with torch.no_grad():
+            pair = (Windows(each, given.lengths, starts) for each in (given.tokens, other))
+            one, two = (model.log_likelihood(each)[0, 1] for each in pair)
+        assert torch.equal(one, two) == begins
+
+
+@pytest.mark.parametrize("decoder", ["lstm", "transformer", "previous"])
+def test_greedy_sampling_with_caches_agrees_with_the_likelihood(decoder: str) -> None:
+    """The likeliest symbol at each step of the cached sampler is the likeliest by scoring whole windows afresh."""
+    model = small(decoder, context=6)
+    given = windows(1, 2, 3, 3)
+    with torch.no_grad():
+        sampler = ChunkSampler(model, given)
+        for _ in range(3):
+            inputs = torch.cat([model.main.start[None], model.vectors(given, "chunks")])[None]
+            torch.testing.assert_close(sampler.prediction, model.main.step(inputs, None)[:, -1])
+            before = Chunks(given.tokens[0, -1:], given.lengths[0, -1:])
+            state = model.decoder.begin(sampler.prediction, before)
+            first = model.decoder.step(state, torch.tensor([3])).softmax(-1)[0, :3]  # the end is masked
+            for symbol in range(3):
+                decided = model.decisions(grown(given, torch.tensor([[symbol, 0, 0]]), torch.tensor([1])))[0, -1, 0]
+                torch.testing.assert_close(decided, (first / first.sum())[symbol].log())
+            drawn = sampler.chunk(Draw(temperature=0))
+            given = grown(given, drawn.tokens, drawn.lengths)
+
+
+def grown(given: Windows, tokens: torch.Tensor, lengths: torch.Tensor) -> Windows:
+    """One chunk (1, K) more."""
+    return Windows.of(torch.cat([given.tokens, tokens[None]], 1), torch.cat([given.lengths, lengths[None]], 1))
+
+
+@pytest.mark.parametrize("decoder", ["lstm", "transformer", "previous"])
+def test_prompts_continued_together_and_one_by_one_agree(decoder: str) -> None:
+    """Chunks that end early leave the batch of the decoder, and the others do not notice."""
+    model = small(decoder, context=6)
+    with torch.no_grad():  # chunks of several lengths
+        model.decoder.context.weight *= 10
+        model.decoder.output.bias.zero_()[-1] += 1
+    given = windows(12, 2, 3, 3)
+    sampler = ChunkSampler(model, given, samples=12)
+    together = [sampler.chunk(Draw(temperature=0)) for _ in range(4)]
+    assert any(len(set(drawn.lengths.tolist())) > 1 for drawn in together)
+    for row in range(12):
+        alone = ChunkSampler(model, given[row : row + 1])
+        for drawn in together:
+            one = alone.chunk(Draw(temperature=0))
+            assert one.tokens[0].tolist() == drawn.tokens[row].tolist() and one.lengths[0] == drawn.lengths[row]
+
+
+def test_a_decoder_that_sees_the_chunk_before_takes_the_bytes_of_a_prompt() -> None:
+    """They come from a chunker as uint8, which an embedding does not take for numbers of rows."""
+    model = small("previous")
+    given = windows(1, 2, 3, 3)
+    prompts = (given, replace(given, tokens=given.tokens.byte()))
+    one, two = (ChunkSampler(model, each).chunk(Draw(temperature=0)) for each in prompts)
+    assert torch.equal(one.tokens, two.tokens)
+
+
+def test_sampling_goes_on_past_the_context_and_repeats_with_a_seed() -> None:
+    model = small("lstm", context=4)
+    written = []
+    for _ in range(2):
+        draw = Draw(temperature=1.0, top_k=2, top_p=0.9, generator=torch.Generator().manual_seed(3))
+        nothing = Windows.of(torch.zeros(1, 0, 3, dtype=torch.long), torch.zeros(1, 0, dtype=torch.long))
+        sampler = ChunkSampler(model, nothing, samples=2)
+        chunks = [sampler.chunk(draw, torch.tensor([1]) if i == 0 else None) for i in range(11)]
+        assert all(int(drawn.lengths.min()) >= 1 for drawn in chunks)
+        assert chunks[0].tokens[:, 0].tolist() == [1, 1]
+        written.append(torch.cat([drawn.tokens for drawn in chunks]))
+    assert torch.equal(*written)
+
+
+def test_top_p_and_top_k_keep_the_likeliest() -> None:
+    logits = torch.tensor([[0.0, 3.0, 2.0, -1.0]]).repeat(500, 1)
+    generator = torch.Generator().manual_seed(0)
+    assert set(Draw(top_k=2, generator=generator)(logits).tolist()) == {1, 2}
+    assert set(Draw(top_p=0.1, generator=generator)(logits).tolist()) == {1}
+    assert set(Draw(temperature=0)(logits).tolist()) == {1}
+
+
+def test_a_main_model_narrower_than_its_input_is_refused() -> None:
+    options = ModelOptions(encoder=EncoderOptions(width=32), main=MainOptions(width=16))
+    with pytest.raises(ValueError, match=r"model\.main\.width is 16"):
+        HAED(options, IEMOptions(), Cut(3, 3, False, 4))
+
+
+def test_the_scale_learns_by_shares_of_itself_and_stays_positive() -> None:
+    for options, begins in ((IEMOptions(similarity="cosine"), 1 / 0.07), (IEMOptions(), 8**-0.5)):
+        model = HAED(small_options("lstm"), options, Cut(3, 3, False, 6))
+        optimizer = torch.optim.Adam([model.log_scale], lr=4e-3)
+
+        def steps(count: int, model: HAED = model, optimizer: torch.optim.Adam = optimizer) -> float:
+            for _ in range(count):
+                optimizer.zero_grad()
+                model.scale(model.log_scale).backward()
+                optimizer.step()
+            return float(model.scale(model.log_scale.detach()))
+
+        assert steps(0) == pytest.approx(begins, rel=1e-5)
+        assert 0.6 < steps(100) / begins < 0.8  # where the scale itself would have gone from 14.29 to 13.89
+        for far, bound in ((-50.0, 1e-3), (50.0, 1e3)):
+            assert float(model.scale(torch.tensor(far))) == pytest.approx(bound, rel=0.01)
+
+
+def test_a_scale_of_earlier_versions_is_read() -> None:
+    model = small("lstm", iem=IEMOptions(similarity="cosine"))
+    state = model.state_dict()
+    del state["log_scale"]
+    for old, now in ((20.0, 20.0), (-0.5, 1e-3)):  # a negative one, which they could learn, is as small as it can be
+        model.load_state_dict(state | {"scale": torch.tensor(old)})
+        assert float(model.scale(model.log_scale.detach())) == pytest.approx(now, rel=0.01)
+
+
+def test_the_papers_score_is_the_plain_product() -> None:
+    model = small("lstm", iem=IEMOptions(scale="none", bias=False, head="none"))
+    given = windows(2, 6, 3, 3)
+    with torch.no_grad():
+        found = model.encoder(given.tokens.flatten(0, 1), given.lengths.flatten())
+        prediction = model.predictions(given)
+        assert torch.equal(model.query(prediction), prediction) and torch.equal(model.key(found.vector), found.vector)
+    names = [name for name, _ in model.named_parameters()]
+    assert not found.bias.any() and not {"log_scale", "encoder.bias.weight", "head.weight"} & set(names)

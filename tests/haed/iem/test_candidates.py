@@ -1,0 +1,137 @@
+"""Which candidates a row has and what its scores are corrected by, against enumeration and against what is true."""
+
+import itertools
+import math
+
+import pytest
+import torch
+
+from haed.chunk.packing import chunk_keys
+from haed.iem.candidates import Candidates, log_inclusion
+from haed.iem.softmax import blockwise_cross_entropy
+from haed.options import IEMOptions
+from haed.ranks import Ranks
+from haed.system import Windows
+
+
+def of_numbers(rows: torch.Tensor) -> Windows:
+    """Windows (B, T) of chunks of one token each; -1 where none is."""
+    return Windows.of(rows.clamp(min=0)[..., None], (rows >= 0).long())
+
+
+def made(**options: object) -> Candidates:
+    return Candidates(IEMOptions(**options), 4, Ranks())
+
+
+def scored(scores: torch.Tensor, rows: torch.Tensor, others: torch.Tensor, candidates: Candidates) -> torch.Tensor:
+    """Mean loss of rows (B, T) with scores (B·T, V), beside other windows (n, T')."""
+    found = candidates.of(of_numbers(rows), of_numbers(others))
+    names = found.chunks.tokens[:, 0].long()
+    every = torch.eye(scores.shape[1], dtype=scores.dtype)[names]
+    changes = found.own.changes if found.own else None
+    return blockwise_cross_entropy(
+        scores, every, -found.adjustment.to(scores.dtype), found.chunks.inverse, changes=changes
+    ).loss
+
+
+def test_rows_choose_among_other_windows_what_is_before_them_and_their_target() -> None:
+    own, others = torch.tensor([[0, 1, 0, 2], [3, 1, 4, -1]]), torch.tensor([[4, 5]])
+    found = made().of(of_numbers(own), of_numbers(others))
+    names, log_pi = found.chunks.tokens[:, 0].tolist(), found.adjustment
+    target = found.chunks.inverse
+    assert [names[i] for i in target] == [0, 1, 0, 2, 3, 1, 4]
+    columns, added = found.own.changes(slice(0, 7), target)
+    total = torch.zeros(7, 6, dtype=torch.float64).scatter_add_(1, columns, added.double())
+    elsewhere = [{1, 3, 4, 5}] * 4 + [{0, 1, 2, 4, 5}] * 3
+    before = [set(), {0}, {0, 1}, {0, 1}, set(), {3}, {3, 1}]
+    for row, (other, past) in enumerate(zip(elsewhere, before, strict=True)):
+        for column, name in enumerate(names):
+            there = name in other | past or target[row] == column
+            wanted = (0 if name in past else -log_pi[column]) if there else -math.inf
+            assert float(total[row, column] - log_pi[column]) == pytest.approx(float(wanted), abs=1e-6)
+    wanted = torch.tensor([{0: 1, 1: 2, 2: 1, 3: 1, 4: 2, 5: 1}[name] for name in names], dtype=torch.float64)
+    torch.testing.assert_close(log_pi, log_inclusion(wanted / 3, 2))
+
+
+def test_the_loss_is_least_where_the_scores_are_the_logarithms_of_the_probabilities() -> None:
+    """Over all windows and all sets of other chunks, with presences that are independent: no gradient is left, exactly."""
+    torch.manual_seed(0)
+    classes = 3
+    start, follows, pi = torch.rand(classes).softmax(0), torch.randn(classes, classes).softmax(1), torch.rand(classes)
+    candidates = made()
+    keys = chunk_keys(torch.arange(classes)[:, None], torch.ones(classes))
+    candidates.windows, candidates.counts.before = 1e15, torch.zeros(1 << 20, dtype=torch.float64)
+    candidates.counts.before[keys.remainder(1 << 20)] = pi.double() * 1e15  # as if so many windows had been seen
+    total = torch.zeros(classes, classes, dtype=torch.float64)
+    scores = (follows.log() + torch.randn(classes, 1)).double().requires_grad_()  # any constant of a row
+    for there in itertools.product(
+        (0, 1), repeat=classes
+    ):  # the other window has a chunk more, which is never a target
+        others = torch.tensor([[i if here else -1 for i, here in enumerate(there)] + [classes]])
+        chance = float(torch.where(torch.tensor(there) > 0, pi, 1 - pi).prod())
+        for window in itertools.product(range(classes), repeat=3):
+            x = torch.tensor([window])
+            p = chance * float(start[x[0, 0]] * follows[x[0, 0], x[0, 1]] * follows[x[0, 1], x[0, 2]])
+            rows = torch.cat([torch.zeros(1, classes, dtype=torch.float64), scores[x[0, :2]]])
+            never = torch.full((3, 1), -1e4, dtype=torch.float64)
+            (gradient,) = torch.autograd.grad(scored(torch.cat([rows, never], 1), x, others, candidates), scores)
+            total += p * gradient
+    assert float(total.abs().max()) < 1e-6
+
+
+@pytest.mark.parametrize("repeats", [0.5, 0.9])
+def test_context_is_learned_from_sampled_candidates(repeats: float) -> None:
+    """Windows repeat their first chunk, which is rare; half of the other chunks are one of 8 frequent ones, half of 240."""
+    generator = torch.Generator().manual_seed(0)
+    frequent, rare, places, steps, rate = 8, 240, 16, 400, 0.2
+    q = torch.cat([torch.full((frequent,), 0.5 / frequent), torch.full((rare,), 0.5 / rare)])
+    learned = torch.zeros(2, dtype=torch.float64, requires_grad=True)  # of being rare, and of being the first chunk
+    optimizer = torch.optim.Adam([learned], lr=rate)
+    candidates, later = made(), []
+    is_rare = (torch.arange(len(q)) >= frequent).double()
+    for step in range(steps):
+        x = torch.multinomial(q, 4 * places, True, generator=generator).view(4, places)
+        x[:, 0] = torch.randint(frequent, len(q), (4,), generator=generator)
+        again = torch.rand(4, places, generator=generator) < repeats
+        x = torch.where(again, x[:, :1], x)
+        is_first = torch.nn.functional.one_hot(x[:, :1].expand_as(x), len(q))
+        scores = learned[0] * is_rare + learned[1] * is_first
+        scores[:, 0] = 0  # the first chunk itself is not learned
+        loss = scored(scores.flatten(0, 1), x, torch.empty(0, 1, dtype=torch.long), candidates)
+        optimizer.param_groups[0]["lr"] = rate * (1 - step / steps)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        later += [learned.detach().clone()] if step > steps // 2 else []
+    bonus = torch.stack(later).mean(0)
+    weight = (bonus[0] * is_rare).exp()
+    first = float(weight[-1] * bonus[1].exp())
+    others = float(weight[:-1].sum())
+    assert first / (first + others) == pytest.approx(repeats + (1 - repeats) / 2 / rare, abs=0.02)
+    assert float(weight[frequent:-1].sum()) / others == pytest.approx(0.5, abs=0.04)
+
+
+def test_inclusion_probability() -> None:
+    for p, n in ((0.5, 1), (1e-9, 1000), (0.01, 500), (1.0, 3)):
+        expected = math.log1p(-((1 - p) ** n)) if p < 1 else 0.0
+        found = log_inclusion(torch.tensor([p], dtype=torch.float64), n)
+        assert float(found) == pytest.approx(expected, rel=1e-6, abs=1e-9)
+
+
+def test_counts_of_earlier_versions_go_on() -> None:
+    """They counted chunks, in one row of float32 buckets: a 10th of 40,000 chunks is in 1 − 0.9⁴ of the windows of 4."""
+    candidates, key = made(), chunk_keys(torch.tensor([[7]]), torch.tensor([1]))
+    counts = torch.zeros(1 << 20)
+    counts[key.remainder(1 << 20)] = 4000
+    total = torch.tensor(40_000, dtype=torch.float64)
+    state = {"unigram/counts": counts, "unigram/total": total, "steps": torch.tensor(1), "bank/next": torch.tensor(0)}
+    candidates.load_state_dict(state)
+    for _ in range(2):
+        found = candidates.of(of_numbers(torch.tensor([[7, 7, 7, 1]])), of_numbers(torch.tensor([[2, 3, -1]])))
+        names = found.chunks.tokens[:, 0].tolist()
+        assert float(found.adjustment[names.index(7)].exp()) == pytest.approx(1 - 0.9**4, rel=1e-3)
+        assert float(found.adjustment[names.index(2)].exp()) < 1e-3
+        again = made()
+        again.load_state_dict(candidates.state_dict())
+        candidates = again
+    assert candidates.windows == 10_004

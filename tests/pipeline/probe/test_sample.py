@@ -1,0 +1,80 @@
+"""Sampling: the same seed gives the same text, prompts are kept, pictures are completed."""
+
+import io
+import json
+import random
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from pipeline.config import load
+from pipeline.options import Options
+from pipeline.probe.index import index
+from pipeline.probe.neighbours import neighbours
+from pipeline.probe.sample import readable, sample
+from pipeline.run.folder import RunFolder
+from pipeline.run.opened import open_run
+from pipeline.run.shards import shard
+from pipeline.show.report import report
+from pipeline.train.stages import train
+
+
+def test_the_same_seed_gives_the_same_text(options: Options) -> None:
+    train(options)
+    options.sample.prompts = ["def ", ""]
+    one, two = (sample(options, samples=2) for _ in range(2))
+    assert one == two and [item.prompt for item in one] == ["def ", "def ", "", ""]
+    options.sample.seed = 1
+    assert sample(options, samples=2) != one
+
+
+def test_the_report_says_of_which_checkpoint_samples_are(options: Options, caplog: pytest.LogCaptureFixture) -> None:
+    train(options)
+    folder = RunFolder.find(options.name, options.runs_dir)
+    known = folder.path / "corpus.json"
+    known.write_text(json.dumps({k: v for k, v in json.loads(known.read_text()).items() if k != "frequent"}))
+    assert [item.prompt for item in sample(options)] == [""] and "set sample.prompts=" in caplog.text
+    assert "samples are of another" not in report(options).read_text()
+    written = json.loads((folder.path / "samples.json").read_text())
+    assert written[0]["checkpoint"] == folder.digest()
+    (folder.path / "samples.json").write_text(json.dumps([written[0] | {"checkpoint": "other"}]))
+    assert "samples are of another" in report(options).read_text()
+
+
+def test_prompts_and_queries_are_those_of_the_corpus_and_shown_whole(tiny: list[str], tmp_path: Path) -> None:
+    chance = random.Random(0)
+    words = ["и", "в", "достопримечательность", "мороз", "солнце", "中文字符的一行很长很长"]
+    (tmp_path / "novel").mkdir()
+    for name in ("train", "valid", "test"):
+        text = " ".join(chance.choices(words, [9, 5, 2, 2, 1, 1], k=3000))
+        (tmp_path / "novel" / f"{name}.txt").write_text(text)
+    made = load("quickstart", [*tiny, f"source.path={tmp_path / 'novel'}", "name=novel"])
+    shard(made)
+    train(made)
+    index(made)
+    written = sample(made)
+    assert [item.prompt for item in written][::3] == ["и ", ""] and len(written) == 4
+    queries = neighbours(made)
+    assert queries[0].query == "и " and "достоп" in {n.text for item in queries for n in item.neighbours}
+    page = report(made).read_text(encoding="utf-8").split("Configuration and versions")[0]
+    assert "достоп" in page and "def " not in page and "\N{REPLACEMENT CHARACTER}" not in page
+
+
+def test_what_is_written_is_shown_whole() -> None:
+    assert readable("中文".encode()[:-1]) == "中" and readable(b"\x96\xe4a") == "\\x96\\xe4a"
+
+
+def test_lower_halves_of_pictures(pictures: Options) -> None:
+    pictures.sample.pictures, pictures.sample.temperature = 3, 0.0
+    found = sample(pictures, samples=2)
+    assert len(found) == 3 and found[0].text.endswith("samples.png")
+    grid = np.asarray(Image.open(io.BytesIO(Path(found[0].text).read_bytes())))
+    assert grid.shape[1] > grid.shape[0] * 1.1  # four columns of three
+    run = open_run(pictures.name, pictures.runs_dir)
+    upper = np.array([[0] * 12 + [60] * 12])
+    assert run.complete(upper, 2, pictures.sample).tolist() == [[120] * 12 + [180] * 12]
+    assert "lower halves completed" in report(pictures).read_text()
+    with pytest.raises(ValueError, match=r"takes no --prompt"):
+        sample(pictures, ["x"])

@@ -1,0 +1,94 @@
+"""Scoring over windows, and the Python interface."""
+
+import math
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from haed.system import Windows
+from pipeline import open_run
+from pipeline.options import Options
+from pipeline.run.opened import characters
+from pipeline.run.windows import fixed_subset, overlapping
+from pipeline.train.stages import train
+
+
+@pytest.mark.parametrize(("context", "stride"), [(5, 5), (5, 2), (7, 1), (50, 25)])
+def test_every_chunk_is_scored_once_after_what_came_before(context: int, stride: int) -> None:
+    sizes = [1, 4, 5, 6, 23]
+    documents = [(np.arange(n, dtype=np.uint8) + 1, np.ones(n, np.uint8)) for n in sizes]
+    seen: dict[int, list[int]] = {i: [] for i in range(len(sizes))}
+    for batch in overlapping(documents, 3, context, stride, at_once=4):
+        for row, document in enumerate(batch.document.tolist()):
+            new = batch.new[row].nonzero().flatten()
+            known = int(new[0])
+            first = int(batch.windows.tokens[row, 0, 0]) == 1
+            assert bool(batch.windows.starts[row, 0]) == first and (known == 0) == (first or stride == context)
+            assert first or known >= context - stride
+            seen[document] += batch.windows.tokens[row, new, 0].tolist()
+    assert seen == {i: list(range(1, n + 1)) for i, n in enumerate(sizes)}
+
+
+def test_open_run_scores_samples_and_embeds(options: Options) -> None:
+    options.precision = "fp32"
+    train(options)
+    run = open_run(Path(options.runs_dir) / options.name)
+    text = "def f(x):\n    return x  # naïve\n"
+    score = run.score(text)
+    assert (score.tokens, score.bytes, score.characters) == (len(text.encode()), len(text.encode()), len(text))
+    tokens, lengths = run.chunker.split(text.encode())
+    grid = torch.zeros(1, len(lengths), 12, dtype=torch.long)
+    ends = np.cumsum(lengths, dtype=int)
+    for cell, end, size in zip(grid[0], ends, lengths.tolist(), strict=True):
+        cell[:size] = torch.from_numpy(tokens[end - size : end].astype(int))
+    with torch.no_grad():
+        nats = run.system.log_likelihood(Windows.of(grid, torch.from_numpy(lengths.astype(int))[None]))
+    assert len(lengths) <= 16 and score.bits == pytest.approx(-float(nats.sum()) / math.log(2), rel=1e-5)
+    assert run.sample("def ", samples=2) == run.sample("def ", samples=2)
+    assert run.embed([b"def ", b"never seen"]).shape == (2, 16)
+    with pytest.raises(ValueError, match="a chunk of this run has 1 to 12"):
+        run.embed([b"x" * 13])
+
+
+def test_memory_follows_the_text_not_the_context() -> None:
+    documents = [(np.ones(n, np.uint8), np.ones(n, np.uint8)) for n in (3, 7, 2)]
+    (batch,) = overlapping(documents, 3, 60_000, 30_000, at_once=16)
+    assert batch.windows.tokens.shape == (3, 7, 3)
+    long = [(np.ones(n, np.uint8), np.ones(n, np.uint8)) for n in (9000, 9000, 20_000, 5)]
+    assert [tuple(batch.windows.lengths.shape) for batch in overlapping(long, 3, 60_000, 30_000, 16)] == [
+        (1, 9000), (1, 9000), (1, 20_000), (1, 5),
+    ]  # fmt: skip
+
+
+def test_validation_is_as_long_as_its_text(options: Options) -> None:
+    from pipeline.run.shards import open_shards
+
+    corpus = open_shards(options)
+    found = fixed_subset(corpus, 60_000, 64, "test")
+    assert found is not None and found.lengths.shape == (1, corpus.counts("test").chunks)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda o: setattr(o.model.main, "ffn", 2**33), r"at least model\.\* for [\d,.]+ GB.* GB are free"),
+        (
+            lambda o: vars(o.batch).update(sequences=65_536, context=65_536),
+            r"at least batch\.sequences × batch\.context for",
+        ),
+    ],
+)
+def test_what_cannot_fit_is_refused_before_it_is_tried(
+    change: Callable[[Options], None], message: str, options: Options
+) -> None:
+    change(options)
+    with pytest.raises(ValueError, match=f"not enough memory: {message}"):
+        train(options)
+    assert not Path(options.runs_dir).exists()
+
+
+def test_invalid_bytes_count_as_characters() -> None:
+    assert characters("né".encode() + b"\xff\xfe" + "\U0001f600".encode()) == 5

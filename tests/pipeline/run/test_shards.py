@@ -1,0 +1,208 @@
+"""The stage `shard` from outside: standard input, Dask, and runs on corpora of every making."""
+
+import json
+import os
+import socket
+import subprocess
+import sys
+import time
+from contextlib import suppress
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from data.corpus import Corpus
+from data.durable import hold
+from pipeline.cli import main
+from pipeline.config import load
+from pipeline.options import Options
+from pipeline.run.shards import open_shards, shard
+from pipeline.train.stages import pretrain, train
+from tests.conftest import TINY
+
+ROOT = Path(__file__).resolve().parents[3]
+
+
+def contents(corpus: Corpus) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in corpus.folder.glob("*.tar")}
+
+
+def command(*arguments: str, given: bytes = b"") -> subprocess.CompletedProcess[bytes]:
+    return subprocess.run([sys.executable, "-m", "pipeline", *arguments], input=given, capture_output=True, cwd=ROOT)
+
+
+@pytest.mark.parametrize("source", [["source.kind=stdin"], ["source.kind=text", "source.path=-"]])
+def test_standard_input(tiny: list[str], source: list[str], capfdbinary: pytest.CaptureFixture[bytes]) -> None:
+    settings = [*(item for item in tiny if not item.startswith("source.")), *source, "name=piped"]
+    text = b"".join(b"paragraph %d\nof a text\n\n" % number for number in range(3000))
+    assert main(["train", *settings]) == 1
+    assert b"nothing was sharded from standard input" in capfdbinary.readouterr().err
+    done = command("shard", *settings, "--json", given=text)
+    assert done.returncode == 0, done.stderr
+    folder = json.loads(done.stdout.splitlines()[-1])["folder"]
+    assert main(["train", *settings]) == 0  # finds what was piped before
+    capfdbinary.readouterr()
+    assert [main(["cat", folder, "--split", split]) for split in ("train", "valid", "test")] == [0, 0, 0]
+    assert capfdbinary.readouterr().out == text
+    assert not list(Path(folder).parent.glob(".stdin*"))
+    assert json.loads((Path(folder) / "manifest.json").read_text())["source"]["path"] == "-"
+    empty = command("shard", *settings)
+    assert empty.returncode == 1 and b"standard input was empty" in empty.stderr
+
+
+def test_dask(options: Options, tmp_path: Path) -> None:
+    """Local clusters of real processes: the same bytes as without."""
+    distributed = pytest.importorskip("distributed")
+    options.shard.megabytes, options.shard.workers = 1, 2
+    source = tmp_path / "texts"
+    source.mkdir()
+    for number in range(3):
+        (source / f"train-{number}.txt").write_bytes(b"some text of number %d\n" % number * 30_000)
+    options.source.path = str(source)
+    alone = contents(shard(options))
+    options.launcher.dask, options.shards_dir = "local", str(tmp_path / "local")
+    with socket.socket() as other:
+        with suppress(OSError):  # somebody's cluster has the port of Dask's board, or else this test
+            other.bind(("127.0.0.1", 8787))
+            other.listen()
+        assert contents(shard(options)) == alone
+    with distributed.LocalCluster(
+        n_workers=1, threads_per_worker=1, host="127.0.0.1", dashboard_address="127.0.0.1:0"
+    ) as cluster:
+        options.launcher.dask, options.shards_dir = cluster.scheduler_address, str(tmp_path / "address")
+        assert contents(shard(options)) == alone and len(alone) > 2
+
+
+def test_an_existing_corpus_as_source(options: Options, tmp_path: Path) -> None:
+    made = open_shards(options)
+    options.source.kind, options.source.path, options.shards_dir = "shards", str(made.folder), str(tmp_path / "none")
+    assert shard(options).digest == made.digest
+    pretrain(options)
+    options.chunker.k = 8
+    with pytest.raises(ValueError, match="was cut with chunker.k=12, not 8: set it so"):
+        open_shards(options)
+    options.source.path = str(tmp_path / "nowhere")
+    with pytest.raises(FileNotFoundError, match="is not a sharded corpus"):
+        open_shards(options)
+
+
+def test_a_run_with_a_fitted_chunker_needs_no_corpus_later(tiny: list[str], tmp_path: Path) -> None:
+    options = load("quickstart", [*tiny, "name=fitted", "chunker.kind=entropy", "chunker.k=16"])
+    corpus = shard(options)
+    pretrain(options)
+    corpus.folder.rename(tmp_path / "elsewhere")
+    (tmp_path / "some.txt").write_bytes(b"def f(x):\n    return x\n")
+    assert main(["evaluate", str(tmp_path / "runs" / "fitted"), "--text", str(tmp_path / "some.txt")]) == 0
+
+
+@pytest.fixture
+def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A working folder with a text of its own, shards of it, and a run that stopped half-way."""
+    place = tmp_path / "project"
+    (place / "texts").mkdir(parents=True)
+    monkeypatch.chdir(place)
+    for split in ("train", "valid", "test"):
+        (place / "texts" / f"{split}.txt").write_bytes(f"the {split} text of it\n".encode() * 600)
+    assert main(["shard", *OWN]) == 0 and main(["pretrain", *OWN, "pretrain.steps=3"]) == 0
+    return place
+
+
+OWN = [*TINY, "name=own", "source.kind=text", "source.path=texts"]
+
+
+def test_only_shard_looks_at_the_source(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (project / "texts").rename(project / "unmounted")
+    for stage in ("pretrain", "finetune"):  # goes on, and begins
+        assert main([stage, *OWN]) == 0
+    assert main(["train", *OWN, "name=new"]) == 0
+    assert main(["evaluate", "own", "evaluate.yardsticks=false"]) == 0
+    assert main(["shard", *OWN]) == 0
+    assert main(["shard", *OWN, "chunker.k=8"]) == 1
+    assert "source.path=texts: no such file or folder" in capsys.readouterr().err
+
+
+def test_a_run_keeps_its_corpus_when_its_source_changes(project: Path, caplog: pytest.LogCaptureFixture) -> None:
+    before = json.loads((project / "runs/own/corpus.json").read_text())
+    (project / "texts/train.txt").write_bytes(b"another text altogether\n" * 600)
+    assert main(["train", *OWN, "name=early"]) == 0  # the shards there are, and what is known of their source
+    assert "texts was changed, or copied, since" in caplog.text
+    assert main(["pretrain", *OWN]) == 0
+    assert "runs/own goes on with its corpus" in caplog.text
+    assert main(["shard", *OWN]) == 0
+    caplog.clear()
+    assert main(["pretrain", *OWN, "pretrain.steps=8"]) == 0 and "that needs another name=" in caplog.text
+    assert main(["train", *OWN, "name=late"]) == 0
+    own, early, late = (
+        json.loads((project / f"runs/{name}/corpus.json").read_text())["digest"] for name in ("own", "early", "late")
+    )
+    assert own == early == before["digest"] != late
+
+
+@pytest.mark.parametrize("old", [False, True])
+def test_a_project_that_was_moved_finds_its_shards(project: Path, monkeypatch: pytest.MonkeyPatch, old: bool) -> None:
+    if old:  # as it was noted before
+        path = project / "runs/own/corpus.json"
+        found = json.loads(path.read_text())
+        del found["beside"]
+        path.write_text(json.dumps(found))
+    moved = project.rename(project.with_name("moved"))
+    monkeypatch.chdir(moved.parent)
+    assert main(["index", "moved/runs/own"]) == 0
+    monkeypatch.chdir(moved)
+    assert main(["pretrain", *OWN]) == 0 and main(["index", "own"]) == 0
+    (moved / "shards").rename(moved / "lost")
+    with pytest.raises(FileNotFoundError, match="put them back, or run `haed shard`"):
+        main(["index", "own", "--debug"])
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_training_with_loader_workers_and_a_damaged_shard(options: Options, workers: int) -> None:
+    corpus = open_shards(options)
+    options.loader.workers, options.train.steps = workers, 8
+    options.name = f"whole-{workers}"
+    whole = train(options)
+    shard_ = corpus.of("train")[0]
+    path = corpus.folder / shard_.file
+    content = path.read_bytes()
+    path.write_bytes(content[:-2000])
+    options.name = f"stop-{workers}"
+    with pytest.raises(ValueError, match=r"train-00000.tar is damaged at byte [\d,]+"):
+        train(options)
+    path.write_bytes(content)
+    assert whole.steps == 8
+    if workers:  # the same weights as without
+        options.loader.workers, options.name = 0, "alone"
+        alone = Path(train(options).checkpoint) / "model.safetensors"
+        assert (Path(whole.checkpoint) / "model.safetensors").read_bytes() == alone.read_bytes()
+
+
+def test_ctrl_c_ends_sharding_at_once_and_it_goes_on(tmp_path: Path) -> None:
+    source = tmp_path / "texts"
+    source.mkdir()
+    words = np.random.default_rng(0).choice(np.frombuffer(b"abcdef  \n", np.uint8), 4_000_000).tobytes()
+    for number in range(8):
+        (source / f"train-{number}.txt").write_bytes(b"%d " % number + words)
+    arguments = ["source.kind=text", f"source.path={source}", f"shards_dir={tmp_path / 'shards'}", "shard.megabytes=4"]
+    child = subprocess.Popen(
+        [sys.executable, "-m", "pipeline", "shard", *arguments], cwd=ROOT, stderr=subprocess.PIPE, env=os.environ
+    )
+    while not list(tmp_path.glob("shards/*/parts/?????/part.json")) and child.poll() is None:
+        time.sleep(0.01)
+    child.send_signal(2)
+    _, said = child.communicate()
+    assert child.returncode == 130 and b"goes on from there" in said
+    assert list(tmp_path.glob("shards/*/parts/?????/part.json"))
+    assert command("shard", *arguments).returncode == 0
+
+
+def test_what_a_kill_left_in_a_run_is_cleaned_by_the_next(options: Options) -> None:
+    run = Path(options.runs_dir) / options.name
+    pretrain(options)
+    left, living = run / "index/.chunks.npz.1.partial", run / ".report.md.2.partial"
+    left.parent.mkdir()
+    left.write_bytes(b"half")
+    with hold(living):  # as its writer does
+        options.pretrain.steps = 8
+        pretrain(options)
+        assert living.exists() and not left.exists()

@@ -1,0 +1,63 @@
+import math
+from pathlib import Path
+
+import pytest
+import torch
+
+from data.distinct import distinct_chunks
+from haed.chunk.model import HAED
+from haed.system import Windows
+from pipeline.options import Options
+from pipeline.run.folder import RunFolder
+from pipeline.run.opened import Run
+from pipeline.run.windows import fixed_subset
+from pipeline.score.closed_set import closed_set
+from pipeline.score.evaluate import evaluate, table
+from pipeline.train import stages
+
+
+@pytest.mark.parametrize("similarity", ["dot", "cosine"])
+def test_the_softmax_over_all_chunks(options: Options, similarity: str) -> None:
+    options.precision, options.iem.similarity, options.evaluate.yardsticks = "fp32", similarity, False
+    options.iem.correction = "inclusion"
+    options.evaluate.closed_windows, options.evaluate.split = 3, "valid"
+    stages.pretrain(options)
+    run = Run(RunFolder.find(Path(options.runs_dir) / options.name), options)
+    corpus = run.folder.corpus()
+    found = closed_set(run, corpus, "valid")
+    assert found is not None and found.calibrated and found.chunks <= 3 * options.batch.context
+    chunks = {
+        bytes(tokens[:length])
+        for split in ("train", "valid")
+        for tokens, length in zip(*list(vars(distinct_chunks(corpus, split)).values())[:2], strict=True)
+    }
+    assert found.candidates == len(chunks)
+    windows = fixed_subset(corpus, options.batch.context, 3)
+    assert windows is not None
+    names = sorted(chunks)
+    rows = torch.zeros(len(names), 12, dtype=torch.long)
+    for row, name in zip(rows, names, strict=True):
+        row[: len(name)] = torch.tensor(list(name))
+    model, bits, exact = run.system, 0.0, 0.0
+    assert isinstance(model, HAED)
+    with torch.no_grad():
+        every = model.encoder(rows, torch.tensor([len(name) for name in names]))
+        for tokens, lengths, starts in zip(windows.tokens, windows.lengths, windows.starts, strict=True):
+            n = int((lengths > 0).sum())
+            own = [bytes(t[:size].tolist()) for t, size in zip(tokens[:n], lengths[:n].tolist(), strict=True)]
+            index = torch.tensor([names.index(name) for name in own])
+            query = model.query(model.main(every.vector[index][None], starts[None, :n])[0])
+            scores = (query @ model.key(every.vector).t() + every.bias).log_softmax(1)
+            bits -= float(scores.gather(1, index[:, None]).sum()) / math.log(2)
+            exact -= float(
+                model.log_likelihood(Windows(tokens[None, :n], lengths[None, :n], starts[None, :n])).sum()
+            ) / math.log(2)
+    assert found.bits_per_token == pytest.approx(bits / found.tokens, rel=1e-4)
+    assert found.decoder_bits_per_token == pytest.approx(exact / found.tokens, rel=1e-4)
+    result = evaluate(options)
+    assert result.iem == found and "as a softmax over all" in table(result)
+    options.evaluate.closed_set = 5
+    assert evaluate(options).iem is None
+    with pytest.raises(FileNotFoundError, match="no checkpoint of finetune"):
+        options.evaluate.stage = "finetune"
+        evaluate(options)

@@ -1,0 +1,41 @@
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from pipeline.cli import main
+from pipeline.options import Options
+from pipeline.score.evaluate import evaluate
+from pipeline.train import stages
+
+
+def test_runs_are_compared_in_a_table_and_a_page(options: Options, capsys: pytest.CaptureFixture[str]) -> None:
+    options.evaluate.yardsticks = False
+    other = replace(options, name="end <to> end")
+    stages.pretrain(options)
+    stages.finetune(options)
+    stages.train(other)
+    for each in (options, other):
+        evaluate(each)
+    capsys.readouterr()
+    arguments = ["compare", "tiny", f"{options.runs_dir}/end <to> end", "--runs-dir", options.runs_dir, "--json"]
+    assert main(arguments) == 0
+    found = json.loads(capsys.readouterr().out.splitlines()[-1])
+    rows = {row["run"].rpartition("/")[2]: row for row in found["rows"]}
+    two, end = rows["tiny"], rows["end <to> end"]
+    assert two["phases"] == ["pretrain", "finetune"] and end["phases"] == ["train"]
+    assert (two["steps"], end["steps"]) == (10, 4) and two["flops"] > end["flops"] > 0
+    bits = [row["evaluation"] for row in found["rows"]]
+    assert bits == sorted(bits) and two["corpus"] == end["corpus"]
+    page = Path(found["page"]).read_text()
+    assert "needs the fewest bits" in page and "end &lt;to&gt; end" in page and "<to>" not in page
+    assert Path(found["picture"]).read_bytes().startswith(b"\x89PNG")
+
+
+def test_what_cannot_be_compared_is_said(options: Options, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["compare", "nobody", "--runs-dir", options.runs_dir]) == 1
+    assert "no run 'nobody'" in capsys.readouterr().err
+    stages.RunFolder.create(options)
+    assert main(["compare", "tiny", "--runs-dir", options.runs_dir]) == 1
+    assert "was not trained yet" in capsys.readouterr().err

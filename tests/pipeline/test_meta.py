@@ -1,0 +1,74 @@
+"""Steps without a GPU that would fail on one: weights and batch lie on the meta device, which waits for nothing.
+
+Whatever is left on the CPU, and whatever asks the device for a number, raises there.
+"""
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from pipeline.options import Options
+from pipeline.run.checkpoints import Checkpoints
+from pipeline.run.device import Compute, named_device
+from pipeline.run.shards import open_shards
+from pipeline.train.stages import build_trainer, finetune, pretrain
+from pipeline.train.state import restore_learning
+from pipeline.train.trainer import Trainer
+
+META = Compute(torch.device("meta"), None)
+
+
+def on_meta(options: Options, phase: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> Trainer:
+    """A trainer of which all but the optimizer's own update runs there; its fused kernel knows no such device."""
+    checkpoints = Checkpoints(folder / "checkpoints")
+    limits = getattr(options, phase)
+    trainer = build_trainer(limits, options, open_shards(options), checkpoints, META, lambda: False)
+    monkeypatch.setattr(trainer.learner.optimizer, "step", lambda: None)
+    return trainer
+
+
+@pytest.mark.parametrize("decoder", ["kind=lstm", "kind=transformer", "previous=true"])
+@pytest.mark.parametrize("phase", ["pretrain", "finetune", "train"])
+@pytest.mark.parametrize("pieces", [1, 2])
+def test_a_step_waits_for_no_device_and_leaves_nothing_behind(
+    options: Options, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, decoder: str, phase: str, pieces: int
+) -> None:
+    options.batch.pieces = pieces
+    options.model.decoder.previous = decoder == "previous=true"
+    options.model.decoder.kind = "lstm" if decoder == "kind=lstm" else "transformer"
+    options.iem.correction, options.iem.head = ("inclusion", "linear") if pieces == 1 else ("none", "none")
+    if pieces == 2:  # the paper's loss
+        options.iem.similarity, options.iem.scale, options.iem.bias, options.iem.duplicates = "dot", "none", False, True
+    trainer = on_meta(options, phase, tmp_path, monkeypatch)
+    batches = trainer.batches()
+    for _ in range(2):
+        trainer.step(next(batches))
+    assert all(parameter.is_meta for parameter in trainer.objective.parameters())
+
+
+@pytest.mark.filterwarnings("ignore:.*copying from a non-meta parameter")
+def test_a_resumed_optimizer_lies_where_the_weights_are(
+    options: Options, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The count of steps, too: a fused update on a GPU takes it from there."""
+    pretrain(options)
+    finetune(options)
+    for phase in ("finetune", "pretrain"):
+        saved = Checkpoints(Path(options.runs_dir) / options.name / phase / "checkpoints").newest()
+        assert saved is not None
+        trainer = on_meta(options, "finetune", tmp_path, monkeypatch)
+        restore_learning(trainer.learner, saved)
+        moments = [(key, x) for state in trainer.learner.optimizer.state.values() for key, x in state.items()]
+        assert {key for key, _ in moments} == {"step", "exp_avg", "exp_avg_sq"}
+        assert all(x.is_meta and x.dtype == torch.float32 for _, x in moments)
+
+
+def test_a_gpu_is_named_by_its_number(monkeypatch: pytest.MonkeyPatch) -> None:
+    """`torch.cuda.set_device` takes no other name."""
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.delenv("LOCAL_RANK", raising=False)
+    assert named_device("auto") == named_device("cuda") == torch.device("cuda:0")
+    monkeypatch.setenv("LOCAL_RANK", "3")
+    assert named_device("auto") == torch.device("cuda:3") and named_device("cuda:1") == torch.device("cuda:1")
+    assert named_device("cpu") == torch.device("cpu")

@@ -1,0 +1,114 @@
+"""Learning rates, groups of the optimizer, the moving average, early stop, and the decoder alone."""
+
+import logging
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from haed.chunk.model import HAED
+from haed.options import IEMOptions, MainOptions, ModelOptions
+from haed.system import Cut
+from pipeline.config import load
+from pipeline.options import OptimizerOptions, Options
+from pipeline.run.opened import open_run
+from pipeline.train.optimizer import Average, Position, make_optimizer, rate
+from pipeline.train.stages import finetune, pretrain, train
+from tests.pipeline.train.test_stages import newest, stripped, weights
+
+
+def test_the_rate_is_a_function_of_progress() -> None:
+    phase = load(None, ["train.steps=100", "train.rate_from=0.8", "train.rate_to=0.2"]).train
+    assert rate(Position(0), phase, 10) == pytest.approx(0.08)
+    assert rate(Position(50), phase, 10) == pytest.approx(0.5)
+    assert rate(Position(100), phase, 10) == pytest.approx(0.2)
+    assert rate(Position(50, 30.0), replace(phase, seconds=30.0), 0) == pytest.approx(0.2)
+
+
+def test_rates_fall_from_the_decoder_to_the_encoder() -> None:
+    model = HAED(ModelOptions(main=MainOptions(layers=3)), IEMOptions(), Cut(4, 256, False, 8))
+    optimizer = make_optimizer(model, OptimizerOptions(learning_rate=1.0, main_learning_rate=2.0), 0.5)
+    rates = {id(parameter): group["peak"] for group in optimizer.param_groups for parameter in group["params"]}
+    found = {name: rates[id(parameter)] for name, parameter in model.named_parameters()}
+    assert found["decoder.output.weight"] == found["head.weight"] == 1.0
+    assert found["main.norm.weight"] == found["main.blocks.2.down.weight"] == 1.0  # 2.0 · 0.5
+    assert found["main.blocks.0.down.weight"] == found["main.start"] == 0.25
+    assert {found[name] for name in found if name.startswith("encoder.")} == {1 / 16}
+    assert found["log_scale"] == 1.0 and len(rates) == len(list(model.parameters()))
+
+
+def test_the_average_of_weights_against_its_formula() -> None:
+    model = torch.nn.Linear(2, 1, bias=False)
+    average, expected = Average(model, 0.5), model.weight.detach().clone()
+    for step in range(1, 30):
+        torch.nn.init.normal_(model.weight)
+        average.update(step)
+        decay = min(0.5, (1 + step) / (10 + step))
+        expected = decay * expected + (1 - decay) * model.weight.detach()
+    own = model.weight.detach().clone()
+    with average.applied():
+        torch.testing.assert_close(model.weight.detach(), expected)
+    assert torch.equal(model.weight, own)
+
+
+def test_the_average_is_what_is_evaluated(options: Options) -> None:
+    options.optimizer.ema = 0.9
+    train(options)
+    folder = newest(options, "train")
+    average, own = load_file(folder / "average.safetensors"), weights(options, "train")
+    used = open_run(options.name, options.runs_dir).system.state_dict()
+    assert all(torch.equal(used[name], average[name]) for name in used)
+    assert not all(torch.equal(used[name], own[name]) for name in used)
+
+
+@pytest.mark.parametrize(("trains", "moved"), [("decoder", False), ("decoder_first", True)])
+def test_the_decoder_alone(options: Options, trains: str, moved: bool) -> None:
+    pretrain(options)
+    options.finetune.trains, options.finetune.decoder_steps, options.finetune.steps = trains, 3, 5  # type: ignore[assignment]
+    options.checkpoint.every_steps, options.checkpoint.keep = 1, 9
+    finetune(options)
+    before = weights(options, "pretrain")
+    folder = Path(options.runs_dir) / options.name / "finetune" / "checkpoints"
+    for step in (3, 5):
+        now = load_file(folder / f"step-{step:08d}" / "model.safetensors")
+        same = {name: torch.equal(now[name], before[name]) for name in now}
+        main = [same[name] for name in now if name.startswith("main.")]
+        assert all(main) if step == 3 or not moved else not any(main)
+        assert not any(same[name] for name in now if name.startswith("decoder."))
+
+
+def test_a_phase_without_decoding_is_validated_by_the_iem_loss(
+    options: Options, caplog: pytest.LogCaptureFixture
+) -> None:
+    options.pretrain.decode_fraction, options.pretrain.steps, options.validation.times = 0.0, 12, 3
+    options.optimizer.ema = 0.5
+    pretrain(options)
+    scored = [line for line in stripped(options, "pretrain") if "validation/iem" in line]
+    found = [line["validation/iem"] for line in scored]
+    assert [line["step"] for line in scored] == [4, 8, 12] and found == sorted(found, reverse=True)
+    assert not any("validation/bits_per_token" in line for line in stripped(options, "pretrain"))
+    folder = newest(options, "pretrain").parent
+    assert (folder / "best").read_text().strip() == "step-00000012"
+    options.optimizer.learning_rate = options.optimizer.main_learning_rate = 1e-12
+    options.optimizer.ema = 0.0
+    options.pretrain.steps, options.validation.times, options.pretrain.patience = 40, 20, 2
+    assert pretrain(options).steps < 40  # the same candidates each time: nothing moves, nothing is better
+    options.pretrain.patience, options.pretrain.decode_fraction = 0, 0.5
+    with caplog.at_level(logging.INFO):
+        pretrain(options)
+    assert "validated by another loss than before" in caplog.text
+    assert (folder / "best").read_text().strip() != "step-00000012"  # bits are more than nats, and not compared
+
+
+def test_a_phase_ends_when_validation_does_not_improve(options: Options, caplog: pytest.LogCaptureFixture) -> None:
+    options.train.steps, options.validation.times, options.train.patience = 40, 20, 2
+    options.optimizer.learning_rate = options.optimizer.main_learning_rate = 1e-12
+    with caplog.at_level(logging.INFO):
+        found = train(options)
+    bits = [line[key] for line in stripped(options, "train") if (key := "validation/bits_per_token") in line]
+    assert found.steps == 2 * len(bits) < 40 and min(bits) == bits[-3] and "the phase ends here" in caplog.text
+    assert train(options).steps == found.steps  # it stays ended
+    options.train.patience = 0
+    assert train(options).steps == 40

@@ -1,0 +1,341 @@
+"""Training: exact resumption, phase two from phase one, and what is refused."""
+
+import json
+import threading
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from data.loader import Loader
+from pipeline.config import load
+from pipeline.options import Options
+from pipeline.run.checkpoints import Checkpoints, DamagedCheckpoint
+from pipeline.run.folder import RunFolder
+from pipeline.run.metrics import read
+from pipeline.train import trainer
+from pipeline.train.stages import finetune, pretrain, train
+from pipeline.train.trainer import Interrupted, NotFinite
+
+
+def weights(options: Options, phase: str) -> dict[str, torch.Tensor]:
+    return load_file(newest(options, phase) / "model.safetensors")
+
+
+def newest(options: Options, phase: str) -> Path:
+    folder = Path(options.runs_dir) / options.name / phase / "checkpoints"
+    return folder / (folder / "latest").read_text().strip()
+
+
+def stripped(options: Options, phase: str) -> list[dict[str, float]]:
+    """Metrics without what depends on the clock."""
+    path = Path(options.runs_dir) / options.name / phase / "metrics.jsonl"
+    timed = ("seconds", "steps_per_second", "chunks_per_second")
+    return [{k: v for k, v in record.items() if k not in timed} for record in read(path)]
+
+
+@pytest.mark.parametrize(
+    ("decoder", "more", "ahead"),
+    [
+        ("lstm", ["iem.correction=inclusion"], set()),
+        ("lstm", ["iem.correction=inclusion"], {"cpu"}),
+        ("transformer", ["batch.pieces=2"], set()),
+    ],
+)
+def test_an_interrupted_run_ends_in_the_same_bits(
+    tiny: list[str], decoder: str, more: list[str], ahead: set[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where each batch is prepared during the step before, as the whole run's are not."""
+    from pipeline.run.shards import shard
+
+    batch = Loader.batch  # some windows as of a damaged shard: they are counted over all of a run
+    monkeypatch.setattr(Loader, "batch", lambda self, position: replace(batch(self, position), skipped=1))
+    chosen = [
+        *tiny,
+        "log_steps=4",
+        f"model.decoder.kind={decoder}",
+        "pretrain.steps=10",
+        "finetune.steps=8",
+        "iem.extra_batches=2",
+        *more,
+    ]
+    whole, cut = load("quickstart", [*chosen, "name=whole"]), load("quickstart", [*chosen, "name=cut"])
+    shard(whole)
+    for phase, stage in (("pretrain", pretrain), ("finetune", finetune)):
+        monkeypatch.setattr(trainer, "AHEAD", set())
+        stage(whole)
+        monkeypatch.setattr(trainer, "AHEAD", ahead)
+        for stop_at in (2, 4):
+            calls = iter(range(stop_at))
+            with pytest.raises(Interrupted, match="saved"):
+                stage(cut, lambda calls=calls: next(calls, None) is None)
+        stage(cut)
+        for file in ("model", "training"):
+            ours, theirs = (load_file(newest(each, phase) / f"{file}.safetensors") for each in (cut, whole))
+            assert ours.keys() == theirs.keys() and all(torch.equal(ours[name], theirs[name]) for name in ours)
+        assert not any(each.name.startswith("ahead") for each in threading.enumerate())
+        assert stripped(cut, phase) == stripped(whole, phase) != []
+        assert any(line.get("skipped_windows") == 8 for line in stripped(whole, phase))
+
+
+def test_more_steps_extend_a_finished_run(options: Options, caplog: pytest.LogCaptureFixture) -> None:
+    assert pretrain(options).steps == 6
+    options.pretrain.steps, options.optimizer.learning_rate = 9, 0.002
+    with caplog.at_level("INFO"):
+        again = pretrain(options)
+    assert (again.resumed_from, again.steps) == (6, 9)
+    for line in ("pretrain.steps=9, was 6", "optimizer.learning_rate=0.002, was 0.004"):
+        assert f"changed since then: {line}" in caplog.text
+    assert (
+        "67 % of the phase is done, it was 100 %; the learning rate goes on at 58.8 % of its peak, was 45.0 %"
+        in caplog.text
+    )
+    assert pretrain(options).resumed_from == 9
+
+
+def validations(options: Options, phase: str) -> dict[int, float]:
+    """Bits by step."""
+    found = stripped(options, phase)
+    return {int(r["step"]): r["validation/bits_per_token"] for r in found if "validation/bits_per_token" in r}
+
+
+def test_what_is_extended_is_validated_again_and_the_best_moves(
+    options: Options, caplog: pytest.LogCaptureFixture
+) -> None:
+    from pipeline.score.evaluate import evaluate
+    from pipeline.show.report import report
+
+    options.optimizer.learning_rate, options.evaluate.yardsticks = 0.01, False
+    train(options)
+    assert evaluate(options).step == 4 and list(validations(options, "train")) == [2, 4]
+    for steps, at in ((20, [2, 4, 10, 20]), (21, [2, 4, 10, 20, 21])):  # a step more, and it is validated at the end
+        options.train.steps = steps
+        train(options)
+        found = validations(options, "train")
+        assert list(found) == at
+    best = min(found, key=lambda step: found[step])
+    assert best > 4 and (newest(options, "train").parent / "best").read_text() == f"step-{best:08d}\n"
+    assert (
+        f"The likelihood is of train step 4, the run&#x27;s present checkpoint is train step {best}"
+        in report(options).read_text()
+    )
+    assert evaluate(options).step == best and "The likelihood is of" not in report(options).read_text()
+
+    options.train.steps, options.validation.times, options.validation.windows = 22, 0, 2
+    with caplog.at_level("INFO"):
+        train(options)
+    assert f"without validation step-{best:08d} stays the best checkpoint" in caplog.text
+    assert "validation.windows changed: validations are not compared" in caplog.text
+
+
+def change_state(options: Options, phase: str, change: Callable[[dict[str, Any]], object]) -> None:
+    """Alters state.json of a phase's newest checkpoint, as another version might have written it."""
+    from pipeline.run import checkpoints
+
+    path = newest(options, phase) / "state.json"
+    state = json.loads(path.read_text())
+    del state["digest"]
+    change(state)
+    path.write_text(json.dumps(state | {"digest": checkpoints._digest(state)}))
+
+
+def test_checkpoints_that_only_count_their_validations_go_on(options: Options) -> None:
+    train(options)
+    change_state(options, "train", lambda state: state.pop("validated_at") and state.update(validated=2))
+    options.train.steps = 8
+    train(options)
+    assert list(validations(options, "train")) == [2, 4, 8]
+
+
+def test_a_phase_that_ended_by_patience_says_so(options: Options, caplog: pytest.LogCaptureFixture) -> None:
+    options.optimizer.learning_rate = options.optimizer.main_learning_rate = 1e-12
+    options.train.patience, options.validation.times = 1, 4
+    assert train(options).steps < 4
+    with caplog.at_level("INFO"):
+        train(options)
+    assert "the phase ended by train.patience=1; raise that for it to go on" in caplog.text
+
+
+def test_finetune_takes_over_phase_one_of_another_run(options: Options) -> None:
+    pretrain(options)
+    other = replace(options, name="other")
+    other.finetune = replace(options.finetune, start_from="tiny", steps=1, rate_from=1e-9, rate_to=0.0)
+    finetune(other)
+    before, after = weights(options, "pretrain"), weights(other, "finetune")
+    assert all(torch.allclose(before[name], after[name], atol=1e-4) for name in before)
+
+
+def test_phase_two_lowers_the_exact_bits(options: Options) -> None:
+    options.pretrain.steps, options.finetune.steps, options.optimizer.learning_rate = 20, 60, 0.01
+    pretrain(options)
+    finetune(options)
+    bits = [r["validation/bits_per_token"] for r in stripped(options, "finetune") if "validation/bits_per_token" in r]
+    assert bits[-1] < bits[0] < 9
+
+
+def test_phase_one_as_in_the_paper_trains_no_decoder(options: Options) -> None:
+    options.pretrain.decode_fraction, options.iem.correction, options.iem.extra_batches = 0.0, "none", 3
+    from pipeline.run.memory import build_system
+    from pipeline.run.shards import open_shards
+
+    fresh = build_system(options, open_shards(options).chunker()).state_dict()
+    pretrain(options)
+    trained = weights(options, "pretrain")
+    same = {name for name in fresh if torch.equal(fresh[name], trained[name])}
+    assert {name for name in fresh if name.startswith("decoder.")} <= same
+    assert not any(name.startswith("main.blocks") for name in same)
+
+
+def test_limits_in_seconds_and_epochs(options: Options) -> None:
+    options.train.steps, options.train.seconds = None, 0.2
+    assert 0.2 <= train(options).seconds < 60  # it would go on for ever
+    options.name, options.train.seconds, options.train.epochs = "epochs", None, 0.5
+    assert 0.5 <= train(options).epochs < 0.6
+
+
+def test_resume_never_and_required(options: Options) -> None:
+    options.resume = "required"
+    with pytest.raises(ValueError, match="has no checkpoint"):
+        train(options)
+    assert not (Path(options.runs_dir) / options.name).exists()
+    options.resume = "auto"
+    train(options)
+    options.resume = "never"
+    with pytest.raises(ValueError, match="has a checkpoint"):
+        train(options)
+
+
+def test_a_phase_one_with_an_option_that_is_gone_is_not_resumed(
+    options: Options, caplog: pytest.LogCaptureFixture
+) -> None:
+    pretrain(options)
+    options.pretrain.steps += 1
+
+    def before(state: dict[str, Any]) -> None:
+        state["options"]["iem"].update(bank=0, mined_share=0.2)
+        del state["options"]["iem"]["scale"], state["identity"]["iem"]["scale"]
+
+    change_state(options, "pretrain", before)
+    with caplog.at_level("INFO"):
+        assert pretrain(options).resumed_from == 6
+    assert "iem." not in caplog.text
+    change_state(options, "pretrain", lambda state: state["options"]["iem"].update(bank=64))
+    with pytest.raises(ValueError, match="was trained with iem.bank=64, which is gone.*can be evaluated"):
+        pretrain(options)
+    assert finetune(options).steps == 4
+
+
+def test_a_checkpoint_of_another_model_is_refused(options: Options) -> None:
+    train(options)
+    options.model.main.layers = 2
+    with pytest.raises(ValueError, match=r"model\.main\.layers=1, this run has model\.main\.layers=2"):
+        train(options)
+
+
+def test_phase_two_without_phase_one(options: Options) -> None:
+    with pytest.raises(FileNotFoundError, match="no phase one to start from"):
+        finetune(options)
+
+
+def test_without_shards(options: Options) -> None:
+    options.chunker.k = 9
+    with pytest.raises(FileNotFoundError, match="run `haed shard`"):
+        train(options)
+    assert not (Path(options.runs_dir) / options.name).exists()
+
+
+def test_a_damaged_newest_checkpoint_falls_back(options: Options, caplog: pytest.LogCaptureFixture) -> None:
+    options.checkpoint.every_steps = 2
+    train(options)
+    path = newest(options, "train") / "model.safetensors"
+    content = bytearray(path.read_bytes())
+    content[-1] ^= 1
+    path.write_bytes(content)
+    checkpoints = Checkpoints(path.parent.parent)
+    found = checkpoints.newest()
+    assert found is not None and found.state["step"] == 2 and "trying the one before" in caplog.text
+    for other in path.parent.parent.glob("step-*/model.safetensors"):
+        other.write_bytes(b"")
+    with pytest.raises(DamagedCheckpoint, match="is whole"):
+        checkpoints.newest()
+
+
+def test_old_checkpoints_go_and_the_best_stays(options: Options) -> None:
+    options.train.steps, options.checkpoint.every_steps, options.validation.times = 12, 1, 1
+    train(options)
+    folder = newest(options, "train").parent
+    assert sorted(path.name for path in folder.glob("step-*")) == ["step-00000011", "step-00000012"]
+    assert (folder / "best").read_text().strip() == "step-00000012"
+
+
+def test_two_processes_cannot_train_one_run(options: Options) -> None:
+    train(options)
+    with RunFolder.find(Path(options.runs_dir) / options.name).lock():
+        options.train.steps = 8
+        with pytest.raises(BlockingIOError, match="in use by process"):
+            train(options)
+
+
+def test_a_loss_that_is_not_finite_stops_the_run(options: Options) -> None:
+    options.optimizer.learning_rate, options.optimizer.main_learning_rate = 1e30, 1e30
+    with pytest.raises(
+        NotFinite, match=r"not finite at step 2: .*loss.*decoder \(learning rate 8.6e\+29\).* lower optimizer"
+    ):
+        train(options)
+
+
+@pytest.mark.parametrize(("log_every", "wrong"), [(100, "gradient_norm"), (1, "gradient_norm")])
+def test_no_checkpoint_is_written_of_what_is_not_finite(
+    options: Options, monkeypatch: pytest.MonkeyPatch, log_every: int, wrong: str
+) -> None:
+    from pipeline.train import trainer
+
+    monkeypatch.setattr(trainer, "EARLY_RECORDS", ())
+    options.log_steps = log_every
+    options.train.steps, options.checkpoint.every_steps, options.validation.times = 6, 1, 0
+    update = trainer.Trainer.update
+
+    def spoiled(self: trainer.Trainer) -> torch.Tensor:
+        if self.position.step == 3:
+            self.learner.optimizer.param_groups[0]["params"][0].grad[:] = torch.nan
+        return update(self)
+
+    monkeypatch.setattr(trainer.Trainer, "update", spoiled)
+    with pytest.raises(NotFinite, match=rf"at step 4: .*{wrong}"):
+        train(options)
+    assert newest(options, "train").name == "step-00000003"
+    monkeypatch.setattr(trainer.Trainer, "update", update)
+    assert train(options).resumed_from == 3
+
+
+def test_configuration_and_environment_are_written(options: Options) -> None:
+    train(options)
+    run = RunFolder.find(options.name, options.runs_dir)
+    assert run.options() == options
+    environment = json.loads((run.path / "environment.json").read_text())
+    assert environment["versions"]["torch"] == torch.__version__ and environment["seed"] == 0
+
+
+def test_nothing_is_written_any_more_when_a_run_has_failed(options: Options, monkeypatch: pytest.MonkeyPatch) -> None:
+    from pipeline.run import checkpoints
+    from pipeline.train import trainer
+
+    failing, write = threading.Event(), checkpoints._write_tensors
+    monkeypatch.setattr(checkpoints, "_write_tensors", lambda *given: failing.wait() and write(*given))
+    options.train.steps, options.checkpoint.every_steps, options.validation.times = 6, 1, 0
+    update = trainer.Trainer.update
+
+    def fails(self: trainer.Trainer) -> torch.Tensor:
+        if self.position.step == 1:
+            threading.Timer(0.1, failing.set).start()
+            raise NotFinite
+        return update(self)
+
+    monkeypatch.setattr(trainer.Trainer, "update", fails)
+    with pytest.raises(NotFinite):
+        train(options)
+    assert failing.is_set() and newest(options, "train").name == "step-00000001"

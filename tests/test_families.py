@@ -1,0 +1,106 @@
+"""A model family is its own file and a line in `haed.options` and `haed.build`: one registered here goes through the stages."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+from haed import build
+from haed.chunk.packing import Chunks
+from haed.options import SYSTEMS, IEMOptions, ModelOptions
+from haed.sampling import Draw, Sampler
+from haed.system import Cut, System, Windows
+from pipeline import open_run
+from pipeline.config import load
+from pipeline.options import Options
+from pipeline.probe.sample import sample
+from pipeline.score.evaluate import evaluate
+from pipeline.show.compare import compare
+from pipeline.train.profile import profile
+from pipeline.train.stages import pretrain, train
+
+
+class Unigram(System):
+    """Every token alone: the simplest system of tokens."""
+
+    parts = ("logits",)
+
+    def __init__(self, options: ModelOptions, iem: IEMOptions, cut: Cut) -> None:
+        super().__init__(cut)
+        self.logits = nn.Linear(1, cut.vocabulary, bias=False)
+        self.initialise()
+
+    def initialise(self) -> None:
+        nn.init.zeros_(self.logits.weight)
+
+    def distribution(self) -> Tensor:
+        return self.logits.weight[:, 0].float().log_softmax(0)
+
+    def decisions(self, windows: Windows) -> Tensor:
+        tokens = windows.tokens.long().to(self.device)
+        real = torch.arange(self.cut.k) < windows.lengths.cpu()[..., None]
+        found = torch.where(real.to(self.device), self.distribution()[tokens], 0.0)
+        return torch.nn.functional.pad(found, (0, 1))
+
+
+class UnigramSampler(Sampler):
+    def __init__(self, system: Unigram, prompt: Windows, samples: int) -> None:
+        self.system, self.samples = system, samples
+
+    def chunk(self, draw: Draw, opened: Tensor | None = None) -> Chunks:
+        k, known = self.system.cut.k, torch.zeros(0) if opened is None else opened
+        rows = [draw(self.system.distribution().detach().expand(k, -1)) for _ in range(self.samples)]
+        tokens = torch.stack(rows)
+        tokens[:, : len(known)] = known
+        return Chunks(tokens, torch.full((self.samples,), k))
+
+
+@pytest.fixture
+def registered(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(SYSTEMS, "unigram", "every token alone")
+    monkeypatch.setitem(build.KINDS, "unigram", build.Kind(Unigram, UnigramSampler))
+
+
+@pytest.fixture
+def trained(registered: None, options: Options, tiny: list[str]) -> Options:
+    made = load("quickstart", [*tiny, "model.kind=unigram", "name=unigram", "train.steps=60", "validation.times=1"])
+    made.optimizer.learning_rate = 0.3
+    train(made)
+    return made
+
+
+def test_a_registered_family_goes_through_every_stage(trained: Options, options: Options, tmp_path: Path) -> None:
+    corpus = open_run("unigram", trained.runs_dir).folder.corpus()
+    text = {split: np.concatenate([tokens for tokens, _ in corpus.documents(split)]) for split in ("train", "test")}
+    counts = np.bincount(text["train"], minlength=256) + 1
+    fitted = -np.log2(counts / counts.sum())[text["test"]].mean()
+    found = evaluate(trained)
+    assert found.stage == "train" and found.bits_per_token == pytest.approx(float(fitted), abs=0.25)
+
+    written = sample(trained, ["def "], 2)
+    assert len(written) == 2 and all(bytes.fromhex(each.hex or "").startswith(b"def ") for each in written)
+
+    measured = profile(trained, "train", 2)
+    most = trained.batch.sequences * trained.batch.context * trained.chunker.k
+    assert measured.milliseconds["system"] > 0 and 0 < measured.flops <= 6 * 256 * most
+
+    train(options)
+    evaluate(options)
+    both = compare([trained.name, options.name], trained.runs_dir, tmp_path)
+    assert {row.run for row in both.rows} == {"unigram", "tiny"}
+
+
+def test_what_only_models_of_chunks_can_is_refused_by_name(registered: None, tiny: list[str], options: Options) -> None:
+    made = load("quickstart", [*tiny, "model.kind=unigram", "name=unigram"])
+    with pytest.raises(ValueError, match="iem_weight.* only models of chunks have a phase one"):
+        pretrain(made)
+    assert not (Path(made.runs_dir) / "unigram").exists()
+    with pytest.raises(ValueError, match="Unigram has no space 'chunks', only: none"):
+        open_run(train(made).run).embed([b"a"])
+
+
+def test_an_unknown_kind_names_those_there_are(tiny: list[str]) -> None:
+    with pytest.raises(ValueError, match="model.kind.*'nothing' is not known: expected one of haed"):
+        load("quickstart", [*tiny, "model.kind=nothing"])
