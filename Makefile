@@ -11,7 +11,7 @@ READY := $(VENV)/.ready
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 TORCH_INDEX ?=
 
-.PHONY: setup setup-browser demo test lint serve FORCE
+.PHONY: setup setup-browser demo test test-all lint dry-run-cuda serve FORCE
 
 setup: $(READY)
 
@@ -40,13 +40,30 @@ setup-browser: setup
 demo: setup
 	$(BIN)/haed run --config quickstart
 
+# A worker more than there are cores, since many tests wait for processes of their own, and five at most. Tests of a file stay
+# together; what is slow by its nature comes first, see tests/conftest.py.
+WORKERS := $(shell cores=$$(getconf _NPROCESSORS_ONLN); echo $$((cores < 4 ? cores + 1 : 5)))
+TEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder
+
 test: setup
-	$(BIN)/python -m pytest
+	$(TEST) -m 'not slow'
+
+test-all: setup
+	$(TEST)
 
 lint: setup
 	$(BIN)/python -m ruff check .
 	$(BIN)/python -m ruff format --check .
 	$(BIN)/python -m mypy
+
+# torch's CUDA build (3 GB to fetch, 5 on the disk) in an environment of its own, which takes all else from the other; gcc.
+dry-run-cuda: setup
+	test -x .venv-cuda/bin/python || $(PYTHON) -m venv .venv-cuda
+	.venv-cuda/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt \
+	  "torch===$$(sed -n 's/^torch==//p' constraints.txt)"
+	$(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))' \
+	  > "$$(.venv-cuda/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/rest.pth"
+	.venv-cuda/bin/python benchmarks/dry_run_cuda.py
 
 serve: setup
 	$(BIN)/haed serve

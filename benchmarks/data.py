@@ -36,7 +36,7 @@ from data.chunkers import make_chunker
 from data.corpus import Corpus
 from data.loader import Loader
 from data.options import ChunkerOptions, ShardOptions, SourceOptions
-from data.sharding import shard
+from data.sharding.build import shard
 from data.shards import Sample, ShardFile
 
 SAMPLE, FILE, STEPS = 1 << 20, 16, 200
@@ -250,11 +250,11 @@ class Timed:
 
 
 def waiting(corpus: Corpus, place: Path, repeats: int) -> None:
-    from pipeline.checkpoints import Checkpoints  # after part 1, whose workers need no torch
     from pipeline.config import load
-    from pipeline.device import compute
-    from pipeline.metrics import Metrics
-    from pipeline.training import build_trainer
+    from pipeline.run.checkpoints import Checkpoints  # after part 1, whose workers need no torch
+    from pipeline.run.device import compute
+    from pipeline.run.metrics import Metrics
+    from pipeline.train.stages import build_trainer
 
     figures: dict[str, dict[str, list[float]]] = {}
     for _ in range(repeats):
@@ -265,8 +265,8 @@ def waiting(corpus: Corpus, place: Path, repeats: int) -> None:
             trainer = build_trainer(
                 options.pretrain, options, corpus, Checkpoints(folder), compute(options), lambda: False
             )
-            timed = [Timed(trainer.loader), Timed(trainer.negatives)]
-            trainer.loader, trainer.negatives = timed
+            timed = [Timed(trainer.learner.loader), Timed(trainer.learner.negatives)]
+            trainer.learner.loader, trainer.learner.negatives = timed
             metrics = Metrics(folder, 0)
             spent = trainer.fit(metrics).seconds
             metrics.close()

@@ -28,20 +28,21 @@ ROOT = Path(__file__).resolve().parent.parent
 SETTLING = 3.0  # seconds after a change of turns that do not count
 sys.path[0] = str(ROOT)  # else `data` would be the script beside this one
 
-from pipeline.metrics import read
+from pipeline.run.metrics import read
 from tests.flows.api import until
 from tests.flows.conftest import Served
 
 STAGES = """
 import sys
-from pipeline import config, training
-from pipeline.evaluate import evaluate
-from pipeline.index import index
-from pipeline.report import report
-from pipeline.sampling import sample
-from pipeline.sharding import shard
+from pipeline import config
+from pipeline.train import stages
+from pipeline.score.evaluate import evaluate
+from pipeline.probe.index import index
+from pipeline.show.report import report
+from pipeline.probe.sample import sample
+from pipeline.run.shards import shard
 options = config.load("quickstart", sys.argv[1:])
-for stage in (shard, training.pretrain, training.finetune, evaluate, index, sample, report):
+for stage in (shard, stages.pretrain, stages.finetune, evaluate, index, sample, report):
     stage(options)
 """
 SHORT = ["pretrain.seconds=null", "finetune.seconds=null", "pretrain.steps=20", "finetune.steps=20", "source.kind=text"]

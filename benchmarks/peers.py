@@ -29,7 +29,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from pipeline.config import load
-from pipeline.device import Compute, compute
+from pipeline.run.device import Compute, compute
 
 CONTEXT, WINDOWS, WARM_UP = 256, 8, 100
 OURS = ["model.main.layers=2", "model.main.ffn=512", "model.decoder.width=320", "model.decoder.token_width=32"]
@@ -153,6 +153,7 @@ def ours(arguments: argparse.Namespace, folder: str) -> None:
     ]
     common = [
         f"source.path={arguments.folder}",
+        "source.pattern=*.txt",
         *OURS,
         *limits,
         "validation.times=0",

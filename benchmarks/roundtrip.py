@@ -25,13 +25,13 @@ import lzma
 import numpy as np
 from PIL import Image
 
-from data.audio import encode_mulaw
 from data.corpus import Corpus
+from data.sources.audio import encode_mulaw
 
 CORPORA: dict[str, tuple[str, list[str]]] = {
-    "wikitext-2": (".", ["source.kind=wikitext"]),
-    "wikitext-103": (".", ["source.kind=wikitext"]),
-    "wikipedia-en-2015": (".", ["source.kind=wikitext"]),
+    "wikitext-2": (".", ["source.kind=wikitext", "source.pattern=*.txt"]),
+    "wikitext-103": (".", ["source.kind=wikitext", "source.pattern=*.txt", "source.test_pattern=^test"]),  # no train
+    "wikipedia-en-2015": (".", ["source.kind=wikitext", "source.pattern=*.xz"]),
     "enwik8-prefix": ("enwik8_prefix_4150000.xz", ["source.kind=enwik8", "chunker.kind=entropy"]),
     "tiny-shakespeare": ("input.txt", ["source.kind=text", "chunker.kind=sentences", "chunker.k=255"]),
     "imagenette32": (".", ["source.kind=images", "source.pattern=*.npz", "chunker.kind=pixels"]),

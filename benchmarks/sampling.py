@@ -20,8 +20,8 @@ sys.path[0] = str(Path(__file__).resolve().parent.parent)  # else `data` would b
 import torch
 from torch import Tensor, nn
 
-from pipeline.inference import Run, open_run
 from pipeline.options import SampleOptions
+from pipeline.run.opened import Run, open_run
 
 
 def parameters(model: nn.Module) -> int:
@@ -68,8 +68,8 @@ def main() -> None:
     arguments = parser.parse_args()
     torch.manual_seed(arguments.seed)
     run = open_run(arguments.run)
-    peer = flat(parameters(run.model), arguments.characters + 1)
-    print(f"parameters: {parameters(run.model):,} ours, {parameters(peer):,} flat; {torch.get_num_threads()} threads")
+    peer = flat(parameters(run.system), arguments.characters + 1)
+    print(f"parameters: {parameters(run.system):,} ours, {parameters(peer):,} flat; {torch.get_num_threads()} threads")
     for batch in arguments.batches:
         pairs = [
             (ours(run, batch, arguments.characters, seed), theirs(peer, batch, arguments.characters))

@@ -15,11 +15,11 @@ from pathlib import Path
 
 sys.path[0] = str(Path(__file__).resolve().parent.parent)  # else `data` would be the script beside this one
 
-from pipeline.checkpoints import Checkpoints
 from pipeline.config import load
-from pipeline.device import compute
-from pipeline.sharding import shard
-from pipeline.training import build_trainer
+from pipeline.run.checkpoints import Checkpoints
+from pipeline.run.device import compute
+from pipeline.run.shards import shard
+from pipeline.train.stages import build_trainer
 
 
 def main() -> None:
@@ -54,9 +54,11 @@ def main() -> None:
         newest = checkpoints.latest()
         assert newest is not None
         size = sum(path.stat().st_size for path in newest.iterdir())
-        held = sum(p.numel() * p.element_size() for p in trainer.objective.model.parameters())
+        held = sum(p.numel() * p.element_size() for p in trainer.objective.system.parameters())
         held += sum(
-            x.numel() * x.element_size() for moments in trainer.optimizer.state.values() for x in moments.values()
+            x.numel() * x.element_size()
+            for moments in trainer.learner.optimizer.state.values()
+            for x in moments.values()
         )
     print(
         f"{arguments.steps} steps {plain:.3f} s, with a save {saved:.3f} s: {saved - plain:.3f} s more, of which "

@@ -33,7 +33,7 @@ SMALL = {
     "model.decoder": {"width": 16, "token_width": 8, "ffn": 32, "heads": 2},
     "batch": {"context": 16, "sequences": 2},
     "optimizer": {"warmup_steps": 20, "ema": 0.9},
-    "iem": {"extra_batches": 2, "bank": 200, "bank_draws": 20},
+    "iem": {"extra_batches": 2},
     "validation": {"windows": 16, "times": 8},
     "checkpoint": {"every_steps": 5},
 }

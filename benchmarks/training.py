@@ -30,15 +30,14 @@ sys.path[0] = str(Path(__file__).resolve().parent.parent)  # else `data` would b
 import numpy as np
 import torch
 
-from haed.candidates import Prepared
-from haed.iem import blockwise_cross_entropy
-from pipeline.checkpoints import Checkpoints
+from haed.iem.softmax import blockwise_cross_entropy
 from pipeline.config import load
-from pipeline.device import compute
-from pipeline.profile import product_rate
-from pipeline.sharding import shard
-from pipeline.trainer import Trainer
-from pipeline.training import build_trainer
+from pipeline.run.checkpoints import Checkpoints
+from pipeline.run.device import compute
+from pipeline.run.shards import shard
+from pipeline.train.profile import product_rate
+from pipeline.train.stages import build_trainer
+from pipeline.train.trainer import Trainer
 
 ARMS = ("pretrain", "train")
 SIZES = {"cpu": (4096, 16384, 32768), "cuda": (16384, 65536, 131072)}
@@ -127,7 +126,7 @@ def gradients_of(name: str, parts: list[torch.Tensor], target: torch.Tensor) -> 
     return torch.autograd.grad(LOSSES[name](*parts, target), parts)
 
 
-def one_step(trainer: Trainer, batches: Iterator[Prepared]) -> None:
+def one_step(trainer: Trainer, batches: Iterator[object]) -> None:
     trainer.step(next(batches))
 
 
@@ -214,7 +213,7 @@ def utilisation(arguments: argparse.Namespace, folder: str) -> None:
             spent += [(took, trainer.position.flops - before)] if repeat > 1 else []
         rate = sum(flops for _, flops in spent) / sum(took for took, _ in spent)
         best = product_rate(trainer.compute)
-        count = sum(parameter.numel() for parameter in trainer.objective.model.parameters())
+        count = sum(parameter.numel() for parameter in trainer.objective.system.parameters())
         print(
             f"  {arm}: {count / 1e6:.0f} M parameters, {rate / 1e12:.2f} of {best / 1e12:.2f} TFLOP/s: {rate / best:.0%}"
         )

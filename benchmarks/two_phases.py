@@ -6,8 +6,8 @@
 |---|---|---|
 | end-to-end | | every chunk decoded |
 | share | no IEM loss, the preset's share of the chunks decoded | the preset's share |
-| paper | IEM loss without correction, dot product, no head, 3 batches of negatives, nothing decoded | every chunk decoded |
-| corrected | the same with log π, cosine and a head | every chunk decoded |
+| paper | the paper's IEM loss, plain products and 3 batches of negatives, nothing decoded | every chunk decoded |
+| corrected | the same with log π, cosine, scale, bias and a head | every chunk decoded |
 | two-phases | the preset: IEM loss, and a share of the chunks decoded | the preset's share |
 
 All have the same model, text, batches and learning rates, and one thread each; --parallel of them run side by side. On a
@@ -29,16 +29,17 @@ from pathlib import Path
 
 sys.path[0] = str(Path(__file__).resolve().parent.parent)  # else `data` would be the script beside this one
 
-from pipeline.checkpoints import Checkpoints
 from pipeline.config import load
-from pipeline.device import compute
-from pipeline.metrics import read
 from pipeline.options import Options
-from pipeline.sharding import open_shards
-from pipeline.training import build_trainer
+from pipeline.run.checkpoints import Checkpoints
+from pipeline.run.device import compute
+from pipeline.run.metrics import read
+from pipeline.run.shards import open_shards
+from pipeline.train.stages import build_trainer
 
 NOTHING, ALL = ["pretrain.decode_fraction=0"], ["finetune.decode_fraction=1"]
-PLAIN = ["iem.correction=none", "iem.similarity=dot", "iem.head=none", "iem.extra_batches=3"]
+PLAIN = ["iem.correction=none", "iem.duplicates=true", "iem.similarity=dot", "iem.scale=none", "iem.bias=false"]
+PLAIN += ["iem.head=none", "iem.extra_batches=3"]
 CORRECTED = ["iem.correction=inclusion", "iem.similarity=cosine", "iem.head=linear", "iem.extra_batches=3"]
 ARMS = {
     "end-to-end": [],

@@ -1,0 +1,75 @@
+"""Does a change keep what is computed? 30 steps of every phase of three presets at reduced size, and digests of the weights.
+
+    python benchmarks/digests.py OUT [--text FOLDER]
+
+Run it before a change and after it, on one machine (one thread, float32), and compare what it prints: a line for each
+checkpoint kept. Text is the standard library's by default, pictures are drawn from a seed. A minute for text, ten for pictures.
+"""
+
+import argparse
+import hashlib
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+from safetensors import safe_open
+
+ROOT = Path(__file__).resolve().parent.parent
+SMALL = "threads=1 precision=fp32 batch.sequences=4 batch.context=32 validation.windows=8 validation.times=2".split()
+LIMITS = [f"{phase}.{limit}" for phase in ("pretrain", "finetune", "train") for limit in ("seconds=null", "steps=30")]
+
+
+def pictures(folder: Path) -> Path:
+    """450 pictures of coloured squares."""
+    chance = np.random.default_rng(0)
+    folder.mkdir(parents=True, exist_ok=True)
+    for split, count in (("train", 400), ("val", 50)):
+        squares = chance.integers(0, 200, (count, 3, 8, 8)).repeat(4, 2).repeat(4, 3)
+        raster = (squares + chance.integers(0, 30, squares.shape)).astype(np.uint8)
+        np.savez(folder / f"{split}_data.npz", data=raster.reshape(count, -1), labels=np.zeros(count, np.int64))
+    return folder
+
+
+def digest(file: Path) -> str:
+    """Of the names and values of the tensors."""
+    found = hashlib.sha256()
+    with safe_open(file, "pt") as tensors:
+        for name in sorted(tensors.keys()):
+            found.update(name.encode() + tensors.get_tensor(name).numpy().tobytes())
+    return found.hexdigest()[:16]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("out", type=Path)
+    parser.add_argument("--text", help="folder of texts, by default the standard library")
+    arguments = parser.parse_args()
+    out = arguments.out.resolve()
+    text = ["source.kind=text", f"source.path={arguments.text}"] if arguments.text else ["source.kind=stdlib"]
+    drawn = [
+        f"source.path={pictures(out / 'pictures')}",
+        "source.pattern=*.npz",
+        "batch.context=256",
+        "batch.sequences=2",
+    ]
+    given = {"quickstart": text, "wikitext2": text, "paper-imagenet32": ["source.kind=images", *drawn]}
+    for preset, source in given.items():
+        asked = [
+            *SMALL,
+            *LIMITS,
+            *source,
+            "optimizer.warmup_steps=5",
+            f"runs_dir={out}/runs",
+            f"shards_dir={out}/shards",
+        ]
+        for stage in ("shard", "pretrain", "finetune", "train"):
+            name = f"name={preset}-{stage}" if stage == "train" else f"name={preset}"
+            command = [sys.executable, "-m", "pipeline", stage, "--config", preset, *asked, name]
+            subprocess.run(command, cwd=ROOT, check=True, stderr=subprocess.DEVNULL, stdout=subprocess.DEVNULL)
+        for file in sorted(out.glob(f"runs/{preset}*/*/checkpoints/step-*/model.safetensors")):
+            print(digest(file), file.relative_to(out / "runs").parent, flush=True)
+
+
+if __name__ == "__main__":
+    main()

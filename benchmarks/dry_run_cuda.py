@@ -1,0 +1,109 @@
+"""Runs whole phases, resuming, evaluation, samples and the index on a GPU that is not there; `make dry-run-cuda`.
+
+torch's CUDA build is given a CUDA runtime that computes nothing (`no_gpu.c`): tensors lie on `cuda:0`, autocast is CUDA's,
+every check before a kernel is torch's own (devices, types, shapes), and within a training step torch refuses whatever waits
+for the device (`torch.cuda.set_sync_debug_mode`). What is computed is meaningless: results are not looked at. Shapes that a
+kernel would find (`nonzero` on the device) are empty, so code that depends on one fails, as it would wait. Batches are small:
+the gradient of more than 3,072 rows of an embedding is sorted on the device, and crashes on what was not written.
+
+    .venv-cuda/bin/python benchmarks/dry_run_cuda.py [STEP …]     which steps, by their first word; all by default
+"""
+
+import os
+import re
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+LIBRARIES = ("libc10_cuda", "libtorch_python", "libtorch_cuda", "libcaffe2_nvrtc")
+MODELS = {
+    "lstm": ["iem.similarity=cosine"],
+    "transformer": ["model.decoder.kind=transformer", "model.decoder.previous=true", "iem.head=none", "batch.pieces=2"],
+    "paper": ["iem.correction=none", "iem.extra_batches=2", "iem.head=none", "model.main.positions=concatenated"],
+}
+SMALL = [
+    "device=cuda", "precision=bf16", "threads=1", "log_steps=5", "batch.sequences=2", "batch.context=32", "validation.windows=8",
+    "validation.times=2", "evaluate.yardsticks=false", "model.main.layers=2", "model.main.width=320", "model.encoder.width=256",
+]  # fmt: skip
+
+
+def gpu(folder: Path) -> Path:
+    """Compiles the runtime, as the library that torch would load for a driver."""
+    import torch
+
+    written = (ROOT / "benchmarks" / "no_gpu.c").read_text()
+    libraries = [Path(torch.__file__).parent / "lib" / f"{name}.so" for name in LIBRARIES]
+    found = subprocess.run(["nm", "-D", "--undefined-only", *libraries], capture_output=True, text=True, check=True)
+    names = set(re.findall(r"\b(?:cuda|cublas|cu)[A-Z]\w+", found.stdout)) - {"cudaGetErrorName", "cudaGetErrorString"}
+    rest = [f"int {name}(void) {{ return 0; }}" for name in sorted(names) if not re.search(rf"\b{name}\b", written)]
+    source, made = folder / "rest.c", folder / "libcuda.so.1"
+    source.write_text("\n".join(rest))
+    headers = Path(torch.__file__).parents[1] / "triton" / "backends" / "nvidia" / "include"
+    command = ["gcc", "-shared", "-fPIC", "-w", "-I", headers, "-Wl,-soname,libcuda.so.1", "-o", made]
+    subprocess.run([*command, ROOT / "benchmarks" / "no_gpu.c", source], check=True)
+    return made
+
+
+def steps(folder: Path) -> list[tuple[str, list[str]]]:
+    """Names and arguments of the commands, in order."""
+    places = [f"runs_dir={folder}/runs", f"shards_dir={folder}/shards", "source.kind=text", f"source.path={ROOT}/haed"]
+    places.append("source.pattern=**/*.py")
+    found = [("shard", ["shard", *places])]
+    for name, model in MODELS.items():
+        common = [*places, *SMALL, *model, f"name={name}"]
+        for phase in ("pretrain", "finetune"):
+            found += [(name, [phase, *common, f"{phase}.steps={limit}"]) for limit in (12, 24)]  # and go on
+        found.append((name, ["train", *common, f"name={name}-train", "train.steps=12"]))
+        found += [(name, [stage, f"{folder}/runs/{name}"]) for stage in ("evaluate", "sample", "index")]
+    two = [*places, *SMALL, "device=cpu", "name=two", "launcher.processes=2", "train.steps=4"]
+    found.append(("ranks", ["train", *two]))  # on the CPU of a machine with a GPU
+    return [*found, ("types", ["pytest", "tests/haed/iem/test_precision.py"])]
+
+
+def inside(arguments: list[str]) -> int:
+    """A command, in the process that has the GPU."""
+    import torch
+
+    from pipeline.cli import main
+    from pipeline.train.trainer import Trainer
+
+    step = Trainer.step
+
+    def watched(trainer: Trainer, batch: object) -> None:
+        if trainer.position.step > 1:  # libraries wait when they are set up
+            torch.cuda.set_sync_debug_mode("error")
+        try:
+            step(trainer, batch)
+        finally:
+            torch.cuda.set_sync_debug_mode("default")
+
+    Trainer.step = watched
+    return main(arguments)
+
+
+def dry_run(chosen: list[str]) -> int:
+    """All steps; the number of those that failed."""
+    failed = 0
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        environment = os.environ | {"LD_PRELOAD": str(gpu(folder)), "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+        environment["PYTHONFAULTHANDLER"] = "1"
+        for title, arguments in steps(folder):
+            if chosen and title not in ["shard", *chosen]:
+                continue
+            own = ["-m", *arguments] if title == "types" else [__file__, "--inside", *arguments, "--debug"]
+            command = [sys.executable, *own]
+            ended = subprocess.run(command, env=environment, cwd=ROOT, capture_output=True, text=True)
+            said = [line for line in ended.stderr.splitlines() if line.strip()]
+            how = f"FAILED ({ended.returncode})" if ended.returncode else "ok"
+            print(f"{how:<12} {title}: {arguments[0]} {arguments[-1]}", flush=True)
+            if ended.returncode:
+                failed += 1
+                print("\n".join(f"    {line}" for line in said[-20:]), flush=True)
+    return failed
+
+
+if __name__ == "__main__":
+    sys.exit(inside(sys.argv[2:]) if sys.argv[1:2] == ["--inside"] else dry_run(sys.argv[1:]) > 0)
