@@ -12,8 +12,9 @@ from haed.chunk.model import HAED
 from haed.iem.objective import ChunkObjective
 from haed.options import IEMOptions, ModelOptions
 from haed.ranks import Ranks
-from haed.sampling import ChunkSampler, Sampler
+from haed.sampling import ChunkSampler, Sampler, TokenSampler
 from haed.system import Cut, Likelihood, Objective, System, Windows
+from haed.token.hourglass import Hourglass
 
 
 @dataclass(frozen=True)
@@ -26,6 +27,7 @@ class Kind:
 
 KINDS: dict[str, Kind] = {
     "haed": Kind(HAED, ChunkSampler),
+    "hourglass": Kind(Hourglass, TokenSampler),
 }
 
 

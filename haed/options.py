@@ -6,7 +6,10 @@ from typing import Annotated, Literal
 from pydantic import AfterValidator, Field
 
 # Families of models by name, and what each is; `haed.build` makes them.
-SYSTEMS = {"haed": "encoder, main model and decoder as set below"}
+SYSTEMS = {
+    "haed": "encoder, main model and decoder of chunks (model.encoder, model.main, model.decoder)",
+    "hourglass": "a transformer over tokens that shortens its sequence and lengthens it again (model.hourglass); flat: 6@1",
+}
 
 
 def _known(kind: str) -> str:
@@ -73,8 +76,38 @@ class DecoderOptions:
 
 
 @dataclass(kw_only=True)
+class TokenOptions:
+    """What all systems of tokens share: embedding, blocks, output."""
+
+    width: Annotated[int, Field(ge=1, le=65_536, description="width W of the residual stream")] = 256
+    heads: Annotated[int, Field(ge=1, le=4096, description="attention heads")] = 4
+    head_width: Annotated[
+        int, Field(ge=2, le=4096, description="width of a head; heads × head_width need not be W")
+    ] = 64
+    ffn: Annotated[int, Field(ge=1, le=2**20, description="hidden units of the feed-forward layers")] = 1024
+    activation: Annotated[Literal["gelu", "relu"], Field(description="of the feed-forward layers")] = "gelu"
+    dropout: Annotated[
+        float,
+        Field(ge=0, lt=1, description="of embeddings, of what attention and feed-forward layers add, and of attention"),
+    ] = 0.0
+    positions: Annotated[
+        Literal["none", "learned", "sinusoidal"],
+        Field(description="added to the embeddings; none: where attention itself knows distances"),
+    ] = "none"
+
+
+@dataclass(kw_only=True)
+class HourglassOptions:
+    """Hourglass: where the sequence is shortened, and how."""
+
+    hierarchy: Annotated[
+        str, Field(description="layers@factor from the input to the output, such as 2@1 4@4 2@1 (paper, section 3)")
+    ] = "6@1"
+
+
+@dataclass(kw_only=True)
 class ModelOptions:
-    """A system: which family of models it is of, and the parts of those of chunks."""
+    """A system: which family of models it is of, and its parts."""
 
     kind: Annotated[
         str,
@@ -87,6 +120,8 @@ class ModelOptions:
     encoder: EncoderOptions = field(default_factory=EncoderOptions)
     main: MainOptions = field(default_factory=MainOptions)
     decoder: DecoderOptions = field(default_factory=DecoderOptions)
+    token: TokenOptions = field(default_factory=TokenOptions)
+    hourglass: HourglassOptions = field(default_factory=HourglassOptions)
 
 
 @dataclass(kw_only=True)

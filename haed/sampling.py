@@ -2,7 +2,7 @@
 
 The prompt's last chunk is left open: its tokens are fed to the decoder, which may go on with it or end it, so a prompt
 may stop in the middle of a word. When the window of T chunks is full, the main model's cache is rebuilt from the newest
-half of it, a constant cost per chunk.
+half of it, a constant cost per chunk. A system of tokens knows no ends: K tokens are drawn at a time.
 
 Legend: B samples, K tokens of a chunk, V vocabulary.
 """
@@ -17,6 +17,7 @@ from torch import Tensor
 from haed.chunk.model import HAED, mask_end
 from haed.chunk.packing import Chunks
 from haed.system import Windows, moved
+from haed.token.sequence import TokenSystem
 
 
 @dataclass
@@ -134,3 +135,60 @@ class ChunkSampler(Sampler):
         """Embeddings (N, E) of chunks on the CPU."""
         found = self.system.encoder(tokens.to(self.device), lengths.to(self.device)).vector
         return found.to(self.system.main.start.dtype)
+
+
+class TokenSampler(Sampler):
+    """Samples of a system of tokens, K of them a chunk.
+
+    A window has T·K tokens where chunks have a fixed size, and half as many where they have not, as windows of training
+    seldom have more; when it is full, the memory is rebuilt from the newest half of it.
+
+    Args:
+        system: in evaluation mode.
+        prompt: (B, P) chunks, P may be 0, or (1, P), which all samples go on from.
+        samples: B.
+
+    Raises:
+        ValueError: the prompts have different numbers of tokens.
+    """
+
+    def __init__(self, system: TokenSystem, prompt: Windows, samples: int = 1) -> None:
+        cut = system.cut
+        self.system, self.samples = system, samples
+        self.window = max(2, cut.context * cut.k // (1 if cut.fixed else 2))
+        sizes = prompt.lengths.sum(1)
+        if sizes.unique().numel() > 1:
+            raise ValueError(
+                f"prompts of {int(sizes.min())} to {int(sizes.max())} tokens: sample those of a length together"
+            )
+        real = torch.arange(cut.k) < prompt.lengths[..., None]
+        tokens = prompt.tokens.long()[real].view(len(sizes), -1).expand(samples, -1)
+        self.symbols = torch.cat([torch.full((samples, 1), cut.vocabulary), tokens], 1)  # all of the window
+        self._restart(self.window - 1)
+
+    @torch.no_grad()
+    def chunk(self, draw: Draw, opened: Tensor | None = None) -> Chunks:
+        """See `Sampler.chunk`."""
+        k = self.system.cut.k
+        known = [] if opened is None else list(opened.long())
+        tokens = torch.zeros(self.samples, k, dtype=torch.long)
+        for place in range(k):
+            symbol = known[place].expand(self.samples) if place < len(known) else draw(self.logits)
+            tokens[:, place] = symbol
+            self._feed(symbol[:, None])
+        return Chunks(tokens, torch.full((self.samples,), k))
+
+    def _feed(self, symbols: Tensor) -> None:
+        self.symbols = torch.cat([self.symbols, symbols], 1)
+        if self.symbols.shape[1] > self.window:
+            self._restart(self.window // 2)
+        else:
+            self.logits = self.system(symbols, self.memory)[:, -1]
+
+    @torch.no_grad()
+    def _restart(self, newest: int) -> None:
+        """Begins a window with so many of the newest tokens at most."""
+        kept = self.symbols[:, 1:][:, max(0, self.symbols.shape[1] - 1 - newest) :]
+        self.symbols = torch.cat([self.symbols.new_full((self.samples, 1), self.system.cut.vocabulary), kept], 1)
+        self.memory = self.system.begin(self.samples)
+        self.logits = self.system(self.symbols, self.memory)[:, -1]

@@ -16,6 +16,8 @@ from torch import Tensor, nn
 
 from haed.ranks import Ranks
 
+Mark = Callable[[str, Tensor], Tensor]
+
 
 @dataclass
 class Windows:
@@ -99,14 +101,17 @@ class System(nn.Module, ABC):
         kind: its name in `haed.build`.
         parts: names of children in the order of the data, for profiles and gradient norms.
         spaces: names of the spaces that `vectors` knows.
+        mark: called with the name of each part of a step and the tensor that ends it, returns the tensor; a profile puts its
+            clock here.
     """
 
-    parts: ClassVar[tuple[str, ...]] = ()
+    parts: tuple[str, ...] = ()
     spaces: ClassVar[tuple[str, ...]] = ()
 
     def __init__(self, cut: Cut) -> None:
         super().__init__()
         self.cut, self.kind = cut, ""
+        self.mark: Mark = lambda part, tensor: tensor
 
     @abstractmethod
     def initialise(self) -> None:
@@ -127,6 +132,15 @@ class System(nn.Module, ABC):
     def log_likelihood(self, windows: Windows) -> Tensor:
         """Exact log p (B, T), in nats, of whole chunks: the sum of their decisions."""
         return self.decisions(windows).sum(-1)
+
+    def lay_out(self, windows: Windows) -> object:
+        """On the CPU, everything whose shape depends on the data, for `total`; by default the windows themselves."""
+        return windows
+
+    def total(self, laid: object) -> Tensor:
+        """Log p, in nats, of all that `lay_out` was given, a scalar; waits for no device."""
+        assert isinstance(laid, Windows)
+        return self.log_likelihood(laid).sum()
 
     def vectors(self, windows: Windows, space: str) -> Tensor:
         """Vectors (M, E) of the real chunks of windows on the CPU, in one of `spaces`.
@@ -174,7 +188,6 @@ class Losses:
 
 
 Value = TypeVar("Value")
-Mark = Callable[[str, Tensor], Tensor]
 
 
 class Objective(nn.Module, ABC):
@@ -183,16 +196,11 @@ class Objective(nn.Module, ABC):
     Args:
         system: that is trained; parameters that the loss has no use for are frozen.
         ranks: processes that train together.
-
-    Attributes:
-        mark: called with the name of each part of a step and the tensor that ends it, returns the tensor; a profile puts its
-            clock here.
     """
 
     def __init__(self, system: System, ranks: Ranks | None = None) -> None:
         super().__init__()
         self.system, self.ranks = system, ranks or Ranks()
-        self.mark: Mark = lambda part, tensor: tensor
 
     @abstractmethod
     def prepare(
@@ -230,11 +238,12 @@ class Objective(nn.Module, ABC):
 
 @dataclass
 class Counted:
-    """Windows, with the numbers of their chunks and of their tokens on all ranks together."""
+    """What a system laid out, with the numbers of chunks and tokens on all ranks together, and FLOPs of a forward pass."""
 
-    windows: Windows
+    laid: object
     chunks: int
     tokens: int
+    flops: float
 
 
 class Likelihood(Objective):
@@ -243,20 +252,20 @@ class Likelihood(Objective):
     def prepare(
         self, windows: Windows, negatives: Windows | None = None, generator: torch.Generator | None = None
     ) -> Counted:
-        """Counts; see `Objective.prepare`."""
+        """Counts and lays out; see `Objective.prepare`."""
         chunks, tokens = self.ranks.sum([int(windows.real.sum()), int(windows.lengths.sum())])
-        return Counted(windows, int(chunks), int(tokens))
+        return Counted(self.system.lay_out(windows), int(chunks), int(tokens), self.system.flops(windows))
 
     def forward(self, batch: object, diagnose: bool = False) -> Losses:
         """See `Objective.forward`."""
         assert isinstance(batch, Counted)
-        nats = -self.mark("system", self.system.log_likelihood(batch.windows).sum()) * self.ranks.size
+        nats = -self.system.mark("system", self.system.total(batch.laid)) * self.ranks.size
         return Losses(nats / max(1, batch.chunks), batch.chunks, nats, batch.tokens)
 
     def flops(self, batch: object) -> float:
         """See `Objective.flops`; a backward pass costs twice a forward pass."""
         assert isinstance(batch, Counted)
-        return 3 * self.system.flops(batch.windows) * self.ranks.size
+        return 3 * batch.flops * self.ranks.size
 
 
 def moved(value: Value, device: torch.device) -> Value:

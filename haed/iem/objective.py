@@ -106,8 +106,10 @@ class ChunkObjective(Objective):
         if batch.shared:
             both = self.ranks.join(torch.cat([vectors, bias[:, None].to(vectors.dtype)], 1))
             vectors, bias = both[:, :-1], both[:, -1]
-        vectors = self.mark("encoder", vectors)
-        predictions = [self.mark("main", self._remembered(self.predict, vectors, piece)) for piece in batch.pieces]
+        vectors = self.system.mark("encoder", vectors)
+        predictions = [
+            self.system.mark("main", self._remembered(self.predict, vectors, piece)) for piece in batch.pieces
+        ]
         losses = Losses(vectors.new_zeros((), dtype=torch.float32), batch.targets_of_all)
         losses.figures["candidates"] = float(batch.candidates)
         if batch.adjustment is not None:
@@ -117,7 +119,7 @@ class ChunkObjective(Objective):
                 self._remembered(self.decode, prediction, piece)
                 for prediction, piece in zip(predictions, batch.pieces, strict=True)
             ]
-            exact = -self.mark("decoder", torch.stack(scores).sum()) * (self.ranks.size / max(1, batch.decoded))
+            exact = -self.system.mark("decoder", torch.stack(scores).sum()) * (self.ranks.size / max(1, batch.decoded))
             losses.total = losses.total + exact
             losses.nats, losses.tokens = exact * batch.decoded, batch.decoded_tokens * self.ranks.size
         return losses
@@ -164,7 +166,7 @@ class ChunkObjective(Objective):
         changes = batch.own.changes if batch.own is not None else None
         result = blockwise_cross_entropy(query, keys, bias, target, self.options.block, changes, diagnose)
         weight = self.ranks.size * batch.targets / max(1, batch.targets_of_all)
-        loss = weight * self.mark("loss", result.loss)
+        loss = weight * self.system.mark("loss", result.loss)
         if self.options.duplicates:  # a target is one of its n columns: log n more than all of them together
             loss = loss - weight * batch.adjustment[target].sum() / max(1, batch.targets)
         losses.figures |= {"iem": loss, "iem_accuracy": weight * result.accuracy}

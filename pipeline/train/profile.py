@@ -85,7 +85,7 @@ def profile(options: Options, phase: Literal["pretrain", "finetune", "train"], s
     unused = Checkpoints(run.phase(phase) / "profile")
     trainer = build_trainer(getattr(options, phase), options, run.corpus(), unused, machine, lambda: False)
     clock, flops = Clock(machine.device), 0.0
-    trainer.at, trainer.objective.mark = clock.at, clock.mark
+    trainer.at, trainer.objective.system.mark = clock.at, clock.mark
     batches = trainer.batches()
     for step in range(_WARM_UP + steps):
         if step == _WARM_UP:

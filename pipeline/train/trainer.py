@@ -96,7 +96,7 @@ class Trainer:
         self.diagnosis: dict[str, Tensor] = {}
         self.metrics: Metrics | None = None
         self._read: Read | None = None  # up to the last step, if more was read since
-        self.at: Callable[[str], None] = lambda part: None  # a profile puts its clock here, and at `Objective.mark`
+        self.at: Callable[[str], None] = lambda part: None  # a profile puts its clock here, and at `System.mark`
 
     @property
     def position(self) -> Position:

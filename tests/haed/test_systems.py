@@ -11,15 +11,23 @@ import pytest
 import torch
 
 from haed.build import make_sampler, make_system
-from haed.options import EncoderOptions, IEMOptions, MainOptions, ModelOptions
+from haed.options import EncoderOptions, HourglassOptions, IEMOptions, MainOptions, ModelOptions, TokenOptions
 from haed.sampling import Draw
 from haed.system import Cut, System, Windows
+from haed.token.sequence import TokenSystem
 from tests.haed.chunk.test_model import decoder_options, windows
 
 MAIN = MainOptions(layers=2, width=8, heads=2, head_width=6, ffn=16)
 PARTS = {"encoder": EncoderOptions(token_width=3, hidden=8, width=8), "main": MAIN}
 PADDED = replace(MAIN, width=12, positions="concatenated")
 SIZES = {"width": 8, "ffn": 16, "token_width": 4}
+TOKEN = TokenOptions(width=8, heads=2, head_width=6, ffn=16)
+
+
+def of_tokens(kind: str, token: TokenOptions = TOKEN, **section: object) -> ModelOptions:
+    return ModelOptions(kind=kind, token=token, **section)
+
+
 CASES = {
     "lstm decoder": ModelOptions(**PARTS, decoder=decoder_options("lstm", **SIZES)),
     "two layers": ModelOptions(**PARTS, decoder=decoder_options("lstm", layers=2, **SIZES)),
@@ -27,7 +35,19 @@ CASES = {
     "sees the chunk before": ModelOptions(**PARTS, decoder=decoder_options("previous", layers=2, **SIZES)),
     "positions in the padding": ModelOptions(**PARTS | {"main": PADDED}, decoder=decoder_options("lstm", **SIZES)),
 }
+CASES |= {
+    "flat": of_tokens("hourglass", hourglass=HourglassOptions(hierarchy="2@1")),
+    "flat, learned positions": of_tokens(
+        "hourglass", replace(TOKEN, positions="learned"), hourglass=HourglassOptions(hierarchy="2@1")
+    ),
+    "flat, sinusoids": of_tokens(
+        "hourglass", replace(TOKEN, positions="sinusoidal"), hourglass=HourglassOptions(hierarchy="1@1")
+    ),
+}
+TOKENS = [case for case, options in CASES.items() if options.kind != "haed"]
 every = pytest.mark.parametrize("case", CASES)
+of_chunks = pytest.mark.parametrize("case", [case for case in CASES if case not in TOKENS])
+tokens = pytest.mark.parametrize("case", TOKENS)
 
 
 def system(case: str, k: int = 3, vocabulary: int = 3, fixed: bool = False, context: int = 6) -> System:
@@ -44,6 +64,8 @@ def system(case: str, k: int = 3, vocabulary: int = 3, fixed: bool = False, cont
 @torch.no_grad()
 def test_probabilities_of_all_chunk_sequences_sum_to_one(case: str, fixed: bool) -> None:
     k, vocabulary = 2, 2
+    if case in TOKENS and not fixed:
+        pytest.skip("a system of tokens is a distribution over sequences of tokens, however they are cut")
     sizes = [k] if fixed else range(1, k + 1)
     chunks = [chunk for size in sizes for chunk in itertools.product(range(vocabulary), repeat=size)]
     pairs = list(itertools.product(chunks, repeat=2))
@@ -85,7 +107,7 @@ def test_padding_and_its_content_do_not_matter(case: str) -> None:
     assert cut[1, 4:].tolist() == [0, 0]
 
 
-@every
+@of_chunks
 @torch.no_grad()
 def test_greedy_samples_are_likeliest_by_scoring_afresh(case: str) -> None:
     """Each symbol of a cached sampler, the ends included, against the decisions of all windows that go on otherwise."""
@@ -107,6 +129,75 @@ def test_greedy_samples_are_likeliest_by_scoring_afresh(case: str) -> None:
             chosen = int(drawn.tokens[0, place]) if place < length else 3
             assert int(torch.stack(scores).argmax()) == chosen
         given = _grown(given, drawn.tokens, drawn.lengths[:, None])
+
+
+@tokens
+@torch.no_grad()
+def test_the_memory_of_a_sampler_is_that_of_a_whole_pass(case: str) -> None:
+    """The logits after every token, of prompts of every length, fed at once and one by one."""
+    made = system(case, k=4, vocabulary=5)
+    assert isinstance(made, TokenSystem)
+    symbols = torch.randint(6, (2, 23), generator=torch.Generator().manual_seed(0))
+    whole = made(symbols)
+    for first in (1, 4, 7):
+        memory = made.begin(2)
+        parts = [made(symbols[:, :first], memory), *(made(each, memory) for each in symbols[:, first:].split(1, 1))]
+        torch.testing.assert_close(torch.cat(parts, 1), whole, rtol=0, atol=1e-9)
+    memory = made.begin(2)
+    parts = [made(each, memory) for each in symbols.split([1, 5, 2, 9, 6], 1)]
+    torch.testing.assert_close(torch.cat(parts, 1), whole, rtol=0, atol=1e-9)
+
+
+@tokens
+@torch.no_grad()
+def test_greedy_tokens_are_likeliest_by_scoring_afresh(case: str) -> None:
+    """After a prompt, until the window is full."""
+    made, given = system(case, fixed=True), windows(1, 2, 3, 3)
+    sampler = make_sampler(made, given)
+    for _ in range(3):
+        drawn = sampler.chunk(Draw(temperature=0))
+        assert drawn.lengths.tolist() == [3]
+        for place in range(3):
+            others = drawn.tokens.repeat(3, 1)
+            others[:, place] = torch.arange(3)
+            scores = [_decision(made, given, row[None], torch.tensor([[place + 1]]), place) for row in others]
+            assert int(torch.stack(scores).argmax()) == int(drawn.tokens[0, place])
+        given = _grown(given, drawn.tokens, drawn.lengths[:, None])
+
+
+@tokens
+@torch.no_grad()
+def test_a_full_window_goes_on_from_its_newest_half(case: str) -> None:
+    made, given = system(case, k=3, context=4), windows(2, 2, 3, 3)
+    given.lengths[:] = torch.tensor([3, 2])
+    sampler = make_sampler(made, given, 2)
+    draw = Draw(generator=torch.Generator().manual_seed(0))
+    for _ in range(5):
+        drawn = sampler.chunk(draw)
+        assert drawn.tokens.shape == (2, 3) and sampler.symbols.shape[1] <= sampler.window == 6
+        torch.testing.assert_close(sampler.logits, made(sampler.symbols)[:, -1])
+    given.lengths[0, 1] = 1
+    with pytest.raises(ValueError, match="prompts of 4 to 5 tokens"):
+        make_sampler(made, given, 2)
+
+
+@every
+def test_what_a_step_minimises_is_the_likelihood(case: str) -> None:
+    """Laid out on the CPU, summed: also with documents that begin in a window, and with an empty window."""
+    made, given = system(case), windows(3, 6, 3, 3)
+    given.lengths[1, 4:], given.lengths[2] = 0, 0
+    given.starts[0, 3] = True
+    torch.testing.assert_close(made.total(made.lay_out(given)), made.log_likelihood(given).sum())
+
+
+@tokens
+@torch.no_grad()
+def test_at_a_start_the_token_before_is_not_fed(case: str) -> None:
+    made, given = system(case), windows(1, 6, 3, 3)
+    fed = made.lay_out(given).symbols[0].tolist()
+    given.starts[0, 3] = True
+    symbols, place = made.lay_out(given).symbols[0].tolist(), int(given.lengths[0, :3].sum())
+    assert symbols == [*fed[:place], 3, *fed[place + 1 :]] and symbols[0] == 3
 
 
 def _decision(made: System, given: Windows, tokens: torch.Tensor, length: torch.Tensor, place: int) -> torch.Tensor:

@@ -1,0 +1,1 @@
+"""Models of the tokens themselves: windows as sequences, and the systems that shorten and lengthen them."""

@@ -1,0 +1,191 @@
+"""Systems of tokens: they read windows as sequences of tokens, and know no ends of chunks.
+
+At position t of a sequence a system is fed token t − 1, or the symbol V where a document starts and at the start of the
+window, and predicts token t. Sequences are padded behind their tokens only; whatever a system does is causal, so padding
+needs no mask.
+
+Legend: B sequences, T chunks of a window, K tokens of a chunk, L tokens of a sequence, V vocabulary, W width.
+"""
+
+from abc import abstractmethod
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from haed.options import TokenOptions
+from haed.system import Cut, System, Windows, moved
+
+
+@dataclass
+class Tokens:
+    """Windows as sequences.
+
+    Attributes:
+        symbols: (B, L) what is fed.
+        targets: (B, L) what is predicted; 0 for padding.
+        real: (B, L) true where a token is.
+        place: (B, L) of each token among the T·(K + 1) decisions of its window; T·(K + 1) for padding.
+        route: what the system's `route` made of the symbols.
+    """
+
+    symbols: Tensor
+    targets: Tensor
+    real: Tensor
+    place: Tensor
+    route: object
+
+
+def as_tokens(windows: Windows, cut: Cut) -> Tokens:
+    """Lays out windows on the CPU, without a route."""
+    k, chunks = cut.k, windows.lengths.shape[1]
+    real = torch.arange(k) < windows.lengths[..., None]  # (B, T, K)
+    counts = real.sum((1, 2))
+    order = (~real).flatten(1).byte().argsort(dim=1, stable=True)[:, : max(1, int(counts.max()) if len(counts) else 1)]
+    real = torch.arange(order.shape[1]) < counts[:, None]
+    targets = windows.tokens.long().flatten(1).gather(1, order) * real
+    starts = windows.starts.gather(1, order // k) & (order % k == 0)
+    starts[:, 0] = True
+    symbols = targets.roll(1, 1).masked_fill(starts, cut.vocabulary)
+    place = torch.where(real, order // k * (k + 1) + order % k, chunks * (k + 1))
+    return Tokens(symbols, targets, real, place, None)
+
+
+@dataclass
+class Memory:
+    """What a system remembers of the tokens fed so far: their number, and what its body keeps of them."""
+
+    fed: int
+    body: Any
+
+
+class TokenSystem(System):
+    """Embedding, a `body` that a family fills in, last norm and output layer.
+
+    Args:
+        options: what all families share.
+        cut: how the corpus is cut.
+    """
+
+    spaces = ("contexts",)
+
+    def __init__(self, options: TokenOptions, cut: Cut) -> None:
+        super().__init__(cut)
+        self.embedding = nn.Embedding(cut.vocabulary + 1, options.width)
+        self.positions = Positions(options, cut.context * cut.k)
+        self.dropout = nn.Dropout(options.dropout)
+        self.norm = nn.LayerNorm(options.width)
+        self.output = nn.Linear(options.width, cut.vocabulary)
+
+    @abstractmethod
+    def body(self, x: Tensor, route: Any = None, memory: Any = None) -> Tensor:
+        """What is between embedding and last norm; position t depends on positions up to t alone.
+
+        Args:
+            x: (B, L, W) what is fed, embedded; with a memory, it follows what that has seen.
+            route: of `route`, for the same symbols, on the device.
+            memory: of `memory`, which the call extends; None: there is nothing before, and nothing is kept.
+
+        Returns:
+            (B, L, W).
+        """
+
+    @abstractmethod
+    def memory(self, samples: int) -> Any:
+        """What the body remembers while it samples, still empty, for so many sequences."""
+
+    def route(self, symbols: Tensor, memory: Any = None) -> object:
+        """On the CPU, whatever of the body's shapes depends on the symbols (B, L), which follow those in `memory`."""
+        return None
+
+    @torch.no_grad()
+    def initialise(self) -> None:
+        """Sets every parameter but those that a family sets after it.
+
+        Matrices: normal with deviation 1/√fan_in. Embeddings: normal, 1. Output layer: zero, so that the first loss is log V.
+        """
+        for module in self.modules():
+            if isinstance(module, nn.Linear):
+                nn.init.normal_(module.weight, std=module.in_features**-0.5)
+                if module.bias is not None:
+                    nn.init.zeros_(module.bias)
+            elif isinstance(module, nn.Embedding):
+                nn.init.normal_(module.weight)
+            elif isinstance(module, nn.LayerNorm):
+                module.reset_parameters()
+        nn.init.zeros_(self.output.weight)
+
+    def begin(self, samples: int) -> Memory:
+        """The memory of so many sequences before their first symbol."""
+        return Memory(0, self.memory(samples))
+
+    def hidden(self, symbols: Tensor, route: object, memory: Memory | None = None) -> Tensor:
+        """What the output layer sees, (B, L, W), of symbols (B, L) on the device, which follow those in the memory."""
+        fed = memory.fed if memory is not None else 0
+        x = self.mark("embedding", self.dropout(self.positions(self.embedding(symbols), fed)))
+        x = self.norm(self.body(x, route, memory.body if memory is not None else None))
+        if memory is not None:
+            memory.fed += symbols.shape[1]
+        return x
+
+    def forward(self, symbols: Tensor, memory: Memory | None = None) -> Tensor:
+        """Logits (B, L, V) after each of the symbols (B, L), given on the CPU, that follow those in the memory."""
+        route = self.route(symbols, memory.body if memory is not None else None)
+        return self.output(self.hidden(symbols.to(self.device), moved(route, self.device), memory))
+
+    def lay_out(self, windows: Windows) -> Tokens:
+        """See `System.lay_out`."""
+        found = as_tokens(windows, self.cut)
+        found.route = self.route(found.symbols)
+        return found
+
+    def scores(self, laid: Tokens) -> Tensor:
+        """Log p (B, L) of every token, float32 or wider, 0 for padding."""
+        logits = self.output(self.hidden(laid.symbols, laid.route))
+        wide = logits.to(torch.promote_types(logits.dtype, torch.float32))
+        found = -F.cross_entropy(wide.flatten(0, 1), laid.targets.flatten(), reduction="none")
+        return self.mark("output", found.unflatten(0, laid.targets.shape) * laid.real)
+
+    def total(self, laid: object) -> Tensor:
+        """See `System.total`."""
+        assert isinstance(laid, Tokens)
+        return self.scores(laid).sum()
+
+    def decisions(self, windows: Windows) -> Tensor:
+        """See `System.decisions`; nothing is decided at the end of a chunk."""
+        laid = moved(self.lay_out(moved(windows, torch.device("cpu"))), self.device)
+        scores, (chunks, k) = self.scores(laid), (windows.lengths.shape[1], self.cut.k)
+        found = scores.new_zeros(len(scores), chunks * (k + 1) + 1).scatter(1, laid.place, scores)
+        return found[:, :-1].unflatten(1, (chunks, k + 1))
+
+    def vectors(self, windows: Windows, space: str) -> Tensor:
+        """`contexts`: what the output layer sees where a chunk begins, which knows all before it; see `System.vectors`."""
+        if space != "contexts":
+            return super().vectors(windows, space)
+        laid = self.lay_out(windows)
+        first = ((laid.place % (self.cut.k + 1) == 0) & laid.real).nonzero(as_tuple=True)
+        laid = moved(laid, self.device)
+        return self.hidden(laid.symbols, laid.route)[first]
+
+
+class Positions(nn.Module):
+    """Adds to embeddings what tells positions apart: learned vectors, or sinusoids (Vaswani et al. 2017, section 3.5)."""
+
+    def __init__(self, options: TokenOptions, longest: int) -> None:
+        super().__init__()
+        self.kind, self.longest = options.positions, longest
+        self.table = nn.Embedding(longest, options.width) if options.positions == "learned" else None
+
+    def forward(self, x: Tensor, fed: int) -> Tensor:
+        """Embeddings (B, L, W), which follow so many others, with their positions added."""
+        if self.kind == "none":
+            return x
+        if self.table is not None:
+            return x + self.table.weight[fed : fed + x.shape[1]]
+        pairs = torch.arange(0, x.shape[2], 2, device=x.device, dtype=torch.float32)
+        place = torch.arange(fed, fed + x.shape[1], device=x.device, dtype=torch.float32)
+        angle = place[:, None] * 10_000.0 ** (-pairs / x.shape[2])
+        waves = torch.stack([angle.sin(), angle.cos()], -1).flatten(1)[:, : x.shape[2]]
+        return x + waves.to(x.dtype)
