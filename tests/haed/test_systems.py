@@ -133,6 +133,33 @@ def test_greedy_samples_are_likeliest_by_scoring_afresh(case: str) -> None:
 
 @tokens
 @torch.no_grad()
+@pytest.mark.parametrize("length", [1, 2, 23])
+def test_every_symbol_changes_what_follows_and_nothing_before(case: str, length: int) -> None:
+    """Perturbed at every position of a sequence that no factor divides, starts of documents among its symbols."""
+    made = system(case, k=4, vocabulary=5)
+    assert isinstance(made, TokenSystem)
+    symbols = torch.randint(6, (1, length), generator=torch.Generator().manual_seed(0)).repeat(length + 1, 1)
+    for row in range(length):
+        symbols[row, row] = (symbols[row, row] + 1) % 6
+    found = made(symbols)
+    same = (found[:-1] - found[-1]).abs().amax(-1) < 1e-12  # (perturbed, position)
+    assert same.tril(-1).sum() == length * (length - 1) // 2 and not same.diagonal().any()
+    torch.testing.assert_close(made(symbols[:, : length // 2 + 1]), found[:, : length // 2 + 1], rtol=0, atol=1e-12)
+
+
+@every
+def test_in_bfloat16_it_is_nearly_the_same(case: str) -> None:
+    made, given = system(case).float(), windows(2, 6, 3, 3)
+    exact = float(made.total(made.lay_out(given)).detach())
+    with torch.autocast("cpu", torch.bfloat16):
+        total = made.total(made.lay_out(given))
+    total.backward()
+    assert total.dtype == torch.float32 and float(total.detach()) == pytest.approx(exact, rel=0.05)
+    assert all(bool(x.grad.isfinite().all()) for x in made.parameters() if x.grad is not None)
+
+
+@tokens
+@torch.no_grad()
 def test_the_memory_of_a_sampler_is_that_of_a_whole_pass(case: str) -> None:
     """The logits after every token, of prompts of every length, fed at once and one by one."""
     made = system(case, k=4, vocabulary=5)
