@@ -15,6 +15,7 @@ from haed.ranks import Ranks
 from haed.sampling import ChunkSampler, Sampler, TokenSampler
 from haed.system import Cut, Likelihood, Objective, System, Windows
 from haed.token.hourglass import Hourglass
+from haed.token.multiscale import TopDown
 
 
 @dataclass(frozen=True)
@@ -28,6 +29,7 @@ class Kind:
 KINDS: dict[str, Kind] = {
     "haed": Kind(HAED, ChunkSampler),
     "hourglass": Kind(Hourglass, TokenSampler),
+    "top_down": Kind(TopDown, TokenSampler),
 }
 
 

@@ -9,6 +9,7 @@ from pydantic import AfterValidator, Field
 SYSTEMS = {
     "haed": "encoder, main model and decoder of chunks (model.encoder, model.main, model.decoder)",
     "hourglass": "a transformer over tokens that shortens its sequence and lengthens it again (model.hourglass); flat: 6@1",
+    "top_down": "a transformer over tokens with layers of their own for each scale, from coarse to fine (model.multiscale)",
 }
 
 
@@ -106,6 +107,19 @@ class HourglassOptions:
 
 
 @dataclass(kw_only=True)
+class MultiscaleOptions:
+    """Top-down: its scales (Subramanian et al. 2020)."""
+
+    layers: Annotated[
+        str, Field(description="layers@scale for each scale, in tokens, such as 2@16 2@4 4@1 (section 3)")
+    ] = "2@4 4@1"
+    pooling: Annotated[
+        Literal["average", "max", "convolution"],
+        Field(description="of neighbours to the next scale; a convolution's stride is its kernel's size"),
+    ] = "average"
+
+
+@dataclass(kw_only=True)
 class ModelOptions:
     """A system: which family of models it is of, and its parts."""
 
@@ -122,6 +136,7 @@ class ModelOptions:
     decoder: DecoderOptions = field(default_factory=DecoderOptions)
     token: TokenOptions = field(default_factory=TokenOptions)
     hourglass: HourglassOptions = field(default_factory=HourglassOptions)
+    multiscale: MultiscaleOptions = field(default_factory=MultiscaleOptions)
 
 
 @dataclass(kw_only=True)

@@ -50,9 +50,9 @@ class Cache:
 
 def rotate(x: Tensor, start: int) -> Tensor:
     """Rotary position embedding (Su et al. 2021) of x (B, H, T, D), whose first position is `start`."""
-    half = x.shape[-1] // 2
-    frequency = 10_000.0 ** (-torch.arange(half, device=x.device, dtype=torch.float32) / half)
-    angle = torch.arange(start, start + x.shape[2], device=x.device, dtype=torch.float32)[:, None] * frequency
+    half, wide = x.shape[-1] // 2, torch.promote_types(x.dtype, torch.float32)
+    frequency = 10_000.0 ** (-torch.arange(half, device=x.device, dtype=wide) / half)
+    angle = torch.arange(start, start + x.shape[2], device=x.device, dtype=wide)[:, None] * frequency
     cos, sin = angle.cos().to(x.dtype), angle.sin().to(x.dtype)
     a, b = x[..., :half], x[..., half : 2 * half]
     return torch.cat([a * cos - b * sin, a * sin + b * cos, x[..., 2 * half :]], -1)

@@ -11,7 +11,15 @@ import pytest
 import torch
 
 from haed.build import make_sampler, make_system
-from haed.options import EncoderOptions, HourglassOptions, IEMOptions, MainOptions, ModelOptions, TokenOptions
+from haed.options import (
+    EncoderOptions,
+    HourglassOptions,
+    IEMOptions,
+    MainOptions,
+    ModelOptions,
+    MultiscaleOptions,
+    TokenOptions,
+)
 from haed.sampling import Draw
 from haed.system import Cut, System, Windows
 from haed.token.sequence import TokenSystem
@@ -43,6 +51,15 @@ CASES |= {
     "flat, sinusoids": of_tokens(
         "hourglass", replace(TOKEN, positions="sinusoidal"), hourglass=HourglassOptions(hierarchy="1@1")
     ),
+}
+CASES |= {
+    "top-down": of_tokens("top_down", multiscale=MultiscaleOptions(layers="2@2 1@1")),
+    "top-down, three scales, convolutions": of_tokens(
+        "top_down",
+        replace(TOKEN, positions="learned"),
+        multiscale=MultiscaleOptions(layers="1@4 1@2 1@1", pooling="convolution"),
+    ),
+    "top-down, threes, maxima": of_tokens("top_down", multiscale=MultiscaleOptions(layers="1@3 1@1", pooling="max")),
 }
 TOKENS = [case for case, options in CASES.items() if options.kind != "haed"]
 every = pytest.mark.parametrize("case", CASES)

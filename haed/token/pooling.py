@@ -1,0 +1,93 @@
+"""Coarser scales of a sequence: groups of neighbours pooled to one vector each, causally, as a stream.
+
+At scale k, group j consists of positions (j − 1)·k + 1 … j·k, so it is complete at position j·k, and position t may see groups
+0 … ⌊t / k⌋. Since position t holds token t − 1, groups are of tokens j·k … (j + 1)·k − 1, as in the listings of Subramanian et
+al. 2020. Group 0 holds the first position alone, k times: it knows only that the window starts, and every position has
+a group to look at. Pooling groups of scale k by a factor r gives the groups of scale k·r.
+
+Legend: B sequences, L positions, J groups, W width.
+"""
+
+import itertools
+import re
+
+import torch
+from torch import Tensor, nn
+
+from haed.system import Cut
+
+
+class Held:
+    """What of a stream (B, L, W) has come and was not used yet."""
+
+    def __init__(self) -> None:
+        self.tensor: Tensor | None = None
+
+    def take(self, new: Tensor | None, number: int | None = None, multiple: int = 1) -> Tensor:
+        """The first `number` of all that is held and new, or as many as are a multiple; what is left is held."""
+        known = [each for each in (self.tensor, new) if each is not None]
+        found = known[0] if len(known) == 1 else torch.cat(known, 1)
+        number = found.shape[1] // multiple * multiple if number is None else number
+        self.tensor = found[:, number:]
+        return found[:, :number]
+
+
+class Pool(nn.Module):
+    """Groups of `factor` neighbours (B, L, W) to one vector each, by their average, maximum, or a convolution.
+
+    The stride of the convolution is its kernel's size, so it is a linear map of a group's vectors, one behind the other.
+    """
+
+    def __init__(self, kind: str, factor: int, width: int) -> None:
+        super().__init__()
+        self.kind, self.factor, self.shift = kind, factor, factor - 1  # with a smaller shift, a group knows the future
+        self.convolution = nn.Linear(factor * width, width) if kind == "convolution" and factor > 1 else None
+
+    def forward(self, x: Tensor, held: Held | None = None) -> Tensor:
+        """Groups (B, J, W) that x (B, L, W) completes; it follows what `held` has seen, where that is given."""
+        if self.factor == 1:
+            return x
+        held = held or Held()
+        if held.tensor is None:
+            held.tensor = x[:, :1].expand(-1, self.shift, -1)
+        x = held.take(x, multiple=self.factor)
+        x = x.reshape(len(x), x.shape[1] // self.factor, self.factor, x.shape[2])
+        if self.convolution is not None:
+            return self.convolution(x.flatten(2))
+        return x.mean(2) if self.kind == "average" else x.amax(2)
+
+
+def per_scale(notation: str, option: str, what: str, cut: Cut) -> dict[int, str]:
+    """Reads such as 2@16 2@4 4@1: what stands before each @, by scale, from the coarsest on.
+
+    Args:
+        notation: as given by the user.
+        option: its name, for errors.
+        what: a pattern of what stands before each @.
+        cut: a scale longer than its windows is refused.
+
+    Raises:
+        ValueError: it is not written so, or the scales do not nest.
+    """
+    parts = [re.fullmatch(rf"({what})@([1-9]\d*)", part) for part in notation.split()]
+    given = f"{option}={notation!r}"
+    if not parts or None in parts:
+        raise ValueError(f"{given}: expected parts such as {_EXAMPLES[what]}, with spaces between them")
+    found = {int(part[2]): part[1] for part in parts if part}
+    scales, window = sorted(found, reverse=True), cut.context * cut.k
+    if len(found) < len(parts) or scales[-1] != 1:
+        raise ValueError(f"{given}: expected each scale once and the scale 1 among them; write {_EXAMPLES[what]}")
+    for coarse, fine in itertools.pairwise(scales):
+        if coarse % fine:
+            raise ValueError(
+                f"{given}: {fine} does not divide {coarse}; each scale must be a multiple of the next finer one"
+            )
+    if scales[0] > window:
+        raise ValueError(
+            f"{given}: a window has {window} tokens (batch.context × chunker.k); set no scale above that, or a longer window"
+        )
+    return {scale: found[scale] for scale in scales}
+
+
+LAYERS, WINDOW = r"[1-9]\d*", r"\d+:\d+"
+_EXAMPLES = {LAYERS: "2@16 2@4 4@1", WINDOW: "256:512@16 8:256@4 0:8@1"}
