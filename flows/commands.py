@@ -12,8 +12,9 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from flows.serving.environment import prepare
-from pipeline.arguments import GOES_ON, Command, Result, options_of, settings
-from pipeline.config import ConfigError, load
+from haed.options import SYSTEMS
+from pipeline.arguments import GOES_ON, Command, Result, asked_options, options_of, settings
+from pipeline.config import ConfigError
 from pipeline.options import Options
 from pipeline.run.folder import RunFolder
 from pipeline.stopping import Interrupt
@@ -60,7 +61,7 @@ def _run(arguments: argparse.Namespace) -> Result:
     lines = [
         f"{figure.value:.4f} {figure.unit} on the {found.evaluation.split} split",
         f"report: {found.report}",
-        f"try: haed neighbours {found.run}",
+        f"try: haed {'neighbours' if SYSTEMS[options.model.kind].chunks else 'sample'} {found.run}",
     ]
     return Result("\n".join(lines), asdict(found))
 
@@ -128,7 +129,7 @@ def _serve(arguments: argparse.Namespace) -> Result:
     preset = arguments.config or "quickstart"
     if not arguments.cron and (arguments.config or arguments.words):
         raise ConfigError("--config and key=value are of the runs of --cron: they need it")
-    load(preset, arguments.words)
+    asked_options(preset, arguments.words)
     if arguments.trainings < 0:
         raise ConfigError(f"--trainings {arguments.trainings}: must not be negative")
     prepare()

@@ -4,14 +4,20 @@ Those that train take a preset and what to change of it, the others the name of 
 paths to each other, never tensors. What they write is kept by the stages, on the disk; nothing is cached by Prefect.
 """
 
+import logging
 from dataclasses import dataclass
 
 from flows.forms import Asked, configured
 from flows.reading import compare, evaluate, index, neighbours, report, sample
 from flows.training import finetune, pretrain, shard, train
+from haed.options import SYSTEMS
+from pipeline.kinds import phases
 from pipeline.run.files import Evaluation, read_as
 from pipeline.run.folder import RunFolder
 from pipeline.run.shards import check_split
+
+log = logging.getLogger(__name__)
+TRAINS = {"pretrain": pretrain, "finetune": finetune, "train": train}
 
 
 @dataclass
@@ -25,19 +31,25 @@ class Everything:
 
 @configured("haed", "preset name source seconds sources model batch optimizer launcher overrides")
 def everything(asked: Asked) -> Everything:
-    """All of it, in order: shard, pretrain, finetune, evaluate, index, sample, report. What is finished is not done again."""
+    """All of it, in order: shard, pretrain, finetune, evaluate, index, sample, report. What is finished is not done again.
+
+    A model of tokens is trained in one phase, `train`, and has no index.
+    """
     preset, given, options = asked.preset, asked.overrides, asked.options
-    corpus = shard(preset, overrides=given)
-    for option, split in (("evaluate.split", options.evaluate.split), ("index.split", options.index.split)):
+    corpus, chunks = shard(preset, overrides=given), SYSTEMS[options.model.kind].chunks
+    if not chunks:
+        log.info("model.kind=%s: trained end to end, without a phase one; no index of chunks", options.model.kind)
+    splits = {"evaluate.split": options.evaluate.split} | ({"index.split": options.index.split} if chunks else {})
+    for option, split in splits.items():
         check_split(corpus.splits[split].chunks, corpus.folder, option, split)
-    pretrain(preset, overrides=given)
-    finetune(preset, overrides=given)
+    for phase in phases(options.model.kind):
+        TRAINS[phase](preset, overrides=given)
     folder, limits = RunFolder.of(options), options.evaluate
     run = str(folder.path)
     if not folder.is_made("evaluation.json", options, split=limits.split):
         evaluate(run)
     wanted = {name: getattr(options.index, name) for name in ("split", "min_count", "max_chunks")}
-    if not folder.is_made("index/meta.json", options, **wanted):
+    if chunks and not folder.is_made("index/meta.json", options, **wanted):
         index(run)
     sample(run)
     return Everything(run, report(run), read_as(Evaluation, folder.path / "evaluation.json"))

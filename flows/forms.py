@@ -23,6 +23,8 @@ from data.options import ChunkerOptions, ShardOptions, SourceOptions
 from flows.alive import record
 from haed.options import IEMOptions, ModelOptions
 from pipeline import config
+from pipeline.arguments import say_left_out
+from pipeline.kinds import is_of, phases
 from pipeline.options import (
     BatchOptions,
     CheckpointOptions,
@@ -54,9 +56,7 @@ class Ask:
 
 
 PLAIN = {
-    "preset": Ask(
-        str, "quickstart, wikitext2, paper-wikitext103, paper-imagenet32, or the path of a YAML file", "quickstart"
-    ),
+    "preset": Ask(str, f"{', '.join(config.presets())}, or the path of a YAML file", "quickstart"),
     "name": Ask(str, "of the run, a folder under runs; empty: the preset's", ""),
     "source": Ask(Place, "file, folder or URL (no password in it) of the data; empty: the preset's", ""),
     "seconds": Ask(
@@ -155,11 +155,12 @@ def answers(stage: str, given: dict[str, Any]) -> list[str]:
     sections = {"sources": "source", "sharding": "shard", "phase": stage}
     groups = {sections.get(name, name): value for name, value in given.items() if name not in PLAIN}
     plain = (given.get("name", ""), given.get("source", ""), given.get("seconds", 0), given["overrides"])
-    return words(given["preset"], *plain, groups, _phases(stage))
+    return words(given["preset"], *plain, groups, stage)
 
 
-def _phases(stage: str) -> tuple[str, ...]:
-    return (stage,) if stage in PHASES else ("pretrain", "finetune")
+def _phases(stage: str, kind: str) -> tuple[str, ...]:
+    """Those that a stage trains, or, of one that trains none itself, those of a whole run of such a model."""
+    return (stage,) if stage in PHASES else phases(kind)
 
 
 @cache
@@ -205,7 +206,7 @@ def words(
     seconds: float,
     overrides: list[str],
     groups: dict[str, Any],
-    phases: tuple[str, ...] = tuple(PHASES),
+    stage: str = "haed",
 ) -> list[str]:
     """The overrides of a preset that the fields of a form stand for.
 
@@ -213,27 +214,29 @@ def words(
         preset: name of a preset, or path of a YAML file.
         name: of the run; empty: the preset's.
         source: file, folder or URL; empty: the preset's.
-        seconds: of training, over `phases` in the preset's proportion, or half each; 0: the preset's limits.
+        seconds: of training, over the phases in the preset's proportion, or in equal parts; 0: the preset's limits.
         overrides: `key=value`, stronger than the other fields.
         groups: sections of the options, as twins of their dataclasses or dictionaries, or None.
-        phases: among which seconds are divided.
+        stage: whose form it is.
 
     Raises:
         ConfigError: a value is not one.
     """
-    found = []
-    if seconds:
-        own = config.load(preset)
-        limits = [getattr(own, phase).seconds or 0.0 for phase in phases]
-        total = sum(limits)
-        shares = [limit / total if total else 1 / len(phases) for limit in limits]
-        found += [f"{phase}.seconds={seconds * share:g}" for phase, share in zip(phases, shares, strict=True) if share]
-        found += [f"{phase}.{other}=null" for phase in phases for other in ("steps", "epochs")]
     given = {section: group if isinstance(group, dict) else asdict(group) for section, group in groups.items() if group}
-    found += [f"{key}={json.dumps(value)}" for key, value in config.leaves(given) if value is not None]
+    found = [f"{key}={json.dumps(value)}" for key, value in config.leaves(given) if value is not None]
     found += [f"name={json.dumps(name)}"] if name else []
     found += [f"source.path={json.dumps(source)}"] if source else []
-    return [_dated(word) if word.startswith("name=") else word for word in [*found, *overrides]]
+    budget = []
+    if seconds:
+        own = config.load(preset, [word for word in [*found, *overrides] if word.startswith("model.kind=")])
+        trained = _phases(stage, own.model.kind)
+        limits = [getattr(own, phase).seconds or 0.0 for phase in trained]
+        shares = [limit / sum(limits) if any(limits) else 1 / len(limits) for limit in limits]
+        budget += [
+            f"{phase}.seconds={seconds * share:g}" for phase, share in zip(trained, shares, strict=True) if share
+        ]
+        budget += [f"{phase}.{other}=null" for phase in trained for other in ("steps", "epochs")]
+    return [_dated(word) if word.startswith("name=") else word for word in [*budget, *found, *overrides]]
 
 
 def _dated(word: str) -> str:
@@ -253,9 +256,12 @@ def resolved(preset: str, given: list[str]) -> Options:
     """
     options = config.load(preset, given)
     if not is_inner():
+        kind = options.model.kind
         changed = config.differences(asdict(config.load(preset)), asdict(options))
-        said = ", ".join(f"{each.key}={json.dumps(each.now)} (was {json.dumps(each.was)})" for each in changed)
+        texts = {each.key: f"{each.key}={json.dumps(each.now)} (was {json.dumps(each.was)})" for each in changed}
+        said = ", ".join(text for key, text in texts.items() if is_of(key, kind))
         log.info("preset %s %s", preset, f"with {said}" if said else "as it is")
+        say_left_out(preset, kind)
     return options
 
 
@@ -283,7 +289,7 @@ def run_name(stage: str) -> Callable[[], str]:
             return f"{stage} {given['preset']}"  # the flow itself says what is wrong
         if stage == "shard":
             return f"shard {options.source.path or options.source.kind}"
-        limits = [getattr(options, phase) for phase in _phases(stage)]
+        limits = [getattr(options, phase) for phase in _phases(stage, options.model.kind)]
         budget = [
             f"{sum(found):g} {unit}"
             for unit in ("seconds", "steps", "epochs")

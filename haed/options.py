@@ -5,11 +5,37 @@ from typing import Annotated, Literal
 
 from pydantic import AfterValidator, Field
 
-# Families of models by name, and what each is; `haed.build` makes them.
+
+@dataclass(frozen=True)
+class Family:
+    """A family of models.
+
+    Attributes:
+        about: what it is, in a few words.
+        sections: of `ModelOptions` that are its own; other families do not take them, unless they name them too.
+        chunks: it is of chunks: it has a phase one and the IEM loss, and an index of embeddings.
+    """
+
+    about: str
+    sections: tuple[str, ...] = ()
+    chunks: bool = False
+
+
+# By the name of `model.kind`; `haed.build` makes them.
 SYSTEMS = {
-    "haed": "encoder, main model and decoder of chunks (model.encoder, model.main, model.decoder)",
-    "hourglass": "a transformer over tokens that shortens its sequence and lengthens it again (model.hourglass); flat: 6@1",
-    "top_down": "a transformer over tokens with layers of their own for each scale, from coarse to fine (model.multiscale)",
+    "haed": Family(
+        "encoder, main model and decoder of chunks (model.encoder, model.main, model.decoder)",
+        ("encoder", "main", "decoder"),
+        chunks=True,
+    ),
+    "hourglass": Family(
+        "a transformer over tokens that shortens its sequence and lengthens it again (model.hourglass); flat: 6@1",
+        ("token", "hourglass"),
+    ),
+    "top_down": Family(
+        "a transformer over tokens with layers of their own for each scale, from coarse to fine (model.multiscale)",
+        ("token", "multiscale"),
+    ),
 }
 
 
@@ -126,7 +152,7 @@ class ModelOptions:
     kind: Annotated[
         str,
         Field(
-            description="; ".join(f"{name}: {what}" for name, what in SYSTEMS.items()),
+            description="; ".join(f"{name}: {family.about}" for name, family in SYSTEMS.items()),
             json_schema_extra=lambda schema: schema.update(enum=list(SYSTEMS)),
         ),
         AfterValidator(_known),

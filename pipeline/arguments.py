@@ -1,16 +1,18 @@
 """What a command is, the arguments that several have, and how what was typed is taken apart."""
 
 import argparse
+import logging
 import sys
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
-from pipeline.config import ConfigError, is_option, load, presets
+from pipeline.config import ConfigError, is_option, left_out, load, presets
 from pipeline.options import Options
 from pipeline.run.folder import RunFolder
 from pipeline.shown import printable
 
+log = logging.getLogger(__name__)
 GOES_ON = "stopped; the same command goes on from there"
 _LITERAL = "\0"  # before words that stand after `--`; no argument of a process can have it
 
@@ -57,7 +59,20 @@ def options_of(arguments: argparse.Namespace) -> Options:
         raise ConfigError(f"{named[-1]!r} is not of the form key=value")
     if named:
         return run_options(named[0], overrides)
-    return load(arguments.config, overrides)
+    return asked_options(arguments.config, overrides)
+
+
+def asked_options(config: str | None, overrides: list[str]) -> Options:
+    """A configuration as `load` reads it; it is said what of a file another kind of model has no use for."""
+    options = load(config, overrides)
+    say_left_out(config, options.model.kind)
+    return options
+
+
+def say_left_out(config: str | None, kind: str) -> None:
+    """Logs which options of a file a model of this kind has no use for."""
+    if config and (lost := left_out(config, kind)):
+        log.info("model.kind=%s has no use for these options of %s: %s", kind, config, ", ".join(lost))
 
 
 def run_options(run: str, overrides: list[str], reader: str | None = None) -> Options:

@@ -7,8 +7,18 @@ from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
 
-from pipeline.arguments import GOES_ON, Command, Result, options_of, run_options, run_settings, settings
-from pipeline.config import ConfigError, dump, load
+from pipeline.arguments import (
+    GOES_ON,
+    Command,
+    Result,
+    asked_options,
+    options_of,
+    run_options,
+    run_settings,
+    settings,
+)
+from pipeline.config import ConfigError, dump
+from pipeline.kinds import phases
 from pipeline.options import Phase
 from pipeline.run.files import write_or_say
 from pipeline.run.folder import RunFolder
@@ -127,7 +137,9 @@ def _neighbours(arguments: argparse.Namespace) -> Result:
 
 def _profile_arguments(parser: argparse.ArgumentParser) -> None:
     run_settings(parser)
-    parser.add_argument("--phase", choices=("pretrain", "finetune", "train"), default="pretrain")
+    parser.add_argument(
+        "--phase", choices=("pretrain", "finetune", "train"), help="default: pretrain, or train of a model of tokens"
+    )
     parser.add_argument("--steps", type=int, default=20, help="steps to measure")
 
 
@@ -137,7 +149,7 @@ def _profile(arguments: argparse.Namespace) -> Result:
         raise ConfigError(f"--steps {arguments.steps}: must be at least 1")
     from pipeline.train.profile import profile, table
 
-    found = profile(options, arguments.phase, arguments.steps)
+    found = profile(options, arguments.phase or phases(options.model.kind)[0], arguments.steps)
     return Result(table(found), asdict(found))
 
 
@@ -167,7 +179,7 @@ def _config_arguments(parser: argparse.ArgumentParser) -> None:
 
 def _config(arguments: argparse.Namespace) -> Result:
     named = [word for word in arguments.words if "=" not in word]
-    options = load(named[0] if named else None, [word for word in arguments.words if word not in named[:1]])
+    options = asked_options(named[0] if named else None, [word for word in arguments.words if word not in named[:1]])
     return Result(dump(options, scheduler=True).rstrip(), asdict(options))
 
 

@@ -10,7 +10,7 @@ import math
 import re
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, fields, is_dataclass
-from functools import cache
+from functools import cache, reduce
 from pathlib import Path
 from typing import Any, get_type_hints
 
@@ -21,6 +21,7 @@ from yaml import YAMLError
 
 from data.locations import check_folder, check_scheduler, check_url, is_remote, redact
 from data.options import SOURCES
+from pipeline.kinds import is_of, refusal
 from pipeline.options import RETIRED, LauncherOptions, Options
 from pipeline.shown import printable
 
@@ -64,13 +65,15 @@ def load(config: str | Path | None = None, overrides: list[str] | tuple[str, ...
 
     Args:
         config: name of a preset, path of a YAML file, or None for the defaults. The address of a Dask cluster in a file is
-            left out with a warning: only the user gives one.
+            left out with a warning: only the user gives one. Where `overrides` ask for another kind of model than the file
+            does, so are its options of the other kind, see `left_out`.
         overrides: `key=value` pairs, with dots for nested keys: `model.decoder.kind=transformer`.
 
     Raises:
         ConfigError: with the key or file that is wrong, and what would be right.
     """
     where = "the command line"
+    in_file: Any = {}
     try:
         merged = _schema()
         if config is not None:
@@ -83,7 +86,7 @@ def load(config: str | Path | None = None, overrides: list[str] | tuple[str, ...
             if lost := retire(tree):
                 log.warning("%s: %s", path, _RETIRED % ", ".join(lost))
             merged = _without_scheduler(OmegaConf.merge(merged, tree), path)
-            where = "the command line"
+            where, in_file = "the command line", tree
         for override in overrides:
             if override != override.encode(errors="ignore").decode():
                 raise ConfigError(
@@ -108,7 +111,27 @@ def load(config: str | Path | None = None, overrides: list[str] | tuple[str, ...
             raise
         raise ConfigError(f"{_culprit(merged, overrides) or where}: {error}") from None
     assert isinstance(options, Options)
-    return check(options)
+    kind = check(options).model.kind
+    if wrong := _foreign(tree, kind):
+        raise ConfigError(refusal(wrong[0], kind))
+    defaults = Options()
+    for key in _foreign(in_file, kind):
+        *above, name = key.split(".")
+        section, default = (reduce(getattr, above, each) for each in (options, defaults))
+        if (in_file.get("model") or {}).get("kind", defaults.model.kind) != kind:
+            setattr(section, name, getattr(default, name))
+        elif getattr(section, name) != getattr(default, name):  # what a file of before holds in full may have it so
+            raise ConfigError(f"{find(str(config))}: {refusal(key, kind)}")
+    return options
+
+
+def left_out(config: str | Path, kind: str) -> list[str]:
+    """Options that a file sets, and that a model of this kind has no use for."""
+    return _foreign(OmegaConf.to_container(OmegaConf.load(find(str(config))), resolve=False), kind)
+
+
+def _foreign(tree: Any, kind: str) -> list[str]:
+    return [key for key, _ in leaves(tree) if not is_of(key, kind)]
 
 
 _RETIRED = "%s is no longer possible, since it did not pay (docs/log.md): leave it out"
@@ -294,7 +317,7 @@ def differences(was: Any, now: Any, key: str = "") -> Iterator[Difference]:
 
 
 def dump(options: Options, scheduler: bool = False) -> str:
-    """The complete configuration as YAML; `load` reads it back unchanged.
+    """The complete configuration as YAML, without what is of other kinds of model; `load` reads it back unchanged.
 
     Args:
         options: to be written.
@@ -303,7 +326,19 @@ def dump(options: Options, scheduler: bool = False) -> str:
     tree = OmegaConf.structured(options)
     if tree.launcher.dask != "local" and not scheduler:
         tree.launcher.dask = None
-    return OmegaConf.to_yaml(tree)
+    found = OmegaConf.to_container(tree)
+    for key in _foreign(found, options.model.kind):
+        _drop(found, key.split("."))
+    return OmegaConf.to_yaml(OmegaConf.create(found))
+
+
+def _drop(tree: Any, key: list[str]) -> None:
+    """Takes a key out of nested dictionaries, and those that it leaves empty."""
+    first, *rest = key
+    if rest:
+        _drop(tree[first], rest)
+    if not rest or not tree[first]:
+        del tree[first]
 
 
 def _section(found: "re.Match[str]") -> str:

@@ -14,6 +14,8 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, settings
 
+from haed.options import SYSTEMS
+from pipeline.kinds import is_of
 from pipeline.options import Options
 
 SHARED = Path(__file__).resolve().parents[2] / "shared" / "data"
@@ -45,6 +47,16 @@ TINY = [
     "threads=1",
     "sample.chunks=4",
 ]
+# What makes a model of tokens as small, and more for some kinds of them.
+TOKENS = ["model.token.width=16", "model.token.heads=2", "model.token.head_width=8", "model.token.ffn=32"]
+MORE = {"hourglass": ["model.hourglass.hierarchy=1@1 1@2 1@1"]}
+TOKEN_KINDS = [kind for kind, family in SYSTEMS.items() if not family.chunks]
+
+
+def of_kind(kind: str, words: list[str]) -> list[str]:
+    """`TINY`, or what begins with it, for another kind of model: without what that has no use for."""
+    own = [] if SYSTEMS[kind].chunks else [*TOKENS, *MORE.get(kind, [])]
+    return [f"model.kind={kind}", *(word for word in [*own, *words] if is_of(word.split("=")[0], kind))]
 
 
 # A busy machine makes no example fail; `tmp_path` may be written over by each.

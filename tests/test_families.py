@@ -9,17 +9,18 @@ from torch import Tensor, nn
 
 from haed import build
 from haed.chunk.packing import Chunks
-from haed.options import SYSTEMS, IEMOptions, ModelOptions
+from haed.options import SYSTEMS, Family, IEMOptions, ModelOptions
 from haed.sampling import Draw, Sampler
 from haed.system import Cut, System, Windows
 from pipeline import open_run
-from pipeline.config import load
+from pipeline.config import ConfigError, load
 from pipeline.options import Options
 from pipeline.probe.sample import sample
 from pipeline.score.evaluate import evaluate
 from pipeline.show.compare import compare
 from pipeline.train.profile import profile
 from pipeline.train.stages import pretrain, train
+from tests.conftest import of_kind
 
 
 class Unigram(System):
@@ -59,13 +60,13 @@ class UnigramSampler(Sampler):
 
 @pytest.fixture
 def registered(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(SYSTEMS, "unigram", "every token alone")
+    monkeypatch.setitem(SYSTEMS, "unigram", Family("every token alone"))
     monkeypatch.setitem(build.KINDS, "unigram", build.Kind(Unigram, UnigramSampler))
 
 
 @pytest.fixture
 def trained(registered: None, options: Options, tiny: list[str]) -> Options:
-    made = load("quickstart", [*tiny, "model.kind=unigram", "name=unigram", "train.steps=60", "validation.times=1"])
+    made = load("quickstart", [*of_kind("unigram", tiny), "name=unigram", "train.steps=60", "validation.times=1"])
     made.optimizer.learning_rate = 0.3
     train(made)
     return made
@@ -93,8 +94,8 @@ def test_a_registered_family_goes_through_every_stage(trained: Options, options:
 
 
 def test_what_only_models_of_chunks_can_is_refused_by_name(registered: None, tiny: list[str], options: Options) -> None:
-    made = load("quickstart", [*tiny, "model.kind=unigram", "name=unigram"])
-    with pytest.raises(ValueError, match="iem_weight.* only models of chunks have a phase one"):
+    made = load("quickstart", [*of_kind("unigram", tiny), "name=unigram"])
+    with pytest.raises(ConfigError, match="unigram has no phase one and no phase two: .* by `haed train`"):
         pretrain(made)
     assert not (Path(made.runs_dir) / "unigram").exists()
     with pytest.raises(ValueError, match="Unigram has no space 'chunks', only: none"):

@@ -30,6 +30,7 @@ ORDER = {
     "pipeline": [
         "shown stopping",
         "options",
+        "kinds",
         "config",
         "run",
         "train score show",

@@ -10,7 +10,7 @@ import numpy as np
 from data.durable import write_atomically
 from pipeline.options import Options
 from pipeline.run.folder import RunFolder
-from pipeline.run.index import INDEX, META, TABLE, Indexed, Meta, normalised
+from pipeline.run.index import INDEX, META, TABLE, Indexed, Meta, check_chunks, normalised
 
 log = logging.getLogger(__name__)
 _AT_ONCE = 8192
@@ -20,8 +20,10 @@ def index(options: Options) -> Indexed:
     """Embeds the distinct chunks of a split of the run's corpus, the most frequent first, and writes the index.
 
     Raises:
+        ConfigError: the model embeds no chunk by itself.
         FileNotFoundError: no such shards, or nothing was trained.
     """
+    check_chunks(options)
     import faiss
 
     from data.distinct import distinct_chunks

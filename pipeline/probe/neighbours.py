@@ -7,7 +7,7 @@ import numpy as np
 
 from pipeline.options import Options
 from pipeline.run.folder import RunFolder
-from pipeline.run.index import Index, Neighbours
+from pipeline.run.index import Index, Neighbours, check_chunks
 from pipeline.shown import visible
 
 
@@ -17,9 +17,11 @@ def neighbours(options: Options, queries: Sequence[str | bytes] = (), count: int
     A query that the corpus has is looked up without the model, which is opened to embed any other.
 
     Raises:
+        ConfigError: the model embeds no chunk by itself.
         FileNotFoundError: the run has no index yet.
         ValueError: a query is none, or the index is damaged, or of another checkpoint.
     """
+    check_chunks(options)
     folder = RunFolder.of(options)
     folder.check(options)
     asked = options.evaluate.stage

@@ -19,7 +19,9 @@ from typing import Any, Self
 import numpy as np
 
 from data.distinct import DistinctChunks, telling
-from pipeline.options import Phase
+from haed.options import SYSTEMS
+from pipeline.config import ConfigError
+from pipeline.options import Options, Phase
 from pipeline.run.files import read_as
 from pipeline.run.folder import RunFolder
 
@@ -211,6 +213,19 @@ def _check_header(path: Path, content: bytes) -> None:
     expected = _HEADER + 4 * width * vectors
     if content[:4] != b"IxFI" or width < 1 or vectors < 1 or len(content) != expected:
         raise ValueError(f"{path} is no flat index of inner products as `haed index` writes them: not read")
+
+
+def check_chunks(options: Options) -> None:
+    """Raises ConfigError for a model that embeds no chunk by itself: it has no index of chunks."""
+    kind = options.model.kind
+    if not SYSTEMS[kind].chunks:
+        from haed.build import KINDS
+
+        spaces = ", ".join(getattr(KINDS[kind].system, "spaces", ())) or "nothing"
+        raise ConfigError(
+            f"model.kind={kind} embeds no chunk by itself, so there is no index of chunks: it has vectors of {spaces} "
+            "(`System.vectors`)"
+        )
 
 
 def normalised(vectors: np.ndarray) -> np.ndarray:

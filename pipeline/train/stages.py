@@ -12,7 +12,8 @@ from data.corpus import Corpus
 from data.loader import Loader
 from haed.build import make_objective
 from haed.ranks import Ranks
-from pipeline.config import differences, retire
+from pipeline.config import ConfigError, differences, retire
+from pipeline.kinds import is_of
 from pipeline.options import FinetuneOptions, Options, Phase, PhaseOptions
 from pipeline.run.checkpoints import Checkpoint, Checkpoints
 from pipeline.run.device import Compute, compute, release_memory
@@ -43,10 +44,16 @@ def run_phase(
         listener: called with every metrics record, and after every step with where the phase is.
 
     Raises:
+        ConfigError: the phase has no limit, or this kind of model no such phase.
         FileNotFoundError: the shards, or the phase one to start from, are not there.
         ValueError: a checkpoint of another model or corpus, or one where `resume` forbids it.
         BlockingIOError: another process trains this run.
     """
+    kind, limits = options.model.kind, getattr(options, phase)
+    if not is_of(phase, kind):
+        raise ConfigError(f"model.kind={kind} has no phase one and no phase two: train it end to end, by `haed train`")
+    if not any((limits.steps, limits.seconds, limits.epochs)):
+        raise ConfigError(f"{phase} has no limit: set {phase}.seconds, {phase}.steps or {phase}.epochs")
     if options.launcher.processes > 1 and not started_by_torchrun():
         return launch(phase, options, stop, listener)
     with joined() as ranks:

@@ -111,8 +111,6 @@ class Trainer:
             NotFinite: the loss, a gradient or a weight became NaN or infinite; the last checkpoint stands.
             OSError: the last checkpoint, or that of an interruption, could not be written.
         """
-        if not any((self.phase.steps, self.phase.seconds, self.phase.epochs)):
-            raise ValueError("the phase has no limit: set its steps, seconds or epochs")
         self.metrics = metrics
         with closing(self._ahead()) as batches:
             return self._fit(batches)

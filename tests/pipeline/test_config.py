@@ -4,10 +4,14 @@ from typing import get_args
 
 import numpy as np
 import pytest
+from omegaconf import OmegaConf
 
+from haed.options import SYSTEMS
+from pipeline.cli import main
 from pipeline.config import ConfigError, dump, load, presets
-from pipeline.options import Options
-from tests.conftest import TINY
+from pipeline.kinds import is_of, phases
+from pipeline.options import IEMOptions, ModelOptions, Options
+from tests.conftest import TINY, TOKENS
 
 
 @pytest.mark.parametrize("preset", presets())
@@ -20,10 +24,12 @@ def test_presets_resolve_and_read_back(preset: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("preset", presets())
 def test_presets_take_a_step_on_tiny_data(preset: str, tiny: list[str], tmp_path: Path) -> None:
+    """Narrower, but with all of their parts."""
     from pipeline.run.shards import shard
-    from pipeline.train.stages import finetune, pretrain
+    from pipeline.train.stages import run_phase
 
     own = load(preset)
+    kind = own.model.kind
     if own.source.kind == "images":
         folder = tmp_path / "images"
         folder.mkdir()
@@ -34,10 +40,12 @@ def test_presets_take_a_step_on_tiny_data(preset: str, tiny: list[str], tmp_path
     else:
         source = ["batch.context=16"]
     keep = [item for item in tiny if not item.startswith(("model.", "optimizer."))]
-    small = ["batch.sequences=2", "model.decoder.width=32", "pretrain.epochs=null", "finetune.epochs=null"]
-    options = load(preset, [*keep, *small, *source, "pretrain.steps=1", "finetune.steps=1", "validation.times=0"])
+    narrow = ["batch.sequences=2", *(["model.decoder.width=32"] if SYSTEMS[kind].chunks else TOKENS)]
+    limits = [f"{phase}.{limit}" for phase in phases(kind) for limit in ("steps=1", "epochs=null")]
+    chosen = [word for word in [*keep, *source] if is_of(word.split("=")[0], kind)]
+    options = load(preset, [*chosen, *narrow, *limits, "validation.times=0"])
     shard(options)
-    assert pretrain(options).steps == 1 and finetune(options).steps == 1
+    assert [run_phase(phase, options).steps for phase in phases(kind)] == [1] * len(phases(kind))
 
 
 @pytest.mark.parametrize(
@@ -62,6 +70,58 @@ def test_wrong_configurations_say_what_is_wrong(preset: str | None, overrides: l
     with pytest.raises(ConfigError, match=message) as caught:
         load(preset, overrides)
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("kind", "override", "message"),
+    [
+        (
+            "hourglass",
+            "model.encoder.hidden=3",
+            "model.encoder.hidden belongs to model.kind=haed, and this is .*hourglass",
+        ),
+        (
+            "hourglass",
+            "model={main: {layers: 4}}",
+            "model.main.layers belongs .*: set model.token.… or model.hourglass",
+        ),
+        ("haed", "model.hourglass.hierarchy=6@1", "belongs to model.kind=hourglass, .*=haed: set model.encoder.…"),
+        ("hourglass", "iem.scale=none", "iem.scale belongs to model.kind=haed, .*leave it out, or set model.kind=haed"),
+        ("hourglass", "pretrain.steps=3", "pretrain.steps belongs to .*: set train.…, or"),
+        ("hourglass", "batch.pieces=1", "batch.pieces belongs to"),
+        ("hourglass", "train.decode_fraction=0.5", "train.decode_fraction belongs to"),
+        ("hourglass", "optimizer.main_learning_rate=1", "set optimizer.learning_rate.…, or"),
+    ],
+)
+def test_options_of_another_kind_are_refused(kind: str, override: str, message: str, tmp_path: Path) -> None:
+    """Given by the user, even at their default; in a file that is of one kind, where they are another's."""
+    with pytest.raises(ConfigError, match=message) as caught:
+        load("quickstart", [f"model.kind={kind}", override])
+    assert "\n" not in str(caught.value)
+    path = tmp_path / "mixed.yaml"
+    path.write_text(f"model: {{kind: {kind}, main: {{layers: 9}}, token: {{width: 8}}}}")
+    with pytest.raises(ConfigError, match=rf"mixed.yaml: model.(main.layers|token.width) belongs to .*={kind}:"):
+        load(path)
+
+
+def test_another_kind_is_a_word_and_what_it_leaves_of_a_preset_is_said(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["config", "quickstart", "model.kind=hourglass", "model.token.width=8"]) == 0
+    found = capsys.readouterr()
+    assert "hourglass has no use for these options of quickstart: model.main.layers, iem.similarity" in found.err
+    assert found.err.count("\n") == 1 and "width: 8" in found.out
+    assert not any(line.startswith(("iem:", "pretrain:", "index:")) for line in found.out.splitlines())
+    options = load("quickstart", ["model.kind=hourglass"])
+    assert options.model.main == ModelOptions().main and options.iem == IEMOptions()
+    assert main(["config", "quickstart"]) == 0 and not capsys.readouterr().err
+
+
+def test_a_whole_configuration_is_read_again_whatever_another_kind_has(tmp_path: Path) -> None:
+    """Also one of before, which holds the defaults of all kinds."""
+    options, path = load("quickstart", ["model.kind=hourglass"]), tmp_path / "config.yaml"
+    path.write_text(dump(options))
+    assert load(path) == options and "main" not in path.read_text()
+    path.write_text(OmegaConf.to_yaml(OmegaConf.structured(options)))
+    assert load(path) == options and "main" in path.read_text()
 
 
 @pytest.mark.parametrize("content", ["- a\n- b\n", "a: [", "model: 3\n", "name: !!python/object:os.system x\n", "\x00"])

@@ -1,0 +1,52 @@
+"""Which options are of which kinds of model: the sections that a family names, and what only models of chunks have."""
+
+from haed.options import SYSTEMS
+from pipeline.options import Phase
+
+# Options, and whole sections, outside `model` that models of chunks alone have a use for, and what others have in their place.
+OF_CHUNKS = {
+    "compile": "",
+    "batch.pieces": "",
+    "iem": "",
+    "optimizer.main_learning_rate": "optimizer.learning_rate",
+    "pretrain": "train",
+    "finetune": "train",
+    "train.iem_weight": "",
+    "train.decode_fraction": "",
+    "evaluate.closed_set": "",
+    "evaluate.closed_windows": "",
+    "index": "",
+}
+
+
+def phases(kind: str) -> tuple[Phase, ...]:
+    """Those that a whole run of a model of this kind trains, in order."""
+    return ("pretrain", "finetune") if SYSTEMS[kind].chunks else ("train",)
+
+
+def is_of(key: str, kind: str) -> bool:
+    """Whether a model of this kind has a use for an option, given as a dotted key."""
+    return kind in _kinds(key)
+
+
+def refusal(key: str, kind: str) -> str:
+    """One line for an option that a model of this kind has no use for: whose it is, and what to set instead."""
+    whose = [f"model.kind={other}" for other in _kinds(key)]
+    instead = [f"model.{section}" for section in SYSTEMS[kind].sections]
+    if not key.startswith("model."):
+        instead = [other for name, other in OF_CHUNKS.items() if _is_within(key, name) and other]
+    hint = f"set {' or '.join(f'{each}.…' for each in instead)}" if instead else "leave it out"
+    return f"{key} belongs to {', '.join(whose)}, and this is model.kind={kind}: {hint}, or set {whose[0]}"
+
+
+def _kinds(key: str) -> list[str]:
+    if any(_is_within(key, name) for name in OF_CHUNKS):
+        return [kind for kind, family in SYSTEMS.items() if family.chunks]
+    owners = [
+        kind for kind, family in SYSTEMS.items() if any(_is_within(key, f"model.{each}") for each in family.sections)
+    ]
+    return owners or list(SYSTEMS)
+
+
+def _is_within(key: str, name: str) -> bool:
+    return key == name or key.startswith(f"{name}.")
