@@ -112,6 +112,15 @@ class TokenOptions:
         int, Field(ge=2, le=4096, description="width of a head; heads × head_width need not be W")
     ] = 64
     ffn: Annotated[int, Field(ge=1, le=2**20, description="hidden units of the feed-forward layers")] = 1024
+    attention: Annotated[
+        Literal["rotary", "relative", "local", "plain"],
+        Field(
+            description="rotary; relative (Transformer-XL); local: rotary, to the last positions; plain: knows no positions"
+        ),
+    ] = "rotary"
+    window: Annotated[
+        int, Field(ge=1, le=2**20, description="positions that local attention sees, its own included")
+    ] = 128
     activation: Annotated[Literal["gelu", "relu"], Field(description="of the feed-forward layers")] = "gelu"
     dropout: Annotated[
         float,

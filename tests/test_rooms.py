@@ -16,7 +16,7 @@ ALLOWED = {"haed": set(), "data": set(), "pipeline": {"haed", "data"}, "flows": 
 # The rooms of each package (its folders, and the modules beside them) from the lowest up. A module may import those of its
 # own room and of all below; rooms of one line do not import each other.
 ORDER = {
-    "haed": ["options ranks blocks", "system", "chunk token", "iem sampling", "build"],
+    "haed": ["options ranks", "blocks", "system", "chunk token", "iem sampling", "build"],
     "data": [
         "locations durable processes statistics",
         "options",

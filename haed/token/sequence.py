@@ -15,6 +15,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from haed.blocks.attention import sinusoids
+from haed.blocks.layer import calm_residuals
 from haed.options import TokenOptions
 from haed.system import Cut, System, Windows, moved
 
@@ -104,7 +106,8 @@ class TokenSystem(System):
     def initialise(self) -> None:
         """Sets every parameter but those that a family sets after it.
 
-        Matrices: normal with deviation 1/√fan_in. Embeddings: normal, 1. Output layer: zero, so that the first loss is log V.
+        Matrices: normal with deviation 1/√fan_in, those that end a residual branch smaller (`calm_residuals`). Embeddings:
+        normal, 1. Output layer: zero, so that the first loss is log V.
         """
         for module in self.modules():
             if isinstance(module, nn.Linear):
@@ -115,6 +118,7 @@ class TokenSystem(System):
                 nn.init.normal_(module.weight)
             elif isinstance(module, nn.LayerNorm):
                 module.reset_parameters()
+        calm_residuals(self)
         nn.init.zeros_(self.output.weight)
 
     def begin(self, samples: int) -> Memory:
@@ -184,8 +188,4 @@ class Positions(nn.Module):
             return x
         if self.table is not None:
             return x + self.table.weight[fed : fed + x.shape[1]]
-        pairs = torch.arange(0, x.shape[2], 2, device=x.device, dtype=torch.float32)
-        place = torch.arange(fed, fed + x.shape[1], device=x.device, dtype=torch.float32)
-        angle = place[:, None] * 10_000.0 ** (-pairs / x.shape[2])
-        waves = torch.stack([angle.sin(), angle.cos()], -1).flatten(1)[:, : x.shape[2]]
-        return x + waves.to(x.dtype)
+        return x + sinusoids(torch.arange(fed, fed + x.shape[1], device=x.device), x.shape[2], x.dtype)

@@ -1,0 +1,244 @@
+"""Causal attention between vectors that stand at positions of one sequence: plain, rotary, local, relative.
+
+Positions need not be neighbours: a sequence shortened by k stands at every k-th position of the finer one, so that the same
+code attends within a level and between two. LSH attention is in `haed.blocks.lsh`.
+
+Legend: B sequences, L positions, n queries, m keys, W width, H heads, D width of a head; H·D need not be W.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from haed.options import TokenOptions
+
+_BLOCK, _CUDA_BLOCK = 128, 1024  # queries at a time
+
+
+@dataclass(frozen=True)
+class Grid:
+    """Positions `first`, `first + step`, … of the vectors of a sequence."""
+
+    first: int = 0
+    step: int = 1
+
+    def at(self, index: int) -> int:
+        """Position of the vector of that index."""
+        return self.first + index * self.step
+
+    def skip(self, count: int) -> "Grid":
+        """The same without so many at its start; with more before it, if negative."""
+        return Grid(self.at(count), self.step)
+
+    def upto(self, position: int) -> int:
+        """How many vectors stand there or before."""
+        return max(0, (position - self.first) // self.step + 1)
+
+    def places(self, count: int, device: torch.device) -> Tensor:
+        """The first so many positions, (count,) integers."""
+        return torch.arange(count, device=device) * self.step + self.first
+
+
+class Past:
+    """What an attention remembers of the vectors it has seen: tensors (B, H, T, ·), such as their keys and values."""
+
+    def __init__(self) -> None:
+        self.seen = 0
+        self.held: tuple[Tensor, ...] = ()
+        self.table: Tensor | None = None  # of relative attention: (H, D, T), what it has worked out for distances
+
+    def extend(self, *new: Tensor, keep: int | None = None) -> tuple[Tensor, ...]:
+        """Appends what new vectors bring and returns all that is held then; of that, the last `keep` are held on."""
+        found = tuple(torch.cat(pair, 2) for pair in zip(self.held, new, strict=True)) if self.held else new
+        self.seen += new[0].shape[2]
+        self.held = found if keep is None else tuple(x[:, :, max(0, x.shape[2] - keep) :] for x in found)
+        return found
+
+
+def sinusoids(places: Tensor, width: int, dtype: torch.dtype) -> Tensor:
+    """Sines and cosines by turns, (n, W), of positions or distances (n,) (Vaswani et al. 2017, section 3.5)."""
+    pairs = torch.arange(0, width, 2, device=places.device, dtype=torch.promote_types(dtype, torch.float32))
+    angle = places[:, None] * 10_000.0 ** (-pairs / width)
+    return torch.stack([angle.sin(), angle.cos()], -1).flatten(1)[:, :width].to(dtype)
+
+
+def rotated(x: Tensor, grid: Grid) -> Tensor:
+    """Rotary position embedding (Su et al. 2021) of x (B, H, n, D), which stands at the positions of a grid."""
+    half = x.shape[-1] // 2
+    wide = torch.promote_types(x.dtype, torch.float32)
+    frequency = 10_000.0 ** (-torch.arange(half, device=x.device, dtype=wide) / half)
+    angle = grid.places(x.shape[2], x.device)[:, None] * frequency
+    cos, sin = angle.cos().to(x.dtype), angle.sin().to(x.dtype)
+    a, b = x[..., :half], x[..., half : 2 * half]
+    return torch.cat([a * cos - b * sin, a * sin + b * cos, x[..., 2 * half :]], -1)
+
+
+def attend(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    queries: Grid,
+    keys: Grid,
+    window: int | None = None,
+    dropout: float = 0.0,
+    bias: Callable[[slice, int], Tensor] | None = None,
+) -> Tensor:
+    """Softmax attention (B, H, n, D) of queries to the keys at their own positions and before.
+
+    It is computed in blocks of queries, each with the keys that it may see at all: on a CPU 128 queries, which skips nearly
+    half of the square (1,024 positions in float32 took half as long, as much as PyTorch's flash kernel); on a GPU all at
+    once, or 1,024 where a window makes most of the square empty.
+
+    Args:
+        q: (B, H, n, D), scaled.
+        k: (B, H, m, D).
+        v: (B, H, m, D).
+        queries: where the queries stand; each must see a key.
+        keys: where the keys stand.
+        window: positions that a query sees, its own included; None: all before it.
+        dropout: of the probabilities.
+        bias: gives what is added to the scores (B, H, n', m') of a slice of the queries and the first m' keys.
+    """
+    batch, n = q.shape[:2], q.shape[2]
+    if q.is_cuda and queries == keys and n == k.shape[2] and window is None and bias is None:
+        return F.scaled_dot_product_attention(q, k, v, is_causal=True, dropout_p=dropout, scale=1.0)
+    size, parts = _BLOCK if not q.is_cuda else n if window is None else _CUDA_BLOCK, []
+    for first in range(0, n, max(1, size)):
+        rows, at = slice(first, min(n, first + size)), queries.skip(first)
+        part, high = q[:, :, rows], keys.upto(queries.at(min(n, first + size) - 1))
+        low = 0 if window is None else keys.upto(at.first - window)
+        back = at.places(part.shape[2], q.device)[:, None] - keys.skip(low).places(high - low, q.device)
+        hidden = back < 0 if window is None else (back < 0) | (back >= window)
+        added = torch.zeros_like(hidden, dtype=q.dtype) if bias is None else bias(rows, high)
+        added = added.masked_fill(hidden, -torch.inf)
+        if q.is_cuda:
+            found = F.scaled_dot_product_attention(
+                part, k[:, :, low:high], v[:, :, low:high], attn_mask=added, dropout_p=dropout, scale=1.0
+            )
+        else:
+            added = added.expand(*batch, -1, -1).flatten(0, 1)
+            scores = torch.baddbmm(added, part.flatten(0, 1), k[:, :, low:high].flatten(0, 1).mT)
+            shares = F.dropout(scores.softmax(-1).to(v.dtype), dropout)
+            found = (shares @ v[:, :, low:high].flatten(0, 1)).unflatten(0, batch)
+        parts.append(found)
+    return torch.cat(parts, 2) if parts else q
+
+
+class Attention(nn.Module):
+    """Causal attention that knows no positions ("plain").
+
+    Args:
+        options: sizes, dropout of the probabilities.
+        longest: positions of the longest sequence.
+    """
+
+    def __init__(self, options: TokenOptions, longest: int) -> None:
+        super().__init__()
+        inner = options.heads * options.head_width
+        self.heads, self.dropout = options.heads, options.dropout
+        self.window: int | None = None
+        self.query = nn.Linear(options.width, inner)
+        self.key_value = nn.Linear(options.width, 2 * inner)
+        self.out = nn.Linear(inner, options.width)
+
+    def forward(self, x: Tensor, past: Past | None = None) -> Tensor:
+        """Mixes x (B, L, W) with itself and, if given, with what came before it."""
+        grid = Grid(past.seen if past is not None else 0)
+        return self.between(x, x, grid, grid, past)
+
+    def between(self, x: Tensor, source: Tensor, queries: Grid, keys: Grid, past: Past | None = None) -> Tensor:
+        """What vectors (B, n, W) find among others (B, m, W), and the past before those, at their own positions or before."""
+        (q,), (k, v) = self.split(self.query(x)), self.split(self.key_value(source))
+        q, k = self.placed(q * q.shape[-1] ** -0.5, queries), self.placed(k, keys)
+        if past is not None:
+            new = k.shape[2]
+            k, v = past.extend(k, v, keep=None if self.window is None else self.window - 1)
+            keys = keys.skip(new - k.shape[2])
+        return self.out(self.mix(q, k, v, queries, keys, past).transpose(1, 2).flatten(2))
+
+    def split(self, x: Tensor) -> tuple[Tensor, ...]:
+        """(B, n, p·H·D) to p tensors (B, H, n, D)."""
+        inner = self.out.in_features
+        return x.unflatten(-1, (x.shape[-1] // inner, self.heads, -1)).permute(2, 0, 3, 1, 4).unbind(0)
+
+    def placed(self, x: Tensor, grid: Grid) -> Tensor:
+        """Queries or keys (B, H, n, D) with their positions worked in."""
+        return x
+
+    def mix(self, q: Tensor, k: Tensor, v: Tensor, queries: Grid, keys: Grid, past: Past | None) -> Tensor:
+        """See `attend`."""
+        return attend(q, k, v, queries, keys, self.window, self.dropout if self.training else 0.0)
+
+
+class Rotary(Attention):
+    """Attention with rotary positions (Su et al. 2021)."""
+
+    def placed(self, x: Tensor, grid: Grid) -> Tensor:
+        """Turned by angles in proportion to their positions."""
+        return rotated(x, grid)
+
+
+class Local(Rotary):
+    """Rotary attention to the last `window` positions, the own one included, in time linear in the length."""
+
+    def __init__(self, options: TokenOptions, longest: int) -> None:
+        super().__init__(options, longest)
+        self.window = options.window
+
+
+class Relative(Attention):
+    """Transformer-XL's attention (Dai et al. 2019, section 3.3): (q_i + u)·k_j + (q_i + v)·W_r R_{i−j}, scaled.
+
+    R are sinusoids of the distance, as wide as the model. u, v and W_r are each layer's own.
+    """
+
+    def __init__(self, options: TokenOptions, longest: int) -> None:
+        super().__init__(options, longest)
+        self.distance = nn.Linear(options.width, options.heads * options.head_width, bias=False)
+        self.content_bias = nn.Parameter(torch.zeros(options.heads, 1, options.head_width))
+        self.distance_bias = nn.Parameter(torch.zeros(options.heads, 1, options.head_width))
+
+    def mix(self, q: Tensor, k: Tensor, v: Tensor, queries: Grid, keys: Grid, past: Past | None) -> Tensor:
+        """See `attend`; the scores of distances are computed for each distance once, and shifted to where they belong."""
+        if not q.shape[2]:
+            return q
+        scale = q.shape[-1] ** -0.5
+        table = self._table(queries.at(q.shape[2] - 1) - keys.first + 1, past)
+        content, distance = q + self.content_bias * scale, q + self.distance_bias * scale
+
+        def bias(rows: slice, m: int) -> Tensor:
+            return shifted(distance[:, :, rows], table, queries.skip(rows.start), keys, m)
+
+        return attend(content, k, v, queries, keys, None, self.dropout if self.training else 0.0, bias)
+
+    def _table(self, count: int, past: Past | None) -> Tensor:
+        """W_r R (H, D, count) of the distances 0, 1, …; what the past has of it is not worked out again."""
+        known = past.table if past is not None else None
+        have = 0 if known is None else known.shape[2]
+        if known is None or have < count:
+            weight = self.distance.weight
+            waves = sinusoids(torch.arange(have, count, device=weight.device), weight.shape[1], weight.dtype)
+            new = self.distance(waves).unflatten(-1, (self.heads, -1)).permute(1, 2, 0)
+            known = new if known is None else torch.cat([known, new], 2)
+        if past is not None:
+            past.table = known
+        return known[..., :count]
+
+
+def shifted(q: Tensor, table: Tensor, queries: Grid, keys: Grid, m: int) -> Tensor:
+    """Scores (B, H, n, m) of queries (B, H, n, D) and what belongs to their distances from the first m keys.
+
+    `table` (H, D, T) belongs to the distances 0, 1, …. Each query meets each distance once; row i, in the order of falling
+    distances, is then read from i·step further left (the relative shift, Dai et al. 2019, appendix B). What is read for keys
+    after the query means nothing.
+    """
+    n = q.shape[2]
+    far = queries.at(n - 1) - keys.first  # the largest distance, in column 0
+    columns = max(far, (m - 1) * keys.step + queries.step) + 1
+    by_distance = q @ F.pad(table[..., : far + 1].flip(-1), (0, columns - far - 1))  # (B, H, n, columns)
+    *outer, row, column = by_distance.stride()
+    strides = (*outer, row - queries.step * column, keys.step * column)
+    return by_distance.as_strided((*q.shape[:2], n, m), strides, (n - 1) * queries.step * column)
