@@ -49,15 +49,36 @@ def _known(kind: str) -> str:
 class EncoderOptions:
     """The encoder: a chunk, without context, to its embedding."""
 
-    kind: Annotated[Literal["mlp"], Field(description="mlp: token embeddings of the whole chunk through an MLP")] = (
-        "mlp"
-    )
-    token_width: Annotated[int, Field(ge=1, le=65_536, description="width of a token's embedding (paper: 10)")] = 32
-    hidden: Annotated[int, Field(ge=1, le=65_536, description="units of each hidden layer (paper: 256)")] = 512
-    layers: Annotated[int, Field(ge=1, le=1024, description="linear layers (paper: 2)")] = 2
-    width: Annotated[int, Field(ge=1, le=65_536, description="width E of a chunk's embedding (paper: 256)")] = 256
+    kind: Annotated[
+        Literal["mlp", "linear", "lstm", "transformer"],
+        Field(
+            description="mlp: token embeddings of the whole chunk through an MLP; linear: through a layer norm and one linear "
+            "map (MEGABYTE); lstm: its last output (HRED); transformer: over the chunk's tokens, their mean"
+        ),
+    ] = "mlp"
+    token_width: Annotated[
+        int, Field(ge=1, le=65_536, description="width of a token's embedding, but for the transformer (paper: 10)")
+    ] = 32
+    hidden: Annotated[
+        int,
+        Field(
+            ge=1,
+            le=65_536,
+            description="units of a hidden layer (paper: 256); LSTM units (paper: 1024); transformer width",
+        ),
+    ] = 512
+    layers: Annotated[
+        int, Field(ge=1, le=1024, description="of linear maps (paper: 2), of the LSTM (paper: 1), of the transformer")
+    ] = 2
+    heads: Annotated[int, Field(ge=1, le=4096, description="attention heads of the transformer encoder")] = 4
+    ffn: Annotated[int, Field(ge=1, le=2**20, description="feed-forward units of the transformer encoder")] = 1024
+    width: Annotated[
+        int,
+        Field(ge=1, le=65_536, description="width E of a chunk's embedding (paper: 256); lstm: its first E units"),
+    ] = 256
     output: Annotated[
-        Literal["norm", "relu"], Field(description="what ends the encoder: a layer norm, or ReLU as in the paper")
+        Literal["norm", "relu", "none"],
+        Field(description="what ends the encoder: a layer norm, ReLU (paper), or none, as HRED has it"),
     ] = "norm"
 
 
@@ -65,9 +86,17 @@ class EncoderOptions:
 class MainOptions:
     """The main model: embeddings of the chunks so far to a prediction of the next one."""
 
-    kind: Annotated[Literal["transformer"], Field(description="transformer: causal, pre-norm")] = "transformer"
-    layers: Annotated[int, Field(ge=1, le=1024, description="blocks (paper: 6)")] = 4
-    width: Annotated[int, Field(ge=1, le=65_536, description="width W of the residual stream (paper: 356)")] = 256
+    kind: Annotated[
+        Literal["transformer", "lstm"],
+        Field(description="transformer: causal, pre-norm; lstm: its input gate at most 1 − forget gate (HRED)"),
+    ] = "transformer"
+    layers: Annotated[int, Field(ge=1, le=1024, description="blocks (paper: 6), or layers of the LSTM (paper: 1)")] = 4
+    width: Annotated[
+        int, Field(ge=1, le=65_536, description="width W of the residual stream and of the prediction ŷ (paper: 356)")
+    ] = 256
+    units: Annotated[
+        int | None, Field(ge=1, le=65_536, description="lstm: units, whose first W are ŷ (paper: 1500); null: W")
+    ] = None
     heads: Annotated[int, Field(ge=1, le=4096, description="attention heads (paper: 8; 12 in the IEM experiments)")] = 4
     head_width: Annotated[
         int, Field(ge=2, le=4096, description="width of a head; heads × head_width need not be W")
@@ -76,8 +105,11 @@ class MainOptions:
         1024
     )
     positions: Annotated[
-        Literal["rotary", "concatenated"],
-        Field(description="rotary, or learned vectors that fill the coordinates from E to W (paper; needs W > E)"),
+        Literal["rotary", "concatenated", "learned"],
+        Field(
+            description="of the transformer: rotary; learned vectors that fill the coordinates from E to W (concatenated: paper; "
+            "needs W > E), or are added to all (learned)"
+        ),
     ] = "rotary"
 
 
@@ -97,6 +129,13 @@ class DecoderOptions:
     layers: Annotated[int, Field(ge=1, le=1024, description="layers")] = 1
     heads: Annotated[int, Field(ge=1, le=4096, description="attention heads of the transformer decoder")] = 4
     ffn: Annotated[int, Field(ge=1, le=2**20, description="feed-forward units of the transformer decoder")] = 1024
+    context: Annotated[
+        Literal["same", "each"],
+        Field(
+            description="ŷ is mapped to every place of the chunk by the same matrix, or to each by its own (MEGABYTE; of the "
+            "transformer decoder)"
+        ),
+    ] = "same"
     previous: Annotated[bool, Field(description="the transformer decoder also sees the tokens of the chunk before")] = (
         False
     )

@@ -83,7 +83,7 @@ class ChunkSampler(Sampler):
         first = max(0, prompt.lengths.shape[1] - system.cut.context + 1)
         tokens, lengths = prompt.tokens[:, first:].long(), prompt.lengths[:, first:]
         tokens, lengths = tokens.expand(samples, -1, -1), lengths.expand(samples, -1)
-        seen = self._embed(tokens.flatten(0, 1), lengths.flatten()).unflatten(0, lengths.shape)
+        seen = self._embed(Chunks(tokens.flatten(0, 1), lengths.flatten())).unflatten(0, lengths.shape)
         self.inputs = torch.cat([self._start(), seen], 1)
         self.prediction = system.main.step(self.inputs, self.cache)[:, -1]
         none = Chunks(tokens.new_zeros(samples, system.cut.k), lengths.new_zeros(samples))
@@ -120,7 +120,7 @@ class ChunkSampler(Sampler):
     def _feed(self, drawn: Chunks) -> None:
         """Lets the main model see the chunks and predict the next ones."""
         self.last, main, context = drawn, self.system.main, self.system.cut.context
-        vector = self._embed(drawn.tokens, drawn.lengths)[:, None]
+        vector = self._embed(drawn)[:, None]
         self.inputs = torch.cat([self.inputs, vector], 1)
         if self.inputs.shape[1] > context:
             self.inputs = torch.cat([self._start(), self.inputs[:, self.inputs.shape[1] - context // 2 :]], 1)
@@ -131,10 +131,9 @@ class ChunkSampler(Sampler):
         """What stands before the first chunk: (B, 1, E)."""
         return self.system.main.start.expand(self.samples, 1, -1)
 
-    def _embed(self, tokens: Tensor, lengths: Tensor) -> Tensor:
+    def _embed(self, chunks: Chunks) -> Tensor:
         """Embeddings (N, E) of chunks on the CPU."""
-        found = self.system.encoder(tokens.to(self.device), lengths.to(self.device)).vector
-        return found.to(self.system.main.start.dtype)
+        return self.system.encode(chunks).vector.to(self.system.main.start.dtype)
 
 
 class TokenSampler(Sampler):

@@ -1,4 +1,4 @@
-"""LSTM over packed chunks: real tokens only, with a hand-written backward pass.
+"""LSTM over packed sequences: real steps only, with a hand-written backward pass.
 
 The input of a decoder's cell at decision t is a symbol and the context vector ŷ of its chunk. The symbol's part is a
 row of a (V + 1, 4H) table and ŷ's part is constant over a chunk, so both are multiplied once, outside the recurrence;
@@ -6,17 +6,27 @@ inside remains one product with the recurrent weights. In the backward pass the 
 large products over all steps instead of one small product a step. Gates are kept in the autocast type, the cell in
 float32 or wider.
 
+A capped LSTM takes min(i, 1 − f) for its input gate i beside the forget gate f (Melis et al. 2017): its cell is a mean of what
+was written into it, within −1 and 1 for ever. `torch.nn.LSTM` has no such gate.
+
 Hochreiter & Schmidhuber 1997; gates in the order input, forget, cell, output, as `torch.nn.LSTM`.
 """
 
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
 
-def _cell(gates: Tensor, cell: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
+def compute_dtype(x: Tensor) -> torch.dtype:
+    """The type in which matrix products run: autocast's if it is on, else that of `x`."""
+    device = x.device.type
+    enabled = torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device)
+    return torch.get_autocast_dtype(device) if enabled else x.dtype
+
+
+def _cell(gates: Tensor, cell: Tensor | None, capped: bool) -> tuple[Tensor, Tensor, Tensor]:
     """Activates gates (n, 4H) in place and steps the cell (n, H): output, new cell, tanh of it.
 
     The cell's gate goes through tanh x = 2σ(2x) − 1, so that one call activates all four, several times as fast on CPU.
@@ -26,6 +36,8 @@ def _cell(gates: Tensor, cell: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
     update.mul_(2)
     gates.sigmoid_()
     update.mul_(2).sub_(1)
+    if capped:
+        gates[:, :width] = torch.minimum(gates[:, :width], 1 - gates[:, width : 2 * width])
     i, f, g, o = gates.chunk(4, 1)
     new = torch.mul(i, g).to(torch.promote_types(gates.dtype, torch.float32))
     if cell is not None:
@@ -36,7 +48,9 @@ def _cell(gates: Tensor, cell: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
 
 class _PackedLSTM(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, inputs: Tensor, context: Tensor, weight: Tensor, sizes: list[int]) -> Tensor:
+    def forward(
+        ctx: Any, inputs: Tensor, context: Tensor | None, weight: Tensor, sizes: list[int], capped: bool
+    ) -> Tensor:
         width = weight.shape[1]
         gates = inputs.clone()
         cells = inputs.new_empty(len(inputs), width, dtype=torch.promote_types(inputs.dtype, torch.float32))
@@ -46,25 +60,26 @@ class _PackedLSTM(torch.autograd.Function):
         for size in sizes:
             rows = slice(start, start + size)
             step = gates[rows]
-            step += context[:size]
+            if context is not None:
+                step += context[:size]
             if hidden is not None and cell is not None:
                 step.addmm_(hidden[:size], weight.t())
                 cell = cell[:size]
-            hidden, cell, squash = _cell(step, cell)
+            hidden, cell, squash = _cell(step, cell, capped)
             outputs[rows], cells[rows], squashed[rows] = hidden, cell, squash
             start += size
         ctx.save_for_backward(weight, gates, cells, squashed, outputs)
-        ctx.sizes, ctx.chunks = sizes, len(context)
+        ctx.sizes, ctx.capped, ctx.chunks = sizes, capped, None if context is None else len(context)
         return outputs
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, Tensor, None]:
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor | None, Tensor, None, None]:
         weight, gates, cells, squashed, outputs = ctx.saved_tensors
         sizes: list[int] = ctx.sizes
         width, total = weight.shape[1], len(gates)
         d_gates = torch.empty_like(gates)
-        d_context = gates.new_zeros(ctx.chunks, 4 * width, dtype=cells.dtype)
+        d_context = None if ctx.chunks is None else gates.new_zeros(ctx.chunks, 4 * width, dtype=cells.dtype)
         d_cell = cells.new_zeros(sizes[0] if sizes else 0, width)
         d_hidden: Tensor | None = None
         start = total
@@ -88,15 +103,21 @@ class _PackedLSTM(torch.autograd.Function):
             if t > 0:
                 before = slice(start - sizes[t - 1], start - sizes[t - 1] + size)
                 torch.mul(narrow * cells[before].to(gates.dtype), f * (1 - f), out=d_f)
-                carried *= f
-                d_hidden = d_gates[rows] @ weight
             else:
                 d_f.zero_()
-            d_context[:size] += d_gates[rows]
+            if ctx.capped:  # where 1 − f stands for i, which has no other bearing; i·(1 − i) is then f·(1 − f)
+                over = i == 1 - f
+                d_f -= d_i * over
+                d_i.masked_fill_(over, 0)
+            if t > 0:
+                carried *= f
+                d_hidden = d_gates[rows] @ weight
+            if d_context is not None:
+                d_context[:size] += d_gates[rows]
         first = sizes[0] if sizes else 0
         previous = torch.cat([outputs[:0]] + _previous_rows(outputs, sizes))
         d_weight = d_gates[first:].t() @ previous
-        return d_gates, d_context.to(gates.dtype), d_weight, None
+        return d_gates, None if d_context is None else d_context.to(gates.dtype), d_weight, None, None
 
 
 def _previous_rows(outputs: Tensor, sizes: list[int]) -> list[Tensor]:
@@ -108,22 +129,54 @@ def _previous_rows(outputs: Tensor, sizes: list[int]) -> list[Tensor]:
     return rows
 
 
-def packed_lstm(inputs: Tensor, context: Tensor, weight: Tensor, sizes: list[int]) -> Tensor:
-    """Runs an LSTM, from a zero state, over packed chunks.
+def packed_lstm(
+    inputs: Tensor, context: Tensor | None, weight: Tensor, sizes: list[int], capped: bool = False
+) -> Tensor:
+    """Runs an LSTM, from a zero state, over packed sequences.
 
     Args:
         inputs: (S, 4H) each row's own contribution to the gates, in the packed order of `haed.chunk.packing.Packed`.
-        context: (N, 4H) each chunk's constant contribution, in the order of `Packed.order`.
+        context: (N, 4H) each sequence's constant contribution, in the order of `Packed.order`; None for none.
         weight: (4H, H) recurrent weights.
-        sizes: number of chunks alive at each step, not increasing.
+        sizes: number of sequences alive at each step, not increasing.
+        capped: the input gate is at most 1 − forget gate.
 
     Returns:
         (S, H) outputs.
     """
-    return _PackedLSTM.apply(inputs, context, weight, sizes)
+    return _PackedLSTM.apply(inputs, context, weight, sizes, capped)
 
 
-def lstm_step(gates: Tensor, cell: Tensor | None) -> tuple[Tensor, Tensor]:
+def lstm_step(gates: Tensor, cell: Tensor | None, capped: bool = False) -> tuple[Tensor, Tensor]:
     """One step for sampling: pre-activations (n, 4H) and cell (n, H) to output (n, H) and new cell."""
-    hidden, cell, _ = _cell(gates.clone(), cell)
+    hidden, cell, _ = _cell(gates.clone(), cell, capped)
     return hidden, cell
+
+
+class LSTMLayer(nn.Module):
+    """A layer with its input matrix, for sequences of vectors; see `packed_lstm`."""
+
+    def __init__(self, inputs: int, units: int, capped: bool = False) -> None:
+        super().__init__()
+        self.capped = capped
+        self.input = nn.Linear(inputs, 4 * units)
+        self.recurrent = nn.Parameter(torch.empty(4 * units, units))
+
+    def forward(self, x: Tensor, sizes: list[int]) -> Tensor:
+        """Packed rows (S, I) to outputs (S, H)."""
+        gates = self.input(x)
+        return packed_lstm(gates, None, self.recurrent.to(gates.dtype), sizes, self.capped)
+
+    def step(self, x: Tensor, state: tuple[Tensor, Tensor] | None) -> tuple[Tensor, Tensor]:
+        """One step of all sequences, (N, I): output and cell, each (N, H), from those before."""
+        gates = self.input(x)
+        if state is not None:
+            gates = gates + nn.functional.linear(state[0], self.recurrent)
+        return lstm_step(gates, None if state is None else state[1], self.capped)
+
+
+def initialise_lstm(recurrent: Tensor, bias: Tensor) -> None:
+    """Recurrent weights (4H, H) orthogonal, and forget gates open at first: their share of the bias (4H,) is 1."""
+    nn.init.orthogonal_(recurrent)
+    width = recurrent.shape[1]
+    bias[width : 2 * width] = 1

@@ -1,4 +1,4 @@
-"""Causal pre-norm transformer blocks with a key/value cache; shared by the main model and the transformer decoder.
+"""Pre-norm transformer blocks with a key/value cache; shared by main model, transformer encoder and transformer decoder.
 
 Legend: B sequences, T positions, W width, H heads, D width of a head; H·D need not be W.
 """
@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence, pad_packed_sequence
 
 
 @dataclass
@@ -86,6 +87,14 @@ def causal_attention(q: Tensor, k: Tensor, v: Tensor, seen: Tensor | None = None
     return (scores.softmax(-1).to(v.dtype) @ v).unflatten(0, batch)
 
 
+def full_attention(q: Tensor, k: Tensor, v: Tensor, seen: Tensor) -> Tensor:
+    """Attention of queries to all keys and values, each (B, H, T, D), for which `seen` (B, T) is true; at least one is."""
+    if len(q) > _SEQUENCES:
+        parts = zip(*(x.split(_SEQUENCES) for x in (q, k, v, seen)), strict=True)
+        return torch.cat([full_attention(*part) for part in parts])
+    return F.scaled_dot_product_attention(q, k, v, attn_mask=seen[:, None, None])
+
+
 class Attention(nn.Module):
     """Causal self-attention on (B, T, W)."""
 
@@ -148,3 +157,29 @@ class Block(nn.Module):
         """(B, T, W) to (B, T, W); position t sees positions up to t, and `before`, see `Attention.attend`."""
         x = x + self.attention(self.attention_norm(x), cache, layer, before)
         return self.feed_forward(x)
+
+    def packed(self, x: Tensor, sizes: list[int], before: Before | None = None, seen: Tensor | None = None) -> Tensor:
+        """As `forward` without a cache, on sequences in a packed layout: padding exists inside attention only.
+
+        Args:
+            x: (S, W) rows in time-major order, the longest sequence first.
+            sizes: number of sequences that have a place t, for each t.
+            before: see `Attention.attend`.
+            seen: (B, T) where each sequence is; then every place sees all of its sequence, `before` nothing.
+        """
+        if not sizes:  # nothing to do on this rank; the gradients are zero, but they are
+            return self(x[:, None], before=before).squeeze(1)
+        attention = self.attention
+        qkv = PackedSequence(attention.qkv(self.attention_norm(x)), torch.tensor(sizes, dtype=torch.long))
+        grid, lengths = pad_packed_sequence(qkv, batch_first=True)
+        q, k, v = attention.split(grid)
+        if seen is None:
+            mixed = attention.attend(q, k, v, before=before)
+        else:
+            mixed = full_attention(q, k, v, seen).transpose(1, 2).flatten(2)
+        x = x + attention.out(pack_padded_sequence(mixed, lengths, batch_first=True).data)
+        return self.feed_forward(x)
+
+    def matrices(self) -> list[Tensor]:
+        """The weights that every position is multiplied by."""
+        return [self.attention.qkv.weight, self.attention.out.weight, self.up.weight, self.down.weight]

@@ -26,7 +26,7 @@ class ClosedSoftmax:
         self.model = model
         self._keys, order = chunk_keys(chunks.tokens, chunks.lengths).sort()
         parts = [chunks[rows] for rows in order.split(_ENCODED)]
-        found = [model.encoder(part.tokens.to(model.device), part.lengths.to(model.device)) for part in parts]
+        found = [model.encode(part) for part in parts]
         self._vectors = torch.cat([model.key(each.vector) for each in found])
         self._bias = torch.cat([each.bias for each in found]).to(
             torch.promote_types(self._vectors.dtype, torch.float32)

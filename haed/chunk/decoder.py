@@ -6,24 +6,17 @@ the vocabulary and "the chunk ends here", which is impossible before the first t
 Legend: N chunks, S decisions, V vocabulary, W width of ŷ, H width of the decoder.
 """
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence, pad_packed_sequence
 
-from haed.blocks.lstm import lstm_step, packed_lstm
+from haed.blocks.lstm import compute_dtype, lstm_step, packed_lstm
 from haed.blocks.transformer import Before, Block, Cache
 from haed.chunk.packing import Chunks, Packed
 from haed.options import DecoderOptions
-
-
-def compute_dtype(x: Tensor) -> torch.dtype:
-    """The type in which matrix products run: autocast's if it is on, else that of `x`."""
-    device = x.device.type
-    enabled = torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device)
-    return torch.get_autocast_dtype(device) if enabled else x.dtype
 
 
 @dataclass
@@ -48,6 +41,11 @@ class LSTMDecoder(nn.Module):
 
     def __init__(self, options: DecoderOptions, context: int, vocabulary: int) -> None:
         super().__init__()
+        for name, asked in {"previous": options.previous, "context": options.context != "same"}.items():
+            if asked:
+                raise ValueError(
+                    f"model.decoder.{name} is of the transformer decoder: set model.decoder.kind=transformer"
+                )
         width = options.width
         self.tokens = nn.Embedding(vocabulary + 1, options.token_width)
         self.input = nn.Linear(options.token_width, 4 * width)
@@ -67,8 +65,19 @@ class LSTMDecoder(nn.Module):
         constant = self.context(context[packed.order]).to(dtype)
         x = packed_lstm(x, constant, self.recurrent[0].to(dtype), packed.sizes)
         for upper, recurrent in zip(self.upper, self.recurrent[1:], strict=True):
-            x = packed_lstm(upper(x), torch.zeros_like(constant), recurrent.to(dtype), packed.sizes)
+            x = packed_lstm(upper(x), None, recurrent.to(dtype), packed.sizes)
         return self.output(x)
+
+    def products(self, packed: Packed) -> Iterator[tuple[Tensor, int]]:
+        """Weights of the products, and the multiply-adds of each in a forward pass.
+
+        Symbols go through their matrix once each, and the recurrence begins at a chunk's second decision.
+        """
+        rows, chunks = len(packed.targets), len(packed.order)
+        yield self.input.weight, (len(self.tokens.weight) if rows else 0) * self.input.weight.numel()
+        yield self.context.weight, chunks * self.context.weight.numel()
+        yield from ((recurrent, (rows - chunks) * recurrent.numel()) for recurrent in self.recurrent)
+        yield from ((layer.weight, rows * layer.weight.numel()) for layer in (*self.upper, self.output))
 
     def begin(self, context: Tensor, before: Chunks | None = None) -> LSTMState:
         """The state before the first token of chunks with ŷ (N, W); `before` is not seen."""
@@ -90,7 +99,7 @@ class LSTMDecoder(nn.Module):
 
 @dataclass
 class TransformerState:
-    """Keys and values of the chunk so far, ŷ's share of the input, (N, H), and what each block sees of the chunk before."""
+    """Keys and values of the chunk so far, ŷ's share of the inputs, and what each block sees of the chunk before."""
 
     context: Tensor
     cache: Cache
@@ -104,8 +113,10 @@ class TransformerState:
 
 
 class TransformerDecoder(nn.Module):
-    """A causal transformer within each chunk; ŷ is added to every input. Padding exists inside attention only.
+    """A causal transformer within each chunk; ŷ is added to every input.
 
+    It is mapped to their width once, or for each place of the chunk by a matrix of its own (MEGABYTE: Yu et al. 2023,
+    section 2.2, where each is the same matrix on a part of ŷ).
     With `previous`, the tokens of the chunk before in the same document and window are further keys and values of every
     block, by embeddings of their own positions: what ŷ cannot carry of them letter by letter is looked up.
     """
@@ -119,7 +130,7 @@ class TransformerDecoder(nn.Module):
         self.tokens = nn.Embedding(vocabulary + 1, width)
         self.positions = nn.Embedding(k, width)
         self.positions_before = nn.Embedding(k, width) if options.previous else None
-        self.context = nn.Linear(context, width)
+        self.context = nn.Linear(context, width * (k if options.context == "each" else 1))
         self.blocks = nn.ModuleList(
             Block(width, options.heads, width // options.heads, options.ffn, rotary=False)
             for _ in range(options.layers)
@@ -129,22 +140,32 @@ class TransformerDecoder(nn.Module):
 
     def forward(self, context: Tensor, packed: Packed) -> Tensor:
         """Logits (S, V + 1) of packed decisions, from ŷ (N, W) in the chunks' original order."""
-        constant = self.context(context[packed.order])
-        parts = [self.positions.weight[t] + constant[:size] for t, size in enumerate(packed.sizes)]
-        x = self.tokens(packed.inputs) + torch.cat([constant[:0], self.positions.weight[:0], *parts])
-        sizes = torch.tensor(packed.sizes, dtype=torch.long)
+        places = self.places(context[packed.order])
+        parts = [
+            self.positions.weight[t] + places[:size, min(t, places.shape[1] - 1)] for t, size in enumerate(packed.sizes)
+        ]
+        x = self.tokens(packed.inputs) + torch.cat([places[:0, 0], self.positions.weight[:0], *parts])
         earlier = self.earlier(packed.before) or [None] * len(self.blocks)
         for block, before in zip(self.blocks, earlier, strict=True):
             assert isinstance(block, Block)
-            if not packed.sizes:  # nothing to decode on this rank; the gradients are zero, but they are
-                x = block(x[:, None], before=before).squeeze(1)
-                continue
-            qkv = PackedSequence(block.attention.qkv(block.attention_norm(x)), sizes)
-            grid, lengths = pad_packed_sequence(qkv, batch_first=True)
-            mixed = block.attention.attend(*block.attention.split(grid), before=before)
-            x = x + block.attention.out(pack_padded_sequence(mixed, lengths, batch_first=True).data)
-            x = block.feed_forward(x)
+            x = block.packed(x, packed.sizes, before)
         return self.output(self.norm(x))
+
+    def places(self, context: Tensor) -> Tensor:
+        """What ŷ (N, W) adds to the inputs of a chunk: (N, K, H), or (N, 1, H) where it is the same for all."""
+        return self.context(context).unflatten(1, (-1, self.output.in_features))
+
+    def products(self, packed: Packed) -> Iterator[tuple[Tensor, int]]:
+        """See `LSTMDecoder.products`; attention's own, within chunks and to the one before, are left out."""
+        rows, chunks = len(packed.targets), len(packed.order)
+        yield self.context.weight, chunks * self.context.weight.numel()
+        for block in self.blocks:
+            assert isinstance(block, Block)
+            yield from ((weight, rows * weight.numel()) for weight in block.matrices())
+            if packed.before is not None:  # keys and values of the chunks before, padding included
+                qkv = block.attention.qkv.weight
+                yield qkv, packed.before.tokens.numel() * qkv.numel()
+        yield self.output.weight, rows * self.output.weight.numel()
 
     def earlier(self, before: Chunks | None) -> list[Before | None]:
         """What each block sees of the N chunks before: keys, values, and where there are any."""
@@ -161,12 +182,13 @@ class TransformerDecoder(nn.Module):
 
     def begin(self, context: Tensor, before: Chunks | None = None) -> TransformerState:
         """The state before the first token of chunks with ŷ (N, W), after chunks (N, K) of lengths (N,)."""
-        return TransformerState(self.context(context), Cache(len(self.blocks)), self.earlier(before))
+        return TransformerState(self.places(context), Cache(len(self.blocks)), self.earlier(before))
 
     def step(self, state: TransformerState, symbol: Tensor) -> Tensor:
         """Feeds `symbol` (N,) to every chunk, updates `state` and returns logits (N, V + 1) of the next symbol."""
-        position = self.positions.weight[state.cache.length()]
-        x = (self.tokens(symbol) + position + state.context)[:, None]
+        place = state.cache.length()
+        context = state.context[:, min(place, state.context.shape[1] - 1)]
+        x = (self.tokens(symbol) + self.positions.weight[place] + context)[:, None]
         for layer, block in enumerate(self.blocks):
             x = block(x, state.cache, layer, state.before[layer] if state.before else None)
         return self.output(self.norm(x[:, 0]))

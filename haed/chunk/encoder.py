@@ -1,10 +1,23 @@
-"""The encoder f_enc: a chunk, without context, to a vector; the rows of an embedding matrix that is never stored."""
+"""The encoder f_enc: a chunk, without context, to a vector; the rows of an embedding matrix that is never stored.
 
+Encoders that read a chunk token by token do so in a packed layout, on real tokens only. It is laid out on the CPU, where the
+chunks are, by `Encoder.lay_out`; what that gives is moved to the device and encoded.
+
+Legend: N chunks, K tokens of a chunk at most, S tokens of all, E width of an embedding, H width within an encoder.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.utils.rnn import PackedSequence, pad_packed_sequence
 
+from haed.blocks.lstm import LSTMLayer
+from haed.blocks.transformer import Block
+from haed.chunk.packing import Chunks, pack
 from haed.options import EncoderOptions
 
 
@@ -16,29 +29,187 @@ class Embedding:
     bias: Tensor
 
 
-class MLPEncoder(nn.Module):
+class Encoder(nn.Module, ABC):
+    """What all encoders have: token embeddings, an end, and the bias, a linear function of the embedding or 0.
+
+    Attributes:
+        width: E.
+        output: what ends the encoder; a part of its options.
+    """
+
+    width: int
+    tokens: nn.Embedding
+    output: nn.Module
+    bias: nn.Linear | None
+
+    def end(self, options: EncoderOptions, bias: bool) -> None:
+        """Adds the last modules."""
+        self.width = options.width
+        ends = {"norm": nn.LayerNorm(options.width), "relu": nn.ReLU(), "none": nn.Identity()}
+        self.output = ends[options.output]
+        self.bias = nn.Linear(options.width, 1) if bias else None
+
+    def lay_out(self, chunks: Chunks) -> Any:
+        """What `forward` takes, of N chunks on the CPU, each of length 1 or more."""
+        return chunks
+
+    def forward(self, laid: Any) -> Embedding:
+        """Embeds N chunks, laid out and on the encoder's device."""
+        vector = self.output(self.vectors(laid))
+        bias = self.bias(vector).squeeze(1) if self.bias is not None else vector.new_zeros(len(vector))
+        return Embedding(vector, bias)
+
+    @abstractmethod
+    def vectors(self, laid: Any) -> Tensor:
+        """(N, E) before the end."""
+
+    @abstractmethod
+    def products(self, laid: Any) -> Iterator[tuple[Tensor, int]]:
+        """Weights of the products before the bias, and the multiply-adds of each in a forward pass."""
+
+
+class MLPEncoder(Encoder):
     """Token embeddings of a chunk, concatenated, through an MLP (paper, appendix: (12·10)→256→ReLU→256→ReLU).
 
-    Padding is a symbol of its own, so the length of a chunk is known. The bias is a linear function of the embedding, or 0.
+    Padding is a symbol of its own, so the length of a chunk is known. The linear kind is a layer norm and one linear map,
+    the patch embedder of MEGABYTE-pytorch (Yu et al. 2023, section 2.2, has neither).
     """
 
     def __init__(self, options: EncoderOptions, k: int, vocabulary: int, bias: bool = True) -> None:
         super().__init__()
-        self.padding, self.width = vocabulary, options.width
+        self.padding, linear = vocabulary, options.kind == "linear"
         self.tokens = nn.Embedding(vocabulary + 1, options.token_width)
-        widths = [k * options.token_width] + [options.hidden] * (options.layers - 1) + [options.width]
+        self.norm = nn.LayerNorm(k * options.token_width) if linear else nn.Identity()
+        hidden = [] if linear else [options.hidden] * (options.layers - 1)
+        widths = [k * options.token_width, *hidden, options.width]
         self.layers = nn.ModuleList(nn.Linear(a, b) for a, b in zip(widths, widths[1:], strict=False))
         self.activation = nn.ReLU() if options.output == "relu" else nn.GELU()
-        self.output = nn.ReLU() if options.output == "relu" else nn.LayerNorm(options.width)
-        self.bias = nn.Linear(options.width, 1) if bias else None
+        self.end(options, bias)
 
-    def forward(self, tokens: Tensor, lengths: Tensor) -> Embedding:
-        """Embeds chunks `tokens` (N, K) of `lengths` (N,): vector (N, E), bias (N,)."""
-        real = torch.arange(tokens.shape[1], device=tokens.device) < lengths[:, None]
-        x = self.tokens(tokens.long().masked_fill(~real, self.padding)).flatten(1)
+    def vectors(self, laid: Chunks) -> Tensor:
+        """See `Encoder.vectors`."""
+        real = torch.arange(laid.tokens.shape[1], device=laid.tokens.device) < laid.lengths[:, None]
+        x = self.norm(self.tokens(laid.tokens.long().masked_fill(~real, self.padding)).flatten(1))
         for layer in self.layers[:-1]:
             x = self.activation(layer(x))
-        vector = self.output(self.layers[-1](x))
-        return Embedding(
-            vector, self.bias(vector).squeeze(1) if self.bias is not None else vector.new_zeros(len(vector))
+        return self.layers[-1](x)
+
+    def products(self, laid: Chunks) -> Iterator[tuple[Tensor, int]]:
+        """See `Encoder.products`."""
+        for weight in self.layers.parameters():
+            if weight.ndim == 2:
+                yield weight, len(laid) * weight.numel()
+
+
+@dataclass
+class Rows:
+    """Tokens of N chunks in time-major order, longest chunk first, as in `haed.chunk.packing.Packed`.
+
+    Attributes:
+        tokens: (S,).
+        sizes: number of chunks that have a token t, for each t.
+        back: (N,) the place of each chunk in this order.
+        lengths: (N,) in this order.
+    """
+
+    tokens: Tensor
+    sizes: list[int]
+    back: Tensor
+    lengths: Tensor
+
+    def __len__(self) -> int:
+        return len(self.back)
+
+
+class RowEncoder(Encoder):
+    """An encoder that reads tokens one by one."""
+
+    def lay_out(self, chunks: Chunks) -> Rows:
+        """See `Encoder.lay_out`."""
+        packed = pack(chunks, 0, fixed=True)  # without ends, so that the targets are the tokens themselves
+        lengths = chunks.lengths[packed.order].long()
+        return Rows(packed.targets, packed.sizes, packed.order.argsort(), lengths)
+
+
+class LSTMEncoder(RowEncoder):
+    """An LSTM over the tokens of a chunk; the first E units of its last output are the embedding (HRED: paper, section 3).
+
+    Sordoni et al. 2015 have it for words of a query. That an embedding wider than the main model's input is cut is in the
+    paper's appendix A.
+    """
+
+    def __init__(self, options: EncoderOptions, k: int, vocabulary: int, bias: bool = True) -> None:
+        super().__init__()
+        if options.hidden < options.width:
+            raise ValueError(
+                f"model.encoder.hidden is {options.hidden}, expected at least {options.width} (model.encoder.width), which "
+                "are cut from its units with model.encoder.kind=lstm"
+            )
+        self.tokens = nn.Embedding(vocabulary, options.token_width)
+        widths = [options.token_width, *[options.hidden] * options.layers]
+        self.layers = nn.ModuleList(LSTMLayer(a, b) for a, b in zip(widths, widths[1:], strict=False))
+        self.end(options, bias)
+
+    def vectors(self, laid: Rows) -> Tensor:
+        """See `Encoder.vectors`."""
+        x = self.tokens(laid.tokens)
+        for layer in self.layers:
+            x = layer(x, laid.sizes)
+        steps = zip(x[:, : self.width].split(laid.sizes), [*laid.sizes[1:], 0], strict=False)
+        last = [outputs[longer:] for outputs, longer in steps]  # those that end here; the longest came first
+        return torch.cat(last[::-1] or [x[:, : self.width]])[laid.back]
+
+    def products(self, laid: Rows) -> Iterator[tuple[Tensor, int]]:
+        """See `Encoder.products`; the recurrence begins at the second token."""
+        for layer in self.layers:
+            assert isinstance(layer, LSTMLayer)
+            yield layer.input.weight, len(laid.tokens) * layer.input.weight.numel()
+            yield layer.recurrent, (len(laid.tokens) - len(laid)) * layer.recurrent.numel()
+
+
+class TransformerEncoder(RowEncoder):
+    """A transformer over the tokens of a chunk, each of which sees all; the mean over them, mapped to E, is the embedding."""
+
+    def __init__(self, options: EncoderOptions, k: int, vocabulary: int, bias: bool = True) -> None:
+        super().__init__()
+        width = options.hidden
+        if width % options.heads:
+            raise ValueError(f"model.encoder.hidden {width} is not a multiple of model.encoder.heads {options.heads}")
+        self.tokens = nn.Embedding(vocabulary, width)
+        self.positions = nn.Embedding(k, width)
+        self.blocks = nn.ModuleList(
+            Block(width, options.heads, width // options.heads, options.ffn, rotary=False)
+            for _ in range(options.layers)
         )
+        self.norm = nn.LayerNorm(width)
+        self.pooled = nn.Linear(width, options.width)
+        self.end(options, bias)
+
+    def vectors(self, laid: Rows) -> Tensor:
+        """See `Encoder.vectors`."""
+        positions = [row.expand(size, -1) for row, size in zip(self.positions.weight, laid.sizes, strict=False)]
+        x = self.tokens(laid.tokens) + torch.cat([self.positions.weight[:0], *positions])
+        real = torch.arange(len(laid.sizes), device=x.device) < laid.lengths[:, None]
+        for block in self.blocks:
+            assert isinstance(block, Block)
+            x = block.packed(x, laid.sizes, seen=real)
+        x = self.norm(x)
+        if laid.sizes:
+            grid, _ = pad_packed_sequence(PackedSequence(x, torch.tensor(laid.sizes)), batch_first=True)
+            x = grid.sum(1) / laid.lengths[:, None]
+        return self.pooled(x)[laid.back]
+
+    def products(self, laid: Rows) -> Iterator[tuple[Tensor, int]]:
+        """See `Encoder.products`; attention's own, within chunks, are left out."""
+        for block in self.blocks:
+            assert isinstance(block, Block)
+            yield from ((weight, len(laid.tokens) * weight.numel()) for weight in block.matrices())
+        yield self.pooled.weight, len(laid) * self.pooled.weight.numel()
+
+
+ENCODERS: dict[str, type[MLPEncoder] | type[LSTMEncoder] | type[TransformerEncoder]] = {
+    "mlp": MLPEncoder,
+    "linear": MLPEncoder,
+    "lstm": LSTMEncoder,
+    "transformer": TransformerEncoder,
+}

@@ -1,38 +1,30 @@
-"""The main model f_main: embeddings of the chunks so far to the prediction ŷ of the next one, one step a chunk."""
+"""The main model f_main: embeddings of the chunks so far to the prediction ŷ of the next one, one step a chunk.
+
+Legend: B sequences, T chunks of a window, E width of an embedding, W width of ŷ, U units of an LSTM.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from haed.blocks.lstm import LSTMLayer
 from haed.blocks.transformer import Block, Cache
 from haed.options import MainOptions
 
 
-class TransformerMain(nn.Module):
-    """A causal transformer over chunk embeddings, zero-padded from E to its width W.
+class Main(nn.Module, ABC):
+    """What all main models have: a learned vector (E,) in place of the chunk before the first one of a document.
 
-    With `positions="concatenated"` learned position vectors stand in the padded coordinates (paper, appendix; the size
-    100 there is 356 − 256); with `rotary` queries and keys are rotated.
+    Attributes:
+        positions: learned vectors of places, or None.
     """
 
-    def __init__(self, options: MainOptions, embedding: int, context: int) -> None:
-        super().__init__()
-        padding = options.width - embedding
-        concatenated = options.positions == "concatenated"
-        if padding < 0 or (concatenated and padding == 0):
-            wanted = f"more than {embedding}" if concatenated else f"at least {embedding}"
-            raise ValueError(
-                f"model.main.width is {options.width}, expected {wanted} (model.encoder.width) "
-                f"with model.main.positions={options.positions}"
-            )
-        self.context = context
-        self.padding = padding
-        self.positions = nn.Parameter(torch.empty(context, padding)) if concatenated else None
-        self.start = nn.Parameter(torch.empty(embedding))
-        self.blocks = nn.ModuleList(
-            Block(options.width, options.heads, options.head_width, options.ffn, not concatenated)
-            for _ in range(options.layers)
-        )
-        self.norm = nn.LayerNorm(options.width)
+    start: nn.Parameter
+    positions: nn.Parameter | None
 
     def forward(self, embeddings: Tensor, starts: Tensor) -> Tensor:
         """Predicts every chunk of a window from the chunks before it.
@@ -50,23 +42,152 @@ class TransformerMain(nn.Module):
         first[:, 0] = True
         return self.step(torch.where(first[..., None], self.start.to(before.dtype), before), None)
 
-    def step(self, inputs: Tensor, cache: Cache | None) -> Tensor:
+    @abstractmethod
+    def step(self, inputs: Tensor, cache: Any) -> Tensor:
         """Feeds inputs (B, T, E), which follow those in the cache, and returns ŷ (B, T, W) after each."""
+
+    @abstractmethod
+    def cache(self) -> Any:
+        """An empty cache for `step`."""
+
+    @abstractmethod
+    def levels(self) -> list[tuple[int, list[nn.Parameter]]]:
+        """All parameters in their order, by the number of layers from them to ŷ."""
+
+    @abstractmethod
+    def products(self, batch: int, context: int) -> Iterator[tuple[Tensor, int]]:
+        """Weights of the products, and the multiply-adds of each in a forward pass over (B, T) inputs."""
+
+
+class TransformerMain(Main):
+    """A causal transformer over chunk embeddings, zero-padded from E to its width W.
+
+    With `positions="concatenated"` learned position vectors stand in the padded coordinates (paper, appendix; the size
+    100 there is 356 − 256), with `learned` they are added to all; with `rotary` queries and keys are rotated.
+    """
+
+    def __init__(self, options: MainOptions, embedding: int, context: int) -> None:
+        super().__init__()
+        padding = options.width - embedding
+        self.concatenated = options.positions == "concatenated"
+        if padding < 0 or (self.concatenated and padding == 0):
+            wanted = f"more than {embedding}" if self.concatenated else f"at least {embedding}"
+            raise ValueError(
+                f"model.main.width is {options.width}, expected {wanted} (model.encoder.width) "
+                f"with model.main.positions={options.positions}"
+            )
+        self.context = context
+        self.padding = padding
+        added = torch.empty(context, padding if self.concatenated else options.width)
+        self.positions = nn.Parameter(added) if options.positions != "rotary" else None
+        self.start = nn.Parameter(torch.empty(embedding))
+        self.blocks = nn.ModuleList(
+            Block(options.width, options.heads, options.head_width, options.ffn, options.positions == "rotary")
+            for _ in range(options.layers)
+        )
+        self.norm = nn.LayerNorm(options.width)
+
+    def step(self, inputs: Tensor, cache: Cache | None) -> Tensor:
+        """See `Main.step`."""
         past = cache.length() if cache is not None else 0
-        batch, length, _ = inputs.shape
+        length = inputs.shape[1]
+        if self.padding and not self.concatenated:
+            inputs = nn.functional.pad(inputs, (0, self.padding))
         if self.positions is not None:
             if past + length > self.context:
                 raise ValueError(
                     f"{past + length} chunks are more than the {self.context} this model has positions for"
                 )
-            extra = self.positions[past : past + length].to(inputs.dtype).expand(batch, -1, -1)
-            inputs = torch.cat([inputs, extra], -1)
-        elif self.padding:
-            inputs = nn.functional.pad(inputs, (0, self.padding))
+            extra = self.positions[past : past + length].to(inputs.dtype)
+            if self.concatenated:
+                inputs = torch.cat([inputs, extra.expand(len(inputs), -1, -1)], -1)
+            else:
+                inputs = inputs + extra
         for layer, block in enumerate(self.blocks):
             inputs = block(inputs, cache, layer)
         return self.norm(inputs)
 
     def cache(self) -> Cache:
-        """An empty cache for `step`."""
+        """See `Main.cache`."""
         return Cache(len(self.blocks))
+
+    def levels(self) -> list[tuple[int, list[nn.Parameter]]]:
+        """See `Main.levels`."""
+        depth = len(self.blocks)
+        blocks = [(depth - number, list(block.parameters())) for number, block in enumerate(self.blocks)]
+        return [(depth, list(self.parameters(recurse=False))), *blocks, (1, list(self.norm.parameters()))]
+
+    def products(self, batch: int, context: int) -> Iterator[tuple[Tensor, int]]:
+        """See `Main.products`; attention's own are beside its output's, as if every chunk saw the whole window."""
+        places = batch * context
+        for block in self.blocks:
+            assert isinstance(block, Block)
+            yield from ((weight, places * weight.numel()) for weight in block.matrices())
+            out = block.attention.out
+            yield out.weight, 2 * places * context * out.in_features  # scores and values
+
+
+@dataclass
+class LSTMCache:
+    """Output and cell, each (B, U), of every layer that has begun."""
+
+    layers: dict[int, tuple[Tensor, Tensor]] = field(default_factory=dict)
+
+
+class LSTMMain(Main):
+    """A capped LSTM over chunk embeddings, the first W units of whose output are ŷ (HRED: paper, appendix A).
+
+    That the input is padded with zeros to the transformer's width, as there, would change nothing here.
+    """
+
+    def __init__(self, options: MainOptions, embedding: int, context: int) -> None:
+        super().__init__()
+        self.width, units = options.width, options.units or options.width
+        if units < self.width:
+            raise ValueError(
+                f"model.main.units is {units}, expected at least {self.width} (model.main.width), which are cut from them"
+            )
+        if options.positions != "rotary":
+            raise ValueError(
+                f"model.main.positions={options.positions} is of the transformer: set model.main.kind=transformer"
+            )
+        self.positions = None
+        self.start = nn.Parameter(torch.empty(embedding))
+        widths = [embedding, *[units] * options.layers]
+        self.layers = nn.ModuleList(LSTMLayer(a, b, capped=True) for a, b in zip(widths, widths[1:], strict=False))
+
+    def step(self, inputs: Tensor, cache: LSTMCache | None) -> Tensor:
+        """See `Main.step`."""
+        batch, length, _ = inputs.shape
+        x = inputs.transpose(0, 1)
+        for number, layer in enumerate(self.layers):
+            assert isinstance(layer, LSTMLayer)
+            if cache is None:  # all sequences are of one length: a packed layout is time-major order
+                x = layer(x.flatten(0, 1), [batch] * length).unflatten(0, (length, batch))
+                continue
+            outputs = []
+            for each in x:
+                cache.layers[number] = layer.step(each, cache.layers.get(number))
+                outputs.append(cache.layers[number][0])
+            x = torch.stack(outputs)
+        return x.transpose(0, 1)[..., : self.width]
+
+    def cache(self) -> LSTMCache:
+        """See `Main.cache`."""
+        return LSTMCache()
+
+    def levels(self) -> list[tuple[int, list[nn.Parameter]]]:
+        """See `Main.levels`."""
+        depth = len(self.layers)
+        layers = [(depth - number, list(layer.parameters())) for number, layer in enumerate(self.layers)]
+        return [(depth, [self.start]), *layers]
+
+    def products(self, batch: int, context: int) -> Iterator[tuple[Tensor, int]]:
+        """See `Main.products`; the recurrence begins at the second chunk."""
+        for layer in self.layers:
+            assert isinstance(layer, LSTMLayer)
+            yield layer.input.weight, batch * context * layer.input.weight.numel()
+            yield layer.recurrent, batch * (context - 1) * layer.recurrent.numel()
+
+
+MAINS: dict[str, type[TransformerMain] | type[LSTMMain]] = {"transformer": TransformerMain, "lstm": LSTMMain}

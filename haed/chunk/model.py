@@ -11,10 +11,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from haed.blocks.lstm import LSTMLayer, initialise_lstm
 from haed.blocks.transformer import Block
 from haed.chunk.decoder import LSTMDecoder, TransformerDecoder
-from haed.chunk.encoder import MLPEncoder
-from haed.chunk.main import TransformerMain
+from haed.chunk.encoder import ENCODERS, Embedding, Encoder
+from haed.chunk.main import MAINS, Main
 from haed.chunk.packing import Chunks, Packed, distinct, pack, shifted
 from haed.options import IEMOptions, ModelOptions
 from haed.system import Cut, Group, System, Windows, moved
@@ -37,17 +38,18 @@ class HAED(System):
     def __init__(self, options: ModelOptions, iem: IEMOptions, cut: Cut) -> None:
         super().__init__(cut)
         width = options.main.width
-        self.encoder = MLPEncoder(options.encoder, cut.k, cut.vocabulary, iem.bias)
-        self.main = TransformerMain(options.main, options.encoder.width, cut.context)
+        self.encoder: Encoder = ENCODERS[options.encoder.kind](options.encoder, cut.k, cut.vocabulary, iem.bias)
+        self.main: Main = MAINS[options.main.kind](options.main, options.encoder.width, cut.context)
+        if iem.head == "none" and width < options.encoder.width:
+            raise ValueError(
+                f"iem.head=none: ŷ has {width} coordinates (model.main.width), fewer than the {options.encoder.width} of an "
+                "embedding (model.encoder.width): set iem.head=linear"
+            )
         self.head = nn.Linear(width, options.encoder.width, bias=False) if iem.head == "linear" else None
         self.log_scale = nn.Parameter(torch.empty(())) if iem.scale == "learned" else None
         self.cosine, self.temperature = iem.similarity == "cosine", iem.temperature
         self.decoder: LSTMDecoder | TransformerDecoder
         if options.decoder.kind == "lstm":
-            if options.decoder.previous:
-                raise ValueError(
-                    "model.decoder.previous is of the transformer decoder: set model.decoder.kind=transformer"
-                )
             self.decoder = LSTMDecoder(options.decoder, width, cut.vocabulary)
         else:
             self.decoder = TransformerDecoder(options.decoder, width, cut.vocabulary, cut.k)
@@ -59,9 +61,9 @@ class HAED(System):
 
         Matrices: normal with deviation 1/√fan_in; those that end a residual branch are divided by √(2·layers) (GPT-2).
         Token embeddings: normal, 1, so that a concatenation of them feeds the first layer at unit scale; likewise tokens and
-        positions of the transformer decoder, which learns much more slowly from small ones (docs/log.md). The main model's
-        position vectors: 0.1, small beside the content. LSTM: forget gates start at bias 1. Scale: 1/√E, which makes first
-        scores of normalised vectors about unit size; of a cosine the inverse of its temperature.
+        positions of transformers within chunks; the decoder learns much more slowly from small ones (docs/log.md). The main
+        model's position vectors: 0.1, small beside the content. LSTM: forget gates start at bias 1. Scale: 1/√E, which makes
+        first scores of normalised vectors about unit size; of a cosine the inverse of its temperature.
         Output layer and candidate bias: zero, so that the first losses are about log(V + 1) and log C.
         """
         for module in self.modules():
@@ -71,7 +73,7 @@ class HAED(System):
                     nn.init.zeros_(module.bias)
             elif isinstance(module, nn.Embedding):
                 nn.init.normal_(module.weight)
-        for part in (self.main, self.decoder):
+        for part in (self.encoder, self.main, self.decoder):
             blocks = [module for module in part.modules() if isinstance(module, Block)]
             for block in blocks:
                 for layer in (block.attention.out, block.down):
@@ -80,11 +82,12 @@ class HAED(System):
         if self.main.positions is not None:
             nn.init.normal_(self.main.positions, std=0.1)
         if isinstance(self.decoder, LSTMDecoder):
-            for recurrent in self.decoder.recurrent:
-                nn.init.orthogonal_(recurrent)
-            width = self.decoder.output.in_features
-            for layer in (self.decoder.input, *self.decoder.upper):
-                layer.bias[width : 2 * width] = 1
+            layers = (self.decoder.input, *self.decoder.upper)
+            for recurrent, layer in zip(self.decoder.recurrent, layers, strict=True):
+                initialise_lstm(recurrent, layer.bias)
+        for module in self.modules():
+            if isinstance(module, LSTMLayer):
+                initialise_lstm(module.recurrent, module.input.bias)
         nn.init.zeros_(self.decoder.output.weight)
         if self.encoder.bias is not None:
             nn.init.zeros_(self.encoder.bias.weight)
@@ -120,11 +123,15 @@ class HAED(System):
         logits = mask_end(logits.to(torch.promote_types(logits.dtype, torch.float32)), packed.sizes, self.cut.fixed)
         return -F.cross_entropy(logits, packed.targets, reduction="none")
 
+    def encode(self, chunks: Chunks) -> Embedding:
+        """Embeds chunks (N, K) on the CPU, each of length 1 or more, on the model's device."""
+        return self.encoder(moved(self.encoder.lay_out(chunks), self.device))
+
     def predictions(self, windows: Windows) -> Tensor:
         """ŷ (M, W) of the M real chunks of windows on the CPU, on the model's device."""
         real = windows.real
         chunks = distinct(windows.tokens[real], windows.lengths[real])
-        vectors = self.encoder(chunks.tokens.to(self.device), chunks.lengths.to(self.device)).vector
+        vectors = self.encode(Chunks(chunks.tokens, chunks.lengths)).vector
         where = real.nonzero(as_tuple=True)
         grid = vectors.new_zeros(*real.shape, vectors.shape[-1])
         grid[where] = vectors[chunks.inverse.to(self.device)]
@@ -150,22 +157,20 @@ class HAED(System):
         """Embeddings (`chunks`) or ŷ (`predictions`); see `System.vectors`."""
         if space == "chunks":
             real = windows.real
-            return self.encoder(windows.tokens[real].to(self.device), windows.lengths[real].to(self.device)).vector
+            return self.encode(Chunks(windows.tokens[real], windows.lengths[real])).vector
         return self.predictions(windows) if space == "predictions" else super().vectors(windows, space)
 
     def groups(self) -> list[Group]:
-        """Encoder, main model from its last block down, decoder, and what only the IEM loss trains (`head`)."""
-        blocks = len(self.main.blocks)
+        """Encoder, main model layer by layer, decoder, and what only the IEM loss trains (`head`)."""
+        levels = self.main.levels()
 
         def group(role: str, depth: int, *modules: nn.Module | None) -> Group:
             return Group([x for module in modules if module is not None for x in module.parameters()], role, depth)
 
         return [
             Group([self.log_scale] if self.log_scale is not None else [], "head", 0),
-            group("encoder", blocks + 1, self.encoder),
-            Group(list(self.main.parameters(recurse=False)), "main", blocks),
-            *(group("main", blocks - number, block) for number, block in enumerate(self.main.blocks)),
-            group("main", 1, self.main.norm),
+            group("encoder", 1 + max(depth for depth, _ in levels), self.encoder),
+            *(Group(parameters, "main", depth) for depth, parameters in levels),
             group("head", 0, self.head),
             group("decoder", 0, self.decoder),
         ]

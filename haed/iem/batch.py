@@ -7,6 +7,7 @@ ranks, m chunks of a piece.
 """
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -42,7 +43,7 @@ class ChunkBatch:
     """A batch, ready for the device.
 
     Attributes:
-        encoded: the c distinct chunks that this rank encodes, tokens (c, K) uint8 and lengths (c,).
+        encoded: the distinct chunks that this rank encodes, in pieces, each as the encoder lays them out.
         shared: they are a share of all ranks' chunks, to be gathered.
         candidates: C, the number of all ranks' distinct chunks.
         pieces: the windows, in order.
@@ -54,7 +55,7 @@ class ChunkBatch:
         decoded_tokens: number of tokens in those of this rank.
     """
 
-    encoded: Chunks
+    encoded: list[Any]
     shared: bool
     candidates: int
     pieces: list[Piece]
@@ -112,9 +113,10 @@ def prepare(
         before = earlier[mine[decoded]] if earlier is not None else None
         packed = pack(own[mine[decoded]], model.cut.vocabulary, model.cut.fixed, before)
         made.append(Piece(begins, where, chunks.inverse[mine], decoded, packed))
+    distinct_ones = Chunks(chunks.tokens, chunks.lengths)
     all_targets, all_decoded = ranks.sum([targets, count])
     return ChunkBatch(
-        encoded=Chunks(chunks.tokens, chunks.lengths)[share],
+        encoded=[model.encoder.lay_out(distinct_ones[rows]) for rows in share.tensor_split(pieces)],
         shared=candidates is not None and ranks.size > 1,
         candidates=len(chunks.keys),
         pieces=made,

@@ -18,10 +18,9 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
-from haed.blocks.transformer import Attention
 from haed.chunk.encoder import Embedding
 from haed.chunk.model import HAED
 from haed.iem.batch import ChunkBatch, Piece, prepare
@@ -97,11 +96,7 @@ class ChunkObjective(Objective):
         number that the softmax hesitates between (`iem_effective`, exp of its entropy).
         """
         assert isinstance(batch, ChunkBatch)
-        tokens, lengths = (
-            batch.encoded.tokens.tensor_split(self.pieces),
-            batch.encoded.lengths.tensor_split(self.pieces),
-        )
-        parts = [self._remembered(self.system.encoder, *part) for part in zip(tokens, lengths, strict=True)]
+        parts = [self._remembered(self.system.encoder, part) for part in batch.encoded]
         vectors, bias = (torch.cat([getattr(part, name) for part in parts]) for name in ("vector", "bias"))
         if batch.shared:
             both = self.ranks.join(torch.cat([vectors, bias[:, None].to(vectors.dtype)], 1))
@@ -177,42 +172,21 @@ class ChunkObjective(Objective):
     def flops(self, batch: object) -> float:
         """Of the products that the algorithm asks for, forward and twice that backward; (n, a) · (a, b) is 2·n·a·b.
 
-        Matrices of the encoder see the distinct chunks, those of the main model every place of every window, the context's
-        of the decoder the decoded chunks, and the decoder's others the decisions; an LSTM's recurrence begins at a chunk's
-        second, and its tokens go through their matrix once each. What is frozen is only passed forward. Recomputation
-        (`pieces`), element-wise work, and attention within chunks and to the one before do not count.
+        The encoder sees the distinct chunks, the main model every place of every window, the decoder the decoded chunks; each
+        part knows its `products`. What is frozen is only passed forward. Recomputation (`pieces`), element-wise work, and
+        attention within chunks and to the one before do not count.
         """
         assert isinstance(batch, ChunkBatch)
         system, scored = self.system, batch.adjustment is not None
-        places = sum(piece.starts.numel() for piece in batch.pieces)
-        decisions = sum(len(piece.packed.targets) for piece in batch.pieces)
-        decoded = sum(len(piece.decoded) for piece in batch.pieces)
-        rows = {
-            "encoder": len(batch.encoded) if scored else batch.candidates,
-            "encoder.bias": len(batch.encoded) if scored else 0,
-            "main": places,
-            "head": batch.targets if scored else 0,
-            "decoder": decisions,
-            "decoder.context": decoded,
-            "decoder.recurrent": decisions - decoded,
-            "decoder.input": system.cut.vocabulary + 1 if decisions else 0,
-        }
-        looked_up = {id(module.weight) for module in system.modules() if isinstance(module, nn.Embedding)}
-        looked_up.add(id(system.main.positions))
-        total = 0.0
-        for name, parameter in system.named_parameters():
-            if parameter.ndim == 2 and id(parameter) not in looked_up:
-                first, *rest = name.split(".")
-                total += _passes(parameter) * parameter.numel() * rows.get(f"{first}.{rest[0]}", rows[first])
-        if system.decoder.sees_before:  # keys and values of the chunks before, padding included
-            qkv = [module.qkv.weight for module in system.decoder.modules() if isinstance(module, Attention)]
-            total += sum(_passes(weight) * decoded * system.cut.k * weight.numel() for weight in qkv)
-        context = batch.pieces[0].starts.shape[1]
-        outs = [module.out for module in system.main.modules() if isinstance(module, Attention)]
-        total += sum(_passes(out.weight) * 2 * places * context * out.in_features for out in outs)  # scores and values
-        if scored:
-            total += 3 * batch.targets * batch.candidates * system.encoder.width
-        return 2 * total * self.ranks.size
+        found = [pair for laid in batch.encoded for pair in system.encoder.products(laid)]
+        for piece in batch.pieces:
+            found += [*system.main.products(*piece.starts.shape), *system.decoder.products(piece.packed)]
+        for layer, rows in (system.encoder.bias, sum(map(len, batch.encoded))), (system.head, batch.targets):
+            if scored and layer is not None:
+                found.append((layer.weight, rows * layer.weight.numel()))
+        total = sum(count * (3 if weight.requires_grad else 1) for weight, count in found)
+        scores = 3 * batch.targets * batch.candidates * system.encoder.width if scored else 0
+        return 2.0 * (total + scores) * self.ranks.size
 
     def extra_state(self) -> dict[str, Tensor]:
         """In how many windows each chunk was; see `Objective.extra_state`."""
@@ -225,8 +199,3 @@ class ChunkObjective(Objective):
         found = {name.removeprefix("candidates/"): x for name, x in state.items() if name.startswith("candidates/")}
         if found and self.candidates is not None:
             self.candidates.load_state_dict(found)
-
-
-def _passes(weight: Tensor) -> int:
-    """How often a weight is multiplied in a step: forward, and for the gradients of its input and of itself."""
-    return 3 if weight.requires_grad else 1

@@ -39,10 +39,10 @@ def check_memory(options: Options, chunker: Chunker, machine: Compute, phase: Ph
     if phase is not None and options.model.kind == "haed":  # of other kinds only the weights are known
         batch, main, decoder = options.batch, options.model.main, options.model.decoder
         chunks = batch.sequences * batch.context / batch.pieces
-        per_chunk = main.layers * (4 * main.width + main.ffn)
+        per_layer = 4 * main.width + main.ffn if main.kind == "transformer" else 8 * (main.units or main.width)
         per_token = chunker.vocabulary + 4 * decoder.width * decoder.layers
         asked["batch.sequences × batch.context"] = int(
-            2 * chunks * (per_chunk + phase.decode_fraction * chunker.k / 4 * per_token)
+            2 * chunks * (main.layers * per_layer + phase.decode_fraction * chunker.k / 4 * per_token)
         )
     available = free_memory(machine.device)
     if sum(asked.values()) > available:

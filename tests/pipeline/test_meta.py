@@ -3,11 +3,13 @@
 Whatever is left on the CPU, and whatever asks the device for a number, raises there.
 """
 
+import shutil
 from pathlib import Path
 
 import pytest
 import torch
 
+from pipeline.config import load
 from pipeline.options import Options
 from pipeline.run.checkpoints import Checkpoints
 from pipeline.run.device import Compute, named_device
@@ -41,6 +43,28 @@ def test_a_step_waits_for_no_device_and_leaves_nothing_behind(
     if pieces == 2:  # the paper's loss
         options.iem.similarity, options.iem.scale, options.iem.bias, options.iem.duplicates = "dot", "none", False, True
     trainer = on_meta(options, phase, tmp_path, monkeypatch)
+    batches = trainer.batches()
+    for _ in range(2):
+        trainer.step(next(batches))
+    assert all(parameter.is_meta for parameter in trainer.objective.parameters())
+
+
+@pytest.mark.parametrize(
+    "parts",
+    [
+        ["encoder.kind=lstm", "main.kind=lstm"],
+        ["encoder.kind=transformer", "encoder.heads=2"],
+        ["encoder.kind=linear", "main.positions=learned", "decoder.kind=transformer", "decoder.context=each"],
+    ],
+)
+@pytest.mark.parametrize("pieces", [1, 2])
+def test_nor_does_one_of_other_parts(
+    tiny: list[str], sharded: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, parts: list[str], pieces: int
+) -> None:
+    shutil.copytree(sharded, tmp_path / "shards")
+    model = [f"model.{part}" for part in parts]
+    options = load("quickstart", [*tiny, *model, f"batch.pieces={pieces}", "pretrain.decode_fraction=0.5"])
+    trainer = on_meta(options, "pretrain", tmp_path, monkeypatch)
     batches = trainer.batches()
     for _ in range(2):
         trainer.step(next(batches))

@@ -1,9 +1,10 @@
-"""Parity of the packed LSTM with torch.nn.LSTM, value and gradients, in float64."""
+"""Parity of the packed LSTM with torch.nn.LSTM and, where it is capped, with the formulas; value and gradients, in float64."""
 
+import pytest
 import torch
 from torch.nn.utils.rnn import PackedSequence
 
-from haed.blocks.lstm import lstm_step, packed_lstm
+from haed.blocks.lstm import LSTMLayer, packed_lstm
 
 SIZES = [5, 5, 3, 1]
 
@@ -37,18 +38,51 @@ def test_agrees_with_torch() -> None:
         torch.testing.assert_close(mine, other, rtol=0, atol=1e-12)
 
 
-def test_gradcheck() -> None:
+def by_the_formulas(inputs: torch.Tensor, weight: torch.Tensor, sizes: list[int]) -> torch.Tensor:
+    """Of Melis et al. 2017, one sequence and one step after the other."""
+    width, first = weight.shape[1], [sum(sizes[:t]) for t in range(len(sizes))]
+    outputs: dict[int, torch.Tensor] = {}
+    for sequence in range(sizes[0]):
+        hidden, cell = inputs.new_zeros(width), inputs.new_zeros(width)
+        for t, size in enumerate(sizes):
+            if sequence < size:
+                gates = inputs[first[t] + sequence] + weight @ hidden
+                i, f, o = (gates[k * width : (k + 1) * width].sigmoid() for k in (0, 1, 3))
+                cell = f * cell + torch.minimum(i, 1 - f) * gates[2 * width : 3 * width].tanh()
+                assert bool((cell.abs() <= 1).all())
+                hidden = o * cell.tanh()
+                outputs[first[t] + sequence] = hidden
+    return torch.stack([outputs[row] for row in range(len(inputs))])
+
+
+def test_a_capped_one_follows_the_formulas() -> None:
+    torch.manual_seed(0)
+    tensors = [2 * torch.randn(*shape, dtype=torch.float64) for shape in ((sum(SIZES), 24), (24, 6))]
+    seed, found = torch.randn(sum(SIZES), 6, dtype=torch.float64), []
+    for run in (lambda *x: packed_lstm(x[0], None, x[1], SIZES, capped=True), lambda *x: by_the_formulas(*x, SIZES)):
+        given = [x.clone().requires_grad_() for x in tensors]
+        outputs = run(*given)
+        found.append([outputs, *torch.autograd.grad((outputs * seed).sum(), given)])
+    for ours, theirs in zip(*found, strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-12)
+    assert not torch.allclose(packed_lstm(tensors[0], None, tensors[1], SIZES), found[0][0])
+
+
+@pytest.mark.parametrize("capped", [False, True])
+def test_gradcheck(capped: bool) -> None:
     torch.manual_seed(0)
     tensors = [torch.randn(*shape, dtype=torch.float64, requires_grad=True) for shape in ((9, 8), (4, 8), (8, 2))]
-    assert torch.autograd.gradcheck(lambda a, b, c: packed_lstm(a, b, c, [4, 3, 2]), tensors)
+    assert torch.autograd.gradcheck(lambda a, b, c: packed_lstm(a, b, c, [4, 3, 2], capped), tensors)
 
 
-def test_a_step_at_a_time_gives_the_same() -> None:
+@pytest.mark.parametrize("capped", [False, True])
+def test_a_step_at_a_time_gives_the_same(capped: bool) -> None:
     torch.manual_seed(0)
-    inputs, weight = torch.randn(8, 12), torch.randn(12, 3)
-    whole = packed_lstm(inputs, torch.zeros(2, 12), weight, [2, 2, 2, 2])
-    hidden, cell = None, None
+    layer = LSTMLayer(3, 4, capped)
+    torch.nn.init.normal_(layer.recurrent)
+    x = torch.randn(8, 3)
+    whole = layer(x, [2, 2, 2, 2])
+    state = None
     for t in range(4):
-        gates = inputs[2 * t : 2 * t + 2] + (0 if hidden is None else hidden @ weight.t())
-        hidden, cell = lstm_step(gates, cell)
-        torch.testing.assert_close(hidden, whole[2 * t : 2 * t + 2])
+        state = layer.step(x[2 * t : 2 * t + 2], state)
+        torch.testing.assert_close(state[0], whole[2 * t : 2 * t + 2])

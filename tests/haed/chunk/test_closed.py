@@ -14,7 +14,7 @@ def test_the_softmax_over_a_closed_set_by_brute_force() -> None:
     closed = ClosedSoftmax(model, Chunks(every.tokens, every.lengths))
     found = closed.log_likelihood(given)
     with torch.no_grad():
-        embedded = model.encoder(every.tokens, every.lengths)
+        embedded = model.encode(Chunks(every.tokens, every.lengths))
         query = model.query(model.predictions(given))
         scores = (query @ model.key(embedded.vector).t() + embedded.bias).log_softmax(1)
     torch.testing.assert_close(found, scores.gather(1, every.inverse[:, None]).squeeze(1))

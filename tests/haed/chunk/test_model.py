@@ -190,7 +190,7 @@ def test_the_papers_score_is_the_plain_product() -> None:
     model = small("lstm", iem=IEMOptions(scale="none", bias=False, head="none"))
     given = windows(2, 6, 3, 3)
     with torch.no_grad():
-        found = model.encoder(given.tokens.flatten(0, 1), given.lengths.flatten())
+        found = model.encode(Chunks(given.tokens.flatten(0, 1), given.lengths.flatten()))
         prediction = model.predictions(given)
         assert torch.equal(model.query(prediction), prediction) and torch.equal(model.key(found.vector), found.vector)
     names = [name for name, _ in model.named_parameters()]

@@ -1,14 +1,19 @@
 """Counted FLOPs against PyTorch's own counter over a real step."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 from haed.chunk.model import HAED
 from haed.iem.objective import ChunkObjective
-from haed.options import EncoderOptions, IEMOptions, MainOptions, ModelOptions
+from haed.options import DecoderOptions, EncoderOptions, IEMOptions, MainOptions, ModelOptions
 from haed.system import Cut
 from tests.haed.chunk.test_model import decoder_options, windows
+
+ENCODER = EncoderOptions(token_width=8, hidden=64, heads=1, ffn=128, width=64)
+MAIN = MainOptions(layers=2, width=96, heads=2, head_width=32, ffn=128)
 
 
 def in_place(_: object, a: torch.Size, b: torch.Size, **__: object) -> int:
@@ -21,15 +26,37 @@ def in_place(_: object, a: torch.Size, b: torch.Size, **__: object) -> int:
     [("lstm", 1.0, 0.0), ("lstm", 0.0, 1.0), ("transformer", 1.0, 0.5), ("previous", 0.0, 1.0)],
 )
 def test_flops_are_those_of_the_products(decoder: str, weight: float, fraction: float) -> None:
-    options = ModelOptions(
-        encoder=EncoderOptions(token_width=8, hidden=64, width=64),
-        main=MainOptions(layers=2, width=96, heads=2, head_width=32, ffn=128),
-        decoder=decoder_options(decoder, width=64, ffn=128, layers=2),
-    )
-    model = HAED(options, IEMOptions(), Cut(6, 256, False, 32))
+    options = ModelOptions(encoder=ENCODER, main=MAIN, decoder=decoder_options(decoder, width=64, ffn=128, layers=2))
+    counted, wanted = both(options, weight, fraction)
+    assert 0.97 * wanted < counted < 1.01 * wanted  # the counter has attention within chunks
+
+
+def both(options: ModelOptions, weight: float, fraction: float, fixed: bool = False) -> tuple[float, float]:
+    """FLOPs of a step, ours and the counter's."""
+    model = HAED(options, IEMOptions(), Cut(6, 256, fixed, 32))
     made = ChunkObjective(model, IEMOptions(), weight, fraction)
-    batch = made.prepare(windows(4, 32, 6, 256))
+    batch = made.prepare(windows(4, 32, 6, 256, fixed))
     with FlopCounterMode(display=False, custom_mapping={torch.ops.aten.addmm_: in_place}) as counter:
         made(batch).total.backward()
-    wanted = counter.get_total_flops()
-    assert 0.97 * wanted < made.flops(batch) < 1.01 * wanted  # the counter has attention within chunks
+    return made.flops(batch), counter.get_total_flops()
+
+
+@pytest.mark.parametrize("fixed", [False, True])
+@pytest.mark.parametrize(
+    ("encoder", "main", "decoder", "least"),
+    [
+        ("lstm", "lstm", DecoderOptions(width=64, layers=2), 1.0),
+        ("lstm", "transformer", DecoderOptions(width=64), 1.0),
+        ("transformer", "lstm", DecoderOptions(width=64), 1.0),  # the counter knows no attention under a mask on a CPU
+        (
+            "linear",
+            "transformer",
+            DecoderOptions(kind="transformer", width=64, heads=1, ffn=128, context="each"),
+            0.98,
+        ),  # but this
+    ],
+)
+def test_flops_of_every_kind(encoder: str, main: str, decoder: DecoderOptions, least: float, fixed: bool) -> None:
+    options = ModelOptions(encoder=replace(ENCODER, kind=encoder), main=replace(MAIN, kind=main), decoder=decoder)
+    counted, wanted = both(options, 1.0, 1.0, fixed)
+    assert least * wanted <= counted <= wanted

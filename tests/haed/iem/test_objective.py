@@ -1,6 +1,7 @@
 import pytest
 import torch
 
+from haed.chunk.packing import Chunks
 from haed.iem.objective import ChunkObjective
 from haed.options import IEMOptions
 from haed.system import Windows
@@ -57,8 +58,8 @@ def test_iem_is_the_softmax_over_distinct_candidates() -> None:
     grid = torch.zeros(len(names), 3, dtype=torch.long)
     for row, name in zip(grid, names, strict=True):
         row[: len(name)] = torch.tensor(name)
-    candidates = model.encoder(grid, torch.tensor([len(name) for name in names]))
-    every = model.encoder(tokens.flatten(0, 1), lengths.flatten()).vector.unflatten(0, (2, 6))
+    candidates = model.encode(Chunks(grid, torch.tensor([len(name) for name in names])))
+    every = model.encode(Chunks(tokens.flatten(0, 1), lengths.flatten())).vector.unflatten(0, (2, 6))
     query = model.query(model.main(every, given.starts)).flatten(0, 1)
     scores = query @ candidates.vector.t() + candidates.bias.float()
     expected = torch.nn.functional.cross_entropy(scores, torch.tensor([names.index(name) for name in flat]))
@@ -75,7 +76,7 @@ def test_duplicates_are_candidates_of_their_own_as_in_the_paper() -> None:
         torch.cat([x.flatten(0, 1), y.flatten(0, 1)])
         for x, y in ((given.tokens, EXTRA.tokens), (given.lengths, EXTRA.lengths))
     )
-    candidates = model.encoder(tokens, lengths)
+    candidates = model.encode(Chunks(tokens, lengths))
     scores = model.query(model.predictions(given)) @ candidates.vector.t() + candidates.bias
     expected = torch.nn.functional.cross_entropy(scores, torch.arange(12))
     torch.testing.assert_close(found.figures["iem"], expected, rtol=0, atol=1e-7)

@@ -6,6 +6,7 @@ import torch
 
 from data.distinct import distinct_chunks
 from haed.chunk.model import HAED
+from haed.chunk.packing import Chunks
 from haed.system import Windows
 from pipeline.options import Options
 from pipeline.run.folder import RunFolder
@@ -41,7 +42,7 @@ def test_the_softmax_over_all_chunks(options: Options, similarity: str) -> None:
     model, bits, exact = run.system, 0.0, 0.0
     assert isinstance(model, HAED)
     with torch.no_grad():
-        every = model.encoder(rows, torch.tensor([len(name) for name in names]))
+        every = model.encode(Chunks(rows, torch.tensor([len(name) for name in names])))
         for tokens, lengths, starts in zip(windows.tokens, windows.lengths, windows.starts, strict=True):
             n = int((lengths > 0).sum())
             own = [bytes(t[:size].tolist()) for t, size in zip(tokens[:n], lengths[:n].tolist(), strict=True)]

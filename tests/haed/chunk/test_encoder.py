@@ -1,0 +1,101 @@
+"""Encoders against independent ones, chunk by chunk in float64, and what options are refused."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from haed.chunk.encoder import ENCODERS, Encoder, LSTMEncoder, MLPEncoder, TransformerEncoder
+from haed.chunk.packing import Chunks
+from haed.options import EncoderOptions
+from tests.haed.chunk.test_model import windows
+
+K, VOCABULARY = 5, 7
+OPTIONS = EncoderOptions(token_width=3, hidden=8, width=6, heads=2, ffn=10, layers=2, output="none")
+GIVEN = windows(1, 40, K, VOCABULARY)
+CHUNKS = Chunks(GIVEN.tokens[0], GIVEN.lengths[0])
+
+
+def made(kind: str, **changes: object) -> Encoder:
+    torch.manual_seed(0)
+    encoder = ENCODERS[kind](replace(OPTIONS, kind=kind, **changes), K, VOCABULARY).double()
+    for parameter in encoder.parameters():
+        torch.nn.init.normal_(parameter, std=0.5)
+    return encoder
+
+
+def encoded(encoder: Encoder, chunks: Chunks) -> torch.Tensor:
+    return encoder(encoder.lay_out(chunks)).vector
+
+
+def each() -> list[torch.Tensor]:
+    """The tokens of every chunk."""
+    return [row[:length] for row, length in zip(CHUNKS.tokens, CHUNKS.lengths, strict=True)]
+
+
+def test_the_lstm_is_the_last_output_of_torchs() -> None:
+    encoder = made("lstm")
+    assert isinstance(encoder, LSTMEncoder)
+    theirs = torch.nn.LSTM(3, 8, num_layers=2, dtype=torch.float64)
+    with torch.no_grad():
+        for number, layer in enumerate(encoder.layers):
+            getattr(theirs, f"weight_ih_l{number}").copy_(layer.input.weight)
+            getattr(theirs, f"weight_hh_l{number}").copy_(layer.recurrent)
+            getattr(theirs, f"bias_ih_l{number}").copy_(layer.input.bias)
+            getattr(theirs, f"bias_hh_l{number}").zero_()
+        wanted = torch.stack([theirs(encoder.tokens(tokens))[0][-1, :6] for tokens in each()])
+        torch.testing.assert_close(encoded(encoder, CHUNKS), wanted, rtol=0, atol=1e-12)
+
+
+def test_the_transformer_by_the_formulas() -> None:
+    encoder = made("transformer")
+    assert isinstance(encoder, TransformerEncoder)
+    wanted = []
+    for tokens in each():
+        x = encoder.tokens.weight[tokens] + encoder.positions.weight[: len(tokens)]
+        for block in encoder.blocks:
+            y = F.layer_norm(x, (8,), block.attention_norm.weight, block.attention_norm.bias)
+            q, k, v = (y @ block.attention.qkv.weight.t() + block.attention.qkv.bias).split(8, 1)
+            heads = [(q[:, rows] @ k[:, rows].t() / 2).softmax(1) @ v[:, rows] for rows in (slice(0, 4), slice(4, 8))]
+            x = x + torch.cat(heads, 1) @ block.attention.out.weight.t() + block.attention.out.bias
+            y = F.layer_norm(x, (8,), block.ffn_norm.weight, block.ffn_norm.bias)
+            x = x + F.gelu(y @ block.up.weight.t() + block.up.bias) @ block.down.weight.t() + block.down.bias
+        mean = F.layer_norm(x, (8,), encoder.norm.weight, encoder.norm.bias).mean(0)
+        wanted.append(encoder.pooled.weight @ mean + encoder.pooled.bias)
+    torch.testing.assert_close(encoded(encoder, CHUNKS), torch.stack(wanted), rtol=0, atol=1e-12)
+
+
+def test_the_linear_one_is_a_norm_and_one_map() -> None:
+    encoder = made("linear")
+    assert isinstance(encoder, MLPEncoder)
+    wanted = []
+    for tokens in each():
+        x = encoder.tokens.weight[[*tokens.tolist(), *[VOCABULARY] * (K - len(tokens))]].flatten()
+        x = F.layer_norm(x, (15,), encoder.norm.weight, encoder.norm.bias)
+        wanted.append(encoder.layers[0].weight @ x + encoder.layers[0].bias)
+    torch.testing.assert_close(encoded(encoder, CHUNKS), torch.stack(wanted), rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("kind", ENCODERS)
+def test_a_chunk_is_encoded_alike_whatever_is_beside_it(kind: str) -> None:
+    encoder = made(kind)
+    whole = encoded(encoder, CHUNKS)
+    backwards = encoded(encoder, Chunks(CHUNKS.tokens.flip(0), CHUNKS.lengths.flip(0))).flip(0)
+    alone = torch.cat([encoded(encoder, CHUNKS[rows]) for rows in torch.arange(40).split(1)])
+    for other in (backwards, alone):
+        torch.testing.assert_close(other, whole, rtol=0, atol=1e-12)
+    nothing = encoder(encoder.lay_out(CHUNKS[torch.empty(0, dtype=torch.long)]))
+    assert nothing.vector.shape == (0, 6) and nothing.bias.shape == (0,)
+
+
+@pytest.mark.parametrize(
+    ("kind", "changes", "message"),
+    [
+        ("lstm", {"width": 9}, r"model\.encoder\.hidden is 8, expected at least 9 \(model\.encoder\.width\)"),
+        ("transformer", {"heads": 3}, r"model\.encoder\.hidden 8 is not a multiple of model\.encoder\.heads 3"),
+    ],
+)
+def test_sizes_that_do_not_fit_are_refused(kind: str, changes: dict[str, int], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        made(kind, **changes)
