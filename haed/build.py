@@ -15,7 +15,9 @@ from haed.ranks import Ranks
 from haed.sampling import ChunkSampler, Sampler, TokenSampler
 from haed.system import Cut, Likelihood, Objective, System, Windows
 from haed.token.hourglass import Hourglass
-from haed.token.multiscale import TopDown
+from haed.token.multiscale import BottomUp, TopDown
+from haed.token.retina import Retina
+from haed.token.spacebyte import SpaceByte
 
 
 @dataclass(frozen=True)
@@ -30,6 +32,9 @@ KINDS: dict[str, Kind] = {
     "haed": Kind(HAED, ChunkSampler),
     "hourglass": Kind(Hourglass, TokenSampler),
     "top_down": Kind(TopDown, TokenSampler),
+    "bottom_up": Kind(BottomUp, TokenSampler),
+    "retina": Kind(Retina, TokenSampler),
+    "spacebyte": Kind(SpaceByte, TokenSampler),
 }
 
 

@@ -36,6 +36,15 @@ SYSTEMS = {
         "a transformer over tokens with layers of their own for each scale, from coarse to fine (model.multiscale)",
         ("token", "multiscale"),
     ),
+    "bottom_up": Family(
+        "the same from fine to coarse; then the tokens look at every scale (model.multiscale)", ("token", "multiscale")
+    ),
+    "retina": Family(
+        "a transformer over tokens that looks at what is far away in groups (model.retina)", ("token", "retina")
+    ),
+    "spacebyte": Family(
+        "a transformer over tokens with larger layers where words begin (model.spacebyte)", ("token", "spacebyte")
+    ),
 }
 
 
@@ -182,7 +191,7 @@ class HourglassOptions:
 
 @dataclass(kw_only=True)
 class MultiscaleOptions:
-    """Top-down: its scales (Subramanian et al. 2020)."""
+    """Top-down and Bottom-up: their scales (Subramanian et al. 2020)."""
 
     layers: Annotated[
         str, Field(description="layers@scale for each scale, in tokens, such as 2@16 2@4 4@1 (section 3)")
@@ -191,6 +200,56 @@ class MultiscaleOptions:
         Literal["average", "max", "convolution"],
         Field(description="of neighbours to the next scale; a convolution's stride is its kernel's size"),
     ] = "average"
+    heads: Annotated[
+        str,
+        Field(
+            description="bottom_up: heads@scale of the layer that looks at the coarse scales, such as 2@16 2@4; empty: equal "
+            "parts of model.token.heads, the rest to the finest"
+        ),
+    ] = ""
+
+
+@dataclass(kw_only=True)
+class RetinaOptions:
+    """Retina: what is seen at which scale (Subramanian et al. 2020, section 3.4)."""
+
+    layers: Annotated[int, Field(ge=1, le=1024, description="layers (paper: 12 and 16)")] = 6
+    windows: Annotated[
+        str,
+        Field(
+            description="from:to@scale for each scale: the distances, in tokens, at which its heads look (paper: as it is here)"
+        ),
+    ] = "256:512@16 8:256@4 0:8@1"
+    pooling: Annotated[
+        Literal["average", "max", "convolution"],
+        Field(description="of neighbours to a coarser scale; a convolution's stride is its kernel's size"),
+    ] = "average"
+    heads: Annotated[
+        str,
+        Field(
+            description="heads@scale, such as 1@16 1@4 2@1; empty: equal parts of model.token.heads, the rest to the finest"
+        ),
+    ] = ""
+
+
+@dataclass(kw_only=True)
+class SpaceByteOptions:
+    """SpaceByte: layers at every token, and larger ones where a word begins (Slagle 2024)."""
+
+    before: Annotated[int, Field(ge=0, le=1024, description="layers at every token, before the larger ones")] = 2
+    layers: Annotated[int, Field(ge=1, le=1024, description="larger layers, where a word begins")] = 4
+    after: Annotated[int, Field(ge=0, le=1024, description="layers at every token, after the larger ones")] = 2
+    width: Annotated[int, Field(ge=1, le=65_536, description="of the larger layers, at least model.token.width")] = 384
+    heads: Annotated[int, Field(ge=1, le=4096, description="of the larger layers")] = 6
+    ffn: Annotated[int, Field(ge=1, le=2**20, description="hidden units of the larger layers' feed-forward part")] = (
+        1536
+    )
+    letters: Annotated[
+        str,
+        Field(
+            description="tokens inside a word, as ranges: by default digits, ASCII letters, bytes that continue a UTF-8 character"
+        ),
+    ] = "48-57 65-90 97-122 128-191"
 
 
 @dataclass(kw_only=True)
@@ -211,6 +270,8 @@ class ModelOptions:
     token: TokenOptions = field(default_factory=TokenOptions)
     hourglass: HourglassOptions = field(default_factory=HourglassOptions)
     multiscale: MultiscaleOptions = field(default_factory=MultiscaleOptions)
+    retina: RetinaOptions = field(default_factory=RetinaOptions)
+    spacebyte: SpaceByteOptions = field(default_factory=SpaceByteOptions)
 
 
 @dataclass(kw_only=True)

@@ -83,6 +83,7 @@ def attend(
     queries: Grid,
     keys: Grid,
     window: int | None = None,
+    nearest: int = 0,
     dropout: float = 0.0,
     bias: Callable[[slice, int], Tensor] | None = None,
 ) -> Tensor:
@@ -99,19 +100,22 @@ def attend(
         queries: where the queries stand; each must see a key.
         keys: where the keys stand.
         window: positions that a query sees, its own included; None: all before it.
+        nearest: distance of the first key that a query sees; where there is none so far back, it sees the very first.
         dropout: of the probabilities.
         bias: gives what is added to the scores (B, H, n', m') of a slice of the queries and the first m' keys.
     """
     batch, n = q.shape[:2], q.shape[2]
-    if q.is_cuda and queries == keys and n == k.shape[2] and window is None and bias is None:
+    if q.is_cuda and queries == keys and n == k.shape[2] and window is None and not nearest and bias is None:
         return F.scaled_dot_product_attention(q, k, v, is_causal=True, dropout_p=dropout, scale=1.0)
     size, parts = _BLOCK if not q.is_cuda else n if window is None else _CUDA_BLOCK, []
     for first in range(0, n, max(1, size)):
         rows, at = slice(first, min(n, first + size)), queries.skip(first)
         part, high = q[:, :, rows], keys.upto(queries.at(min(n, first + size) - 1))
         low = 0 if window is None else keys.upto(at.first - window)
-        back = at.places(part.shape[2], q.device)[:, None] - keys.skip(low).places(high - low, q.device)
-        hidden = back < 0 if window is None else (back < 0) | (back >= window)
+        places = at.places(part.shape[2], q.device)[:, None]
+        back = places - keys.skip(low).places(high - low, q.device)
+        hidden = back < places.clamp(max=nearest)
+        hidden = hidden if window is None else hidden | (back >= window)
         added = torch.zeros_like(hidden, dtype=q.dtype) if bias is None else bias(rows, high)
         added = added.masked_fill(hidden, -torch.inf)
         if q.is_cuda:
@@ -140,6 +144,7 @@ class Attention(nn.Module):
         inner = options.heads * options.head_width
         self.heads, self.dropout = options.heads, options.dropout
         self.window: int | None = None
+        self.nearest = 0
         self.query = nn.Linear(options.width, inner)
         self.key_value = nn.Linear(options.width, 2 * inner)
         self.out = nn.Linear(inner, options.width)
@@ -155,7 +160,7 @@ class Attention(nn.Module):
         q, k = self.placed(q * q.shape[-1] ** -0.5, queries), self.placed(k, keys)
         if past is not None:
             new = k.shape[2]
-            k, v = past.extend(k, v, keep=None if self.window is None else self.window - 1)
+            k, v = past.extend(k, v, keep=None if self.window is None else -(-(self.window - 1) // keys.step))
             keys = keys.skip(new - k.shape[2])
         return self.out(self.mix(q, k, v, queries, keys, past).transpose(1, 2).flatten(2))
 
@@ -170,7 +175,7 @@ class Attention(nn.Module):
 
     def mix(self, q: Tensor, k: Tensor, v: Tensor, queries: Grid, keys: Grid, past: Past | None) -> Tensor:
         """See `attend`."""
-        return attend(q, k, v, queries, keys, self.window, self.dropout if self.training else 0.0)
+        return attend(q, k, v, queries, keys, self.window, self.nearest, self.dropout if self.training else 0.0)
 
 
 class Rotary(Attention):
@@ -212,7 +217,7 @@ class Relative(Attention):
         def bias(rows: slice, m: int) -> Tensor:
             return shifted(distance[:, :, rows], table, queries.skip(rows.start), keys, m)
 
-        return attend(content, k, v, queries, keys, None, self.dropout if self.training else 0.0, bias)
+        return attend(content, k, v, queries, keys, None, 0, self.dropout if self.training else 0.0, bias)
 
     def _table(self, count: int, past: Past | None) -> Tensor:
         """W_r R (H, D, count) of the distances 0, 1, …; what the past has of it is not worked out again."""

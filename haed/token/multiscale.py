@@ -1,7 +1,9 @@
-"""Transformers with layers of their own for each scale: Top-down (Subramanian et al. 2020, section 3.2).
+"""Transformers with layers of their own for each scale: Top-down and Bottom-up (Subramanian et al. 2020, section 3).
 
-It goes from the coarsest scale to the tokens: layers over the pooled embeddings of a scale, joined with what comes from the scale
-above. Layers are pre-norm ones, with a norm where those of a coarse scale end, as the paper's post-norm layers have one.
+Top-down goes from the coarsest scale to the tokens: layers over the pooled embeddings of a scale, joined with what comes from the
+scale above. Bottom-up goes the other way, pooling what the layers of a scale made, and then lets the tokens look at all
+coarse scales at once. Layers are pre-norm ones, with a norm where those of a coarse scale end, as the paper's post-norm
+layers have one.
 
 Legend: B sequences, L positions, J groups of a scale, W width. How groups lie is said in `haed.token.pooling`.
 """
@@ -12,59 +14,48 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from haed.blocks.transformer import Block, Cache
+from haed.blocks.attention import Past
+from haed.blocks.layer import FeedForward, Stack
 from haed.options import IEMOptions, ModelOptions, TokenOptions
 from haed.system import Cut
+from haed.token.heads import ScaledAttention, ScaledMemory, shares_of_heads
 from haed.token.pooling import LAYERS, Held, Pool, per_scale
 from haed.token.sequence import TokenSystem
 
 
-class Layers(nn.Module):
-    """Blocks over the groups of a scale, and a norm behind them if it is coarse."""
-
-    def __init__(self, options: TokenOptions, layers: int, coarse: bool) -> None:
-        super().__init__()
-        self.blocks = nn.ModuleList(
-            Block(options.width, options.heads, options.head_width, options.ffn, rotary=True) for _ in range(layers)
-        )
-        self.norm = nn.LayerNorm(options.width) if coarse else nn.Identity()
-
-    def forward(self, x: Tensor, cache: Cache | None = None) -> Tensor:
-        """(B, J, W) to (B, J, W), which follow those in the cache."""
-        for layer, block in enumerate(self.blocks):
-            x = block(x, cache, layer)
-        return self.norm(x)
-
-
 class Level(nn.Module):
-    """A scale of the top-down model.
+    """The layers of a scale, between what they are given and what they give to the next scale.
 
     Args:
         options: of its layers.
-        pooling: how token embeddings are pooled.
-        scale: tokens of a group.
+        pool: what makes its groups.
         layers: their number.
-        above: is there a coarser scale?
-        ratio: of its scale to the next finer one; 1 for the finest.
+        above: is it joined with a coarser scale?
+        ratio: vectors that each becomes for the next finer scale.
+        norm: stands one behind the layers?
+        longest: of its sequences.
     """
 
-    def __init__(self, options: TokenOptions, pooling: str, scale: int, layers: int, above: bool, ratio: int) -> None:
+    def __init__(
+        self, options: TokenOptions, pool: Pool, layers: int, above: bool, ratio: int, norm: bool, longest: int
+    ) -> None:
         super().__init__()
         width, self.ratio = options.width, ratio
-        self.pool = Pool(pooling, scale, width)
+        self.pool = pool
         self.join = nn.Linear(2 * width, width) if above else None
-        self.layers = Layers(options, layers, coarse=ratio > 1)
-        # A transposed convolution whose stride is its kernel's size: each vector becomes `ratio` of them.
+        self.layers = Stack(options, options.attention, layers, longest)
+        self.norm = nn.LayerNorm(width) if norm else nn.Identity()
+        # A transposed convolution whose stride is its kernel's size: a linear map of each vector to `ratio` of them.
         self.up = nn.Linear(width, ratio * width) if ratio > 1 else None
 
     def forward(self, x: Tensor, above: Tensor | None, memory: "LevelMemory") -> Tensor:
-        """Embeddings (B, L, W) and new vectors from above (B, J, W) to those of the next finer scale that follow."""
-        x = self.pool(x, memory.embeddings)
+        """From x (B, L, W) and new vectors from above (B, J, W) to those (B, J', W) that the next scale is given."""
+        x = self.pool(x, memory.below)
         if not x.shape[1]:  # no group was completed
             return x
         if self.join is not None:
             x = F.gelu(self.join(torch.cat([x, memory.above.take(above, x.shape[1])], -1)))
-        x = self.layers(x, memory.cache)
+        x = self.norm(self.layers(x, memory.layers))
         return x if self.up is None else self.up(x).unflatten(2, (self.ratio, -1)).flatten(1, 2)
 
 
@@ -72,8 +63,8 @@ class Level(nn.Module):
 class LevelMemory:
     """What a level was given and has not used yet, and what its layers have seen, if that is kept."""
 
-    cache: Cache | None
-    embeddings: Held = field(default_factory=Held)
+    layers: list[Past] | None
+    below: Held = field(default_factory=Held)
     above: Held = field(default_factory=Held)
 
 
@@ -81,22 +72,22 @@ class TopDown(TokenSystem):
     """From the coarsest scale to the tokens.
 
     Raises:
-        ValueError: the scales do not nest, or are too long.
+        ValueError: the scales do not nest, or are too long; or there are heads per scale, which it has no use for.
     """
 
     def __init__(self, options: ModelOptions, iem: IEMOptions, cut: Cut) -> None:
         super().__init__(options.token, cut)
-        layers = per_scale(options.multiscale.layers, "model.multiscale.layers", LAYERS, cut)
+        token, chosen = options.token, options.multiscale
+        if chosen.heads:
+            raise ValueError(
+                f"model.multiscale.heads={chosen.heads!r}: top_down has no heads per scale; leave it empty"
+            )
+        layers = per_scale(chosen.layers, "model.multiscale.layers", LAYERS, cut)
         self.scales = list(layers)
         for scale, finer in zip(self.scales, [*self.scales[1:], 1], strict=True):
-            level = Level(
-                options.token,
-                options.multiscale.pooling,
-                scale,
-                int(layers[scale]),
-                above=scale < self.scales[0],
-                ratio=scale // finer,
-            )
+            pool, above, coarse = Pool(chosen.pooling, scale, token.width), scale < self.scales[0], scale > 1
+            longest = cut.context * cut.k // scale + 1
+            level = Level(token, pool, int(layers[scale]), above, scale // finer, coarse, longest)
             self.add_module(f"scale_{scale}", level)
         self.parts = ("embedding", *(f"scale_{scale}" for scale in self.scales), "output")
         self.initialise()
@@ -104,12 +95,75 @@ class TopDown(TokenSystem):
     def body(self, x: Tensor, route: object = None, memory: list[LevelMemory] | None = None) -> Tensor:
         """See `TokenSystem.body`."""
         found = None
-        for level, scale in enumerate(self.scales):
-            kept = memory[level] if memory is not None else LevelMemory(None)
+        for kept, scale in zip(memory or [LevelMemory(None) for _ in self.scales], self.scales, strict=True):
             found = self.mark(f"scale_{scale}", getattr(self, f"scale_{scale}")(x, found, kept))
         assert found is not None
         return found
 
     def memory(self, samples: int) -> list[LevelMemory]:
         """See `TokenSystem.memory`."""
-        return [LevelMemory(Cache(len(getattr(self, f"scale_{scale}").layers.blocks))) for scale in self.scales]
+        return [LevelMemory(getattr(self, f"scale_{scale}").layers.memory()) for scale in self.scales]
+
+
+class Aggregation(nn.Module):
+    """A layer in which tokens look at the groups of all coarse scales (section 3.3)."""
+
+    def __init__(self, options: TokenOptions, heads: dict[int, int], longest: int) -> None:
+        super().__init__()
+        self.norm = nn.LayerNorm(options.width)
+        self.attention = ScaledAttention(options, heads, longest)
+        self.dropout = nn.Dropout(options.dropout)
+        self.feed_forward = FeedForward(options)
+
+    def forward(self, x: Tensor, groups: list[Tensor], memory: ScaledMemory | None = None) -> Tensor:
+        """Tokens x (B, L, W), and the new groups (B, J, W) of each scale, to (B, L, W)."""
+        return self.feed_forward(x + self.dropout(self.attention(self.norm(x), groups, memory)))
+
+
+@dataclass
+class BottomUpMemory:
+    """Of each coarse scale, of the layer that looks at all, and of the finest scale's layers."""
+
+    levels: list[LevelMemory]
+    aggregation: ScaledMemory
+    finest: list[Past]
+
+
+class BottomUp(TokenSystem):
+    """From the tokens to the coarsest scale, and back to the tokens by attention.
+
+    Raises:
+        ValueError: the scales do not nest, are too long, or only one; or the heads cannot be divided so.
+    """
+
+    def __init__(self, options: ModelOptions, iem: IEMOptions, cut: Cut) -> None:
+        super().__init__(options.token, cut)
+        token, chosen, longest = options.token, options.multiscale, cut.context * cut.k
+        layers = per_scale(chosen.layers, "model.multiscale.layers", LAYERS, cut)
+        self.scales = sorted(layers)[1:]
+        if not self.scales:
+            raise ValueError(f"model.multiscale.layers={chosen.layers!r}: bottom_up needs a coarse scale; add 2@4")
+        for finer, scale in zip([1, *self.scales], self.scales, strict=False):
+            pool = Pool(chosen.pooling, scale // finer, token.width)
+            level = Level(token, pool, int(layers[scale]), False, 1, True, longest // scale + 1)
+            self.add_module(f"scale_{scale}", level)
+        heads = shares_of_heads(chosen.heads, "model.multiscale.heads", token.heads, self.scales)
+        self.aggregation = Aggregation(token, heads, longest)
+        self.scale_1 = Stack(token, token.attention, int(layers[1]), longest)
+        self.parts = ("embedding", *(f"scale_{scale}" for scale in self.scales), "aggregation", "scale_1", "output")
+        self.initialise()
+
+    def body(self, x: Tensor, route: object = None, memory: BottomUpMemory | None = None) -> Tensor:
+        """See `TokenSystem.body`."""
+        levels = memory.levels if memory is not None else [LevelMemory(None) for _ in self.scales]
+        below, groups = x, []
+        for kept, scale in zip(levels, self.scales, strict=True):
+            below = self.mark(f"scale_{scale}", getattr(self, f"scale_{scale}")(below, None, kept))
+            groups.append(below)
+        x = self.mark("aggregation", self.aggregation(x, groups, memory.aggregation if memory else None))
+        return self.mark("scale_1", self.scale_1(x, memory.finest if memory else None))
+
+    def memory(self, samples: int) -> BottomUpMemory:
+        """See `TokenSystem.memory`."""
+        levels = [LevelMemory(getattr(self, f"scale_{scale}").layers.memory()) for scale in self.scales]
+        return BottomUpMemory(levels, self.aggregation.attention.memory(), self.scale_1.memory())

@@ -57,37 +57,48 @@ class Pool(nn.Module):
         return x.mean(2) if self.kind == "average" else x.amax(2)
 
 
-def per_scale(notation: str, option: str, what: str, cut: Cut) -> dict[int, str]:
-    """Reads such as 2@16 2@4 4@1: what stands before each @, by scale, from the coarsest on.
+LAYERS, WINDOW = r"[1-9]\d*", r"\d+:\d+"
+_EXAMPLES = {LAYERS: "2@16 2@4 4@1", WINDOW: "256:512@16 8:256@4 0:8@1"}
+
+
+def parsed(notation: str, option: str, what: str) -> dict[int, str]:
+    """Reads such as 2@16 2@4 4@1: what stands before each @, by scale.
 
     Args:
         notation: as given by the user.
         option: its name, for errors.
-        what: a pattern of what stands before each @.
-        cut: a scale longer than its windows is refused.
+        what: a pattern of what stands before each @, `LAYERS` or `WINDOW`.
 
     Raises:
-        ValueError: it is not written so, or the scales do not nest.
+        ValueError: it is not written so, or a scale is there twice.
     """
-    parts = [re.fullmatch(rf"({what})@([1-9]\d*)", part) for part in notation.split()]
-    given = f"{option}={notation!r}"
-    if not parts or None in parts:
-        raise ValueError(f"{given}: expected parts such as {_EXAMPLES[what]}, with spaces between them")
-    found = {int(part[2]): part[1] for part in parts if part}
-    scales, window = sorted(found, reverse=True), cut.context * cut.k
-    if len(found) < len(parts) or scales[-1] != 1:
-        raise ValueError(f"{given}: expected each scale once and the scale 1 among them; write {_EXAMPLES[what]}")
+    found: dict[int, str] = {}
+    for part in notation.split():
+        match = re.fullmatch(rf"({what})@([1-9]\d*)", part)
+        if match is None or int(match[2]) in found:
+            found.clear()
+            break
+        found[int(match[2])] = match[1]
+    if not found:
+        raise ValueError(f"{option}={notation!r}: expected each scale once, such as {_EXAMPLES[what]}")
+    return found
+
+
+def per_scale(notation: str, option: str, what: str, cut: Cut) -> dict[int, str]:
+    """What is `parsed`, from the coarsest scale to 1, the tokens themselves.
+
+    Raises:
+        ValueError: as there, or the scales do not nest, end with 1, or fit into a window of the corpus cut so.
+    """
+    found = parsed(notation, option, what)
+    scales, window, given = sorted(found, reverse=True), cut.context * cut.k, f"{option}={notation!r}"
+    if scales[-1] != 1:
+        raise ValueError(f"{given}: the finest scale must be 1, the tokens; add {_EXAMPLES[what].split()[-1]}")
     for coarse, fine in itertools.pairwise(scales):
         if coarse % fine:
-            raise ValueError(
-                f"{given}: {fine} does not divide {coarse}; each scale must be a multiple of the next finer one"
-            )
+            raise ValueError(f"{given}: {fine} does not divide {coarse}; set scales of which each divides the next")
     if scales[0] > window:
         raise ValueError(
-            f"{given}: a window has {window} tokens (batch.context × chunker.k); set no scale above that, or a longer window"
+            f"{given}: a window has {window} tokens (batch.context × chunker.k); set scales up to that, or longer windows"
         )
     return {scale: found[scale] for scale in scales}
-
-
-LAYERS, WINDOW = r"[1-9]\d*", r"\d+:\d+"
-_EXAMPLES = {LAYERS: "2@16 2@4 4@1", WINDOW: "256:512@16 8:256@4 0:8@1"}

@@ -18,6 +18,8 @@ from haed.options import (
     MainOptions,
     ModelOptions,
     MultiscaleOptions,
+    RetinaOptions,
+    SpaceByteOptions,
     TokenOptions,
 )
 from haed.sampling import Draw
@@ -31,6 +33,7 @@ PADDED = replace(MAIN, width=12, positions="concatenated")
 READ = EncoderOptions(token_width=3, hidden=10, width=8, heads=2, ffn=16)
 SIZES = {"width": 8, "ffn": 16, "token_width": 4}
 TOKEN = TokenOptions(width=8, heads=2, head_width=6, ffn=16)
+SPACEBYTE = SpaceByteOptions(before=1, layers=2, after=1, width=12, heads=3, ffn=20, letters="0-0")
 
 
 def of_tokens(kind: str, token: TokenOptions = TOKEN, **section: object) -> ModelOptions:
@@ -77,6 +80,26 @@ CASES |= {
         multiscale=MultiscaleOptions(layers="1@4 1@2 1@1", pooling="convolution"),
     ),
     "top-down, threes, maxima": of_tokens("top_down", multiscale=MultiscaleOptions(layers="1@3 1@1", pooling="max")),
+    "bottom-up": of_tokens("bottom_up", multiscale=MultiscaleOptions(layers="2@2 1@1")),
+    "bottom-up, three scales, convolutions": of_tokens(
+        "bottom_up",
+        replace(TOKEN, positions="learned", attention="plain", heads=3),
+        multiscale=MultiscaleOptions(layers="1@4 1@2 1@1", pooling="convolution", heads="1@4 2@2"),
+    ),
+    "bottom-up, threes, maxima": of_tokens("bottom_up", multiscale=MultiscaleOptions(layers="1@3 1@1", pooling="max")),
+    "retina": of_tokens("retina", retina=RetinaOptions(layers=2, windows="2:8@2 0:3@1")),
+    "retina, three scales, convolutions": of_tokens(
+        "retina",
+        replace(TOKEN, positions="learned", attention="plain", heads=3),
+        retina=RetinaOptions(layers=2, windows="7:16@4 3:9@2 0:4@1", pooling="convolution"),
+    ),
+    "retina, overlapping windows, maxima": of_tokens(
+        "retina", retina=RetinaOptions(layers=2, windows="1:18@3 0:2@1", pooling="max", heads="1@3 1@1")
+    ),
+    "spacebyte": of_tokens("spacebyte", replace(TOKEN, window=3), spacebyte=SPACEBYTE),
+    "spacebyte, nothing before": of_tokens(
+        "spacebyte", replace(TOKEN, window=18), spacebyte=replace(SPACEBYTE, before=0, width=8, letters="1-1")
+    ),
 }
 TOKENS = [case for case, options in CASES.items() if options.kind != "haed"]
 every = pytest.mark.parametrize("case", CASES)

@@ -38,31 +38,52 @@ def turned(x: Array, position: float) -> Array:
     return found
 
 
-def attention(query: Array, keys: list[Array], values: list[Array]) -> Array:
-    scores = [math.exp(float(query @ key) / math.sqrt(len(query))) for key in keys]
-    return sum(score * value for score, value in zip(scores, values, strict=True)) / sum(scores)
-
-
-def block(
-    w: Weights, name: str, xs: list[Array], heads: int, sees: Callable[[int, int], bool] | None = None
+def attention(
+    w: Weights,
+    name: str,
+    queries: list[Array],
+    sources: list[Array],
+    heads: int,
+    seen: Callable[[int], list[int]],
+    step: int = 1,
+    rotary: bool = True,
 ) -> list[Array]:
-    """A pre-norm block over a sequence of vectors; position t sees s ≤ t, if `sees(t, s)`."""
-    q, k, v = [], [], []
-    for t, x in enumerate(xs):
-        parts = np.split(linear(w, f"{name}.attention.qkv", norm(w, f"{name}.attention_norm", x)), 3 * heads)
-        q.append([turned(part, t) for part in parts[:heads]])
-        k.append([turned(part, t) for part in parts[heads : 2 * heads]])
-        v.append(parts[2 * heads :])
+    """Query t looks at the sources `seen(t)`; source j stands at position j · step."""
+    place = turned if rotary else lambda x, position: x
+    pairs = [np.split(linear(w, f"{name}.key_value", x), 2 * heads) for x in sources]
+    keys = [[place(part, j * step) for part in pair[:heads]] for j, pair in enumerate(pairs)]
     found = []
-    for t, x in enumerate(xs):
-        seen = [s for s in range(t + 1) if sees is None or sees(t, s)]
-        mixed = [attention(q[t][h], [k[s][h] for s in seen], [v[s][h] for s in seen]) for h in range(heads)]
-        found.append(feed_forward(w, name, x + linear(w, f"{name}.attention.out", np.concatenate(mixed))))
+    for t, x in enumerate(queries):
+        mixed = []
+        for h, part in enumerate(np.split(linear(w, f"{name}.query", x), heads)):
+            query = place(part, t)
+            scores = [math.exp(float(query @ keys[j][h]) / math.sqrt(len(query))) for j in seen(t)]
+            values = [score * pairs[j][heads + h] for j, score in zip(seen(t), scores, strict=True)]
+            mixed.append(np.sum(values, 0) / sum(scores))
+        found.append(linear(w, f"{name}.out", np.concatenate(mixed)))
     return found
 
 
+def layer(w: Weights, name: str, xs: list[Array], heads: int, window: int | None = None) -> list[Array]:
+    """A pre-norm layer over a sequence; position t sees positions up to t, the last `window` of them."""
+    normed = [norm(w, f"{name}.norm", x) for x in xs]
+    far = len(xs) if window is None else window
+    mixed = attention(w, f"{name}.attention", normed, normed, heads, lambda t: list(range(max(0, t - far + 1), t + 1)))
+    return [feed_forward(w, f"{name}.feed_forward", x + found) for x, found in zip(xs, mixed, strict=True)]
+
+
+def layers(w: Weights, name: str, number: int, xs: list[Array], heads: int, window: int | None = None) -> list[Array]:
+    for place in range(number):
+        xs = layer(w, f"{name}.{place}", xs, heads, window)
+    return xs
+
+
 def feed_forward(w: Weights, name: str, x: Array) -> Array:
-    return x + linear(w, f"{name}.down", gelu(linear(w, f"{name}.up", norm(w, f"{name}.ffn_norm", x))))
+    return x + linear(w, f"{name}.down", gelu(linear(w, f"{name}.up", norm(w, f"{name}.norm", x))))
+
+
+def logits(w: Weights, xs: list[Array]) -> Array:
+    return np.stack([linear(w, "output", norm(w, "norm", x)) for x in xs])
 
 
 def pooled(w: Weights, name: str, xs: list[Array], kind: str) -> Array:

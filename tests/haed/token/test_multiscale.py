@@ -1,28 +1,29 @@
-"""Top-down against the formulas of its paper, written out position by position."""
+"""Top-down, Bottom-up and Retina against the formulas of their paper, written out position by position."""
+
+from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
 
 from haed.build import make_system
-from haed.options import IEMOptions, ModelOptions, MultiscaleOptions, TokenOptions
+from haed.options import IEMOptions, ModelOptions, MultiscaleOptions, RetinaOptions, TokenOptions
 from haed.system import Cut
 from haed.token.pooling import Pool
 from haed.token.sequence import TokenSystem
 from tests.haed.token import reference
 from tests.haed.token.reference import Array, Weights
 
-HEADS = 2
+TOKEN = TokenOptions(width=8, heads=3, head_width=6, ffn=12)
+POOLINGS = pytest.mark.parametrize("pooling", ["average", "max", "convolution"])
+SCALES = pytest.mark.parametrize(
+    ("notation", "scales"), [("1@6 2@3 1@1", [(6, 1), (3, 2), (1, 1)]), ("2@4 1@1", [(4, 2), (1, 1)])]
+)
 
 
-def made(kind: str, context: int = 8, **options: str) -> TokenSystem:
+def made(kind: str, token: TokenOptions = TOKEN, **sections: object) -> TokenSystem:
     torch.manual_seed(0)
-    token = TokenOptions(width=8, heads=HEADS, head_width=6, ffn=12)
-    system = make_system(
-        ModelOptions(kind=kind, token=token, multiscale=MultiscaleOptions(**options)),
-        IEMOptions(),
-        Cut(4, 5, True, context),
-    )
+    system = make_system(ModelOptions(kind=kind, token=token, **sections), IEMOptions(), Cut(4, 5, True, 8))
     assert isinstance(system, TokenSystem)
     with torch.no_grad():
         for parameter in system.parameters():
@@ -30,69 +31,141 @@ def made(kind: str, context: int = 8, **options: str) -> TokenSystem:
     return system.double().eval()
 
 
-def weights(system: TokenSystem) -> Weights:
-    return {name: x.numpy() for name, x in system.state_dict().items()}
-
-
 def symbols(length: int) -> torch.Tensor:
     return torch.cat([torch.tensor([5]), torch.randint(5, (length - 1,), generator=torch.Generator().manual_seed(1))])
 
 
-def layers(w: Weights, name: str, number: int, xs: list[Array], coarse: bool) -> list[Array]:
-    for layer in range(number):
-        xs = reference.block(w, f"{name}.blocks.{layer}", xs, HEADS)
+def agrees(system: TokenSystem, fed: torch.Tensor, slow: Array) -> None:
+    np.testing.assert_allclose(system(fed[None])[0].numpy(), slow, rtol=0, atol=1e-9)
+
+
+def weights(system: TokenSystem) -> Weights:
+    return {name: x.numpy() for name, x in system.state_dict().items()}
+
+
+def of_scale(w: Weights, name: str, number: int, xs: list[Array], coarse: bool) -> list[Array]:
+    xs = reference.layers(w, f"{name}.layers", number, xs, TOKEN.heads)
     return [reference.norm(w, f"{name}.norm", x) for x in xs] if coarse else xs
 
 
-def top_down(w: Weights, fed: list[int], scales: list[tuple[int, int]], pooling: str) -> list[Array]:
-    """Section 3.2: scales (k, layers) from the coarsest on; logits at every position."""
+def top_down(w: Weights, fed: list[int], scales: list[tuple[int, int]], pooling: str) -> Array:
+    """Section 3.2; scales (k, layers) from the coarsest on."""
     embedded = [w["embedding.weight"][symbol] for symbol in fed]
     above: list[Array] = []
     for place, (scale, number) in enumerate(scales):
         name, finer = f"scale_{scale}", (*scales[place + 1 :], (1, 0))[0][0]
         xs = reference.groups(w, f"{name}.pool", embedded, scale, pooling)
         if place:
-            xs = [
-                reference.gelu(reference.linear(w, f"{name}.join", np.concatenate([x, above[j]])))
-                for j, x in enumerate(xs)
-            ]
-        xs = layers(w, f"{name}.layers", number, xs, coarse=scale > 1)
+            joined = [np.concatenate([x, above[j]]) for j, x in enumerate(xs)]
+            xs = [reference.gelu(reference.linear(w, f"{name}.join", x)) for x in joined]
+        xs = of_scale(w, name, number, xs, scale > 1)
         if scale > 1:  # each vector becomes as many as the finer scale has groups in its own
             above = [part for x in xs for part in np.split(reference.linear(w, f"{name}.up", x), scale // finer)]
-    return [reference.linear(w, "output", reference.norm(w, "norm", x)) for x in xs]
+    return reference.logits(w, xs)
 
 
-@pytest.mark.parametrize("pooling", ["average", "max", "convolution"])
-@pytest.mark.parametrize(
-    ("notation", "scales"), [("1@6 2@3 1@1", [(6, 1), (3, 2), (1, 1)]), ("2@4 1@1", [(4, 2), (1, 1)])]
-)
+def bottom_up(w: Weights, fed: list[int], scales: list[tuple[int, int]], heads: list[int], pooling: str) -> Array:
+    """Section 3.3; scales (k, layers) from the coarsest on, heads of the coarse ones from the finest on."""
+    xs = [w["embedding.weight"][symbol] for symbol in fed]
+    *coarse, (_, number) = scales
+    normed = [reference.norm(w, "aggregation.norm", x) for x in xs]
+    below, fine, found = xs, 1, [np.zeros_like(x) for x in xs]
+    for place, (scale, own) in enumerate(reversed(coarse)):
+        below = reference.groups(w, f"scale_{scale}.pool", below, scale // fine, pooling)
+        below, fine = of_scale(w, f"scale_{scale}", own, below, True), scale
+        name, complete = f"aggregation.attention.attentions.{place}", lambda t, k=scale: list(range(t // k + 1))
+        mixed = reference.attention(w, name, normed, below, heads[place], complete, scale)
+        found = [a + b for a, b in zip(found, mixed, strict=True)]
+    xs = [reference.feed_forward(w, "aggregation.feed_forward", x + new) for x, new in zip(xs, found, strict=True)]
+    return reference.logits(w, reference.layers(w, "scale_1", number, xs, TOKEN.heads))
+
+
+def retina(w: Weights, fed: list[int], windows: dict[int, tuple[int, int]], heads: list[int], pooling: str) -> Array:
+    """Section 3.4; two layers; windows by scale and heads, both from the finest on."""
+
+    def seen(t: int, scale: int) -> list[int]:
+        """The complete groups one of whose tokens is in the window, or else the first one."""
+        begin, end = windows[scale]
+        groups = {0: [0]} | {j: list(range((j - 1) * scale + 1, j * scale + 1)) for j in range(1, t + 1)}
+        for before in range(1 - scale, 0):  # group 0 also holds what would be before the first position
+            groups[0].append(before)
+        complete = {j: places for j, places in groups.items() if max(places) <= t}
+        return [j for j, places in complete.items() if any(begin <= t - s < end for s in places)] or [0]
+
+    xs = [w["embedding.weight"][symbol] for symbol in fed]
+    for layer in range(2):
+        name = f"scale_1.{layer}"
+        normed = [reference.norm(w, f"{name}.norm", x) for x in xs]
+        found = [np.zeros_like(x) for x in xs]
+        for place, scale in enumerate(windows):
+            groups = reference.groups(w, f"{name}.pools.{place}", normed, scale, pooling)
+            own, at = f"{name}.attention.attentions.{place}", lambda t, k=scale: seen(t, k)
+            mixed = reference.attention(w, own, normed, groups, heads[place], at, scale)
+            found = [a + b for a, b in zip(found, mixed, strict=True)]
+        xs = [reference.feed_forward(w, f"{name}.feed_forward", x + new) for x, new in zip(xs, found, strict=True)]
+    return reference.logits(w, xs)
+
+
+@POOLINGS
+@SCALES
 @torch.no_grad()
 def test_top_down_is_the_formulas(notation: str, scales: list[tuple[int, int]], pooling: str) -> None:
-    system, fed = made("top_down", layers=notation, pooling=pooling), symbols(15)
-    slow = top_down(weights(system), fed.tolist(), scales, pooling)
-    np.testing.assert_allclose(system(fed[None])[0].numpy(), np.stack(slow), rtol=0, atol=1e-9)
+    chosen = MultiscaleOptions(layers=notation, pooling=pooling)
+    system, fed = made("top_down", multiscale=chosen), symbols(15)
+    agrees(system, fed, top_down(weights(system), fed.tolist(), scales, pooling))
 
 
-@pytest.mark.parametrize("kind", ["top_down"])
+@POOLINGS
+@SCALES
+@torch.no_grad()
+def test_bottom_up_is_the_formulas(notation: str, scales: list[tuple[int, int]], pooling: str) -> None:
+    chosen = MultiscaleOptions(layers=notation, pooling=pooling)
+    system, fed = made("bottom_up", multiscale=chosen), symbols(15)
+    heads = [2, 1] if len(scales) == 3 else [3]
+    agrees(system, fed, bottom_up(weights(system), fed.tolist(), scales, heads, pooling))
+
+
+@POOLINGS
+@pytest.mark.parametrize(
+    ("notation", "windows", "heads"),
+    [
+        ("8:16@4 3:9@2 0:3@1", {1: (0, 3), 2: (3, 9), 4: (8, 16)}, [1, 1, 1]),
+        ("5:40@3 0:7@1", {1: (0, 7), 3: (5, 40)}, [2, 1]),
+        ("0:6@2 0:1@1", {1: (0, 1), 2: (0, 6)}, [2, 1]),
+    ],
+)
+@torch.no_grad()
+def test_retina_is_the_formulas(
+    notation: str, windows: dict[int, tuple[int, int]], heads: list[int], pooling: str
+) -> None:
+    chosen = RetinaOptions(layers=2, windows=notation, pooling=pooling)
+    system, fed = made("retina", retina=chosen), symbols(25)
+    agrees(system, fed, retina(weights(system), fed.tolist(), windows, heads, pooling))
+
+
+@pytest.mark.parametrize("kind", ["top_down", "bottom_up", "retina"])
 @pytest.mark.parametrize("scale", [2, 3, 8])
 @torch.no_grad()
 def test_groups_may_not_come_one_position_earlier(kind: str, scale: int) -> None:
     """Changed symbols change nothing before them; with a shift one too small they do."""
-    system = made(kind, layers=f"1@{scale} 1@1")
-    fed = symbols(2 * scale + 2)[None]
+    sections = {
+        "multiscale": MultiscaleOptions(layers=f"1@{scale} 1@1"),
+        "retina": RetinaOptions(layers=1, windows=f"0:99@{scale} 0:2@1"),
+    }
+    system, fed = made(kind, **sections), symbols(2 * scale + 2)[None]
 
     def leaks() -> bool:
         before, found = system(fed), False
         for place in range(1, fed.shape[1]):
             changed = fed.clone()
             changed[0, place] = (fed[0, place] + 1) % 5
-            found |= not torch.equal(system(changed)[:, :place], before[:, :place])
+            found |= not torch.allclose(system(changed)[:, :place], before[:, :place], rtol=0, atol=1e-12)
         return found
 
     assert not leaks()
     for module in system.modules():
         if isinstance(module, Pool):
-            module.shift -= 1
+            module.shift -= module.factor > 1
     fed = fed[:, : 2 * scale]  # so that there are as many groups
     assert leaks()
 
@@ -100,15 +173,36 @@ def test_groups_may_not_come_one_position_earlier(kind: str, scale: int) -> None
 @pytest.mark.parametrize(
     ("layers", "told"),
     [
-        ("2*4 4@1", "expected parts such as 2@16 2@4 4@1"),
-        ("", "expected parts such as"),
-        ("2@4", "expected each scale once and the scale 1 among them"),
+        ("2*4 4@1", "expected each scale once, such as 2@16 2@4 4@1"),
+        ("", "expected each scale once"),
         ("2@4 1@4 1@1", "expected each scale once"),
+        ("0@4 4@1", "expected each scale once"),
+        ("2@4", "the finest scale must be 1, the tokens; add 4@1"),
         ("2@6 2@4 4@1", "4 does not divide 6"),
         ("2@64 4@1", r"a window has 32 tokens \(batch.context × chunker.k\)"),
-        ("0@4 4@1", "expected parts such as"),
     ],
 )
-def test_scales_that_cannot_be_are_told_in_a_line(layers: str, told: str) -> None:
+@pytest.mark.parametrize("kind", ["top_down", "bottom_up"])
+def test_scales_that_cannot_be_are_told_in_a_line(kind: str, layers: str, told: str) -> None:
     with pytest.raises(ValueError, match=rf"^model\.multiscale\.layers=.*{told}[^\n]*$"):
-        made("top_down", layers=layers)
+        made(kind, multiscale=MultiscaleOptions(layers=layers))
+
+
+@pytest.mark.parametrize(
+    ("kind", "options", "told"),
+    [
+        ("top_down", {"multiscale": MultiscaleOptions(heads="3@4")}, "heads='3@4': top_down has no heads per scale"),
+        ("bottom_up", {"multiscale": MultiscaleOptions(layers="4@1")}, "layers='4@1': bottom_up needs a coarse scale"),
+        ("bottom_up", {"multiscale": MultiscaleOptions(heads="3@2")}, r"heads='3@2'.* at the scales \[4\].*; set 3@4"),
+        ("bottom_up", {"multiscale": MultiscaleOptions(heads="2@4")}, r"heads='2@4'.*3 in all.*; set 3@4"),
+        ("retina", {"retina": RetinaOptions(windows="8:64@4 0:8")}, "windows=.*such as 256:512@16 8:256@4 0:8@1"),
+        ("retina", {"retina": RetinaOptions(windows="8:8@4 0:8@1")}, "8:8@4 must end after it begins"),
+        ("retina", {"retina": RetinaOptions(windows="8:64@4 1:8@1")}, "1:8@1 must .* that of scale 1 begin at 0"),
+        ("retina", {"retina": RetinaOptions(windows="8:64@4")}, "the finest scale must be 1, the tokens; add 0:8@1"),
+        ("retina", {"token": replace(TOKEN, heads=2)}, "heads=2: 3 scales need a head each"),
+        ("retina", {"token": replace(TOKEN, attention="local")}, "attention=local: retina has windows of its own"),
+    ],
+)
+def test_heads_and_windows_that_cannot_be_are_told_in_a_line(kind: str, options: dict[str, object], told: str) -> None:
+    with pytest.raises(ValueError, match=rf"^model\.[^\n]*{told}[^\n]*$"):
+        made(kind, **options)

@@ -1,0 +1,100 @@
+"""Retina: every layer looks at what is near token by token and at what is far in groups (Subramanian et al. 2020, section 3.4).
+
+The heads of a layer are divided among scales, and those of a scale look at a window of distances, such as 0:8 at the scale 1,
+8:256 at 4, 256:512 at 16. The distance of a token from itself is 0. Groups are pooled from the layer's normed input.
+
+Legend: B sequences, L tokens, W width.
+"""
+
+import itertools
+from dataclasses import dataclass
+
+from torch import Tensor, nn
+
+from haed.blocks.layer import FeedForward
+from haed.options import IEMOptions, ModelOptions, TokenOptions
+from haed.system import Cut
+from haed.token.heads import ScaledAttention, ScaledMemory, shares_of_heads
+from haed.token.pooling import WINDOW, Held, Pool, per_scale
+from haed.token.sequence import TokenSystem
+
+
+@dataclass
+class RetinaMemory:
+    """Of a layer: the tokens that no complete group has, by scale, and what its heads keep."""
+
+    held: list[Held]
+    attention: ScaledMemory
+
+
+class RetinaLayer(nn.Module):
+    """Attention to groups of its own input, and feed-forward."""
+
+    def __init__(
+        self,
+        options: TokenOptions,
+        heads: dict[int, int],
+        windows: dict[int, tuple[int, int]],
+        pooling: str,
+        longest: int,
+    ) -> None:
+        super().__init__()
+        self.norm = nn.LayerNorm(options.width)
+        self.pools = nn.ModuleList(Pool(pooling, scale, options.width) for scale in heads)
+        self.attention = ScaledAttention(options, heads, longest, windows)
+        self.dropout = nn.Dropout(options.dropout)
+        self.feed_forward = FeedForward(options)
+
+    def forward(self, x: Tensor, memory: RetinaMemory | None = None) -> Tensor:
+        """(B, L, W) to (B, L, W); with a memory, x follows what that has seen."""
+        seen = self.norm(x)
+        held = memory.held if memory is not None else [Held() for _ in self.pools]
+        groups = [pool(seen, each) for pool, each in zip(self.pools, held, strict=True)]
+        found = self.attention(seen, groups, memory.attention if memory is not None else None)
+        return self.feed_forward(x + self.dropout(found))
+
+    def memory(self) -> RetinaMemory:
+        """Still empty."""
+        return RetinaMemory([Held() for _ in self.pools], self.attention.memory())
+
+
+class Retina(TokenSystem):
+    """A stack of such layers.
+
+    Raises:
+        ValueError: the windows or their scales cannot be, or the heads cannot be divided so.
+    """
+
+    parts = ("embedding", "scale_1", "output")
+
+    def __init__(self, options: ModelOptions, iem: IEMOptions, cut: Cut) -> None:
+        super().__init__(options.token, cut)
+        token, chosen = options.token, options.retina
+        if token.attention not in ("rotary", "plain"):
+            raise ValueError(
+                f"model.token.attention={token.attention}: retina has windows of its own; set rotary or plain"
+            )
+        windows = {}
+        for scale, window in per_scale(chosen.windows, "model.retina.windows", WINDOW, cut).items():
+            begin, end = map(int, window.split(":"))
+            if begin >= end or (scale == 1 and begin):
+                raise ValueError(
+                    f"model.retina.windows={chosen.windows!r}: {window}@{scale} must end after it begins, and that of scale 1 "
+                    "begin at 0"
+                )
+            windows[scale] = (begin, end)
+        heads = shares_of_heads(chosen.heads, "model.retina.heads", token.heads, windows)
+        self.scale_1 = nn.ModuleList(
+            RetinaLayer(token, heads, windows, chosen.pooling, cut.context * cut.k) for _ in range(chosen.layers)
+        )
+        self.initialise()
+
+    def body(self, x: Tensor, route: object = None, memory: list[RetinaMemory] | None = None) -> Tensor:
+        """See `TokenSystem.body`."""
+        for layer, kept in zip(self.scale_1, memory or itertools.repeat(None), strict=False):
+            x = layer(x, kept)
+        return self.mark("scale_1", x)
+
+    def memory(self, samples: int) -> list[RetinaMemory]:
+        """See `TokenSystem.memory`."""
+        return [layer.memory() for layer in self.scale_1 if isinstance(layer, RetinaLayer)]

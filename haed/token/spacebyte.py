@@ -1,0 +1,123 @@
+"""Larger layers where a word begins, and only there: SpaceByte (Slagle 2024, "Towards Deleting Tokenization from LLMs").
+
+Layers with local attention run at every token. Between them, layers that are wider and see everything run at the tokens that
+end what is between words: the last one fed is no letter, the one before it was one; and where a document or the window
+starts. There, what they add goes into the residual stream: they are given it behind zeros up to their width, and its last
+coordinates take what they give.
+
+The number of such places is another in each row: rows are padded behind them, which causal layers do not notice. While
+sampling, rows reach them at different steps, and each goes on by itself.
+
+Legend: B sequences, L tokens, G places at most, V vocabulary, W width.
+"""
+
+import re
+from dataclasses import dataclass, replace
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from haed.blocks.attention import Past
+from haed.blocks.layer import Stack
+from haed.options import IEMOptions, ModelOptions
+from haed.system import Cut
+from haed.token.sequence import TokenSystem
+
+
+@dataclass
+class Words:
+    """Where words begin.
+
+    Attributes:
+        places: (B, G) in rising order, L behind the last one.
+        counts: their number in each row.
+    """
+
+    places: Tensor
+    counts: list[int]
+
+
+@dataclass
+class SpaceByteMemory:
+    """Of the layers before and after, and by row of the larger ones; and whether the last symbol was a letter, (B,)."""
+
+    before: list[Past]
+    words: list[list[Past]]
+    after: list[Past]
+    inside: Tensor
+
+
+def letters(ranges: str, vocabulary: int) -> Tensor:
+    """Which of the symbols 0 … V are inside a word, (V + 1,); V, the start of a document, never is.
+
+    Raises:
+        ValueError: the ranges are not such as 48-57 65-90, or beyond the vocabulary.
+    """
+    found = torch.zeros(vocabulary + 1, dtype=torch.bool)
+    for part in ranges.split():
+        match = re.fullmatch(r"(\d+)-(\d+)", part)
+        if match is None or not int(match[1]) <= int(match[2]) < vocabulary:
+            raise ValueError(
+                f"model.spacebyte.letters={ranges!r}: expected ranges of tokens from 0 to {vocabulary - 1}, such as 1-1 5-9"
+            )
+        found[int(match[1]) : int(match[2]) + 1] = True
+    return found
+
+
+class SpaceByte(TokenSystem):
+    """Local layers, larger ones where words begin, local layers.
+
+    Raises:
+        ValueError: the larger layers are narrower, or the letters cannot be.
+    """
+
+    parts = ("embedding", "before", "words", "after", "output")
+
+    def __init__(self, options: ModelOptions, iem: IEMOptions, cut: Cut) -> None:
+        super().__init__(options.token, cut)
+        token, chosen, longest = options.token, options.spacebyte, cut.context * cut.k
+        if chosen.width < token.width:
+            raise ValueError(
+                f"model.spacebyte.width={chosen.width}: less than model.token.width={token.width}; set at least that"
+            )
+        self.wider = chosen.width - token.width
+        self.letters = letters(chosen.letters, cut.vocabulary)
+        larger = replace(token, width=chosen.width, heads=chosen.heads, ffn=chosen.ffn)
+        self.before = Stack(token, "local", chosen.before, longest)
+        self.words = Stack(larger, token.attention, chosen.layers, longest)
+        self.after = Stack(token, "local", chosen.after, longest)
+        self.initialise()
+
+    def route(self, symbols: Tensor, memory: SpaceByteMemory | None = None) -> Words:
+        """Where words begin; see `TokenSystem.route`."""
+        inside = self.letters[symbols]
+        first = torch.ones_like(inside[:, :1]) if memory is None else memory.inside[:, None]
+        begins = (~inside & torch.cat([first, inside[:, :-1]], 1)) | (symbols == self.cut.vocabulary)
+        if memory is not None:
+            memory.inside = inside[:, -1]
+        counts = begins.sum(1)
+        order = (~begins).byte().argsort(dim=1, stable=True)[:, : int(counts.max())]
+        places = order.masked_fill(torch.arange(order.shape[1]) >= counts[:, None], symbols.shape[1])
+        return Words(places, counts.tolist())
+
+    def body(self, x: Tensor, route: Words | None = None, memory: SpaceByteMemory | None = None) -> Tensor:
+        """See `TokenSystem.body`."""
+        assert route is not None
+        x = self.mark("before", self.before(x, memory.before if memory is not None else None))
+        index = route.places[:, :, None].expand(-1, -1, x.shape[2])
+        found = F.pad(x, (0, 0, 0, 1)).gather(1, index)  # zeros for padding
+        found = F.pad(found, (self.wider, 0))
+        if memory is None:
+            found = self.words(found)
+        else:
+            for row, (count, past) in enumerate(zip(route.counts, memory.words, strict=True)):
+                found[row, :count] = self.words(found[row : row + 1, :count], past)
+        found = found[..., -x.shape[2] :].to(x.dtype)
+        x = self.mark("words", F.pad(x, (0, 0, 0, 1)).scatter_add(1, index, found)[:, :-1])
+        return self.mark("after", self.after(x, memory.after if memory is not None else None))
+
+    def memory(self, samples: int) -> SpaceByteMemory:
+        """See `TokenSystem.memory`."""
+        words = [self.words.memory() for _ in range(samples)]
+        return SpaceByteMemory(self.before.memory(), words, self.after.memory(), torch.ones(samples, dtype=torch.bool))
