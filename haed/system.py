@@ -102,7 +102,7 @@ class System(nn.Module, ABC):
         parts: names of children in the order of the data, for profiles and gradient norms.
         spaces: names of the spaces that `vectors` knows.
         mark: called with the name of each part of a step and the tensor that ends it, returns the tensor; a profile puts its
-            clock here.
+            clock here. Who marks no part in `total` is one, "system".
     """
 
     parts: tuple[str, ...] = ()
@@ -140,7 +140,7 @@ class System(nn.Module, ABC):
     def total(self, laid: object) -> Tensor:
         """Log p, in nats, of all that `lay_out` was given, a scalar; waits for no device."""
         assert isinstance(laid, Windows)
-        return self.log_likelihood(laid).sum()
+        return self.mark("system", self.log_likelihood(laid).sum())
 
     def vectors(self, windows: Windows, space: str) -> Tensor:
         """Vectors (M, E) of the real chunks of windows on the CPU, in one of `spaces`.
@@ -259,7 +259,7 @@ class Likelihood(Objective):
     def forward(self, batch: object, diagnose: bool = False) -> Losses:
         """See `Objective.forward`."""
         assert isinstance(batch, Counted)
-        nats = -self.system.mark("system", self.system.total(batch.laid)) * self.ranks.size
+        nats = -self.system.total(batch.laid) * self.ranks.size
         return Losses(nats / max(1, batch.chunks), batch.chunks, nats, batch.tokens)
 
     def flops(self, batch: object) -> float:

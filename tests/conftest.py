@@ -48,7 +48,7 @@ TINY = [
     "sample.chunks=4",
 ]
 # What makes a model of tokens as small, and more for some kinds of them.
-TOKENS = ["model.token.width=16", "model.token.heads=2", "model.token.head_width=8", "model.token.ffn=32"]
+TOKENS = ["model.token.width=16", "model.token.heads=4", "model.token.head_width=4", "model.token.ffn=32"]
 MORE = {"hourglass": ["model.hourglass.hierarchy=1@1 1@2 1@1"]}
 TOKEN_KINDS = [kind for kind, family in SYSTEMS.items() if not family.chunks]
 

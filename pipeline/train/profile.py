@@ -1,4 +1,4 @@
-"""Where the time of a training step goes, and how much of the device's arithmetic it uses."""
+"""Where the time and the memory of a training step go, and how much of the device's arithmetic it uses."""
 
 import time
 from dataclasses import dataclass
@@ -7,13 +7,14 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from haed.system import System
 from pipeline.options import Options
 from pipeline.run.checkpoints import Checkpoints
 from pipeline.run.device import Compute, compute
 from pipeline.run.folder import RunFolder
 from pipeline.train.stages import build_trainer
 
-_WARM_UP, _SIDE = 3, {"cpu": 2048, "cuda": 8192}
+_WARM_UP, _SIDE = 2, {"cpu": 2048, "cuda": 8192}
 
 
 @dataclass
@@ -25,6 +26,7 @@ class Profile:
         steps: number of steps measured.
         milliseconds: of a step, by part: reading the data, finding candidates and laying out the batch, the system's parts
             and the IEM loss, each with its backward pass, and the optimizer.
+        kept: bytes that a part's forward pass keeps for its backward pass, see `Kept`.
         flops: model FLOPs of a step.
         device_flops: FLOPs per second of a large matrix product on the same device, in the same precision.
         utilisation: share of that rate which a step reaches.
@@ -33,6 +35,7 @@ class Profile:
     phase: str
     steps: int
     milliseconds: dict[str, float]
+    kept: dict[str, int]
     flops: float
     device_flops: float
     utilisation: float
@@ -72,6 +75,32 @@ class Clock:
         self.running, self.since = part, now
 
 
+class Kept(torch.autograd.graph.saved_tensors_hooks):
+    """Bytes that stay for the backward pass, by part, where it is entered: each storage once, parameters left out.
+
+    Copies of parameters in another precision count. What `batch.pieces` computes again is not kept (Subramanian et al. 2020
+    break memory down so by scale, appendix, Table 8).
+    """
+
+    def __init__(self, system: System) -> None:
+        super().__init__(self._pack, lambda tensor: tensor)
+        self.bytes, self.pending = dict[str, int](), 0
+        self.seen = {storage.data_ptr(): storage for storage in (x.untyped_storage() for x in system.parameters())}
+
+    def mark(self, part: str, tensor: Tensor) -> Tensor:
+        """The same; what was kept since the last mark is of this part."""
+        self.bytes[part] = self.bytes.get(part, 0) + self.pending
+        self.pending = 0
+        return tensor
+
+    def _pack(self, tensor: Tensor) -> Tensor:
+        storage = tensor.untyped_storage()
+        if storage.data_ptr() not in self.seen:
+            self.seen[storage.data_ptr()] = storage  # it lives as long, so that no other can have its place
+            self.pending += storage.nbytes()
+        return tensor
+
+
 def profile(options: Options, phase: Literal["pretrain", "finetune", "train"], steps: int = 20) -> Profile:
     """Trains a fresh model of a run's configuration for some steps of its trainer and measures their parts; writes nothing.
 
@@ -84,19 +113,30 @@ def profile(options: Options, phase: Literal["pretrain", "finetune", "train"], s
     machine = compute(options)
     unused = Checkpoints(run.phase(phase) / "profile")
     trainer = build_trainer(getattr(options, phase), options, run.corpus(), unused, machine, lambda: False)
-    clock, flops = Clock(machine.device), 0.0
-    trainer.at, trainer.objective.system.mark = clock.at, clock.mark
-    batches = trainer.batches()
+    system, batches = trainer.objective.system, trainer.batches()
+    system.mark = (kept := Kept(system)).mark
+    with kept:
+        trainer.step(next(batches))
+    clock = Clock(machine.device)
+    trainer.at, system.mark = clock.at, clock.mark
     for step in range(_WARM_UP + steps):
         if step == _WARM_UP:
-            clock.seconds, flops = {}, trainer.position.flops
+            clock.seconds, before = {}, trainer.position.flops
         trainer.step(next(batches))
-    flops = trainer.position.flops - flops
-    parts = trainer.objective.system.parts if "system" not in clock.seconds else ("system",)
+    flops = trainer.position.flops - before
+    parts = system.parts if "system" not in clock.seconds else ("system",)
     order = ("data", "candidates", *parts, "loss", "optimizer")
     milliseconds = {part: 1e3 * clock.seconds.get(part, 0.0) / steps for part in order}
     rate, seconds = product_rate(machine), sum(clock.seconds.values())
-    return Profile(phase, steps, milliseconds, flops / steps, rate, flops / seconds / rate)
+    return Profile(
+        phase,
+        steps,
+        milliseconds,
+        {part: kept.bytes.get(part, 0) for part in order},
+        flops / steps,
+        rate,
+        flops / seconds / rate,
+    )
 
 
 def product_rate(machine: Compute, repeats: int = 5) -> float:
@@ -114,9 +154,15 @@ def product_rate(machine: Compute, repeats: int = 5) -> float:
 
 def table(found: Profile) -> str:
     """For people."""
-    total = sum(found.milliseconds.values())
-    lines = [f"{found.phase}: {total:.1f} ms a step, mean of {found.steps}"]
-    lines += [f"  {part:<11} {spent:9.2f} ms  {spent / total:6.1%}" for part, spent in found.milliseconds.items()]
+    total, kept = sum(found.milliseconds.values()), sum(found.kept.values())
+    lines = [
+        f"{found.phase}: {total:.1f} ms a step, mean of {found.steps}; {kept / 1e6:,.1f} MB kept for the backward pass"
+    ]
+    for part, spent in found.milliseconds.items():
+        line = f"  {part:<11} {spent:9.2f} ms  {spent / total:6.1%}"
+        if mine := found.kept[part]:
+            line += f"  {mine / 1e6:10,.2f} MB  {mine / kept:6.1%}"
+        lines.append(line)
     lines.append(
         f"  {found.flops / 1e9:,.1f} model GFLOP a step, {found.utilisation:.1%} of the "
         f"{found.device_flops / 1e12:.2f} TFLOP/s that a matrix product reaches here"

@@ -192,6 +192,7 @@ class Trainer:
         assert self.module is not None
         there = moved(batch, self.compute.device)
         self.at("candidates")
+        torch.manual_seed(_seed(self.options.seed, self.ranks.rank, self.position.step, 1))  # of dropout
         with self.compute.precision():
             losses: Losses = self.module(there, diagnose)
         losses.total.backward()

@@ -1,17 +1,24 @@
 import logging
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
+from haed.build import KINDS
+from haed.system import Cut
 from pipeline.cli import main
+from pipeline.config import load
+from pipeline.kinds import phases
 from pipeline.options import Options
 from pipeline.run.checkpoints import Checkpoints
 from pipeline.run.device import compute
+from pipeline.run.folder import RunFolder
 from pipeline.run.shards import open_shards
 from pipeline.train import stages
-from pipeline.train.profile import Clock, profile, table
+from pipeline.train.profile import Clock, Kept, profile, table
+from tests.conftest import TOKEN_KINDS, of_kind
 
 PARTS = ["data", "candidates", "encoder", "main", "decoder", "loss", "optimizer"]
 
@@ -28,23 +35,53 @@ def test_a_profile_names_all_parts_and_writes_nothing(options: Options, capsys: 
     assert not (stages.RunFolder.find(run).path / "train").exists()
 
 
-def test_the_clock_changes_nothing_and_misses_nothing(options: Options) -> None:
+@pytest.mark.parametrize("kind", TOKEN_KINDS)
+def test_a_profile_of_a_model_of_tokens_is_by_level(
+    kind: str, options: Options, tiny: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("pipeline.train.profile._SIDE", {"cpu": 64})
+    made = load("quickstart", [*of_kind(kind, tiny), "name=tokens"])
+    RunFolder.create(made).remember(open_shards(made))
+    found = profile(made, "train", 1)
+    levels = KINDS[kind].system(made.model, made.iem, Cut(12, 256, False, 16)).parts
+    assert list(found.milliseconds) == ["data", "candidates", *levels, "loss", "optimizer"] and len(levels) > 2
+    assert all(found.milliseconds[level] > 0 and found.kept[level] > 0 for level in levels)
+    assert f"{sum(found.kept.values()) / 1e6:,.1f} MB kept for the backward pass" in table(found)
+
+
+def test_what_is_kept_is_counted_once_and_parameters_are_not() -> None:
+    class Two(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.second = torch.nn.Linear(8, 16), torch.nn.Linear(16, 2)
+
+    system, x = Two(), torch.randn(4, 8)
+    with (kept := Kept(system)):  # type: ignore[arg-type]
+        hidden = kept.mark("first", system.first(x).relu())
+        kept.mark("second", system.second(hidden).sum() + hidden[:, :2].square().sum())
+    assert kept.bytes == {"first": 4 * 4 * (8 + 16), "second": 0}
+
+
+@pytest.mark.parametrize("kind", ["haed", *TOKEN_KINDS])
+def test_the_clock_changes_nothing_and_misses_nothing(kind: str, options: Options, tiny: list[str]) -> None:
     """Weights after steps with it are those of steps without it, and its parts add up to what the steps take."""
+    options = load("quickstart", [*of_kind(kind, tiny), "name=other"])
+    phase = getattr(options, phases(kind)[0])
     options.precision = "fp32"
     found = []
     for timed in (False, True):
         machine = compute(options)
         checkpoints = Checkpoints(Path("unused"))
-        trainer = stages.build_trainer(
-            options.pretrain, options, open_shards(options), checkpoints, machine, lambda: False
-        )
+        trainer = stages.build_trainer(phase, options, open_shards(options), checkpoints, machine, lambda: False)
         clock, batches = Clock(machine.device), trainer.batches()
-        began = clock.since
+        began, system = clock.since, trainer.objective.system
+        with Kept(system) if timed else nullcontext():
+            if timed:
+                trainer.at, system.mark = clock.at, clock.mark
+            for _ in range(2):
+                trainer.step(next(batches))
         if timed:
-            trainer.at, trainer.objective.mark = clock.at, clock.mark
-        for _ in range(2):
-            trainer.step(next(batches))
-        if timed:
+            assert set(system.parts) <= set(clock.seconds)
             assert sum(clock.seconds.values()) == pytest.approx(clock.since - began)
         found.append(dict(trainer.objective.system.named_parameters()))
     assert all(torch.equal(value, found[1][name]) for name, value in found[0].items())
