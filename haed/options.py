@@ -161,14 +161,17 @@ class TokenOptions:
     ] = 64
     ffn: Annotated[int, Field(ge=1, le=2**20, description="hidden units of the feed-forward layers")] = 1024
     attention: Annotated[
-        Literal["rotary", "relative", "local", "plain"],
+        Literal["rotary", "relative", "local", "lsh", "plain"],
         Field(
-            description="rotary; relative (Transformer-XL); local: rotary, to the last positions; plain: knows no positions"
+            description="rotary; relative (Transformer-XL); local: rotary, to the last positions; lsh: rotary, to the last "
+            "ones with like contents (Reformer); plain: knows no positions"
         ),
     ] = "rotary"
     window: Annotated[
-        int, Field(ge=1, le=2**20, description="positions that local attention sees, its own included")
+        int,
+        Field(ge=1, le=2**20, description="positions that local attention sees, its own included; lsh: of its bucket"),
     ] = 128
+    hashes: Annotated[int, Field(ge=1, le=64, description="rounds of hashing of lsh attention")] = 2
     activation: Annotated[Literal["gelu", "relu"], Field(description="of the feed-forward layers")] = "gelu"
     dropout: Annotated[
         float,
@@ -182,11 +185,29 @@ class TokenOptions:
 
 @dataclass(kw_only=True)
 class HourglassOptions:
-    """Hourglass: where the sequence is shortened, and how."""
+    """Hourglass: where the sequence is shortened, and how (Nawrot et al. 2021)."""
 
     hierarchy: Annotated[
-        str, Field(description="layers@factor from the input to the output, such as 2@1 4@4 2@1 (paper, section 3)")
+        str,
+        Field(
+            description="layers@factor from the input to the output, such as 2@1 1@2 4@4 1@2 2@1 (section 3); flat: 6@1"
+        ),
     ] = "6@1"
+    shortening: Annotated[
+        Literal["average", "linear", "attention_average", "attention_linear"],
+        Field(description="average, linear, or attention with S = average or linear (section 2.1)"),
+    ] = "attention_average"
+    lengthening: Annotated[
+        Literal["repeat", "linear", "attention", "attention_linear"],
+        Field(description="repeat, linear, or attention with U = x or x + linear(x') (section 2.3)"),
+    ] = "attention_linear"
+    attention: Annotated[
+        list[Literal["rotary", "relative", "local", "lsh", "plain"]],
+        Field(
+            description="of the levels' layers, from the finest to the coarsest, the last one of all further levels; "
+            "none: model.token.attention"
+        ),
+    ] = field(default_factory=list)
 
 
 @dataclass(kw_only=True)

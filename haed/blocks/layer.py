@@ -9,7 +9,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from haed.blocks.attention import Attention, Local, Past, Relative, Rotary
+from haed.blocks.attention import Attention, Grid, Local, Past, Relative, Rotary
+from haed.blocks.lsh import LSH
 from haed.options import TokenOptions
 
 ATTENTIONS: dict[str, type[Attention]] = {
@@ -17,6 +18,7 @@ ATTENTIONS: dict[str, type[Attention]] = {
     "rotary": Rotary,
     "relative": Relative,
     "local": Local,
+    "lsh": LSH,
 }
 
 
@@ -56,6 +58,22 @@ class Layer(nn.Module):
     def forward(self, x: Tensor, past: Past | None = None) -> Tensor:
         """(B, L, W) to (B, L, W); position t sees positions up to t, and what is past."""
         return self.feed_forward(x + self.dropout(self.attention(self.norm(x), past)))
+
+
+class CrossLayer(nn.Module):
+    """A layer whose vectors attend to others, such as those of another level; its arguments are those of `Layer`."""
+
+    def __init__(self, options: TokenOptions, kind: str, longest: int) -> None:
+        super().__init__()
+        self.norm, self.source_norm = nn.LayerNorm(options.width), nn.LayerNorm(options.width)
+        self.attention = ATTENTIONS[kind](options, longest)
+        self.dropout = nn.Dropout(options.dropout)
+        self.feed_forward = FeedForward(options)
+
+    def forward(self, x: Tensor, source: Tensor, queries: Grid, keys: Grid, past: Past) -> Tensor:
+        """(B, n, W) and others (B, m, W), which follow what is past, to (B, n, W); see `Attention.between`."""
+        found = self.attention.between(self.norm(x), self.source_norm(source), queries, keys, past)
+        return self.feed_forward(x + self.dropout(found))
 
 
 class Stack(nn.ModuleList):

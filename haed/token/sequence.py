@@ -16,6 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from haed.blocks.attention import sinusoids
+from haed.blocks.counting import Counter, weightless
 from haed.blocks.layer import calm_residuals
 from haed.options import TokenOptions
 from haed.system import Cut, System, Windows, moved
@@ -80,6 +81,8 @@ class TokenSystem(System):
         self.dropout = nn.Dropout(options.dropout)
         self.norm = nn.LayerNorm(options.width)
         self.output = nn.Linear(options.width, cut.vocabulary)
+        self._counted: dict[tuple[int, int], int] = {}
+        self._shadow: list[TokenSystem] | None = None  # in a list, so that it is no child
 
     @abstractmethod
     def body(self, x: Tensor, route: Any = None, memory: Any = None) -> Tensor:
@@ -163,6 +166,23 @@ class TokenSystem(System):
         scores, (chunks, k) = self.scores(laid), (windows.lengths.shape[1], self.cut.k)
         found = scores.new_zeros(len(scores), chunks * (k + 1) + 1).scatter(1, laid.place, scores)
         return found[:, :-1].unflatten(1, (chunks, k + 1))
+
+    @torch.no_grad()
+    def flops(self, windows: Windows) -> float:
+        """Of the products of weights and of attention in one forward pass; see `System.flops`.
+
+        All is counted that is multiplied, padding and hidden pairs too, as a CPU computes it. The pass is run on the meta
+        device, once for every shape; a system whose shapes depend on more than the longest window counts by itself.
+        """
+        shape = len(windows), max(1, int(windows.lengths.sum(1).max()) if len(windows) else 1)
+        if shape not in self._counted:
+            if self._shadow is None:
+                self._shadow = [weightless(self)]
+                self._shadow[0].mark = lambda part, tensor: tensor
+            with Counter() as counter:
+                self._shadow[0](torch.zeros(shape, dtype=torch.long, device="meta"))
+            self._counted[shape] = counter.flops
+        return float(self._counted[shape])
 
     def vectors(self, windows: Windows, space: str) -> Tensor:
         """`contexts`: what the output layer sees where a chunk begins, which knows all before it; see `System.vectors`."""

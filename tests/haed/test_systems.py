@@ -71,6 +71,29 @@ CASES |= {
     "flat, sinusoids": of_tokens(
         "hourglass", replace(TOKEN, positions="sinusoidal"), hourglass=HourglassOptions(hierarchy="1@1")
     ),
+    "flat, relative": of_tokens(
+        "hourglass", replace(TOKEN, attention="relative"), hourglass=HourglassOptions(hierarchy="2@1")
+    ),
+    "hourglass, nested, relative": of_tokens(
+        "hourglass", replace(TOKEN, attention="relative"), hourglass=HourglassOptions(hierarchy="1@1 0@2 1@4 1@2 1@1")
+    ),
+    "hourglass, linear": of_tokens(
+        "hourglass", hourglass=HourglassOptions(hierarchy="0@1 1@2 1@1", shortening="linear", lengthening="linear")
+    ),
+    "hourglass, attention from linear": of_tokens(
+        "hourglass",
+        hourglass=HourglassOptions(hierarchy="1@1 1@3 0@1", shortening="attention_linear", lengthening="attention"),
+    ),
+    "hourglass, lsh, local, dropout": of_tokens(
+        "hourglass",
+        replace(TOKEN, window=3, dropout=0.3),
+        hourglass=HourglassOptions(hierarchy="1@1 1@2 1@1", attention=["lsh", "local"]),
+    ),
+    "hourglass, annotated": of_tokens(
+        "hourglass",
+        replace(TOKEN, attention="plain", positions="sinusoidal", activation="relu"),
+        hourglass=HourglassOptions(hierarchy="1@1 1@2 1@4 1@2 1@1", shortening="average", lengthening="repeat"),
+    ),
 }
 CASES |= {
     "top-down": of_tokens("top_down", multiscale=MultiscaleOptions(layers="2@2 1@1")),

@@ -1,6 +1,7 @@
 """Each kind of attention against its formula, pair by pair in float64."""
 
 import math
+from dataclasses import replace
 
 import pytest
 import torch
@@ -9,6 +10,7 @@ from torch import Tensor
 from haed.blocks import attention as blocks
 from haed.blocks.attention import Attention, Grid, Past, Relative
 from haed.blocks.layer import ATTENTIONS, Layer, Stack, calm_residuals
+from haed.blocks.lsh import LSH
 from haed.options import TokenOptions
 
 OPTIONS = TokenOptions(width=10, heads=2, head_width=6, ffn=12, window=5)
@@ -156,3 +158,38 @@ def test_depth_adds_no_variance() -> None:
         x = torch.randn(4, 20, 64)
         spread[layers] = float((made(x) - x).var())
     assert 0.5 < spread[16] / spread[1] < 2
+
+
+@pytest.mark.parametrize(("length", "window", "hashes"), [(1, 3, 2), (20, 3, 1), (23, 4, 2), (40, 6, 3), (7, 50, 2)])
+@torch.no_grad()
+def test_lsh_attention_is_a_softmax_over_the_last_of_each_bucket(length: int, window: int, hashes: int) -> None:
+    torch.manual_seed(length)
+    made = LSH(replace(OPTIONS, window=window, hashes=hashes), 3 * window).double()
+    x = torch.randn(1, length, 10, dtype=torch.float64)
+    q, v = made.query(x).view(length, 2, 6), made.value(x).view(length, 2, 6)
+    rows, alone = torch.zeros(length, 2, 6, dtype=torch.float64), 0
+    for head in range(2):
+        axes = made.rotations[head].view(6, hashes, -1)
+        turned_by = torch.einsum("ld,drn->lrn", q[:, head], axes)
+        buckets = torch.cat([turned_by, -turned_by], -1).argmax(-1).tolist()
+        queries = [turned(q[i, head], i) for i in range(length)]
+        keys = [turned(q[i, head] / q[i, head].norm(), i) for i in range(length)]
+        for i in range(length):
+            seen = set()
+            for each in range(hashes):
+                seen |= set([j for j in range(i + 1) if buckets[j][each] == buckets[i][each]][-window:])
+            alone += seen == {i}
+            there = sorted(seen - {i}) or [i]
+            shares = torch.stack([queries[i] @ keys[j] / math.sqrt(6) for j in there]).softmax(0)
+            rows[i, head] = shares @ v[there, head]
+    torch.testing.assert_close(made(x)[0], made.out(rows.flatten(1)), rtol=0, atol=1e-12)
+    assert alone >= 2
+
+
+def test_the_rotations_of_lsh_are_saved() -> None:
+    made, other = attention("lsh"), attention("lsh")
+    other.rotations += torch.randn_like(other.rotations)
+    x = torch.randn(1, 20, 10, dtype=torch.float64)
+    assert not torch.allclose(made(x), other(x))
+    other.load_state_dict(made.state_dict())
+    torch.testing.assert_close(made(x), other(x), rtol=0, atol=0)
