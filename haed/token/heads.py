@@ -70,9 +70,8 @@ class ScaledAttention(nn.Module):
         self.attentions = nn.ModuleList()
         for scale, own in heads.items():
             attention = ATTENTIONS[options.attention](replace(options, heads=own), longest)
-            if windows is not None:
-                begin, attention.window = windows[scale]
-                attention.nearest = max(0, begin - scale + 1)
+            begin, attention.window = windows[scale] if windows is not None else (0, None)
+            attention.nearest = max(0, begin - scale + 1)
             self.attentions.append(attention)
 
     def forward(self, x: Tensor, groups: Sequence[Tensor], memory: ScaledMemory | None = None) -> Tensor:

@@ -109,7 +109,14 @@ CASES |= {
         replace(TOKEN, positions="learned", attention="plain", heads=3),
         multiscale=MultiscaleOptions(layers="1@4 1@2 1@1", pooling="convolution", heads="1@4 2@2"),
     ),
-    "bottom-up, threes, maxima": of_tokens("bottom_up", multiscale=MultiscaleOptions(layers="1@3 1@1", pooling="max")),
+    "bottom-up, threes, maxima": of_tokens(
+        "bottom_up",
+        replace(TOKEN, attention="local", window=2),
+        multiscale=MultiscaleOptions(layers="1@3 1@1", pooling="max"),
+    ),
+    "bottom-up, relative": of_tokens(
+        "bottom_up", replace(TOKEN, attention="relative"), multiscale=MultiscaleOptions(layers="1@2 1@1")
+    ),
     "retina": of_tokens("retina", retina=RetinaOptions(layers=2, windows="2:8@2 0:3@1")),
     "retina, three scales, convolutions": of_tokens(
         "retina",
