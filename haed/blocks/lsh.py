@@ -10,6 +10,8 @@ Reformer. Buckets belong to contents before positions are worked in, and their n
 Legend: B sequences, H heads, L positions, D width of a head, R rounds, w window.
 """
 
+from contextlib import nullcontext
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -50,7 +52,8 @@ class LSH(Attention):
     @torch.no_grad()
     def buckets(self, q: Tensor) -> Tensor:
         """(B, H, L, R) integers of queries (B, H, L, D): which of the axes and their opposites is nearest, once rotated."""
-        with torch.autocast(q.device.type, enabled=False):
+        kind = q.device.type
+        with torch.autocast(kind, enabled=False) if torch.amp.is_autocast_available(kind) else nullcontext():
             turned = (q.to(self.rotations.dtype) @ self.rotations).unflatten(-1, (self.rounds, -1))
         return torch.cat([turned, -turned], -1).argmax(-1)
 

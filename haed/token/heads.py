@@ -50,7 +50,7 @@ class ScaledAttention(nn.Module):
     """Attention of tokens to groups, causal.
 
     Args:
-        options: sizes; the kind of attention.
+        options: sizes; the kind of attention, which is rotary for local and LSH.
         heads: of each scale.
         longest: tokens of a sequence.
         windows: of each scale, from which distance on and below which one tokens are looked at; None: at all distances. A
@@ -68,10 +68,12 @@ class ScaledAttention(nn.Module):
         super().__init__()
         self.scales = list(heads)
         self.attentions = nn.ModuleList()
+        kind = "rotary" if options.attention in ("local", "lsh") else options.attention  # those know no two levels
         for scale, own in heads.items():
-            attention = ATTENTIONS[options.attention](replace(options, heads=own), longest)
-            begin, attention.window = windows[scale] if windows is not None else (0, None)
-            attention.nearest = max(0, begin - scale + 1)
+            attention = ATTENTIONS[kind](replace(options, heads=own), longest)
+            if windows is not None:
+                begin, attention.window = windows[scale]
+                attention.nearest = max(0, begin - scale + 1)
             self.attentions.append(attention)
 
     def forward(self, x: Tensor, groups: Sequence[Tensor], memory: ScaledMemory | None = None) -> Tensor:

@@ -8,6 +8,7 @@ Legend: B sequences, T chunks of a window, K tokens of a chunk, L tokens of a se
 """
 
 from abc import abstractmethod
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -81,7 +82,7 @@ class TokenSystem(System):
         self.dropout = nn.Dropout(options.dropout)
         self.norm = nn.LayerNorm(options.width)
         self.output = nn.Linear(options.width, cut.vocabulary)
-        self._counted: dict[tuple[int, int], int] = {}
+        self._counted: dict[tuple[object, ...], int] = {}
         self._shadow: list[TokenSystem] | None = None  # in a list, so that it is no child
 
     @abstractmethod
@@ -167,22 +168,26 @@ class TokenSystem(System):
         found = scores.new_zeros(len(scores), chunks * (k + 1) + 1).scatter(1, laid.place, scores)
         return found[:, :-1].unflatten(1, (chunks, k + 1))
 
-    @torch.no_grad()
     def flops(self, windows: Windows) -> float:
         """Of the products of weights and of attention in one forward pass; see `System.flops`.
 
-        All is counted that is multiplied, padding and hidden pairs too, as a CPU computes it. The pass is run on the meta
-        device, once for every shape; a system whose shapes depend on more than the longest window counts by itself.
+        All is counted that is multiplied, padding and hidden pairs too, as a CPU computes it; a system whose shapes depend on
+        more than the longest window counts by itself.
         """
         shape = len(windows), max(1, int(windows.lengths.sum(1).max()) if len(windows) else 1)
-        if shape not in self._counted:
+        return self.counted(shape, lambda shadow: shadow(torch.zeros(shape, dtype=torch.long, device="meta")))
+
+    @torch.no_grad()
+    def counted(self, key: tuple[object, ...], run: Callable[[Any], object]) -> float:
+        """FLOPs of what `run` does with a copy of the system on the meta device; counted once for each key."""
+        if key not in self._counted:
             if self._shadow is None:
                 self._shadow = [weightless(self)]
                 self._shadow[0].mark = lambda part, tensor: tensor
             with Counter() as counter:
-                self._shadow[0](torch.zeros(shape, dtype=torch.long, device="meta"))
-            self._counted[shape] = counter.flops
-        return float(self._counted[shape])
+                run(self._shadow[0])
+            self._counted[key] = counter.flops
+        return float(self._counted[key])
 
     def vectors(self, windows: Windows, space: str) -> Tensor:
         """`contexts`: what the output layer sees where a chunk begins, which knows all before it; see `System.vectors`."""

@@ -21,7 +21,7 @@ from torch import Tensor
 from haed.blocks.attention import Past
 from haed.blocks.layer import Stack
 from haed.options import IEMOptions, ModelOptions
-from haed.system import Cut
+from haed.system import Cut, Windows
 from haed.token.sequence import TokenSystem
 
 
@@ -116,6 +116,22 @@ class SpaceByte(TokenSystem):
         found = found[..., -x.shape[2] :].to(x.dtype)
         x = self.mark("words", F.pad(x, (0, 0, 0, 1)).scatter_add(1, index, found)[:, :-1])
         return self.mark("after", self.after(x, memory.after if memory is not None else None))
+
+    def flops(self, windows: Windows) -> float:
+        """See `TokenSystem.flops`; the larger layers are counted apart, as their number of places is."""
+        laid = self.lay_out(windows)
+        assert isinstance(laid.route, Words)
+        (rows, length), places, width = laid.symbols.shape, laid.route.places.shape[1], self.embedding.embedding_dim
+
+        def others(shadow: SpaceByte) -> Tensor:
+            none = Words(torch.zeros(rows, 0, dtype=torch.long, device="meta"), [])
+            symbols = torch.zeros(rows, length, dtype=torch.long, device="meta")
+            return shadow.output(shadow.hidden(symbols, none))
+
+        def words(shadow: SpaceByte) -> Tensor:
+            return shadow.words(torch.zeros(rows, places, self.wider + width, device="meta"))
+
+        return self.counted(("words", rows, places), words) + self.counted(("others", rows, length), others)
 
     def memory(self, samples: int) -> SpaceByteMemory:
         """See `TokenSystem.memory`."""

@@ -9,6 +9,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+from torch.utils.flop_counter import FlopCounterMode
 
 from haed.build import make_sampler, make_system
 from haed.options import (
@@ -321,6 +322,17 @@ def _decision(made: System, given: Windows, tokens: torch.Tensor, length: torch.
 
 def _grown(given: Windows, tokens: torch.Tensor, length: torch.Tensor) -> Windows:
     return Windows.of(torch.cat([given.tokens, tokens[None]], 1), torch.cat([given.lengths, length], 1))
+
+
+@tokens
+@torch.no_grad()
+def test_flops_are_those_of_a_counter(case: str) -> None:
+    made, given = system(case), windows(3, 6, 3, 3)
+    given.lengths[1, 4:], given.lengths[2] = 0, 0
+    with FlopCounterMode(display=False) as counter:
+        made.log_likelihood(given)
+    assert made.flops(given) == made.flops(given) == counter.get_total_flops() > 0
+    assert made.flops(given[1:2]) < made.flops(given)
 
 
 @every
