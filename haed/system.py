@@ -160,6 +160,15 @@ class System(nn.Module, ABC):
         matrices = (x.numel() for x in self.parameters() if x.ndim == 2 and id(x) not in embeddings)
         return 2.0 * sum(matrices) * float(windows.lengths.sum())
 
+    def kept(self, chunks: float, tokens: float) -> float:
+        """Values that a training step must keep for its gradient, at the least; by default 0: nothing is known.
+
+        Args:
+            chunks: in the step's windows.
+            tokens: of them that are decoded.
+        """
+        return 0.0
+
     @property
     def device(self) -> torch.device:
         """Where the parameters are."""

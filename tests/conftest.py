@@ -49,7 +49,13 @@ TINY = [
 ]
 # What makes a model of tokens as small, and more for some kinds of them.
 TOKENS = ["model.token.width=16", "model.token.heads=4", "model.token.head_width=4", "model.token.ffn=32"]
-MORE = {"hourglass": ["model.hourglass.hierarchy=1@1 1@2 1@1"]}
+MORE = {
+    "hourglass": ["model.hourglass.hierarchy=1@1 1@2 1@1"],
+    "top_down": ["model.multiscale.layers=1@2 1@1"],
+    "bottom_up": ["model.multiscale.layers=1@2 1@1"],
+    "retina": ["model.retina.layers=1", "model.retina.windows=8:32@4 0:8@1"],
+    "spacebyte": [f"model.spacebyte.{size}" for size in ("before=1", "layers=1", "after=1", "width=24", "ffn=32")],
+}
 TOKEN_KINDS = [kind for kind, family in SYSTEMS.items() if not family.chunks]
 
 

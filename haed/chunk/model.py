@@ -160,6 +160,14 @@ class HAED(System):
             return self.encode(Chunks(windows.tokens[real], windows.lengths[real])).vector
         return self.predictions(windows) if space == "predictions" else super().vectors(windows, space)
 
+    def kept(self, chunks: float, tokens: float) -> float:
+        """What goes into the layers of the main model and the decoder, and the logits; see `System.kept`."""
+
+        def inputs(part: nn.Module) -> int:
+            return sum(module.in_features for module in part.modules() if isinstance(module, nn.Linear))
+
+        return chunks * inputs(self.main) + tokens * (inputs(self.decoder) + self.cut.vocabulary)
+
     def groups(self) -> list[Group]:
         """Encoder, main model layer by layer, decoder, and what only the IEM loss trains (`head`)."""
         levels = self.main.levels()

@@ -22,6 +22,8 @@ from haed.blocks.layer import calm_residuals
 from haed.options import TokenOptions
 from haed.system import Cut, System, Windows, moved
 
+_SHORT = 1024  # tokens
+
 
 @dataclass
 class Tokens:
@@ -188,6 +190,20 @@ class TokenSystem(System):
                 run(self._shadow[0])
             self._counted[key] = counter.flops
         return float(self._counted[key])
+
+    @torch.no_grad()
+    def kept(self, chunks: float, tokens: float) -> float:
+        """What goes into the layers, and the logits, in proportion to those of a short sequence; see `System.kept`."""
+        symbols, seen = torch.zeros(1, max(1, min(_SHORT, int(tokens))), dtype=torch.long), dict[int, Tensor]()
+
+        def note(module: nn.Module, given: tuple[Tensor, ...]) -> None:
+            seen[id(given[0])] = given[0]  # each once, and alive, so that no other has its place
+
+        hooks = [each.register_forward_pre_hook(note) for each in self.modules() if isinstance(each, nn.Linear)]
+        logits = self(symbols)
+        for hook in hooks:
+            hook.remove()
+        return (logits.numel() + sum(x.numel() for x in seen.values())) * tokens / symbols.numel()
 
     def vectors(self, windows: Windows, space: str) -> Tensor:
         """`contexts`: what the output layer sees where a chunk begins, which knows all before it; see `System.vectors`."""

@@ -54,7 +54,7 @@ def letters(ranges: str, vocabulary: int) -> Tensor:
     Raises:
         ValueError: the ranges are not such as 48-57 65-90, or beyond the vocabulary.
     """
-    found = torch.zeros(vocabulary + 1, dtype=torch.bool)
+    found = torch.zeros(vocabulary + 1, dtype=torch.bool, device="cpu")  # where routes are worked out
     for part in ranges.split():
         match = re.fullmatch(r"(\d+)-(\d+)", part)
         if match is None or not int(match[1]) <= int(match[2]) < vocabulary:

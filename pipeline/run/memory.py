@@ -1,7 +1,7 @@
 """The system of a run, and what it and its batches ask for at least: what cannot fit is refused before it is tried.
 
 These are lower bounds, since what might fit must not be refused: the weights with what Adam keeps of them, and what a step
-must keep for its gradient, in 2 bytes a value, were chunks only a quarter full.
+must keep for its gradient (`System.kept`), in 2 bytes a value, were chunks only a quarter full, unless their size is fixed.
 """
 
 import torch
@@ -9,6 +9,7 @@ import torch
 from data.chunkers import Chunker
 from haed.build import make_system
 from haed.system import Cut, System
+from pipeline.config import ConfigError
 from pipeline.options import Options, PhaseOptions
 from pipeline.run.device import Compute
 
@@ -17,10 +18,17 @@ _PLAIN = 4
 
 
 def build_system(options: Options, chunker: Chunker) -> System:
-    """The system of a run for what its chunker cuts, initialised from the seed."""
+    """The system of a run for what its chunker cuts, initialised from the seed.
+
+    Raises:
+        ConfigError: options of its parts do not fit together, or not this corpus.
+    """
     torch.manual_seed(options.seed)
     cut = Cut(chunker.k, chunker.vocabulary, chunker.fixed, options.batch.context)
-    return make_system(options.model, options.iem, cut)
+    try:
+        return make_system(options.model, options.iem, cut)
+    except ValueError as error:
+        raise ConfigError(str(error)) from error
 
 
 def check_memory(options: Options, chunker: Chunker, machine: Compute, phase: PhaseOptions | None = None) -> None:
@@ -36,14 +44,10 @@ def check_memory(options: Options, chunker: Chunker, machine: Compute, phase: Ph
         system = build_system(options, chunker)
     weights = sum(parameter.numel() for parameter in system.parameters())
     asked = {"model.*": weights * (_PLAIN if phase is None else _ADAM)}
-    if phase is not None and options.model.kind == "haed":  # of other kinds only the weights are known
-        batch, main, decoder = options.batch, options.model.main, options.model.decoder
-        chunks = batch.sequences * batch.context / batch.pieces
-        per_layer = 4 * main.width + main.ffn if main.kind == "transformer" else 8 * (main.units or main.width)
-        per_token = chunker.vocabulary + 4 * decoder.width * decoder.layers
-        asked["batch.sequences × batch.context"] = int(
-            2 * chunks * (main.layers * per_layer + phase.decode_fraction * chunker.k / 4 * per_token)
-        )
+    if phase is not None:
+        chunks = options.batch.sequences * options.batch.context / options.batch.pieces
+        tokens = chunks * phase.decode_fraction * chunker.k / (1 if chunker.fixed else 4)
+        asked["batch.sequences × batch.context"] = int(2 * system.kept(chunks, tokens))
     available = free_memory(machine.device)
     if sum(asked.values()) > available:
         parts = sorted(((size, name) for name, size in asked.items() if size), reverse=True)

@@ -87,6 +87,11 @@ class Kept(torch.autograd.graph.saved_tensors_hooks):
         self.bytes, self.pending = dict[str, int](), 0
         self.seen = {storage.data_ptr(): storage for storage in (x.untyped_storage() for x in system.parameters())}
 
+    @property
+    def total(self) -> int:
+        """All that is kept."""
+        return sum(self.bytes.values()) + self.pending
+
     def mark(self, part: str, tensor: Tensor) -> Tensor:
         """The same; what was kept since the last mark is of this part."""
         self.bytes[part] = self.bytes.get(part, 0) + self.pending

@@ -10,9 +10,9 @@ import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
 from haed.iem.objective import ChunkObjective
-from haed.options import IEMOptions
+from haed.options import SYSTEMS, IEMOptions
 from haed.ranks import Ranks
-from haed.system import Windows
+from haed.system import Likelihood, Objective, Windows
 
 # decoder, IEM weight, decoded share, options, real chunks of the second rank's windows, pieces
 CASES = {
@@ -22,15 +22,24 @@ CASES = {
     "a rank without chunks": ("transformer", 1.0, 1.0, {"similarity": "cosine"}, 0, 1),
     "phase two": ("lstm", 0.0, 1.0, {}, 3, 2),
 }
+OF_TOKENS = {kind: 3 for kind, family in SYSTEMS.items() if not family.chunks}  # real chunks, likewise
+
+
+def objective(case: str, ranks: Ranks) -> Objective:
+    from tests.haed import test_systems
+    from tests.haed.chunk.test_model import small
+
+    if case in CASES:
+        decoder, weight, fraction, options, _, pieces = CASES[case]
+        iem = IEMOptions(**options)
+        return ChunkObjective(small(decoder, iem=iem), iem, weight, fraction, pieces, ranks)
+    name = next(name for name, options in test_systems.CASES.items() if options.kind == case)
+    return Likelihood(test_systems.system(name), ranks)
 
 
 def train(case: str, ranks: Ranks, joined: bool) -> dict[str, torch.Tensor]:
     """Two steps: means of the losses, and gradients of the second."""
-    from tests.haed.chunk.test_model import small
-
-    decoder, weight, fraction, options, real, pieces = CASES[case]
-    iem = IEMOptions(**options)
-    made = ChunkObjective(small(decoder, iem=iem), iem, weight, fraction, pieces, ranks)
+    made, real = objective(case, ranks), CASES[case][4] if case in CASES else OF_TOKENS[case]
     module = DistributedDataParallel(made) if ranks.size > 1 else made
     generator = torch.Generator().manual_seed(3)
     for _ in range(2):
@@ -46,7 +55,7 @@ def train(case: str, ranks: Ranks, joined: bool) -> dict[str, torch.Tensor]:
         losses = module(batch, True)
         losses.total.backward()
     values = {"total": losses.total, "nats": losses.nats} | losses.figures | losses.diagnosis
-    if not weight:
+    if case == "phase two":
         del values["candidates"]  # each rank's own, where none are shared
     means = ranks.sum(
         [float("nan") if value is None else float(torch.as_tensor(value).detach()) for value in values.values()]
@@ -61,7 +70,7 @@ def all_cases(rank: int, meeting: Path) -> dict[str, dict[str, torch.Tensor]]:
     """What a rank of two finds; they meet at a file."""
     dist.init_process_group("gloo", init_method=meeting.as_uri(), rank=rank, world_size=2)
     try:
-        return {case: train(case, Ranks(), False) for case in CASES}
+        return {case: train(case, Ranks(), False) for case in [*CASES, *OF_TOKENS]}
     finally:
         dist.destroy_process_group()
 
@@ -81,7 +90,7 @@ def together(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, to
     return found
 
 
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("case", [*CASES, *OF_TOKENS])
 def test_two_ranks_are_one_with_the_joined_batch(case: str, together: dict[str, dict[str, torch.Tensor]]) -> None:
     alone = train(case, Ranks(), True)
     assert together[case].keys() == alone.keys() and len(alone) > 20

@@ -1,0 +1,147 @@
+"""Every kind of model through the trainer: resumed to the bit, in pieces of time, on the meta device, and what is refused."""
+
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from haed.options import SYSTEMS
+from haed.system import System
+from pipeline.cli import main
+from pipeline.config import load
+from pipeline.kinds import refusal
+from pipeline.options import Options
+from pipeline.run.checkpoints import Checkpoints
+from pipeline.run.device import Compute, compute
+from pipeline.run.shards import open_shards
+from pipeline.train.profile import Kept
+from pipeline.train.stages import build_trainer, train
+from pipeline.train.trainer import Interrupted, Trainer
+from tests.conftest import TOKEN_KINDS, of_kind
+from tests.pipeline.test_meta import META
+from tests.pipeline.train.test_stages import newest, stripped
+
+SLOW = pytest.mark.slow  # what holds for one kind, for all the others
+every = pytest.mark.parametrize("kind", TOKEN_KINDS)
+first_fast = pytest.mark.parametrize("kind", [TOKEN_KINDS[0], *(pytest.param(k, marks=SLOW) for k in TOKEN_KINDS[1:])])
+
+
+@pytest.fixture
+def made(kind: str, tiny: list[str], sharded: Path, tmp_path: Path) -> Options:
+    shutil.copytree(sharded, tmp_path / "shards")
+    return load("quickstart", [*of_kind(kind, tiny), "name=whole"])
+
+
+def trainer_of(options: Options, machine: Compute) -> Trainer:
+    unused = Checkpoints(Path("unused"))
+    return build_trainer(options.train, options, open_shards(options), unused, machine, lambda: False)
+
+
+@first_fast
+def test_an_interrupted_run_ends_in_the_same_bits(kind: str, made: Options) -> None:
+    """With dropout, of which nothing is saved."""
+    made.model.token.dropout, made.log_steps, made.validation.times = 0.2, 2, 0
+    train(made)
+    first = load_file(newest(made, "train") / "model.safetensors"), stripped(made, "train")
+    made.name = "cut"
+    calls = iter(range(2))
+    with pytest.raises(Interrupted, match="saved"):
+        train(made, lambda: next(calls, None) is None)
+    assert train(made).resumed_from == 3
+    again = load_file(newest(made, "train") / "model.safetensors"), stripped(made, "train")
+    assert again[1] == first[1] and again[0].keys() == first[0].keys()
+    assert all(torch.equal(value, again[0][name]) for name, value in first[0].items())
+
+
+@pytest.mark.parametrize("kind", ["hourglass"])
+def test_dropout_is_of_the_step_and_the_rank(made: Options) -> None:
+    """Alike in two trainers, whatever was drawn before; another on another rank."""
+    made.model.token.dropout = 0.5
+
+    def loss(rank: int) -> float:
+        trainer = trainer_of(made, compute(made))
+        batch = next(trainer.batches())
+        trainer.ranks.rank = rank
+        torch.rand(3)
+        trainer.step(batch)
+        return float(trainer.state.sums["gradient_norm"])
+
+    assert loss(0) == loss(0) != loss(1)
+
+
+@first_fast
+def test_a_step_waits_for_no_device(kind: str, made: Options, monkeypatch: pytest.MonkeyPatch) -> None:
+    made.model.token.dropout = 0.1
+    trainer = trainer_of(made, META)
+    monkeypatch.setattr(trainer.learner.optimizer, "step", lambda: None)  # its fused kernel knows no such device
+    trainer.step(next(trainer.batches()))
+    assert all(parameter.is_meta for parameter in trainer.objective.parameters())
+
+
+@first_fast
+def test_training_in_bfloat16_is_nearly_as_in_float32(kind: str, made: Options) -> None:
+    found = []
+    for precision in ("fp32", "bf16"):
+        made.precision = precision
+        trainer = trainer_of(made, compute(made))
+        batches = trainer.batches()
+        for _ in range(3):
+            trainer.step(next(batches))
+        found.append([float(trainer.state.sums[name]) for name in ("loss", "gradient_norm")])
+    assert found[1] != found[0] and found[1] == pytest.approx(found[0], rel=0.02)
+
+
+@pytest.mark.parametrize("kind", SYSTEMS)
+def test_what_a_step_keeps_is_not_less_than_what_is_asked_for(kind: str, made: Options) -> None:
+    """The bound by which a batch is refused, and it is no idle one."""
+    made.precision = "fp32"
+    trainer = trainer_of(made, compute(made))
+    system: System = trainer.objective.system
+    batch = next(trainer.batches())
+    windows = trainer.learner.loader.batch(0)
+    with (kept := Kept(system)):
+        trainer.step(batch)
+    bound = 4 * system.kept(int((windows.lengths > 0).sum()), int(windows.lengths.sum()))
+    assert 0.1 * kept.total < bound <= kept.total
+
+
+@pytest.mark.parametrize("kind", ["hourglass"])
+def test_what_cannot_fit_is_refused_before_it_is_tried(made: Options) -> None:
+    made.batch.sequences = made.batch.context = 65_536
+    with pytest.raises(ValueError, match=r"not enough memory: at least batch\.sequences × batch\.context for"):
+        train(made)
+    assert not Path(made.runs_dir).exists()
+
+
+def test_every_stage_of_a_model_of_tokens(
+    tiny: list[str], sharded: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By the commands: what it has not is refused in a line that says what it has, and leaves nothing behind."""
+    monkeypatch.setattr("pipeline.train.profile._SIDE", {"cpu": 64})
+    shutil.copytree(sharded, tmp_path / "shards")
+    chosen, run = [*of_kind("top_down", tiny), "evaluate.yardsticks=false"], str(tmp_path / "runs" / "tokens")
+
+    def said(status: int, *words: str) -> str:
+        capsys.readouterr()
+        assert main([*words]) == status, capsys.readouterr().err
+        found = capsys.readouterr()
+        return found.out if status == 0 else found.err.splitlines()[-1]
+
+    asked = ["--config", "quickstart", *chosen]
+    for phase in ("pretrain", "finetune"):
+        assert "no phase one and no phase two: train it end to end, by `haed train`" in said(
+            2, phase, *asked, "name=tokens"
+        )
+    assert "train has no limit: set train.seconds" in said(2, "train", *asked, "train.steps=null", "name=tokens")
+    assert "2 does not divide 3" in said(2, "train", *asked, "model.multiscale.layers=1@3 1@2 1@1", "name=tokens")
+    assert not Path(run).exists()
+    assert "train: 4 steps" in said(0, "train", *asked, "name=tokens")
+    assert "end to end" in said(2, "finetune", run) and "embeds no chunk by itself" in said(2, "index", run)
+    assert "it has vectors of contexts" in said(2, "neighbours", run, "def ")
+    assert "index.min_count belongs to model.kind=haed" in said(2, "index", run, "index.min_count=2")
+    assert "bits/char" in said(0, "evaluate", run) and "def" in said(0, "sample", run, "--prompt", "def")
+    assert "scale_2" in said(0, "profile", run, "--steps", "1") and "tokens" in said(0, "compare", run)
+    assert Path(said(0, "report", run).strip()).is_file()
+    assert refusal("model.main.width", "top_down").startswith("model.main.width belongs to model.kind=haed")
