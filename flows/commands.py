@@ -116,7 +116,9 @@ def _serve_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--password", action="store_true", help="the server asks for one; always so with another --host"
     )
-    parser.add_argument("--chain", action="store_true", help="a finished shard starts pretrain, and that finetune")
+    parser.add_argument(
+        "--chain", action="store_true", help="a finished shard starts pretrain, and that finetune; or train"
+    )
     parser.add_argument(
         "--trainings", type=int, default=1, help="at a time on each device, the others wait (default: 1; 0: any number)"
     )

@@ -2,6 +2,7 @@
 
 import os
 from dataclasses import asdict, dataclass
+from itertools import pairwise
 from pathlib import Path
 
 from prefect.artifacts import create_table_artifact
@@ -16,6 +17,7 @@ from flows.live import Live, LiveShards, key
 from flows.mappers import as_tasks
 from flows.reading import show_report
 from flows.stopping import stopping
+from pipeline.kinds import phases
 from pipeline.options import Phase
 from pipeline.run.shards import Size, sizes
 
@@ -45,12 +47,17 @@ def shard(asked: Asked) -> Sharded:
 
 
 def _announce(stage: str, what: str, asked: Asked) -> None:
-    """An event that automations can wait for: `haed.STAGE.completed`; see `haed serve --chain`. A stage of `haed` tells none."""
+    """An event that automations can wait for: `haed.STAGE.completed`; see `haed serve --chain`. A stage of `haed` tells none.
+
+    `haed.next` of its resource is the stage that follows, of those that a model of this kind is trained in.
+    """
     if is_inner():
         return
+    follows = dict(pairwise(("shard", *phases(asked.options.model.kind)))).get(stage, "")
+    known = {"haed.deployment": deployment.name or "", "haed.next": follows}
     emit_event(
         f"haed.{stage}.completed",
-        {"prefect.resource.id": f"haed.{stage}.{what}", "haed.deployment": deployment.name or ""},
+        {"prefect.resource.id": f"haed.{stage}.{what}", **known},
         payload={"preset": asked.preset, "overrides": asked.overrides},
     )
 

@@ -34,7 +34,7 @@ def deployments(name: str, chain: bool = False) -> list[Any]:
 
     from flows.flows import FLOWS
 
-    after = {"pretrain": "shard", "finetune": "pretrain"} if chain else {}
+    after = {"pretrain": "shard", "finetune": "pretrain", "train": "shard"} if chain else {}
     template = {"__prefect_kind": "jinja", "template": "{{ event.payload.overrides | tojson }}"}
     parameters = {
         "preset": {"__prefect_kind": "jinja", "template": "{{ event.payload.preset }}"},
@@ -50,7 +50,7 @@ def deployments(name: str, chain: bool = False) -> list[Any]:
                 DeploymentEventTrigger(
                     name=f"{flow.name} after {after[flow.name]}",
                     expect={f"haed.{after[flow.name]}.completed"},
-                    match={"haed.deployment": name},
+                    match={"haed.deployment": name, "haed.next": flow.name},
                     parameters=parameters,
                 )
             ]

@@ -40,7 +40,7 @@ def serve(
         port: of the server and its UI.
         server: false uses the server that PREFECT_API_URL names.
         board_port: of TensorBoard; 0 starts none.
-        chain: a finished shard starts a pretrain of the same settings, and that a finetune.
+        chain: a finished shard starts a pretrain of the same settings, and that a finetune; of a model of tokens, a train.
         cron: when to run `haed`, beside what is scheduled already.
         parameters: of those runs.
         allowed_hosts: further names by which the server may be addressed, such as that of a proxy before it.

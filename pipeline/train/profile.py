@@ -30,6 +30,7 @@ class Profile:
         flops: model FLOPs of a step.
         device_flops: FLOPs per second of a large matrix product on the same device, in the same precision.
         utilisation: share of that rate which a step reaches.
+        linear_cost: of a token, in layers of the finest scale, of systems that know it (Nawrot et al. 2021, section 3.1).
     """
 
     phase: str
@@ -39,6 +40,7 @@ class Profile:
     flops: float
     device_flops: float
     utilisation: float
+    linear_cost: float | None = None
 
 
 class Clock:
@@ -94,9 +96,13 @@ class Kept(torch.autograd.graph.saved_tensors_hooks):
 
     def mark(self, part: str, tensor: Tensor) -> Tensor:
         """The same; what was kept since the last mark is of this part."""
+        self.ended(part)
+        return tensor
+
+    def ended(self, part: str) -> None:
+        """What was kept since the last mark is of this part."""
         self.bytes[part] = self.bytes.get(part, 0) + self.pending
         self.pending = 0
-        return tensor
 
     def _pack(self, tensor: Tensor) -> Tensor:
         storage = tensor.untyped_storage()
@@ -122,6 +128,7 @@ def profile(options: Options, phase: Literal["pretrain", "finetune", "train"], s
     system.mark = (kept := Kept(system)).mark
     with kept:
         trainer.step(next(batches))
+    kept.ended("loss")
     clock = Clock(machine.device)
     trainer.at, system.mark = clock.at, clock.mark
     for step in range(_WARM_UP + steps):
@@ -141,6 +148,7 @@ def profile(options: Options, phase: Literal["pretrain", "finetune", "train"], s
         flops / steps,
         rate,
         flops / seconds / rate,
+        getattr(system, "linear_cost", None),
     )
 
 
@@ -172,4 +180,6 @@ def table(found: Profile) -> str:
         f"  {found.flops / 1e9:,.1f} model GFLOP a step, {found.utilisation:.1%} of the "
         f"{found.device_flops / 1e12:.2f} TFLOP/s that a matrix product reaches here"
     )
+    if found.linear_cost is not None:
+        lines.append(f"  a token costs as much as {found.linear_cost:.2f} layers of the finest scale (linear cost)")
     return "\n".join(lines)

@@ -18,6 +18,7 @@ import pytest
 
 from flows.alive import answers
 from flows.serving.deployments import name_of
+from tests.conftest import of_kind
 from tests.flows.api import PATIENCE, call, until
 from tests.flows.conftest import SETTINGS, Served, serving
 
@@ -43,7 +44,7 @@ def runs(served: Served, flow: str) -> list[dict[str, Any]]:
     return [run for run in found if run["parent_task_run_id"] is None and not run["auto_scheduled"]]
 
 
-def test_a_shard_is_followed_by_one_pretrain_and_one_finetune_and_haed_by_none(standing: Served) -> None:
+def test_a_shard_is_followed_by_the_phases_of_its_kind_once_and_haed_by_none(standing: Served) -> None:
     typed = {"model": {"main": {"heads": 4}}, "iem": {"similarity": "dot"}}  # both equal the schema's defaults
     whole = standing.trigger("haed", {"overrides": [*SETTINGS, "name=whole"]})
     until(PATIENCE, lambda: standing.state(whole) == "COMPLETED")
@@ -53,6 +54,11 @@ def test_a_shard_is_followed_by_one_pretrain_and_one_finetune_and_haed_by_none(s
     time.sleep(3)  # what a second announcement would have started
     assert len(runs(standing, "pretrain")) == len(runs(standing, "finetune")) == 1
     assert {path.name for path in (standing.folder / "runs").iterdir()} == {"whole", "chained"}
+
+    tokens = standing.trigger("shard", {"overrides": [*of_kind("hourglass", SETTINGS), "name=tokens"]})
+    until(PATIENCE, lambda: standing.state(tokens) == "COMPLETED")
+    until(PATIENCE, lambda: [run["state_type"] for run in runs(standing, "train")] == ["COMPLETED"])
+    assert len(runs(standing, "pretrain")) == 1 and (standing.folder / "runs/tokens/train").is_dir()
 
     given = [word for word in SETTINGS if not word.startswith("model.main.heads")]
     run = standing.trigger("train", {"overrides": [*given, "name=typed-{date}"], **typed})

@@ -43,9 +43,12 @@ def test_a_profile_of_a_model_of_tokens_is_by_level(
     made = load("quickstart", [*of_kind(kind, tiny), "name=tokens"])
     RunFolder.create(made).remember(open_shards(made))
     found = profile(made, "train", 1)
-    levels = KINDS[kind].system(made.model, made.iem, Cut(12, 256, False, 16)).parts
+    system = KINDS[kind].system(made.model, made.iem, Cut(12, 256, False, 16))
+    levels, cost = system.parts, getattr(system, "linear_cost", None)
     assert list(found.milliseconds) == ["data", "candidates", *levels, "loss", "optimizer"] and len(levels) > 2
     assert all(found.milliseconds[level] > 0 and found.kept[level] > 0 for level in levels)
+    assert found.linear_cost == cost and (cost is None) == (kind != "hourglass")
+    assert cost is None or f"{cost:.2f} layers of the finest scale" in table(found)
     assert f"{sum(found.kept.values()) / 1e6:,.1f} MB kept for the backward pass" in table(found)
 
 
