@@ -28,23 +28,22 @@ class Level(nn.Module):
 
     Args:
         options: of its layers.
-        pool: what makes its groups.
+        pool: what makes its groups; groups of more than one vector have a norm behind the layers.
         layers: their number.
+        longest: of its sequences.
         above: is it joined with a coarser scale?
         ratio: vectors that each becomes for the next finer scale.
-        norm: stands one behind the layers?
-        longest: of its sequences.
     """
 
     def __init__(
-        self, options: TokenOptions, pool: Pool, layers: int, above: bool, ratio: int, norm: bool, longest: int
+        self, options: TokenOptions, pool: Pool, layers: int, longest: int, above: bool = False, ratio: int = 1
     ) -> None:
         super().__init__()
         width, self.ratio = options.width, ratio
         self.pool = pool
         self.join = nn.Linear(2 * width, width) if above else None
         self.layers = Stack(options, options.attention, layers, longest)
-        self.norm = nn.LayerNorm(width) if norm else nn.Identity()
+        self.norm = nn.LayerNorm(width) if pool.factor > 1 else nn.Identity()
         # A transposed convolution whose stride is its kernel's size: a linear map of each vector to `ratio` of them.
         self.up = nn.Linear(width, ratio * width) if ratio > 1 else None
 
@@ -77,7 +76,7 @@ class TopDown(TokenSystem):
 
     def __init__(self, options: ModelOptions, iem: IEMOptions, cut: Cut) -> None:
         super().__init__(options.token, cut)
-        token, chosen = options.token, options.multiscale
+        token, chosen, longest = options.token, options.multiscale, cut.context * cut.k
         if chosen.heads:
             raise ValueError(
                 f"model.multiscale.heads={chosen.heads!r}: top_down has no heads per scale; leave it empty"
@@ -85,9 +84,8 @@ class TopDown(TokenSystem):
         layers = per_scale(chosen.layers, "model.multiscale.layers", LAYERS, cut)
         self.scales = list(layers)
         for scale, finer in zip(self.scales, [*self.scales[1:], 1], strict=True):
-            pool, above, coarse = Pool(chosen.pooling, scale, token.width), scale < self.scales[0], scale > 1
-            longest = cut.context * cut.k // scale + 1
-            level = Level(token, pool, int(layers[scale]), above, scale // finer, coarse, longest)
+            pool, above = Pool(chosen.pooling, scale, token.width), scale < self.scales[0]
+            level = Level(token, pool, int(layers[scale]), longest // scale + 1, above, scale // finer)
             self.add_module(f"scale_{scale}", level)
         self.parts = ("embedding", *(f"scale_{scale}" for scale in self.scales), "output")
         self.initialise()
@@ -145,8 +143,7 @@ class BottomUp(TokenSystem):
             raise ValueError(f"model.multiscale.layers={chosen.layers!r}: bottom_up needs a coarse scale; add 2@4")
         for finer, scale in zip([1, *self.scales], self.scales, strict=False):
             pool = Pool(chosen.pooling, scale // finer, token.width)
-            level = Level(token, pool, int(layers[scale]), False, 1, True, longest // scale + 1)
-            self.add_module(f"scale_{scale}", level)
+            self.add_module(f"scale_{scale}", Level(token, pool, int(layers[scale]), longest // scale + 1))
         heads = shares_of_heads(chosen.heads, "model.multiscale.heads", token.heads, self.scales)
         self.aggregation = Aggregation(token, heads, longest)
         self.scale_1 = Stack(token, token.attention, int(layers[1]), longest)

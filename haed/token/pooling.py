@@ -1,9 +1,9 @@
 """Coarser scales of a sequence: groups of neighbours pooled to one vector each, causally, as a stream.
 
 At scale k, group j consists of positions (j − 1)·k + 1 … j·k, so it is complete at position j·k, and position t may see groups
-0 … ⌊t / k⌋. Since position t holds token t − 1, groups are of tokens j·k … (j + 1)·k − 1, as in the listings of Subramanian et
-al. 2020. Group 0 holds the first position alone, k times: it knows only that the window starts, and every position has
-a group to look at. Pooling groups of scale k by a factor r gives the groups of scale k·r.
+0 … ⌊t / k⌋. Position t holds token t − 1, so these are tokens (j − 1)·k … j·k − 1, as in the listings of Subramanian et al.
+2020. Group 0 is the first position, k times: it knows only that the window starts, and every position has a group to look
+at. Pooling the groups of scale k by a factor r gives those of scale k·r.
 
 Legend: B sequences, L positions, J groups, W width.
 """
