@@ -194,7 +194,8 @@ class TokenSystem(System):
     @torch.no_grad()
     def kept(self, chunks: float, tokens: float) -> float:
         """What goes into the layers, and the logits, in proportion to those of a short sequence; see `System.kept`."""
-        symbols, seen = torch.zeros(1, max(1, min(_SHORT, int(tokens))), dtype=torch.long), dict[int, Tensor]()
+        length = max(1, min(_SHORT, self.cut.context * self.cut.k, int(tokens)))
+        symbols, seen = torch.zeros(1, length, dtype=torch.long), dict[int, Tensor]()
 
         def note(module: nn.Module, given: tuple[Tensor, ...]) -> None:
             seen[id(given[0])] = given[0]  # each once, and alive, so that no other has its place
