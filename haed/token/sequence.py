@@ -23,6 +23,7 @@ from haed.options import TokenOptions
 from haed.system import Cut, System, Windows, moved
 
 _SHORT = 1024  # tokens
+_MULTIPLE = 16  # lengths of sequences: few different shapes, and such as matrix units like
 
 
 @dataclass
@@ -49,7 +50,8 @@ def as_tokens(windows: Windows, cut: Cut) -> Tokens:
     k, chunks = cut.k, windows.lengths.shape[1]
     real = torch.arange(k) < windows.lengths[..., None]  # (B, T, K)
     counts = real.sum((1, 2))
-    order = (~real).flatten(1).byte().argsort(dim=1, stable=True)[:, : max(1, int(counts.max()) if len(counts) else 1)]
+    longest = max(1, int(counts.max()) if len(counts) else 1)
+    order = (~real).flatten(1).byte().argsort(dim=1, stable=True)[:, : longest + -longest % _MULTIPLE]
     real = torch.arange(order.shape[1]) < counts[:, None]
     targets = windows.tokens.long().flatten(1).gather(1, order) * real
     starts = windows.starts.gather(1, order // k) & (order % k == 0)
@@ -176,7 +178,7 @@ class TokenSystem(System):
         All is counted that is multiplied, padding and hidden pairs too, as a CPU computes it; a system whose shapes depend on
         more than the longest window counts by itself.
         """
-        shape = len(windows), max(1, int(windows.lengths.sum(1).max()) if len(windows) else 1)
+        shape = tuple(as_tokens(windows, self.cut).symbols.shape)
         return self.counted(shape, lambda shadow: shadow(torch.zeros(shape, dtype=torch.long, device="meta")))
 
     @torch.no_grad()
