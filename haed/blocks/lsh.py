@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from haed.blocks.attention import Attention, Grid, Past, rotated
 from haed.options import TokenOptions
 
-_SELF, _HIDDEN = -1e5, -1e9  # beside any score: exp of their difference is 0
+_SELF = -1e5  # beside any score, nothing
 
 
 class LSH(Attention):
@@ -67,13 +67,17 @@ class LSH(Attention):
         order = (buckets * length + torch.arange(length, device=buckets.device)[:, None]).argsort(2)
         return order, (buckets * (length + self.window) + order.argsort(2) + self.window).int()
 
-    def _seen(self, below: Tensor) -> Tensor:
+    def _seen(self, codes: Tensor, others: Tensor, each: int) -> Tensor:
+        """(…, n, m): whether positions see others in a round, by their codes (…, n, R) and (…, m, R)."""
+        below = codes[..., :, None, each] - others[..., None, :, each]
         return (below >= 0) & (below < self.window)
 
-    def _scores(self, q: Tensor, k: Tensor, seen: Tensor, itself: Tensor) -> Tensor:
-        """Scores (…, n, m), float32 or wider, of pairs that are `seen` and of those of a position with itself."""
-        scores = (q @ k.mT).to(torch.promote_types(q.dtype, torch.float32))
-        return (scores + _SELF * itself).masked_fill(~seen, _HIDDEN)
+    def _scores(self, q: Tensor, k: Tensor, seen: Tensor, own: int) -> Tensor:
+        """Scores (…, n, m), float32 or wider, of what is `seen`; key i + `own` is query i itself."""
+        itself = torch.zeros(seen.shape[-2:], dtype=q.dtype, device=q.device)
+        itself.diagonal(own).fill_(_SELF)
+        scores = (q @ k.mT + itself).to(torch.promote_types(q.dtype, torch.float32))
+        return scores.masked_fill(~seen, -torch.inf)
 
     def _sorted(self, q: Tensor, k: Tensor, v: Tensor, buckets: Tensor) -> Tensor:
         """Of a whole sequence, in time linear in its length: in sorted order, blocks of w queries see 2·w keys."""
@@ -82,24 +86,24 @@ class LSH(Attention):
         for each, place in enumerate(order.unbind(-1)):
             queries, keys, values, mine = (_blocks(_taken(x, place), self.window) for x in (q, k, v, codes))
             keys, values, theirs = (torch.cat([_before(x), x], 3) for x in (keys, values, mine))
-            below = mine[..., None, :] - theirs[..., None, :, :]
-            seen = self._seen(below)  # in each round; a pair that meets in several counts once in all
-            scores = self._scores(queries, keys, seen[..., each], below[..., each] == 0)
-            scores = scores - seen.sum(-1).clamp(min=1).to(scores.dtype).log()
-            weight = scores.logsumexp(-1, keepdim=True)
-            shares = F.dropout((scores - weight).exp().to(values.dtype), self.dropout if self.training else 0.0)
+            scores = self._scores(queries, keys, self._seen(mine, theirs, each), self.window)
+            elsewhere = [self._seen(mine, theirs, other) for other in range(self.rounds) if other != each]
+            if elsewhere:  # a pair that meets in several rounds counts once in all
+                scores = scores - torch.stack(elsewhere).sum(0, dtype=scores.dtype).log1p()
+            shares = scores.softmax(-1)
+            weight = scores.amax(-1, keepdim=True) - shares.amax(-1, keepdim=True).log()  # logsumexp, with one exp less
+            mixed = F.dropout(shares.to(values.dtype), self.dropout if self.training else 0.0) @ values
             back = place.argsort(2)
-            outputs.append(_taken((shares @ values).flatten(2, 3), back))
+            outputs.append(_taken(mixed.flatten(2, 3), back))
             weights.append(_taken(weight.flatten(2, 3), back))
-        mixed = torch.stack(weights).softmax(0).to(v.dtype) * torch.stack(outputs)
-        return mixed.sum(0)
+        return (torch.stack(weights).softmax(0).to(v.dtype) * torch.stack(outputs)).sum(0)
 
     def _pairwise(self, q: Tensor, k: Tensor, v: Tensor, buckets: Tensor) -> Tensor:
         """Of the last positions of a sequence, pair by pair."""
-        codes = self._order(buckets)[1]
-        below = codes[:, :, -q.shape[2] :, None] - codes[:, :, None]
-        scores = self._scores(q, k, self._seen(below).any(-1), below[..., 0] == 0)
-        return F.dropout(scores.softmax(-1).to(v.dtype), self.dropout if self.training else 0.0) @ v
+        codes, own = self._order(buckets)[1], k.shape[2] - q.shape[2]
+        seen = torch.stack([self._seen(codes[:, :, own:], codes, each) for each in range(self.rounds)]).any(0)
+        shares = self._scores(q, k, seen, own).softmax(-1).to(v.dtype)
+        return F.dropout(shares, self.dropout if self.training else 0.0) @ v
 
 
 def _taken(x: Tensor, place: Tensor) -> Tensor:
