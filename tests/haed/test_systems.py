@@ -324,7 +324,9 @@ def _grown(given: Windows, tokens: torch.Tensor, length: torch.Tensor) -> Window
     return Windows.of(torch.cat([given.tokens, tokens[None]], 1), torch.cat([given.lengths, length], 1))
 
 
-@tokens
+@pytest.mark.parametrize(
+    "case", [case for case in TOKENS if any(what in case for what in ("nested", "lsh", "three", "space"))]
+)
 @torch.no_grad()
 def test_flops_are_those_of_a_counter(case: str) -> None:
     made, given = system(case), windows(3, 6, 3, 3)

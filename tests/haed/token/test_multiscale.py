@@ -36,7 +36,11 @@ def symbols(length: int) -> torch.Tensor:
 
 
 def agrees(system: TokenSystem, fed: torch.Tensor, slow: Array) -> None:
-    np.testing.assert_allclose(system(fed[None])[0].numpy(), slow, rtol=0, atol=1e-9)
+    """At once, and with queries in blocks."""
+    for block in (len(fed), 4):
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr("haed.blocks.attention._BLOCK", block)
+            np.testing.assert_allclose(system(fed[None])[0].numpy(), slow, rtol=0, atol=1e-9)
 
 
 def weights(system: TokenSystem) -> Weights:
