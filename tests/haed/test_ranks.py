@@ -14,13 +14,16 @@ from haed.options import SYSTEMS, IEMOptions
 from haed.ranks import Ranks
 from haed.system import Likelihood, Objective, Windows
 
-# decoder, IEM weight, decoded share, options, real chunks of the second rank's windows, pieces
+# kind, IEM weight, decoded share, options, real chunks of the second rank's windows, pieces
 CASES = {
     "phase one": ("lstm", 1.0, 0.0, {}, 6, 1),
     "both losses, corrected": ("lstm", 0.7, 1.0, {}, 6, 1),
     "unequal batches, pieces": ("transformer", 1.0, 1.0, {"correction": "none"}, 2, 2),
     "a rank without chunks": ("transformer", 1.0, 1.0, {"similarity": "cosine"}, 0, 1),
     "phase two": ("lstm", 0.0, 1.0, {}, 3, 2),
+    "HRED": ("hred", 1.0, 1.0, {}, 2, 1),
+    "patches": ("megabyte", 1.0, 1.0, {}, 6, 1),
+    "a transformer encoder, a rank without chunks": ("reader", 1.0, 1.0, {}, 0, 2),
 }
 OF_TOKENS = {kind: 3 for kind, family in SYSTEMS.items() if not family.chunks}  # real chunks, likewise
 
@@ -30,9 +33,9 @@ def objective(case: str, ranks: Ranks) -> Objective:
     from tests.haed.chunk.test_model import small
 
     if case in CASES:
-        decoder, weight, fraction, options, _, pieces = CASES[case]
+        kind, weight, fraction, options, _, pieces = CASES[case]
         iem = IEMOptions(**options)
-        return ChunkObjective(small(decoder, iem=iem), iem, weight, fraction, pieces, ranks)
+        return ChunkObjective(small(kind, iem=iem), iem, weight, fraction, pieces, ranks)
     name = next(name for name, options in test_systems.CASES.items() if options.kind == case)
     return Likelihood(test_systems.system(name), ranks)
 

@@ -40,7 +40,8 @@ def test_presets_take_a_step_on_tiny_data(preset: str, tiny: list[str], tmp_path
     else:
         source = ["batch.context=16"]
     keep = [item for item in tiny if not item.startswith(("model.", "optimizer."))]
-    narrow = ["batch.sequences=2", *(["model.decoder.width=32"] if SYSTEMS[kind].chunks else TOKENS)]
+    chunks = ["model.decoder.width=32", f"model.encoder.hidden={own.model.encoder.width}", "model.main.units=null"]
+    narrow = ["batch.sequences=2", *(chunks if SYSTEMS[kind].chunks else TOKENS)]
     limits = [f"{phase}.{limit}" for phase in phases(kind) for limit in ("steps=1", "epochs=null")]
     chosen = [word for word in [*keep, *source] if is_of(word.split("=")[0], kind)]
     options = load(preset, [*chosen, *narrow, *limits, "validation.times=0"])

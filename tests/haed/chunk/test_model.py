@@ -19,16 +19,26 @@ def decoder_options(decoder: str, **sizes: int) -> DecoderOptions:
     return DecoderOptions(kind=kind, heads=2, previous=decoder == "previous", **sizes)
 
 
-def small_options(decoder: str, layers: int = 1) -> ModelOptions:
-    return ModelOptions(
-        encoder=EncoderOptions(token_width=3, hidden=8, width=8),
+def small_options(kind: str, layers: int = 1) -> ModelOptions:
+    """HAED with a decoder of that kind, or another kind of model: `hred`, `megabyte`, `reader` (a transformer encoder)."""
+    decoder = {"hred": "lstm", "megabyte": "transformer", "reader": "lstm"}.get(kind, kind)
+    made = ModelOptions(
+        encoder=EncoderOptions(token_width=3, hidden=8, width=8, heads=2, ffn=16),
         main=MainOptions(layers=2, width=8, heads=2, head_width=6, ffn=16),
         decoder=decoder_options(decoder, width=8, ffn=16, token_width=4, layers=layers),
     )
+    if kind == "hred":
+        made.encoder.kind = made.main.kind = "lstm"
+        made.encoder.hidden = made.main.units = 10
+    elif kind == "megabyte":
+        made.encoder.kind, made.decoder.context = "linear", "each"
+    elif kind == "reader":
+        made.encoder.kind = "transformer"
+    return made
 
 
 def small(
-    decoder: str,
+    kind: str,
     k: int = 3,
     vocabulary: int = 3,
     fixed: bool = False,
@@ -37,7 +47,7 @@ def small(
     iem: IEMOptions | None = None,
 ) -> HAED:
     torch.manual_seed(0)
-    model = HAED(small_options(decoder, layers), iem or IEMOptions(), Cut(k, vocabulary, fixed, context)).double()
+    model = HAED(small_options(kind, layers), iem or IEMOptions(), Cut(k, vocabulary, fixed, context)).double()
     with torch.no_grad():  # away from the symmetric start
         for parameter in model.parameters():
             parameter += 0.3 * torch.randn_like(parameter)
@@ -79,10 +89,10 @@ def test_only_the_chunk_before_in_the_document_is_seen() -> None:
         assert torch.equal(one, two) == begins
 
 
-@pytest.mark.parametrize("decoder", ["lstm", "transformer", "previous"])
-def test_greedy_sampling_with_caches_agrees_with_the_likelihood(decoder: str) -> None:
+@pytest.mark.parametrize("kind", ["lstm", "transformer", "previous", "hred", "megabyte", "reader"])
+def test_greedy_sampling_with_caches_agrees_with_the_likelihood(kind: str) -> None:
     """The likeliest symbol at each step of the cached sampler is the likeliest by scoring whole windows afresh."""
-    model = small(decoder, context=6)
+    model = small(kind, context=6)
     given = windows(1, 2, 3, 3)
     with torch.no_grad():
         sampler = ChunkSampler(model, given)

@@ -101,15 +101,23 @@ def test_nothing_to_train_is_refused() -> None:
 
 
 @pytest.mark.parametrize(
-    ("decoder", "fraction", "iem"), [("lstm", 0.5, 1.0), ("transformer", 1.0, 0.0), ("lstm", 0, 1)]
+    ("kind", "fraction", "iem"),
+    [
+        ("lstm", 0.5, 1.0),
+        ("transformer", 1.0, 0.0),
+        ("lstm", 0, 1),
+        ("hred", 0.5, 1.0),
+        ("megabyte", 0.5, 1.0),
+        ("reader", 0.5, 1.0),
+    ],
 )
-def test_pieces_change_nothing(decoder: str, fraction: float, iem: float) -> None:
+def test_pieces_change_nothing(kind: str, fraction: float, iem: float) -> None:
     given = windows(5, 6, 3, 3)
     given.lengths[3, 2:] = 0
     given.starts |= torch.rand(5, 6) < 0.2
     found = []
     for pieces in (1, 2, 7):
-        made = ChunkObjective(small(decoder), IEMOptions(), iem, fraction, pieces)
+        made = ChunkObjective(small(kind), IEMOptions(), iem, fraction, pieces)
         losses = made(made.prepare(given, EXTRA, torch.Generator().manual_seed(0)))
         losses.total.backward()
         found.append([losses.total.detach(), *(p.grad for p in made.parameters() if p.requires_grad)])
@@ -118,11 +126,11 @@ def test_pieces_change_nothing(decoder: str, fraction: float, iem: float) -> Non
             torch.testing.assert_close(ours, whole, rtol=0, atol=1e-12)
 
 
-@pytest.mark.parametrize("decoder", ["lstm", "transformer"])
-def test_a_batch_without_chunks_and_one_with_a_single_chunk_are_defined(decoder: str) -> None:
+@pytest.mark.parametrize("kind", ["lstm", "transformer", "hred", "megabyte", "reader"])
+def test_a_batch_without_chunks_and_one_with_a_single_chunk_are_defined(kind: str) -> None:
     given = Windows.of(torch.zeros(1, 6, 3, dtype=torch.long), torch.zeros(1, 6, dtype=torch.long))
     for count in (0, 1):
-        made = ChunkObjective(small(decoder), IEMOptions(), 1.0, 0.5)
+        made = ChunkObjective(small(kind), IEMOptions(), 1.0, 0.5)
         given.lengths[:, :count] = 3
         losses = made(made.prepare(given))
         losses.total.backward()

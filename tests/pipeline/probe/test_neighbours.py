@@ -19,7 +19,9 @@ from pipeline.show.report import report
 from pipeline.train.stages import train
 
 
-def test_neighbours_are_those_of_the_highest_cosine(options: Options) -> None:
+@pytest.mark.parametrize("encoder", ["mlp", "linear", "lstm", "transformer"])
+def test_neighbours_are_those_of_the_highest_cosine(options: Options, encoder: str) -> None:
+    options.model.encoder.kind = encoder  # type: ignore[assignment]
     train(options)
     index(options)
     folder = RunFolder.of(options)

@@ -42,6 +42,7 @@ def stripped(options: Options, phase: str) -> list[dict[str, float]]:
     ("decoder", "more", "ahead"),
     [
         ("lstm", ["iem.correction=inclusion"], set()),
+        ("lstm", ["model.encoder.kind=lstm", "model.main.kind=lstm"], set()),
         ("lstm", ["iem.correction=inclusion"], {"cpu"}),
         ("transformer", ["batch.pieces=2"], set()),
     ],
