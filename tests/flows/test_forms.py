@@ -49,7 +49,8 @@ def test_fields_keep_their_bounds_and_choices_and_are_one_empty_box_each() -> No
             typed(group, **wrong)
     schema = TypeAdapter(twin(ModelOptions)).json_schema()
     main, decoder = schema["$defs"]["MainOptions"], schema["$defs"]["DecoderOptions"]["properties"]
-    blocks = {"title": "layers", "description": "blocks (paper: 6)", "type": "integer", "minimum": 1, "maximum": 1024}
+    words = "blocks (paper: 6), or layers of the LSTM (paper: 1)"
+    blocks = {"title": "layers", "description": words, "type": "integer", "minimum": 1, "maximum": 1024}
     assert main["properties"]["layers"] == blocks and not main.get("required")
     assert decoder["previous"]["enum"] == [True, False]  # three states: a switch has two
     assert "stdlib" in TypeAdapter(twin(SourceOptions)).json_schema()["properties"]["kind"]["enum"]
