@@ -1,7 +1,7 @@
 """Bits per byte at equal seconds of training: this project beside x-transformers, MEGABYTE-pytorch and hourglass.
 
     pip install --no-deps -r benchmarks/peers.txt
-    python benchmarks/peers.py ../shared/data/wikitext-2 [--seconds 200] [--only haed x-transformers]
+    python benchmarks/peers.py ../shared/data/wikitext-2 [--seconds 200] [--only haed x-transformers] [--json]
 
 All see the bytes of FOLDER/train.txt and are scored on FOLDER/valid.txt, have about two million parameters, run in bfloat16
 where that is fast, with AdamW, warm-up and a cosine; the peers' learning rates are the best of --rates, each tried for a
@@ -27,6 +27,7 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.utils.flop_counter import FlopCounterMode
 
 from pipeline.config import load
 from pipeline.run.device import Compute, compute
@@ -56,10 +57,28 @@ def hourglass() -> nn.Module:
     )
 
 
+class Annotated(nn.Module):
+    """labml-nn's Hourglass in the model of its experiment, without dropout."""
+
+    def __init__(self) -> None:
+        from labml_nn.transformers.hour_glass import HourGlass
+        from labml_nn.transformers.positional_encoding import get_positional_encoding
+
+        super().__init__()
+        self.embedding, self.norm, self.output = nn.Embedding(256, 256), nn.LayerNorm(256), nn.Linear(256, 256)
+        self.hourglass = HourGlass(4, 256, 0.0, 512, [4, 2])
+        self.register_buffer("positions", get_positional_encoding(256, CONTEXT), persistent=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.embedding(x).transpose(0, 1) * 256**0.5 + self.positions[: x.shape[1]]
+        return self.output(self.norm(self.hourglass(x))).transpose(0, 1)
+
+
 PEERS: dict[str, Callable[[], nn.Module]] = {
     "x-transformers": x_transformers,
     "MEGABYTE-pytorch": megabyte,
     "hourglass-transformer-pytorch": hourglass,
+    "labml-nn": Annotated,
 }
 
 
@@ -117,22 +136,22 @@ def bits_per_byte(model: nn.Module, text: Tensor, machine: Compute) -> float:
         begin = min(max(0, known - CONTEXT // 2 - 1), len(text) - CONTEXT - 1)
         windows.append((begin, known))
         known = begin + CONTEXT + 1
-    for at in range(0, len(windows), 64):
-        begins = torch.tensor([begin for begin, _ in windows[at : at + 64]])
+    for at in range(0, len(windows), WINDOWS):
+        begins = torch.tensor([begin for begin, _ in windows[at : at + WINDOWS]])
         batch = text[begins[:, None] + torch.arange(CONTEXT + 1)].long()
         with machine.precision():
             logits = model(batch[:, :-1].to(machine.device)).float().cpu()
         nats = F.cross_entropy(logits.flatten(0, 1), batch[:, 1:].flatten(), reduction="none").unflatten(
             0, (-1, CONTEXT)
         )
-        for row, (begin, known) in zip(nats.double(), windows[at : at + 64], strict=True):
+        for row, (begin, known) in zip(nats.double(), windows[at : at + WINDOWS], strict=True):
             total += float(row[known - begin - 1 :].sum()) / math.log(2)
             scored[known : begin + CONTEXT + 1] += 1
     assert bool((scored == 1).all())
     return total / len(text)
 
 
-def peer(name: str, arguments: argparse.Namespace, machine: Compute, train_text: Tensor, valid: Tensor) -> None:
+def peer(name: str, arguments: argparse.Namespace, machine: Compute, train_text: Tensor, valid: Tensor) -> dict:
     check_causality(PEERS[name]().to(machine.device))
     tried = {}
     for rate in arguments.rates if len(arguments.rates) > 1 else ():
@@ -141,10 +160,18 @@ def peer(name: str, arguments: argparse.Namespace, machine: Compute, train_text:
     rate = min(tried, key=tried.__getitem__) if tried else arguments.rates[0]
     model, steps = train(name, rate, arguments.seconds, train_text, machine, arguments.seed)
     size = sum(parameter.numel() for parameter in model.parameters())
-    say(name, bits_per_byte(model, valid, machine), size, steps, f"rate {rate:g}")
+    return result(name, bits_per_byte(model, valid, machine), size, steps, flops_per_byte(name), rate=rate)
 
 
-def ours(arguments: argparse.Namespace, folder: str) -> None:
+def flops_per_byte(name: str) -> float:
+    """Of the products of a step, forward and backward, as PyTorch counts them."""
+    model, text = PEERS[name](), torch.zeros(WINDOWS, CONTEXT, dtype=torch.long)
+    with FlopCounterMode(display=False) as counter:
+        model(text).sum().backward()
+    return counter.get_total_flops() / text.numel()
+
+
+def ours(arguments: argparse.Namespace, folder: str) -> dict:
     options = load("wikitext2")
     total = options.pretrain.seconds + options.finetune.seconds
     limits = [
@@ -158,6 +185,7 @@ def ours(arguments: argparse.Namespace, folder: str) -> None:
         *limits,
         "validation.times=0",
         f"seed={arguments.seed}",
+        f"threads={arguments.threads or 'null'}",
     ]
     common += [f"runs_dir={folder}/runs", f"shards_dir={folder}/shards", *arguments.overrides]
     for stage in ("shard", "pretrain", "finetune"):
@@ -168,7 +196,8 @@ def ours(arguments: argparse.Namespace, folder: str) -> None:
     )
     compared = stage_of("compare", "wikitext2", "--runs-dir", f"{folder}/runs")["rows"][0]
     assert found["bytes"] == (arguments.folder / "valid.txt").stat().st_size
-    say("haed", found["bits_per_byte"], compared["parameters"], compared["steps"], f"{steps} of them in phase two")
+    remark = f"{steps} of them in phase two"
+    return result("haed", found["bits_per_byte"], compared["parameters"], compared["steps"], remark=remark)
 
 
 def stage_of(*words: str) -> dict:
@@ -179,8 +208,18 @@ def stage_of(*words: str) -> dict:
     return json.loads(done.stdout.splitlines()[-1])
 
 
-def say(name: str, bits: float, parameters: int, steps: int, remark: str) -> None:
+def result(name: str, bits: float, parameters: int, steps: int, flops: float | None = None, **more: object) -> dict:
+    found = {
+        "name": name,
+        "bits_per_byte": bits,
+        "parameters": parameters,
+        "steps": steps,
+        "flops_per_byte": flops,
+        **more,
+    }
+    remark = ", ".join(f"{key} {value}" for key, value in more.items())
     print(f"  {name:<30} {bits:.4f} bits/byte  {parameters:>10,} parameters  {steps:>6,} steps  {remark}", flush=True)
+    return found
 
 
 def main() -> None:
@@ -190,18 +229,22 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--rates", type=float, nargs="+", default=[1e-3, 2e-3, 4e-3])
     parser.add_argument("--only", nargs="+", choices=["haed", *PEERS], default=["haed", *PEERS])
+    parser.add_argument("--threads", type=int, help="CPU threads (default: all cores)")
+    parser.add_argument("--json", action="store_true", help="a line of JSON after each")
     parser.add_argument("overrides", nargs="*", help="options of our run, key=value")
     arguments = parser.parse_args()
-    machine = compute(load(None))
+    machine = compute(load(None, [f"threads={arguments.threads or 'null'}"]))
     texts = (arguments.folder / f"{split}.txt" for split in ("train", "valid"))
     train_text, valid = (torch.from_numpy(np.fromfile(path, np.uint8)) for path in texts)
     print(f"{arguments.seconds:g} s of training each, seed {arguments.seed}, {torch.get_num_threads()} threads")
     for name in arguments.only:
         if name == "haed":
             with tempfile.TemporaryDirectory() as folder:
-                ours(arguments, folder)
+                found = ours(arguments, folder)
         else:
-            peer(name, arguments, machine, train_text, valid)
+            found = peer(name, arguments, machine, train_text, valid)
+        if arguments.json:
+            print(json.dumps(found))
 
 
 if __name__ == "__main__":

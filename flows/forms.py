@@ -56,7 +56,7 @@ class Ask:
 
 
 PLAIN = {
-    "preset": Ask(str, f"{', '.join(config.presets())}, or the path of a YAML file", "quickstart"),
+    "preset": Ask(str, f"{config.listed()}; or the path of a YAML file", "quickstart"),
     "name": Ask(str, "of the run, a folder under runs; empty: the preset's", ""),
     "source": Ask(Place, "file, folder or URL (no password in it) of the data; empty: the preset's", ""),
     "seconds": Ask(

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
-from pipeline.config import ConfigError, is_option, left_out, load, presets
+from pipeline.config import ConfigError, is_option, left_out, listed, load
 from pipeline.options import Options
 from pipeline.run.folder import RunFolder
 from pipeline.shown import printable
@@ -39,7 +39,7 @@ class Command:
 
 def settings(parser: argparse.ArgumentParser) -> None:
     """Arguments of a stage that reads a configuration."""
-    parser.add_argument("--config", metavar="PRESET_OR_FILE", help=f"one of {', '.join(presets())}, or a YAML file")
+    parser.add_argument("--config", metavar="PRESET_OR_FILE", help=f"{listed()}; or a YAML file")
     parser.add_argument(
         "words", nargs="*", metavar="[RUN] key=value", help="a run to go on with, and options to change"
     )
@@ -97,7 +97,7 @@ def parse(argv: list[str] | None, program: str, commands: tuple[Command, ...]) -
     parser = _Parser(
         prog=program,
         description="Two-phase training of Hierarchical Attention Encoder-Decoders.",
-        epilog=f"Options are key=value; `{program} config` lists them. Presets: {', '.join(presets())}.",
+        epilog=f"Options are key=value; `{program} config` lists them. Presets: {listed()}.",
     )
     subparsers = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
     for command in commands:

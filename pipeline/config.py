@@ -41,6 +41,12 @@ def presets() -> list[str]:
     return sorted(path.stem for path in PRESETS.glob("*.yaml"))
 
 
+def listed() -> str:
+    """The presets for people: first those of an ordinary machine, then those of the papers' sizes."""
+    small, large = ([name for name in presets() if name.startswith("paper-") == paper] for paper in (False, True))
+    return f"{', '.join(small)}; of the papers' sizes {', '.join(large)}"
+
+
 def find(config: str) -> Path:
     """The file of a preset's name, or of a path to a YAML file.
 
@@ -56,7 +62,7 @@ def find(config: str) -> Path:
     if not path.is_file():
         close = difflib.get_close_matches(config, presets(), 1)
         hint = f"did you mean {close[0]}? " if close else ""
-        raise ConfigError(f"no preset {config!r}: {hint}presets are {', '.join(presets())}, or give a .yaml file")
+        raise ConfigError(f"no preset {config!r}: {hint}presets are {listed()}; or give a .yaml file")
     return path
 
 

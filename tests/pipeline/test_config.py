@@ -13,6 +13,8 @@ from pipeline.kinds import is_of, phases
 from pipeline.options import IEMOptions, ModelOptions, Options
 from tests.conftest import TINY, TOKENS
 
+FAST = ("quickstart", "top-down")  # one of each kind of phases
+
 
 @pytest.mark.parametrize("preset", presets())
 def test_presets_resolve_and_read_back(preset: str, tmp_path: Path) -> None:
@@ -22,7 +24,9 @@ def test_presets_resolve_and_read_back(preset: str, tmp_path: Path) -> None:
     assert load(path) == options and options.name == preset
 
 
-@pytest.mark.parametrize("preset", presets())
+@pytest.mark.parametrize(
+    "preset", [pytest.param(each, marks=[] if each in FAST else pytest.mark.slow) for each in presets()]
+)
 def test_presets_take_a_step_on_tiny_data(preset: str, tiny: list[str], tmp_path: Path) -> None:
     """Narrower, but with all of their parts."""
     from pipeline.run.shards import shard
