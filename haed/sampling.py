@@ -154,7 +154,8 @@ class TokenSampler(Sampler):
     def __init__(self, system: TokenSystem, prompt: Windows, samples: int = 1) -> None:
         cut = system.cut
         self.system, self.samples = system, samples
-        self.window = max(2, cut.context * cut.k // (1 if cut.fixed else 2))
+        most = cut.context * cut.k
+        self.window = most if cut.fixed else max(min(2, most), most // 2)
         sizes = prompt.lengths.sum(1)
         if sizes.unique().numel() > 1:
             raise ValueError(

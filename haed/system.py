@@ -280,11 +280,12 @@ class Likelihood(Objective):
 def moved(value: Value, device: torch.device) -> Value:
     """The same on a device: a tensor, or dataclasses, lists and tuples of any depth with tensors in them.
 
-    Nothing waits for the copies.
+    Nothing waits for copies to a GPU.
     """
     found: object = value
     if isinstance(value, Tensor):
-        found = (value.pin_memory() if device.type == "cuda" else value).to(device, non_blocking=True)
+        to_gpu = device.type == "cuda" and value.device.type == "cpu"  # towards the CPU, it must wait for the numbers
+        found = (value.pin_memory() if to_gpu else value).to(device, non_blocking=to_gpu)
     elif isinstance(value, list | tuple):
         found = type(value)(moved(each, device) for each in value)
     elif is_dataclass(value) and not isinstance(value, type):

@@ -77,10 +77,10 @@ class Retina(TokenSystem):
         windows = {}
         for scale, window in per_scale(chosen.windows, "model.retina.windows", WINDOW, cut).items():
             begin, end = map(int, window.split(":"))
-            if begin >= end or (scale == 1 and begin):
-                raise ValueError(
-                    f"model.retina.windows={chosen.windows!r}: {window}@{scale} must end after it begins, and that of scale 1 "
-                    "begin at 0"
+            if begin >= end or end < scale or (scale == 1 and begin):
+                raise ValueError(  # the last complete group may end scale − 1 tokens back: a shorter window misses it
+                    f"model.retina.windows={chosen.windows!r}: {window}@{scale} must end after it begins, at {scale} or later, "
+                    "and that of scale 1 begin at 0"
                 )
             windows[scale] = (begin, end)
         heads = shares_of_heads(chosen.heads, "model.retina.heads", token.heads, windows)

@@ -97,7 +97,7 @@ class SpaceByte(TokenSystem):
         if memory is not None:
             memory.inside = inside[:, -1]
         counts = begins.sum(1)
-        order = (~begins).byte().argsort(dim=1, stable=True)[:, : int(counts.max())]
+        order = (~begins).byte().argsort(dim=1, stable=True)[:, : int(counts.max()) if len(counts) else 0]
         places = order.masked_fill(torch.arange(order.shape[1]) >= counts[:, None], symbols.shape[1])
         return Words(places, counts.tolist())
 

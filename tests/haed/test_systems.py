@@ -296,6 +296,17 @@ def test_a_full_window_goes_on_from_its_newest_half(case: str) -> None:
         make_sampler(made, given, 2)
 
 
+@pytest.mark.parametrize("case", ["flat", "flat, learned positions", "flat, relative", "spacebyte"])
+@torch.no_grad()
+def test_a_window_may_be_one_token_and_a_batch_nothing(case: str) -> None:
+    made = system(case, k=1, context=1)
+    sampler = make_sampler(made, windows(1, 0, 1, 3), 2)
+    for _ in range(3):
+        sampler.chunk(Draw(temperature=0))
+        torch.testing.assert_close(sampler.logits, made(torch.full((2, 1), 3))[:, -1])
+    assert made.decisions(windows(2, 1, 1, 3)[:0]).shape == (0, 1, 2)
+
+
 @every
 def test_what_a_step_minimises_is_the_likelihood(case: str) -> None:
     """Laid out on the CPU, summed: also with documents that begin in a window, and with an empty window."""

@@ -202,6 +202,7 @@ def test_scales_that_cannot_be_are_told_in_a_line(kind: str, layers: str, told: 
         ("retina", {"retina": RetinaOptions(windows="8:64@4 0:8")}, "windows=.*such as 256:512@16 8:256@4 0:8@1"),
         ("retina", {"retina": RetinaOptions(windows="8:8@4 0:8@1")}, "8:8@4 must end after it begins"),
         ("retina", {"retina": RetinaOptions(windows="8:64@4 1:8@1")}, "1:8@1 must .* that of scale 1 begin at 0"),
+        ("retina", {"retina": RetinaOptions(windows="1:3@4 0:8@1")}, "1:3@4 must end after it begins, at 4 or later"),
         ("retina", {"retina": RetinaOptions(windows="8:64@4")}, "the finest scale must be 1, the tokens; add 0:8@1"),
         ("retina", {"token": replace(TOKEN, heads=2)}, "heads=2: 3 scales need a head each"),
         ("retina", {"token": replace(TOKEN, attention="local")}, "attention=local: retina has windows of its own"),
