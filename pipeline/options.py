@@ -248,7 +248,7 @@ class Options:
     ] = "auto"
     compile: Annotated[
         bool,
-        Field(description="torch.compile the main model: a quarter of a minute at the start, steps a tenth faster"),
+        Field(description="torch.compile a main transformer: a quarter of a minute at the start, steps a tenth faster"),
     ] = False
     log_steps: Annotated[
         int,

@@ -22,6 +22,7 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 from haed.chunk.encoder import Embedding
+from haed.chunk.main import TransformerMain
 from haed.chunk.model import HAED
 from haed.iem.batch import ChunkBatch, Piece, prepare
 from haed.iem.candidates import Candidates
@@ -143,8 +144,9 @@ class ChunkObjective(Objective):
         return self.system.main(grid, starts)
 
     def compile_parts(self) -> None:
-        """The main model is compiled; see `Objective.compile_parts`."""
-        self._compiled = torch.compile(self.system.main, dynamic=False)
+        """A main transformer is compiled, an LSTM would be unrolled; see `Objective.compile_parts`."""
+        if isinstance(self.system.main, TransformerMain):
+            self._compiled = torch.compile(self.system.main, dynamic=False)
 
     def decode(self, prediction: Tensor, piece: Piece) -> Tensor:
         """Sum of the log likelihoods of a piece's decoded chunks."""
