@@ -71,7 +71,7 @@ GROUPS = {
     "chunker": Ask(ChunkerOptions, "how it is cut into chunks"),
     "sharding": Ask(ShardOptions, "size of the shards, and number of worker processes"),
     "batch": Ask(BatchOptions, "windows of a step"),
-    "model": Ask(ModelOptions, "encoder, main model and decoder; the same in phase two as in phase one"),
+    "model": Ask(ModelOptions, "its kind, and the parts that are of this kind; the same in phase two as in phase one"),
     "iem": Ask(IEMOptions, "the IEM loss, where the phase gives it a weight"),
     "optimizer": Ask(OptimizerOptions, "learning rates and the rest"),
     "validation": Ask(ValidationOptions, "how often, and on how much"),

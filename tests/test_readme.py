@@ -12,7 +12,9 @@ from pathlib import Path
 import pytest
 
 from flows.cli import main
-from tests.conftest import TINY
+from haed.options import SYSTEMS
+from pipeline.config import load
+from tests.conftest import TINY, of_kind
 
 ROOT = Path(__file__).resolve().parents[1]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
@@ -53,8 +55,13 @@ def small(command: str) -> list[str]:
     ]
     rest = [word for word in arguments if "=" not in word]
     budget = ["finetune.steps=6"] if "seconds=90" in command else []
-    source = ["source.path=python"] if "--config quickstart" in command and "source." not in command else []
-    return [*rest, *TINY, *source, *given, *budget]
+    preset = rest[rest.index("--config") + 1] if "--config" in rest else None
+    kind = next((word.split("=")[1] for word in given if word.startswith("model.kind=")), load(preset).model.kind)
+    words = TINY if SYSTEMS[kind].chunks else of_kind(kind, TINY)
+    source = (
+        ["source.path=python"] if preset and load(preset).source.kind == "stdlib" and "source." not in command else []
+    )
+    return [*rest, *words, *source, *given, *budget]
 
 
 def test_the_readme_has_commands() -> None:
