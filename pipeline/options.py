@@ -52,8 +52,16 @@ class OptimizerOptions:
     warmup_steps: Annotated[
         int, Field(ge=0, le=10**12, description="steps of linear warm-up of a phase (paper: 2000)")
     ] = 100
+    schedule: Annotated[
+        Literal["cosine", "inverse_root"],
+        Field(
+            description="after the warm-up: a half cosine from rate_from to rate_to of the phase, or falling with the root of "
+            "the steps, from rate_from"
+        ),
+    ] = "cosine"
     weight_decay: Annotated[float, Field(ge=0, le=1e3, description="decoupled, of matrices only")] = 0.1
     beta2: Annotated[float, Field(gt=0, lt=1, description="decay of the second moment")] = 0.95
+    epsilon: Annotated[float, Field(gt=0, le=1, description="added to the root of the second moment")] = 1e-8
     clip_norm: Annotated[
         float, Field(gt=0, le=1e12, description="bound on the norm of the whole gradient (paper: 0.01)")
     ] = 1.0

@@ -91,7 +91,7 @@ def attend(
 
     It is computed in blocks of queries, each with the keys that it may see at all: on a CPU 128 queries, which skips nearly
     half of the square (1,024 positions in float32 took half as long, as much as PyTorch's flash kernel); on a GPU all at
-    once, or 1,024 where a window makes most of the square empty.
+    once, or 1,024 where there is a window or a bias, which would fill the square.
 
     Args:
         q: (B, H, n, D), scaled.
@@ -107,7 +107,7 @@ def attend(
     batch, n = q.shape[:2], q.shape[2]
     if q.is_cuda and queries == keys and n == k.shape[2] and window is None and not nearest and bias is None:
         return F.scaled_dot_product_attention(q, k, v, is_causal=True, dropout_p=dropout, scale=1.0)
-    size, parts = _BLOCK if not q.is_cuda else n if window is None else _CUDA_BLOCK, []
+    size, parts = _BLOCK if not q.is_cuda else n if window is None and bias is None else _CUDA_BLOCK, []
     for first in range(0, n, max(1, size)):
         rows, at = slice(first, min(n, first + size)), queries.skip(first)
         part, high = q[:, :, rows], keys.upto(queries.at(min(n, first + size) - 1))

@@ -12,10 +12,13 @@ from pipeline.options import OptimizerOptions, PhaseOptions
 from pipeline.run.metrics import Position
 
 
-def rate(position: Position, phase: PhaseOptions, warmup_steps: int) -> float:
-    """Share of the learning rates: linear warm-up in steps, and a half cosine from `rate_from` to `rate_to`."""
+def rate(position: Position, phase: PhaseOptions, rates: OptimizerOptions) -> float:
+    """Share of the learning rates: linear warm-up in steps; a half cosine from `rate_from` to `rate_to`, or 1/√steps after it."""
+    step, warmup = position.step + 1, max(1, rates.warmup_steps)
+    warm = min(1.0, step / warmup)
+    if rates.schedule == "inverse_root":
+        return phase.rate_from * warm * min(1.0, (warmup / step) ** 0.5)
     cosine = 0.5 * (1 + math.cos(math.pi * position.progress(phase)))
-    warm = min(1.0, (position.step + 1) / warmup_steps) if warmup_steps else 1.0
     return warm * (phase.rate_to + (phase.rate_from - phase.rate_to) * cosine)
 
 
@@ -38,6 +41,7 @@ def make_optimizer(system: System, rates: OptimizerOptions, layer_decay: float =
         [{"params": found, "peak": peak, "weight_decay": decay} for (peak, decay), found in groups.items()],
         lr=rates.learning_rate,
         betas=(0.9, rates.beta2),
+        eps=rates.epsilon,
         fused=True,
     )
 

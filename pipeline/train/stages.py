@@ -250,7 +250,7 @@ def _say_where(phase: Phase, checkpoint: Checkpoint, trainer: Trainer) -> None:
     limits, position = trainer.phase, trainer.position
     names = ("steps", "seconds", "epochs", "rate_from", "rate_to")
     before = replace(limits, **{name: checkpoint.state["options"][phase][name] for name in names})
-    was, now = (rate(position, each, 0) for each in (before, limits))
+    was, now = (rate(position, each, trainer.options.optimizer) for each in (before, limits))
     if was != now:
         log.info(
             "other limits: %.0f %% of the phase is done, it was %.0f %%; the learning rate goes on at %.1f %% of its peak, "

@@ -213,7 +213,7 @@ class Trainer:
 
     def update(self) -> Tensor:
         """Takes the gradients that are there, clipped, into the weights; returns their norm before."""
-        share = rate(self.position, self.phase, self.options.optimizer.warmup_steps)
+        share = rate(self.position, self.phase, self.options.optimizer)
         for group in self.learner.optimizer.param_groups:
             group["lr"] = group["peak"] * share
         parameters = [parameter for group in self.learner.optimizer.param_groups for parameter in group["params"]]

@@ -21,10 +21,13 @@ from tests.pipeline.train.test_stages import newest, stripped, weights
 
 def test_the_rate_is_a_function_of_progress() -> None:
     phase = load(None, ["train.steps=100", "train.rate_from=0.8", "train.rate_to=0.2"]).train
-    assert rate(Position(0), phase, 10) == pytest.approx(0.08)
-    assert rate(Position(50), phase, 10) == pytest.approx(0.5)
-    assert rate(Position(100), phase, 10) == pytest.approx(0.2)
-    assert rate(Position(50, 30.0), replace(phase, seconds=30.0), 0) == pytest.approx(0.2)
+    warm, cold = OptimizerOptions(warmup_steps=10), OptimizerOptions(warmup_steps=0)
+    assert rate(Position(0), phase, warm) == pytest.approx(0.08)
+    assert rate(Position(50), phase, warm) == pytest.approx(0.5)
+    assert rate(Position(100), phase, warm) == pytest.approx(0.2)
+    assert rate(Position(50, 30.0), replace(phase, seconds=30.0), cold) == pytest.approx(0.2)
+    falling = replace(warm, schedule="inverse_root")
+    assert [rate(Position(step), phase, falling) for step in (0, 4, 9, 39)] == pytest.approx([0.08, 0.4, 0.8, 0.4])
 
 
 def test_rates_fall_from_the_decoder_to_the_encoder() -> None:
