@@ -7,7 +7,9 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Self, TypedDict, cast
 
+from haed.options import ModelOptions
 from pipeline.config import differences
+from pipeline.kinds import is_of
 from pipeline.options import Options
 from pipeline.run.files import read_json
 
@@ -90,9 +92,11 @@ class Saved:
 
 
 def identity(options: Options, corpus: str) -> Identity:
-    """That of a run with these options on the corpus with this digest."""
+    """That of a run with these options on the corpus with this digest; of the model, what its kind has."""
     return {
-        "model": asdict(options.model),
+        "model": {
+            name: value for name, value in asdict(options.model).items() if is_of(f"model.{name}", options.model.kind)
+        },
         "iem": {name: getattr(options.iem, name) for name in ("head", "similarity", "scale", "bias")},
         "batch": {"context": options.batch.context},
         "chunker": asdict(options.chunker),
@@ -102,7 +106,13 @@ def identity(options: Options, corpus: str) -> Identity:
 
 def unlike(was: Identity, now: Identity, most: int = 3) -> tuple[str, str] | None:
     """The first options in which two identities differ, as they were and as they are; what `was` lacks has its default."""
-    found = list(differences(filled(was, identity(Options(), "")), now))[:most]
+    defaults = identity(Options(model=ModelOptions(kind=now["model"]["kind"])), "")
+    defaults["model"]["kind"] = Options().model.kind  # the only one, when checkpoints did not name it
+    was = filled(was, defaults)
+    was = was | {"model": {name: was["model"][name] for name in defaults["model"]}}  # no sections of other kinds
+    found = list(differences(was, now))[:most]
+    if found and found[0].key == "model.kind":
+        found = found[:1]  # the rest follows from it
     if not found:
         return None
     return ", ".join(f"{each.key}={each.was}" for each in found), ", ".join(f"{each.key}={each.now}" for each in found)

@@ -12,7 +12,7 @@ from pipeline.options import Options
 from pipeline.run.checkpoints import Checkpoints
 from pipeline.run.device import Compute, compute
 from pipeline.run.folder import RunFolder
-from pipeline.train.stages import build_trainer
+from pipeline.train.stages import build_trainer, check_phase
 
 _WARM_UP, _SIDE = 2, {"cpu": 2048, "cuda": 8192}
 
@@ -116,8 +116,10 @@ def profile(options: Options, phase: Literal["pretrain", "finetune", "train"], s
     """Trains a fresh model of a run's configuration for some steps of its trainer and measures their parts; writes nothing.
 
     Raises:
+        ConfigError: this kind of model has no such phase.
         FileNotFoundError: the run's corpus is not there.
     """
+    check_phase(phase, options)
     run = RunFolder.of(options)
     if run.is_trained():
         run.check()

@@ -49,15 +49,20 @@ def run_phase(
         ValueError: a checkpoint of another model or corpus, or one where `resume` forbids it.
         BlockingIOError: another process trains this run.
     """
-    kind, limits = options.model.kind, getattr(options, phase)
-    if not is_of(phase, kind):
-        raise ConfigError(f"model.kind={kind} has no phase one and no phase two: train it end to end, by `haed train`")
+    check_phase(phase, options)
+    limits = getattr(options, phase)
     if not any((limits.steps, limits.seconds, limits.epochs)):
         raise ConfigError(f"{phase} has no limit: set {phase}.seconds, {phase}.steps or {phase}.epochs")
     if options.launcher.processes > 1 and not started_by_torchrun():
         return launch(phase, options, stop, listener)
     with joined() as ranks:
         return _run_phase(phase, options, ranks, stop, listener)
+
+
+def check_phase(phase: Phase, options: Options) -> None:
+    """Raises ConfigError if this kind of model has no such phase."""
+    if not is_of(phase, kind := options.model.kind):
+        raise ConfigError(f"model.kind={kind} has no phase one and no phase two: train it end to end, by `haed train`")
 
 
 def _run_phase(phase: Phase, options: Options, ranks: Ranks, stop: Stop, listener: Listener) -> Trained:

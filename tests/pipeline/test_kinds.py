@@ -1,6 +1,7 @@
 """Every kind of model through the trainer: resumed to the bit, in pieces of time, on the meta device, and what is refused."""
 
 import shutil
+from dataclasses import asdict
 from pathlib import Path
 
 import pytest
@@ -15,6 +16,7 @@ from pipeline.kinds import refusal
 from pipeline.options import Options
 from pipeline.run.checkpoints import Checkpoints
 from pipeline.run.device import Compute, compute
+from pipeline.run.saved import identity, unlike
 from pipeline.run.shards import open_shards
 from pipeline.train.profile import Kept
 from pipeline.train.stages import build_trainer, train
@@ -140,8 +142,22 @@ def test_every_stage_of_a_model_of_tokens(
     assert "train: 4 steps" in said(0, "train", *asked, "name=tokens")
     assert "end to end" in said(2, "finetune", run) and "embeds no chunk by itself" in said(2, "index", run)
     assert "it has vectors of contexts" in said(2, "neighbours", run, "def ")
+    assert "no phase one" in said(2, "profile", run, "--phase", "pretrain")
     assert "index.min_count belongs to model.kind=haed" in said(2, "index", run, "index.min_count=2")
     assert "bits/char" in said(0, "evaluate", run) and "def" in said(0, "sample", run, "--prompt", "def")
     assert "scale_2" in said(0, "profile", run, "--steps", "1") and "tokens" in said(0, "compare", run)
     assert Path(said(0, "report", run).strip()).is_file()
     assert refusal("model.main.width", "top_down").startswith("model.main.width belongs to model.kind=haed")
+
+
+def test_the_identity_of_a_run_is_of_its_own_kind(tiny: list[str]) -> None:
+    """A default of another kind may change, and checkpoints of before have the options of all kinds."""
+    options = load("quickstart", of_kind("top_down", tiny))
+    mine = identity(options, "x")
+    assert set(mine["model"]) == {"kind", "token", "multiscale"}
+    before = mine | {"model": asdict(options.model) | {"encoder": {"width": 7}}}
+    assert unlike(before, mine) is None  # type: ignore[arg-type]
+    del before["model"]["token"]["dropout"]
+    assert unlike(before, mine) is None  # type: ignore[arg-type]
+    other = identity(load("quickstart", of_kind("retina", tiny)), "x")
+    assert unlike(mine, other) == ("model.kind=top_down", "model.kind=retina")
