@@ -17,6 +17,7 @@ from pipeline.run.shards import open_shards
 from pipeline.train.stages import build_trainer, finetune, pretrain
 from pipeline.train.state import restore_learning
 from pipeline.train.trainer import Trainer
+from tests.conftest import TOKEN_KINDS, of_kind
 
 META = Compute(torch.device("meta"), None)
 
@@ -69,6 +70,23 @@ def test_nor_does_one_of_other_parts(
     for _ in range(2):
         trainer.step(next(batches))
     assert all(parameter.is_meta for parameter in trainer.objective.parameters())
+
+
+@pytest.mark.parametrize(
+    ("kind", "words"),
+    [
+        *((kind, []) for kind in TOKEN_KINDS),
+        ("hourglass", ["model.hourglass.attention=[lsh,relative]"]),
+        ("hourglass", ["model.token.attention=local", "model.token.positions=learned"]),
+    ],
+)
+def test_nor_does_one_of_tokens(
+    options: Options, tiny: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str, words: list[str]
+) -> None:
+    chosen = ["name=tokens", "model.token.dropout=0.1", "model.token.window=8", *words]
+    trainer = on_meta(load("quickstart", [*of_kind(kind, tiny), *chosen]), "train", tmp_path, monkeypatch)
+    trainer.step(next(trainer.batches()))
+    assert all(tensor.is_meta for tensor in trainer.objective.state_dict().values())
 
 
 @pytest.mark.filterwarnings("ignore:.*copying from a non-meta parameter")
