@@ -118,24 +118,19 @@ def ours(name: str, folder: Path, seconds: float, seed: int, threads: str, place
     run = str(place / "runs" / "run")
     found, _ = command("-m", "pipeline", "evaluate", run, "evaluate.split=valid", "evaluate.yardsticks=false", "--json")
     assert found["bytes"] == len(valid), (found["bytes"], len(valid))
+    sampled, _ = command("-c", f"from benchmarks.systems import sample; sample({run!r})")
+    steps, flops = int(totals["step"]), totals["flops"] / read_in
+    return {"bits": found["bits_per_char"], "steps": steps, "flops": flops, "memory": memory, "curve": curve, **sampled}
+
+
+def sample(run: str, chunks: int = 60) -> None:
+    """Prints the characters per second of one text, after a first short one, and the number of parameters."""
     opened = open_run(run)
-    return {
-        "bits": found["bits_per_char"],
-        "parameters": sum(parameter.numel() for parameter in opened.system.parameters()),
-        "steps": int(totals["step"]),
-        "flops": totals["flops"] / read_in,
-        "memory": memory,
-        "sampled": sampled_per_second(opened),
-        "curve": curve,
-    }
-
-
-def sampled_per_second(run: Any, chunks: int = 60) -> float:
-    """Characters of one text, after a first short one."""
     for length in (2, chunks):
         began = time.perf_counter()
-        (text,) = run.sample(" ", 1, SampleOptions(chunks=length))
-    return characters(text) / (time.perf_counter() - began)
+        (text,) = opened.sample(" ", 1, SampleOptions(chunks=length))
+    rate = characters(text) / (time.perf_counter() - began)
+    print(json.dumps({"parameters": sum(x.numel() for x in opened.system.parameters()), "sampled": rate}))
 
 
 def package(name: str, folder: Path, seconds: float, seed: int, threads: str, rates: list[float]) -> Result:
