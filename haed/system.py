@@ -154,11 +154,12 @@ class System(nn.Module, ABC):
         """All parameters, each once, in the order of `named_parameters`."""
         return [Group(list(self.parameters()), "all", 0)]
 
-    def flops(self, windows: Windows) -> float:
-        """FLOPs of the products of one forward pass; by default every matrix sees every token once."""
+    def flops(self, laid: object) -> float:
+        """FLOPs of the products of `total`, of what was laid out; by default every matrix sees every token once."""
+        assert isinstance(laid, Windows)
         embeddings = {id(module.weight) for module in self.modules() if isinstance(module, nn.Embedding)}
         matrices = (x.numel() for x in self.parameters() if x.ndim == 2 and id(x) not in embeddings)
-        return 2.0 * sum(matrices) * float(windows.lengths.sum())
+        return 2.0 * sum(matrices) * float(laid.lengths.sum())
 
     def kept(self, chunks: float, tokens: float) -> float:
         """Values that a training step must keep for its gradient, at the least; by default 0: nothing is known.
@@ -247,12 +248,11 @@ class Objective(nn.Module, ABC):
 
 @dataclass
 class Counted:
-    """What a system laid out, with the numbers of chunks and tokens on all ranks together, and FLOPs of a forward pass."""
+    """What a system laid out, with the numbers of chunks and tokens on all ranks together."""
 
     laid: object
     chunks: int
     tokens: int
-    flops: float
 
 
 class Likelihood(Objective):
@@ -263,7 +263,7 @@ class Likelihood(Objective):
     ) -> Counted:
         """Counts and lays out; see `Objective.prepare`."""
         chunks, tokens = self.ranks.sum([int(windows.real.sum()), int(windows.lengths.sum())])
-        return Counted(self.system.lay_out(windows), int(chunks), int(tokens), self.system.flops(windows))
+        return Counted(self.system.lay_out(windows), int(chunks), int(tokens))
 
     def forward(self, batch: object, diagnose: bool = False) -> Losses:
         """See `Objective.forward`."""
@@ -274,7 +274,7 @@ class Likelihood(Objective):
     def flops(self, batch: object) -> float:
         """See `Objective.flops`; a backward pass costs twice a forward pass."""
         assert isinstance(batch, Counted)
-        return 3 * batch.flops * self.ranks.size
+        return 3 * self.system.flops(batch.laid) * self.ranks.size
 
 
 def moved(value: Value, device: torch.device) -> Value:

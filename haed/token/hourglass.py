@@ -116,6 +116,11 @@ class Hourglass(TokenSystem):
         super().__init__(options.token, cut)
         longest, kinds = cut.context * cut.k, options.hourglass.attention or [options.token.attention]
         scales = parse_hierarchy(options.hourglass.hierarchy, longest)
+        if len(kinds) > len(scales):
+            raise ValueError(
+                f"model.hourglass.attention has {len(kinds)} kinds, model.hourglass.hierarchy {len(scales)} levels: set one for "
+                "each level, or for the finest ones"
+            )
         self.linear_cost = float(linear_cost(scales, options.hourglass))
         self.scales = [f"scale_{scale.factor}" for scale in scales]
         self.parts = ("embedding", *self.scales, "output")

@@ -8,7 +8,6 @@ Legend: B sequences, T chunks of a window, K tokens of a chunk, L tokens of a se
 """
 
 from abc import abstractmethod
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,13 +16,13 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from haed.blocks.attention import sinusoids
-from haed.blocks.counting import Counter, weightless
+from haed.blocks.counting import Counter
 from haed.blocks.layer import calm_residuals
 from haed.options import TokenOptions
 from haed.system import Cut, System, Windows, moved
 
 _SHORT = 1024  # tokens
-_MULTIPLE = 16  # lengths of sequences: few different shapes, and such as matrix units like
+MULTIPLE = 16  # lengths of sequences: few different shapes, and such as matrix units like
 
 
 @dataclass
@@ -51,7 +50,7 @@ def as_tokens(windows: Windows, cut: Cut) -> Tokens:
     real = torch.arange(k) < windows.lengths[..., None]  # (B, T, K)
     counts = real.sum((1, 2))
     longest = max(1, int(counts.max()) if len(counts) else 1)
-    order = (~real).flatten(1).byte().argsort(dim=1, stable=True)[:, : longest + -longest % _MULTIPLE]
+    order = (~real).flatten(1).byte().argsort(dim=1, stable=True)[:, : longest + -longest % MULTIPLE]
     real = torch.arange(order.shape[1]) < counts[:, None]
     targets = windows.tokens.long().flatten(1).gather(1, order) * real
     starts = windows.starts.gather(1, order // k) & (order % k == 0)
@@ -163,7 +162,12 @@ class TokenSystem(System):
     def total(self, laid: object) -> Tensor:
         """See `System.total`."""
         assert isinstance(laid, Tokens)
-        return self.scores(laid).sum()
+        if self.shapes(laid) in self._counted:
+            return self.scores(laid).sum()
+        with Counter() as counter:
+            found = self.scores(laid).sum()
+        self._counted[self.shapes(laid)] = counter.flops
+        return found
 
     def decisions(self, windows: Windows) -> Tensor:
         """See `System.decisions`; nothing is decided at the end of a chunk."""
@@ -172,26 +176,20 @@ class TokenSystem(System):
         found = scores.new_zeros(len(scores), chunks * (k + 1) + 1).scatter(1, laid.place, scores)
         return found[:, :-1].unflatten(1, (chunks, k + 1))
 
-    def flops(self, windows: Windows) -> float:
-        """Of the products of weights and of attention in one forward pass; see `System.flops`.
+    def flops(self, laid: object) -> float:
+        """Of the products of weights and of attention; see `System.flops`.
 
-        All is counted that is multiplied, padding and hidden pairs too, as a CPU computes it; a system whose shapes depend on
-        more than the longest window counts by itself.
+        All is counted that is multiplied, padding and hidden pairs too: by `total`, when it meets new shapes.
         """
-        shape = tuple(as_tokens(windows, self.cut).symbols.shape)
-        return self.counted(shape, lambda shadow: shadow(torch.zeros(shape, dtype=torch.long, device="meta")))
+        assert isinstance(laid, Tokens)
+        if self.shapes(laid) not in self._counted:
+            with torch.no_grad():
+                self.total(moved(laid, self.device))
+        return float(self._counted[self.shapes(laid)])
 
-    @torch.no_grad()
-    def counted(self, key: tuple[object, ...], run: Callable[[Any], object]) -> float:
-        """FLOPs of what `run` does with a copy of the system on the meta device; counted once for each key."""
-        if key not in self._counted:
-            if self._shadow is None:
-                self._shadow = [weightless(self)]
-                self._shadow[0].mark = lambda part, tensor: tensor
-            with Counter() as counter:
-                run(self._shadow[0])
-            self._counted[key] = counter.flops
-        return float(self._counted[key])
+    def shapes(self, laid: Tokens) -> tuple[int, ...]:
+        """All that the shapes of a pass depend on."""
+        return tuple(laid.symbols.shape)
 
     @torch.no_grad()
     def kept(self, chunks: float, tokens: float) -> float:

@@ -21,8 +21,8 @@ from torch import Tensor
 from haed.blocks.attention import Past
 from haed.blocks.layer import Stack
 from haed.options import IEMOptions, ModelOptions
-from haed.system import Cut, Windows
-from haed.token.sequence import TokenSystem
+from haed.system import Cut
+from haed.token.sequence import MULTIPLE, Tokens, TokenSystem
 
 
 @dataclass
@@ -97,7 +97,10 @@ class SpaceByte(TokenSystem):
         if memory is not None:
             memory.inside = inside[:, -1]
         counts = begins.sum(1)
-        order = (~begins).byte().argsort(dim=1, stable=True)[:, : int(counts.max()) if len(counts) else 0]
+        most = int(counts.max()) if len(counts) else 0
+        if memory is None:
+            most += -most % MULTIPLE
+        order = (~begins).byte().argsort(dim=1, stable=True)[:, :most]
         places = order.masked_fill(torch.arange(order.shape[1]) >= counts[:, None], symbols.shape[1])
         return Words(places, counts.tolist())
 
@@ -117,21 +120,10 @@ class SpaceByte(TokenSystem):
         x = self.mark("words", F.pad(x, (0, 0, 0, 1)).scatter_add(1, index, found)[:, :-1])
         return self.mark("after", self.after(x, memory.after if memory is not None else None))
 
-    def flops(self, windows: Windows) -> float:
-        """See `TokenSystem.flops`; the larger layers are counted apart, as their number of places is."""
-        laid = self.lay_out(windows)
+    def shapes(self, laid: Tokens) -> tuple[int, ...]:
+        """See `TokenSystem.shapes`."""
         assert isinstance(laid.route, Words)
-        (rows, length), places, width = laid.symbols.shape, laid.route.places.shape[1], self.embedding.embedding_dim
-
-        def others(shadow: SpaceByte) -> Tensor:
-            none = Words(torch.zeros(rows, 0, dtype=torch.long, device="meta"), [])
-            symbols = torch.zeros(rows, length, dtype=torch.long, device="meta")
-            return shadow.output(shadow.hidden(symbols, none))
-
-        def words(shadow: SpaceByte) -> Tensor:
-            return shadow.words(torch.zeros(rows, places, self.wider + width, device="meta"))
-
-        return self.counted(("words", rows, places), words) + self.counted(("others", rows, length), others)
+        return (*laid.symbols.shape, laid.route.places.shape[1])
 
     def memory(self, samples: int) -> SpaceByteMemory:
         """See `TokenSystem.memory`."""

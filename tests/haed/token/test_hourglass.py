@@ -195,6 +195,11 @@ def test_hierarchies_that_cannot_be_built_are_told_why(hierarchy: str, message: 
     assert f"model.hourglass.hierarchy={hierarchy!r}" in str(error.value) and "\n" not in str(error.value)
 
 
+def test_more_kinds_of_attention_than_levels_are_refused() -> None:
+    with pytest.raises(ValueError, match="hourglass.attention has 3 kinds, model.hourglass.hierarchy 2 levels"):
+        made(HourglassOptions(hierarchy="1@1 1@2 1@1", attention=["lsh", "local", "rotary"]))
+
+
 def test_notations_of_the_paper() -> None:
     plain = parse_hierarchy("2@1 1@2 4@4 3@2 0@1", 64)
     assert plain == parse_hierarchy("(2@1, 1@2, 4@4, 3@2, 0@1)", 64)
