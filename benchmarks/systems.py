@@ -184,9 +184,11 @@ def markdown(results: list[Result]) -> str:
 
 def draw(results: list[Result], path: Path) -> None:
     """Bits on the validation windows against seconds and against FLOPs, of the longest runs of the first seed there is."""
+    from matplotlib import colormaps
     from matplotlib.figure import Figure
 
     corpora = sorted({result["corpus"] for result in results})
+    colours = dict(zip(SYSTEMS, colormaps["tab20"].colors, strict=False))
     figure = Figure((11, 4.2 * len(corpora)), layout="constrained")
     grid = figure.subplots(len(corpora), 2, squeeze=False, sharey="row")
     for row, corpus in zip(grid, corpora, strict=True):
@@ -196,12 +198,15 @@ def draw(results: list[Result], path: Path) -> None:
             for name in SYSTEMS:
                 if of := [result for result in shown if result["name"] == name]:
                     curve = min(of, key=lambda result: result["seed"])["curve"]
-                    axes.plot([point[place] for point in curve], [point[2] for point in curve], ".-", label=name)
+                    x, bits = ([point[at] for point in curve] for at in (place, 2))
+                    axes.plot(x, bits, ".-", color=colours[name], label=name)
             axes.set_xlabel(label)
             axes.set_xscale("log" if place else "linear")
             axes.set_title(corpus)
         row[0].set_ylabel("validation, bits/char")
         if shown:
+            ends = [result["curve"][-1][2] for result in shown]
+            row[0].set_ylim(min(ends) - 0.05, max(ends) + max(0.3, max(ends) - min(ends)))  # not how curves begin
             row[1].legend(fontsize="small")
     figure.savefig(path, dpi=110)
 

@@ -1,4 +1,4 @@
-"""Every kind of model through the trainer: resumed to the bit, in pieces of time, on the meta device, and what is refused."""
+"""Every kind of model through the trainer and the stages: resumed to the bit, in bfloat16, within memory, and what is refused."""
 
 import shutil
 from dataclasses import asdict
@@ -22,11 +22,9 @@ from pipeline.train.profile import Kept
 from pipeline.train.stages import build_trainer, train
 from pipeline.train.trainer import Interrupted, Trainer
 from tests.conftest import TOKEN_KINDS, of_kind
-from tests.pipeline.test_meta import META
 from tests.pipeline.train.test_stages import newest, stripped
 
 SLOW = pytest.mark.slow  # what holds for one kind, for all the others
-every = pytest.mark.parametrize("kind", TOKEN_KINDS)
 first_fast = pytest.mark.parametrize("kind", [TOKEN_KINDS[0], *(pytest.param(k, marks=SLOW) for k in TOKEN_KINDS[1:])])
 
 
@@ -71,15 +69,6 @@ def test_dropout_is_of_the_step_and_the_rank(made: Options) -> None:
         return float(trainer.state.sums["gradient_norm"])
 
     assert loss(0) == loss(0) != loss(1)
-
-
-@first_fast
-def test_a_step_waits_for_no_device(kind: str, made: Options, monkeypatch: pytest.MonkeyPatch) -> None:
-    made.model.token.dropout = 0.1
-    trainer = trainer_of(made, META)
-    monkeypatch.setattr(trainer.learner.optimizer, "step", lambda: None)  # its fused kernel knows no such device
-    trainer.step(next(trainer.batches()))
-    assert all(parameter.is_meta for parameter in trainer.objective.parameters())
 
 
 @first_fast
