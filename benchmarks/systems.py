@@ -50,7 +50,7 @@ SYSTEMS: dict[str, tuple[str, tuple[str, ...], list[str]]] = {
     "hred-transformer": ("hred-transformer", ("train",), []),
     "megabyte": ("megabyte", ("train",), []),
     "flat": ("flat", ("train",), []),
-    "hourglass": ("hourglass", ("train",), ["model.token.width=224", "model.token.head_width=56"]),
+    "hourglass": ("hourglass", ("train",), []),
     "hourglass-annotated": ("hourglass-annotated", ("train",), []),
     "top-down": ("top-down", ("train",), []),
     "bottom-up": ("bottom-up", ("train",), []),
