@@ -11,7 +11,7 @@ READY := $(VENV)/.ready
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 TORCH_INDEX ?=
 
-.PHONY: setup setup-browser demo test test-all lint dry-run-cuda serve FORCE
+.PHONY: setup setup-browser setup-peers demo test test-all lint dry-run-cuda serve FORCE
 
 setup: $(READY)
 
@@ -36,6 +36,10 @@ $(READY): pyproject.toml constraints.txt
 setup-browser: setup
 	$(PIP) playwright
 	command -v chromium || { apt-get update -qq && apt-get install -qq -y --no-install-recommends chromium; }
+
+# For the tests against public packages, and for benchmarks: without what they depend on, some of which would replace torch.
+setup-peers: setup
+	$(PIP) --no-deps -r benchmarks/peers.txt
 
 demo: setup
 	$(BIN)/haed run --config quickstart
