@@ -136,6 +136,8 @@ TOKENS = [case for case, options in CASES.items() if options.kind != "haed"]
 every = pytest.mark.parametrize("case", CASES)
 of_chunks = pytest.mark.parametrize("case", [case for case in CASES if case not in TOKENS])
 tokens = pytest.mark.parametrize("case", TOKENS)
+SAMPLED = ["flat, learned positions", "hourglass, nested, relative", "bottom-up", "retina", "spacebyte"]
+sampled = pytest.mark.parametrize("case", SAMPLED)  # by the sampler, which is one for all; their memories are tested by themselves
 
 
 def system(case: str, k: int = 3, vocabulary: int = 3, fixed: bool = False, context: int = 6) -> System:
@@ -263,7 +265,7 @@ def test_the_memory_of_a_sampler_is_that_of_a_whole_pass(case: str) -> None:
     torch.testing.assert_close(torch.cat(parts, 1), whole, rtol=0, atol=1e-9)
 
 
-@tokens
+@sampled
 @torch.no_grad()
 def test_greedy_tokens_are_likeliest_by_scoring_afresh(case: str) -> None:
     """After a prompt, until the window is full."""
@@ -280,7 +282,7 @@ def test_greedy_tokens_are_likeliest_by_scoring_afresh(case: str) -> None:
         given = _grown(given, drawn.tokens, drawn.lengths[:, None])
 
 
-@tokens
+@sampled
 @torch.no_grad()
 def test_a_full_window_goes_on_from_its_newest_half(case: str) -> None:
     made, given = system(case, k=3, context=4), windows(2, 2, 3, 3)

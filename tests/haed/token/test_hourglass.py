@@ -153,7 +153,7 @@ def test_linear_resampling_costs_nothing() -> None:
     assert linear_cost(scales, HourglassOptions(shortening="attention_linear", lengthening="linear")) == 11
 
 
-@pytest.mark.parametrize("hierarchy", [*TABLE_7, "0@1 1@2 3@6 1@2 2@1"])
+@pytest.mark.parametrize("hierarchy", ["2@1 4@4 2@1", "0@1 1@2 3@6 1@2 2@1"])
 @torch.no_grad()
 def test_linear_cost_is_what_the_matrices_cost(hierarchy: str) -> None:
     """Of layers exactly; attention between levels takes less than the paper charges, some of it being done at the coarser."""
