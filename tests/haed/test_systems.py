@@ -137,7 +137,7 @@ every = pytest.mark.parametrize("case", CASES)
 of_chunks = pytest.mark.parametrize("case", [case for case in CASES if case not in TOKENS])
 tokens = pytest.mark.parametrize("case", TOKENS)
 SAMPLED = ["flat, learned positions", "hourglass, nested, relative", "bottom-up", "retina", "spacebyte"]
-sampled = pytest.mark.parametrize("case", SAMPLED)  # by the sampler, which is one for all; their memories are tested by themselves
+sampled = pytest.mark.parametrize("case", SAMPLED)  # by the one sampler of all; memories are tested apart
 
 
 def system(case: str, k: int = 3, vocabulary: int = 3, fixed: bool = False, context: int = 6) -> System:
