@@ -304,6 +304,7 @@ def test_help_and_usage_errors_import_nothing_heavy() -> None:
     subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, env=os.environ)
 
 
+@pytest.mark.slow
 def test_modules_of_the_working_folder_are_not_taken_for_ours(tiny: list[str], tmp_path: Path) -> None:
     for name in ("data", "haed", "pipeline"):
         (tmp_path / f"{name}.py").write_text("raise SystemExit('this is the module of a user')")

@@ -76,7 +76,11 @@ def assert_same(ours: Options, theirs: Options) -> None:
     assert all(torch.equal(one[name], other[name]) for name in other)
 
 
-@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EROFS, errno.EIO], ids=errno.errorcode.get)
+@pytest.mark.parametrize(
+    "number",
+    [errno.ENOSPC, *(pytest.param(each, marks=pytest.mark.slow) for each in (errno.EROFS, errno.EIO))],
+    ids=errno.errorcode.get,
+)
 @pytest.mark.parametrize("place", PLACES)
 def test_a_disk_that_fails(
     often: Options,

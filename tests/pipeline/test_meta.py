@@ -33,7 +33,7 @@ def on_meta(options: Options, phase: str, folder: Path, monkeypatch: pytest.Monk
 
 @pytest.mark.parametrize("decoder", ["kind=lstm", "kind=transformer", "previous=true"])
 @pytest.mark.parametrize("phase", ["pretrain", "finetune", "train"])
-@pytest.mark.parametrize("pieces", [1, 2])
+@pytest.mark.parametrize("pieces", [1, pytest.param(2, marks=pytest.mark.slow)])
 def test_a_step_waits_for_no_device_and_leaves_nothing_behind(
     options: Options, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, decoder: str, phase: str, pieces: int
 ) -> None:
@@ -58,7 +58,7 @@ def test_a_step_waits_for_no_device_and_leaves_nothing_behind(
         ["encoder.kind=linear", "main.positions=learned", "decoder.kind=transformer", "decoder.context=each"],
     ],
 )
-@pytest.mark.parametrize("pieces", [1, 2])
+@pytest.mark.parametrize("pieces", [1, pytest.param(2, marks=pytest.mark.slow)])
 def test_nor_does_one_of_other_parts(
     tiny: list[str], sharded: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, parts: list[str], pieces: int
 ) -> None:

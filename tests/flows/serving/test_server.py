@@ -45,6 +45,7 @@ print(json.dumps([asyncio.run(count(each)) for each in (AioSqliteConfiguration(c
 """
 
 
+@pytest.mark.slow
 def test_transactions_that_write_after_they_read_wait_for_each_other(tmp_path: Path) -> None:
     """What Prefect answers with 503 otherwise: Submit beside running flows."""
     where = {

@@ -7,6 +7,7 @@ import sys
 import pytest
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("own", [None, "ACTIVE"])
 def test_idle_threads_of_openmp_sleep_unless_the_user_says_otherwise(own: str | None) -> None:
     clean = {name: value for name, value in os.environ.items() if not name.startswith("OMP_")}

@@ -42,9 +42,9 @@ def stripped(options: Options, phase: str) -> list[dict[str, float]]:
     ("decoder", "more", "ahead"),
     [
         ("lstm", ["iem.correction=inclusion"], set()),
-        ("lstm", ["model.encoder.kind=lstm", "model.main.kind=lstm"], set()),
-        ("lstm", ["iem.correction=inclusion"], {"cpu"}),
-        ("transformer", ["batch.pieces=2"], set()),
+        pytest.param("lstm", ["model.encoder.kind=lstm", "model.main.kind=lstm"], set(), marks=pytest.mark.slow),
+        pytest.param("lstm", ["iem.correction=inclusion"], {"cpu"}, marks=pytest.mark.slow),
+        pytest.param("transformer", ["batch.pieces=2"], set(), marks=pytest.mark.slow),
     ],
 )
 def test_an_interrupted_run_ends_in_the_same_bits(
