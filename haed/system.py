@@ -117,6 +117,19 @@ class System(nn.Module, ABC):
     def initialise(self) -> None:
         """Sets every parameter, from PyTorch's global generator."""
 
+    @torch.no_grad()
+    def initialise_layers(self) -> None:
+        """Sets what most families set alike: matrices to a deviation of 1/√fan_in, embeddings to 1, biases 0, norms neutral."""
+        for module in self.modules():
+            if isinstance(module, nn.Linear):
+                nn.init.normal_(module.weight, std=module.in_features**-0.5)
+                if module.bias is not None:
+                    nn.init.zeros_(module.bias)
+            elif isinstance(module, nn.Embedding):
+                nn.init.normal_(module.weight)
+            elif isinstance(module, nn.LayerNorm):
+                module.reset_parameters()
+
     @abstractmethod
     def decisions(self, windows: Windows) -> Tensor:
         """Exact log p, in nats, of every token and end of a chunk given what precedes it in its window.

@@ -11,6 +11,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence, pad_packed_sequence
 
+from haed.blocks.attention import Grid, rotated
+
 
 @dataclass
 class Before:
@@ -47,16 +49,6 @@ class Cache:
     def keep(self, rows: Tensor) -> None:
         """Drops the sequences for which `rows` (B,) is false."""
         self.layers = [None if pair is None else (pair[0][rows], pair[1][rows]) for pair in self.layers]
-
-
-def rotate(x: Tensor, start: int) -> Tensor:
-    """Rotary position embedding (Su et al. 2021) of x (B, H, T, D), whose first position is `start`."""
-    half, wide = x.shape[-1] // 2, torch.promote_types(x.dtype, torch.float32)
-    frequency = 10_000.0 ** (-torch.arange(half, device=x.device, dtype=wide) / half)
-    angle = torch.arange(start, start + x.shape[2], device=x.device, dtype=wide)[:, None] * frequency
-    cos, sin = angle.cos().to(x.dtype), angle.sin().to(x.dtype)
-    a, b = x[..., :half], x[..., half : 2 * half]
-    return torch.cat([a * cos - b * sin, a * sin + b * cos, x[..., 2 * half :]], -1)
 
 
 _SEQUENCES = 65_535  # in one call: CUDA's grids are no larger along the axis that PyTorch's kernels take for them
@@ -124,7 +116,7 @@ class Attention(nn.Module):
         """
         if self.rotary:
             past = cache.length(layer) if cache is not None else 0
-            q, k = rotate(q, past), rotate(k, past)
+            q, k = rotated(q, Grid(past)), rotated(k, Grid(past))
         if cache is not None:
             k, v = cache.extend(layer, k, v)
         seen = None

@@ -66,13 +66,7 @@ class HAED(System):
         first scores of normalised vectors about unit size; of a cosine the inverse of its temperature.
         Output layer and candidate bias: zero, so that the first losses are about log(V + 1) and log C.
         """
-        for module in self.modules():
-            if isinstance(module, nn.Linear):
-                nn.init.normal_(module.weight, std=module.in_features**-0.5)
-                if module.bias is not None:
-                    nn.init.zeros_(module.bias)
-            elif isinstance(module, nn.Embedding):
-                nn.init.normal_(module.weight)
+        self.initialise_layers()
         for part in (self.encoder, self.main, self.decoder):
             blocks = [module for module in part.modules() if isinstance(module, Block)]
             for block in blocks:

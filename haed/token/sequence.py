@@ -116,15 +116,7 @@ class TokenSystem(System):
         Matrices: normal with deviation 1/√fan_in, those that end a residual branch smaller (`calm_residuals`). Embeddings:
         normal, 1. Output layer: zero, so that the first loss is log V.
         """
-        for module in self.modules():
-            if isinstance(module, nn.Linear):
-                nn.init.normal_(module.weight, std=module.in_features**-0.5)
-                if module.bias is not None:
-                    nn.init.zeros_(module.bias)
-            elif isinstance(module, nn.Embedding):
-                nn.init.normal_(module.weight)
-            elif isinstance(module, nn.LayerNorm):
-                module.reset_parameters()
+        self.initialise_layers()
         calm_residuals(self)
         nn.init.zeros_(self.output.weight)
 
