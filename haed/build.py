@@ -8,6 +8,7 @@ chunk models in every phase, is computed in `haed.iem.objective`.
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from haed.chunk.known import Lexicon
 from haed.chunk.model import HAED
 from haed.iem.objective import ChunkObjective
 from haed.options import IEMOptions, ModelOptions
@@ -57,6 +58,7 @@ def make_objective(
     decode_fraction: float,
     pieces: int = 1,
     ranks: Ranks | None = None,
+    lexicon: Lexicon | None = None,
 ) -> Objective:
     """The loss of a phase.
 
@@ -67,12 +69,13 @@ def make_objective(
         decode_fraction: share of the chunks that is decoded for the exact loss.
         pieces: in which a batch's windows are computed.
         ranks: processes that train together.
+        lexicon: the known chunks of a mixture.
 
     Raises:
         ValueError: the system cannot be trained so.
     """
     if isinstance(system, HAED):
-        return ChunkObjective(system, iem, iem_weight, decode_fraction, pieces, ranks)
+        return ChunkObjective(system, iem, iem_weight, decode_fraction, pieces, ranks, lexicon)
     asked = {"iem_weight": iem_weight != 0, "decode_fraction": decode_fraction != 1, "batch.pieces": pieces != 1}
     if wrong := [name for name, other in asked.items() if other]:
         raise ValueError(

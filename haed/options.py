@@ -25,7 +25,7 @@ class Family:
 SYSTEMS = {
     "haed": Family(
         "encoder, main model and decoder of chunks (model.encoder, model.main, model.decoder)",
-        ("encoder", "main", "decoder"),
+        ("encoder", "main", "decoder", "mixture"),
         chunks=True,
     ),
     "hourglass": Family(
@@ -148,6 +148,21 @@ class DecoderOptions:
     previous: Annotated[bool, Field(description="the transformer decoder also sees the tokens of the chunk before")] = (
         False
     )
+
+
+@dataclass(kw_only=True)
+class MixtureOptions:
+    """One likelihood of known chunks, by the IEM score, and of all others, by the decoder."""
+
+    known: Annotated[
+        int,
+        Field(
+            ge=0,
+            le=10**7,
+            description="known chunks: the most frequent ones of the train split, so many at most; 0: none, the decoder is the "
+            "likelihood. A score takes 2 · known · model.encoder.width operations, their embeddings 2 bytes a coordinate",
+        ),
+    ] = 0
 
 
 @dataclass(kw_only=True)
@@ -288,6 +303,7 @@ class ModelOptions:
     encoder: EncoderOptions = field(default_factory=EncoderOptions)
     main: MainOptions = field(default_factory=MainOptions)
     decoder: DecoderOptions = field(default_factory=DecoderOptions)
+    mixture: MixtureOptions = field(default_factory=MixtureOptions)
     token: TokenOptions = field(default_factory=TokenOptions)
     hourglass: HourglassOptions = field(default_factory=HourglassOptions)
     multiscale: MultiscaleOptions = field(default_factory=MultiscaleOptions)

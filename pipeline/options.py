@@ -165,6 +165,12 @@ class EvaluateOptions:
             "pretrain's"
         ),
     ] = None
+    likelihood: Annotated[
+        Literal["mixture", "decoder"],
+        Field(
+            description="of a run with model.mixture.known: the mixture, or the decoder alone; of others there is one"
+        ),
+    ] = "mixture"
     closed_set: Annotated[
         int,
         Field(

@@ -52,7 +52,11 @@ ORDER = {
     ],
 }
 # What of haed is open to pipeline: the protocol to all of it, the layout of chunks to some.
-OPEN, TO_SOME, SOME = {"system", "build", "sampling", "ranks", "options"}, "haed.chunk", {"train", "score", "probe"}
+OPEN, TO_SOME, SOME = (
+    {"system", "build", "sampling", "ranks", "options"},
+    "haed.chunk",
+    {"run", "train", "score", "probe"},
+)
 
 
 def modules() -> dict[str, Path]:
@@ -117,7 +121,7 @@ def test_every_module_has_its_room() -> None:
         ("pipeline.show.report", "pipeline.probe.index", False),
         ("pipeline.run.shards", "pipeline.train.stages", False),
         ("pipeline.score.breakdown", "haed.chunk.packing", True),
-        ("pipeline.run.opened", "haed.chunk.packing", False),
+        ("pipeline.show.report", "haed.chunk.packing", False),
         ("pipeline.train.trainer", "haed.iem.objective", False),
         ("haed.build", "haed.iem.objective", True),
         ("haed.iem.objective", "haed.sampling", False),

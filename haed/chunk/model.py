@@ -15,12 +15,15 @@ from haed.blocks.lstm import LSTMLayer, initialise_lstm
 from haed.blocks.transformer import Block
 from haed.chunk.decoder import LSTMDecoder, TransformerDecoder
 from haed.chunk.encoder import ENCODERS, Embedding, Encoder
+from haed.chunk.known import Known, Lexicon
 from haed.chunk.main import MAINS, Main
+from haed.chunk.mixture import Mixture, Parts
 from haed.chunk.packing import Chunks, Packed, distinct, pack, shifted
 from haed.options import IEMOptions, ModelOptions
 from haed.system import Cut, Group, System, Windows, moved
 
 _SCALE_BOUND = math.log(1000)
+_EMBEDDED = 1 << 13  # known chunks at a time
 
 
 class HAED(System):
@@ -30,6 +33,10 @@ class HAED(System):
         options: what the parts are.
         iem: the head between ŷ and the score (the rest concerns the loss).
         cut: how the corpus is cut.
+
+    Attributes:
+        mixture: what joins known chunks and decoder in one likelihood, if `model.mixture.known` asks for it.
+        known: the chunks that are known; while there are none, the decoder alone is the likelihood.
     """
 
     parts = ("encoder", "main", "decoder")
@@ -53,6 +60,8 @@ class HAED(System):
             self.decoder = LSTMDecoder(options.decoder, width, cut.vocabulary)
         else:
             self.decoder = TransformerDecoder(options.decoder, width, cut.vocabulary, cut.k)
+        self.mixture = Mixture(width) if options.mixture.known else None
+        self.known: Known | None = None
         self.initialise()
 
     @torch.no_grad()
@@ -83,6 +92,8 @@ class HAED(System):
             if isinstance(module, LSTMLayer):
                 initialise_lstm(module.recurrent, module.input.bias)
         nn.init.zeros_(self.decoder.output.weight)
+        if self.mixture is not None:
+            self.mixture.initialise()
         if self.encoder.bias is not None:
             nn.init.zeros_(self.encoder.bias.weight)
         if self.log_scale is not None:
@@ -132,20 +143,52 @@ class HAED(System):
         return self.main(grid, windows.starts.to(self.device))[where]
 
     def decisions(self, windows: Windows) -> Tensor:
-        """See `System.decisions`."""
+        """Of the decoder alone; see `System.decisions`."""
         windows = moved(windows, torch.device("cpu"))
-        real, prediction = windows.real, self.predictions(windows)
-        before = shifted(windows)[real] if self.decoder.sees_before else None
-        chunks = Chunks(windows.tokens, windows.lengths)[real]
+        return self._placed(self._decided(self.predictions(windows), windows, windows.real), windows.real)
+
+    def log_likelihood(self, windows: Windows) -> Tensor:
+        """Of the mixture where chunks are `known`, else of the decoder; see `System.log_likelihood`."""
+        windows = moved(windows, torch.device("cpu"))
+        return self._placed(self.score(windows, windows.real).joint, windows.real)
+
+    def score(self, windows: Windows, which: Tensor) -> Parts:
+        """Log probabilities of those chunks of windows on the CPU for which `which` (B, T) is true, by each part."""
+        prediction = self.predictions(windows)[which[windows.real].nonzero().squeeze(1).to(self.device)]
+        parts = Parts(self._decided(prediction, windows, which))
+        if self.known is not None and self.mixture is not None:
+            rows = self.known.lexicon.find(Chunks(windows.tokens, windows.lengths)[which])
+            parts.known = self.known.log_softmax(self.query(prediction), rows, self.mixture.prior)
+            parts.gate = self.mixture(prediction)
+        return parts
+
+    def _decided(self, prediction: Tensor, windows: Windows, which: Tensor) -> Tensor:
+        """The decoder's decisions (N, K + 1) of some chunks of windows, with their ŷ (N, W)."""
+        before = shifted(windows)[which] if self.decoder.sees_before else None
+        chunks = Chunks(windows.tokens, windows.lengths)[which]
         packed = moved(pack(chunks, self.cut.vocabulary, self.cut.fixed, before), self.device)
         scores = self.decode(prediction, packed)
         sizes = torch.tensor(packed.sizes, dtype=torch.long)
         place = torch.arange(len(packed.sizes)).repeat_interleave(sizes).to(self.device)
         found = scores.new_zeros(len(prediction), self.cut.k + 1)
         found[packed.order[packed.chunk], place] = scores
-        result = scores.new_zeros(*real.shape, self.cut.k + 1)
-        result[real.nonzero(as_tuple=True)] = found  # by places, which the host knows: a mask would wait for the device
+        return found
+
+    def _placed(self, values: Tensor, which: Tensor) -> Tensor:
+        """Values (N, …) of some chunks of windows at their places (B, T, …), elsewhere 0."""
+        result = values.new_zeros(*which.shape, *values.shape[1:])
+        result[which.nonzero(as_tuple=True)] = (
+            values  # by places, which the host knows: a mask would wait for the device
+        )
         return result
+
+    @torch.no_grad()
+    def embedded(self, lexicon: Lexicon, dtype: torch.dtype | None = None) -> Known:
+        """A lexicon of at least one chunk with its keys, rounded to `dtype` if that is given; in evaluation mode."""
+        rows = torch.arange(len(lexicon)).split(_EMBEDDED)
+        found = [self.encode(lexicon.chunks[some]) for some in rows]
+        keys, bias = torch.cat([self.key(each.vector) for each in found]), torch.cat([each.bias for each in found])
+        return Known(lexicon, keys.to(dtype or keys.dtype), bias.to(torch.promote_types(bias.dtype, torch.float32)))
 
     def vectors(self, windows: Windows, space: str) -> Tensor:
         """Embeddings (`chunks`) or ŷ (`predictions`); see `System.vectors`."""
@@ -173,7 +216,7 @@ class HAED(System):
             Group([self.log_scale] if self.log_scale is not None else [], "head", 0),
             group("encoder", 1 + max(depth for depth, _ in levels), self.encoder),
             *(Group(parameters, "main", depth) for depth, parameters in levels),
-            group("head", 0, self.head),
+            group("head", 0, self.head, self.mixture),
             group("decoder", 0, self.decoder),
         ]
 

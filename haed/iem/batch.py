@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from haed.chunk.known import Lexicon
 from haed.chunk.model import HAED
 from haed.chunk.packing import Chunks, Packed, distinct, pack, shifted
 from haed.iem.candidates import Candidates, OwnWindow
@@ -29,6 +30,8 @@ class Piece:
         inverse: (m,) the candidate that each of them is.
         decoded: (d,) those that are decoded, in [0, m).
         packed: their decisions.
+        weights: (d,) inverse of the probability with which each was chosen to be decoded; only of a mixture.
+        unknown: (d,) true where the train split has the chunk nowhere else; only of a mixture.
     """
 
     starts: Tensor
@@ -36,6 +39,8 @@ class Piece:
     inverse: Tensor
     decoded: Tensor
     packed: Packed
+    weights: Tensor | None = None
+    unknown: Tensor | None = None
 
 
 @dataclass
@@ -51,8 +56,10 @@ class ChunkBatch:
         own: by which that differs between rows, or None.
         targets: M.
         targets_of_all: its sum over ranks.
-        decoded: number of decoded chunks of all ranks.
-        decoded_tokens: number of tokens in those of this rank.
+        decoded: number of decoded chunks of all ranks; of a mixture all chunks, for which they stand by their weights.
+        decoded_tokens: number of tokens in those of this rank, weighed likewise.
+        log_counts: (C,) of the candidates in the train split; only of a mixture.
+        correction: (M,) what the adjustment and `own` took from each row's target; only of a mixture.
     """
 
     encoded: list[Any]
@@ -65,6 +72,8 @@ class ChunkBatch:
     targets_of_all: int
     decoded: int
     decoded_tokens: int
+    log_counts: Tensor | None = None
+    correction: Tensor | None = None
 
 
 def prepare(
@@ -72,6 +81,7 @@ def prepare(
     negatives: Windows | None,
     candidates: Candidates | None,
     model: HAED,
+    lexicon: Lexicon | None = None,
     *,
     decode_fraction: float,
     pieces: int,
@@ -85,6 +95,7 @@ def prepare(
         negatives: whose chunks are further candidates.
         candidates: None without the IEM loss.
         model: that will see the batch.
+        lexicon: the known chunks of a mixture.
         decode_fraction: share of the chunks that is decoded; at least one, if it is not 0.
         pieces: in which the windows are computed.
         ranks: processes that train together.
@@ -92,18 +103,27 @@ def prepare(
     """
     real = windows.real
     own = Chunks(windows.tokens, windows.lengths)[real]
-    targets, adjustment, differing = len(own), None, None
+    targets, adjustment, differing, correction = len(own), None, None, None
     if candidates is None:
         chunks = distinct(own.tokens, own.lengths)
         share = torch.arange(len(chunks.keys))
     else:
         found = candidates.of(windows, negatives)
         chunks, adjustment, differing = found.chunks, found.adjustment.float(), found.own
+        correction = found.correction
         rows = ranks.share(len(chunks.keys))
         share = torch.arange(rows.start, rows.stop).clamp(max=max(0, len(chunks.keys) - 1))
     count = max(round(targets * decode_fraction), min(1, targets)) if decode_fraction else 0
-    chosen = torch.zeros(targets, dtype=torch.bool)
-    chosen[torch.randperm(targets, generator=generator)[:count] if count < targets else slice(None)] = True
+    distinct_ones = Chunks(chunks.tokens, chunks.lengths)
+    weights = log_counts = unknown = None
+    if lexicon is None or not count:
+        chosen = torch.zeros(targets, dtype=torch.bool)
+        chosen[torch.randperm(targets, generator=generator)[:count] if count < targets else slice(None)] = True
+    else:
+        occurrences = lexicon.occurrences(distinct_ones)
+        log_counts, elsewhere = occurrences.clamp(min=1).float().log(), occurrences[chunks.inverse] - 1
+        unknown, likely = elsewhere < 1, shares(elsewhere, count)
+        chosen, weights = drawn(likely, generator), 1 / likely
     earlier = shifted(windows)[real] if model.decoder.sees_before else None
     made, first = [], 0
     for part, begins in zip(real.tensor_split(pieces), windows.starts.tensor_split(pieces), strict=True):
@@ -112,9 +132,12 @@ def prepare(
         decoded = chosen[mine].nonzero().squeeze(1)
         before = earlier[mine[decoded]] if earlier is not None else None
         packed = pack(own[mine[decoded]], model.cut.vocabulary, model.cut.fixed, before)
-        made.append(Piece(begins, where, chunks.inverse[mine], decoded, packed))
-    distinct_ones = Chunks(chunks.tokens, chunks.lengths)
-    all_targets, all_decoded = ranks.sum([targets, count])
+        piece = Piece(begins, where, chunks.inverse[mine], decoded, packed)
+        if weights is not None and unknown is not None:
+            piece.weights, piece.unknown = weights[mine[decoded]].float(), unknown[mine[decoded]]
+        made.append(piece)
+    all_targets, all_decoded = ranks.sum([targets, count if weights is None else targets])
+    tokens = own.lengths[chosen] if weights is None else own.lengths[chosen] * weights[chosen]
     return ChunkBatch(
         encoded=[model.encoder.lay_out(distinct_ones[rows]) for rows in share.tensor_split(pieces)],
         shared=candidates is not None and ranks.size > 1,
@@ -125,5 +148,38 @@ def prepare(
         targets=targets,
         targets_of_all=int(all_targets),
         decoded=int(all_decoded),
-        decoded_tokens=int(own.lengths[chosen].sum()),
+        decoded_tokens=int(tokens.sum()),
+        log_counts=log_counts,
+        correction=None if correction is None else correction.float(),
     )
+
+
+def shares(elsewhere: Tensor, count: int) -> Tensor:
+    """Probabilities (M,) with which chunks are decoded, about `count` of them in all: the rarer, the likelier.
+
+    A rare chunk is what the score is bad at, and the decoder's gradient is weighed by how much better it is. The probability of
+    a chunk that the train split has n times elsewhere goes with 1/√(n + 1), up to certainty.
+
+    Args:
+        elsewhere: (M,) n of each chunk.
+        count: at most M.
+    """
+    rarity = (elsewhere.double().clamp(min=0) + 1).rsqrt()
+    ranked = rarity.sort(descending=True).values
+    rest = ranked.flip(0).cumsum(0).flip(0)  # of each and all after it
+    factors = (count - torch.arange(len(ranked))) / rest  # if those before it are certain
+    certain = int((factors * ranked >= 1).sum())
+    return (rarity * factors[min(certain, len(ranked) - 1)]).clamp(max=1)
+
+
+def drawn(share: Tensor, generator: torch.Generator | None) -> Tensor:
+    """Which of M things are drawn, each with the probability that it has (M,): systematic sampling, in random order.
+
+    Their number is that of the sum of the probabilities, rounded up or down.
+    """
+    order = torch.randperm(len(share), generator=generator)
+    first = torch.rand((), dtype=torch.float64, generator=generator)
+    passed = torch.cat([first[None], first + share[order].cumsum(0)]).floor()
+    chosen = torch.zeros(len(share), dtype=torch.bool)
+    chosen[order] = passed[1:] > passed[:-1]
+    return chosen

@@ -71,11 +71,13 @@ class CandidateSet:
         chunks: distinct chunks of all ranks, whose `inverse` (M,) is of this rank's own windows.
         adjustment: (C,) float64, taken from the scores of all rows.
         own: what differs by row; None if nothing does.
+        correction: (M,) what was taken from each row's target, all in all; None without a correction.
     """
 
     chunks: Distinct
     adjustment: Tensor
     own: OwnWindow | None
+    correction: Tensor | None = None
 
 
 class Candidates:
@@ -116,14 +118,15 @@ class Candidates:
         log_pi = self._log_inclusion(chunks.keys, holders, int(every[:, -1].sum()))
         place = own.real.flatten().nonzero().squeeze(1)
         inverse, new = target.inverse, is_first[mine]
+        correction = torch.where(new, log_pi[inverse], 0)
 
         def grid(values: Tensor) -> Tensor:
             return values.new_zeros(own.real.numel()).index_copy(0, place, values).unflatten(0, own.real.shape)
 
-        before = grid(torch.where(new, log_pi[inverse], 0).float())
+        before = grid(correction.float())
         alone = new & (holders[inverse] == 1)
         ahead = grid(torch.zeros(len(inverse)).masked_fill(alone, -torch.inf))
-        return CandidateSet(target, log_pi, OwnWindow(grid(inverse), before, ahead, place))
+        return CandidateSet(target, log_pi, OwnWindow(grid(inverse), before, ahead, place), correction)
 
     def _log_inclusion(self, keys: Tensor, holders: Tensor, windows: int) -> Tensor:
         """Log π (C,) of chunks that so many (C,) of the step's windows have, which are counted first.

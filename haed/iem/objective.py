@@ -22,11 +22,13 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 from haed.chunk.encoder import Embedding
+from haed.chunk.known import Lexicon
 from haed.chunk.main import TransformerMain
+from haed.chunk.mixture import joint
 from haed.chunk.model import HAED
 from haed.iem.batch import ChunkBatch, Piece, prepare
 from haed.iem.candidates import Candidates
-from haed.iem.softmax import blockwise_cross_entropy
+from haed.iem.softmax import SoftmaxLoss, blockwise_cross_entropy
 from haed.options import IEMOptions
 from haed.ranks import Ranks
 from haed.system import Losses, Objective, Windows
@@ -47,6 +49,7 @@ class ChunkObjective(Objective):
         decode_fraction: share of a batch's chunks that is decoded.
         pieces: in which a batch's windows are computed.
         ranks: processes that train together.
+        lexicon: the known chunks of a mixture, whose likelihood is then trained in the place of the decoder's.
 
     Attributes:
         candidates: where they come from, and in how many windows each chunk was; None without the IEM loss.
@@ -62,17 +65,27 @@ class ChunkObjective(Objective):
         decode_fraction: float,
         pieces: int = 1,
         ranks: Ranks | None = None,
+        lexicon: Lexicon | None = None,
     ) -> None:
         super().__init__(system, ranks)
         if iem_weight == 0 and decode_fraction == 0:
             raise ValueError("iem_weight and decode_fraction are both 0: nothing would be trained; raise one of them")
         self.options, self.iem_weight, self.decode_fraction, self.pieces = iem, iem_weight, decode_fraction, pieces
+        self.lexicon = lexicon if iem_weight and system.mixture is not None else None
+        if self.lexicon is not None and iem.correction != "inclusion":
+            raise ValueError(
+                f"iem.correction={iem.correction}: the score is no likelihood, as a mixture needs it: set "
+                "iem.correction=inclusion, or model.mixture.known=0"
+            )
         self.candidates = Candidates(iem, system.cut.context, self.ranks) if iem_weight else None
         self._compiled: Callable[..., Tensor] | None = None
         for name, parameter in system.named_parameters():
             if name.startswith(("log_scale", "head.", "encoder.bias.")):
                 parameter.requires_grad_(iem_weight > 0)
         system.decoder.requires_grad_(decode_fraction > 0)
+        if system.mixture is not None:
+            system.mixture.prior.requires_grad_(self.lexicon is not None)
+            system.mixture.gate.requires_grad_(self.lexicon is not None and decode_fraction > 0)
 
     def prepare(
         self, windows: Windows, negatives: Windows | None = None, generator: torch.Generator | None = None
@@ -83,6 +96,7 @@ class ChunkObjective(Objective):
             negatives,
             self.candidates,
             self.system,
+            self.lexicon,
             decode_fraction=self.decode_fraction,
             pieces=self.pieces,
             ranks=self.ranks,
@@ -108,14 +122,18 @@ class ChunkObjective(Objective):
         ]
         losses = Losses(vectors.new_zeros((), dtype=torch.float32), batch.targets_of_all)
         losses.figures["candidates"] = float(batch.candidates)
+        found = None
         if batch.adjustment is not None:
-            self._score(losses, batch, Embedding(vectors, bias), torch.cat(predictions), diagnose)
+            found = self._score(losses, batch, Embedding(vectors, bias), torch.cat(predictions), diagnose)
         if self.decode_fraction:
             scores = [
                 self._remembered(self.decode, prediction, piece)
                 for prediction, piece in zip(predictions, batch.pieces, strict=True)
             ]
-            exact = -self.system.mark("decoder", torch.stack(scores).sum()) * (self.ranks.size / max(1, batch.decoded))
+            if found is not None and batch.correction is not None and batch.log_counts is not None:
+                scores = self._mix(losses, batch, log_q(found, batch.correction), predictions, scores)
+            total = torch.stack([each.sum() for each in scores]).sum()
+            exact = -self.system.mark("decoder", total) * (self.ranks.size / max(1, batch.decoded))
             losses.total = losses.total + exact
             losses.nats, losses.tokens = exact * batch.decoded, batch.decoded_tokens * self.ranks.size
         return losses
@@ -149,15 +167,40 @@ class ChunkObjective(Objective):
             self._compiled = torch.compile(self.system.main, dynamic=False)
 
     def decode(self, prediction: Tensor, piece: Piece) -> Tensor:
-        """Sum of the log likelihoods of a piece's decoded chunks."""
-        return self.system.decode(prediction[piece.decoded], piece.packed).sum()
+        """Log p of the decisions of a piece's decoded chunks, as they are packed."""
+        return self.system.decode(prediction[piece.decoded], piece.packed)
 
-    def _score(self, losses: Losses, batch: ChunkBatch, found: Embedding, prediction: Tensor, diagnose: bool) -> None:
+    def _mix(
+        self, losses: Losses, batch: ChunkBatch, known: Tensor, predictions: list[Tensor], scores: list[Tensor]
+    ) -> list[Tensor]:
+        """Log P of the decoded chunks of each piece by the mixture, weighed to stand for all.
+
+        The decoder's gradient is weighed by its share of P, its responsibility; the gate learns how often the score says more.
+        A chunk that the train split has nowhere else counts as unknown (leave-one-out: Good 1953), as new ones will be. `known`,
+        log q (M,), has no gradient: it is trained on all chunks by the IEM loss.
+        """
+        assert self.system.mixture is not None
+        mixed, gates, sizes = [], [], [len(piece.where) for piece in batch.pieces]
+        for piece, log_q, prediction, score in zip(batch.pieces, known.split(sizes), predictions, scores, strict=True):
+            assert piece.weights is not None and piece.unknown is not None
+            decoder = score.new_zeros(len(piece.decoded)).index_add(0, piece.packed.order[piece.packed.chunk], score)
+            gate = self.system.mixture(prediction[piece.decoded])
+            named = log_q[piece.decoded].masked_fill(piece.unknown, -torch.inf)
+            mixed.append(piece.weights * joint(gate, named.to(decoder.dtype), decoder))
+            gates.append((piece.weights * gate.detach().sigmoid()).sum())
+        losses.figures["gate"] = torch.stack(gates).sum() * (self.ranks.size / max(1, batch.decoded))
+        return mixed
+
+    def _score(
+        self, losses: Losses, batch: ChunkBatch, found: Embedding, prediction: Tensor, diagnose: bool
+    ) -> SoftmaxLoss:
         """Adds the IEM loss of ŷ (M, W) among the embedded chunks to the losses."""
         assert batch.adjustment is not None
         query = self.system.query(prediction)
         wide = torch.promote_types(query.dtype, torch.float32)
         bias = found.bias[: batch.candidates].to(wide) - batch.adjustment.to(wide)
+        if batch.log_counts is not None and self.system.mixture is not None:
+            bias = bias + self.system.mixture.prior * batch.log_counts
         keys = self.system.key(found.vector[: batch.candidates]).to(query.dtype)
         target = torch.cat([piece.inverse for piece in batch.pieces])
         changes = batch.own.changes if batch.own is not None else None
@@ -170,6 +213,7 @@ class ChunkObjective(Objective):
         if diagnose:
             losses.diagnosis |= {"iem_rank": weight * result.rank, "iem_effective": weight * result.effective}
         losses.total = losses.total + self.iem_weight * loss
+        return result
 
     def flops(self, batch: object) -> float:
         """Of the products that the algorithm asks for, forward and twice that backward; (n, a) · (a, b) is 2·n·a·b.
@@ -187,6 +231,9 @@ class ChunkObjective(Objective):
             if scored and layer is not None:
                 found.append((layer.weight, rows * layer.weight.numel()))
         total = sum(count * (3 if weight.requires_grad else 1) for weight, count in found)
+        if batch.log_counts is not None and system.mixture is not None:
+            gate = system.mixture.gate.weight
+            found.append((gate, sum(len(piece.decoded) for piece in batch.pieces) * gate.numel()))
         scores = 3 * batch.targets * batch.candidates * system.encoder.width if scored else 0
         return 2.0 * (total + scores) * self.ranks.size
 
@@ -201,3 +248,14 @@ class ChunkObjective(Objective):
         found = {name.removeprefix("candidates/"): x for name, x in state.items() if name.startswith("candidates/")}
         if found and self.candidates is not None:
             self.candidates.load_state_dict(found)
+
+
+def log_q(found: SoftmaxLoss, correction: Tensor) -> Tensor:
+    """Log q (M,) of the targets among all chunks, as far as a step's candidates tell; without a gradient.
+
+    The correction, 1/π each, makes the sum over the candidates other than the target an unbiased estimate of that over all other
+    chunks (Horvitz and Thompson 1952). The target is there anyway, and counts once.
+    """
+    others = found.normaliser + torch.log1p(-(found.wanted - found.normaliser).exp().clamp(max=1))
+    own = found.wanted + correction.to(found.wanted.dtype)
+    return own - torch.logaddexp(others, own)

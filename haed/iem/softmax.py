@@ -40,12 +40,13 @@ class _BlockwiseSoftmax(torch.autograd.Function):
         changes: Changes | None,
         block: int,
         diagnose: bool,
-    ) -> tuple[Tensor, Tensor]:
+    ) -> tuple[Tensor, Tensor, Tensor]:
         wide = torch.promote_types(queries.dtype, torch.float32)
         d_queries = torch.empty_like(queries)
         d_candidates = torch.zeros_like(candidates, dtype=wide)
         d_bias = torch.zeros_like(bias, dtype=wide)
         total, figures = queries.new_zeros((), dtype=wide), queries.new_zeros(3, dtype=wide)
+        rows = queries.new_zeros(2, len(queries), dtype=wide)
         for start in range(0, len(queries), block):
             part = slice(start, start + block)
             query, column = queries[part], target[part, None]
@@ -59,6 +60,7 @@ class _BlockwiseSoftmax(torch.autograd.Function):
             probabilities, top, normaliser = (_in_place if scores.device.type == "cpu" else _in_one)(scores)
             figures[0] += (wanted >= top).sum()
             total += (normaliser - wanted).sum()
+            rows[0, part], rows[1, part] = wanted[:, 0], normaliser[:, 0]
             if diagnose:
                 figures[2] += torch.special.entr(probabilities).sum(1).exp().sum()
             probabilities.scatter_add_(1, column, probabilities.new_full((len(column), 1), -1))
@@ -76,12 +78,12 @@ class _BlockwiseSoftmax(torch.autograd.Function):
         if not diagnose:
             figures[1:] = torch.nan
         figures /= count
-        ctx.mark_non_differentiable(figures)
-        return total / count, figures
+        ctx.mark_non_differentiable(figures, rows)
+        return total / count, figures, rows
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, grad: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
+    def backward(ctx: Any, grad: Tensor, *_: Tensor) -> tuple[Tensor | None, ...]:
         scale = grad / ctx.count
         return *(
             torch.mul(found, scale, out=torch.empty_like(found, dtype=dtype))
@@ -124,12 +126,16 @@ class SoftmaxLoss:
         accuracy: how often the target scores highest among the candidates.
         rank: place of the target among them, from 1 on; NaN unless asked for.
         effective: exp of the entropy, the number of candidates that the softmax hesitates between; NaN likewise.
+        wanted: (M,) score of each row's target, all that is added to it included; without a gradient.
+        normaliser: (M,) logarithm of the sum of the exponentials of a row's scores, likewise.
     """
 
     loss: Tensor
     accuracy: Tensor
     rank: Tensor
     effective: Tensor
+    wanted: Tensor
+    normaliser: Tensor
 
 
 def blockwise_cross_entropy(
@@ -156,5 +162,5 @@ def blockwise_cross_entropy(
     """
     rows = block or _ROWS.get(queries.device.type, 1024)
     narrow = _narrowed(queries), _narrowed(candidates)
-    loss, figures = _BlockwiseSoftmax.apply(*narrow, bias, target, changes, rows, diagnose)
-    return SoftmaxLoss(loss, *figures.unbind())
+    loss, figures, each = _BlockwiseSoftmax.apply(*narrow, bias, target, changes, rows, diagnose)
+    return SoftmaxLoss(loss, *figures.unbind(), *each.unbind())

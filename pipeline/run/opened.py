@@ -7,7 +7,6 @@ run.sample("import ")
 run.neighbours("def ")
 """
 
-import math
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
@@ -18,6 +17,7 @@ import torch
 
 from data.chunkers import Chunker
 from haed.build import make_sampler
+from haed.chunk.model import HAED
 from haed.sampling import Draw
 from haed.system import System, Windows
 from pipeline.options import Options, SampleOptions
@@ -25,6 +25,7 @@ from pipeline.run.checkpoints import Checkpoint, Checkpoints
 from pipeline.run.device import Compute, compute
 from pipeline.run.folder import RunFolder
 from pipeline.run.index import Index, Neighbours
+from pipeline.run.known import is_mixed, known
 from pipeline.run.memory import build_system, check_memory
 from pipeline.run.windows import Scored, grid, overlapping
 
@@ -81,7 +82,18 @@ class Run:
         self.compute: Compute = compute(self.options)
         self.chunker: Chunker = folder.chunker()
         check_memory(self.options, self.chunker, self.compute)
+        self.checkpoint = checkpoint.saved
         self.system = _trained(self.options, self.chunker, checkpoint).to(self.compute.device).eval()
+
+    @property
+    def likelihood(self) -> System:
+        """The system, with the known chunks of a mixture, found at their first use."""
+        how = self.options
+        mixed = is_mixed(how, self.phase) and how.evaluate.likelihood == "mixture"
+        if mixed and isinstance(self.system, HAED) and self.system.known is None:
+            with torch.no_grad(), self.compute.precision():
+                self.system.known = known(self.folder, self.system, how.model.mixture.known, self.checkpoint)
+        return self.system
 
     def score(self, text: str | bytes) -> Score:
         """Exact bits of one document."""
@@ -99,7 +111,7 @@ class Run:
         stride = stride or max(1, self.options.batch.context // 2)
         with torch.no_grad(), self.compute.precision():
             for part in overlapping(documents, self.chunker.k, self.options.batch.context, stride, at_once):
-                yield Scored(part, -self.system.decisions(part.windows).double().cpu() / math.log(2))
+                yield Scored.of(self.likelihood, part)
 
     def sample(self, prompt: str | bytes = "", samples: int = 1, options: SampleOptions | None = None) -> list[bytes]:
         """Continuations of a prompt, which they do not repeat; the same seed gives the same ones on one machine."""
@@ -112,7 +124,7 @@ class Run:
         written = [bytearray() for _ in range(samples)]
         with torch.no_grad():
             closed = Windows.of(given.tokens[:, :-1], given.lengths[:, :-1])
-            sampler = make_sampler(self.system, closed, samples)
+            sampler = make_sampler(self.likelihood, closed, samples)
             for _ in range(how.chunks):
                 new = sampler.chunk(draw, opened)
                 skip = 0 if opened is None else len(opened)
@@ -128,7 +140,7 @@ class Run:
         tokens = torch.from_numpy(beginnings.astype(np.int64)).unflatten(1, (-1, self.chunker.k))
         with torch.no_grad():
             prompt = Windows.of(tokens, torch.full(tokens.shape[:2], self.chunker.k))
-            sampler = make_sampler(self.system, prompt, len(tokens))
+            sampler = make_sampler(self.likelihood, prompt, len(tokens))
             written = [sampler.chunk(draw).tokens for _ in range(chunks)]
         return torch.cat(written, 1).numpy().astype(np.uint8)
 

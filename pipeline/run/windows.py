@@ -1,9 +1,10 @@
-"""Windows that are scored: overlapping ones of documents, so that every chunk counts exactly once, and a fixed subset.
+"""Windows that are scored, overlapping or a fixed subset, and those of training for torch's DataLoader.
 
 Legend: N chunks of a document, K tokens of a chunk, T chunks of a window, B windows of a batch.
 """
 
 import logging
+import math
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from itertools import islice
@@ -12,10 +13,12 @@ from typing import NamedTuple
 import numpy as np
 import torch
 from torch import Tensor
+from torch.utils.data import IterableDataset
 
 from data.corpus import Corpus
 from data.loader import Batch, Loader
-from haed.system import Windows
+from haed.chunk.model import HAED
+from haed.system import System, Windows
 
 log = logging.getLogger(__name__)
 
@@ -39,18 +42,40 @@ class DocumentWindows:
 
 @dataclass
 class Scored:
-    """Windows and the bits (B, T, K + 1) of their chunks' tokens and ends; chunks that do not count have 0."""
+    """Windows and the bits of their N chunks that count, in the order of `part.new`.
+
+    Attributes:
+        part: the windows.
+        bits: (N,) float64 of whole chunks, which is what counts.
+        decisions: (N, K + 1) of the decoder's, or the system's, tokens and ends.
+        known: (N,) of a mixture's softmax over the known chunks, ∞ where a chunk is not known; else None.
+        gate: (N,) a mixture's g; else None.
+    """
 
     part: DocumentWindows
+    bits: Tensor
     decisions: Tensor
+    known: Tensor | None = None
+    gate: Tensor | None = None
 
-    def __post_init__(self) -> None:
-        self.decisions = torch.where(self.part.new[..., None], self.decisions, 0.0)
+    @classmethod
+    def of(cls, system: System, part: DocumentWindows) -> "Scored":
+        """What a system says of windows."""
+        if not isinstance(system, HAED):
+            decisions = -system.decisions(part.windows).double().cpu()[part.new] / math.log(2)
+            return cls(part, decisions.sum(-1), decisions)
+        found = system.score(part.windows, part.new)
+        joint, decisions = (-x.double().cpu() / math.log(2) for x in (found.joint, found.decisions))
+        if found.known is None or found.gate is None:
+            return cls(part, joint, decisions)
+        return cls(
+            part, joint, decisions, -found.known.double().cpu() / math.log(2), found.gate.double().sigmoid().cpu()
+        )
 
-    @property
-    def bits(self) -> Tensor:
-        """Bits (B, T) of whole chunks."""
-        return self.decisions.sum(-1)
+    def per_window(self) -> Tensor:
+        """Bits (B,) of each window."""
+        window = self.part.new.nonzero()[:, 0]
+        return self.bits.new_zeros(len(self.part.new)).index_add(0, window, self.bits)
 
 
 def grid(tokens: np.ndarray, lengths: np.ndarray, k: int) -> np.ndarray:
@@ -139,3 +164,40 @@ def fixed_subset(corpus: Corpus, context: int, windows: int, split: str = "valid
 def some_at_once(windows: Windows, most: int = 16) -> Iterator[Windows]:
     """Windows of a subset, so few at a time that their chunks fit."""
     return windows.split(max(1, min(most, BATCH // windows.lengths.shape[1])))
+
+
+class WindowDataset(IterableDataset[dict[str, np.ndarray]]):
+    """This rank's batches of an epoch of a loader, for `DataLoader(WindowDataset(loader), batch_size=None, num_workers=2)`.
+
+    The order is that of the loader, whatever the number of workers. An item is a batch: `tokens` (B, T, K) uint8, `lengths`
+    (B, T) uint8 and `starts` (B, T) bool, see `data.loader.Batch`; the last one of an epoch may have fewer windows. The
+    first epoch begins at the position of the loader; `set_epoch` chooses another.
+
+    Args:
+        loader: which windows, in which order, of which rank.
+    """
+
+    def __init__(self, loader: Loader) -> None:
+        self.loader, self._from = loader, loader.state_dict()
+        self._epoch = torch.tensor(self._from["epoch"]).share_memory_()  # so that workers that persist see it change
+
+    def set_epoch(self, epoch: int) -> None:
+        """Chooses the epoch of the next pass."""
+        self._epoch.fill_(epoch)
+
+    def _seek(self) -> None:
+        epoch = int(self._epoch)
+        self.loader.load_state_dict(self._from if epoch == self._from["epoch"] else {"epoch": epoch, "windows": 0})
+
+    def __iter__(self) -> Iterator[dict[str, np.ndarray]]:
+        """The batches of the epoch, or a worker's share of them."""
+        self._seek()
+        for batch in self.loader.epoch():
+            yield {"tokens": batch.tokens, "lengths": batch.lengths, "starts": batch.starts}
+
+    def __len__(self) -> int:
+        """Number of batches of the epoch, on this rank."""
+        made = self.loader
+        done = self._from["windows"] if int(self._epoch) == self._from["epoch"] else 0
+        left = made.windows_per_epoch - done - made.rank * made.sequences
+        return max(0, -(-left // (made.sequences * made.ranks)))

@@ -30,8 +30,7 @@ class Tally:
         """Takes in the chunks that count in these windows."""
         new = scored.part.new
         tokens, lengths = scored.part.windows.tokens[new].numpy(), scored.part.windows.lengths[new].numpy()
-        decisions = scored.decisions[new].numpy()
-        bits = decisions.sum(1)
+        decisions, bits = scored.decisions.numpy(), scored.bits.numpy()
         reached = np.arange(decisions.shape[1]) <= lengths[:, None]
         self._position += np.stack(
             [reached.sum(0), (reached & (np.arange(len(reached[0])) < lengths[:, None])).sum(0), decisions.sum(0)]

@@ -13,7 +13,7 @@ import torch
 
 from data.corpus import Corpus
 from data.distinct import TooMany, distinct_chunks
-from haed.chunk.closed import ClosedSoftmax
+from haed.chunk.known import Lexicon
 from haed.chunk.model import HAED
 from haed.chunk.packing import Chunks
 from pipeline.run.files import ClosedSet
@@ -41,9 +41,11 @@ def closed_set(run: Run, corpus: Corpus, split: str) -> ClosedSet | None:
     assert isinstance(run.system, HAED), "only chunk models have a phase one"
     nats, decoder = [], []
     with run.compute.precision():
-        closed = ClosedSoftmax(run.system, Chunks(torch.from_numpy(found.tokens), torch.from_numpy(found.lengths)))
+        lexicon = Lexicon(Chunks(torch.from_numpy(found.tokens), torch.from_numpy(found.lengths)))
+        closed = run.system.embedded(lexicon)
         for some in some_at_once(windows):
-            nats.append(closed.log_likelihood(some).double().sum())
+            rows = lexicon.find(Chunks(some.tokens, some.lengths)[some.real])
+            nats.append(closed.log_softmax(run.system.query(run.system.predictions(some)), rows).double().sum())
             decoder.append(run.system.log_likelihood(some).double().sum())
     tokens = int(windows.lengths.sum())
     iem, exact = (-float(torch.stack(each).sum()) / math.log(2) / tokens for each in (nats, decoder))

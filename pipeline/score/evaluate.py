@@ -47,6 +47,7 @@ def evaluate(options: Options, text: Path | None = None) -> Evaluation:
     release_memory()
     limits = options.evaluate
     iem = bool(options.pretrain.iem_weight and run.phase != "train" and limits.closed_set and limits.closed_windows)
+    iem = iem and not options.model.mixture.known  # whose evaluation says it of the whole split, by what training knew
     tally = Tally(run.chunker.k, Occurrences(corpus, "train", split)) if limits.breakdown else None
     result = _score(run, split, corpus.documents(split), corpus.originals(split), reference, tally)
     if iem:
@@ -73,7 +74,7 @@ def _score(
         if tally is not None:
             tally.add(scored)
         lengths = (scored.part.windows.lengths * scored.part.new).sum(1)
-        rows = zip(scored.part.document.tolist(), scored.bits.sum(1).tolist(), lengths.tolist(), strict=True)
+        rows = zip(scored.part.document.tolist(), scored.per_window().tolist(), lengths.tolist(), strict=True)
         for document, bits, tokens in rows:
             before = per_document.get(document, (0.0, 0))
             per_document[document] = (before[0] + bits, before[1] + tokens)

@@ -11,6 +11,7 @@ import torch
 from data.corpus import Corpus
 from data.loader import Loader
 from haed.build import make_objective
+from haed.chunk.known import Lexicon
 from haed.ranks import Ranks
 from pipeline.config import ConfigError, differences, retire
 from pipeline.kinds import is_of
@@ -18,6 +19,7 @@ from pipeline.options import FinetuneOptions, Options, Phase, PhaseOptions
 from pipeline.run.checkpoints import Checkpoint, Checkpoints
 from pipeline.run.device import Compute, compute, release_memory
 from pipeline.run.folder import PHASES, RunFolder
+from pipeline.run.known import is_mixed, lexicon, remember
 from pipeline.run.memory import build_system, check_memory
 from pipeline.run.metrics import Listener, Metrics, Progress
 from pipeline.run.saved import Identity, Saved, State, filled, has_checkpoint, identity, pointed, unlike
@@ -79,7 +81,8 @@ def _run_phase(phase: Phase, options: Options, ranks: Ranks, stop: Stop, listene
         _check_identity(run, identity(options, corpus.digest))
         newest = checkpoints.newest()
         first = _phase_one(options) if phase == "finetune" and newest is None else None
-        trainer = build_trainer(limits, options, corpus, checkpoints, compute(options), stop, ranks)
+        found = _lexicon(phase, options, corpus, ranks)
+        trainer = build_trainer(limits, options, corpus, checkpoints, compute(options), stop, ranks, found)
         if newest is not None:
             if (lost := retire(newest.state["options"])) and limits.iem_weight:
                 raise ValueError(
@@ -97,6 +100,8 @@ def _run_phase(phase: Phase, options: Options, ranks: Ranks, stop: Stop, listene
         if ranks.first:
             run = RunFolder.create(options)
             run.remember(corpus)
+            if found is not None:
+                remember(run, corpus, options.model.mixture.known)
         if newest is not None:
             if ranks.first:
                 checkpoints.point("latest", newest.path)  # a kill, or damage, may have left it behind
@@ -132,6 +137,18 @@ finetune = partial(run_phase, "finetune")
 train = partial(run_phase, "train")
 
 
+def _lexicon(phase: Phase, options: Options, corpus: Corpus, ranks: Ranks) -> Lexicon | None:
+    """The known chunks of a mixture; the first rank finds them for all."""
+    if not is_mixed(options, phase):
+        return None
+    if not ranks.first:
+        ranks.wait()  # until the first one has written them
+    found = lexicon(corpus, options.model.mixture.known)
+    if ranks.first:
+        ranks.wait()
+    return found
+
+
 def build_trainer(
     limits: PhaseOptions,
     options: Options,
@@ -140,6 +157,7 @@ def build_trainer(
     machine: Compute,
     stop: Stop,
     ranks: Ranks | None = None,
+    known: Lexicon | None = None,
 ) -> Trainer:
     """Puts model, loss, data and optimizer together, not yet restored from anything."""
     ranks = ranks or Ranks()
@@ -151,6 +169,7 @@ def build_trainer(
         decode_fraction=limits.decode_fraction,
         pieces=options.batch.pieces,
         ranks=ranks,
+        lexicon=known,
     )
     if options.compile:
         objective.compile_parts()
@@ -185,7 +204,7 @@ def build_trainer(
         machine,
         identity(options, corpus.digest),
         stop,
-        Validation(windows, exact=limits.decode_fraction > 0) if windows is not None else None,
+        Validation(windows, limits.decode_fraction > 0, known) if windows is not None else None,
         alone[limits.trains] if isinstance(limits, FinetuneOptions) else 0,
     )
 

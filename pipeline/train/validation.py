@@ -7,12 +7,13 @@ time. That says which checkpoint is better, and is no likelihood.
 
 import math
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from haed.chunk.closed import ClosedSoftmax
+from haed.chunk.known import Lexicon
 from haed.chunk.model import HAED
 from haed.chunk.packing import Chunks, distinct
 from haed.system import System, Windows
@@ -27,10 +28,12 @@ class Validation:
     Attributes:
         windows: the subset.
         exact: by the exact loss, else by the IEM loss.
+        lexicon: the known chunks of a mixture, which is then the likelihood.
     """
 
     windows: Windows
     exact: bool = True
+    lexicon: Lexicon | None = None
 
     @property
     def figure(self) -> str:
@@ -43,7 +46,7 @@ class Validation:
         training = system.training
         system.eval()
         found: list[Tensor] = []
-        with compute.precision():
+        with compute.precision(), self._known(system):
             for losses in self._bits(system) if self.exact else self._nats(system):
                 found.append(losses)
                 if stop():
@@ -57,6 +60,18 @@ class Validation:
         deviation = ((total - mean * size) ** 2).sum().sqrt() / size.sum()
         return {self.figure: float(mean), "validation/standard_error": float(deviation)}
 
+    @contextmanager
+    def _known(self, system: System) -> Iterator[None]:
+        """Lends the system the known chunks, as it embeds them now."""
+        if self.lexicon is None or not isinstance(system, HAED):
+            yield
+            return
+        system.known = system.embedded(self.lexicon, torch.bfloat16)
+        try:
+            yield
+        finally:
+            system.known = None
+
     def _bits(self, system: System) -> Iterator[Tensor]:
         """Exact bits of each window, (b,) float64 on the CPU, some windows at a time."""
         for part in some_at_once(self.windows):
@@ -67,8 +82,10 @@ class Validation:
         assert isinstance(system, HAED)
         real = self.windows.real
         chunks = distinct(self.windows.tokens[real], self.windows.lengths[real])
-        closed = ClosedSoftmax(system, Chunks(chunks.tokens, chunks.lengths))
+        lexicon = Lexicon(Chunks(chunks.tokens, chunks.lengths))
+        closed = system.embedded(lexicon)
         for part in some_at_once(self.windows):
             nats = torch.zeros(part.real.shape, dtype=torch.float64)
-            nats[part.real] = -closed.log_likelihood(part).double().cpu()
+            rows = lexicon.find(Chunks(part.tokens, part.lengths)[part.real])
+            nats[part.real] = -closed.log_softmax(system.query(system.predictions(part)), rows).double().cpu()
             yield nats.sum(1)

@@ -28,7 +28,7 @@ def test_partitions_of_the_bits(options: Options) -> None:
         chunks = (
             scored.part.windows.tokens[new].numpy(),
             scored.part.windows.lengths[new].tolist(),
-            scored.bits[new].tolist(),
+            scored.bits.tolist(),
         )
         for row, length, bits in zip(*chunks, strict=True):
             by_length[str(length)] += bits

@@ -10,8 +10,8 @@ from torch.utils.data import DataLoader, IterableDataset
 
 from data.loader import Loader
 from pipeline.options import Options
-from pipeline.run.dataset import WindowDataset
 from pipeline.run.shards import open_shards
+from pipeline.run.windows import WindowDataset
 
 
 def loader(options: Options, rank: int = 0, ranks: int = 1) -> Loader:

@@ -1,6 +1,6 @@
 import torch
 
-from haed.chunk.closed import ClosedSoftmax
+from haed.chunk.known import Lexicon
 from haed.chunk.packing import Chunks, distinct
 from tests.haed.chunk.test_model import small, windows
 
@@ -11,9 +11,11 @@ def test_the_softmax_over_a_closed_set_by_brute_force() -> None:
     given.lengths[1, 4:] = 0
     real = given.real
     every = distinct(given.tokens[real], given.lengths[real])
-    closed = ClosedSoftmax(model, Chunks(every.tokens, every.lengths))
-    found = closed.log_likelihood(given)
+    lexicon = Lexicon(Chunks(every.tokens, every.lengths))
+    closed = model.embedded(lexicon)
     with torch.no_grad():
+        rows = lexicon.find(Chunks(given.tokens, given.lengths)[real])
+        found = closed.log_softmax(model.query(model.predictions(given)), rows)
         embedded = model.encode(Chunks(every.tokens, every.lengths))
         query = model.query(model.predictions(given))
         scores = (query @ model.key(embedded.vector).t() + embedded.bias).log_softmax(1)

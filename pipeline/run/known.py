@@ -1,0 +1,122 @@
+"""The known chunks of a mixture: which there are, and as a checkpoint embeds them; the folder `known/` of a run.
+
+`chunks.safetensors` has the most frequent chunks of the train split and their counts; it is also kept beside the shards, since
+all runs have it from there. `keys.safetensors` has what the IEM score needs of them, in bfloat16, and the digest of the
+checkpoint that embedded them. All are caches: one that is damaged, of another corpus or of another checkpoint is not used but
+made anew, and the log says so. Nothing of any other split is in them.
+"""
+
+import hashlib
+import logging
+from pathlib import Path
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save
+from torch import Tensor
+
+from data.corpus import Corpus
+from data.distinct import distinct_chunks
+from haed.chunk.known import Known, Lexicon
+from haed.chunk.model import HAED
+from haed.chunk.packing import Chunks
+from pipeline.options import Options, Phase
+from pipeline.run.files import write_or_say
+from pipeline.run.folder import RunFolder
+from pipeline.run.saved import Saved
+
+log = logging.getLogger(__name__)
+CHUNKS, KEYS = "known/chunks.safetensors", "known/keys.safetensors"
+
+
+def is_mixed(options: Options, phase: Phase) -> bool:
+    """Whether the likelihood of a phase's checkpoints is the mixture: only the IEM loss makes it one."""
+    return bool(options.model.mixture.known) and getattr(options, phase).iem_weight > 0
+
+
+def lexicon(corpus: Corpus, most: int) -> Lexicon:
+    """The known chunks: the most frequent ones of a corpus's train split, so many at most, and their counts there."""
+    return _lexicon(_chunks(corpus, most))
+
+
+def remember(folder: RunFolder, corpus: Corpus, most: int) -> None:
+    """Keeps them in the folder of a run, which is then asked what its model knows wherever it is moved."""
+    _write(folder.path / CHUNKS, _chunks(corpus, most), _told(corpus.digest, most))
+
+
+def known(folder: RunFolder, system: HAED, most: int, checkpoint: Saved) -> Known:
+    """The known chunks as a checkpoint embeds them.
+
+    Args:
+        folder: of the run.
+        system: the checkpoint's, in evaluation mode.
+        most: `model.mixture.known`.
+        checkpoint: where it says what it is.
+
+    Raises:
+        FileNotFoundError: nothing tells the known chunks: neither the run, nor its shards are there.
+    """
+    chunks = _read(folder.path / CHUNKS, _told(checkpoint.identity["corpus"], most))
+    found = _lexicon(_chunks(folder.corpus(), most) if chunks is None else chunks)
+    told = {"checkpoint": checkpoint.digest, "chunks": str(len(found))}
+    kept = _read(folder.path / KEYS, told)
+    if kept is None:
+        log.info("embedding %s known chunks", f"{len(found):,}")
+        made = system.embedded(found, torch.bfloat16)
+        kept = {"keys": made.keys.to(torch.bfloat16).cpu(), "bias": made.bias.cpu()}
+        _write(folder.path / KEYS, kept, told)
+    return Known(found, kept["keys"].to(system.device), kept["bias"].to(system.device))
+
+
+def _told(corpus: str, most: int) -> dict[str, str]:
+    return {"corpus": corpus, "most": str(most)}
+
+
+def _chunks(corpus: Corpus, most: int) -> dict[str, Tensor]:
+    path, told = corpus.folder / f"known-{most}.safetensors", _told(corpus.digest, most)
+    found = _read(path, told)
+    if found is None:
+        log.info("finding the known chunks: the %s most frequent of the train split at most", f"{most:,}")
+        every = distinct_chunks(corpus, "train", most=most)
+        if every.left_out:
+            log.info("known chunks: %s rarer ones are left to the decoder (model.mixture.known)", f"{every.left_out:,}")
+        found = {name: torch.from_numpy(getattr(every, name)) for name in ("tokens", "lengths", "counts")}
+        _write(path, found, told)
+    return found
+
+
+def _lexicon(found: dict[str, Tensor]) -> Lexicon:
+    return Lexicon(Chunks(found["tokens"].long(), found["lengths"].long()), found["counts"])
+
+
+def _read(path: Path, told: dict[str, str]) -> dict[str, Tensor] | None:
+    """The tensors of a cache, mapped from its file, if it says of itself what is asked for and is whole; else None."""
+    try:
+        with safe_open(path, "pt") as file:
+            said, found = file.metadata(), {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+    except FileNotFoundError:
+        return None
+    except (SafetensorError, OSError) as error:
+        log.warning("%s is damaged (%s): it is made anew", path, error)
+        return None
+    if {name: said.get(name) for name in told} != told:
+        log.info(
+            "%s is stale: %s", path, ", ".join(f"{name} {said.get(name)}, now {now}" for name, now in told.items())
+        )
+        return None
+    if said.get("sha256") != _sha256(found):
+        log.warning("%s is damaged (its sha256 is another): it is made anew", path)
+        return None
+    return found
+
+
+def _write(path: Path, tensors: dict[str, Tensor], told: dict[str, str]) -> None:
+    write_or_say(path, save(tensors, told | {"sha256": _sha256(tensors)}))
+
+
+def _sha256(tensors: dict[str, Tensor]) -> str:
+    found = hashlib.sha256()
+    for name in sorted(tensors):
+        found.update(name.encode())
+        found.update(tensors[name].contiguous().view(torch.uint8).flatten().numpy().tobytes())
+    return found.hexdigest()
