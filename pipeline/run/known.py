@@ -80,7 +80,7 @@ def _chunks(corpus: Corpus, most: int) -> dict[str, Tensor]:
         every = distinct_chunks(corpus, "train", most=most)
         if every.left_out:
             log.info("known chunks: %s rarer ones are left to the decoder (model.mixture.known)", f"{every.left_out:,}")
-        found = {name: torch.from_numpy(getattr(every, name)) for name in ("tokens", "lengths", "counts")}
+        found = {name: torch.from_numpy(getattr(every, name)).contiguous() for name in ("tokens", "lengths", "counts")}
         _write(path, found, told)
     return found
 
