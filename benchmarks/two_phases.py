@@ -8,7 +8,9 @@
 | share | no IEM loss, the preset's share of the chunks decoded | the preset's share |
 | paper | the paper's IEM loss, plain products and 3 batches of negatives, nothing decoded | every chunk decoded |
 | corrected | the same with log π, cosine, scale, bias and a head | every chunk decoded |
-| two-phases | the preset: IEM loss, and a share of the chunks decoded | the preset's share |
+| two-phases | uncorrected IEM loss, and a share of the chunks decoded | the preset's share, no IEM loss |
+| phase-one | the preset's, for the whole time; scored by the mixture | |
+| mixture | the preset: IEM loss, and a share of the chunks decoded, in one likelihood | the same with a larger share |
 
 All have the same model, text, batches and learning rates, and one thread each; --parallel of them run side by side. On a
 noisy machine seconds are not the same for all, so the seconds of a step of each arm are measured first, interleaved, and
@@ -41,19 +43,23 @@ NOTHING, ALL = ["pretrain.decode_fraction=0"], ["finetune.decode_fraction=1"]
 PLAIN = ["iem.correction=none", "iem.duplicates=true", "iem.similarity=dot", "iem.scale=none", "iem.bias=false"]
 PLAIN += ["iem.head=none", "iem.extra_batches=3"]
 CORRECTED = ["iem.correction=inclusion", "iem.similarity=cosine", "iem.head=linear", "iem.extra_batches=3"]
+ALONE = ["model.mixture.known=0", "finetune.iem_weight=0"]  # the decoder is the likelihood
 ARMS = {
-    "end-to-end": [],
-    "share": ["pretrain.iem_weight=0"],
-    "paper": [*NOTHING, *ALL, *PLAIN],
-    "corrected": [*NOTHING, *ALL, *CORRECTED],
-    "two-phases": [],
+    "end-to-end": ALONE,
+    "share": [*ALONE, "pretrain.iem_weight=0"],
+    "paper": [*ALONE, *NOTHING, *ALL, *PLAIN],
+    "corrected": [*ALONE, *NOTHING, *ALL, *CORRECTED],
+    "two-phases": [*ALONE, "iem.correction=none"],
+    "phase-one": ["pretrain.rate_to=0.05"],
+    "mixture": [],
 }
+PHASES: dict[str, tuple[str, ...]] = {"end-to-end": ("train",), "phase-one": ("pretrain",)}
 NO_LIMITS = [f"{phase}.{limit}=null" for phase in ("pretrain", "finetune", "train") for limit in ("seconds", "epochs")]
 Clock = dict[tuple[str, str], float]
 
 
 def phases(arm: str) -> tuple[str, ...]:
-    return ("train",) if arm == "end-to-end" else ("pretrain", "finetune")
+    return PHASES.get(arm, ("pretrain", "finetune"))
 
 
 def stage(*arguments: str) -> dict:
@@ -91,7 +97,7 @@ def run(arm: str, seed: int, seconds: float, config: str, overrides: list[str], 
     """Trains one arm and scores it: arm, run, bits/char."""
     options = load(config, overrides)
     share = options.pretrain.seconds / (options.pretrain.seconds + options.finetune.seconds)
-    shares = {"pretrain": share, "finetune": 1 - share, "train": 1.0}
+    shares = {"pretrain": share, "finetune": 1 - share} if len(phases(arm)) > 1 else {phases(arm)[0]: 1.0}
     name = f"{arm}-{seconds:.0f}s-{seed}"
     folder = Path(options.runs_dir) / name
     if not (folder / "evaluation.json").is_file():

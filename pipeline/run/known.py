@@ -20,7 +20,7 @@ from data.distinct import distinct_chunks
 from haed.chunk.known import Known, Lexicon
 from haed.chunk.model import HAED
 from haed.chunk.packing import Chunks
-from pipeline.options import Options, Phase
+from pipeline.options import Options, PhaseOptions
 from pipeline.run.files import write_or_say
 from pipeline.run.folder import RunFolder
 from pipeline.run.saved import Saved
@@ -29,9 +29,9 @@ log = logging.getLogger(__name__)
 CHUNKS, KEYS = "known/chunks.safetensors", "known/keys.safetensors"
 
 
-def is_mixed(options: Options, phase: Phase) -> bool:
+def is_mixed(options: Options, phase: PhaseOptions) -> bool:
     """Whether the likelihood of a phase's checkpoints is the mixture: only the IEM loss makes it one."""
-    return bool(options.model.mixture.known) and getattr(options, phase).iem_weight > 0
+    return bool(options.model.mixture.known) and phase.iem_weight > 0
 
 
 def lexicon(corpus: Corpus, most: int) -> Lexicon:

@@ -89,7 +89,7 @@ class Run:
     def likelihood(self) -> System:
         """The system, with the known chunks of a mixture, found at their first use."""
         how = self.options
-        mixed = is_mixed(how, self.phase) and how.evaluate.likelihood == "mixture"
+        mixed = is_mixed(how, getattr(how, self.phase)) and how.evaluate.likelihood == "mixture"
         if mixed and isinstance(self.system, HAED) and self.system.known is None:
             with torch.no_grad(), self.compute.precision():
                 self.system.known = known(self.folder, self.system, how.model.mixture.known, self.checkpoint)

@@ -81,8 +81,7 @@ def _run_phase(phase: Phase, options: Options, ranks: Ranks, stop: Stop, listene
         _check_identity(run, identity(options, corpus.digest))
         newest = checkpoints.newest()
         first = _phase_one(options) if phase == "finetune" and newest is None else None
-        found = _lexicon(phase, options, corpus, ranks)
-        trainer = build_trainer(limits, options, corpus, checkpoints, compute(options), stop, ranks, found)
+        trainer = build_trainer(limits, options, corpus, checkpoints, compute(options), stop, ranks)
         if newest is not None:
             if (lost := retire(newest.state["options"])) and limits.iem_weight:
                 raise ValueError(
@@ -100,7 +99,7 @@ def _run_phase(phase: Phase, options: Options, ranks: Ranks, stop: Stop, listene
         if ranks.first:
             run = RunFolder.create(options)
             run.remember(corpus)
-            if found is not None:
+            if is_mixed(options, limits):
                 remember(run, corpus, options.model.mixture.known)
         if newest is not None:
             if ranks.first:
@@ -137,9 +136,9 @@ finetune = partial(run_phase, "finetune")
 train = partial(run_phase, "train")
 
 
-def _lexicon(phase: Phase, options: Options, corpus: Corpus, ranks: Ranks) -> Lexicon | None:
+def _lexicon(limits: PhaseOptions, options: Options, corpus: Corpus, ranks: Ranks) -> Lexicon | None:
     """The known chunks of a mixture; the first rank finds them for all."""
-    if not is_mixed(options, phase):
+    if not is_mixed(options, limits):
         return None
     if not ranks.first:
         ranks.wait()  # until the first one has written them
@@ -157,11 +156,11 @@ def build_trainer(
     machine: Compute,
     stop: Stop,
     ranks: Ranks | None = None,
-    known: Lexicon | None = None,
 ) -> Trainer:
     """Puts model, loss, data and optimizer together, not yet restored from anything."""
     ranks = ranks or Ranks()
     check_memory(options, corpus.chunker(), machine, limits)
+    known = _lexicon(limits, options, corpus, ranks)
     objective = make_objective(
         build_system(options, corpus.chunker()).to(machine.device),
         options.iem,
