@@ -23,6 +23,7 @@ from data.statistics import hashes, mixed
 
 log = logging.getLogger(__name__)
 SHARE = 1 << 27  # bytes
+PART = 1 << 12  # chunks
 _LOOKED_AT = 4  # samples, of about a megabyte
 _FREQUENT, _OFTEN = 1000, 5  # chunks are frequent up to this rank, if they occur so often
 
@@ -235,6 +236,32 @@ class Occurrences:
             return np.zeros(len(lengths), np.int64)
         place, found = self._find(hashes(tokens, lengths))
         return np.where(found, self._counts[place], 0)
+
+
+def documents_with(corpus: Corpus, split: str, chunks: DistinctChunks) -> np.ndarray:
+    """In how many documents of a split each of some distinct chunks is: (C,) int64.
+
+    A document is taken for several where it is longer than `PART` chunks, and where a sample ends in it: a corpus of one
+    document, too, is to tell what is found all over from what belongs to one place.
+    """
+    known = hashes(chunks.tokens[np.arange(chunks.tokens.shape[1]) < chunks.lengths[:, None]], chunks.lengths)
+    order = np.argsort(known)
+    known, found = known[order], np.zeros(len(known), np.int64)
+    for sample in _samples(corpus, split) if len(known) else ():
+        keys, ends = hashes(sample.tokens, sample.lengths), np.cumsum(sample.documents)
+        within = np.arange(len(keys)) - np.repeat(ends - sample.documents, sample.documents)
+        begins = within % PART == 0
+        part = np.cumsum(begins)
+        rows = np.lexsort((keys, part))
+        keys, part = keys[rows], part[rows]
+        first = np.concatenate([[True], (keys[1:] != keys[:-1]) | (part[1:] != part[:-1])])[: len(keys)]
+        keys, times = np.unique(keys[first], return_counts=True)
+        place = np.searchsorted(known, keys).clip(max=len(known) - 1)
+        here = known[place] == keys
+        found[place[here]] += times[here]
+    result = np.zeros_like(found)
+    result[order] = found
+    return result
 
 
 def frequent_words(corpus: Corpus, number: int) -> list[str]:

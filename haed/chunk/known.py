@@ -20,10 +20,11 @@ class Lexicon:
     Args:
         chunks: C different ones, on the CPU.
         counts: (C,) of the train split; None where they have no part in scores.
+        documents: (C,) of the train split that have each; None where nothing is trained.
     """
 
-    def __init__(self, chunks: Chunks, counts: Tensor | None = None) -> None:
-        self.chunks, self.counts = chunks, counts
+    def __init__(self, chunks: Chunks, counts: Tensor | None = None, documents: Tensor | None = None) -> None:
+        self.chunks, self.counts, self.documents = chunks, counts, documents
         self._hashes, self._order = chunk_keys(chunks.tokens, chunks.lengths).sort()
 
     def __len__(self) -> int:
@@ -38,11 +39,12 @@ class Lexicon:
         same = (self.chunks.lengths[rows] == chunks.lengths) & (self.chunks.tokens[rows] == chunks.tokens).all(1)
         return rows.where(same, -1)  # by the tokens: two strings with one hash would both have its probability
 
-    def occurrences(self, chunks: Chunks) -> Tensor:
-        """How often the train split has each of N chunks on the CPU, as far as it is here, else 0: (N,) int64."""
+    def told(self, chunks: Chunks) -> tuple[Tensor, Tensor]:
+        """Counts of N chunks on the CPU in the train split, and of its documents that have them, 0 of unknown ones: (N,) each."""
         rows = self.find(chunks)
-        counts = torch.ones(len(self), dtype=torch.long) if self.counts is None else self.counts.long()
-        return torch.cat([counts, counts.new_zeros(1)])[rows]
+        none = torch.zeros(1, dtype=torch.long)
+        counts, documents = (torch.cat([none if x is None else x, none])[rows] for x in (self.counts, self.documents))
+        return counts, documents
 
     def beginning(self, tokens: Tensor) -> Tensor:
         """(C,) true of the chunks that begin with `tokens` (n,), on the CPU."""

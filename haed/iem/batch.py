@@ -31,7 +31,7 @@ class Piece:
         decoded: (d,) those that are decoded, in [0, m).
         packed: their decisions.
         weights: (d,) inverse of the probability with which each was chosen to be decoded; only of a mixture.
-        unknown: (d,) true where the train split has the chunk nowhere else; only of a mixture.
+        unknown: (d,) true where no other document of the train split has the chunk; only of a mixture.
     """
 
     starts: Tensor
@@ -120,8 +120,8 @@ def prepare(
         chosen = torch.zeros(targets, dtype=torch.bool)
         chosen[torch.randperm(targets, generator=generator)[:count] if count < targets else slice(None)] = True
     else:
-        occurrences = lexicon.occurrences(distinct_ones)
-        log_counts, elsewhere = occurrences.clamp(min=1).float().log(), occurrences[chunks.inverse] - 1
+        counts, documents = lexicon.told(distinct_ones)
+        log_counts, elsewhere = counts.clamp(min=1).float().log(), documents[chunks.inverse] - 1
         unknown, likely = elsewhere < 1, shares(elsewhere, count)
         chosen, weights = drawn(likely, generator), 1 / likely
     earlier = shifted(windows)[real] if model.decoder.sees_before else None
@@ -158,7 +158,7 @@ def shares(elsewhere: Tensor, count: int) -> Tensor:
     """Probabilities (M,) with which chunks are decoded, about `count` of them in all: the rarer, the likelier.
 
     A rare chunk is what the score is bad at, and the decoder's gradient is weighed by how much better it is. The probability of
-    a chunk that the train split has n times elsewhere goes with 1/√(n + 1), up to certainty.
+    a chunk that n other documents have goes with 1/√(n + 1), up to certainty.
 
     Args:
         elsewhere: (M,) n of each chunk.

@@ -176,8 +176,9 @@ class ChunkObjective(Objective):
         """Log P of the decoded chunks of each piece by the mixture, weighed to stand for all.
 
         The decoder's gradient is weighed by its share of P, its responsibility; the gate learns how often the score says more.
-        A chunk that the train split has nowhere else counts as unknown (leave-one-out: Good 1953), as new ones will be. `known`,
-        log q (M,), has no gradient: it is trained on all chunks by the IEM loss.
+        A chunk that no other document has counts as unknown, as new ones will be: this one is left out (Good 1953 leaves out
+        occurrences; but a new name is in its own document again and again). `known`, log q (M,), has no gradient: it is trained
+        on all chunks by the IEM loss.
         """
         assert self.system.mixture is not None
         mixed, gates, sizes = [], [], [len(piece.where) for piece in batch.pieces]

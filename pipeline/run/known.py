@@ -16,7 +16,7 @@ from safetensors.torch import save
 from torch import Tensor
 
 from data.corpus import Corpus
-from data.distinct import distinct_chunks
+from data.distinct import distinct_chunks, documents_with
 from haed.chunk.known import Known, Lexicon
 from haed.chunk.model import HAED
 from haed.chunk.packing import Chunks
@@ -81,12 +81,13 @@ def _chunks(corpus: Corpus, most: int) -> dict[str, Tensor]:
         if every.left_out:
             log.info("known chunks: %s rarer ones are left to the decoder (model.mixture.known)", f"{every.left_out:,}")
         found = {name: torch.from_numpy(getattr(every, name)).contiguous() for name in ("tokens", "lengths", "counts")}
+        found["documents"] = torch.from_numpy(documents_with(corpus, "train", every))
         _write(path, found, told)
     return found
 
 
 def _lexicon(found: dict[str, Tensor]) -> Lexicon:
-    return Lexicon(Chunks(found["tokens"].long(), found["lengths"].long()), found["counts"])
+    return Lexicon(Chunks(found["tokens"].long(), found["lengths"].long()), found["counts"], found["documents"])
 
 
 def _read(path: Path, told: dict[str, str]) -> dict[str, Tensor] | None:

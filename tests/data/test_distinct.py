@@ -8,7 +8,7 @@ import pytest
 
 from data import distinct, shards
 from data.corpus import Corpus
-from data.distinct import DistinctChunks, Occurrences, TooMany, distinct_chunks
+from data.distinct import DistinctChunks, Occurrences, TooMany, distinct_chunks, documents_with
 from data.options import ChunkerOptions, ShardOptions, SourceOptions
 from data.sharding.build import shard
 
@@ -119,3 +119,20 @@ def test_how_often_one_split_has_the_chunks_of_another(
     assert seen.of(tokens, lengths).tolist() == [train.get(chunk, 0) for chunk in asked]
     for splits in (("train", "empty"), ("empty", "train")):
         assert not Occurrences(corpus, *splits).of(tokens, lengths).any()
+
+
+def test_documents_that_have_a_chunk(corpus: Corpus, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Against sets, by documents and by parts of them; chunks of another split that none has are 0."""
+    asked = distinct_chunks(corpus, "train", "valid")
+    names = [row.tobytes()[:length] for row, length in zip(asked.tokens, asked.lengths, strict=True)]
+    for part in (distinct.PART, 100):
+        monkeypatch.setattr(distinct, "PART", part)
+        expected: Counter[bytes] = Counter()
+        for sample in (each for file in corpus.of("train") for each in corpus.read(file)):
+            chunks = [chunk.tobytes() for chunk in np.split(sample.tokens, np.cumsum(sample.lengths)[:-1])]
+            for document in np.split(np.arange(len(chunks)), np.cumsum(sample.documents)[:-1]):
+                for begin in range(0, len(document), part):
+                    expected.update({chunks[row] for row in document[begin : begin + part]})
+        found = documents_with(corpus, "train", asked)
+        assert found.tolist() == [expected[name] for name in names]
+        assert 0 in found and found.max() > 50

@@ -103,9 +103,10 @@ def test_chunks_are_found_by_their_tokens_not_by_their_hashes(monkeypatch) -> No
     """With one hash for all, what is not there is not found."""
     monkeypatch.setattr("haed.chunk.known.chunk_keys", lambda tokens, lengths: torch.zeros_like(lengths))
     chunks = Chunks(torch.tensor([[1, 2]]), torch.tensor([2]))
-    found = Lexicon(chunks)
+    found = Lexicon(chunks, torch.tensor([7]), torch.tensor([3]))
     assert found.find(Chunks(torch.tensor([[1, 2], [1, 0], [2, 1]]), torch.tensor([2, 1, 2]))).tolist() == [0, -1, -1]
-    assert found.occurrences(Chunks(torch.tensor([[1, 2], [2, 1]]), torch.tensor([2, 2]))).tolist() == [1, 0]
+    counts, documents = found.told(Chunks(torch.tensor([[1, 2], [2, 1]]), torch.tensor([2, 2])))
+    assert (counts.tolist(), documents.tolist()) == ([7, 0], [3, 0])
 
 
 def test_without_known_chunks_the_decoder_is_the_likelihood() -> None:
