@@ -10,7 +10,8 @@ from torch import Tensor
 
 from haed.chunk.packing import Chunks, chunk_keys
 
-_COLUMNS, _ROWS = 1 << 16, {"cpu": 256, "cuda": 2048}  # of the matrix of scores, at a time
+# Queries and chunks that are scored at a time. On a CPU both and their scores are to stay in its cache (docs/log.md).
+_BLOCK, _LARGE = {"cpu": (1 << 10, 1 << 11)}, (1 << 11, 1 << 16)
 _KEPT = 1 << 28  # bytes: keys of a smaller set are kept in the type that is computed in
 
 
@@ -74,31 +75,34 @@ class Known:
 
     def scores(self, queries: Tensor, prior: Tensor | float = 0.0) -> Tensor:
         """Scores (N, C) of all chunks; `prior` is the factor of the logarithms of their counts."""
-        with torch.autocast(queries.device.type, enabled=False):
-            wide = queries.to(self.bias.dtype)
-            blocks = [wide @ keys.t() + bias for _, keys, bias in self._blocks(prior)]
-        return torch.cat([wide.new_empty(len(wide), 0), *blocks], 1)
+        wide = queries.to(self.bias.dtype)
+        return torch.cat([wide.new_empty(len(wide), 0), *self._blocks(wide, self._added(prior))], 1)
 
     def log_softmax(self, queries: Tensor, rows: Tensor, prior: Tensor | float = 0.0) -> Tensor:
         """Log q (N,), in nats, of the chunk in row `rows` (N,) after each query (N, E); −∞ where the row is −1.
 
-        The matrix of scores is made block by block, and never held.
+        The matrix of scores is made block by block, and never held; what is not known costs nothing.
         """
-        wide, rows = queries.to(self.bias.dtype), rows.to(queries.device)
-        at_once = _ROWS.get(queries.device.type, 1024)
-        normaliser = wide.new_full((len(wide),), -torch.inf)
-        wanted = normaliser.clone()
-        with torch.autocast(queries.device.type, enabled=False):
-            for first, keys, bias in self._blocks(prior):
-                sums = [(part @ keys.t()).add_(bias).logsumexp(1) for part in wide.split(at_once)]
-                normaliser = torch.logaddexp(normaliser, torch.cat([normaliser[:0], *sums]))
-                here = ((rows >= first) & (rows < first + len(bias))).nonzero().squeeze(1)
-                own = rows[here] - first
-                wanted[here] = (wide[here] * keys[own]).sum(1) + bias[own]
-        return wanted - normaliser
+        result = queries.new_full((len(queries),), -torch.inf, dtype=self.bias.dtype)
+        added, known = self._added(prior), (rows >= 0).nonzero().squeeze(1)
+        for some in known.split(_BLOCK.get(queries.device.type, _LARGE)[0]):
+            here, own = some.to(result.device), rows[some].to(result.device)
+            wide = queries[here].to(result.dtype)
+            wanted = (wide * self.keys[own].to(wide.dtype)).sum(1) + added[own]
+            normaliser = torch.full_like(wanted, -torch.inf)
+            for block in self._blocks(wide, added):
+                normaliser = torch.logaddexp(normaliser, block.logsumexp(1))
+            result[here] = wanted - normaliser
+        return result
 
-    def _blocks(self, prior: Tensor | float) -> Iterator[tuple[int, Tensor, Tensor]]:
-        """Keys and what is added to their scores, in the type that is computed in, and the row of the first."""
-        for first in range(0, len(self), _COLUMNS):
-            rows = slice(first, first + _COLUMNS)
-            yield first, self.keys[rows].to(self.bias.dtype), self.bias[rows] + prior * self.log_counts[rows]
+    def _added(self, prior: Tensor | float) -> Tensor:
+        """What is added to the products (C,)."""
+        return self.bias + prior * self.log_counts
+
+    def _blocks(self, queries: Tensor, added: Tensor) -> Iterator[Tensor]:
+        """Scores (N, c) of some chunks after the others, in the type that is computed in."""
+        columns = _BLOCK.get(queries.device.type, _LARGE)[1]
+        for keys, bias in zip(self.keys.split(columns), added.split(columns), strict=True):
+            with torch.autocast(queries.device.type, enabled=False):
+                block = torch.addmm(bias, queries, keys.to(queries.dtype).t())
+            yield block

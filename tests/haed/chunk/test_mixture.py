@@ -84,8 +84,7 @@ def test_the_mixture_by_brute_force() -> None:
 
 
 def test_blocks_and_narrow_keys_change_nothing_but_the_rounding(monkeypatch) -> None:
-    monkeypatch.setattr("haed.chunk.known._COLUMNS", 3)
-    monkeypatch.setattr("haed.chunk.known._ROWS", {"cpu": 2})
+    monkeypatch.setattr("haed.chunk.known._BLOCK", {"cpu": (2, 3)})
     monkeypatch.setattr("haed.chunk.known._KEPT", 0)
     keys, bias, queries = torch.randn(8, 4), torch.randn(8), torch.randn(5, 4)
     chunks = Chunks(torch.arange(8)[:, None], torch.ones(8, dtype=torch.long))
