@@ -46,7 +46,10 @@ def everything(asked: Asked) -> Everything:
         TRAINS[phase](preset, overrides=given)
     folder, limits = RunFolder.of(options), options.evaluate
     run = str(folder.path)
-    if not folder.is_made("evaluation.json", options, split=limits.split):
+    from pipeline.run.known import likelihood
+
+    whose = likelihood(options, folder.trained_phase(limits.stage))
+    if not folder.is_made("evaluation.json", options, split=limits.split, **({"likelihood": whose} if whose else {})):
         evaluate(run)
     wanted = {name: getattr(options.index, name) for name in ("split", "min_count", "max_chunks")}
     if chunks and not folder.is_made("index/meta.json", options, **wanted):

@@ -42,8 +42,12 @@ def evaluate(run: str = "quickstart", overrides: Words = []) -> Evaluation:  # n
     found = run_stage(run_options(run, overrides, "evaluate"))
     own = found.headline
     figures = [(item.bits_per_char, item.name) for item in found.yardsticks] + [(own.value, run)]
+    if found.decoder is not None:
+        figures.append((found.decoder, f"{run}, decoder alone"))
     rows = [{"model": name, own.unit: round(bits, 4)} for bits, name in sorted(figures)]
-    create_table_artifact(rows, key=key("evaluation", Path(run).name), description=f"{run}: {found.split}")
+    create_table_artifact(
+        rows, key=key("evaluation", Path(run).name), description=f"{run}: {found.split}. {found.whose}"
+    )
     return found
 
 

@@ -13,6 +13,7 @@ OF_CHUNKS = {
     "finetune": "train",
     "train.iem_weight": "",
     "train.decode_fraction": "",
+    "evaluate.likelihood": "",
     "evaluate.closed_set": "",
     "evaluate.closed_windows": "",
     "index": "",

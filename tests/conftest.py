@@ -146,6 +146,31 @@ def options(tiny: list[str], sharded: Path, tmp_path: Path) -> Options:
     return load("quickstart", [*tiny, "name=tiny"])
 
 
+@pytest.fixture(scope="session")
+def mixing(text: Path, sharded: Path, tmp_path_factory: pytest.TempPathFactory) -> Options:
+    """A run whose likelihood is a mixture with 100 known chunks; to be copied."""
+    from pipeline.config import load
+    from pipeline.train.stages import finetune, pretrain
+
+    place = tmp_path_factory.mktemp("mixing")
+    shutil.copytree(sharded, place / "shards")
+    asked = ["model.mixture.known=100", "iem.correction=inclusion", "finetune.iem_weight=1", "precision=fp32"]
+    where = ["source.kind=text", f"source.path={text}", f"runs_dir={place}/runs", f"shards_dir={place}/shards"]
+    made = load("quickstart", [*TINY, *where, *asked, "name=mixed", "evaluate.yardsticks=false"])
+    pretrain(made)
+    finetune(made)
+    return made
+
+
+@pytest.fixture
+def mixed(mixing: Options, tmp_path: Path) -> Options:
+    """A copy of that run, and of its shards."""
+    runs, shards = tmp_path / "runs", tmp_path / "shards"
+    shutil.copytree(mixing.runs_dir, runs)
+    shutil.copytree(mixing.shards_dir, shards)
+    return replace(deepcopy(mixing), runs_dir=str(runs), shards_dir=str(shards))
+
+
 @pytest.fixture
 def chance() -> random.Random:
     return random.Random(0)

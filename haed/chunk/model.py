@@ -185,10 +185,13 @@ class HAED(System):
     @torch.no_grad()
     def embedded(self, lexicon: Lexicon, dtype: torch.dtype | None = None) -> Known:
         """A lexicon of at least one chunk with its keys, rounded to `dtype` if that is given; in evaluation mode."""
-        rows = torch.arange(len(lexicon)).split(_EMBEDDED)
-        found = [self.encode(lexicon.chunks[some]) for some in rows]
-        keys, bias = torch.cat([self.key(each.vector) for each in found]), torch.cat([each.bias for each in found])
-        return Known(lexicon, keys.to(dtype or keys.dtype), bias.to(torch.promote_types(bias.dtype, torch.float32)))
+        keys, biases = [], []
+        for rows in torch.arange(len(lexicon)).split(_EMBEDDED):
+            found = self.encode(lexicon.chunks[rows])
+            key = self.key(found.vector)
+            keys.append(key.to(dtype or key.dtype))
+            biases.append(found.bias.to(torch.promote_types(found.bias.dtype, torch.float32)))
+        return Known(lexicon, torch.cat(keys), torch.cat(biases))
 
     def vectors(self, windows: Windows, space: str) -> Tensor:
         """Embeddings (`chunks`) or ŷ (`predictions`); see `System.vectors`."""

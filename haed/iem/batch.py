@@ -115,13 +115,15 @@ def prepare(
         share = torch.arange(rows.start, rows.stop).clamp(max=max(0, len(chunks.keys) - 1))
     count = max(round(targets * decode_fraction), min(1, targets)) if decode_fraction else 0
     distinct_ones = Chunks(chunks.tokens, chunks.lengths)
-    weights = log_counts = unknown = None
-    if lexicon is None or not count:
+    weights = log_counts = unknown = documents = None
+    if lexicon is not None:
+        counts, documents = lexicon.told(distinct_ones)
+        log_counts = counts.clamp(min=1).float().log()
+    if documents is None or not decode_fraction:
         chosen = torch.zeros(targets, dtype=torch.bool)
         chosen[torch.randperm(targets, generator=generator)[:count] if count < targets else slice(None)] = True
     else:
-        counts, documents = lexicon.told(distinct_ones)
-        log_counts, elsewhere = counts.clamp(min=1).float().log(), documents[chunks.inverse] - 1
+        elsewhere = documents[chunks.inverse] - 1
         unknown, likely = elsewhere < 1, shares(elsewhere, count)
         chosen, weights = drawn(likely, generator), 1 / likely
     earlier = shifted(windows)[real] if model.decoder.sees_before else None
@@ -165,6 +167,8 @@ def shares(elsewhere: Tensor, count: int) -> Tensor:
         count: at most M.
     """
     rarity = (elsewhere.double().clamp(min=0) + 1).rsqrt()
+    if not len(rarity):  # a rank without a chunk
+        return rarity
     ranked = rarity.sort(descending=True).values
     rest = ranked.flip(0).cumsum(0).flip(0)  # of each and all after it
     factors = (count - torch.arange(len(ranked))) / rest  # if those before it are certain

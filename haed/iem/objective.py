@@ -231,10 +231,10 @@ class ChunkObjective(Objective):
         for layer, rows in (system.encoder.bias, sum(map(len, batch.encoded))), (system.head, batch.targets):
             if scored and layer is not None:
                 found.append((layer.weight, rows * layer.weight.numel()))
-        total = sum(count * (3 if weight.requires_grad else 1) for weight, count in found)
         if batch.log_counts is not None and system.mixture is not None:
             gate = system.mixture.gate.weight
             found.append((gate, sum(len(piece.decoded) for piece in batch.pieces) * gate.numel()))
+        total = sum(count * (3 if weight.requires_grad else 1) for weight, count in found)
         scores = 3 * batch.targets * batch.candidates * system.encoder.width if scored else 0
         return 2.0 * (total + scores) * self.ranks.size
 

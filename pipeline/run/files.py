@@ -5,7 +5,7 @@
 
 import json
 import logging
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
@@ -148,11 +148,69 @@ class Part:
 
 @dataclass
 class Breakdown:
-    """Bits of a split in three partitions; each adds up to all of them."""
+    """Bits of a split in partitions, each of which adds up to all of them.
+
+    Attributes:
+        by_position: of the decoder's decisions; of a mixture, to the bits of its decoder alone.
+        by_length: of whole chunks.
+        by_frequency: likewise.
+        decoder_by_frequency: of a mixture, by its decoder alone.
+        known_by_frequency: of a mixture, by its softmax alone, of the known chunks only.
+    """
 
     by_position: list[Part]
     by_length: list[Part]
     by_frequency: list[Part]
+    decoder_by_frequency: list[Part] = field(default_factory=list)
+    known_by_frequency: list[Part] = field(default_factory=list)
+
+    def of_parts(self) -> list[tuple[str, ...]]:
+        """Bits per token by frequency of a mixture and of its parts alone, as a table; see `OF_PARTS`."""
+        tables = (self.by_frequency, self.decoder_by_frequency, self.known_by_frequency)
+        found = [{part.of: part.bits_per_token for part in table} for table in tables]
+        return [
+            (part.of, f"{part.chunks:,}", *(_bits(each.get(part.of)) for each in found))
+            for part in (self.by_frequency if self.decoder_by_frequency else [])
+        ]
+
+
+OF_PARTS = ("times in train", "chunks", "mixture, bits/token", "decoder alone", "known chunks alone")
+
+
+@dataclass
+class MixtureParts:
+    """What the parts of a mixture say of the same chunks, and how they are weighed.
+
+    Attributes:
+        known: number of known chunks, |S|.
+        unknown_share: of the scored chunks, those that are not among them.
+        gate: mean of g over the scored chunks.
+        decoder_bits_per_token: the decoder alone, on all chunks.
+        known_bits_per_token: the softmax over the known chunks alone, q, on the scored ones among them; None if there is none.
+        known_decoder_bits_per_token: the decoder alone on the same, to compare with.
+        known_flops_per_token: operations of the products with all known chunks, over all tokens.
+    """
+
+    known: int
+    unknown_share: float
+    gate: float
+    decoder_bits_per_token: float
+    known_bits_per_token: float | None
+    known_decoder_bits_per_token: float | None
+    known_flops_per_token: float
+
+    def __str__(self) -> str:
+        """For people."""
+        return (
+            f"{self.known:,} known chunks, alone {_bits(self.known_bits_per_token)} bits/token where the decoder has "
+            f"{_bits(self.known_decoder_bits_per_token)}; the decoder alone on all {_bits(self.decoder_bits_per_token)}; "
+            f"{self.unknown_share:.2%} of the chunks unknown, gate {self.gate:.3f}, "
+            f"{self.known_flops_per_token / 1e6:.3g} MFLOP per token"
+        )
+
+
+def _bits(value: float | None) -> str:
+    return "–" if value is None else f"{value:.4f}"
 
 
 @dataclass
@@ -185,6 +243,8 @@ class Evaluation:
         context: chunks of a window.
         stride: how many of them are newly scored by each.
         seconds: time of scoring.
+        likelihood: whose bits they are, where a run has two: its mixture's, or its decoder's alone; else None.
+        parts: of the mixture, else None.
         iem: the IEM score as a likelihood over a closed set of chunks, if the run was trained with that loss.
         breakdown: bits by position in a chunk, by its length, and by how often the train split has it.
         yardsticks: other models on the same bytes.
@@ -207,6 +267,8 @@ class Evaluation:
     context: int
     stride: int = 0
     seconds: float
+    likelihood: Literal["mixture", "decoder"] | None = None
+    parts: MixtureParts | None = None
     iem: ClosedSet | None = None
     breakdown: Breakdown | None = None
     yardsticks: list[Baseline]
@@ -218,6 +280,18 @@ class Evaluation:
         if self.bits_per_dim is not None:
             return Figure(self.bits_per_dim, "bits/dim", "values")
         return Figure(self.bits_per_char, "bits/char", "characters")
+
+    @property
+    def whose(self) -> str:
+        """One sentence on whose bits they are, where a run has a mixture, and what its parts have; else nothing."""
+        if self.likelihood == "decoder":
+            return "By the decoder alone (evaluate.likelihood=decoder), not by the run's mixture."
+        return f"A mixture. {self.parts}." if self.parts is not None else ""
+
+    @property
+    def decoder(self) -> float | None:
+        """What the decoder of a mixture has alone, in the unit of `headline`."""
+        return None if self.parts is None else self.parts.decoder_bits_per_token * self.tokens / self.characters
 
 
 @dataclass

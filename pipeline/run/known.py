@@ -9,6 +9,7 @@ made anew, and the log says so. Nothing of any other split is in them.
 import hashlib
 import logging
 from pathlib import Path
+from typing import Literal
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -20,7 +21,7 @@ from data.distinct import distinct_chunks, documents_with
 from haed.chunk.known import Known, Lexicon
 from haed.chunk.model import HAED
 from haed.chunk.packing import Chunks
-from pipeline.options import Options, PhaseOptions
+from pipeline.options import Options, Phase, PhaseOptions
 from pipeline.run.files import write_or_say
 from pipeline.run.folder import RunFolder
 from pipeline.run.saved import Saved
@@ -32,6 +33,11 @@ CHUNKS, KEYS = "known/chunks.safetensors", "known/keys.safetensors"
 def is_mixed(options: Options, phase: PhaseOptions) -> bool:
     """Whether the likelihood of a phase's checkpoints is the mixture: only the IEM loss makes it one."""
     return bool(options.model.mixture.known) and phase.iem_weight > 0
+
+
+def likelihood(options: Options, phase: Phase) -> Literal["mixture", "decoder"] | None:
+    """Whose likelihood is asked for, of a phase's checkpoint that has two."""
+    return options.evaluate.likelihood if is_mixed(options, getattr(options, phase)) else None
 
 
 def lexicon(corpus: Corpus, most: int) -> Lexicon:
@@ -56,8 +62,12 @@ def known(folder: RunFolder, system: HAED, most: int, checkpoint: Saved) -> Know
     Raises:
         FileNotFoundError: nothing tells the known chunks: neither the run, nor its shards are there.
     """
-    chunks = _read(folder.path / CHUNKS, _told(checkpoint.identity["corpus"], most))
-    found = _lexicon(_chunks(folder.corpus(), most) if chunks is None else chunks)
+    told = _told(checkpoint.identity["corpus"], most)
+    chunks = _read(folder.path / CHUNKS, told)
+    if chunks is None:
+        chunks = _chunks(folder.corpus(), most)
+        _write(folder.path / CHUNKS, chunks, told)
+    found = _lexicon(chunks)
     told = {"checkpoint": checkpoint.digest, "chunks": str(len(found))}
     kept = _read(folder.path / KEYS, told)
     if kept is None:
@@ -69,7 +79,7 @@ def known(folder: RunFolder, system: HAED, most: int, checkpoint: Saved) -> Know
 
 
 def _told(corpus: str, most: int) -> dict[str, str]:
-    return {"corpus": corpus, "most": str(most)}
+    return {"corpus": corpus, "most": str(most), "holds": "counts documents lengths tokens"}
 
 
 def _chunks(corpus: Corpus, most: int) -> dict[str, Tensor]:
@@ -94,16 +104,14 @@ def _read(path: Path, told: dict[str, str]) -> dict[str, Tensor] | None:
     """The tensors of a cache, mapped from its file, if it says of itself what is asked for and is whole; else None."""
     try:
         with safe_open(path, "pt") as file:
-            said, found = file.metadata(), {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+            said, found = file.metadata() or {}, {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
     except FileNotFoundError:
         return None
     except (SafetensorError, OSError) as error:
         log.warning("%s is damaged (%s): it is made anew", path, error)
         return None
-    if {name: said.get(name) for name in told} != told:
-        log.info(
-            "%s is stale: %s", path, ", ".join(f"{name} {said.get(name)}, now {now}" for name, now in told.items())
-        )
+    if others := [f"{name} {said.get(name)}, now {now}" for name, now in told.items() if said.get(name) != now]:
+        log.info("%s is stale: %s", path, "; ".join(others))
         return None
     if said.get("sha256") != _sha256(found):
         log.warning("%s is damaged (its sha256 is another): it is made anew", path)
@@ -119,5 +127,5 @@ def _sha256(tensors: dict[str, Tensor]) -> str:
     found = hashlib.sha256()
     for name in sorted(tensors):
         found.update(name.encode())
-        found.update(tensors[name].contiguous().view(torch.uint8).flatten().numpy().tobytes())
+        found.update(tensors[name].contiguous().view(torch.uint8).numpy())
     return found.hexdigest()

@@ -7,13 +7,14 @@ run.sample("import ")
 run.neighbours("def ")
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from data.chunkers import Chunker
 from haed.build import make_sampler
@@ -23,21 +24,23 @@ from haed.system import System, Windows
 from pipeline.options import Options, SampleOptions
 from pipeline.run.checkpoints import Checkpoint, Checkpoints
 from pipeline.run.device import Compute, compute
+from pipeline.run.files import MixtureParts
 from pipeline.run.folder import RunFolder
 from pipeline.run.index import Index, Neighbours
-from pipeline.run.known import is_mixed, known
+from pipeline.run.known import known, likelihood
 from pipeline.run.memory import build_system, check_memory
 from pipeline.run.windows import Scored, grid, overlapping
 
 
 @dataclass
 class Score:
-    """Exact bits of some text: of its tokens and of the ends of its chunks, in the canonical cut."""
+    """Exact bits of some text: of its tokens and of the ends of its chunks, in the canonical cut; and the parts of a mixture."""
 
     bits: float
     tokens: int
     characters: int
     bytes: int
+    parts: MixtureParts | None = None
 
     @property
     def bits_per_token(self) -> float:
@@ -88,18 +91,38 @@ class Run:
     @property
     def likelihood(self) -> System:
         """The system, with the known chunks of a mixture, found at their first use."""
-        how = self.options
-        mixed = is_mixed(how, getattr(how, self.phase)) and how.evaluate.likelihood == "mixture"
-        if mixed and isinstance(self.system, HAED) and self.system.known is None:
+        how, system = self.options, self.system
+        mixed = likelihood(how, self.phase) == "mixture"
+        if mixed and isinstance(system, HAED) and system.known is None:
             with torch.no_grad(), self.compute.precision():
-                self.system.known = known(self.folder, self.system, how.model.mixture.known, self.checkpoint)
-        return self.system
+                system.known = known(self.folder, system, how.model.mixture.known, self.checkpoint)
+        return system
 
     def score(self, text: str | bytes) -> Score:
         """Exact bits of one document."""
         document = text.encode() if isinstance(text, str) else text
-        bits = sum(float(scored.bits.sum()) for scored in self.score_documents([self.chunker.split(document)]))
-        return Score(bits, len(document), characters(document), len(document))
+        bits, sums = 0.0, []
+        for scored in self.score_documents([self.chunker.split(document)]):
+            bits += float(scored.bits.sum())
+            sums.append(scored.parts())
+        return Score(bits, len(document), characters(document), len(document), self.parts(sums))
+
+    def parts(self, sums: Sequence[Tensor | None]) -> MixtureParts | None:
+        """What the parts of the mixture say of the chunks that `Scored.parts` was summed over; None of other systems."""
+        found = [each for each in sums if each is not None]
+        if not found or not isinstance(self.system, HAED) or self.system.known is None:
+            return None
+        (chunks, tokens, decoder, _, gate), (hits, own, own_decoder, known, _) = torch.stack(found).sum(0).tolist()
+        size, width = self.system.known.keys.shape
+        return MixtureParts(
+            known=size,
+            unknown_share=1 - hits / chunks,
+            gate=gate / chunks,
+            decoder_bits_per_token=decoder / tokens,
+            known_bits_per_token=known / own if own else None,
+            known_decoder_bits_per_token=own_decoder / own if own else None,
+            known_flops_per_token=2.0 * size * width * hits / tokens,
+        )
 
     def score_documents(
         self, documents: Iterable[tuple[np.ndarray, np.ndarray]], stride: int | None = None, at_once: int = 32

@@ -72,6 +72,14 @@ class Scored:
             part, joint, decisions, -found.known.double().cpu() / math.log(2), found.gate.double().sigmoid().cpu()
         )
 
+    def parts(self) -> Tensor | None:
+        """Sums (2, 5) over all chunks, and over the known ones: their number, tokens, bits by decoder and softmax, g."""
+        if self.known is None or self.gate is None:
+            return None
+        lengths, decoder = self.part.windows.lengths[self.part.new].double(), self.decisions.sum(-1)
+        each = torch.stack([torch.ones_like(lengths), lengths, decoder, self.known, self.gate])
+        return torch.stack([each.sum(1), each[:, self.known.isfinite()].sum(1)])
+
     def per_window(self) -> Tensor:
         """Bits (B,) of each window."""
         window = self.part.new.nonzero()[:, 0]

@@ -1,5 +1,8 @@
 """Where the bits of an evaluation are spent: by position in a chunk, by its length, by how often training saw it.
 
+A mixture's bits are of whole chunks: by frequency they are also told for each of its parts, and by position there are those of
+its decoder alone.
+
 Legend: B windows, T chunks of a window, K tokens of a chunk.
 """
 
@@ -22,9 +25,8 @@ class Tally:
 
     def __init__(self, k: int, train: Occurrences) -> None:
         self._train = train
-        self._position, self._length, self._frequency = (
-            np.zeros((3, groups)) for groups in (k + 1, k + 1, len(_FREQUENCIES))
-        )
+        self._position, self._length = np.zeros((2, 3, k + 1))
+        self._frequency, self._decoder, self._known = np.zeros((3, 3, len(_FREQUENCIES)))
 
     def add(self, scored: Scored) -> None:
         """Takes in the chunks that count in these windows."""
@@ -37,9 +39,13 @@ class Tally:
         )
         flat = tokens[np.arange(tokens.shape[1]) < lengths[:, None]].astype(np.uint8)
         seen = np.digitize(self._train.of(flat, lengths), _FREQUENCIES) - 1
-        for table, group in ((self._length, lengths), (self._frequency, seen)):
-            for row, weight in enumerate((np.ones_like(bits), lengths, bits)):
-                table[row] += np.bincount(group, weight, table.shape[1])
+        _add(self._length, lengths, lengths, bits)
+        _add(self._frequency, seen, lengths, bits)
+        if scored.known is not None:
+            known = scored.known.numpy()
+            hit = np.isfinite(known)
+            _add(self._decoder, seen, lengths, decisions.sum(1))
+            _add(self._known, seen[hit], lengths[hit], known[hit])
 
     def result(self) -> Breakdown:
         """What was added up so far."""
@@ -49,8 +55,14 @@ class Tally:
         return Breakdown(
             _parts([str(place) for place in range(1, self._position.shape[1] + 1)], self._position),
             _parts(sizes, self._length),
-            _parts(often, self._frequency),
+            *(_parts(often, table) for table in (self._frequency, self._decoder, self._known)),
         )
+
+
+def _add(table: np.ndarray, group: np.ndarray, tokens: np.ndarray, bits: np.ndarray) -> None:
+    """Adds chunks, their tokens and bits, (N,) each, to the columns of their groups (N,) in a table (3, groups)."""
+    for row, weight in zip(table, (np.ones_like(bits), tokens, bits), strict=True):
+        row += np.bincount(group, weight, len(row))
 
 
 def _parts(names: list[str], table: np.ndarray) -> list[Part]:

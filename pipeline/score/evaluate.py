@@ -15,8 +15,9 @@ from data.distinct import Occurrences
 from data.durable import write_atomically
 from pipeline.options import Options
 from pipeline.run.device import release_memory
-from pipeline.run.files import Baseline, Evaluation, write_or_say
+from pipeline.run.files import OF_PARTS, Baseline, Breakdown, Evaluation, write_or_say
 from pipeline.run.folder import RunFolder
+from pipeline.run.known import likelihood
 from pipeline.run.opened import Run, Score, characters
 from pipeline.run.shards import check_split
 from pipeline.score.baselines import measure, not_beaten
@@ -70,9 +71,11 @@ def _score(
     limits = run.options.evaluate
     stride = min(limits.stride or max(1, run.options.batch.context // 2), run.options.batch.context)
     per_document: dict[int, tuple[float, int]] = {}
+    sums = []
     for scored in run.score_documents(documents, stride, limits.sequences):
         if tally is not None:
             tally.add(scored)
+        sums.append(scored.parts())
         lengths = (scored.part.windows.lengths * scored.part.new).sum(1)
         rows = zip(scored.part.document.tolist(), scored.per_window().tolist(), lengths.tolist(), strict=True)
         for document, bits, tokens in rows:
@@ -87,13 +90,14 @@ def _score(
         tokens=sum(tokens for _, tokens in per_document.values()),
         characters=sum(size[0] for size in sizes),
         bytes=sum(size[1] for size in sizes),
+        parts=run.parts(sums),
     )
     return Evaluation(
         split=split,
         stage=run.phase,
         step=run.step,
         checkpoint=run.digest,
-        **asdict(score),
+        **vars(score),
         bits_per_token=score.bits_per_token,
         bits_per_char=score.bits_per_char,
         bits_per_byte=score.bits_per_byte,
@@ -104,6 +108,7 @@ def _score(
         context=run.options.batch.context,
         stride=stride,
         seconds=seconds,
+        likelihood=likelihood(run.options, run.phase),
         iem=None,
         breakdown=tally.result() if tally is not None else None,
         yardsticks=reference,
@@ -164,12 +169,33 @@ def table(result: Evaluation) -> str:
             f"decoder needs {result.iem.decoder_bits_per_token:.4f} ({result.iem.chunks:,} chunks"
             f"{'' if result.iem.calibrated else ', uncalibrated'})"
         )
-    for name, parts in vars(result.breakdown).items() if result.breakdown is not None else ():
-        spent = ", ".join(f"{part.of}: {part.bits / max(result.bits, 1e-9):.0%}" for part in parts)
-        lines.append(f"  bits {name.replace('_', ' ')}: {spent}")
+    if result.whose:
+        lines.append(f"  {result.whose}")
+    if result.breakdown is not None:
+        lines += _spent(result.breakdown)
     if result.yardsticks:
         lines.append("yardsticks on the same bytes (bits/char):")
         for item in sorted(result.yardsticks, key=lambda item: -item.bits_per_char):
             beaten = "not beaten" if item.name in result.not_beaten else "beaten"
             lines.append(f"  {item.name:<28} {item.bits_per_char:7.4f}  {beaten}")
     return "\n".join(lines)
+
+
+def _spent(found: Breakdown) -> Iterator[str]:
+    """Shares of the bits; of a mixture also the bits per token of its parts."""
+    mixed = found.of_parts()
+    position = "the decoder's bits" if mixed else "bits"  # a mixture's are of whole chunks
+    partitions = {
+        f"{position} by position": found.by_position,
+        "bits by length": found.by_length,
+        "bits by frequency": found.by_frequency,
+    }
+    for name, parts in partitions.items():
+        total = max(sum(part.bits for part in parts), 1e-9)
+        yield f"  {name}: {', '.join(f'{part.of}: {part.bits / total:.0%}' for part in parts)}"
+    if mixed:
+        lines = [OF_PARTS, *mixed]
+        widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+        yield from (
+            f"    {'  '.join(cell.rjust(width) for cell, width in zip(line, widths, strict=True))}" for line in lines
+        )

@@ -35,7 +35,10 @@ class Row:
         validation: last bits per token on the fixed subset of the validation split.
         validation_error: its standard error.
         evaluation: bits per character (per dim for images) of evaluation.json, or None if the run was not evaluated.
+        decoder: the same by the decoder of a mixture alone.
+        unknown: the share of chunks that this mixture spells.
         split: that it is of.
+        likelihood: whose it is, of a run with a mixture: `mixture`, or `decoder` alone.
         stage: the phase whose checkpoint it is of.
         corpus: digest of the corpus; bits of different ones do not compare.
     """
@@ -49,6 +52,9 @@ class Row:
     validation: float | None
     validation_error: float | None
     evaluation: float | None
+    decoder: float | None
+    unknown: float | None
+    likelihood: str | None
     split: str | None
     stage: str | None
     corpus: str | None
@@ -119,6 +125,9 @@ def _read(name: str, folder: RunFolder) -> tuple[Row, list[Point]]:
         validation=last.get(BITS),
         validation_error=last.get("validation/standard_error"),
         evaluation=evaluation.headline.value if evaluation else None,
+        decoder=evaluation.decoder if evaluation else None,
+        unknown=evaluation.parts.unknown_share if evaluation and evaluation.parts else None,
+        likelihood=evaluation.likelihood if evaluation else None,
         split=evaluation.split if evaluation else None,
         stage=evaluation.stage if evaluation else None,
         corpus=remembered.digest if remembered else None,
@@ -154,11 +163,14 @@ HEAD = (
     "model FLOPs",
     "validation, bits/token",
     "evaluation, bits/char",
+    "decoder alone",
+    "unknown chunks",
 )
 
 
 def _cells(row: Row) -> list[str]:
     validation = "–" if row.validation is None else f"{row.validation:.4f} ± {row.validation_error or 0:.4f}"
+    alone = ", decoder alone" if row.likelihood == "decoder" else ""
     return [
         row.run,
         " + ".join(row.phases),
@@ -167,7 +179,9 @@ def _cells(row: Row) -> list[str]:
         f"{row.seconds:,.0f}",
         f"{row.flops:.3g}",
         validation,
-        "–" if row.evaluation is None else f"{row.evaluation:.4f} ({row.split}, {row.stage})",
+        "–" if row.evaluation is None else f"{row.evaluation:.4f} ({row.split}, {row.stage}{alone})",
+        "–" if row.decoder is None else f"{row.decoder:.4f}",
+        "–" if row.unknown is None else f"{row.unknown:.2%}",
     ]
 
 
@@ -179,6 +193,8 @@ def _remark(rows: list[Row]) -> str:
         return ""
     if any((row.evaluation is None, row.split) != (rows[0].evaluation is None, rows[0].split) for row in rows):
         return "Not all runs were evaluated on the same split; compare the validation."
+    if alone := [row.run for row in rows if row.likelihood == "decoder"]:
+        return f"{', '.join(alone)}: evaluated by the decoder alone, not by the mixture; evaluate again to compare."
     return f"{rows[0].run} needs the fewest bits, {rows[1].run} {_bits(rows[1]) - _bits(rows[0]):.4f} more."
 
 

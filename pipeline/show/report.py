@@ -11,7 +11,7 @@ import numpy as np
 
 from data.durable import write_atomically
 from pipeline.options import Options
-from pipeline.run.files import Evaluation, KeptSample, read_as
+from pipeline.run.files import OF_PARTS, Evaluation, KeptSample, read_as
 from pipeline.run.folder import RunFolder
 from pipeline.run.index import META, Index, Neighbours, StaleIndex
 from pipeline.run.metrics import Record, read
@@ -175,7 +175,12 @@ def _likelihood(evaluation: Evaluation) -> str:
         f"{escape(evaluation.split)} split{f', standard error {error:.3f} over documents' if error else ''}: "
         f"{evaluation.characters:,} {figure.over}, {evaluation.stage} step {evaluation.step:,}, context "
         f"{evaluation.context} chunks.</p><p>{escape(_verdict(evaluation))}</p>"
+        f"<p>{escape(evaluation.whose)}</p>{table(OF_PARTS, rows, 1) if (rows := _of_parts(evaluation)) else ''}"
     )
+
+
+def _of_parts(evaluation: Evaluation) -> list[tuple[str, ...]]:
+    return evaluation.breakdown.of_parts() if evaluation.breakdown is not None else []
 
 
 def _html(found: Found) -> str:
@@ -211,7 +216,9 @@ def markdown(found: Found) -> str:
     if found.evaluation:
         figure = found.evaluation.headline
         lines += [f"**{figure.value:.3f} {figure.unit}** on the {found.evaluation.split} split. "]
-        lines[-1] += _verdict(found.evaluation) + "\n"
+        lines[-1] += f"{_verdict(found.evaluation)}\n\n{found.evaluation.whose}\n"
+        if rows := _of_parts(found.evaluation):
+            lines += [markdown_table(OF_PARTS, rows, 1), ""]
     lines += [f"{remark}\n" for remark in found.remarks]
     lines += [f"![{name}]({name})\n" for name in found.pictures]
     for item in found.neighbours:

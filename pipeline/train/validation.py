@@ -2,7 +2,7 @@
 
 It is the exact loss, in bits per token, of a phase that decodes. A phase one without a decoded share is scored by the IEM
 loss, in nats per chunk: a softmax over the distinct chunks of the subset, so that windows and candidates are the same each
-time. That says which checkpoint is better, and is no likelihood.
+time; in a mixture with the prior of their counts in train. That says which checkpoint is better, and is no likelihood.
 """
 
 import math
@@ -81,11 +81,15 @@ class Validation:
         """IEM loss of each window, likewise."""
         assert isinstance(system, HAED)
         real = self.windows.real
-        chunks = distinct(self.windows.tokens[real], self.windows.lengths[real])
-        lexicon = Lexicon(Chunks(chunks.tokens, chunks.lengths))
+        found = distinct(self.windows.tokens[real], self.windows.lengths[real])
+        chunks = Chunks(found.tokens, found.lengths)
+        counts, prior = None, 0.0
+        if self.lexicon is not None and system.mixture is not None:
+            counts, prior = self.lexicon.told(chunks)[0].clamp(min=1), system.mixture.prior
+        lexicon = Lexicon(chunks, counts)
         closed = system.embedded(lexicon)
         for part in some_at_once(self.windows):
             nats = torch.zeros(part.real.shape, dtype=torch.float64)
             rows = lexicon.find(Chunks(part.tokens, part.lengths)[part.real])
-            nats[part.real] = -closed.log_softmax(system.query(system.predictions(part)), rows).double().cpu()
+            nats[part.real] = -closed.log_softmax(system.query(system.predictions(part)), rows, prior).double().cpu()
             yield nats.sum(1)

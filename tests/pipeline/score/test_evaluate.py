@@ -1,11 +1,14 @@
 """Evaluation: where the bits are spent, beside the exact likelihood of documents scored by hand."""
 
+import json
 from collections import Counter, defaultdict
 
 import numpy as np
 import pytest
+import torch
 
 from pipeline.options import Options
+from pipeline.run.files import Evaluation, read_as
 from pipeline.run.folder import RunFolder
 from pipeline.run.opened import Run
 from pipeline.score.evaluate import evaluate, table
@@ -37,10 +40,59 @@ def test_partitions_of_the_bits(options: Options) -> None:
     assert found.breakdown.by_frequency[0].of == "0"
     assert found.breakdown.by_frequency[0].bits == pytest.approx(unseen, rel=1e-4)
     chunks = corpus.counts("test").chunks
-    for parts in vars(found.breakdown).values():
+    assert not found.breakdown.decoder_by_frequency and found.parts is None and found.likelihood is None
+    for parts in list(vars(found.breakdown).values())[:3]:
         assert sum(part.bits for part in parts) == pytest.approx(found.bits, rel=1e-5)
         assert sum(part.tokens for part in parts) == found.tokens
     assert found.breakdown.by_position[0].chunks == sum(part.chunks for part in found.breakdown.by_length) == chunks
+    path = run.folder.path / "evaluation.json"
+    content = json.loads(path.read_text())  # as before there were mixtures
+    assert content.pop("parts") is None and content.pop("likelihood") is None
+    assert content["breakdown"].pop("decoder_by_frequency") == content["breakdown"].pop("known_by_frequency") == []
+    path.write_text(json.dumps(content))
+    assert read_as(Evaluation, path) == found and found.whose == "" and found.decoder is None
+
+
+def test_the_parts_of_a_mixture(mixed: Options) -> None:
+    """By hand from the parts of each chunk; the decoder alone is what `evaluate.likelihood=decoder` gives."""
+    found = evaluate(mixed)
+    run = Run(RunFolder.of(mixed), mixed)
+    rows = []
+    for scored in run.score_documents(run.folder.corpus().documents("test")):
+        lengths = scored.part.windows.lengths[scored.part.new]
+        assert scored.known is not None and scored.gate is not None
+        rows.append(torch.stack([lengths, scored.bits, scored.decisions.sum(1), scored.known, scored.gate], 1))
+    lengths, bits, decoder, known, gate = torch.cat(rows).T
+    hit = known.isfinite()
+    assert 0 < int(hit.sum()) < len(hit)
+    joint = -(gate * torch.exp2(-known) + (1 - gate) * torch.exp2(-decoder)).log2()
+    torch.testing.assert_close(bits, joint, rtol=1e-5, atol=1e-5)
+    assert found.likelihood == "mixture" and found.bits == pytest.approx(float(bits.sum()))
+    assert found.parts is not None and vars(found.parts) == pytest.approx(
+        {
+            "known": 100,
+            "unknown_share": 1 - float(hit.double().mean()),
+            "gate": float(gate.mean()),
+            "decoder_bits_per_token": float(decoder.sum() / lengths.sum()),
+            "known_bits_per_token": float(known[hit].sum() / lengths[hit].sum()),
+            "known_decoder_bits_per_token": float(decoder[hit].sum() / lengths[hit].sum()),
+            "known_flops_per_token": 2 * 100 * 16 * int(hit.sum()) / float(lengths.sum()),
+        },
+        rel=1e-5,
+    )
+    assert found.breakdown is not None
+    parts = vars(found.breakdown)
+    totals = {name: sum(part.bits for part in parts) for name, parts in parts.items()}
+    assert [totals["by_length"], totals["by_frequency"]] == pytest.approx([found.bits] * 2)
+    assert [totals["by_position"], totals["decoder_by_frequency"]] == pytest.approx([float(decoder.sum())] * 2)
+    assert totals["known_by_frequency"] == pytest.approx(float(known[hit].sum()))
+    assert str(found.parts) in table(found) and "the decoder's bits by position" in table(found)
+    path = run.folder.path / "evaluation.json"
+    assert read_as(Evaluation, path) == found
+    mixed.evaluate.likelihood = "decoder"
+    alone = evaluate(mixed)
+    assert alone.likelihood == "decoder" and alone.parts is None and "By the decoder alone" in table(alone)
+    assert alone.bits == pytest.approx(float(decoder.sum())) and found.decoder == pytest.approx(alone.bits_per_char)
 
 
 def test_pictures_in_bits_per_value(pictures: Options) -> None:

@@ -1,0 +1,145 @@
+"""The cache of known chunks: used as long as it is right, made anew if not, and of the train split alone."""
+
+import logging
+import shutil
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from threading import Thread
+
+import numpy as np
+import pytest
+from safetensors.torch import load_file
+
+from data.corpus import Corpus
+from haed.chunk.model import HAED
+from pipeline.options import Options
+from pipeline.run.folder import RunFolder
+from pipeline.run.known import CHUNKS, KEYS, remember
+from pipeline.run.opened import Run, Score, open_run
+from pipeline.run.shards import shard
+from pipeline.score.evaluate import evaluate
+from pipeline.train.stages import finetune
+
+TEXT = "def f(self):\n    return self.queue\n"
+
+
+def score(run: Run) -> Score:
+    """As if the run had just been opened."""
+    assert isinstance(run.system, HAED)
+    run.system.known = None
+    return run.score(TEXT)
+
+
+@pytest.fixture
+def run(mixed: Options, caplog: pytest.LogCaptureFixture) -> Run:
+    caplog.set_level(logging.INFO, "pipeline")
+    return Run(RunFolder.of(mixed), mixed)
+
+
+def test_it_is_built_at_first_use_and_used_then(run: Run, caplog: pytest.LogCaptureFixture) -> None:
+    path = run.folder.path
+    assert (path / CHUNKS).is_file() and not (path / KEYS).exists()
+    first = score(run)
+    assert "embedding 100 known chunks" in caplog.text and first.parts is not None and first.parts.known == 100
+    caplog.clear()
+    made = (path / KEYS).stat().st_mtime_ns
+    assert score(run) == first
+    assert caplog.text == "" and (path / KEYS).stat().st_mtime_ns == made
+
+
+def test_one_of_another_checkpoint_is_stale(run: Run, mixed: Options, caplog: pytest.LogCaptureFixture) -> None:
+    before = score(run)
+    finetune(replace(mixed, finetune=replace(mixed.finetune, steps=8)))
+    caplog.clear()
+    run = open_run(run.folder.path)
+    found = score(run)
+    assert run.step > 4 and found != before and "keys.safetensors is stale: checkpoint" in caplog.text
+    shutil.rmtree(run.folder.path / "known")
+    assert score(run) == found
+
+
+def flipped(path: Path) -> None:
+    content = bytearray(path.read_bytes())
+    content[-5] ^= 1
+    path.write_bytes(content)
+
+
+@pytest.mark.parametrize("name", [CHUNKS, KEYS])
+def test_a_damaged_one_is_made_anew(name: str, run: Run, caplog: pytest.LogCaptureFixture) -> None:
+    right = score(run)
+    damages: list[Callable[[Path], object]] = [
+        flipped,
+        lambda path: path.write_bytes(path.read_bytes()[:-100]),
+        lambda path: path.write_bytes(b"garbage, and more of it"),
+        lambda path: path.write_bytes(b""),
+    ]
+    for damage in damages:
+        damage(run.folder.path / name)
+        caplog.clear()
+        assert score(run) == right
+        assert f"{name} is damaged" in caplog.text and "made anew" in caplog.text
+        caplog.clear()
+        assert score(run) == right and caplog.text == ""
+
+
+def test_where_nothing_can_be_written_it_is_kept_in_memory(run: Run, caplog: pytest.LogCaptureFixture) -> None:
+    right = score(run)
+    shutil.rmtree(run.folder.path / "known")
+    (run.folder.path / "known").write_bytes(b"no folder can be made here, whoever asks")
+    assert score(run) == run.score(TEXT) == right
+    assert caplog.text.count("keys.safetensors could not be written") == 1
+
+
+def test_a_run_knows_its_chunks_without_its_shards(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    right = score(run)
+    (run.folder.path / KEYS).unlink()
+    monkeypatch.setattr("pipeline.run.folder.MANIFEST", "nowhere.json")
+    assert score(run) == right
+    (run.folder.path / CHUNKS).unlink()
+    with pytest.raises(FileNotFoundError, match="the shards of .* are not at"):
+        score(run)
+
+
+def test_two_at_once(run: Run, mixed: Options, caplog: pytest.LogCaptureFixture) -> None:
+    right = score(run)
+    shutil.rmtree(run.folder.path / "known")
+    found: list[Score] = []
+    runs = [run, Run(run.folder, mixed)]
+    threads = [Thread(target=lambda each=each: found.append(score(each))) for each in runs]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert found == [right, right] and "could not" not in caplog.text
+    caplog.clear()
+    assert score(run) == right and caplog.text == ""
+
+
+def chunks_of(corpus: Corpus, split: str) -> list[bytes]:
+    return [
+        chunk.tobytes()
+        for tokens, lengths in corpus.documents(split)
+        for chunk in np.split(tokens, np.cumsum(lengths)[:-1])
+    ]
+
+
+def test_nothing_of_the_scored_split_is_known(mixed: Options, text: Path, tmp_path: Path) -> None:
+    """What valid alone has is spelled; another valid split changes neither what is known nor the score of test."""
+    mixed.evaluate.split = "valid"
+    valid, run = evaluate(mixed), Run(RunFolder.of(mixed), mixed)
+    corpus = run.folder.corpus()
+    known = load_file(run.folder.path / CHUNKS)
+    names = {bytes(row[:size].tolist()) for row, size in zip(known["tokens"], known["lengths"], strict=True)}
+    counts, scored = Counter(chunks_of(corpus, "train")), chunks_of(corpus, "valid")
+    assert len(names) == 100 and min(counts[each] for each in names) >= sorted(counts.values())[-100]
+    assert set(scored) - set(counts) and valid.parts is not None
+    assert valid.parts.unknown_share == pytest.approx(np.mean([each not in names for each in scored]))
+    source = Path(shutil.copytree(text, tmp_path / "text"))
+    next(source.glob("valid*")).write_bytes(b"zyzzyva quokka " * 5000)
+    other = shard(replace(mixed, source=replace(mixed.source, path=str(source))))
+    assert other.digest != corpus.digest and set(chunks_of(other, "valid")) == {b"zyzzyva ", b"quokka "}
+    remember(run.folder, other, 100)
+    again = load_file(run.folder.path / CHUNKS)
+    assert again.keys() == known.keys() and all((again[name] == known[name]).all() for name in known)
