@@ -127,5 +127,5 @@ def _sha256(tensors: dict[str, Tensor]) -> str:
     found = hashlib.sha256()
     for name in sorted(tensors):
         found.update(name.encode())
-        found.update(tensors[name].contiguous().view(torch.uint8).numpy())
+        found.update(tensors[name].contiguous().view(torch.uint8).numpy().data)
     return found.hexdigest()

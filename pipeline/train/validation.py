@@ -83,10 +83,8 @@ class Validation:
         real = self.windows.real
         found = distinct(self.windows.tokens[real], self.windows.lengths[real])
         chunks = Chunks(found.tokens, found.lengths)
-        counts, prior = None, 0.0
-        if self.lexicon is not None and system.mixture is not None:
-            counts, prior = self.lexicon.told(chunks)[0].clamp(min=1), system.mixture.prior
-        lexicon = Lexicon(chunks, counts)
+        prior = 0.0 if system.mixture is None else system.mixture.prior
+        lexicon = Lexicon(chunks, None if self.lexicon is None else self.lexicon.told(chunks)[0].clamp(min=1))
         closed = system.embedded(lexicon)
         for part in some_at_once(self.windows):
             nats = torch.zeros(part.real.shape, dtype=torch.float64)

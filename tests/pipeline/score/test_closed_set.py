@@ -20,7 +20,7 @@ from pipeline.train import stages
 @pytest.mark.parametrize("similarity", ["dot", "cosine"])
 def test_the_softmax_over_all_chunks(options: Options, similarity: str) -> None:
     options.precision, options.iem.similarity, options.evaluate.yardsticks = "fp32", similarity, False
-    options.iem.correction = "inclusion"
+    options.iem.correction, options.model.mixture.known = "inclusion", 0
     options.evaluate.closed_windows, options.evaluate.split = 3, "valid"
     stages.pretrain(options)
     run = Run(RunFolder.find(Path(options.runs_dir) / options.name), options)
