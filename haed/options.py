@@ -89,6 +89,15 @@ class EncoderOptions:
         Literal["norm", "relu", "none"],
         Field(description="what ends the encoder: a layer norm, ReLU (paper), or none, as HRED has it"),
     ] = "norm"
+    rows: Annotated[
+        int,
+        Field(
+            ge=0,
+            le=2**24,
+            description="rows of a table of which each chunk has one, found by a hash of the whole chunk and added before that "
+            "end; 0: no table (paper)",
+        ),
+    ] = 0
 
 
 @dataclass(kw_only=True)

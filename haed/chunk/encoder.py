@@ -12,12 +12,13 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence, pad_packed_sequence
 
 from haed.blocks.lstm import LSTMLayer
 from haed.blocks.transformer import Block
-from haed.chunk.packing import Chunks, pack
+from haed.chunk.packing import Chunks, chunk_keys, pack
 from haed.options import EncoderOptions
 
 
@@ -29,39 +30,71 @@ class Embedding:
     bias: Tensor
 
 
+@dataclass
+class Laid:
+    """N chunks, laid out.
+
+    Attributes:
+        chunks: as the kind of encoder reads them.
+        rows: (N,) each one's row of the table; None where there is none.
+    """
+
+    chunks: Any
+    rows: Tensor | None
+
+    def __len__(self) -> int:
+        return len(self.chunks)
+
+
 class Encoder(nn.Module, ABC):
     """What all encoders have: token embeddings, an end, and the bias, a linear function of the embedding or 0.
 
+    With a table each chunk, as a whole, also has a row of its own, or one that it shares with the few others of its hash
+    (Svenstrup et al. 2017; Pagnoni et al. 2024, section 3.2.1, of n-grams). It is added before the end, so that frequent chunks
+    can be what they are, not what they look like.
+
     Attributes:
         width: E.
+        table: (rows, E), zero at first; None: there is none.
         output: what ends the encoder; a part of its options.
     """
 
     width: int
     tokens: nn.Embedding
+    table: nn.Parameter | None
     output: nn.Module
     bias: nn.Linear | None
 
     def end(self, options: EncoderOptions, bias: bool) -> None:
-        """Adds the last modules."""
+        """Adds the last parts."""
         self.width = options.width
+        self.table = nn.Parameter(torch.empty(options.rows, options.width)) if options.rows else None
         ends = {"norm": nn.LayerNorm(options.width), "relu": nn.ReLU(), "none": nn.Identity()}
         self.output = ends[options.output]
         self.bias = nn.Linear(options.width, 1) if bias else None
 
-    def lay_out(self, chunks: Chunks) -> Any:
+    def lay_out(self, chunks: Chunks) -> Laid:
         """What `forward` takes, of N chunks on the CPU, each of length 1 or more."""
-        return chunks
+        if self.table is None:
+            return Laid(self.ordered(chunks), None)
+        return Laid(self.ordered(chunks), chunk_keys(chunks.tokens, chunks.lengths).remainder(len(self.table)))
 
-    def forward(self, laid: Any) -> Embedding:
+    def forward(self, laid: Laid) -> Embedding:
         """Embeds N chunks, laid out and on the encoder's device."""
-        vector = self.output(self.vectors(laid))
+        vector = self.vectors(laid.chunks)
+        if self.table is not None and laid.rows is not None:
+            vector = vector + F.embedding(laid.rows, self.table)
+        vector = self.output(vector)
         bias = self.bias(vector).squeeze(1) if self.bias is not None else vector.new_zeros(len(vector))
         return Embedding(vector, bias)
 
+    def ordered(self, chunks: Chunks) -> Any:
+        """N chunks on the CPU, as `vectors` takes them; by default as they are."""
+        return chunks
+
     @abstractmethod
     def vectors(self, laid: Any) -> Tensor:
-        """(N, E) before the end."""
+        """(N, E) before the table and the end, of chunks that are `ordered`."""
 
     @abstractmethod
     def products(self, laid: Any) -> Iterator[tuple[Tensor, int]]:
@@ -124,8 +157,8 @@ class Rows:
 class RowEncoder(Encoder):
     """An encoder that reads tokens one by one."""
 
-    def lay_out(self, chunks: Chunks) -> Rows:
-        """See `Encoder.lay_out`."""
+    def ordered(self, chunks: Chunks) -> Rows:
+        """See `Encoder.ordered`."""
         packed = pack(chunks, 0, fixed=True)  # without ends, so that the targets are the tokens themselves
         lengths = chunks.lengths[packed.order].long()
         return Rows(packed.targets, packed.sizes, packed.order.argsort(), lengths)

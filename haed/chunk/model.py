@@ -5,6 +5,7 @@ of ŷ, V vocabulary, S packed decisions.
 """
 
 import math
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -94,6 +95,8 @@ class HAED(System):
         nn.init.zeros_(self.decoder.output.weight)
         if self.mixture is not None:
             self.mixture.initialise()
+        if self.encoder.table is not None:
+            nn.init.zeros_(self.encoder.table)
         if self.encoder.bias is not None:
             nn.init.zeros_(self.encoder.bias.weight)
         if self.log_scale is not None:
@@ -215,9 +218,12 @@ class HAED(System):
         def group(role: str, depth: int, *modules: nn.Module | None) -> Group:
             return Group([x for module in modules if module is not None for x in module.parameters()], role, depth)
 
+        encoder = group("encoder", 1 + max(depth for depth, _ in levels), self.encoder)
+        table = [encoder.parameters.pop(0)] if self.encoder.table is not None else []
         return [
             Group([self.log_scale] if self.log_scale is not None else [], "head", 0),
-            group("encoder", 1 + max(depth for depth, _ in levels), self.encoder),
+            replace(encoder, parameters=table, decays=False),
+            encoder,
             *(Group(parameters, "main", depth) for depth, parameters in levels),
             group("head", 0, self.head, self.mixture),
             group("decoder", 0, self.decoder),

@@ -225,7 +225,7 @@ class ChunkObjective(Objective):
         """
         assert isinstance(batch, ChunkBatch)
         system, scored = self.system, batch.adjustment is not None
-        found = [pair for laid in batch.encoded for pair in system.encoder.products(laid)]
+        found = [pair for laid in batch.encoded for pair in system.encoder.products(laid.chunks)]
         for piece in batch.pieces:
             found += [*system.main.products(*piece.starts.shape), *system.decoder.products(piece.packed)]
         for layer, rows in (system.encoder.bias, sum(map(len, batch.encoded))), (system.head, batch.targets):

@@ -23,7 +23,7 @@ def rate(position: Position, phase: PhaseOptions, rates: OptimizerOptions) -> fl
 
 
 def make_optimizer(system: System, rates: OptimizerOptions, layer_decay: float = 1.0) -> torch.optim.AdamW:
-    """AdamW with the main model's own learning rate, and weight decay on matrices only.
+    """AdamW with the main model's own learning rate, and weight decay on matrices only, tables left out.
 
     Args:
         system: parameters that need no gradient are left out.
@@ -35,7 +35,7 @@ def make_optimizer(system: System, rates: OptimizerOptions, layer_decay: float =
         peak = (rates.main_learning_rate if group.role == "main" else rates.learning_rate) * layer_decay**group.depth
         for parameter in group.parameters:
             if parameter.requires_grad:
-                decay = rates.weight_decay if parameter.ndim >= 2 else 0.0
+                decay = rates.weight_decay if parameter.ndim >= 2 and group.decays else 0.0
                 groups.setdefault((peak, decay), []).append(parameter)
     return torch.optim.AdamW(
         [{"params": found, "peak": peak, "weight_decay": decay} for (peak, decay), found in groups.items()],

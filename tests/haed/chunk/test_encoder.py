@@ -89,6 +89,36 @@ def test_a_chunk_is_encoded_alike_whatever_is_beside_it(kind: str) -> None:
     assert nothing.vector.shape == (0, 6) and nothing.bias.shape == (0,)
 
 
+@pytest.mark.parametrize("kind", ENCODERS)
+def test_a_table_adds_a_row_to_each_chunk_by_what_it_is(kind: str) -> None:
+    """The vectors without one, plus the row of its hash, before the end; of chunks of bytes as of wide ones."""
+    plain, encoder = made(kind, output="relu"), made(kind, output="relu", rows=64)
+    encoder.load_state_dict(plain.state_dict(), strict=False)
+    laid = encoder.lay_out(CHUNKS)
+    assert laid.rows is not None and encoder.table is not None
+    before = plain.vectors(plain.lay_out(CHUNKS).chunks)
+    torch.testing.assert_close(encoded(encoder, CHUNKS), F.relu(before + encoder.table[laid.rows]), rtol=0, atol=0)
+    torch.nn.init.zeros_(encoder.table)
+    torch.testing.assert_close(encoded(encoder, CHUNKS), encoded(plain, CHUNKS), rtol=0, atol=0)
+    narrow = encoder.lay_out(Chunks(CHUNKS.tokens.to(torch.uint8), CHUNKS.lengths.to(torch.uint8)))
+    assert narrow.rows is not None and torch.equal(narrow.rows, laid.rows)
+
+
+def test_equal_chunks_have_one_row_and_others_mostly_others() -> None:
+    """All 19,607 strings of up to 5 of 7 tokens in 4,096 rows: as evenly as by chance."""
+    encoder = made("mlp", rows=4096)
+    grid = torch.cartesian_prod(*[torch.arange(VOCABULARY)] * K)
+    parts = [grid[grid[:, n:].sum(1) == 0] for n in range(1, K + 1)]
+    every = Chunks(torch.cat(parts), torch.tensor([n for n, part in enumerate(parts, 1) for _ in part]))
+    rows = encoder.lay_out(every).rows
+    assert rows is not None and len(every) == 19_607
+    twice = encoder.lay_out(Chunks(every.tokens.repeat(2, 1), every.lengths.repeat(2))).rows
+    assert twice is not None and torch.equal(twice, rows.repeat(2))
+    counts = torch.bincount(rows, minlength=4096).double()
+    mean = len(every) / 4096
+    assert ((counts - mean) ** 2 / mean).sum() == pytest.approx(4096, abs=5 * (2 * 4096) ** 0.5)  # χ², 5 deviations
+
+
 @pytest.mark.parametrize(
     ("kind", "changes", "message"),
     [
