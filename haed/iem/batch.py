@@ -173,7 +173,7 @@ def shares(elsewhere: Tensor, count: int) -> Tensor:
     rest = ranked.flip(0).cumsum(0).flip(0)  # of each and all after it
     factors = (count - torch.arange(len(ranked))) / rest  # if those before it are certain
     certain = int((factors * ranked >= 1).sum())
-    return (rarity * factors[min(certain, len(ranked) - 1)]).clamp(max=1)
+    return (rarity * torch.cat([factors, factors.new_tensor([torch.inf])])[certain]).clamp(max=1)
 
 
 def drawn(share: Tensor, generator: torch.Generator | None) -> Tensor:

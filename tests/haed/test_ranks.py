@@ -9,6 +9,8 @@ import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
+from haed.chunk.known import Lexicon
+from haed.chunk.packing import Chunks
 from haed.iem.objective import ChunkObjective
 from haed.options import SYSTEMS, IEMOptions
 from haed.ranks import Ranks
@@ -23,8 +25,14 @@ CASES = {
     "phase two": ("lstm", 0.0, 1.0, {}, 3, 2),
     "HRED": ("hred", 1.0, 1.0, {}, 2, 1),
     "patches": ("megabyte", 1.0, 1.0, {}, 6, 1),
-    "a transformer encoder, a rank without chunks": ("reader", 1.0, 1.0, {}, 0, 2),
+    "a transformer encoder with a table, a rank without chunks": ("reader", 1.0, 1.0, {}, 0, 2),
+    "a mixture": ("mixed", 1.0, 1.0, {}, 3, 2),
+    "a mixture, a rank without chunks": ("mixed", 1.0, 1.0, {}, 0, 1),
+    "a mixture that does not decode": ("mixed", 1.0, 0.0, {}, 6, 1),
 }
+# Of the train split, which only a mixture asks for: some strings of two tokens, one of them in one document alone.
+STRINGS = Chunks(torch.tensor([[0, 1, 0], [2, 1, 0], [1, 1, 0]]), torch.tensor([2, 2, 2]))
+LEXICON = Lexicon(STRINGS, torch.tensor([4, 2, 3]), torch.tensor([1, 2, 3]))
 OF_TOKENS = {kind: 3 for kind, family in SYSTEMS.items() if not family.chunks}  # real chunks, likewise
 
 
@@ -35,7 +43,7 @@ def objective(case: str, ranks: Ranks) -> Objective:
     if case in CASES:
         kind, weight, fraction, options, _, pieces = CASES[case]
         iem = IEMOptions(**options)
-        return ChunkObjective(small(kind, iem=iem), iem, weight, fraction, pieces, ranks)
+        return ChunkObjective(small(kind, iem=iem), iem, weight, fraction, pieces, ranks, LEXICON)
     name = next(name for name, options in test_systems.CASES.items() if options.kind == case)
     return Likelihood(test_systems.system(name), ranks)
 

@@ -43,18 +43,20 @@ def test_a_step_waits_for_no_device_and_leaves_nothing_behind(
     options.iem.correction, options.iem.head = ("inclusion", "linear") if pieces == 1 else ("none", "none")
     if pieces == 2:  # the paper's loss
         options.iem.similarity, options.iem.scale, options.iem.bias, options.iem.duplicates = "dot", "none", False, True
+        options.model.mixture.known = 0
     trainer = on_meta(options, phase, tmp_path, monkeypatch)
     batches = trainer.batches()
     for _ in range(2):
         trainer.step(next(batches))
     assert all(parameter.is_meta for parameter in trainer.objective.parameters())
+    assert ("gate" in trainer.state.sums) == (pieces == 1 and phase != "train")  # the preset's mixture
 
 
 @pytest.mark.parametrize(
     "parts",
     [
         ["encoder.kind=lstm", "main.kind=lstm"],
-        ["encoder.kind=transformer", "encoder.heads=2"],
+        ["encoder.kind=transformer", "encoder.heads=2", "encoder.rows=7"],
         ["encoder.kind=linear", "main.positions=learned", "decoder.kind=transformer", "decoder.context=each"],
     ],
 )

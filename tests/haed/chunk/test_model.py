@@ -20,8 +20,11 @@ def decoder_options(decoder: str, **sizes: int) -> DecoderOptions:
 
 
 def small_options(kind: str, layers: int = 1) -> ModelOptions:
-    """HAED with a decoder of that kind, or another kind of model: `hred`, `megabyte`, `reader` (a transformer encoder)."""
-    decoder = {"hred": "lstm", "megabyte": "transformer", "reader": "lstm"}.get(kind, kind)
+    """HAED with a decoder of that kind, or another kind of model.
+
+    Those are `hred`, `megabyte`, `reader` (a transformer encoder with a table) and `mixed` (a mixture).
+    """
+    decoder = {"hred": "lstm", "megabyte": "transformer", "reader": "lstm", "mixed": "lstm"}.get(kind, kind)
     made = ModelOptions(
         encoder=EncoderOptions(token_width=3, hidden=8, width=8, heads=2, ffn=16),
         main=MainOptions(layers=2, width=8, heads=2, head_width=6, ffn=16),
@@ -33,7 +36,9 @@ def small_options(kind: str, layers: int = 1) -> ModelOptions:
     elif kind == "megabyte":
         made.encoder.kind, made.decoder.context = "linear", "each"
     elif kind == "reader":
-        made.encoder.kind = "transformer"
+        made.encoder.kind, made.encoder.rows = "transformer", 5
+    elif kind == "mixed":
+        made.mixture.known = 20
     return made
 
 

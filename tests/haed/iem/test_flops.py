@@ -6,13 +6,16 @@ import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
+from haed.chunk.known import Lexicon
 from haed.chunk.model import HAED
+from haed.chunk.packing import Chunks
 from haed.iem.objective import ChunkObjective
-from haed.options import DecoderOptions, EncoderOptions, IEMOptions, MainOptions, ModelOptions
+from haed.options import DecoderOptions, EncoderOptions, IEMOptions, MainOptions, MixtureOptions, ModelOptions
 from haed.system import Cut
 from tests.haed.chunk.test_model import decoder_options, windows
 
 ENCODER = EncoderOptions(token_width=8, hidden=64, heads=1, ffn=128, width=64)
+NOTHING = Lexicon(Chunks(torch.zeros(0, 6, dtype=torch.long), torch.zeros(0, dtype=torch.long)))
 MAIN = MainOptions(layers=2, width=96, heads=2, head_width=32, ffn=128)
 
 
@@ -34,11 +37,20 @@ def test_flops_are_those_of_the_products(decoder: str, weight: float, fraction: 
 def both(options: ModelOptions, weight: float, fraction: float, fixed: bool = False) -> tuple[float, float]:
     """FLOPs of a step, ours and the counter's."""
     model = HAED(options, IEMOptions(), Cut(6, 256, fixed, 32))
-    made = ChunkObjective(model, IEMOptions(), weight, fraction)
+    made = ChunkObjective(model, IEMOptions(), weight, fraction, lexicon=NOTHING)
     batch = made.prepare(windows(4, 32, 6, 256, fixed))
     with FlopCounterMode(display=False, custom_mapping={torch.ops.aten.addmm_: in_place}) as counter:
         made(batch).total.backward()
     return made.flops(batch), counter.get_total_flops()
+
+
+def test_a_gate_is_counted_and_a_table_costs_nothing() -> None:
+    """As the difference of two steps, since a gate is little beside the rest."""
+    plain = ModelOptions(encoder=ENCODER, main=MAIN, decoder=DecoderOptions(width=64))
+    mixed = replace(plain, encoder=replace(ENCODER, rows=99), mixture=MixtureOptions(known=5))
+    (counted, wanted), (without, theirs) = both(mixed, 1.0, 1.0), both(plain, 1.0, 1.0)
+    assert without == theirs and counted == wanted
+    assert counted - without == 3 * 2 * MAIN.width * 128  # forward and backward, of 128 chunks
 
 
 @pytest.mark.parametrize("fixed", [False, True])

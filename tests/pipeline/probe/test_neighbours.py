@@ -22,6 +22,7 @@ from pipeline.train.stages import train
 @pytest.mark.parametrize("encoder", ["mlp", "linear", "lstm", "transformer"])
 def test_neighbours_are_those_of_the_highest_cosine(options: Options, encoder: str) -> None:
     options.model.encoder.kind = encoder  # type: ignore[assignment]
+    options.model.encoder.rows = 50 if encoder == "linear" else 0
     train(options)
     index(options)
     folder = RunFolder.of(options)

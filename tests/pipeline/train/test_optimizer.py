@@ -9,7 +9,7 @@ import torch
 from safetensors.torch import load_file
 
 from haed.chunk.model import HAED
-from haed.options import IEMOptions, MainOptions, ModelOptions
+from haed.options import EncoderOptions, IEMOptions, MainOptions, ModelOptions
 from haed.system import Cut
 from pipeline.config import load
 from pipeline.options import OptimizerOptions, Options
@@ -40,6 +40,20 @@ def test_rates_fall_from_the_decoder_to_the_encoder() -> None:
     assert found["main.blocks.0.down.weight"] == found["main.start"] == 0.25
     assert {found[name] for name in found if name.startswith("encoder.")} == {1 / 16}
     assert found["log_scale"] == 1.0 and len(rates) == len(list(model.parameters()))
+
+
+def test_rows_of_a_table_that_are_not_touched_stay() -> None:
+    """Weight decay would let them fade; the others move, and all other matrices decay."""
+    model = HAED(ModelOptions(encoder=EncoderOptions(rows=4)), IEMOptions(), Cut(4, 256, False, 8))
+    table, linear = model.encoder.table, model.main.get_parameter("blocks.0.down.weight")
+    assert table is not None and not table.any()
+    torch.nn.init.ones_(table)
+    optimizer = make_optimizer(model, OptimizerOptions(learning_rate=0.1, weight_decay=0.5))
+    table.grad, linear.grad, before = torch.zeros_like(table), torch.zeros_like(linear), linear.detach().clone()
+    table.grad[1] = 3.0
+    optimizer.step()
+    assert bool((table[[0, 2, 3]] == 1).all()) and bool((table[1] < 1).all())
+    torch.testing.assert_close(linear.detach(), before * (1 - 0.1 * 0.5))
 
 
 def test_the_average_of_weights_against_its_formula() -> None:

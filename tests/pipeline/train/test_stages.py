@@ -41,16 +41,21 @@ def stripped(options: Options, phase: str) -> list[dict[str, float]]:
 @pytest.mark.parametrize(
     ("decoder", "more", "ahead"),
     [
-        ("lstm", ["iem.correction=inclusion"], set()),
-        pytest.param("lstm", ["model.encoder.kind=lstm", "model.main.kind=lstm"], set(), marks=pytest.mark.slow),
-        pytest.param("lstm", ["iem.correction=inclusion"], {"cpu"}, marks=pytest.mark.slow),
+        ("lstm", ["optimizer.ema=0.9", "model.encoder.rows=64"], set()),
+        pytest.param(
+            "lstm",
+            ["model.encoder.kind=lstm", "model.main.kind=lstm", "model.mixture.known=0"],
+            set(),
+            marks=pytest.mark.slow,
+        ),
+        pytest.param("lstm", [], {"cpu"}, marks=pytest.mark.slow),
         pytest.param("transformer", ["batch.pieces=2"], set(), marks=pytest.mark.slow),
     ],
 )
 def test_an_interrupted_run_ends_in_the_same_bits(
     tiny: list[str], decoder: str, more: list[str], ahead: set[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Also where each batch is prepared during the step before, as the whole run's are not."""
+    """Of the preset's mixture; also where each batch is prepared during the step before, as the whole run's are not."""
     from pipeline.run.shards import shard
 
     batch = Loader.batch  # some windows as of a damaged shard: they are counted over all of a run
@@ -75,11 +80,14 @@ def test_an_interrupted_run_ends_in_the_same_bits(
             with pytest.raises(Interrupted, match="saved"):
                 stage(cut, lambda calls=calls: next(calls, None) is None)
         stage(cut)
-        for file in ("model", "training"):
+        for file in ("model", "training", *(["average"] if whole.optimizer.ema else [])):
             ours, theirs = (load_file(newest(each, phase) / f"{file}.safetensors") for each in (cut, whole))
             assert ours.keys() == theirs.keys() and all(torch.equal(ours[name], theirs[name]) for name in ours)
         assert not any(each.name.startswith("ahead") for each in threading.enumerate())
         assert stripped(cut, phase) == stripped(whole, phase) != []
+        assert all(
+            ("gate" in line) == bool(whole.model.mixture.known) for line in stripped(whole, phase) if "loss" in line
+        )
         assert any(line.get("skipped_windows") == 8 for line in stripped(whole, phase))
 
 
@@ -180,6 +188,7 @@ def test_phase_two_lowers_the_exact_bits(options: Options) -> None:
 
 def test_phase_one_as_in_the_paper_trains_no_decoder(options: Options) -> None:
     options.pretrain.decode_fraction, options.iem.correction, options.iem.extra_batches = 0.0, "none", 3
+    options.model.mixture.known = 0
     from pipeline.run.memory import build_system
     from pipeline.run.shards import open_shards
 

@@ -1,0 +1,199 @@
+"""Training a mixture: what is decoded, what a step's candidates tell of q, value and gradients by brute force."""
+
+import itertools
+
+import pytest
+import torch
+from torch import Tensor
+
+from haed.chunk.known import Lexicon
+from haed.chunk.packing import Chunks
+from haed.iem.batch import ChunkBatch, drawn, shares
+from haed.iem.objective import ChunkObjective, log_q
+from haed.iem.softmax import blockwise_cross_entropy
+from haed.options import IEMOptions
+from haed.system import Windows
+from tests.haed.chunk.test_mixture import K, T, V, mixed
+from tests.haed.chunk.test_model import windows
+
+
+def objective(fraction: float = 1.0, pieces: int = 1) -> ChunkObjective:
+    """Of the tiny mixture; the train split has most of all strings, some of them in one document alone."""
+    model, every = mixed()
+    counts = torch.arange(len(every)) % 4
+    documents = counts.clamp(max=2).where(torch.arange(len(every)) % 5 > 0, 1)
+    known = Lexicon(every[counts > 0], counts[counts > 0], documents[counts > 0])
+    return ChunkObjective(model, IEMOptions(), 1.0, fraction, pieces, lexicon=known)
+
+
+def given() -> Windows:
+    made = windows(4, T, K, V)
+    made.lengths[3, 2:] = 0
+    made.starts[1, 2] = True
+    return made
+
+
+@pytest.mark.parametrize("count", [1, 7, 30, 49, 50])
+def test_shares_sum_to_the_number_and_the_rarer_are_the_likelier(count: int) -> None:
+    elsewhere = torch.randint(-1, 2000, (50,), generator=torch.Generator().manual_seed(0)) ** 2 // 2000
+    found = shares(elsewhere, count)
+    assert float(found.sum()) == pytest.approx(count) and 0 < found.min() and found.max() <= 1
+    unsure = found < 1
+    assert not unsure.any() or found[unsure].max() <= 1
+    weighed = found * (elsewhere.clamp(min=0) + 1).double().sqrt()
+    torch.testing.assert_close(weighed[unsure], weighed[unsure][:1].expand(int(unsure.sum())))
+    assert not unsure.any() or (weighed[~unsure] <= weighed[unsure][:1] + 1e-9).all()  # these would be above 1
+
+
+def test_chunks_are_drawn_as_often_as_their_shares_say() -> None:
+    """And what they stand for by their weights is, in the mean, the sum of all."""
+    generator, times = torch.Generator().manual_seed(0), 4000
+    share = shares(torch.tensor([0, 0, 1, 3, 8, 15, 50, 99, 400, 10**6]), 5)
+    chosen = torch.stack([drawn(share, generator) for _ in range(times)]).double()
+    assert set(chosen.sum(1).tolist()) == {5.0}
+    deviation = (share * (1 - share) / times).sqrt()
+    assert ((chosen.mean(0) - share).abs() <= 5 * deviation + 1e-12).all() and (share == 1).any()
+    values = torch.arange(10).double()
+    sums = (chosen * values / share).sum(1)
+    assert abs(float(sums.mean() - values.sum())) < 5 * float(sums.std()) / times**0.5
+
+
+def test_log_q_is_unbiased_in_its_normaliser_and_exact_with_all_candidates() -> None:
+    """Over all sets of other candidates, each there with its own probability, in float64."""
+    torch.manual_seed(0)
+    count, target = 5, 2
+    scores, pi = torch.randn(count).double(), torch.rand(count).double()
+    total = torch.zeros((), dtype=torch.float64)
+    for there in itertools.product((0, 1), repeat=count):
+        chance = float(torch.where(torch.tensor(there) > 0, pi, 1 - pi).prod())
+        present = torch.tensor([i for i in range(count) if there[i] or i == target])
+        bias = (scores - pi.log())[present]
+        nothing, column = bias.new_zeros(1, 1), (present == target).nonzero()[0]
+        found = blockwise_cross_entropy(nothing, bias.new_zeros(len(bias), 1), bias, column)
+        total += chance * (scores[target] - log_q(found, pi.log()[target][None])[0]).exp()
+        if all(there):  # and certainly so
+            sure = blockwise_cross_entropy(nothing, bias.new_zeros(len(bias), 1), scores, column)
+            torch.testing.assert_close(log_q(sure, torch.zeros(1)), scores.log_softmax(0)[target][None])
+    torch.testing.assert_close(total, scores.exp().sum())
+
+
+def by_hand(made: ChunkObjective, batch: ChunkBatch, windows: Windows) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """IEM loss of each row, and of the mixture g, q without a gradient, and p of the decoder, from the formulas: (M,) each."""
+    model, lexicon = made.system, made.lexicon
+    assert model.mixture is not None and lexicon is not None and batch.adjustment is not None
+    real = windows.real
+    names = [
+        tuple(row[:n].tolist())
+        for row, n in zip(windows.tokens.flatten(0, 1), windows.lengths.flatten(), strict=True)
+        if n
+    ]
+    of_window = real.nonzero()[:, 0].tolist()
+    distinct = Chunks(
+        *(torch.cat(parts) for parts in zip(*[(x.tokens, x.lengths) for x in _encoded(batch)], strict=True))
+    )
+    columns = {
+        tuple(row[:n].tolist()): i for i, (row, n) in enumerate(zip(distinct.tokens, distinct.lengths, strict=True))
+    }
+    embedded = model.encode(distinct)
+    prediction = model.predictions(windows)
+    counts, documents = lexicon.told(distinct)
+    scores = model.query(prediction) @ model.key(embedded.vector).t() + embedded.bias
+    scores = scores + model.mixture.prior * counts.clamp(min=1).double().log()
+    losses, q = [], []
+    for row, name in enumerate(names):
+        elsewhere = {other for other, window in zip(names, of_window, strict=True) if window != of_window[row]}
+        before = {names[i] for i in range(row) if of_window[i] == of_window[row]}
+        pi = {
+            each: torch.ones(()) if each in before else batch.adjustment[columns[each]].exp()
+            for each in elsewhere | before | {name}
+        }
+        weighed = {each: scores[row, columns[each]].exp() / pi[each] for each in pi}
+        losses.append(-(weighed[name] / torch.stack(list(weighed.values())).sum()).log())
+        own = scores[row, columns[name]].exp()
+        others = [weighed[each] for each in weighed if each != name]
+        here = own / (own + torch.stack(others).sum()) if int(documents[columns[name]]) > 1 else 0 * own
+        q.append(here.detach())
+    gate = model.mixture.gate(prediction)[:, 0].sigmoid()
+    return torch.stack(losses), gate, torch.stack(q), model.decisions(windows)[real].sum(1).exp()
+
+
+def _encoded(batch: ChunkBatch) -> list[Chunks]:
+    return [laid.chunks for laid in batch.encoded]
+
+
+def gradients(made: ChunkObjective, loss: Tensor, part: str = "") -> dict[str, Tensor]:
+    names = [name for name, _ in made.system.named_parameters() if name.startswith(part)]
+    found = torch.autograd.grad(loss, [made.system.get_parameter(name) for name in names], retain_graph=True)
+    return dict(zip(names, found, strict=True))
+
+
+def test_value_and_gradients_of_a_step_by_brute_force() -> None:
+    made = objective()
+    batch = made.prepare(given())
+    losses = made(batch)
+    iem, gate, q, p = by_hand(made, batch, given())
+    mixed = gate * q + (1 - gate) * p
+    assert 0 < int((q == 0).sum()) < len(q)  # some chunks are in no other document, or not known at all
+    wanted = {"iem": iem.mean(), "nats": -mixed.log().sum(), "gate": gate.mean()}
+    found = losses.figures | {"nats": losses.nats}
+    for name, value in wanted.items():
+        torch.testing.assert_close(found[name], value, rtol=1e-6, atol=1e-7, msg=name)
+    ours, theirs = gradients(made, losses.total), gradients(made, iem.mean() - mixed.log().mean())
+    for name, value in theirs.items():
+        torch.testing.assert_close(ours[name], value, rtol=1e-5, atol=1e-7, msg=name)
+    share = ((1 - gate) * p / mixed).detach()  # the decoder's responsibility
+    for name, value in gradients(made, -(share * p.log()).mean(), "decoder.").items():
+        torch.testing.assert_close(ours[name], value, rtol=1e-5, atol=1e-7, msg=name)
+    for part in ("head.", "log_scale", "mixture.prior", "encoder.bias"):  # of q, which the IEM loss alone trains
+        for name, value in gradients(made, iem.mean(), part).items():
+            torch.testing.assert_close(ours[name], value, rtol=1e-5, atol=1e-7, msg=name)
+
+
+def test_a_share_of_the_chunks_stands_for_all() -> None:
+    """In the mean over what is drawn; so many windows were counted before that these change no correction."""
+    made, generator = objective(), torch.Generator().manual_seed(0)
+    assert made.candidates is not None and made.candidates.counts is not None
+    made.candidates.windows, made.candidates.counts.before = 1e15, torch.tensor([3e14]).double()
+
+    def exact(fraction: float) -> Tensor:
+        made.decode_fraction = fraction
+        with torch.no_grad():
+            losses = made(made.prepare(given(), None, generator))
+        assert losses.nats is not None
+        return torch.stack([losses.nats, torch.as_tensor(losses.figures["gate"])])
+
+    some = torch.stack([exact(0.3) for _ in range(100)])
+    deviation = some.std(0) / 100**0.5
+    assert ((some.mean(0) - exact(1.0)).abs() < 4 * deviation).all() and (deviation > 0).all()
+
+
+def test_pieces_change_nothing() -> None:
+    found = []
+    for pieces in (1, 2, 3):
+        made = objective(0.5, pieces)
+        losses = made(made.prepare(given(), None, torch.Generator().manual_seed(0)))
+        losses.total.backward()
+        values = [losses.total.detach(), losses.nats.detach(), losses.figures["gate"]]
+        found.append([*values, *(p.grad for p in made.parameters())])
+    for other in found[1:]:
+        for ours, whole in zip(other, found[0], strict=True):
+            torch.testing.assert_close(ours, whole, rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize(("fraction", "trained"), [(0.5, {"gate", "prior"}), (0.0, {"prior"})])
+def test_what_a_phase_trains_of_the_mixture(fraction: float, trained: set[str]) -> None:
+    """Without a decoded share the score learns beside the counts all the same, so that phase two can go on from it."""
+    made = objective(fraction)
+    made(made.prepare(given())).total.backward()
+    assert made.system.mixture is not None
+    named = list(made.system.mixture.named_parameters())
+    assert {name.split(".")[0] for name, x in named if x.requires_grad} == trained
+    assert all((x.grad is not None) == x.requires_grad for _, x in made.system.named_parameters())
+
+
+def test_a_score_that_is_no_likelihood_is_refused() -> None:
+    model, every = mixed()
+    with pytest.raises(
+        ValueError, match=r"iem\.correction=none: the score is no likelihood.*set iem\.correction=inclusion"
+    ):
+        ChunkObjective(model, IEMOptions(correction="none"), 1.0, 0.5, lexicon=Lexicon(every))
