@@ -8,7 +8,7 @@ import logging
 from dataclasses import dataclass
 
 from flows.forms import Asked, configured
-from flows.reading import compare, evaluate, index, neighbours, report, sample
+from flows.reading import compare, evaluate, following, index, neighbours, report, sample
 from flows.training import finetune, pretrain, shard, train
 from haed.options import SYSTEMS
 from pipeline.kinds import phases
@@ -58,4 +58,4 @@ def everything(asked: Asked) -> Everything:
     return Everything(run, report(run), read_as(Evaluation, folder.path / "evaluation.json"))
 
 
-FLOWS = (everything, shard, pretrain, finetune, train, evaluate, sample, index, neighbours, compare, report)
+FLOWS = (everything, shard, pretrain, finetune, train, evaluate, sample, following, index, neighbours, compare, report)

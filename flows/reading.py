@@ -11,9 +11,10 @@ from flows.forms import Words, staged
 from flows.live import key
 from pipeline.arguments import run_options
 from pipeline.options import Options
-from pipeline.run.files import Evaluation, Sample
+from pipeline.run.files import Evaluation, Sample, pace
 from pipeline.run.folder import RunFolder
 from pipeline.run.index import Indexed, Neighbours
+from pipeline.run.opened import NextChunks
 
 
 def show_report(options: Options) -> str:
@@ -72,12 +73,36 @@ def sample(
 
     options = run_options(run, overrides, "sample")
     written = run_stage(options, prompts or None, samples)
-    text = "\n\n".join(fenced(item.prompt + item.text) for item in written)
+    text = "\n\n".join([*(fenced(item.prompt + item.text) for item in written), pace(written)])
     grid = RunFolder.of(options).path / "samples.png"
     if written and written[0].text == str(grid):
         text = f"![held-out pictures, completed]({data_uri(grid.read_bytes())})"
     create_markdown_artifact(text, key=key("samples", options.name), description=f"{run}: samples")
     return written
+
+
+@staged("next")
+def following(
+    run: str = "quickstart",
+    prompts: Words = [],  # noqa: B006
+    count: Annotated[int, Field(ge=1, le=1000)] = 10,
+    overrides: Words = [],  # noqa: B006
+) -> list[NextChunks]:
+    """The likeliest next chunks after each prompt, with their probabilities, as a table.
+
+    Args:
+        run: a name under runs, or a folder
+        prompts: texts, white space at the end counts; none: what a document begins with
+        count: chunks after each prompt
+        overrides: options to change, each key=value as on the command line, such as evaluate.likelihood=decoder
+    """
+    from pipeline.probe.next import following as run_stage
+    from pipeline.probe.next import heading, rows
+
+    found = run_stage(run_options(run, overrides, "next"), prompts, count)
+    table = [{"prompt": heading(item)} | row for item in found for row in rows(item)]
+    create_table_artifact(table, key=key("next", Path(run).name), description=f"{run}: next chunks")
+    return found
 
 
 @staged("index")

@@ -4,7 +4,10 @@ The prompt's last chunk is left open: its tokens are fed to the decoder, which m
 may stop in the middle of a word. When the window of T chunks is full, the main model's cache is rebuilt from the newest
 half of it, a constant cost per chunk. A system of tokens knows no ends: K tokens are drawn at a time.
 
-Legend: B samples, K tokens of a chunk, V vocabulary.
+Of a mixture, one of C + 1 outcomes is drawn first (`haed.chunk.outcomes`): a known chunk is summoned, without the decoder, or
+a chunk is spelled symbol by symbol. At temperature 1 and without cut-offs both are drawn as the likelihood has them.
+
+Legend: B samples, C known chunks, K tokens of a chunk, V vocabulary.
 """
 
 from abc import ABC, abstractmethod
@@ -15,17 +18,20 @@ import torch
 from torch import Tensor
 
 from haed.chunk.model import HAED, mask_end
+from haed.chunk.outcomes import outcomes
 from haed.chunk.packing import Chunks
 from haed.system import Windows, moved
 from haed.token.sequence import TokenSystem
 
+_MANY = 1024  # outcomes
+
 
 @dataclass
 class Draw:
-    """How a symbol is drawn from its distribution.
+    """How one of n outcomes is drawn: a symbol of a chunk or its end, or of a mixture a known chunk or to spell one.
 
     Attributes:
-        temperature: divides the logits; 0 takes the likeliest symbol.
+        temperature: divides the logarithms of the probabilities; 0 takes the likeliest outcome.
         top_k: only the k likeliest; 0: all.
         top_p: only the likeliest that together have this probability.
         generator: of the draws, on the CPU.
@@ -36,9 +42,15 @@ class Draw:
     top_p: float = 1.0
     generator: torch.Generator | None = None
 
+    @property
+    def plain(self) -> bool:
+        """Outcomes are drawn with the probabilities that they have."""
+        return self.temperature == 1 and not self.top_k and self.top_p >= 1
+
     def __call__(self, logits: Tensor) -> Tensor:
-        """Draws from logits (B, V + 1): symbols (B,)."""
-        logits = logits.double().cpu()
+        """Draws from logits (B, n): outcomes (B,)."""
+        many = logits.shape[-1] > _MANY
+        logits = logits.cpu() if many else logits.double().cpu()
         if self.temperature == 0:
             return logits.argmax(-1)
         logits = logits / self.temperature
@@ -46,14 +58,36 @@ class Draw:
             logits[logits < logits.topk(min(self.top_k, logits.shape[-1])).values[:, -1:]] = -torch.inf
         probabilities = logits.softmax(-1)
         if self.top_p < 1:
-            ranked, order = probabilities.sort(-1, descending=True)
+            ranked, order = _ranked(probabilities, self.top_p)
             rest = ranked.cumsum(-1) - ranked >= self.top_p  # the likeliest always stays
-            probabilities.scatter_(1, order, ranked.masked_fill(rest, 0))
-        return torch.multinomial(probabilities, 1, generator=self.generator).squeeze(1)
+            probabilities = torch.zeros_like(probabilities).scatter_(1, order, ranked.masked_fill(rest, 0))
+        if not many:
+            return torch.multinomial(probabilities, 1, generator=self.generator).squeeze(1)
+        passed = probabilities.cumsum(-1, dtype=torch.float64)  # of many, `multinomial` would draw a number for each
+        share = torch.rand(len(passed), 1, dtype=torch.float64, generator=self.generator)
+        drawn = torch.searchsorted(passed, share * passed[:, -1:], right=True)
+        return drawn.squeeze(1).clamp(max=logits.shape[-1] - 1)
+
+
+def _ranked(probabilities: Tensor, enough: float) -> tuple[Tensor, Tensor]:
+    """The likeliest of (B, n) in order, at least those that have `enough` together, and which they are."""
+    count = _MANY
+    while count < probabilities.shape[-1]:
+        ranked, order = probabilities.topk(count)
+        if (ranked.sum(-1) >= enough).all():
+            return ranked, order
+        count *= 4
+    return probabilities.sort(-1, descending=True)
 
 
 class Sampler(ABC):
-    """Continues B prompts of the same number of chunks, chunk by chunk."""
+    """Continues B prompts of the same number of chunks, chunk by chunk.
+
+    Attributes:
+        summoned: (B,) how many chunks of each needed no decoder; None where none is known.
+    """
+
+    summoned: Tensor | None = None
 
     @abstractmethod
     def chunk(self, draw: Draw, opened: Tensor | None = None) -> Chunks:
@@ -88,16 +122,50 @@ class ChunkSampler(Sampler):
         self.prediction = system.main.step(self.inputs, self.cache)[:, -1]
         none = Chunks(tokens.new_zeros(samples, system.cut.k), lengths.new_zeros(samples))
         self.last = Chunks(tokens[:, -1], lengths[:, -1]) if lengths.shape[1] else none
+        self.summoned = None if system.known is None else torch.zeros(samples, dtype=torch.long)
 
     @torch.no_grad()
     def chunk(self, draw: Draw, opened: Tensor | None = None) -> Chunks:
         """See `Sampler.chunk`."""
-        cut, batch = self.system.cut, self.samples
+        k, known = self.system.cut.k, self.system.known
+        drawn = Chunks(torch.zeros(self.samples, k, dtype=torch.long), torch.zeros(self.samples, dtype=torch.long))
+        opened = drawn.lengths[:0] if opened is None else opened.long()
+        rows = self._summon(draw, opened)
+        spelled = (rows < 0).nonzero().squeeze(1)
+        if len(spelled):
+            found = self._spell(spelled, draw, opened)
+            drawn.tokens[spelled], drawn.lengths[spelled] = found.tokens, found.lengths
+        if known is not None and self.summoned is not None:
+            summoned = rows >= 0
+            found = known.lexicon.chunks[rows[summoned]]
+            drawn.tokens[summoned], drawn.lengths[summoned] = found.tokens, found.lengths
+            self.summoned += summoned
+        self._feed(drawn)
+        return drawn
+
+    def _summon(self, draw: Draw, opened: Tensor) -> Tensor:
+        """The rows (B,) of the known chunks that are drawn, −1 where a chunk is to be spelled."""
+        system, rows = self.system, torch.full((self.samples,), -1)
+        if system.known is None or system.mixture is None:
+            return rows
+        if not draw.plain or len(opened):
+            found = draw(outcomes(system, self.prediction, self.last, opened))
+            return found.where(found < len(system.known), -1)
+        gate = system.mixture(self.prediction).double().sigmoid().cpu()
+        chance = torch.rand(len(gate), dtype=torch.float64, generator=draw.generator)
+        summoned = (chance < gate).nonzero().squeeze(1)
+        if len(summoned):
+            query = system.query(self.prediction[summoned.to(self.device)])
+            rows[summoned] = draw(system.known.scores(query, system.mixture.prior))
+        return rows
+
+    def _spell(self, rows: Tensor, draw: Draw, opened: Tensor) -> Chunks:
+        """Chunks of some of the samples, drawn symbol by symbol from the decoder."""
+        cut, batch = self.system.cut, len(rows)
         tokens = torch.zeros(batch, cut.k, dtype=torch.long)
         lengths = torch.full((batch,), cut.k)
-        opened = tokens.new_zeros(0) if opened is None else opened.long()
         decoder: Any = self.system.decoder  # each decoder has a state of its own kind
-        state = decoder.begin(self.prediction, moved(self.last, self.device))
+        state = decoder.begin(self.prediction[rows.to(self.device)], moved(self.last[rows], self.device))
         open_rows, symbol = torch.arange(batch), torch.full((batch,), cut.vocabulary)
         for position in range(cut.k):
             logits = decoder.step(state, symbol.to(self.device))
@@ -113,9 +181,7 @@ class ChunkSampler(Sampler):
                     break
                 state.keep(goes_on.to(self.device))
             tokens[open_rows, position] = symbol
-        drawn = Chunks(tokens, lengths)
-        self._feed(drawn)
-        return drawn
+        return Chunks(tokens, lengths)
 
     def _feed(self, drawn: Chunks) -> None:
         """Lets the main model see the chunks and predict the next ones."""

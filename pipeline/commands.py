@@ -20,7 +20,7 @@ from pipeline.arguments import (
 from pipeline.config import ConfigError, dump
 from pipeline.kinds import phases
 from pipeline.options import Phase
-from pipeline.run.files import write_or_say
+from pipeline.run.files import pace, write_or_say
 from pipeline.run.folder import RunFolder
 from pipeline.stopping import postponed
 
@@ -96,6 +96,7 @@ def _sample(arguments: argparse.Namespace) -> Result:
             raise ConfigError("--raw: this run's model is of pictures, which are in samples.png")
         return Result("", None, [bytes.fromhex(item.hex or "") for item in written])
     text = "\n\n".join(f"--- {item.prompt!r}\n{item.prompt}{item.text}" for item in written)
+    text += f"\n\n{speed}" if (speed := pace(written)) else ""
     return Result(text, [asdict(item) for item in written])
 
 
@@ -133,6 +134,28 @@ def _neighbours(arguments: argparse.Namespace) -> Result:
     if (drawn := plots.neighbours(found)) and write_or_say(path, drawn):
         text += f"\n{path}"
     return Result(text, [asdict(item) for item in found])
+
+
+def _next_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("run", metavar="RUN", help="name under runs_dir, or folder")
+    parser.add_argument(
+        "queries",
+        nargs="*",
+        metavar="PROMPT",
+        help="a text; none: where a document begins. What is key=value with the key of an option changes that option; after "
+        "`--` everything is a prompt",
+    )
+    parser.add_argument("--count", type=int, default=10, help="chunks after each prompt")
+
+
+def _next(arguments: argparse.Namespace) -> Result:
+    if arguments.count < 1:
+        raise ConfigError(f"--count {arguments.count}: must be at least 1")
+    options = run_options(arguments.run, arguments.words, "next")
+    from pipeline.probe.next import following, table
+
+    found = following(options, [os.fsencode(prompt) for prompt in arguments.queries], arguments.count)
+    return Result(table(found), [asdict(item) for item in found])
 
 
 def _profile_arguments(parser: argparse.ArgumentParser) -> None:
@@ -203,6 +226,7 @@ COMMANDS = (
     Command("train", "train end to end, without a phase one", settings, _training("train"), GOES_ON),
     Command("evaluate", "exact bits on a split or a file, beside yardsticks", _evaluate_arguments, _evaluate),
     Command("sample", "continue prompts", _sample_arguments, _sample),
+    Command("next", "the likeliest next chunks, with their probabilities", _next_arguments, _next),
     Command("index", "FAISS index of the embeddings of all chunks", run_settings, _index),
     Command("neighbours", "nearest chunks in the index", _neighbours_arguments, _neighbours),
     Command("compare", "table and curves of several runs", _compare_arguments, _compare),

@@ -23,7 +23,7 @@ class Before:
     seen: Tensor
 
     def keep(self, rows: Tensor) -> "Before":
-        """Of the sequences for which `rows` (B,) is true."""
+        """Of the sequences that `rows` tells, a mask (B,) or their numbers."""
         return Before(self.key[rows], self.value[rows], self.seen[rows])
 
 
@@ -47,7 +47,7 @@ class Cache:
         return key, value
 
     def keep(self, rows: Tensor) -> None:
-        """Drops the sequences for which `rows` (B,) is false."""
+        """Leaves the sequences that `rows` tells, a mask (B,) or their numbers."""
         self.layers = [None if pair is None else (pair[0][rows], pair[1][rows]) for pair in self.layers]
 
 

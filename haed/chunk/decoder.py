@@ -28,7 +28,7 @@ class LSTMState:
     cell: list[Tensor | None]
 
     def keep(self, rows: Tensor) -> None:
-        """Drops the chunks for which `rows` (N,) is false, between steps."""
+        """Leaves the chunks that `rows` tells, a mask (N,) or their numbers, between steps."""
         self.context = self.context[rows]
         self.hidden = [None if x is None else x[rows] for x in self.hidden]
         self.cell = [None if x is None else x[rows] for x in self.cell]
@@ -106,7 +106,7 @@ class TransformerState:
     before: list[Before | None]
 
     def keep(self, rows: Tensor) -> None:
-        """Drops the chunks for which `rows` (N,) is false, between steps."""
+        """Leaves the chunks that `rows` tells, a mask (N,) or their numbers, between steps."""
         self.context = self.context[rows]
         self.cache.keep(rows)
         self.before = [None if x is None else x.keep(rows) for x in self.before]

@@ -4,6 +4,7 @@ Legend: C chunks of the set, K tokens of a chunk, E width of an embedding, N que
 """
 
 from collections.abc import Iterator
+from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -65,8 +66,8 @@ class Known:
     """
 
     def __init__(self, lexicon: Lexicon, keys: Tensor, bias: Tensor) -> None:
-        small = keys.numel() * bias.element_size() <= _KEPT
-        self.lexicon, self.keys, self.bias = lexicon, keys.to(bias.dtype) if small else keys, bias
+        self._small = keys.numel() * bias.element_size() <= _KEPT
+        self.lexicon, self.keys, self.bias = lexicon, keys.to(bias.dtype) if self._small else keys, bias
         counts = lexicon.counts
         self.log_counts = torch.zeros_like(bias) if counts is None else counts.to(bias).log()
 
@@ -76,7 +77,15 @@ class Known:
     def scores(self, queries: Tensor, prior: Tensor | float = 0.0) -> Tensor:
         """Scores (N, C) of all chunks; `prior` is the factor of the logarithms of their counts."""
         wide = queries.to(self.bias.dtype)
+        if self.columns is not None:
+            with torch.autocast(queries.device.type, enabled=False):
+                return wide @ self.columns + self._added(prior)
         return torch.cat([wide.new_empty(len(wide), 0), *self._blocks(wide, self._added(prior))], 1)
+
+    @cached_property
+    def columns(self) -> Tensor | None:
+        """The keys of a small set as columns (E, C): one query is multiplied with them in half the time or less."""
+        return self.keys.t().contiguous() if self._small else None
 
     def log_softmax(self, queries: Tensor, rows: Tensor, prior: Tensor | float = 0.0) -> Tensor:
         """Log q (N,), in nats, of the chunk in row `rows` (N,) after each query (N, E); −∞ where the row is −1.

@@ -148,7 +148,8 @@ class HAED(System):
     def decisions(self, windows: Windows) -> Tensor:
         """Of the decoder alone; see `System.decisions`."""
         windows = moved(windows, torch.device("cpu"))
-        return self._placed(self._decided(self.predictions(windows), windows, windows.real), windows.real)
+        chunks, before = (x[windows.real] for x in (Chunks(windows.tokens, windows.lengths), shifted(windows)))
+        return self._placed(self.spelled(self.predictions(windows), chunks, before), windows.real)
 
     def log_likelihood(self, windows: Windows) -> Tensor:
         """Of the mixture where chunks are `known`, else of the decoder; see `System.log_likelihood`."""
@@ -158,18 +159,18 @@ class HAED(System):
     def score(self, windows: Windows, which: Tensor) -> Parts:
         """Log probabilities of those chunks of windows on the CPU for which `which` (B, T) is true, by each part."""
         prediction = self.predictions(windows)[which[windows.real].nonzero().squeeze(1).to(self.device)]
-        parts = Parts(self._decided(prediction, windows, which))
+        chunks = Chunks(windows.tokens, windows.lengths)[which]
+        parts = Parts(self.spelled(prediction, chunks, shifted(windows)[which]))
         if self.known is not None and self.mixture is not None:
-            rows = self.known.lexicon.find(Chunks(windows.tokens, windows.lengths)[which])
+            rows = self.known.lexicon.find(chunks)
             parts.known = self.known.log_softmax(self.query(prediction), rows, self.mixture.prior)
             parts.gate = self.mixture(prediction)
         return parts
 
-    def _decided(self, prediction: Tensor, windows: Windows, which: Tensor) -> Tensor:
-        """The decoder's decisions (N, K + 1) of some chunks of windows, with their ŷ (N, W)."""
-        before = shifted(windows)[which] if self.decoder.sees_before else None
-        chunks = Chunks(windows.tokens, windows.lengths)[which]
-        packed = moved(pack(chunks, self.cut.vocabulary, self.cut.fixed, before), self.device)
+    def spelled(self, prediction: Tensor, chunks: Chunks, before: Chunks) -> Tensor:
+        """The decoder's decisions (N, K + 1) of chunks on the CPU, from ŷ (N, W) and the chunks before; see `decisions`."""
+        seen = before if self.decoder.sees_before else None
+        packed = moved(pack(chunks, self.cut.vocabulary, self.cut.fixed, seen), self.device)
         scores = self.decode(prediction, packed)
         sizes = torch.tensor(packed.sizes, dtype=torch.long)
         place = torch.arange(len(packed.sizes)).repeat_interleave(sizes).to(self.device)

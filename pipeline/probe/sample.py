@@ -13,7 +13,7 @@ from data.durable import write_atomically
 from pipeline.options import Options
 from pipeline.run.files import KeptSample, Sample, write_or_say
 from pipeline.run.folder import RunFolder
-from pipeline.run.opened import Run
+from pipeline.run.opened import Run, characters
 
 log = logging.getLogger(__name__)
 
@@ -39,11 +39,13 @@ def sample(options: Options, prompts: Sequence[str | bytes] | None = None, sampl
         each.encode("utf-8", "surrogateescape") if isinstance(each, str) else each
         for each in ((options.sample.prompts or folder.prompts()) if prompts is None else prompts)
     ]
-    written = [
-        Sample(_spelled(prompt), readable(text), (prompt + text).hex())
-        for prompt in asked
-        for text in run.sample(prompt, samples, options.sample)
-    ]
+    written = []
+    for prompt in asked:
+        found = run.continued(prompt, samples, options.sample)
+        speed = sum(characters(text) for text in found.texts) / found.seconds
+        for number, text in enumerate(found.texts):
+            share = None if found.summoned is None else found.summoned[number]
+            written.append(Sample(_spelled(prompt), readable(text), (prompt + text).hex(), share, speed))
     if prompts is None:
         kept = [KeptSample(**asdict(item), checkpoint=run.digest) for item in written]
         content = json.dumps([asdict(item) for item in kept], indent=2, ensure_ascii=False)

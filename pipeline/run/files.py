@@ -5,8 +5,10 @@
 
 import json
 import logging
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from statistics import fmean
 from typing import Any, Literal, TypeVar
 
 from pydantic import TypeAdapter, ValidationError
@@ -302,11 +304,15 @@ class Sample:
         prompt: as text for people.
         text: its continuation, likewise; of pictures, the file in which they are drawn.
         hex: the exact bytes of both; None of pictures.
+        summoned: the share of its chunks that needed no decoder; None where no chunks are known.
+        characters_per_second: of all continuations of the prompt together; None of pictures.
     """
 
     prompt: str
     text: str
     hex: str | None = None
+    summoned: float | None = None
+    characters_per_second: float | None = field(default=None, compare=False)
 
 
 @dataclass
@@ -314,3 +320,11 @@ class KeptSample(Sample):
     """An entry of samples.json, with the digest of the checkpoint it is of."""
 
     checkpoint: str | None = None
+
+
+def pace(samples: Sequence[Sample]) -> str:
+    """How fast texts were written, and how much of them without the decoder; of pictures nothing."""
+    speeds = [item.characters_per_second for item in samples if item.characters_per_second is not None]
+    shares = [item.summoned for item in samples if item.summoned is not None]
+    summoned = f"; {100 * fmean(shares):.1f} % of the chunks were summoned, without the decoder" if shares else ""
+    return f"{fmean(speeds):,.0f} characters/s{summoned}" if speeds else ""

@@ -35,6 +35,7 @@ _EVERY = ("runs_dir", "device", "threads", "precision", "loader")
 READS = {  # what can be given to a stage that reads a trained run: options, and whole sections
     "evaluate": (*_EVERY, "evaluate", "batch.context"),
     "sample": (*_EVERY, "evaluate.stage", "evaluate.likelihood", "sample"),
+    "next": (*_EVERY, "evaluate.stage", "evaluate.likelihood"),
     "index": (*_EVERY, "evaluate.stage", "index"),
     "neighbours": (*_EVERY, "evaluate.stage"),
     "report": (*_EVERY, "evaluate.stage", "index"),

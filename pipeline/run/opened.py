@@ -1,12 +1,14 @@
-r"""A trained run, opened from Python: score a text, sample, ask for neighbours.
+r"""A trained run, opened from Python: score a text, sample, ask for neighbours and for what comes next.
 
 from pipeline import open_run
 run = open_run("runs/quickstart")
 run.score("def f(x):\n").bits_per_char
 run.sample("import ")
+run.next("import ").chunks[0].text
 run.neighbours("def ")
 """
 
+import time
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -19,14 +21,16 @@ from torch import Tensor
 from data.chunkers import Chunker
 from haed.build import make_sampler
 from haed.chunk.model import HAED
-from haed.sampling import Draw
+from haed.chunk.outcomes import likeliest
+from haed.sampling import ChunkSampler, Draw
 from haed.system import System, Windows
+from pipeline.config import ConfigError
 from pipeline.options import Options, SampleOptions
 from pipeline.run.checkpoints import Checkpoint, Checkpoints
 from pipeline.run.device import Compute, compute
 from pipeline.run.files import MixtureParts
 from pipeline.run.folder import RunFolder
-from pipeline.run.index import Index, Neighbours
+from pipeline.run.index import PIXELS, Index, Neighbours, spell
 from pipeline.run.known import known, likelihood
 from pipeline.run.memory import build_system, check_memory
 from pipeline.run.windows import Scored, grid, overlapping
@@ -56,6 +60,61 @@ class Score:
     def bits_per_byte(self) -> float:
         """Bits over bytes of the original."""
         return self.bits / max(self.bytes, 1)
+
+
+@dataclass
+class Continued:
+    """Continuations of a prompt.
+
+    Attributes:
+        texts: each of them.
+        summoned: the share of its chunks that needed no decoder, of each; None where no chunks are known.
+        seconds: that all of them took together.
+    """
+
+    texts: list[bytes]
+    summoned: list[float] | None
+    seconds: float
+
+
+@dataclass
+class NextChunk:
+    """A chunk that may be next.
+
+    Attributes:
+        text: for people.
+        hex: its exact bytes.
+        probability: that it is next, by both ways together.
+        summoned: the share of that by which it is summoned as a known chunk; the rest of it is spelled by the decoder.
+        count: how often the train split has it; None where it is not known.
+    """
+
+    text: str
+    hex: str
+    probability: float
+    summoned: float
+    count: int | None
+
+
+@dataclass
+class NextChunks:
+    """What may follow a prompt.
+
+    Attributes:
+        prompt: for people.
+        before: the last whole chunk of it, likewise; None where it has none.
+        opened: with what the next chunk begins, since the prompt ends inside of it; None where it does not.
+        gate: the probability that the next chunk is summoned, whichever it is; None of a decoder alone.
+        chunks: the likeliest, the likeliest first; they begin with what is `opened`, and are given that.
+        rest: the probability of all other chunks.
+    """
+
+    prompt: str
+    before: str | None
+    opened: str | None
+    gate: float | None
+    chunks: list[NextChunk]
+    rest: float
 
 
 class Run:
@@ -138,8 +197,13 @@ class Run:
 
     def sample(self, prompt: str | bytes = "", samples: int = 1, options: SampleOptions | None = None) -> list[bytes]:
         """Continuations of a prompt, which they do not repeat; the same seed gives the same ones on one machine."""
-        how = options or SampleOptions()
+        return self.continued(prompt, samples, options).texts
+
+    def continued(self, prompt: str | bytes = "", samples: int = 1, options: SampleOptions | None = None) -> Continued:
+        """The same, and how they came about."""
+        how, system = options or SampleOptions(), self.likelihood
         prompt = prompt.encode() if isinstance(prompt, str) else prompt
+        began = time.perf_counter()
         given = self._chunks(*self.chunker.split(prompt))
         opened = given.tokens[0, -1, : int(given.lengths[0, -1])] if given.lengths.numel() else None
         generator = torch.Generator().manual_seed(how.seed)
@@ -147,14 +211,58 @@ class Run:
         written = [bytearray() for _ in range(samples)]
         with torch.no_grad():
             closed = Windows.of(given.tokens[:, :-1], given.lengths[:, :-1])
-            sampler = make_sampler(self.likelihood, closed, samples)
+            sampler = make_sampler(system, closed, samples)
             for _ in range(how.chunks):
                 new = sampler.chunk(draw, opened)
                 skip = 0 if opened is None else len(opened)
                 opened = None
                 for text, row, end in zip(written, new.tokens.numpy(), new.lengths.tolist(), strict=True):
                     text += self.chunker.join(row[:end].astype(np.uint8), np.array([end], np.uint8))[skip:]
-        return [bytes(text) for text in written]
+        summoned = None if sampler.summoned is None else (sampler.summoned / how.chunks).tolist()
+        return Continued([bytes(text) for text in written], summoned, time.perf_counter() - began)
+
+    def next(self, prompt: str | bytes = "", count: int = 10) -> NextChunks:
+        """The likeliest next chunks after a prompt, with their exact probabilities; see `haed.chunk.outcomes`.
+
+        A prompt ends inside a chunk if a letter after it would belong to its last one.
+
+        Raises:
+            ConfigError: the model predicts tokens, not chunks.
+            ValueError: the model is of pictures, and a prompt is given.
+        """
+        system = self.likelihood
+        if not isinstance(system, HAED):
+            raise ConfigError(
+                f"model.kind={system.kind} predicts tokens, not chunks: `haed sample` continues prompts with it"
+            )
+        prompt = prompt.encode() if isinstance(prompt, str) else prompt
+        kind = self.chunker.name
+        if prompt and kind == PIXELS:
+            raise ValueError("this run's model is of pictures: `haed next` takes no prompt, and tells how it begins")
+        given = self._chunks(*self.chunker.split(prompt))
+        whole = len(self.chunker.split(prompt + b"a")[1]) - 1
+        closed = Windows.of(given.tokens[:, :whole], given.lengths[:, :whole])
+        opened = given.tokens[0, whole:].flatten()[: int(given.lengths[0, whole:].sum())]
+        with torch.no_grad():
+            sampler = ChunkSampler(system, closed)
+            found = likeliest(system, sampler.prediction, sampler.last, opened, count)
+        counts = (
+            torch.zeros(len(found.chunks)) if system.known is None else system.known.lexicon.occurrences(found.chunks)
+        )
+        columns = found.chunks.tokens, found.chunks.lengths, found.probability, found.summoned, counts
+        chunks = []
+        for row, end, probability, summoned, count in zip(*(x.tolist() for x in columns), strict=True):
+            text = bytes(row[:end])
+            chunks.append(NextChunk(spell(text, kind), text.hex(), probability, summoned, count or None))
+        last = bytes(sampler.last.tokens[0, : int(sampler.last.lengths[0])].tolist())
+        return NextChunks(
+            prompt=spell(prompt, kind),
+            before=spell(last, kind) if last else None,
+            opened=spell(bytes(opened.tolist()), kind) if len(opened) else None,
+            gate=None if system.known is None else found.gate,
+            chunks=chunks,
+            rest=max(0.0, 1 - float(found.probability.sum())),
+        )
 
     def complete(self, beginnings: np.ndarray, chunks: int, options: SampleOptions | None = None) -> np.ndarray:
         """Continues beginnings (n, P·K) of whole chunks of a fixed size by so many chunks, all at once: (n, chunks·K)."""

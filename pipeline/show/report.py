@@ -11,7 +11,7 @@ import numpy as np
 
 from data.durable import write_atomically
 from pipeline.options import Options
-from pipeline.run.files import OF_PARTS, Evaluation, KeptSample, read_as
+from pipeline.run.files import OF_PARTS, Evaluation, KeptSample, pace, read_as
 from pipeline.run.folder import RunFolder
 from pipeline.run.index import META, Index, Neighbours, StaleIndex
 from pipeline.run.metrics import Record, read
@@ -195,7 +195,7 @@ def _html(found: Found) -> str:
             parts.append(table((_code(item.query), "cosine", "count"), rows, 1))
         parts.append("</div>")
     if found.samples:
-        parts.append("<h2>Samples</h2>")
+        parts.append(f"<h2>Samples</h2><p>{pace(found.samples)}</p>")
         parts += [f"<pre><b>{escape(s.prompt)}</b>{escape(s.text)}</pre>" for s in found.samples]
     parts.append("<h2>Configuration and versions</h2>")
     for title, text in (
@@ -226,6 +226,7 @@ def markdown(found: Found) -> str:
         lines += [markdown_table((_cell(item.query), "cosine", "count"), rows, 1), ""]
     for sample in found.samples:
         lines += [fenced(sample.prompt + sample.text), ""]
+    lines += [pace(found.samples), ""]
     lines += ["<details><summary>Configuration and versions</summary>", "", fenced(found.configuration, "yaml"), ""]
     lines += [fenced(found.environment, "json"), "</details>", ""]
     return printable("\n".join(lines))

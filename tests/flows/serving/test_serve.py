@@ -26,6 +26,7 @@ FLOWS = {
     "train",
     "evaluate",
     "sample",
+    "next",
     "index",
     "neighbours",
     "compare",

@@ -1,0 +1,162 @@
+"""Sampling from a mixture: as often as the likelihood says, given a beginning too, and with what `Draw` cuts off."""
+
+import pytest
+import torch
+from torch import Tensor
+
+from haed.chunk.model import HAED
+from haed.chunk.outcomes import likeliest, outcomes
+from haed.chunk.packing import Chunks
+from haed.sampling import ChunkSampler, Draw
+from haed.system import Windows
+from tests.haed.chunk.test_mixture import K, V, lexicon, mixed
+from tests.haed.chunk.test_model import windows
+
+BEGINNINGS = [[], [1], [0, 1], [1, 0, 1]]
+DRAWN = 10_000
+
+
+def likelihood(model: HAED, given: Windows, every: Chunks, opened: list[int]) -> Tensor:
+    """Of every chunk after `given`, among those that begin so, by scoring whole windows."""
+    tokens = torch.cat([given.tokens.expand(len(every), -1, -1), every.tokens[:, None]], 1)
+    lengths = torch.cat([given.lengths.expand(len(every), -1), every.lengths[:, None]], 1)
+    with torch.no_grad():
+        found = model.log_likelihood(Windows.of(tokens, lengths))[:, -1].exp()
+    begins = (every.tokens[:, : len(opened)] == torch.tensor(opened)).all(1) & (every.lengths >= len(opened))
+    return found * begins / found[begins].sum()
+
+
+def frequencies(drawn: Chunks, every: Chunks) -> Tensor:
+    same = (drawn.tokens[:, None] == every.tokens).all(2) & (drawn.lengths[:, None] == every.lengths)
+    assert same.sum(1).eq(1).all()
+    return same.double().mean(0)
+
+
+def fits(found: Tensor, wanted: Tensor) -> bool:
+    """Pearson's chi-square is within what one draw in a thousand exceeds (Wilson and Hilferty's approximation)."""
+    possible = wanted > 0
+    statistic = DRAWN * ((found - wanted)[possible].square() / wanted[possible]).sum()
+    free = max(1, int(possible.sum()) - 1)
+    return bool(
+        (found[~possible] == 0).all() and statistic < free * (1 - 2 / (9 * free) + 3.1 * (2 / (9 * free)) ** 0.5) ** 3
+    )
+
+
+@pytest.mark.parametrize("many", [1024, 4], ids=["few outcomes", "many outcomes"])
+def test_chunks_are_drawn_as_often_as_the_likelihood_says(many: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """From S, from the decoder, or by both ways; after an open prefix given that the chunk begins with it."""
+    monkeypatch.setattr("haed.sampling._MANY", many)
+    model, every = mixed()
+    given = windows(1, 2, K, V)
+    model.known = model.embedded(lexicon(every))
+    draw = Draw(generator=torch.Generator().manual_seed(1))
+    for opened in BEGINNINGS:
+        sampler = ChunkSampler(model, given, DRAWN)
+        before, beginning = Chunks(given.tokens[:, -1], given.lengths[:, -1]), torch.tensor(opened, dtype=torch.long)
+        shares = outcomes(model, sampler.prediction[:1], before, beginning)[0].softmax(0).detach()
+        found = frequencies(sampler.chunk(draw, beginning), every)
+        assert fits(found, likelihood(model, given, every, opened))
+        assert sampler.summoned is not None
+        gate, summoned = float(1 - shares[-1]), float(sampler.summoned.double().mean())
+        assert abs(summoned - gate) <= 4 * (gate * (1 - gate) / DRAWN) ** 0.5
+
+
+def test_temperature_and_cut_offs_apply_to_the_outcomes_and_then_to_the_symbols() -> None:
+    model, every = mixed()
+    given = windows(1, 2, K, V)
+    model.known = model.embedded(lexicon(every))
+    sampler = ChunkSampler(model, given, DRAWN)
+    before = Chunks(given.tokens[:, -1], given.lengths[:, -1])
+    with torch.no_grad():
+        shares = outcomes(model, sampler.prediction[:1], before, torch.tensor([], dtype=torch.long))[0].softmax(0)
+        known, model.known = model.known, None
+        spelled = likelihood(model, given, every, [])
+        model.known = known
+    kept = shares**0.5 * (shares >= shares.topk(4).values[-1])
+    wanted = torch.zeros(len(every), dtype=torch.float64)
+    wanted[torch.arange(len(every)).flip(0)[::2][:5]] = kept[:-1] / kept.sum()
+    symbols = torch.zeros_like(wanted)  # top_k=4 leaves all three symbols
+    for number, (tokens, size) in enumerate(zip(every.tokens.tolist(), every.lengths.tolist(), strict=True)):
+        symbols[number] = tempered(spelled, every, tokens[:size])
+    assert (kept[:-1] > 0).sum() == 3 and kept[-1] > 0
+    found = frequencies(sampler.chunk(Draw(2.0, 4, generator=torch.Generator().manual_seed(0))), every)
+    assert fits(found, wanted + symbols * kept[-1] / kept.sum())
+
+
+def test_temperature_0_takes_the_likeliest_outcome() -> None:
+    """A chunk, or to spell one, of which the likeliest symbols follow."""
+    model, every = mixed()
+    model.known = model.embedded(lexicon(every))
+    assert model.mixture is not None
+    for bias in (-9.0, 9.0):
+        torch.nn.init.constant_(model.mixture.gate.bias, bias)
+        sampler = ChunkSampler(model, windows(1, 2, K, V))
+        with torch.no_grad():
+            shares = outcomes(model, sampler.prediction, sampler.last, torch.tensor([], dtype=torch.long))[0]
+        drawn, best = sampler.chunk(Draw(0.0)), int(shares.argmax())
+        assert sampler.summoned is not None and (best < 5) == (bias > 0) == bool(sampler.summoned)
+        if bias > 0:
+            assert drawn.tokens.tolist() == lexicon(every).chunks.tokens[[best]].tolist()
+
+
+def tempered(probabilities: Tensor, every: Chunks, tokens: list[int]) -> float:
+    """Of a chunk whose symbols are drawn at temperature 2, from the probabilities of all chunks."""
+
+    def begins(some: list[int]) -> float:
+        return float(
+            probabilities[
+                (every.tokens[:, : len(some)] == torch.tensor(some)).all(1) & (every.lengths >= len(some))
+            ].sum()
+        )
+
+    def exactly(some: list[int]) -> float:
+        return begins(some) - sum(begins([*some, token]) for token in range(V)) if len(some) < K else begins(some)
+
+    result = 1.0
+    for place in range(min(len(tokens) + 1, K)):
+        ways = [begins([*tokens[:place], token]) ** 0.5 for token in range(V)] + (
+            [exactly(tokens[:place]) ** 0.5] if place else []
+        )
+        result *= ways[tokens[place] if place < len(tokens) else V] / sum(ways)
+    return result
+
+
+@pytest.mark.parametrize(
+    ("temperature", "top_k", "top_p"), [(1.0, 0, 0.5), (0.7, 0, 0.99), (1.3, 70, 1.0), (1.0, 0, 0.9999)]
+)
+def test_many_outcomes_are_cut_off_like_few(
+    temperature: float, top_k: int, top_p: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    logits = torch.randn(2, 200, generator=torch.Generator().manual_seed(0))
+    monkeypatch.setattr("haed.sampling._MANY", 8)
+    draw = Draw(temperature, top_k, top_p, torch.Generator().manual_seed(0))
+    for row, drawn in zip(logits, draw(logits.repeat_interleave(4000, 0)).split(4000), strict=True):
+        chance, order = (row.double() / temperature).softmax(0).sort(descending=True)
+        stay = int((chance.cumsum(0) - chance < top_p).sum()) if top_p < 1 else top_k
+        assert torch.isin(drawn, order[:stay]).all() and len(drawn.unique()) > 10
+        wanted = (chance / chance[:stay].sum())[:10]
+        found = (drawn[:, None] == order[:10]).double().mean(0)
+        assert ((found - wanted).abs() <= 4.5 * (wanted * (1 - wanted) / 4000).sqrt()).all()
+
+
+@pytest.mark.parametrize("known", [5, 0])
+def test_the_likeliest_chunks_have_their_exact_probabilities(known: int) -> None:
+    model, every = mixed()
+    given = windows(1, 2, K, V)
+    model.known = model.embedded(lexicon(every)) if known else None
+    sampler = ChunkSampler(model, given)
+    for opened in BEGINNINGS:
+        beginning = torch.tensor(opened, dtype=torch.long)
+        wanted = likelihood(model, given, every, opened).sort(descending=True)
+        found = likeliest(model, sampler.prediction, sampler.last, beginning, 5)
+        possible = min(5, int((wanted.values > 0).sum()))
+        best = every[wanted.indices[:possible]]
+        torch.testing.assert_close(found.probability, wanted.values[:possible])
+        assert found.chunks.tokens.tolist() == best.tokens.tolist() and found.chunks.lengths.equal(best.lengths)
+        rows = lexicon(every).find(best) if known else torch.full((possible,), -1)
+        assert ((found.summoned > 0) == (rows >= 0)).all() and (found.summoned < 1).all()
+        with torch.no_grad():
+            shares = outcomes(model, sampler.prediction, sampler.last, beginning)[0].softmax(0)
+        assert found.gate == pytest.approx(float(1 - shares[-1])) and (known or found.gate == 0)
+        summoned = (found.probability * found.summoned)[rows >= 0]
+        torch.testing.assert_close(summoned, shares[rows[rows >= 0]])
