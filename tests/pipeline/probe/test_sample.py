@@ -78,3 +78,6 @@ def test_lower_halves_of_pictures(pictures: Options) -> None:
     assert "lower halves completed" in report(pictures).read_text()
     with pytest.raises(ValueError, match=r"takes no --prompt"):
         sample(pictures, ["x"])
+    assert run.next().chunks[0].hex == "00" * 12 and run.next().gate is None
+    with pytest.raises(ValueError, match="takes no prompt"):
+        run.next("x")

@@ -158,7 +158,7 @@ SPOILT = {
 }  # fmt: skip
 READERS: dict[str, Callable[[Path], Any]] = {
     name: (lambda run, name=name: main([name, str(run)]))
-    for name in ("evaluate", "sample", "index", "report", "profile")
+    for name in ("evaluate", "sample", "next", "index", "report", "profile")
 }
 READERS |= {"neighbours": lambda run: main(["neighbours", str(run), "def "])}
 READERS |= {"compare": lambda run: main(["compare", str(run), f"--output={run}/comparison"])}
