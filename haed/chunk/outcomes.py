@@ -55,12 +55,14 @@ class Likeliest:
         chunks: n of them.
         probability: (n,) by both ways together.
         summoned: (n,) the share of that by which a chunk is summoned; the rest of it is spelled.
+        rows: (n,) of the known chunks, −1 of others.
         gate: the probability that the next chunk is summoned, whichever it is.
     """
 
     chunks: Chunks
     probability: Tensor
     summoned: Tensor
+    rows: Tensor
     gate: float
 
 
@@ -87,7 +89,7 @@ def likeliest(system: HAED, prediction: Tensor, before: Chunks, opened: Tensor, 
     joint, whole = torch.logaddexp(summoned, spelled), shares.logsumexp(0)
     best = joint.argsort(descending=True)[:count]
     gate = float((shares[:-1].logsumexp(0) - whole).exp())
-    return Likeliest(chunks[best], (joint - whole)[best].exp(), (summoned - joint)[best].exp(), gate)
+    return Likeliest(chunks[best], (joint - whole)[best].exp(), (summoned - joint)[best].exp(), rows[best], gate)
 
 
 def _spelled(system: HAED, prediction: Tensor, before: Chunks, opened: Tensor, beam: int) -> Chunks:

@@ -246,14 +246,13 @@ class Run:
         with torch.no_grad():
             sampler = ChunkSampler(system, closed)
             found = likeliest(system, sampler.prediction, sampler.last, opened, count)
-        counts = (
-            torch.zeros(len(found.chunks)) if system.known is None else system.known.lexicon.occurrences(found.chunks)
-        )
-        columns = found.chunks.tokens, found.chunks.lengths, found.probability, found.summoned, counts
+        counts = None if system.known is None else system.known.lexicon.counts
+        columns = (found.chunks.tokens, found.chunks.lengths, found.probability, found.summoned, found.rows)
         chunks = []
-        for row, end, probability, summoned, count in zip(*(x.tolist() for x in columns), strict=True):
-            text = bytes(row[:end])
-            chunks.append(NextChunk(spell(text, kind), text.hex(), probability, summoned, count or None))
+        for tokens, length, probability, summoned, known_as in zip(*(x.tolist() for x in columns), strict=True):
+            text = bytes(tokens[:length])
+            count = int(counts[known_as]) if counts is not None and known_as >= 0 else None
+            chunks.append(NextChunk(spell(text, kind), text.hex(), probability, summoned, count))
         last = bytes(sampler.last.tokens[0, : int(sampler.last.lengths[0])].tolist())
         return NextChunks(
             prompt=spell(prompt, kind),

@@ -154,7 +154,7 @@ def test_the_likeliest_chunks_have_their_exact_probabilities(known: int) -> None
         torch.testing.assert_close(found.probability, wanted.values[:possible])
         assert found.chunks.tokens.tolist() == best.tokens.tolist() and found.chunks.lengths.equal(best.lengths)
         rows = lexicon(every).find(best) if known else torch.full((possible,), -1)
-        assert ((found.summoned > 0) == (rows >= 0)).all() and (found.summoned < 1).all()
+        assert found.rows.equal(rows) and ((found.summoned > 0) == (rows >= 0)).all() and (found.summoned < 1).all()
         with torch.no_grad():
             shares = outcomes(model, sampler.prediction, sampler.last, beginning)[0].softmax(0)
         assert found.gate == pytest.approx(float(1 - shares[-1])) and (known or found.gate == 0)
