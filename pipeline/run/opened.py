@@ -251,8 +251,8 @@ class Run:
         chunks = []
         for tokens, length, probability, summoned, known_as in zip(*(x.tolist() for x in columns), strict=True):
             text = bytes(tokens[:length])
-            count = int(counts[known_as]) if counts is not None and known_as >= 0 else None
-            chunks.append(NextChunk(spell(text, kind), text.hex(), probability, summoned, count))
+            often = int(counts[known_as]) if counts is not None and known_as >= 0 else None
+            chunks.append(NextChunk(spell(text, kind), text.hex(), probability, summoned, often))
         last = bytes(sampler.last.tokens[0, : int(sampler.last.lengths[0])].tolist())
         return NextChunks(
             prompt=spell(prompt, kind),
