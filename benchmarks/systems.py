@@ -45,6 +45,11 @@ from pipeline.run.opened import characters
 # Preset, phases, and what makes it as large as the others, two to three million parameters.
 SYSTEMS: dict[str, tuple[str, tuple[str, ...], list[str]]] = {
     "haed": ("wikitext2", ("pretrain", "finetune"), OURS),
+    "haed, decoder alone": (
+        "wikitext2",
+        ("pretrain", "finetune"),
+        [*OURS, "model.mixture.known=0", "iem.correction=none", "finetune.iem_weight=0"],
+    ),
     "haed, end to end": ("wikitext2", ("train",), OURS),
     "hred": ("hred", ("train",), []),
     "hred-transformer": ("hred-transformer", ("train",), []),
