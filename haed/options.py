@@ -94,9 +94,9 @@ class EncoderOptions:
         Field(
             ge=0,
             le=2**24,
-            description="rows of a table, such as 32768: each chunk has one, found by a hash of the whole chunk, added before that "
-            "end; 0: none (paper). Takes 16 · rows · model.encoder.width bytes in training, and on a CPU time for each row a "
-            "step (32,768 rows of 256: 134 MB, 14 ms)",
+            description="rows of a table: each chunk has one, found by a hash of the whole chunk and added before that end; 0: "
+            "none (paper). In training it takes 16 · rows · model.encoder.width bytes, and on a CPU time for all rows each step "
+            "(32,768 rows of 256: 134 MB, 14 ms)",
         ),
     ] = 0
 

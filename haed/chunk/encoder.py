@@ -55,7 +55,7 @@ class Encoder(nn.Module, ABC):
 
     Attributes:
         width: E.
-        table: (rows, E), zero at first; None: there is none.
+        table: (rows, E), or None.
         output: what ends the encoder; a part of its options.
     """
 

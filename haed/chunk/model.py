@@ -74,6 +74,7 @@ class HAED(System):
         positions of transformers within chunks; the decoder learns much more slowly from small ones (docs/log.md). The main
         model's position vectors: 0.1, small beside the content. LSTM: forget gates start at bias 1. Scale: 1/√E, which makes
         first scores of normalised vectors about unit size; of a cosine the inverse of its temperature.
+        The encoder's table: 0.5, so that chunks differ by what they are from the start, which zeros learn slowly (docs/log.md).
         Output layer and candidate bias: zero, so that the first losses are about log(V + 1) and log C.
         """
         self.initialise_layers()
@@ -95,12 +96,12 @@ class HAED(System):
         nn.init.zeros_(self.decoder.output.weight)
         if self.mixture is not None:
             self.mixture.initialise()
-        if self.encoder.table is not None:
-            nn.init.zeros_(self.encoder.table)
         if self.encoder.bias is not None:
             nn.init.zeros_(self.encoder.bias.weight)
         if self.log_scale is not None:
             self.log_scale.fill_(_unbounded(1 / self.temperature if self.cosine else self.encoder.width**-0.5))
+        if self.encoder.table is not None:
+            nn.init.normal_(self.encoder.table, std=0.5)  # last, so that all else begins as without it
 
     def query(self, prediction: Tensor) -> Tensor:
         """The vector (N, E) whose dot product with a chunk's key, plus the chunk's bias, is the chunk's score."""

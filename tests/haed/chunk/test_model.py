@@ -68,6 +68,18 @@ def windows(count: int, context: int, k: int, vocabulary: int, fixed: bool = Fal
     return Windows.of(tokens * (torch.arange(k) < lengths[..., None]), lengths)
 
 
+def test_all_else_begins_as_without_a_table() -> None:
+    plain, made = (small_options("lstm") for _ in range(2))
+    made.encoder.rows = 500
+    found = []
+    for options in (plain, made):
+        torch.manual_seed(0)
+        found.append(HAED(options, IEMOptions(), Cut(3, 3, False, 6)).state_dict())
+    table = found[1].pop("encoder.table")
+    assert table.shape == (500, 8) and float(table.std()) == pytest.approx(0.5, abs=0.03)
+    assert found[0].keys() == found[1].keys() and all(torch.equal(x, found[1][name]) for name, x in found[0].items())
+
+
 def test_the_first_chunk_of_a_document_does_not_see_the_one_before_as_input() -> None:
     model = small("lstm")
     given = windows(1, 2, 3, 3)
