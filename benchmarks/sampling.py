@@ -1,7 +1,11 @@
 """Characters per second of sampling: a trained run beside a flat transformer of as many parameters (x-transformers).
 
+A run with known chunks is sampled twice, as the mixture that it is, and by its decoder alone; then the share of the chunks that
+are summoned is told as well.
+
     pip install --no-deps -r benchmarks/peers.txt
     python benchmarks/sampling.py RUN [--characters 1000] [--batches 1 16] [--repeats 5] [--seed 0]
+                                  [--temperature 1 --top-p 1] [--no-flat]
 
 RUN should be trained, else its chunks have no natural lengths. The flat model has 6 layers and the width at which its
 parameters come nearest to RUN's; bytes are its tokens, keys and values are cached (`generate(cache_kv=True)`), and its
@@ -13,6 +17,7 @@ import argparse
 import statistics
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
 sys.path[0] = str(Path(__file__).resolve().parent.parent)  # else `data` would be the script beside this one
@@ -20,6 +25,7 @@ sys.path[0] = str(Path(__file__).resolve().parent.parent)  # else `data` would b
 import torch
 from torch import Tensor, nn
 
+from haed.chunk.model import HAED
 from pipeline.options import SampleOptions
 from pipeline.run.opened import Run, open_run
 
@@ -40,14 +46,15 @@ def flat(wanted: int, context: int) -> nn.Module:
     return AutoregressiveWrapper(make(width)).eval()
 
 
-def ours(run: Run, batch: int, characters: int, seed: int) -> float:
-    """Characters per second; chunks are drawn until every text has enough on average."""
-    began, written, chunks = time.perf_counter(), 0, characters // 6
+def ours(run: Run, batch: int, characters: int, how: SampleOptions) -> tuple[float, float]:
+    """Characters per second, and the share of summoned chunks; drawn until every text has enough on average."""
+    began, written, drawn, summoned, how = time.perf_counter(), 0, 0, 0.0, replace(how, chunks=characters // 6)
     while written < batch * characters:
-        texts = run.sample("", batch, SampleOptions(chunks=chunks, temperature=1.0, top_p=1.0, seed=seed))
-        written += sum(len(text) for text in texts)
-        chunks = max(1, round((batch * characters - written) / max(1, written / chunks)))
-    return written / (time.perf_counter() - began)
+        found = run.continued("", batch, how)
+        written += sum(len(text) for text in found.texts)
+        drawn, summoned = drawn + batch * how.chunks, summoned + how.chunks * sum(found.summoned or [])
+        how.chunks = max(1, round((batch * characters - written) / max(1, written / (drawn / batch))))
+    return written / (time.perf_counter() - began), summoned / drawn
 
 
 def theirs(model: nn.Module, batch: int, characters: int) -> float:
@@ -65,23 +72,35 @@ def main() -> None:
     parser.add_argument("--batches", type=int, nargs="+", default=[1, 16])
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--seed", type=int, default=0)
-    arguments = parser.parse_args()
-    torch.manual_seed(arguments.seed)
-    run = open_run(arguments.run)
-    peer = flat(parameters(run.system), arguments.characters + 1)
-    print(f"parameters: {parameters(run.system):,} ours, {parameters(peer):,} flat; {torch.get_num_threads()} threads")
-    for batch in arguments.batches:
-        pairs = [
-            (ours(run, batch, arguments.characters, seed), theirs(peer, batch, arguments.characters))
-            for seed in range(arguments.repeats + 1)
+    parser.add_argument("--temperature", type=float, default=1.0)
+    parser.add_argument("--top-p", type=float, default=1.0)
+    parser.add_argument("--no-flat", action="store_true", help="leave the flat transformer out")
+    asked = parser.parse_args()
+    torch.manual_seed(asked.seed)
+    run = open_run(asked.run)
+    run.continued("", 1, SampleOptions(chunks=1))  # the known chunks are found at the first use
+    arms = {"ours": lambda batch, how: ours(run, batch, asked.characters, how)}
+    if isinstance(run.system, HAED) and run.system.known is not None:
+        alone = Run(run.folder, run.folder.options(["evaluate.likelihood=decoder"], "sample"))
+        arms["decoder alone"] = lambda batch, how: ours(alone, batch, asked.characters, how)
+    print(f"parameters: {parameters(run.system):,}; {torch.get_num_threads()} threads")
+    if not asked.no_flat:
+        peer = flat(parameters(run.system), asked.characters + 1)
+        arms[f"flat, {parameters(peer):,}"] = lambda batch, how: (theirs(peer, batch, asked.characters), 0.0)
+    for batch in asked.batches:
+        found = [
+            [
+                arm(batch, SampleOptions(temperature=asked.temperature, top_p=asked.top_p, seed=seed))
+                for arm in arms.values()
+            ]
+            for seed in range(asked.repeats + 1)
         ][1:]
-        ratios = sorted(a / b for a, b in pairs)
-        a, b = (statistics.median(column) for column in zip(*pairs, strict=True))
-        print(
-            f"{batch:4} at once: {a:8,.0f} characters/s ours, {b:8,.0f} flat: {a / b:.2f} times "
-            f"({ratios[0]:.2f} to {ratios[-1]:.2f})",
-            flush=True,
-        )
+        print(f"{batch:4} at once, {100 * statistics.mean(row[0][1] for row in found):.1f} % of the chunks summoned")
+        for number, name in enumerate(arms):
+            ratios = sorted(row[0][0] / row[number][0] for row in found)
+            speed = statistics.median(row[number][0] for row in found)
+            ratio = f"; ours has {statistics.median(ratios):.2f} times that ({ratios[0]:.2f} to {ratios[-1]:.2f})"
+            print(f"  {speed:8,.0f} characters/s {name}{ratio if number else ''}", flush=True)
 
 
 if __name__ == "__main__":

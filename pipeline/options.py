@@ -201,9 +201,13 @@ class SampleOptions:
         int, Field(ge=1, le=10_000, description="held-out pictures whose lower half a model of pictures completes")
     ] = 8
     chunks: Annotated[int, Field(ge=1, le=10**7, description="chunks to write")] = 60
-    temperature: Annotated[float, Field(ge=0, le=1e3, description="0: always the likeliest token")] = 0.8
-    top_k: Annotated[int, Field(ge=0, le=10**6, description="only the k likeliest tokens; 0: all")] = 0
-    top_p: Annotated[float, Field(gt=0, le=1, description="only the likeliest tokens that make up this mass")] = 0.95
+    temperature: Annotated[float, Field(ge=0, le=1e3, description="0: always the likeliest token, or known chunk")] = (
+        0.8
+    )
+    top_k: Annotated[int, Field(ge=0, le=10**6, description="only the k likeliest tokens, or known chunks; 0: all")] = 0
+    top_p: Annotated[
+        float, Field(gt=0, le=1, description="only the likeliest tokens, or known chunks, that make up this mass")
+    ] = 0.95
     seed: Annotated[int, Field(ge=0, le=2**63 - 1, description="of the draws")] = 0
 
 

@@ -52,7 +52,7 @@ class Served:
 
     def ready(self) -> bool:
         """Whether its runner polls: all deployments are marked as ready."""
-        return len(self.found()) == 11 and all(item["status"] == "READY" for item in self.found())
+        return len(self.found()) == 12 and all(item["status"] == "READY" for item in self.found())
 
     def found(self) -> list[dict[str, Any]]:
         """The deployments of this folder."""

@@ -137,7 +137,7 @@ def test_cancel_ends_all_processes_of_a_training_and_workers_of_a_pool_run_flows
         command = [sys.executable, "-m", "flows.cli", "deploy", "--pool", pool]
         done = subprocess.run(command, cwd=served.folder, env=where, capture_output=True, text=True)
         assert done.returncode == status and "Traceback" not in done.stderr, done.stderr
-        assert len(done.stdout.splitlines()) == (11 if status == 0 else 0)
+        assert len(done.stdout.splitlines()) == (12 if status == 0 else 0)
         assert ("error: no work pool 'none'" in done.stderr) == (status == 1)
     made = call(served.address, "/automations/filter", {})
     name = name_of(served.folder, "gpus")
