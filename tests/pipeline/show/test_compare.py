@@ -28,9 +28,18 @@ def test_runs_are_compared_in_a_table_and_a_page(options: Options, capsys: pytes
     assert (two["steps"], end["steps"]) == (10, 4) and two["flops"] > end["flops"] > 0
     bits = [row["evaluation"] for row in found["rows"]]
     assert bits == sorted(bits) and two["corpus"] == end["corpus"]
+    assert two["likelihood"] == "mixture" and two["decoder"] > 0 and 0 < two["unknown"] < 1  # phase two of the preset
+    assert end["likelihood"] == end["decoder"] == end["unknown"] is None
     page = Path(found["page"]).read_text()
+    assert f"{two['decoder']:.4f}" in page and f"{two['unknown']:.2%}" in page
     assert "needs the fewest bits" in page and "end &lt;to&gt; end" in page and "<to>" not in page
     assert Path(found["picture"]).read_bytes().startswith(b"\x89PNG")
+    path = Path(options.runs_dir) / "tiny" / "evaluation.json"
+    content = json.loads(path.read_text())
+    path.write_text(json.dumps(content | {"likelihood": "decoder", "parts": None}))
+    assert main(arguments[:-1]) == 0
+    shown = capsys.readouterr().out
+    assert "(test, finetune, decoder alone)" in shown and "tiny: evaluated by the decoder alone" in shown
 
 
 def test_what_cannot_be_compared_is_said(options: Options, capsys: pytest.CaptureFixture[str]) -> None:
