@@ -19,10 +19,13 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 LIBRARIES = ("libc10_cuda", "libtorch_python", "libtorch_cuda", "libcaffe2_nvrtc")
 MODELS = {
-    "lstm": ["iem.similarity=cosine"],
+    "lstm": ["iem.similarity=cosine", "model.encoder.rows=4096"],
     "transformer": ["model.decoder.kind=transformer", "model.decoder.previous=true", "iem.head=none", "batch.pieces=2"],
-    "paper": ["iem.correction=none", "iem.extra_batches=2", "iem.head=none", "model.main.positions=concatenated"],
-}
+    "paper": [
+        "model.mixture.known=0", "iem.correction=none", "iem.extra_batches=2", "iem.head=none",
+        "model.main.positions=concatenated",
+    ],
+}  # fmt: skip
 SMALL = [
     "device=cuda", "precision=bf16", "threads=1", "log_steps=5", "batch.sequences=2", "batch.context=32", "validation.windows=8",
     "validation.times=2", "evaluate.yardsticks=false", "model.main.layers=2", "model.main.width=320", "model.encoder.width=256",

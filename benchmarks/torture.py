@@ -1,6 +1,6 @@
 """Kills training with SIGKILL at random moments, resumes it, and compares with a run that was left alone.
 
-    python benchmarks/torture.py [--kills 50] [--stages pretrain finetune train] [--cases lstm transformer workers ranks first]
+    python benchmarks/torture.py [--kills 50] [--stages pretrain finetune train] [--cases lstm mixture ranks ...]
 
 A case is a small model on some of the Python standard library's files, 400 steps a stage, saved every 5 steps and
 validated 8 times, so that kills meet set-up, steps, saves and evaluations. The whole group of processes is killed at a
@@ -37,11 +37,13 @@ SMALL = {
     "validation": {"windows": 16, "times": 8},
     "checkpoint": {"every_steps": 5},
 }
+MIXTURE = ["model.mixture.known=500", "model.encoder.rows=64", "iem.correction=inclusion", "finetune.iem_weight=1"]
 CASES = {
     "lstm": [],
     "transformer": ["model.decoder.kind=transformer"],
+    "mixture": MIXTURE,
     "workers": ["loader.workers=2"],
-    "ranks": ["launcher.processes=2"],
+    "ranks": ["launcher.processes=2", *MIXTURE],
     "first": ["launcher.processes=2", "finetune.trains=decoder_first", "finetune.decoder_steps=200"],
 }
 STAGES = ("pretrain", "finetune", "train")

@@ -75,9 +75,10 @@ class Encoder(nn.Module, ABC):
 
     def lay_out(self, chunks: Chunks) -> Laid:
         """What `forward` takes, of N chunks on the CPU, each of length 1 or more."""
-        if self.table is None:
-            return Laid(self.ordered(chunks), None)
-        return Laid(self.ordered(chunks), chunk_keys(chunks.tokens, chunks.lengths).remainder(len(self.table)))
+        rows = None
+        if self.table is not None:
+            rows = chunk_keys(chunks.tokens, chunks.lengths).remainder(len(self.table))
+        return Laid(self.ordered(chunks), rows)
 
     def forward(self, laid: Laid) -> Embedding:
         """Embeds N chunks, laid out and on the encoder's device."""
