@@ -191,6 +191,16 @@ def test_what_a_phase_trains_of_the_mixture(fraction: float, trained: set[str]) 
     assert all((x.grad is not None) == x.requires_grad for _, x in made.system.named_parameters())
 
 
+def test_a_batch_without_chunks_is_defined() -> None:
+    """As a rank may have one: every parameter still takes part, for the others wait for its gradient."""
+    made, empty = objective(0.5), given()
+    empty.lengths[:] = 0
+    losses = made(made.prepare(empty))
+    losses.total.backward()
+    assert float(losses.total.detach()) == 0 and losses.tokens == 0
+    assert all(x.grad is not None and not x.grad.any() for x in made.system.parameters())
+
+
 def test_a_score_that_is_no_likelihood_is_refused() -> None:
     model, every = mixed()
     with pytest.raises(
