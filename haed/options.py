@@ -165,12 +165,13 @@ class MixtureOptions:
     """One likelihood of known chunks, by the IEM score, and of all others, by the decoder."""
 
     known: Annotated[
-        int,
+        int | None,
         Field(
             ge=0,
             le=10**7,
             description="known chunks: the most frequent ones of the train split, so many at most; 0: none, the decoder is the "
-            "likelihood. A score takes 2 · known · model.encoder.width operations, their embeddings 2 bytes a coordinate",
+            "likelihood; null: 131,072, but none with chunker.kind=pixels, where most chunks are new. A score takes "
+            "2 · known · model.encoder.width operations, their embeddings 2 bytes a coordinate",
         ),
     ] = 0
 

@@ -61,7 +61,7 @@ class HAED(System):
             self.decoder = LSTMDecoder(options.decoder, width, cut.vocabulary)
         else:
             self.decoder = TransformerDecoder(options.decoder, width, cut.vocabulary, cut.k)
-        self.mixture = Mixture(width) if options.mixture.known else None
+        self.mixture = Mixture(width) if options.mixture.known != 0 else None
         self.known: Known | None = None
         self.initialise()
 

@@ -28,11 +28,18 @@ from pipeline.run.saved import Saved
 
 log = logging.getLogger(__name__)
 CHUNKS, KEYS = "known/chunks.safetensors", "known/keys.safetensors"
+FITTING = 1 << 17  # chunks
+
+
+def most_known(options: Options) -> int:
+    """How many chunks a run's mixture knows at most; 0: it is none."""
+    asked = options.model.mixture.known
+    return (0 if options.chunker.kind == "pixels" else FITTING) if asked is None else asked
 
 
 def is_mixed(options: Options, phase: PhaseOptions) -> bool:
     """Whether the likelihood of a phase's checkpoints is the mixture: only the IEM loss makes it one."""
-    return bool(options.model.mixture.known) and phase.iem_weight > 0
+    return most_known(options) > 0 and phase.iem_weight > 0
 
 
 def likelihood(options: Options, phase: Phase) -> Literal["mixture", "decoder"] | None:
@@ -56,7 +63,7 @@ def known(folder: RunFolder, system: HAED, most: int, checkpoint: Saved) -> Know
     Args:
         folder: of the run.
         system: the checkpoint's, in evaluation mode.
-        most: `model.mixture.known`.
+        most: so many at most.
         checkpoint: where it says what it is.
 
     Raises:

@@ -31,7 +31,7 @@ from pipeline.run.device import Compute, compute
 from pipeline.run.files import MixtureParts
 from pipeline.run.folder import RunFolder
 from pipeline.run.index import PIXELS, Index, Neighbours, spell
-from pipeline.run.known import known, likelihood
+from pipeline.run.known import known, likelihood, most_known
 from pipeline.run.memory import build_system, check_memory
 from pipeline.run.windows import Scored, grid, overlapping
 
@@ -154,7 +154,7 @@ class Run:
         mixed = likelihood(how, self.phase) == "mixture"
         if mixed and isinstance(system, HAED) and system.known is None:
             with torch.no_grad(), self.compute.precision():
-                system.known = known(self.folder, system, how.model.mixture.known, self.checkpoint)
+                system.known = known(self.folder, system, most_known(how), self.checkpoint)
         return system
 
     def score(self, text: str | bytes) -> Score:

@@ -48,7 +48,9 @@ def evaluate(options: Options, text: Path | None = None) -> Evaluation:
     release_memory()
     limits = options.evaluate
     iem = bool(options.pretrain.iem_weight and run.phase != "train" and limits.closed_set and limits.closed_windows)
-    iem = iem and not options.model.mixture.known  # whose evaluation says it of the whole split, by what training knew
+    iem = (
+        iem and likelihood(options, run.phase) is None
+    )  # of a mixture, it is said of the whole split, by what training knew
     tally = Tally(run.chunker.k, Occurrences(corpus, "train", split)) if limits.breakdown else None
     result = _score(run, split, corpus.documents(split), corpus.originals(split), reference, tally)
     if iem:

@@ -19,7 +19,7 @@ from pipeline.options import FinetuneOptions, Options, Phase, PhaseOptions
 from pipeline.run.checkpoints import Checkpoint, Checkpoints
 from pipeline.run.device import Compute, compute, release_memory
 from pipeline.run.folder import PHASES, RunFolder
-from pipeline.run.known import is_mixed, lexicon, remember
+from pipeline.run.known import is_mixed, lexicon, most_known, remember
 from pipeline.run.memory import build_system, check_memory
 from pipeline.run.metrics import Listener, Metrics, Progress
 from pipeline.run.saved import Identity, Saved, State, filled, has_checkpoint, identity, pointed, unlike
@@ -100,7 +100,7 @@ def _run_phase(phase: Phase, options: Options, ranks: Ranks, stop: Stop, listene
             run = RunFolder.create(options)
             run.remember(corpus)
             if is_mixed(options, limits):
-                remember(run, corpus, options.model.mixture.known)
+                remember(run, corpus, most_known(options))
         if newest is not None:
             if ranks.first:
                 checkpoints.point("latest", newest.path)  # a kill, or damage, may have left it behind
@@ -139,10 +139,12 @@ train = partial(run_phase, "train")
 def _lexicon(limits: PhaseOptions, options: Options, corpus: Corpus, ranks: Ranks) -> Lexicon | None:
     """The known chunks of a mixture; the first rank finds them for all."""
     if not is_mixed(options, limits):
+        if options.model.mixture.known is None and limits.iem_weight and ranks.first:
+            log.info("no known chunks: of pixels, most chunks are new (model.mixture.known)")
         return None
     if not ranks.first:
         ranks.wait()  # until the first one has written them
-    found = lexicon(corpus, options.model.mixture.known)
+    found = lexicon(corpus, most_known(options))
     if ranks.first:
         ranks.wait()
     return found

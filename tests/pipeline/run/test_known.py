@@ -14,9 +14,10 @@ from safetensors.torch import load_file
 
 from data.corpus import Corpus
 from haed.chunk.model import HAED
+from pipeline.config import load
 from pipeline.options import Options
 from pipeline.run.folder import RunFolder
-from pipeline.run.known import CHUNKS, KEYS, remember
+from pipeline.run.known import CHUNKS, KEYS, is_mixed, most_known, remember
 from pipeline.run.opened import Run, Score, open_run
 from pipeline.run.shards import shard
 from pipeline.score.evaluate import evaluate
@@ -143,3 +144,15 @@ def test_nothing_of_the_scored_split_is_known(mixed: Options, text: Path, tmp_pa
     remember(run.folder, other, 100)
     again = load_file(run.folder.path / CHUNKS)
     assert again.keys() == known.keys() and all((again[name] == known[name]).all() for name in known)
+
+
+def test_who_asks_for_a_fitting_number_of_pixels_gets_none() -> None:
+    """A number that is named stands; a phase without the IEM loss is no mixture."""
+    options = load("quickstart")
+    assert (
+        most_known(options) == 131_072 and is_mixed(options, options.pretrain) and is_mixed(options, options.finetune)
+    )
+    assert not is_mixed(options, options.train)
+    pictures = load("quickstart", ["chunker.kind=pixels"])
+    assert most_known(pictures) == 0 and not is_mixed(pictures, pictures.finetune)
+    assert most_known(load("quickstart", ["chunker.kind=pixels", "model.mixture.known=9"])) == 9
