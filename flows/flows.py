@@ -49,7 +49,7 @@ def everything(asked: Asked) -> Everything:
     from pipeline.run.known import likelihood
 
     whose = likelihood(options, folder.trained_phase(limits.stage))
-    if not folder.is_made("evaluation.json", options, split=limits.split, **({"likelihood": whose} if whose else {})):
+    if not folder.is_made("evaluation.json", options, split=limits.split, likelihood=whose):
         evaluate(run)
     wanted = {name: getattr(options.index, name) for name in ("split", "min_count", "max_chunks")}
     if chunks and not folder.is_made("index/meta.json", options, **wanted):

@@ -53,13 +53,14 @@ class Draw:
         logits = logits.cpu() if many else logits.double().cpu()
         if self.temperature == 0:
             return logits.argmax(-1)
-        logits = logits / self.temperature
+        logits = (logits - logits.amax(-1, keepdim=True)) / self.temperature
         if self.top_k:
             logits[logits < logits.topk(min(self.top_k, logits.shape[-1])).values[:, -1:]] = -torch.inf
         probabilities = logits.softmax(-1)
         if self.top_p < 1:
             ranked, order = _ranked(probabilities, self.top_p)
-            rest = ranked.cumsum(-1) - ranked >= self.top_p  # the likeliest always stays
+            rest = ranked.cumsum(-1) - ranked >= self.top_p
+            rest[:, 0] = False  # the likeliest always stays
             probabilities = torch.zeros_like(probabilities).scatter_(1, order, ranked.masked_fill(rest, 0))
         if not many:
             return torch.multinomial(probabilities, 1, generator=self.generator).squeeze(1)

@@ -86,7 +86,7 @@ def known(folder: RunFolder, system: HAED, most: int, checkpoint: Saved) -> Know
 
 
 def _told(corpus: str, most: int) -> dict[str, str]:
-    return {"corpus": corpus, "most": str(most), "holds": "counts documents lengths tokens"}
+    return {"corpus": corpus, "most": str(most), "holds": "counts documents lengths tokens, whole"}
 
 
 def _chunks(corpus: Corpus, most: int) -> dict[str, Tensor]:
@@ -97,8 +97,11 @@ def _chunks(corpus: Corpus, most: int) -> dict[str, Tensor]:
         every = distinct_chunks(corpus, "train", most=most)
         if every.left_out:
             log.info("known chunks: %s rarer ones are left to the decoder (model.mixture.known)", f"{every.left_out:,}")
-        found = {name: torch.from_numpy(getattr(every, name)).contiguous() for name in ("tokens", "lengths", "counts")}
-        found["documents"] = torch.from_numpy(documents_with(corpus, "train", every))
+        columns = {name: getattr(every, name) for name in ("tokens", "lengths", "counts")}
+        columns["documents"] = documents_with(corpus, "train", every)
+        # The decoder of chunks of a fixed size ends none early, so the rest at the end of a document is no outcome.
+        whole = every.lengths == corpus.chunker().k if corpus.chunker().fixed else slice(None)
+        found = {name: torch.from_numpy(column[whole]).contiguous() for name, column in columns.items()}
         _write(path, found, told)
     return found
 

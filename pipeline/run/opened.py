@@ -35,6 +35,8 @@ from pipeline.run.known import known, likelihood, most_known
 from pipeline.run.memory import build_system, check_memory
 from pipeline.run.windows import Scored, grid, overlapping
 
+MOST_NEXT = 10_000  # chunks that `Run.next` lists
+
 
 @dataclass
 class Score:
@@ -139,6 +141,9 @@ class Run:
                 f"{folder.phase(self.phase)}/checkpoints has no complete checkpoint: train it again"
             )
         folder.check(self.options, checkpoint.saved)
+        trained = checkpoint.state["options"].get(self.phase, {})  # config.yaml may say otherwise since
+        of_phase = getattr(self.options, self.phase)
+        of_phase.iem_weight = trained.get("iem_weight", of_phase.iem_weight)
         self.step: int = checkpoint.state["step"]
         self.digest: str = checkpoint.state["digest"]
         self.compute: Compute = compute(self.options)
@@ -228,8 +233,10 @@ class Run:
 
         Raises:
             ConfigError: the model predicts tokens, not chunks.
-            ValueError: the model is of pictures, and a prompt is given.
+            ValueError: the model is of pictures, and a prompt is given; or the count is not 1 to 10,000.
         """
+        if not 1 <= count <= MOST_NEXT:
+            raise ValueError(f"count {count}: must be 1 to {MOST_NEXT:,}")
         system = self.likelihood
         if not isinstance(system, HAED):
             raise ConfigError(

@@ -62,9 +62,14 @@ def run_phase(
 
 
 def check_phase(phase: Phase, options: Options) -> None:
-    """Raises ConfigError if this kind of model has no such phase."""
+    """Raises ConfigError if this kind of model has no such phase, or its loss cannot train what is asked for."""
     if not is_of(phase, kind := options.model.kind):
         raise ConfigError(f"model.kind={kind} has no phase one and no phase two: train it end to end, by `haed train`")
+    if is_mixed(options, getattr(options, phase)) and options.iem.correction != "inclusion":
+        raise ConfigError(
+            f"iem.correction={options.iem.correction}: the score is no likelihood, as a mixture needs it: set "
+            "iem.correction=inclusion, or model.mixture.known=0"
+        )
 
 
 def _run_phase(phase: Phase, options: Options, ranks: Ranks, stop: Stop, listener: Listener) -> Trained:
@@ -139,8 +144,9 @@ train = partial(run_phase, "train")
 def _lexicon(limits: PhaseOptions, options: Options, corpus: Corpus, ranks: Ranks) -> Lexicon | None:
     """The known chunks of a mixture; the first rank finds them for all."""
     if not is_mixed(options, limits):
-        if options.model.mixture.known is None and limits.iem_weight and ranks.first:
-            log.info("no known chunks: of pixels, most chunks are new (model.mixture.known)")
+        if options.model.mixture.known != 0 and ranks.first:
+            why = "without the IEM loss (iem_weight=0)" if not limits.iem_weight else "of pixels, most of which are new"
+            log.info("no mixture: known chunks have no part in a phase %s; the decoder alone is the likelihood", why)
         return None
     if not ranks.first:
         ranks.wait()  # until the first one has written them

@@ -160,3 +160,10 @@ def test_the_likeliest_chunks_have_their_exact_probabilities(known: int) -> None
         assert found.gate == pytest.approx(float(1 - shares[-1])) and (known or found.gate == 0)
         summoned = (found.probability * found.summoned)[rows >= 0]
         torch.testing.assert_close(summoned, shares[rows[rows >= 0]])
+
+
+@pytest.mark.parametrize("outcomes_there_are", [5, 2000])
+def test_the_smallest_temperature_and_mass_take_the_likeliest(outcomes_there_are: int) -> None:
+    logits = torch.zeros(3, outcomes_there_are).index_fill(1, torch.tensor([2]), 4.0)
+    for draw in (Draw(temperature=1e-310), Draw(temperature=1e-37), Draw(top_p=1e-300), Draw(temperature=0)):
+        assert draw(logits - 100).tolist() == [2, 2, 2]

@@ -122,6 +122,11 @@ def test_cat_gives_the_bytes_back(trained: list[str], text: Path, capfdbinary: p
         (["pretrain", "--config", "quickstat"], 2, "did you mean quickstart"),
         (["pretrain", "pretrain.stps=1"], 2, "Did you mean: 'steps'"),
         (["pretrain", "--config", "quickstart", "nokey"], 2, "not of the form key=value"),
+        (
+            ["pretrain", "--config", "quickstart", "iem.correction=none"],
+            2,
+            "set iem.correction=inclusion, or model.mixture",
+        ),
         (["shard", "source.kind=text", "source.path=nowhere"], 1, "source.path=nowhere: no such file or folder"),
         (["shard", "source.kind=text"], 1, "needs source.path="),
         (["evaluate", "nowhere"], 1, "no run 'nowhere'"),

@@ -17,7 +17,7 @@ from haed.chunk.model import HAED
 from pipeline.config import load
 from pipeline.options import Options
 from pipeline.run.folder import RunFolder
-from pipeline.run.known import CHUNKS, KEYS, is_mixed, most_known, remember
+from pipeline.run.known import CHUNKS, KEYS, is_mixed, lexicon, most_known, remember
 from pipeline.run.opened import Run, Score, open_run
 from pipeline.run.shards import shard
 from pipeline.score.evaluate import evaluate
@@ -156,3 +156,20 @@ def test_who_asks_for_a_fitting_number_of_pixels_gets_none() -> None:
     pictures = load("quickstart", ["chunker.kind=pixels"])
     assert most_known(pictures) == 0 and not is_mixed(pictures, pictures.finetune)
     assert most_known(load("quickstart", ["chunker.kind=pixels", "model.mixture.known=9"])) == 9
+
+
+def test_chunks_of_a_fixed_size_that_are_cut_short_are_not_known(tmp_path: Path) -> None:
+    """The decoder ends none early, so they could not be spelled, and what is known must be whole."""
+    (tmp_path / "text").mkdir()
+    for split in ("train", "valid", "test"):
+        (tmp_path / "text" / f"{split}.txt").write_text("abcabcabcx")
+    where = ["source.kind=text", f"source.path={tmp_path}/text", f"shards_dir={tmp_path}/shards"]
+    found = lexicon(shard(load("quickstart", [*where, "chunker.kind=fixed", "chunker.k=3"])), 9)
+    assert [bytes(row.tolist()) for row in found.chunks.tokens] == [b"abc"]
+    assert found.counts is not None and found.counts.tolist() == [3]
+
+
+def test_what_trained_a_checkpoint_says_whose_likelihood_it_is(run: Run, mixed: Options) -> None:
+    """Not what config.yaml says since."""
+    changed = replace(mixed, finetune=replace(mixed.finetune, iem_weight=0.0))
+    assert score(Run(RunFolder.of(changed), changed)) == score(run)
