@@ -161,8 +161,8 @@ def test_who_asks_for_a_fitting_number_of_pixels_gets_none() -> None:
 def test_chunks_of_a_fixed_size_that_are_cut_short_are_not_known(tmp_path: Path) -> None:
     """The decoder ends none early, so they could not be spelled, and what is known must be whole."""
     (tmp_path / "text").mkdir()
-    for split in ("train", "valid", "test"):
-        (tmp_path / "text" / f"{split}.txt").write_text("abcabcabcx")
+    for split, text in {"train": "abcabcabcx", "valid": "abcy", "test": "abcz"}.items():
+        (tmp_path / "text" / f"{split}.txt").write_text(text)
     where = ["source.kind=text", f"source.path={tmp_path}/text", f"shards_dir={tmp_path}/shards"]
     found = lexicon(shard(load("quickstart", [*where, "chunker.kind=fixed", "chunker.k=3"])), 9)
     assert [bytes(row.tolist()) for row in found.chunks.tokens] == [b"abc"]
