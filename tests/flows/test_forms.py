@@ -34,7 +34,7 @@ def test_what_is_given_counts_and_the_rest_is_the_presets() -> None:
     ]
     options = config.load("quickstart", given)
     assert options.model.main.layers == 4 and options.iem.similarity == "dot"  # the schema's; the preset has others
-    assert options.finetune.seconds == 70 and options.iem.similarity == "cosine"  # the preset's
+    assert options.finetune.seconds == 70 and options.finetune.iem_weight == 1  # the preset's
     assert "finetune.steps=7" in words("quickstart", "", "", 5, [], groups)[-6:]  # stronger than a budget in seconds
 
 

@@ -29,6 +29,7 @@ def test_a_profile_names_all_parts_and_writes_nothing(options: Options, capsys: 
     found = profile(options, "pretrain", 2)
     assert list(found.milliseconds) == PARTS and all(spent > 0 for spent in found.milliseconds.values())
     assert 0 < found.utilisation < 1 and "model GFLOP a step" in table(found)
+    options.finetune.iem_weight = 0
     assert profile(options, "finetune", 1).milliseconds["loss"] == 0
     run = f"{options.runs_dir}/{options.name}"
     assert main(["profile", run, "--phase", "train", "--steps", "1"]) == 0 and "optimizer" in capsys.readouterr().out
