@@ -132,6 +132,25 @@ class MainOptions:
     ] = "rotary"
 
 
+def _orders(orders: list[int]) -> list[int]:
+    if not orders or len(set(orders)) < len(orders) or not all(1 <= order <= 64 for order in orders):
+        raise ValueError(f"{orders}: expected different lengths of n-grams, from 1 to 64")
+    return orders
+
+
+@dataclass(kw_only=True)
+class GramsOptions:
+    """Hashed n-grams of the last tokens, looked up in a table (Pagnoni et al. 2024, section 3.2.1)."""
+
+    rows: Annotated[
+        int, Field(ge=0, le=2**28, description="of the table, for each length of n-grams (BLT: 500,000); 0: none")
+    ] = 0
+    orders: Annotated[
+        list[int], Field(description="lengths of n-grams in tokens (BLT: 3 to 8)"), AfterValidator(_orders)
+    ] = field(default_factory=lambda: [2, 3, 4, 5])
+    width: Annotated[int, Field(ge=1, le=65_536, description="width of a row")] = 32
+
+
 @dataclass(kw_only=True)
 class DecoderOptions:
     """The decoder: prediction ŷ and the chunk's tokens so far to the next token."""
@@ -158,6 +177,7 @@ class DecoderOptions:
     previous: Annotated[bool, Field(description="the transformer decoder also sees the tokens of the chunk before")] = (
         False
     )
+    grams: GramsOptions = field(default_factory=GramsOptions)
 
 
 @dataclass(kw_only=True)
@@ -207,6 +227,7 @@ class TokenOptions:
         Literal["none", "learned", "sinusoidal"],
         Field(description="added to the embeddings; none: where attention itself knows distances"),
     ] = "none"
+    grams: GramsOptions = field(default_factory=GramsOptions)
 
 
 @dataclass(kw_only=True)

@@ -9,8 +9,9 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch import Tensor
+from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
+from torch.nn.parallel import DistributedDataParallel
 
 
 class _Join(torch.autograd.Function):
@@ -86,6 +87,26 @@ class Ranks:
     def join(self, x: Tensor) -> Tensor:
         """Concatenates the ranks' shares (n, …), all of one shape, on their devices; gradients find their way back."""
         return _Join.apply(x, self._devices) if self.size > 1 else x
+
+    def averaging(self, module: nn.Module, tables: list[nn.Parameter]) -> nn.Module:
+        """The module, whose gradients a backward pass averages over ranks, but those of `tables`: see `mean_rows`."""
+        if self.size == 1:
+            return module
+        names = [name for name, x in module.named_parameters() if any(x is table for table in tables)]
+        DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(module, names)
+        return DistributedDataParallel(module, gradient_as_bucket_view=True)
+
+    def mean_rows(self, table: Tensor) -> Tensor | None:
+        """The mean of the ranks' gradients of a table, which are sparse, some rows each; it goes by the CPU."""
+        if self.size == 1:
+            return table.grad
+        rows, values = torch.empty(0, dtype=torch.long), table.new_empty(0, *table.shape[1:], device="cpu")
+        if table.grad is not None:
+            gradient = table.grad.coalesce()
+            rows, values = gradient.indices()[0].cpu(), gradient.values().cpu()
+        rows, values = torch.cat(self.gather(rows)), torch.cat(self.gather(values)) / self.size
+        rows, values = rows[None].to(table.device), values.to(table.device)
+        return torch.sparse_coo_tensor(rows, values, table.shape, check_invariants=False).coalesce()
 
     def wait(self) -> None:
         """Until all ranks are here."""

@@ -24,6 +24,7 @@ from haed.system import Windows, moved
 from haed.token.sequence import TokenSystem
 
 _MANY = 1024  # outcomes
+_COLDEST = 1e-30  # a smaller temperature is 0 in float32, and 0 / 0 is not 0
 
 
 @dataclass
@@ -53,7 +54,7 @@ class Draw:
         logits = logits.cpu() if many else logits.double().cpu()
         if self.temperature == 0:
             return logits.argmax(-1)
-        logits = (logits - logits.amax(-1, keepdim=True)) / self.temperature
+        logits = (logits - logits.amax(-1, keepdim=True)) / max(self.temperature, _COLDEST)
         if self.top_k:
             logits[logits < logits.topk(min(self.top_k, logits.shape[-1])).values[:, -1:]] = -torch.inf
         probabilities = logits.softmax(-1)

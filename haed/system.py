@@ -86,13 +86,13 @@ class Group:
         parameters: of the system, in its own order.
         role: what they belong to; the `main` model has a learning rate of its own, the `decoder` can be trained alone.
         depth: steps between them and the exact loss, 0 for the decoder.
-        decays: false for tables, whose rows would fade while nothing is said of them.
+        table: rows are looked up, and the gradient has only those of a step (a sparse tensor): the others stay as they are.
     """
 
     parameters: list[nn.Parameter]
     role: str
     depth: int
-    decays: bool = True
+    table: bool = False
 
 
 class System(nn.Module, ABC):

@@ -49,6 +49,14 @@ class OptimizerOptions:
         2e-3
     )
     main_learning_rate: Annotated[float, Field(gt=0, le=1e3, description="of the main model (paper: 3.5e-4)")] = 1e-3
+    table_learning_rate: Annotated[
+        float,
+        Field(
+            gt=0,
+            le=1e3,
+            description="of tables of hashed rows (model.encoder.rows, grams), which Adagrad trains by rows",
+        ),
+    ] = 0.05
     warmup_steps: Annotated[
         int, Field(ge=0, le=10**12, description="steps of linear warm-up of a phase (paper: 2000)")
     ] = 100

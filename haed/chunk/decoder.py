@@ -13,34 +13,74 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from haed.blocks.grams import Grams
 from haed.blocks.lstm import compute_dtype, lstm_step, packed_lstm
 from haed.blocks.transformer import Before, Block, Cache
-from haed.chunk.packing import Chunks, Packed
+from haed.chunk.packing import Chunks, Packed, histories, newest, pack
 from haed.options import DecoderOptions
+from haed.system import moved
+
+
+class Decoder(nn.Module):
+    """What both have: a table of n-grams, if asked for, that end in the chunk or in the one before.
+
+    Attributes:
+        vocabulary: V.
+        sees_before: decisions depend on the tokens of the chunk before.
+        grams: the table, or None.
+    """
+
+    def __init__(self, options: DecoderOptions, vocabulary: int, layer: int) -> None:
+        super().__init__()
+        self.vocabulary = vocabulary
+        self.grams = Grams(options.grams, layer, vocabulary + 1) if options.grams.rows else None
+        self.sees_before = options.previous or self.grams is not None
+
+    def pack(self, chunks: Chunks, before: Chunks, fixed: bool) -> Packed:
+        """Lays out chunks on the CPU, and what is looked up for them; see `haed.chunk.packing.pack`."""
+        packed = pack(chunks, self.vocabulary, fixed, before if self.sees_before else None)
+        if self.grams is not None:
+            packed.looked = self.grams.look_up(histories(packed, self.grams.longest, self.vocabulary))
+        return packed
+
+    def recent(self, before: Chunks | None) -> Tensor | None:
+        """The last tokens (N, n) of the chunks before, on the CPU, for `added`."""
+        if self.grams is None or before is None:
+            return None
+        return newest(moved(before, torch.device("cpu")), self.grams.longest, self.vocabulary)
+
+    def added(self, recent: Tensor | None) -> tuple[Tensor | float, Tensor | float]:
+        """What n-grams add to the layer and to the logits after the last tokens (N, n)."""
+        if self.grams is None or recent is None:
+            return 0.0, 0.0
+        return self.grams(moved(self.grams.look_up(recent), self.grams.table.device))
 
 
 @dataclass
 class LSTMState:
-    """Output and cell of each layer, (N, H), or None before the first token; and ŷ's share of the gates, (N, 4H)."""
+    """Output and cell of each layer, (N, H), or None before the first token.
+
+    And ŷ's share of the gates, (N, 4H), and the last tokens, (N, n) on the CPU, if those are looked up.
+    """
 
     context: Tensor
     hidden: list[Tensor | None]
     cell: list[Tensor | None]
+    recent: Tensor | None
 
     def keep(self, rows: Tensor) -> None:
         """Leaves the chunks that `rows` tells, a mask (N,) or their numbers, between steps."""
         self.context = self.context[rows]
         self.hidden = [None if x is None else x[rows] for x in self.hidden]
         self.cell = [None if x is None else x[rows] for x in self.cell]
+        self.recent = None if self.recent is None else self.recent[rows.cpu()]
 
 
-class LSTMDecoder(nn.Module):
+class LSTMDecoder(Decoder):
     """An LSTM over the tokens of each chunk, from a zero state; ŷ is part of its input at every step (paper)."""
 
-    sees_before = False
-
     def __init__(self, options: DecoderOptions, context: int, vocabulary: int) -> None:
-        super().__init__()
+        super().__init__(options, vocabulary, 4 * options.width)
         for name, asked in {"previous": options.previous, "context": options.context != "same"}.items():
             if asked:
                 raise ValueError(
@@ -61,12 +101,15 @@ class LSTMDecoder(nn.Module):
     def forward(self, context: Tensor, packed: Packed) -> Tensor:
         """Logits (S, V + 1) of packed decisions, from ŷ (N, W) in the chunks' original order."""
         dtype = compute_dtype(context)
-        x = F.embedding(packed.inputs, self.table()).to(dtype)
+        x, logits = F.embedding(packed.inputs, self.table()).to(dtype), None
+        if self.grams is not None and packed.looked is not None:
+            layer, logits = self.grams(packed.looked)
+            x = x + layer.to(dtype)
         constant = self.context(context[packed.order]).to(dtype)
         x = packed_lstm(x, constant, self.recurrent[0].to(dtype), packed.sizes)
         for upper, recurrent in zip(self.upper, self.recurrent[1:], strict=True):
             x = packed_lstm(upper(x), None, recurrent.to(dtype), packed.sizes)
-        return self.output(x)
+        return self.output(x) if logits is None else self.output(x) + logits
 
     def products(self, packed: Packed) -> Iterator[tuple[Tensor, int]]:
         """Weights of the products, and the multiply-adds of each in a forward pass.
@@ -78,15 +121,18 @@ class LSTMDecoder(nn.Module):
         yield self.context.weight, chunks * self.context.weight.numel()
         yield from ((recurrent, (rows - chunks) * recurrent.numel()) for recurrent in self.recurrent)
         yield from ((layer.weight, rows * layer.weight.numel()) for layer in (*self.upper, self.output))
+        yield from self.grams.products(rows) if self.grams is not None else ()
 
     def begin(self, context: Tensor, before: Chunks | None = None) -> LSTMState:
-        """The state before the first token of chunks with ŷ (N, W); `before` is not seen."""
+        """The state before the first token of chunks with ŷ (N, W), after chunks (N, K) of lengths (N,)."""
         layers = len(self.recurrent)
-        return LSTMState(self.context(context), [None] * layers, [None] * layers)
+        return LSTMState(self.context(context), [None] * layers, [None] * layers, self.recent(before))
 
     def step(self, state: LSTMState, symbol: Tensor) -> Tensor:
         """Feeds `symbol` (N,) to every chunk, updates `state` and returns logits (N, V + 1) of the next symbol."""
-        x = self.input(self.tokens(symbol)) + state.context  # of few symbols: the whole table would cost more
+        state.recent = after(state.recent, symbol, state.hidden[0] is None)
+        seen, logits = self.added(state.recent)
+        x = self.input(self.tokens(symbol)) + state.context + seen  # of few symbols: the whole table would cost more
         for layer, recurrent in enumerate(self.recurrent):
             gates = x if layer == 0 else self.upper[layer - 1](x)
             hidden = state.hidden[layer]
@@ -94,25 +140,30 @@ class LSTMDecoder(nn.Module):
                 gates = gates + hidden @ recurrent.t()
             x, state.cell[layer] = lstm_step(gates, state.cell[layer])
             state.hidden[layer] = x
-        return self.output(x)
+        return self.output(x) + logits
 
 
 @dataclass
 class TransformerState:
-    """Keys and values of the chunk so far, ŷ's share of the inputs, and what each block sees of the chunk before."""
+    """Keys and values of the chunk so far, ŷ's share of the inputs, and what each block sees of the chunk before.
+
+    And the last tokens, (N, n) on the CPU, if those are looked up.
+    """
 
     context: Tensor
     cache: Cache
     before: list[Before | None]
+    recent: Tensor | None
 
     def keep(self, rows: Tensor) -> None:
         """Leaves the chunks that `rows` tells, a mask (N,) or their numbers, between steps."""
         self.context = self.context[rows]
         self.cache.keep(rows)
         self.before = [None if x is None else x.keep(rows) for x in self.before]
+        self.recent = None if self.recent is None else self.recent[rows.cpu()]
 
 
-class TransformerDecoder(nn.Module):
+class TransformerDecoder(Decoder):
     """A causal transformer within each chunk; ŷ is added to every input.
 
     It is mapped to their width once, or for each place of the chunk by a matrix of its own (MEGABYTE: Yu et al. 2023,
@@ -122,11 +173,10 @@ class TransformerDecoder(nn.Module):
     """
 
     def __init__(self, options: DecoderOptions, context: int, vocabulary: int, k: int) -> None:
-        super().__init__()
+        super().__init__(options, vocabulary, options.width)
         width = options.width
         if width % options.heads:
             raise ValueError(f"model.decoder.width {width} is not a multiple of model.decoder.heads {options.heads}")
-        self.sees_before = options.previous
         self.tokens = nn.Embedding(vocabulary + 1, width)
         self.positions = nn.Embedding(k, width)
         self.positions_before = nn.Embedding(k, width) if options.previous else None
@@ -145,11 +195,16 @@ class TransformerDecoder(nn.Module):
             self.positions.weight[t] + places[:size, min(t, places.shape[1] - 1)] for t, size in enumerate(packed.sizes)
         ]
         x = self.tokens(packed.inputs) + torch.cat([places[:0, 0], self.positions.weight[:0], *parts])
+        logits = None
+        if self.grams is not None and packed.looked is not None:
+            layer, logits = self.grams(packed.looked)
+            x = x + layer
         earlier = self.earlier(packed.before) or [None] * len(self.blocks)
         for block, before in zip(self.blocks, earlier, strict=True):
             assert isinstance(block, Block)
             x = block.packed(x, packed.sizes, before)
-        return self.output(self.norm(x))
+        x = self.output(self.norm(x))
+        return x if logits is None else x + logits
 
     def places(self, context: Tensor) -> Tensor:
         """What ŷ (N, W) adds to the inputs of a chunk: (N, K, H), or (N, 1, H) where it is the same for all."""
@@ -166,6 +221,7 @@ class TransformerDecoder(nn.Module):
                 qkv = block.attention.qkv.weight
                 yield qkv, packed.before.tokens.numel() * qkv.numel()
         yield self.output.weight, rows * self.output.weight.numel()
+        yield from self.grams.products(rows) if self.grams is not None else ()
 
     def earlier(self, before: Chunks | None) -> list[Before | None]:
         """What each block sees of the N chunks before: keys, values, and where there are any."""
@@ -182,13 +238,23 @@ class TransformerDecoder(nn.Module):
 
     def begin(self, context: Tensor, before: Chunks | None = None) -> TransformerState:
         """The state before the first token of chunks with ŷ (N, W), after chunks (N, K) of lengths (N,)."""
-        return TransformerState(self.places(context), Cache(len(self.blocks)), self.earlier(before))
+        cache = Cache(len(self.blocks))
+        return TransformerState(self.places(context), cache, self.earlier(before), self.recent(before))
 
     def step(self, state: TransformerState, symbol: Tensor) -> Tensor:
         """Feeds `symbol` (N,) to every chunk, updates `state` and returns logits (N, V + 1) of the next symbol."""
         place = state.cache.length()
         context = state.context[:, min(place, state.context.shape[1] - 1)]
-        x = (self.tokens(symbol) + self.positions.weight[place] + context)[:, None]
+        state.recent = after(state.recent, symbol, place == 0)
+        seen, logits = self.added(state.recent)
+        x = (self.tokens(symbol) + self.positions.weight[place] + context + seen)[:, None]
         for layer, block in enumerate(self.blocks):
             x = block(x, state.cache, layer, state.before[layer] if state.before else None)
-        return self.output(self.norm(x[:, 0]))
+        return self.output(self.norm(x[:, 0])) + logits
+
+
+def after(recent: Tensor | None, symbol: Tensor, first: bool) -> Tensor | None:
+    """The last tokens (N, n) when another one (N,) was fed; the first symbol is none."""
+    if recent is None or first:
+        return recent
+    return torch.cat([recent[:, 1:], symbol[:, None].cpu()], 1)

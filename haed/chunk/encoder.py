@@ -12,10 +12,10 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence, pad_packed_sequence
 
+from haed.blocks.grams import Looked
 from haed.blocks.lstm import LSTMLayer
 from haed.blocks.transformer import Block
 from haed.chunk.packing import Chunks, chunk_keys, pack
@@ -36,11 +36,11 @@ class Laid:
 
     Attributes:
         chunks: as the kind of encoder reads them.
-        rows: (N,) each one's row of the table; None where there is none.
+        looked: each one's row of the table; None where there is none.
     """
 
     chunks: Any
-    rows: Tensor | None
+    looked: Looked | None
 
     def __len__(self) -> int:
         return len(self.chunks)
@@ -75,16 +75,16 @@ class Encoder(nn.Module, ABC):
 
     def lay_out(self, chunks: Chunks) -> Laid:
         """What `forward` takes, of N chunks on the CPU, each of length 1 or more."""
-        rows = None
+        looked = None
         if self.table is not None:
-            rows = chunk_keys(chunks.tokens, chunks.lengths).remainder(len(self.table))
-        return Laid(self.ordered(chunks), rows)
+            looked = Looked.of(chunk_keys(chunks.tokens, chunks.lengths).remainder(len(self.table)))
+        return Laid(self.ordered(chunks), looked)
 
     def forward(self, laid: Laid) -> Embedding:
         """Embeds N chunks, laid out and on the encoder's device."""
         vector = self.vectors(laid.chunks)
-        if self.table is not None and laid.rows is not None:
-            vector = vector + F.embedding(laid.rows, self.table)
+        if self.table is not None and laid.looked is not None:
+            vector = vector + laid.looked.up(self.table)
         vector = self.output(vector)
         bias = self.bias(vector).squeeze(1) if self.bias is not None else vector.new_zeros(len(vector))
         return Embedding(vector, bias)

@@ -19,7 +19,7 @@ from haed.chunk.encoder import ENCODERS, Embedding, Encoder
 from haed.chunk.known import Known, Lexicon
 from haed.chunk.main import MAINS, Main
 from haed.chunk.mixture import Mixture, Parts
-from haed.chunk.packing import Chunks, Packed, distinct, pack, shifted
+from haed.chunk.packing import Chunks, Packed, distinct, shifted
 from haed.options import IEMOptions, ModelOptions
 from haed.system import Cut, Group, System, Windows, moved
 
@@ -94,6 +94,8 @@ class HAED(System):
             if isinstance(module, LSTMLayer):
                 initialise_lstm(module.recurrent, module.input.bias)
         nn.init.zeros_(self.decoder.output.weight)
+        if self.decoder.grams is not None:
+            self.decoder.grams.initialise()
         if self.mixture is not None:
             self.mixture.initialise()
         if self.encoder.bias is not None:
@@ -170,8 +172,7 @@ class HAED(System):
 
     def spelled(self, prediction: Tensor, chunks: Chunks, before: Chunks) -> Tensor:
         """The decoder's decisions (N, K + 1) of chunks on the CPU, from ŷ (N, W) and the chunks before; see `decisions`."""
-        seen = before if self.decoder.sees_before else None
-        packed = moved(pack(chunks, self.cut.vocabulary, self.cut.fixed, seen), self.device)
+        packed = moved(self.decoder.pack(chunks, before, self.cut.fixed), self.device)
         scores = self.decode(prediction, packed)
         sizes = torch.tensor(packed.sizes, dtype=torch.long)
         place = torch.arange(len(packed.sizes)).repeat_interleave(sizes).to(self.device)
@@ -220,15 +221,18 @@ class HAED(System):
         def group(role: str, depth: int, *modules: nn.Module | None) -> Group:
             return Group([x for module in modules if module is not None for x in module.parameters()], role, depth)
 
+        def apart(whole: Group, has_table: bool) -> list[Group]:
+            """The table, which comes first, and the rest."""
+            cut, every = int(has_table), whole.parameters
+            return [replace(whole, parameters=every[:cut], table=True), replace(whole, parameters=every[cut:])]
+
         encoder = group("encoder", 1 + max(depth for depth, _ in levels), self.encoder)
-        table = [encoder.parameters.pop(0)] if self.encoder.table is not None else []
         return [
             Group([self.log_scale] if self.log_scale is not None else [], "head", 0),
-            replace(encoder, parameters=table, decays=False),
-            encoder,
+            *apart(encoder, self.encoder.table is not None),
             *(Group(parameters, "main", depth) for depth, parameters in levels),
             group("head", 0, self.head, self.mixture),
-            group("decoder", 0, self.decoder),
+            *apart(group("decoder", 0, self.decoder), self.decoder.grams is not None),
         ]
 
 

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from haed.blocks.grams import Looked
 from haed.system import Windows
 
 _MIX = (0x9E3779B97F4A7C15 - (1 << 64), 0xBF58476D1CE4E5B9 - (1 << 64), 0x94D049BB133111EB - (1 << 64))
@@ -95,6 +96,7 @@ class Packed:
         targets: (S,) symbol to predict.
         chunk: (S,) position in `order` of each row's chunk.
         before: the chunks before, in the order of `order`, of length 0 for none; or None.
+        looked: rows of n-grams before each row's symbol, for a decoder that has such a table; or None.
     """
 
     order: Tensor
@@ -103,6 +105,7 @@ class Packed:
     targets: Tensor
     chunk: Tensor
     before: Chunks | None = None
+    looked: Looked | None = None
 
 
 def shifted(windows: Windows) -> Chunks:
@@ -140,3 +143,20 @@ def pack(chunks: Chunks, vocabulary: int, fixed: bool = False, before: Chunks | 
         chunk=torch.cat([empty, *(torch.arange(s) for s in sizes)]),
         before=None if before is None else Chunks(before.tokens[order].long(), before.lengths[order].long()),
     )
+
+
+def histories(packed: Packed, size: int, vocabulary: int) -> Tensor:
+    """The last symbols (S, size) before each decision, the newest last: of its chunk and of the one before, V beyond."""
+    steps = torch.arange(len(packed.sizes)).repeat_interleave(torch.tensor(packed.sizes, dtype=torch.long))
+    grid = torch.full((len(packed.order), size + len(packed.sizes)), vocabulary)
+    if packed.before is not None and len(grid):
+        grid[:, :size] = newest(packed.before, size, vocabulary)
+    later = steps > 0  # the first input is the start of the chunk, not a token
+    grid[packed.chunk[later], size - 1 + steps[later]] = packed.inputs[later]
+    return grid[packed.chunk[:, None], steps[:, None] + torch.arange(size)]
+
+
+def newest(chunks: Chunks, size: int, vocabulary: int) -> Tensor:
+    """The last tokens (N, size) of chunks, V in place of those that they have not."""
+    place = chunks.lengths.long()[:, None] - size + torch.arange(size, device=chunks.lengths.device)
+    return chunks.tokens.long().gather(1, place.clamp(min=0)).masked_fill(place < 0, vocabulary)

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from haed.chunk.known import Lexicon
 from haed.chunk.model import HAED
-from haed.chunk.packing import Chunks, Packed, distinct, pack, shifted
+from haed.chunk.packing import Chunks, Packed, distinct, shifted
 from haed.iem.candidates import Candidates, OwnWindow
 from haed.ranks import Ranks
 from haed.system import Windows
@@ -126,14 +126,13 @@ def prepare(
         elsewhere = documents[chunks.inverse] - 1
         unknown, likely = elsewhere < 1, shares(elsewhere, count)
         chosen, weights = drawn(likely, generator), 1 / likely
-    earlier = shifted(windows)[real] if model.decoder.sees_before else None
+    earlier = shifted(windows)[real]
     made, first = [], 0
     for part, begins in zip(real.tensor_split(pieces), windows.starts.tensor_split(pieces), strict=True):
         where = part.flatten().nonzero().squeeze(1)
         mine = torch.arange(first, first := first + len(where))
         decoded = chosen[mine].nonzero().squeeze(1)
-        before = earlier[mine[decoded]] if earlier is not None else None
-        packed = pack(own[mine[decoded]], model.cut.vocabulary, model.cut.fixed, before)
+        packed = model.decoder.pack(own[mine[decoded]], earlier[mine[decoded]], model.cut.fixed)
         piece = Piece(begins, where, chunks.inverse[mine], decoded, packed)
         if weights is not None and unknown is not None:
             piece.weights, piece.unknown = weights[mine[decoded]].float(), unknown[mine[decoded]]

@@ -8,7 +8,7 @@ Legend: B sequences, T chunks of a window, K tokens of a chunk, L tokens of a se
 """
 
 from abc import abstractmethod
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -17,9 +17,10 @@ from torch import Tensor, nn
 
 from haed.blocks.attention import sinusoids
 from haed.blocks.counting import Counter
+from haed.blocks.grams import Grams, Looked
 from haed.blocks.layer import calm_residuals
 from haed.options import TokenOptions
-from haed.system import Cut, System, Windows, moved
+from haed.system import Cut, Group, System, Windows, moved
 
 _SHORT = 1024  # tokens
 MULTIPLE = 16  # lengths of sequences: few different shapes, and such as matrix units like
@@ -35,6 +36,7 @@ class Tokens:
         real: (B, L) true where a token is.
         place: (B, L) of each token among the T·(K + 1) decisions of its window; T·(K + 1) for padding.
         route: what the system's `route` made of the symbols.
+        looked: rows of the n-grams that end with each symbol, of a system that has a table of them; or None.
     """
 
     symbols: Tensor
@@ -42,6 +44,7 @@ class Tokens:
     real: Tensor
     place: Tensor
     route: object
+    looked: Looked | None = None
 
 
 def as_tokens(windows: Windows, cut: Cut) -> Tokens:
@@ -62,10 +65,11 @@ def as_tokens(windows: Windows, cut: Cut) -> Tokens:
 
 @dataclass
 class Memory:
-    """What a system remembers of the tokens fed so far: their number, and what its body keeps of them."""
+    """What a system remembers of what was fed so far: its length, what its body keeps, the last symbols (B, n) on the CPU."""
 
     fed: int
     body: Any
+    recent: Tensor | None = None
 
 
 class TokenSystem(System):
@@ -80,6 +84,7 @@ class TokenSystem(System):
 
     def __init__(self, options: TokenOptions, cut: Cut) -> None:
         super().__init__(cut)
+        self.grams = Grams(options.grams, options.width, cut.vocabulary) if options.grams.rows else None
         self.embedding = nn.Embedding(cut.vocabulary + 1, options.width)
         self.positions = Positions(options, cut.context * cut.k)
         self.dropout = nn.Dropout(options.dropout)
@@ -119,34 +124,65 @@ class TokenSystem(System):
         self.initialise_layers()
         calm_residuals(self)
         nn.init.zeros_(self.output.weight)
+        if self.grams is not None:
+            self.grams.initialise()
+
+    def groups(self) -> list[Group]:
+        """See `System.groups`."""
+        (every,) = super().groups()
+        if self.grams is None:
+            return [every]
+        table, *rest = every.parameters
+        return [replace(every, parameters=[table], table=True), replace(every, parameters=rest)]
 
     def begin(self, samples: int) -> Memory:
         """The memory of so many sequences before their first symbol."""
         return Memory(0, self.memory(samples))
 
-    def hidden(self, symbols: Tensor, route: object, memory: Memory | None = None) -> Tensor:
-        """What the output layer sees, (B, L, W), of symbols (B, L) on the device, which follow those in the memory."""
-        fed = memory.fed if memory is not None else 0
-        x = self.mark("embedding", self.dropout(self.positions(self.embedding(symbols), fed)))
+    def look_up(self, symbols: Tensor, memory: Memory | None = None) -> Looked | None:
+        """The n-grams that end with each of the symbols (B, L), on the CPU, which follow those in the memory."""
+        if self.grams is None:
+            return None
+        before = symbols.new_full((len(symbols), self.grams.longest - 1), self.cut.vocabulary)
+        every = torch.cat([before if memory is None or memory.recent is None else memory.recent, symbols], 1)
+        if memory is not None:
+            memory.recent = every[:, symbols.shape[1] :]
+        return self.grams.look_up(every.unfold(1, self.grams.longest, 1))
+
+    def hidden(
+        self, symbols: Tensor, route: object, looked: Looked | None, memory: Memory | None = None
+    ) -> tuple[Tensor, Tensor | float]:
+        """What the output layer sees, (B, L, W), of symbols (B, L) on the device, which follow those in the memory.
+
+        And what n-grams add to the logits (B, L, V).
+        """
+        fed, x, logits = memory.fed if memory is not None else 0, self.embedding(symbols), 0.0
+        if self.grams is not None and looked is not None:
+            layer, logits = self.grams(looked)
+            x = x + layer
+        x = self.mark("embedding", self.dropout(self.positions(x, fed)))
         x = self.norm(self.body(x, route, memory.body if memory is not None else None))
         if memory is not None:
             memory.fed += symbols.shape[1]
-        return x
+        return x, logits
 
     def forward(self, symbols: Tensor, memory: Memory | None = None) -> Tensor:
         """Logits (B, L, V) after each of the symbols (B, L), given on the CPU, that follow those in the memory."""
         route = self.route(symbols, memory.body if memory is not None else None)
-        return self.output(self.hidden(symbols.to(self.device), moved(route, self.device), memory))
+        there = moved((symbols, route, self.look_up(symbols, memory)), self.device)
+        x, logits = self.hidden(*there, memory)
+        return self.output(x) + logits
 
     def lay_out(self, windows: Windows) -> Tokens:
         """See `System.lay_out`."""
         found = as_tokens(windows, self.cut)
-        found.route = self.route(found.symbols)
+        found.route, found.looked = self.route(found.symbols), self.look_up(found.symbols)
         return found
 
     def scores(self, laid: Tokens) -> Tensor:
         """Log p (B, L) of every token, float32 or wider, 0 for padding."""
-        logits = self.output(self.hidden(laid.symbols, laid.route))
+        x, added = self.hidden(laid.symbols, laid.route, laid.looked)
+        logits = self.output(x) + added
         wide = logits.to(torch.promote_types(logits.dtype, torch.float32))
         found = -F.cross_entropy(wide.flatten(0, 1), laid.targets.flatten(), reduction="none")
         return self.mark("output", found.unflatten(0, laid.targets.shape) * laid.real)
@@ -205,7 +241,7 @@ class TokenSystem(System):
         laid = self.lay_out(windows)
         first = ((laid.place % (self.cut.k + 1) == 0) & laid.real).nonzero(as_tuple=True)
         laid = moved(laid, self.device)
-        return self.hidden(laid.symbols, laid.route)[first]
+        return self.hidden(laid.symbols, laid.route, laid.looked)[0][first]
 
 
 class Positions(nn.Module):

@@ -22,23 +22,49 @@ def rate(position: Position, phase: PhaseOptions, rates: OptimizerOptions) -> fl
     return warm * (phase.rate_to + (phase.rate_from - phase.rate_to) * cosine)
 
 
-def make_optimizer(system: System, rates: OptimizerOptions, layer_decay: float = 1.0) -> torch.optim.AdamW:
-    """AdamW with the main model's own learning rate, and weight decay on matrices only, tables left out.
+class AdamWAndRows(torch.optim.AdamW):
+    """AdamW; and for groups with `table`, whose gradients are sparse, Adagrad by rows.
+
+    A row moves by its gradient over the root of the sum, over all steps that had it, of its mean square (Duchi et al. 2011; by
+    rows: Naumov et al. 2019). It takes time and memory for the rows of a step, and a number a row.
+    """
+
+    @torch.no_grad()
+    def step(self, closure: None = None) -> None:  # type: ignore[override]
+        """One update; see the class."""
+        for group in self.param_groups:
+            for table in group["params"] if group["table"] else ():
+                if table.grad is not None:
+                    gradient, table.grad = table.grad.coalesce(), None
+                    rows, values = gradient.indices()[0], gradient.values()
+                    squares = self.state[table].setdefault("squares", table.new_zeros(len(table)))
+                    squares.index_add_(0, rows, values.square().mean(1))
+                    scale = -group["lr"] / (squares[rows].sqrt() + group["eps"])
+                    table.index_add_(0, rows, values * scale[:, None])
+        super().step(closure)
+
+
+def make_optimizer(system: System, rates: OptimizerOptions, layer_decay: float = 1.0) -> AdamWAndRows:
+    """AdamW with the main model's own learning rate, and weight decay on matrices only; tables by rows, with their own rate.
 
     Args:
         system: parameters that need no gradient are left out.
         rates: peak learning rates and the rest.
         layer_decay: factor of the learning rate for each step of `Group.depth` (ELECTRA: Clark et al. 2020, appendix A).
     """
-    groups: dict[tuple[float, float], list[Tensor]] = {}
+    groups: dict[tuple[float, float, bool], list[Tensor]] = {}
     for group in system.groups():
-        peak = (rates.main_learning_rate if group.role == "main" else rates.learning_rate) * layer_decay**group.depth
+        peak = rates.main_learning_rate if group.role == "main" else rates.learning_rate
+        peak = (rates.table_learning_rate if group.table else peak) * layer_decay**group.depth
         for parameter in group.parameters:
             if parameter.requires_grad:
-                decay = rates.weight_decay if parameter.ndim >= 2 and group.decays else 0.0
-                groups.setdefault((peak, decay), []).append(parameter)
-    return torch.optim.AdamW(
-        [{"params": found, "peak": peak, "weight_decay": decay} for (peak, decay), found in groups.items()],
+                decay = rates.weight_decay if parameter.ndim >= 2 and not group.table else 0.0
+                groups.setdefault((peak, decay, group.table), []).append(parameter)
+    return AdamWAndRows(
+        [
+            {"params": found, "peak": peak, "weight_decay": decay, "table": table}
+            for (peak, decay, table), found in groups.items()
+        ],
         lr=rates.learning_rate,
         betas=(0.9, rates.beta2),
         eps=rates.epsilon,

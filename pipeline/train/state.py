@@ -176,10 +176,11 @@ def restore_learning(learner: Learner, checkpoint: Checkpoint) -> None:
     if learner.average is not None:
         learner.average.load(checkpoint.model)
     learner.objective.load_extra_state(training)
+    tables = {id(x) for group in learner.optimizer.param_groups if group["table"] for x in group["params"]}
     for name, parameter in system.named_parameters():
-        keys = ("step", "exp_avg", "exp_avg_sq")
+        keys = ("squares",) if id(parameter) in tables else ("step", "exp_avg", "exp_avg_sq")
         moments = {key: training.get(f"optimizer/{name}/{key}") for key in keys}
-        if moments["step"] is not None and parameter.requires_grad:
+        if parameter.requires_grad and all(x is not None for x in moments.values()):
             learner.optimizer.state[parameter] = {
                 # also the step: a fused update reads it where the weights are
                 key: x.to(parameter.device, x.dtype if key == "step" else parameter.dtype, copy=True)

@@ -18,7 +18,6 @@ from dataclasses import replace
 import numpy as np
 import torch
 from torch import Tensor
-from torch.nn.parallel import DistributedDataParallel
 
 from data.loader import Loader
 from haed.system import Losses, Objective, Windows, moved
@@ -91,6 +90,7 @@ class Trainer:
         )
         others = [parameter for group in system.groups() if group.role != "decoder" for parameter in group.parameters]
         self.others = [parameter for parameter in others if parameter.requires_grad]
+        self.tables = [x for group in self.learner.optimizer.param_groups if group["table"] for x in group["params"]]
         self.module: torch.nn.Module | None = None
         self.state = TrainState()
         self.diagnosis: dict[str, Tensor] = {}
@@ -216,8 +216,10 @@ class Trainer:
         share = rate(self.position, self.phase, self.options.optimizer)
         for group in self.learner.optimizer.param_groups:
             group["lr"] = group["peak"] * share
-        parameters = [parameter for group in self.learner.optimizer.param_groups for parameter in group["params"]]
-        norm = torch.nn.utils.clip_grad_norm_(parameters, self.options.optimizer.clip_norm)
+        for table in self.tables:
+            table.grad = self.ranks.mean_rows(table)
+        clipped = [x for group in self.learner.optimizer.param_groups if not group["table"] for x in group["params"]]
+        norm = torch.nn.utils.clip_grad_norm_(clipped, self.options.optimizer.clip_norm)
         self.learner.optimizer.step()
         self.learner.optimizer.zero_grad(set_to_none=True)
         if self.learner.average is not None:
@@ -230,16 +232,15 @@ class Trainer:
         if self.module is None or (self.others and self.others[0].requires_grad == alone):
             for parameter in self.others:
                 parameter.requires_grad_(not alone)
-            self.module = self.objective
-            if self.ranks.size > 1:
-                self.module = DistributedDataParallel(self.objective, gradient_as_bucket_view=True)
+            self.module = self.ranks.averaging(self.objective, self.tables)
 
     def _diagnose(self, losses: Losses) -> None:
         """Figures of this step alone: those of the objective, and the gradients of the system's parts."""
         self.diagnosis = {name: value.detach() for name, value in losses.diagnosis.items()}
         for name in self.objective.system.parts:
             parameters = getattr(self.objective.system, name).parameters()
-            if gradients := [parameter.grad for parameter in parameters if parameter.grad is not None]:
+            gradients = [x.grad for x in parameters if x.grad is not None and not x.grad.is_sparse]
+            if gradients:
                 self.diagnosis[f"gradient_norm_{name}"] = torch.nn.utils.get_total_norm(gradients)
 
     def _add(self, name: str, value: Tensor | float) -> None:

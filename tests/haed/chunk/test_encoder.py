@@ -95,13 +95,15 @@ def test_a_table_adds_a_row_to_each_chunk_by_what_it_is(kind: str) -> None:
     plain, encoder = made(kind, output="relu"), made(kind, output="relu", rows=64)
     encoder.load_state_dict(plain.state_dict(), strict=False)
     laid = encoder.lay_out(CHUNKS)
-    assert laid.rows is not None and encoder.table is not None
+    assert laid.looked is not None and encoder.table is not None
     before = plain.vectors(plain.lay_out(CHUNKS).chunks)
-    torch.testing.assert_close(encoded(encoder, CHUNKS), F.relu(before + encoder.table[laid.rows]), rtol=0, atol=0)
+    torch.testing.assert_close(
+        encoded(encoder, CHUNKS), F.relu(before + encoder.table[laid.looked.each]), rtol=0, atol=0
+    )
     torch.nn.init.zeros_(encoder.table)
     torch.testing.assert_close(encoded(encoder, CHUNKS), encoded(plain, CHUNKS), rtol=0, atol=0)
     narrow = encoder.lay_out(Chunks(CHUNKS.tokens.to(torch.uint8), CHUNKS.lengths.to(torch.uint8)))
-    assert narrow.rows is not None and torch.equal(narrow.rows, laid.rows)
+    assert narrow.looked is not None and torch.equal(narrow.looked.each, laid.looked.each)
 
 
 def test_equal_chunks_have_one_row_and_others_mostly_others() -> None:
@@ -110,10 +112,10 @@ def test_equal_chunks_have_one_row_and_others_mostly_others() -> None:
     grid = torch.cartesian_prod(*[torch.arange(VOCABULARY)] * K)
     parts = [grid[grid[:, n:].sum(1) == 0] for n in range(1, K + 1)]
     every = Chunks(torch.cat(parts), torch.tensor([n for n, part in enumerate(parts, 1) for _ in part]))
-    rows = encoder.lay_out(every).rows
-    assert rows is not None and len(every) == 19_607
-    twice = encoder.lay_out(Chunks(every.tokens.repeat(2, 1), every.lengths.repeat(2))).rows
-    assert twice is not None and torch.equal(twice, rows.repeat(2))
+    looked = encoder.lay_out(every).looked
+    assert looked is not None and len(every) == 19_607
+    twice, rows = encoder.lay_out(Chunks(every.tokens.repeat(2, 1), every.lengths.repeat(2))).looked, looked.each
+    assert twice is not None and torch.equal(twice.each, rows.repeat(2))
     counts = torch.bincount(rows, minlength=4096).double()
     mean = len(every) / 4096
     assert ((counts - mean) ** 2 / mean).sum() == pytest.approx(4096, abs=5 * (2 * 4096) ** 0.5)  # χ², 5 deviations

@@ -1,19 +1,19 @@
 """What only models of chunks have: the start of documents, the chunk before, prompts, and how symbols are drawn."""
 
 from dataclasses import replace
-from typing import Literal
+from typing import Any, Literal
 
 import pytest
 import torch
 
 from haed.chunk.model import HAED
 from haed.chunk.packing import Chunks
-from haed.options import DecoderOptions, EncoderOptions, IEMOptions, MainOptions, ModelOptions
+from haed.options import DecoderOptions, EncoderOptions, GramsOptions, IEMOptions, MainOptions, ModelOptions
 from haed.sampling import ChunkSampler, Draw
 from haed.system import Cut, Windows
 
 
-def decoder_options(decoder: str, **sizes: int) -> DecoderOptions:
+def decoder_options(decoder: str, **sizes: Any) -> DecoderOptions:
     """Of an LSTM, a transformer, or one that sees the chunk before (previous)."""
     kind: Literal["lstm", "transformer"] = "lstm" if decoder == "lstm" else "transformer"
     return DecoderOptions(kind=kind, heads=2, previous=decoder == "previous", **sizes)
@@ -22,9 +22,11 @@ def decoder_options(decoder: str, **sizes: int) -> DecoderOptions:
 def small_options(kind: str, layers: int = 1) -> ModelOptions:
     """HAED with a decoder of that kind, or another kind of model.
 
-    Those are `hred`, `megabyte`, `reader` (a transformer encoder with a table) and `mixed` (a mixture).
+    Those are `hred`, `megabyte`, `reader` (a transformer encoder with a table), `grams` (an LSTM with a table) and `mixed` (a
+    mixture).
     """
-    decoder = {"hred": "lstm", "megabyte": "transformer", "reader": "lstm", "mixed": "lstm"}.get(kind, kind)
+    decoder = {"hred": "lstm", "megabyte": "transformer", "reader": "lstm", "grams": "lstm", "mixed": "lstm"}
+    decoder = decoder.get(kind, kind)
     made = ModelOptions(
         encoder=EncoderOptions(token_width=3, hidden=8, width=8, heads=2, ffn=16),
         main=MainOptions(layers=2, width=8, heads=2, head_width=6, ffn=16),
@@ -37,6 +39,8 @@ def small_options(kind: str, layers: int = 1) -> ModelOptions:
         made.encoder.kind, made.decoder.context = "linear", "each"
     elif kind == "reader":
         made.encoder.kind, made.encoder.rows = "transformer", 5
+    elif kind == "grams":
+        made.decoder.grams = GramsOptions(rows=7, orders=[1, 3], width=3)
     elif kind == "mixed":
         made.mixture.known = 20
     return made

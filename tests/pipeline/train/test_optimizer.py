@@ -42,18 +42,28 @@ def test_rates_fall_from_the_decoder_to_the_encoder() -> None:
     assert found["log_scale"] == 1.0 and len(rates) == len(list(model.parameters()))
 
 
-def test_rows_of_a_table_that_are_not_touched_stay() -> None:
-    """Weight decay would let them fade; the others move, and all other matrices decay."""
+def test_rows_of_a_table_are_moved_by_adagrad_where_there_is_a_gradient() -> None:
+    """Others stay, as weight decay would not let them; all other matrices decay."""
     model = HAED(ModelOptions(encoder=EncoderOptions(rows=4)), IEMOptions(), Cut(4, 256, False, 8))
     table, linear = model.encoder.table, model.main.get_parameter("blocks.0.down.weight")
     assert table is not None
     torch.nn.init.ones_(table)
-    optimizer = make_optimizer(model, OptimizerOptions(learning_rate=0.1, weight_decay=0.5))
-    table.grad, linear.grad, before = torch.zeros_like(table), torch.zeros_like(linear), linear.detach().clone()
-    table.grad[1] = 3.0
-    optimizer.step()
-    assert bool((table[[0, 2, 3]] == 1).all()) and bool((table[1] < 1).all())
-    torch.testing.assert_close(linear.detach(), before * (1 - 0.1 * 0.5))
+    optimizer = make_optimizer(
+        model, OptimizerOptions(learning_rate=0.1, weight_decay=0.5, main_learning_rate=0.1, table_learning_rate=0.2)
+    )
+    for group in optimizer.param_groups:
+        group["lr"] = group["peak"]
+    before, expected, squares = linear.detach().clone(), torch.ones_like(table), torch.zeros(4)
+    for rows in ([1, 3], [1], []):
+        values = torch.randn(len(rows), table.shape[1])
+        table.grad = torch.sparse_coo_tensor([rows], values, table.shape, check_invariants=True)
+        linear.grad = torch.zeros_like(linear)
+        optimizer.step()
+        for row, gradient in zip(rows, values, strict=True):
+            squares[row] += gradient.square().mean()
+            expected[row] -= 0.2 * gradient / squares[row].sqrt()
+    torch.testing.assert_close(table.detach(), expected)
+    torch.testing.assert_close(linear.detach(), before * (1 - 0.1 * 0.5) ** 3)
 
 
 def test_the_average_of_weights_against_its_formula() -> None:
