@@ -19,7 +19,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 LIBRARIES = ("libc10_cuda", "libtorch_python", "libtorch_cuda", "libcaffe2_nvrtc")
 MODELS = {
-    "lstm": ["iem.similarity=cosine", "model.encoder.rows=4096"],
+    "lstm": ["iem.similarity=cosine", "model.encoder.rows=4096", "model.decoder.grams.rows=4096"],
     "transformer": ["model.decoder.kind=transformer", "model.decoder.previous=true", "iem.head=none", "batch.pieces=2"],
     "paper": [
         "model.mixture.known=0", "iem.correction=none", "iem.extra_batches=2", "iem.head=none",

@@ -37,7 +37,13 @@ SMALL = {
     "validation": {"windows": 16, "times": 8},
     "checkpoint": {"every_steps": 5},
 }
-MIXTURE = ["model.mixture.known=500", "model.encoder.rows=64", "iem.correction=inclusion", "finetune.iem_weight=1"]
+MIXTURE = [
+    "model.mixture.known=500",
+    "model.encoder.rows=64",
+    "model.decoder.grams.rows=64",
+    "iem.correction=inclusion",
+    "finetune.iem_weight=1",
+]
 CASES = {
     "lstm": [],
     "transformer": ["model.decoder.kind=transformer"],

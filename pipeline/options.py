@@ -56,7 +56,7 @@ class OptimizerOptions:
             le=1e3,
             description="of tables of hashed rows (model.encoder.rows, grams), which Adagrad trains by rows",
         ),
-    ] = 0.05
+    ] = 0.2
     warmup_steps: Annotated[
         int, Field(ge=0, le=10**12, description="steps of linear warm-up of a phase (paper: 2000)")
     ] = 100

@@ -81,14 +81,18 @@ class Grams(nn.Module):
         super().__init__()
         self.orders, self.rows, self.longest = options.orders, options.rows, max(options.orders)
         self.table = nn.Parameter(torch.empty(len(options.orders) * options.rows, options.width))
-        self.layer = nn.Linear(options.width, layer, bias=False)
-        self.logits = nn.Linear(options.width, symbols, bias=False)
+        self.layer = nn.Parameter(torch.empty(layer, options.width))
+        self.logits = nn.Parameter(torch.empty(symbols, options.width))
 
     @torch.no_grad()
     def initialise(self) -> None:
-        """The table and its share of the logits begin at zero: an n-gram that was never seen says nothing."""
+        """The table and its share of the logits begin at zero: an n-gram that was never seen says nothing.
+
+        To be called last, so that all else of a system begins as without it.
+        """
         nn.init.zeros_(self.table)
-        nn.init.zeros_(self.logits.weight)
+        nn.init.zeros_(self.logits)
+        nn.init.normal_(self.layer, std=self.layer.shape[1] ** -0.5)
 
     def look_up(self, last: Tensor) -> Looked:
         """The rows (…, n) of the n-grams that end with `last` (…, longest) symbols on the CPU, the newest last."""
@@ -104,8 +108,8 @@ class Grams(nn.Module):
     def forward(self, looked: Looked) -> tuple[Tensor, Tensor]:
         """What is added to the layer (…, layer) and to the logits (…, symbols)."""
         found = looked.up(self.table).sum(-2)
-        return self.layer(found), self.logits(found)
+        return F.linear(found, self.layer), F.linear(found, self.logits)
 
     def products(self, places: int) -> list[tuple[Tensor, int]]:
         """Weights of the products, and the multiply-adds of each in a forward pass over so many places."""
-        return [(each.weight, places * each.weight.numel()) for each in (self.layer, self.logits)]
+        return [(each, places * each.numel()) for each in (self.layer, self.logits)]

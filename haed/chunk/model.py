@@ -94,8 +94,6 @@ class HAED(System):
             if isinstance(module, LSTMLayer):
                 initialise_lstm(module.recurrent, module.input.bias)
         nn.init.zeros_(self.decoder.output.weight)
-        if self.decoder.grams is not None:
-            self.decoder.grams.initialise()
         if self.mixture is not None:
             self.mixture.initialise()
         if self.encoder.bias is not None:
@@ -104,6 +102,8 @@ class HAED(System):
             self.log_scale.fill_(_unbounded(1 / self.temperature if self.cosine else self.encoder.width**-0.5))
         if self.encoder.table is not None:
             nn.init.normal_(self.encoder.table, std=0.5)  # last, so that all else begins as without it
+        if self.decoder.grams is not None:
+            self.decoder.grams.initialise()
 
     def query(self, prediction: Tensor) -> Tensor:
         """The vector (N, E) whose dot product with a chunk's key, plus the chunk's bias, is the chunk's score."""

@@ -56,7 +56,7 @@ def test_a_step_waits_for_no_device_and_leaves_nothing_behind(
     "parts",
     [
         ["encoder.kind=lstm", "main.kind=lstm"],
-        ["encoder.kind=transformer", "encoder.heads=2", "encoder.rows=7"],
+        ["encoder.kind=transformer", "encoder.heads=2", "encoder.rows=7", "decoder.grams.rows=9"],
         ["encoder.kind=linear", "main.positions=learned", "decoder.kind=transformer", "decoder.context=each"],
     ],
 )

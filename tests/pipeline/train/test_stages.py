@@ -41,7 +41,7 @@ def stripped(options: Options, phase: str) -> list[dict[str, float]]:
 @pytest.mark.parametrize(
     ("decoder", "more", "ahead"),
     [
-        ("lstm", ["optimizer.ema=0.9", "model.encoder.rows=64"], set()),
+        ("lstm", ["optimizer.ema=0.9", "model.encoder.rows=64", "model.decoder.grams.rows=64"], set()),
         pytest.param(
             "lstm",
             ["model.encoder.kind=lstm", "model.main.kind=lstm", "model.mixture.known=0"],
