@@ -63,7 +63,7 @@ def make_optimizer(system: System, rates: OptimizerOptions, layer_decay: float =
     return AdamWAndRows(
         [
             {"params": found, "peak": peak, "weight_decay": decay, "table": table}
-            for (peak, decay, table), found in groups.items()
+            for (peak, decay, table), found in sorted(groups.items(), key=lambda each: each[0][2])  # tables last
         ],
         lr=rates.learning_rate,
         betas=(0.9, rates.beta2),

@@ -112,7 +112,7 @@ def test_options_of_another_kind_are_refused(kind: str, override: str, message: 
 def test_another_kind_is_a_word_and_what_it_leaves_of_a_preset_is_said(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["config", "quickstart", "model.kind=hourglass", "model.token.width=8"]) == 0
     found = capsys.readouterr()
-    assert "hourglass has no use for these options of quickstart: model.main.layers, model.mixture.known" in found.err
+    assert "hourglass has no use for these options of quickstart: model.encoder.rows, model.main.layers, " in found.err
     assert found.err.count("\n") == 1 and "width: 8" in found.out
     assert not any(line.startswith(("iem:", "pretrain:", "index:")) for line in found.out.splitlines())
     options = load("quickstart", ["model.kind=hourglass"])

@@ -104,7 +104,7 @@ def test_a_resumed_optimizer_lies_where_the_weights_are(
         trainer = on_meta(options, "finetune", tmp_path, monkeypatch)
         restore_learning(trainer.learner, saved)
         moments = [(key, x) for state in trainer.learner.optimizer.state.values() for key, x in state.items()]
-        assert {key for key, _ in moments} == {"step", "exp_avg", "exp_avg_sq"}
+        assert {key for key, _ in moments} == {"step", "exp_avg", "exp_avg_sq", "squares"}
         assert all(x.is_meta and x.dtype == torch.float32 for _, x in moments)
 
 
