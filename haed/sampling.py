@@ -187,7 +187,9 @@ class ChunkSampler(Sampler):
 
     def _feed(self, drawn: Chunks) -> None:
         """Lets the main model see the chunks and predict the next ones."""
-        self.last, main, context = drawn, self.system.main, self.system.cut.context
+        main, context = self.system.main, self.system.cut.context
+        if context > 1:  # else a chunk is scored without the one before
+            self.last = drawn
         vector = self._embed(drawn)[:, None]
         self.inputs = torch.cat([self.inputs, vector], 1)
         if self.inputs.shape[1] > context:

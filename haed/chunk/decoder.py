@@ -43,10 +43,12 @@ class Decoder(nn.Module):
             packed.looked = self.grams.look_up(histories(packed, self.grams.longest, self.vocabulary))
         return packed
 
-    def recent(self, before: Chunks | None) -> Tensor | None:
-        """The last tokens (N, n) of the chunks before, on the CPU, for `added`."""
-        if self.grams is None or before is None:
+    def recent(self, before: Chunks | None, count: int) -> Tensor | None:
+        """The last tokens (N, n) of so many chunks before, on the CPU, for `added`."""
+        if self.grams is None:
             return None
+        if before is None:
+            return torch.full((count, self.grams.longest), self.vocabulary)
         return newest(moved(before, torch.device("cpu")), self.grams.longest, self.vocabulary)
 
     def added(self, recent: Tensor | None) -> tuple[Tensor | float, Tensor | float]:
@@ -126,7 +128,7 @@ class LSTMDecoder(Decoder):
     def begin(self, context: Tensor, before: Chunks | None = None) -> LSTMState:
         """The state before the first token of chunks with ŷ (N, W), after chunks (N, K) of lengths (N,)."""
         layers = len(self.recurrent)
-        return LSTMState(self.context(context), [None] * layers, [None] * layers, self.recent(before))
+        return LSTMState(self.context(context), [None] * layers, [None] * layers, self.recent(before, len(context)))
 
     def step(self, state: LSTMState, symbol: Tensor) -> Tensor:
         """Feeds `symbol` (N,) to every chunk, updates `state` and returns logits (N, V + 1) of the next symbol."""
@@ -239,7 +241,7 @@ class TransformerDecoder(Decoder):
     def begin(self, context: Tensor, before: Chunks | None = None) -> TransformerState:
         """The state before the first token of chunks with ŷ (N, W), after chunks (N, K) of lengths (N,)."""
         cache = Cache(len(self.blocks))
-        return TransformerState(self.places(context), cache, self.earlier(before), self.recent(before))
+        return TransformerState(self.places(context), cache, self.earlier(before), self.recent(before, len(context)))
 
     def step(self, state: TransformerState, symbol: Tensor) -> Tensor:
         """Feeds `symbol` (N,) to every chunk, updates `state` and returns logits (N, V + 1) of the next symbol."""

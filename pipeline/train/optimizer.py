@@ -37,7 +37,8 @@ class AdamWAndRows(torch.optim.AdamW):
                 if table.grad is not None:
                     gradient, table.grad = table.grad.coalesce(), None
                     rows, values = gradient.indices()[0], gradient.values()
-                    squares = self.state[table].setdefault("squares", table.new_zeros(len(table)))
+                    state = self.state[table]
+                    squares = state["squares"] = state["squares"] if state else table.new_zeros(len(table))
                     squares.index_add_(0, rows, values.square().mean(1))
                     scale = -group["lr"] / (squares[rows].sqrt() + group["eps"])
                     table.index_add_(0, rows, values * scale[:, None])
