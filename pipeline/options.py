@@ -226,7 +226,15 @@ class IndexOptions:
     split: Annotated[Literal["train", "valid", "test"], Field(description="whose distinct chunks are indexed")] = (
         "train"
     )
-    min_count: Annotated[int, Field(ge=1, le=10**12, description="leave rarer chunks out")] = 1
+    min_count: Annotated[
+        int | None,
+        Field(
+            ge=1,
+            le=10**12,
+            description="leave rarer chunks out; null: all are in, but with a table in the encoder (model.encoder.rows), where "
+            "rare chunks share rows with frequent ones, those that occur 10 times, if there are 1,000 of them",
+        ),
+    ] = None
     max_chunks: Annotated[
         int | None,
         Field(

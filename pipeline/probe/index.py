@@ -14,6 +14,7 @@ from pipeline.run.index import INDEX, META, TABLE, Indexed, Meta, check_chunks, 
 
 log = logging.getLogger(__name__)
 _AT_ONCE = 8192
+_FREQUENT, _ENOUGH = 10, 1000  # occurrences, chunks
 
 
 def index(options: Options) -> Indexed:
@@ -32,8 +33,19 @@ def index(options: Options) -> Indexed:
 
     folder = RunFolder.of(options)
     run, limits = Run(folder, options), options.index
-    found = distinct_chunks(folder.corpus(), limits.split, most=limits.max_chunks, at_least=limits.min_count)
+    least = limits.min_count or 1
+    found = distinct_chunks(folder.corpus(), limits.split, most=limits.max_chunks, at_least=least)
     tokens, lengths, counts = found.tokens, found.lengths, found.counts
+    frequent = int((counts >= _FREQUENT).sum())
+    if limits.min_count is None and run.options.model.encoder.rows and _ENOUGH <= frequent < len(counts):
+        log.info(
+            "%s chunks that occur less than %d times are left out, as they share rows of the encoder's table with frequent ones: "
+            "index.min_count=1 has them too",
+            f"{len(counts) - frequent + found.left_out:,}",
+            _FREQUENT,
+        )
+        least, found.left_out = _FREQUENT, 0
+        tokens, lengths, counts = tokens[:frequent], lengths[:frequent], counts[:frequent]
     if not len(counts):
         raise ValueError(f"no chunk of the {limits.split} split occurs {limits.min_count} times: lower index.min_count")
     if found.left_out:
@@ -63,6 +75,7 @@ def index(options: Options) -> Indexed:
         **asdict(result),
         sha256={name: hashlib.sha256(content).hexdigest() for name, content in files.items()},
         checkpoint=run.digest,
+        least=least,
         min_count=limits.min_count,
         max_chunks=limits.max_chunks,
         asked_stage=options.evaluate.stage,

@@ -57,7 +57,8 @@ class Meta(Indexed):
         metric: of the scores.
         sha256: of the other files.
         checkpoint: digest of the checkpoint whose encoder embedded the chunks.
-        min_count: rarer chunks were left out, and are not among `left_out`.
+        least: chunks that occur less often were left out, and are not among `left_out`.
+        min_count: what was asked for; None: whatever fits.
         max_chunks: of which there are no more; None: all.
         asked_stage: the phase that was asked for; None: the last one.
         chunker: kind of the chunks.
@@ -66,7 +67,8 @@ class Meta(Indexed):
     metric: str = "cosine"
     sha256: dict[str, str]
     checkpoint: str
-    min_count: int = 1
+    least: int = 1
+    min_count: int | None = 1
     max_chunks: int | None = None
     asked_stage: Phase | None = None
     chunker: str

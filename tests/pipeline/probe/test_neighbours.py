@@ -68,6 +68,26 @@ def test_an_index_of_the_most_frequent_chunks_says_how_many_it_leaves_out(
     assert len(neighbours(options, ["zq"], 5)[0].neighbours) == 5  # what is not in it is embedded
 
 
+def test_beside_a_table_rare_chunks_are_left_out_if_enough_are_frequent(
+    options: Options, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """They would share rows with frequent ones."""
+    options.model.encoder.rows = 50
+    train(options)
+    folder = RunFolder.of(options)
+    found = {}
+    for enough, asked in ((5, "null"), (5, "1"), (10**6, "null")):
+        monkeypatch.setattr("pipeline.probe.index._ENOUGH", enough)
+        assert main(["index", str(folder.path), f"index.min_count={asked}"]) == 0
+        found[enough, asked] = np.load(folder.path / "index" / "chunks.npz")["counts"]
+        said = "less than 10 times are left out" in capsys.readouterr().err
+        meta = read_json(folder.path / "index" / "meta.json")
+        assert said == (meta["least"] == 10) == ((enough, asked) == (5, "null"))
+    every = found[5, "1"]
+    assert every.min() == 1 and found[10**6, "null"].tolist() == every.tolist()
+    assert found[5, "null"].tolist() == every[every >= 10].tolist()
+
+
 def test_chunks_of_pixels_are_asked_for_by_colour_and_drawn(
     pictures: Options, capsys: pytest.CaptureFixture[str]
 ) -> None:
