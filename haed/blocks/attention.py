@@ -66,11 +66,11 @@ def sinusoids(places: Tensor, width: int, dtype: torch.dtype) -> Tensor:
 
 
 def rotated(x: Tensor, grid: Grid) -> Tensor:
-    """Rotary position embedding (Su et al. 2021) of x (B, H, n, D), which stands at the positions of a grid."""
+    """Rotary position embedding (Su et al. 2021) of x (…, n, D), which stands at the positions of a grid."""
     half = x.shape[-1] // 2
     wide = torch.promote_types(x.dtype, torch.float32)
     frequency = 10_000.0 ** (-torch.arange(half, device=x.device, dtype=wide) / half)
-    angle = grid.places(x.shape[2], x.device)[:, None] * frequency
+    angle = grid.places(x.shape[-2], x.device)[:, None] * frequency
     cos, sin = angle.cos().to(x.dtype), angle.sin().to(x.dtype)
     a, b = x[..., :half], x[..., half : 2 * half]
     return torch.cat([a * cos - b * sin, a * sin + b * cos, x[..., 2 * half :]], -1)

@@ -65,6 +65,8 @@ def causal_attention(q: Tensor, k: Tensor, v: Tensor, seen: Tensor | None = None
         parts = zip(q.split(_SEQUENCES), k.split(_SEQUENCES), v.split(_SEQUENCES), rest, strict=False)
         return torch.cat([causal_attention(*part) for part in parts])
     past = k.shape[2] - q.shape[2]
+    if q.shape[2] == 1 and seen is None:  # while sampling: nothing is hidden
+        return F.scaled_dot_product_attention(q, k, v)
     if q.device.type != "cpu" and past == 0 and seen is None:
         return F.scaled_dot_product_attention(q, k, v, is_causal=True)
     hidden = torch.full((q.shape[2], k.shape[2]), -torch.inf, dtype=q.dtype, device=q.device).triu(past + 1)
@@ -116,7 +118,7 @@ class Attention(nn.Module):
         """
         if self.rotary:
             past = cache.length(layer) if cache is not None else 0
-            q, k = rotated(q, Grid(past)), rotated(k, Grid(past))
+            q, k = rotated(torch.stack([q, k]), Grid(past)).unbind(0)
         if cache is not None:
             k, v = cache.extend(layer, k, v)
         seen = None
