@@ -387,3 +387,11 @@ class IEMOptions:
         int | None,
         Field(ge=1, le=10**8, description="queries scored at a time; bounds memory, changes no result; null: fitting"),
     ] = None
+
+    def check_calibrated(self) -> None:
+        """Raises ValueError if the score that is learned is no likelihood, as a mixture needs it."""
+        if self.correction != "inclusion":
+            raise ValueError(
+                f"iem.correction={self.correction}: the score is no likelihood, as a mixture needs it: set "
+                "iem.correction=inclusion, or model.mixture.known=0"
+            )

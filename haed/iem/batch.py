@@ -113,19 +113,13 @@ def prepare(
         correction = found.correction
         rows = ranks.share(len(chunks.keys))
         share = torch.arange(rows.start, rows.stop).clamp(max=max(0, len(chunks.keys) - 1))
-    count = max(round(targets * decode_fraction), min(1, targets)) if decode_fraction else 0
     distinct_ones = Chunks(chunks.tokens, chunks.lengths)
-    weights = log_counts = unknown = documents = None
+    log_counts = elsewhere = None
     if lexicon is not None:
         counts, documents = lexicon.told(distinct_ones)
         log_counts = counts.clamp(min=1).float().log()
-    if documents is None or not decode_fraction:
-        chosen = torch.zeros(targets, dtype=torch.bool)
-        chosen[torch.randperm(targets, generator=generator)[:count] if count < targets else slice(None)] = True
-    else:
         elsewhere = documents[chunks.inverse] - 1
-        unknown, likely = elsewhere < 1, shares(elsewhere, count)
-        chosen, weights = drawn(likely, generator), 1 / likely
+    chosen, weights = chosen_to_decode(targets, decode_fraction, elsewhere, generator)
     earlier = shifted(windows)[real]
     made, first = [], 0
     for part, begins in zip(real.tensor_split(pieces), windows.starts.tensor_split(pieces), strict=True):
@@ -134,10 +128,10 @@ def prepare(
         decoded = chosen[mine].nonzero().squeeze(1)
         packed = model.decoder.pack(own[mine[decoded]], earlier[mine[decoded]], model.cut.fixed)
         piece = Piece(begins, where, chunks.inverse[mine], decoded, packed)
-        if weights is not None and unknown is not None:
-            piece.weights, piece.unknown = weights[mine[decoded]].float(), unknown[mine[decoded]]
+        if weights is not None and elsewhere is not None:
+            piece.weights, piece.unknown = weights[mine[decoded]].float(), elsewhere[mine[decoded]] < 1
         made.append(piece)
-    all_targets, all_decoded = ranks.sum([targets, count if weights is None else targets])
+    all_targets, all_decoded = ranks.sum([targets, int(chosen.sum()) if weights is None else targets])
     tokens = own.lengths[chosen] if weights is None else own.lengths[chosen] * weights[chosen]
     return ChunkBatch(
         encoded=[model.encoder.lay_out(distinct_ones[rows]) for rows in share.tensor_split(pieces)],
@@ -153,6 +147,28 @@ def prepare(
         log_counts=log_counts,
         correction=None if correction is None else correction.float(),
     )
+
+
+def chosen_to_decode(
+    targets: int, fraction: float, elsewhere: Tensor | None, generator: torch.Generator | None
+) -> tuple[Tensor, Tensor | None]:
+    """Which of M chunks are decoded (M,), and the inverse of the probabilities with which each was chosen (M,).
+
+    Args:
+        targets: M.
+        fraction: of them; at least one, if it is not 0.
+        elsewhere: (M,) how many other documents have each chunk, of a mixture; None: all are as likely, without weights.
+        generator: of the choice.
+    """
+    chosen = torch.zeros(targets, dtype=torch.bool)
+    if not fraction:
+        return chosen, None
+    count = max(round(targets * fraction), min(1, targets))
+    if elsewhere is not None:
+        likely = shares(elsewhere, count)
+        return drawn(likely, generator), 1 / likely
+    chosen[torch.randperm(targets, generator=generator)[:count] if count < targets else slice(None)] = True
+    return chosen, None
 
 
 def shares(elsewhere: Tensor, count: int) -> Tensor:

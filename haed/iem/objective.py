@@ -72,11 +72,8 @@ class ChunkObjective(Objective):
             raise ValueError("iem_weight and decode_fraction are both 0: nothing would be trained; raise one of them")
         self.options, self.iem_weight, self.decode_fraction, self.pieces = iem, iem_weight, decode_fraction, pieces
         self.lexicon = lexicon if iem_weight and system.mixture is not None else None
-        if self.lexicon is not None and iem.correction != "inclusion":
-            raise ValueError(
-                f"iem.correction={iem.correction}: the score is no likelihood, as a mixture needs it: set "
-                "iem.correction=inclusion, or model.mixture.known=0"
-            )
+        if self.lexicon is not None:
+            iem.check_calibrated()
         self.candidates = Candidates(iem, system.cut.context, self.ranks) if iem_weight else None
         self._compiled: Callable[..., Tensor] | None = None
         for name, parameter in system.named_parameters():

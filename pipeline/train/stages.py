@@ -65,11 +65,11 @@ def check_phase(phase: Phase, options: Options) -> None:
     """Raises ConfigError if this kind of model has no such phase, or its loss cannot train what is asked for."""
     if not is_of(phase, kind := options.model.kind):
         raise ConfigError(f"model.kind={kind} has no phase one and no phase two: train it end to end, by `haed train`")
-    if is_mixed(options, getattr(options, phase)) and options.iem.correction != "inclusion":
-        raise ConfigError(
-            f"iem.correction={options.iem.correction}: the score is no likelihood, as a mixture needs it: set "
-            "iem.correction=inclusion, or model.mixture.known=0"
-        )
+    if is_mixed(options, getattr(options, phase)):
+        try:
+            options.iem.check_calibrated()
+        except ValueError as error:
+            raise ConfigError(str(error)) from None
 
 
 def _run_phase(phase: Phase, options: Options, ranks: Ranks, stop: Stop, listener: Listener) -> Trained:
