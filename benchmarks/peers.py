@@ -34,6 +34,7 @@ from pipeline.run.device import Compute, compute
 
 CONTEXT, WINDOWS, WARM_UP = 256, 8, 100
 OURS = ["model.main.layers=2", "model.main.ffn=512", "model.decoder.width=320", "model.decoder.token_width=32"]
+OURS += ["model.encoder.rows=0", "model.decoder.grams.rows=0"]  # of as many parameters as the others
 
 
 def x_transformers() -> nn.Module:

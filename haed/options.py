@@ -95,7 +95,8 @@ class EncoderOptions:
             ge=0,
             le=2**24,
             description="rows of a table: each chunk has one, found by a hash of the whole chunk and added before that end; 0: "
-            "none (paper). In training it takes 4 · rows · (model.encoder.width + 1) bytes; a step takes time for its own rows",
+            "none (paper). In training it takes 4 · rows · (model.encoder.width + 1) bytes, time for the rows of a step; with "
+            "optimizer.ema twice as much, and time for all",
         ),
     ] = 0
 

@@ -71,7 +71,8 @@ class OptimizerOptions:
     beta2: Annotated[float, Field(gt=0, lt=1, description="decay of the second moment")] = 0.95
     epsilon: Annotated[float, Field(gt=0, le=1, description="added to the root of the second moment")] = 1e-8
     clip_norm: Annotated[
-        float, Field(gt=0, le=1e12, description="bound on the norm of the whole gradient (paper: 0.01)")
+        float,
+        Field(gt=0, le=1e12, description="bound on the norm of the whole gradient, tables left out (paper: 0.01)"),
     ] = 1.0
     ema: Annotated[
         float,

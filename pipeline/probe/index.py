@@ -47,7 +47,7 @@ def index(options: Options) -> Indexed:
         least, found.left_out = _FREQUENT, 0
         tokens, lengths, counts = tokens[:frequent], lengths[:frequent], counts[:frequent]
     if not len(counts):
-        raise ValueError(f"no chunk of the {limits.split} split occurs {limits.min_count} times: lower index.min_count")
+        raise ValueError(f"no chunk of the {limits.split} split occurs {least} times: lower index.min_count")
     if found.left_out:
         rest = f"{found.left_out:,} rarer or equally rare ones are left out"
         log.warning("index.max_chunks=%d: of the distinct chunks %s", limits.max_chunks, rest)

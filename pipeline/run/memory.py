@@ -14,7 +14,7 @@ from pipeline.options import Options, PhaseOptions
 from pipeline.run.device import Compute
 
 _ADAM = 16  # bytes a weight: itself, its gradient, two moments
-_PLAIN = 4
+_PLAIN = 4  # tables in training, too: gradients and what Adagrad keeps are of rows
 
 
 def build_system(options: Options, chunker: Chunker) -> System:
@@ -42,8 +42,10 @@ def check_memory(options: Options, chunker: Chunker, machine: Compute, phase: Ph
     """
     with torch.device("meta"):
         system = build_system(options, chunker)
-    weights = sum(parameter.numel() for parameter in system.parameters())
-    asked = {"model.*": weights * (_PLAIN if phase is None else _ADAM)}
+    bytes_each = [
+        (x, _PLAIN if phase is None or group.table else _ADAM) for group in system.groups() for x in group.parameters
+    ]
+    asked = {"model.*": sum(parameter.numel() * size for parameter, size in bytes_each)}
     if phase is not None:
         chunks = options.batch.sequences * options.batch.context / options.batch.pieces
         tokens = chunks * phase.decode_fraction * chunker.k / (1 if chunker.fixed else 4)

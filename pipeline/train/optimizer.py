@@ -40,7 +40,7 @@ class AdamWAndRows(torch.optim.AdamW):
                     state = self.state[table]
                     squares = state["squares"] = state["squares"] if state else table.new_zeros(len(table))
                     squares.index_add_(0, rows, values.square().mean(1))
-                    scale = -group["lr"] / (squares[rows].sqrt() + group["eps"])
+                    scale = -group["lr"] / (squares[rows].sqrt() + group["eps"]).clamp(min=1e-20)  # 0 / 0 is no step
                     table.index_add_(0, rows, values * scale[:, None])
         super().step(closure)
 

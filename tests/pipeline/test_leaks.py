@@ -10,7 +10,8 @@ from haed.options import SYSTEMS
 from haed.system import Cut, Windows
 from haed.token.hourglass import Hourglass
 from pipeline.config import load, presets
-from pipeline.options import Options
+from pipeline.options import OptimizerOptions, Options
+from pipeline.train.optimizer import make_optimizer
 from tests.conftest import TINY, TOKENS, of_kind
 
 B, T, K = 8, 16, 4
@@ -30,7 +31,8 @@ def bits_per_byte(options: Options) -> float:
     torch.manual_seed(0)
     fixed = SYSTEMS[options.model.kind].chunks
     system = make_system(options.model, options.iem, Cut(K, 256, fixed, T))
-    optimizer, generator = torch.optim.AdamW(system.parameters(), 0.01), torch.Generator().manual_seed(1)
+    optimizer = make_optimizer(system, OptimizerOptions(learning_rate=0.01))  # at one rate for all
+    generator = torch.Generator().manual_seed(1)
     for _ in range(40):
         windows = random_windows(generator, fixed)
         (-system.total(system.lay_out(windows)) / windows.lengths.sum()).backward()
