@@ -1,24 +1,21 @@
-"""Bits per byte at equal seconds of training: this project beside x-transformers, MEGABYTE-pytorch and hourglass.
+"""Public packages at two to three million parameters, as benchmarks/systems.py trains and scores them beside ours.
 
     pip install --no-deps -r benchmarks/peers.txt
-    python benchmarks/peers.py ../shared/data/wikitext-2 [--seconds 200] [--only haed x-transformers] [--json]
+    python benchmarks/peers.py ../shared/data/wikitext-2 x-transformers --steps 1000 [--rates 1e-3 2e-3 4e-3]
 
-All see the bytes of FOLDER/train.txt and are scored on FOLDER/valid.txt, have about two million parameters, run in bfloat16
-where that is fast, with AdamW, warm-up and a cosine; the peers' learning rates are the best of --rates, each tried for a
-tenth of the time first. Peers see windows of 256 bytes; when scored, each window but the first brings 128 new bytes after
-128 or more of context. Every byte is scored exactly once (the first one of all, which they cannot predict, at 8 bits), and
-that no prediction depends on later bytes is checked before training. Ours is the preset `wikitext2` at the peers' size, with
-its phases' shares of the time, scored over windows of 128 chunks with half of them context.
+All see the bytes of FOLDER/train.txt and are scored on FOLDER/valid.txt, run in bfloat16 where that is fast, with AdamW, warm-up
+and a cosine; of several learning rates the best is taken, each tried for a tenth of the steps first. They see windows of 256
+bytes, or as many as the name says; when scored, each window but the first brings half a window of new bytes after half a
+window or more of context. Every byte is scored exactly once (the first one of all, which they cannot predict, at 8 bits), and
+that no prediction depends on later bytes is checked before training.
 """
 
 import argparse
 import json
 import math
-import subprocess
 import sys
-import tempfile
-import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 
 sys.path[0] = str(Path(__file__).resolve().parent.parent)  # else `data` would be the script beside this one
@@ -32,16 +29,14 @@ from torch.utils.flop_counter import FlopCounterMode
 from pipeline.config import load
 from pipeline.run.device import Compute, compute
 
-CONTEXT, WINDOWS, WARM_UP = 256, 8, 100
-OURS = ["model.main.layers=2", "model.main.ffn=512", "model.decoder.width=320", "model.decoder.token_width=32"]
-OURS += ["model.encoder.rows=0", "model.decoder.grams.rows=0"]  # of as many parameters as the others
+CONTEXT, TOKENS, WARM_UP = 256, 2048, 100
 
 
-def x_transformers() -> nn.Module:
+def x_transformers(context: int = CONTEXT) -> nn.Module:
     from x_transformers import Decoder, TransformerWrapper
 
     layers = Decoder(dim=192, depth=5, heads=4, attn_dim_head=48, rotary_pos_emb=True)
-    return TransformerWrapper(num_tokens=256, max_seq_len=CONTEXT, attn_layers=layers, use_abs_pos_emb=False)
+    return TransformerWrapper(num_tokens=256, max_seq_len=context, attn_layers=layers, use_abs_pos_emb=False)
 
 
 def megabyte() -> nn.Module:
@@ -75,23 +70,88 @@ class Annotated(nn.Module):
         return self.output(self.norm(self.hourglass(x))).transpose(0, 1)
 
 
-PEERS: dict[str, Callable[[], nn.Module]] = {
-    "x-transformers": x_transformers,
-    "MEGABYTE-pytorch": megabyte,
-    "hourglass-transformer-pytorch": hourglass,
-    "labml-nn": Annotated,
+class DynamicChunking(nn.Module):
+    """H-Net (Hwang et al. 2025) of h-net-dynamic-chunking, one level; `auxiliary` is its ratio loss, of the last pass."""
+
+    def __init__(self) -> None:
+        from h_net_dynamic_chunking.h_net import HNet
+        from x_transformers import Decoder
+
+        super().__init__()
+        layers = partial(Decoder, heads=4, attn_dim_head=48, rotary_pos_emb=True)
+        self.embedding, self.norm, self.output = nn.Embedding(256, 192), nn.LayerNorm(192), nn.Linear(192, 256)
+        inner = layers(dim=256, depth=2)
+        self.net = HNet(layers(dim=192, depth=1), inner, layers(dim=192, depth=1), dim=192, dim_inner=256)
+        self.auxiliary = torch.zeros(())
+
+    def forward(self, x: Tensor) -> Tensor:
+        found = self.net(self.embedding(x))
+        self.auxiliary = found.loss
+        return self.output(self.norm(found.output))
+
+
+class ByteLatent(nn.Module):
+    """Byte Latent Transformer (Pagnoni et al. 2024) of transformers, with hashed n-grams.
+
+    Patches by entropy need a model of bytes that was trained before; by spaces, where a patch ends with what is no letter or
+    digit, is the paper's own alternative (section 2.2).
+    """
+
+    def __init__(self) -> None:
+        from transformers.models.blt.configuration_blt import BltConfig
+        from transformers.models.blt.modeling_blt import BltForCausalLM
+
+        super().__init__()
+        local = {"hidden_size": 128, "num_attention_heads": 4, "intermediate_size": 384, "hidden_size_global": 256}
+        main = {"hidden_size": 256, "num_attention_heads": 4, "num_hidden_layers": 2, "intermediate_size": 704}
+        encoder, decoder = local | {"num_hidden_layers": 1}, local | {"num_hidden_layers": 2}
+        self.model = BltForCausalLM(
+            BltConfig(
+                patch_in_forward=False,
+                encoder_hash_byte_group_vocab=500,
+                encoder_config=encoder,
+                decoder_config=decoder,
+                global_config=main,
+            )
+        )
+
+    def forward(self, x: Tensor) -> Tensor:
+        letters = [range(48, 58), range(65, 91), range(97, 123), range(128, 256)]
+        ends = torch.ones(256, dtype=torch.bool, device=x.device)
+        ends[[byte for each in letters for byte in each]] = False
+        begins = torch.ones(len(x), x.shape[1] + 1, dtype=torch.long, device=x.device)  # the first patch is one byte
+        begins[:, 2:] = ends[x[:, 1:]]
+        patches = begins.cumsum(1) - 1
+        lengths = patches.new_zeros(len(x), int(patches.max()) + 1).scatter_add_(1, patches, torch.ones_like(patches))
+        return self.model(input_ids=x + 4, patch_lengths=lengths, use_cache=False).logits[..., 4:]  # four special ones
+
+
+PEERS: dict[str, tuple[Callable[[], nn.Module], int]] = {  # and the bytes that it sees
+    "x-transformers": (x_transformers, CONTEXT),
+    "x-transformers, 768": (partial(x_transformers, 768), 768),
+    "MEGABYTE-pytorch": (megabyte, CONTEXT),
+    "hourglass-transformer-pytorch": (hourglass, CONTEXT),
+    "labml-nn": (Annotated, CONTEXT),
+    "h-net-dynamic-chunking": (DynamicChunking, CONTEXT),
+    "transformers, BLT": (ByteLatent, CONTEXT),
 }
 
 
-def check_causality(model: nn.Module) -> None:
+def batch_of(context: int) -> int:
+    """Windows of a step, so that all see about as many bytes."""
+    return round(TOKENS / context)
+
+
+def check_causality(model: nn.Module, context: int) -> None:
     """Raises if a prediction changes with a later byte; logits at i are those of byte i + 1."""
     model.eval()
     generator = torch.Generator().manual_seed(0)
-    text = torch.randint(256, (1, CONTEXT), generator=generator)
+    text = torch.randint(256, (1, context), generator=generator)
+    text[:, ::5] = 32
     with torch.no_grad():
         before = model(text)
-        assert before.shape == (1, CONTEXT, 256)
-        for place in (1, 2, 3, 64, 129, CONTEXT - 1):
+        assert before.shape == (1, context, 256)
+        for place in (1, 2, 3, 64, 65, 129, context - 1):
             changed = text.clone()
             changed[0, place:] = (changed[0, place:] + 7) % 256
             after = model(changed)
@@ -99,153 +159,107 @@ def check_causality(model: nn.Module) -> None:
                 raise AssertionError(f"{type(model).__name__} sees bytes from {place} on before it predicts them")
 
 
-def train(name: str, rate: float, seconds: float, text: Tensor, machine: Compute, seed: int) -> tuple[nn.Module, int]:
-    """Trains a peer for so many seconds; returns it and its steps."""
-    torch.manual_seed(seed)
-    model = PEERS[name]().to(machine.device)
+def training(
+    model: nn.Module, context: int, rate: float, steps: int, text: Tensor, machine: Compute, seed: int
+) -> Iterator[None]:
+    """Trains a peer, one step at a time."""
     optimizer = torch.optim.AdamW(model.parameters(), rate, betas=(0.9, 0.95), weight_decay=0.1, fused=True)
     generator = torch.Generator().manual_seed(seed)
-    offsets, spent, step = torch.arange(CONTEXT + 1), 0.0, 0
+    offsets = torch.arange(context + 1)
     model.train()
-    while spent < seconds:
-        began = time.perf_counter()
+    for step in range(steps):
         for group in optimizer.param_groups:
-            cosine = 0.05 + 0.95 * 0.5 * (1 + math.cos(math.pi * min(1.0, spent / seconds)))
+            cosine = 0.05 + 0.95 * 0.5 * (1 + math.cos(math.pi * step / steps))
             group["lr"] = rate * cosine * min(1.0, (step + 1) / WARM_UP)
-        begin = torch.randint(len(text) - CONTEXT, (WINDOWS, 1), generator=generator)
+        begin = torch.randint(len(text) - context, (batch_of(context), 1), generator=generator)
         batch = text[begin + offsets].long().to(machine.device)
         with machine.precision():
             logits = model(batch[:, :-1])
-        F.cross_entropy(logits.flatten(0, 1).float(), batch[:, 1:].flatten()).backward()
+        loss = F.cross_entropy(logits.flatten(0, 1).float(), batch[:, 1:].flatten())
+        (loss + getattr(model, "auxiliary", 0.0)).backward()
         nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
-        spent += time.perf_counter() - began
-        step += 1
-    return model, step
+        yield
+
+
+def trained(name: str, rate: float, steps: int, text: Tensor, machine: Compute, seed: int) -> nn.Module:
+    build, context = PEERS[name]
+    torch.manual_seed(seed)
+    model = build().to(machine.device)
+    for _ in training(model, context, rate, steps, text, machine, seed):
+        pass
+    return model
 
 
 @torch.no_grad()
-def bits_per_byte(model: nn.Module, text: Tensor, machine: Compute) -> float:
+def bits_per_byte(model: nn.Module, context: int, text: Tensor, machine: Compute) -> float:
     """Every byte once."""
     model.eval()
     scored = torch.zeros(len(text), dtype=torch.long)
     scored[0] += 1
-    total, known = 8.0, 1
+    total, known, batch = 8.0, 1, batch_of(context)
     windows = []
     while known < len(text):
-        begin = min(max(0, known - CONTEXT // 2 - 1), len(text) - CONTEXT - 1)
+        begin = min(max(0, known - context // 2 - 1), len(text) - context - 1)
         windows.append((begin, known))
-        known = begin + CONTEXT + 1
-    for at in range(0, len(windows), WINDOWS):
-        begins = torch.tensor([begin for begin, _ in windows[at : at + WINDOWS]])
-        batch = text[begins[:, None] + torch.arange(CONTEXT + 1)].long()
+        known = begin + context + 1
+    for at in range(0, len(windows), batch):
+        begins = torch.tensor([begin for begin, _ in windows[at : at + batch]])
+        seen = text[begins[:, None] + torch.arange(context + 1)].long()
         with machine.precision():
-            logits = model(batch[:, :-1].to(machine.device)).float().cpu()
-        nats = F.cross_entropy(logits.flatten(0, 1), batch[:, 1:].flatten(), reduction="none").unflatten(
-            0, (-1, CONTEXT)
+            logits = model(seen[:, :-1].to(machine.device)).float().cpu()
+        nats = F.cross_entropy(logits.flatten(0, 1), seen[:, 1:].flatten(), reduction="none").unflatten(
+            0, (-1, context)
         )
-        for row, (begin, known) in zip(nats.double(), windows[at : at + WINDOWS], strict=True):
+        for row, (begin, known) in zip(nats.double(), windows[at : at + batch], strict=True):
             total += float(row[known - begin - 1 :].sum()) / math.log(2)
-            scored[known : begin + CONTEXT + 1] += 1
+            scored[known : begin + context + 1] += 1
     assert bool((scored == 1).all())
     return total / len(text)
 
 
-def peer(name: str, arguments: argparse.Namespace, machine: Compute, train_text: Tensor, valid: Tensor) -> dict:
-    check_causality(PEERS[name]().to(machine.device))
+def peer(name: str, arguments: argparse.Namespace, machine: Compute, text: Tensor, valid: Tensor) -> dict:
+    build, context = PEERS[name]
+    check_causality(build().to(machine.device), context)
     tried = {}
     for rate in arguments.rates if len(arguments.rates) > 1 else ():
-        model, _ = train(name, rate, arguments.seconds / 10, train_text, machine, arguments.seed)
-        tried[rate] = bits_per_byte(model, valid[:100_000], machine)
+        model = trained(name, rate, max(1, arguments.steps // 10), text, machine, arguments.seed)
+        tried[rate] = bits_per_byte(model, context, valid[:100_000], machine)
     rate = min(tried, key=tried.__getitem__) if tried else arguments.rates[0]
-    model, steps = train(name, rate, arguments.seconds, train_text, machine, arguments.seed)
-    size = sum(parameter.numel() for parameter in model.parameters())
-    return result(name, bits_per_byte(model, valid, machine), size, steps, flops_per_byte(name), rate=rate)
+    model = trained(name, rate, arguments.steps, text, machine, arguments.seed)
+    return {
+        "bits_per_byte": bits_per_byte(model, context, valid, machine),
+        "parameters": sum(parameter.numel() for parameter in model.parameters()),
+        "flops_per_byte": flops_per_byte(name),
+        "rate": rate,
+    }
 
 
 def flops_per_byte(name: str) -> float:
     """Of the products of a step, forward and backward, as PyTorch counts them."""
-    model, text = PEERS[name](), torch.zeros(WINDOWS, CONTEXT, dtype=torch.long)
+    build, context = PEERS[name]
+    model, generator = build(), torch.Generator().manual_seed(0)
+    text = torch.randint(97, 123, (batch_of(context), context), generator=generator)
+    text[torch.rand(text.shape, generator=generator) < 0.17] = 32  # where some of them divide it
     with FlopCounterMode(display=False) as counter:
         model(text).sum().backward()
     return counter.get_total_flops() / text.numel()
 
 
-def ours(arguments: argparse.Namespace, folder: str) -> dict:
-    options = load("wikitext2")
-    total = options.pretrain.seconds + options.finetune.seconds
-    limits = [
-        f"{phase}.seconds={getattr(options, phase).seconds / total * arguments.seconds}"
-        for phase in ("pretrain", "finetune")
-    ]
-    common = [
-        f"source.path={arguments.folder}",
-        "source.pattern=*.txt",
-        *OURS,
-        *limits,
-        "validation.times=0",
-        f"seed={arguments.seed}",
-        f"threads={arguments.threads or 'null'}",
-    ]
-    common += [f"runs_dir={folder}/runs", f"shards_dir={folder}/shards", *arguments.overrides]
-    for stage in ("shard", "pretrain", "finetune"):
-        found = stage_of(stage, "--config", "wikitext2", *common)
-    steps = found["steps"]
-    found = stage_of(
-        "evaluate", "wikitext2", f"runs_dir={folder}/runs", "evaluate.split=valid", "evaluate.yardsticks=false"
-    )
-    compared = stage_of("compare", "wikitext2", "--runs-dir", f"{folder}/runs")["rows"][0]
-    assert found["bytes"] == (arguments.folder / "valid.txt").stat().st_size
-    remark = f"{steps} of them in phase two"
-    return result("haed", found["bits_per_byte"], compared["parameters"], compared["steps"], remark=remark)
-
-
-def stage_of(*words: str) -> dict:
-    """Runs a command of the pipeline and returns its JSON."""
-    done = subprocess.run([sys.executable, "-m", "pipeline", *words, "--json"], capture_output=True, text=True)
-    if done.returncode:
-        raise RuntimeError(f"{words}: {done.stderr[-1000:]}")
-    return json.loads(done.stdout.splitlines()[-1])
-
-
-def result(name: str, bits: float, parameters: int, steps: int, flops: float | None = None, **more: object) -> dict:
-    found = {
-        "name": name,
-        "bits_per_byte": bits,
-        "parameters": parameters,
-        "steps": steps,
-        "flops_per_byte": flops,
-        **more,
-    }
-    remark = ", ".join(f"{key} {value}" for key, value in more.items())
-    print(f"  {name:<30} {bits:.4f} bits/byte  {parameters:>10,} parameters  {steps:>6,} steps  {remark}", flush=True)
-    return found
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folder", type=Path)
-    parser.add_argument("--seconds", type=float, default=200)
+    parser.add_argument("name", choices=PEERS)
+    parser.add_argument("--steps", type=int, required=True)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--rates", type=float, nargs="+", default=[1e-3, 2e-3, 4e-3])
-    parser.add_argument("--only", nargs="+", choices=["haed", *PEERS], default=["haed", *PEERS])
-    parser.add_argument("--threads", type=int, help="CPU threads (default: all cores)")
-    parser.add_argument("--json", action="store_true", help="a line of JSON after each")
-    parser.add_argument("overrides", nargs="*", help="options of our run, key=value")
+    parser.add_argument("--threads", default="null", help="CPU threads (default: all cores)")
     arguments = parser.parse_args()
-    machine = compute(load(None, [f"threads={arguments.threads or 'null'}"]))
+    machine = compute(load(None, [f"threads={arguments.threads}"]))
     texts = (arguments.folder / f"{split}.txt" for split in ("train", "valid"))
-    train_text, valid = (torch.from_numpy(np.fromfile(path, np.uint8)) for path in texts)
-    print(f"{arguments.seconds:g} s of training each, seed {arguments.seed}, {torch.get_num_threads()} threads")
-    for name in arguments.only:
-        if name == "haed":
-            with tempfile.TemporaryDirectory() as folder:
-                found = ours(arguments, folder)
-        else:
-            found = peer(name, arguments, machine, train_text, valid)
-        if arguments.json:
-            print(json.dumps(found))
+    text, valid = (torch.from_numpy(np.fromfile(path, np.uint8)) for path in texts)
+    print(json.dumps(peer(arguments.name, arguments, machine, text, valid)))
 
 
 if __name__ == "__main__":

@@ -1,49 +1,67 @@
 r"""Every system at equal parameters, equal data and equal seconds of training, beside the public packages of the same models.
 
     pip install --no-deps -r benchmarks/peers.txt
-    python benchmarks/systems.py results.jsonl ../shared/data/wikitext-2 ../shared/data/wikipedia-en-2015:10 \
+    python benchmarks/systems.py benchmarks/systems.jsonl ../shared/data/wikitext-2 ../shared/data/wikipedia-en-2015:10 \
         [--seconds 200] [--seeds 0 1 2] [--only flat hourglass] [--write docs/systems.md]
 
-FOLDER:10 takes the first ten million bytes of the folder's train*.txt[.xz], to the end of a line; valid.txt[.xz] is scored.
-Ours are trained by the ordinary commands, each in processes of its own: `haed` in its two phases, all others end to end. Packages
-are trained and scored as benchmarks/peers.py does it; the learning rate of the first seed is tuned, the others take it over.
+FOLDER:10 takes the first ten million bytes of the folder's train*.txt[.xz], to the end of a line, and half a million of valid*;
+without a number valid is scored whole. Ours are trained by the ordinary commands, each in processes of its own: `haed` in its
+two phases, all others end to end. Packages are trained and scored by benchmarks/peers.py; the learning rate of the first seed
+is tuned, the others take it over.
 
-A run that is finished is a line of results.jsonl and is not done again; the same command goes on after it was stopped. Then the
-lines are drawn and written, with --write between the marks of a document and beside it as a picture.
+Seconds are those of a clock (benchmarks/clock.py) that is measured first, for each corpus, with all cores of a machine that
+should do nothing else; runs are limited in steps. One line of the results is the clock, any other a run that is finished and
+is not done again: the same command goes on after it was stopped, also elsewhere. A system that the clock does not know yet is
+measured beside `flat`, and its seconds are scaled by what that took. Texts are sampled at the end of all, again on a quiet
+machine, from the runs of seed 0. Then the lines are drawn and written, with --write between the marks of a document and beside
+it as a picture.
 
 | figure | what it is |
 |---|---|
-| bits/char | of the whole valid split, exactly; over seeds the mean, and half of the distance of the extremes |
+| bits/char | exactly, of the valid split as above; over seeds the mean, and half of the distance of the extremes |
 | FLOPs/char | of training, forward and backward, for each character of the windows that were read |
 | memory | the most that the training process had in memory, PyTorch included |
-| chars/s | sampled one after the other, a single text, with cached state |
+| chars/s | sampled one after the other, a single text, with cached state; best of three turns |
 """
 
 import argparse
 import json
 import lzma
 import os
+import platform
+import shutil
 import statistics
 import subprocess
 import sys
 import tempfile
 import time
 from collections import defaultdict
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from threading import Lock
 from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path[0] = str(ROOT)  # else `data` would be the script beside this one
 
-from benchmarks.peers import OURS, PEERS
+import numpy as np
+import torch
+
+from benchmarks import peers
+from benchmarks.clock import seconds_of_a_step, training, unlimited
+from benchmarks.peers import PEERS
 from pipeline import open_run
 from pipeline.config import load
 from pipeline.options import SampleOptions
+from pipeline.run.device import compute
 from pipeline.run.metrics import read
 from pipeline.run.opened import characters
 
-# Preset, phases, and what makes it as large as the others, two to three million parameters.
+SMALL = ["model.main.layers=2", "model.main.ffn=512", "model.decoder.width=320", "model.decoder.token_width=32"]
+OURS = [*SMALL, "model.encoder.rows=0", "model.decoder.grams.rows=0"]
+# Preset, phases, and what makes it as large as the others, two to three million parameters (but the tables of the first).
 SYSTEMS: dict[str, tuple[str, tuple[str, ...], list[str]]] = {
+    "haed, with its tables": ("wikitext2", ("pretrain", "finetune"), SMALL),
     "haed": ("wikitext2", ("pretrain", "finetune"), OURS),
     "haed, decoder alone": (
         "wikitext2",
@@ -74,7 +92,7 @@ def prepared(corpus: str, place: Path) -> Path:
     folder.mkdir(parents=True, exist_ok=True)
     for split in ("train", "valid", "test"):
         paths = sorted(path for path in Path(source).glob(f"{split}*.txt*") if path.suffix in (".txt", ".xz"))
-        text, most = b"", int(float(megabytes) * 1e6) if megabytes and split == "train" else None
+        text, most = b"", int(float(megabytes) * (1e6 if split == "train" else 5e4)) if megabytes else None
         for path in paths:
             with lzma.open(path) if path.suffix == ".xz" else path.open("rb") as file:
                 text += file.read(-1 if most is None else most - len(text))
@@ -98,57 +116,132 @@ def command(*words: str) -> tuple[Result, int]:
     return json.loads(printed.splitlines()[-1]), usage.ru_maxrss * 1024
 
 
-def ours(name: str, folder: Path, seconds: float, seed: int, threads: str, place: Path) -> Result:
-    """Trains and scores one of our systems."""
+def asked(name: str, folder: Path, place: Path) -> list[str]:
+    """The options of a system of ours."""
     preset, phases, sizes = SYSTEMS[name]
-    own = load(preset)
-    total = sum(getattr(own, phase).seconds for phase in phases)
-    limits = [f"{phase}.seconds={getattr(own, phase).seconds / total * seconds}" for phase in phases]
-    where = [f"runs_dir={place}/runs", f"shards_dir={place.parent}/shards", "name=run", f"threads={threads}"]
     source = ["source.kind=wikitext", f"source.path={folder}", "source.pattern=*.txt"]
-    asked = ["--config", preset, *source, *where, *sizes, *limits, f"seed={seed}", "validation.times=8", "--json"]
-    command("-m", "pipeline", "shard", *asked)
+    return [
+        "--config",
+        preset,
+        *source,
+        *sizes,
+        *unlimited(*phases),
+        f"runs_dir={place}/runs",
+        f"shards_dir={place}/shards",
+    ]
+
+
+def clock(names: list[str], folder: Path, place: Path, known: Result) -> Result:
+    """The seconds of a step of what is not known yet, on the clock of what is known."""
+    names = [name for name in names if not any(each.split("/")[0] == name for each in known)]
+    if not names:
+        return known
+    text, arms = torch.from_numpy(np.fromfile(folder / "train.txt", np.uint8)), {}
+    with tempfile.TemporaryDirectory(dir=place) as runs:
+        for name in dict.fromkeys([*names, *(["flat"] if known else [])]):
+            if name in PEERS:
+                build, context = PEERS[name]
+                arms[f"{name}/train"] = peers.training(build(), context, 1e-3, 1000, text, compute(load(None, [])), 0)
+                continue
+            preset, phases, _ = SYSTEMS[name]
+            _, _, *words = asked(name, folder, place)
+            command("-m", "pipeline", "shard", *asked(name, folder, place), "--json")
+            for phase in phases:
+                arms[f"{name}/{phase}"] = training(
+                    phase, load(preset, [*words, f"{phase}.steps=1000"]), Path(runs) / name
+                )
+        found = seconds_of_a_step(arms)
+    scale = known["flat/train"] / found["flat/train"] if known else 1.0
+    return {each: seconds * scale for each, seconds in found.items()} | known
+
+
+def ours(name: str, folder: Path, seconds: float, seed: int, threads: str, place: Path, clock: Result) -> Result:
+    """Trains and scores one of our systems; that of the first seed stays, for sampling."""
+    preset, phases, _ = SYSTEMS[name]
+    own, run = load(preset), run_of(name, folder, seconds, seed)
+    total = sum(getattr(own, phase).seconds for phase in phases)
+    words = [
+        *asked(name, folder, place),
+        f"name={run}",
+        f"threads={threads}",
+        f"seed={seed}",
+        "validation.times=8",
+        "--json",
+    ]
     train, valid = ((folder / f"{split}.txt").read_bytes() for split in ("train", "valid"))
     per_token = len(valid) / characters(valid)
     totals, curve, memory, read_in = {"step": 0.0, "seconds": 0.0, "flops": 0.0}, [], 0, 0.0
     for phase in phases:
-        trained, most = command("-m", "pipeline", phase, *asked)
+        steps = round(getattr(own, phase).seconds / total * seconds / clock[f"{name}/{phase}"])
+        trained, most = command("-m", "pipeline", phase, *words, f"{phase}.steps={steps}")
         memory, read_in = max(memory, most), read_in + trained["epochs"] * characters(train)
-        records = read(place / "runs" / "run" / phase / "metrics.jsonl")
+        records = read(place / "runs" / run / phase / "metrics.jsonl")
         for record in records:
+            record["seconds"] = record["step"] * clock[f"{name}/{phase}"]
             if (bits := record.get("validation/bits_per_token")) is not None:
                 curve.append([*(totals[key] + record[key] for key in ("seconds", "flops")), bits * per_token])
         for key in totals:
             totals[key] += max(record.get(key, 0.0) for record in records)
-    run = str(place / "runs" / "run")
-    found, _ = command("-m", "pipeline", "evaluate", run, "evaluate.split=valid", "evaluate.yardsticks=false", "--json")
+    where = str(place / "runs" / run)
+    words = ["evaluate.split=valid", "evaluate.yardsticks=false", f"threads={threads}", "--json"]
+    found, _ = command("-m", "pipeline", "evaluate", where, *words)
     assert found["bytes"] == len(valid), (found["bytes"], len(valid))
-    sampled, _ = command("-c", f"from benchmarks.systems import sample; sample({run!r})")
-    steps, flops = int(totals["step"]), totals["flops"] / read_in
-    return {"bits": found["bits_per_char"], "steps": steps, "flops": flops, "memory": memory, "curve": curve, **sampled}
+    parameters = sum(parameter.numel() for parameter in open_run(where).system.parameters())
+    if seed:
+        shutil.rmtree(where)
+    figures = {"bits": found["bits_per_char"], "steps": int(totals["step"]), "flops": totals["flops"] / read_in}
+    return figures | {"parameters": parameters, "memory": memory, "curve": curve}
+
+
+def run_of(name: str, folder: Path, seconds: float, seed: int) -> str:
+    """The name of a run's folder."""
+    return f"{folder.name}-{seconds:g}-{seed}-{name.replace(', ', '-').replace(' ', '-')}"
+
+
+def sampled(results: list[Result], place: Path) -> list[Result]:
+    """Characters per second of those that have none yet and whose run is here, in three turns; lines for the results."""
+    runs = {
+        key(result): place / "runs" / run_of(result["name"], Path(result["corpus"]), *key(result)[1:3])
+        for result in results
+    }
+    here = [
+        result
+        for result in results
+        if result.get("sampled") is None and (runs[key(result)] / "evaluation.json").exists()
+    ]
+    rates: dict[Any, list[float]] = defaultdict(list)
+    for _ in range(3 if here else 0):
+        for result in here:
+            found, _ = command("-c", f"from benchmarks.systems import sample; sample({str(runs[key(result)])!r})")
+            rates[key(result)].append(found["sampled"])
+    return [identity(result) | {"sampled": max(rates[key(result)])} for result in here]
 
 
 def sample(run: str, chunks: int = 60) -> None:
-    """Prints the characters per second of one text, after a first short one, and the number of parameters."""
+    """Prints the characters per second of one text, after a first short one."""
     opened = open_run(run)
     for length in (2, chunks):
         began = time.perf_counter()
         (text,) = opened.sample(" ", 1, SampleOptions(chunks=length))
-    rate = characters(text) / (time.perf_counter() - began)
-    print(json.dumps({"parameters": sum(x.numel() for x in opened.system.parameters()), "sampled": rate}))
+    print(json.dumps({"sampled": characters(text) / (time.perf_counter() - began)}))
 
 
-def package(name: str, folder: Path, seconds: float, seed: int, threads: str, rates: list[float]) -> Result:
+def package(
+    name: str, folder: Path, seconds: float, seed: int, threads: str, rates: list[float], clock: Result
+) -> Result:
     """Trains and scores a public package."""
-    asked = ["--only", name, "--seconds", str(seconds), "--seed", str(seed), "--rates", *map(str, rates), "--json"]
-    if threads != "null":
-        asked += ["--threads", threads]
-    found, memory = command("benchmarks/peers.py", str(folder), *asked)
+    steps = round(seconds / clock[f"{name}/train"])
+    words = ["--steps", str(steps), "--seed", str(seed), "--rates", *map(str, rates), "--threads", threads]
+    found, memory = command("benchmarks/peers.py", str(folder), name, *words)
     valid = (folder / "valid.txt").read_bytes()
     per_char = len(valid) / characters(valid)
-    kept = {key: found[key] for key in ("parameters", "steps", "rate")}
     bits, flops = found["bits_per_byte"] * per_char, found["flops_per_byte"] * per_char
-    return {"bits": bits, "flops": flops, "memory": memory, "sampled": None, "curve": [], **kept}
+    kept = {key: found[key] for key in ("parameters", "rate")}
+    return {"bits": bits, "steps": steps, "flops": flops, "memory": memory, "curve": [], **kept}
+
+
+def identity(result: Result) -> Result:
+    return {each: result[each] for each in ("corpus", "seconds", "seed", "name")}
 
 
 def key(result: Result) -> tuple[str, float, int, str]:
@@ -173,7 +266,7 @@ def markdown(results: list[Result]) -> str:
                 for what in ("steps", "flops", "parameters", "memory")
             }
             spread = f" ± {(max(bits) - min(bits)) / 2:.3f}" if len(bits) > 1 else ""
-            written = [each["sampled"] for each in found if each["sampled"] is not None]
+            written = [each["sampled"] for each in found if each.get("sampled") is not None]
             shown = f"*{name}*" if name in PEERS else name
             rows.append(
                 (
@@ -225,6 +318,18 @@ def write(document: Path, results: list[Result]) -> None:
     document.write_text(f"{before}{BEGIN}\n\n{markdown(results)}\n{picture}\n\n{END}{after}", encoding="utf-8")
 
 
+def read_results(path: Path) -> tuple[dict[str, Result], list[Result]]:
+    """The clocks of the corpora, and the runs; lines of one run are put together."""
+    clocks: dict[str, Result] = {}
+    runs: dict[Any, Result] = {}
+    for line in path.read_text().splitlines() if path.exists() else []:
+        if "clock" in (found := json.loads(line)):
+            clocks[found["corpus"]] = found["clock"]
+        else:
+            runs[key(found)] = runs.get(key(found), {}) | found
+    return clocks, list(runs.values())
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("results", type=Path, help="a line of JSON for each finished run")
@@ -233,33 +338,50 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, nargs="+", default=[0])
     parser.add_argument("--rates", type=float, nargs="+", default=[1e-3, 2e-3, 4e-3], help="tried for the packages")
     parser.add_argument("--only", nargs="+", choices=[*SYSTEMS, *PEERS], default=[*SYSTEMS, *PEERS])
-    parser.add_argument("--threads", default="null", help="CPU threads of each run (default: all cores)")
+    parser.add_argument(
+        "--parallel", type=int, default=os.cpu_count() or 1, help="runs side by side, of one thread each"
+    )
+    parser.add_argument("--place", type=Path, help="folder for corpora, shards and runs (default: that of the results)")
     parser.add_argument("--write", type=Path, metavar="DOCUMENT", help="whose table is to be replaced")
     arguments = parser.parse_args()
-    lines = arguments.results.read_text().splitlines() if arguments.results.exists() else []
-    results: list[Result] = [json.loads(line) for line in lines]
-    place = arguments.results.resolve().with_suffix("")
-    for corpus in arguments.corpora:
-        folder = prepared(corpus, place)
-        for seed in arguments.seeds:
-            for name in arguments.only:
-                asked: Result = {"corpus": folder.name, "seconds": arguments.seconds, "seed": seed, "name": name}
-                if key(asked) in map(key, results):
-                    continue
-                if name in PEERS:
-                    tuned = [r["rate"] for r in results if key(r | {"seed": 0}) == key(asked | {"seed": 0})]
-                    rates = tuned[:1] or arguments.rates
-                    found = package(name, folder, arguments.seconds, seed, arguments.threads, rates)
-                else:
-                    with tempfile.TemporaryDirectory(dir=place) as runs:
-                        found = ours(name, folder, arguments.seconds, seed, arguments.threads, Path(runs))
-                found = asked | found
-                results.append(found)
-                with arguments.results.open("a") as file:
-                    file.write(json.dumps(found) + "\n")
-                wrong = "" if SMALLEST <= found["parameters"] <= LARGEST else ", NOT OF EQUAL SIZE"
-                said = f"{found['bits']:.4f} bits/char, {found['parameters']:,} parameters{wrong}"
-                print(f"{folder.name} {arguments.seconds:g} s seed {seed} {name}: {said}", flush=True)
+    place = arguments.place or arguments.results.resolve().with_suffix("")
+    clocks, results = read_results(arguments.results)
+    lock = Lock()
+
+    def keep(found: Result) -> None:
+        with lock, arguments.results.open("a") as file:
+            file.write(json.dumps(found) + "\n")
+
+    def run(folder: Path, seed: int, name: str) -> None:
+        wanted: Result = {"corpus": folder.name, "seconds": arguments.seconds, "seed": seed, "name": name}
+        if key(wanted) in map(key, results):
+            return
+        if name in PEERS:
+            tuned = [r["rate"] for r in results if key(r | {"seed": 0}) == key(wanted | {"seed": 0})]
+            rates = tuned[:1] or arguments.rates
+            found = package(name, folder, arguments.seconds, seed, "1", rates, clocks[folder.name])
+        else:
+            found = ours(name, folder, arguments.seconds, seed, "1", place, clocks[folder.name])
+        results.append(wanted | found)
+        keep(wanted | found)
+        wrong = "" if SMALLEST <= found["parameters"] <= LARGEST else ", NOT OF EQUAL SIZE"
+        said = f"{found['bits']:.4f} bits/char, {found['parameters']:,} parameters{wrong}"
+        print(f"{folder.name} {arguments.seconds:g} s seed {seed} {name}: {said}", flush=True)
+
+    folders = [prepared(corpus, place) for corpus in arguments.corpora]
+    for folder in folders:
+        known = clocks.get(folder.name, {})
+        clocks[folder.name] = clock(arguments.only, folder, place, known)
+        if clocks[folder.name] != known:
+            cores = f"{platform.processor() or platform.machine()}, {torch.get_num_threads()} threads"
+            keep({"corpus": folder.name, "machine": cores, "clock": clocks[folder.name]})
+    for seed in arguments.seeds:  # a seed's packages need the rate that the first one found
+        with ThreadPoolExecutor(arguments.parallel) as pool:
+            for future in [pool.submit(run, folder, seed, name) for folder in folders for name in arguments.only]:
+                future.result()
+    for line in sampled(results, place):
+        keep(line)
+    results = read_results(arguments.results)[1]
     if arguments.write:
         write(arguments.write, results)
     print(markdown(results))

@@ -12,11 +12,10 @@
 | phase-one | the preset's, for the whole time; scored by the mixture | |
 | mixture | the preset: IEM loss, and a share of the chunks decoded, in one likelihood | the same with a larger share |
 
-All have the same model, text, batches and learning rates, and one thread each; --parallel of them run side by side. On a
-noisy machine seconds are not the same for all, so the seconds of a step of each arm are measured first, interleaved, and
-become limits in steps; a run's clock is its steps times that. Steps alone decide what is learned, so the machine may be
-shared. Runs that were finished are kept: the same command goes on after it was stopped. Ends with `haed compare` over the
-runs of the first seed, and prints exact bits/char of the valid split for all. Nothing is asserted.
+All have the same model, text, batches and learning rates, and one thread each; --parallel of them run side by side, limited
+in steps by a clock that is measured first (benchmarks/clock.py). Runs that were finished are kept: the same command goes on
+after it was stopped. Ends with `haed compare` over the runs of the first seed, and prints exact bits/char of the valid split
+for all. Nothing is asserted.
 """
 
 import argparse
@@ -25,19 +24,14 @@ import statistics
 import subprocess
 import sys
 import tempfile
-import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 sys.path[0] = str(Path(__file__).resolve().parent.parent)  # else `data` would be the script beside this one
 
+from benchmarks.clock import seconds_of_a_step, training, unlimited
 from pipeline.config import load
-from pipeline.options import Options
-from pipeline.run.checkpoints import Checkpoints
-from pipeline.run.device import compute
 from pipeline.run.metrics import read
-from pipeline.run.shards import open_shards
-from pipeline.train.stages import build_trainer
 
 NOTHING, ALL = ["pretrain.decode_fraction=0"], ["finetune.decode_fraction=1"]
 PLAIN = ["iem.correction=none", "iem.duplicates=true", "iem.similarity=dot", "iem.scale=none", "iem.bias=false"]
@@ -54,8 +48,8 @@ ARMS = {
     "mixture": [],
 }
 PHASES: dict[str, tuple[str, ...]] = {"end-to-end": ("train",), "phase-one": ("pretrain",)}
-NO_LIMITS = [f"{phase}.{limit}=null" for phase in ("pretrain", "finetune", "train") for limit in ("seconds", "epochs")]
-Clock = dict[tuple[str, str], float]
+NO_LIMITS = unlimited("pretrain", "finetune", "train")
+Clock = dict[str, float]  # of arm/phase, in seconds
 
 
 def phases(arm: str) -> tuple[str, ...]:
@@ -71,26 +65,15 @@ def stage(*arguments: str) -> dict:
     return json.loads(done.stdout.splitlines()[-1])
 
 
-def seconds_of_a_step(config: str, overrides: list[str], rounds: int = 4, steps: int = 10) -> Clock:
-    """Median over rounds in which every phase of every arm takes some steps, data and optimizer included."""
+def measured(config: str, overrides: list[str]) -> Clock:
+    """The seconds of a step of every phase of every arm."""
     with tempfile.TemporaryDirectory() as folder:
-        trainers = {}
+        arms = {}
         for arm, more in ARMS.items():
             for phase in phases(arm):
-                options: Options = load(config, [*overrides, *more, *NO_LIMITS, "threads=1", f"{phase}.steps=1000"])
-                limits, machine = getattr(options, phase), compute(options)
-                place = Checkpoints(Path(folder) / arm / phase)
-                trainer = build_trainer(limits, options, open_shards(options), place, machine, lambda: False)
-                trainers[arm, phase] = trainer, trainer.batches()
-        took: dict[tuple[str, str], list[float]] = {key: [] for key in trainers}
-        for turn in range(rounds + 1):
-            for key, (trainer, batches) in trainers.items():
-                began = time.perf_counter()
-                for _ in range(steps):
-                    with trainer.compute.precision():
-                        trainer.step(next(batches))
-                took[key] += [(time.perf_counter() - began) / steps] if turn else []
-    return {key: statistics.median(each) for key, each in took.items()}
+                options = load(config, [*overrides, *more, *NO_LIMITS, "threads=1", f"{phase}.steps=1000"])
+                arms[f"{arm}/{phase}"] = training(phase, options, Path(folder) / arm)
+        return seconds_of_a_step(arms)
 
 
 def run(arm: str, seed: int, seconds: float, config: str, overrides: list[str], clock: Clock) -> tuple[str, str, float]:
@@ -103,10 +86,10 @@ def run(arm: str, seed: int, seconds: float, config: str, overrides: list[str], 
     if not (folder / "evaluation.json").is_file():
         settings = ["--config", config, *overrides, *ARMS[arm], *NO_LIMITS, f"name={name}", f"seed={seed}", "threads=1"]
         for phase in phases(arm):
-            stage(phase, *settings, f"{phase}.steps={seconds * shares[phase] / clock[arm, phase]:.0f}")
+            stage(phase, *settings, f"{phase}.steps={seconds * shares[phase] / clock[f'{arm}/{phase}']:.0f}")
         for phase in phases(arm):
             path = folder / phase / "metrics.jsonl"
-            records = [record | {"seconds": record["step"] * clock[arm, phase]} for record in read(path)]
+            records = [record | {"seconds": record["step"] * clock[f"{arm}/{phase}"]} for record in read(path)]
             path.write_text("".join(json.dumps(record) + "\n" for record in records))
         stage("evaluate", name, "evaluate.split=valid", "evaluate.yardsticks=false", f"runs_dir={options.runs_dir}")
     return arm, name, json.loads((folder / "evaluation.json").read_text())["bits_per_char"]
@@ -128,11 +111,10 @@ def main() -> None:
     arguments.output.mkdir(exist_ok=True)
     kept = arguments.output / "clock.json"
     if not kept.is_file():
-        found = seconds_of_a_step(arguments.config, arguments.overrides)
-        kept.write_text(json.dumps({f"{arm}/{phase}": each for (arm, phase), each in found.items()}, indent=1))
-    clock: Clock = {(key.split("/")[0], key.split("/")[1]): each for key, each in json.loads(kept.read_text()).items()}
-    for (arm, phase), each in clock.items():
-        print(f"{arm:12} {phase:9} {each * 1000:7.1f} ms a step", flush=True)
+        kept.write_text(json.dumps(measured(arguments.config, arguments.overrides), indent=1))
+    clock: Clock = json.loads(kept.read_text())
+    for name, each in clock.items():
+        print(f"{name:22} {each * 1000:7.1f} ms a step", flush=True)
     with ThreadPoolExecutor(arguments.parallel) as pool:
         futures = [
             pool.submit(run, arm, seed, arguments.seconds, arguments.config, arguments.overrides, clock)

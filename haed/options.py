@@ -384,6 +384,14 @@ class IEMOptions:
         Literal["linear", "none"],
         Field(description="between the main model and the score: a linear map W→E, or the first E coordinates (paper)"),
     ] = "linear"
+    group: Annotated[
+        int | None,
+        Field(
+            ge=1,
+            le=2**20,
+            description="ranks that share their candidates: groups of so many neighbours; a divisor of all; null: all of them",
+        ),
+    ] = None
     block: Annotated[
         int | None,
         Field(ge=1, le=10**8, description="queries scored at a time; bounds memory, changes no result; null: fitting"),

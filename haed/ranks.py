@@ -35,16 +35,40 @@ class _Join(torch.autograd.Function):
 class Ranks:
     """This process among those that train together; one alone without `torch.distributed`.
 
+    Args:
+        members: their numbers among all processes, this one's included; None: all.
+
     Attributes:
-        rank: of this process.
+        rank: of this process, among them.
         size: number of processes.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, members: list[int] | None = None) -> None:
         together = dist.is_available() and dist.is_initialized()
-        self.rank, self.size = (dist.get_rank(), dist.get_world_size()) if together else (0, 1)
-        self._cpu = dist.new_group(backend="gloo") if self.size > 1 else None
-        self._devices = dist.new_group() if self.size > 1 else None
+        members = members or list(range(dist.get_world_size() if together else 1))
+        self.size = len(members)
+        self.rank = members.index(dist.get_rank()) if self.size > 1 else 0
+        self._cpu = dist.new_group(members, backend="gloo", use_local_synchronization=True) if self.size > 1 else None
+        self._devices = dist.new_group(members, use_local_synchronization=True) if self.size > 1 else None
+
+    def divided(self, size: int | None) -> "tuple[Ranks, Ranks]":
+        """Of all processes: the group of so many neighbours that this one is in, and those of the same place in all groups.
+
+        Args:
+            size: of a group; None, or no fewer than there are: all are one, and no other has this one's place.
+
+        Raises:
+            ValueError: groups of this size leave some processes over.
+        """
+        if size is None or size >= self.size:
+            return self, _alone()
+        if self.size % size:
+            raise ValueError(
+                f"iem.group={size}: {self.size} processes do not divide into groups of {size}: set a divisor of {self.size}, "
+                "or null"
+            )
+        first = self.rank - self.rank % size
+        return Ranks(list(range(first, first + size))), Ranks(list(range(self.rank % size, self.size, size)))
 
     @property
     def first(self) -> bool:
@@ -112,3 +136,7 @@ class Ranks:
         """Until all ranks are here."""
         if self.size > 1:
             dist.barrier(group=self._cpu)
+
+
+def _alone() -> Ranks:
+    return Ranks([dist.get_rank() if dist.is_available() and dist.is_initialized() else 0])

@@ -164,15 +164,35 @@ def _profile_arguments(parser: argparse.ArgumentParser) -> None:
         "--phase", choices=("pretrain", "finetune", "train"), help="default: pretrain, or train of a model of tokens"
     )
     parser.add_argument("--steps", type=int, default=20, help="steps to measure")
+    parser.add_argument("--plan", action="store_true", help="what a step would cost on more devices, worked out from that")
+    parser.add_argument(
+        "--devices", type=int, nargs="+", default=[4**i for i in range(6)], help="--plan: their numbers (default: 1 … 1024)"
+    )
+    parser.add_argument(
+        "--link", type=float, default=25.0, metavar="GB/S", help="--plan: that a device receives (default: 25)"
+    )
+    parser.add_argument(
+        "--rate", type=float, metavar="TFLOP/S", help="--plan: of matrix products on a device (default: as measured here)"
+    )
 
 
 def _profile(arguments: argparse.Namespace) -> Result:
     options = run_options(arguments.run, arguments.words, "profile")
-    if arguments.steps < 1:
-        raise ConfigError(f"--steps {arguments.steps}: must be at least 1")
+    for name in ("steps", "link", "rate"):
+        if (value := getattr(arguments, name)) is not None and not value > 0:
+            raise ConfigError(f"--{name} {value}: must be more than 0")
+    if min(arguments.devices) < 1:
+        raise ConfigError(f"--devices {min(arguments.devices)}: must be at least 1")
+    phase = arguments.phase or phases(options.model.kind)[0]
+    if arguments.plan:
+        from pipeline.train import plan
+
+        step = plan.measure(options, phase, arguments.steps, arguments.rate and arguments.rate * 1e12)
+        plans = [step.plan(number, arguments.link * 1e9) for number in arguments.devices]
+        return Result(plan.table(plans, arguments.link * 1e9), [asdict(each) for each in plans])
     from pipeline.train.profile import profile, table
 
-    found = profile(options, arguments.phase or phases(options.model.kind)[0], arguments.steps)
+    found = profile(options, phase, arguments.steps)
     return Result(table(found), asdict(found))
 
 

@@ -2,8 +2,8 @@
 
 Shapes depend on the data here; afterwards a step is tensors of known shapes, and never waits for its device.
 
-Legend: B sequences, T chunks of a window, K tokens of a chunk, M real chunks of this rank's batch, C candidates of all
-ranks, m chunks of a piece.
+Legend: B sequences, T chunks of a window, K tokens of a chunk, M real chunks of this rank's batch, C candidates of its
+group of ranks, m chunks of a piece.
 """
 
 from dataclasses import dataclass
@@ -49,8 +49,8 @@ class ChunkBatch:
 
     Attributes:
         encoded: the distinct chunks that this rank encodes, in pieces, each as the encoder lays them out.
-        shared: they are a share of all ranks' chunks, to be gathered.
-        candidates: C, the number of all ranks' distinct chunks.
+        shared: they are a share of the group's chunks, to be gathered.
+        candidates: C, the number of the group's distinct chunks.
         pieces: the windows, in order.
         adjustment: (C,) correction of the candidates' scores, or None without the IEM loss.
         own: by which that differs between rows, or None.
@@ -111,7 +111,7 @@ def prepare(
         found = candidates.of(windows, negatives)
         chunks, adjustment, differing = found.chunks, found.adjustment.float(), found.own
         correction = found.correction
-        rows = ranks.share(len(chunks.keys))
+        rows = candidates.group.share(len(chunks.keys))
         share = torch.arange(rows.start, rows.stop).clamp(max=max(0, len(chunks.keys) - 1))
     distinct_ones = Chunks(chunks.tokens, chunks.lengths)
     log_counts = elsewhere = None
@@ -135,7 +135,7 @@ def prepare(
     tokens = own.lengths[chosen] if weights is None else own.lengths[chosen] * weights[chosen]
     return ChunkBatch(
         encoded=[model.encoder.lay_out(distinct_ones[rows]) for rows in share.tensor_split(pieces)],
-        shared=candidates is not None and ranks.size > 1,
+        shared=candidates is not None and candidates.group.size > 1,
         candidates=len(chunks.keys),
         pieces=made,
         adjustment=adjustment,

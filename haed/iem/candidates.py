@@ -17,7 +17,10 @@ conditional likelihood; its minimum over s is log p(c | context) up to a constan
 
 π_c = 1 − (1 − P_c)^n for the n other windows, where P_c is the share of windows that have c.
 
-Legend: B windows of this rank, T places of a window, K tokens of a chunk, M real chunks, C candidates of all ranks.
+With `iem.group` ranks share candidates with those of their group only, and n is the number of its windows; P is counted over
+all ranks' windows.
+
+Legend: B windows of this rank, T places of a window, K tokens of a chunk, M real chunks, C candidates of a group of ranks.
 """
 
 import logging
@@ -89,20 +92,25 @@ class Candidates:
         ranks: processes that train together.
 
     Attributes:
+        group: those of them that share their candidates.
         counts: number of windows that have a chunk; None where no correction asks for it.
         windows: that were counted.
+
+    Raises:
+        ValueError: the ranks do not divide into groups.
     """
 
     def __init__(self, options: IEMOptions, context: int, ranks: Ranks) -> None:
-        self.options, self.context, self.ranks = options, context, ranks
+        self.options, self.context = options, context
+        self.group, self._elsewhere = ranks.divided(options.group)
         self.counts = CountMin() if options.correction == "inclusion" else None
         self.windows = 0.0
 
     def of(self, own: Windows, negatives: Windows | None) -> CandidateSet:
-        """The candidates of a step: chunks of this rank's windows, of those read for them alone, and of other ranks'."""
+        """The candidates of a step: chunks of this rank's windows, of those read for them alone, and of its group's."""
         rows = torch.cat([_rows(each) for each in (own, negatives) if each is not None])
-        parts = self.ranks.gather(rows)
-        first = sum(len(part) for part in parts[: self.ranks.rank])
+        parts = self.group.gather(rows)
+        first = sum(len(part) for part in parts[: self.group.rank])
         mine = slice(first, first + int(own.real.sum()))
         every = torch.cat(parts)
         chunks = distinct(every[:, :-2], every[:, -2])
@@ -129,7 +137,7 @@ class Candidates:
         return CandidateSet(target, log_pi, OwnWindow(grid(inverse), before, ahead, place), correction)
 
     def _log_inclusion(self, keys: Tensor, holders: Tensor, windows: int) -> Tensor:
-        """Log π (C,) of chunks that so many (C,) of the step's windows have, which are counted first.
+        """Log π (C,) of chunks that so many (C,) of the group's windows have, which are counted first, with all groups'.
 
         Counting a chunk before its probability is asked for is add-one smoothing: over the draws, 1/π̂ of a chunk that is
         present then has the expectation (1 − e^−λ)/π for λ expected windows so far, almost unbiased after a few.
@@ -140,11 +148,19 @@ class Candidates:
                 "one window a step: nothing but what stands before in it to choose among; raise batch.sequences or "
                 "iem.extra_batches"
             )
-        self.counts.update(keys, holders)
-        self.windows += windows
+        self.counts.update(*self._counted(keys, holders))
+        self.windows += sum(self._elsewhere.sum([windows]))
         smoothing = self.options.smoothing
         presence = (self.counts(keys) + smoothing) / (self.windows + smoothing)
         return log_inclusion(presence.clamp(max=1), windows - 1)
+
+    def _counted(self, keys: Tensor, holders: Tensor) -> tuple[Tensor, Tensor]:
+        """The distinct chunks of all groups, and how many of the step's windows have each."""
+        if self._elsewhere.size == 1:
+            return keys, holders
+        both = torch.cat(self._elsewhere.gather(torch.stack([keys, holders], 1)))
+        distinct_keys, inverse = both[:, 0].unique(return_inverse=True)
+        return distinct_keys, torch.zeros_like(distinct_keys).index_add_(0, inverse, both[:, 1])
 
     def state_dict(self) -> dict[str, Tensor]:
         """For a checkpoint."""

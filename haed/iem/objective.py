@@ -4,13 +4,14 @@ Phase one is `iem_weight` > 0 and a small `decode_fraction` (0 in the paper), ph
 `iem_weight` = 0 and a `decode_fraction` of 1 or less: a random share of the chunks gives an unbiased gradient of the
 exact loss at that share of the decoder's cost.
 
-With several ranks the candidates are those of all of them: each rank encodes a share of the distinct chunks, and the
-embeddings are gathered with their gradients; queries stay where they are. With several pieces, a batch's windows are
-computed one piece at a time and again when their gradient is due (gradient caching, Gao et al. 2021, here as activation
-checkpointing), so that the memory of one piece carries the candidates of the whole batch. Neither changes the result.
+With several ranks the candidates are those of all of them, or of groups of them: each rank encodes a share of the distinct
+chunks, and the embeddings are gathered with their gradients; queries stay where they are. With several pieces, a batch's
+windows are computed one piece at a time and again when their gradient is due (gradient caching, Gao et al. 2021, here as
+activation checkpointing), so that the memory of one piece carries the candidates of the whole batch. Neither changes the
+result, but groups do: each chooses among its own candidates.
 
-Legend: B sequences, T chunks of a window, K tokens of a chunk, M real chunks of this rank's batch, C candidates of all
-ranks, E width of an embedding.
+Legend: B sequences, T chunks of a window, K tokens of a chunk, M real chunks of this rank's batch, C candidates of its
+group of ranks, E width of an embedding.
 """
 
 import logging
@@ -111,7 +112,8 @@ class ChunkObjective(Objective):
         parts = [self._remembered(self.system.encoder, part) for part in batch.encoded]
         vectors, bias = (torch.cat([getattr(part, name) for part in parts]) for name in ("vector", "bias"))
         if batch.shared:
-            both = self.ranks.join(torch.cat([vectors, bias[:, None].to(vectors.dtype)], 1))
+            assert self.candidates is not None
+            both = self.candidates.group.join(torch.cat([vectors, bias[:, None].to(vectors.dtype)], 1))
             vectors, bias = both[:, :-1], both[:, -1]
         vectors = self.system.mark("encoder", vectors)
         predictions = [

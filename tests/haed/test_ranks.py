@@ -1,8 +1,11 @@
-"""Two processes (gloo) against one with the joined batch, in float64."""
+"""Two and four processes (gloo) against one with the joined batch, in float64."""
 
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from pathlib import Path
+from threading import Barrier
 
 import pytest
 import torch
@@ -31,6 +34,11 @@ CASES = {
     "a mixture, a rank without chunks": ("mixed", 1.0, 1.0, {}, 0, 1),
     "a mixture that does not decode": ("mixed", 1.0, 0.0, {}, 6, 1),
 }
+GROUPED = {  # of two of four processes
+    "groups": ("lstm", 1.0, 1.0, {"group": 2}, 6, 1),
+    "groups without correction": ("lstm", 1.0, 0.0, {"group": 2, "correction": "none"}, 6, 2),
+    "groups and a mixture": ("mixed", 1.0, 1.0, {"group": 2}, 6, 1),
+}
 # Of the train split, which only a mixture asks for: some strings of two tokens, one of them in one document alone.
 STRINGS = Chunks(torch.tensor([[0, 1, 0], [2, 1, 0], [1, 1, 0]]), torch.tensor([2, 2, 2]))
 LEXICON = Lexicon(STRINGS, torch.tensor([4, 2, 3]), torch.tensor([1, 2, 3]))
@@ -41,28 +49,52 @@ def objective(case: str, ranks: Ranks) -> Objective:
     from tests.haed import test_systems
     from tests.haed.chunk.test_model import small
 
-    if case in CASES:
-        kind, weight, fraction, options, _, pieces = CASES[case]
+    if case in CASES or case in GROUPED:
+        kind, weight, fraction, options, _, pieces = (CASES | GROUPED)[case]
         iem = IEMOptions(**options)
         return ChunkObjective(small(kind, iem=iem), iem, weight, fraction, pieces, ranks, LEXICON)
     name = next(name for name, options in test_systems.CASES.items() if options.kind == case)
     return Likelihood(test_systems.system(name), ranks)
 
 
-def train(case: str, ranks: Ranks, joined: bool) -> dict[str, torch.Tensor]:
-    """Two steps: means of the losses, and gradients of the second."""
-    made, real = objective(case, ranks), CASES[case][4] if case in CASES else OF_TOKENS[case]
+class Meeting:
+    """Of threads, in the place of ranks that have this one's place in other groups."""
+
+    def __init__(self, size: int) -> None:
+        self.size, self.barrier, self.brought = size, Barrier(size, timeout=60), dict[int, torch.Tensor]()
+
+    def at(self, place: int) -> "Meeting":
+        found = object.__new__(Meeting)
+        vars(found).update(vars(self), place=place)
+        return found
+
+    def gather(self, x: torch.Tensor) -> list[torch.Tensor]:
+        self.barrier.wait()
+        self.brought[self.place] = x
+        self.barrier.wait()
+        return [self.brought[place] for place in range(self.size)]
+
+    def sum(self, values: list[float]) -> list[float]:
+        return torch.stack(self.gather(torch.tensor(values, dtype=torch.float64))).sum(0).tolist()
+
+
+def train(
+    case: str, ranks: Ranks, place: int, places: int, windows: int = 4, others: Meeting | None = None
+) -> dict[str, torch.Tensor]:
+    """Two steps on one of so many shares of the windows: means of the losses, and gradients of the second."""
+    made, real = objective(case, ranks), (CASES | GROUPED)[case][4] if case not in OF_TOKENS else OF_TOKENS[case]
+    if others is not None:
+        made.candidates._elsewhere = others
     tables = [x for group in made.system.groups() if group.table for x in group.parameters]
     module = ranks.averaging(made, tables)
     generator = torch.Generator().manual_seed(3)
     for _ in range(2):
-        lengths = torch.randint(1, 4, (4, 6), generator=generator)
-        lengths[2:, real:] = 0
-        tokens = torch.randint(3, (4, 6, 3), generator=generator) * (torch.arange(3) < lengths[..., None])
-        starts = torch.rand(4, 6, generator=generator) < 0.2
-        extra = Windows.of(torch.randint(3, (8, 1, 3), generator=generator), torch.full((8, 1), 3))
-        mine = slice(None) if joined else slice(2 * ranks.rank, 2 * ranks.rank + 2)
-        own = slice(None) if joined else slice(4 * ranks.rank, 4 * ranks.rank + 4)
+        lengths = torch.randint(1, 4, (windows, 6), generator=generator)
+        lengths[windows // 2 :, real:] = 0
+        tokens = torch.randint(3, (windows, 6, 3), generator=generator) * (torch.arange(3) < lengths[..., None])
+        starts = torch.rand(windows, 6, generator=generator) < 0.2
+        extra = Windows.of(torch.randint(3, (2 * windows, 1, 3), generator=generator), torch.full((2 * windows, 1), 3))
+        mine, own = (slice(place * n // places, (place + 1) * n // places) for n in (windows, 2 * windows))
         made.zero_grad()
         batch = made.prepare(Windows(tokens, lengths, starts)[mine], extra[own])
         losses = module(batch, True)
@@ -70,7 +102,7 @@ def train(case: str, ranks: Ranks, joined: bool) -> dict[str, torch.Tensor]:
     for table in tables:
         table.grad = ranks.mean_rows(table)
     values = {"total": losses.total, "nats": losses.nats} | losses.figures | losses.diagnosis
-    if not CASES.get(case, ("", 1.0))[1]:
+    if not (CASES | GROUPED).get(case, ("", 1.0))[1]:
         del values["candidates"]  # each rank's own, where none are shared
     means = ranks.sum(
         [float("nan") if value is None else float(torch.as_tensor(value).detach()) for value in values.values()]
@@ -81,37 +113,78 @@ def train(case: str, ranks: Ranks, joined: bool) -> dict[str, torch.Tensor]:
     return found | {name: p.grad.to_dense() for name, p in made.system.named_parameters() if p.grad is not None}
 
 
-def all_cases(rank: int, meeting: Path) -> dict[str, dict[str, torch.Tensor]]:
-    """What a rank of two finds; they meet at a file."""
-    dist.init_process_group("gloo", init_method=meeting.as_uri(), rank=rank, world_size=2)
+def all_cases(rank: int, size: int, meeting: Path) -> dict[str, dict[str, torch.Tensor]]:
+    """What a rank of so many finds; they meet at a file."""
+    dist.init_process_group("gloo", init_method=meeting.as_uri(), rank=rank, world_size=size)
     try:
-        return {case: train(case, Ranks(), False) for case in [*CASES, *OF_TOKENS]}
+        if size == 4:
+            return {case: train(case, Ranks(), rank, size, 8) for case in GROUPED}
+        return {case: train(case, Ranks(), rank, size) for case in [*CASES, *OF_TOKENS]}
     finally:
         dist.destroy_process_group()
 
 
-@pytest.fixture(scope="module")
-def together(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, torch.Tensor]]:
-    """The first rank is this process, the second another."""
-    meeting = tmp_path_factory.mktemp("ranks") / "meeting"
-    command = [sys.executable, "-m", __name__, str(meeting)]
-    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True, cwd=Path(__file__).parents[2]) as other:
+def together(size: int, meeting: Path) -> dict[str, dict[str, torch.Tensor]]:
+    """The first rank is this process, the others are processes of their own."""
+    command = [sys.executable, "-m", __name__, str(size), str(meeting)]
+    with ExitStack() as stack:
+        others = [
+            stack.enter_context(
+                subprocess.Popen(
+                    [*command, str(rank)], stderr=subprocess.PIPE, text=True, cwd=Path(__file__).parents[2]
+                )
+            )
+            for rank in range(1, size)
+        ]
         try:
-            found = all_cases(0, meeting)
-            _, said = other.communicate()
+            found = all_cases(0, size, meeting)
+            said = [other.communicate()[1] for other in others]
         finally:
-            other.kill()
-    assert other.returncode == 0, said[-3000:]
+            for other in others:
+                other.kill()
+    assert all(other.returncode == 0 for other in others), "".join(said)[-3000:]
     return found
 
 
+@pytest.fixture(scope="module")
+def two(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, torch.Tensor]]:
+    return together(2, tmp_path_factory.mktemp("ranks") / "meeting")
+
+
+@pytest.fixture(scope="module")
+def four(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, torch.Tensor]]:
+    return together(4, tmp_path_factory.mktemp("ranks") / "meeting")
+
+
 @pytest.mark.parametrize("case", [*CASES, *OF_TOKENS])
-def test_two_ranks_are_one_with_the_joined_batch(case: str, together: dict[str, dict[str, torch.Tensor]]) -> None:
-    alone = train(case, Ranks(), True)
-    assert together[case].keys() == alone.keys() and len(alone) > 20
+def test_two_ranks_are_one_with_the_joined_batch(case: str, two: dict[str, dict[str, torch.Tensor]]) -> None:
+    alone = train(case, Ranks(), 0, 1)
+    assert two[case].keys() == alone.keys() and len(alone) > 20
     for name, value in alone.items():
-        torch.testing.assert_close(together[case][name], value, rtol=1e-9, atol=1e-9, equal_nan=True, msg=name)
+        torch.testing.assert_close(two[case][name], value, rtol=1e-9, atol=1e-9, equal_nan=True, msg=name)
+
+
+@pytest.mark.parametrize("case", GROUPED)
+def test_groups_choose_among_their_own_candidates_and_count_those_of_all(
+    case: str, four: dict[str, dict[str, torch.Tensor]]
+) -> None:
+    meeting = Meeting(2)
+    with ThreadPoolExecutor(2) as pool:
+        groups = [pool.submit(train, case, Ranks(), place, 2, 8, meeting.at(place)) for place in range(2)]
+        one, other = (group.result() for group in groups)
+    assert one["candidates"] != other["candidates"] and len(one) > 20
+    for name, value in four[case].items():
+        mean = (one[name] + other[name]) / (1 if name == "nats" else 2)
+        torch.testing.assert_close(value, mean, rtol=1e-9, atol=1e-9, equal_nan=True, msg=name)
+
+
+def test_groups_that_leave_ranks_over_are_refused() -> None:
+    ranks = Ranks()
+    ranks.size = 6
+    assert ranks.divided(None)[0] is ranks and ranks.divided(8)[0] is ranks
+    with pytest.raises(ValueError, match="6 processes do not divide into groups of 4"):
+        ranks.divided(4)
 
 
 if __name__ == "__main__":
-    all_cases(1, Path(sys.argv[1]))
+    all_cases(int(sys.argv[3]), int(sys.argv[1]), Path(sys.argv[2]))

@@ -1,0 +1,70 @@
+"""What `haed profile --plan` foresees against runs: candidates, bytes exchanged and milliseconds of a step.
+
+    python benchmarks/scale.py [--config quickstart] [--processes 1 2 4] [key=value …]
+
+Processes talk by the loopback interface, whose counters are read around two runs of each number of them: the longer one's bytes
+less the shorter one's, by the steps between, are those of a step; startup, validation and checkpoints fall out. Nothing else
+should use the interface meanwhile. Each process has one thread. Milliseconds are of computing alone as foreseen, of whole steps as
+measured: processes that share memory and cores have more to wait for. Nothing is asserted.
+"""
+
+import argparse
+import json
+import statistics
+import sys
+import tempfile
+from pathlib import Path
+
+sys.path[0] = str(Path(__file__).resolve().parent.parent)  # else `data` would be the script beside this one
+
+from benchmarks.clock import unlimited
+from benchmarks.two_phases import stage
+from pipeline.config import load
+from pipeline.run.folder import RunFolder
+from pipeline.run.metrics import read
+from pipeline.run.shards import shard
+from pipeline.train.plan import measure
+
+SHORT, LONG = 20, 60
+
+
+def received() -> int:
+    """Bytes that the loopback interface has received so far."""
+    lines = Path("/proc/net/dev").read_text().splitlines()
+    return next(int(line.split(":")[1].split()[0]) for line in lines if line.strip().startswith("lo:"))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--config", default="quickstart")
+    parser.add_argument("--processes", type=int, nargs="+", default=[1, 2, 4])
+    parser.add_argument("overrides", nargs="*")
+    arguments = parser.parse_args()
+    with tempfile.TemporaryDirectory() as folder:
+        words = [f"runs_dir={folder}/runs", f"shards_dir={folder}/shards", "threads=1", "validation.times=0"]
+        words += [*arguments.overrides, *unlimited("pretrain"), "log_steps=10"]
+        options = load(arguments.config, [*words, f"pretrain.steps={LONG}", "name=here"])
+        RunFolder.create(options).remember(shard(options))
+        step = measure(options, "pretrain")
+        print("processes  candidates: foreseen, found   MB a step, all: foreseen, found   ms a step: foreseen, found")
+        for processes in arguments.processes:
+            plan, bytes_of = step.plan(processes, 1e12), {}
+            for steps in (SHORT, LONG):
+                name, before = f"{processes}-{steps}", received()
+                more = [f"name={name}", f"launcher.processes={processes}", f"pretrain.steps={steps}"]
+                stage("pretrain", "--config", arguments.config, *words, *more)
+                bytes_of[steps] = received() - before
+            records = [r for r in read(Path(folder) / "runs" / name / "pretrain" / "metrics.jsonl") if "candidates" in r][-3:]
+            found = statistics.mean(record["candidates"] for record in records)
+            spent = statistics.median(1e3 / record["steps_per_second"] for record in records)
+            exchanged = (bytes_of[LONG] - bytes_of[SHORT]) / (LONG - SHORT)
+            print(
+                f"{processes:9}  {plan.candidates:20,} {found:8,.0f}  {processes * sum(plan.exchanged.values()) / 1e6:24,.2f} "
+                f"{exchanged / 1e6:7,.2f}  {sum(plan.milliseconds.values()):19,.0f} {spent:7,.0f}",
+                flush=True,
+            )
+            print(f"           {json.dumps({name: round(size * processes / 1e6, 2) for name, size in plan.exchanged.items()})}")
+
+
+if __name__ == "__main__":
+    main()

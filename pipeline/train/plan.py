@@ -1,0 +1,233 @@
+"""What a step would cost on more devices: from a step here, from how distinct chunks grow, and from rates that are given.
+
+Each device has the run's batch. What is not named below costs on each what it costs here:
+
+| part | of n devices, in groups of g that share candidates (`iem.group`) |
+|---|---|
+| candidates | on the CPU: the chunks of a group |
+| encoder | a device's share of the group's C distinct chunks |
+| loss | the scores of a device's own chunks with all C |
+| exchange | bytes that a device receives: gradients 8P(n − 1)/n; embeddings 12C(E + 1)(g − 1)/g; chunks M(K + 2)(g − 1); |
+| | counts 16C(n/g − 1); tables Σ R(4W + 8)(n − 1) |
+
+P parameters but those of tables, M chunks of a device with K tokens, E numbers of an embedding, R rows of W numbers that a step
+looks up. All-reduces and all-gathers go as rings. Seconds of exchanging are bytes over the rate of a link, as if nothing were
+computed meanwhile and no message had a delay: a step lies between that and what hides all of it.
+"""
+
+import itertools
+import math
+from dataclasses import dataclass
+
+import torch
+
+from haed.chunk.packing import chunk_keys
+from haed.iem.objective import ChunkObjective
+from haed.system import moved
+from pipeline.options import Options, Phase
+from pipeline.run.checkpoints import Checkpoints
+from pipeline.run.device import compute
+from pipeline.run.folder import RunFolder
+from pipeline.train.profile import Profile, profile
+from pipeline.train.stages import build_trainer
+from pipeline.train.trainer import Trainer
+
+_BATCHES, _DOUBLINGS, _BLOCK = (
+    128,
+    3,
+    2048,
+)  # read for the growth; that it goes on by; queries scored at a time on a GPU
+
+
+@dataclass
+class Growth:
+    """Distinct chunks of so many batches: as counted, then as a power of their number (Heaps' law).
+
+    Attributes:
+        counted: distinct chunks of 1, 2, 4, … batches.
+        exponent: of the power, from the last doublings that were counted.
+        most: of the split; None where nobody knows.
+    """
+
+    counted: list[int]
+    exponent: float
+    most: int | None
+
+    @classmethod
+    def of(cls, trainer: Trainer, most: int | None) -> "Growth":
+        """Counts the chunks of a trainer's first batches."""
+        keys, counted = torch.empty(0, dtype=torch.long), []
+        for number, batch in enumerate(itertools.islice(trainer.learner.loader, _BATCHES), 1):
+            tokens, lengths = torch.from_numpy(batch.tokens), torch.from_numpy(batch.lengths)
+            keys = torch.cat([keys, chunk_keys(tokens[lengths > 0], lengths[lengths > 0])]).unique()
+            if number & (number - 1) == 0:
+                counted.append(len(keys))
+        last = counted[-1 - _DOUBLINGS :]
+        return cls(counted, math.log2(last[-1] / last[0]) / max(1, len(last) - 1), most)
+
+    def __call__(self, batches: float) -> int:
+        """Distinct chunks of so many batches, one or more."""
+        place = math.log2(batches)
+        below = min(int(place), len(self.counted) - 1)
+        slope = self.exponent
+        if below + 1 < len(self.counted):
+            slope = math.log2(self.counted[below + 1] / self.counted[below])
+        found = round(self.counted[below] * 2 ** (slope * (place - below)))
+        return found if self.most is None else min(found, max(self.most, self.counted[-1]))
+
+
+@dataclass
+class Plan:
+    """A step on several devices.
+
+    Attributes:
+        devices: their number.
+        candidates: distinct chunks that a device chooses among; 0 without an IEM loss.
+        milliseconds: of computing, by part.
+        exchanged: bytes that a device receives, by what they are.
+        memory: bytes on a device, by what they are.
+        seconds: of a step, if nothing of the exchange is hidden.
+        chunks_per_second: of all devices.
+        efficiency: share of n times the chunks per second of one device.
+    """
+
+    devices: int
+    candidates: int
+    milliseconds: dict[str, float]
+    exchanged: dict[str, float]
+    memory: dict[str, float]
+    seconds: float
+    chunks_per_second: float
+    efficiency: float
+
+
+@dataclass
+class Step:
+    """What a step here is made of; see the module for what `plan` makes of it.
+
+    Attributes:
+        profile: of it.
+        speed: by which a part on the device takes longer here than there.
+        chunks: M.
+        tokens: K.
+        width: E.
+        parameters: P.
+        tables: R and W of each table, and its rows.
+        growth: of distinct chunks with batches; None without an IEM loss.
+        batches: whose chunks are candidates, for each that is trained on: 1 and `iem.extra_batches`.
+        group: `iem.group`.
+        block: queries that are scored at a time.
+    """
+
+    profile: Profile
+    speed: float
+    chunks: int
+    tokens: int
+    width: int
+    parameters: int
+    tables: list[tuple[int, int, int]]
+    growth: Growth | None
+    batches: int = 1
+    group: int | None = None
+    block: int = _BLOCK
+
+    def plan(self, devices: int, link: float) -> Plan:
+        """Works a step on so many devices out, which receive so many bytes a second.
+
+        Raises:
+            ValueError: they do not divide into groups.
+        """
+        group = min(self.group or devices, devices)
+        if devices % group:
+            raise ValueError(f"iem.group={group}: {devices} devices do not divide into groups of {group}")
+        parts, kept = dict(self.profile.milliseconds), dict(self.profile.kept)
+        for part in set(parts) - {"data", "candidates"}:
+            parts[part] *= self.speed
+        n, g, found = devices, group, 0
+        exchanged = {"gradients": 8 * self.parameters * (n - 1) / n}
+        memory = {"weights, gradients and moments": 16.0 * self.parameters}
+        if self.growth is not None:
+            found, one = self.growth(g * self.batches), self.growth(self.batches)
+            parts["candidates"] *= g
+            parts["loss"] *= found / one
+            parts["encoder"] *= found / one / g
+            kept["encoder"] = round(kept["encoder"] * found / one / g)
+            exchanged["embeddings"] = 12 * found * (self.width + 1) * (g - 1) / g
+            exchanged["chunks"] = self.chunks * self.batches * (self.tokens + 2) * (g - 1)
+            exchanged["counts"] = 16 * found * (n / g - 1)
+            memory["candidates"] = 12.0 * found * (self.width + 1)
+            memory["scores"] = 10.0 * found * min(self.block, self.chunks)
+        exchanged["tables"] = sum(rows * (4 * width + 8) * (n - 1) for rows, width, _ in self.tables)
+        memory["tables"] = sum(4.0 * (width + 1) * rows for _, width, rows in self.tables)
+        memory["kept for the backward pass"] = float(sum(kept.values()))
+        seconds = sum(parts.values()) / 1e3 + sum(exchanged.values()) / link
+        alone = seconds if n == 1 else self.plan(1, link).seconds
+        return Plan(n, found, parts, exchanged, memory, seconds, n * self.chunks / seconds, alone / seconds)
+
+
+def measure(options: Options, phase: Phase, steps: int = 20, rate: float | None = None) -> Step:
+    """Measures some steps of a run here; writes nothing.
+
+    Args:
+        options: of the run.
+        phase: that is trained.
+        steps: measured.
+        rate: FLOPs a second of matrix products on a device that is planned for, which then reaches the same share of it as
+            this one here; None: like this one.
+
+    Raises:
+        ConfigError: this kind of model has no such phase.
+        FileNotFoundError: the run's corpus is not there.
+    """
+    measured, run, machine = profile(options, phase, steps), RunFolder.of(options), compute(options)
+    corpus, place = run.corpus(), Checkpoints(run.phase(phase) / "profile")
+    trainer = build_trainer(getattr(options, phase), options, corpus, place, machine, lambda: False)
+    objective = trainer.objective
+    with machine.precision():
+        losses = objective(moved(next(trainer.batches()), machine.device))
+    losses.total.backward()
+    tables = [(int(x.grad.coalesce()._nnz()), x.shape[1], len(x)) for x in trainer.tables if x.grad is not None]
+    owned = {id(x) for x in trainer.tables}
+    parameters = sum(x.numel() for x in objective.parameters() if x.requires_grad and id(x) not in owned)
+    growth, width = None, 0
+    if isinstance(objective, ChunkObjective) and objective.candidates is not None:
+        summary = corpus.statistics.get("train")
+        growth = Growth.of(trainer, summary.distinct_chunks if summary is not None else None)
+        width = objective.system.encoder.width
+    speed = measured.device_flops / rate if rate else 1.0
+    return Step(
+        measured,
+        speed,
+        losses.chunks,
+        corpus.chunker().k,
+        width,
+        parameters,
+        tables,
+        growth,
+        1 + options.iem.extra_batches,
+        options.iem.group,
+        options.iem.block or _BLOCK,
+    )
+
+
+def table(plans: list[Plan], link: float) -> str:
+    """For people; beneath it what breaks first, and what mends it."""
+    heads = "devices", "candidates", "ms a step", "computing", "exchanging", "efficiency", "chunks/s", "MB exchanged", "GB held"
+    rows, advice = [heads], ""
+    for plan in plans:
+        costs = plan.milliseconds | {name: 1e3 * size / link for name, size in plan.exchanged.items()}
+        exchanging = 1e3 * sum(plan.exchanged.values()) / link
+        figures = [plan.devices, plan.candidates, 1e3 * plan.seconds, sum(plan.milliseconds.values()), exchanging]
+        figures += [100 * plan.efficiency, plan.chunks_per_second, sum(plan.exchanged.values()) / 1e6]
+        texts = [f"{x:,.0f}" if x >= 100 or isinstance(x, int) else f"{x:,.1f}" for x in figures]
+        rows.append((*texts[:5], texts[5] + " %", *texts[6:], f"{sum(plan.memory.values()) / 1e9:,.2f}"))
+        if plan.efficiency < _GOOD and not advice:
+            grown = {name: cost - plans[0].milliseconds.get(name, 0.0) for name, cost in costs.items()}
+            worst = max(grown, key=grown.__getitem__)
+            advice = (
+                f"first below {_GOOD:.0%}: {plan.devices:,} devices, where {worst} takes {costs[worst]:,.1f} of "
+                f"{1e3 * plan.seconds:,.1f} ms; {_MENDS.get(worst, 'more work a step: batch.sequences')}"
+            )
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    lines = ["  ".join(text.rjust(width) for text, width in zip(row, widths, strict=True)) for row in rows]
+    return "\n".join([*lines, *([advice] if advice else [])])

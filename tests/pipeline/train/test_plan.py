@@ -1,0 +1,96 @@
+"""What a step is said to cost on more devices, against counting, and against two processes."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from pipeline.cli import main
+from pipeline.options import Options
+from pipeline.run.folder import RunFolder
+from pipeline.run.metrics import read
+from pipeline.run.shards import open_shards
+from pipeline.train import stages
+from pipeline.train.plan import Growth, Step, measure, table
+from pipeline.train.profile import Profile
+
+
+def step(**more: object) -> Step:
+    parts = {"data": 1.0, "candidates": 2.0, "encoder": 4.0, "main": 8.0, "decoder": 16.0, "loss": 32.0, "optimizer": 1.0}
+    kept = dict.fromkeys(parts, 1000)
+    found = Profile("pretrain", 1, parts, kept, 1e9, 1e12, 0.1)
+    values = {"speed": 0.5, "chunks": 100, "tokens": 12, "width": 15, "parameters": 1000, "tables": [(10, 6, 50)]}
+    return Step(**{"profile": found, **values, "growth": Growth([80, 120, 180, 270], 0.5, 1000), **more})
+
+
+def test_distinct_chunks_grow_as_counted_then_as_a_power_up_to_all_of_the_split() -> None:
+    growth = step().growth
+    assert growth is not None
+    assert [growth(batches) for batches in (1, 2, 4, 8)] == [80, 120, 180, 270]
+    assert 120 < growth(3) < 180
+    assert growth(32) == 540 and growth(1e6) == 1000
+    assert Growth([80], 0.0, None)(1024) == 80
+
+
+def test_what_a_step_costs_is_worked_out_from_its_parts() -> None:
+    one, four = (step().plan(devices, 1e6) for devices in (1, 4))
+    assert one.candidates == 80 and sum(one.exchanged.values()) == 0 and one.efficiency == 1
+    assert one.milliseconds == {
+        "data": 1, "candidates": 2, "encoder": 2, "main": 4, "decoder": 8, "loss": 16, "optimizer": 0.5
+    }  # fmt: skip
+    assert four.candidates == 180
+    assert four.milliseconds == one.milliseconds | {"candidates": 8, "encoder": 2 * 180 / 80 / 4, "loss": 16 * 180 / 80}
+    assert four.exchanged == {
+        "gradients": 8 * 1000 * 3 / 4,
+        "embeddings": 12 * 180 * 16 * 3 / 4,
+        "chunks": 100 * 14 * 3,
+        "counts": 0,
+        "tables": 10 * 32 * 3,
+    }
+    assert four.seconds == pytest.approx(sum(four.milliseconds.values()) / 1e3 + sum(four.exchanged.values()) / 1e6)
+    assert four.chunks_per_second == pytest.approx(400 / four.seconds) and four.efficiency == one.seconds / four.seconds
+    assert four.memory["tables"] == 4 * 7 * 50 and four.memory["scores"] == 10 * 180 * 100
+
+
+def test_groups_bound_what_grows_with_the_candidates() -> None:
+    alone, grouped = (step(group=group).plan(1024, 1e9) for group in (None, 8))
+    assert grouped.candidates == 270 and alone.candidates == 1000
+    assert grouped.milliseconds["loss"] < alone.milliseconds["loss"]
+    assert grouped.exchanged["counts"] == 16 * 270 * 127 and alone.exchanged["counts"] == 0
+    assert step(group=8).plan(4, 1e9).candidates == 180  # fewer devices than a group has
+    with pytest.raises(ValueError, match="6 devices do not divide into groups of 4"):
+        step(group=4).plan(6, 1e9)
+    assert "iem.group makes groups" in table([step().plan(n, 1e9) for n in (1, 1024)], 1e9)
+
+
+def test_a_system_without_candidates_exchanges_gradients_and_tables() -> None:
+    found = step(growth=None, width=0).plan(4, 1e9)
+    assert found.candidates == 0 and set(found.exchanged) == {"gradients", "tables"}
+
+
+def test_a_plan_is_made_from_a_run_and_writes_nothing(options: Options, capsys: pytest.CaptureFixture[str]) -> None:
+    RunFolder.create(options).remember(open_shards(options))
+    run = RunFolder.of(options).path
+    before = sorted(run.rglob("*"))
+    words = ["--plan", "--steps", "1", "--devices", "1", "16"]
+    assert main(["profile", str(run), *words, "--json"]) == 0
+    one, many = json.loads(capsys.readouterr().out)
+    assert one["devices"] == 1 and many["candidates"] > one["candidates"] > 0
+    assert main(["profile", str(run), *words, "--rate", "400"]) == 0
+    assert capsys.readouterr().out.startswith("devices  candidates")
+    assert sorted(run.rglob("*")) == before
+    assert main(["profile", str(run), "--plan", "--link", "0"]) == 2 and "must be more than 0" in capsys.readouterr().err
+
+
+@pytest.mark.slow
+def test_two_processes_choose_among_as_many_candidates_as_were_foreseen(options: Options) -> None:
+    options.log_steps, options.pretrain.steps = 1, 20
+    RunFolder.create(options).remember(open_shards(options))
+    foreseen = [measure(options, "pretrain", 1).plan(devices, 1e9).candidates for devices in (1, 2)]
+    found = []
+    for options.launcher.processes in (1, 2):
+        options.name = f"processes-{options.launcher.processes}"
+        stages.pretrain(options)
+        records = read(Path(options.runs_dir) / options.name / "pretrain" / "metrics.jsonl")
+        found.append(sum(record["candidates"] for record in records if "candidates" in record) / 20)
+    assert found == pytest.approx(foreseen, rel=0.15)
