@@ -4,12 +4,11 @@
 
 Processes talk by the loopback interface, whose counters are read around two runs of each number of them: the longer one's bytes
 less the shorter one's, by the steps between, are those of a step; startup, validation and checkpoints fall out. Nothing else
-should use the interface meanwhile. Each process has one thread. Milliseconds are of computing alone as foreseen, of whole steps as
-measured: processes that share memory and cores have more to wait for. Nothing is asserted.
+should use the interface meanwhile. Each process has one thread. Milliseconds are of computing alone as foreseen, of whole
+steps as measured: processes that share memory and cores have more to wait for. Nothing is asserted.
 """
 
 import argparse
-import json
 import statistics
 import sys
 import tempfile
@@ -54,7 +53,8 @@ def main() -> None:
                 more = [f"name={name}", f"launcher.processes={processes}", f"pretrain.steps={steps}"]
                 stage("pretrain", "--config", arguments.config, *words, *more)
                 bytes_of[steps] = received() - before
-            records = [r for r in read(Path(folder) / "runs" / name / "pretrain" / "metrics.jsonl") if "candidates" in r][-3:]
+            path = Path(folder) / "runs" / name / "pretrain" / "metrics.jsonl"
+            records = [record for record in read(path) if "candidates" in record][-3:]
             found = statistics.mean(record["candidates"] for record in records)
             spent = statistics.median(1e3 / record["steps_per_second"] for record in records)
             exchanged = (bytes_of[LONG] - bytes_of[SHORT]) / (LONG - SHORT)
@@ -63,7 +63,7 @@ def main() -> None:
                 f"{exchanged / 1e6:7,.2f}  {sum(plan.milliseconds.values()):19,.0f} {spent:7,.0f}",
                 flush=True,
             )
-            print(f"           {json.dumps({name: round(size * processes / 1e6, 2) for name, size in plan.exchanged.items()})}")
+            print({name: round(size * processes / 1e6, 2) for name, size in plan.exchanged.items()})
 
 
 if __name__ == "__main__":

@@ -115,7 +115,7 @@ def parse(argv: list[str] | None, program: str, commands: tuple[Command, ...]) -
         _sort(sub, found)
     for name, value in vars(found).items():
         if isinstance(value, list):
-            setattr(found, name, [word.removeprefix(_LITERAL) for word in value])
+            setattr(found, name, [word.removeprefix(_LITERAL) if isinstance(word, str) else word for word in value])
     return found
 
 

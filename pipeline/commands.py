@@ -164,15 +164,24 @@ def _profile_arguments(parser: argparse.ArgumentParser) -> None:
         "--phase", choices=("pretrain", "finetune", "train"), help="default: pretrain, or train of a model of tokens"
     )
     parser.add_argument("--steps", type=int, default=20, help="steps to measure")
-    parser.add_argument("--plan", action="store_true", help="what a step would cost on more devices, worked out from that")
     parser.add_argument(
-        "--devices", type=int, nargs="+", default=[4**i for i in range(6)], help="--plan: their numbers (default: 1 … 1024)"
+        "--plan", action="store_true", help="what a step would cost on more devices, worked out from that"
+    )
+    parser.add_argument(
+        "--devices",
+        type=int,
+        nargs="+",
+        default=[4**i for i in range(6)],
+        help="--plan: their numbers (default: 1 … 1024)",
     )
     parser.add_argument(
         "--link", type=float, default=25.0, metavar="GB/S", help="--plan: that a device receives (default: 25)"
     )
     parser.add_argument(
-        "--rate", type=float, metavar="TFLOP/S", help="--plan: of matrix products on a device (default: as measured here)"
+        "--rate",
+        type=float,
+        metavar="TFLOP/S",
+        help="--plan: of matrix products on a device (default: as measured here)",
     )
 
 

@@ -200,7 +200,7 @@ class ChunkObjective(Objective):
         wide = torch.promote_types(query.dtype, torch.float32)
         bias = found.bias[: batch.candidates].to(wide) - batch.adjustment.to(wide)
         if batch.log_counts is not None and self.system.mixture is not None:
-            bias = bias + self.system.mixture.prior * batch.log_counts
+            bias = bias + self.system.mixture.prior * batch.log_counts.to(wide)
         keys = self.system.key(found.vector[: batch.candidates]).to(query.dtype)
         target = torch.cat([piece.inverse for piece in batch.pieces])
         changes = batch.own.changes if batch.own is not None else None

@@ -4,7 +4,7 @@ Each device has the run's batch. What is not named below costs on each what it c
 
 | part | of n devices, in groups of g that share candidates (`iem.group`) |
 |---|---|
-| candidates | on the CPU: the chunks of a group |
+| candidates | on the host: so many milliseconds more for the chunks of each further device of a group |
 | encoder | a device's share of the group's C distinct chunks |
 | loss | the scores of a device's own chunks with all C |
 | exchange | bytes that a device receives: gradients 8P(n − 1)/n; embeddings 12C(E + 1)(g − 1)/g; chunks M(K + 2)(g − 1); |
@@ -12,31 +12,35 @@ Each device has the run's batch. What is not named below costs on each what it c
 
 P parameters but those of tables, M chunks of a device with K tokens, E numbers of an embedding, R rows of W numbers that a step
 looks up. All-reduces and all-gathers go as rings. Seconds of exchanging are bytes over the rate of a link, as if nothing were
-computed meanwhile and no message had a delay: a step lies between that and what hides all of it.
+computed meanwhile and no message had a delay: a step lies between that and what hides all of it. What the host does before a step
+(data, candidates) it does while an accelerator computes the one before; of the two the longer counts.
 """
 
 import itertools
 import math
+import time
 from dataclasses import dataclass
 
 import torch
 
 from haed.chunk.packing import chunk_keys
+from haed.iem.candidates import Candidates
 from haed.iem.objective import ChunkObjective
-from haed.system import moved
+from haed.system import Windows, moved
 from pipeline.options import Options, Phase
 from pipeline.run.checkpoints import Checkpoints
 from pipeline.run.device import compute
 from pipeline.run.folder import RunFolder
 from pipeline.train.profile import Profile, profile
 from pipeline.train.stages import build_trainer
-from pipeline.train.trainer import Trainer
+from pipeline.train.trainer import Trainer, as_windows
 
-_BATCHES, _DOUBLINGS, _BLOCK = (
-    128,
-    3,
-    2048,
-)  # read for the growth; that it goes on by; queries scored at a time on a GPU
+_BATCHES, _DOUBLINGS = 128, 3  # that are read for the growth; by which it goes on
+_BLOCK = 2048  # queries scored at a time on a GPU
+_HOST = ("data", "candidates")
+_GOOD = 0.7  # an efficiency that needs no advice
+_MENDS = dict.fromkeys(("loss", "candidates", "embeddings", "chunks"), "iem.group makes groups that share candidates")
+_MENDS |= {"counts": "a larger iem.group sends fewer", "tables": "fewer n-grams, or no table: model.*.grams.rows=0"}
 
 
 @dataclass
@@ -83,7 +87,7 @@ class Plan:
     Attributes:
         devices: their number.
         candidates: distinct chunks that a device chooses among; 0 without an IEM loss.
-        milliseconds: of computing, by part.
+        milliseconds: of computing, by part, of the host and of the device.
         exchanged: bytes that a device receives, by what they are.
         memory: bytes on a device, by what they are.
         seconds: of a step, if nothing of the exchange is hidden.
@@ -107,7 +111,9 @@ class Step:
 
     Attributes:
         profile: of it.
-        speed: by which a part on the device takes longer here than there.
+        speed: by which a part on the device takes longer there than here.
+        further: milliseconds of finding candidates for the chunks of a further device.
+        ahead: the host prepares a step while the device computes the one before.
         chunks: M.
         tokens: K.
         width: E.
@@ -127,6 +133,8 @@ class Step:
     parameters: int
     tables: list[tuple[int, int, int]]
     growth: Growth | None
+    further: float = 0.0
+    ahead: bool = False
     batches: int = 1
     group: int | None = None
     block: int = _BLOCK
@@ -141,14 +149,14 @@ class Step:
         if devices % group:
             raise ValueError(f"iem.group={group}: {devices} devices do not divide into groups of {group}")
         parts, kept = dict(self.profile.milliseconds), dict(self.profile.kept)
-        for part in set(parts) - {"data", "candidates"}:
+        for part in set(parts) - set(_HOST):
             parts[part] *= self.speed
         n, g, found = devices, group, 0
         exchanged = {"gradients": 8 * self.parameters * (n - 1) / n}
         memory = {"weights, gradients and moments": 16.0 * self.parameters}
         if self.growth is not None:
             found, one = self.growth(g * self.batches), self.growth(self.batches)
-            parts["candidates"] *= g
+            parts["candidates"] += self.further * (g - 1)
             parts["loss"] *= found / one
             parts["encoder"] *= found / one / g
             kept["encoder"] = round(kept["encoder"] * found / one / g)
@@ -160,7 +168,10 @@ class Step:
         exchanged["tables"] = sum(rows * (4 * width + 8) * (n - 1) for rows, width, _ in self.tables)
         memory["tables"] = sum(4.0 * (width + 1) * rows for _, width, rows in self.tables)
         memory["kept for the backward pass"] = float(sum(kept.values()))
-        seconds = sum(parts.values()) / 1e3 + sum(exchanged.values()) / link
+        host = sum(parts[part] for part in _HOST)
+        device = sum(parts.values()) - host
+        computing = max(host, device) if self.ahead else host + device
+        seconds = computing / 1e3 + sum(exchanged.values()) / link
         alone = seconds if n == 1 else self.plan(1, link).seconds
         return Plan(n, found, parts, exchanged, memory, seconds, n * self.chunks / seconds, alone / seconds)
 
@@ -172,8 +183,8 @@ def measure(options: Options, phase: Phase, steps: int = 20, rate: float | None 
         options: of the run.
         phase: that is trained.
         steps: measured.
-        rate: FLOPs a second of matrix products on a device that is planned for, which then reaches the same share of it as
-            this one here; None: like this one.
+        rate: FLOPs a second of matrix products on an accelerator that is planned for, which then reaches the same share of
+            it as this device here; None: the device is like this one.
 
     Raises:
         ConfigError: this kind of model has no such phase.
@@ -189,11 +200,11 @@ def measure(options: Options, phase: Phase, steps: int = 20, rate: float | None 
     tables = [(int(x.grad.coalesce()._nnz()), x.shape[1], len(x)) for x in trainer.tables if x.grad is not None]
     owned = {id(x) for x in trainer.tables}
     parameters = sum(x.numel() for x in objective.parameters() if x.requires_grad and id(x) not in owned)
-    growth, width = None, 0
+    growth, width, further = None, 0, 0.0
     if isinstance(objective, ChunkObjective) and objective.candidates is not None:
         summary = corpus.statistics.get("train")
         growth = Growth.of(trainer, summary.distinct_chunks if summary is not None else None)
-        width = objective.system.encoder.width
+        width, further = objective.system.encoder.width, _further(trainer, objective.candidates)
     speed = measured.device_flops / rate if rate else 1.0
     return Step(
         measured,
@@ -204,23 +215,49 @@ def measure(options: Options, phase: Phase, steps: int = 20, rate: float | None 
         parameters,
         tables,
         growth,
+        further,
+        rate is not None or machine.device.type != "cpu",
         1 + options.iem.extra_batches,
         options.iem.group,
         options.iem.block or _BLOCK,
     )
 
 
+def _further(trainer: Trainer, candidates: Candidates, devices: int = 16, times: int = 3) -> float:
+    """Milliseconds that the candidates of a further device's batch take on the host, the least of some times."""
+    own, *others = (as_windows(batch) for batch in itertools.islice(trainer.learner.loader, devices))
+    spent: dict[int, float] = {}
+    for _ in range(times):
+        for number, negatives in (1, None), (1 + len(others), Windows.cat(others)):
+            began = time.perf_counter()
+            candidates.of(own, negatives)
+            spent[number] = min(spent.get(number, math.inf), 1e3 * (time.perf_counter() - began))
+    return max(0.0, spent[1 + len(others)] - spent[1]) / len(others)
+
+
 def table(plans: list[Plan], link: float) -> str:
     """For people; beneath it what breaks first, and what mends it."""
-    heads = "devices", "candidates", "ms a step", "computing", "exchanging", "efficiency", "chunks/s", "MB exchanged", "GB held"
-    rows, advice = [heads], ""
+    heads = (
+        "devices",
+        "candidates",
+        "ms a step",
+        "host",
+        "device",
+        "exchanging",
+        "efficiency",
+        "chunks/s",
+        "MB exchanged",
+        "GB held",
+    )
+    rows, advice = list[tuple[str, ...]]([heads]), ""
     for plan in plans:
         costs = plan.milliseconds | {name: 1e3 * size / link for name, size in plan.exchanged.items()}
-        exchanging = 1e3 * sum(plan.exchanged.values()) / link
-        figures = [plan.devices, plan.candidates, 1e3 * plan.seconds, sum(plan.milliseconds.values()), exchanging]
+        host = sum(plan.milliseconds[part] for part in _HOST)
+        device, exchanging = sum(plan.milliseconds.values()) - host, 1e3 * sum(plan.exchanged.values()) / link
+        figures = [plan.devices, plan.candidates, 1e3 * plan.seconds, host, device, exchanging]
         figures += [100 * plan.efficiency, plan.chunks_per_second, sum(plan.exchanged.values()) / 1e6]
         texts = [f"{x:,.0f}" if x >= 100 or isinstance(x, int) else f"{x:,.1f}" for x in figures]
-        rows.append((*texts[:5], texts[5] + " %", *texts[6:], f"{sum(plan.memory.values()) / 1e9:,.2f}"))
+        rows.append((*texts[:6], texts[6] + " %", *texts[7:], f"{sum(plan.memory.values()) / 1e9:,.2f}"))
         if plan.efficiency < _GOOD and not advice:
             grown = {name: cost - plans[0].milliseconds.get(name, 0.0) for name, cost in costs.items()}
             worst = max(grown, key=grown.__getitem__)

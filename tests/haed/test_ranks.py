@@ -5,7 +5,7 @@ import sys
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from pathlib import Path
-from threading import Barrier
+from threading import Barrier, Lock
 
 import pytest
 import torch
@@ -42,6 +42,7 @@ GROUPED = {  # of two of four processes
 # Of the train split, which only a mixture asks for: some strings of two tokens, one of them in one document alone.
 STRINGS = Chunks(torch.tensor([[0, 1, 0], [2, 1, 0], [1, 1, 0]]), torch.tensor([2, 2, 2]))
 LEXICON = Lexicon(STRINGS, torch.tensor([4, 2, 3]), torch.tensor([1, 2, 3]))
+MAKING = Lock()  # weights are drawn from one generator, which threads share
 OF_TOKENS = {kind: 3 for kind, family in SYSTEMS.items() if not family.chunks}  # real chunks, likewise
 
 
@@ -82,7 +83,9 @@ def train(
     case: str, ranks: Ranks, place: int, places: int, windows: int = 4, others: Meeting | None = None
 ) -> dict[str, torch.Tensor]:
     """Two steps on one of so many shares of the windows: means of the losses, and gradients of the second."""
-    made, real = objective(case, ranks), (CASES | GROUPED)[case][4] if case not in OF_TOKENS else OF_TOKENS[case]
+    with MAKING:
+        made = objective(case, ranks)
+    real = (CASES | GROUPED)[case][4] if case not in OF_TOKENS else OF_TOKENS[case]
     if others is not None:
         made.candidates._elsewhere = others
     tables = [x for group in made.system.groups() if group.table for x in group.parameters]

@@ -16,10 +16,19 @@ from pipeline.train.profile import Profile
 
 
 def step(**more: object) -> Step:
-    parts = {"data": 1.0, "candidates": 2.0, "encoder": 4.0, "main": 8.0, "decoder": 16.0, "loss": 32.0, "optimizer": 1.0}
+    parts = {
+        "data": 1.0,
+        "candidates": 2.0,
+        "encoder": 4.0,
+        "main": 8.0,
+        "decoder": 16.0,
+        "loss": 32.0,
+        "optimizer": 1.0,
+    }
     kept = dict.fromkeys(parts, 1000)
     found = Profile("pretrain", 1, parts, kept, 1e9, 1e12, 0.1)
     values = {"speed": 0.5, "chunks": 100, "tokens": 12, "width": 15, "parameters": 1000, "tables": [(10, 6, 50)]}
+    values |= {"further": 1.5}
     return Step(**{"profile": found, **values, "growth": Growth([80, 120, 180, 270], 0.5, 1000), **more})
 
 
@@ -39,7 +48,11 @@ def test_what_a_step_costs_is_worked_out_from_its_parts() -> None:
         "data": 1, "candidates": 2, "encoder": 2, "main": 4, "decoder": 8, "loss": 16, "optimizer": 0.5
     }  # fmt: skip
     assert four.candidates == 180
-    assert four.milliseconds == one.milliseconds | {"candidates": 8, "encoder": 2 * 180 / 80 / 4, "loss": 16 * 180 / 80}
+    assert four.milliseconds == one.milliseconds | {
+        "candidates": 2 + 3 * 1.5,
+        "encoder": 2 * 180 / 80 / 4,
+        "loss": 16 * 180 / 80,
+    }
     assert four.exchanged == {
         "gradients": 8 * 1000 * 3 / 4,
         "embeddings": 12 * 180 * 16 * 3 / 4,
@@ -50,6 +63,14 @@ def test_what_a_step_costs_is_worked_out_from_its_parts() -> None:
     assert four.seconds == pytest.approx(sum(four.milliseconds.values()) / 1e3 + sum(four.exchanged.values()) / 1e6)
     assert four.chunks_per_second == pytest.approx(400 / four.seconds) and four.efficiency == one.seconds / four.seconds
     assert four.memory["tables"] == 4 * 7 * 50 and four.memory["scores"] == 10 * 180 * 100
+
+
+def test_an_accelerator_computes_while_the_host_prepares() -> None:
+    found = step(ahead=True).plan(4, 1e6)
+    parts = dict(found.milliseconds)
+    host = parts.pop("data") + parts.pop("candidates")
+    exchanging = sum(found.exchanged.values()) / 1e6
+    assert found.seconds == pytest.approx(max(host, sum(parts.values())) / 1e3 + exchanging)
 
 
 def test_groups_bound_what_grows_with_the_candidates() -> None:
@@ -79,7 +100,9 @@ def test_a_plan_is_made_from_a_run_and_writes_nothing(options: Options, capsys: 
     assert main(["profile", str(run), *words, "--rate", "400"]) == 0
     assert capsys.readouterr().out.startswith("devices  candidates")
     assert sorted(run.rglob("*")) == before
-    assert main(["profile", str(run), "--plan", "--link", "0"]) == 2 and "must be more than 0" in capsys.readouterr().err
+    assert (
+        main(["profile", str(run), "--plan", "--link", "0"]) == 2 and "must be more than 0" in capsys.readouterr().err
+    )
 
 
 @pytest.mark.slow
