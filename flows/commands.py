@@ -61,9 +61,25 @@ def _run(arguments: argparse.Namespace) -> Result:
     lines = [
         f"{figure.value:.4f} {figure.unit} on the {found.evaluation.split} split",
         f"report: {found.report}",
-        f"try: haed {'neighbours' if SYSTEMS[options.model.kind].chunks else 'sample'} {found.run}",
+        *_what_to_do_next(options, found.run),
     ]
     return Result("\n".join(lines), asdict(found))
+
+
+def _what_to_do_next(options: Options, run: str) -> list[str]:
+    """Three commands for a run that is done, and what each tells."""
+    of_chunks, pictures = SYSTEMS[options.model.kind].chunks, options.chunker.kind == "pixels"
+    prompt = '"import "' if options.source.kind == "stdlib" else '"The "'
+    tried = [("sample", "", "lower halves of pictures" if pictures else "texts that go on, after --prompt")]
+    if of_chunks and not pictures:
+        tried.append(("next", prompt, "the likeliest next chunks, and their probabilities"))
+    if of_chunks:
+        tried.append(("neighbours", '"#4080c0"' if pictures else "", "what its encoder takes for alike"))
+    tried.append(("evaluate", "evaluate.split=valid", "the exact likelihood of another split"))
+    tried.append(("profile", "", "where a step's time goes"))
+    commands = [" ".join(["haed", command, run, *([words] if words else [])]) for command, words, _ in tried[:3]]
+    width = max(map(len, commands))
+    return [f"{command:{width}}  # {why}" for command, (_, _, why) in zip(commands, tried, strict=False)]
 
 
 def _asked(arguments: argparse.Namespace, options: Options) -> tuple[str, list[str]]:

@@ -2,7 +2,9 @@
 
 import json
 import logging
+import math
 import os
+import shutil
 import socket
 import sys
 import time
@@ -20,6 +22,7 @@ Record = dict[str, float]  # figures by name; `step` is one of them
 Listener = Callable[[Record], None]
 SHOWN = ("loss", "iem", "bits_per_token", "validation/bits_per_token", "validation/iem", "steps_per_second")
 TERMINAL_SECONDS, QUIET_SECONDS = 0.5, 10.0
+_BAR = 20  # columns of a terminal
 
 
 @dataclass
@@ -230,7 +233,7 @@ class Progress(Status):
         super().__init__(phase, limits)
         self._terminal = sys.stderr is not None and sys.stderr.isatty()
         self._every = TERMINAL_SECONDS if self._terminal else QUIET_SECONDS
-        self._last = time.monotonic()
+        self._last = -math.inf  # the first metrics are shown at once
 
     def __call__(self, record: Record) -> None:
         """Takes a record, and shows the line if it is time."""
@@ -240,8 +243,12 @@ class Progress(Status):
             return
         self._last = now
         if self._terminal:
+            bar = "━" * round(_BAR * self.progress())
+            line = f"{bar:╌<{_BAR}} {self.line()}"[
+                : shutil.get_terminal_size().columns - 1
+            ]  # one that wraps would stay
             with suppress(OSError):  # a terminal that is gone ends no training
-                print(f"\r\x1b[2K{self.line()}", end="", file=sys.stderr, flush=True)
+                print(f"\r\x1b[2K{line}", end="", file=sys.stderr, flush=True)
         else:
             log.info("%s", self.line())
 

@@ -2,6 +2,7 @@
 
 import argparse
 import os
+import shlex
 import signal
 import subprocess
 import sys
@@ -10,8 +11,9 @@ from pathlib import Path
 import psutil
 import pytest
 
-from flows.commands import _asked
-from pipeline.arguments import options_of
+from flows.commands import _asked, _what_to_do_next
+from pipeline.arguments import options_of, parse
+from pipeline.commands import COMMANDS
 from pipeline.config import load
 from pipeline.run.folder import RunFolder
 from tests.flows.api import PATIENCE, until
@@ -48,6 +50,21 @@ def test_a_run_that_was_renamed_goes_on_in_its_folder(tiny: list[str], tmp_path:
     asked = argparse.Namespace(config=None, words=[str(moved), "seed=3"])
     options = load(*_asked(asked, options_of(asked)))
     assert (options.name, options.runs_dir, options.seed) == ("second", str(moved.parent), 3)
+
+
+@pytest.mark.parametrize(
+    ("words", "commands"),
+    [
+        ([], ["sample", "next", "neighbours"]),
+        (["chunker.kind=pixels", "source.kind=images", "source.path=/"], ["sample", "neighbours", "evaluate"]),
+        (["model.kind=hourglass"], ["sample", "evaluate", "profile"]),
+    ],
+)
+def test_three_lines_say_what_to_do_next(words: list[str], commands: list[str]) -> None:
+    lines = _what_to_do_next(load("quickstart", words), "runs/quickstart")
+    asked = [shlex.split(line, comments=True)[1:] for line in lines]
+    assert [command for command, *_ in asked] == commands
+    assert all(parse(line, "haed", COMMANDS).run == "runs/quickstart" for line in asked)
 
 
 @pytest.mark.slow

@@ -1,13 +1,17 @@
-"""The logs of a phase on a disk that is full for a while."""
+"""The logs of a phase on a disk that is full for a while, and the line of its progress."""
 
+import io
+import os
 import resource
+import shutil
 import threading
 from pathlib import Path
 
 import pytest
 from tensorboard.backend.event_processing.event_file_loader import EventFileLoader
 
-from pipeline.run.metrics import Metrics, read
+from pipeline.options import PretrainOptions
+from pipeline.run.metrics import Metrics, Progress, read
 
 
 def test_a_full_disk_ends_no_thread_and_loses_no_line(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -26,3 +30,34 @@ def test_a_full_disk_ends_no_thread_and_loses_no_line(tmp_path: Path, caplog: py
     (events,) = (tmp_path / "tensorboard").iterdir()
     steps = [event.step for event in EventFileLoader(str(events)).Load() if event.HasField("summary")]
     assert steps == list(range(1, 101))
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+@pytest.mark.parametrize("columns", [200, 40])
+def test_progress_is_a_bar_on_a_terminal_and_shown_from_the_first_metrics_on(
+    columns: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    terminal = Terminal()
+    monkeypatch.setattr("sys.stderr", terminal)
+    monkeypatch.setattr(shutil, "get_terminal_size", lambda: os.terminal_size((columns, 24)))
+    monkeypatch.setattr("pipeline.run.metrics.TERMINAL_SECONDS", 0.0)
+    progress = Progress("pretrain", PretrainOptions(seconds=None, steps=10))
+    for step in (1, 5, 10):
+        progress({"step": step, "loss": 2.0})
+    _, *lines = terminal.getvalue().split("\r\x1b[2K")
+    assert [line.count("━") for line in lines] == [2, 10, 20]
+    assert all("step" in line and len(line) < columns for line in lines)
+    assert ("loss 2.000" in lines[0]) == (columns == 200)
+
+
+def test_progress_elsewhere_is_a_line_at_once_and_then_one_now_and_then(caplog: pytest.LogCaptureFixture) -> None:
+    progress = Progress("pretrain", PretrainOptions(seconds=None, steps=10))
+    with caplog.at_level("INFO"):
+        for step in (1, 5, 10):
+            progress({"step": step, "loss": 2.0})
+    (line,) = caplog.messages
+    assert line.startswith("pretrain · step 1 · 10% · loss 2.000")
