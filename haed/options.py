@@ -361,10 +361,7 @@ class IEMOptions:
         float, Field(ge=0, le=1e9, description="added to every count of windows that have a chunk")
     ] = 0.0
     duplicates: Annotated[
-        bool,
-        Field(
-            description="each occurrence of a chunk in the batches is a candidate of its own (paper); with correction=none"
-        ),
+        bool, Field(description="each occurrence of a chunk is a candidate of its own (paper); with correction=none")
     ] = False
     similarity: Annotated[Literal["dot", "cosine"], Field(description="of query and embedding, times iem.scale")] = (
         "dot"
@@ -385,12 +382,7 @@ class IEMOptions:
         Field(description="between the main model and the score: a linear map W→E, or the first E coordinates (paper)"),
     ] = "linear"
     group: Annotated[
-        int | None,
-        Field(
-            ge=1,
-            le=2**20,
-            description="ranks that share their candidates: groups of so many neighbours; a divisor of all; null: all of them",
-        ),
+        int | None, Field(ge=1, le=2**20, description="neighbouring ranks that share candidates; null: all of them do")
     ] = None
     block: Annotated[
         int | None,

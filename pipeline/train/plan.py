@@ -24,8 +24,7 @@ from dataclasses import dataclass
 import torch
 
 from haed.chunk.packing import chunk_keys
-from haed.iem.candidates import Candidates
-from haed.iem.objective import ChunkObjective
+from haed.options import SYSTEMS
 from haed.system import Windows, moved
 from pipeline.options import Options, Phase
 from pipeline.run.checkpoints import Checkpoints
@@ -201,10 +200,10 @@ def measure(options: Options, phase: Phase, steps: int = 20, rate: float | None 
     owned = {id(x) for x in trainer.tables}
     parameters = sum(x.numel() for x in objective.parameters() if x.requires_grad and id(x) not in owned)
     growth, width, further = None, 0, 0.0
-    if isinstance(objective, ChunkObjective) and objective.candidates is not None:
+    if SYSTEMS[options.model.kind].chunks and getattr(options, phase).iem_weight:
         summary = corpus.statistics.get("train")
         growth = Growth.of(trainer, summary.distinct_chunks if summary is not None else None)
-        width, further = objective.system.encoder.width, _further(trainer, objective.candidates)
+        width, further = options.model.encoder.width, _further(trainer)
     speed = measured.device_flops / rate if rate else 1.0
     return Step(
         measured,
@@ -223,14 +222,14 @@ def measure(options: Options, phase: Phase, steps: int = 20, rate: float | None 
     )
 
 
-def _further(trainer: Trainer, candidates: Candidates, devices: int = 16, times: int = 3) -> float:
+def _further(trainer: Trainer, devices: int = 16, times: int = 3) -> float:
     """Milliseconds that the candidates of a further device's batch take on the host, the least of some times."""
     own, *others = (as_windows(batch) for batch in itertools.islice(trainer.learner.loader, devices))
     spent: dict[int, float] = {}
     for _ in range(times):
         for number, negatives in (1, None), (1 + len(others), Windows.cat(others)):
             began = time.perf_counter()
-            candidates.of(own, negatives)
+            trainer.objective.prepare(own, negatives)
             spent[number] = min(spent.get(number, math.inf), 1e3 * (time.perf_counter() - began))
     return max(0.0, spent[1 + len(others)] - spent[1]) / len(others)
 
