@@ -59,7 +59,8 @@ from pipeline.run.opened import characters
 
 SMALL = ["model.main.layers=2", "model.main.ffn=512", "model.decoder.width=320", "model.decoder.token_width=32"]
 OURS = [*SMALL, "model.encoder.rows=0", "model.decoder.grams.rows=0"]
-# Preset, phases, and what makes it as large as the others, two to three million parameters (but the tables of the first).
+GRAMS = ["model.token.grams.rows=32768"]
+# Preset, phases, and what makes it as large as the others, two to three million parameters beside tables.
 SYSTEMS: dict[str, tuple[str, tuple[str, ...], list[str]]] = {
     "haed, with its tables": ("wikitext2", ("pretrain", "finetune"), SMALL),
     "haed": ("wikitext2", ("pretrain", "finetune"), OURS),
@@ -73,12 +74,14 @@ SYSTEMS: dict[str, tuple[str, tuple[str, ...], list[str]]] = {
     "hred-transformer": ("hred-transformer", ("train",), []),
     "megabyte": ("megabyte", ("train",), []),
     "flat": ("flat", ("train",), []),
+    "flat, with n-grams": ("flat", ("train",), GRAMS),
     "hourglass": ("hourglass", ("train",), []),
     "hourglass-annotated": ("hourglass-annotated", ("train",), []),
     "top-down": ("top-down", ("train",), []),
     "bottom-up": ("bottom-up", ("train",), []),
     "retina": ("retina", ("train",), []),
     "spacebyte": ("spacebyte", ("train",), []),
+    "spacebyte, with n-grams": ("spacebyte", ("train",), GRAMS),
 }
 SMALLEST, LARGEST = 2e6, 3e6  # parameters
 BEGIN, END = "<!-- benchmarks/systems.py: begin -->", "<!-- benchmarks/systems.py: end -->"
