@@ -32,6 +32,7 @@ def training(phase: str, options: Options, folder: Path) -> Iterator[None]:
     for batch in trainer.batches():
         with trainer.compute.precision():
             trainer.step(batch)
+        trainer.position.step += 1  # else it would be diagnosed each time, as a first step is
         yield
 
 

@@ -24,6 +24,7 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
 from pipeline.config import load
@@ -148,6 +149,7 @@ def check_causality(model: nn.Module, context: int) -> None:
     generator = torch.Generator().manual_seed(0)
     text = torch.randint(256, (1, context), generator=generator)
     text[:, ::5] = 32
+    text = text.to(next(model.parameters()).device)
     with torch.no_grad():
         before = model(text)
         assert before.shape == (1, context, 256)
@@ -237,12 +239,12 @@ def peer(name: str, arguments: argparse.Namespace, machine: Compute, text: Tenso
 
 
 def flops_per_byte(name: str) -> float:
-    """Of the products of a step, forward and backward, as PyTorch counts them."""
+    """Of the products of a step, forward and backward, as PyTorch counts them, those of attention too."""
     build, context = PEERS[name]
     model, generator = build(), torch.Generator().manual_seed(0)
     text = torch.randint(97, 123, (batch_of(context), context), generator=generator)
     text[torch.rand(text.shape, generator=generator) < 0.17] = 32  # where some of them divide it
-    with FlopCounterMode(display=False) as counter:
+    with FlopCounterMode(display=False) as counter, sdpa_kernel(SDPBackend.MATH):
         model(text).sum().backward()
     return counter.get_total_flops() / text.numel()
 

@@ -88,6 +88,17 @@ class Ranks:
         dist.all_gather(parts, padded, group=self._cpu)
         return [part[: int(size)] for part, size in zip(parts, sizes, strict=True)]
 
+    def told(self, x: Tensor, by: int) -> Tensor:
+        """One rank's tensor, on all of them; on the CPU, of the same type and number of columns, of any length."""
+        if self._cpu is None:
+            return x
+        source = dist.get_global_rank(self._cpu, by)
+        size = torch.tensor([len(x)])
+        dist.broadcast(size, source, group=self._cpu)
+        found = x.contiguous() if by == self.rank else x.new_empty(int(size), *x.shape[1:])
+        dist.broadcast(found, source, group=self._cpu)
+        return found
+
     def sum(self, values: list[float]) -> list[float]:
         """Sums of numbers over all ranks."""
         return self._reduce(values, dist.ReduceOp.SUM)

@@ -196,9 +196,13 @@ def _profile(arguments: argparse.Namespace) -> Result:
     if arguments.plan:
         from pipeline.train import plan
 
-        step = plan.measure(options, phase, arguments.steps, arguments.rate and arguments.rate * 1e12)
-        plans = [step.plan(number, arguments.link * 1e9) for number in arguments.devices]
-        return Result(plan.table(plans, arguments.link * 1e9), [asdict(each) for each in plans])
+        rate, link = arguments.rate and arguments.rate * 1e12, arguments.link * 1e9
+        if options.iem.group is not None and getattr(options, phase).iem_weight:
+            for number in arguments.devices:  # said before anything is measured
+                plan.grouped(number, options.iem.group)
+        step = plan.measure(options, phase, arguments.steps, rate)
+        plans = [asdict(step.plan(number, link)) for number in arguments.devices]
+        return Result(plan.table(step, arguments.devices, link), plans)
     from pipeline.train.profile import profile, table
 
     found = profile(options, phase, arguments.steps)

@@ -17,8 +17,9 @@ conditional likelihood; its minimum over s is log p(c | context) up to a constan
 
 π_c = 1 − (1 − P_c)^n for the n other windows, where P_c is the share of windows that have c.
 
-With `iem.group` ranks share candidates with those of their group only, and n is the number of its windows; P is counted over
-all ranks' windows.
+With `iem.group` ranks share candidates with those of their group only, and n is the number of its windows. Groups take turns in
+being counted, one a step, so that all ranks have the same counts and counting costs no more than in one group; to those, each
+adds its own windows of the step for P.
 
 Legend: B windows of this rank, T places of a window, K tokens of a chunk, M real chunks, C candidates of a group of ranks.
 """
@@ -95,6 +96,7 @@ class Candidates:
         group: those of them that share their candidates.
         counts: number of windows that have a chunk; None where no correction asks for it.
         windows: that were counted.
+        turns: steps in which one of several groups was counted.
 
     Raises:
         ValueError: the ranks do not divide into groups.
@@ -104,7 +106,7 @@ class Candidates:
         self.options, self.context = options, context
         self.group, self._elsewhere = ranks.divided(options.group)
         self.counts = CountMin() if options.correction == "inclusion" else None
-        self.windows = 0.0
+        self.windows, self.turns = 0.0, 0
 
     def of(self, own: Windows, negatives: Windows | None) -> CandidateSet:
         """The candidates of a step: chunks of this rank's windows, of those read for them alone, and of its group's."""
@@ -137,7 +139,7 @@ class Candidates:
         return CandidateSet(target, log_pi, OwnWindow(grid(inverse), before, ahead, place), correction)
 
     def _log_inclusion(self, keys: Tensor, holders: Tensor, windows: int) -> Tensor:
-        """Log π (C,) of chunks that so many (C,) of the group's windows have, which are counted first, with all groups'.
+        """Log π (C,) of chunks that so many (C,) of the group's windows have, which are counted first.
 
         Counting a chunk before its probability is asked for is add-one smoothing: over the draws, 1/π̂ of a chunk that is
         present then has the expectation (1 − e^−λ)/π for λ expected windows so far, almost unbiased after a few.
@@ -148,25 +150,31 @@ class Candidates:
                 "one window a step: nothing but what stands before in it to choose among; raise batch.sequences or "
                 "iem.extra_batches"
             )
-        self.counts.update(*self._counted(keys, holders))
-        self.windows += sum(self._elsewhere.sum([windows]))
-        smoothing = self.options.smoothing
-        presence = (self.counts(keys) + smoothing) / (self.windows + smoothing)
+        if self._elsewhere.size == 1:
+            self.counts.update(keys, holders)
+            self.windows += windows
+            seen, of = self.counts(keys), self.windows
+        else:
+            seen, of = self.counts(keys) + holders, self.windows + windows
+            self._take_turns(keys, holders, windows)
+        presence = (seen + self.options.smoothing) / (of + self.options.smoothing)
         return log_inclusion(presence.clamp(max=1), windows - 1)
 
-    def _counted(self, keys: Tensor, holders: Tensor) -> tuple[Tensor, Tensor]:
-        """The distinct chunks of all groups, and how many of the step's windows have each."""
-        if self._elsewhere.size == 1:
-            return keys, holders
-        both = torch.cat(self._elsewhere.gather(torch.stack([keys, holders], 1)))
-        distinct_keys, inverse = both[:, 0].unique(return_inverse=True)
-        return distinct_keys, torch.zeros_like(distinct_keys).index_add_(0, inverse, both[:, 1])
+    def _take_turns(self, keys: Tensor, holders: Tensor, windows: int) -> None:
+        """Counts the chunks of the group whose turn it is, on all ranks."""
+        assert self.counts is not None
+        own = torch.cat([torch.stack([keys, holders], 1), torch.tensor([[0, windows]])])
+        told = self._elsewhere.told(own, self.turns % self._elsewhere.size)
+        self.counts.update(*told[:-1].unbind(1))
+        self.windows += float(told[-1, 1])
+        self.turns += 1
 
     def state_dict(self) -> dict[str, Tensor]:
         """For a checkpoint."""
         if self.counts is None:
             return {}
         state = self.counts.state_dict() | {"windows": torch.tensor(self.windows, dtype=torch.float64)}
+        state |= {"turns": torch.tensor(self.turns)} if self.turns else {}
         return {f"unigram/{name}": value for name, value in state.items()}
 
     def load_state_dict(self, state: dict[str, Tensor]) -> None:
@@ -180,7 +188,7 @@ class Candidates:
             self.counts.before = found["windows"] * -torch.expm1(self.context * torch.log1p(-share))
         else:
             self.counts.load_state_dict(found)
-        self.windows = float(found["windows"])
+        self.windows, self.turns = float(found["windows"]), int(found.get("turns", 0))
 
 
 def _rows(windows: Windows) -> Tensor:

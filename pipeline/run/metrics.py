@@ -4,7 +4,6 @@ import json
 import logging
 import math
 import os
-import shutil
 import socket
 import sys
 import time
@@ -216,13 +215,13 @@ class Status:
         return Position(int(shown["step"]), shown.get("seconds", 0.0), shown.get("epoch", 0.0)).progress(self._limits)
 
     def line(self) -> str:
-        """Step, newest metrics, rate and time left."""
+        """Step, time left, newest metrics and rate."""
         shown, done = self._shown, self.progress()
         parts = [self._phase, f"step {shown['step']:,}", f"{done:.0%}"]
-        parts += [f"{name} {shown[name]:.3f}" for name in SHOWN if name in shown]
         if self._began is not None and done > self._began[1]:
             left = (1 - done) * (time.monotonic() - self._began[0]) / (done - self._began[1])
             parts.append(f"{left:,.0f} s left")
+        parts += [f"{name} {shown[name]:.3f}" for name in SHOWN if name in shown]
         return " · ".join(parts)
 
 
@@ -243,10 +242,10 @@ class Progress(Status):
             return
         self._last = now
         if self._terminal:
-            bar = "━" * round(_BAR * self.progress())
-            line = f"{bar:╌<{_BAR}} {self.line()}"[
-                : shutil.get_terminal_size().columns - 1
-            ]  # one that wraps would stay
+            bar, columns = "━" * round(_BAR * self.progress()), 80
+            with suppress(OSError, ValueError):
+                columns = os.get_terminal_size(sys.stderr.fileno()).columns
+            line = f"{bar:╌<{_BAR}} {self.line()}"[: columns - 1]  # one that wraps would stay
             with suppress(OSError):  # a terminal that is gone ends no training
                 print(f"\r\x1b[2K{line}", end="", file=sys.stderr, flush=True)
         else:

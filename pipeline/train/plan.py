@@ -8,12 +8,13 @@ Each device has the run's batch. What is not named below costs on each what it c
 | encoder | a device's share of the group's C distinct chunks |
 | loss | the scores of a device's own chunks with all C |
 | exchange | bytes that a device receives: gradients 8P(n − 1)/n; embeddings 12C(E + 1)(g − 1)/g; chunks M(K + 2)(g − 1); |
-| | counts 16C(n/g − 1); tables Σ R(4W + 8)(n − 1) |
+| | counts 16C, of several groups; tables Σ R(4W + 8)(n − 1), where R of the encoder's table shrinks as its share does |
 
 P parameters but those of tables, M chunks of a device with K tokens, E numbers of an embedding, R rows of W numbers that a step
 looks up. All-reduces and all-gathers go as rings. Seconds of exchanging are bytes over the rate of a link, as if nothing were
 computed meanwhile and no message had a delay: a step lies between that and what hides all of it. What the host does before a step
-(data, candidates) it does while an accelerator computes the one before; of the two the longer counts.
+(data, candidates) it does while an accelerator computes the one before, and of the two the longer counts; but not where several
+devices wait for each other's rows of tables.
 """
 
 import itertools
@@ -32,14 +33,14 @@ from pipeline.run.device import compute
 from pipeline.run.folder import RunFolder
 from pipeline.train.profile import Profile, profile
 from pipeline.train.stages import build_trainer
-from pipeline.train.trainer import Trainer, as_windows
+from pipeline.train.trainer import AHEAD, Trainer, as_windows
 
 _BATCHES, _DOUBLINGS = 128, 3  # that are read for the growth; by which it goes on
 _BLOCK = 2048  # queries scored at a time on a GPU
 _HOST = ("data", "candidates")
 _GOOD = 0.7  # an efficiency that needs no advice
 _MENDS = dict.fromkeys(("loss", "candidates", "embeddings", "chunks"), "iem.group makes groups that share candidates")
-_MENDS |= {"counts": "a larger iem.group sends fewer", "tables": "fewer n-grams, or no table: model.*.grams.rows=0"}
+_MENDS |= {"tables": "fewer n-grams, or no table: model.*.grams.rows=0"}
 
 
 @dataclass
@@ -79,6 +80,18 @@ class Growth:
         return found if self.most is None else min(found, max(self.most, self.counted[-1]))
 
 
+def grouped(devices: int, group: int | None) -> int:
+    """Devices that share candidates.
+
+    Raises:
+        ValueError: groups leave some over.
+    """
+    group = min(group or devices, devices)
+    if devices % group:
+        raise ValueError(f"iem.group={group}: {devices} devices do not divide into groups of {group}")
+    return group
+
+
 @dataclass
 class Plan:
     """A step on several devices.
@@ -113,11 +126,12 @@ class Step:
         speed: by which a part on the device takes longer there than here.
         further: milliseconds of finding candidates for the chunks of a further device.
         ahead: the host prepares a step while the device computes the one before.
+        counted: windows that have a chunk are, for the correction.
         chunks: M.
         tokens: K.
         width: E.
         parameters: P.
-        tables: R and W of each table, and its rows.
+        tables: R and W of each table, its rows, and whether it is the encoder's.
         growth: of distinct chunks with batches; None without an IEM loss.
         batches: whose chunks are candidates, for each that is trained on: 1 and `iem.extra_batches`.
         group: `iem.group`.
@@ -130,10 +144,11 @@ class Step:
     tokens: int
     width: int
     parameters: int
-    tables: list[tuple[int, int, int]]
+    tables: list[tuple[int, int, int, bool]]
     growth: Growth | None
     further: float = 0.0
     ahead: bool = False
+    counted: bool = True
     batches: int = 1
     group: int | None = None
     block: int = _BLOCK
@@ -144,32 +159,33 @@ class Step:
         Raises:
             ValueError: they do not divide into groups.
         """
-        group = min(self.group or devices, devices)
-        if devices % group:
-            raise ValueError(f"iem.group={group}: {devices} devices do not divide into groups of {group}")
         parts, kept = dict(self.profile.milliseconds), dict(self.profile.kept)
         for part in set(parts) - set(_HOST):
             parts[part] *= self.speed
-        n, g, found = devices, group, 0
+        n, g, found, share = devices, 1, 0, 1.0
         exchanged = {"gradients": 8 * self.parameters * (n - 1) / n}
         memory = {"weights, gradients and moments": 16.0 * self.parameters}
         if self.growth is not None:
+            g = grouped(devices, self.group)
             found, one = self.growth(g * self.batches), self.growth(self.batches)
-            parts["candidates"] += self.further * (g - 1)
+            share = found / one / g
+            parts["candidates"] += self.further * self.batches * (g - 1)
             parts["loss"] *= found / one
-            parts["encoder"] *= found / one / g
-            kept["encoder"] = round(kept["encoder"] * found / one / g)
+            parts["encoder"] *= share
+            kept["encoder"] = round(kept["encoder"] * share)
             exchanged["embeddings"] = 12 * found * (self.width + 1) * (g - 1) / g
             exchanged["chunks"] = self.chunks * self.batches * (self.tokens + 2) * (g - 1)
-            exchanged["counts"] = 16 * found * (n / g - 1)
+            exchanged["counts"] = 16.0 * found * (self.counted and n > g)
             memory["candidates"] = 12.0 * found * (self.width + 1)
             memory["scores"] = 10.0 * found * min(self.block, self.chunks)
-        exchanged["tables"] = sum(rows * (4 * width + 8) * (n - 1) for rows, width, _ in self.tables)
-        memory["tables"] = sum(4.0 * (width + 1) * rows for _, width, rows in self.tables)
+        looked = [(rows * (share if encoder else 1.0), width) for rows, width, _, encoder in self.tables]
+        exchanged["tables"] = sum(rows * (4 * width + 8) * (n - 1) for rows, width in looked)
+        memory["tables"] = sum(4.0 * (width + 1) * rows for _, width, rows, _ in self.tables)
         memory["kept for the backward pass"] = float(sum(kept.values()))
         host = sum(parts[part] for part in _HOST)
         device = sum(parts.values()) - host
-        computing = max(host, device) if self.ahead else host + device
+        hidden = self.ahead and (n == 1 or not self.tables)
+        computing = max(host, device) if hidden else host + device
         seconds = computing / 1e3 + sum(exchanged.values()) / link
         alone = seconds if n == 1 else self.plan(1, link).seconds
         return Plan(n, found, parts, exchanged, memory, seconds, n * self.chunks / seconds, alone / seconds)
@@ -196,7 +212,10 @@ def measure(options: Options, phase: Phase, steps: int = 20, rate: float | None 
     with machine.precision():
         losses = objective(moved(next(trainer.batches()), machine.device))
     losses.total.backward()
-    tables = [(int(x.grad.coalesce()._nnz()), x.shape[1], len(x)) for x in trainer.tables if x.grad is not None]
+    own = {id(x) for name, x in objective.system.named_parameters() if name.startswith("encoder.")}
+    tables = [
+        (int(x.grad.coalesce()._nnz()), x.shape[1], len(x), id(x) in own) for x in trainer.tables if x.grad is not None
+    ]
     owned = {id(x) for x in trainer.tables}
     parameters = sum(x.numel() for x in objective.parameters() if x.requires_grad and id(x) not in owned)
     growth, width, further = None, 0, 0.0
@@ -215,7 +234,8 @@ def measure(options: Options, phase: Phase, steps: int = 20, rate: float | None 
         tables,
         growth,
         further,
-        rate is not None or machine.device.type != "cpu",
+        rate is not None or machine.device.type in AHEAD,
+        options.iem.correction == "inclusion",
         1 + options.iem.extra_batches,
         options.iem.group,
         options.iem.block or _BLOCK,
@@ -234,35 +254,28 @@ def _further(trainer: Trainer, devices: int = 16, times: int = 3) -> float:
     return max(0.0, spent[1 + len(others)] - spent[1]) / len(others)
 
 
-def table(plans: list[Plan], link: float) -> str:
+def table(step: Step, devices: list[int], link: float) -> str:
     """For people; beneath it what breaks first, and what mends it."""
-    heads = (
-        "devices",
-        "candidates",
-        "ms a step",
-        "host",
-        "device",
-        "exchanging",
-        "efficiency",
-        "chunks/s",
-        "MB exchanged",
-        "GB held",
-    )
-    rows, advice = list[tuple[str, ...]]([heads]), ""
-    for plan in plans:
-        costs = plan.milliseconds | {name: 1e3 * size / link for name, size in plan.exchanged.items()}
+    heads = ["devices", "candidates", "ms a step", "host", "device", "exchanging", "efficiency", "chunks/s"]
+    rows, advice = [[*heads, "MB exchanged", "GB held"]], ""
+    alone = step.plan(1, link)
+    for plan in (step.plan(number, link) for number in sorted(devices)):
         host = sum(plan.milliseconds[part] for part in _HOST)
         device, exchanging = sum(plan.milliseconds.values()) - host, 1e3 * sum(plan.exchanged.values()) / link
         figures = [plan.devices, plan.candidates, 1e3 * plan.seconds, host, device, exchanging]
         figures += [100 * plan.efficiency, plan.chunks_per_second, sum(plan.exchanged.values()) / 1e6]
         texts = [f"{x:,.0f}" if x >= 100 or isinstance(x, int) else f"{x:,.1f}" for x in figures]
-        rows.append((*texts[:6], texts[6] + " %", *texts[7:], f"{sum(plan.memory.values()) / 1e9:,.2f}"))
+        rows.append([*texts[:6], texts[6] + " %", *texts[7:], f"{sum(plan.memory.values()) / 1e9:,.2f}"])
         if plan.efficiency < _GOOD and not advice:
-            grown = {name: cost - plans[0].milliseconds.get(name, 0.0) for name, cost in costs.items()}
-            worst = max(grown, key=grown.__getitem__)
+            hidden = _HOST if host < device and step.ahead else ()
+            added = {
+                part: ms - alone.milliseconds[part] for part, ms in plan.milliseconds.items() if part not in hidden
+            }
+            added |= {name: 1e3 * size / link for name, size in plan.exchanged.items()}
+            worst = max(added, key=added.__getitem__)
             advice = (
-                f"first below {_GOOD:.0%}: {plan.devices:,} devices, where {worst} takes {costs[worst]:,.1f} of "
-                f"{1e3 * plan.seconds:,.1f} ms; {_MENDS.get(worst, 'more work a step: batch.sequences')}"
+                f"first below {_GOOD:.0%}: {plan.devices:,} devices, where {worst} takes {added[worst]:,.1f} of "
+                f"{1e3 * plan.seconds:,.1f} ms more than on one; {_MENDS.get(worst, 'more work a step: batch.sequences')}"
             )
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     lines = ["  ".join(text.rjust(width) for text, width in zip(row, widths, strict=True)) for row in rows]

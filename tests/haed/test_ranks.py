@@ -69,14 +69,11 @@ class Meeting:
         vars(found).update(vars(self), place=place)
         return found
 
-    def gather(self, x: torch.Tensor) -> list[torch.Tensor]:
+    def told(self, x: torch.Tensor, by: int) -> torch.Tensor:
         self.barrier.wait()
         self.brought[self.place] = x
         self.barrier.wait()
-        return [self.brought[place] for place in range(self.size)]
-
-    def sum(self, values: list[float]) -> list[float]:
-        return torch.stack(self.gather(torch.tensor(values, dtype=torch.float64))).sum(0).tolist()
+        return self.brought[by]
 
 
 def train(
@@ -168,7 +165,7 @@ def test_two_ranks_are_one_with_the_joined_batch(case: str, two: dict[str, dict[
 
 
 @pytest.mark.parametrize("case", GROUPED)
-def test_groups_choose_among_their_own_candidates_and_count_those_of_all(
+def test_groups_choose_among_their_own_candidates_and_take_turns_in_being_counted(
     case: str, four: dict[str, dict[str, torch.Tensor]]
 ) -> None:
     meeting = Meeting(2)

@@ -3,7 +3,6 @@
 import io
 import os
 import resource
-import shutil
 import threading
 from pathlib import Path
 
@@ -33,6 +32,9 @@ def test_a_full_disk_ends_no_thread_and_loses_no_line(tmp_path: Path, caplog: py
 
 
 class Terminal(io.StringIO):
+    def fileno(self) -> int:
+        return 2
+
     def isatty(self) -> bool:
         return True
 
@@ -43,7 +45,7 @@ def test_progress_is_a_bar_on_a_terminal_and_shown_from_the_first_metrics_on(
 ) -> None:
     terminal = Terminal()
     monkeypatch.setattr("sys.stderr", terminal)
-    monkeypatch.setattr(shutil, "get_terminal_size", lambda: os.terminal_size((columns, 24)))
+    monkeypatch.setattr(os, "get_terminal_size", lambda number: os.terminal_size((columns, 24)))
     monkeypatch.setattr("pipeline.run.metrics.TERMINAL_SECONDS", 0.0)
     progress = Progress("pretrain", PretrainOptions(seconds=None, steps=10))
     for step in (1, 5, 10):

@@ -27,8 +27,9 @@ def together(options: Options) -> Options:
 
 
 @pytest.mark.slow
-def test_launched_interrupted_and_resumed_runs_end_in_the_same_bits(together: Options) -> None:
-    together.pretrain.steps = 100
+@pytest.mark.parametrize("group", [None, 1])
+def test_launched_interrupted_and_resumed_runs_end_in_the_same_bits(group: int | None, together: Options) -> None:
+    together.pretrain.steps, together.iem.group = 100, group
     heard: list[float] = []
     whole = stages.pretrain(together, listener=lambda record: heard.append(record["step"]))
     assert whole.steps == 100 and heard == sorted(heard) and 50 in heard and 100 in heard

@@ -27,8 +27,8 @@ def step(**more: object) -> Step:
     }
     kept = dict.fromkeys(parts, 1000)
     found = Profile("pretrain", 1, parts, kept, 1e9, 1e12, 0.1)
-    values = {"speed": 0.5, "chunks": 100, "tokens": 12, "width": 15, "parameters": 1000, "tables": [(10, 6, 50)]}
-    values |= {"further": 1.5}
+    values = {"speed": 0.5, "chunks": 100, "tokens": 12, "width": 15, "parameters": 1000}
+    values |= {"tables": [(10, 6, 50, False), (8, 3, 9, True)], "further": 1.5}
     return Step(**{"profile": found, **values, "growth": Growth([80, 120, 180, 270], 0.5, 1000), **more})
 
 
@@ -58,15 +58,17 @@ def test_what_a_step_costs_is_worked_out_from_its_parts() -> None:
         "embeddings": 12 * 180 * 16 * 3 / 4,
         "chunks": 100 * 14 * 3,
         "counts": 0,
-        "tables": 10 * 32 * 3,
+        "tables": 10 * 32 * 3 + 8 * 180 / 80 / 4 * 20 * 3,
     }
     assert four.seconds == pytest.approx(sum(four.milliseconds.values()) / 1e3 + sum(four.exchanged.values()) / 1e6)
     assert four.chunks_per_second == pytest.approx(400 / four.seconds) and four.efficiency == one.seconds / four.seconds
-    assert four.memory["tables"] == 4 * 7 * 50 and four.memory["scores"] == 10 * 180 * 100
+    assert four.memory["tables"] == 4 * 7 * 50 + 4 * 4 * 9 and four.memory["scores"] == 10 * 180 * 100
 
 
-def test_an_accelerator_computes_while_the_host_prepares() -> None:
-    found = step(ahead=True).plan(4, 1e6)
+def test_an_accelerator_computes_while_the_host_prepares_but_where_it_waits_for_rows() -> None:
+    waiting = step(ahead=True).plan(4, 1e6)
+    assert waiting.seconds == step().plan(4, 1e6).seconds
+    found = step(ahead=True, tables=[]).plan(4, 1e6)
     parts = dict(found.milliseconds)
     host = parts.pop("data") + parts.pop("candidates")
     exchanging = sum(found.exchanged.values()) / 1e6
@@ -77,11 +79,14 @@ def test_groups_bound_what_grows_with_the_candidates() -> None:
     alone, grouped = (step(group=group).plan(1024, 1e9) for group in (None, 8))
     assert grouped.candidates == 270 and alone.candidates == 1000
     assert grouped.milliseconds["loss"] < alone.milliseconds["loss"]
-    assert grouped.exchanged["counts"] == 16 * 270 * 127 and alone.exchanged["counts"] == 0
+    assert grouped.exchanged["counts"] == 16 * 270 and alone.exchanged["counts"] == 0
     assert step(group=8).plan(4, 1e9).candidates == 180  # fewer devices than a group has
     with pytest.raises(ValueError, match="6 devices do not divide into groups of 4"):
         step(group=4).plan(6, 1e9)
-    assert "iem.group makes groups" in table([step().plan(n, 1e9) for n in (1, 1024)], 1e9)
+    assert step(growth=None, group=4).plan(6, 1e9).devices == 6  # nothing is shared
+    assert step(group=8, counted=False).plan(64, 1e9).exchanged["counts"] == 0
+    assert step(batches=4).plan(8, 1e9).milliseconds["candidates"] == 2 + 1.5 * 4 * 7
+    assert "iem.group makes groups" in table(step(), [1024, 64], 1e9)
 
 
 def test_a_system_without_candidates_exchanges_gradients_and_tables() -> None:
@@ -100,6 +105,8 @@ def test_a_plan_is_made_from_a_run_and_writes_nothing(options: Options, capsys: 
     assert main(["profile", str(run), *words, "--rate", "400"]) == 0
     assert capsys.readouterr().out.startswith("devices  candidates")
     assert sorted(run.rglob("*")) == before
+    assert main(["profile", str(run), "--plan", "iem.group=4", "--devices", "6"]) == 1
+    assert "6 devices do not divide into groups of 4" in capsys.readouterr().err
     assert (
         main(["profile", str(run), "--plan", "--link", "0"]) == 2 and "must be more than 0" in capsys.readouterr().err
     )
