@@ -110,22 +110,14 @@ class Candidates:
 
     def of(self, own: Windows, negatives: Windows | None) -> CandidateSet:
         """The candidates of a step: chunks of this rank's windows, of those read for them alone, and of its group's."""
-        rows = torch.cat([_rows(each) for each in (own, negatives) if each is not None])
-        parts = self.group.gather(rows)
-        first = sum(len(part) for part in parts[: self.group.rank])
-        mine = slice(first, first + int(own.real.sum()))
-        every = torch.cat(parts)
-        chunks = distinct(every[:, :-2], every[:, -2])
+        here, holders, windows, is_first = _held([own] if negatives is None else [own, negatives])
+        mine = slice(0, int(own.real.sum()))
+        chunks, holders = self._together(here, holders)
         target = replace(chunks, inverse=chunks.inverse[mine])
         if self.counts is None:
             times = chunks.counts if self.options.duplicates else torch.ones_like(chunks.counts)
             return CandidateSet(target, -times.double().log(), None)
-        window, size = every[:, -1].long().cumsum(0) - 1, max(1, len(chunks.keys))
-        pairs, where = np.unique((window * size + chunks.inverse).numpy(), return_index=True)
-        holders = torch.bincount(torch.from_numpy(pairs) % size, minlength=len(chunks.keys))
-        is_first = torch.zeros(len(every), dtype=torch.bool)
-        is_first[torch.from_numpy(where)] = True
-        log_pi = self._log_inclusion(chunks.keys, holders, int(every[:, -1].sum()))
+        log_pi = self._log_inclusion(chunks.keys, holders, int(sum(self.group.sum([windows]))))
         place = own.real.flatten().nonzero().squeeze(1)
         inverse, new = target.inverse, is_first[mine]
         correction = torch.where(new, log_pi[inverse], 0)
@@ -137,6 +129,22 @@ class Candidates:
         alone = new & (holders[inverse] == 1)
         ahead = grid(torch.zeros(len(inverse)).masked_fill(alone, -torch.inf))
         return CandidateSet(target, log_pi, OwnWindow(grid(inverse), before, ahead, place), correction)
+
+    def _together(self, here: Distinct, holders: Tensor) -> tuple[Distinct, Tensor]:
+        """The distinct chunks of a group, and how many windows have each; `inverse` is of this rank's chunks.
+
+        Each rank tells its distinct ones, since those of all grow more slowly than the chunks themselves.
+        """
+        if self.group.size == 1:
+            return here, holders
+        numbers = torch.stack([here.counts, holders], 1).int().view(torch.uint8)
+        parts = self.group.gather(torch.cat([here.tokens, here.lengths[:, None], numbers], 1))
+        first, k = sum(len(part) for part in parts[: self.group.rank]), here.tokens.shape[1]
+        every = torch.cat(parts)
+        chunks = distinct(every[:, :k], every[:, k])
+        numbers = every[:, k + 1 :].contiguous().view(torch.int32).long()
+        totals = torch.zeros(len(chunks.keys), 2, dtype=torch.long).index_add_(0, chunks.inverse, numbers)
+        return replace(chunks, inverse=chunks.inverse[first + here.inverse], counts=totals[:, 0]), totals[:, 1]
 
     def _log_inclusion(self, keys: Tensor, holders: Tensor, windows: int) -> Tensor:
         """Log π (C,) of chunks that so many (C,) of the group's windows have, which are counted first.
@@ -191,12 +199,26 @@ class Candidates:
         self.windows, self.turns = float(found["windows"]), int(found.get("turns", 0))
 
 
-def _rows(windows: Windows) -> Tensor:
-    """The real chunks of windows as bytes (M, K + 2): tokens, length, and 1 where a window begins."""
-    begins = windows.real & (windows.real.cumsum(1) == 1)
-    return torch.cat([x.to(torch.uint8) for x in (windows.tokens, windows.lengths[..., None], begins[..., None])], -1)[
-        windows.real
-    ]
+def _held(windows: list[Windows]) -> tuple[Distinct, Tensor, int, Tensor]:
+    """The distinct chunks of windows, as bytes, and what is told of them.
+
+    Returns:
+        The chunks; how many windows have each (C,); the number of windows; which chunks (N,) are a window's first of their kind.
+    """
+    tokens = torch.cat([each.tokens[each.real] for each in windows]).to(torch.uint8)
+    lengths = torch.cat([each.lengths[each.real] for each in windows]).to(torch.uint8)
+    begins = torch.cat([(each.real & (each.real.cumsum(1) == 1))[each.real] for each in windows])
+    chunks = distinct(tokens, lengths)
+    size = max(1, len(chunks.keys))
+    pairs, where = np.unique(((begins.cumsum(0) - 1) * size + chunks.inverse).numpy(), return_index=True)
+    is_first = torch.zeros(len(tokens), dtype=torch.bool)
+    is_first[torch.from_numpy(where)] = True
+    return (
+        chunks,
+        torch.bincount(torch.from_numpy(pairs) % size, minlength=len(chunks.keys)),
+        int(begins.sum()),
+        is_first,
+    )
 
 
 def log_inclusion(presence: Tensor, windows: int) -> Tensor:

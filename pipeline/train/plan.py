@@ -4,17 +4,17 @@ Each device has the run's batch. What is not named below costs on each what it c
 
 | part | of n devices, in groups of g that share candidates (`iem.group`) |
 |---|---|
-| candidates | on the host: so many milliseconds more for the chunks of each further device of a group |
+| candidates | on the host: so many milliseconds more for the distinct chunks of each further device of a group |
 | encoder | a device's share of the group's C distinct chunks |
 | loss | the scores of a device's own chunks with all C |
-| exchange | bytes that a device receives: gradients 8P(n − 1)/n; embeddings 12C(E + 1)(g − 1)/g; chunks M(K + 2)(g − 1); |
+| exchange | bytes that a device receives: gradients 8P(n − 1)/n; embeddings 12C(E + 1)(g − 1)/g; chunks D(K + 9)(g − 1); |
 | | counts 16C, of several groups; tables Σ R(4W + 8)(n − 1), where R of the encoder's table shrinks as its share does |
 
-P parameters but those of tables, M chunks of a device with K tokens, E numbers of an embedding, R rows of W numbers that a step
-looks up. All-reduces and all-gathers go as rings. Seconds of exchanging are bytes over the rate of a link, as if nothing were
-computed meanwhile and no message had a delay: a step lies between that and what hides all of it. What the host does before a step
-(data, candidates) it does while an accelerator computes the one before, and of the two the longer counts; but not where several
-devices wait for each other's rows of tables.
+P parameters but those of tables, D distinct chunks of a device with K tokens, E numbers of an embedding, R rows of W numbers
+that a step looks up. All-reduces and all-gathers go as rings. Seconds of exchanging are bytes over the rate of a link, as if
+nothing were computed meanwhile and no message had a delay: a step lies between that and what hides all of it. What the host does
+before a step (data, candidates) it does while an accelerator computes the one before, and of the two the longer counts; but not
+where several devices wait for each other's rows of tables.
 """
 
 import itertools
@@ -24,7 +24,7 @@ from dataclasses import dataclass
 
 import torch
 
-from haed.chunk.packing import chunk_keys
+from haed.chunk.packing import chunk_keys, distinct
 from haed.options import SYSTEMS
 from haed.system import Windows, moved
 from pipeline.options import Options, Phase
@@ -124,10 +124,10 @@ class Step:
     Attributes:
         profile: of it.
         speed: by which a part on the device takes longer there than here.
-        further: milliseconds of finding candidates for the chunks of a further device.
+        further: milliseconds of finding candidates among the chunks of a further device.
         ahead: the host prepares a step while the device computes the one before.
         counted: windows that have a chunk are, for the correction.
-        chunks: M.
+        chunks: of a device.
         tokens: K.
         width: E.
         parameters: P.
@@ -169,12 +169,12 @@ class Step:
             g = grouped(devices, self.group)
             found, one = self.growth(g * self.batches), self.growth(self.batches)
             share = found / one / g
-            parts["candidates"] += self.further * self.batches * (g - 1)
+            parts["candidates"] += self.further * (g - 1)
             parts["loss"] *= found / one
             parts["encoder"] *= share
             kept["encoder"] = round(kept["encoder"] * share)
             exchanged["embeddings"] = 12 * found * (self.width + 1) * (g - 1) / g
-            exchanged["chunks"] = self.chunks * self.batches * (self.tokens + 2) * (g - 1)
+            exchanged["chunks"] = one * (self.tokens + 9) * (g - 1)
             exchanged["counts"] = 16.0 * found * (self.counted and n > g)
             memory["candidates"] = 12.0 * found * (self.width + 1)
             memory["scores"] = 10.0 * found * min(self.block, self.chunks)
@@ -222,7 +222,7 @@ def measure(options: Options, phase: Phase, steps: int = 20, rate: float | None 
     if SYSTEMS[options.model.kind].chunks and getattr(options, phase).iem_weight:
         summary = corpus.statistics.get("train")
         growth = Growth.of(trainer, summary.distinct_chunks if summary is not None else None)
-        width, further = options.model.encoder.width, _further(trainer)
+        width, further = options.model.encoder.width, _further(trainer, 1 + options.iem.extra_batches)
     speed = measured.device_flops / rate if rate else 1.0
     return Step(
         measured,
@@ -242,16 +242,21 @@ def measure(options: Options, phase: Phase, steps: int = 20, rate: float | None 
     )
 
 
-def _further(trainer: Trainer, devices: int = 16, times: int = 3) -> float:
-    """Milliseconds that the candidates of a further device's batch take on the host, the least of some times."""
-    own, *others = (as_windows(batch) for batch in itertools.islice(trainer.learner.loader, devices))
+def _further(trainer: Trainer, batches: int, devices: int = 8, times: int = 3) -> float:
+    """Milliseconds by which a further device's distinct chunks, of so many batches, prolong finding all; the least of some."""
+    made = (as_windows(batch) for batch in itertools.islice(trainer.learner.loader, batches * devices))
+    told = []
+    while read := list(itertools.islice(made, batches)):
+        windows = Windows.cat(read)
+        found = distinct(windows.tokens[windows.real].to(torch.uint8), windows.lengths[windows.real])
+        told.append((found.tokens, found.lengths))
     spent: dict[int, float] = {}
     for _ in range(times):
-        for number, negatives in (1, None), (1 + len(others), Windows.cat(others)):
+        for number in {1, len(told)}:
             began = time.perf_counter()
-            trainer.objective.prepare(own, negatives)
+            distinct(*(torch.cat(column) for column in zip(*told[:number], strict=True)))
             spent[number] = min(spent.get(number, math.inf), 1e3 * (time.perf_counter() - began))
-    return max(0.0, spent[1 + len(others)] - spent[1]) / len(others)
+    return max(0.0, spent[len(told)] - spent[1]) / max(1, len(told) - 1)
 
 
 def table(step: Step, devices: list[int], link: float) -> str:
