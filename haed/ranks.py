@@ -60,13 +60,9 @@ class Ranks:
         Raises:
             ValueError: groups of this size leave some processes over.
         """
-        if size is None or size >= self.size:
+        size = group_size(size, self.size)
+        if size == self.size:
             return self, _alone()
-        if self.size % size:
-            raise ValueError(
-                f"iem.group={size}: {self.size} processes do not divide into groups of {size}: set a divisor of {self.size}, "
-                "or null"
-            )
         first = self.rank - self.rank % size
         return Ranks(list(range(first, first + size))), Ranks(list(range(self.rank % size, self.size, size)))
 
@@ -147,6 +143,21 @@ class Ranks:
         """Until all ranks are here."""
         if self.size > 1:
             dist.barrier(group=self._cpu)
+
+
+def group_size(group: int | None, size: int, what: str = "processes") -> int:
+    """How many of so many share candidates, by `iem.group`: all of them, where it is None or there are no more.
+
+    Raises:
+        ValueError: groups leave some of them over, which the message calls `what`.
+    """
+    if group is None or group >= size:
+        return size
+    if size % group:
+        raise ValueError(
+            f"iem.group={group}: {size} {what} do not divide into groups of {group}: set a divisor of {size}, or null"
+        )
+    return group
 
 
 def _alone() -> Ranks:

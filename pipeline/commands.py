@@ -194,12 +194,13 @@ def _profile(arguments: argparse.Namespace) -> Result:
         raise ConfigError(f"--devices {min(arguments.devices)}: must be at least 1")
     phase = arguments.phase or phases(options.model.kind)[0]
     if arguments.plan:
+        from haed.ranks import group_size
         from pipeline.train import plan
 
         rate, link = arguments.rate and arguments.rate * 1e12, arguments.link * 1e9
         if options.iem.group is not None and getattr(options, phase).iem_weight:
             for number in arguments.devices:  # said before anything is measured
-                plan.grouped(number, options.iem.group)
+                group_size(options.iem.group, number, "devices")
         step = plan.measure(options, phase, arguments.steps, rate)
         plans = [asdict(step.plan(number, link)) for number in arguments.devices]
         return Result(plan.table(step, arguments.devices, link), plans)

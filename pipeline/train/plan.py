@@ -26,14 +26,16 @@ import torch
 
 from haed.chunk.packing import chunk_keys, distinct
 from haed.options import SYSTEMS
+from haed.ranks import group_size
 from haed.system import Windows, moved
 from pipeline.options import Options, Phase
 from pipeline.run.checkpoints import Checkpoints
 from pipeline.run.device import compute
 from pipeline.run.folder import RunFolder
+from pipeline.run.windows import as_windows
 from pipeline.train.profile import Profile, profile
 from pipeline.train.stages import build_trainer
-from pipeline.train.trainer import AHEAD, Trainer, as_windows
+from pipeline.train.trainer import AHEAD, Trainer
 
 _BATCHES, _DOUBLINGS = 128, 3  # that are read for the growth; by which it goes on
 _BLOCK = 2048  # queries scored at a time on a GPU
@@ -62,8 +64,9 @@ class Growth:
         """Counts the chunks of a trainer's first batches."""
         keys, counted = torch.empty(0, dtype=torch.long), []
         for number, batch in enumerate(itertools.islice(trainer.learner.loader, _BATCHES), 1):
-            tokens, lengths = torch.from_numpy(batch.tokens), torch.from_numpy(batch.lengths)
-            keys = torch.cat([keys, chunk_keys(tokens[lengths > 0], lengths[lengths > 0])]).unique()
+            windows = as_windows(batch)
+            found = chunk_keys(windows.tokens[windows.real], windows.lengths[windows.real])
+            keys = torch.cat([keys, found]).unique()
             if number & (number - 1) == 0:
                 counted.append(len(keys))
         last = counted[-1 - _DOUBLINGS :]
@@ -78,18 +81,6 @@ class Growth:
             slope = math.log2(self.counted[below + 1] / self.counted[below])
         found = round(self.counted[below] * 2 ** (slope * (place - below)))
         return found if self.most is None else min(found, max(self.most, self.counted[-1]))
-
-
-def grouped(devices: int, group: int | None) -> int:
-    """Devices that share candidates.
-
-    Raises:
-        ValueError: groups leave some over.
-    """
-    group = min(group or devices, devices)
-    if devices % group:
-        raise ValueError(f"iem.group={group}: {devices} devices do not divide into groups of {group}")
-    return group
 
 
 @dataclass
@@ -166,7 +157,7 @@ class Step:
         exchanged = {"gradients": 8 * self.parameters * (n - 1) / n}
         memory = {"weights, gradients and moments": 16.0 * self.parameters}
         if self.growth is not None:
-            g = grouped(devices, self.group)
+            g = group_size(self.group, devices, "devices")
             found, one = self.growth(g * self.batches), self.growth(self.batches)
             share = found / one / g
             parts["candidates"] += self.further * (g - 1)
@@ -225,20 +216,20 @@ def measure(options: Options, phase: Phase, steps: int = 20, rate: float | None 
         width, further = options.model.encoder.width, _further(trainer, 1 + options.iem.extra_batches)
     speed = measured.device_flops / rate if rate else 1.0
     return Step(
-        measured,
-        speed,
-        losses.chunks,
-        corpus.chunker().k,
-        width,
-        parameters,
-        tables,
-        growth,
-        further,
-        rate is not None or machine.device.type in AHEAD,
-        options.iem.correction == "inclusion",
-        1 + options.iem.extra_batches,
-        options.iem.group,
-        options.iem.block or _BLOCK,
+        profile=measured,
+        speed=speed,
+        chunks=losses.chunks,
+        tokens=corpus.chunker().k,
+        width=width,
+        parameters=parameters,
+        tables=tables,
+        growth=growth,
+        further=further,
+        ahead=rate is not None or machine.device.type in AHEAD,
+        counted=options.iem.correction == "inclusion",
+        batches=1 + options.iem.extra_batches,
+        group=options.iem.group,
+        block=options.iem.block or _BLOCK,
     )
 
 
