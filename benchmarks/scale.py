@@ -16,12 +16,12 @@ from pathlib import Path
 
 sys.path[0] = str(Path(__file__).resolve().parent.parent)  # else `data` would be the script beside this one
 
-from benchmarks.clock import unlimited
 from benchmarks.two_phases import stage
 from pipeline.config import load
 from pipeline.run.folder import RunFolder
 from pipeline.run.metrics import read
 from pipeline.run.shards import shard
+from pipeline.train.clock import unlimited
 from pipeline.train.plan import measure
 
 SHORT, LONG = 20, 60

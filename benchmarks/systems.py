@@ -6,13 +6,13 @@ r"""Every system at equal parameters, equal data and equal seconds of training, 
 
 FOLDER:10 takes the first ten million bytes of the folder's train*.txt[.xz], to the end of a line, and half a million of valid*;
 without a number valid is scored whole. Ours are trained by the ordinary commands, each in processes of its own: `haed` in its
-two phases, all others end to end. Packages are trained and scored by benchmarks/peers.py; the learning rate of the first seed
-is tuned, the others take it over.
+two phases, all others end to end. Packages are trained and scored by
+`pipeline.experiments.ours.packaged`; the learning rate of the first seed is tuned, the others take it over.
 
-Seconds are those of a clock (benchmarks/clock.py) that is measured first, for each corpus, with all cores of a machine that
+Seconds are those of a clock (pipeline/train/clock.py) that is measured first, for each corpus, with all cores of a machine that
 should do nothing else; runs are limited in steps. One line of the results is the clock, any other a run that is finished and
 is not done again: the same command goes on after it was stopped, also elsewhere. A system that the clock does not know yet is
-measured beside `flat`, and its seconds are scaled by what that took. Texts are sampled at the end of all, again on a quiet
+measured beside x-transformers, its seconds scaled by what that took. Texts are sampled at the end of all, again on a quiet
 machine, from the runs of seed 0. Then the lines are drawn and written, with --write between the marks of a document and beside
 it as a picture.
 
@@ -44,47 +44,23 @@ from typing import Any
 ROOT = Path(__file__).resolve().parent.parent
 sys.path[0] = str(ROOT)  # else `data` would be the script beside this one
 
-import numpy as np
 import torch
 
-from benchmarks import peers
-from benchmarks.clock import seconds_of_a_step, training, unlimited
-from benchmarks.peers import PEERS
 from pipeline import open_run
 from pipeline.config import load
+from pipeline.experiments.ours.packaged import RATES, batch_of, endless
+from pipeline.experiments.ours.packages import PACKAGES
+from pipeline.experiments.ours.systems import ARMS
 from pipeline.options import SampleOptions
-from pipeline.run.device import compute
 from pipeline.run.metrics import read
 from pipeline.run.opened import characters
+from pipeline.train.clock import seconds_of_a_step, training, unlimited
 
-SMALL = ["model.main.layers=2", "model.main.ffn=512", "model.decoder.width=320", "model.decoder.token_width=32"]
-OURS = [*SMALL, "model.encoder.rows=0", "model.decoder.grams.rows=0"]
-GRAMS = ["model.token.grams.rows=32768"]
 # Preset, phases, and what makes it as large as the others, two to three million parameters beside tables.
-SYSTEMS: dict[str, tuple[str, tuple[str, ...], list[str]]] = {
-    "haed, with its tables": ("wikitext2", ("pretrain", "finetune"), SMALL),
-    "haed": ("wikitext2", ("pretrain", "finetune"), OURS),
-    "haed, decoder alone": (
-        "wikitext2",
-        ("pretrain", "finetune"),
-        [*OURS, "model.mixture.known=0", "iem.correction=none", "finetune.iem_weight=0"],
-    ),
-    "haed, end to end": ("wikitext2", ("train",), OURS),
-    "hred": ("hred", ("train",), []),
-    "hred-transformer": ("hred-transformer", ("train",), []),
-    "megabyte": ("megabyte", ("train",), []),
-    "flat": ("flat", ("train",), []),
-    "flat, with n-grams": ("flat", ("train",), GRAMS),
-    "hourglass": ("hourglass", ("train",), []),
-    "hourglass-annotated": ("hourglass-annotated", ("train",), []),
-    "top-down": ("top-down", ("train",), []),
-    "bottom-up": ("bottom-up", ("train",), []),
-    "retina": ("retina", ("train",), []),
-    "spacebyte": ("spacebyte", ("train",), []),
-    "spacebyte, with n-grams": ("spacebyte", ("train",), GRAMS),
-}
+SYSTEMS = {arm.name: (arm.preset, arm.phases, list(arm.options)) for arm in ARMS}
 SMALLEST, LARGEST = 2e6, 3e6  # parameters
 BEGIN, END = "<!-- benchmarks/systems.py: begin -->", "<!-- benchmarks/systems.py: end -->"
+REFERENCE = "x-transformers"  # of a clock; nothing here changes it
 Result = dict[str, Any]
 
 
@@ -106,7 +82,7 @@ def prepared(corpus: str, place: Path) -> Path:
 
 
 def command(*words: str) -> tuple[Result, int]:
-    """Runs a Python command that ends with a line of JSON; returns that, and the most bytes the process had in memory."""
+    """Runs a Python command; returns the JSON of its last line, if there is one, and the most bytes it had in memory."""
     with tempfile.TemporaryFile("w+") as said:
         process = subprocess.Popen([sys.executable, *words], cwd=ROOT, stdout=subprocess.PIPE, stderr=said, text=True)
         assert process.stdout is not None
@@ -116,22 +92,15 @@ def command(*words: str) -> tuple[Result, int]:
         if process.returncode:
             said.seek(0)
             raise RuntimeError(f"{' '.join(words)}: {said.read()[-1000:]}")
-    return json.loads(printed.splitlines()[-1]), usage.ru_maxrss * 1024
+    return json.loads(printed.splitlines()[-1]) if printed else {}, usage.ru_maxrss * 1024
 
 
 def asked(name: str, folder: Path, place: Path) -> list[str]:
     """The options of a system of ours."""
     preset, phases, sizes = SYSTEMS[name]
     source = ["source.kind=wikitext", f"source.path={folder}", "source.pattern=*.txt"]
-    return [
-        "--config",
-        preset,
-        *source,
-        *sizes,
-        *unlimited(*phases),
-        f"runs_dir={place}/runs",
-        f"shards_dir={place}/shards",
-    ]
+    places = [f"runs_dir={place}/runs", f"shards_dir={place}/shards"]
+    return ["--config", preset, *source, *sizes, *unlimited(*phases), *places]
 
 
 def clock(names: list[str], folder: Path, place: Path, known: Result) -> Result:
@@ -139,14 +108,11 @@ def clock(names: list[str], folder: Path, place: Path, known: Result) -> Result:
     names = [name for name in names if not any(each.split("/")[0] == name for each in known)]
     if not names:
         return known
-    machine = compute(load(None, []))
-    text, arms = torch.from_numpy(np.fromfile(folder / "train.txt", np.uint8)), {}
+    arms = {}
     with tempfile.TemporaryDirectory(dir=place) as runs:
-        for name in dict.fromkeys(["flat", *names]):
-            if name in PEERS:
-                build, context = PEERS[name]
-                model = build().to(machine.device)
-                arms[f"{name}/train"] = peers.training(model, context, 1e-3, 1000, text, machine, 0)
+        for name in dict.fromkeys([REFERENCE, *names]):
+            if name in PACKAGES:
+                arms[f"{name}/train"] = endless(name, folder)
                 continue
             preset, phases, _ = SYSTEMS[name]
             _, _, *words = asked(name, folder, place)
@@ -156,7 +122,7 @@ def clock(names: list[str], folder: Path, place: Path, known: Result) -> Result:
                     phase, load(preset, [*words, f"{phase}.steps=1000"]), Path(runs) / name
                 )
         found = seconds_of_a_step(arms)
-    scale = known["flat/train"] / found["flat/train"] if known else 1.0
+    scale = known[f"{REFERENCE}/train"] / found[f"{REFERENCE}/train"] if known else 1.0
     return {each: seconds * scale for each, seconds in found.items()} | known
 
 
@@ -182,6 +148,7 @@ def ours(name: str, folder: Path, seconds: float, seed: int, threads: str, place
     ]
     train, valid = ((folder / f"{split}.txt").read_bytes() for split in ("train", "valid"))
     per_token = len(valid) / characters(valid)
+    command("-m", "pipeline", "shard", *words)  # not again where they are; the clock may be of another machine
     totals, curve, memory, read_in = {"step": 0.0, "seconds": 0.0, "flops": 0.0}, [], 0, 0.0
     for phase in phases:
         steps = round(getattr(own, phase).seconds / total * seconds / clock[f"{name}/{phase}"])
@@ -244,12 +211,13 @@ def package(
     """Trains and scores a public package."""
     steps = round(seconds / clock[f"{name}/train"])
     words = ["--steps", str(steps), "--seed", str(seed), "--rates", *map(str, rates), "--threads", threads]
-    found, memory = command("benchmarks/peers.py", str(folder), name, *words)
-    valid = (folder / "valid.txt").read_bytes()
-    per_char = len(valid) / characters(valid)
-    bits, flops = found["bits_per_byte"] * per_char, found["flops_per_byte"] * per_char
+    with tempfile.TemporaryDirectory() as place:
+        _, memory = command("-m", "pipeline.experiments.ours.packaged", str(folder), name, place, *words)
+        found, scored = (json.loads((Path(place) / f"{file}.json").read_text()) for file in ("package", "evaluation"))
+    flops = found["flops"] / steps / (batch_of(PACKAGES[name].context) * PACKAGES[name].context)
+    flops *= scored["bytes"] / scored["characters"]
     kept = {key: found[key] for key in ("parameters", "rate")}
-    return {"bits": bits, "steps": steps, "flops": flops, "memory": memory, "curve": [], **kept}
+    return {"bits": scored["bits_per_char"], "steps": steps, "flops": flops, "memory": memory, "curve": [], **kept}
 
 
 def identity(result: Result) -> Result:
@@ -279,7 +247,7 @@ def markdown(results: list[Result]) -> str:
             }
             spread = f" ± {(max(bits) - min(bits)) / 2:.3f}" if len(bits) > 1 else ""
             written = [each["sampled"] for each in found if each.get("sampled") is not None]
-            shown = f"*{name}*" if name in PEERS else name
+            shown = f"*{name}*" if name in PACKAGES else name
             rows.append(
                 (
                     statistics.mean(bits),
@@ -297,12 +265,12 @@ def draw(results: list[Result], path: Path) -> None:
     from matplotlib import colormaps
     from matplotlib.figure import Figure
 
-    corpora = sorted({result["corpus"] for result in results})
+    corpora = sorted({result["corpus"] for result in results if result["curve"]})
     colours = dict(zip(SYSTEMS, colormaps["tab20"].colors, strict=False))
     figure = Figure((11, 4.2 * len(corpora)), layout="constrained")
     grid = figure.subplots(len(corpora), 2, squeeze=False, sharey="row")
     for row, corpus in zip(grid, corpora, strict=True):
-        longest = max(result["seconds"] for result in results if result["corpus"] == corpus)
+        longest = max(result["seconds"] for result in results if result["corpus"] == corpus and result["curve"])
         shown = [r for r in results if (r["corpus"], r["seconds"]) == (corpus, longest) and r["curve"]]
         for place, (axes, label) in enumerate(zip(row, ("seconds of training", "model FLOPs"), strict=True)):
             for name in SYSTEMS:
@@ -348,8 +316,8 @@ def main() -> None:
     parser.add_argument("corpora", nargs="*", metavar="FOLDER[:MEGABYTES]")
     parser.add_argument("--seconds", type=float, default=200)
     parser.add_argument("--seeds", type=int, nargs="+", default=[0])
-    parser.add_argument("--rates", type=float, nargs="+", default=[1e-3, 2e-3, 4e-3], help="tried for the packages")
-    parser.add_argument("--only", nargs="+", choices=[*SYSTEMS, *PEERS], default=[*SYSTEMS, *PEERS])
+    parser.add_argument("--rates", type=float, nargs="+", default=list(RATES), help="tried for the packages")
+    parser.add_argument("--only", nargs="+", choices=[*SYSTEMS, *PACKAGES], default=[*SYSTEMS, *PACKAGES])
     parser.add_argument(
         "--parallel", type=int, default=os.cpu_count() or 1, help="runs side by side, of one thread each"
     )
@@ -368,7 +336,7 @@ def main() -> None:
         wanted: Result = {"corpus": folder.name, "seconds": arguments.seconds, "seed": seed, "name": name}
         if key(wanted) in map(key, results):
             return
-        if name in PEERS:
+        if name in PACKAGES:
             tuned = [r["rate"] for r in results if key(r | {"seed": 0}) == key(wanted | {"seed": 0})]
             rates = tuned[:1] or arguments.rates
             found = package(name, folder, arguments.seconds, seed, "1", rates, clocks[folder.name])

@@ -13,7 +13,7 @@
 | mixture | the preset: IEM loss, and a share of the chunks decoded, in one likelihood | the same with a larger share |
 
 All have the same model, text, batches and learning rates, and one thread each; --parallel of them run side by side, limited
-in steps by a clock that is measured first (benchmarks/clock.py). Runs that were finished are kept: the same command goes on
+in steps by a clock that is measured first (pipeline/train/clock.py). Runs that were finished are kept: the same command goes on
 after it was stopped. Ends with `haed compare` over the runs of the first seed, and prints exact bits/char of the valid split
 for all. Nothing is asserted.
 """
@@ -29,9 +29,9 @@ from pathlib import Path
 
 sys.path[0] = str(Path(__file__).resolve().parent.parent)  # else `data` would be the script beside this one
 
-from benchmarks.clock import seconds_of_a_step, training, unlimited
 from pipeline.config import load
 from pipeline.run.metrics import read
+from pipeline.train.clock import seconds_of_a_step, training, unlimited
 
 NOTHING, ALL = ["pretrain.decode_fraction=0"], ["finetune.decode_fraction=1"]
 PLAIN = ["iem.correction=none", "iem.duplicates=true", "iem.similarity=dot", "iem.scale=none", "iem.bias=false"]

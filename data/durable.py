@@ -69,6 +69,19 @@ def locked(path: Path, waiting: Callable[[str], None] | None = None) -> Iterator
             fcntl.flock(file, fcntl.LOCK_UN)  # forks of this process have the file as well
 
 
+def holder(path: Path) -> str | None:
+    """Who holds a lock file now, in its own words; None: nobody, as far as it may be read."""
+    try:
+        with open(path, "rb") as file:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)  # for a moment, in which another waits; see `hold`
+    except BlockingIOError:
+        with open(path, "rb") as file:
+            return file.read(1000).decode(errors="replace")
+    except OSError:
+        pass
+    return None
+
+
 def whoami() -> str:
     """This process, for people."""
     flow_run = f", flow run '{name}'" if (name := os.environ.get(FLOW_RUN)) else ""
@@ -107,15 +120,26 @@ def write_atomically(path: Path, content: bytes) -> None:
     Raises:
         OSError: the disk is full or not writable; `path` is as it was.
     """
+    with replacing(path) as file:
+        file.write(content)
+
+
+@contextmanager
+def replacing(path: Path) -> Iterator[IO[bytes]]:
+    """The same for what is written piece by piece: an empty file beside, which takes the place of `path` at the end.
+
+    Raises:
+        OSError: the disk is full or not writable; `path` is as it was, as it is when anything else is raised meanwhile.
+    """
     beside = path.with_name(f".{path.name}.{os.getpid()}.partial")
     with hold(beside) as file:
         try:
             file.truncate(0)
-            file.write(content)
+            yield file
             file.flush()
             os.fsync(file.fileno())
             os.replace(beside, path)
-        except OSError:
+        except BaseException:
             beside.unlink(missing_ok=True)
             raise
     sync_folder(path.parent)

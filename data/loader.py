@@ -146,7 +146,7 @@ class Loader:
                 f"the {split} split of {corpus.location} has no window of {context} chunks in the share "
                 f"{part[0]}–{part[1]}: give it more data"
             )
-        self._epoch, self._consumed = 0, 0
+        self._epoch, self._consumed, self._began = 0, 0, 0
         self._damaged: dict[int, bool] = {}
         self._prepare()
 
@@ -167,12 +167,16 @@ class Loader:
 
     @property
     def epochs(self) -> float:
-        """Passes over the data so far."""
-        return self._epoch + self._consumed / self.windows_per_epoch
+        """Passes over the data so far, or since `begin`."""
+        return (self._epoch * self.windows_per_epoch + self._consumed - self._began) / self.windows_per_epoch
+
+    def begin(self) -> None:
+        """Counts epochs from the present position on."""
+        self._began = self._epoch * self.windows_per_epoch + self._consumed
 
     def state_dict(self) -> dict[str, int]:
         """Position after the last batch that was handed out, over all ranks."""
-        return {"epoch": self._epoch, "windows": self._consumed}
+        return {"epoch": self._epoch, "windows": self._consumed, "began": self._began}
 
     def load_state_dict(self, state: dict[str, int]) -> None:
         """Goes on from a position, also with another number of ranks; before the iteration begins.
@@ -183,7 +187,7 @@ class Loader:
         epoch, windows = int(state["epoch"]), int(state["windows"])
         if epoch < 0 or not 0 <= windows < self.windows_per_epoch:
             raise ValueError(f"position {state} is not in a corpus of {self.windows_per_epoch} windows an epoch")
-        self._epoch, self._consumed = epoch, windows
+        self._epoch, self._consumed, self._began = epoch, windows, int(state.get("began", 0))
 
     def __iter__(self) -> Iterator[Batch]:
         """Batches from the present position on, without end; workers run until the iterator is closed or dropped.

@@ -7,9 +7,11 @@ paths to each other, never tensors. What they write is kept by the stages, on th
 import logging
 from dataclasses import dataclass
 
-from flows.forms import Asked, configured
-from flows.reading import compare, evaluate, following, index, neighbours, report, sample
-from flows.training import finetune, pretrain, shard, train
+from flows.forms import Asked, configured, shares
+from flows.page.story import Story
+from flows.probing import analyse, following, index, neighbours
+from flows.reading import compare, evaluate, figure, post_report, report, sample, show_places
+from flows.training import experiment, finetune, pretrain, shard, train
 from haed.options import SYSTEMS
 from pipeline.kinds import phases
 from pipeline.run.files import Evaluation, read_as
@@ -29,12 +31,25 @@ class Everything:
     evaluation: Evaluation
 
 
-@configured("haed", "preset name source seconds sources model batch optimizer launcher overrides")
+@configured(
+    "haed",
+    "preset name source seconds sources model batch optimizer launcher overrides",
+    lambda found: figure(found.evaluation),
+)
 def everything(asked: Asked) -> Everything:
     """All of it, in order: shard, pretrain, finetune, evaluate, index, sample, report. What is finished is not done again.
 
     A model of tokens is trained in one phase, `train`, and has no index.
     """
+    options = asked.options
+    show_places(options)
+    with Story(options, shares(options, phases(options.model.kind))):
+        found = _all_stages(asked)
+    post_report(options)
+    return found
+
+
+def _all_stages(asked: Asked) -> Everything:
     preset, given, options = asked.preset, asked.overrides, asked.options
     corpus, chunks = shard(preset, overrides=given), SYSTEMS[options.model.kind].chunks
     if not chunks:
@@ -51,11 +66,14 @@ def everything(asked: Asked) -> Everything:
     whose = likelihood(options, folder.trained_phase(limits.stage))
     if not folder.is_made("evaluation.json", options, split=limits.split, likelihood=whose):
         evaluate(run)
-    wanted = {name: getattr(options.index, name) for name in ("split", "min_count", "max_chunks")}
-    if chunks and not folder.is_made("index/meta.json", options, **wanted):
+    wanted = {name: getattr(options.index, name) for name in ("split", "min_count", "max_chunks", "metric")}
+    if chunks and not folder.is_made("index/chunks/meta.json", options, **wanted):
         index(run)
     sample(run)
     return Everything(run, report(run), read_as(Evaluation, folder.path / "evaluation.json"))
 
 
-FLOWS = (everything, shard, pretrain, finetune, train, evaluate, sample, following, index, neighbours, compare, report)
+FLOWS = (
+    *(everything, shard, pretrain, finetune, train, evaluate, sample, report, compare),
+    *(following, index, neighbours, analyse, experiment),
+)

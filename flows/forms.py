@@ -7,20 +7,23 @@ counts, also a value that equals the schema's default.
 import inspect
 import json
 import logging
-from collections.abc import Callable
-from dataclasses import asdict, dataclass, field, is_dataclass, make_dataclass
+from collections.abc import Callable, Iterable
+from dataclasses import asdict, dataclass, field, is_dataclass, make_dataclass, replace
 from functools import cache, wraps
 from inspect import Parameter, Signature
 from pathlib import Path
 from types import NoneType
-from typing import Annotated, Any, get_args, get_type_hints
+from typing import Annotated, Any, Literal, get_args, get_type_hints
 
 from pydantic import ConfigDict, Field
 from pydantic.fields import FieldInfo
 
 from data.locations import NO_SECRET
 from data.options import ChunkerOptions, ShardOptions, SourceOptions
-from flows.alive import record
+from flows.choices import InForm, is_typed, kind_of, of_presets, one_box, own_configuration
+from flows.page.ending import ROOMS, concluded, drop_tracebacks
+from flows.page.story import follow
+from flows.states.alive import record, tag
 from haed.options import IEMOptions, ModelOptions
 from pipeline import config
 from pipeline.arguments import say_left_out
@@ -41,8 +44,12 @@ from pipeline.shown import prepare_logs
 log = logging.getLogger(__name__)
 Preset = Annotated[None, Field(title="as the preset")]  # what the form calls a group that stays folded
 _NoSecret = Field(json_schema_extra={"pattern": NO_SECRET})
-Words = list[Annotated[str, _NoSecret]]
+# An item that was added and left empty is "", where the form would submit null, which is none.
+Words = list[Annotated[str, Field(json_schema_extra={"pattern": NO_SECRET, "default": ""})]]
 Place = Annotated[str, _NoSecret]
+Split = Annotated[Literal["train", "valid", "test"] | None, InForm(one_box)]
+Temperature = Annotated[Annotated[float, Field(ge=0, le=1000)] | None, InForm(one_box)]
+Count = Annotated[Annotated[int, Field(ge=1, le=10_000)] | None, InForm(one_box)]
 PHASES = {"pretrain": PretrainOptions, "finetune": FinetuneOptions, "train": TrainOptions}
 
 
@@ -56,9 +63,22 @@ class Ask:
 
 
 PLAIN = {
-    "preset": Ask(str, f"{config.listed()}; or the path of a YAML file", "quickstart"),
-    "name": Ask(str, "of the run, a folder under runs; empty: the preset's", ""),
-    "source": Ask(Place, "file, folder or URL (no password in it) of the data; empty: the preset's", ""),
+    "preset": Ask(
+        Annotated[str | None, InForm(of_presets)],
+        "what is trained and how: of an ordinary machine, or of a paper's size (paper-…); the run's own is that of an "
+        "existing run, named below",
+        "quickstart",
+    ),
+    "name": Ask(
+        str,
+        "of the run, a folder under runs: an existing one goes on; empty: the preset's",
+        "",
+    ),
+    "source": Ask(
+        Place,
+        "file, folder or URL (no password in it) of the data, whose kind is seen by its files; empty: the preset's",
+        "",
+    ),
     "seconds": Ask(
         Annotated[float, Field(ge=0)],
         "of training, divided among the phases as in the preset; 0: the preset's limits",
@@ -89,33 +109,45 @@ class Asked:
     options: Options
 
 
-def staged(stage: str) -> Callable[[Callable[..., Any]], Any]:
-    """A flow of a stage, with a speaking name and a record of where it runs."""
+def staged(stage: str, told: Callable[[Any], str]) -> Callable[[Callable[..., Any]], Any]:
+    """A flow of a stage, with a speaking name, a record of where it runs, and a last state that says what came of it.
+
+    Args:
+        stage: its name.
+        told: what came of it, in a line, of what the function returns.
+    """
     from prefect import flow
 
     prepare_logs()
-    for room in ("pipeline", "data", "haed", "flows"):
+    drop_tracebacks()
+    for room in ROOMS:
         logging.getLogger(room).setLevel(logging.INFO)
 
     def made(function: Callable[..., Any]) -> Any:
         @wraps(function)
         def begun(*arguments: Any, **named: Any) -> Any:
             record()
-            return function(*arguments, **named)
+            follow(stage)
+            return concluded(stage, lambda: function(*arguments, **named), told)
 
         return flow(name=stage, flow_run_name=run_name(stage))(begun)
 
     return made
 
 
-def configured(stage: str, fields: str) -> Callable[[Callable[[Asked], Any]], Any]:
+def configured(
+    stage: str, fields: str, told: Callable[[Any], str], preset: str | None = "quickstart"
+) -> Callable[[Callable[[Asked], Any]], Any]:
     """A flow of a stage that asks for a preset and what to change of it.
 
     Args:
         stage: its name.
         fields: names of `PLAIN` and `GROUPS`, in the order of the form.
+        told: what came of it, see `staged`.
+        preset: which one is taken where none is chosen; None: the configuration of the run.
     """
     known = PLAIN | GROUPS | {"phase": Ask(PHASES.get(stage), "limits and weights of the phase")}
+    known["preset"] = replace(known["preset"], default=preset)
     shown = {name: known[name] for name in fields.split()}
     form = Signature(
         [
@@ -133,34 +165,50 @@ def configured(stage: str, fields: str) -> Callable[[Callable[[Asked], Any]], An
         def answered(*arguments: Any, **named: Any) -> Any:
             given = form.bind(*arguments, **named)
             given.apply_defaults()
-            preset, overrides = given.arguments["preset"], answers(stage, given.arguments)
-            return function(Asked(preset, overrides, resolved(preset, overrides)))
+            preset, overrides = answers(stage, given.arguments)
+            options = resolved(preset, overrides)
+            tag(options.name)
+            return function(Asked(preset, overrides, options))
 
         listed = "\n".join(f"    {name}: {ask.about}" for name, ask in shown.items())
         answered.__doc__ = f"{inspect.cleandoc(function.__doc__ or '')}\n\nArgs:\n{listed}\n"
         answered.__name__ = answered.__qualname__ = function.__name__  # by which a worker finds it in its module
         answered.__module__ = function.__module__
         answered.__signature__ = form  # type: ignore[attr-defined]
-        return staged(stage)(answered)
+        return staged(stage, told)(answered)
 
     return made
 
 
-def answers(stage: str, given: dict[str, Any]) -> list[str]:
-    """The overrides of a preset that the fields of a stage's form stand for; see `words`.
+def answers(stage: str, given: dict[str, Any]) -> tuple[str, list[str]]:
+    """The preset, or the file of a run's configuration, and its overrides that a form stands for; see `words`.
 
     Raises:
-        ConfigError: a value is not one.
+        ConfigError: a value is not one, or there is no such run.
     """
+    typed = [word for word in given["overrides"] if word]  # one that was added and left empty
+    preset: str = given["preset"]
+    own: list[str] = []
+    if preset is None:
+        known = dict(word.split("=", 1) for word in typed if "=" in word)
+        preset, own = own_configuration(given.get("name") or known.get("name", ""), known.get("runs_dir", "runs"))
+        typed = [*own, *(word for word in typed if not (own and word.startswith(("name=", "runs_dir="))))]
     sections = {"sources": "source", "sharding": "shard", "phase": stage}
     groups = {sections.get(name, name): value for name, value in given.items() if name not in PLAIN}
-    plain = (given.get("name", ""), given.get("source", ""), given.get("seconds", 0), given["overrides"])
-    return words(given["preset"], *plain, groups, stage)
+    name = "" if own else given.get("name", "")
+    return preset, words(preset, name, given.get("source", ""), given.get("seconds", 0), typed, groups, stage)
 
 
 def _phases(stage: str, kind: str) -> tuple[str, ...]:
     """Those that a stage trains, or, of one that trains none itself, those of a whole run of such a model."""
     return (stage,) if stage in PHASES else phases(kind)
+
+
+def shares(options: Options, phases: Iterable[str]) -> dict[str, float]:
+    """Of the time of training that these phases are given: in proportion to their seconds, or in equal parts."""
+    limits = {phase: getattr(options, phase).seconds or 0.0 for phase in phases}
+    total = sum(limits.values())
+    return {phase: limit / total if total else 1 / len(limits) for phase, limit in limits.items()}
 
 
 @cache
@@ -184,7 +232,7 @@ def twin(group: Any) -> Any:
         fields.append((name, Annotated[given, shown], field(default=None)))
     made = make_dataclass(group.__name__, fields, kw_only=True)
     made.__doc__, made.__module__ = "", __name__  # the text stands beside the name already
-    made.__pydantic_config__ = ConfigDict(extra="forbid")  # type: ignore[attr-defined]
+    made.__pydantic_config__ = ConfigDict(extra="forbid", title="set here")  # type: ignore[attr-defined]
     globals()[made.__name__] = made
     return made
 
@@ -225,16 +273,16 @@ def words(
     given = {section: group if isinstance(group, dict) else asdict(group) for section, group in groups.items() if group}
     found = [f"{key}={json.dumps(value)}" for key, value in config.leaves(given) if value is not None]
     found += [f"name={json.dumps(name)}"] if name else []
-    found += [f"source.path={json.dumps(source)}"] if source else []
+    if source:
+        found.append(f"source.path={json.dumps(source)}")
+        if not any(word.startswith("source.kind=") for word in [*found, *overrides]):
+            usual = config.load(preset).source.kind
+            found += [f"source.kind={kind}"] if (kind := kind_of(source, usual)) != usual else []
     budget = []
     if seconds:
         own = config.load(preset, [word for word in [*found, *overrides] if word.startswith("model.kind=")])
-        trained = _phases(stage, own.model.kind)
-        limits = [getattr(own, phase).seconds or 0.0 for phase in trained]
-        shares = [limit / sum(limits) if any(limits) else 1 / len(limits) for limit in limits]
-        budget += [
-            f"{phase}.seconds={seconds * share:g}" for phase, share in zip(trained, shares, strict=True) if share
-        ]
+        trained = shares(own, _phases(stage, own.model.kind))
+        budget += [f"{phase}.seconds={seconds * share:g}" for phase, share in trained.items() if share]
         budget += [f"{phase}.{other}=null" for phase in trained for other in ("steps", "epochs")]
     return [_dated(word) if word.startswith("name=") else word for word in [*budget, *found, *overrides]]
 
@@ -280,18 +328,20 @@ def run_name(stage: str) -> Callable[[], str]:
         from prefect.runtime import flow_run
 
         given: dict[str, Any] = dict(flow_run.parameters)
+        if flow_run.name and is_typed(flow_run.name) and not flow_run.name.startswith(f"{stage} "):
+            return str(flow_run.name)
         if "preset" not in given:
-            run = given.get("run") or ", ".join(given.get("runs", []))
+            run = given.get("run") or ", ".join(given.get("runs", [])) or given.get("name", "")
             return f"{stage} {Path(run).name}"
         try:
-            options = config.load(given["preset"], answers(stage, given))
+            options = config.load(*answers(stage, given))
         except config.ConfigError:
-            return f"{stage} {given['preset']}"  # the flow itself says what is wrong
+            return f"{stage} {given.get('name') or given['preset'] or ''}".strip()  # the flow itself says what is wrong
         if stage == "shard":
             return f"shard {options.source.path or options.source.kind}"
         limits = [getattr(options, phase) for phase in _phases(stage, options.model.kind)]
         budget = [
-            f"{sum(found):g} {unit}"
+            f"{sum(found) if unit == 'epochs' else round(sum(found)):g} {unit}"
             for unit in ("seconds", "steps", "epochs")
             if (found := [value for limit in limits if (value := getattr(limit, unit))])
         ]

@@ -1,157 +1,173 @@
-"""The flows that read a trained run, or several: they take its name, and options to change as on the command line."""
+"""The flows that read a trained run, or several: they take its name, and options to change as on the command line.
 
+What they show says of which run, phase, step and checkpoint it is.
+"""
+
+import hashlib
+import json
+import logging
 import os
+import re
+from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
+from urllib.parse import quote
 
-from prefect.artifacts import create_markdown_artifact, create_table_artifact
+from prefect.artifacts import create_link_artifact, create_markdown_artifact, create_table_artifact
+from prefect.settings import PREFECT_UI_URL
 from pydantic import Field
 
-from flows.forms import Words, staged
-from flows.live import key
+from flows.forms import Count, Place, Split, Temperature, Words, staged
+from flows.page.live import key, run_key
+from flows.states.alive import tag
 from pipeline.arguments import run_options
 from pipeline.options import Options
+from pipeline.pages.rendering import page_of
 from pipeline.run.files import Evaluation, Sample, pace
 from pipeline.run.folder import RunFolder
-from pipeline.run.index import Indexed, Neighbours
-from pipeline.run.opened import NextChunks
+from pipeline.run.index import PIXELS
+
+log = logging.getLogger(__name__)
+
+
+def figure(found: Evaluation) -> str:
+    """What an evaluation came to, of which split and checkpoint."""
+    own = found.headline
+    return f"{own.value:.3f} {own.unit}, {found.split}, {found.stage} step {found.step:,}"
+
+
+def options_of(run: str, overrides: list[str], reader: str, **given: object) -> Options:
+    """The configuration of a run that a form asks for, with what its own fields say; the flow run is tagged with it."""
+    fields = [f"{key.replace('__', '.')}={json.dumps(value)}" for key, value in given.items() if value is not None]
+    options = run_options(run, [*fields, *filter(None, overrides)], reader)
+    tag(options.name)
+    return options
+
+
+def origin(options: Options, stage: str, step: int, digest: str) -> str:
+    """Where figures are from: run, phase, step, checkpoint and folder."""
+    folder = RunFolder.of(options).path.resolve()
+    return f"run {options.name} · {stage} step {step:,} · checkpoint {digest[:12] or 'unknown'} · {folder}"
+
+
+def present(options: Options) -> str:
+    """The same of the checkpoint that stages look at."""
+    found = RunFolder.of(options).present(options.evaluate.stage)
+    return origin(options, found.phase, found.step, found.digest)
+
+
+def show_places(options: Options) -> None:
+    """Says, before there is anything else to look at, where the run lies, where it is drawn, and where its report will be."""
+    folder = RunFolder.of(options).path.resolve()
+    lines = [f"Run folder: `{folder}`", f"Report: `{folder / 'report.html'}`, once a phase is done"]
+    if interface := PREFECT_UI_URL.value():
+        lines[-1] += f", and [as an artifact]({interface}/artifacts/key/{run_key('report', options)})"
+    if page := page_of(RunFolder.of(options)):
+        lines.append(f"[The run's page]({page}): state, curves, downloads, and questions to its model")
+    if board := os.environ.get("HAED_TENSORBOARD_URL"):
+        link = f"{board}/?runFilter={quote(f'^{re.escape(options.name)}/')}"
+        lines.append(f"Curves while it trains: [TensorBoard, of this run alone]({link})")
+        create_link_artifact(
+            link,
+            "TensorBoard, of this run alone",
+            description=f"curves of {options.name}",
+            key=run_key("tensorboard", options),
+        )
+    create_markdown_artifact("\n\n".join(lines), run_key("places", options), f"{options.name}: where it is")
 
 
 def show_report(options: Options) -> str:
     """Writes the report of a run and shows it as an artifact with its pictures; returns its path."""
-    from pipeline.show.report import inline_markdown
     from pipeline.show.report import report as run_stage
 
     path = run_stage(options)
-    board = os.environ.get("HAED_TENSORBOARD_URL")
-    places = f"Run folder: `{path.parent.resolve()}`" + (f" · [TensorBoard]({board})" if board else "")
-    text = f"{inline_markdown(RunFolder.of(options))}\n\n{places}\n"
-    create_markdown_artifact(text, key=key("report", options.name), description=f"{options.name}: report")
+    post_report(options)
     return str(path)
 
 
-@staged("evaluate")
-def evaluate(run: str = "quickstart", overrides: Words = []) -> Evaluation:  # noqa: B006
+def post_report(options: Options) -> None:
+    """Shows the report that lies in a run as an artifact of this flow run."""
+    from pipeline.show.report import inline_markdown
+
+    folder = RunFolder.of(options)
+    about = present(options) if folder.is_trained() else f"run {options.name}, not trained yet"
+    page = (
+        f" · [the run's page]({address}), with downloads and questions to its model"
+        if (address := page_of(folder))
+        else ""
+    )
+    create_markdown_artifact(
+        f"{inline_markdown(folder)}\n\n{about}{page}\n", run_key("report", options), f"report of {about}"
+    )
+
+
+@staged("evaluate", figure)
+def evaluate(run: Place = "quickstart", split: Split = None, overrides: Words = []) -> Evaluation:  # noqa: B006
     """Exact bits of a split, beside yardsticks measured on the same bytes.
 
     Args:
         run: a name under runs, or a folder
-        overrides: options to change, each key=value as on the command line, such as evaluate.split=valid
+        split: which one is scored; empty: as in the run, test if it says nothing
+        overrides: options to change, each key=value as on the command line, such as evaluate.stage=pretrain
     """
     from pipeline.score.evaluate import evaluate as run_stage
 
-    found = run_stage(run_options(run, overrides, "evaluate"))
-    own = found.headline
-    figures = [(item.bits_per_char, item.name) for item in found.yardsticks] + [(own.value, run)]
+    options = options_of(run, overrides, "evaluate", evaluate__split=split)
+    found = run_stage(options)
+    own, about = found.headline, origin(options, found.stage, found.step, found.checkpoint)
+    scalars = {name: value for name, value in asdict(found).items() if isinstance(value, str | int | float)}
+    rows: list[dict[str, Any]] = [{"model": options.name, own.unit: own.value} | scalars]
     if found.decoder is not None:
-        figures.append((found.decoder, f"{run}, decoder alone"))
-    rows = [{"model": name, own.unit: round(bits, 4)} for bits, name in sorted(figures)]
-    create_table_artifact(
-        rows, key=key("evaluation", Path(run).name), description=f"{run}: {found.split}. {found.whose}"
-    )
+        rows.append({"model": f"{options.name}, decoder alone", own.unit: found.decoder})
+    rows += [
+        {"model": item.name, own.unit: item.bits_per_char, "bits": item.bits, "bits_per_byte": item.bits_per_byte}
+        for item in found.yardsticks
+    ]
+    table = [
+        {name: round(value, 4) if isinstance(value := row.get(name, ""), float) else value for name in rows[0]}
+        for row in [rows[0], *sorted(rows[1:], key=lambda row: row[own.unit])]
+    ]
+    create_table_artifact(table, run_key("evaluation", options), f"{figure(found)}. {found.whose}\n\n{about}")
     return found
 
 
-@staged("sample")
+@staged("sample", lambda found: "; ".join(filter(None, [f"{len(found)} samples", pace(found)])))
 def sample(
-    run: str = "quickstart",
+    run: Place = "quickstart",
     prompts: Words = [],  # noqa: B006
+    prompt_count: Count = None,
     samples: Annotated[int, Field(ge=1, le=64)] = 1,
+    temperature: Temperature = None,
     overrides: Words = [],  # noqa: B006
 ) -> list[Sample]:
     """Continues prompts; a model of pictures completes the lower halves of held-out ones.
 
     Args:
         run: a name under runs, or a folder
-        prompts: texts to continue; empty: those of sample.prompts, which also go into the report
+        prompts: texts to continue; none: those of sample.prompts, or frequent chunks, which also go into the report
+        prompt_count: of those, or of held-out pictures, so many; empty: all of them, or as many pictures as the run says
         samples: continuations of each
-        overrides: options to change, each key=value as on the command line, such as sample.temperature=0.5
+        temperature: 0: always the likeliest; empty: as in the run, 0.8 if it says nothing
+        overrides: options to change, each key=value as on the command line, such as sample.chunks=100
     """
     from pipeline.probe.sample import sample as run_stage
     from pipeline.show.page import data_uri
     from pipeline.shown import fenced
 
-    options = run_options(run, overrides, "sample")
+    options = options_of(run, overrides, "sample", sample__temperature=temperature, sample__pictures=prompt_count)
+    folder, about = RunFolder.of(options), present(options)
+    if prompt_count and options.chunker.kind != PIXELS:
+        options.sample.prompts = (options.sample.prompts or folder.prompts())[:prompt_count]
     written = run_stage(options, prompts or None, samples)
     text = "\n\n".join([*(fenced(item.prompt + item.text) for item in written), pace(written)])
-    grid = RunFolder.of(options).path / "samples.png"
+    grid = folder.path / "samples.png"
     if written and written[0].text == str(grid):
         text = f"![held-out pictures, completed]({data_uri(grid.read_bytes())})"
-    create_markdown_artifact(text, key=key("samples", options.name), description=f"{run}: samples")
+    create_markdown_artifact(f"{text}\n\n{about}", run_key("samples", options), f"samples of {about}")
     return written
 
 
-@staged("next")
-def following(
-    run: str = "quickstart",
-    prompts: Words = [],  # noqa: B006
-    count: Annotated[int, Field(ge=1, le=1000)] = 10,
-    overrides: Words = [],  # noqa: B006
-) -> list[NextChunks]:
-    """The likeliest next chunks after each prompt, with their probabilities, as a table.
-
-    Args:
-        run: a name under runs, or a folder
-        prompts: texts, white space at the end counts; none: what a document begins with
-        count: chunks after each prompt
-        overrides: options to change, each key=value as on the command line, such as evaluate.likelihood=decoder
-    """
-    from pipeline.probe.next import following as run_stage
-    from pipeline.probe.next import heading, rows
-
-    found = run_stage(run_options(run, overrides, "next"), prompts, count)
-    table = [{"prompt": heading(item)} | row for item in found for row in rows(item)]
-    create_table_artifact(table, key=key("next", Path(run).name), description=f"{run}: next chunks")
-    return found
-
-
-@staged("index")
-def index(run: str = "quickstart", overrides: Words = []) -> Indexed:  # noqa: B006
-    """FAISS index of the embeddings of all distinct chunks.
-
-    Args:
-        run: a name under runs, or a folder
-        overrides: options to change, each key=value as on the command line, such as index.min_count=2
-    """
-    from pipeline.probe.index import index as run_stage
-
-    return run_stage(run_options(run, overrides, "index"))
-
-
-@staged("neighbours")
-def neighbours(
-    run: str = "quickstart",
-    queries: Words = [],  # noqa: B006
-    count: Annotated[int, Field(ge=1, le=100)] = 8,
-    overrides: Words = [],  # noqa: B006
-) -> list[Neighbours]:
-    """Nearest chunks in the index, as a table, and as a picture if they are of pixels.
-
-    Args:
-        run: a name under runs, or a folder
-        queries: chunks, white space at the end counts; of pictures, colours such as #4080c0; none: chunks of the corpus
-        count: neighbours of each query
-        overrides: options to change, each key=value as on the command line, such as runs_dir=/data/runs
-    """
-    from pipeline.probe.neighbours import neighbours as run_stage
-    from pipeline.show import plots
-    from pipeline.show.page import data_uri
-    from pipeline.shown import visible
-
-    found = run_stage(run_options(run, overrides, "neighbours"), queries, count)
-    rows = [
-        {"query": visible(item.query), "chunk": visible(n.text), "cosine": round(n.score, 3), "count": n.count}
-        for item in found
-        for n in item.neighbours
-    ]
-    create_table_artifact(rows, key=key("neighbours", Path(run).name), description=f"{run}: neighbours")
-    if drawn := plots.neighbours(found):
-        text = f"![queries and their neighbours, with cosines]({data_uri(drawn)})"
-        create_markdown_artifact(text, key=key("neighbours", Path(run).name, "drawn"), description=f"{run}: neighbours")
-    return found
-
-
-@staged("compare")
+@staged("compare", str)
 def compare(runs: Words = ["quickstart"], runs_dir: str = "runs") -> str:  # noqa: B006
     """Table and curves of several runs, against steps, seconds and model FLOPs (the paper's Figure 4).
 
@@ -163,19 +179,25 @@ def compare(runs: Words = ["quickstart"], runs_dir: str = "runs") -> str:  # noq
     from pipeline.show.compare import markdown
     from pipeline.show.page import data_uri
 
+    runs = [run for run in runs if run]
+    options = [run_options(run, [f"runs_dir={runs_dir}"]) for run in runs]
+    tag(*(each.name for each in options))
     found = run_stage(runs, runs_dir, Path(runs_dir) / "comparison")
     picture = data_uri(Path(found.picture).read_bytes())
-    text = f"![curves]({picture})\n\n{markdown(found.rows)}"
-    create_markdown_artifact(text, key="comparison", description=", ".join(runs))
+    places = "\n".join(f"- {present(each)}" for each in options if RunFolder.of(each).is_trained())
+    text = f"![curves]({picture})\n\n{markdown(found.rows)}\n\n{places}"
+    names = "-".join(sorted(each.name for each in options))
+    digits = hashlib.sha256("\n".join(sorted(runs)).encode()).hexdigest()[:4]
+    create_markdown_artifact(text, f"{key('comparison', names)[:60]}-{digits}", ", ".join(runs))
     return found.page
 
 
-@staged("report")
-def report(run: str = "quickstart", overrides: Words = []) -> str:  # noqa: B006
+@staged("report", str)
+def report(run: Place = "quickstart", overrides: Words = []) -> str:  # noqa: B006
     """Writes the report of a run, and shows it as an artifact with its pictures.
 
     Args:
         run: a name under runs, or a folder
         overrides: options to change, each key=value as on the command line
     """
-    return show_report(run_options(run, overrides, "report"))
+    return show_report(options_of(run, overrides, "report"))

@@ -1,25 +1,37 @@
-"""The flows that shard and train: they take a preset and what to change of it, and have the same form but for its fields."""
+"""The flows that shard and train: they take a preset and what to change of it, and have the same form but for its fields.
+
+The last one makes a table or figure of a paper, by many trainings.
+"""
 
 import os
 from dataclasses import asdict, dataclass
 from itertools import pairwise
 from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
 
-from prefect.artifacts import create_table_artifact
+from prefect.artifacts import create_markdown_artifact, create_table_artifact
 from prefect.events import emit_event
 from prefect.runtime import deployment, flow_run
+from pydantic import Field
 
 from data.durable import FLOW_RUN
 from data.sources.source import title
 from flows.devices import turn
-from flows.forms import Asked, configured, is_inner
-from flows.live import Live, LiveShards, key
+from flows.forms import Asked, Place, Words, configured, is_inner, staged
 from flows.mappers import as_tasks
-from flows.reading import show_report
-from flows.stopping import stopping
+from flows.page.live import Live, LiveShards, key
+from flows.page.story import follow
+from flows.reading import show_places, show_report
+from flows.states.stopping import stopping
+from pipeline.config import load
+from pipeline.experiments.catalogue import BUDGETS, EXPERIMENTS, planned
 from pipeline.kinds import phases
 from pipeline.options import Phase
+from pipeline.run.metrics import Record
 from pipeline.run.shards import Size, sizes
+
+if TYPE_CHECKING:
+    from pipeline.train.state import Trained
 
 FIELDS = "preset name source seconds phase batch model iem optimizer validation checkpoint launcher overrides"
 
@@ -32,7 +44,11 @@ class Sharded:
     splits: dict[str, Size]
 
 
-@configured("shard", "preset source sources chunker sharding launcher overrides")
+def _sizes(found: Sharded) -> str:
+    return f"{found.folder}: {', '.join(f'{size.chunks:,} chunks {split}' for split, size in found.splits.items())}"
+
+
+@configured("shard", "preset source sources chunker sharding launcher overrides", _sizes)
 def shard(asked: Asked) -> Sharded:
     """Cuts a source into WebDataset shards with a manifest; a task for every part. What is finished is not done again."""
     from pipeline.run.shards import shard as run_stage
@@ -62,32 +78,80 @@ def _announce(stage: str, what: str, asked: Asked) -> None:
     )
 
 
-def _train(phase: Phase, asked: Asked) -> str:
+def _train(phase: Phase, asked: Asked) -> "Trained":
     """Trains a phase with a live artifact, saves if it is stopped, and leaves a report of what there is then."""
     from pipeline.train.stages import run_phase
 
     options = asked.options
     os.environ[FLOW_RUN] = str(flow_run.name)
-    with stopping() as stop, turn(options, stop), Live(options.name, phase, getattr(options, phase)) as live:
-        found = run_phase(phase, options, stop, live)
+    if not is_inner():
+        show_places(options)
+    with stopping() as stop, turn(options, stop), Live(phase, options) as live:
+
+        def listen(record: Record) -> None:
+            live(record)
+            follow(phase, record)
+
+        found = run_phase(phase, options, stop, listen)
     show_report(options)
     _announce(phase, options.name, asked)
-    return found.checkpoint
+    return found
 
 
-@configured("pretrain", FIELDS)
-def pretrain(asked: Asked) -> str:
+def _outcome(found: "Trained") -> str:
+    from pipeline.train.stages import outcome
+
+    return outcome(found).removeprefix(f"{found.phase}: ")
+
+
+@configured("pretrain", FIELDS, _outcome)
+def pretrain(asked: Asked) -> "Trained":
     """Phase one: learns in the space of chunk embeddings. A run of the same name goes on from its last checkpoint."""
     return _train("pretrain", asked)
 
 
-@configured("finetune", FIELDS)
-def finetune(asked: Asked) -> str:
+@configured("finetune", FIELDS, _outcome, preset=None)
+def finetune(asked: Asked) -> "Trained":
     """Phase two: trains for exact likelihood from a phase one. A run of the same name goes on from its last checkpoint."""
     return _train("finetune", asked)
 
 
-@configured("train", FIELDS)
-def train(asked: Asked) -> str:
+@configured("train", FIELDS, _outcome)
+def train(asked: Asked) -> "Trained":
     """Trains end to end, without a phase one. A run of the same name goes on from its last checkpoint."""
     return _train("train", asked)
+
+
+@staged("experiment", str)
+def experiment(
+    name: Annotated[str, Field(json_schema_extra={"enum": list(EXPERIMENTS)})] = "haed-figure4",
+    budget: Annotated[str, Field(json_schema_extra={"enum": list(BUDGETS)})] = "minutes",
+    data: Place = "../shared/data",
+    seconds: Annotated[float, Field(ge=0)] = 0,
+    seeds: Annotated[int, Field(ge=0)] = 0,
+    parallel: Annotated[int, Field(ge=1)] = 1,
+    overrides: Words = [],  # noqa: B006
+) -> str:
+    """A table or figure of a paper by models of this project. What was cancelled or has failed goes on by Retry.
+
+    Args:
+        name: of the table or figure
+        budget: minutes: 20 minutes of two cores; hour: three hours; paper: the paper's sizes, which may take months
+        data: folder with wikitext-2 and imagenette32; where it is missing, the Python standard library's sources serve
+        seconds: of training in all; 0: the budget's
+        seeds: of each model; 0: the budget's
+        parallel: runs side by side, which share the cores
+        overrides: options for all models, each key=value as on the command line
+    """
+    from pipeline.experiments.page import markdown
+    from pipeline.experiments.stage import run
+
+    asked, plan = planned(
+        name, budget, Path("experiments"), Path(data), tuple(overrides), seconds or None, seeds or None, parallel
+    )
+    options = load(asked.arms[0].preset, [f"runs_dir={plan.runs_dir}", *overrides])
+    with stopping() as stop, turn(options, stop):
+        found = run(asked, plan, stop)
+    text = markdown(asked, found)
+    create_markdown_artifact(text, key=key("experiment", name, budget), description=f"{name}: {asked.question}")
+    return found.folder

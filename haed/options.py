@@ -268,12 +268,12 @@ class MultiscaleOptions:
         Literal["average", "max", "convolution"],
         Field(description="of neighbours to the next scale; a convolution's stride is its kernel's size"),
     ] = "average"
+    upsampling: Annotated[
+        Literal["linear", "repeat"],
+        Field(description="top_down: a vector for each place of a finer scale, or one for all (a bag: 6@4)"),
+    ] = "linear"
     heads: Annotated[
-        str,
-        Field(
-            description="bottom_up: heads@scale of the layer that looks at the coarse scales, such as 2@16 2@4; empty: equal "
-            "parts of model.token.heads, the rest to the finest"
-        ),
+        str, Field(description="bottom_up: heads@scale, as 2@16 2@4; empty: equal parts, the rest to the finest")
     ] = ""
 
 

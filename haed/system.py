@@ -157,12 +157,21 @@ class System(nn.Module, ABC):
         assert isinstance(laid, Windows)
         return self.mark("system", self.log_likelihood(laid).sum())
 
-    def vectors(self, windows: Windows, space: str) -> Tensor:
+    def vectors(self, windows: Windows, space: str, layer: int | None = None) -> Tensor:
         """Vectors (M, E) of the real chunks of windows on the CPU, in one of `spaces`.
 
+        Args:
+            windows: on the CPU.
+            space: `chunks`: of each chunk by itself; `contexts`: of what stands before it in its window.
+            layer: of `contexts`, from 0; None: what comes out of all of them.
+
         Raises:
-            ValueError: the system has no such space.
+            ValueError: the system has no such space, or no such layer that could be looked at.
         """
+        if space in self.spaces:
+            raise ValueError(
+                f"{type(self).__name__} has no layer {layer} of {space} to be looked at: leave the layer out"
+            )
         raise ValueError(f"{type(self).__name__} has no space {space!r}, only: {', '.join(self.spaces) or 'none'}")
 
     def groups(self) -> list[Group]:

@@ -72,7 +72,6 @@ def _execute(arguments: "argparse.Namespace") -> int:
     import logging
     import traceback
 
-    from data.locations import redact
     from pipeline import shown
     from pipeline.config import ConfigError
 
@@ -96,8 +95,9 @@ def _execute(arguments: "argparse.Namespace") -> int:
             sys.excepthook = lambda *what: shown.say("".join(traceback.format_exception(*what)))
             raise
         expected = isinstance(error, ValueError | OSError | FloatingPointError)
-        reason = redact(" ".join(str(error).split())) or type(error).__name__
-        shown.say(f"error: {reason}{'' if expected else f' ({type(error).__name__}; --debug shows where)'}")
+        shown.say(
+            f"error: {shown.reason(error)}{'' if expected else f' ({type(error).__name__}; --debug shows where)'}"
+        )
         return 2 if isinstance(error, ConfigError) else 1
     finally:
         logging.getLogger().removeHandler(lines)

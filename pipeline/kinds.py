@@ -16,7 +16,12 @@ OF_CHUNKS = {
     "evaluate.likelihood": "",
     "evaluate.closed_set": "",
     "evaluate.closed_windows": "",
-    "index": "",
+    "index.min_count": "",
+    "index.max_chunks": "",
+    "index.layer": "",
+    "index.queries": "",
+    "index.neighbours": "",
+    "analyse": "",
 }
 
 

@@ -11,12 +11,15 @@ import sys
 from contextlib import suppress
 from typing import Any
 
+from data.locations import redact
+
 # C0 and C1 but for tab and newline; line separators, overrides and isolates of direction, invisible operators; the mark of
 # byte order; interlinear marks; what surrogateescape made of bytes; language tags.
 _STEERS = re.compile(
     "[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028-\u202e\u2060-\u206f\ufeff\ufff9-\ufffb\ud800-\udfff\U000e0000-\U000e007f]"
 )
 _SIGNS = str.maketrans({" ": "␣", "\n": "↵", "\t": "⇥", "\r": "␍"})
+_MEANT = {ord(sign): chr(code) for code, sign in _SIGNS.items()}
 
 
 def printable(text: str) -> str:
@@ -36,11 +39,29 @@ def visible(text: str) -> str:
     return printable(text.translate(_SIGNS))
 
 
+def meant(text: str) -> str:
+    """A chunk as it is typed after `visible`: with its white space as signs, or as it is."""
+    return text.translate(_MEANT)
+
+
 class _Record(logging.LogRecord):
     """A record whose message is printable, whatever name of a file is in it."""
 
     def getMessage(self) -> str:  # noqa: D102
         return printable(super().getMessage())
+
+
+def duration(seconds: float) -> str:
+    """Seconds for people: `34 s`, `5 min`, `2 h 10 min`."""
+    minutes = round(seconds / 60)
+    if seconds < 119.5:
+        return f"{seconds:.0f} s"
+    return f"{minutes} min" if minutes < 120 else f"{minutes // 60:,} h {minutes % 60} min"
+
+
+def reason(error: BaseException) -> str:
+    """What an error says, as one line and without passwords."""
+    return redact(" ".join(str(error).split())) or type(error).__name__
 
 
 def prepare_logs() -> None:

@@ -50,7 +50,7 @@ def test_the_commands_and_the_loader(tmp_path: Path) -> None:
     (words,) = [each for each in tmp_path.glob("shards/my-texts-*") if Corpus.open(each).options.kind == "words"]
     example = python("import Loader\n\ncorpus").replace("NAME-DIGEST", words.name)
     (tmp_path / "example.py").write_text(example)
-    assert "(4, 128, 12) (4, 128) {'epoch': 0, 'windows': 4}" in bash("python example.py", tmp_path)
+    assert "(4, 128, 12) (4, 128) {'epoch': 0, 'windows': 4, 'began': 0}" in bash("python example.py", tmp_path)
     (tmp_path / "torch_example.py").write_text(python("DataLoader").replace("NAME-DIGEST", words.name))
     assert bash("python torch_example.py", tmp_path) == "torch.Size([4, 128, 12])\n" * 2
 

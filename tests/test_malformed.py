@@ -148,7 +148,9 @@ CASES: dict[str, tuple[str, Callable[[Path], None], list[str]]] = {}
 CASES |= {f"manifest: {name}": ("corpus/manifest.json", change, CAT) for name, change in JSON.items()}
 CASES |= {f"corpus.json: {name}": ("runs/run/corpus.json", change, EVALUATE) for name, change in JSON.items()}
 CASES |= {f"state: {name}": (CHECKPOINT + "state.json", change, EVALUATE) for name, change in JSON.items()}
-CASES |= {f"index meta: {name}": ("runs/run/index/meta.json", change, NEIGHBOURS) for name, change in JSON.items()}
+CASES |= {
+    f"index meta: {name}": ("runs/run/index/chunks/meta.json", change, NEIGHBOURS) for name, change in JSON.items()
+}
 CASES |= {
     f"evaluation: {name}": ("runs/run/evaluation.json", change, REPORT)
     for name, change in JSON.items()
@@ -186,12 +188,12 @@ CASES |= {
     "training: half": (CHECKPOINT + "training.safetensors", cut(0.5), FINETUNE),
     "training: gone": (CHECKPOINT + "training.safetensors", without, FINETUNE),
     "latest: outside": ("runs/run/finetune/checkpoints/latest", replaced(b"../../../../etc"), ["compare", "runs/none"]),
-    "index: empty": ("runs/run/index/chunks.faiss", replaced(b""), NEIGHBOURS),
-    "index: half": ("runs/run/index/chunks.faiss", cut(0.5), NEIGHBOURS),
-    "index: a bit": ("runs/run/index/chunks.faiss", flipped(100), NEIGHBOURS),
-    "index: gone": ("runs/run/index/chunks.faiss", without, NEIGHBOURS),
-    "table: half": ("runs/run/index/chunks.npz", cut(0.5), NEIGHBOURS),
-    "table: pickle": ("runs/run/index/chunks.npz", replaced(pickle.dumps(Exploit())), NEIGHBOURS),
+    "index: empty": ("runs/run/index/chunks/vectors.faiss", replaced(b""), NEIGHBOURS),
+    "index: half": ("runs/run/index/chunks/vectors.faiss", cut(0.5), NEIGHBOURS),
+    "index: a bit": ("runs/run/index/chunks/vectors.faiss", flipped(100), NEIGHBOURS),
+    "index: gone": ("runs/run/index/chunks/vectors.faiss", without, NEIGHBOURS),
+    "table: half": ("runs/run/index/chunks/table.parquet", cut(0.5), NEIGHBOURS),
+    "table: pickle": ("runs/run/index/chunks/table.parquet", replaced(pickle.dumps(Exploit())), NEIGHBOURS),
     "run config: another model": (
         "runs/run/config.yaml",
         lambda p: p.write_text(p.read_text().replace("ffn: 32", "ffn: 64")) and None,

@@ -32,11 +32,12 @@ class Sharding:
     rate: float
     left: float | None
 
-    def line(self) -> str:
-        """All of it, for people."""
-        words = [f"part {self.done:,} of {self.parts:,}", f"{self.share:.0%}", f"{self.written / 1e6:,.0f} MB"]
-        words += [f"{self.rate / 1e6:,.1f} MB/s"] if self.rate else []
+    def line(self, what: str) -> str:
+        """All of it, for people: share done and time left, then what is sharded, and how far."""
+        words = [f"{self.share:.0%}"]
         words += [f"{self.left:,.0f} s left"] if self.left is not None and self.done < self.parts else []
+        words += [what, f"part {self.done:,} of {self.parts:,}", f"{self.written / 1e6:,.0f} MB"]
+        words += [f"{self.rate / 1e6:,.1f} MB/s"] if self.rate else []
         return " · ".join(words)
 
 

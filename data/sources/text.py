@@ -190,6 +190,8 @@ class StdlibSource(TextSource):
     def files(self) -> list[File]:
         """All but tests and what was installed beside."""
         root = Path(self.options.path or sysconfig.get_paths()["stdlib"])
+        if not root.exists():
+            raise FileNotFoundError(f"source.path={root}: no such file or folder")
         found = [
             File(path.relative_to(root).as_posix(), str(path), path.stat().st_size)
             for path in root.glob("**/*.py")

@@ -3,13 +3,19 @@
 import hashlib
 import logging
 import re
+import threading
+import time
+from collections.abc import Callable
+from contextlib import suppress
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
+from flows.choices import runs_there, with_runs
 from flows.serving.environment import OF_FLOWS
 
 log = logging.getLogger(__name__)
+LOOK_SECONDS = 3.0
 SILENCE = timedelta(minutes=2)  # four heartbeats of a flow that a worker runs
 
 
@@ -27,8 +33,20 @@ def name_of(folder: Path, host: str = "") -> str:
     return "-".join([*filter(None, [host]), re.sub(r"[^\w.]+", "-", folder.resolve().name) or "root", digits])
 
 
+def names(name: str) -> list[str]:
+    """What the deployments of a folder are called, each by its stage."""
+    from flows.flows import FLOWS
+
+    return [f"{flow.name}-{name}" for flow in FLOWS]
+
+
 def deployments(name: str, chain: bool = False) -> list[Any]:
-    """Every flow as a deployment of that name, tagged with its stage."""
+    """Every flow as a deployment, called and tagged by its stage.
+
+    Args:
+        name: what they have in common.
+        chain: see `flows.serving.serve.serve`.
+    """
     from prefect.deployments.runner import EntrypointType
     from prefect.events import DeploymentEventTrigger
 
@@ -42,7 +60,7 @@ def deployments(name: str, chain: bool = False) -> list[Any]:
     }
     made: list[Any] = [
         flow.to_deployment(
-            name=name,
+            name=f"{flow.name}-{name}",
             tags=[flow.name],
             description=(flow.description or "").split("\n\nArgs:")[0],  # the form has a text for each field
             entrypoint_type=EntrypointType.MODULE_PATH,
@@ -50,7 +68,7 @@ def deployments(name: str, chain: bool = False) -> list[Any]:
                 DeploymentEventTrigger(
                     name=f"{flow.name} after {after[flow.name]}",
                     expect={f"haed.{after[flow.name]}.completed"},
-                    match={"haed.deployment": name, "haed.next": flow.name},
+                    match={"haed.deployment": f"{after[flow.name]}-{name}", "haed.next": flow.name},
                     parameters=parameters,
                 )
             ]
@@ -62,6 +80,77 @@ def deployments(name: str, chain: bool = False) -> list[Any]:
     for deployment in made:  # a new one gets them all the same
         deployment.model_fields_set.difference_update(KEPT)
     return made
+
+
+def adopt(name: str, made: list[Any], apply: Callable[[Any], Any]) -> list[str]:
+    """Moves what was set for deployments of an earlier version, which all had one name, to those of now.
+
+    The earlier ones are deleted: nobody serves them any more, and a schedule of theirs would start nothing.
+
+    Args:
+        name: of the earlier ones.
+        made: those of now.
+        apply: registers one of them, and gives its id.
+
+    Returns:
+        Which there were.
+    """
+    from prefect.client.orchestration import get_client
+    from prefect.client.schemas.actions import DeploymentScheduleCreate, DeploymentUpdate
+    from prefect.exceptions import ObjectNotFound
+
+    moved = []
+    with get_client(sync_client=True) as client:
+        for deployment in made:
+            try:
+                old = client.read_deployment_by_name(f"{deployment.flow_name}/{name}")
+            except ObjectNotFound:
+                continue
+            id = apply(deployment)
+            kept = {each: getattr(old, each) for each in ("tags", "description", "parameters", "paused")}
+            client.update_deployment(id, DeploymentUpdate(**kept))
+            if set_there := [
+                DeploymentScheduleCreate(schedule=each.schedule, active=each.active, parameters=each.parameters)
+                for each in old.schedules
+            ]:
+                client.create_deployment_schedules(id, set_there)
+            client.delete_deployment(old.id)
+            moved.append(f"{deployment.flow_name}/{name}")
+    return moved
+
+
+def offer_runs(made: list[Any], runs: list[str]) -> None:
+    """Has the forms of deployments that are to be registered offer these runs."""
+    for deployment in made:
+        with_runs(deployment._parameter_openapi_schema.properties, runs)
+
+
+def keep_offering(made: list[Any], runs: list[str]) -> None:
+    """Does the same for registered ones as long as this process lives, in a thread, whenever there are other runs."""
+    from prefect.client.orchestration import get_client
+    from prefect.client.schemas.actions import DeploymentUpdate
+    from prefect.utilities.callables import parameter_schema
+
+    from flows.flows import FLOWS
+
+    def look() -> None:
+        offered = runs
+        while True:
+            time.sleep(LOOK_SECONDS)
+            if (now := runs_there()) == offered:
+                continue
+            try:
+                with get_client(sync_client=True) as client:
+                    for flow, deployment in zip(FLOWS, made, strict=True):
+                        schema = parameter_schema(flow)
+                        with_runs(schema.properties, now)
+                        id = client.read_deployment_by_name(deployment.full_name).id
+                        client.update_deployment(id, DeploymentUpdate(parameter_openapi_schema=schema.model_dump()))
+                offered = now
+            except Exception as error:  # whatever it is: a server that is busy is asked again
+                log.debug("forms do not list the runs of now: %s", error)
+
+    threading.Thread(target=look, daemon=True).start()
 
 
 def deploy(
@@ -102,16 +191,19 @@ def deploy(
         jobs = _merged(jobs, variables or {})
         if limit is not None:
             client.update_work_pool(pool, WorkPoolUpdate(concurrency_limit=limit))
-        made = deployments(name_of(folder, pool) if kind == "process" else pool)
+        name = name_of(folder, pool) if kind == "process" else pool
+        made = deployments(name)
         for deployment in made:
             deployment.job_variables = jobs
-            try:
-                known = client.read_deployment_by_name(deployment.full_name)
-            except ObjectNotFound:
-                continue
-            deployment.job_variables = _merged(known.job_variables or {}, jobs)
-            deployment.work_queue_name = known.work_queue_name
-    _crash_silent_runs(made[0].name, [str(deployment.apply(work_pool_name=pool)) for deployment in made])
+            for known_as in (deployment.full_name, f"{deployment.flow_name}/{name}"):  # the second by earlier versions
+                with suppress(ObjectNotFound):
+                    known = client.read_deployment_by_name(known_as)
+                    deployment.job_variables = _merged(known.job_variables or {}, jobs)
+                    deployment.work_queue_name = known.work_queue_name
+                    break
+    ids = {deployment.flow_name: deployment.apply(work_pool_name=pool) for deployment in made}
+    adopt(name, made, lambda deployment: ids[deployment.flow_name])
+    _crash_silent_runs(name, [str(id) for id in ids.values()])
     return [f"{deployment.flow_name}/{deployment.name}" for deployment in made]
 
 

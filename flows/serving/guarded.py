@@ -1,17 +1,27 @@
-"""The processes that `haed` starts beside itself: Prefect's server and TensorBoard, each behind `flows.serving.guard`.
+"""The processes that `haed` starts beside itself: Prefect's server and TensorBoard, each behind `pipeline.pages.guard`.
 
-python -m flows.serving.guarded prefect --host 127.0.0.1 --port 4200
+python -m flows.serving.guarded prefect --host 127.0.0.1 --port 4200 --runs runs
 python -m flows.serving.guarded board --port 6006 --logdir runs
 """
 
 import argparse
+import os
+from pathlib import Path
 from typing import Any
 
-from flows.serving.guard import LOOPBACK, Guarded, Rules, guarded_wsgi, names_of
+from flows.serving.beside import Beside
+from pipeline.pages.guard import LOOPBACK, Guarded, Rules, guarded_wsgi, names_of
 
 
-def prefect(host: str, port: int, more: list[str]) -> None:
-    """Prefect's server as `prefect server start` runs it, but that SQLite's transactions wait for each other."""
+def prefect(host: str, port: int, more: list[str], runs: Path | None) -> None:
+    """Prefect's server as `prefect server start` runs it, but that SQLite's transactions wait for each other.
+
+    Args:
+        host: address to listen on.
+        port: likewise.
+        more: names by which it may be addressed, beside those of the host.
+        runs: folder of runs that have pages beside Prefect's UI; None: there are none.
+    """
     import uvicorn
     from prefect.server.api.server import create_app
     from prefect.settings import get_current_settings
@@ -19,8 +29,12 @@ def prefect(host: str, port: int, more: list[str]) -> None:
     settings = get_current_settings().server
     _take_turns()
     origins = [item.strip() for item in settings.api.cors_allowed_origins.split(",") if item.strip() != "*"]
+    application: Any = create_app(final=True)
+    if runs is not None:
+        secret = settings.api.auth_string
+        application = Beside(application, _pages(runs), secret.get_secret_value() if secret else "")
     uvicorn.run(
-        Guarded(create_app(final=True), Rules([*names_of(host), *more], origins)),
+        Guarded(application, Rules([*names_of(host), *more], origins)),
         host=host,
         port=port,
         timeout_keep_alive=settings.api.keepalive_timeout,
@@ -28,6 +42,16 @@ def prefect(host: str, port: int, more: list[str]) -> None:
         ws_ping_timeout=settings.api.websocket_ping_timeout,
         log_level=settings.logging_level.lower(),
     )
+
+
+def _pages(runs: Path) -> Any:
+    """The pages of a folder of runs, whose models leave the devices and half of the cores to trainings."""
+    from pipeline.pages.app import application
+    from pipeline.pages.runs import Runs
+    from pipeline.pages.warm import Warm
+
+    threads = max(1, (os.cpu_count() or 1) // 2)
+    return application(Runs(runs), Warm(overrides=("device=cpu", f"threads={threads}")), {"Prefect UI": "/v2/"})
 
 
 def _take_turns() -> None:
@@ -70,11 +94,12 @@ def main() -> None:
     parser.add_argument("--port", type=int, required=True)
     parser.add_argument("--allowed-host", action="append", default=[])
     parser.add_argument("--logdir", default="runs")
+    parser.add_argument("--runs", type=Path)
     given = parser.parse_args()
     if given.server == "board":
         board(given.port, given.logdir)
     else:
-        prefect(given.host, given.port, given.allowed_host)
+        prefect(given.host, given.port, given.allowed_host, given.runs)
 
 
 if __name__ == "__main__":

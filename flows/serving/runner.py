@@ -12,7 +12,8 @@ import time
 from contextlib import suppress
 from typing import Any
 
-from prefect.runner import Runner
+from prefect.runner import Runner, runner
+from prefect.runner._state_proposer import StateProposer
 
 from pipeline.stopping import SAME_SECONDS, Request
 
@@ -21,16 +22,27 @@ PATIENCE_SECONDS = 600.0  # for a slow step, a validation and a checkpoint
 _TO_REPORT_SECONDS = 15.0  # for the states of flows that were killed
 
 
+class _Proposer(StateProposer):
+    """Leaves the words in which a flow itself said that it was cancelled, and what was saved; and a Retry that came since."""
+
+    async def propose_cancelled(self, flow_run: Any, state_updates: dict[str, Any] | None = None) -> bool:
+        now = (await self._client.read_flow_run(flow_run.id)).state
+        if now is not None and not now.is_cancelling():
+            return True
+        return await super().propose_cancelled(flow_run, state_updates)
+
+
 def run_flows(deployments: list[Any]) -> None:
     """Serves deployments in the foreground, until SIGINT or SIGTERM.
 
     Raises:
         RuntimeError: some flows were killed before they had saved: a second signal came, or patience ended.
     """
-    runner = Runner(pause_on_shutdown=False)
+    runner.StateProposer = _Proposer  # type: ignore[misc]
+    made = Runner(pause_on_shutdown=False)
     for deployment in deployments:
-        runner.add_deployment(deployment)
-    asyncio.run(_run(runner))
+        made.add_deployment(deployment)
+    asyncio.run(_run(made))
 
 
 async def _run(runner: Runner) -> None:

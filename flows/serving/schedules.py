@@ -42,20 +42,20 @@ def add(deployment: Any, wanted: Any, parameters: dict[str, Any]) -> None:
         client.create_deployment_schedules(id, [DeploymentScheduleCreate(schedule=wanted, parameters=parameters)])
 
 
-def lines(deployment: str) -> list[str]:
-    """What is scheduled in the deployments of a name, a line each."""
+def lines(deployments: list[str]) -> list[str]:
+    """What is scheduled in the deployments of these names, a line each."""
     from prefect.client.orchestration import get_client
 
     with get_client(sync_client=True) as client:
         return [
             f"{client.read_flow(found.flow_id).name} {_line(each.schedule)}"
             + ("" if each.active and not found.paused else " (paused)")
-            for found in client.read_deployments(deployment_filter=_named(deployment))
+            for found in client.read_deployments(deployment_filter=_named(deployments))
             for each in found.schedules
         ]
 
 
-def skip_missed(deployment: str) -> int:
+def skip_missed(deployments: list[str]) -> int:
     """Cancels what schedules wanted to start while nothing served it, which would otherwise start all at once; how many."""
     from prefect.client.orchestration import get_client
     from prefect.client.schemas.filters import FlowRunFilter
@@ -67,7 +67,7 @@ def skip_missed(deployment: str) -> int:
     }
     with get_client(sync_client=True) as client:
         found = client.read_flow_runs(
-            deployment_filter=_named(deployment), flow_run_filter=FlowRunFilter.model_validate(missed), limit=200
+            deployment_filter=_named(deployments), flow_run_filter=FlowRunFilter.model_validate(missed), limit=200
         )
         runs = [run for run in found if run.auto_scheduled]
         for run in runs:
@@ -75,10 +75,10 @@ def skip_missed(deployment: str) -> int:
     return len(runs)
 
 
-def _named(deployment: str) -> Any:
+def _named(deployments: list[str]) -> Any:
     from prefect.client.schemas.filters import DeploymentFilter, DeploymentFilterName
 
-    return DeploymentFilter(name=DeploymentFilterName(any_=[deployment]))
+    return DeploymentFilter(name=DeploymentFilterName(any_=deployments))
 
 
 def _line(schedule: Any) -> str:

@@ -12,11 +12,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from flows.alive import mark_dead
+from flows.choices import runs_there
 from flows.serving import schedules
-from flows.serving.deployments import deployments, name_of
-from flows.serving.guard import LOOPBACK
+from flows.serving.deployments import adopt, deployments, keep_offering, name_of, names, offer_runs
 from flows.serving.server import child, lasting_server
+from flows.states.alive import mark_dead
+from pipeline.pages.guard import LOOPBACK
 
 log = logging.getLogger(__name__)
 _ANY = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}
@@ -56,19 +57,30 @@ def serve(
         place = _own_place(host, port, password) if server else _given_place()
         wanted = schedules.cron_schedule(cron) if cron else None
         if server:
-            held.enter_context(lasting_server(place.address, host, port, allowed_hosts))
+            if held.enter_context(lasting_server(place.address, host, port, allowed_hosts)):
+                os.environ["HAED_PAGES"] = "1"  # of runs/; see pipeline.pages.rendering.page_of
         board = held.enter_context(_tensorboard(board_port)) if board_port else None
         os.environ |= {"HAED_TENSORBOARD_URL": board} if board else {}
-        if dead := mark_dead(place.deployment):
+        known, runs = names(place.deployment), runs_there()
+        if dead := mark_dead([*known, place.deployment]):
             print(f"marked as crashed: {', '.join(dead)}; Retry goes on from their checkpoints")
+        from flows.serving.ready_made import propose
+
         made = deployments(place.deployment, chain)
-        if missed := schedules.skip_missed(place.deployment):
+        offer_runs(made, runs)
+        propose(made, nightly=wanted is None)
+        if moved := adopt(place.deployment, made, lambda deployment: deployment.apply()):
+            print(
+                f"replaced, with what was set for them: {', '.join(moved)}; a new run of the same name goes on, Retry does not"
+            )
+        if missed := schedules.skip_missed(known):
             print(f"cancelled: {missed} scheduled runs, for whose time haed serve was not running")
         if wanted:
             schedules.add(made[0], wanted, parameters or {})
+        keep_offering(made, runs)
         _say(place, board)
         from flows.serving.runner import run_flows
-        from flows.stopping import SERVED_BY
+        from flows.states.stopping import SERVED_BY
 
         os.environ[SERVED_BY] = str(os.getpid())
         run_flows(made)
@@ -108,12 +120,14 @@ def _say(place: _Place, board: str | None) -> None:
     """Prints what is served, where, and how to schedule it."""
     name, secret = place.deployment, place.secret
     print(f"Prefect UI:  {place.address}{f'/enter#{urllib.parse.quote(secret)}' if secret else ''}")
+    if "HAED_PAGES" in os.environ:
+        print(f"Runs:        {place.address}/runs/")
     print(f"Prefect API: {place.address}/api\nTensorBoard: {board or 'not started'}")
-    print(f"Deployments: haed/{name}, and one of each stage")
-    for line in schedules.lines(name):
+    print(f"Deployments: haed/haed-{name}, and one of each stage")
+    for line in schedules.lines(names(name)):
         print(f"Scheduled:   {line}")
     known = f" PREFECT_API_AUTH_STRING={secret}" if secret else ""
-    command = f'prefect deployment schedule create haed/{name} --cron "0 2 * * *"'
+    command = f'prefect deployment schedule create haed/haed-{name} --cron "0 2 * * *"'
     print(f"To schedule: PREFECT_API_URL={place.address}/api{known} {command}", flush=True)
 
 

@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
-from flows.alive import answers
+from flows.states.alive import answers
 from pipeline.stopping import die_with_parent
 
 log = logging.getLogger(__name__)
@@ -74,12 +74,15 @@ def _wait(process: "subprocess.Popen[bytes]", address: str, advice: str, said: P
 
 
 @contextmanager
-def lasting_server(address: str, host: str, port: int, allowed_hosts: list[str]) -> Iterator[None]:
-    """A server that is started again if it dies; or the one that answers there already."""
+def lasting_server(address: str, host: str, port: int, allowed_hosts: list[str]) -> Iterator[bool]:
+    """A server that is started again if it dies, with pages of `runs/`; or the one that answers there already.
+
+    Gives whether it is ours.
+    """
     if answers(address):
-        yield
+        yield False
         return
-    arguments = ["server", "prefect", "--host", host, "--port", str(port)]
+    arguments = ["server", "prefect", "--host", host, "--port", str(port), "--runs", "runs"]
     arguments += [word for name in allowed_hosts for word in ("--allowed-host", name)]
     ended = threading.Event()
     with ExitStack() as first:
@@ -88,7 +91,7 @@ def lasting_server(address: str, host: str, port: int, allowed_hosts: list[str])
         watch = threading.Thread(target=_keep_up, args=(process, arguments, ended), daemon=True)
         watch.start()
         try:
-            yield
+            yield True
         finally:
             ended.set()
             watch.join(_PATIENCE)
@@ -118,6 +121,8 @@ def start_temporary_server() -> Callable[[], str]:
         tried.bind(("127.0.0.1", 0))
         port = tried.getsockname()[1]
     address = f"http://127.0.0.1:{port}"
+    if not (Path(os.environ["PREFECT_HOME"]) / "prefect.db").exists():
+        log.info("Prefect's server makes its database first, for some ten seconds")
     quiet = {"PREFECT_SERVER_UI_ENABLED": "false", "PREFECT__SERVER_EPHEMERAL": "1"}
     held = ExitStack()
     process = held.enter_context(child("temporary", "prefect", "--port", str(port), **quiet))

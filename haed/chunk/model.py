@@ -41,7 +41,7 @@ class HAED(System):
     """
 
     parts = ("encoder", "main", "decoder")
-    spaces = ("chunks", "predictions")
+    spaces = ("chunks", "contexts", "predictions")
 
     def __init__(self, options: ModelOptions, iem: IEMOptions, cut: Cut) -> None:
         super().__init__(cut)
@@ -69,13 +69,14 @@ class HAED(System):
     def initialise(self) -> None:
         """Sets every parameter.
 
-        Matrices: normal with deviation 1/√fan_in; those that end a residual branch are divided by √(2·layers) (GPT-2).
+        Matrices: normal with deviation 1/√fan_in, the decoder's output layer too: from zero, the rest learns late
+        (docs/log.md). Those that end a residual branch are divided by √(2·layers) (GPT-2).
         Token embeddings: normal, 1, so that a concatenation of them feeds the first layer at unit scale; likewise tokens and
         positions of transformers within chunks; the decoder learns much more slowly from small ones (docs/log.md). The main
         model's position vectors: 0.1, small beside the content. LSTM: forget gates start at bias 1. Scale: 1/√E, which makes
         first scores of normalised vectors about unit size; of a cosine the inverse of its temperature.
         The encoder's table: 0.5, so that chunks differ by what they are from the start, which zeros learn slowly (docs/log.md).
-        Output layer and candidate bias: zero, so that the first losses are about log(V + 1) and log C.
+        Candidate bias: zero, so that the first loss of candidates is about log C.
         """
         self.initialise_layers()
         for part in (self.encoder, self.main, self.decoder):
@@ -93,7 +94,6 @@ class HAED(System):
         for module in self.modules():
             if isinstance(module, LSTMLayer):
                 initialise_lstm(module.recurrent, module.input.bias)
-        nn.init.zeros_(self.decoder.output.weight)
         if self.mixture is not None:
             self.mixture.initialise()
         if self.encoder.bias is not None:
@@ -199,12 +199,28 @@ class HAED(System):
             biases.append(found.bias.to(torch.promote_types(found.bias.dtype, torch.float32)))
         return Known(lexicon, torch.cat(keys), torch.cat(biases))
 
-    def vectors(self, windows: Windows, space: str) -> Tensor:
-        """Embeddings (`chunks`) or ŷ (`predictions`); see `System.vectors`."""
-        if space == "chunks":
-            real = windows.real
+    def vectors(self, windows: Windows, space: str, layer: int | None = None) -> Tensor:
+        """Embeddings (`chunks`), states of the main model (`contexts`), or queries for chunks (`predictions`).
+
+        The state after the last layer is ŷ. See `System.vectors`.
+        """
+        real = windows.real
+        if space == "chunks" and layer is None:
             return self.encode(Chunks(windows.tokens[real], windows.lengths[real])).vector
-        return self.predictions(windows) if space == "predictions" else super().vectors(windows, space)
+        if space == "predictions" and layer is None:
+            return self.query(self.predictions(windows))
+        blocks = getattr(self.main, "blocks", ())
+        if space != "contexts" or (layer is not None and layer >= len(blocks)):
+            return super().vectors(windows, space, layer)
+        if layer is None:
+            return self.predictions(windows)
+        seen: list[Tensor] = []
+        hook = blocks[layer].register_forward_hook(lambda module, given, found: seen.append(found))
+        try:
+            self.predictions(windows)
+        finally:
+            hook.remove()
+        return seen[0][real.nonzero(as_tuple=True)]
 
     def kept(self, chunks: float, tokens: float) -> float:
         """What goes into the layers of the main model and the decoder, and the logits; see `System.kept`."""

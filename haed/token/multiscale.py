@@ -5,6 +5,10 @@ scale above. Bottom-up goes the other way, pooling what the layers of a scale ma
 coarse scales at once. Layers are pre-norm ones, with a norm where those of a coarse scale end, as the paper's post-norm
 layers have one.
 
+Top-down may end at a coarse scale k, whose vectors are then repeated: the next k tokens are told by one distribution, a bag, that
+knows nothing of the group they are in. Their likelihood is the cross-entropy between it and the uniform distribution over
+them, times k (section 6.2).
+
 Legend: B sequences, L positions, J groups of a scale, W width. How groups lie is said in `haed.token.pooling`.
 """
 
@@ -33,10 +37,18 @@ class Level(nn.Module):
         longest: of its sequences.
         above: is it joined with a coarser scale?
         ratio: vectors that each becomes for the next finer scale.
+        repeat: they are the same.
     """
 
     def __init__(
-        self, options: TokenOptions, pool: Pool, layers: int, longest: int, above: bool = False, ratio: int = 1
+        self,
+        options: TokenOptions,
+        pool: Pool,
+        layers: int,
+        longest: int,
+        above: bool = False,
+        ratio: int = 1,
+        repeat: bool = False,
     ) -> None:
         super().__init__()
         width, self.ratio = options.width, ratio
@@ -45,7 +57,7 @@ class Level(nn.Module):
         self.layers = Stack(options, options.attention, layers, longest)
         self.norm = nn.LayerNorm(width) if pool.factor > 1 else nn.Identity()
         # A transposed convolution whose stride is its kernel's size: a linear map of each vector to `ratio` of them.
-        self.up = nn.Linear(width, ratio * width) if ratio > 1 else None
+        self.up = nn.Linear(width, ratio * width) if ratio > 1 and not repeat else None
 
     def forward(self, x: Tensor, above: Tensor | None, memory: "LevelMemory") -> Tensor:
         """From x (B, L, W) and new vectors from above (B, J, W) to those (B, J', W) that the next scale is given."""
@@ -55,7 +67,9 @@ class Level(nn.Module):
         if self.join is not None:
             x = F.gelu(self.join(torch.cat([x, memory.above.take(above, x.shape[1])], -1)))
         x = self.norm(self.layers(x, memory.layers))
-        return x if self.up is None else self.up(x).unflatten(2, (self.ratio, -1)).flatten(1, 2)
+        if self.up is None:
+            return x.repeat_interleave(self.ratio, 1) if self.ratio > 1 else x
+        return self.up(x).unflatten(2, (self.ratio, -1)).flatten(1, 2)
 
 
 @dataclass
@@ -68,10 +82,11 @@ class LevelMemory:
 
 
 class TopDown(TokenSystem):
-    """From the coarsest scale to the tokens.
+    """From the coarsest scale to the tokens, or to bags of them.
 
     Raises:
-        ValueError: the scales do not nest, or are too long; or there are heads per scale, which it has no use for.
+        ValueError: the scales do not nest, or are too long; or there are heads per scale, which it has no use for; or bags with
+            n-grams, which would tell what is in them.
     """
 
     def __init__(self, options: ModelOptions, iem: IEMOptions, cut: Cut) -> None:
@@ -81,26 +96,31 @@ class TopDown(TokenSystem):
             raise ValueError(
                 f"model.multiscale.heads={chosen.heads!r}: top_down has no heads per scale; leave it empty"
             )
-        layers = per_scale(chosen.layers, "model.multiscale.layers", LAYERS, cut)
+        repeat = chosen.upsampling == "repeat"
+        layers = per_scale(chosen.layers, "model.multiscale.layers", LAYERS, cut, to_tokens=not repeat)
         self.scales = list(layers)
+        if self.scales[-1] > 1 and self.grams is not None:
+            raise ValueError(
+                f"model.token.grams.rows={token.grams.rows}: a bag of tokens is told by whole groups alone; set 0"
+            )
         for scale, finer in zip(self.scales, [*self.scales[1:], 1], strict=True):
             pool, above = Pool(chosen.pooling, scale, token.width), scale < self.scales[0]
-            level = Level(token, pool, int(layers[scale]), longest // scale + 1, above, scale // finer)
+            level = Level(token, pool, int(layers[scale]), longest // scale + 1, above, scale // finer, repeat)
             self.add_module(f"scale_{scale}", level)
         self.parts = ("embedding", *(f"scale_{scale}" for scale in self.scales), "output")
         self.initialise()
 
     def body(self, x: Tensor, route: object = None, memory: list[LevelMemory] | None = None) -> Tensor:
         """See `TokenSystem.body`."""
-        found = None
-        for kept, scale in zip(memory or [LevelMemory(None) for _ in self.scales], self.scales, strict=True):
+        found, (*levels, tokens) = None, memory or [LevelMemory(None) for _ in (*self.scales, 1)]
+        for kept, scale in zip(levels, self.scales, strict=True):
             found = self.mark(f"scale_{scale}", getattr(self, f"scale_{scale}")(x, found, kept))
-        assert found is not None
-        return found
+        return tokens.above.take(found, x.shape[1])
 
     def memory(self, samples: int) -> list[LevelMemory]:
         """See `TokenSystem.memory`."""
-        return [LevelMemory(getattr(self, f"scale_{scale}").layers.memory()) for scale in self.scales]
+        levels = [LevelMemory(getattr(self, f"scale_{scale}").layers.memory()) for scale in self.scales]
+        return [*levels, LevelMemory(None)]
 
 
 class Aggregation(nn.Module):
@@ -137,6 +157,8 @@ class BottomUp(TokenSystem):
     def __init__(self, options: ModelOptions, iem: IEMOptions, cut: Cut) -> None:
         super().__init__(options.token, cut)
         token, chosen, longest = options.token, options.multiscale, cut.context * cut.k
+        if chosen.upsampling == "repeat":
+            raise ValueError("model.multiscale.upsampling=repeat: bottom_up lengthens nothing; leave it out")
         layers = per_scale(chosen.layers, "model.multiscale.layers", LAYERS, cut)
         self.scales = sorted(layers)[1:]
         if not self.scales:

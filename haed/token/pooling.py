@@ -84,15 +84,15 @@ def parsed(notation: str, option: str, what: str) -> dict[int, str]:
     return found
 
 
-def per_scale(notation: str, option: str, what: str, cut: Cut) -> dict[int, str]:
-    """What is `parsed`, from the coarsest scale to 1, the tokens themselves.
+def per_scale(notation: str, option: str, what: str, cut: Cut, to_tokens: bool = True) -> dict[int, str]:
+    """What is `parsed`, from the coarsest scale to 1, the tokens themselves, or, unless it must go so far, to a coarser one.
 
     Raises:
         ValueError: as there, or the scales do not nest, end with 1, or fit into a window of the corpus cut so.
     """
     found = parsed(notation, option, what)
     scales, window, given = sorted(found, reverse=True), cut.context * cut.k, f"{option}={notation!r}"
-    if scales[-1] != 1:
+    if to_tokens and scales[-1] != 1:
         raise ValueError(f"{given}: the finest scale must be 1, the tokens; add {_EXAMPLES[what].split()[-1]}")
     for coarse, fine in itertools.pairwise(scales):
         if coarse % fine:

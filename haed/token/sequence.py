@@ -118,12 +118,11 @@ class TokenSystem(System):
     def initialise(self) -> None:
         """Sets every parameter but those that a family sets after it.
 
-        Matrices: normal with deviation 1/√fan_in, those that end a residual branch smaller (`calm_residuals`). Embeddings:
-        normal, 1. Output layer: zero, so that the first loss is log V.
+        Matrices: normal with deviation 1/√fan_in, the output layer too, without which nothing else learns at first
+        (docs/log.md); those that end a residual branch smaller (`calm_residuals`). Embeddings: normal, 1.
         """
         self.initialise_layers()
         calm_residuals(self)
-        nn.init.zeros_(self.output.weight)
         if self.grams is not None:
             self.grams.initialise()
 
@@ -234,10 +233,10 @@ class TokenSystem(System):
             hook.remove()
         return (logits.numel() + sum(x.numel() for x in seen.values())) * tokens / symbols.numel()
 
-    def vectors(self, windows: Windows, space: str) -> Tensor:
+    def vectors(self, windows: Windows, space: str, layer: int | None = None) -> Tensor:
         """`contexts`: what the output layer sees where a chunk begins, which knows all before it; see `System.vectors`."""
-        if space != "contexts":
-            return super().vectors(windows, space)
+        if space != "contexts" or layer is not None:
+            return super().vectors(windows, space, layer)
         laid = self.lay_out(windows)
         first = ((laid.place % (self.cut.k + 1) == 0) & laid.real).nonzero(as_tuple=True)
         laid = moved(laid, self.device)

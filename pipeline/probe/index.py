@@ -1,87 +1,127 @@
-"""The stage `index`: embeddings of the distinct chunks of a split, into an index as FAISS writes it; see `pipeline.run.index`."""
+"""The stage `index`: vectors of a run into files that FAISS searches; see `pipeline.run.spaces.stored` for what they hold."""
 
-import hashlib
-import io
 import logging
-from dataclasses import asdict
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from data.durable import write_atomically
+from data.durable import locked
 from pipeline.options import Options
 from pipeline.run.folder import RunFolder
-from pipeline.run.index import INDEX, META, TABLE, Indexed, Meta, check_chunks, normalised
+from pipeline.run.index import check_chunks, floor
+from pipeline.run.metrics import Counter
+from pipeline.run.spaces.answers import spell
+from pipeline.run.spaces.stored import Indexed, Meta, Space, growing, place_of
+from pipeline.run.spaces.vectors import prepared
+
+if TYPE_CHECKING:
+    from pipeline.run.opened import Run
 
 log = logging.getLogger(__name__)
 _AT_ONCE = 8192
-_FREQUENT, _ENOUGH = 10, 1000  # occurrences, chunks
 
 
 def index(options: Options) -> Indexed:
-    """Embeds the distinct chunks of a split of the run's corpus, the most frequent first, and writes the index.
+    """Builds the index of a space, `index.space`.
 
     Raises:
-        ConfigError: the model embeds no chunk by itself.
+        ConfigError: the model has no such space.
         FileNotFoundError: no such shards, or nothing was trained.
+        BlockingIOError: another process is building it.
     """
-    check_chunks(options)
-    import faiss
-
-    from data.distinct import distinct_chunks
     from pipeline.run.device import release_memory
+
+    wanted = options.index.space
+    if wanted == "predictions":
+        log.info("predictions are asked for among chunks (haed neighbours RUN --after TEXT): chunks are indexed")
+    space: Space = "contexts" if wanted == "contexts" else "chunks"
+    if space == "chunks":
+        check_chunks(options)
     from pipeline.run.opened import Run
 
     folder = RunFolder.of(options)
-    run, limits = Run(folder, options), options.index
+    run = Run(folder, options)
+    place = place_of(folder, space)
+    place.mkdir(parents=True, exist_ok=True)
+
+    def refuse(holder: str) -> None:
+        raise BlockingIOError(f"{place} is being built by {holder}; wait for it or stop it")
+
+    with locked(place.with_name(f"{space}.lock"), refuse):
+        if space == "contexts":
+            from pipeline.probe.contexts import contexts
+
+            found = contexts(run)
+        else:
+            found = _chunks(run)
+    release_memory()
+    return Indexed(**{name: getattr(found, name) for name in Indexed.__dataclass_fields__})
+
+
+def _chunks(run: "Run") -> Meta:
+    """Embeds the distinct chunks of a split of the run's corpus, the most frequent first."""
+    from data.distinct import distinct_chunks
+
+    limits, corpus = run.options.index, run.folder.corpus()
     least = limits.min_count or 1
-    found = distinct_chunks(folder.corpus(), limits.split, most=limits.max_chunks, at_least=least)
+    found = distinct_chunks(corpus, limits.split, most=limits.max_chunks, at_least=least)
     tokens, lengths, counts = found.tokens, found.lengths, found.counts
-    frequent = int((counts >= _FREQUENT).sum())
-    if limits.min_count is None and run.options.model.encoder.rows and _ENOUGH <= frequent < len(counts):
-        log.info(
-            "%s chunks that occur less than %d times are left out, as they share rows of the encoder's table with frequent ones: "
-            "index.min_count=1 has them too",
-            f"{len(counts) - frequent + found.left_out:,}",
-            _FREQUENT,
-        )
-        least, found.left_out = _FREQUENT, 0
-        tokens, lengths, counts = tokens[:frequent], lengths[:frequent], counts[:frequent]
     if not len(counts):
         raise ValueError(f"no chunk of the {limits.split} split occurs {least} times: lower index.min_count")
     if found.left_out:
         rest = f"{found.left_out:,} rarer or equally rare ones are left out"
         log.warning("index.max_chunks=%d: of the distinct chunks %s", limits.max_chunks, rest)
-    width = run.options.model.encoder.width
-    built = faiss.IndexFlatIP(width)
-    for begin in range(0, len(counts), _AT_ONCE):
-        rows = slice(begin, begin + _AT_ONCE)
-        built.add(normalised(run.embed_rows(tokens[rows], lengths[rows])))
-    buffer = io.BytesIO()
-    np.savez(buffer, tokens=tokens, lengths=lengths, counts=counts)
-    files = {INDEX: faiss.serialize_index(built).tobytes(), TABLE: buffer.getvalue()}
-    (folder.path / "index").mkdir(exist_ok=True)
-    for name, content in files.items():
-        write_atomically(folder.path / "index" / name, content)
-    result = Indexed(
-        folder=str(folder.path / "index"),
-        chunks=len(counts),
-        width=width,
-        split=limits.split,
-        stage=run.phase,
-        step=run.step,
-        left_out=found.left_out,
-    )
-    meta = Meta(
-        **asdict(result),
-        sha256={name: hashlib.sha256(content).hexdigest() for name, content in files.items()},
-        checkpoint=run.digest,
-        least=least,
-        min_count=limits.min_count,
-        max_chunks=limits.max_chunks,
-        asked_stage=options.evaluate.stage,
-        chunker=run.chunker.name,
-    )
-    folder.write_json(f"index/{META}", asdict(meta))
-    del files, built, buffer
-    release_memory()
-    return result
+    norms = np.empty(len(counts), np.float32)
+    log.info("embedding %s chunks of %s by %s step %s", f"{len(counts):,}", limits.split, run.phase, f"{run.step:,}")
+    progress = Counter("index", len(counts), "chunks")
+    with growing(place_of(run.folder, "chunks"), run.options.model.encoder.width, limits.metric) as file:
+        for begin in range(0, len(counts), _AT_ONCE):
+            rows = slice(begin, begin + _AT_ONCE)
+            vectors = run.embed_rows(tokens[rows], lengths[rows])
+            norms[rows] = np.linalg.norm(vectors, axis=1)
+            file.add(prepared(vectors, limits.metric))
+            progress.add(len(vectors))
+
+    import pyarrow
+
+    from pipeline.probe.written import searched, write_table
+
+    kind = run.chunker.name
+    texts = (spell(row.tobytes()[:size], kind) for row, size in zip(tokens, lengths, strict=True))
+    fixed = pyarrow.binary(tokens.shape[1])
+    columns = {
+        "text": pyarrow.array(texts, pyarrow.string()),
+        "count": pyarrow.array(counts, pyarrow.int64()),
+        "length": pyarrow.array(lengths.astype(np.int64)),
+        "norm": pyarrow.array(norms),
+        "tokens": pyarrow.FixedSizeBinaryArray.from_buffers(
+            fixed, len(counts), [None, pyarrow.py_buffer(np.ascontiguousarray(tokens))]
+        ),
+    }
+    write_table(run, "chunks", [pyarrow.table(columns)])
+    others = distinct_chunks(corpus, "valid", most=4096) if limits.split != "valid" else None
+    unseen = np.zeros((0, run.options.model.encoder.width), np.float32)
+    if others is not None and len(others.counts):
+        known = {row.tobytes() for row in np.column_stack([tokens, lengths])}
+        new = [
+            i for i, row in enumerate(np.column_stack([others.tokens, others.lengths])) if row.tobytes() not in known
+        ]
+        if new:
+            unseen = prepared(run.embed_rows(others.tokens[new], others.lengths[new]), limits.metric)
+    return searched(run, "chunks", limits.metric, unseen, left_out=found.left_out, floor=floor(counts))
+
+
+def told(found: Indexed) -> str:
+    """What was built, for people: where, how much, and how well it is searched."""
+    what = "chunks" if found.space == "chunks" else "contexts"
+    option = "index.max_chunks" if found.space == "chunks" else "index.max_contexts"
+    rarer = "rarer ones" if found.space == "chunks" else "others"
+    left = f" ({found.left_out:,} {rarer} left out by {option})" if found.left_out else ""
+    how = "exact search" if found.kind == "flat" else f"{found.kind} at effort {found.found.effort}"
+    lines = [
+        f"{found.folder}: {found.chunks:,} {what}{left}, {found.width} dimensions, {found.metric}",
+        f"{how}: recall@10 {found.found.recall:.4f}, one query on one core {found.found.p50:.2f} ms (p99 {found.found.p99:.2f})",
+    ]
+    if found.floor > 1:
+        lines.append(f"answers occur {found.floor} times or more, unless --min-count says otherwise")
+    return "\n".join(lines)

@@ -1,45 +1,96 @@
-"""The stage `neighbours`: questions to the index of a run; see `pipeline.run.index` for what may be asked."""
+"""The stage `neighbours`: questions to the indexes of a run; see `pipeline.run.spaces.probe` for what may be asked."""
 
-from collections.abc import Sequence
-from dataclasses import replace
+import logging
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cache
+from typing import Literal
 
-import numpy as np
-
-from pipeline.options import Options
+from pipeline.config import ConfigError
+from pipeline.options import Options, Phase
 from pipeline.run.folder import RunFolder
-from pipeline.run.index import Index, Neighbours, check_chunks
-from pipeline.shown import visible
+from pipeline.run.index import Answers, check_chunks
+from pipeline.run.spaces.probe import Model, Probe
+
+log = logging.getLogger(__name__)
 
 
-def neighbours(options: Options, queries: Sequence[str | bytes] = (), count: int = 8) -> list[Neighbours]:
-    """The nearest chunks of the index to each query.
+@dataclass(kw_only=True)
+class Question:
+    """What is asked of an index.
 
-    A query that the corpus has is looked up without the model, which is opened to embed any other.
+    Attributes:
+        space: chunks: which are like a query; contexts: which places are like the end of a text; predictions: which chunks are
+            like what the model expects after a text.
+        queries: of any of them; none, of chunks: frequent ones of the corpus.
+        like: chunks that are added, instead of queries.
+        minus: chunks that are taken away from them.
+        plus: further chunks that are added.
+        count: neighbours of each; None: eight, or as many as there are.
+        min_count: occurrences of a chunk that is an answer; None: as many as make it known.
+        refresh: an index that is missing, damaged or of another checkpoint is built.
+    """
+
+    space: Literal["chunks", "contexts", "predictions"] = "chunks"
+    queries: Sequence[str | bytes] = ()
+    like: Sequence[str | bytes] = field(default_factory=list)
+    minus: Sequence[str | bytes] = field(default_factory=list)
+    plus: Sequence[str | bytes] = field(default_factory=list)
+    count: int | None = None
+    min_count: int | None = None
+    refresh: bool = False
+
+
+def neighbours(options: Options, queries: Sequence[str | bytes] = (), count: int | None = None) -> Answers:
+    """The nearest chunks of the index to each query; see `ask`."""
+    return ask(options, Question(queries=queries, count=count))
+
+
+def ask(options: Options, question: Question) -> Answers:
+    """Answers a question. A chunk that the corpus has is looked up without the model, which is opened for anything else.
 
     Raises:
-        ConfigError: the model embeds no chunk by itself.
-        FileNotFoundError: the run has no index yet.
+        ConfigError: the model has no such space, or the question is none.
+        FileNotFoundError: the run has no such index yet.
         ValueError: a query is none, or the index is damaged, or of another checkpoint.
     """
-    check_chunks(options)
+    if question.space != "contexts":
+        check_chunks(options)
+    elif question.min_count is not None:
+        raise ConfigError("--min-count is of chunks: a place in the text is there once")
+    summed = [*question.like, *question.minus, *question.plus]
+    if question.space != "chunks" and not question.queries:
+        raise ConfigError(f"{question.space} are asked for by texts: give one")
     folder = RunFolder.of(options)
     folder.check(options)
     asked = options.evaluate.stage
-    index = Index.open(folder, folder.digest(asked) if asked else None)
+    probe = Probe(folder, folder.digest(asked) if asked else None, _opener(folder, options))
+    if question.refresh:
+        _refresh(options, probe, question.space)
+    if summed:
+        return probe.analogy(question.like, question.minus, question.plus, question.count, question.min_count)
+    if question.space == "contexts":
+        return probe.contexts(*question.queries, count=question.count)
+    told = probe.expected if question.space == "predictions" else probe.neighbours
+    return told(*question.queries, count=question.count, min_count=question.min_count)
 
-    def embed(chunks: list[bytes]) -> np.ndarray:
+
+def _opener(folder: RunFolder, options: Options) -> Callable[[Phase], Model]:
+    @cache
+    def opened(stage: Phase) -> Model:
         from pipeline.run.opened import Run
 
-        of_index = replace(options, evaluate=replace(options.evaluate, stage=index.meta.stage))
-        return Run(folder, of_index).embed(chunks)
+        return Run(folder, replace(options, evaluate=replace(options.evaluate, stage=stage)))
 
-    return index.nearest(queries, count, embed)
+    return opened
 
 
-def table(found: list[Neighbours]) -> str:
-    """Neighbours as text, with white space made visible."""
-    lines = []
-    for item in found:
-        lines.append(visible(item.query))
-        lines += [f"  {n.score:6.3f}  {n.count:>9,}  {visible(n.text)}" for n in item.neighbours]
-    return "\n".join(lines)
+def _refresh(options: Options, probe: Probe, space: Literal["chunks", "contexts", "predictions"]) -> None:
+    """Builds the index that is asked unless it can be opened."""
+    try:
+        _ = probe.places if space == "contexts" else probe.index
+    except (FileNotFoundError, ValueError) as error:
+        from pipeline.probe.index import index
+
+        log.info("--refresh: %s", error)
+        index(replace(options, index=replace(options.index, space=space)))

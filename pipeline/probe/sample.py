@@ -10,9 +10,10 @@ from itertools import islice
 import numpy as np
 
 from data.durable import write_atomically
-from pipeline.options import Options
+from pipeline.options import Options, SampleOptions
 from pipeline.run.files import KeptSample, Sample, write_or_say
 from pipeline.run.folder import RunFolder
+from pipeline.run.metrics import Counter
 from pipeline.run.opened import Run, characters
 
 log = logging.getLogger(__name__)
@@ -39,18 +40,27 @@ def sample(options: Options, prompts: Sequence[str | bytes] | None = None, sampl
         each.encode("utf-8", "surrogateescape") if isinstance(each, str) else each
         for each in ((options.sample.prompts or folder.prompts()) if prompts is None else prompts)
     ]
-    written = []
+    log.info("continuing %d prompts by %s step %s", len(asked), run.phase, f"{run.step:,}")
+    written, progress = list[Sample](), Counter("sample", len(asked), "prompts")
     for prompt in asked:
-        found = run.continued(prompt, samples, options.sample)
-        speed = sum(characters(text) for text in found.texts) / found.seconds
-        for number, text in enumerate(found.texts):
-            share = None if found.summoned is None else found.summoned[number]
-            written.append(Sample(_spelled(prompt), readable(text), (prompt + text).hex(), share, speed))
+        written += continuations(run, prompt, samples, options.sample)
+        progress.add()
     if prompts is None:
         kept = [KeptSample(**asdict(item), checkpoint=run.digest) for item in written]
         content = json.dumps([asdict(item) for item in kept], indent=2, ensure_ascii=False)
         write_or_say(folder.path / "samples.json", content.encode())
     return written
+
+
+def continuations(run: Run, prompt: bytes, samples: int, how: SampleOptions) -> list[Sample]:
+    """So many continuations of a prompt, for people and as bytes."""
+    found = run.continued(prompt, samples, how)
+    speed = sum(characters(text) for text in found.texts) / found.seconds
+    shares = [None] * samples if found.summoned is None else found.summoned
+    return [
+        Sample(_spelled(prompt), readable(text), (prompt + text).hex(), share, speed)
+        for text, share in zip(found.texts, shares, strict=True)
+    ]
 
 
 def _spelled(text: bytes) -> str:

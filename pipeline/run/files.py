@@ -176,6 +176,16 @@ class Breakdown:
         ]
 
 
+@dataclass
+class Analysed:
+    """What of analysis/analysis.json a report shows: the checkpoint, and what was found, in sentences."""
+
+    stage: str
+    step: int
+    checkpoint: str
+    findings: list[str]
+
+
 OF_PARTS = ("times in train", "chunks", "mixture, bits/token", "decoder alone", "known chunks alone")
 
 

@@ -19,7 +19,7 @@ from typing import IO, Any, Self
 from data.chunkers import Chunker, make_chunker
 from data.corpus import MANIFEST, Corpus
 from data.distinct import frequent_words
-from data.durable import hold, sweep, whoami, write_atomically
+from data.durable import hold, holder, sweep, whoami, write_atomically
 from data.locations import is_remote, redact
 from data.statistics import Summary
 from pipeline.config import ConfigError, dump, load
@@ -38,6 +38,7 @@ READS = {  # what can be given to a stage that reads a trained run: options, and
     "next": (*_EVERY, "evaluate.stage", "evaluate.likelihood"),
     "index": (*_EVERY, "evaluate.stage", "index"),
     "neighbours": (*_EVERY, "evaluate.stage"),
+    "analyse": (*_EVERY, "seed", "evaluate.stage", "analyse"),
     "report": (*_EVERY, "evaluate.stage", "index"),
     "profile": (*_EVERY, "seed", "compile", "batch", "model", "iem", "optimizer", "pretrain", "finetune", "train"),
 }
@@ -125,7 +126,12 @@ class RunFolder:
         else:  # where it lies from the run, with which it may have been moved; where it lay; where such are kept
             kept = Path(options.shards_dir) / Path(location).name
             beside = remembered.beside or location
-            places = [str(self.path.resolve() / beside), location, str(kept), str(self.path.parent.parent / kept)]
+            places = [
+                os.path.normpath(self.path.resolve() / beside),
+                location,
+                str(kept),
+                str(self.path.parent.parent / kept),
+            ]
             places = [place for place in dict.fromkeys(places) if (Path(place) / MANIFEST).is_file()]
         found = [Corpus.open(place, options.loader) for place in places]
         if not found:
@@ -290,6 +296,10 @@ class RunFolder:
                         (self.path / "lock").unlink()
                         for folder in made:
                             folder.rmdir()
+
+    def holder(self) -> str | None:
+        """Which process holds the run now, as one that trains it does; None: none."""
+        return holder(self.path / "lock")
 
     def _held(self) -> IO[bytes]:
         def refuse(holder: str) -> None:

@@ -15,6 +15,7 @@ from typing import Any
 
 from data.durable import write_atomically
 from pipeline.options import PhaseOptions
+from pipeline.shown import duration
 
 log = logging.getLogger(__name__)
 Record = dict[str, float]  # figures by name; `step` is one of them
@@ -196,18 +197,32 @@ def _cut_back(path: Path, step: int) -> None:
         write_atomically(path, "".join(json.dumps(record) + "\n" for record in kept).encode())
 
 
+class Pace:
+    """How long the rest takes, by how long what was done since the first call took."""
+
+    def __init__(self) -> None:
+        self._began: tuple[float, float] | None = None
+
+    def __call__(self, done: float) -> list[str]:
+        """The share that is done, in percent, and then the time that is left, once that can be told."""
+        now = time.monotonic()
+        self._began = self._began or (now, done)
+        began, before = self._began
+        known = before < done < 1
+        return [f"{done:.0%}", *([f"{duration((1 - done) * (now - began) / (done - before))} left"] if known else [])]
+
+
 class Status:
     """Where a phase is: a listener that keeps the newest figures, and makes a line of them."""
 
     def __init__(self, phase: str, limits: PhaseOptions) -> None:
-        self._phase, self._limits = phase, limits
+        self._phase, self._limits, self._pace = phase, limits, Pace()
         self._shown: Record = {"step": 0}
-        self._began: tuple[float, float] | None = None
 
     def __call__(self, record: Record) -> None:
         """Takes a metrics record, or a part of one."""
         self._shown |= record
-        self._began = self._began or (time.monotonic(), self.progress())
+        self._pace(self.progress())
 
     def progress(self) -> float:
         """Share of the phase that is done, in [0, 1]."""
@@ -215,14 +230,38 @@ class Status:
         return Position(int(shown["step"]), shown.get("seconds", 0.0), shown.get("epoch", 0.0)).progress(self._limits)
 
     def line(self) -> str:
-        """Step, time left, newest metrics and rate."""
-        shown, done = self._shown, self.progress()
-        parts = [self._phase, f"step {shown['step']:,}", f"{done:.0%}"]
-        if self._began is not None and done > self._began[1]:
-            left = (1 - done) * (time.monotonic() - self._began[0]) / (done - self._began[1])
-            parts.append(f"{left:,.0f} s left")
-        parts += [f"{name} {shown[name]:.3f}" for name in SHOWN if name in shown]
-        return " · ".join(parts)
+        """Share done and time left, then step, newest metrics and rate."""
+        return " · ".join([*self._pace(self.progress()), self.figures()])
+
+    def figures(self) -> str:
+        """The same without time."""
+        shown = self._shown
+        metrics = [f"{name} {shown[name]:.3f}" for name in SHOWN if name in shown]
+        return " · ".join([self._phase, f"step {shown['step']:,}", *metrics])
+
+
+class Counter:
+    """Logs now and then how many of several things are done, and how long the rest takes.
+
+    Args:
+        what: is being done.
+        total: number of things.
+        unit: what they are called.
+    """
+
+    def __init__(self, what: str, total: int, unit: str) -> None:
+        self._what, self._total, self._unit, self._pace = what, total, unit, Pace()
+        self._done, self._last = 0, time.monotonic()
+        self._pace(0.0)
+
+    def add(self, number: int = 1) -> None:
+        """So many more are done."""
+        self._done += number
+        words, now = self._pace(min(1.0, self._done / max(1, self._total))), time.monotonic()
+        if now - self._last >= QUIET_SECONDS:
+            self._last = now
+            done = f"{self._done:,} of {self._total:,} {self._unit}"
+            log.info("%s", " · ".join([*words, self._what, done]))
 
 
 class Progress(Status):

@@ -8,6 +8,7 @@ run.next("import ").chunks[0].text
 run.neighbours("def ")
 """
 
+import logging
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -30,11 +31,13 @@ from pipeline.run.checkpoints import Checkpoint, Checkpoints
 from pipeline.run.device import Compute, compute
 from pipeline.run.files import MixtureParts
 from pipeline.run.folder import RunFolder
-from pipeline.run.index import PIXELS, Index, Neighbours, spell
+from pipeline.run.index import PIXELS, Answers, spell
 from pipeline.run.known import known, likelihood, most_known
 from pipeline.run.memory import build_system, check_memory
+from pipeline.run.spaces.probe import Probe
 from pipeline.run.windows import Scored, grid, overlapping
 
+log = logging.getLogger(__name__)
 MOST_NEXT = 10_000  # chunks that `Run.next` lists
 
 
@@ -307,14 +310,44 @@ class Run:
         rows = torch.from_numpy(grid(tokens, lengths, self.chunker.k))
         return Windows.of(rows[None], torch.from_numpy(lengths.astype(np.int64))[None])
 
-    @cached_property
-    def index(self) -> Index:
-        """The index of this checkpoint's embeddings, read once."""
-        return Index.open(self.folder, self.digest)
+    def context(self, text: bytes, layer: int | None = None) -> np.ndarray:
+        """The main model's state (W,) after a text, of which it sees what its window holds; see `System.vectors`."""
+        return self._after(text, "contexts", layer)
 
-    def neighbours(self, *queries: str | bytes, count: int = 8) -> list[Neighbours]:
-        """Nearest chunks of the corpus to each query; see `pipeline.run.index`."""
-        return self.index.nearest(queries, count, self.embed)
+    def expected(self, text: bytes) -> np.ndarray:
+        """What the model expects after a text, as a vector (E,) in the space of chunk embeddings: ŷ as the IEM loss has it.
+
+        Raises:
+            ConfigError: the model predicts tokens, not chunks.
+        """
+        if not isinstance(self.system, HAED):
+            raise ConfigError(f"model.kind={self.system.kind} predicts tokens, not chunks: it expects none of them")
+        if not getattr(self.options, self.phase).iem_weight:
+            log.warning(
+                "%s was trained without the IEM loss: what it expects need not lie among its chunks", self.phase
+            )
+        return self._after(text, "predictions")
+
+    @torch.no_grad()
+    def _after(self, text: bytes, space: str, layer: int | None = None) -> np.ndarray:
+        """A vector of the chunk after a text, which depends on that chunk's place alone, so that any may stand there."""
+        tokens, lengths = self.chunker.split(text)
+        given = self._chunks(np.append(tokens, 0).astype(np.uint8), np.append(lengths, 1).astype(np.uint8))
+        seen = self.options.batch.context
+        if len(lengths) >= seen:
+            log.info("of the %d chunks of the text the last %d are seen (batch.context)", len(lengths), seen - 1)
+            given = Windows.of(given.tokens[:, -seen:], given.lengths[:, -seen:])
+        with self.compute.precision():
+            return self.system.vectors(given, space, layer)[-1].float().cpu().numpy()
+
+    @cached_property
+    def probe(self) -> Probe:
+        """Questions to this checkpoint's indexes, each of which is opened once."""
+        return Probe(self.folder, self.digest, lambda stage: self)
+
+    def neighbours(self, *queries: str | bytes, count: int | None = None) -> Answers:
+        """Nearest chunks of the corpus to each query; see `Probe`, which has more questions."""
+        return self.probe.neighbours(*queries, count=count)
 
 
 def open_run(run: str | Path, runs_dir: str = "runs") -> Run:

@@ -39,9 +39,9 @@ class ShardingStatus:
         self._last, self._done = now, done
         if self._terminal:
             self._shown = True
-            print(f"\r\x1b[2Kshard: {status.line()}", end="", file=sys.stderr, flush=True)
+            print(f"\r\x1b[2K{status.line('shard')}", end="", file=sys.stderr, flush=True)
         else:
-            log.info("shard: %s", status.line())
+            log.info("%s", status.line("shard"))
 
     def close(self) -> None:
         """Leaves the terminal's line."""

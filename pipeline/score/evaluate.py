@@ -18,6 +18,7 @@ from pipeline.run.device import release_memory
 from pipeline.run.files import OF_PARTS, Baseline, Breakdown, Evaluation, write_or_say
 from pipeline.run.folder import RunFolder
 from pipeline.run.known import likelihood
+from pipeline.run.metrics import Counter
 from pipeline.run.opened import Run, Score, characters
 from pipeline.run.shards import check_split
 from pipeline.score.baselines import measure, not_beaten
@@ -52,7 +53,10 @@ def evaluate(options: Options, text: Path | None = None) -> Evaluation:
         iem and likelihood(options, run.phase) is None
     )  # of a mixture, it is said of the whole split, by what training knew
     tally = Tally(run.chunker.k, Occurrences(corpus, "train", split)) if limits.breakdown else None
-    result = _score(run, split, corpus.documents(split), corpus.originals(split), reference, tally)
+    chunks = corpus.counts(split).chunks
+    log.info("scoring %s chunks of the %s split by %s step %s", f"{chunks:,}", split, run.phase, f"{run.step:,}")
+    progress = Counter("evaluate", chunks, "chunks")
+    result = _score(run, split, corpus.documents(split), corpus.originals(split), reference, tally, progress)
     if iem:
         result.iem = closed_set(run, corpus, split)
     release_memory()
@@ -68,6 +72,7 @@ def _score(
     originals: Iterable[bytes],
     reference: list[Baseline],
     tally: Tally | None,
+    progress: Counter | None = None,
 ) -> Evaluation:
     began = time.perf_counter()
     limits = run.options.evaluate
@@ -77,6 +82,8 @@ def _score(
     for scored in run.score_documents(documents, stride, limits.sequences):
         if tally is not None:
             tally.add(scored)
+        if progress is not None:
+            progress.add(int(scored.part.new.sum()))
         sums.append(scored.parts())
         lengths = (scored.part.windows.lengths * scored.part.new).sum(1)
         rows = zip(scored.part.document.tolist(), scored.per_window().tolist(), lengths.tolist(), strict=True)

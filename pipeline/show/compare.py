@@ -13,7 +13,7 @@ from pipeline.run.checkpoints import Checkpoints
 from pipeline.run.files import Evaluation, Remembered, read_as
 from pipeline.run.folder import CORPUS, RunFolder
 from pipeline.run.metrics import Record, read
-from pipeline.show.page import escape, image, markdown_table, page
+from pipeline.show.page import escape, image, markdown_table, page, text_table
 from pipeline.show.page import table as html_table
 from pipeline.show.plots import Point, comparison
 
@@ -118,7 +118,7 @@ def _read(name: str, folder: RunFolder) -> tuple[Row, list[Point]]:
     row = Row(
         run=name,
         phases=list(metrics),
-        parameters=_parameters(folder),
+        parameters=parameters(folder),
         steps=int(totals["step"]),
         seconds=totals["seconds"],
         flops=totals["flops"],
@@ -143,7 +143,7 @@ def _read_if(kind: type[T], folder: RunFolder, name: str) -> T | None:
         return None
 
 
-def _parameters(folder: RunFolder) -> int | None:
+def parameters(folder: RunFolder) -> int | None:
     """Numbers in the model of the newest checkpoint."""
     latest = Checkpoints(folder.phase(folder.trained_phase()) / "checkpoints").latest()
     try:
@@ -216,13 +216,5 @@ def markdown(rows: list[Row]) -> str:
 
 def table(found: Comparison) -> str:
     """For people."""
-    lines = [list(HEAD), *(_cells(row) for row in found.rows)]
-    widths = [max(len(line[column]) for line in lines) for column in range(len(HEAD))]
-    shown = [
-        "  ".join(
-            cell.ljust(width) if column < 2 else cell.rjust(width)
-            for column, (cell, width) in enumerate(zip(line, widths, strict=True))
-        ).rstrip()
-        for line in lines
-    ]
-    return "\n".join([*shown, *filter(None, [_remark(found.rows)])])
+    shown = text_table(HEAD, [_cells(row) for row in found.rows], 2)
+    return "\n".join([shown, *filter(None, [_remark(found.rows)])])

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from pipeline.shown import printable
 
 escape = html.escape
-_STYLE = """
+STYLE = """
 body { font: 15px/1.55 system-ui, sans-serif; color: #22272e; background: #fafafa; margin: 0; }
 main { max-width: 62rem; margin: 2rem auto; padding: 0 1.5rem; }
 h1 { font-size: 1.7rem; margin-bottom: 0; } h2 { font-size: 1.15rem; margin-top: 2.2rem; border-bottom: 1px solid #ddd; }
@@ -17,6 +17,7 @@ pre, code { font: 13px/1.45 ui-monospace, monospace; }
 pre { background: white; border: 1px solid #e3e5e8; border-radius: 6px; padding: .7rem 1rem; }
 pre { white-space: pre-wrap; overflow-wrap: anywhere; }
 pre b { color: #2a6f97; } table { border-collapse: collapse; } td, th { padding: .15rem .9rem .15rem 0; text-align: left; }
+.examples td { overflow-wrap: anywhere; vertical-align: top; }
 .number { text-align: right; font-variant-numeric: tabular-nums; }
 .grid { display: grid; grid-template-columns: repeat(auto-fill, minmax(17rem, 1fr)); gap: 1rem 2rem; }
 summary { cursor: pointer; color: #57606a; }
@@ -25,7 +26,7 @@ summary { cursor: pointer; color: #57606a; }
 
 def page(title: str, body: str) -> str:
     """A self-contained page."""
-    head = f"<!doctype html><html lang=en><meta charset=utf-8><title>{escape(title)}</title><style>{_STYLE}</style>"
+    head = f"<!doctype html><html lang=en><meta charset=utf-8><title>{escape(title)}</title><style>{STYLE}</style>"
     return printable(f"{head}<main>{body}</main></html>\n")
 
 
@@ -53,3 +54,16 @@ def markdown_table(head: Sequence[str], rows: Iterable[Sequence[str]], words: in
     """The same in Markdown; bars in cells are escaped already."""
     rule = ["---" if at < words else "---:" for at in range(len(head))]
     return "\n".join("| " + " | ".join(cells) + " |" for cells in (head, rule, *rows))
+
+
+def text_table(head: Sequence[str], rows: Sequence[Sequence[str]], words: int) -> str:
+    """The same for a terminal: columns as wide as their widest cell."""
+    widths = [max(len(line[at]) for line in (head, *rows)) for at in range(len(head))]
+    shown = (
+        (
+            cell.ljust(width) if at < words else cell.rjust(width)
+            for at, (cell, width) in enumerate(zip(line, widths, strict=True))
+        )
+        for line in (head, *rows)
+    )
+    return "\n".join("  ".join(line).rstrip() for line in shown)

@@ -2,7 +2,8 @@
 
 import io
 import math
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -18,14 +19,16 @@ COLOURS = {"pretrain": "#2a6f97", "finetune": "#c8553d", "train": "#588157"}
 GREY, MODEL = "#b8bec7", "#c8553d"
 
 
-def _png(figure: Figure) -> bytes:
+def png(figure: Figure) -> bytes:
+    """A figure as it is written to a file."""
     buffer = io.BytesIO()
     FigureCanvasAgg(figure)
     figure.savefig(buffer, format="png", dpi=150, bbox_inches="tight", metadata={"Software": None})
     return buffer.getvalue()
 
 
-def _axes(figure: Figure, position: int, columns: int, title: str, unit: str = "seconds of training") -> Any:
+def panel(figure: Figure, position: int, columns: int, title: str, unit: str = "seconds of training") -> Any:
+    """Axes in the style of all pictures, one of `columns` beside each other."""
     axes = figure.add_subplot(1, columns, position)
     axes.set_title(title, fontsize=10, loc="left")
     axes.set_xlabel(unit, fontsize=9)
@@ -40,8 +43,8 @@ def curves(phases: dict[str, list[Record]]) -> bytes:
     with_iem = any("iem" in record for records in phases.values() for record in records)
     figure = Figure(figsize=(9.5 if with_iem else 6, 3.2))
     columns = 2 if with_iem else 1
-    bits = _axes(figure, 1, columns, "exact bits per token")
-    iem = _axes(figure, 2, columns, "IEM loss, nats per chunk (not a likelihood)") if with_iem else None
+    bits = panel(figure, 1, columns, "exact bits per token")
+    iem = panel(figure, 2, columns, "IEM loss, nats per chunk (not a likelihood)") if with_iem else None
     offset, drawn = 0.0, []
     for phase, records in phases.items():
         colour = COLOURS.get(phase, "black")
@@ -68,7 +71,7 @@ def curves(phases: dict[str, list[Record]]) -> bytes:
         bits.set_ylim(shown[0] * 0.93, shown[int(len(shown) * 0.97)] * 1.03)
     bits.legend(fontsize=8, frameon=False)
     figure.tight_layout()
-    return _png(figure)
+    return png(figure)
 
 
 @dataclass
@@ -86,7 +89,7 @@ def comparison(curves: dict[str, list[Point]]) -> bytes:
     figure = Figure(figsize=(12, 3.8))
     units = (("step", "steps"), ("seconds", "seconds of training"), ("flops", "model FLOPs"))
     for position, (name, unit) in enumerate(units, 1):
-        axes = _axes(figure, position, 3, "validation, bits per token" if position == 1 else "", unit)
+        axes = panel(figure, position, 3, "validation, bits per token" if position == 1 else "", unit)
         for number, (run, points) in enumerate(curves.items()):
             shown = [(getattr(point, name), point.bits) for point in points]
             if shown:
@@ -99,7 +102,75 @@ def comparison(curves: dict[str, list[Point]]) -> bytes:
         if position == 3:
             axes.legend(fontsize=8, frameon=False, loc="upper right")
     figure.tight_layout()
-    return _png(figure)
+    return png(figure)
+
+
+@dataclass
+class Sketch:
+    """A model of an experiment.
+
+    Attributes:
+        name: of it.
+        bits: or None where there are none.
+        spread: of them, over seeds.
+        unit: of them.
+        paper: figures of a paper for it: its bits, and what it draws across.
+        across: where it stands in a picture of bits against something else.
+        line: points of its line, where there are lines.
+    """
+
+    name: str
+    bits: float | None
+    spread: float
+    unit: str
+    paper: list[float]
+    across: float | None = None
+    line: list[tuple[float, float]] = field(default_factory=list)
+
+
+def experiment(models: Sequence[Sketch], paper: Sequence[str], axes: tuple[str, str]) -> bytes:
+    """Bits of some models beside those of a paper, if there are any; and bits against something else, or lines.
+
+    Args:
+        models: in the order of the paper.
+        paper: what its figures are of.
+        axes: what is across, and what upwards, in that.
+    """
+    scattered = any(model.across is not None for model in models)
+    panels = 2 + bool(paper) + (scattered and len(paper) > 1)
+    figure = Figure(figsize=(4.6 * panels, max(3.4, 0.3 * len(models) + 1.2)))
+    units = " or ".join(dict.fromkeys(model.unit for model in models if model.unit))
+    for position, title in enumerate([units, *(f"the paper: {name}" for name in paper[:1])], 1):
+        drawn = panel(figure, position, panels, title, "bits" if position == 1 else "")
+        for number, model in enumerate(models):
+            value = model.bits if position == 1 else model.paper[0] if model.paper else None
+            if value is not None:
+                spread = model.spread if position == 1 else 0.0
+                drawn.errorbar(value, number, xerr=spread, fmt="o", color=f"C{number % 10}", markersize=5)
+        drawn.set_yticks(range(len(models)), [model.name if position == 1 else "" for model in models], fontsize=8)
+        drawn.set_ylim(len(models) - 0.5, -0.5)
+    last = panel(figure, 2 + bool(paper), panels, axes[1], axes[0])
+    for number, model in enumerate(models):
+        if model.across is not None and model.bits is not None:
+            _spot(last, model.across, model.bits, model.name, number)
+        elif model.line:
+            colour = f"C{number % 10}"
+            last.plot(*zip(*model.line, strict=True), "o-", color=colour, markersize=3, linewidth=1.1, label=model.name)
+    if scattered and len(paper) > 1:
+        theirs = panel(figure, panels, panels, f"the paper: {paper[0]}", paper[1])
+        for number, model in enumerate(models):
+            if len(model.paper) > 1:
+                _spot(theirs, model.paper[1], model.paper[0], model.name, number)
+    elif not scattered:
+        last.legend(fontsize=7, frameon=False)
+    figure.tight_layout()
+    return png(figure)
+
+
+def _spot(axes: Any, x: float, y: float, name: str, number: int) -> None:
+    """A point with a name."""
+    axes.plot(x, y, "o", color=f"C{number % 10}", markersize=5)
+    axes.annotate(name, (x, y), (4, 3), textcoords="offset points", fontsize=7)
 
 
 def pictures(rows: np.ndarray, titles: list[str]) -> bytes:
@@ -119,14 +190,14 @@ def pictures(rows: np.ndarray, titles: list[str]) -> bytes:
         if number < len(titles):
             axes.set_title(titles[number], fontsize=8)
     figure.tight_layout(pad=0.3)
-    return _png(figure)
+    return png(figure)
 
 
 def corpus(statistics: Summary) -> bytes:
     """Statistics of the train split: lengths of chunks, rank and frequency (Zipf), lengths of documents."""
     figure = Figure(figsize=(9.5, 2.7))
     lengths, zipf, documents = (
-        _axes(figure, position, 3, title, unit)
+        panel(figure, position, 3, title, unit)
         for position, title, unit in (
             (1, "chunks, by length", "tokens"),
             (2, "how often a chunk occurs, by rank", "rank"),
@@ -154,7 +225,7 @@ def corpus(statistics: Summary) -> bytes:
     if bins:
         documents.set_xlim(min(bins) / 1.3, 2.6 * max(bins))
     figure.tight_layout()
-    return _png(figure)
+    return png(figure)
 
 
 def baselines(evaluation: Evaluation, name: str) -> bytes:
@@ -169,7 +240,7 @@ def baselines(evaluation: Evaluation, name: str) -> bytes:
     axes.set_title(f"bits per character of the {evaluation.split} split: fewer is better", fontsize=10, loc="left")
     axes.tick_params(labelsize=8)
     axes.spines[["top", "right"]].set_visible(False)
-    return _png(figure)
+    return png(figure)
 
 
 def neighbours(found: list[Neighbours]) -> bytes | None:
@@ -192,4 +263,4 @@ def neighbours(found: list[Neighbours]) -> bytes | None:
             axes.spines[:].set_color(GREY)  # a white chunk has an edge too
             axes.set_title(caption, fontsize=7, y=-0.45)
     figure.tight_layout(pad=0.5)
-    return _png(figure)
+    return png(figure)

@@ -11,9 +11,9 @@ import numpy as np
 
 from data.durable import write_atomically
 from pipeline.options import Options
-from pipeline.run.files import OF_PARTS, Evaluation, KeptSample, pace, read_as
+from pipeline.run.files import OF_PARTS, Analysed, Evaluation, KeptSample, pace, read_as
 from pipeline.run.folder import RunFolder
-from pipeline.run.index import META, Index, Neighbours, StaleIndex
+from pipeline.run.index import Index, Neighbours, StaleIndex
 from pipeline.run.metrics import Record, read
 from pipeline.run.saved import saved
 from pipeline.show.page import data_uri, escape, image, markdown_table, page, table
@@ -25,7 +25,10 @@ CAPTIONS = {
     "corpus.png": "<h2>The training split</h2>",
     "samples.png": "<h2>Held-out pictures, their lower halves completed</h2>",
     "neighbours.png": "<h2>Neighbours of chunks, by cosine of their embeddings</h2>",
+    "map.png": "<h2>A map of the embeddings</h2>",
 }
+ANALYSIS = "analysis"  # the folder in which `haed analyse` writes
+PAGES = {"report.html": "all figures and pictures", "map.html": "the map, to zoom and search"}
 
 
 @dataclass
@@ -40,6 +43,7 @@ class Found:
         pictures: PNG files by name.
         neighbours: where they are not drawn.
         samples: of samples.json.
+        analysis: of analysis.json; None: there is none of this checkpoint.
         environment: environment.json, as it is.
         configuration: config.yaml, as it is.
     """
@@ -51,6 +55,7 @@ class Found:
     pictures: dict[str, bytes]
     neighbours: list[Neighbours]
     samples: list[KeptSample]
+    analysis: Analysed | None
     environment: str
     configuration: str
 
@@ -98,18 +103,38 @@ def _gather(folder: RunFolder, options: Options) -> Found:
     if (folder.path / "samples.png").is_file():
         pictures["samples.png"] = (folder.path / "samples.png").read_bytes()
     near = []
-    if (folder.path / "index" / META).is_file():
+    if Index.is_there(folder):
         try:
             near = _neighbours(folder, options)
         except StaleIndex as error:
             remarks.append(f"No neighbours are shown: {error}.")
     if near and (drawn := plots.neighbours(near)):
         pictures["neighbours.png"], near = drawn, []
+    analysis = _analysis(folder, options, remarks)
+    if analysis and (folder.path / ANALYSIS / "map.png").is_file():
+        pictures["map.png"] = (folder.path / ANALYSIS / "map.png").read_bytes()
     environment, configuration = (
         (folder.path / name).read_text(encoding="utf-8", errors="replace")
         for name in ("environment.json", "config.yaml")
     )
-    return Found(options.name, phases, evaluation, remarks, pictures, near, samples, environment, configuration)
+    return Found(
+        options.name, phases, evaluation, remarks, pictures, near, samples, analysis, environment, configuration
+    )
+
+
+def _analysis(folder: RunFolder, options: Options, remarks: list[str]) -> Analysed | None:
+    """What `haed analyse` found of the present checkpoint; of another one there is but a remark."""
+    path = folder.path / ANALYSIS / "analysis.json"
+    if not path.is_file():
+        return None
+    found = read_as(Analysed, path)
+    if found.checkpoint == folder.digest(options.evaluate.stage):
+        return found
+    remarks.append(
+        f"The analysis is of another checkpoint ({found.stage} step {found.step:,}) and not shown: run `haed analyse "
+        f"{options.name}` again."
+    )
+    return None
 
 
 def _neighbours(folder: RunFolder, options: Options) -> list[Neighbours]:
@@ -122,7 +147,8 @@ def _neighbours(folder: RunFolder, options: Options) -> list[Neighbours]:
         of_index = replace(options, evaluate=replace(options.evaluate, stage=index.meta.stage))
         return Run(folder, of_index).embed(chunks)
 
-    return index.nearest(options.index.queries, options.index.neighbours, embed, strict=False)
+    count = min(options.index.neighbours, index.known())
+    return index.nearest(options.index.queries, count, embed, strict=False)
 
 
 def _remarks(
@@ -194,6 +220,10 @@ def _html(found: Found) -> str:
             rows = [(_code(n.text), f"{n.score:.3f}", f"{n.count:,}") for n in item.neighbours]
             parts.append(table((_code(item.query), "cosine", "count"), rows, 1))
         parts.append("</div>")
+    if found.analysis:
+        told = "".join(f"<li>{escape(sentence)}" for sentence in found.analysis.findings)
+        links = ", ".join(f"<a href='{ANALYSIS}/{name}'>{about}</a>" for name, about in PAGES.items())
+        parts.append(f"<h2>What the embeddings know</h2><ul>{told}</ul><p>More: {links}.</p>")
     if found.samples:
         parts.append(f"<h2>Samples</h2><p>{pace(found.samples)}</p>")
         parts += [f"<pre><b>{escape(s.prompt)}</b>{escape(s.text)}</pre>" for s in found.samples]
@@ -224,6 +254,9 @@ def markdown(found: Found) -> str:
     for item in found.neighbours:
         rows = [(_cell(n.text), f"{n.score:.3f}", f"{n.count:,}") for n in item.neighbours]
         lines += [markdown_table((_cell(item.query), "cosine", "count"), rows, 1), ""]
+    if found.analysis:
+        lines += [f"- {sentence}" for sentence in found.analysis.findings]
+        lines += ["", ", ".join(f"[{about}]({ANALYSIS}/{name})" for name, about in PAGES.items()), ""]
     for sample in found.samples:
         lines += [fenced(sample.prompt + sample.text), ""]
     lines += [pace(found.samples), ""]

@@ -27,7 +27,7 @@ from pipeline.run.shards import open_shards
 from pipeline.run.windows import fixed_subset
 from pipeline.train.launcher import joined, launch, started_by_torchrun
 from pipeline.train.optimizer import rate
-from pipeline.train.state import Trained, restore, restore_learning
+from pipeline.train.state import Trained, restore, restore_learning, restore_reading
 from pipeline.train.trainer import Stop, Trainer
 from pipeline.train.validation import Validation
 
@@ -100,6 +100,7 @@ def _run_phase(phase: Phase, options: Options, ranks: Ranks, stop: Stop, listene
         elif first is not None:
             refuse_another(first.saved, trainer.identity)
             restore_learning(trainer.learner, first)
+            _read_on(trainer, first, options)
         ranks.wait()
         if ranks.first:
             run = RunFolder.create(options)
@@ -246,6 +247,28 @@ def refuse_another(found: Saved, wanted: Identity, run: RunFolder | None = None)
         raise ValueError(
             f"{found.path} was trained with {other[0]}, this run has {other[1]}: {how}, or choose another name= for the new run"
         )
+
+
+def _read_on(trainer: Trainer, first: Checkpoint, options: Options) -> None:
+    """Phase two goes on in the data where phase one stopped, if both read the same windows in one order.
+
+    Tables of hashed rows have by heart what phase one has read: to begin with that again teaches less (docs/log.md).
+    """
+    then = filled(first.state["options"], asdict(Options()))
+    one, two = then["pretrain"], options.finetune
+    orders = (
+        (then["seed"], then["batch"]["context"], one["part_from"], one["part_to"]),
+        (options.seed, options.batch.context, two.part_from, two.part_to),
+    )
+    if orders[0] != orders[1]:
+        log.info(
+            "finetune reads from the beginning of its order: seed, batch.context, part_from and part_to are %s, in phase one %s",
+            *orders[::-1],
+        )
+        return
+    restore_reading(trainer.learner, first)
+    log.info("finetune reads on where phase one stopped, after %.2f epochs", trainer.learner.loader.epochs)
+    trainer.learner.loader.begin()
 
 
 def _say_what_changed(state: State, options: Options, ranks: int) -> None:

@@ -149,9 +149,7 @@ def restore(learner: Learner, checkpoint: Checkpoint, options: Options) -> Train
     """Puts back all that a checkpoint holds, so that the phase goes on exactly where it was written."""
     saved, ranks = checkpoint.state, learner.objective.ranks
     restore_learning(learner, checkpoint)
-    learner.loader.load_state_dict(saved["loader"])
-    if learner.negatives is not None and saved["negatives"] is not None:
-        learner.negatives.load_state_dict(saved["negatives"])
+    restore_reading(learner, checkpoint)
     state = TrainState(Position(saved["step"], **saved["phase"]))
     state.sums = dict(saved["sums"][ranks.rank if ranks.size == len(saved["sums"]) else 0])
     learner.loader.skipped = int(state.sums.pop(SKIPPED, 0))  # not in checkpoints of before
@@ -167,6 +165,13 @@ def restore(learner: Learner, checkpoint: Checkpoint, options: Options) -> Train
     torch.set_rng_state(checkpoint.training["random/torch"])
     state.saved_at = Position(**vars(state.position))
     return state
+
+
+def restore_reading(learner: Learner, checkpoint: Checkpoint) -> None:
+    """Goes on in the data where a checkpoint stopped."""
+    learner.loader.load_state_dict(checkpoint.state["loader"])
+    if learner.negatives is not None and checkpoint.state["negatives"] is not None:
+        learner.negatives.load_state_dict(checkpoint.state["negatives"])
 
 
 def restore_learning(learner: Learner, checkpoint: Checkpoint) -> None:

@@ -144,7 +144,7 @@ class Trainer:
     def _interrupt(self) -> None:
         self._save()
         self.checkpoints.wait()
-        raise Interrupted(f"stopped after step {self.position.step}, saved")
+        raise Interrupted(f"saved step {self.position.step}")
 
     def has_converged(self) -> bool:
         """The validations of the last `patience` times were no better than one before."""

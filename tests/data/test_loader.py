@@ -254,3 +254,18 @@ def test_fewer_shards_than_ranks(tmp_path: Path) -> None:
     made = shard(source, ChunkerOptions(), ShardOptions(), tmp_path / "shards")
     dealt = [names(next(iter(loader(made, rank=rank, ranks=8, context=4)))) for rank in range(8)]
     assert len(made.of("train")) == 1 and len({window for each in dealt for window in each}) == 24
+
+
+def test_epochs_since_a_position_are_exact(corpus: Corpus) -> None:
+    """A limit of whole epochs is met exactly, wherever the phase began, also after it was resumed."""
+    made = loader(corpus)
+    total = made.windows_per_epoch
+    for begun in range(total):
+        made.load_state_dict({"epoch": 2, "windows": begun})
+        assert made.epochs == (2 * total + begun) / total
+        made.begin()
+        kept = made.state_dict()
+        assert made.epochs == 0
+        for later, epochs in ((3, 1), (9, 7)):
+            made.load_state_dict(kept | {"epoch": later})
+            assert made.epochs == epochs

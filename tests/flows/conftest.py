@@ -52,11 +52,13 @@ class Served:
 
     def ready(self) -> bool:
         """Whether its runner polls: all deployments are marked as ready."""
-        return len(self.found()) == 12 and all(item["status"] == "READY" for item in self.found())
+        from flows.flows import FLOWS
+
+        return len(self.found()) == len(FLOWS) and all(item["status"] == "READY" for item in self.found())
 
     def found(self) -> list[dict[str, Any]]:
         """The deployments of this folder."""
-        asked = {"deployments": {"name": {"any_": [name_of(self.folder)]}}}
+        asked = {"deployments": {"name": {"like_": f"-{name_of(self.folder)}"}}}
         return list(call(self.address, "/deployments/filter", asked))
 
     def deployments(self) -> dict[str, str]:
@@ -65,7 +67,7 @@ class Served:
 
     def trigger(self, flow: str, parameters: dict[str, object], deployment: str = "") -> str:
         """Starts a flow as the UI does; returns the run's id."""
-        found = call(self.address, f"/deployments/name/{flow}/{deployment or name_of(self.folder)}")
+        found = call(self.address, f"/deployments/name/{flow}/{flow}-{deployment or name_of(self.folder)}")
         path = f"/deployments/{found['id']}/create_flow_run"
         run = until(
             PATIENCE, lambda: call(self.address, path, {"parameters": parameters})

@@ -31,14 +31,21 @@ class Person:
         given = urllib.parse.quote(json.dumps({"overrides": overrides} if overrides else {}))
         self.page.goto(f"{self.address}/v2/deployments/deployment/{self.deployments[flow]}/run?parameters={given}")
         self.page.get_by_role("button", name="Submit").wait_for()
-        self.page.wait_for_timeout(1500)  # the form is drawn before its schema is there
+        self.page.locator(self.label("runs" if flow == "compare" else "overrides")).first.wait_for()
+        self.page.wait_for_timeout(1500)  # fields are drawn before what they hold is there
+        if "run" in fields:  # a box, beside the list of runs
+            self.page.get_by_text("another folder", exact=True).click()
         for name, value in fields.items():
-            label = f"xpath=//label[starts-with(normalize-space(.), '{name} ')]"
-            box = self.page.locator(f"{label}/following::*[self::input or self::textarea][1]")
+            box = self.page.locator(f"{self.label(name)}/following::*[self::input or self::textarea][1]")
             box.fill(value)
         self.page.get_by_role("button", name="Submit").click()
         self.page.wait_for_timeout(500)
-        return until(PATIENCE, lambda: next((run for run in self.runs() if run["id"] not in known), None))
+        return until(120, lambda: next((run for run in self.runs() if run["id"] not in known), None))
+
+    @staticmethod
+    def label(name: str) -> str:
+        """Where a form has the label of a field."""
+        return f"xpath=//label[starts-with(normalize-space(.), '{name} ')]"
 
     def runs(self) -> Any:
         found = call(self.address, "/flow_runs/filter", {"sort": "START_TIME_DESC"})
@@ -57,6 +64,13 @@ class Person:
         self.page.get_by_role("menuitem", name=action, exact=True).click()
         dialog = self.page.get_by_role("alertdialog").or_(self.page.get_by_role("dialog"))
         dialog.get_by_role("button", name=action).last.click()
+
+    def kept(self, run: dict[str, Any]) -> Any:
+        """What the server has of a flow run now: its state, tags, lines of its log, and keys of its artifacts."""
+        now, of_it = call(self.address, f"/flow_runs/{run['id']}"), {"flow_run_id": {"any_": [run["id"]]}}
+        now["lines"] = [line["message"] for line in call(self.address, "/logs/filter", {"logs": of_it})]
+        now["keys"] = {item["key"] for item in call(self.address, "/artifacts/filter", {"artifacts": of_it})}
+        return now
 
     def artifact(self, key: str) -> str:
         """Opens the newest artifact of a key and returns what is to be read."""
@@ -77,12 +91,26 @@ def test_from_the_form_to_the_neighbours(served: Served) -> None:
         browser = started.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
         page = browser.new_page(viewport={"width": 1280, "height": 1100})
         page.set_default_timeout(60_000)
-        person = Person(page, address)
+        person, asked = Person(page, address), set[str]()
+        page.on("request", lambda request: asked.add(urllib.parse.urlsplit(request.url).netloc))
+
+        run = person.fill_in("haed", [], source="nowhere")
+        person.watch(run, "Failed")
+        message = "shard: source.path=nowhere: no such file or folder"
+        said = until(PATIENCE, lambda: (now := person.kept(run))["lines"] and now)
+        assert said["state"]["message"] == message and sum(message in line for line in said["lines"]) == 1
+        assert not any("Traceback" in line for line in said["lines"])
 
         run = person.fill_in("haed", settings, name="seen", source="text")
         person.watch(run, "Completed")
         assert (tmp_path / "runs/seen/report.html").is_file()
         until(PATIENCE, lambda: call(address, f"/flow_runs/{run['id']}")["name"] == "haed seen · 10 steps")
+        told = person.kept(run)
+        assert told["state"]["message"].endswith(" bits/char, test, finetune step 4") and "run:seen" in told["tags"]
+        assert {"live-seen", "report-seen", "places-seen", "tensorboard-seen"} <= told["keys"]
+        stages = ("shard: ", "pretrain step 3: validation bits/token ", "pretrain: 6 steps", "evaluate: ", "index: ")
+        assert all(any(line.startswith(stage) for line in told["lines"]) for stage in stages)
+        page.get_by_text("pretrain step 3: validation").first.wait_for()
 
         long = [*settings, "validation.times=0", "train.steps=1500", "source.path=text"]
         run = person.fill_in("train", long, name="long")
@@ -91,7 +119,8 @@ def test_from_the_form_to_the_neighbours(served: Served) -> None:
         until(PATIENCE, lambda: call(address, f"/flow_runs/{run['id']}")["state_type"] == "CANCELLED")
         person.watch(run, "Cancelled")
         latest = (tmp_path / "runs/long/train/checkpoints/latest").read_text().strip()
-        assert 0 < int(latest.removeprefix("step-")) < 1500
+        assert 0 < (step := int(latest.removeprefix("step-"))) < 1500
+        assert person.kept(run)["state"]["message"] == f"saved step {step}; Retry goes on from there"
         person.choose(run, "Retry")
         person.watch(run, "Completed")
         assert (tmp_path / "runs/long/train/checkpoints/latest").read_text().strip() == "step-00001500"
@@ -101,8 +130,32 @@ def test_from_the_form_to_the_neighbours(served: Served) -> None:
         pictures = page.evaluate("[...document.images].filter(i => i.alt.endsWith('.png')).map(i => i.naturalWidth)")
         assert len(pictures) >= 3 and min(pictures) > 100
 
+        page.get_by_role("link", name="the run's page").click()
+        page.get_by_role("heading", name="seen", exact=True).wait_for()
+        assert page.url == f"{address}/runs/seen/" and "finetune step" in page.inner_text("main")
+        with page.expect_download() as downloading:
+            page.get_by_role("link", name="report.html", exact=True).click()
+        assert downloading.value.path().read_bytes() == (tmp_path / "runs/seen/report.html").read_bytes()
+        page.get_by_role("link", name="next chunks").click()
+        page.get_by_role("textbox").fill("import ")
+        page.get_by_role("button", name="Ask").click()
+        page.get_by_text("all others").wait_for()
+        page.get_by_role("link", name="runs", exact=True).click()
+        assert page.locator("tr").filter(has_text="seen").inner_text().split()[:2] == ["seen", "finished"]
+
         run = person.fill_in("neighbours", [], run="seen")
         person.watch(run, "Completed")
         table = person.artifact("neighbours-seen")
-        assert "cosine" in table and "␣" in table
+        assert "cosine" in table and "␣" in table and "run seen · finetune step 4 · checkpoint" in table
+
+        run = person.fill_in("compare", [])  # the newest two
+        person.watch(run, "Completed")
+        (key,) = person.kept(run)["keys"]
+        table = person.artifact(key)
+        assert key.startswith("comparison-long-seen-") and table.count(" · checkpoint ") == 2
+
+        run = person.fill_in("finetune", ["finetune.steps=6"], name="seen")  # by its own configuration
+        person.watch(run, "Completed")
+        assert person.kept(run)["state"]["message"].startswith("6 steps in ")
+        assert asked == {urllib.parse.urlsplit(address).netloc, ""}
         browser.close()

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from flows import alive
 from flows.devices import devices, turn
+from flows.states import alive
 from pipeline.config import load
 from pipeline.run.folder import RunFolder
 from pipeline.train.trainer import Interrupted

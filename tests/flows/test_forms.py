@@ -34,7 +34,7 @@ def test_what_is_given_counts_and_the_rest_is_the_presets() -> None:
     ]
     options = config.load("quickstart", given)
     assert options.model.main.layers == 4 and options.iem.similarity == "dot"  # the schema's; the preset has others
-    assert options.finetune.seconds == 70 and options.finetune.iem_weight == 1  # the preset's
+    assert options.finetune.seconds == 45 and options.finetune.iem_weight == 1  # the preset's
     assert "finetune.steps=7" in words("quickstart", "", "", 5, [], groups)[-6:]  # stronger than a budget in seconds
 
 
@@ -44,7 +44,7 @@ def test_another_kind_of_model_is_a_field_and_its_budget_is_of_one_phase() -> No
     assert given[0] == "train.seconds=30" and not any(word.startswith("pretrain") for word in given)
     options = config.load("quickstart", given)
     assert (options.model.kind, options.model.token.width, options.train.seconds) == ("top_down", 128, 30)
-    assert words("quickstart", "", "", 18, [], {})[:2] == ["pretrain.seconds=11", "finetune.seconds=7"]
+    assert words("quickstart", "", "", 18, [], {})[:2] == ["pretrain.seconds=12", "finetune.seconds=6"]
     assert words("quickstart", "", "", 30, ["model.kind=retina"], {}, "train")[0] == "train.seconds=30"
     mixed = words("quickstart", "", "", 0, [], {"model": typed(ModelOptions, kind="retina", main={"layers": 2})})
     with pytest.raises(config.ConfigError, match="model.main.layers belongs to model.kind=haed, .*model.retina.…"):

@@ -55,4 +55,4 @@ def test_parts_are_mapped_over_processes_and_over_dask(tmp_path: Path) -> None:
     assert parts[0] == parts[1] and len(parts[0]) == 3
     assert made["tasks"] == sorted(2 * [f"part 0000{n} Completed" for n in range(3)])
     assert len(made["live"]) == 2
-    assert all(re.fullmatch(r"texts: shard · part 3 of 3 · 100% · 2 MB · [\d.]+ MB/s", line) for line in made["live"])
+    assert all(re.fullmatch(r"100% · texts: shard · part 3 of 3 · 2 MB · [\d.]+ MB/s", line) for line in made["live"])

@@ -16,8 +16,8 @@ from typing import Any
 
 import pytest
 
-from flows.alive import answers
 from flows.serving.deployments import name_of
+from flows.states.alive import answers
 from tests.conftest import of_kind
 from tests.flows.api import PATIENCE, call, until
 from tests.flows.conftest import SETTINGS, Served, serving
@@ -114,7 +114,7 @@ def test_a_restart_keeps_what_was_set_and_marks_only_what_is_dead(standing: Serv
     other.port, other.address = standing.port, standing.address
     other.start()
     assert standing.state(run) == "RUNNING" and "marked as crashed" not in other.said()
-    assert name_of(tmp_path) != name_of(standing.folder) and f"haed/{name_of(tmp_path)}" in other.said()
+    assert name_of(tmp_path) != name_of(standing.folder) and f"haed/haed-{name_of(tmp_path)}" in other.said()
     other.process.send_signal(signal.SIGINT)
     other.process.wait(PATIENCE)
 
@@ -148,8 +148,8 @@ def test_deploy_takes_images_variables_and_a_limit_and_keeps_them(standing: Serv
     assert refused.returncode == 1 and "whose workers start no images" in refused.stderr
     far = ("--pool", "far", "--image", "haed:1", "--job-variable", "env.WHERE=7", "--job-variable", "mem_limit=4g")
     made = deploy(*far, "--job-variable", "privileged=true", "--limit", "2")
-    assert made.returncode == 0 and made.stdout.splitlines()[0] == "haed/far", made.stderr
-    found = call(standing.address, "/deployments/name/haed/far")
+    assert made.returncode == 0 and made.stdout.splitlines()[0] == "haed/haed-far", made.stderr
+    found = call(standing.address, "/deployments/name/haed/haed-far")
     variables = found["job_variables"]
     assert (variables["image"], variables["mem_limit"], variables["privileged"]) == ("haed:1", "4g", True)
     assert variables["env"]["WHERE"] == "7" and variables["env"]["HAED_TRAININGS"] == "1"
@@ -158,7 +158,7 @@ def test_deploy_takes_images_variables_and_a_limit_and_keeps_them(standing: Serv
     patch(standing, f"/deployments/{found['id']}", {"tags": ["haed", "mine"], "concurrency_limit": 1})
     again = deploy("--pool", "far", "--image", "haed:2")
     assert again.returncode == 0, again.stderr
-    found = call(standing.address, "/deployments/name/haed/far")
+    found = call(standing.address, "/deployments/name/haed/haed-far")
     assert found["job_variables"] == variables | {"image": "haed:2"}
     assert found["tags"] == ["haed", "mine"] and found["global_concurrency_limit"]["limit"] == 1
     assert call(standing.address, "/work_pools/far")["concurrency_limit"] == 2

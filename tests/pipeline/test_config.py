@@ -11,7 +11,7 @@ from pipeline.cli import main
 from pipeline.config import ConfigError, dump, load, presets
 from pipeline.kinds import is_of, phases
 from pipeline.options import IEMOptions, ModelOptions, Options
-from tests.conftest import TINY, TOKENS
+from tests.conftest import MORE, TINY, TOKENS
 
 FAST = ("quickstart", "top-down")  # one of each kind of phases
 
@@ -45,7 +45,12 @@ def test_presets_take_a_step_on_tiny_data(preset: str, tiny: list[str], tmp_path
         source = ["batch.context=16"]
     keep = [item for item in tiny if not item.startswith(("model.", "optimizer."))]
     chunks = ["model.decoder.width=32", f"model.encoder.hidden={own.model.encoder.width}", "model.main.units=null"]
-    narrow = ["batch.sequences=2", *(chunks if SYSTEMS[kind].chunks else TOKENS)]
+    if own.model.main.width > 512:  # as wide as the encoder's vectors, or wider
+        chunks += [
+            f"model.{part}={size}" for part, size in (("encoder.width", 32), ("main.width", 32), ("main.ffn", 64))
+        ]
+    sizes = [word for word in MORE.get(kind, []) if word.split("=")[0].endswith((".width", ".ffn"))]
+    narrow = ["batch.sequences=2", *(chunks if SYSTEMS[kind].chunks else [*TOKENS, *sizes])]
     limits = [f"{phase}.{limit}" for phase in phases(kind) for limit in ("steps=1", "epochs=null")]
     chosen = [word for word in [*keep, *source] if is_of(word.split("=")[0], kind)]
     options = load(preset, [*chosen, *narrow, *limits, "validation.times=0"])
@@ -114,7 +119,7 @@ def test_another_kind_is_a_word_and_what_it_leaves_of_a_preset_is_said(capsys: p
     found = capsys.readouterr()
     assert "hourglass has no use for these options of quickstart: model.encoder.rows, model.main.layers, " in found.err
     assert found.err.count("\n") == 1 and "width: 8" in found.out
-    assert not any(line.startswith(("iem:", "pretrain:", "index:")) for line in found.out.splitlines())
+    assert not any(line.startswith(("iem:", "pretrain:", "analyse:")) for line in found.out.splitlines())
     options = load("quickstart", ["model.kind=hourglass"])
     assert options.model.main == ModelOptions().main and options.iem == IEMOptions()
     assert main(["config", "quickstart"]) == 0 and not capsys.readouterr().err

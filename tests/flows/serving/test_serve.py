@@ -29,8 +29,10 @@ FLOWS = {
     "next",
     "index",
     "neighbours",
+    "analyse",
     "compare",
     "report",
+    "experiment",
 }
 STEPS = 250  # enough to be killed at a tenth of them
 
@@ -128,7 +130,9 @@ def test_cancel_ends_all_processes_of_a_training_and_workers_of_a_pool_run_flows
     call(served.address, f"/flow_runs/{run}/set_state", {"state": {"type": "CANCELLING", "name": "Cancelling"}})
     until(PATIENCE, lambda: served.state(run) == "CANCELLED")
     gone, alive = psutil.wait_procs(training, PATIENCE)
-    assert not alive and 0 < int(latest.read_text().strip().removeprefix("step-")) < 100_000
+    assert not alive and 0 < (step := int(latest.read_text().strip().removeprefix("step-"))) < 100_000
+    cancelled = call(served.address, f"/flow_runs/{run}")["state"]
+    assert cancelled["message"] == f"saved step {step}; Retry goes on from there"
 
     # A worker's own choice is a temporary folder, which it deletes with all that a run has written.
     call(served.address, "/work_pools/", {"name": "gpus", "type": "process"})
@@ -137,11 +141,14 @@ def test_cancel_ends_all_processes_of_a_training_and_workers_of_a_pool_run_flows
         command = [sys.executable, "-m", "flows.cli", "deploy", "--pool", pool]
         done = subprocess.run(command, cwd=served.folder, env=where, capture_output=True, text=True)
         assert done.returncode == status and "Traceback" not in done.stderr, done.stderr
-        assert len(done.stdout.splitlines()) == (12 if status == 0 else 0)
+        assert len(done.stdout.splitlines()) == (len(FLOWS) if status == 0 else 0)
         assert ("error: no work pool 'none'" in done.stderr) == (status == 1)
-    made = call(served.address, "/automations/filter", {})
-    name = name_of(served.folder, "gpus")
-    assert [item["name"] for item in made] == [f"haed: silent runs of {name}"] and made[0]["enabled"]
+    made = {item["name"]: item["enabled"] for item in call(served.address, "/automations/filter", {})}
+    name, own = name_of(served.folder, "gpus"), name_of(served.folder)
+    laid_out = {f"haed: a second try of crashed trainings of {own}", f"haed: tell what came of trainings of {own}"}
+    assert made == {f"haed: silent runs of {name}": True} | dict.fromkeys(laid_out, False)
+    (whole,) = (item for item in served.found() if item["name"].startswith("haed-"))
+    assert [(each["active"], each["schedule"]["cron"]) for each in whole["schedules"]] == [(False, "0 2 * * *")]
 
     run = served.trigger("shard", {"overrides": [*SETTINGS, "shards_dir=pooled"]}, name)
     command = [sys.executable, "-m", "prefect", "worker", "start", "--pool", "gpus", "--run-once"]

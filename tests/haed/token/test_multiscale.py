@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from haed.build import make_system
-from haed.options import IEMOptions, ModelOptions, MultiscaleOptions, RetinaOptions, TokenOptions
-from haed.system import Cut
+from haed.options import GramsOptions, IEMOptions, ModelOptions, MultiscaleOptions, RetinaOptions, TokenOptions
+from haed.system import Cut, Windows
 from haed.token.pooling import Pool
 from haed.token.sequence import TokenSystem
 from tests.haed.token import reference
@@ -196,6 +196,15 @@ def test_scales_that_cannot_be_are_told_in_a_line(kind: str, layers: str, told: 
     ("kind", "options", "told"),
     [
         ("top_down", {"multiscale": MultiscaleOptions(heads="3@4")}, "heads='3@4': top_down has no heads per scale"),
+        ("bottom_up", {"multiscale": MultiscaleOptions(upsampling="repeat")}, "repeat: bottom_up lengthens nothing"),
+        (
+            "top_down",
+            {
+                "token": replace(TOKEN, grams=GramsOptions(rows=8)),
+                "multiscale": MultiscaleOptions(layers="1@4", upsampling="repeat"),
+            },
+            "rows=8: a bag of tokens",
+        ),
         ("bottom_up", {"multiscale": MultiscaleOptions(layers="4@1")}, "layers='4@1': bottom_up needs a coarse scale"),
         ("bottom_up", {"multiscale": MultiscaleOptions(heads="3@2")}, r"heads='3@2'.* at the scales \[4\].*; set 3@4"),
         ("bottom_up", {"multiscale": MultiscaleOptions(heads="2@4")}, r"heads='2@4'.*3 in all.*; set 3@4"),
@@ -211,3 +220,32 @@ def test_scales_that_cannot_be_are_told_in_a_line(kind: str, layers: str, told: 
 def test_heads_and_windows_that_cannot_be_are_told_in_a_line(kind: str, options: dict[str, object], told: str) -> None:
     with pytest.raises(ValueError, match=rf"^model\.[^\n]*{told}[^\n]*$"):
         made(kind, **options)
+
+
+@pytest.mark.parametrize(("layers", "k"), [("2@3", 3), ("1@4 1@2", 2), ("1@4", 4)])
+@torch.no_grad()
+def test_a_bag_is_told_by_the_whole_groups_before_it(layers: str, k: int) -> None:
+    """One distribution for a group, that no symbol which is fed within it changes, and every one before it does."""
+    system, length = made("top_down", multiscale=MultiscaleOptions(layers=layers, upsampling="repeat")), 23
+    fed = symbols(length).repeat(length + 1, 1)
+    for row in range(length):
+        fed[row, row] = (fed[row, row] + 1) % 6
+    found = system(fed)
+    changed = (found[:-1] - found[-1]).abs().amax(-1) > 1e-12  # (perturbed, position)
+    group, last = torch.arange(length) // k, -(-torch.arange(length) // k)  # a position's; the one that knows a symbol
+    assert torch.equal(changed, group >= last[:, None])
+    torch.testing.assert_close(found, found[:, group * k], rtol=0, atol=0)
+
+
+@torch.no_grad()
+def test_the_likelihood_of_a_bag_is_a_cross_entropy_with_its_tokens_alike() -> None:
+    """Section 6.2: times k, in float64."""
+    system, k = made("top_down", multiscale=MultiscaleOptions(layers="2@4", upsampling="repeat")), 4
+    tokens = torch.randint(5, (1, 6, k), generator=torch.Generator().manual_seed(2))
+    windows = Windows.of(tokens, torch.full((1, 6), k))
+    fed = torch.cat([torch.tensor([5]), tokens.flatten()[:-1]])[None]
+    wanted = 0.0
+    for group, logits in enumerate(system(fed)[0, ::k].log_softmax(-1)):
+        uniform = torch.bincount(tokens[0, group], minlength=5) / k
+        wanted += k * float((uniform * logits).sum())
+    assert float(system.log_likelihood(windows).sum()) == pytest.approx(wanted, abs=1e-9)

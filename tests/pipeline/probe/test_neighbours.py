@@ -1,9 +1,15 @@
 """Neighbours: cosines by brute force, what a query may be, and pictures of chunks of pixels."""
 
+import csv
 import io
+import json
+import subprocess
+import sys
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+import pyarrow.parquet as parquet
 import pytest
 from PIL import Image
 
@@ -28,13 +34,15 @@ def test_neighbours_are_those_of_the_highest_cosine(options: Options, encoder: s
     folder = RunFolder.of(options)
     found = neighbours(options, count=5)
     assert len(found) == 6 and len({item.query for item in found}) == 6
-    run, table = open_run(folder.path), np.load(folder.path / "index" / "chunks.npz")
-    vectors = run.embed_rows(table["tokens"], table["lengths"]).astype(np.float64)
+    run, table = open_run(folder.path), parquet.read_table(folder.path / "index" / "chunks" / "table.parquet")
+    rows = [row[:size] for row, size in zip(*(table[name].to_pylist() for name in ("tokens", "length")), strict=True)]
+    numbers = table["count"].to_pylist()
+    vectors = run.embed(rows).astype(np.float64)
+    np.testing.assert_allclose(table["norm"], np.linalg.norm(vectors, axis=1), rtol=1e-5)
     vectors /= np.linalg.norm(vectors, axis=1, keepdims=True)
-    rows = [row.tobytes()[:length] for row, length in zip(table["tokens"], table["lengths"], strict=True)]
-    counts = [table["counts"][rows.index(bytes.fromhex(item.hex))] for item in found]
+    counts = [numbers[rows.index(bytes.fromhex(item.hex))] for item in found]
     assert sorted(counts, reverse=True) == counts and counts[-1] > 1
-    words = [count for row, count in zip(rows, table["counts"], strict=True) if any(map(str.isalnum, row.decode()))]
+    words = [count for row, count in zip(rows, numbers, strict=True) if any(map(str.isalnum, row.decode()))]
     assert counts[0] == max(words)  # though blanks are more frequent
     for item in [*found, *neighbours(options, ["zq"], 5)]:
         query = bytes.fromhex(item.hex)
@@ -56,36 +64,32 @@ def test_an_index_of_the_most_frequent_chunks_says_how_many_it_leaves_out(
     tables = []
     for most in ("null", "20"):
         assert main(["index", str(folder.path), f"index.max_chunks={most}"]) == 0
-        with np.load(folder.path / "index" / "chunks.npz") as archive:
-            tables.append(dict(archive))
-    rest = len(tables[0]["counts"]) - 20
-    assert rest > 100 and all((tables[1][name] == tables[0][name][:20]).all() for name in tables[0])
-    meta = read_json(folder.path / "index" / "meta.json")
-    assert (meta["chunks"], meta["max_chunks"], meta["left_out"]) == (20, 20, rest)
+        tables.append(parquet.read_table(folder.path / "index" / "chunks" / "table.parquet"))
+    rest = len(tables[0]) - 20
+    assert rest > 100 and tables[1].equals(tables[0].slice(0, 20))
+    meta = read_json(folder.path / "index" / "chunks" / "meta.json")
+    assert (meta["chunks"], meta["left_out"]) == (20, rest)
     shown = capsys.readouterr()
     assert f"20 chunks ({rest:,} rarer ones left out by index.max_chunks)" in shown.out
     assert f"of the distinct chunks {rest:,} rarer" in shown.err
     assert len(neighbours(options, ["zq"], 5)[0].neighbours) == 5  # what is not in it is embedded
 
 
-def test_beside_a_table_rare_chunks_are_left_out_if_enough_are_frequent(
+def test_rare_chunks_are_no_answers_if_enough_are_frequent(
     options: Options, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """They would share rows with frequent ones."""
-    options.model.encoder.rows = 50
     train(options)
-    folder = RunFolder.of(options)
-    found = {}
-    for enough, asked in ((5, "null"), (5, "1"), (10**6, "null")):
-        monkeypatch.setattr("pipeline.probe.index._ENOUGH", enough)
-        assert main(["index", str(folder.path), f"index.min_count={asked}"]) == 0
-        found[enough, asked] = np.load(folder.path / "index" / "chunks.npz")["counts"]
-        said = "less than 10 times are left out" in capsys.readouterr().err
-        meta = read_json(folder.path / "index" / "meta.json")
-        assert said == (meta["least"] == 10) == ((enough, asked) == (5, "null"))
-    every = found[5, "1"]
-    assert every.min() == 1 and found[10**6, "null"].tolist() == every.tolist()
-    assert found[5, "null"].tolist() == every[every >= 10].tolist()
+    where, found = str(RunFolder.of(options).path), {}
+    for enough, asked in ((5, []), (5, ["--min-count", "1"]), (10**6, [])):
+        monkeypatch.setattr("pipeline.run.index.ENOUGH", enough)
+        assert main(["index", where]) == 0
+        assert ("answers occur 10 times or more" in capsys.readouterr().out) == (enough == 5)
+        assert main(["neighbours", where, "zq", "--count", "9", *asked]) == 0
+        said, _, *lines = capsys.readouterr().out.splitlines()
+        counts = [int(line.split()[1]) for line in lines]
+        assert ("that occur 10 times or more" in said) == (min(counts) >= 10) == (enough == 5 and not asked)
+        found[enough, bool(asked)] = counts
+    assert found[5, True] == found[10**6, False] and len(found[5, False]) == 9
 
 
 def test_chunks_of_pixels_are_asked_for_by_colour_and_drawn(
@@ -105,3 +109,98 @@ def test_chunks_of_pixels_are_asked_for_by_colour_and_drawn(
     assert "give a colour such as #4080c0, or 12 values in hexadecimal" in capsys.readouterr().err
     page = Path(report(pictures)).read_text()  # whose queries are meant for text
     assert "neighbours.png" in page and "def " not in page.split("Configuration and versions")[0]
+
+
+def last_json(capsys: pytest.CaptureFixture[str]) -> list[dict[str, Any]]:
+    return list(json.loads(capsys.readouterr().out.splitlines()[-1]))
+
+
+def test_sums_and_predictions_are_asked_for_as_vectors(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    opened = open_run(run)
+    index = opened.probe.index
+    every = [index.chunk(row) for row in range(len(index))]
+    vectors = index.vectors.astype(np.float64)
+
+    def best(vector: np.ndarray, without: list[str]) -> list[float]:
+        kept = [row for row, chunk in enumerate(every) if chunk.decode(errors="replace") not in without]
+        return sorted(vectors[kept] @ (vector / np.linalg.norm(vector)), reverse=True)[:4]
+
+    def unit(text: str) -> np.ndarray:
+        (found,) = opened.embed([text.encode()]).astype(np.float64)
+        return found / np.linalg.norm(found)
+
+    ask = ["--count", "4", "--min-count", "1", "--json"]
+    words = ["for ", "zq", "import ", "in "]
+    assert main(["neighbours", str(run), "--like", words[0], "--minus", words[1], "--plus", words[2], *ask]) == 0
+    (item,) = last_json(capsys)
+    assert item["query"] == "for  - zq + import " and not {n["text"] for n in item["neighbours"]} & set(words[:3])
+    summed = unit("for ") - unit("zq") + unit("import ")
+    np.testing.assert_allclose([n["score"] for n in item["neighbours"]], best(summed, words[:3]), atol=1e-5)
+    assert opened.probe.analogy("for ", minus=["zq"], plus="import ", count=4, min_count=1)[0].hex == item["hex"]
+
+    assert main(["neighbours", str(run), "--after", "import ", *ask]) == 0
+    (item,) = last_json(capsys)
+    expected = opened.expected(b"import ").astype(np.float64)
+    np.testing.assert_allclose([n["score"] for n in item["neighbours"]], best(expected, []), atol=1e-5)
+    assert main(["neighbours", str(run), "--minus", "for "]) == 1
+    assert "nothing is added" in capsys.readouterr().err
+
+
+def test_queries_from_files_and_answers_as_values(
+    run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "queries").write_bytes(b"def \n\nzq\n\xff\xfe\n")
+    assert main(["neighbours", str(run), "return ", "--file", str(tmp_path / "queries"), "--csv", "--count", "2"]) == 0
+    rows = list(csv.DictReader(capsys.readouterr().out.splitlines()))
+    asked = ["return ", "def ", "zq", "\\xff\\xfe"]
+    assert [row["query"] for row in rows] == [query for query in asked for _ in range(2)]
+    assert list(rows[0]) == ["query", "text", "hex", "score", "count"]
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(b"def \n")))
+    assert main(["neighbours", str(run), "--file", "-", "--json", "--count", "1"]) == 0
+    (item,) = last_json(capsys)
+    assert set(item) == {"query", "hex", "neighbours"} and set(item["neighbours"][0]) == {
+        "text",
+        "hex",
+        "score",
+        "count",
+    }
+    found = open_run(run).probe.neighbours("def ", count=2)
+    assert "cosine, count, chunk" in str(found).splitlines()[0] and len(found.rows()) == 2 and repr(found) == str(found)
+    pandas = pytest.importorskip("pandas")
+    assert found.to_frame().equals(pandas.DataFrame(found.rows()))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "status", "message"),
+    [
+        ([""], 1, "the query '' is empty"),
+        (["def ", "--count", "0"], 2, "--count 0: must be at least 1"),
+        (["def ", "--min-count", "0"], 2, "--min-count 0: must be at least 1"),
+        (["def ", "--count", "99999"], 1, "--count 99,999: the index has"),
+        (["def ", "--min-count", "99999", "--count", "1"], 1, "the index has 0 chunks that occur 99,999 times or more"),
+        (["--file", "nowhere"], 1, "--file nowhere: no such file"),
+        (["--file", "."], 1, "--file .: a folder, not a file"),
+        (["--file", "/dev/null"], 2, "there is no query in it"),
+        (["--context-file", "nowhere"], 1, "--context-file nowhere: no such file"),
+        (["--context", "x"], 1, "run `haed index"),
+        (["--context", "x", "--min-count", "2"], 2, "--min-count is of chunks"),
+        (["x", "--after", "y"], 2, "one question at a time"),
+        (["x", "--like", "y"], 2, "one question at a time"),
+        (["x", "--csv", "--json"], 2, "choose one of them"),
+    ],
+)
+def test_what_is_no_question(
+    arguments: list[str], status: int, message: str, run: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["neighbours", str(run), *arguments]) == status
+    (line,) = capsys.readouterr().err.splitlines()
+    assert message in line and line.startswith("error: ")
+
+
+def test_a_chunk_of_the_corpus_is_looked_up_without_torch(run: Path) -> None:
+    code = (
+        "import sys; from pipeline.cli import main\n"
+        f"assert main(['neighbours', {str(run)!r}, 'def ', '--count', '2']) == 0\n"
+        "assert not {'torch', 'pandas', 'matplotlib'} & set(sys.modules)"
+    )
+    assert subprocess.run([sys.executable, "-c", code]).returncode == 0

@@ -41,10 +41,12 @@ def test_what_was_made_from_the_present_checkpoint(options: Options) -> None:
     options.evaluate.yardsticks = False
     folder = RunFolder.find(options.name, options.runs_dir)
     assert folder.digest() == open_run(folder.path).digest
-    assert not folder.is_made("evaluation.json", options) and not folder.is_made("index/meta.json", options)
+    assert not folder.is_made("evaluation.json", options) and not folder.is_made("index/chunks/meta.json", options)
     evaluate(options)
     index(options)
-    assert folder.is_made("evaluation.json", options, split="test") and folder.is_made("index/meta.json", options)
+    assert folder.is_made("evaluation.json", options, split="test") and folder.is_made(
+        "index/chunks/meta.json", options
+    )
     assert not folder.is_made("evaluation.json", options, split="valid")
     options.train.steps = 6
     train(options)

@@ -52,7 +52,7 @@ def test_progress_is_a_bar_on_a_terminal_and_shown_from_the_first_metrics_on(
         progress({"step": step, "loss": 2.0})
     _, *lines = terminal.getvalue().split("\r\x1b[2K")
     assert [line.count("━") for line in lines] == [2, 10, 20]
-    assert all("step" in line and len(line) < columns for line in lines)
+    assert all("%" in line and len(line) < columns for line in lines)
     assert ("loss 2.000" in lines[0]) == (columns == 200)
 
 
@@ -62,4 +62,4 @@ def test_progress_elsewhere_is_a_line_at_once_and_then_one_now_and_then(caplog: 
         for step in (1, 5, 10):
             progress({"step": step, "loss": 2.0})
     (line,) = caplog.messages
-    assert line.startswith("pretrain · step 1 · 10% · loss 2.000")
+    assert line.startswith("10% · pretrain · step 1 · loss 2.000")

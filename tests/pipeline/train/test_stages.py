@@ -161,7 +161,8 @@ def test_checkpoints_that_only_count_their_validations_go_on(options: Options) -
 
 
 def test_a_phase_that_ended_by_patience_says_so(options: Options, caplog: pytest.LogCaptureFixture) -> None:
-    options.optimizer.learning_rate = options.optimizer.main_learning_rate = 1e-12
+    rates = options.optimizer
+    rates.learning_rate = rates.main_learning_rate = rates.table_learning_rate = 1e-30
     options.train.patience, options.validation.times = 1, 4
     assert train(options).steps < 4
     with caplog.at_level("INFO"):
@@ -176,6 +177,31 @@ def test_finetune_takes_over_phase_one_of_another_run(options: Options) -> None:
     finetune(other)
     before, after = weights(options, "pretrain"), weights(other, "finetune")
     assert all(torch.allclose(before[name], after[name], atol=1e-4) for name in before)
+
+
+def test_phase_two_reads_on_where_phase_one_stopped(
+    options: Options, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """In another order it begins anew, and says so; its epochs are its own."""
+    read_at, batch = [], Loader.batch
+    monkeypatch.setattr(Loader, "batch", lambda self, position: read_at.append(position) or batch(self, position))
+    options.pretrain.steps, options.finetune.steps, options.validation.times = 3, 4, 0
+    pretrain(options)
+    stops = iter([False, True])
+    with pytest.raises(Interrupted):
+        finetune(options, lambda: next(stops))
+    caplog.clear()
+    with caplog.at_level("INFO"):
+        trained = finetune(options)
+    assert read_at == [step * options.batch.sequences for step in range(7)]
+    epoch = 3 / pretrain(options).epochs
+    assert trained.epochs == pytest.approx(4 / epoch) and "reads on" not in caplog.text
+    again = replace(options, name="again", seed=1, finetune=replace(options.finetune, start_from=options.name))
+    caplog.clear()
+    with caplog.at_level("INFO"):
+        finetune(again)
+    assert read_at[7:] == read_at[:4]
+    assert "finetune reads from the beginning of its order: seed" in caplog.text and "reads on" not in caplog.text
 
 
 def test_phase_two_lowers_the_exact_bits(options: Options) -> None:

@@ -1,0 +1,209 @@
+"""Nearest neighbours among a million vectors of width 256: `auto` beside exact search, hnswlib and usearch, in one run.
+
+    python benchmarks/probe.py                       [--vectors 1000000] [--run runs/quickstart] [--output FOLDER]
+
+The vectors: rows of an index of chunks (`--run`), each as often as is needed, plus noise of as large a share of its length as
+is between an embedding and its nearest neighbours, so that they lie as embeddings do; without a run, mixtures of clusters of
+different sizes around a few directions, which spread like word vectors. All are of unit length. Queries are vectors drawn the
+same way that no index has. Every search is asked one query at a time on one thread, and all take turns, query by query; builds
+use `--threads`. Memory is the peak of a process of its own for each build, beyond what it had before, with the vectors mapped
+from a file for ours and in memory for the others, which copy them.
+
+hnswlib and usearch are optional: `pip install --no-deps -r benchmarks/peers.txt`.
+"""
+
+import argparse
+import json
+import multiprocessing
+import resource
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+NEAREST, WIDTH, PART = 10, 256, 1 << 14
+Search = Callable[[np.ndarray, int], np.ndarray]
+
+
+def drawn(number: int, run: Path | None, seed: int) -> np.ndarray:
+    """Unit vectors (n, 256) float32, see above; the same base for every seed."""
+    chance, fixed = np.random.default_rng(seed), np.random.default_rng(0)
+    if run is not None:
+        from pipeline.run.folder import RunFolder
+        from pipeline.run.index import Index
+
+        base, share = np.asarray(Index.open(RunFolder(run)).vectors), 0.5
+    else:
+        base = fixed.normal(size=(20_000, 32)) @ fixed.normal(size=(32, WIDTH))
+        base, share = (base / np.linalg.norm(base, axis=1, keepdims=True)).astype(np.float32), 0.5
+    found = np.empty((number, base.shape[1]), np.float32)
+    for begin in range(0, number, PART):
+        size = min(PART, number - begin)
+        rows = base[(len(base) * chance.random(size) ** 2).astype(int)]  # clusters of different sizes
+        noise = chance.normal(size=rows.shape).astype(np.float32) * share / rows.shape[1] ** 0.5
+        found[begin : begin + size] = (rows + noise) / np.linalg.norm(rows + noise, axis=1, keepdims=True)
+    return found
+
+
+def ours(vectors: np.ndarray, place: Path, threads: int) -> dict[str, Any]:
+    from dataclasses import asdict
+
+    from pipeline.options import IndexOptions
+    from pipeline.run.spaces.building import choose
+
+    return asdict(choose(place, vectors, "cosine", vectors[:0], IndexOptions(), threads, 0))
+
+
+def of_hnswlib(vectors: np.ndarray, place: Path, threads: int) -> dict[str, Any]:
+    import hnswlib
+
+    index = hnswlib.Index("cosine", vectors.shape[1])
+    index.init_index(len(vectors), ef_construction=40, M=32, random_seed=0)
+    index.set_num_threads(threads)
+    for begin in range(0, len(vectors), PART):
+        index.add_items(np.array(vectors[begin : begin + PART]))
+    index.save_index(str(place / "hnswlib"))
+    return {}
+
+
+def of_usearch(vectors: np.ndarray, place: Path, threads: int) -> dict[str, Any]:
+    from usearch.index import Index
+
+    index = Index(ndim=vectors.shape[1], metric="cos", dtype="i8", connectivity=32, expansion_add=40)
+    for begin in range(0, len(vectors), PART):
+        part = np.array(vectors[begin : begin + PART])
+        index.add(np.arange(begin, begin + len(part)), part, threads=threads)
+    index.save(str(place / "usearch"))
+    return {}
+
+
+BUILDS = {"haed auto": ours, "hnswlib": of_hnswlib, "usearch i8": of_usearch}
+
+
+def built(name: str, place: str, number: int, width: int, threads: int, answer: Any) -> None:
+    """In a process of its own: builds, and tells seconds, the peak of its memory in GB, and what was found."""
+    import faiss  # noqa: F401
+
+    vectors = np.memmap(f"{place}/vectors", np.float32, "r", shape=(number, width)).view(np.ndarray)
+    before, began = anonymous(), time.perf_counter()
+    found = BUILDS[name](vectors, Path(place), threads)
+    seconds = time.perf_counter() - began
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    answer.put({"seconds": seconds, "peak": peak / 1e9, "anonymous": (anonymous() - before) / 1e9} | found)
+
+
+def anonymous() -> float:
+    """Bytes of this process that are in memory and not of a file."""
+    lines = dict(line.split(":", 1) for line in Path("/proc/self/status").read_text().splitlines())
+    return 1024 * float(lines["RssAnon"].split()[0])
+
+
+def searches(place: Path, vectors: np.ndarray, found: dict[str, dict[str, Any]]) -> dict[str, dict[int, Search]]:
+    """For each name and effort a search, a query (1, E) to rows (10,)."""
+    import faiss
+
+    from pipeline.run.spaces.building import opened
+    from pipeline.run.spaces.vectors import Vectors
+
+    exact = Vectors(vectors, "cosine")
+    made: dict[str, dict[int, Search]] = {"exact": {0: lambda q, n: exact.nearest(q, n)[1][0]}}
+    faiss.omp_set_num_threads(1)
+    own = found["haed auto"]
+    index = opened(place / "search.faiss", vectors, "cosine", own["kind"])
+    efforts = [point["effort"] for point in own["curve"]]
+    made["haed auto"] = {e: lambda q, n, e=e: index.nearest(q, n, effort=e)[1][0] for e in efforts}
+    if "hnswlib" in found:
+        import hnswlib
+
+        theirs = hnswlib.Index("cosine", vectors.shape[1])
+        theirs.load_index(str(place / "hnswlib"))
+        theirs.set_num_threads(1)
+
+        def ask(query: np.ndarray, count: int, effort: int) -> np.ndarray:
+            theirs.set_ef(effort)
+            return theirs.knn_query(query, count)[0][0]
+
+        made["hnswlib"] = {e: lambda q, n, e=e: ask(q, n, e) for e in (16, 32, 48, 64, 96, 128, 256)}
+    if "usearch i8" in found:
+        from usearch.index import Index
+
+        other = Index.restore(str(place / "usearch"))
+
+        def ask_usearch(query: np.ndarray, count: int, effort: int) -> np.ndarray:
+            other.expansion_search = effort
+            return other.search(query[0], count, threads=1).keys
+
+        made["usearch i8"] = {e: lambda q, n, e=e: ask_usearch(q, n, e) for e in (16, 32, 64, 128, 256, 512)}
+    return made
+
+
+def measured(made: dict[str, dict[int, Search]], vectors: np.ndarray, queries: np.ndarray) -> list[dict[str, Any]]:
+    """Recall@10 by exact scores, and milliseconds, of each search; they take turns, query by query."""
+    every = [(name, effort, search) for name, efforts in made.items() for effort, search in efforts.items()]
+    times, recalls = {each[:2]: [] for each in every}, {each[:2]: [] for each in every}
+    for query in queries:
+        truth = None
+        for name, effort, search in every:
+            began = time.perf_counter()
+            rows = search(query[None], NEAREST)
+            times[name, effort].append(1000 * (time.perf_counter() - began))
+            scores = np.sort(vectors[rows.astype(int)] @ query)[::-1]
+            truth = scores if truth is None else truth
+            recalls[name, effort].append((scores >= truth[-1] - 1e-6).mean())
+    rows = []
+    for name, effort, _ in every:
+        p50, p99 = np.percentile(times[name, effort], [50, 99])
+        rows.append(
+            {"name": name, "effort": effort, "recall": float(np.mean(recalls[name, effort])), "p50": p50, "p99": p99}
+        )
+    return rows
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--vectors", type=int, default=1_000_000)
+    parser.add_argument("--queries", type=int, default=300)
+    parser.add_argument("--threads", type=int, default=2, help="for building")
+    parser.add_argument("--run", type=Path, help="a run with an index of chunks, whose embeddings the vectors are like")
+    parser.add_argument("--output", type=Path, help="a folder for vectors and indexes (default: a temporary one)")
+    parser.add_argument("--only", nargs="+", choices=list(BUILDS), default=list(BUILDS))
+    given = parser.parse_args()
+    place = given.output or Path(tempfile.mkdtemp(prefix="probe-"))
+    place.mkdir(parents=True, exist_ok=True)
+    vectors = drawn(given.vectors, given.run, 1)
+    vectors.tofile(place / "vectors")
+    queries, shape = drawn(given.queries, given.run, 2), vectors.shape
+    del vectors
+    print(
+        f"{shape[0]:,} vectors of width {shape[1]}, like {given.run or 'mixtures of clusters'}; {len(queries)} queries"
+    )
+    context, found = multiprocessing.get_context("spawn"), {}
+    for name in given.only:
+        answer = context.Queue()
+        process = context.Process(target=built, args=(name, str(place), *shape, given.threads, answer))
+        process.start()
+        while process.is_alive() and answer.empty():
+            process.join(0.5)
+        if answer.empty():
+            print(f"{name}: not measured (is it installed?)")
+            continue
+        found[name] = answer.get()
+        process.join()
+        of = found[name]
+        print(
+            f"{name}: built in {of['seconds']:.0f} s, peak {of['peak']:.2f} GB, {of['anonymous']:.2f} GB of it its own",
+            flush=True,
+        )
+    vectors = np.memmap(place / "vectors", np.float32, "r", shape=shape).view(np.ndarray)
+    rows = measured(searches(place, vectors, found), vectors, queries)
+    print("| search | effort | recall@10 | p50, ms | p99, ms |\n|---|---|---|---|---|")
+    for row in rows:
+        print(f"| {row['name']} | {row['effort']} | {row['recall']:.4f} | {row['p50']:.3f} | {row['p99']:.3f} |")
+    print(json.dumps({"builds": found, "searches": rows}))
+
+
+if __name__ == "__main__":
+    main()

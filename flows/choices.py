@@ -1,0 +1,136 @@
+"""What forms offer to choose from: presets, and the runs that are there; and what a source is by the looks of it."""
+
+import json
+import re
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+from data.locations import is_remote
+from pipeline import config
+from pipeline.run.folder import RunFolder
+
+MOST = 200  # runs in a list
+_LOOKED_AT = 1000  # files of a folder
+# Kinds of sources that read the same files, the first of them if nothing else is said, by the endings of names.
+_FAMILIES = {
+    ("jsonl",): (".jsonl", ".ndjson"),
+    ("images",): (".png", ".jpg", ".jpeg", ".npz"),
+    ("audio",): (".wav",),
+    ("webdataset",): (".tar",),
+    ("stdlib", "text"): (".py",),
+    ("text", "wikitext", "enwik8"): (),
+}
+# What Prefect's form makes up as the name of a flow run: one of these and a short animal.
+_SUGGESTED = re.compile(
+    "(Awesome|Rustic|Small|Gorgeous|Fantastic|Sleek|Intelligent|Unbranded|Refined|Licensed|Generic|Practical|Ergonomic|"
+    "Handcrafted|Tasty|Handmade|Incredible)-.{1,6}"
+)
+_PACKED = (".gz", ".xz", ".bz2", ".zst")
+
+
+@dataclass(frozen=True)
+class InForm:
+    """Changes the schema of an annotated type, and nothing of what is checked."""
+
+    change: Callable[[dict[str, Any]], dict[str, Any]]
+
+    def __get_pydantic_json_schema__(self, core: Any, handler: Any) -> dict[str, Any]:
+        return self.change(handler(core))
+
+
+def of_presets(_: dict[str, Any]) -> dict[str, Any]:
+    """A list of the presets, those of an ordinary machine first, or the path of a file, or nothing."""
+    names = sorted(config.presets(), key=lambda name: (name != "quickstart", name.startswith("paper-"), name))
+    return {
+        "anyOf": [
+            {"type": "string", "enum": names, "title": "a preset"},
+            {"type": "string", "title": "a YAML file"},
+            {"type": "null", "title": "the run's own"},
+        ]
+    }
+
+
+def one_box(schema: dict[str, Any]) -> dict[str, Any]:
+    """A box that may stay empty, in place of a choice between a type and null."""
+    (kind,) = (choice for choice in schema["anyOf"] if choice != {"type": "null"})
+    return dict(kind)
+
+
+def runs_there(runs_dir: str = "runs") -> list[str]:
+    """Names of the runs in a folder, the one that was written last first."""
+    found = {path.parent.name: path.stat().st_mtime for path in Path(runs_dir).glob("*/config.yaml")}
+    return sorted(found, key=lambda name: -found[name])[:MOST]
+
+
+def with_runs(properties: dict[str, Any], runs: list[str]) -> None:
+    """Has a form offer these runs in a list, beside a box for any other; the newest one is what a stage reads."""
+    if not runs:
+        return
+    listed = {"type": "string", "enum": runs}
+    for name, other in (("run", "another folder"), ("name", "another name")):
+        if name in properties:
+            shown = properties[name]
+            text = {key: shown.pop(key) for key in ("type", "pattern") if key in shown}
+            shown["anyOf"] = [listed | {"title": "an existing run"}, text | {"title": other}]
+    if "run" in properties:
+        properties["run"]["default"] = runs[0]
+    if "runs" in properties:
+        shown = properties["runs"]
+        several = {"type": shown.pop("type"), "items": shown.pop("items"), "title": "other folders"}
+        shown["anyOf"] = [{"type": "array", "items": listed, "title": "existing runs"}, several]
+        shown["default"] = runs[:2]
+
+
+def own_configuration(name: str, runs_dir: str) -> tuple[str, list[str]]:
+    """The configuration of an existing run, as a file and what leads back to its folder; without a name quickstart's.
+
+    Raises:
+        ConfigError: there is no such run.
+    """
+    try:
+        run = RunFolder.find(name or "quickstart", runs_dir)
+    except FileNotFoundError as error:
+        if not name:
+            return "quickstart", []
+        raise config.ConfigError(f"no preset is chosen, and {error}") from None
+    path = run.path
+    return str(path / "config.yaml"), [f"name={json.dumps(path.name)}", f"runs_dir={json.dumps(str(path.parent))}"]
+
+
+def kind_of(path: str, usual: str) -> str:
+    """The kind of a source, by the endings of its files: the usual one, if that reads such, else the one that does.
+
+    Args:
+        path: a file, folder or URL.
+        usual: the preset's kind.
+    """
+    place = Path(path)
+    if is_remote(path) or (place / "manifest.json").is_file():
+        return "shards"
+    if usual == "datasets" or not place.exists():
+        return usual
+    files = [place] if place.is_file() else islice((each for each in place.rglob("*") if each.is_file()), _LOOKED_AT)
+    endings = Counter(_ending(each) for each in files)
+    known = {family: sum(endings[each] for each in family_endings) for family, family_endings in _FAMILIES.items()}
+    most = max(known, key=lambda family: known[family])
+    family = most if known[most] * 2 > endings.total() else ("text", "wikitext", "enwik8")
+    if usual in family and not (usual == "stdlib" and place.is_file()):
+        return usual
+    return "text" if "text" in family else family[0]
+
+
+def _ending(path: Path) -> str:
+    endings = [each.lower() for each in path.suffixes if each.lower() not in _PACKED]
+    return endings[-1] if endings else ""
+
+
+def is_typed(name: str) -> bool:
+    """Whether somebody chose the name of a flow run: neither Prefect's form nor its server made it up."""
+    from coolname.data import config as lists  # of the server
+
+    made_up = {word for each in dict[str, Any](lists).values() for word in each.get("words", ())}
+    return not (_SUGGESTED.fullmatch(name) or all(word in made_up for word in name.split("-")))

@@ -1,0 +1,104 @@
+"""How a flow run ends: what came of it, what was wrong, or what was saved, in the one line that its last state has.
+
+What a user can cause is no crash: it needs no traceback, in which the line would be lost. Everything else keeps it.
+"""
+
+import logging
+import os
+from collections.abc import Callable
+from concurrent.futures.process import _RemoteTraceback
+from contextlib import suppress
+from dis import opmap
+from typing import Any
+from uuid import UUID
+
+from prefect.client.orchestration import get_client
+from prefect.context import FlowRunContext
+from prefect.exceptions import ParameterTypeError, TerminationSignal
+from prefect.logging.handlers import APILogWorker
+from prefect.states import Cancelled, Completed, Crashed, Failed, State
+
+from flows.page.story import tell
+from pipeline.shown import reason
+
+log = logging.getLogger(__name__)
+ROOMS = ("pipeline", "data", "haed", "flows")
+EXPECTED = (ValueError, OSError, FloatingPointError, ParameterTypeError)
+
+
+def concluded(stage: str, work: Callable[[], Any], told: Callable[[Any], str]) -> State[Any]:
+    """Does the work of a flow, and returns the state in which it ends.
+
+    Args:
+        stage: name of the flow.
+        work: gives its result.
+        told: what came of it, in a line.
+
+    Raises:
+        BaseException: what is no mistake of the user's, and what ends a process.
+    """
+    try:
+        found = work()
+    except TerminationSignal as error:
+        _say_stopped(error)
+        raise
+    except Exception as error:
+        if not is_users(error):
+            raise
+        inner = next(iter(getattr(error, "__notes__", ())), "")  # the stage of this flow in which it came up
+        if not inner:
+            error.add_note(stage)
+        return Failed(message=f"{inner}{': ' if inner else ''}{reason(error)}", data=error)
+    message = told(found)
+    tell("%s: %s", stage, message)
+    return Completed(message=message, data=found)
+
+
+def is_users(error: BaseException | None) -> bool:
+    """Whether an error is of what was asked for, or of the machine: then its message says all.
+
+    It is, as on the command line, a ValueError, OSError or FloatingPointError; but a ValueError that comes from a library, be it
+    of Python or of C, is a bug of ours: only a `raise` of our own rooms has found something out.
+    """
+    if not isinstance(error, EXPECTED) or error.__traceback__ is None:
+        return False
+    if isinstance(error, OSError | ParameterTypeError) or isinstance(error.__cause__, _RemoteTraceback):
+        return True  # that of a process of a pool has its traceback as a text only
+    last = error.__traceback__
+    while last.tb_next is not None:
+        last = last.tb_next
+    ours = last.tb_frame.f_globals.get("__name__", "").split(".")[0] in ROOMS
+    return ours and last.tb_frame.f_code.co_code[last.tb_lasti] == opmap["RAISE_VARARGS"]
+
+
+class _NoTracebacks(logging.Filter):
+    """Drops what Prefect's engine logs of a user's error beside the state, which says it, and marks that one as an error."""
+
+    def filter(self, record: logging.LogRecord) -> bool:  # noqa: D102
+        if str(record.msg).startswith("Finished in state Failed("):
+            record.levelno, record.levelname = logging.ERROR, "ERROR"
+        return not (record.exc_info and is_users(record.exc_info[1]))
+
+
+def drop_tracebacks() -> None:
+    """Has the engine log no traceback of a user's error."""
+    engine = logging.getLogger("prefect.flow_runs")
+    if not any(isinstance(each, _NoTracebacks) for each in engine.filters):
+        engine.addFilter(_NoTracebacks())
+
+
+def _say_stopped(error: TerminationSignal) -> None:
+    """Ends this flow run itself, saying what was saved; the engine, which has no word for it, leaves a final state alone."""
+    saved = str(error.__cause__ or "stopped")
+    message = f"{saved}; Retry {'goes on from there' if saved.startswith('saved') else 'does what is left'}"
+    log.info("%s", message)
+    context = FlowRunContext.get()
+    if context is None or context.flow_run is None:
+        return
+    with suppress(Exception), get_client(sync_client=True) as client:  # the server's troubles are not ours
+        outer = client.read_flow_run(UUID(os.environ.get("PREFECT__FLOW_RUN_ID") or str(context.flow_run.id))).state
+        asked = outer is not None and (outer.is_cancelling() or outer.is_cancelled())
+        last: State[Any] = Cancelled(message=message) if asked else Crashed(message=message)
+        context.flow_run.state = client.set_flow_run_state(context.flow_run.id, last, force=True).state
+    with suppress(Exception):
+        APILogWorker.drain_all(timeout=5)  # the signal comes again, and ends the process

@@ -1,0 +1,171 @@
+"""The flows that ask a trained run: what is near, what comes next, what its embeddings know."""
+
+import logging
+from itertools import pairwise
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import numpy as np
+from prefect.artifacts import create_markdown_artifact, create_table_artifact
+from pydantic import Field
+
+from data.chunkers import Chunker
+from flows.forms import Place, Split, Words, staged
+from flows.page.live import run_key
+from flows.reading import options_of, origin, present
+from pipeline.run.files import Analysed, read_as
+from pipeline.run.folder import RunFolder
+from pipeline.run.index import PIXELS, Index, Neighbours
+from pipeline.run.opened import NextChunks
+from pipeline.run.spaces.answers import Passage
+from pipeline.run.spaces.stored import Indexed, Meta, place_of
+from pipeline.shown import printable, visible
+
+log = logging.getLogger(__name__)
+
+
+@staged("next", lambda found: f"after {len(found)} prompts")
+def following(
+    run: Place = "quickstart",
+    prompts: Words = [],  # noqa: B006
+    count: Annotated[int, Field(ge=1, le=1000)] = 10,
+    overrides: Words = [],  # noqa: B006
+) -> list[NextChunks]:
+    """The likeliest next chunks after each prompt, with their probabilities, as a table.
+
+    Args:
+        run: a name under runs, or a folder
+        prompts: texts, white space at the end counts; none: what a document begins with
+        count: chunks after each prompt
+        overrides: options to change, each key=value as on the command line, such as evaluate.likelihood=decoder
+    """
+    from pipeline.probe.next import following as run_stage
+    from pipeline.probe.next import heading, rows
+
+    options = options_of(run, overrides, "next")
+    found = run_stage(options, prompts, count)
+    table = [{"prompt": heading(item)} | row for item in found for row in rows(item)]
+    create_table_artifact(table, run_key("next", options), f"next chunks, by {present(options)}")
+    return found
+
+
+@staged("index", lambda found: f"{found.chunks:,} {found.space} of {found.split}, {found.stage} step {found.step:,}")
+def index(
+    run: Place = "quickstart",
+    space: Literal["chunks", "contexts"] | None = None,
+    split: Split = None,
+    overrides: Words = [],  # noqa: B006
+) -> Indexed:
+    """FAISS index of the embeddings of all distinct chunks, or of the model's states all over the text.
+
+    Args:
+        run: a name under runs, or a folder
+        space: chunks, or contexts, which are places in the text; empty: as the run has it, which is chunks
+        split: whose; empty: as in the run, train if it says nothing
+        overrides: options to change, each key=value as on the command line, such as index.kind=hnsw
+    """
+    from pipeline.probe.index import index as run_stage
+    from pipeline.probe.index import told
+
+    found = run_stage(options_of(run, overrides, "index", index__split=split, index__space=space))
+    log.info("%s", told(found))
+    return found
+
+
+@staged("neighbours", lambda found: f"of {len(found)} queries")
+def neighbours(
+    run: Place = "quickstart",
+    queries: Words = [],  # noqa: B006
+    space: Literal["chunks", "contexts", "predictions"] = "chunks",
+    count: Annotated[int | None, Field(ge=1, le=1000)] = None,
+    min_count: Annotated[int | None, Field(ge=1)] = None,
+    overrides: Words = [],  # noqa: B006
+) -> list[Neighbours]:
+    """Nearest chunks or passages in an index, as a table, and as a picture if they are chunks of pixels.
+
+    Args:
+        run: a name under runs, or a folder
+        queries: chunks, or texts for the other spaces; white space at the end counts; of pictures, colours such as #4080c0, or
+            PICTURE:CHUNK, counted from 0; none: chunks of the corpus
+        space: chunks like a query, contexts like the end of a text, or chunks that are expected after a text (predictions)
+        count: neighbours of each query; empty: 8, or as many as there are
+        min_count: occurrences of a chunk that is an answer; empty: as many as make it known; 1: all
+        overrides: options to change, each key=value as on the command line, such as runs_dir=/data/runs
+    """
+    from pipeline.probe.neighbours import Question, ask
+    from pipeline.show import plots
+    from pipeline.show.page import data_uri
+
+    options = options_of(run, overrides, "neighbours")
+    asked = Question(space=space, queries=[query for query in queries if query], count=count, min_count=min_count)
+    found = ask(options, asked)
+    folder = RunFolder.of(options)
+    meta = read_as(Meta, place_of(folder, "contexts" if space == "contexts" else "chunks") / "meta.json")
+    about = f"{found.about}; by {origin(options, meta.stage, meta.step, meta.checkpoint)}"
+    if space == "contexts":
+        rows = [_place(item, each) for item in found for each in item.neighbours if isinstance(each, Passage)]
+    else:
+        opened, chunker = Index.open(folder, meta.checkpoint), folder.chunker()
+        rows = [_row(item, opened, chunker, space == "chunks") for item in found]
+    create_table_artifact(rows, run_key("neighbours", options), f"neighbours: {about}")
+    if drawn := plots.neighbours(found):
+        text = f"![queries and their neighbours, with cosines]({data_uri(drawn)})"
+        create_markdown_artifact(f"{text}\n\n{about}", run_key("neighbours-drawn", options), f"neighbours: {about}")
+    return list(found)
+
+
+@staged("analyse", lambda found: f"{len(found.findings)} findings, {found.stage} step {found.step:,}")
+def analyse(run: Place = "quickstart", overrides: Words = []) -> Analysed:  # noqa: B006
+    """What the embeddings know: use and spelling, intrinsic checks beside yardsticks, drift, a map.
+
+    Args:
+        run: a name under runs, or a folder
+        overrides: options to change, each key=value as on the command line, such as analyse.against=other
+    """
+    from pipeline.probe.analyse.result import head, rows
+    from pipeline.probe.analyse.stage import analyse as run_stage
+    from pipeline.show.page import data_uri
+
+    options = options_of(run, overrides, "analyse")
+    found = run_stage(options)
+    folder, about = Path(found.folder), origin(options, found.stage, found.step, found.checkpoint)
+    if found.intrinsic is not None:
+        table = [dict(zip(head(found.intrinsic), row, strict=True)) for row in rows(found.intrinsic)]
+        create_table_artifact(table, run_key("analysis", options), f"precision@10 of words of a kind, by {about}")
+    told = "\n".join(f"- {sentence}" for sentence in [*found.findings, *(f"note: {note}" for note in found.notes)])
+    pictures = "\n\n".join(
+        f"![{path.stem}]({data_uri(path.read_bytes())})"
+        for path in (folder / name for name in found.files)
+        if path.suffix == ".png"
+    )
+    place = f"The map to zoom and search: `{folder.resolve() / 'map.html'}`"
+    text = printable(f"{told}\n\n{about}\n\n{place}\n\n{pictures}\n")
+    create_markdown_artifact(text, run_key("analysis-drawn", options), f"what the embeddings know, by {about}")
+    return Analysed(found.stage, found.step, found.checkpoint, found.findings)
+
+
+def _place(item: Neighbours, near: Passage) -> dict[str, Any]:
+    """A passage in the table: where it is like the end of a text."""
+    where = {"document": near.name, "byte": near.offset, "before": visible(near.text), "after": visible(near.after)}
+    return {"query": visible(item.query), "cosine": round(near.score, 3)} | where
+
+
+def _row(item: Neighbours, index: Index, chunker: Chunker, is_chunk: bool) -> dict[str, Any]:
+    """A query in the table: how often the indexed split has it, a note if it has not, and what is near to it.
+
+    A query that is no chunk itself is a text after which chunks are expected.
+    """
+    near = " · ".join(f"{visible(n.text)} {n.score:.3f} ×{n.count:,}" for n in item.neighbours)
+    if not is_chunk:
+        return {"query": visible(item.query), "cosine, count": near}
+    chunk = bytes.fromhex(item.hex)
+    row = index.find(chunk)
+    notes = [f"no chunk of the index ({index.meta.split})"] if row is None else []
+    if chunker.name != PIXELS:
+        ends = np.cumsum(chunker.split(chunk)[1]).tolist()
+        parts = [chunk[begin:end] for begin, end in pairwise([0, *ends])]
+        if len(parts) > 1:
+            cut = ", ".join(visible(part.decode(errors="backslashreplace")) for part in parts)
+            notes.append(f"{len(parts)} chunks ({cut}), taken for one")
+    own = 0 if row is None else int(index.chunks.counts[row])
+    return {"query": visible(item.query), "count": own, "note": "; ".join(notes), "cosine, count": near}

@@ -1,0 +1,76 @@
+"""What stands beside Prefect's UI at its address: the pages of runs, and where a browser is told the password.
+
+With a password, `/enter#PASSWORD` tells it to Prefect's UI and to the pages, which take a cookie for it; browsers do not send
+what follows `#`. Without that cookie a browser asks for name and password, which programs send as they do to Prefect's API.
+"""
+
+import base64
+import hashlib
+import hmac
+import re
+from http.cookies import CookieError, SimpleCookie
+from typing import Any
+
+from pipeline.pages.guard import answer
+
+COOKIE = "haed-pages"
+_SECONDS = 30 * 24 * 3600
+_ENTER = (
+    "<!doctype html><script>(async () => { const secret = btoa(decodeURIComponent(location.hash.slice(1)));"
+    "localStorage.setItem('prefect-password', secret);"
+    "await fetch('/enter', {method: 'POST', headers: {Authorization: 'Basic ' + secret}}); location.replace('/v2/') })()</script>"
+)
+_PREFECTS = re.compile(r"/runs/(flow-run|task-run)/[0-9a-f-]{36}")  # in its UI of before
+
+
+class Beside:
+    """An ASGI application: Prefect's, but for the pages.
+
+    Args:
+        prefect: Prefect's.
+        pages: those of runs.
+        secret: what both ask for, as NAME:PASSWORD; nothing: neither does.
+    """
+
+    def __init__(self, prefect: Any, pages: Any, secret: str) -> None:
+        self._prefect, self._pages, self._secret = prefect, pages, secret.encode()
+        self._token = hmac.new(self._secret, COOKIE.encode(), hashlib.sha256).hexdigest()
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        """Answers, or has one of both do so."""
+        path = scope.get("path", "")
+        if (
+            scope["type"] != "http"
+            or not (path in ("/enter", "/runs") or path.startswith("/runs/"))
+            or _PREFECTS.match(path)
+        ):
+            return await self._prefect(scope, receive, send)
+        if path == "/enter" and scope["method"] == "GET":
+            return await answer(send, 200, _ENTER, "text/html")
+        headers = {name: value.decode("latin-1") for name, value in scope["headers"]}
+        known = not self._secret or self._knows(headers)
+        if path == "/enter":
+            cookie = f"{COOKIE}={self._token}; Path=/runs; Max-Age={_SECONDS}; HttpOnly; SameSite=Lax"
+            return await answer(
+                send, 204 if known else 401, "", more=[(b"set-cookie", cookie.encode())] if known else ()
+            )
+        if not known and not self._has_cookie(headers):
+            asked = (b"www-authenticate", b'Basic realm="haed", charset="UTF-8"')
+            return await answer(
+                send, 401, "haed serve has a password: the address that it printed lets a browser in\n", more=[asked]
+            )
+        await self._pages(scope, receive, send)
+
+    def _knows(self, headers: dict[bytes, str]) -> bool:
+        scheme, _, given = headers.get(b"authorization", "").partition(" ")
+        try:
+            return scheme.lower() == "basic" and hmac.compare_digest(base64.b64decode(given), self._secret)
+        except ValueError:
+            return False
+
+    def _has_cookie(self, headers: dict[bytes, str]) -> bool:
+        try:
+            found = SimpleCookie(headers.get(b"cookie", "")).get(COOKIE)
+        except CookieError:
+            return False
+        return found is not None and hmac.compare_digest(found.value.encode(), self._token.encode())

@@ -1,0 +1,1 @@
+"""How flow runs end otherwise than by themselves: signals, pauses, death."""

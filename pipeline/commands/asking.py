@@ -1,0 +1,200 @@
+"""The commands that ask a trained run: sample, next, index, neighbours, explore, analyse."""
+
+import argparse
+import os
+import sys
+from dataclasses import asdict
+from pathlib import Path
+
+from pipeline.arguments import (
+    Command,
+    Result,
+    run_options,
+    run_settings,
+)
+from pipeline.config import ConfigError
+from pipeline.run.files import pace, write_or_say
+from pipeline.run.folder import RunFolder
+
+
+def _sample_arguments(parser: argparse.ArgumentParser) -> None:
+    run_settings(parser)
+    parser.add_argument("--prompt", action="append", help="text to continue (may be repeated; default sample.prompts)")
+    parser.add_argument("--samples", type=int, default=1, help="continuations of each prompt")
+    parser.add_argument(
+        "--raw", action="store_true", help="write prompts and continuations as bytes, and nothing between"
+    )
+
+
+def _sample(arguments: argparse.Namespace) -> Result:
+    options = run_options(arguments.run, arguments.words, "sample")
+    if arguments.samples < 1:
+        raise ConfigError(f"--samples {arguments.samples}: must be at least 1")
+    if arguments.raw and arguments.json:
+        raise ConfigError("--raw and --json: choose one of them; --json gives the bytes too, in hexadecimal")
+    from pipeline.probe.sample import sample
+
+    prompts = None if arguments.prompt is None else [os.fsencode(prompt) for prompt in arguments.prompt]
+    written = sample(options, prompts, arguments.samples)
+    if arguments.raw:
+        if any(item.hex is None for item in written):
+            raise ConfigError("--raw: this run's model is of pictures, which are in samples.png")
+        return Result("", None, [bytes.fromhex(item.hex or "") for item in written])
+    text = "\n\n".join(f"--- {item.prompt!r}\n{item.prompt}{item.text}" for item in written)
+    text += f"\n\n{speed}" if (speed := pace(written)) else ""
+    return Result(text, [asdict(item) for item in written])
+
+
+def _index_arguments(parser: argparse.ArgumentParser) -> None:
+    run_settings(parser)
+    parser.add_argument("--space", choices=("chunks", "contexts", "predictions"), help="the same as index.space=")
+
+
+def _index(arguments: argparse.Namespace) -> Result:
+    words = [*arguments.words, *([f"index.space={arguments.space}"] if arguments.space else [])]
+    options = run_options(arguments.run, words, "index")
+    from pipeline.probe.index import index, told
+
+    found = index(options)
+    return Result(told(found), asdict(found))
+
+
+def _neighbours_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("run", metavar="RUN", help="name under runs_dir, or folder")
+    parser.add_argument(
+        "queries",
+        nargs="*",
+        metavar="QUERY",
+        help="a chunk; of pictures a colour, or PICTURE:CHUNK, counted from 0; none: some of the corpus. What is key=value with "
+        "the key of an option changes that option; after `--` everything is a query",
+    )
+    parser.add_argument("--file", metavar="FILE", help="queries, a line each; - for standard input")
+    parser.add_argument("--context", action="append", metavar="TEXT", help="which places in the text are like its end")
+    parser.add_argument("--context-file", metavar="FILE", help="the same of a file; - for standard input")
+    parser.add_argument("--after", action="append", metavar="TEXT", help="chunks like what is expected after it")
+    for name, what in (("like", "added"), ("minus", "taken away"), ("plus", "added")):
+        parser.add_argument(f"--{name}", action="append", metavar="CHUNK", help=f"chunks like a sum: this is {what}")
+    parser.add_argument("--count", type=int, help="neighbours of each query (default: 8, or as many as there are)")
+    parser.add_argument(
+        "--min-count", type=int, help="occurrences of a neighbour (default: as many as make it known; 1: all)"
+    )
+    parser.add_argument(
+        "--refresh", action="store_true", help="build an index that is missing or of another checkpoint"
+    )
+    parser.add_argument("--csv", action="store_true", help="comma-separated values")
+    parser.add_argument("--runs-dir", default="runs", help="where RUN is looked for by name")
+
+
+def _neighbours(arguments: argparse.Namespace) -> Result:
+    from pipeline.probe.neighbours import Question, ask
+
+    for name in ("count", "min_count"):
+        if (value := getattr(arguments, name)) is not None and value < 1:
+            raise ConfigError(f"--{name.replace('_', '-')} {value}: must be at least 1")
+    if arguments.csv and arguments.json:
+        raise ConfigError("--csv and --json: choose one of them")
+    options = run_options(arguments.run, [f"runs_dir={arguments.runs_dir}", *arguments.words], "neighbours")
+    words = {name: [os.fsencode(each) for each in getattr(arguments, name) or ()] for name in _ASKED}
+    if arguments.file:
+        lines = _content(arguments.file, "--file").splitlines()
+        words["queries"] += [line for line in lines if line]
+        if not words["queries"]:
+            raise ConfigError(f"--file {arguments.file}: there is no query in it")
+    if arguments.context_file:
+        words["context"].append(_content(arguments.context_file, "--context-file"))
+    told = [name for name in ("queries", "context", "after") if words[name]]
+    if len(told) + any(words[name] for name in ("like", "minus", "plus")) > 1:
+        raise ConfigError("one question at a time: queries, --context, --after, or --like with --minus and --plus")
+    found = ask(
+        options,
+        Question(
+            space="contexts" if words["context"] else "predictions" if words["after"] else "chunks",
+            queries=words["queries"] or words["context"] or words["after"],
+            **{name: words[name] for name in ("like", "minus", "plus")},
+            count=arguments.count,
+            min_count=arguments.min_count,
+            refresh=arguments.refresh,
+        ),
+    )
+    if arguments.csv:
+        return Result(found.csv(), None)
+    text, path = str(found), RunFolder.of(options).path / "neighbours.png"
+    if options.chunker.kind == "pixels" and not (words["context"] or words["after"]):
+        from pipeline.show import plots
+
+        if (drawn := plots.neighbours(found)) and write_or_say(path, drawn):
+            text += f"\n{path}"
+    return Result(text, [asdict(item) for item in found])
+
+
+_ASKED = ("queries", "context", "after", "like", "minus", "plus")
+
+
+def _content(name: str, option: str) -> bytes:
+    """What is in a file, or on standard input."""
+    if name == "-":
+        if sys.stdin is None:
+            raise OSError(f"{option} -: standard input is closed")
+        return sys.stdin.buffer.read()
+    if not Path(name).exists() or Path(name).is_dir():
+        raise FileNotFoundError(f"{option} {name}: {'a folder, not a file' if Path(name).is_dir() else 'no such file'}")
+    return Path(name).read_bytes()
+
+
+def _analyse(arguments: argparse.Namespace) -> Result:
+    options = run_options(arguments.run, arguments.words, "analyse")
+    from pipeline.probe.analyse.result import table
+    from pipeline.probe.analyse.stage import analyse
+
+    found = analyse(options)
+    return Result(table(found), asdict(found))
+
+
+def _next_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("run", metavar="RUN", help="name under runs_dir, or folder")
+    parser.add_argument(
+        "queries",
+        nargs="*",
+        metavar="PROMPT",
+        help="a text; none: where a document begins. What is key=value with the key of an option changes that option; after "
+        "`--` everything is a prompt",
+    )
+    parser.add_argument("--count", type=int, default=10, help="chunks after each prompt")
+
+
+def _next(arguments: argparse.Namespace) -> Result:
+    if arguments.count < 1:
+        raise ConfigError(f"--count {arguments.count}: must be at least 1")
+    options = run_options(arguments.run, arguments.words, "next")
+    from pipeline.probe.next import following, table
+
+    found = following(options, [os.fsencode(prompt) for prompt in arguments.queries], arguments.count)
+    return Result(table(found), [asdict(item) for item in found])
+
+
+def _explore_arguments(parser: argparse.ArgumentParser) -> None:
+    run_settings(parser)
+    parser.add_argument("--port", type=int, help="on this machine alone (default: 7300, or one that is free)")
+
+
+def _explore(arguments: argparse.Namespace) -> Result:
+    options = run_options(arguments.run, arguments.words, "neighbours")
+    from pipeline.pages.explore import explore
+
+    explore(RunFolder.of(options), arguments.port, tuple(arguments.words), arguments.json)
+    return Result("", None)
+
+
+COMMANDS = (
+    Command("sample", "continue prompts", _sample_arguments, _sample),
+    Command("next", "the likeliest next chunks, with their probabilities", _next_arguments, _next),
+    Command("index", "FAISS index of chunks, or of places in the text", _index_arguments, _index),
+    Command(
+        "neighbours",
+        "what is near to chunks, sums of them, passages and predictions",
+        _neighbours_arguments,
+        _neighbours,
+    ),
+    Command("explore", "pages of a run, with questions to its model, in a browser", _explore_arguments, _explore, ""),
+    Command("analyse", "what the embeddings know, in figures and a map", run_settings, _analyse),
+)

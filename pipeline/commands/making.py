@@ -1,0 +1,150 @@
+"""The commands that make runs and score them: shard, pretrain, finetune, train, evaluate, experiment; config and cat."""
+
+import argparse
+import time
+from collections.abc import Callable
+from dataclasses import asdict
+from pathlib import Path
+
+from pipeline.arguments import (
+    GOES_ON,
+    Command,
+    Result,
+    asked_options,
+    options_of,
+    run_options,
+    run_settings,
+    settings,
+)
+from pipeline.config import ConfigError, check_written, dump
+from pipeline.options import Phase
+from pipeline.stopping import postponed
+
+
+def _shard(arguments: argparse.Namespace) -> Result:
+    from pipeline.run.shards import shard, sizes
+
+    began = time.perf_counter()
+    corpus = shard(options_of(arguments))
+    seconds = time.perf_counter() - began
+    splits = sizes(corpus)
+    lines = [f"{corpus.location}"] + [
+        f"  {split:<6} {size.documents:>9,} documents {size.chunks:>13,} chunks {size.tokens:>15,} tokens"
+        + (f" {size.distinct_chunks:>11,} distinct chunks" if size.distinct_chunks is not None else "")
+        for split, size in splits.items()
+    ]
+    lines.append(f"  {sum(size.source_bytes for size in splits.values()) / 1e6:,.1f} MB in {seconds:.1f} s")
+    shown = {split: asdict(size) for split, size in splits.items()}
+    value = {"folder": corpus.location, "digest": corpus.digest, "splits": shown, "seconds": seconds}
+    return Result("\n".join(lines), value)
+
+
+def _training(phase: Phase) -> Callable[[argparse.Namespace], Result]:
+    def execute(arguments: argparse.Namespace) -> Result:
+        options = options_of(arguments)
+        from pipeline.train import stages
+
+        with postponed() as stop:
+            trained = stages.run_phase(phase, options, stop)
+        return Result(stages.outcome(trained), asdict(trained))
+
+    return execute
+
+
+def _experiment_arguments(parser: argparse.ArgumentParser) -> None:
+    from pipeline.experiments.catalogue import BUDGETS
+
+    parser.add_argument(
+        "words", nargs="*", metavar="[NAME] key=value", help="nothing: lists them; options are for all of its runs"
+    )
+    about = "; ".join(f"{name}: {budget.about}" for name, budget in BUDGETS.items())
+    parser.add_argument("--budget", choices=tuple(BUDGETS), default="minutes", help=f"{about} (default: minutes)")
+    parser.add_argument("--plan", action="store_true", help="tell what the paper's sizes would cost, and train nothing")
+    parser.add_argument("--seconds", type=float, help="of training in all (default: 840, of an hour 8,400)")
+    parser.add_argument("--seeds", type=int, help="of each run (default: 1, of an hour 3)")
+    parser.add_argument("--parallel", type=int, default=1, help="runs side by side, which share the cores (default: 1)")
+    parser.add_argument(
+        "--data", type=Path, default=Path("../shared/data"), help="folder with wikitext-2, imagenette32"
+    )
+    parser.add_argument("--output", type=Path, default=Path("experiments"), help="where results and runs go")
+
+
+def _experiment(arguments: argparse.Namespace) -> Result:
+    from pipeline.experiments import catalogue
+
+    named = [word for word in arguments.words if "=" not in word]
+    if not named:
+        return Result(catalogue.listed(arguments.output), catalogue.states(arguments.output))
+    for name in ("seconds", "seeds", "parallel"):
+        if (value := getattr(arguments, name)) is not None and not value > 0:
+            raise ConfigError(f"--{name} {value}: must be more than 0")
+    check_written(arguments.output, "--output")
+    overrides = tuple(word for word in arguments.words if "=" in word)
+    budget = "paper" if arguments.plan else arguments.budget
+    own = {"seconds": arguments.seconds, "seeds": arguments.seeds, "parallel": arguments.parallel}
+    experiment, plan = catalogue.planned(" ".join(named), budget, arguments.output, arguments.data, overrides, **own)
+    if arguments.plan:
+        from pipeline.experiments import cost
+        from pipeline.experiments.arms import ours, ready
+
+        costs = cost.costs(ours(ready(experiment, plan)[0]))
+        return Result(cost.table(costs), [asdict(each) for each in costs])
+    from pipeline.experiments.page import table
+    from pipeline.experiments.stage import run
+
+    with postponed() as stop:
+        found = run(experiment, plan, stop)
+    rows = [asdict(row) for row in found.rows]
+    return Result(table(found), {"name": found.name, "folder": found.folder, "rows": rows})
+
+
+def _evaluate_arguments(parser: argparse.ArgumentParser) -> None:
+    run_settings(parser)
+    parser.add_argument(
+        "--text", type=Path, metavar="FILE", help="score this file instead of a split; a pipe, or - for standard input"
+    )
+
+
+def _evaluate(arguments: argparse.Namespace) -> Result:
+    options, text = run_options(arguments.run, arguments.words, "evaluate"), arguments.text
+    if text is not None and str(text) != "-" and (text.is_dir() or not text.exists()):
+        raise FileNotFoundError(f"--text {text}: {'a folder, not a file' if text.is_dir() else 'no such file'}")
+    from pipeline.score.evaluate import evaluate, table
+
+    result = evaluate(options, text)
+    return Result(table(result), asdict(result))
+
+
+def _config_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("words", nargs="*", metavar="[PRESET_OR_FILE] key=value", help="nothing: the defaults")
+
+
+def _config(arguments: argparse.Namespace) -> Result:
+    named = [word for word in arguments.words if "=" not in word]
+    options = asked_options(named[0] if named else None, [word for word in arguments.words if word not in named[:1]])
+    return Result(dump(options, scheduler=True).rstrip(), asdict(options))
+
+
+def _cat_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("shards", metavar="SHARDS", help="a sharded corpus: folder or URL")
+    parser.add_argument("--split", choices=("train", "valid", "test"), default="train")
+
+
+def _cat(arguments: argparse.Namespace) -> Result:
+    from data.corpus import Corpus
+
+    return Result("", None, Corpus.open(arguments.shards).original_blocks(arguments.split))
+
+
+COMMANDS = (
+    Command("shard", "cut a source into WebDataset shards with a manifest", settings, _shard, GOES_ON),
+    Command("pretrain", "phase one: learn in the space of chunk embeddings", settings, _training("pretrain"), GOES_ON),
+    Command(
+        "finetune", "phase two: train for exact likelihood, from a phase one", settings, _training("finetune"), GOES_ON
+    ),
+    Command("train", "train end to end, without a phase one", settings, _training("train"), GOES_ON),
+    Command("evaluate", "exact bits on a split or a file, beside yardsticks", _evaluate_arguments, _evaluate),
+    Command("experiment", "a table or figure of a paper", _experiment_arguments, _experiment, GOES_ON),
+    Command("config", "print a resolved configuration", _config_arguments, _config),
+    Command("cat", "write the original bytes of a split to standard output", _cat_arguments, _cat),
+)

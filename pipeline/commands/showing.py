@@ -1,0 +1,81 @@
+"""The commands that show runs: compare, profile, report."""
+
+import argparse
+from dataclasses import asdict
+from pathlib import Path
+
+from pipeline.arguments import (
+    Command,
+    Result,
+    run_options,
+    run_settings,
+)
+from pipeline.config import ConfigError
+from pipeline.kinds import phases
+
+
+def _compare_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("runs", nargs="+", metavar="RUN", help="names under runs_dir, or folders")
+    parser.add_argument("--runs-dir", default="runs", help="where runs are looked for by name")
+    parser.add_argument("--output", type=Path, metavar="FOLDER", help="of the page (default: RUNS_DIR/comparison)")
+
+
+def _compare(arguments: argparse.Namespace) -> Result:
+    from pipeline.show.compare import compare, table
+
+    found = compare(arguments.runs, arguments.runs_dir, arguments.output or Path(arguments.runs_dir) / "comparison")
+    return Result(f"{table(found)}\n{found.page}", asdict(found))
+
+
+def _profile_arguments(parser: argparse.ArgumentParser) -> None:
+    run_settings(parser)
+    parser.add_argument(
+        "--phase", choices=("pretrain", "finetune", "train"), help="default: pretrain, or train of a model of tokens"
+    )
+    parser.add_argument("--steps", type=int, default=20, help="steps to measure")
+    parser.add_argument(
+        "--plan", action="store_true", help="what a step would cost on more devices, worked out from that"
+    )
+    devices, link = [4**i for i in range(6)], 25.0
+    parser.add_argument("--devices", type=int, nargs="+", default=devices, help="--plan: how many (default: 1 … 1024)")
+    parser.add_argument("--link", type=float, default=link, metavar="GB/S", help="--plan: of a device (default: 25)")
+    parser.add_argument("--rate", type=float, metavar="TFLOP/S", help="--plan: of a device (default: as measured here)")
+
+
+def _profile(arguments: argparse.Namespace) -> Result:
+    options = run_options(arguments.run, arguments.words, "profile")
+    for name in ("steps", "link", "rate"):
+        if (value := getattr(arguments, name)) is not None and not value > 0:
+            raise ConfigError(f"--{name} {value}: must be more than 0")
+    if min(arguments.devices) < 1:
+        raise ConfigError(f"--devices {min(arguments.devices)}: must be at least 1")
+    phase = arguments.phase or phases(options.model.kind)[0]
+    if arguments.plan:
+        from haed.ranks import group_size
+        from pipeline.train import plan
+
+        rate, link = arguments.rate and arguments.rate * 1e12, arguments.link * 1e9
+        if options.iem.group is not None and getattr(options, phase).iem_weight:
+            for number in arguments.devices:  # said before anything is measured
+                group_size(options.iem.group, number, "devices")
+        step = plan.measure(options, phase, arguments.steps, rate)
+        plans = [asdict(step.plan(number, link)) for number in arguments.devices]
+        return Result(plan.table(step, arguments.devices, link), plans)
+    from pipeline.train.profile import profile, table
+
+    found = profile(options, phase, arguments.steps)
+    return Result(table(found), asdict(found))
+
+
+def _report(arguments: argparse.Namespace) -> Result:
+    from pipeline.show.report import report
+
+    path = report(run_options(arguments.run, arguments.words, "report"))
+    return Result(str(path), {"report": str(path)})
+
+
+COMMANDS = (
+    Command("compare", "table and curves of several runs", _compare_arguments, _compare),
+    Command("profile", "where the time of a training step goes", _profile_arguments, _profile),
+    Command("report", "write report.html and report.md of a run", run_settings, _report),
+)

@@ -1,0 +1,186 @@
+"""The arms of an experiment, ready to be run: by the ordinary commands, or by the package that they are of."""
+
+import hashlib
+import re
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
+
+from pipeline.config import dump, load
+from pipeline.experiments import corpora
+from pipeline.experiments.experiment import Arm, Experiment, Plan
+from pipeline.options import Options, Phase
+from pipeline.run.files import read_json
+from pipeline.run.folder import RunFolder
+from pipeline.run.metrics import read
+from pipeline.show.compare import parameters
+from pipeline.train.clock import training, unlimited
+
+Command = tuple[str, ...]  # a module, and what it is called with
+
+
+@dataclass(frozen=True)
+class Ready(ABC):
+    """An arm that can be run.
+
+    Attributes:
+        arm: of the experiment.
+        runs_dir: where its runs go.
+    """
+
+    arm: Arm
+    runs_dir: Path
+
+    @property
+    @abstractmethod
+    def identity(self) -> str:
+        """All that its results depend on, but for seed and steps."""
+
+    @abstractmethod
+    def steps(self, phase: Phase, place: Path) -> Iterator[None]:
+        """A phase, one step at a time, for a clock."""
+
+    @abstractmethod
+    def commands(self, run: Path, seed: int, limits: Mapping[Phase, int], threads: int) -> list[Command]:
+        """What makes a run and evaluates it; of no limits, by its own."""
+
+    @abstractmethod
+    def finished(self, run: Path) -> "Finished":
+        """What a run came to."""
+
+    def shares(self) -> dict[Phase, float]:
+        """The part of a run that each phase has."""
+        return dict.fromkeys(self.arm.phases, 1.0)
+
+    def folder(self, seed: int, limits: Mapping[Phase, int]) -> Path:
+        """Of a run: what was made with the same configuration is there already."""
+        digest = hashlib.sha256(f"{self.identity} {seed} {dict(limits)}".encode()).hexdigest()[:10]
+        return self.runs_dir / f"{re.sub('[^a-z0-9]+', '-', self.arm.name.lower()).strip('-')}-{seed}-{digest}"
+
+
+@dataclass
+class Finished:
+    """Of a run, by phase, steps and seconds; model FLOPs of training, and parameters."""
+
+    steps: dict[Phase, int]
+    seconds: dict[Phase, float]
+    flops: float
+    parameters: int | None
+
+
+@dataclass(frozen=True)
+class Ours(Ready):
+    """A model of this project.
+
+    Attributes:
+        words: after the preset; all of its runs have them.
+    """
+
+    words: tuple[str, ...]
+
+    @cached_property
+    def options(self) -> Options:
+        """Of its runs, but for name, seed, threads and steps."""
+        return load(self.arm.preset, list(self.words))
+
+    @property
+    def identity(self) -> str:
+        """See `Ready`."""
+        return dump(replace(self.options, name="", runs_dir="", shards_dir="", threads=None))
+
+    def shares(self) -> dict[Phase, float]:
+        """As the preset divides its seconds."""
+        limits = load(self.arm.preset, list(self.arm.options))
+        own = {phase: getattr(limits, phase).seconds or 1.0 for phase in self.arm.phases}
+        return {phase: seconds / sum(own.values()) for phase, seconds in own.items()}
+
+    def steps(self, phase: Phase, place: Path) -> Iterator[None]:
+        """See `Ready`."""
+        return training(phase, load(self.arm.preset, [*self.words, f"{phase}.steps=1000"]), place)
+
+    def commands(self, run: Path, seed: int, limits: Mapping[Phase, int], threads: int) -> list[Command]:
+        """See `Ready`."""
+        chosen = [*self.words, f"seed={seed}", f"threads={threads}", f"name={run.name}"]
+        chosen += [f"{phase}.steps={steps}" for phase, steps in limits.items()]
+        trained = [("pipeline", phase, "--config", self.arm.preset, *chosen) for phase in self.arm.phases]
+        return [*trained, ("pipeline", "evaluate", str(run), f"threads={threads}", "evaluate.yardsticks=false")]
+
+    def finished(self, run: Path) -> Finished:
+        """See `Ready`."""
+        last = {phase: read(run / phase / "metrics.jsonl")[-1] for phase in self.arm.phases}
+        return Finished(
+            {phase: int(record["step"]) for phase, record in last.items()},
+            {phase: record["seconds"] for phase, record in last.items()},
+            sum(record.get("flops", 0.0) for record in last.values()),
+            parameters(RunFolder(run)),
+        )
+
+
+@dataclass(frozen=True)
+class Packaged(Ready):
+    """A public package.
+
+    Attributes:
+        corpus: folder with train.txt and valid.txt.
+    """
+
+    corpus: Path
+
+    @property
+    def identity(self) -> str:
+        """See `Ready`."""
+        return f"{self.arm.package} {self.corpus.name}"
+
+    def steps(self, phase: Phase, place: Path) -> Iterator[None]:
+        """See `Ready`."""
+        from pipeline.experiments.ours.packaged import endless
+
+        return endless(self.arm.package, self.corpus)
+
+    def commands(self, run: Path, seed: int, limits: Mapping[Phase, int], threads: int) -> list[Command]:
+        """See `Ready`."""
+        asked = ("--steps", str(limits["train"]), "--seed", str(seed), "--threads", str(threads))
+        module = "pipeline.experiments.ours.packaged"
+        return [(module, str(self.corpus), self.arm.package, str(run), *asked)]
+
+    def finished(self, run: Path) -> Finished:
+        """See `Ready`."""
+        found = read_json(run / "package.json")
+        return Finished({"train": found["steps"]}, {"train": found["seconds"]}, found["flops"], found["parameters"])
+
+
+def ready(experiment: Experiment, plan: Plan) -> tuple[list[Ready], list[str]]:
+    """The arms that can be run, and what has to be said of their data, and of what is missing."""
+    full = plan.seconds is None
+    chosen = experiment.full if full else experiment.arms
+    given = any(word.startswith("source.path=") for word in plan.overrides)
+    arms, notes = (chosen, ["data: as given"]) if given else corpora.usable(chosen, plan.data, plan.scored)
+    if full and not given:
+        notes.append("not the paper's corpus: give it with source.kind= and source.path=")
+    found: list[Ready] = []
+    missing = []
+    for arm in arms:
+        words = [] if given else corpora.source(arm.data, plan.data, plan.scored, plan.runs_dir / "corpora")
+        if arm.package:
+            from pipeline.experiments.ours.packages import PACKAGES
+
+            text = next((word.removeprefix("source.path=") for word in words if word.startswith("source.path=")), None)
+            if text is None or not PACKAGES[arm.package].is_there:
+                missing.append(arm.package)
+            else:
+                found.append(Packaged(arm, plan.runs_dir, Path(text)))
+            continue
+        words += [*arm.options, f"runs_dir={plan.runs_dir}", f"shards_dir={plan.runs_dir / 'shards'}"]
+        words += ["validation.times=8", "evaluate.split=valid", *([] if full else unlimited(*arm.phases))]
+        found.append(Ours(arm, plan.runs_dir, (*words, *plan.overrides)))
+    if missing:
+        why = "not installed (pip install --no-deps -r benchmarks/peers.txt), or there is no text for them"
+        notes.append(f"left out: {', '.join(missing)}: {why}")
+    return found, notes
+
+
+def ours(arms: Sequence[Ready]) -> list[Ours]:
+    """Those of this project."""
+    return [each for each in arms if isinstance(each, Ours)]

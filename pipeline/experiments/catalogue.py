@@ -1,0 +1,131 @@
+"""Every experiment by name, what it may cost, and which results there are."""
+
+import hashlib
+from dataclasses import dataclass
+from pathlib import Path
+
+from pipeline.config import ConfigError
+from pipeline.experiments.experiment import Experiment, Plan
+from pipeline.experiments.haed.figure2 import FIGURE2
+from pipeline.experiments.haed.figure3 import FIGURE3
+from pipeline.experiments.haed.figure4 import FIGURE4
+from pipeline.experiments.haed.table1 import TABLE1
+from pipeline.experiments.hourglass.ablations import TABLE3, TABLE4, TABLE5, TABLE6, TABLE7
+from pipeline.experiments.hourglass.copy import COPY
+from pipeline.experiments.hourglass.figure6 import FIGURE6
+from pipeline.experiments.multiscale import MULTISCALE
+from pipeline.experiments.ours.systems import PEERS, SYSTEMS
+from pipeline.run.files import read_json
+
+_HOURGLASS = (TABLE3, TABLE4, TABLE5, TABLE6, TABLE7, FIGURE6, COPY)
+_ALL = (TABLE1, FIGURE2, FIGURE3, FIGURE4, *_HOURGLASS, *MULTISCALE, SYSTEMS, PEERS)
+EXPERIMENTS: dict[str, Experiment] = {each.name: each for each in _ALL}
+
+
+@dataclass(frozen=True)
+class Budget:
+    """What all runs of an experiment may take.
+
+    Attributes:
+        about: for people.
+        seconds: of training; None: the models are of the paper's sizes, and have its limits.
+        seeds: of each run.
+        scored: bytes of valid; None: all.
+        whole: seconds of all, with what runs take beside their training.
+        beside: how much that is, of `Experiment.beside`.
+    """
+
+    about: str
+    seconds: float | None
+    seeds: int
+    scored: int | None
+    whole: float = 0
+    beside: float = 0
+
+
+BUDGETS = {
+    "minutes": Budget("20 minutes of two cores in all", 840, 1, 200_000, 1200, 1),
+    "hour": Budget("three hours", 8400, 3, 1_000_000, 10_800, 3),
+    "paper": Budget("the paper's sizes and limits: see --plan first", None, 1, None),
+}
+
+
+def planned(
+    name: str,
+    budget: str,
+    output: Path,
+    data: Path = Path("../shared/data"),
+    overrides: tuple[str, ...] = (),
+    seconds: float | None = None,
+    seeds: int | None = None,
+    parallel: int = 1,
+) -> tuple[Experiment, Plan]:
+    """An experiment, and how it is run.
+
+    Args:
+        name: of it.
+        budget: one of `BUDGETS`.
+        output: where results and runs go; a result with settings of its own does not take the place of the budget's.
+        data: folder with the corpora.
+        overrides: `key=value`, for all of its models.
+        seconds: of training in all; None: the budget's.
+        seeds: of each run; None: the budget's.
+        parallel: runs side by side.
+
+    Raises:
+        ConfigError: there is no such experiment, or it has no such budget; or it sets such an option itself.
+    """
+    if name not in EXPERIMENTS:
+        raise ConfigError(f"no experiment {name!r}: choose one of {', '.join(EXPERIMENTS)}")
+    experiment, limits = EXPERIMENTS[name], BUDGETS[budget]
+    for word in overrides:
+        if (key := word.split("=")[0]) in ("name", "seed", "runs_dir", "shards_dir") or key.endswith(".steps"):
+            raise ConfigError(f"{word}: an experiment sets {key} itself")
+    if limits.seconds is None and not experiment.full:
+        raise ConfigError(f"{name} has no models of a paper's sizes: --budget minutes or hour")
+    if limits.seconds is None and seconds is not None:
+        raise ConfigError(f"--seconds {seconds:g}: models of the paper's sizes have the paper's limits")
+    known = []
+    if limits.seconds is not None:
+        runs = len(experiment.arms) * (seeds or limits.seeds)
+        left = max(60.0, limits.whole - runs * limits.beside * experiment.beside)
+        known = [each for each in (limits.seconds, left, experiment.enough) if each is not None]
+    return experiment, Plan(
+        folder=_folder(name, budget, output, seconds, seeds, overrides),
+        runs_dir=output / "runs",
+        seconds=seconds or min(known, default=None),
+        seeds=seeds or limits.seeds,
+        parallel=parallel,
+        data=data,
+        scored=limits.scored,
+        overrides=overrides,
+    )
+
+
+def _folder(name: str, budget: str, output: Path, *own: object) -> Path:
+    other = f"-{hashlib.sha256(repr(own).encode()).hexdigest()[:8]}" if any(own) else ""
+    return output / name / f"{budget}{other}"
+
+
+def listed(output: Path) -> str:
+    """Names, their number of models, their state, and what they compare."""
+    lines = [f"{'':19}  {'models':>6}"]
+    for name, state in states(output).items():
+        each = EXPERIMENTS[name]
+        lines.append(f"{name:19}  {len(each.arms):>6}  {state:<22}  {each.question} ({each.source})")
+    costs = ", ".join(f"--budget {name}: {budget.about}" for name, budget in BUDGETS.items())
+    return "\n".join([*lines, "", f"haed experiment NAME, {costs}; --seconds N: what you say"])
+
+
+def states(output: Path) -> dict[str, str]:
+    """By name: the budgets whose result is there, with all of its runs."""
+    found = {}
+    for name in EXPERIMENTS:
+        done = [budget for budget in BUDGETS if _is_done(_folder(name, budget, output) / f"{name}.json")]
+        begun = [budget for budget in BUDGETS if _folder(name, budget, output).is_dir() and budget not in done]
+        found[name] = ", ".join([*(f"{each} done" for each in done), *(f"{each} begun" for each in begun)]) or "not run"
+    return found
+
+
+def _is_done(result: Path) -> bool:
+    return result.is_file() and not any(row["failures"] for row in read_json(result, ("rows",))["rows"])

@@ -1,0 +1,99 @@
+"""The data of experiments: folders below `--data`, or what stands in for them."""
+
+import hashlib
+import shutil
+import tempfile
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+
+import numpy as np
+
+from pipeline.experiments.experiment import Arm, Data
+
+CORPORA: dict[Data, tuple[str, list[str]]] = {  # folder below --data, and how it is read
+    "text": ("wikitext-2", ["source.kind=wikitext"]),
+    "pictures": ("imagenette32", ["source.kind=images", "source.valid_pattern=val_data", "chunker.kind=pixels"]),
+}
+EMBEDDED = ["source.kind=stdlib"]
+COPIES = ["source.kind=text", "source.pattern=*.txt", "chunker.kind=fixed", "chunker.k=3"]
+_COPIES = {"train": 20_000, "valid": 200, "test": 200}  # sequences
+_LETTERS, _CHUNKS = 26, 16
+_PICTURE = 3072  # bytes
+
+
+def usable(arms: tuple[Arm, ...], data: Path, scored: int | None) -> tuple[tuple[Arm, ...], list[str]]:
+    """The arms there are data for, and what has to be said of the data.
+
+    Args:
+        arms: of an experiment.
+        data: folder with the corpora.
+        scored: bytes of each split but train that are kept; None: all.
+    """
+    notes, missing = [], set()
+    part = f", of whose valid split the first {scored / 1e6:g} MB are scored" if scored else ""
+    for kind in dict.fromkeys(arm.data for arm in arms):
+        if kind == "copies":
+            notes.append(f"copies: sequences of {_CHUNKS} chunks of three, made here")
+        elif (folder := data / CORPORA[kind][0]).is_dir():
+            notes.append(f"{kind}: {CORPORA[kind][0]}{part}")
+        elif kind == "text":
+            notes.append(f"text: the Python standard library's sources, scored whole, as {folder} is not there")
+        else:
+            missing.add(kind)
+            notes.append(f"no {kind}: {folder} is not there, and their rows are left out")
+    return tuple(arm for arm in arms if arm.data not in missing), notes
+
+
+def source(kind: Data, data: Path, scored: int | None, place: Path) -> list[str]:
+    """The options that read a corpus.
+
+    Args:
+        kind: of data.
+        data: folder with the corpora.
+        scored: bytes of each split but train that are kept; None: all.
+        place: for what is prepared; made once.
+    """
+    if kind == "copies":
+        return [f"source.path={_once(place / 'copies', _copies)}", *COPIES]
+    name, how = CORPORA[kind]
+    if not (data / name).is_dir():
+        return EMBEDDED
+    paths = sorted((data / name).resolve().glob("*.npz" if kind == "pictures" else "*.txt"))
+    known = repr([(str(path), path.stat().st_size, path.stat().st_mtime_ns) for path in paths] + [scored])
+    folder = place / f"{name}-{hashlib.sha256(known.encode()).hexdigest()[:8]}"
+    return [f"source.path={_once(folder, lambda whole: _cut(paths, scored, whole))}", *how]
+
+
+def _once(folder: Path, fill: Callable[[Path], None]) -> Path:
+    """A folder that is filled if it is not there, whole or not at all."""
+    if not folder.is_dir():
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=folder.parent) as place:
+            (whole := Path(place) / folder.name).mkdir()
+            fill(whole)
+            with suppress(OSError):  # another process was first
+                whole.rename(folder)
+    return folder
+
+
+def _cut(paths: list[Path], scored: int | None, folder: Path) -> None:
+    """The files, of which those that are not trained on are cut."""
+    for path in paths:
+        target = folder / path.name
+        if "train" in path.name or scored is None:
+            shutil.copyfile(path, target)
+        elif path.suffix == ".npz":
+            np.savez(target, data=np.load(path)["data"][: max(1, scored // _PICTURE)])
+        else:
+            text = path.read_bytes()[:scored]
+            target.write_bytes(text[: text.rindex(b"\n") + 1])
+
+
+def _copies(folder: Path) -> None:
+    """Sequences of a random letter, #, and the letter again (Nawrot et al. 2021, appendix A.1), a file for each split."""
+    draw = np.random.default_rng(0)
+    for split, count in _COPIES.items():
+        letters = draw.integers(97, 97 + _LETTERS, (count, _CHUNKS), dtype=np.uint8)
+        rows = np.stack([letters, np.full_like(letters, ord("#")), letters], -1)
+        (folder / f"{split}.txt").write_bytes(rows.tobytes())

@@ -1,0 +1,97 @@
+"""What the runs of an experiment would cost at the paper's sizes, worked out without training anything."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import islice
+
+import torch
+
+from data.loader import Loader
+from haed.build import make_objective
+from haed.system import Windows
+from pipeline.experiments.arms import Ours
+from pipeline.experiments.running import shard_all
+from pipeline.options import Phase
+from pipeline.run.device import compute
+from pipeline.run.memory import build_system
+from pipeline.run.shards import open_shards
+from pipeline.run.windows import as_windows
+from pipeline.show.page import text_table
+from pipeline.train.profile import product_rate
+
+_DAY = 86_400
+
+
+@dataclass
+class Cost:
+    """Of a phase of a run.
+
+    Attributes:
+        arm: its name.
+        phase: which is trained.
+        parameters: of the model.
+        steps: by its own limits; of epochs, those of the corpus that is there.
+        flops: model FLOPs of a step.
+        days: of one device at the rate of its matrix products: no step reaches all of that.
+    """
+
+    arm: str
+    phase: str
+    parameters: int
+    steps: int
+    flops: float
+    days: float
+
+
+def costs(arms: Sequence[Ours]) -> list[Cost]:
+    """Of every phase of every arm; models lie on the meta device, so any size can be asked for."""
+    rate = product_rate(compute(arms[0].options))
+    shard_all(arms)
+    return [_cost(each, phase, rate) for each in arms for phase in each.arm.phases]
+
+
+def _cost(ready: Ours, phase: Phase, rate: float) -> Cost:
+    options, limits, corpus = ready.options, getattr(ready.options, phase), open_shards(ready.options)
+    batch = options.batch
+    loader = Loader(
+        corpus,
+        "train",
+        context=batch.context,
+        sequences=batch.sequences,
+        seed=options.seed,
+        part=(limits.part_from, limits.part_to),
+    )
+    with torch.device("meta"):
+        system = build_system(options, corpus.chunker())
+    objective = make_objective(
+        system, options.iem, iem_weight=limits.iem_weight, decode_fraction=limits.decode_fraction, pieces=batch.pieces
+    )
+    further = options.iem.extra_batches if limits.iem_weight else 0
+    windows, *negatives = (as_windows(each) for each in islice(loader, 1 + further))
+    prepared = objective.prepare(windows, Windows.cat(negatives) if negatives else None, torch.Generator())
+    flops = objective.flops(prepared)
+    steps = limits.steps or math.ceil((limits.epochs or 1) * loader.windows_per_epoch / batch.sequences)
+    parameters = sum(each.numel() for each in system.parameters())
+    return Cost(ready.arm.name, phase, parameters, steps, flops, steps * flops / rate / _DAY)
+
+
+def table(found: Sequence[Cost]) -> str:
+    """For people."""
+    rows = [
+        [
+            each.arm,
+            each.phase,
+            f"{each.parameters:,}",
+            f"{each.steps:,}",
+            f"{each.flops / 1e12:,.3f}",
+            f"{each.days:,.2f}",
+        ]
+        for each in found
+    ]
+    shown = text_table(["", "phase", "parameters", "steps", "TFLOP a step", "days, at least"], rows, 2)
+    total = sum(each.days for each in found)
+    return (
+        f"{shown}\n\n{total:,.1f} days of a device like this one at the rate of its matrix products, which no step reaches; "
+        "`haed profile RUN --plan` tells what more devices would do"
+    )

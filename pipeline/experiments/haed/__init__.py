@@ -1,0 +1,1 @@
+"""Mujika 2023, "Hierarchical Attention Encoder Decoder"."""

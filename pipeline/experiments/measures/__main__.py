@@ -1,0 +1,26 @@
+"""Measures a run and keeps what was found in its folder."""
+
+import json
+import sys
+from dataclasses import asdict
+from importlib import import_module
+
+from data.durable import write_atomically
+from pipeline.experiments.measures import MEASURES, kept_at
+from pipeline.run.folder import RunFolder
+from pipeline.run.opened import Run
+
+
+def main(name: str, run: str, *words: str) -> None:
+    """`NAME RUN [key=value …]`."""
+    folder = RunFolder.find(run, "")
+    found = import_module(f"{__package__}.{MEASURES[name]}").measure(
+        Run(folder, folder.options(list(words), "profile"))
+    )
+    kept = kept_at(folder.path, name)
+    kept.parent.mkdir(exist_ok=True)
+    write_atomically(kept, json.dumps(asdict(found), indent=1).encode())
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

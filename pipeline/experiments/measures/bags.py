@@ -1,0 +1,69 @@
+"""What a model of one coarse scale says of the next k tokens, which it knows as a bag (Subramanian et al. 2020, section 6.2).
+
+Its bits are compared with those of the frequencies of tokens in the train split, which know no context.
+"""
+
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from pipeline.experiments.measures import Measured
+from pipeline.run.index import spell
+from pipeline.run.opened import Run
+from pipeline.run.windows import fixed_subset, some_at_once
+
+WINDOWS, SHOWN, LIKELIEST, BEFORE = 64, 4, 8, 64
+
+
+@torch.no_grad()
+def measure(run: Run) -> Measured:
+    """Bits of a token, of a unigram model's; and some contexts, what follows, and the likeliest tokens.
+
+    Raises:
+        ValueError: the valid split is empty.
+    """
+    corpus, vocabulary = run.folder.corpus(), run.system.cut.vocabulary
+    windows = fixed_subset(corpus, run.options.batch.context, WINDOWS)
+    if windows is None:
+        raise ValueError("the valid split is empty: nothing to score")
+    counts = np.ones(vocabulary)
+    for block in corpus.original_blocks("train"):
+        counts += np.bincount(np.frombuffer(block, np.uint8), minlength=vocabulary)
+    unigram = torch.from_numpy(counts / counts.sum()).log()
+    nats = frequencies = 0.0
+    with run.compute.precision():
+        for part in some_at_once(windows):
+            nats -= float(run.system.decisions(part).sum())
+            real = torch.arange(part.tokens.shape[2]) < part.lengths[..., None]
+            frequencies -= float(unigram[part.tokens[real].long()].sum())
+        rows = [["context", "what follows", "likeliest, with their probabilities"]]
+        rows += [_example(run, symbols) for symbols in _symbols(run, windows[:SHOWN])]
+    return Measured({"share of a unigram model's bits": nats / frequencies}, examples=rows)
+
+
+def scale(run: Run) -> int:
+    """k: the finest scale."""
+    return min(int(each.split("@")[1]) for each in run.options.model.multiscale.layers.split())
+
+
+def _symbols(run: Run, windows: Any) -> Tensor:
+    laid: Any = run.system.lay_out(windows)
+    return laid.symbols
+
+
+def _example(run: Run, symbols: Tensor) -> list[str]:
+    """The group in the middle of a window, whose first token follows the symbol in the place `at`."""
+    k = scale(run)
+    at = len(symbols) // 2 // k * k
+    likely, which = run.system(symbols[None])[0, at].float().softmax(-1).cpu().topk(LIKELIEST)
+    found = zip((_shown(run, each[None]) for each in which), likely.tolist(), strict=True)
+    before, after = symbols[max(1, at + 1 - BEFORE) : at + 1], symbols[at + 1 : at + 1 + k]
+    return [_shown(run, before), _shown(run, after), " · ".join(f"{token} {share:.2f}" for token, share in found)]
+
+
+def _shown(run: Run, symbols: Tensor) -> str:
+    """Tokens for people; where a document starts, there is none."""
+    tokens = bytes(token for token in symbols.tolist() if token < run.system.cut.vocabulary)
+    return spell(tokens, run.chunker.name).replace(" ", "␣") if len(symbols) == 1 else spell(tokens, run.chunker.name)

@@ -1,0 +1,20 @@
+"""The share of symbols that the copy task leaves unknown (Nawrot et al. 2021, appendix A.1)."""
+
+import math
+
+import torch
+
+from pipeline.experiments.measures import Measured
+from pipeline.run.opened import Run
+from pipeline.run.windows import fixed_subset
+
+_WINDOWS = 64
+
+
+@torch.no_grad()
+def measure(run: Run) -> Measured:
+    """`wrong`: symbols given no more than half of the probability; and of the third ones, which are copies."""
+    windows = fixed_subset(run.folder.corpus(), run.options.batch.context, _WINDOWS)
+    assert windows is not None
+    wrong = (run.system.decisions(windows)[..., :3] <= math.log(0.5)).float()
+    return Measured({"wrong": float(wrong.mean()), "wrong, of each third": float(wrong[..., 2].mean())})

@@ -1,0 +1,76 @@
+"""What is lost by a chunk when the chunks before it come in random order, by its distance from them.
+
+After Khandelwal et al. 2018, and Subramanian et al. 2020, section 5.2: the first half of a window is shuffled, and of
+the second half every chunk is scored with it and with the true one before it. Whole windows alone are looked at, and all systems
+that cut the corpus alike are given the same ones.
+
+Legend: B windows, T chunks of a window, N chunks of its second half.
+"""
+
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from haed.system import Windows
+from pipeline.experiments.measures import Measured
+from pipeline.run.opened import Run
+from pipeline.run.windows import DocumentWindows, Scored, fixed_subset, some_at_once
+
+WINDOWS, NEAR, FAR = 48, 4, 32
+
+
+def measure(run: Run) -> Measured:
+    """Bits a chunk more, near the shuffled ones and far from them; what is far, of what is near; and a line of means.
+
+    Raises:
+        ValueError: the valid split has no whole window.
+    """
+    found = fixed_subset(run.folder.corpus(), run.options.batch.context, WINDOWS)
+    windows = None if found is None else found[found.real.all(1)]
+    if windows is None or not len(windows):
+        raise ValueError(f"valid has no window of {run.options.batch.context} chunks: set a shorter batch.context")
+    more = increase(run, windows, shuffled(windows)).mean(0)
+    near, far = float(more[:NEAR].mean()), float(more[FAR:].mean()) if len(more) > FAR else None
+    figures = {f"bits more, 1 to {NEAR} chunks away": near}
+    if far is not None:
+        figures[f"bits more, beyond {FAR} chunks"] = far
+        if near > 0:
+            figures["far of near"] = abs(far) / near
+    return Measured(figures, ("chunks from the shuffled ones", "bits a chunk more"), _doubling(more))
+
+
+def shuffled(windows: Windows) -> Windows:
+    """The same with the chunks of their first half in random order, another one in each window; where documents start stays."""
+    count, half = len(windows), windows.lengths.shape[1] // 2
+    order = torch.rand(count, half, generator=torch.Generator().manual_seed(0)).argsort(1)
+    rows, tokens, lengths = torch.arange(count)[:, None], windows.tokens.clone(), windows.lengths.clone()
+    tokens[:, :half], lengths[:, :half] = tokens[rows, order], lengths[rows, order]
+    return replace(windows, tokens=tokens, lengths=lengths)
+
+
+def increase(run: Run, windows: Windows, other: Windows) -> Tensor:
+    """Bits (B, N) of each chunk of the second halves in the other windows, less those in the given ones."""
+    return _second(run, other) - _second(run, windows)
+
+
+@torch.no_grad()
+def _second(run: Run, windows: Windows) -> Tensor:
+    parts = []
+    with run.compute.precision():
+        for part in some_at_once(windows):
+            new = part.real.clone()
+            new[:, : new.shape[1] // 2] = False
+            scored = Scored.of(run.likelihood, DocumentWindows(part, new, torch.arange(len(part))))
+            parts.append(scored.bits.view(len(part), -1))
+    return torch.cat(parts)
+
+
+def _doubling(more: Tensor) -> list[tuple[float, float]]:
+    """Means over distances 1, 2, 3 to 4, 5 to 8, …, each at the middle of its distances."""
+    line, first, end = [], 0, 1
+    while first < len(more):
+        end = min(end, len(more))
+        line.append(((first + 1 + end) / 2, float(more[first:end].mean())))
+        first, end = end, 2 * end
+    return line

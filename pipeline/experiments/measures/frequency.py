@@ -1,0 +1,88 @@
+"""Bits by how often training has a chunk: ten bins of as many chunks each, from the rarest to the most frequent.
+
+After Baevski & Auli 2019, and Subramanian et al. 2020, appendix 6.1. The chunks that are scored are put in the order of
+their counts in the train split, so that bins have equal mass; equal chunks stand together, and a frequent one may fill a bin.
+
+Legend: N chunks that are scored.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from data.distinct import Occurrences
+from pipeline.experiments.measures import Measured
+from pipeline.run.index import spell
+from pipeline.run.opened import Run
+from pipeline.run.windows import DocumentWindows, Scored, fixed_subset, some_at_once
+
+CHUNKS, BINS = 16_384, 10
+
+
+@dataclass
+class Counted:
+    """Scored chunks.
+
+    Attributes:
+        chunks: N of them.
+        counts: (N,) how often the train split has each.
+        bits: (N,) of each.
+    """
+
+    chunks: list[bytes]
+    counts: np.ndarray
+    bits: np.ndarray
+
+
+def measure(run: Run) -> Measured:
+    """Bits a byte in the rarest and in the most frequent bin, and how much more those are than these; a line, and the bins.
+
+    Raises:
+        ValueError: the valid split is empty.
+    """
+    scored = count(run)
+    rates, table = [], [["bin", "in training", "such as", "bits a byte"]]
+    for number, bin in enumerate(bins(scored), 1):
+        rates.append(float(scored.bits[bin].sum() / sum(len(scored.chunks[at]) for at in bin)))
+        often, names = scored.counts[bin], [spell(scored.chunks[at], run.chunker.name).strip() or "␣" for at in bin]
+        shown = list(dict.fromkeys(names[:: max(1, len(names) // 12)]))[:6]
+        table.append(
+            [
+                str(number),
+                f"{often.min():,} to {often.max():,}",
+                " · ".join(shown),
+                f"{rates[-1]:.3f}",
+            ]
+        )
+    figures = {
+        "bits a byte, rarest": rates[0],
+        "bits a byte, most frequent": rates[-1],
+        "rarest less most frequent": rates[0] - rates[-1],
+    }
+    line = [(float(number), rate) for number, rate in enumerate(rates, 1)]
+    return Measured(figures, ("tenths of the chunks, from the rarest", "bits a byte"), line, table)
+
+
+@torch.no_grad()
+def count(run: Run) -> Counted:
+    """Scores a fixed subset of valid."""
+    corpus, context = run.folder.corpus(), run.options.batch.context
+    windows = fixed_subset(corpus, context, -(-CHUNKS // context))
+    if windows is None:
+        raise ValueError("the valid split is empty: nothing to score")
+    train, chunks, counts, bits = Occurrences(corpus, "train", "valid"), list[bytes](), [], []
+    with run.compute.precision():
+        for part in some_at_once(windows):
+            real = part.real
+            bits.append(Scored.of(run.likelihood, DocumentWindows(part, real, torch.arange(len(part)))).bits.numpy())
+            rows, lengths = part.tokens[real].numpy().astype(np.uint8), part.lengths[real].numpy()
+            counts.append(train.of(rows[np.arange(rows.shape[1]) < lengths[:, None]], lengths.astype(np.uint8)))
+            chunks += [row[:length].tobytes() for row, length in zip(rows, lengths, strict=True)]
+    return Counted(chunks, np.concatenate(counts), np.concatenate(bits))
+
+
+def bins(scored: Counted) -> list[list[int]]:
+    """Which chunks each bin has, the rarest first; their numbers are equal, or differ by one."""
+    order = sorted(range(len(scored.chunks)), key=lambda at: (scored.counts[at], scored.chunks[at]))
+    return [part.tolist() for part in np.array_split(order, BINS)]

@@ -1,0 +1,163 @@
+"""What a training step keeps for its backward pass, by scale and by kind of tensor: measured, and worked out from the sizes.
+
+Subramanian et al. 2020, appendix, Table 8. Every tensor that autograd saves is told by the module, and the function, that it is
+saved in; each storage counts once.
+"""
+
+from collections import Counter
+from collections.abc import Callable
+from typing import Any
+
+from torch.overrides import TorchFunctionMode
+from torch.utils.hooks import RemovableHandle
+
+from haed.system import System, Windows
+from pipeline.experiments.measures import Measured
+from pipeline.experiments.measures.activations import (
+    EMBEDDING,
+    FEED_FORWARD,
+    HIERARCHY,
+    KINDS,
+    NORMS,
+    OUTPUT,
+    QKV,
+    SCORES,
+    VALUES,
+    Table,
+    computed,
+)
+from pipeline.run.opened import Run
+from pipeline.run.windows import fixed_subset
+from pipeline.train.profile import Kept
+
+
+class ByKind(Kept):
+    """Bytes by part of the system and kind of tensor, where it is entered."""
+
+    def __init__(self, system: System) -> None:
+        super().__init__(system)
+        self.table: Table = Counter()
+        self._system, self._kinds, self._within = system, Counter[str](), [""]
+        self._hooks: list[RemovableHandle] = []
+        self._functions = _Functions()
+
+    def __enter__(self) -> None:
+        for name, module in self._system.named_modules():
+            self._hooks.append(module.register_forward_pre_hook(self._into(name)))
+            self._hooks.append(module.register_forward_hook(lambda *_: self._out()))
+        self._functions.__enter__()
+        super().__enter__()
+
+    def __exit__(self, *error: object) -> None:
+        super().__exit__(*error)
+        self._functions.__exit__(*error)
+        for hook in self._hooks:
+            hook.remove()
+
+    def ended(self, part: str) -> None:
+        """See `Kept.ended`."""
+        for kind, size in self._kinds.items():
+            self.table[part, kind] += size
+        self._kinds.clear()
+        super().ended(part)
+
+    def _into(self, name: str) -> Callable[..., None]:
+        return lambda *_: self._within.append(name)
+
+    def _out(self) -> None:
+        self._within.pop()
+
+    def _pack(self, tensor: Any) -> Any:
+        before = self.pending
+        tensor = super()._pack(tensor)
+        self._kinds[kind_of(self._within[-1], self._functions.name)] += self.pending - before
+        return tensor
+
+
+class _Functions(TorchFunctionMode):
+    """The name of the function of PyTorch that is called."""
+
+    name = ""
+
+    def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.name = getattr(function, "__name__", "")
+        return function(*args, **(kwargs or {}))
+
+
+def kind_of(module: str, function: str) -> str:
+    """What is saved in a function that is called in a module of that name."""
+    *_, last = module.split(".")
+    if last.endswith("norm"):
+        return NORMS
+    if last in ("query", "key_value"):
+        return QKV
+    if last == "out":
+        return VALUES
+    if "attention" in module:
+        return SCORES if function == "softmax" else QKV
+    if "feed_forward" in module:
+        return FEED_FORWARD
+    if module.startswith(("embedding", "positions")):
+        return EMBEDDING
+    return HIERARCHY if "scale_" in module else OUTPUT
+
+
+def measured(system: System, windows: Windows) -> Table:
+    """Of a step on these windows."""
+    system.train()
+    laid, mark = system.lay_out(windows), system.mark
+    system.mark = (kept := ByKind(system)).mark
+    with kept:
+        system.total(laid)
+    kept.ended("output")
+    system.mark = mark
+    system.eval()
+    return +kept.table
+
+
+def measure(run: Run) -> Measured:
+    """MB measured, and those worked out; a layer's of each coarse scale by one of the finest; all by part and kind.
+
+    Raises:
+        ValueError: there is nothing to train on.
+    """
+    options, system = run.options, run.system
+    windows = fixed_subset(run.folder.corpus(), options.batch.context, options.batch.sequences, "train")
+    if windows is None:
+        raise ValueError("the train split is empty: a step cannot be measured")
+    found, cut = measured(system, windows), system.cut
+    sequences, length = system.lay_out(windows).symbols.shape  # type: ignore[attr-defined]
+    worked_out = computed(options.model, cut.vocabulary, sequences, length) if system.device.type == "cpu" else None
+    figures = {"MB measured": sum(found.values()) / 1e6}
+    if worked_out is not None and run.compute.autocast is None:
+        figures["MB computed"] = sum(worked_out.values()) / 1e6
+        figures["share that the computed is off"] = abs(figures["MB computed"] / figures["MB measured"] - 1)
+    line = _layers(system, found)
+    figures |= {f"a layer at {scale}x, of one at 1x": size / line[0][1] for scale, size in line[1:]}
+    return Measured(
+        figures, ("scale", "MB a layer"), [(float(scale), size) for scale, size in line], _rows(found, worked_out)
+    )
+
+
+def _layers(system: System, found: Table) -> list[tuple[int, float]]:
+    """MB of a layer of each scale, without what joins scales, from the finest."""
+    line = []
+    for name, module in system.named_children():
+        if name.startswith("scale_"):
+            depth = sum(each.endswith("feed_forward") for each, _ in module.named_modules())
+            kept = sum(size for (part, kind), size in found.items() if part == name and kind != HIERARCHY)
+            line.append((int(name.removeprefix("scale_")), kept / max(1, depth) / 1e6))
+    return sorted(line)
+
+
+def _rows(found: Table, worked_out: Table | None) -> list[list[str]]:
+    rows = [["MB", *KINDS, "measured", "computed"]]
+    parts = list(dict.fromkeys(part for part, _ in found))
+    for name, chosen in [*((part, [part]) for part in parts), ("all", parts)]:
+        by_kind = [sum(found[part, kind] for part in chosen) for kind in KINDS]
+        total = "–"
+        if worked_out is not None:
+            total = f"{sum(worked_out[part, kind] for part in chosen for kind in KINDS) / 1e6:,.2f}"
+        shown = [f"{size / 1e6:,.2f}" if size else "–" for size in by_kind]
+        rows.append([name, *shown, f"{sum(by_kind) / 1e6:,.2f}", total])
+    return rows

@@ -1,0 +1,114 @@
+"""Passages that are nearest by what a model makes of them at each scale, and whether they are of one topic.
+
+Subramanian et al. 2020, Table 6. A passage is a window; at each scale it is the mean of the vectors with which the scale's layers
+end, less that mean over all candidates, and passages are near by the cosine. Topics agree by the cosine of the passages'
+words, weighted by their frequency in the passage and their rarity in all (tf-idf), which knows nothing of the model.
+
+Legend: Q queries, of valid, N candidates, of train, W width.
+"""
+
+import math
+import re
+from collections import Counter
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from haed.system import Windows
+from pipeline.experiments.measures import Measured
+from pipeline.run.index import spell
+from pipeline.run.opened import Run
+from pipeline.run.windows import fixed_subset, some_at_once
+
+QUERIES, CANDIDATES, NEAREST = 48, 512, 3
+_SHOWN, _LETTERS = 2, 280
+
+
+def measure(run: Run) -> Measured:
+    """The distance of topics between passages and their nearest ones, of that of random ones, by scale; and some of them.
+
+    Raises:
+        ValueError: a split has no whole window, or the model no scales.
+    """
+    queries, candidates = (_whole(run, *each) for each in ((QUERIES, "valid"), (CANDIDATES, "train")))
+    asked, known = vectors(run, queries), vectors(run, candidates)
+    texts, others = _texts(run, queries), _texts(run, candidates)
+    agreement = topics(texts, others)
+    figures, rows = {}, [["scale", "passage", "nearest", "agreement of topics"]]
+    for scale in sorted(asked):
+        nearest = near(asked[scale], known[scale])
+        own = agreement.gather(1, nearest)
+        figures[f"distance of topics at {scale}x, of random"] = float((1 - own).mean() / (1 - agreement).mean())
+        for query in range(min(_SHOWN, len(texts))):
+            found = int(nearest[query, 0])
+            shown = [texts[query][:_LETTERS], others[found][:_LETTERS]]
+            rows.append([f"{scale}x", *shown, f"{float(agreement[query, found]):.2f}"])
+    note = f"passages of {QUERIES} windows of valid are looked for among {CANDIDATES} of train, {NEAREST} each"
+    return Measured(figures, examples=rows, notes=[note])
+
+
+def _whole(run: Run, count: int, split: str) -> Windows:
+    found = fixed_subset(run.folder.corpus(), run.options.batch.context, count, split)
+    whole = None if found is None else found[found.real.all(1)]
+    if whole is None or not len(whole):
+        raise ValueError(f"{split} has no window of {run.options.batch.context} chunks: set a shorter batch.context")
+    return whole
+
+
+@torch.no_grad()
+def vectors(run: Run, windows: Windows) -> dict[int, Tensor]:
+    """Means (n, W) of each scale's vectors, by scale.
+
+    Raises:
+        ValueError: the model has no scales.
+    """
+    parts: dict[int, list[Tensor]] = {}
+    last: dict[int, Tensor] = {}
+
+    def note(part: str, tensor: Tensor) -> Tensor:
+        if part.startswith("scale_"):
+            last[int(part.removeprefix("scale_"))] = tensor.float().cpu()
+        return tensor
+
+    system, mark = run.system, run.system.mark
+    system.mark = note
+    try:
+        with run.compute.precision():
+            for part in some_at_once(windows):
+                system.log_likelihood(part)
+                share = part.lengths.sum(1) / part.lengths.sum(1).max()  # the others are padding
+                for scale, found in last.items():  # of levels that are passed twice, the last time counts
+                    real = torch.arange(found.shape[1]) < share[:, None] * found.shape[1]
+                    parts.setdefault(scale, []).append((found * real[..., None]).sum(1) / real.sum(1)[:, None])
+    finally:
+        system.mark = mark
+    if not parts:
+        raise ValueError(f"model.kind={system.kind} has no scales: passages cannot be compared by them")
+    return {scale: torch.cat(found) for scale, found in parts.items()}
+
+
+def near(queries: Tensor, candidates: Tensor) -> Tensor:
+    """The nearest candidates (Q, NEAREST) of queries (Q, W) among (N, W), the nearest first."""
+    mean = candidates.mean(0)
+    cosines = F.normalize(queries - mean, dim=1) @ F.normalize(candidates - mean, dim=1).T
+    return cosines.topk(min(NEAREST, len(candidates)), 1).indices
+
+
+def topics(texts: list[str], others: list[str]) -> Tensor:
+    """Cosines (Q, N) of the tf-idf vectors of texts and others."""
+    bags = [Counter(re.findall(r"\w+", each.lower())) for each in (*texts, *others)]
+    documents = Counter(word for bag in bags for word in bag)
+    columns = {word: column for column, word in enumerate(documents)}
+    found = torch.zeros(len(bags), len(columns))
+    for row, bag in enumerate(bags):
+        for word, count in bag.items():
+            found[row, columns[word]] = count * math.log(len(bags) / documents[word])
+    found = F.normalize(found, dim=1)
+    return found[: len(texts)] @ found[len(texts) :].T
+
+
+def _texts(run: Run, windows: Windows) -> list[str]:
+    real = torch.arange(windows.tokens.shape[2]) < windows.lengths[..., None]
+    rows = (bytes(tokens[own].tolist()) for tokens, own in zip(windows.tokens, real, strict=True))
+    return [spell(row, run.chunker.name) for row in rows]

@@ -1,0 +1,88 @@
+"""What samples are like: their likelihood under an n-gram model, repeats, BLEU against the text they replace, and their time.
+
+Subramanian et al. 2020, appendix 6.3. Prompts of 64 words are spread over the valid split; three samples of each are drawn at
+temperature 0.7 from the 10 likeliest tokens (the paper's number is not told). The n-gram model is the Witten-Bell one over bytes
+that evaluations are compared with, fitted on the train split. Repeats are the share of n-grams of words that are in their sample
+already; BLEU is that of the true text with the samples as its references.
+"""
+
+import math
+import re
+from collections.abc import Sequence
+
+from haed.options import SYSTEMS
+from pipeline.experiments.measures import Measured
+from pipeline.options import SampleOptions
+from pipeline.run.opened import Run
+from pipeline.score import baselines
+
+PROMPTS, SAMPLES, WORDS, BYTES = 8, 3, 64, 320  # bytes: about as many as so many words have
+ORDER, GRAMS = 5, (1, 2, 3, 4)
+_SHOWN, _LETTERS = 3, 160
+
+
+def measure(run: Run) -> Measured:
+    """Bits a character under the n-gram model, repeats, seconds a sample, BLEU; what the text itself has, as a note.
+
+    Raises:
+        ValueError: the valid split is shorter than a prompt and what follows it.
+    """
+    corpus, k = run.folder.corpus(), run.system.cut.k
+    prompts, truths = spread(b"".join(corpus.original_blocks("valid")))
+    chunks = WORDS if SYSTEMS[run.options.model.kind].chunks else math.ceil(BYTES / k)
+    how = SampleOptions(chunks=chunks, temperature=0.7, top_k=10, top_p=1.0)
+    found = [run.continued(prompt, SAMPLES, how) for prompt in prompts]
+    written = [[text.decode(errors="replace") for text in each.texts] for each in found]
+    train = b"".join(corpus.original_blocks("train"))
+    figures = _counted(train, [text for each in written for text in each])
+    text = ", ".join(f"{name} {value:.2f}" for name, value in _counted(train, truths).items())
+    notes = [f"of the text that samples stand for: {text}"]
+    figures["seconds a sample"] = sum(each.seconds for each in found) / (SAMPLES * len(found))
+    try:
+        figures["BLEU"] = bleu(truths, written)
+    except ImportError:
+        notes.append("no BLEU: pip install 'haed[experiments]', and delete measures/samples.json of the runs")
+    rows = [["prompt, its end", "sample", "the text"]]
+    for prompt, each, truth in list(zip(prompts, written, truths, strict=True))[:_SHOWN]:
+        rows.append([prompt.decode(errors="replace")[-_LETTERS:], each[0], truth])
+    return Measured(figures, examples=rows, notes=notes)
+
+
+def _counted(train: bytes, texts: Sequence[str]) -> dict[str, float]:
+    """Bits a character by n-grams of `train`, and the mean of the texts' repeats."""
+    (scored, *_) = baselines.measure(train, "".join(texts).encode(), [ORDER])
+    repeated = {f"repeated {n}-grams": sum(repeats(each, n) for each in texts) / len(texts) for n in GRAMS}
+    return {"bits/char of n-grams": scored.bits_per_char, **repeated}
+
+
+def spread(text: bytes) -> tuple[list[bytes], list[str]]:
+    """Prompts of so many words, and the words that follow each.
+
+    Raises:
+        ValueError: there are too few.
+    """
+    words = [match.start() for match in re.finditer(rb"\S+", text)]
+    first = len(words) - 2 * WORDS
+    if first <= 0:
+        raise ValueError(f"the valid split has {len(words)} words: samples need {2 * WORDS + 1}")
+    begins = [first * number // PROMPTS for number in range(PROMPTS)]
+    parts = [[words[begin + skip] for skip in (0, WORDS, 2 * WORDS)] for begin in begins]
+    return [text[a:b] for a, b, _ in parts], [text[b:c].decode(errors="replace") for _, b, c in parts]
+
+
+def repeats(text: str, n: int) -> float:
+    """The share of n-grams of words that occurred before in a text."""
+    words = text.split()
+    grams = [tuple(words[at : at + n]) for at in range(len(words) - n + 1)]
+    return 1 - len(set(grams)) / len(grams) if grams else 0.0
+
+
+def bleu(truths: Sequence[str], written: Sequence[Sequence[str]]) -> float:
+    """BLEU of texts with the samples of each as its references, from 0 to 100.
+
+    Raises:
+        ImportError: sacrebleu is not installed.
+    """
+    import sacrebleu
+
+    return float(sacrebleu.corpus_bleu(list(truths), [list(each) for each in zip(*written, strict=True)]).score)

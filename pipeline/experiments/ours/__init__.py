@@ -1,0 +1,1 @@
+"""Comparisons of our own: all systems, and public packages beside them."""

@@ -1,0 +1,217 @@
+"""Trains and scores a public package (`pipeline.experiments.ours.packages`) beside our systems.
+
+    pip install --no-deps -r benchmarks/peers.txt
+    python -m pipeline.experiments.ours.packaged FOLDER NAME RUN --steps 1000 [--rates 1e-3 2e-3 4e-3 8e-3]
+
+All see the bytes of FOLDER/train.txt and are scored on FOLDER/valid.txt, run in bfloat16 where that is fast, with AdamW, warm-up
+and a cosine; of several learning rates the best is taken, each tried for a tenth of the steps first. They see windows of 256
+bytes, or as many as the name says; when scored, each window but the first brings half a window of new bytes after half a
+window or more of context. Every byte is scored exactly once (the first one of all, which they cannot predict, at 8 bits), and
+that no prediction depends on later bytes is checked before training. RUN gets evaluation.json, package.json and metrics.
+"""
+
+import argparse
+import json
+import math
+import time
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.utils.flop_counter import FlopCounterMode
+
+from data.durable import write_atomically
+from pipeline.config import load
+from pipeline.experiments.ours.packages import PACKAGES, Package
+from pipeline.run.device import Compute, compute
+from pipeline.run.files import Evaluation
+from pipeline.run.opened import characters
+
+TOKENS, WARM_UP = 2048, 100  # bytes and steps
+RATES = (1e-3, 2e-3, 4e-3, 8e-3)
+
+
+def batch_of(context: int) -> int:
+    """Windows of a step, so that all see about as many bytes."""
+    return round(TOKENS / context)
+
+
+def check_causality(model: nn.Module, context: int) -> None:
+    """Raises if a prediction changes with a later byte; logits at i are those of byte i + 1."""
+    model.eval()
+    generator = torch.Generator().manual_seed(0)
+    text = torch.randint(256, (1, context), generator=generator)
+    text[:, ::5] = 32
+    text = text.to(next(model.parameters()).device)
+    with torch.no_grad():
+        before = model(text)
+        assert before.shape == (1, context, 256)
+        for place in (1, 2, 3, 64, 65, 129, context - 1):
+            changed = text.clone()
+            changed[0, place:] = (changed[0, place:] + 7) % 256
+            after = model(changed)
+            if not torch.allclose(before[0, :place], after[0, :place], atol=1e-4):
+                raise AssertionError(f"{type(model).__name__} sees bytes from {place} on before it predicts them")
+
+
+def training(
+    model: nn.Module, context: int, rate: float, steps: int, text: Tensor, machine: Compute, seed: int
+) -> Iterator[None]:
+    """Trains a peer, one step at a time."""
+    optimizer = torch.optim.AdamW(model.parameters(), rate, betas=(0.9, 0.95), weight_decay=0.1, fused=True)
+    generator = torch.Generator().manual_seed(seed)
+    offsets = torch.arange(context + 1)
+    model.train()
+    for step in range(steps):
+        for group in optimizer.param_groups:
+            cosine = 0.05 + 0.95 * 0.5 * (1 + math.cos(math.pi * step / steps))
+            group["lr"] = rate * cosine * min(1.0, (step + 1) / WARM_UP)
+        begin = torch.randint(len(text) - context, (batch_of(context), 1), generator=generator)
+        batch = text[begin + offsets].long().to(machine.device)
+        with machine.precision():
+            logits = model(batch[:, :-1])
+        loss = F.cross_entropy(logits.flatten(0, 1).float(), batch[:, 1:].flatten())
+        (loss + getattr(model, "auxiliary", 0.0)).backward()
+        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
+        yield
+
+
+def endless(name: str, folder: Path) -> Iterator[None]:
+    """A package's training, for a clock."""
+    package, machine = PACKAGES[name], compute(load(None, []))
+    text = torch.from_numpy(np.fromfile(folder / "train.txt", np.uint8))
+    return training(package.build().to(machine.device), package.context, RATES[0], 1000, text, machine, 0)
+
+
+def trained(package: Package, rate: float, steps: int, text: Tensor, machine: Compute, seed: int) -> nn.Module:
+    """A model after so many steps."""
+    torch.manual_seed(seed)
+    model = package.build().to(machine.device)
+    for _ in training(model, package.context, rate, steps, text, machine, seed):
+        pass
+    return model
+
+
+@torch.no_grad()
+def bits_per_byte(model: nn.Module, context: int, text: Tensor, machine: Compute) -> float:
+    """Every byte once."""
+    model.eval()
+    scored = torch.zeros(len(text), dtype=torch.long)
+    scored[0] += 1
+    total, known, batch = 8.0, 1, batch_of(context)
+    windows = []
+    while known < len(text):
+        begin = min(max(0, known - context // 2 - 1), len(text) - context - 1)
+        windows.append((begin, known))
+        known = begin + context + 1
+    for at in range(0, len(windows), batch):
+        begins = torch.tensor([begin for begin, _ in windows[at : at + batch]])
+        seen = text[begins[:, None] + torch.arange(context + 1)].long()
+        with machine.precision():
+            logits = model(seen[:, :-1].to(machine.device)).float().cpu()
+        nats = F.cross_entropy(logits.flatten(0, 1), seen[:, 1:].flatten(), reduction="none").unflatten(
+            0, (-1, context)
+        )
+        for row, (begin, known) in zip(nats.double(), windows[at : at + batch], strict=True):
+            total += float(row[known - begin - 1 :].sum()) / math.log(2)
+            scored[known : begin + context + 1] += 1
+    assert bool((scored == 1).all())
+    return total / len(text)
+
+
+def flops_per_byte(package: Package) -> float:
+    """Of the products of a step, forward and backward, as PyTorch counts them, those of attention too."""
+    model, generator = package.build(), torch.Generator().manual_seed(0)
+    text = torch.randint(97, 123, (batch_of(package.context), package.context), generator=generator)
+    text[torch.rand(text.shape, generator=generator) < 0.17] = 32  # where some of them divide it
+    with FlopCounterMode(display=False) as counter, sdpa_kernel(SDPBackend.MATH):
+        model(text).sum().backward()
+    return float(counter.get_total_flops() / text.numel())
+
+
+@dataclass
+class Trained:
+    """package.json: what a run came to, beside its evaluation.
+
+    Attributes:
+        rate: the learning rate that was best of those that were tried.
+        tried: bits per byte by rate, after a tenth of the steps, on the first bytes of valid.
+        parameters: of the model.
+        steps: that were trained at that rate.
+        seconds: that they took.
+        flops: of them.
+    """
+
+    rate: float
+    tried: dict[str, float]
+    parameters: int
+    steps: int
+    seconds: float
+    flops: float
+
+
+def train(
+    folder: Path, name: str, steps: int, seed: int, rates: list[float], threads: str
+) -> tuple[Trained, Evaluation]:
+    """Trains and scores a package."""
+    package, machine = PACKAGES[name], compute(load(None, [f"threads={threads}"]))
+    text, valid = (torch.from_numpy(np.fromfile(folder / f"{split}.txt", np.uint8)) for split in ("train", "valid"))
+    check_causality(package.build().to(machine.device), package.context)
+    tried = {}
+    for rate in rates if len(rates) > 1 else ():
+        model = trained(package, rate, max(1, steps // 10), text, machine, seed)
+        tried[rate] = bits_per_byte(model, package.context, valid[:100_000], machine)
+    rate = min(tried, key=tried.__getitem__) if tried else rates[0]
+    began = time.perf_counter()
+    model = trained(package, rate, steps, text, machine, seed)
+    ended = time.perf_counter()
+    found, size, letters = bits_per_byte(model, package.context, valid, machine), len(valid), characters(bytes(valid))
+    parameters = sum(parameter.numel() for parameter in model.parameters())
+    of_tried = {f"{rate:g}": each for rate, each in tried.items()}
+    flops = flops_per_byte(package) * batch_of(package.context) * package.context * steps
+    return Trained(rate, of_tried, parameters, steps, ended - began, flops), Evaluation(
+        split="valid",
+        stage="train",
+        step=steps,
+        bits=found * size,
+        tokens=size,
+        characters=letters,
+        bytes=size,
+        bits_per_token=found,
+        bits_per_char=found * size / letters,
+        bits_per_byte=found,
+        bits_per_dim=None,
+        context=package.context,
+        seconds=time.perf_counter() - ended,
+        yardsticks=[],
+        not_beaten=[],
+    )
+
+
+def main() -> None:
+    """See above."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("name", choices=PACKAGES)
+    parser.add_argument("run", type=Path)
+    parser.add_argument("--steps", type=int, required=True)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--rates", type=float, nargs="+", default=RATES)
+    parser.add_argument("--threads", default="null", help="CPU threads (default: all cores)")
+    asked = parser.parse_args()
+    found, evaluation = train(asked.folder, asked.name, asked.steps, asked.seed, asked.rates, asked.threads)
+    asked.run.mkdir(parents=True, exist_ok=True)
+    files = {"package": asdict(found), "evaluation": asdict(evaluation)}  # the second says that all is there
+    for file, value in files.items():
+        write_atomically(asked.run / f"{file}.json", json.dumps(value, indent=1).encode())
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,53 @@
+"""All systems at equal seconds, and public packages of the same models beside ours; all of two to three million parameters."""
+
+from pipeline.experiments.experiment import Arm, Experiment
+from pipeline.options import Phase
+
+SMALL = (*("model.main.layers=2", "model.main.ffn=512", "model.decoder.width=320", "model.decoder.token_width=32"),)
+PLAIN = (*SMALL, "model.encoder.rows=0", "model.decoder.grams.rows=0")
+GRAMS = ("model.token.grams.rows=32768",)
+ALONE = ("model.mixture.known=0", "iem.correction=none", "finetune.iem_weight=0")
+TRAIN: tuple[Phase, ...] = ("train",)
+
+ARMS = (
+    Arm("haed, with its tables", "wikitext2", SMALL),
+    Arm("haed", "wikitext2", PLAIN),
+    Arm("haed, decoder alone", "wikitext2", (*PLAIN, *ALONE)),
+    Arm("haed, end to end", "wikitext2", PLAIN, only=TRAIN),
+    *(Arm(name, name, only=TRAIN) for name in ("hred", "hred-transformer", "megabyte", "flat")),
+    Arm("flat, with n-grams", "flat", GRAMS),
+    *(Arm(name, name) for name in ("hourglass", "hourglass-annotated", "top-down", "bottom-up", "retina", "spacebyte")),
+    Arm("spacebyte, with n-grams", "spacebyte", GRAMS),
+)
+# The packages of benchmarks/peers.txt, and what of ours is the same model.
+PACKAGES = {
+    "x-transformers": "flat",
+    "x-transformers, 768": "flat",
+    "MEGABYTE-pytorch": "megabyte",
+    "hourglass-transformer-pytorch": "hourglass",
+    "labml-nn": "hourglass-annotated",
+    "h-net-dynamic-chunking": "spacebyte",
+    "transformers, BLT": "spacebyte, with n-grams",
+}
+
+SYSTEMS = Experiment(
+    name="systems",
+    source="this project",
+    question="all systems at equal seconds, of two to three million parameters beside tables",
+    arms=ARMS,
+    claim="chunks that are learned in two phases and scored as a mixture need the fewest bits",
+    better=tuple(("haed, with its tables", arm.name) for arm in ARMS[2:]),
+    equal="seconds",
+)
+PEERS = Experiment(
+    name="peers",
+    source="this project",
+    question="public packages beside the same models of ours, and HAED, at equal seconds",
+    arms=(
+        *(arm for arm in ARMS if arm.name in {"haed, with its tables", "haed", *PACKAGES.values()}),
+        *(Arm(name, package=name) for name in PACKAGES),
+    ),
+    claim="ours are no worse than the packages of the same models, and HAED is better than all",
+    better=(*((own, name) for name, own in PACKAGES.items()), *(("haed", name) for name in PACKAGES)),
+    equal="seconds",
+)

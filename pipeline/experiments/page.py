@@ -1,0 +1,107 @@
+"""An experiment's result for people: as a table, a picture, and a page."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from pipeline.experiments.experiment import Experiment
+from pipeline.experiments.result import Result, Row, columns
+from pipeline.experiments.running import Done
+from pipeline.run.metrics import read
+from pipeline.show.compare import BITS
+from pipeline.show.page import data_uri, escape, image, markdown_table, page, text_table
+from pipeline.show.page import table as html_table
+from pipeline.show.plots import Sketch, experiment
+
+
+def cells(result: Result) -> tuple[list[str], list[list[str]]]:
+    """Head and rows of the table."""
+    measured, paper = columns(result.rows)
+    head = ["", "bits", "words, perplexity", "steps", "seconds", "parameters", "TFLOP"]
+    head += [*measured, *(f"paper: {name}" for name in paper)]
+    lines = []
+    for row in result.rows:
+        spread = f" ± {row.spread:.3f}" if row.seeds > 1 else ""
+        line = [row.arm, "failed" if row.bits is None else f"{row.bits:.3f}{spread} {row.unit}"]
+        line += ["–" if row.word_perplexity is None else f"{row.word_perplexity:,.0f}"]
+        line += [f"{row.steps:,}", f"{row.seconds:,.0f}", "–" if row.parameters is None else f"{row.parameters:,}"]
+        line += [f"{row.flops / 1e12:.2f}"]
+        for name in measured:
+            found = row.figures.get(name)
+            line.append("–" if found is None else f"{found.mean:,.3f}" if found.mean < 10 else f"{found.mean:,.1f}")
+        lines.append([*line, *(f"{row.paper[name]:g}" if name in row.paper else "–" for name in paper)])
+    return head, lines
+
+
+def table(result: Result) -> str:
+    """For people at a terminal."""
+    shown = text_table(*cells(result), words=1)
+    return "\n".join([shown, "", result.verdict, f"{result.folder}/report.html"])
+
+
+def markdown(asked: Experiment, result: Result) -> str:
+    """The page as Markdown, with its picture."""
+    head, lines = cells(result)
+    escaped = [[cell.replace("|", "\\|") for cell in line] for line in lines]
+    picture = data_uri((Path(result.folder) / f"{result.name}.png").read_bytes())
+    notes = "\n".join(f"- {note}" for note in [*result.notes, f"`{Path(result.folder).resolve()}/report.html`"])
+    failed = "\n".join(f"- failed: {row.arm}, {why}" for row in result.rows for why in row.failures)
+    return (
+        f"{asked.source}: {asked.question}\n\n{result.verdict}\n\n![{asked.question}]({picture})\n\n"
+        f"{markdown_table(head, escaped, 1)}\n\n{notes}\n{failed}\n"
+    )
+
+
+def html(asked: Experiment, result: Result, picture: bytes, examples: dict[str, list[list[str]]]) -> str:
+    """report.html, with tables of examples by arm."""
+    head, lines = cells(result)
+    shown = html_table(
+        [escape(each) for each in head], [[escape(cell).replace(" ", "&nbsp;") for cell in line] for line in lines], 1
+    )
+    notes = "".join(f"<li>{escape(note)}" for note in result.notes)
+    failed = "".join(f"<li>{escape(row.arm)}, {escape(why)}" for row in result.rows for why in row.failures)
+    body = (
+        f"<h1>{escape(asked.name)}</h1><p class=lead>{escape(asked.source)}: {escape(asked.question)}</p>"
+        f"<p>{escape(result.verdict)}</p>{image(escape(asked.question), picture)}<h2>Figures</h2>{shown}<ul>{notes}</ul>"
+    )
+    if failed:
+        body += f"<h2>Failed</h2><ul>{failed}</ul>"
+    for name, rows in examples.items():
+        escaped = [[escape(cell) for cell in row] for row in rows]
+        body += (
+            f"<h2>{escape(name)}</h2><div class=examples>{html_table(escaped[0], escaped[1:], len(escaped[0]))}</div>"
+        )
+    return page(asked.name, body)
+
+
+def drawn(asked: Experiment, rows: Sequence[Row], whole: dict[str, Done]) -> bytes:
+    """Bits beside the paper's; and bits across what is measured, or lines that were measured, or curves of training.
+
+    Args:
+        asked: what is drawn.
+        rows: of all arms.
+        whole: a run of each arm that has one.
+    """
+    sketches, axes = [], ("seconds of training", "validation, bits per token")
+    for row in rows:
+        sketch = Sketch(row.arm, row.bits, row.spread, row.unit, list(row.paper.values()))
+        sketches.append(sketch)
+        if asked.across is not None:
+            axes = (asked.across, "bits")
+            sketch.across = found.mean if (found := row.figure(asked.across)) is not None else None
+        elif row.arm in whole:
+            lines = [each for each in whole[row.arm].measured.values() if each.line]
+            sketch.line = lines[0].line if lines else _curve(whole[row.arm])
+            axes = lines[0].axes if lines else axes
+    return experiment(sketches, next((list(row.paper) for row in rows if row.paper), []), axes)
+
+
+def _curve(done: Done) -> list[tuple[float, float]]:
+    """Seconds and bits of a run's validations; phases follow each other."""
+    before, points = 0.0, []
+    assert done.finished is not None
+    for phase, seconds in done.finished.seconds.items():
+        path, a_step = done.run / phase / "metrics.jsonl", seconds / max(1, done.finished.steps[phase])
+        records = read(path) if path.is_file() else []
+        points += [(before + record["step"] * a_step, record[BITS]) for record in records if BITS in record]
+        before += seconds
+    return points

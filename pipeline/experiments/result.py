@@ -1,0 +1,159 @@
+"""What came out of an experiment, from run folders alone: rows, and a verdict."""
+
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from pipeline.experiments.experiment import Arm, Experiment
+from pipeline.experiments.measures import Measured
+from pipeline.experiments.running import Done
+from pipeline.run.files import Evaluation, read_as
+from pipeline.run.folder import RunFolder
+
+NOISE = 0.02  # of bits and shares: with a single seed, differences below that are not told apart
+
+
+@dataclass
+class Figure:
+    """A mean over seeds, and half of the distance of the extremes."""
+
+    mean: float
+    spread: float
+
+    @classmethod
+    def of(cls, values: Sequence[float]) -> "Figure":
+        """Of each seed's."""
+        return cls(statistics.mean(values), (max(values) - min(values)) / 2)
+
+
+@dataclass
+class Row:
+    """An arm.
+
+    Attributes:
+        arm: its name.
+        bits: the mean over seeds of what evaluations put first, or None if none was finished.
+        spread: half of the distance of the extremes.
+        unit: of these.
+        seeds: how many were finished.
+        word_perplexity: 2 to the bits per word, of text; words are what white space divides, and the end of a line is one.
+        steps: of all phases.
+        seconds: of training, by the clock.
+        flops: model FLOPs of training.
+        parameters: of the model.
+        figures: what was measured beside that, by name.
+        paper: the paper's figures.
+        failures: of seeds that were not finished.
+    """
+
+    arm: str
+    bits: float | None
+    spread: float
+    unit: str
+    seeds: int
+    word_perplexity: float | None
+    steps: int
+    seconds: float
+    flops: float
+    parameters: int | None
+    figures: dict[str, Figure] = field(default_factory=dict)
+    paper: dict[str, float] = field(default_factory=dict)
+    failures: list[str] = field(default_factory=list)
+
+    def figure(self, name: str) -> Figure | None:
+        """One that verdicts and pictures are made of: "bits", or what was measured."""
+        if name == "bits":
+            return None if self.bits is None else Figure(self.bits, self.spread)
+        return self.figures.get(name)
+
+
+@dataclass
+class Result:
+    """The rows in the order of the paper, what follows from them, and where all lies."""
+
+    name: str
+    folder: str
+    verdict: str
+    notes: list[str]
+    rows: list[Row]
+
+
+def columns(rows: Sequence[Row]) -> tuple[list[str], list[str]]:
+    """Names of what was measured of any row, and of what a paper has of any."""
+    measured = dict.fromkeys(name for row in rows for name in row.figures)
+    return list(measured), list(dict.fromkeys(name for row in rows for name in row.paper))
+
+
+def verdict(experiment: Experiment, rows: Sequence[Row]) -> str:
+    """Agrees, disagrees, or cannot tell: the claim, pair by pair, and what is to be below a bound."""
+    by = {row.arm: row for row in rows}
+    said, signs = [], []
+    for pair in experiment.better:
+        for name in experiment.by:
+            first, second = (by[arm].figure(name) if arm in by else None for arm in pair)
+            if first is None or second is None:
+                signs.append(0)
+                said.append(f"{pair[0]} or {pair[1]} is missing")
+                continue
+            ahead = second.mean - first.mean
+            several = min(by[arm].seeds for arm in pair) > 1
+            signs.append(_sign(ahead, first.spread + second.spread if several else NOISE))
+            what = "" if experiment.by == ("bits",) else f" in {name}"
+            side = "ahead of" if ahead >= 0 else "behind"
+            said.append(f"{pair[0]} {abs(ahead):.3f} {side} {pair[1]}{what}")
+    for name, most in experiment.below.items():
+        known = {row.arm: (row, figure) for row in rows if (figure := row.figure(name)) is not None}
+        missing = [row.arm for row in rows if row.bits is None]
+        signs += [_sign(most - x.mean, x.spread if row.seeds > 1 else NOISE) for row, x in known.values()]
+        signs += [0 for _ in missing]
+        found = [
+            *(f"{x.mean:.3f} of {arm}" for arm, (_, x) in known.items()),
+            *(f"{arm} is missing" for arm in missing),
+        ]
+        said.append(f"{name}, below {most:g}: {', '.join(found)}")
+    word = "disagrees" if -1 in signs else "cannot tell at this size" if 0 in signs else "agrees"
+    return f"{word}: the paper finds that {experiment.claim}; here {'; '.join(said)}."
+
+
+def _sign(ahead: float, noise: float) -> int:
+    """1 for, −1 against a claim, 0 where noise may be all there is."""
+    return 0 if abs(ahead) <= noise else 1 if ahead > 0 else -1
+
+
+def row_of(arm: Arm, of: Sequence[Done], words: int | None) -> Row:
+    """What the runs of an arm, one for each seed, come to; words are those of the text that was scored."""
+    whole = [each for each in of if each.failure is None]
+    failures = [f"seed {each.seed}: {each.failure}" for each in of if each.failure is not None]
+    if not whole:
+        return Row(arm.name, None, 0, "", 0, None, 0, 0, 0, None, {}, arm.paper, failures)
+    evaluations = [read_as(Evaluation, each.run / "evaluation.json") for each in whole]
+    bits = Figure.of([each.headline.value for each in evaluations])
+    finished = whole[0].finished
+    assert finished is not None
+    perplexity = statistics.mean(2 ** (each.bits / words) for each in evaluations) if words else None
+    measured: list[Measured] = [found for each in whole for found in each.measured.values()]
+    names = dict.fromkeys(name for found in measured for name in found.figures)
+    return Row(
+        arm=arm.name,
+        bits=bits.mean,
+        spread=bits.spread,
+        unit=evaluations[0].headline.unit,
+        seeds=len(whole),
+        word_perplexity=perplexity,
+        steps=sum(finished.steps.values()),
+        seconds=sum(finished.seconds.values()),
+        flops=finished.flops,
+        parameters=finished.parameters,
+        figures={name: Figure.of([x.figures[name] for x in measured if name in x.figures]) for name in names},
+        paper=arm.paper,
+        failures=failures,
+    )
+
+
+def words(done: Sequence[Done]) -> int | None:
+    """What white space divides in the text that was scored, and the ends of its lines, which count as words too."""
+    for each in done:
+        if each.failure is None and each.arm.data == "text" and not each.arm.package:
+            text = b"".join(RunFolder(each.run).corpus().original_blocks("valid"))
+            return len(text.split()) + text.count(b"\n")
+    return None

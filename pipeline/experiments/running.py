@@ -1,0 +1,207 @@
+"""Makes the runs of an experiment that are not there yet, each by the ordinary commands in processes of its own.
+
+A run is limited in steps, by a clock that is measured first (`pipeline.train.clock`), so the machine may be shared, and what was
+stopped goes on as it would have. Its name has a digest of its configuration: what was run with the same one is not run again.
+What else an experiment works out from its runs is measured after all of them, one at a time.
+"""
+
+import json
+import logging
+import os
+import platform
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+
+from data.durable import write_atomically
+from pipeline.experiments.arms import Finished, Ready, ours, ready
+from pipeline.experiments.experiment import Arm, Experiment, Plan
+from pipeline.experiments.measures import Measured, kept_at
+from pipeline.run.files import read_as, read_json
+from pipeline.run.shards import shard
+from pipeline.stopping import Interrupt, die_with_parent
+from pipeline.train.clock import seconds_of_a_step
+from pipeline.train.trainer import Interrupted
+
+log = logging.getLogger(__name__)
+_POLL = 0.2  # seconds
+
+
+@dataclass
+class Done:
+    """A run: its folder; what it came to, or why it failed; and what was measured of it."""
+
+    arm: Arm
+    seed: int
+    run: Path
+    finished: Finished | None = None
+    failure: str | None = None
+    measured: dict[str, Measured] = field(default_factory=dict, repr=False)
+
+
+def timed(arms: Sequence[Ready], plan: Plan, seconds: float, stop: Callable[[], bool]) -> dict[str, float]:
+    """The seconds of a step, by arm/phase, once for these models, this budget and this machine."""
+    path = plan.folder / "clock.json"
+    threads = [each.options.threads for each in ours(arms)]
+    of = [platform.node(), seconds, [each.folder(0, {}).name for each in arms], threads]
+    known = read_json(path) if path.is_file() else {}
+    if known.get("of") == of:
+        return dict(known["seconds"])
+    log.info("timing the steps of %d arms, in turns", len(arms))
+    with tempfile.TemporaryDirectory() as place:
+        turns = {
+            f"{each.arm.name}/{phase}": _until(stop, each.steps(phase, Path(place) / str(number)))
+            for number, each in enumerate(arms)
+            for phase in each.arm.phases
+        }
+        found = seconds_of_a_step(turns, *((1, 2, 1) if seconds < 60 * len(arms) else (3, 8, 3)))
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_atomically(path, json.dumps({"of": of, "seconds": found}, indent=1).encode())
+    return found
+
+
+def _until(stop: Callable[[], bool], steps: Iterator[None]) -> Iterator[None]:
+    for step in steps:
+        if stop():
+            raise Interrupted("stopped while steps were timed")
+        yield step
+
+
+def steps(experiment: Experiment, arms: Sequence[Ready], clock: dict[str, float], seconds: float) -> dict[str, int]:
+    """How many each phase of each arm takes, by arm/phase, so that all together take these seconds."""
+    shares = {f"{each.arm.name}/{phase}": share for each in arms for phase, share in each.shares().items()}
+    if experiment.equal == "seconds":
+        number = {name: share * seconds / len(arms) / clock[name] for name, share in shares.items()}
+    else:
+        a_step = sum(share * clock[name] for name, share in shares.items())
+        number = {name: share * seconds / a_step for name, share in shares.items()}
+    return {name: max(2, round(each)) for name, each in number.items()}
+
+
+def shard_all(arms: Sequence[Ready]) -> None:
+    """The corpora of all arms; what is there is not made again."""
+    for each in {repr((each.options.source, each.options.chunker)): each for each in ours(arms)}.values():
+        shard(each.options)
+
+
+def make(experiment: Experiment, plan: Plan, stop: Callable[[], bool] = lambda: False) -> tuple[list[Done], list[str]]:
+    """All runs of an experiment, and what has to be said of its data.
+
+    Raises:
+        Interrupted: `stop` became true; what was running has saved.
+    """
+    arms, notes = ready(experiment, plan)
+    shard_all(arms)
+    clock, limits = dict[str, float](), dict[str, int]()
+    if plan.seconds is not None:
+        clock = timed(arms, plan, plan.seconds, stop)
+        limits = steps(experiment, arms, clock, plan.seconds / plan.seeds)
+    cores = next((each.options.threads for each in ours(arms)), None) or os.cpu_count() or 1
+    work = _Work(max(1, cores // plan.parallel), stop)
+    runs = [partial(work.run, each, seed, clock, limits) for seed in range(plan.seeds) for each in arms]
+    done = _all(runs, plan.parallel, work)
+    work.threads = cores
+    measures = [partial(work.measure, each, name) for name in experiment.measures for each in done]
+    _all(measures, 1, work)
+    return done, notes
+
+
+def _all(tasks: Sequence[Callable[[], Done]], parallel: int, work: "_Work") -> list[Done]:
+    """Has tasks done side by side, and hands a request to stop on."""
+    with ThreadPoolExecutor(parallel) as pool:
+        futures: list[Future[Done]] = [pool.submit(task) for task in tasks]
+        left = set(futures)
+        while left:
+            try:
+                _, left = wait(left, _POLL, FIRST_COMPLETED)
+                if work.stop():
+                    work.end(signal.SIGTERM)
+                    wait(futures)
+                    raise Interrupted("stopped; runs that were under way have saved")
+            except Interrupt:  # one that insists
+                work.end(signal.SIGKILL)
+                raise
+    return [future.result() for future in futures]
+
+
+class _Work:
+    """What makes a run, and the processes that do so now."""
+
+    def __init__(self, threads: int, stop: Callable[[], bool]) -> None:
+        self.threads, self.stop = threads, stop
+        self.processes: set[subprocess.Popen[bytes]] = set()
+
+    def run(self, ready: Ready, seed: int, clock: dict[str, float], limits: dict[str, int]) -> Done:
+        """A run, if it is not there; one that fails does not end the others."""
+        name = ready.arm.name
+        own = {phase: limits[f"{name}/{phase}"] for phase in ready.arm.phases if limits}
+        done = Done(ready.arm, seed, ready.folder(seed, own))
+        try:
+            if not (done.run / "evaluation.json").is_file():
+                log.info("%s, seed %d: %s", name, seed, done.run)
+                for command in ready.commands(done.run, seed, own, self.threads):
+                    self.command(*command)
+            done.finished = found = ready.finished(done.run)
+            if limits:  # by the clock, whatever else the machine did meanwhile
+                found.seconds = {phase: steps * clock[f"{name}/{phase}"] for phase, steps in found.steps.items()}
+        except Exception as error:
+            self._failed(done, error)
+        return done
+
+    def measure(self, done: Done, name: str) -> Done:
+        """Adds a measure to a run that was finished, if it is not kept in its folder yet."""
+        try:
+            if done.failure is None:
+                if not (kept := kept_at(done.run, name)).is_file():
+                    log.info("%s, seed %d: %s", done.arm.name, done.seed, name)
+                    words = (name, str(done.run), f"threads={self.threads}")
+                    self.command("pipeline.experiments.measures", *words)
+                done.measured[name] = read_as(Measured, kept)
+        except Exception as error:
+            self._failed(done, error)
+        return done
+
+    def _failed(self, done: Done, error: Exception) -> None:
+        if not self.stop():
+            log.error("%s, seed %d: %s", done.arm.name, done.seed, error)
+        done.failure = str(error)
+
+    def command(self, module: str, *arguments: str) -> None:
+        """Runs a module.
+
+        Raises:
+            RuntimeError: it failed; its last words.
+        """
+        if self.stop():
+            raise RuntimeError("not begun")
+        with tempfile.TemporaryFile() as said:
+            command = [sys.executable, "-m", module, *arguments]
+            process = subprocess.Popen(
+                command, stdout=subprocess.DEVNULL, stderr=said, preexec_fn=_with_parent, start_new_session=True
+            )
+            self.processes.add(process)
+            try:
+                if self.stop():
+                    process.send_signal(signal.SIGTERM)
+                status = process.wait()
+            finally:
+                self.processes.discard(process)
+            said.seek(0)
+            if status:
+                lines = said.read().decode(errors="replace").strip().splitlines()
+                raise RuntimeError(f"`{arguments[0]}` ended with {status}: {lines[-1] if lines else 'no word'}")
+
+    def end(self, number: int) -> None:
+        """Asks what runs to save and end, or ends it."""
+        for process in list(self.processes):
+            process.send_signal(number)
+
+
+def _with_parent() -> None:
+    die_with_parent(signal.SIGTERM)

@@ -1,0 +1,74 @@
+"""The stage `experiment`: makes the runs that are missing, and writes what came out of all of them."""
+
+import csv
+import io
+import json
+import platform
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+from dataclasses import asdict
+
+from data.durable import write_atomically
+from pipeline.experiments.experiment import Experiment, Plan
+from pipeline.experiments.page import drawn, html
+from pipeline.experiments.result import NOISE, Result, Row, columns, row_of, verdict, words
+from pipeline.experiments.running import Done, make
+from pipeline.run.folder import RunFolder
+
+
+def run(experiment: Experiment, plan: Plan, stop: Callable[[], bool] = lambda: False) -> Result:
+    """Makes the runs that are missing, and what follows from all of them; only one process at a time works on a result.
+
+    Raises:
+        Interrupted: `stop` became true; what was running has saved, and the same call goes on.
+    """
+    with RunFolder(plan.folder).lock():
+        return gather(experiment, *make(experiment, plan, stop), plan)
+
+
+def gather(experiment: Experiment, done: Sequence[Done], notes: list[str], plan: Plan) -> Result:
+    """Reads the runs, and writes report.html, the picture, and the rows as CSV and JSON into the plan's folder."""
+    found: dict[str, list[Done]] = defaultdict(list)
+    for each in done:
+        found[each.arm.name].append(each)
+    number = words(done)
+    rows = [row_of(of[0].arm, of, number if of[0].arm.data == "text" else None) for of in found.values()]
+    said = dict.fromkeys(note for each in done for of in each.measured.values() for note in of.notes)
+    notes = [*notes, *_notes(experiment, plan), *said]
+    result = Result(experiment.name, str(plan.folder), verdict(experiment, rows), notes, rows)
+    whole = {name: first for name, of in found.items() if (first := next((x for x in of if x.failure is None), None))}
+    picture = drawn(experiment, rows, whole)
+    examples = {name: table for name, each in whole.items() for x in each.measured.values() if (table := x.examples)}
+    plan.folder.mkdir(parents=True, exist_ok=True)
+    for suffix, content in {"json": json.dumps(asdict(result), indent=1), "csv": _csv(rows)}.items():
+        write_atomically(plan.folder / f"{experiment.name}.{suffix}", content.encode())
+    write_atomically(plan.folder / f"{experiment.name}.png", picture)
+    write_atomically(plan.folder / "report.html", html(experiment, result, picture, examples).encode())
+    return result
+
+
+def _notes(experiment: Experiment, plan: Plan) -> list[str]:
+    limit = "the presets' own limits"
+    if plan.seconds is not None:
+        limit = (
+            f"equal {experiment.equal}; {plan.seconds:,.0f} s of training in all, by a clock of steps timed in turns on "
+            f"{platform.machine()}"
+        )
+    notes = [f"seeds: {plan.seeds}; {limit}; bits are of the valid split"]
+    if plan.overrides:
+        notes.append(f"for all models: {' '.join(plan.overrides)}")
+    if plan.seeds == 1:
+        notes.append(f"one seed: differences below {NOISE} are not told apart")
+    return notes
+
+
+def _csv(rows: Sequence[Row]) -> str:
+    text = io.StringIO()
+    measured, paper = columns(rows)
+    own = [name for name in asdict(rows[0]) if name not in ("figures", "paper", "failures")]
+    writer = csv.writer(text)
+    writer.writerow([*own, *measured, *(f"paper: {name}" for name in paper)])
+    for row in rows:
+        found = [row.figures[name].mean if name in row.figures else "" for name in measured]
+        writer.writerow([*(getattr(row, name) for name in own), *found, *(row.paper.get(x, "") for x in paper)])
+    return text.getvalue()

@@ -1,0 +1,1 @@
+"""Pages of runs: what they are, and questions to their models, beside the Prefect UI or by themselves."""

@@ -1,0 +1,287 @@
+"""The application of the pages, under `/runs/`: of the runs of a folder beside the Prefect UI, or of one (`haed explore`).
+
+Every page is an address that can be kept and sent, whose question stands in it; `format=json` gives its answer to programs.
+Nothing is changed by any of them. Pages work without scripts; the one there is asks again while a training goes on.
+"""
+
+import json
+from collections.abc import Callable
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any, TypeVar, get_type_hints
+
+from pydantic import TypeAdapter, ValidationError
+from starlette.applications import Starlette
+from starlette.concurrency import run_in_threadpool
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import FileResponse, HTMLResponse, RedirectResponse, Response
+from starlette.routing import Route
+
+from data.locations import redact
+from haed.options import SYSTEMS
+from pipeline.pages import asks, details, runs
+from pipeline.pages.curves import curves
+from pipeline.pages.rendering import TOOLS, address, templates
+from pipeline.pages.runs import NotFound, Runs, setting
+from pipeline.pages.warm import Busy, Warm
+from pipeline.run.folder import RunFolder
+from pipeline.run.spaces.answers import PIXELS
+from pipeline.show.page import STYLE
+from pipeline.shown import printable
+
+T = TypeVar("T")
+_OURS = "default-src 'self'; base-uri 'none'; form-action 'self'; frame-ancestors 'self'; object-src 'none'"
+# A file of a run may be a stranger's: its scripts, if it has any, run apart from our pages, and reach nobody.
+_THEIRS = "sandbox allow-scripts; default-src 'none'; img-src data: blob:; style-src 'unsafe-inline'; script-src 'unsafe-inline'"
+_HEADERS = {
+    "X-Content-Type-Options": "nosniff",
+    "Referrer-Policy": "same-origin",
+    "Cache-Control": "no-store",
+    "Content-Security-Policy": _OURS,
+}
+_SHOWN = (".html", ".png")  # of a run's files, by the browser; others are downloads
+_MAP = "analysis/map.html"
+_ASSETS = {"pages.css": "text/css", "pages.js": "text/javascript", "pages.svg": "image/svg+xml"}
+
+
+def application(runs_of: Runs, warm: Warm, links: dict[str, str] | None = None) -> Starlette:
+    """The pages of runs as an ASGI application, to be put behind `pipeline.pages.guard`.
+
+    Args:
+        runs_of: which runs.
+        warm: where questions go.
+        links: addresses by name of what stands beside, at the head of every page.
+    """
+    pages = _Pages(runs_of, warm, links or {})
+    routes = [
+        Route("/", pages.front),
+        Route("/runs/", pages.listing),
+        Route("/runs/.pages/{file}", pages.asset),
+        Route("/runs/{name}/", pages.run),
+        Route("/runs/{name}/live", pages.live),
+        *(Route(f"/runs/{{name}}/{tool}", getattr(pages, tool)) for tool in TOOLS),
+        Route("/runs/{name}/files/{file:path}", pages.file),
+    ]
+    mistakes = (NotFound, ValueError, OSError, FloatingPointError, Busy, HTTPException)
+    made = Starlette(routes=routes, exception_handlers={kind: pages.refused for kind in mistakes})
+    made.add_middleware(_Headers)
+    return made
+
+
+class _Headers:
+    """Sends our headers with every answer, and refuses what pages of other sites ask for behind their visitors' backs."""
+
+    def __init__(self, app: Any) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        given = dict(scope.get("headers", ()))
+
+        async def send_with_headers(message: Any) -> None:
+            if message["type"] == "http.response.start":
+                known = {name for name, _ in message["headers"]}
+                more = [(name.lower().encode(), value.encode()) for name, value in _HEADERS.items()]
+                message["headers"] = [*message["headers"], *(each for each in more if each[0] not in known)]
+            await send(message)
+
+        if given.get(b"sec-fetch-site") == b"cross-site" and given.get(b"sec-fetch-mode") != b"navigate":
+            refusal = Response("not for pages of other sites\n", 403)
+            return await refusal(scope, receive, send_with_headers)
+        await self._app(scope, receive, send_with_headers)
+
+
+class _Pages:
+    """The pages, a method each."""
+
+    def __init__(self, runs_of: Runs, warm: Warm, links: dict[str, str]) -> None:
+        self._runs, self._warm = runs_of, warm
+        self._templates = templates(links)
+
+    def _page(self, template: str, status: int = 200, **known: Any) -> HTMLResponse:
+        return HTMLResponse(printable(self._templates.get_template(template).render(**known)), status)
+
+    async def front(self, request: Request) -> Response:
+        """Leads to the questions of a single run, or to the runs."""
+        found = self._runs.all()[0]
+        if self._runs.single:
+            tool = "neighbours" if _of_chunks(found[0]) else "samples"
+            return RedirectResponse(address(found[0].path.name, tool))
+        return RedirectResponse("/runs/")
+
+    async def asset(self, request: Request) -> Response:
+        """The style sheet, which begins as that of the report, the script, and the icon."""
+        name = request.path_params["file"]
+        if name not in _ASSETS:
+            raise NotFound(f"no file {name!r}")
+        content = (Path(__file__).parent / "assets" / name).read_text(encoding="utf-8")
+        return Response((STYLE if name == "pages.css" else "") + content, media_type=_ASSETS[name])
+
+    async def listing(self, request: Request) -> Response:
+        """All runs."""
+        rows, elsewhere = await run_in_threadpool(self._listed)
+        if _wants_json(request):
+            return _json([_facts(row) for row in rows])
+        return self._page("runs.html", rows=rows, elsewhere=elsewhere, place=self._runs.place)
+
+    def _listed(self) -> tuple[list[dict[str, Any]], list[str]]:
+        folders, elsewhere = self._runs.all()
+        rows = [_state(folder) | {"evaluated": details.evaluation(folder)} for folder in folders]
+        return sorted(rows, key=lambda row: row["state"].changed, reverse=True), elsewhere
+
+    async def run(self, request: Request) -> Response:
+        """A run."""
+        folder = self._find(request)
+        known = await run_in_threadpool(_all_of, folder)
+        return self._page("run.html", **known)
+
+    async def live(self, request: Request) -> Response:
+        """How far a run is, with its curves: what its page asks for again and again."""
+        folder = self._find(request)
+        known = await run_in_threadpool(lambda: _state(folder) | {"curves": curves(runs.metrics(folder))})
+        html = printable(self._templates.get_template("live.html").render(**known))
+        return _json(_facts(known) | {"html": html})
+
+    async def file(self, request: Request) -> Response:
+        """A file of a run, of those that are served."""
+        folder, name = self._find(request), request.path_params["file"]
+        phase, _, kind = name.partition("/")
+        if kind == "metrics.csv" and phase in runs.metrics(folder):
+            table = await run_in_threadpool(details.metrics_csv, folder, phase)
+            named = {"Content-Disposition": f'attachment; filename="{phase}-metrics.csv"'}
+            return Response(table, media_type="text/csv", headers=named)
+        for file in details.files(folder):
+            if file.name == name:
+                how = (
+                    "inline" if file.path.suffix in _SHOWN and "download" not in request.query_params else "attachment"
+                )
+                saved_as = f"{folder.path.name}-{name.replace('/', '-')}"
+                policy = {"Content-Security-Policy": _THEIRS}
+                return FileResponse(file.path, headers=policy, filename=saved_as, content_disposition_type=how)
+        raise NotFound(f"{folder.path.name} has no file {name!r} that is served")
+
+    async def neighbours(self, request: Request) -> Response:
+        """Nearest chunks."""
+        return await self._tool(request, "neighbours", asks.Near, asks.neighbours, lambda asked: True)
+
+    async def passages(self, request: Request) -> Response:
+        """Places like a text."""
+        return await self._tool(request, "passages", asks.Like, asks.passages, _is_asked)
+
+    async def next(self, request: Request) -> Response:
+        """Next chunks."""
+        return await self._tool(request, "next", asks.Next, asks.following, _is_asked)
+
+    async def samples(self, request: Request) -> Response:
+        """Continuations."""
+        return await self._tool(request, "samples", asks.Sampling, asks.samples, _is_asked)
+
+    async def _tool(
+        self,
+        request: Request,
+        tool: str,
+        kind: type[T],
+        ask: Callable[[T], Callable[[Any], Any]],
+        is_asked: Callable[[Request], bool],
+    ) -> Response:
+        """A question, and its answer if it was asked."""
+        folder = self._find(request)
+        known: dict[str, Any] = {"name": folder.path.name, "tool": tool, "of_chunks": _of_chunks(folder)}
+        known["pictures"] = setting(folder, "chunker.kind") == PIXELS
+        if tool == "neighbours" and any(file.name == _MAP for file in details.files(folder)):
+            known["map"] = address(folder.path.name, f"files/{_MAP}")
+        known["question"], status = kind(), 200
+        try:
+            known["question"] = _parsed(kind, request)
+            if is_asked(request) or _wants_json(request):
+                known["answer"] = await self._warm.ask(folder, ask(known["question"]))
+            else:
+                self._warm.prepare(folder)
+        except (ValueError, OSError, FloatingPointError, Busy) as error:
+            status = 503 if isinstance(error, Busy) else 409 if isinstance(error, OSError) else 400
+            known["error"] = _reason(error)
+        if not _wants_json(request):
+            return self._page(f"{tool}.html", status, **known)
+        if "error" in known:
+            return _json({"error": known["error"]}, status)
+        return _json(asdict(known["answer"]))
+
+    async def refused(self, request: Request, error: Exception) -> Response:
+        """A line on what is wrong."""
+        status = error.status_code if isinstance(error, HTTPException) else 404 if isinstance(error, NotFound) else 500
+        reason = error.detail if isinstance(error, HTTPException) else _reason(error)
+        if _wants_json(request):
+            return _json({"error": reason}, status)
+        return self._page("error.html", status, error=reason)
+
+    def _find(self, request: Request) -> RunFolder:
+        return self._runs.find(request.path_params["name"])
+
+
+def _json(value: Any, status: int = 200) -> Response:
+    return Response(json.dumps(value) + "\n", status, media_type="application/json")
+
+
+def _wants_json(request: Request) -> bool:
+    return request.query_params.get("format") == "json"
+
+
+def _is_asked(request: Request) -> bool:
+    return "prompt" in request.query_params
+
+
+def _parsed(kind: type[T], request: Request) -> T:
+    """A question out of an address.
+
+    Raises:
+        ValueError: a value is none that may be asked.
+    """
+    given: dict[str, Any] = {}
+    for name, hint in get_type_hints(kind).items():
+        values = request.query_params.getlist(name)
+        if isinstance(getattr(kind(), name), list):
+            given[name] = values
+        elif values and (values[-1] or hint is str):
+            given[name] = values[-1]
+    try:
+        return TypeAdapter(kind).validate_python(given)
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        place = ".".join(str(part) for part in first["loc"])
+        raise ValueError(f"{place}={str(first['input'])[:40]}: {first['msg'].lower()}") from None
+
+
+def _reason(error: Exception) -> str:
+    return redact(" ".join(str(error).split())) or type(error).__name__
+
+
+def _of_chunks(folder: RunFolder) -> bool:
+    family = SYSTEMS.get(str(setting(folder, "model.kind")))
+    return family is None or family.chunks
+
+
+def _state(folder: RunFolder) -> dict[str, Any]:
+    return {"name": folder.path.name, "state": runs.state(folder)}
+
+
+def _facts(row: dict[str, Any]) -> dict[str, Any]:
+    """The state of a run for programs."""
+    state = row["state"]
+    found = {"run": row["name"], **asdict(state), "running": state.running, "changed": state.changed.isoformat()}
+    if "evaluated" in row:
+        evaluation = row["evaluated"].found
+        found["headline"] = asdict(evaluation.headline) | {"split": evaluation.split} if evaluation else None
+    return found
+
+
+def _all_of(folder: RunFolder) -> dict[str, Any]:
+    """What the page of a run shows."""
+    return _state(folder) | {
+        "curves": curves(runs.metrics(folder)),
+        "evaluated": details.evaluation(folder),
+        "checkpoints": details.checkpoints(folder),
+        "configured": details.configured(folder),
+        "files": details.files(folder),
+        "of_chunks": _of_chunks(folder),
+        "place": folder.path.resolve(),
+    }

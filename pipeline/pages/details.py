@@ -1,0 +1,192 @@
+"""What the page of a run shows of it, beside how far it is: figure, checkpoints, configuration, files."""
+
+import csv
+import io
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from functools import cache, lru_cache
+from pathlib import Path
+from typing import Any
+
+from pipeline.config import Difference, differences, leaves, load, presets
+from pipeline.kinds import is_of
+from pipeline.options import Options
+from pipeline.pages.runs import metrics, setting, status_of
+from pipeline.run.files import Evaluation, read_as, read_json
+from pipeline.run.folder import PHASES, RunFolder
+from pipeline.run.metrics import Record
+from pipeline.run.saved import STATE, Saved, pointed, saved
+
+_OWN = ("name", "runs_dir", "shards_dir")  # in which every run differs from its preset
+
+# What is served of a run, and what it is. Whatever lies in `analysis/` is served as well.
+FILES = {
+    "report.html": "the report",
+    "report.md": "the report as text",
+    "evaluation.json": "bits of the evaluated split",
+    "samples.json": "samples of the report",
+    "samples.png": "pictures, completed",
+    "neighbours.png": "neighbours, drawn",
+    "config.yaml": "complete configuration",
+    "environment.json": "versions, commit, machine",
+    **{f"{phase}/metrics.jsonl": f"metrics of {phase}" for phase in reversed(PHASES)},
+}
+
+
+@dataclass
+class Evaluated:
+    """What a run was evaluated to, and sentences on what is to be known of that."""
+
+    found: Evaluation | None
+    remarks: list[str]
+
+
+def evaluation(folder: RunFolder) -> Evaluated:
+    """What a run was evaluated to, if it was, and whether that is of the checkpoint that is asked now."""
+    path = folder.path / "evaluation.json"
+    if (status := status_of(path)) is None:
+        return Evaluated(None, [])
+    try:
+        found = _evaluation(path, status.st_mtime_ns)
+    except (OSError, ValueError) as error:
+        return Evaluated(None, [str(error)])
+    present = _present(folder)
+    if present is None or present.digest == found.checkpoint:
+        return Evaluated(found, [])
+    now = f"the run's present checkpoint is {present.phase} step {present.step:,}"
+    return Evaluated(found, [f"{now}, not the one that was evaluated: run `haed evaluate {folder.path.name}` again"])
+
+
+@lru_cache(512)
+def _evaluation(path: Path, changed: int) -> Evaluation:
+    return read_as(Evaluation, path)
+
+
+def _present(folder: RunFolder) -> Saved | None:
+    try:
+        return folder.present(setting(folder, "evaluate.stage"))
+    except (OSError, ValueError):
+        return None
+
+
+@dataclass
+class Kept:
+    """A checkpoint that lies in a run's folder.
+
+    Attributes:
+        phase: that it is of.
+        step: likewise.
+        digest: of all it holds; None: it is damaged.
+        score: of its validation; None: it was not validated.
+        unit: of the score.
+        megabytes: of its files.
+        notes: best, latest, and asked: the one that questions go to.
+    """
+
+    phase: str
+    step: int
+    digest: str | None
+    score: float | None
+    unit: str
+    megabytes: float
+    notes: list[str]
+
+
+def checkpoints(folder: RunFolder) -> list[Kept]:
+    """The checkpoints of all phases, in the order of training."""
+    found, present = [], _present(folder)
+    for phase, records in metrics(folder).items():
+        place = folder.phase(phase) / "checkpoints"
+        names = {"best": pointed(place, "best"), "latest": pointed(place, "latest")}
+        for path in saved(place):
+            if not path.name.removeprefix("step-").isdecimal():
+                continue
+            notes = [name for name, named in names.items() if named == path]
+            notes += ["asked"] if present and path == present.path else []
+            found.append(_kept(phase, path, records, notes))
+    return found
+
+
+def _kept(phase: str, path: Path, records: list[Record], notes: list[str]) -> Kept:
+    digest, step = None, int(path.name.removeprefix("step-"))
+    with suppress(OSError, ValueError):
+        digest = str(read_json(path / STATE, ("digest",))["digest"])
+    names = ("validation/bits_per_token", "validation/iem")
+    scores = [(record[name], name) for record in records if record["step"] == step for name in names if name in record]
+    score, unit = scores[-1] if scores else (None, "")
+    size = sum(status.st_size for file in path.glob("*") if (status := status_of(file)))
+    return Kept(phase, step, digest, score, unit.partition("/")[2].replace("_", " "), size / 1e6, notes)
+
+
+@dataclass
+class Configured:
+    """The configuration of a run.
+
+    Attributes:
+        preset: that it is nearest to.
+        changed: in which options it differs from that.
+        all: every option.
+    """
+
+    preset: str
+    changed: list[Difference]
+    all: list[tuple[str, Any]]
+
+
+def configured(folder: RunFolder) -> Configured | None:
+    """The configuration of a run beside the preset of its kind that is nearest; None: this version cannot read it."""
+    try:
+        options = folder.options()
+    except (OSError, ValueError):
+        return None
+    now = asdict(options)
+    near = {name: list(_unlike(asdict(found), now)) for name, found in _presets(options.model.kind).items()}
+    preset = min(near, key=lambda name: len(near[name]))
+    shown = [(key, value) for key, value in leaves(now) if is_of(key, options.model.kind)]
+    return Configured(preset, near[preset], shown)
+
+
+def _unlike(was: dict[str, Any], now: dict[str, Any]) -> Iterator[Difference]:
+    kind = now["model"]["kind"]
+    return (each for each in differences(was, now) if each.key not in _OWN and is_of(each.key, kind))
+
+
+@cache
+def _presets(kind: str) -> dict[str, Options]:
+    found = {name: load(name) for name in presets()}
+    return {name: options for name, options in found.items() if options.model.kind == kind} or found
+
+
+@dataclass
+class File:
+    """A file of a run that is served: its name, as in the address, what it is, and its size."""
+
+    name: str
+    about: str
+    bytes: int
+    path: Path
+
+
+def files(folder: RunFolder) -> list[File]:
+    """What is served of a run: `FILES`, and what lies in `analysis/`; no link that leads out of the run."""
+    names = dict(FILES)
+    for path in sorted((folder.path / "analysis").glob("*")):
+        if not path.name.startswith("."):
+            names[f"analysis/{path.name}"] = "an analysis"
+    found, inside = [], folder.path.resolve()
+    for name, about in names.items():
+        path = (folder.path / name).resolve()
+        if path.is_file() and path == inside / name:
+            found.append(File(name, about, path.stat().st_size, path))
+    return found
+
+
+def metrics_csv(folder: RunFolder, phase: str) -> str:
+    """The metrics of a phase as a table, a column for each figure; nothing where there are none."""
+    records = metrics(folder).get(phase, [])
+    written = io.StringIO()
+    table = csv.DictWriter(written, dict.fromkeys(name for record in records for name in record))
+    table.writeheader()
+    table.writerows(records)
+    return written.getvalue()

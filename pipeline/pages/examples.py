@@ -1,0 +1,98 @@
+"""Where chunks stand in a corpus: a few places of each, searched in the beginning of a split."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Self
+
+import numpy as np
+
+from data.corpus import Corpus
+from pipeline.run.index import PIXELS
+
+MOST_BYTES = 4 << 20  # of a split that are searched
+_MOST_TRIED = 4000  # places at which the bytes of a chunk begin that may not be one
+_AROUND = 60  # bytes shown on each side
+
+
+@dataclass
+class Example:
+    """A place of a chunk, for people: what stands before and after it in its document."""
+
+    before: str
+    after: str
+
+
+class Examples:
+    """The beginning of a split.
+
+    Attributes:
+        where: it is, for people; or why there is nothing.
+    """
+
+    def __init__(self, where: str, pieces: list[bytes], lengths: list[np.ndarray], begins: list[int]) -> None:
+        """Of pieces of documents, the lengths (N,) of the chunks in each, and at which bytes documents begin."""
+        self.where = where
+        self._text = b"".join(pieces)
+        each = np.concatenate(lengths) if lengths else np.zeros(0, np.uint8)
+        self._bounds = np.concatenate([[0], np.cumsum(each, dtype=np.int64)])
+        self._documents = np.array([*begins, len(self._text)], np.int64)
+
+    @classmethod
+    def of_split(cls, corpus: Corpus, split: str) -> Self:
+        """Reads the first 4 MB of a split; nothing of pictures, nor of a corpus behind a URL."""
+        if corpus.is_remote or corpus.options.kind == PIXELS:
+            return cls("not of shards behind a URL" if corpus.is_remote else "not of pictures", [], [], [])
+        texts: list[bytes] = []
+        lengths: list[np.ndarray] = []
+        begins: list[int] = []
+        size = 0
+        for piece in corpus.pieces(split):
+            if size >= MOST_BYTES:
+                break
+            chunks = int(np.searchsorted(np.cumsum(piece.lengths, dtype=np.int64), MOST_BYTES - size)) + 1
+            lengths.append(piece.lengths[:chunks])
+            texts.append(piece.tokens[: int(lengths[-1].sum(dtype=np.int64))].astype(np.uint8).tobytes())
+            if piece.begins or not begins:
+                begins.append(size)
+            size += len(texts[-1])
+        whole = size >= corpus.counts(split).tokens
+        return cls(
+            f"{'the' if whole else f'the first {size / 1e6:.1f} MB of the'} {split} split", texts, lengths, begins
+        )
+
+    def of(self, chunk: bytes, most: int = 3) -> list[Example]:
+        """Some places of a chunk, if possible in different documents."""
+        found: list[int] = []
+        for place in self._places(chunk, apart=True):
+            found.append(place)
+            if len(found) == most:
+                break
+        for place in self._places(chunk) if 0 < len(found) < most else ():
+            if place not in found:
+                found.append(place)
+            if len(found) == most:
+                break
+        return [self._example(place, len(chunk)) for place in found]
+
+    def _places(self, chunk: bytes, apart: bool = False) -> Iterator[int]:
+        """Where the chunk is one; `apart`: one place of a document."""
+        place = self._text.find(chunk)
+        for _ in range(_MOST_TRIED):
+            if place < 0:
+                return
+            number = int(np.searchsorted(self._bounds, place))
+            begin, after = place, place + 1
+            if self._bounds[number] == begin and self._bounds[number + 1] == begin + len(chunk):
+                yield begin
+                after = self._document(begin)[1] if apart else begin + len(chunk)
+            place = self._text.find(chunk, after)
+
+    def _document(self, place: int) -> tuple[int, int]:
+        number = int(np.searchsorted(self._documents, place, side="right"))
+        return int(self._documents[number - 1]), int(self._documents[number])
+
+    def _example(self, place: int, length: int) -> Example:
+        begin, end = self._document(place)
+        before = self._text[max(begin, place - _AROUND) : place]
+        after = self._text[place + length : min(end, place + length + _AROUND)]
+        return Example(*(part.decode(errors="ignore") for part in (before, after)))

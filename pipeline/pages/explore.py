@@ -1,0 +1,61 @@
+"""`haed explore RUN`: the pages of one run, on this machine alone, until Ctrl-C."""
+
+import asyncio
+import json
+import socket
+
+import uvicorn
+
+from pipeline.config import ConfigError
+from pipeline.pages.app import application
+from pipeline.pages.guard import LOOPBACK, Guarded, Rules
+from pipeline.pages.runs import Runs
+from pipeline.pages.warm import Warm
+from pipeline.run.folder import RunFolder
+from pipeline.shown import write
+
+PORT = 7300  # unless another is asked for, or this one is taken
+
+
+def explore(folder: RunFolder, port: int | None, overrides: tuple[str, ...], programs: bool = False) -> None:
+    """Serves the pages of a run on 127.0.0.1 until a signal ends it; prints their address once it answers.
+
+    Args:
+        folder: of the run.
+        port: to listen on; None: `PORT`, or any that is free; 0: any.
+        overrides: options to change, such as device=cpu.
+        programs: the address is printed for them.
+
+    Raises:
+        FileNotFoundError: nothing was trained in the run.
+        ConfigError: the port is none.
+        OSError: it is taken.
+    """
+    folder.trained_phase()
+    warm = Warm(keep=1, overrides=overrides)
+    place = _listening(port)
+    pages = Guarded(application(Runs(folder.path, single=True), warm), Rules(LOOPBACK))
+    server = uvicorn.Server(uvicorn.Config(pages, log_level="warning", lifespan="off", timeout_graceful_shutdown=2))
+
+    async def run() -> None:
+        serving = asyncio.ensure_future(server.serve([place]))
+        while not server.started and not serving.done():
+            await asyncio.sleep(0.01)
+        address = f"http://127.0.0.1:{place.getsockname()[1]}/"
+        write(json.dumps({"address": address}) if programs else f"{address} until Ctrl-C")
+        warm.prepare(folder)
+        await serving
+
+    asyncio.run(run())
+
+
+def _listening(port: int | None) -> socket.socket:
+    if port is not None and not 0 <= port < 1 << 16:
+        raise ConfigError(f"--port {port}: must be 0 to 65535")
+    for wanted in (PORT, 0) if port is None else (port,):
+        try:
+            return socket.create_server(("127.0.0.1", wanted))
+        except OSError:
+            if port is not None:
+                raise OSError(f"port {port} is taken: choose another with --port, or leave that out") from None
+    raise AssertionError

@@ -1,0 +1,192 @@
+"""What the pages say of runs, from their folders alone: no model is opened, and nothing is written."""
+
+import json
+import math
+import os
+from contextlib import suppress
+from dataclasses import dataclass
+from datetime import datetime
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from pipeline.options import Phase, PhaseOptions
+from pipeline.run.files import read_json
+from pipeline.run.folder import PHASES, RunFolder
+from pipeline.run.metrics import Position, Record, read
+from pipeline.run.saved import STATE, pointed
+
+_TAIL = 1 << 16  # bytes of metrics in which the newest figures are looked for
+
+
+class NotFound(LookupError):
+    """No run, or no file of one, has that name."""
+
+
+class Runs:
+    """The runs that pages are made of: those of a folder, or a single one.
+
+    Args:
+        place: of the runs, or of the run.
+        single: it is one.
+    """
+
+    def __init__(self, place: Path, single: bool = False) -> None:
+        self.place, self.single = place.resolve(), single
+
+    def all(self) -> tuple[list[RunFolder], list[str]]:
+        """The runs, by name, and the names of links to folders elsewhere, which are not shown."""
+        if self.single:
+            return [RunFolder(self.place)], []
+        found, elsewhere = [], []
+        for path in sorted(self.place.glob("*/config.yaml")):
+            folder = path.parent
+            if folder.name.startswith("."):
+                continue
+            if folder.resolve().parent == self.place:
+                found.append(RunFolder(folder))
+            else:
+                elsewhere.append(folder.name)
+        return found, elsewhere
+
+    def find(self, name: str) -> RunFolder:
+        """The run of that name, which is only compared, never made a path of.
+
+        Raises:
+            NotFound: there is none.
+        """
+        for folder in self.all()[0]:
+            if folder.path.name == name:
+                return folder
+        raise NotFound(f"no run {name!r} in {self.place}")
+
+
+@dataclass
+class State:
+    """How far a run is.
+
+    Attributes:
+        word: training, in use, finished, stopped, not trained.
+        phase: that is, or was last, trained; None: none yet.
+        step: of it.
+        share: of it that is done.
+        left: seconds of training that are left of it, as far as that can be told.
+        training: bits per token of the last steps; None where there are none.
+        validation: the same of the last validation.
+        holder: which process holds the run, in its own words.
+        changed: when its metrics, or else its configuration, were written last.
+    """
+
+    word: str
+    phase: str | None
+    step: int
+    share: float
+    left: float | None
+    training: float | None
+    validation: float | None
+    holder: str | None
+    changed: datetime
+
+    @property
+    def running(self) -> bool:
+        """Whether a process holds the run."""
+        return self.holder is not None
+
+
+def state(folder: RunFolder) -> State:
+    """How far a run is."""
+    found = [
+        (status.st_mtime, phase) for phase in PHASES if (status := status_of(folder.phase(phase) / "metrics.jsonl"))
+    ]
+    holder = folder.holder()
+    if not found:
+        changed = status_of(folder.path / "config.yaml")
+        when = datetime.fromtimestamp(changed.st_mtime if changed else 0)
+        return State("in use" if holder else "not trained", None, 0, 0.0, None, None, None, holder, when)
+    seconds, phase = max(found) if holder else found[0]  # of a copy, times tell nothing
+    last = _newest(folder.phase(phase) / "metrics.jsonl")
+    share = _share(folder, phase, last)
+    done = f"{phase} done" if phase == "pretrain" else "finished"
+    return State(
+        word="training" if holder else done if share >= 1 else "stopped",
+        phase=phase,
+        step=int(last.get("step", 0)),
+        share=share,
+        left=(1 / share - 1) * last.get("seconds", 0.0) if 0 < share < 1 else None,
+        training=last.get("bits_per_token"),
+        validation=last.get("validation/bits_per_token"),
+        holder=holder,
+        changed=datetime.fromtimestamp(seconds),
+    )
+
+
+def _share(folder: RunFolder, phase: Phase, last: Record) -> float:
+    """Share of a phase that is done; one that ended by itself, since it no longer improved, is."""
+    asked = {name: setting(folder, f"{phase}.{name}") for name in ("steps", "seconds", "epochs", "patience")}
+    limits = PhaseOptions(**_figures(asked))  # type: ignore[arg-type]
+    if limits.patience and (path := pointed(folder.phase(phase) / "checkpoints", "latest")):
+        with suppress(OSError, ValueError, TypeError):
+            if read_json(path / STATE).get("stale", 0) >= limits.patience:
+                return 1.0
+    return Position(int(last.get("step", 0)), last.get("seconds", 0.0), last.get("epoch", 0.0)).progress(limits)
+
+
+def status_of(path: Path) -> os.stat_result | None:
+    """What the system knows of a file; None: there is none."""
+    try:
+        return path.stat()
+    except OSError:
+        return None
+
+
+def _newest(path: Path) -> Record:
+    """The newest of each figure in the last lines of a metrics.jsonl."""
+    with open(path, "rb") as file:
+        file.seek(max(0, os.fstat(file.fileno()).st_size - _TAIL))
+        lines = file.read().split(b"\n")
+    found: Record = {}
+    for line in lines:
+        with suppress(ValueError):  # the first may lack its beginning, the last its end
+            found |= _figures(json.loads(line))
+    return found
+
+
+def _figures(record: Any) -> Record:
+    """What of a line can be drawn, whoever wrote it: finite numbers."""
+    pairs = record.items() if isinstance(record, dict) else ()
+    return {name: value for name, value in pairs if type(value) in (int, float) and math.isfinite(value)}
+
+
+def setting(folder: RunFolder, key: str) -> Any:
+    """An option of a run as its config.yaml has it, with nothing checked, which would take long; None: it has none."""
+    status = status_of(folder.path / "config.yaml")
+    found: Any = _configuration(folder.path / "config.yaml", status.st_mtime_ns if status else 0)
+    for part in key.split("."):
+        found = found.get(part) if isinstance(found, dict) else None
+    return found
+
+
+@lru_cache(512)
+def _configuration(path: Path, changed: int) -> Any:
+    try:
+        return yaml.load(path.read_bytes(), getattr(yaml, "CSafeLoader", yaml.SafeLoader))
+    except (OSError, ValueError, RecursionError, yaml.YAMLError):
+        return None
+
+
+@lru_cache(64)
+def _records(path: Path, changed: int, size: int) -> list[Record]:
+    found = (_figures(record) for record in read(path))
+    return [record for record in found if "step" in record]
+
+
+def metrics(folder: RunFolder) -> dict[str, list[Record]]:
+    """Metrics of each phase that has any, in the order of training."""
+    found = {}
+    for phase in ("pretrain", "finetune", "train"):
+        path = folder.phase(phase) / "metrics.jsonl"
+        if (status := status_of(path)) and (records := _records(path, status.st_mtime_ns, status.st_size)):
+            found[phase] = records
+    return found

@@ -1,0 +1,126 @@
+"""All figures of an analysis, from the arrays that `gathered` made; what cannot be told is noted."""
+
+import numpy as np
+
+from pipeline.options import Options
+from pipeline.probe.analyse import geometry, use
+from pipeline.probe.analyse import intrinsic as checks
+from pipeline.probe.analyse.drift import Drift, drift
+from pipeline.probe.analyse.gathered import Material, embedded
+from pipeline.probe.analyse.intrinsic import Intrinsic
+from pipeline.probe.analyse.result import Analysis, findings
+from pipeline.probe.analyse.use import Agreement, Classes
+from pipeline.run.files import Evaluation, Part, read_as
+from pipeline.run.opened import Run
+
+_CONTEXTS, _BAND, _QUERIES, _NEAREST = 500, 2000, 300, 10
+_FEWEST = 3 * _NEAREST  # chunks of which use can tell anything
+
+
+def figures(options: Options, made: Material, before: Run | None, folder: str, maps: list[str]) -> Analysis:
+    """Everything but the pictures.
+
+    Args:
+        options: of the run.
+        made: its chunks, embeddings and contexts.
+        before: the checkpoint from which drift is measured; None: there is none.
+        folder: where the result is to lie.
+        maps: their names.
+    """
+    notes, run = list(made.notes), made.run
+    agreement, classes, intrinsic = _of_use(options, made, notes)
+    found = Analysis(
+        folder=folder,
+        run=options.name,
+        stage=run.phase,
+        step=run.step,
+        checkpoint=run.digest,
+        split=options.analyse.split,
+        chunks=len(made.chunks),
+        least=made.every.least,
+        width=made.vectors.shape[1],
+        agreement=agreement,
+        classes=classes,
+        intrinsic=intrinsic,
+        loss=_loss(run, notes),
+        norms=geometry.norms(made.vectors, made.counts),
+        cloud=geometry.cloud(made.vectors),
+        drift=_drift(made, before, notes),
+        maps=maps,
+        notes=notes,
+    )
+    notes.append("passages that are alike, by layer, are left out: this is of single chunks")
+    found.findings = findings(found)
+    return found
+
+
+def _of_use(
+    options: Options, made: Material, notes: list[str]
+) -> tuple[list[Agreement], Classes | None, Intrinsic | None]:
+    """What needs the contexts of chunks: agreement in bands of frequency, classes, and intrinsic checks."""
+    size = len(made.chunks)
+    if size < _FEWEST:
+        notes.append(f"use and intrinsic checks are left out: {size} chunks are too few")
+        return [], None, None
+    counted = use.information(use.contexts(made.stream, size, _CONTEXTS))
+    small = use.reduced(counted, min(made.vectors.shape[1], counted.shape[1]))
+    bands = [slice(0, min(_BAND, size)), *([slice(size - _BAND, size)] if size >= 2 * _BAND else [])]
+    agreement = [
+        use.agreement(
+            made.vectors, counted, made.chunks, made.counts, made.labels, band, _QUERIES, _NEAREST, made.pixels
+        )
+        for band in bands
+    ]
+    by_use = geometry.clusters(small, options.analyse.clusters, options.seed)
+    classes = use.classes(made.stream, made.clusters, by_use, made.chunks, made.counts, options.seed)
+    if made.pixels:
+        notes.append("intrinsic checks are of words: there are none for pixels")
+        return agreement, classes, None
+    return agreement, classes, _intrinsic(options, made, small, notes)
+
+
+def _intrinsic(options: Options, made: Material, small: np.ndarray, notes: list[str]) -> Intrinsic | None:
+    """The checks, of the model and of the yardsticks; `small` are the vectors of contexts."""
+    words = checks.words(made.chunks)
+    rows = np.array(list(words.values()), int)
+    own = made.vectors[rows]
+    spaces = {checks.MODEL: own, checks.CENTRED: own - made.vectors.mean(0), checks.COUNTED: small[rows]}
+    if options.analyse.skip_gram:
+        learned = checks.skip_gram(made.stream, len(made.chunks), min(100, small.shape[1]), options.seed)
+        if learned is None:
+            notes.append("the skip-gram is left out: gensim is not installed (pip install 'haed[yardsticks]')")
+        else:
+            spaces[checks.SKIP_GRAM] = learned[rows]
+    places = {word: place for place, word in enumerate(words)}
+    found = checks.intrinsic(places, checks.systems([made.chunks[row] for row in rows], spaces))
+    if found is None:
+        notes.append("intrinsic checks are left out: the corpus has too few of the words that are asked for")
+    else:
+        notes += [f"intrinsic checks left out: {each}" for each in found.left_out]
+    return found
+
+
+def _loss(run: Run, notes: list[str]) -> list[Part]:
+    """Bits by frequency, which `haed evaluate` has measured."""
+    path = run.folder.path / "evaluation.json"
+    again = f"run `haed evaluate {run.folder.path}` first"
+    if not path.is_file():
+        notes.append(f"loss by frequency is left out: {again}")
+        return []
+    found = read_as(Evaluation, path)
+    if found.checkpoint != run.digest or found.breakdown is None:
+        other = "of another checkpoint" if found.checkpoint != run.digest else "without its breakdown"
+        notes.append(f"loss by frequency is left out: evaluation.json is {other}; {again}")
+        return []
+    return found.breakdown.by_frequency
+
+
+def _drift(made: Material, before: Run | None, notes: list[str]) -> Drift | None:
+    if before is None:
+        notes.append(
+            "drift is left out: there is no other checkpoint to measure it from (analyse.against=RUN names one)"
+        )
+        return None
+    source = embedded(before, made.every, len(made.chunks))
+    first, second = (f"{each.folder.path.name} {each.phase} step {each.step:,}" for each in (before, made.run))
+    return drift(source, made.vectors, made.labels, first, second)

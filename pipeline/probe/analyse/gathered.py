@@ -1,0 +1,168 @@
+"""The arrays that the analyses are made of: frequent chunks, their counts and embeddings, and the split as a stream of them.
+
+This is the one place that reads a run or a corpus for them; all else takes plain arrays.
+
+Legend: n chunks, E width of an embedding, S places of the stream.
+"""
+
+import logging
+from dataclasses import dataclass
+
+import numpy as np
+
+from data.corpus import Corpus
+from data.distinct import DistinctChunks, distinct_chunks
+from data.statistics import hashes
+from pipeline.options import Options
+from pipeline.probe.analyse.geometry import clusters
+from pipeline.run.index import PIXELS, spell
+from pipeline.run.opened import Run
+from pipeline.shown import visible
+
+log = logging.getLogger(__name__)
+FREQUENT, ENOUGH = 10, 1000  # occurrences, chunks
+_AT_ONCE = 8192
+
+
+@dataclass
+class Table:
+    """n distinct chunks, the most frequent first.
+
+    Attributes:
+        chunks: their bytes.
+        counts: (n,) how often the split has each.
+        rows: the same as tokens and lengths, which a run embeds.
+        least: chunks that occur less often are not among them.
+        left_out: how many more there are that occur so often.
+    """
+
+    chunks: list[bytes]
+    counts: np.ndarray
+    rows: DistinctChunks
+    least: int
+    left_out: int
+
+
+@dataclass
+class Material:
+    """What an analysis of a run is made of.
+
+    Attributes:
+        run: opened.
+        every: all chunks that were read, for the export.
+        embedded: (N, E) their embeddings.
+        chunks: those n that are analysed, the first of them; likewise all that follows.
+        counts: (n,).
+        vectors: (n, E).
+        labels: (n) for people.
+        stream: (S,) the split, or the beginning of it, as rows of `every`.
+        clusters: (n,).
+        pixels: chunks are of pixels.
+        notes: what was cut or left out.
+    """
+
+    run: Run
+    every: Table
+    embedded: np.ndarray
+    chunks: list[bytes]
+    counts: np.ndarray
+    vectors: np.ndarray
+    labels: list[str]
+    stream: np.ndarray
+    clusters: np.ndarray
+    pixels: bool
+    notes: list[str]
+
+
+def gather(run: Run, options: Options) -> Material:
+    """Reads the corpus of a run and embeds its frequent chunks.
+
+    Raises:
+        FileNotFoundError: the shards are gone.
+        ValueError: see `frequent`.
+    """
+    limits, corpus = options.analyse, run.folder.corpus()
+    every = frequent(corpus, limits.split, max(limits.max_chunks, limits.projector), limits.min_count)
+    log.info("embedding %s chunks, and reading their contexts", f"{len(every.chunks):,}")
+    vectors, size = embedded(run, every), min(limits.max_chunks, len(every.chunks))
+    rows, whole = stream(corpus, limits.split, every, limits.corpus_chunks)
+    notes = []
+    if every.least > 1:
+        notes.append(f"chunks that occur less than {every.least:,} times are left out (analyse.min_count=1 has all)")
+    if left_out := len(every.chunks) - size + every.left_out:
+        notes.append(f"{left_out:,} rarer chunks are left out (analyse.max_chunks={limits.max_chunks})")
+    if not whole:
+        notes.append(
+            f"contexts are those of the first {(rows >= 0).sum():,} known chunks of the split "
+            f"(analyse.corpus_chunks={limits.corpus_chunks})"
+        )
+    return Material(
+        run=run,
+        every=every,
+        embedded=vectors,
+        chunks=every.chunks[:size],
+        counts=every.counts[:size],
+        vectors=vectors[:size],
+        labels=labels(run, every.chunks[:size]),
+        stream=rows,
+        clusters=clusters(vectors[:size], limits.clusters, options.seed),
+        pixels=run.chunker.name == PIXELS,
+        notes=notes,
+    )
+
+
+def labels(run: Run, chunks: list[bytes]) -> list[str]:
+    """Chunks for people."""
+    return [visible(spell(chunk, run.chunker.name)) for chunk in chunks]
+
+
+def frequent(corpus: Corpus, split: str, most: int, min_count: int | None) -> Table:
+    """The most frequent chunks of a split, at most so many.
+
+    Without `min_count` they occur 10 times, if 1,000 chunks do: of rarer ones neither a context nor a row of the encoder's
+    table can tell much.
+
+    Raises:
+        ValueError: there are fewer than three.
+    """
+    found = distinct_chunks(corpus, split, most=most, at_least=min_count or FREQUENT)
+    least = min_count or FREQUENT
+    if min_count is None and len(found.counts) < ENOUGH:
+        found, least = distinct_chunks(corpus, split, most=most), 1
+    if len(found.counts) < 3:
+        raise ValueError(
+            f"{len(found.counts)} distinct chunks of the {split} split occur {least} times, too few to analyse: lower "
+            "analyse.min_count, or choose another analyse.split"
+        )
+    chunks = [row.tobytes()[:length] for row, length in zip(found.tokens, found.lengths, strict=True)]
+    return Table(chunks, found.counts, found, least, found.left_out)
+
+
+def embedded(run: Run, table: Table, most: int | None = None) -> np.ndarray:
+    """Embeddings (n, E) float32 of the chunks of a table, or of the first `most`, in batches."""
+    rows, size = table.rows, len(table.chunks[:most])
+    parts = [slice(begin, min(begin + _AT_ONCE, size)) for begin in range(0, size, _AT_ONCE)]
+    return np.concatenate([run.embed_rows(rows.tokens[part], rows.lengths[part]) for part in parts])
+
+
+def stream(corpus: Corpus, split: str, table: Table, most: int) -> tuple[np.ndarray, bool]:
+    """A split as rows of a table (S,) int32, and whether that is all of it.
+
+    Chunks that the table does not have are -1, and one more stands before each document, so that no pair of neighbours in the
+    stream belongs to two. Reading ends after `most` chunks.
+    """
+    real = np.arange(table.rows.tokens.shape[1]) < table.rows.lengths[:, None]
+    keys = hashes(table.rows.tokens[real], table.rows.lengths)
+    order = np.argsort(keys)
+    keys, parts, size = keys[order], [], 0
+    for shard in corpus.of(split):
+        for sample in corpus.read(shard):
+            found = hashes(sample.tokens, sample.lengths)
+            place = np.searchsorted(keys, found).clip(max=len(keys) - 1)
+            rows = np.where(keys[place] == found, order[place], -1).astype(np.int32)
+            size += len(rows)
+            parts.append(np.insert(rows, np.cumsum(sample.documents) - sample.documents, -1))
+            if size > most:
+                parts[-1] = parts[-1][: most - size]
+                return np.concatenate(parts), False
+    return np.concatenate(parts or [np.zeros(0, np.int32)]), True

@@ -1,0 +1,143 @@
+"""Pictures of an analysis, as PNG bytes."""
+
+from collections.abc import Sequence
+
+import numpy as np
+from matplotlib.figure import Figure
+
+from pipeline.probe.analyse.drift import Drift
+from pipeline.probe.analyse.intrinsic import MODEL as OF_MODEL
+from pipeline.probe.analyse.intrinsic import Intrinsic
+from pipeline.probe.analyse.use import Agreement
+from pipeline.run.files import Part
+from pipeline.show.plots import COLOURS, GREY, MODEL, panel, png
+
+USE, SPELLING = COLOURS["pretrain"], MODEL
+_LABELS = 60  # of a map
+_SIGNS = {
+    "centred": (">", MODEL),
+    "PPMI-SVD": ("D", USE),
+    "skip-gram": ("s", COLOURS["train"]),
+    "spelling": ("X", "#b08d57"),
+}
+
+
+def agreement(bands: Sequence[Agreement]) -> bytes:
+    """Likeness in use and in spelling by the cosine of embeddings, from chance (0) to the best possible (1), a panel a band."""
+    figure = Figure(figsize=(4.8 * len(bands), 3.2))
+    for position, band in enumerate(bands, 1):
+        last = band.first + band.among - 1
+        title = f"chunks of rank {band.first:,} to {last:,}"
+        axes = panel(figure, position, len(bands), title, "cosine of embeddings, from here on")
+        for name, kind, colour in (("use", band.use, USE), ("spelling", band.spelling, SPELLING)):
+            span = max(kind.best - kind.chance, 1e-9)
+            points = [
+                (x, (y - kind.chance) / span)
+                for x, y in zip(band.cosines, kind.by_cosine, strict=True)
+                if y is not None
+            ]
+            if points:
+                axes.plot(*zip(*points, strict=True), "o-", color=colour, markersize=3, linewidth=1.1, label=name)
+            axes.axhline(kind.share, color=colour, linewidth=0.9, linestyle="--")
+        axes.annotate(
+            f"dashed: the {band.neighbours} nearest",
+            (0.03, 0.93),
+            xycoords="axes fraction",
+            fontsize=7,
+            color="#57606a",
+        )
+        axes.set_ylabel("from chance (0) to the best (1)", fontsize=8)
+        axes.legend(fontsize=8, frameon=False, loc="center left")
+    figure.tight_layout()
+    return png(figure)
+
+
+def intrinsic(found: Intrinsic) -> bytes:
+    """Precision@10 by set: a bar for the model, a sign for each other system."""
+    checks = sorted(found.checks, key=lambda check: (not check.use, -check.precision[OF_MODEL]))
+    figure = Figure(figsize=(9.5, 0.27 * len(checks) + 1.0))
+    axes = panel(figure, 1, 1, "", "precision@10: more is better")
+    names = [name for name in checks[0].precision if name != OF_MODEL]
+    places = np.arange(len(checks))[::-1]
+    axes.barh(places, [check.precision[OF_MODEL] for check in checks], color=MODEL, height=0.55, label=OF_MODEL)
+    for name in names:
+        sign, colour = _SIGNS.get(name, ("|", GREY))
+        axes.plot([check.precision[name] for check in checks], places, sign, color=colour, markersize=5, label=name)
+    titles = [check.name if check.use else f"{check.name} (spelled alike)" for check in checks]
+    axes.set_yticks(places, titles, fontsize=8)
+    axes.set_xlim(-0.01, 1.02)
+    axes.legend(fontsize=8, frameon=False, ncols=len(names) + 1, loc="lower center", bbox_to_anchor=(0.5, 1.0))
+    figure.tight_layout()
+    return png(figure)
+
+
+def norms(vectors: np.ndarray, counts: np.ndarray) -> bytes:
+    """The norm of each chunk's embedding against its count."""
+    figure = Figure(figsize=(6, 3.2))
+    axes = panel(figure, 1, 1, "norm of the embedding", "occurrences of the chunk")
+    axes.semilogx(counts, np.linalg.norm(vectors, axis=1), ".", color=USE, markersize=2, alpha=0.4)
+    figure.tight_layout()
+    return png(figure)
+
+
+def loss(parts: Sequence[Part]) -> bytes:
+    """Bits per token by how often training saw a chunk, and what share of all bits and tokens that is."""
+    figure = Figure(figsize=(9.5, 2.9))
+    names, places = [part.of.replace("–", "–\n") for part in parts], np.arange(len(parts))
+    each = panel(figure, 1, 2, "bits per token", "times in the train split")
+    each.bar(places, [part.bits_per_token or 0.0 for part in parts], color=MODEL, width=0.7)
+    each.set_xticks(places, names, fontsize=7)
+    shares = panel(figure, 2, 2, "share of all, %", "times in the train split")
+    for shift, (name, colour) in zip((-0.2, 0.2), (("bits", MODEL), ("tokens", GREY)), strict=True):
+        values = np.array([getattr(part, name) for part in parts], float)
+        shares.bar(places + shift, 100 * values / max(values.sum(), 1e-9), color=colour, width=0.38, label=name)
+    shares.set_xticks(places, names, fontsize=7)
+    shares.legend(fontsize=8, frameon=False)
+    figure.tight_layout()
+    return png(figure)
+
+
+def drift(found: Drift) -> bytes:
+    """The frequent chunks that moved most and least, by the cosine of before and after."""
+    figure = Figure(figsize=(9.5, 0.2 * max(len(found.most), len(found.least)) + 0.9))
+    for position, (title, moved) in enumerate((("moved most", found.most), ("moved least", found.least)), 1):
+        axes = panel(figure, position, 2, title, "cosine with itself, after the best turn")
+        places = np.arange(len(moved))[::-1]
+        axes.barh(places, [each.cosine for each in moved], color=USE, height=0.6)
+        axes.set_yticks(places, [_plain(each.chunk) for each in moved], fontsize=8, family="monospace")
+        axes.set_xlim(min(0.0, *(each.cosine for each in (*found.most, *found.least))), 1)
+    figure.tight_layout()
+    return png(figure)
+
+
+def placed(places: np.ndarray, clusters: np.ndarray, labels: Sequence[str], name: str, colours: Sequence[str]) -> bytes:
+    """A map: points (n, 2) in the colours of their clusters, or their own, and such labels of frequent ones as have room."""
+    figure = Figure(figsize=(9.5, 7))
+    axes = figure.add_subplot()
+    own = colours or [f"C{cluster % 10}" for cluster in clusters.tolist()]
+    axes.scatter(places[:, 0], places[:, 1], c=own, s=3, alpha=0.45, linewidths=0)
+    span = np.maximum(np.ptp(places, axis=0), 1e-9)
+    taken: list[np.ndarray] = []
+    for place, label in zip(places, () if colours else labels, strict=False):
+        size = np.array([0.012 * (len(label) + 1), 0.026])  # of a label, in shares of the picture
+        middle = (place / span) + size / 2
+        if all((np.abs(middle - other[:2]) > (size + other[2:]) / 2).any() for other in taken):
+            taken.append(np.concatenate([middle, size]))
+            axes.annotate(
+                _plain(label), place, fontsize=7, family="monospace", xytext=(2, 2), textcoords="offset points"
+            )
+        if len(taken) == _LABELS:
+            break
+    axes.set_title(f"{name} of embeddings; colours are clusters" if not colours else name, fontsize=10, loc="left")
+    axes.set_xticks([])
+    axes.set_yticks([])
+    axes.spines[:].set_color(GREY)
+    figure.tight_layout()
+    return png(figure)
+
+
+def _plain(label: str) -> str:
+    """A label that Matplotlib's own font can draw, and takes for no formula."""
+    drawn = (character if ord(character) < 0x590 or 0x2000 <= ord(character) < 0x2500 else "·" for character in label)
+    shown = "".join(drawn)
+    return shown.replace("$", r"\$")

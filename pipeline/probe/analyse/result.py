@@ -1,0 +1,145 @@
+"""What an analysis of a run's embeddings found: analysis.json, and the same as sentences and tables for people."""
+
+from dataclasses import dataclass, field
+
+from pipeline.options import Phase
+from pipeline.probe.analyse.drift import Drift
+from pipeline.probe.analyse.geometry import Cloud, Norms
+from pipeline.probe.analyse.intrinsic import Intrinsic
+from pipeline.probe.analyse.use import Agreement, Classes
+from pipeline.run.files import Part
+
+
+@dataclass(kw_only=True)
+class Analysis:
+    """The fields of analysis.json.
+
+    Attributes:
+        folder: where all of it lies.
+        run: name of the run.
+        stage: phase whose checkpoint was analysed.
+        step: of that checkpoint.
+        checkpoint: its digest.
+        split: whose chunks and contexts were looked at.
+        chunks: that were analysed, the most frequent ones.
+        least: chunks that occur less often were left out.
+        width: of their embeddings.
+        agreement: in bands of frequency, the most frequent chunks first.
+        classes: what clusters tell of what follows.
+        intrinsic: words that ought to find each other; None: of pixels, or the corpus has too few of them.
+        loss: bits by frequency, of evaluation.json; empty where there is none of this checkpoint.
+        norms: lengths of embeddings.
+        cloud: their directions and dimension.
+        drift: from phase one, or another run; None where there is neither.
+        maps: names of the maps, the first one shown first.
+        findings: the above in sentences.
+        notes: what was left out, cut, or could not be done, and why.
+        files: what was written beside analysis.json.
+        seconds: that it took.
+    """
+
+    folder: str
+    run: str
+    stage: Phase
+    step: int
+    checkpoint: str
+    split: str
+    chunks: int
+    least: int
+    width: int
+    agreement: list[Agreement]
+    classes: Classes | None
+    intrinsic: Intrinsic | None
+    loss: list[Part]
+    norms: Norms
+    cloud: Cloud
+    drift: Drift | None
+    maps: list[str]
+    findings: list[str] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+    files: list[str] = field(default_factory=list)
+    seconds: float = 0.0
+
+
+def findings(found: Analysis) -> list[str]:
+    """One sentence for each analysis."""
+    told = []
+    for band in found.agreement:
+        which = "most frequent chunks" if band.first == 1 else f"chunks from rank {band.first:,}"
+        told.append(
+            f"Neighbours of the {band.among:,} {which} ({band.counts[0]:,} to {band.counts[1]:,} times): {band.verdict}. "
+            f"From chance to the best possible they are at {band.use.share:.0%} in use and {band.spelling.share:.0%} in "
+            "spelling."
+        )
+    if (each := found.classes) is not None:
+        told.append(
+            f"The cluster of a chunk, one of {each.classes}, tells {each.embedding:.2f} bits of that of the next one "
+            f"(clusters by context {each.use:.2f}, by spelling {each.spelling:.2f}, shuffled {each.shuffled:.2f})."
+        )
+    if (checks := found.intrinsic) is not None and checks.mean:
+        values = ", ".join(f"{name} {value:.3f}" for name, value in checks.mean.items())
+        told.append(f"Words of a kind find each other, mean precision@10: {values}. Of these, {checks.verdict}.")
+    if found.loss:
+        bits, tokens = (sum(getattr(part, name) for part in found.loss) for name in ("bits", "tokens"))
+        rare = [part for part in found.loss if part.of in ("0", "1", "2–9")]
+        shares = [sum(getattr(part, name) for part in rare) for name in ("bits", "tokens")]
+        told.append(
+            f"Chunks that training saw less than 10 times have {shares[0] / max(bits, 1e-9):.0%} of the bits and "
+            f"{shares[1] / max(tokens, 1):.0%} of the tokens."
+        )
+    told.append(
+        f"Norms are {found.norms.mean:.3g} ± {found.norms.deviation:.2g}; with frequency they correlate at "
+        f"{found.norms.correlation:+.2f} (Spearman), {found.norms.slope:+.1%} for ten times the count."
+    )
+    told.append(
+        f"The mean cosine of two chunks is {found.cloud.mean_cosine:.2f}; of {found.cloud.width} dimensions "
+        f"{found.cloud.dimension:.1f} are in effect used (participation ratio)."
+    )
+    if (moved := found.drift) is not None:
+        told.append(
+            f"From {moved.before} to {moved.after}, {moved.overlap:.0%} of the {moved.neighbours} nearest stayed (by chance "
+            f"{moved.chance:.1%}); after the best turn a chunk's cosine with itself is {moved.cosine:.2f} in the mean."
+        )
+    return told
+
+
+def rows(checks: Intrinsic) -> list[tuple[str, ...]]:
+    """Precision@10 of the sets, a line each: name, members found, systems."""
+    names = list(checks.checks[0].precision)
+    lines = [
+        (
+            f"{check.name}{'' if check.use else ' (spelled alike)'}",
+            f"{check.found} of {check.members}{' pairs' if check.pairs else ''}",
+            *(f"{check.precision[name]:.3f}" for name in names),
+        )
+        for check in checks.checks
+    ]
+    for what, means in (("mean", checks.mean), ("mean, spelled alike", checks.mean_spelled)):
+        if means:
+            lines.append((what, "", *(f"{means[name]:.3f}" for name in names)))
+    return lines
+
+
+def head(checks: Intrinsic) -> tuple[str, ...]:
+    """The head of that table."""
+    return ("set", "in the corpus", *checks.checks[0].precision)
+
+
+def table(found: Analysis) -> str:
+    """All of it as text."""
+    lines = [f"{found.run}, {found.stage} step {found.step:,}: {found.chunks:,} chunks of the {found.split} split"]
+    lines += [f"- {sentence}" for sentence in found.findings]
+    if found.intrinsic is not None:
+        cells = [head(found.intrinsic), *rows(found.intrinsic)]
+        widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
+        lines += ["", "precision@10"]
+        for cell in cells:
+            first, second, *rest = (
+                text.ljust(width) if at < 2 else text.rjust(width)
+                for at, (text, width) in enumerate(zip(cell, widths, strict=True))
+            )
+            lines.append("  ".join(["", first, second, *rest]).rstrip())
+        lines.append("")
+    lines += [f"note: {note}" for note in found.notes]
+    lines += [f"{found.folder}/{name}" for name in found.files if not name.endswith(".png")]
+    return "\n".join(lines)

@@ -1,0 +1,157 @@
+"""Words that are of a kind, and pairs that belong together: what neighbours ought to find, for text and for code.
+
+Members stand here without white space and, where they have letters or digits, without signs at their ends: `heading` makes the
+same of a chunk, so that `self.`, `self, ` and `self` are one word.
+"""
+
+from dataclasses import dataclass
+from typing import Literal
+
+
+@dataclass(frozen=True)
+class Kinds:
+    """A set of words of which each should find the others."""
+
+    name: str
+    of: Literal["text", "code"]
+    members: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Pairs:
+    """Pairs of words of which each should find the other; `spelled` ones also look alike, so spelling alone finds them."""
+
+    name: str
+    of: Literal["text", "code"]
+    spelled: bool
+    members: tuple[tuple[str, str], ...]
+
+
+def _kinds(name: str, of: Literal["text", "code"], members: str) -> Kinds:
+    return Kinds(name, of, tuple(members.split()))
+
+
+def _pairs(name: str, of: Literal["text", "code"], spelled: bool, members: str) -> Pairs:
+    return Pairs(name, of, spelled, tuple((a, b) for a, _, b in (word.partition("/") for word in members.split())))
+
+
+KINDS = (
+    _kinds("months", "text", "January February March April May June July August September October November December"),
+    _kinds("weekdays", "text", "Monday Tuesday Wednesday Thursday Friday Saturday Sunday"),
+    _kinds(
+        "numbers",
+        "text",
+        "two three four five six seven eight nine ten eleven twelve fifteen twenty thirty forty fifty hundred thousand",
+    ),
+    _kinds("ordinals", "text", "first second third fourth fifth sixth seventh eighth ninth tenth"),
+    _kinds("years", "text", " ".join(map(str, range(1990, 2016)))),
+    _kinds(
+        "countries",
+        "text",
+        "England Scotland Ireland France Germany Italy Spain Portugal Poland Russia China Japan India Australia Canada Mexico "
+        "Brazil Egypt Greece Turkey Sweden Norway Denmark Finland Netherlands Belgium Austria Hungary Iran Iraq Israel Pakistan",
+    ),
+    _kinds(
+        "capitals",
+        "text",
+        "London Paris Berlin Rome Madrid Lisbon Warsaw Moscow Beijing Tokyo Delhi Canberra Ottawa Cairo Athens Ankara Stockholm "
+        "Oslo Copenhagen Helsinki Amsterdam Brussels Vienna Budapest Dublin Edinburgh Washington Jerusalem Baghdad Tehran",
+    ),
+    _kinds("colours", "text", "red blue green yellow black white brown grey gray orange pink purple golden silver"),
+    _kinds("pronouns", "text", "he she it they we you I who him her them us me"),
+    _kinds("possessives", "text", "his her its their our your my whose"),
+    _kinds(
+        "prepositions",
+        "text",
+        "in on at by for from with without into onto over under between among through during before after against towards",
+    ),
+    _kinds("modal verbs", "text", "can could may might must shall should will would"),
+    _kinds("directions", "text", "north south east west northern southern eastern western"),
+    _kinds(
+        "given names", "text", "John William James George Robert Thomas Charles David Michael Richard Henry Peter Paul"
+    ),
+    _kinds(
+        "keywords",
+        "code",
+        "if elif else for while try except finally with return raise yield import from def class lambda assert pass break "
+        "continue del global nonlocal async await",
+    ),
+    _kinds("operators", "code", "+ - * / // % ** & | ^ << >>"),
+    _kinds("comparisons", "code", "== != < > <= >= is in not"),
+    _kinds("assignments", "code", "= += -= *= /= |= &= ^= <<= >>= :="),
+    _kinds("opening brackets", "code", "( [ { (( [( ({ [[ ([ {( [{"),
+    _kinds("closing brackets", "code", ") ] } )) )] }) ]] ]) )} ): )): ]: ), ], },"),
+    _kinds("types", "code", "int str float bool bytes list dict tuple set object complex frozenset bytearray"),
+    _kinds(
+        "exceptions",
+        "code",
+        "ValueError TypeError KeyError IndexError OSError AttributeError RuntimeError ImportError NotImplementedError Exception "
+        "StopIteration UnicodeError SyntaxError EOFError",
+    ),
+    _kinds("constants", "code", "None True False NotImplemented Ellipsis"),
+    _kinds(
+        "built-in functions",
+        "code",
+        "len range isinstance getattr hasattr setattr print repr sorted min max sum any all",
+    ),
+    _kinds("modules", "code", "os sys re time socket struct types warnings io errno string threading logging"),
+)
+PAIRS = (
+    _pairs(
+        "plurals",
+        "text",
+        True,
+        "year/years day/days month/months game/games season/seasons song/songs film/films book/books player/players "
+        "team/teams town/towns city/cities school/schools building/buildings member/members episode/episodes ship/ships "
+        "line/lines name/names file/files method/methods argument/arguments value/values object/objects",
+    ),
+    _pairs(
+        "capitalised",
+        "text",
+        True,
+        "The/the In/in He/he It/it She/she They/they This/this A/a An/an On/on At/at After/after When/when While/while "
+        "For/for With/with From/from By/by As/as If/if And/and But/but Not/not",
+    ),
+    _pairs(
+        "past tense",
+        "text",
+        False,
+        "is/was are/were has/had do/did go/went make/made take/took give/gave become/became begin/began come/came "
+        "find/found get/got know/knew lead/led lose/lost run/ran say/said see/saw win/won write/wrote",
+    ),
+    _pairs(
+        "capitals of countries",
+        "text",
+        False,
+        "London/England Paris/France Berlin/Germany Rome/Italy Madrid/Spain Lisbon/Portugal Warsaw/Poland Moscow/Russia "
+        "Beijing/China Tokyo/Japan Delhi/India Canberra/Australia Ottawa/Canada Cairo/Egypt Athens/Greece Oslo/Norway "
+        "Vienna/Austria Dublin/Ireland Edinburgh/Scotland Washington/America",
+    ),
+    _pairs(
+        "opposites",
+        "text",
+        False,
+        "large/small high/low long/short old/new good/bad early/late first/last more/less before/after above/below "
+        "north/south east/west left/right up/down man/woman king/queen father/mother son/daughter brother/sister",
+    ),
+    _pairs(
+        "opposites in code",
+        "code",
+        False,
+        "True/False if/else try/except min/max read/write open/close start/end start/stop "
+        "first/last left/right get/set encode/decode any/all and/or input/output key/value",
+    ),
+)
+
+
+def heading(chunk: bytes) -> str:
+    """The word that a chunk is a form of: without white space, and without signs at the ends of letters and digits.
+
+    An empty one stands for what is no word: white space, or bytes that are no UTF-8.
+    """
+    try:
+        text = chunk.decode().strip()
+    except UnicodeDecodeError:
+        return ""
+    places = [at for at, character in enumerate(text) if character.isalnum()]
+    return text[places[0] : places[-1] + 1] if places else text

@@ -1,0 +1,162 @@
+"""The stage `analyse`: figures, pictures and a map of a run's embeddings, into its folder `analysis/`.
+
+It needs no index: the frequent chunks of the split are embedded anew, in seconds, by whichever checkpoint is asked for. So two
+checkpoints can be compared, and nothing can be stale.
+"""
+
+import logging
+import shutil
+import time
+from dataclasses import asdict
+
+import numpy as np
+
+from data.durable import write_atomically
+from haed.options import SYSTEMS
+from pipeline.config import ConfigError
+from pipeline.options import Options
+from pipeline.probe.analyse import plots
+from pipeline.probe.analyse.figures import figures
+from pipeline.probe.analyse.gathered import Material, gather, labels
+from pipeline.probe.analyse.geometry import nearest, unit
+from pipeline.probe.analyse.page import analysis_page
+from pipeline.probe.analyse.result import Analysis
+from pipeline.probe.maps import projection, projector
+from pipeline.probe.maps.page import Points, map_page
+from pipeline.run.device import release_memory
+from pipeline.run.folder import RunFolder
+from pipeline.run.opened import Run
+from pipeline.show.report import ANALYSIS
+
+log = logging.getLogger(__name__)
+PICTURES = ("map.png", "use.png", "intrinsic.png", "loss.png", "norms.png", "drift.png")
+_ON_MAP = 8  # neighbours of a point
+
+
+def analyse(options: Options) -> Analysis:
+    """Analyses the embeddings of a run's present checkpoint, or of that of `evaluate.stage`.
+
+    Raises:
+        ConfigError: the model embeds no chunk by itself, or an option cannot be met.
+        FileNotFoundError: no such shards or run, or nothing was trained.
+        ValueError: the split has too few chunks, or a file of the run is damaged.
+    """
+    began, kind = time.perf_counter(), options.model.kind
+    if not SYSTEMS[kind].chunks:
+        raise ConfigError(
+            f"model.kind={kind} embeds no chunk by itself, so there are no embeddings to analyse: `haed evaluate` tells where "
+            "its bits are spent, by length and by frequency"
+        )
+    kinds = projection.kinds(options.analyse.map)
+    folder = RunFolder.of(options)
+    run = Run(folder, options)
+    before = _before(run)
+    made = gather(run, options)
+    place = folder.path / ANALYSIS
+    log.info("comparing neighbours in use and in spelling")
+    found = figures(options, made, before, str(place), [projection.NAMES[name] for name in kinds])
+    log.info("drawing")
+    places = {projection.NAMES[name]: projection.project(made.vectors, name, options.seed) for name in kinds}
+    pictures = _pictures(found, made, places)
+    of_map = (
+        f"{found.stage} step {found.step:,}: the {found.chunks:,} most frequent chunks of the {found.split} split; lines lead "
+        "to the nearest by cosine in all dimensions, which need not be near in two. Wheel: zoom; drag: move; click: keep; /: "
+        "search."
+    )
+    content = {
+        **pictures,
+        "map.html": map_page(f"{options.name}: map of embeddings", of_map, _points(made, places)).encode(),
+        "report.html": analysis_page(found, pictures).encode(),
+    }
+    place.mkdir(exist_ok=True)
+    for name in set(PICTURES) - set(content):  # of an analysis before this one
+        (place / name).unlink(missing_ok=True)
+    for name, written in content.items():
+        write_atomically(place / name, written)
+    shutil.rmtree(place / "projector", ignore_errors=True)
+    if options.analyse.projector:
+        _export(made, options)
+    found.files = ["report.html", "map.html", *pictures, *(["projector"] if options.analyse.projector else [])]
+    found.seconds = time.perf_counter() - began
+    folder.write_json(f"{ANALYSIS}/analysis.json", asdict(found))
+    release_memory()
+    return found
+
+
+def _before(run: Run) -> Run | None:
+    """The checkpoint from which drift is measured: of another run, or of phase one; None where there is none.
+
+    Raises:
+        ConfigError: the other one cuts its chunks otherwise, or it is the same.
+    """
+    options, named = run.options, run.options.analyse.against
+    try:
+        if named is not None:
+            other = RunFolder.find(named, options.runs_dir)
+            found = Run(other, other.options())
+        elif run.phase == "finetune":
+            start = options.finetune.start_from
+            other = RunFolder.find(start, options.runs_dir) if start else run.folder
+            found = Run(other, other.options(["evaluate.stage=pretrain"]))
+        else:
+            return None
+    except FileNotFoundError:
+        if named is not None:
+            raise
+        return None  # phase one is no longer there
+    if (found.chunker.name, found.chunker.k) != (run.chunker.name, run.chunker.k):
+        raise ConfigError(
+            f"analyse.against={named}: its chunks are {found.chunker.name} of {found.chunker.k}, those of {run.folder.path} "
+            f"{run.chunker.name} of {run.chunker.k}"
+        )
+    if found.digest == run.digest:
+        raise ConfigError(f"analyse.against={named}: that is the checkpoint which is analysed")
+    return found
+
+
+def _pictures(found: Analysis, made: Material, places: dict[str, np.ndarray]) -> dict[str, bytes]:
+    """PNG files by name."""
+    first = found.maps[0]
+    own = [label.split(",")[0] for label in made.labels] if made.pixels else []
+    pictures = {"map.png": plots.placed(places[first], made.clusters, made.labels, first, own)}
+    if found.agreement:
+        pictures["use.png"] = plots.agreement(found.agreement)
+    if found.intrinsic is not None:
+        pictures["intrinsic.png"] = plots.intrinsic(found.intrinsic)
+    if found.loss:
+        pictures["loss.png"] = plots.loss(found.loss)
+    pictures["norms.png"] = plots.norms(made.vectors, made.counts)
+    if found.drift is not None:
+        pictures["drift.png"] = plots.drift(found.drift)
+    return pictures
+
+
+def _points(made: Material, places: dict[str, np.ndarray]) -> Points:
+    """The points of the map, each with its nearest ones."""
+    size, units = len(made.chunks), unit(made.vectors)
+    near = nearest(made.vectors, np.arange(size), min(_ON_MAP, size - 1))
+    cosines = np.stack([(units * units[column]).sum(1) for column in near.T], 1)
+    return Points(
+        labels=made.labels,
+        counts=made.counts,
+        lengths=np.array([len(chunk) for chunk in made.chunks]),
+        clusters=made.clusters,
+        near=near,
+        cosines=(100 * cosines).round().astype(int),
+        places=places,
+        pixels=made.pixels,
+    )
+
+
+def _export(made: Material, options: Options) -> None:
+    """Writes what TensorBoard's projector reads."""
+    top = slice(options.analyse.projector)
+    chunks = made.every.chunks[top]
+    projector.export(
+        RunFolder.of(options).path / ANALYSIS / "projector",
+        options.name,
+        made.embedded[top],
+        labels(made.run, chunks),
+        {"count": made.every.counts[top], "bytes": made.every.rows.lengths[top]},
+        chunks if made.pixels else [],
+    )

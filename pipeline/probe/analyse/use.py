@@ -1,0 +1,270 @@
+"""Agreement in use, not in spelling: are an embedding's neighbours used alike, or only written alike?
+
+Use is what stands before and after a chunk: its positive pointwise mutual information (PPMI) with the most frequent chunks
+there. Two chunks are used alike if the cosine of these rows is high. The same rows, in few dimensions, are the yardstick that
+an embedding has to beat: they need no training and see one chunk to each side.
+
+Legend: n chunks, C chunks of context, S places of the stream, Q queries, E dimensions.
+"""
+
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from pipeline.probe.analyse.geometry import spearman, unit
+from pipeline.probe.analyse.spelling import similarity
+
+SMOOTHING = 0.75
+_BINS, _EXAMPLES = 12, 10
+
+
+@dataclass
+class Kind:
+    """Likeness of one kind, of use or of spelling, between a chunk and its nearest ones.
+
+    Attributes:
+        neighbours: mean, of the neighbours by embedding.
+        chance: of any two chunks.
+        best: of those that are nearest in this very likeness.
+        share: how far the neighbours are from chance to best, 0 to 1.
+        overlap: share of the neighbours by embedding that are among the nearest in this likeness.
+        correlation: Spearman's, of this likeness and the cosine of embeddings, over all pairs.
+        by_cosine: its mean by the cosine of embeddings, in the bins of `Agreement.cosines`.
+    """
+
+    neighbours: float
+    chance: float
+    best: float
+    share: float
+    overlap: float
+    correlation: float
+    by_cosine: list[float | None]
+
+
+@dataclass
+class Example:
+    """A chunk and its nearest ones, for people: by embedding, by use, by spelling."""
+
+    chunk: str
+    embedding: list[str]
+    use: list[str]
+    spelling: list[str]
+
+
+@dataclass
+class Agreement:
+    """What neighbours have in common.
+
+    Attributes:
+        first: rank by frequency of the first chunk of the band in which queries and neighbours lie.
+        among: chunks of the band.
+        counts: how often the last and the first of them occur.
+        queries: chunks that were asked for.
+        neighbours: of each.
+        chance: the overlap of two unrelated lists of neighbours.
+        use: likeness of contexts.
+        spelling: likeness of bytes.
+        cosines: lower ends of bins of the cosine of embeddings.
+        examples: of some queries.
+    """
+
+    first: int
+    among: int
+    counts: tuple[int, int]
+    queries: int
+    neighbours: int
+    chance: float
+    use: Kind
+    spelling: Kind
+    cosines: list[float]
+    examples: list[Example] = field(default_factory=list)
+
+    @property
+    def verdict(self) -> str:
+        """What comes first."""
+        use, spelling = self.use.share, self.spelling.share
+        if max(use, spelling) < 0.1:
+            return "neither use nor spelling"
+        if abs(use - spelling) < 0.05:
+            return "use and spelling alike"
+        return "use before spelling" if use > spelling else "spelling before use"
+
+
+@dataclass
+class Classes:
+    """Bits that the class of a chunk tells of the class of the next: average mutual information (Brown et al. 1992).
+
+    Attributes:
+        classes: clusters of embeddings.
+        pairs: neighbours in the stream that were counted.
+        embedding: of these clusters.
+        use: of as many clusters of the contexts' vectors, the yardstick.
+        shuffled: of clusters of the same sizes by chance: what so few counts give by themselves.
+        spelling: of as many classes by spelling, equal in frequency: chunks in the order of their bytes, cut.
+    """
+
+    classes: int
+    pairs: int
+    embedding: float
+    use: float
+    shuffled: float
+    spelling: float
+
+
+def contexts(stream: np.ndarray, rows: int, width: int) -> np.ndarray:
+    """How often each chunk has each of the most frequent ones before and after it: (n, 2 C) float32.
+
+    Args:
+        stream: (S,) rows, -1 where there is none.
+        rows: n; a lower row is a more frequent chunk.
+        width: C at most.
+    """
+    width, found = min(width, rows), []
+    for own, other in ((stream[1:], stream[:-1]), (stream[:-1], stream[1:])):
+        pairs = (own >= 0) & (own < rows) & (other >= 0) & (other < width)
+        cells = own[pairs].astype(np.int64) * width + other[pairs]
+        found.append(np.bincount(cells, minlength=rows * width).astype(np.float32).reshape(rows, width))
+    return np.concatenate(found, 1)
+
+
+def information(counts: np.ndarray) -> np.ndarray:
+    """Positive pointwise mutual information (n, C) of counts, contexts smoothed by a power (Levy, Goldberg & Dagan 2015)."""
+    columns = counts.sum(0, dtype=np.float64) ** SMOOTHING
+    expected = columns / max(float(columns.sum()), 1e-12)
+    shares = counts / np.maximum(counts.sum(1, keepdims=True), 1e-12)
+    with np.errstate(divide="ignore"):
+        found = np.log2(shares, out=shares) - np.log2(np.maximum(expected, 1e-30), dtype=np.float32)
+    return np.maximum(found, 0, dtype=np.float32)
+
+
+def reduced(matrix: np.ndarray, width: int) -> np.ndarray:
+    """The first left singular vectors (n, E) of a matrix (n, C), scaled by the roots of their values (Levy & Goldberg 2014).
+
+    By the eigenvectors of the smaller Gram matrix, in which the C columns of contexts fit.
+    """
+    values, vectors = np.linalg.eigh((matrix.T @ matrix).astype(np.float64))
+    largest = np.argsort(-values)[:width]
+    singular = np.sqrt(np.maximum(values[largest], 1e-12))
+    return (matrix @ (vectors[:, largest] / np.sqrt(singular)).astype(np.float32)).astype(np.float32)
+
+
+def agreement(
+    vectors: np.ndarray,
+    used: np.ndarray,
+    chunks: list[bytes],
+    counts: np.ndarray,
+    labels: list[str],
+    band: slice,
+    queries: int,
+    count: int,
+    pixels: bool = False,
+) -> Agreement:
+    """Compares the neighbours by embedding with those by use and by spelling, in a band of frequencies.
+
+    Rare chunks and frequent ones are looked at apart, because an embedding's length and direction, and how well contexts are
+    known, go with frequency.
+
+    Args:
+        vectors: (n, E) embeddings, the most frequent chunk first.
+        used: (n, C) rows of `information`.
+        chunks: their bytes.
+        counts: (n,) of them.
+        labels: the chunks, for people.
+        band: ranks of frequency, three at least.
+        queries: so many of them at most, spread evenly over the ranks.
+        count: neighbours of each.
+        pixels: chunks are of pixels.
+    """
+    vectors, used, chunks, counts, labels = vectors[band], used[band], chunks[band], counts[band], labels[band]
+    among = len(chunks)
+    asked = np.unique(np.linspace(0, among - 1, min(queries, among)).astype(int))
+    count = min(count, among - 1)
+    units, likely = unit(vectors), unit(used)
+    cosine = units[asked] @ units.T
+    kinds = {"use": likely[asked] @ likely.T, "spelling": similarity(chunks, asked, pixels)}
+    own = asked[:, None] == np.arange(among)
+    near = _highest(cosine, own, count)
+    lists = {name: _highest(kind, own, count) for name, kind in kinds.items()}
+    edges = np.unique(np.quantile(cosine[~own], np.linspace(0, 1, _BINS + 1)))
+    bins = np.clip(np.searchsorted(edges, cosine[~own], "right") - 1, 0, max(len(edges) - 2, 0))
+    found = {}
+    for name, kind in kinds.items():
+        values = kind[~own]
+        sums, sizes = (np.bincount(bins, weights, max(len(edges) - 1, 1)) for weights in (values, None))
+        mean, best, chance = (
+            float(np.take_along_axis(kind, near, 1).mean()),
+            float(np.take_along_axis(kind, lists[name], 1).mean()),
+            float(values.mean()),
+        )
+        found[name] = Kind(
+            neighbours=mean,
+            chance=chance,
+            best=best,
+            share=(mean - chance) / (best - chance) if best > chance else 0.0,
+            overlap=float((near[:, :, None] == lists[name][:, None]).any(2).mean()),
+            correlation=spearman(cosine[~own], values),
+            by_cosine=[
+                float(total / size) if size else None for total, size in zip(sums.tolist(), sizes.tolist(), strict=True)
+            ],
+        )
+    columns = {"embedding": near, **lists}
+    examples = [
+        Example(labels[asked[at]], **{name: [labels[row] for row in rows[at]] for name, rows in columns.items()})
+        for at in np.unique(np.linspace(0, len(asked) - 1, min(_EXAMPLES, len(asked))).astype(int))
+    ]
+    return Agreement(
+        first=(band.start or 0) + 1,
+        among=among,
+        counts=(int(counts[-1]), int(counts[0])),
+        queries=len(asked),
+        neighbours=count,
+        chance=count / max(among - 1, 1),
+        **found,
+        cosines=edges[:-1].tolist(),
+        examples=examples,
+    )
+
+
+def _highest(values: np.ndarray, own: np.ndarray, count: int) -> np.ndarray:
+    """Columns (Q, count) of the highest values (Q, n) of each row, itself left out; equals in the order of frequency."""
+    return np.argsort(np.where(own, np.inf, -values), axis=1, kind="stable")[:, :count]
+
+
+def mutual_information(stream: np.ndarray, classes: np.ndarray) -> tuple[float, int]:
+    """Bits that the class of a chunk tells of that of the next one, and the number of pairs.
+
+    Args:
+        stream: (S,) rows of chunks, -1 where there is none.
+        classes: (n,) of them; what is beyond them is left out.
+    """
+    before, after = stream[:-1], stream[1:]
+    pairs = (before >= 0) & (after >= 0) & (before < len(classes)) & (after < len(classes))
+    size, number = int(classes.max()) + 1, int(pairs.sum())
+    cells = classes[before[pairs]].astype(np.int64) * size + classes[after[pairs]]
+    joint = np.bincount(cells, minlength=size * size).reshape(size, size) / max(number, 1)
+    apart = joint.sum(1, keepdims=True) * joint.sum(0, keepdims=True)
+    real = joint > 0
+    return float((joint[real] * np.log2(joint[real] / apart[real])).sum()), number
+
+
+def classes(
+    stream: np.ndarray, embedding: np.ndarray, use: np.ndarray, chunks: list[bytes], counts: np.ndarray, seed: int
+) -> Classes:
+    """Part-of-speech-like clusters, measured by what they tell of the next one.
+
+    Args:
+        stream: (S,) rows of chunks.
+        embedding: (n,) clusters of embeddings.
+        use: (n,) as many of the contexts' vectors.
+        chunks: their bytes.
+        counts: (n,) of them.
+        seed: of what is shuffled.
+    """
+    number = int(embedding.max()) + 1
+    shuffled = np.random.default_rng(seed).permutation(embedding)
+    order = np.array(sorted(range(len(chunks)), key=chunks.__getitem__))
+    spelled = np.empty(len(chunks), np.int64)
+    spelled[order] = np.cumsum(counts[order]) * number // (counts.sum() + 1)
+    bits, pairs = mutual_information(stream, embedding)
+    others = (mutual_information(stream, each)[0] for each in (use, shuffled, spelled))
+    return Classes(number, pairs, bits, *others)

@@ -1,0 +1,166 @@
+"""What the stage `index` does for `contexts`: the main model's state at places all over a split, batch by batch."""
+
+import logging
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import islice
+from typing import Any
+
+import numpy as np
+import torch
+
+from data.corpus import Corpus
+from haed.system import Windows
+from pipeline.config import ConfigError
+from pipeline.probe.written import searched, write_table
+from pipeline.run.opened import Run
+from pipeline.run.spaces.answers import spell
+from pipeline.run.spaces.contexts import AFTER, BEFORE, NAMED
+from pipeline.run.spaces.stored import Meta, growing, place_of
+from pipeline.run.spaces.vectors import prepared
+from pipeline.run.windows import grid
+
+log = logging.getLogger(__name__)
+_AT_ONCE = 16  # windows
+
+
+@dataclass
+class _Window:
+    """Chunks of a document: from which one on they count, and where they are.
+
+    Attributes:
+        document: number in the split.
+        name: of the document.
+        tokens: (n,) of the whole document.
+        ends: (N + 1,) byte at which each of its chunks begins, and its end.
+        begin: first chunk of the window.
+        new: first that counts.
+        end: behind the last.
+    """
+
+    document: int
+    name: bytes
+    tokens: np.ndarray
+    ends: np.ndarray
+    begin: int
+    new: int
+    end: int
+
+
+def contexts(run: Run) -> Meta:
+    """Writes the index of contexts of a run.
+
+    Windows overlap by half, as in an evaluation, so that all but the first half of a document is seen with at least so much
+    before it. If there are more places than `index.max_contexts`, windows are drawn by the seed.
+    """
+    corpus, limits = run.folder.corpus(), run.options.index
+    total = corpus.counts(limits.split).chunks
+    if not total:
+        raise ValueError(f"the {limits.split} split is empty: there are no contexts in it")
+    wanted = min(total, limits.max_contexts or total)
+    if wanted < total:
+        log.warning(
+            "index.max_contexts=%d: of %s places of %s about so many are drawn, in windows, by the seed %d",
+            wanted,
+            f"{total:,}",
+            limits.split,
+            run.options.seed,
+        )
+    made = 0
+
+    def tables() -> Iterator[Any]:
+        nonlocal made
+        chance = np.random.default_rng(run.options.seed)
+        share = wanted / total
+        windows = (
+            each for each in _windows(corpus, limits.split, run.options.batch.context) if chance.random() < share
+        )
+        while made < wanted and (batch := list(islice(windows, _AT_ONCE))):
+            vectors = _states(run, batch)[: wanted - made]
+            file.add(prepared(vectors, limits.metric))
+            yield _table(batch, run.chunker.name, len(vectors))
+            made += len(vectors)
+
+    width = run.context(b"a", limits.layer).shape[0]
+    with growing(place_of(run.folder, "contexts"), width, limits.metric) as file:
+        write_table(run, "contexts", tables())
+    if not made:
+        raise ConfigError(f"index.max_contexts={limits.max_contexts}: none of {total:,} places was drawn, raise it")
+    unseen = np.zeros((0, width), np.float32)
+    return searched(run, "contexts", limits.metric, unseen, left_out=total - made, layer=limits.layer)
+
+
+def _windows(corpus: Corpus, split: str, context: int) -> Iterator[_Window]:
+    stride = max(1, context // 2)
+    for number, ((tokens, lengths), name) in enumerate(
+        zip(corpus.documents(split), _names(corpus, split), strict=True)
+    ):
+        ends = np.concatenate([[0], np.cumsum(lengths, dtype=np.int64)])
+        for begin in range(0, max(1, len(lengths) - (context - stride)), stride):
+            end = min(begin + context, len(lengths))
+            yield _Window(number, name, tokens, ends, begin, begin + (context - stride) * (begin > 0), end)
+
+
+def _names(corpus: Corpus, split: str) -> Iterator[bytes]:
+    for shard in corpus.of(split):
+        for sample in corpus.read(shard):
+            yield from (name.encode()[-NAMED:] for name in sample.names[int(sample.continues) :])
+
+
+@torch.no_grad()
+def _states(run: Run, batch: list[_Window]) -> np.ndarray:
+    """States (M, E) before the chunks that count."""
+    longest, k = max(each.end - each.begin for each in batch), run.chunker.k
+    tokens, lengths = (
+        torch.zeros(len(batch), longest, k, dtype=torch.long),
+        torch.zeros(len(batch), longest, dtype=torch.long),
+    )
+    new = torch.zeros(len(batch), longest, dtype=torch.bool)
+    for row, each in enumerate(batch):
+        size = each.end - each.begin
+        sizes = np.diff(each.ends[each.begin : each.end + 1])
+        flat = each.tokens[each.ends[each.begin] : each.ends[each.end]]
+        tokens[row, :size] = torch.from_numpy(grid(flat, sizes, k).astype(np.int64))
+        lengths[row, :size] = torch.from_numpy(sizes)
+        new[row, each.new - each.begin : size] = True
+    windows = Windows.of(tokens, lengths)
+    with run.compute.precision():
+        found = run.system.vectors(windows, "contexts", run.options.index.layer)
+    return found.float().cpu().numpy()[new[windows.real].numpy()]
+
+
+def _table(batch: list[_Window], kind: str, rows: int) -> Any:
+    """Where the first `rows` chunks that count stand."""
+    import pyarrow
+
+    places = [(each, chunk) for each in batch for chunk in range(each.new, each.end)][:rows]
+    offsets = np.array([each.ends[chunk] for each, chunk in places], np.int64)
+    texts, names, before = np.zeros((rows, BEFORE + AFTER), np.uint8), np.zeros((rows, NAMED), np.uint8), []
+    lengths, named, shown = [], [], []
+    for row, ((each, _), offset) in enumerate(zip(places, offsets.tolist(), strict=True)):
+        begin = max(0, offset - BEFORE)
+        piece = each.tokens[begin : offset + AFTER]
+        texts[row, : len(piece)] = piece
+        names[row, : len(each.name)] = np.frombuffer(each.name, np.uint8)
+        before.append(offset - begin)
+        lengths.append(len(piece))
+        named.append(len(each.name))
+        shown.append(spell(piece.tobytes(), kind))
+
+    def fixed(values: np.ndarray) -> Any:
+        return pyarrow.FixedSizeBinaryArray.from_buffers(
+            pyarrow.binary(values.shape[1]), len(values), [None, pyarrow.py_buffer(values)]
+        )
+
+    columns = {
+        "text": pyarrow.array(shown, pyarrow.string()),
+        "document": pyarrow.array([each.document for each, _ in places], pyarrow.int64()),
+        "chunk": pyarrow.array([chunk for _, chunk in places], pyarrow.int64()),
+        "offset": pyarrow.array(offsets),
+        "passage": fixed(texts),
+        "before": pyarrow.array(before, pyarrow.int64()),
+        "length": pyarrow.array(lengths, pyarrow.int64()),
+        "name": fixed(names),
+        "named": pyarrow.array(named, pyarrow.int64()),
+    }
+    return pyarrow.table(columns)

@@ -1,0 +1,1 @@
+"""Spaces of vectors of a run: their files, exact and approximate search, what may be asked, and answers."""

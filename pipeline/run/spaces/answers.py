@@ -1,0 +1,109 @@
+"""Answers: what is near to what was asked, for people, programs and data frames."""
+
+import csv
+import io
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any
+
+from pipeline.shown import visible
+
+if TYPE_CHECKING:
+    import pandas
+
+PIXELS = "pixels"
+
+
+@dataclass
+class Neighbour:
+    """A chunk near to a query: its text for people and its exact bytes, the score, and how often the split has it."""
+
+    text: str
+    hex: str
+    score: float
+    count: int
+
+
+@dataclass
+class Passage(Neighbour):
+    """A place in the text whose context is near to a query's; `hex` is of `text`, and `count` is 1.
+
+    Attributes:
+        text: what stands before it, as far as it is kept.
+        after: what follows.
+        name: of the document.
+        document: its number in the split.
+        chunk: number of the chunk that follows, in the document.
+        offset: bytes of the document before the place.
+    """
+
+    after: str
+    name: str
+    document: int
+    chunk: int
+    offset: int
+
+
+@dataclass
+class Neighbours:
+    """A query, likewise, and what is nearest to it, the nearest first."""
+
+    query: str
+    hex: str
+    neighbours: list[Neighbour]
+
+
+class Answers(list[Neighbours]):
+    """Answers to several queries, which print as a table.
+
+    Attributes:
+        about: what was searched, and how the scores are to be read.
+    """
+
+    def __init__(self, found: Iterable[Neighbours], about: str = "") -> None:
+        super().__init__(found)
+        self.about = about
+
+    def __str__(self) -> str:
+        lines = [self.about] if self.about else []
+        for item in self:
+            lines.append(visible(item.query))
+            lines += [f"  {n.score:6.3f}  {_where(n)}" for n in item.neighbours] or ["  nothing"]
+        return "\n".join(lines)
+
+    __repr__ = __str__
+
+    def rows(self) -> list[dict[str, Any]]:
+        """A row for each neighbour, with its query."""
+        return [{"query": item.query} | asdict(each) for item in self for each in item.neighbours]
+
+    def csv(self) -> str:
+        """The rows, as comma-separated values under a line of names."""
+        file, rows = io.StringIO(), self.rows()
+        writer = csv.DictWriter(file, list(rows[0]) if rows else ["query"], lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(rows)
+        return file.getvalue().removesuffix("\n")
+
+    def to_frame(self) -> "pandas.DataFrame":
+        """The rows as a data frame.
+
+        Raises:
+            ImportError: pandas is not installed.
+        """
+        import pandas
+
+        return pandas.DataFrame(self.rows())
+
+
+def _where(near: Neighbour) -> str:
+    if isinstance(near, Passage):
+        return f"{near.name} at {near.offset:,}: …{visible(near.text)} ▸ {visible(near.after)}…"
+    return f"{near.count:>9,}  {visible(near.text)}"
+
+
+def spell(chunk: bytes, chunker: str) -> str:
+    """A chunk for people: text, or the colours of its pixels."""
+    if chunker != PIXELS:
+        return chunk.decode(errors="backslashreplace")
+    return ",".join(f"#{chunk[i : i + 3].hex()}" for i in range(0, len(chunk), 3))

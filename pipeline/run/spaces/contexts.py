@@ -1,0 +1,102 @@
+"""The index of places in a text: states of the main model, and where each of them stands.
+
+A vector is what the model knows before a chunk, so it speaks of the text in front of it, as far as the model's window reaches.
+The table has, for each place, where it is, and up to `KEPT` bytes of the text there, so that answers need no shards.
+"""
+
+from collections.abc import Callable, Sequence
+from functools import cached_property
+from typing import Self
+
+import numpy as np
+
+from data.chunkers import Chunker
+from pipeline.run.folder import RunFolder
+from pipeline.run.index import COUNT
+from pipeline.run.spaces.answers import Answers, Neighbours, Passage, spell
+from pipeline.run.spaces.queries import passage
+from pipeline.run.spaces.stored import Files, Meta
+from pipeline.run.spaces.vectors import Vectors, prepared
+
+BEFORE, AFTER, NAMED = 128, 64, 96  # bytes of a passage before and after its place, and of a document's name
+_TEXT = {"passage": "FIXED_LEN_BYTE_ARRAY", "name": "FIXED_LEN_BYTE_ARRAY"}
+_NUMBERS = ("before", "length", "named", "document", "chunk", "offset")
+
+Embed = Callable[[list[bytes]], np.ndarray]  # n texts: (n, E) float32
+
+
+class Contexts:
+    """An opened index of places; it may be asked from several threads.
+
+    Attributes:
+        meta: what was indexed.
+        search: the vectors, and the search among them.
+    """
+
+    def __init__(self, folder: RunFolder, meta: Meta, columns: dict[str, np.ndarray], search: Vectors) -> None:
+        """Of what the files of an index hold."""
+        self.folder, self.meta, self.search, self._columns = folder, meta, search, columns
+
+    @classmethod
+    def open(cls, folder: RunFolder, digest: str | None = None) -> Self:
+        """Opens the index of a run; see `Files.open` for what is checked and raised."""
+        files = Files.open(folder, "contexts", digest)
+        columns = files.columns(**_TEXT, **dict.fromkeys(_NUMBERS, "INT64"))
+        widths = {"before": BEFORE, "length": BEFORE + AFTER, "named": NAMED}
+        if any(columns[name].min() < 0 or columns[name].max() > most for name, most in widths.items()):
+            raise ValueError(f"the index in {files.place} is damaged (lengths of passages): {files.again}")
+        return cls(folder, files.meta, columns, Vectors.open(files))
+
+    @cached_property
+    def chunker(self) -> Chunker:
+        """The run's."""
+        return self.folder.chunker()
+
+    def __len__(self) -> int:
+        return len(self.search)
+
+    def nearest(self, texts: Sequence[str | bytes], count: int | None, embed: Embed) -> Answers:
+        """The places whose context is nearest to that at the end of each text.
+
+        Args:
+            texts: passages, of which the model sees as much as its window holds.
+            count: places for each; None: eight, or as many as there are.
+            embed: gives the state after each text.
+
+        Raises:
+            ValueError: a text is empty, or there are fewer than `count` places.
+        """
+        if count is not None and count > len(self):
+            raise ValueError(f"--count {count:,}: the index has {len(self):,} contexts")
+        asked = [passage(text, self.chunker, self.folder.corpus, self.meta.split) for text in texts]
+        vectors = prepared(embed(asked), self.meta.metric)
+        scores, rows = self.search.nearest(vectors, min(count or COUNT, len(self)))
+        found = [
+            Neighbours(
+                spell(text, self.meta.chunker),
+                text.hex(),
+                [self.passage(*each) for each in zip(near, own, strict=True)],
+            )
+            for text, near, own in zip(asked, rows.tolist(), scores.tolist(), strict=True)
+        ]
+        name = {"cosine": "cosine", "ip": "inner product", "l2": "distance"}[self.meta.metric]
+        left = self.meta.left_out
+        among = f"among {len(self):,} of the {len(self) + left:,} places of {self.meta.split}" if left else "all places"
+        return Answers(found, f"{name}, document at byte, text before ▸ after; {among}")
+
+    def passage(self, row: int, score: float) -> Passage:
+        """The place of a row."""
+        number = {name: int(self._columns[name][row]) for name in _NUMBERS}
+        text = self._columns["passage"][row].tobytes()[: number["length"]]
+        before, after, kind = text[: number["before"]], text[number["before"] :], self.meta.chunker
+        return Passage(
+            text=spell(before, kind),
+            hex=before.hex(),
+            score=score,
+            count=1,
+            after=spell(after, kind),
+            name=self._columns["name"][row].tobytes()[: number["named"]].decode(errors="replace"),
+            document=number["document"],
+            chunk=number["chunk"],
+            offset=number["offset"],
+        )

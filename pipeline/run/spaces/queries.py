@@ -1,0 +1,110 @@
+"""What may be asked: a chunk of text; of pictures a colour, the values of a chunk, or a place in one of them."""
+
+import itertools
+import logging
+import re
+from collections.abc import Callable
+
+from data.chunkers import Chunker
+from data.corpus import Corpus
+from pipeline.run.spaces.answers import PIXELS
+from pipeline.shown import visible
+
+log = logging.getLogger(__name__)
+_SHOWN = 6  # chunks of a query that is several
+PLACE = re.compile(r"(\d{1,12}):(\d{1,12})")
+
+
+def parse(query: str | bytes, chunker: Chunker, corpus: Callable[[], Corpus], split: str) -> bytes:
+    """The chunk that a query means; what is cut, and what the run's chunker would cut, is logged.
+
+    Args:
+        query: a chunk of text as it stands, of which no more than K bytes are taken. Of pictures a colour (`#4080c0`) stands for
+            a chunk of that colour, `12:340` for chunk 340 of picture 12 of the split, both from 0, and K values in hexadecimal
+            for themselves.
+        chunker: the run's.
+        corpus: opens the run's, for a place in a picture.
+        split: whose pictures are counted.
+
+    Raises:
+        ValueError: it is empty, or no chunk of pixels, or there is no such picture.
+    """
+    raw = query.encode() if isinstance(query, str) else query
+    if chunker.name == PIXELS:
+        return _pixels(raw.decode(errors="backslashreplace"), chunker, corpus, split)
+    if not raw:
+        raise ValueError(f"the query '' is empty: a chunk has 1 to {chunker.k} bytes")
+    tokens, lengths = chunker.split(raw)
+    pieces = [tokens[end - length : end].tobytes() for length, end in zip(lengths, lengths.cumsum(), strict=True)]
+    shown = " ".join(_seen(piece) for piece in pieces[:_SHOWN]) + (" …" if len(pieces) > _SHOWN else "")
+    if len(raw) > chunker.k:
+        log.warning(
+            "the query %s has %d bytes, a chunk of this run has up to %d: %s is taken, the first of its %d chunks (%s); "
+            "--context takes passages",
+            _seen(raw),
+            len(raw),
+            chunker.k,
+            _seen(pieces[0]),
+            len(pieces),
+            shown,
+        )
+        return pieces[0]
+    if len(pieces) > 1:
+        log.warning(
+            "the query %s is %d chunks of this run (%s), and is embedded as if it were one; --context takes passages",
+            _seen(raw),
+            len(pieces),
+            shown,
+        )
+    return raw
+
+
+def _seen(chunk: bytes) -> str:
+    return visible(chunk.decode(errors="backslashreplace"))
+
+
+def _pixels(query: str, chunker: Chunker, corpus: Callable[[], Corpus], split: str) -> bytes:
+    k = chunker.k
+    digits = re.sub(r"[#,\s]", "", query)
+    if re.fullmatch(r"[0-9a-fA-F]+", digits) and len(digits) in (6, 2 * k):
+        pixels = bytes.fromhex(digits)
+        return (pixels * k)[:k] if len(digits) == 6 else pixels
+    if place := PLACE.fullmatch(query.strip()):
+        return picture(corpus(), split, int(place[1]), int(place[2]))[-1]
+    raise ValueError(
+        f"the query {query!r} is no chunk of pixels: give a colour such as #4080c0, or {k} values in hexadecimal, or "
+        "PICTURE:CHUNK such as 12:340; without queries chunks of the corpus are taken"
+    )
+
+
+def picture(corpus: Corpus, split: str, number: int, chunk: int) -> list[bytes]:
+    """The chunks of a picture of a split up to one, and that; pictures and chunks are counted from 0.
+
+    Raises:
+        ValueError: there is no such one.
+    """
+    pictures = corpus.counts(split).documents
+    if number >= pictures:
+        raise ValueError(f"there is no picture {number}: the {split} split has {pictures:,}, counted from 0")
+    tokens, lengths = next(itertools.islice(corpus.documents(split), number, None))
+    if chunk >= len(lengths):
+        raise ValueError(f"picture {number} of the {split} split has no chunk {chunk}: it has {len(lengths):,}, from 0")
+    ends = lengths[: chunk + 1].cumsum(dtype=int).tolist()
+    return [tokens[begin:end].tobytes() for begin, end in itertools.pairwise([0, *ends])]
+
+
+def passage(query: str | bytes, chunker: Chunker, corpus: Callable[[], Corpus], split: str) -> bytes:
+    """The text whose end is asked for; of pictures `12:340` stands for the chunks of picture 12 before chunk 340.
+
+    Raises:
+        ValueError: it is empty, or no place in a picture.
+    """
+    raw = query.encode() if isinstance(query, str) else query
+    if chunker.name == PIXELS:
+        shown = raw.decode(errors="backslashreplace")
+        if not (place := PLACE.fullmatch(shown.strip())):
+            raise ValueError(f"{shown!r} is no place in a picture: give PICTURE:CHUNK such as 12:340, counted from 0")
+        raw = b"".join(picture(corpus(), split, int(place[1]), int(place[2]))[:-1])
+    if not raw:
+        raise ValueError("an empty passage is like no other: give the text that others are to be like")
+    return raw

@@ -1,0 +1,340 @@
+"""The files of a space, `index/SPACE/`: what they hold, and what is believed of them.
+
+    vectors.faiss   an `IndexFlat` of FAISS: a header of 45 bytes, then (n, E) float32; mapped, never read whole
+    search.faiss    unless the index is flat: FAISS's approximate index, which proposes rows of the former; mapped too
+    table.parquet   row i is of vector i; readers of Parquet (pandas, DuckDB, Polars) open it, `text` is for them alone
+    meta.json       what was indexed, how well it is searched, and the sha256 of the others; written last
+    .checked        which files were found to have these sums
+
+Sums are worked out once: `.checked` has device, inode, size and times of each file, and counts only if it belongs to who
+reads it. Nobody can hand over one that fits, since the inode and the time of change are given when a file is unpacked.
+
+FAISS's readers trust what they read, so a stranger's file never meets them. `vectors.faiss` is not read by FAISS but mapped,
+after its header was found to fit its size; `search.faiss` is opened only if `.checked` says that this user built it here. In a
+copy of a run, or somebody else's, answers are exact, slower, and the same.
+"""
+
+import hashlib
+import json
+import logging
+import os
+import struct
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import IO, Any, Literal
+
+import numpy as np
+
+from data.durable import replacing, write_atomically
+from pipeline.options import Phase
+from pipeline.run.files import read_as
+from pipeline.run.folder import RunFolder
+
+log = logging.getLogger(__name__)
+VECTORS, SEARCH, TABLE, META, CHECKED = "vectors.faiss", "search.faiss", "table.parquet", "meta.json", ".checked"
+BEFORE = ("chunks.faiss", "chunks.npz", META)  # of earlier versions, in `index/` itself
+HEADER = 45  # bytes
+
+Space = Literal["chunks", "contexts"]
+Metric = Literal["cosine", "ip", "l2"]
+
+
+class StaleIndex(ValueError):
+    """An index that was made from another checkpoint, or by a version whose indexes are not read any more."""
+
+
+@dataclass
+class Point:
+    """What a search finds and costs at one effort.
+
+    Attributes:
+        effort: vectors that a graph keeps in view (`efSearch`), or clusters that are looked at (`nprobe`); 0: exact.
+        recall: share of the exact ten nearest that are among the ten found.
+        p50: milliseconds that half of the queries take at most, one at a time on one core.
+        p99: those of 99 %.
+    """
+
+    effort: int
+    recall: float
+    p50: float
+    p99: float
+
+
+@dataclass(kw_only=True)
+class Indexed:
+    """What was indexed, of which checkpoint, and how well it is searched.
+
+    Attributes:
+        folder: where it lies.
+        space: chunks, or contexts.
+        chunks: number of vectors: of distinct chunks, or of places in the text.
+        width: of a vector.
+        split: whose chunks or places they are.
+        stage: phase of the checkpoint.
+        step: of the checkpoint.
+        left_out: distinct chunks, or places, for which `index.max_chunks` or `index.max_contexts` left no room.
+        kind: flat, hnsw, ivf or ivfpq.
+        metric: of the scores.
+        floor: occurrences that an answer has at least, unless it is said otherwise.
+        found: recall and milliseconds at the effort that was chosen.
+    """
+
+    folder: str
+    space: Space = "chunks"
+    chunks: int
+    width: int
+    split: str
+    stage: Phase
+    step: int
+    left_out: int = 0
+    kind: str = "flat"
+    metric: Metric = "cosine"
+    floor: int = 1
+    found: Point
+
+
+@dataclass(kw_only=True)
+class Meta(Indexed):
+    """The fields of meta.json.
+
+    Attributes:
+        sha256: of the other files.
+        checkpoint: digest of the checkpoint whose vectors they are.
+        min_count: chunks that occur less often were left out, and are not among `left_out`; None: all were in.
+        max_chunks: of which there are no more; None: all.
+        asked_stage: the phase that was asked for; None: the last one.
+        chunker: kind of the chunks.
+        layer: of the main model, whose state contexts are; None: what comes out of it.
+        recall: that was asked for.
+        queries: on which efforts were compared: rows of the index, and vectors that it does not have.
+        curve: what was found at each effort, up to the one that was chosen.
+    """
+
+    sha256: dict[str, str]
+    checkpoint: str
+    min_count: int | None = None
+    max_chunks: int | None = None
+    asked_stage: Phase | None = None
+    chunker: str
+    layer: int | None = None
+    recall: float = 0.99
+    queries: dict[str, int] = field(default_factory=dict)
+    curve: list[Point] = field(default_factory=list)
+
+
+def place_of(folder: RunFolder, space: Space) -> Path:
+    """Where the files of a space are."""
+    return folder.path / "index" / space
+
+
+def command(folder: RunFolder, space: Space) -> str:
+    """The command that builds it."""
+    return f"haed index {folder.path}" + ("" if space == "chunks" else f" --space {space}")
+
+
+@dataclass
+class Files:
+    """The files of a space, found to be whole and of the checkpoint that is wanted.
+
+    Attributes:
+        place: their folder.
+        meta: of meta.json.
+        own: this user built them here.
+        vectors: (n, E) float32, mapped from the file.
+        again: how they are made again.
+    """
+
+    place: Path
+    meta: Meta
+    own: bool
+    vectors: np.ndarray
+    again: str
+
+    @classmethod
+    def open(cls, folder: RunFolder, space: Space, digest: str | None = None) -> "Files":
+        """Finds and checks them; what is wrong with them is said together with the command that makes them again.
+
+        Args:
+            folder: of the run.
+            space: which.
+            digest: of the checkpoint that they must be of; None: that of the run, of the phase that was asked for when they
+                were made.
+
+        Raises:
+            FileNotFoundError: this space was not built yet.
+            StaleIndex: it is of another checkpoint, or of an earlier version.
+            ValueError: it is damaged.
+        """
+        place, again = place_of(folder, space), f"run `{command(folder, space)}` again"
+        if not (place / META).is_file():
+            if space == "chunks" and (folder.path / "index" / META).is_file():
+                raise StaleIndex(f"the index in {folder.path}/index is of an earlier version: {again}")
+            others = [path.parent.name for path in sorted(folder.path.glob(f"index/*/{META}"))]
+            there = f" (it has {', '.join(others)})" if others else ""
+            of = "" if space == "chunks" else f" of {space}"
+            raise FileNotFoundError(f"{folder.path} has no index{of} yet{there}: run `{command(folder, space)}` first")
+        try:
+            meta = read_as(Meta, place / META)
+        except (OSError, ValueError) as error:
+            raise ValueError(f"the index in {place} is damaged ({error}): {again}") from error
+        present = folder.present(meta.asked_stage)
+        if meta.checkpoint != (digest or present.digest):
+            raise StaleIndex(
+                f"the index in {place} is of another checkpoint ({meta.stage} step {meta.step}) than the run's present one "
+                f"({present.path}): {again}"
+            )
+        try:  # at last, as it may note what it found: what is refused changes nothing
+            vectors = mapped(place / VECTORS, meta)
+            own = _is_whole(place, meta)
+        except (OSError, ValueError) as error:
+            raise ValueError(f"the index in {place} is damaged ({error}): {again}") from error
+        return cls(place, meta, own, vectors, again)
+
+    def columns(self, **wanted: str) -> dict[str, np.ndarray]:
+        """Columns of the table, of a fixed width only, so that what they take is known before they are read.
+
+        Args:
+            wanted: the Parquet type of each, such as INT64; FIXED_LEN_BYTE_ARRAY is given as (n, bytes) uint8.
+
+        Raises:
+            ValueError: the table is damaged.
+        """
+        import pyarrow
+        import pyarrow.parquet
+
+        path, rows = self.place / TABLE, len(self.vectors)
+        try:
+            with pyarrow.parquet.ParquetFile(path) as file:
+                there = {file.schema.column(i).name: file.schema.column(i) for i in range(len(file.schema))}
+                if file.metadata.num_rows != rows:
+                    raise ValueError(f"{TABLE} has {file.metadata.num_rows} rows for {rows} vectors")
+                for name, kind in wanted.items():
+                    if name not in there or there[name].physical_type != kind or there[name].length > WIDEST:
+                        raise ValueError(f"{TABLE} has no column {name} of {kind}")
+                table = file.read(list(wanted))
+            found = {name: _array(table[name], there[name].length) for name in wanted}
+            if any(len(column) != rows for column in found.values()):
+                raise ValueError(f"{TABLE} has other rows than it says")
+        except (pyarrow.ArrowException, OSError, ValueError, MemoryError) as error:
+            raise ValueError(f"the index in {self.place} is damaged ({error}): {self.again}") from error
+        return found
+
+
+WIDEST = 512  # bytes of a column of the table
+
+
+def _array(column: Any, width: int) -> np.ndarray:
+    """A column of Arrow without missing values as (n,) numbers, or (n, width) uint8; the table's own memory."""
+    if column.null_count:
+        raise ValueError("values are missing")
+    whole = column.combine_chunks()  # its `to_numpy` would import pandas
+    kind = np.uint8 if width > 0 else column.type.to_pandas_dtype()
+    step = max(width, 1)
+    flat = np.frombuffer(whole.buffers()[1], kind)[whole.offset * step : (whole.offset + len(whole)) * step]
+    return flat.reshape(-1, width) if width > 0 else flat
+
+
+def mapped(path: Path, meta: Meta | None = None) -> np.ndarray:
+    """The vectors (n, E) of a file that has the header which `haed index` writes, and as many bytes as that says.
+
+    Args:
+        path: of the file.
+        meta: what else says how many there are, and of which metric; None: it was just written.
+
+    Raises:
+        ValueError: it is something else.
+    """
+    with open(path, "rb") as file:
+        header = file.read(HEADER)
+        size = os.fstat(file.fileno()).st_size
+    width, number = struct.unpack_from("<iq", header, 4) if len(header) == HEADER else (0, 0)
+    metric: Metric = "l2" if header[:4] == b"IxF2" else "ip"
+    told = meta is None or ((meta.chunks, meta.width) == (number, width) and (meta.metric == "l2") == (metric == "l2"))
+    fits = min(number, width) > 0 and size == HEADER + 4 * width * number
+    if not (told and fits and header == flat_header(number, width, metric)):
+        raise ValueError(f"{path.name} is not what `haed index` writes")
+    return np.memmap(path, np.float32, "r", HEADER, (number, width)).view(np.ndarray)
+
+
+def flat_header(number: int, width: int, metric: Metric) -> bytes:
+    """The beginning of a file of FAISS's `IndexFlatIP` or `IndexFlatL2` with so many vectors.
+
+    Four letters, width (int32), number (int64), two numbers that mean nothing (int64), whether it is trained (1 byte), metric
+    (int32), and how many values follow (int64).
+    """
+    code, name = (1, b"IxF2") if metric == "l2" else (0, b"IxFI")
+    return name + struct.pack("<iqqqBiQ", width, number, 1 << 20, 1 << 20, 1, code, number * width)
+
+
+def _states(place: Path, meta: Meta) -> dict[str, list[int]]:
+    found = {}
+    for name in (META, *meta.sha256):
+        status = (place / name).stat()
+        found[name] = [status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns]
+    return found
+
+
+def _is_whole(place: Path, meta: Meta) -> bool:
+    """Whether this user built the files here; raises ValueError where a sum is wrong, which is looked at once."""
+    if not set(meta.sha256) <= {VECTORS, SEARCH, TABLE} or not {VECTORS, TABLE} <= set(meta.sha256):
+        raise ValueError(f"{META} does not name its files")
+    states = _states(place, meta)
+    with suppress(OSError, ValueError, KeyError, TypeError):
+        checked = place / CHECKED
+        content = json.loads(checked.read_bytes())
+        if checked.stat().st_uid == os.getuid() and content["files"] == states:
+            return bool(content["own"])
+    for name, expected in meta.sha256.items():
+        with open(place / name, "rb") as file:
+            if hashlib.file_digest(file, "sha256").hexdigest() != expected:
+                raise ValueError(name)
+    _note(place, states, False)
+    return False
+
+
+def _note(place: Path, states: dict[str, list[int]], own: bool) -> None:
+    with suppress(OSError):  # where one may only read, sums are worked out every time
+        write_atomically(place / CHECKED, json.dumps({"own": own, "files": states}).encode())
+
+
+def finish(folder: RunFolder, meta: Meta, names: list[str]) -> Meta:
+    """Writes meta.json, with the sums of the files that were written before, and notes that they are ours."""
+    place = place_of(folder, meta.space)
+    for name in names:
+        with open(place / name, "rb") as file:
+            meta.sha256[name] = hashlib.file_digest(file, "sha256").hexdigest()
+    folder.write_json(f"index/{meta.space}/{META}", asdict(meta))
+    _note(place, _states(place, meta), True)
+    if SEARCH not in names:
+        (place / SEARCH).unlink(missing_ok=True)
+    if meta.space == "chunks":
+        for name in BEFORE:
+            (folder.path / "index" / name).unlink(missing_ok=True)
+    return meta
+
+
+@contextmanager
+def growing(place: Path, width: int, metric: Metric) -> Iterator["Growing"]:
+    """`vectors.faiss`, written batch by batch; it takes its place at the end."""
+    with replacing(place / VECTORS) as file:
+        file.write(bytes(HEADER))
+        made = Growing(file, width)
+        yield made
+        file.flush()
+        with open(file.name, "r+b") as begin:  # the other one appends, wherever it stands
+            begin.write(flat_header(made.rows, width, metric))
+
+
+class Growing:
+    """A file of vectors of a width that is being written, with so many `rows` yet."""
+
+    def __init__(self, file: IO[bytes], width: int) -> None:
+        self._file, self._width, self.rows = file, width, 0
+
+    def add(self, vectors: np.ndarray) -> None:
+        """Appends vectors (n, E)."""
+        assert vectors.shape[1] == self._width
+        self._file.write(np.ascontiguousarray(vectors, "<f4").data)
+        self.rows += len(vectors)

@@ -1,0 +1,167 @@
+"""Nearest vectors: exact search over a mapped file, and approximate search that it corrects.
+
+Whatever the type of an index, its vectors lie in one flat file, in the order of the table. An approximate index holds codes
+of 8 bits a coordinate (`ivfpq`: 8 bits for 8 coordinates) and only proposes: of some times as many candidates as are asked for,
+the exact scores decide. So scores are exact, codes cost a quarter of the memory, and recall is lost only where a neighbour was
+not proposed.
+
+All approximate indexes work with Euclidean distances. Of unit vectors (`cosine`) these order as cosines do. Inner products get
+one more coordinate, √(φ² − |x|²) with φ the largest norm, 0 in a query, which makes nearest the same as largest product: graphs
+and clusters need a metric (Bachrach et al. 2014, "Speeding up the Xbox recommender system using a Euclidean transformation for
+inner-product spaces").
+"""
+
+import logging
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from pipeline.run.spaces.stored import SEARCH, Files, Metric
+
+log = logging.getLogger(__name__)
+PART = 1 << 14  # vectors at a time
+ALIGNED = 8  # coordinates: widths are filled up to a multiple with zeros, as product quantisation needs
+CANDIDATES = {"flat": 1, "hnsw": 3, "ivf": 3, "ivfpq": 20}  # for each vector that is asked for
+_FEW = 1 << 15  # rows: among so few exact search is as quick
+_SHARE = 8  # of all rows, among fewer than one in so many a graph finds too little
+_LOCK = threading.Lock()
+
+
+def prepared(vectors: np.ndarray, metric: Metric) -> np.ndarray:
+    """Vectors (n, E) as an index of a metric holds them: for the cosine divided by their lengths."""
+    if metric == "cosine":
+        vectors = vectors / np.linalg.norm(vectors, axis=1, keepdims=True).clip(1e-12)
+    return np.ascontiguousarray(vectors, np.float32)
+
+
+class Vectors:
+    """Vectors that are searched, by an approximate index where there is one.
+
+    Attributes:
+        exact: (n, E) float32, as `prepared` gives them.
+        metric: of the scores.
+        kind: of the approximate index; flat: there is none.
+        effort: of its searches, see `Point`.
+    """
+
+    def __init__(
+        self, exact: np.ndarray, metric: Metric, kind: str = "flat", search: Any = None, effort: int = 0
+    ) -> None:
+        """Of vectors, and of an index that FAISS has of them."""
+        self.exact, self.metric, self.kind, self.effort, self._search = exact, metric, kind, effort, search
+
+    @property
+    def lists(self) -> int:
+        """Clusters of the approximate index; of a graph, its vectors."""
+        return getattr(self._search, "nlist", len(self.exact))
+
+    @classmethod
+    def open(cls, files: Files) -> "Vectors":
+        """Those of a space; its approximate index is used if this user built it here, see `pipeline.run.spaces.stored`."""
+        meta = files.meta
+        if meta.kind == "flat":
+            return cls(files.vectors, meta.metric)
+        if not files.own:
+            log.warning(
+                "%s was not built here by you: it is not read, and answers come from exact search, which takes longer; %s",
+                files.place / SEARCH,
+                files.again,
+            )
+            return cls(files.vectors, meta.metric)
+        return cls(files.vectors, meta.metric, meta.kind, read(files.place / SEARCH), meta.found.effort)
+
+    def __len__(self) -> int:
+        return len(self.exact)
+
+    def nearest(
+        self, queries: np.ndarray, count: int, among: int | None = None, effort: int | None = None
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """The nearest of the first rows to each query.
+
+        Args:
+            queries: (q, E) float32, as `prepared` gives them.
+            count: at most so many.
+            among: only rows before this one; None: all.
+            effort: of this search; None: the index's.
+
+        Returns:
+            Scores (q, n) float32, the best first, which for l2 is the smallest distance, and rows (q, n), with n the smaller of
+            `count` and `among`; rows are −1 where fewer were found.
+        """
+        among = len(self.exact) if among is None else among
+        few = among < len(self.exact) and among <= max(_FEW, len(self.exact) // _SHARE)
+        if self._search is None or few or count > among // 4:
+            return self._among(queries, count, among)
+        import faiss
+
+        selected = faiss.IDSelectorRange(0, among) if among < len(self.exact) else None
+        wanted, effort = count * CANDIDATES[self.kind], effort or self.effort
+        if self.kind == "hnsw":
+            parameters = faiss.SearchParametersHNSW(sel=selected, efSearch=max(effort, wanted))
+        else:
+            parameters = faiss.SearchParametersIVF(sel=selected, nprobe=effort)
+        asked = augmented(queries, self.metric, 0.0, self._search.d)
+        _, rows = self._search.search(asked, wanted, params=parameters)
+        return self._decided(queries, rows, count)
+
+    def _among(self, queries: np.ndarray, count: int, among: int) -> tuple[np.ndarray, np.ndarray]:
+        """Exactly, over all of the rows."""
+        import faiss
+
+        metric = faiss.METRIC_L2 if self.metric == "l2" else faiss.METRIC_INNER_PRODUCT
+        scores, rows = faiss.knn(queries, self.exact[:among], min(count, among), metric=metric)
+        return (np.sqrt(np.maximum(scores, 0)) if self.metric == "l2" else scores), rows
+
+    def _decided(self, queries: np.ndarray, rows: np.ndarray, count: int) -> tuple[np.ndarray, np.ndarray]:
+        """The best `count` of proposed rows (q, n), by their exact scores."""
+        near = self.exact[rows]  # (q, n, E); of rows that were not found those of the last, whose score is replaced
+        if self.metric == "l2":
+            keys = np.linalg.norm(near - queries[:, None], axis=2)
+        else:
+            keys = -np.einsum("qne,qe->qn", near, queries)
+        keys[rows < 0] = np.inf
+        order = np.argsort(keys, axis=1, kind="stable")[:, :count]
+        keys = np.take_along_axis(keys, order, 1)
+        return (keys if self.metric == "l2" else -keys), np.take_along_axis(rows, order, 1)
+
+
+def augmented(vectors: np.ndarray, metric: Metric, longest: float, width: int) -> np.ndarray:
+    """Vectors (n, E) with the coordinate that inner products need, filled up to a width.
+
+    Args:
+        vectors: of an index, or queries.
+        metric: of the scores.
+        longest: the largest norm of the index; 0: they are queries.
+        width: of the result.
+    """
+    found = np.zeros((len(vectors), width), np.float32)
+    found[:, : vectors.shape[1]] = vectors
+    if metric == "ip" and longest:
+        rest = longest**2 - np.einsum("ne,ne->n", vectors, vectors, dtype=np.float64)
+        found[:, vectors.shape[1]] = np.sqrt(rest.clip(0))
+    return found
+
+
+def read(path: Path) -> Any:
+    """An approximate index that was built here, mapped from its file."""
+    import faiss
+
+    return faiss.read_index(str(path), faiss.IO_FLAG_MMAP_IFC)
+
+
+@contextmanager
+def cores(number: int | None) -> Iterator[None]:
+    """FAISS computes with so many threads; None: with all."""
+    import faiss
+
+    with _LOCK:
+        before = faiss.omp_get_max_threads()
+        faiss.omp_set_num_threads(number or before)
+        try:
+            yield
+        finally:
+            faiss.omp_set_num_threads(before)

@@ -1,0 +1,60 @@
+"""The seconds of a step, by which limits in seconds become limits in steps.
+
+On a shared machine seconds are not the same for all, and on another machine they are others. So the arms of a comparison take
+some steps in turns first, on a machine that does nothing else, and a run's clock is its steps times what they took. From then
+on steps alone decide what is learned: the machine may be shared, several runs may go side by side, and a comparison that was
+stopped may go on another day or on another machine. Of steps on a single core, seconds are those that the core worked: what else
+the machine does meanwhile does not count.
+"""
+
+import random
+import statistics
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import torch
+
+from pipeline.options import Options
+from pipeline.run.checkpoints import Checkpoints
+from pipeline.run.device import compute
+from pipeline.run.shards import open_shards
+from pipeline.train.stages import build_trainer
+
+
+def unlimited(*phases: str) -> list[str]:
+    """Options without which steps are not the only limit."""
+    return [f"{phase}.{limit}=null" for phase in phases for limit in ("seconds", "epochs")]
+
+
+def training(phase: str, options: Options, folder: Path) -> Iterator[None]:
+    """A phase of a run of ours, one step at a time, data and optimizer included."""
+    machine = compute(options)
+    place = Checkpoints(folder / phase)
+    trainer = build_trainer(getattr(options, phase), options, open_shards(options), place, machine, lambda: False)
+    for batch in trainer.batches():
+        with trainer.compute.precision():
+            trainer.step(batch)
+        trainer.position.step += 1  # else it would be diagnosed each time, as a first step is
+        yield
+
+
+def seconds_of_a_step(
+    arms: dict[str, Iterator[None]], rounds: int = 4, steps: int = 12, before: int = 4
+) -> dict[str, float]:
+    """Median over rounds in which each arm takes some steps, in another order each time.
+
+    A first round is not counted, nor are the first steps of a turn, which find caches and memory as another arm left them.
+    """
+    took: dict[str, list[float]] = {name: [] for name in arms}
+    order = random.Random(0)
+    for turn in range(rounds + 1):
+        for name in order.sample(list(arms), len(arms)):
+            for step in range(before + steps):
+                if step == before:
+                    alone = torch.get_num_threads() == 1 and not torch.cuda.is_available()
+                    now = time.process_time if alone else time.perf_counter
+                    began = now()
+                next(arms[name])
+            took[name] += [(now() - began) / steps] if turn else []
+    return {name: statistics.median(each) for name, each in took.items()}

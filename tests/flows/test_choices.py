@@ -1,0 +1,108 @@
+"""What forms offer, and what they make of what was typed."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from flows.choices import is_typed, kind_of, with_runs
+from flows.forms import PLAIN, answers, words
+from pipeline import config
+from pipeline.run.folder import RunFolder
+
+
+@pytest.mark.parametrize(
+    ("files", "usual", "kind"),
+    [
+        (["a.txt", "b/c.txt.gz", "README"], "stdlib", "text"),
+        (["a.txt"], "wikitext", "wikitext"),
+        (["a.py", "b.py", "c.txt"], "stdlib", "stdlib"),
+        (["a.py"], "images", "text"),
+        (["a.jsonl.zst"], "stdlib", "jsonl"),
+        (["a.PNG", "b.jpg", "list.txt"], "stdlib", "images"),
+        (["a.wav"], "text", "audio"),
+        (["a.tar"], "text", "webdataset"),
+        (["manifest.json", "a.tar"], "stdlib", "shards"),
+        ([], "images", "text"),
+    ],
+)
+def test_a_source_is_seen_by_its_files(files: list[str], usual: str, kind: str, tmp_path: Path) -> None:
+    for name in files:
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_bytes(b"x")
+    assert kind_of(str(tmp_path), usual) == kind
+
+
+def test_what_is_no_path_of_this_machine_stays_what_it_is(tmp_path: Path) -> None:
+    (tmp_path / "a.py").write_text("x")
+    assert kind_of(str(tmp_path / "a.py"), "stdlib") == "text"  # a file: stdlib reads folders
+    assert kind_of("https://host/shards", "stdlib") == "shards"
+    assert kind_of("Salesforce/wikitext", "datasets") == "datasets" and kind_of("nowhere", "jsonl") == "jsonl"
+    assert "source.kind=text" in words("quickstart", "", str(tmp_path / "a.py"), 0, [], {})
+    given = words("quickstart", "", str(tmp_path / "a.py"), 0, [], {"source": {"kind": "jsonl"}})
+    assert not any(word == "source.kind=text" for word in given)
+
+
+def test_without_a_preset_the_configuration_is_the_runs_own(
+    tiny: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    made = RunFolder.create(config.load("quickstart", [*tiny, "name=first", "runs_dir=runs", "seed=7"]))
+    made.path.rename("runs/second")  # the name in its config.yaml is another now
+
+    def asked(**given: Any) -> Any:
+        return config.load(*answers("finetune", {name: ask.default for name, ask in PLAIN.items()} | given))
+
+    found = asked(preset=None, name="second", overrides=["seed=8", ""])
+    assert (found.name, found.runs_dir, found.seed, found.batch.context) == ("second", "runs", 8, 16)
+    assert asked(preset=None, overrides=["name=second"]).seed == 7
+    assert asked(preset=None, overrides=()).name == "quickstart"  # nobody names a run
+    with pytest.raises(config.ConfigError, match="no preset is chosen, and no run 'third'.*runs there: second"):
+        asked(preset=None, name="third", overrides=())
+
+
+def test_forms_list_presets_and_runs_and_take_any_other() -> None:
+    from prefect.utilities.callables import parameter_schema
+    from prefect.utilities.schema_tools import validate
+
+    from flows.flows import FLOWS
+
+    forms = {flow.name: parameter_schema(flow) for flow in FLOWS}
+    for form in forms.values():
+        with_runs(form.properties, ["b", "a"])
+    listed, file, own = forms["finetune"].properties["preset"]["anyOf"]
+    assert listed["enum"][0] == "quickstart" and set(listed["enum"]) == set(config.presets())
+    assert (file["type"], own["type"], forms["haed"].properties["preset"]["default"]) == (
+        "string",
+        "null",
+        "quickstart",
+    )
+    run = forms["evaluate"].properties["run"]
+    assert run["anyOf"][0]["enum"] == ["b", "a"] and run["default"] == "b"
+    assert {each["title"] for each in forms["haed"].definitions.values()} == {"set here"}
+    for name, given in (
+        ("evaluate", {"run": "a", "split": "valid"}),
+        ("evaluate", {"run": "/data/runs/c", "overrides": [""]}),
+        ("compare", {"runs": ["a", "b"]}),
+        ("compare", {"runs": ["elsewhere/c"]}),
+        ("finetune", {"preset": None, "name": "a"}),
+        ("haed", {"preset": "my.yaml", "name": "new"}),
+        ("sample", {"temperature": 0, "prompt_count": 3}),
+        ("neighbours", {"queries": [""]}),
+    ):
+        schema = forms[name].model_dump_for_openapi()
+        validate(given, schema, raise_on_error=True, preprocess=True, ignore_required=True)
+
+
+@pytest.mark.parametrize(
+    ("name", "typed"),
+    [
+        ("Refined-Towhee", False),
+        ("venomous-polecat", False),
+        ("first-try", True),
+        ("Refined model of May", True),
+        ("nightly", True),
+    ],
+)
+def test_a_name_that_somebody_typed_is_told_from_one_that_was_made_up(name: str, typed: bool) -> None:
+    assert is_typed(name) == typed

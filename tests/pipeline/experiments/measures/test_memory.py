@@ -1,0 +1,60 @@
+"""What a step keeps: every byte once, and as many as the sizes say."""
+
+import pytest
+import torch
+
+from haed.build import make_system
+from haed.options import IEMOptions, ModelOptions, MultiscaleOptions, TokenOptions
+from haed.system import Cut, System, Windows
+from pipeline.experiments.measures import activations, memory
+from pipeline.run.opened import Run
+from pipeline.train.profile import Kept
+
+TOKEN = TokenOptions(width=24, heads=4, head_width=6, ffn=40)
+MODELS = {
+    "vanilla": ModelOptions(kind="hourglass", token=TOKEN),
+    "top-down": ModelOptions(kind="top_down", token=TOKEN, multiscale=MultiscaleOptions(layers="1@16 2@4 3@1")),
+    "bottom-up": ModelOptions(kind="bottom_up", token=TOKEN, multiscale=MultiscaleOptions(layers="1@16 2@4 3@1")),
+}
+
+
+def made(options: ModelOptions, context: int) -> tuple[System, Windows]:
+    torch.manual_seed(0)
+    system = make_system(options, IEMOptions(), Cut(16, 50, True, context))
+    tokens = torch.randint(50, (3, context, 16))
+    return system, Windows.of(tokens, torch.full((3, context), 16))
+
+
+@pytest.mark.parametrize("context", [5, 20])  # of 128 positions, fewer and more
+@pytest.mark.parametrize("name", MODELS)
+def test_computed_is_measured(name: str, context: int) -> None:
+    system, windows = made(MODELS[name], context)
+    found = memory.measured(system, windows)
+    wanted = activations.computed(MODELS[name], 50, 3, 16 * context)
+    assert wanted is not None
+    for key in found | wanted:
+        assert found[key] == pytest.approx(wanted[key], rel=0.01, abs=64), key
+    assert sum(found.values()) == pytest.approx(sum(wanted.values()), rel=0.001)
+
+
+def test_kinds_make_up_what_a_profile_says_is_kept() -> None:
+    system, windows = made(MODELS["top-down"], 5)
+    found = memory.measured(system, windows)
+    laid = system.lay_out(windows)
+    with (kept := Kept(system)):
+        system.total(laid)
+    assert sum(found.values()) == kept.total > 0
+
+
+def test_a_run_has_its_table(scaled: Run) -> None:
+    found = memory.measure(scaled)
+    assert found.figures["share that the computed is off"] < 0.01
+    assert 0 < found.figures["a layer at 2x, of one at 1x"] < 1
+    head, *rows = found.examples
+    assert [row[0] for row in rows] == ["embedding", "scale_2", "scale_1", "output", "all"]
+    assert all(len(row) == len(head) for row in rows)
+
+
+def test_models_whose_sizes_are_not_told_have_no_count() -> None:
+    assert activations.computed(ModelOptions(kind="retina", token=TOKEN), 50, 3, 64) is None
+    assert activations.computed(ModelOptions(kind="hourglass", token=TokenOptions(dropout=0.1)), 50, 3, 64) is None

@@ -1,0 +1,186 @@
+"""An experiment of tiny models: what is made, what is not made again, what a failure leaves, and how it goes on."""
+
+import csv
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from pipeline.cli import main
+from pipeline.experiments import catalogue
+from pipeline.experiments.arms import Ours, Packaged, ours, ready
+from pipeline.experiments.experiment import Arm, Experiment, Plan
+from pipeline.experiments.ours import packaged
+from pipeline.experiments.ours.packages import PACKAGES
+from pipeline.experiments.result import Figure, Row, verdict
+from pipeline.experiments.running import make, steps
+from pipeline.train.trainer import Interrupted
+from tests.conftest import TINY, TOKENS
+
+SMALL = tuple(word for word in TINY if word.split("=")[0].startswith(("model.", "batch.")))
+TWO = Experiment(
+    name="two",
+    source="nobody",
+    question="two models",
+    arms=(
+        Arm("wide", "quickstart", (*SMALL, "model.decoder.width=24"), {"there": 1.5}),
+        Arm("flat", "flat", (*TOKENS, "batch.context=16", "batch.sequences=2"), {"there": 1.25}),
+    ),
+    claim="flat is better",
+    better=(("flat", "wide"),),
+)
+
+
+@pytest.fixture
+def plan(tmp_path: Path) -> Plan:
+    corpus = tmp_path / "data" / "wikitext-2"
+    corpus.mkdir(parents=True)
+    for split, lines in (("train", 400), ("valid", 80), ("test", 80)):
+        text = "".join(
+            f" = Title {n} = \n of {split} the {n % 7} sat on {n % 5} mats , and so on .\n" for n in range(lines)
+        )
+        (corpus / f"{split}.txt").write_text(text)
+    return Plan(
+        folder=tmp_path / "out" / "two",
+        runs_dir=tmp_path / "out" / "runs",
+        seconds=0.5,
+        parallel=2,
+        data=tmp_path / "data",
+        scored=2000,
+        overrides=("validation.windows=4", "threads=1"),
+    )
+
+
+def of(arm: Arm, *words: str) -> Ours:
+    return Ours(arm, Path("runs"), (*arm.options, *words))
+
+
+def test_steps_are_of_equal_number_or_equal_seconds() -> None:
+    clock, arms = {"wide/pretrain": 0.1, "wide/finetune": 0.2, "flat/train": 0.4}, [of(arm) for arm in TWO.arms]
+    found = steps(TWO, arms, clock, 60.0)
+    assert found["wide/pretrain"] + found["wide/finetune"] == pytest.approx(found["flat/train"], abs=2)
+    assert sum(number * clock[name] for name, number in found.items()) == pytest.approx(60, abs=1)
+    found = steps(replace(TWO, equal="seconds"), arms, clock, 60.0)
+    assert found["wide/pretrain"] * 0.1 + found["wide/finetune"] * 0.2 == pytest.approx(30, abs=0.5)
+    assert found["flat/train"] == 75
+
+
+def test_runs_of_like_configuration_have_one_folder() -> None:
+    wide = TWO.arms[0]
+    same = {of(wide, *words).folder(0, {"train": 3}) for words in ((), ("threads=1",), ("runs_dir=x", "name=else"))}
+    assert len(same) == 1
+    others = [of(wide, "model.decoder.width=96").folder(0, {"train": 3}), of(wide).folder(1, {"train": 3})]
+    assert len({*same, *others, of(wide).folder(0, {"train": 4})}) == 4
+
+
+@pytest.mark.slow
+def test_from_the_command_to_the_page_and_not_twice(
+    plan: Plan, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setitem(catalogue.EXPERIMENTS, "two", replace(TWO, measures=("profile",), across="MB kept"))
+    monkeypatch.setitem(catalogue.BUDGETS, "minutes", catalogue.Budget("none", 0.5, 1, 2000))
+    command = [
+        "experiment",
+        "two",
+        "--data",
+        str(plan.data),
+        "--output",
+        str(tmp_path / "out"),
+        *plan.overrides,
+        "--json",
+    ]
+    assert main([*command, "--parallel", "2"]) == 0
+    found = json.loads(capsys.readouterr().out.splitlines()[-1])
+    folder = Path(found["folder"])
+    assert found["name"] == "two" and [row["arm"] for row in found["rows"]] == ["wide", "flat"]
+    wide, flat = found["rows"]
+    assert 0 < wide["figures"]["share of the decoder"]["mean"] < 1 < wide["bits"]
+    assert set(flat["figures"]) == {"milliseconds of a step", "MB kept"}
+    assert flat["unit"] == "bits/char" and flat["word_perplexity"] > 1
+    rows = list(csv.DictReader((folder / "two.csv").read_text().splitlines()))
+    assert [row["paper: there"] for row in rows] == ["1.5", "1.25"] and float(rows[1]["MB kept"]) > 0
+    assert (folder / "two.png").read_bytes().startswith(b"\x89PNG") and "nobody" in (folder / "report.html").read_text()
+    made = {path: path.stat().st_mtime_ns for path in (tmp_path / "out" / "runs").rglob("model.safetensors")}
+    assert main(command) == 0
+    assert made == {path: path.stat().st_mtime_ns for path in (tmp_path / "out" / "runs").rglob("model.safetensors")}
+
+
+@pytest.mark.slow
+def test_a_failed_arm_leaves_the_others_and_a_stopped_one_goes_on(plan: Plan) -> None:
+    wrong = Arm("wrong", "quickstart", (*SMALL, "finetune.start_from=nowhere"))
+    experiment = replace(TWO, arms=(TWO.arms[1], wrong), better=())
+    with pytest.raises(Interrupted, match="saved"):
+        make(experiment, replace(plan, seconds=600.0), lambda: any(plan.runs_dir.glob("flat-*/train/metrics.jsonl")))
+    done, notes = make(experiment, plan)
+    assert [each.failure is None for each in done] == [True, False]
+    assert "`finetune` ended with 1" in str(done[1].failure) and "nowhere" in str(done[1].failure)
+    assert done[0].run.joinpath("evaluation.json").is_file()
+    assert "wikitext-2, of whose valid split" in notes[0]
+
+
+def test_without_a_corpus_the_embedded_one_serves_and_pictures_are_left_out(plan: Plan) -> None:
+    arms, notes = ready(catalogue.EXPERIMENTS["haed-table1"], replace(plan, data=Path("/nowhere")))
+    assert [each.arm.data for each in arms] == ["text", "text"]
+    assert all(each.options.source.kind == "stdlib" for each in ours(arms))
+    assert "standard library" in notes[0] and "left out" in notes[1]
+
+
+def test_the_papers_sizes_have_the_papers_limits_and_the_corpus_that_is_given(plan: Plan) -> None:
+    experiment = catalogue.EXPERIMENTS["hourglass-table5"]
+    arms, notes = ready(experiment, replace(plan, seconds=None))
+    assert [each.options.train.steps for each in ours(arms)] == [200_000] * 4
+    assert all(each.options.model.token.width == 512 for each in ours(arms)) and "not the paper's corpus" in notes[-1]
+    given = replace(plan, seconds=None, overrides=("source.kind=enwik8", "source.path=/data/enwik8"))
+    arms, notes = ready(experiment, given)
+    assert notes == ["data: as given"] and {each.options.source.path for each in ours(arms)} == {"/data/enwik8"}
+
+
+def row(arm: str, bits: float | None, spread: float = 0.0, seeds: int = 1) -> Row:
+    return Row(arm, bits, spread, "bits/char", seeds, None, 1, 1.0, 1.0, 1)
+
+
+@pytest.mark.parametrize(
+    ("flat", "wide", "word"),
+    [
+        (row("flat", 1.5), row("wide", 1.6), "agrees"),
+        (row("flat", 1.6), row("wide", 1.5), "disagrees"),
+        (row("flat", 1.5), row("wide", 1.51), "cannot tell"),
+        (row("flat", 1.5, 0.1, 3), row("wide", 1.6, 0.1, 3), "cannot tell"),
+        (row("flat", 1.5, 0.001, 3), row("wide", 1.51, 0.001, 3), "agrees"),
+        (row("flat", None), row("wide", 1.6), "cannot tell"),
+    ],
+)
+def test_a_verdict_minds_the_noise(flat: Row, wide: Row, word: str) -> None:
+    assert verdict(TWO, [wide, flat]).startswith(word)
+
+
+def test_a_verdict_may_be_of_several_figures() -> None:
+    rows = [row("flat", 1.5), row("wide", 1.6)]
+    rows[0].figures["memory"], rows[1].figures["memory"] = Figure(3.0, 0), Figure(2.0, 0)
+    found = verdict(replace(TWO, by=("bits", "memory")), rows)
+    assert found.startswith("disagrees") and "0.100 ahead of wide in bits; flat 1.000 behind wide in memory" in found
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of torch.jit, in theirs
+@pytest.mark.parametrize("name", PACKAGES)
+def test_a_package_sees_no_later_byte_is_trained_and_scored_once(name: str, plan: Plan, tmp_path: Path) -> None:
+    if not PACKAGES[name].is_there:
+        pytest.skip("pip install --no-deps -r benchmarks/peers.txt")
+    found, evaluation = packaged.train(plan.data / "wikitext-2", name, 2, 0, [1e-3], "1")
+    assert evaluation.bytes == (plan.data / "wikitext-2" / "valid.txt").stat().st_size
+    assert 4 < evaluation.bits_per_byte < 10 and 2e6 < found.parameters < 3e6 and found.flops > 0
+
+
+def test_packages_that_are_missing_are_said(plan: Plan, monkeypatch: pytest.MonkeyPatch) -> None:
+    experiment = replace(TWO, arms=(*TWO.arms, Arm("theirs", package="labml-nn")))
+    monkeypatch.setitem(PACKAGES, "labml-nn", replace(PACKAGES["labml-nn"], module="no_such_module"))
+    arms, notes = ready(experiment, plan)
+    assert [each.arm.name for each in arms] == ["wide", "flat"] and notes[-1].startswith(
+        "left out: labml-nn: not installed"
+    )
+    monkeypatch.setitem(PACKAGES, "labml-nn", replace(PACKAGES["labml-nn"], module="torch"))
+    there = ready(experiment, plan)[0][-1]
+    assert isinstance(there, Packaged) and (there.corpus / "valid.txt").is_file()
+    assert len(ready(experiment, replace(plan, data=Path("/nowhere")))[0]) == 2  # it reads files of text

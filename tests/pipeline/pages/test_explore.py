@@ -1,0 +1,71 @@
+"""`haed explore` as a person uses it: a browser, a chunk that is typed, its neighbours, the next one, Ctrl-C."""
+
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from pipeline.cli import main
+
+CHROMIUM = shutil.which("chromium")
+PATIENCE = 300_000  # milliseconds, which only what hangs takes
+
+
+@pytest.fixture
+def exploring(run: Path) -> Iterator[tuple[str, "subprocess.Popen[str]"]]:
+    command = [sys.executable, "-m", "pipeline", "explore", str(run), "threads=1", "--port", "0"]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    yield process.stdout.readline().split()[0], process
+    process.kill()
+    process.communicate()
+
+
+@pytest.mark.skipif(CHROMIUM is None, reason="no Chromium: run `make setup-browser`")
+def test_a_chunk_is_typed_and_a_neighbour_followed(exploring: tuple[str, "subprocess.Popen[str]"]) -> None:
+    playwright = pytest.importorskip("playwright.sync_api", reason="no Playwright: run `make setup-browser`")
+    address, process = exploring
+    with playwright.sync_playwright() as started:
+        browser = started.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+        page = browser.new_page()
+        page.set_default_timeout(PATIENCE)
+        said: list[str] = []
+        page.on("console", lambda message: said.append(message.text))
+        asked: list[str] = []
+        page.on("request", lambda request: asked.append(request.url))
+        page.goto(address)
+        assert page.url.endswith("/runs/run/neighbours")
+        page.get_by_role("textbox").fill("import␣")
+        page.get_by_role("textbox").press("Enter")
+        page.get_by_role("heading", name="import␣").wait_for()
+        assert "finetune step 4" in page.inner_text("main")
+        near = page.locator("table.near a")
+        assert near.count() == 8 and page.locator(".example b").count() > 0
+        text = near.first.inner_text()
+        near.first.click()
+        page.wait_for_url(lambda url: "query=import" not in url)
+        assert page.get_by_role("heading", level=2).inner_text().startswith(text)
+        page.get_by_role("link", name="next chunks").click()
+        page.get_by_role("textbox").fill("import ")
+        page.get_by_role("button", name="Ask").click()
+        page.get_by_text("all others").wait_for()
+        page.go_back()
+        page.go_back()
+        assert page.get_by_role("heading", level=2).inner_text().startswith(text)
+        assert all(url.startswith(address) for url in asked) and said == []
+        browser.close()
+    process.send_signal(signal.SIGINT)
+    assert process.communicate() == ("", "") and process.returncode == 130
+
+
+def test_what_is_wrong_is_said_before_anything_is_served(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        words = [["nowhere"], [str(run), "--port", "70000"], [str(run), "--port", str(taken.getsockname()[1])]]
+        assert [main(["explore", *each]) for each in words] == [1, 2, 1]
+    said = capsys.readouterr().err.splitlines()
+    assert len(said) == 3 and all(line.startswith("error: ") for line in said) and "--port" in said[2]

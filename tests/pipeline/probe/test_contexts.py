@@ -1,0 +1,128 @@
+"""Places in the text: their vectors are the model's states there, and they stand where they are said to."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pyarrow.parquet as parquet
+import pytest
+
+from data.corpus import Corpus
+from pipeline.arguments import run_options
+from pipeline.cli import main
+from pipeline.config import load
+from pipeline.options import Options
+from pipeline.probe.index import index
+from pipeline.run.folder import RunFolder
+from pipeline.run.opened import Run, open_run
+from pipeline.run.spaces.contexts import Contexts
+from pipeline.train.stages import train
+from tests.conftest import TINY, of_kind
+
+
+def states(run: Run, row: dict[str, int], corpus: Corpus, layer: int | None) -> np.ndarray:
+    """The state of a place, as a text that ends there has it."""
+    tokens, _ = list(corpus.documents("train"))[row["document"]]
+    return run.context(tokens[: row["offset"]].tobytes(), layer)
+
+
+def check(where: Path, layer: int | None = None) -> None:
+    """An index of contexts against the model and the corpus."""
+    folder, found = RunFolder(where), Contexts.open(RunFolder(where))
+    run, corpus = open_run(where), folder.corpus()
+    rows = parquet.read_table(where / "index" / "contexts" / "table.parquet").to_pylist()
+    texts = [tokens.tobytes() for tokens, _ in corpus.documents("train")]
+    lengths = [sizes for _, sizes in corpus.documents("train")]
+    assert len(rows) == len(found) and len({(row["document"], row["chunk"]) for row in rows}) == len(rows)
+    for number, row in enumerate(rows):
+        text, at = texts[row["document"]], row["offset"]
+        assert at == int(lengths[row["document"]][: row["chunk"]].sum())
+        passage = found.passage(number, 0.0)
+        assert passage.text == text[max(0, at - 128) : at].decode() and passage.after == text[at : at + 64].decode()
+        assert bytes.fromhex(passage.hex).decode() == passage.text and passage.name.endswith(".py")
+    seen = [n for n, row in enumerate(rows) if row["chunk"] and row["chunk"] < run.options.batch.context][:5]
+    assert len(seen) > 2
+    for number in seen:
+        state = states(run, rows[number], corpus, layer)
+        np.testing.assert_allclose(found.search.exact[number], state / np.linalg.norm(state), atol=2e-3)
+
+
+def test_contexts_are_states_at_places(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    where = str(run)
+    assert main(["neighbours", where, "--context", "x"]) == 1
+    assert f"has no index of contexts yet (it has chunks): run `haed index {where} --space" in capsys.readouterr().err
+    config = run / "config.yaml"
+    config.write_text(config.read_text().replace("precision: auto", "precision: fp32"))
+    total = RunFolder(run).corpus().counts("train").chunks
+    for layer in (0, None):
+        given = [] if layer is None else [f"index.layer={layer}"]
+        assert main(["index", where, "--space", "contexts", *given, "--json"]) == 0
+        told = json.loads(capsys.readouterr().out)
+        assert (told["space"], told["chunks"], told["left_out"]) == ("contexts", total, 0)  # each place once
+        check(run, layer)
+
+    corpus = RunFolder(run).corpus()
+    text = next(iter(corpus.originals("train")))[:150].decode()
+    cut = "".join(chunk for chunk in text.rpartition(" ")[:2])
+    assert main(["neighbours", where, "--context", cut, "--count", "3", "--json"]) == 0
+    (item,) = json.loads(capsys.readouterr().out)
+    assert set(item) == {"query", "hex", "neighbours"} and item["query"] == cut
+    first = item["neighbours"][0]
+    assert first["score"] == pytest.approx(1, abs=1e-3) and first["offset"] == len(cut) and first["document"] == 0
+    assert {"text", "hex", "score", "count"} < set(first) and len(item["neighbours"]) == 3
+
+
+def test_so_many_are_drawn_by_the_seed(run: Path, caplog: pytest.LogCaptureFixture) -> None:
+    where, vectors, options = run, [], RunFolder(run).options(["index.space=contexts"])
+    for seed, most in ((0, 100), (0, 100), (1, 100)):
+        options.seed, options.index.max_contexts = seed, most
+        found = index(options)
+        total = RunFolder(where).corpus().counts("train").chunks
+        assert found.chunks <= 100 and found.chunks + found.left_out == total
+        assert f"of {total:,} places of train about so many are drawn" in caplog.text
+        vectors.append(np.array(Contexts.open(RunFolder(where)).search.exact))
+    assert vectors[0].shape == vectors[1].shape and (vectors[0] == vectors[1]).all()
+    assert vectors[0].shape != vectors[2].shape or (vectors[0] != vectors[2]).any()
+
+
+def test_a_model_of_tokens_has_contexts_only(
+    tiny: list[str], options: Options, capsys: pytest.CaptureFixture[str]
+) -> None:
+    where = [word for word in tiny if word.startswith(("source.", "runs_dir", "shards_dir"))]
+    made = load("flat", [*of_kind("hourglass", TINY), "model.hourglass.hierarchy=1@1", *where, "name=tokens"])
+    made.precision = "fp32"
+    train(made)
+    folder = RunFolder.of(made).path
+    assert main(["index", str(folder)]) == 2 and "it has contexts" in capsys.readouterr().err
+    assert main(["index", str(folder), "--space", "contexts", "precision=fp32"]) == 0
+    check(folder)
+    assert main(["neighbours", str(folder), "def "]) == 2 and main(["neighbours", str(folder), "--after", "x"]) == 2
+    assert main(["neighbours", str(folder), "--context", "def f("]) == 0
+    capsys.readouterr()
+    assert main(["index", str(folder), "--space", "contexts", "index.layer=0"]) == 2
+    assert "index.layer belongs to model.kind=haed" in capsys.readouterr().err
+
+
+def test_places_in_pictures(pictures: Options, capsys: pytest.CaptureFixture[str]) -> None:
+    where = str(RunFolder.of(pictures).path)
+    assert main(["index", where]) == main(["index", where, "--space", "contexts"]) == 0
+    capsys.readouterr()
+    assert main(["neighbours", where, "7:2", "--count", "1", "--json"]) == 0
+    (item,) = json.loads(capsys.readouterr().out)
+    assert item["hex"] == "78" * 12  # the third row of any picture
+    assert main(["neighbours", where, "--context", "7:2", "--count", "2", "--json"]) == 0
+    (item,) = json.loads(capsys.readouterr().out)
+    assert {each["chunk"] for each in item["neighbours"]} == {2}  # after two rows
+    for query, message in (
+        ("60:0", "there is no picture 60: the train split has 60"),
+        ("7:4", "has no chunk 4: it has 4"),
+    ):
+        assert main(["neighbours", where, query]) == 1 and message in capsys.readouterr().err
+    assert main(["neighbours", where, "--context", "7:0"]) == 1 and "like no other" in capsys.readouterr().err
+
+
+def test_a_layer_that_is_not_there(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["index", str(run), "--space", "contexts", "index.layer=7"]) == 1
+    (line,) = capsys.readouterr().err.splitlines()
+    assert "HAED has no layer 7 of contexts" in line
+    assert run_options(str(run), ["index.layer=0"], "index").index.layer == 0

@@ -1,0 +1,46 @@
+"""What may be asked; answers are in tests/pipeline/probe/test_neighbours.py."""
+
+import pytest
+
+from data.chunkers import make_chunker
+from data.corpus import Corpus
+from data.options import ChunkerOptions
+from pipeline.run.spaces.queries import parse, passage
+
+WORDS = make_chunker(ChunkerOptions(kind="words"))
+PIXELS = make_chunker(ChunkerOptions(kind="pixels", k=12))
+
+
+def nothing() -> Corpus:
+    raise AssertionError("no place in a picture is asked for")
+
+
+@pytest.mark.parametrize("query", ["#12345", "12345g", "00" * 11, "", "1:", ":2", "1:2:3"])
+def test_what_is_no_chunk_of_pixels(query: str) -> None:
+    with pytest.raises(ValueError, match="is no chunk of pixels"):
+        parse(query, PIXELS, nothing, "train")
+    with pytest.raises(ValueError, match="is no place in a picture"):
+        passage(query, PIXELS, nothing, "train")
+    eight = make_chunker(ChunkerOptions(kind="pixels", k=8))
+    assert parse("#FF0080", eight, nothing, "train") == bytes.fromhex("ff0080ff0080ff00")
+
+
+def test_what_is_cut_and_what_is_several_chunks_is_said(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO")
+    for query, meant, said in (
+        ("def ", b"def ", ""),
+        (b"\xff\xfe", b"\xff\xfe", ""),
+        ("New York", b"New York", "New␣York is 2 chunks of this run (New␣ York)"),
+        (
+            "internationalisation",
+            b"internationa",
+            "has 20 bytes, a chunk of this run has up to 12: internationa is taken",
+        ),
+        ("for i in range(10)", b"for ", "for␣ is taken, the first of its 5 chunks (for␣ i␣ in␣ range( 10))"),
+    ):
+        caplog.clear()
+        assert parse(query, WORDS, nothing, "train") == meant
+        assert said in caplog.text and bool(caplog.text) == bool(said)
+    for refused in (parse, passage):
+        with pytest.raises(ValueError, match="empty"):
+            refused("", WORDS, nothing, "train")

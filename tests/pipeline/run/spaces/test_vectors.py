@@ -1,0 +1,107 @@
+"""Search: all kinds and metrics against brute force in float64, and how much of it approximate indexes find."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from pipeline.options import IndexOptions
+from pipeline.run.spaces import building, vectors
+from pipeline.run.spaces.building import build, choose, kinds_to_try, opened, tune
+from pipeline.run.spaces.stored import Metric, growing, mapped
+from pipeline.run.spaces.vectors import Vectors, augmented, prepared
+
+METRICS: tuple[Metric, ...] = ("cosine", "ip", "l2")
+
+
+def some(number: int, width: int, seed: int = 0) -> np.ndarray:
+    """Clustered vectors of different lengths, as embeddings of chunks are."""
+    chance = np.random.default_rng(seed)
+    centres = np.random.default_rng(99).normal(size=(30, width))
+    found = centres[chance.integers(0, 30, number)] + 0.6 * chance.normal(size=(number, width))
+    return (found * chance.uniform(0.5, 2, size=(number, 1))).astype(np.float32)
+
+
+def brute(base: np.ndarray, queries: np.ndarray, metric: Metric) -> np.ndarray:
+    """The scores (q, n) of all, the best first."""
+    base, queries = base.astype(np.float64), queries.astype(np.float64)
+    if metric == "l2":
+        return np.sort(np.linalg.norm(queries[:, None] - base, axis=2), axis=1)
+    if metric == "cosine":
+        base, queries = (x / np.linalg.norm(x, axis=1, keepdims=True) for x in (base, queries))
+    return -np.sort(-queries @ base.T, axis=1)
+
+
+@pytest.mark.parametrize("metric", METRICS)
+def test_search_finds_what_brute_force_finds(metric: Metric, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(vectors, "_FEW", 100)
+    base, queries, width = some(1500, 20), some(40, 20, 1), 20
+    with growing(tmp_path, width, metric) as file:
+        for begin in range(0, 1500, 400):
+            file.add(prepared(base[begin : begin + 400], metric))
+    stored = mapped(tmp_path / "vectors.faiss")
+    np.testing.assert_array_equal(stored, prepared(base, metric))
+    truth, of_some = brute(base, queries, metric), brute(base[:400], queries, metric)
+    tolerance = {"rtol": 1e-4, "atol": 1e-4}
+    for kind in ("flat", "hnsw", "ivf", "ivfpq"):
+        if kind != "flat":
+            build(tmp_path / kind, stored, metric, kind, 1, 0)
+        search = opened(tmp_path / kind, stored, metric, kind)
+        tuned = tune(search, 0.97, prepared(some(50, width, 2), metric), 0)
+        assert tuned.found == tuned.curve[-1] and tuned.queries == {"rows": 350, "unseen": 50}
+        assert tuned.found.recall > 0.95 and 0 < tuned.found.p50 <= tuned.found.p99
+        search.effort = 1500
+        for among, expected in ((None, truth), (400, of_some)):
+            scores, rows = search.nearest(prepared(queries, metric), 10, among)
+            assert rows.max() < (among or 1500)
+            recall = np.isclose(scores[:, :, None], expected[:, None, :10], **tolerance).any(1).mean()
+            assert recall > (0.999 if kind == "flat" else 0.97), kind
+            own = prepared(base, metric)[rows]  # scores are exact, whatever proposed the rows
+            asked = prepared(queries, metric)[:, None]
+            again = np.linalg.norm(own - asked, axis=2) if metric == "l2" else (own * asked).sum(2)
+            np.testing.assert_allclose(scores, again, **tolerance)
+        everything, _ = search.nearest(prepared(queries, metric), 1500)
+        np.testing.assert_allclose(everything, truth, rtol=1e-3, atol=1e-3)
+
+
+def test_one_more_coordinate_makes_nearest_the_largest_product() -> None:
+    base, queries = some(200, 13), some(20, 13, 1)
+    longest = float(np.linalg.norm(base, axis=1).max())
+    far = np.linalg.norm(augmented(queries, "ip", 0.0, 16)[:, None] - augmented(base, "ip", longest, 16), axis=2)
+    products = queries @ base.T
+    np.testing.assert_array_equal(far.argsort(1)[:, :5], (-products).argsort(1)[:, :5])
+
+
+def test_a_recall_that_is_not_reached_is_said(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(building, "_PROBES", (1, 2))
+    base = prepared(np.random.default_rng(0).normal(size=(3000, 16)).astype(np.float32), "cosine")
+    build(tmp_path / "ivf", base, "cosine", "ivf", 1, 0)
+    tuned = tune(opened(tmp_path / "ivf", base, "cosine", "ivf"), 0.99, base[:0], 0)
+    assert "ivf: index.recall=0.99 was not reached" in caplog.text
+    first, last = tuned.curve
+    assert (first.effort, last.effort) == (1, 2) and first.recall < last.recall < 0.99
+
+
+@pytest.mark.parametrize(
+    ("number", "kind"), [(10, "flat"), (262_144, "flat"), (262_145, "hnsw"), (10**6, "hnsw"), (10**8, "ivfpq")]
+)
+def test_auto_goes_by_size(number: int, kind: str) -> None:
+    assert kinds_to_try("auto", number, 256)[0] == kind and kinds_to_try("ivf", number, 256) == ("ivf",)
+
+
+def test_auto_takes_the_next_type_where_one_finds_too_little(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(building, "FLAT_UP_TO", 100)
+    base = prepared(some(3000, 16), "cosine")
+    for links, kind in ((2, "ivf"), (32, "hnsw")):
+        monkeypatch.setattr(building, "_LINKS", links)
+        found = choose(tmp_path, base, "cosine", base[:0], IndexOptions(recall=0.999), 1, 0)
+        assert found.kind == kind
+        assert [path.name for path in tmp_path.iterdir()] == ["search.faiss"]
+
+
+def test_one_vector_can_be_asked() -> None:
+    base = prepared(some(1, 4), "cosine")
+    tuned = tune(Vectors(base, "cosine"), 0.99, base[:0], 0)
+    assert tuned.found.recall == 1 and Vectors(base, "cosine").nearest(base, 5)[1].tolist() == [[0]]
