@@ -1,12 +1,13 @@
 """What Prefect costs: until the UI answers, until a training's first step, over a training, and over `haed run`.
 
-    python benchmarks/overhead.py [--parts serve run training] [--repeats 3] [--turns 20] [--seconds 15]
+    python benchmarks/overhead.py [--parts serve ask run training] [--repeats 3] [--turns 20] [--seconds 15]
 
 `serve`: `haed serve` from nothing, and again, to the moment when every flow can be triggered; then from the click on a
-training to its first step. `run`: `haed run` without a server, the first time and with a database, beside the same stages
-called by one Python process; they take turns. `training`: the preset wikitext2 as a bare stage and as a flow, with server, runner
-and TensorBoard on the same cores. Both are there all the time, and all processes of one are stopped while the other runs, turn by
-turn, so that a noisy machine is as noisy for both.
+training to its first step. `ask`: from the click on `neighbours` to its table, when a process is ready for it. `run`: `haed
+run` without a server, the first time and with a database, beside the same stages called by one Python process; they take
+turns. `training`: the preset wikitext2 as a bare stage and as a flow, with server, runner and TensorBoard on the same cores.
+Both are there all the time, and all processes of one are stopped while the other runs, turn by turn, so that a noisy machine
+is as noisy for both.
 """
 
 import argparse
@@ -28,6 +29,7 @@ ROOT = Path(__file__).resolve().parent.parent
 SETTLING = 3.0  # seconds after a change of turns that do not count
 sys.path[0] = str(ROOT)  # else `data` would be the script beside this one
 
+from flows.serving.engine import CALM_SECONDS
 from pipeline.run.metrics import read
 from tests.flows.api import until
 from tests.flows.conftest import Served
@@ -99,6 +101,24 @@ def serve(folder: Path, repeats: int) -> None:
         served.stop()
     for name, found in (("serve, from nothing", first), ("serve, again", later), ("click to first step", clicks)):
         print(f"{name:20} {statistics.median(found):5.1f} s ({min(found):.1f} to {max(found):.1f})", flush=True)
+
+
+def ask(folder: Path, repeats: int) -> None:
+    place = folder / "ask"
+    place.mkdir()
+    served, asked = Served(place), {"run": "asked", "queries": ["return ", "def "]}
+    served.start()
+    try:
+        made = served.trigger("haed", {"overrides": [*text(place), *SHORT, "name=asked"]})
+        until(300, lambda: served.state(made) == "COMPLETED")
+        seconds = []
+        for _ in range(repeats):
+            time.sleep(4 * CALM_SECONDS)  # until the next process has loaded
+            run = served.trigger("neighbours", asked)
+            seconds.append(timed(lambda run=run: until(60, lambda: served.state(run) == "COMPLETED", every=0.02)))
+    finally:
+        served.stop()
+    print(f"{'click to neighbours':20} {statistics.median(seconds):5.1f} s ({min(seconds):.1f} to {max(seconds):.1f})")
 
 
 def run(folder: Path, repeats: int) -> None:
@@ -179,7 +199,7 @@ def _signal(pid: int, number: signal.Signals) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument(
-        "--parts", nargs="+", choices=("serve", "run", "training"), default=["serve", "run", "training"]
+        "--parts", nargs="+", choices=("serve", "ask", "run", "training"), default=["serve", "ask", "run", "training"]
     )
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--turns", type=int, default=20)
@@ -190,6 +210,8 @@ def main() -> None:
         folder = Path(place)
         if "serve" in arguments.parts:
             serve(folder, arguments.repeats)
+        if "ask" in arguments.parts:
+            ask(folder, arguments.repeats)
         if "run" in arguments.parts:
             run(folder, arguments.repeats)
         if "training" in arguments.parts:

@@ -107,7 +107,13 @@ def adopt(name: str, made: list[Any], apply: Callable[[Any], Any]) -> list[str]:
             except ObjectNotFound:
                 continue
             id = apply(deployment)
-            kept = {each: getattr(old, each) for each in ("tags", "description", "parameters", "paused")}
+            kept = {
+                each: value
+                for each in ("tags", "description", "parameters", "paused", "concurrency_options")
+                if (value := getattr(old, each)) is not None
+            }
+            if old.global_concurrency_limit is not None:
+                kept["concurrency_limit"] = old.global_concurrency_limit.limit
             client.update_deployment(id, DeploymentUpdate(**kept))
             if set_there := [
                 DeploymentScheduleCreate(schedule=each.schedule, active=each.active, parameters=each.parameters)

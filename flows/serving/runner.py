@@ -15,6 +15,7 @@ from typing import Any
 from prefect.runner import Runner, runner
 from prefect.runner._state_proposer import StateProposer
 
+from flows.serving.engine import Spare
 from pipeline.stopping import SAME_SECONDS, Request
 
 log = logging.getLogger(__name__)
@@ -42,7 +43,12 @@ def run_flows(deployments: list[Any]) -> None:
     made = Runner(pause_on_shutdown=False)
     for deployment in deployments:
         made.add_deployment(deployment)
-    asyncio.run(_run(made))
+    asyncio.run(_serve(made))
+
+
+async def _serve(made: Runner) -> None:
+    async with Spare().kept():
+        await _run(made)
 
 
 async def _run(runner: Runner) -> None:

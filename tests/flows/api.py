@@ -16,8 +16,8 @@ def call(address: str, path: str, body: dict[str, Any] | None = None, method: st
         return json.loads(answer.read() or "null")
 
 
-def until(seconds: float, found: Any) -> Any:
-    """Waits for a true answer."""
+def until(seconds: float, found: Any, every: float = 0.3) -> Any:
+    """Waits for a true answer, and asks every so many seconds."""
     end = time.monotonic() + seconds
     while time.monotonic() < end:
         try:
@@ -26,5 +26,5 @@ def until(seconds: float, found: Any) -> Any:
             answer = None
         if answer:
             return answer
-        time.sleep(0.3)
+        time.sleep(every)
     raise AssertionError(f"nothing after {seconds} s")

@@ -95,9 +95,14 @@ class Served:
 
 
 def engine(served: Served) -> psutil.Process:
-    """The process of the flow that runs now."""
+    """The process of the flow that runs now: one that was ready, and has let go of what it waited on, or a new one."""
     children = psutil.Process(served.process.pid).children()
-    return next(child for child in children if "PREFECT__FLOW_RUN_ID" in child.environ())
+    return next(
+        child
+        for child in children
+        if "PREFECT__FLOW_RUN_ID" in child.environ()
+        or ("flows.serving.engine" in child.cmdline() and os.readlink(f"/proc/{child.pid}/fd/0") == os.devnull)
+    )
 
 
 def serving(text: Path, folder: Path, *arguments: str) -> Iterator[Served]:

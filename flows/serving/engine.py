@@ -1,0 +1,121 @@
+"""A process that has loaded what a flow needs before there is a flow to run: from a click to an answer within seconds.
+
+Prefect's runner starts a process for each flow run, and that begins with seconds of imports. Here the next one has them behind
+it, and waits for what Prefect would have given to `python -m prefect.engine`. Where its environment has changed, or a module on
+the disk, it begins again from nothing, so a run is always that of the code that is there now.
+"""
+
+import asyncio
+import importlib
+import json
+import os
+import runpy
+import signal
+import sys
+import time
+from collections.abc import AsyncIterator
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
+from pathlib import Path
+from subprocess import PIPE
+from typing import Any
+
+ENGINE = [sys.executable, "-m", "prefect.engine"]
+_LOADED = ["prefect._internal.metrics", "prefect.engine", "prefect.flow_engine", "flows.flows"]
+_LOADED += ["faiss", "pipeline.probe.neighbours", "pipeline.probe.next", "pipeline.run.opened", "pipeline.show.plots"]
+CALM_SECONDS = 5.0  # the next one is loaded when a flow has begun, not beside its beginning
+
+
+class Spare:
+    """Keeps one process ready, and gives it to the next flow run in the place of a new one."""
+
+    def __init__(self) -> None:
+        from prefect.utilities import processutils
+
+        self._processes, self._open = processutils, processutils.open_process
+        self._ready: tuple[AbstractAsyncContextManager[Any], Any] | None = None
+        self._loading: asyncio.Task[None] | None = None
+
+    @asynccontextmanager
+    async def kept(self) -> AsyncIterator[None]:
+        """Has one ready for the runner of this process within."""
+        self._processes.open_process = self.open
+        self._load_next()
+        try:
+            yield
+        finally:
+            self._processes.open_process = self._open
+            if self._loading is not None:
+                self._loading.cancel()
+            if self._ready is not None:
+                await self._ready[0].__aexit__(None, None, None)
+
+    @asynccontextmanager
+    async def open(self, command: list[str], **settings: Any) -> AsyncIterator[Any]:
+        """Prefect's `open_process`; a flow's process is the one that is ready, if one is."""
+        ready = self._ready if command == ENGINE and set(settings) <= {"env", "cwd", "stdout", "stderr"} else None
+        if ready is None or ready[1].returncode is not None:
+            async with self._open(command, **settings) as process:
+                yield process
+            return
+        self._ready = None
+        self._load_next()
+        opened, process = ready
+        given = {"environment": settings["env"], "folder": str(settings.get("cwd") or Path.cwd())}
+        try:
+            await process.stdin.send(json.dumps(given).encode() + b"\n")
+            yield process
+        except BaseException as error:
+            if not await opened.__aexit__(type(error), error, error.__traceback__):
+                raise
+        else:
+            await opened.__aexit__(None, None, None)
+
+    def _load_next(self) -> None:
+        async def load() -> None:
+            from prefect.settings import get_current_settings
+
+            await asyncio.sleep(CALM_SECONDS)
+            environment = os.environ | get_current_settings().to_environment_variables(exclude_unset=True)
+            command = [sys.executable, "-m", __name__]
+            opened = self._open(command, env=environment, stdin=PIPE, stdout=PIPE, stderr=PIPE)
+            self._ready = opened, await opened.__aenter__()
+
+        self._loading = asyncio.ensure_future(load())
+
+
+def main() -> None:
+    """Loads, waits for a flow run on standard input, and runs it; ends with nothing done where none comes."""
+    begun, environment = time.time(), _lasting(os.environ)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal sends it to all that serve
+    for name in _LOADED:
+        importlib.import_module(name)
+
+    if not (line := sys.stdin.buffer.readline()):
+        return
+    given = json.loads(line)
+    os.chdir(given["folder"])
+    os.environ.clear()
+    os.environ.update(given["environment"])
+    os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    if _lasting(os.environ) != environment or _changed_since(begun):
+        os.execv(ENGINE[0], ENGINE)
+    sys.argv = [str(sys.modules["prefect.engine"].__file__)]
+    runpy.run_path(sys.argv[0], run_name="__main__")
+
+
+def _lasting(environment: Any) -> dict[str, str]:
+    """Without what Prefect tells a single run, which it reads when that begins."""
+    return {key: value for key, value in environment.items() if not key.startswith("PREFECT__")}
+
+
+def _changed_since(moment: float) -> bool:
+    for module in list(sys.modules.values()):
+        with suppress(AttributeError, TypeError, OSError):  # it has no file of its own
+            if os.stat(module.__file__).st_mtime > moment:  # type: ignore[arg-type]
+                return True
+    return False
+
+
+if __name__ == "__main__":
+    main()
