@@ -104,6 +104,9 @@ def own_configuration(name: str, runs_dir: str) -> tuple[str, list[str]]:
 def kind_of(path: str, usual: str) -> str:
     """The kind of a source, by the endings of its files: the usual one, if that reads such, else the one that does.
 
+    Files of one kind count if they are the greater part, in number and in bytes together: beside pictures lie lists of
+    them, beside texts lie figures.
+
     Args:
         path: a file, folder or URL.
         usual: the preset's kind.
@@ -114,10 +117,16 @@ def kind_of(path: str, usual: str) -> str:
     if usual == "datasets" or not place.exists():
         return usual
     files = [place] if place.is_file() else islice((each for each in place.rglob("*") if each.is_file()), _LOOKED_AT)
-    endings = Counter(_ending(each) for each in files)
-    known = {family: sum(endings[each] for each in family_endings) for family, family_endings in _FAMILIES.items()}
-    most = max(known, key=lambda family: known[family])
-    family = most if known[most] * 2 > endings.total() else ("text", "wikitext", "enwik8")
+    number, size = Counter[str](), Counter[str]()
+    for each in files:
+        number[_ending(each)] += 1
+        size[_ending(each)] += each.stat().st_size
+    shares = {
+        family: sum(count[ending] / max(1, count.total()) for count in (number, size) for ending in endings)
+        for family, endings in _FAMILIES.items()
+    }
+    most = max(shares, key=lambda family: shares[family])
+    family = most if shares[most] > 1 else ("text", "wikitext", "enwik8")
     if usual in family and not (usual == "stdlib" and place.is_file()):
         return usual
     return "text" if "text" in family else family[0]

@@ -168,4 +168,5 @@ def _row(item: Neighbours, index: Index, chunker: Chunker, is_chunk: bool) -> di
             cut = ", ".join(visible(part.decode(errors="backslashreplace")) for part in parts)
             notes.append(f"{len(parts)} chunks ({cut}), taken for one")
     own = 0 if row is None else int(index.chunks.counts[row])
-    return {"query": visible(item.query), "count": own, "note": "; ".join(notes), "cosine, count": near}
+    # The UI does not wrap lines: what is long comes last.
+    return {"query": visible(item.query), "count": own, "cosine, count": near, "note": "; ".join(notes)}

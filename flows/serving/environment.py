@@ -22,7 +22,7 @@ DEFAULTS = {
     # Leases in memory would end a running training after a restart of the server.
     "PREFECT_SERVER_CONCURRENCY_LEASE_STORAGE": "prefect.server.concurrency.lease_storage.filesystem",
     # The poll interval dominates the time from a click to the first log line.
-    "PREFECT_RUNNER_POLL_FREQUENCY": "2",
+    "PREFECT_RUNNER_POLL_FREQUENCY": "1",
     "PREFECT_LOGGING_EXTRA_LOGGERS": "pipeline,data,haed,flows",
     # A stage run outside a flow in the same process logs to the terminal alone.
     "PREFECT_LOGGING_TO_API_WHEN_MISSING_FLOW": "ignore",

@@ -33,6 +33,15 @@ def test_a_source_is_seen_by_its_files(files: list[str], usual: str, kind: str, 
     assert kind_of(str(tmp_path), usual) == kind
 
 
+def test_lists_beside_pictures_and_figures_beside_texts_change_nothing(tmp_path: Path) -> None:
+    for name, size in {"a.npz": 9000, "README.md": 100, "a_files.txt": 200, "b_files.txt": 100}.items():
+        (tmp_path / name).write_bytes(bytes(size))
+    assert kind_of(str(tmp_path), "stdlib") == "images"
+    for number in range(20):
+        (tmp_path / f"{number}.txt").write_bytes(bytes(100))
+    assert kind_of(str(tmp_path), "stdlib") == "text"
+
+
 def test_what_is_no_path_of_this_machine_stays_what_it_is(tmp_path: Path) -> None:
     (tmp_path / "a.py").write_text("x")
     assert kind_of(str(tmp_path / "a.py"), "stdlib") == "text"  # a file: stdlib reads folders

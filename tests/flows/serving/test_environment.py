@@ -39,8 +39,8 @@ PREFECT_LOGGING_LEVEL = "ERROR"
             "Prefect profile 'team' of ~: the server http://team.example/api\n",
         ),
         ({"PREFECT_API_URL": "http://mine/api"}, ["http://mine/api", None, "7"], "'team' of ~: the server http://mine"),
-        ({"PREFECT_PROFILE": "other"}, [None, "ERROR", "2"], "Prefect profile 'other' of ~: PREFECT_LOGGING_LEVEL\n"),
-        ({"HOME": "/nowhere"}, [None, None, "2"], ""),
+        ({"PREFECT_PROFILE": "other"}, [None, "ERROR", "1"], "Prefect profile 'other' of ~: PREFECT_LOGGING_LEVEL\n"),
+        ({"HOME": "/nowhere"}, [None, None, "1"], ""),
     ],
 )
 def test_a_profile_counts(given: dict[str, str], expected: list[object], said: str, tmp_path: Path) -> None:
