@@ -88,8 +88,12 @@ class IndexOptions:
         ),
     ] = "auto"
     metric: Annotated[
-        Literal["cosine", "ip", "l2"], Field(description="cosine, inner product, or Euclidean distance")
-    ] = "cosine"
+        Literal["auto", "centred", "cosine", "ip", "l2"],
+        Field(
+            description="centred: the cosine once the mean embedding is taken off, of chunks only; cosine, inner product, or "
+            "Euclidean distance; auto: centred of chunks, cosine of contexts"
+        ),
+    ] = "auto"
     recall: Annotated[
         float,
         Field(gt=0, le=1, description="share of the exact ten nearest that an approximate index is tuned to find"),

@@ -16,7 +16,7 @@ from pipeline.probe.written import searched, write_table
 from pipeline.run.opened import Run
 from pipeline.run.spaces.answers import spell
 from pipeline.run.spaces.contexts import AFTER, BEFORE, NAMED
-from pipeline.run.spaces.stored import Meta, growing, place_of
+from pipeline.run.spaces.stored import Meta, growing, metric_of, place_of
 from pipeline.run.spaces.vectors import prepared
 from pipeline.run.windows import grid
 
@@ -54,6 +54,7 @@ def contexts(run: Run) -> Meta:
     before it. If there are more places than `index.max_contexts`, windows are drawn by the seed.
     """
     corpus, limits = run.folder.corpus(), run.options.index
+    metric = metric_of(limits, "contexts")
     total = corpus.counts(limits.split).chunks
     if not total:
         raise ValueError(f"the {limits.split} split is empty: there are no contexts in it")
@@ -77,17 +78,17 @@ def contexts(run: Run) -> Meta:
         )
         while made < wanted and (batch := list(islice(windows, _AT_ONCE))):
             vectors = _states(run, batch)[: wanted - made]
-            file.add(prepared(vectors, limits.metric))
+            file.add(prepared(vectors, metric))
             yield _table(batch, run.chunker.name, len(vectors))
             made += len(vectors)
 
     width = run.context(b"a", limits.layer).shape[0]
-    with growing(place_of(run.folder, "contexts"), width, limits.metric) as file:
+    with growing(place_of(run.folder, "contexts"), width, metric) as file:
         write_table(run, "contexts", tables())
     if not made:
         raise ConfigError(f"index.max_contexts={limits.max_contexts}: none of {total:,} places was drawn, raise it")
     unseen = np.zeros((0, width), np.float32)
-    return searched(run, "contexts", limits.metric, unseen, left_out=total - made, layer=limits.layer)
+    return searched(run, "contexts", metric, unseen, left_out=total - made, layer=limits.layer)
 
 
 def _windows(corpus: Corpus, split: str, context: int) -> Iterator[_Window]:

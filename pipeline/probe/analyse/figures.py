@@ -67,7 +67,7 @@ def _of_use(
     bands = [slice(0, min(_BAND, size)), *([slice(size - _BAND, size)] if size >= 2 * _BAND else [])]
     agreement = [
         use.agreement(
-            made.vectors, counted, made.chunks, made.counts, made.labels, band, _QUERIES, _NEAREST, made.pixels
+            made.centred, counted, made.chunks, made.counts, made.labels, band, _QUERIES, _NEAREST, made.pixels
         )
         for band in bands
     ]
@@ -83,8 +83,7 @@ def _intrinsic(options: Options, made: Material, small: np.ndarray, notes: list[
     """The checks, of the model and of the yardsticks; `small` are the vectors of contexts."""
     words = checks.words(made.chunks)
     rows = np.array(list(words.values()), int)
-    own = made.vectors[rows]
-    spaces = {checks.MODEL: own, checks.CENTRED: own - made.vectors.mean(0), checks.COUNTED: small[rows]}
+    spaces = {checks.MODEL: made.centred[rows], checks.WHOLE: made.vectors[rows], checks.COUNTED: small[rows]}
     if options.analyse.skip_gram:
         learned = checks.skip_gram(made.stream, len(made.chunks), min(100, small.shape[1]), options.seed)
         if learned is None:

@@ -7,6 +7,7 @@ from matplotlib.figure import Figure
 
 from pipeline.probe.analyse.drift import Drift
 from pipeline.probe.analyse.intrinsic import MODEL as OF_MODEL
+from pipeline.probe.analyse.intrinsic import WHOLE as OF_WHOLE
 from pipeline.probe.analyse.intrinsic import Intrinsic
 from pipeline.probe.analyse.use import Agreement
 from pipeline.run.files import Part
@@ -15,7 +16,7 @@ from pipeline.show.plots import COLOURS, GREY, MODEL, panel, png
 USE, SPELLING = COLOURS["pretrain"], MODEL
 _LABELS = 60  # of a map
 _SIGNS = {
-    "centred": (">", MODEL),
+    OF_WHOLE: ("<", "#57606a"),
     "PPMI-SVD": ("D", USE),
     "skip-gram": ("s", COLOURS["train"]),
     "spelling": ("X", "#b08d57"),
@@ -23,12 +24,12 @@ _SIGNS = {
 
 
 def agreement(bands: Sequence[Agreement]) -> bytes:
-    """Likeness in use and in spelling by the cosine of embeddings, from chance (0) to the best possible (1), a panel a band."""
+    """Likeness in use and in spelling by the centred cosine, from chance (0) to the best possible (1), a panel a band."""
     figure = Figure(figsize=(4.8 * len(bands), 3.2))
     for position, band in enumerate(bands, 1):
         last = band.first + band.among - 1
         title = f"chunks of rank {band.first:,} to {last:,}"
-        axes = panel(figure, position, len(bands), title, "cosine of embeddings, from here on")
+        axes = panel(figure, position, len(bands), title, "centred cosine of embeddings, from here on")
         for name, kind, colour in (("use", band.use, USE), ("spelling", band.spelling, SPELLING)):
             span = max(kind.best - kind.chance, 1e-9)
             points = [

@@ -78,7 +78,10 @@ def findings(found: Analysis) -> list[str]:
         )
     if (checks := found.intrinsic) is not None and checks.mean:
         values = ", ".join(f"{name} {value:.3f}" for name, value in checks.mean.items())
-        told.append(f"Words of a kind find each other, mean precision@10: {values}. Of these, {checks.verdict}.")
+        told.append(
+            f"Words of a kind find each other, mean precision@10: {values}. For the centred cosine, which `haed neighbours` has, "
+            f"{checks.verdict}."
+        )
     if found.loss:
         bits, tokens = (sum(getattr(part, name) for part in found.loss) for name in ("bits", "tokens"))
         rare = [part for part in found.loss if part.of in ("0", "1", "2–9")]

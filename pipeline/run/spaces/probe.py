@@ -77,7 +77,7 @@ class Probe:
         return self.index.analogy(first, less, more, count, self._embed, min_count)
 
     def expected(self, *texts: str | bytes, count: int | None = None, min_count: int | None = None) -> Answers:
-        """The chunks nearest to what the model predicts after each text: ŷ asked for among embeddings.
+        """The chunks nearest to what the model predicts after each text: ŷ asked for among whole embeddings, mean and all.
 
         Probabilities, with the bias and the counts of chunks, are what `Run.next` tells.
         """
@@ -85,7 +85,7 @@ class Probe:
         model = self._model(self.index.meta.stage)
         vectors = np.stack([model.expected(text) for text in asked])
         labels = [(spell(text, self.index.meta.chunker), text) for text in asked]
-        return self.index.answer(labels, vectors, count, min_count, [[] for _ in asked])
+        return self.index.expected(labels, vectors, count, min_count)
 
     def contexts(self, *texts: str | bytes, count: int | None = None) -> Answers:
         """The places of the corpus where the model's state is nearest to that after each text; see `Contexts.nearest`."""
