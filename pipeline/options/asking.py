@@ -132,7 +132,7 @@ class IndexOptions:
         Field(
             ge=0,
             le=1000,
-            description="contexts are what comes out of this layer of a main transformer, from 0; null: out of all of them",
+            description="contexts are what comes out of this layer of the main model, from 0; null: out of all of them",
         ),
     ] = None
     queries: Annotated[
@@ -180,6 +180,10 @@ class AnalyseOptions:
         Literal["auto", "pca", "umap", "tsne"],
         Field(description="the map beside PCA; auto: UMAP or t-SNE if one is installed (pip install 'haed[maps]')"),
     ] = "auto"
+    passages: Annotated[
+        int,
+        Field(ge=0, le=10**6, description="places of the text whose nearest ones are compared by layer; 0: none"),
+    ] = 4000
     projector: Annotated[
         int,
         Field(

@@ -29,7 +29,7 @@ from pipeline.run.opened import Run
 from pipeline.show.report import ANALYSIS
 
 log = logging.getLogger(__name__)
-PICTURES = ("map.png", "use.png", "intrinsic.png", "loss.png", "norms.png", "drift.png")
+PICTURES = ("map.png", "use.png", "intrinsic.png", "loss.png", "norms.png", "drift.png", "passages.png")
 _ON_MAP = 8  # neighbours of a point
 
 
@@ -128,6 +128,8 @@ def _pictures(found: Analysis, made: Material, places: dict[str, np.ndarray]) ->
     pictures["norms.png"] = plots.norms(made.vectors, made.counts)
     if found.drift is not None:
         pictures["drift.png"] = plots.drift(found.drift)
+    if found.passages is not None:
+        pictures["passages.png"] = plots.passages(found.passages)
     return pictures
 
 
