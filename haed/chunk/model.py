@@ -208,12 +208,14 @@ class HAED(System):
             biases.append(found.bias.to(torch.promote_types(found.bias.dtype, torch.float32)))
         return Known(lexicon, torch.cat(keys), torch.cat(biases))
 
-    def vectors(self, windows: Windows, space: str, layer: int | None = None) -> Tensor:
+    def vectors(self, windows: Windows, space: str, layer: int | None = None, scale: int | None = None) -> Tensor:
         """Embeddings (`chunks`), states of the main model (`contexts`), or queries for chunks (`predictions`).
 
         The state after the last layer is ŷ. See `System.vectors`.
         """
         real = windows.real
+        if scale is not None:
+            return super().vectors(windows, space, layer, scale)
         if space == "chunks" and layer is None:
             return self.encode(Chunks(windows.tokens[real], windows.lengths[real])).vector
         if space == "predictions" and layer is None:

@@ -135,6 +135,15 @@ class IndexOptions:
             description="contexts are what comes out of this layer of the main model, from 0; null: out of all of them",
         ),
     ] = None
+    scale: Annotated[
+        int | None,
+        Field(
+            ge=1,
+            le=10**6,
+            description="contexts are what the layers of this scale of a multi-scale model, or level of an Hourglass, make of "
+            "the last of its groups of so many tokens that is complete; null: what comes out of them all",
+        ),
+    ] = None
     queries: Annotated[
         list[str], Field(description="queries shown in the report; none: frequent chunks of the corpus")
     ] = field(default_factory=list)

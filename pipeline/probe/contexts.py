@@ -80,13 +80,13 @@ def contexts(run: Run) -> Meta:
             yield _table(batch, run.chunker.name, len(vectors))
             made += len(vectors)
 
-    width = run.context(b"a", limits.layer).shape[0]
+    width = run.context(b"a", limits.layer, limits.scale).shape[0]
     with growing(place_of(run.folder, "contexts"), width, metric) as file:
         write_table(run, "contexts", tables())
     if not made:
         raise ConfigError(f"index.max_contexts={limits.max_contexts}: none of {total:,} places was drawn, raise it")
     unseen = np.zeros((0, width), np.float32)
-    return searched(run, "contexts", metric, unseen, left_out=total - made, layer=limits.layer)
+    return searched(run, "contexts", metric, unseen, left_out=total - made, layer=limits.layer, scale=limits.scale)
 
 
 def cut(corpus: Corpus, split: str, context: int) -> Iterator[Window]:
@@ -126,8 +126,9 @@ def laid_out(batch: list[Window], k: int) -> Windows:
 @torch.no_grad()
 def _states(run: Run, batch: list[Window]) -> np.ndarray:
     """States (M, E) before the chunks that count."""
+    limits = run.options.index
     with run.compute.precision():
-        found = run.system.vectors(laid_out(batch, run.chunker.k), "contexts", run.options.index.layer)
+        found = run.system.vectors(laid_out(batch, run.chunker.k), "contexts", limits.layer, limits.scale)
     count = np.concatenate([np.arange(each.begin, each.end) >= each.new for each in batch])
     return found.float().cpu().numpy()[count]
 

@@ -79,10 +79,11 @@ class Contexts:
             )
             for text, near, own in zip(asked, rows.tolist(), scores.tolist(), strict=True)
         ]
-        name = SCORES[self.meta.metric]
+        meta, name = self.meta, SCORES[self.meta.metric]
         left = self.meta.left_out
         among = f"among {len(self):,} of the {len(self) + left:,} places of {self.meta.split}" if left else "all places"
-        return Answers(found, f"{name}, document at byte, text before ▸ after; {among}", name)
+        part = "".join(f", {of} {n}" for of, n in (("layer", meta.layer), ("scale", meta.scale)) if n is not None)
+        return Answers(found, f"{name}{part}, document at byte, text before ▸ after; {among}", name)
 
     def passage(self, row: int, score: float) -> Passage:
         """The place of a row."""

@@ -109,6 +109,7 @@ class Meta(Indexed):
         asked_stage: the phase that was asked for; None: the last one.
         chunker: kind of the chunks.
         layer: of the main model, whose state contexts are; None: what comes out of it.
+        scale: likewise of a model of several scales, in tokens.
         recall: that was asked for.
         queries: on which efforts were compared: rows of the index, and vectors that it does not have.
         curve: what was found at each effort, up to the one that was chosen.
@@ -122,6 +123,7 @@ class Meta(Indexed):
     asked_stage: Phase | None = None
     chunker: str
     layer: int | None = None
+    scale: int | None = None
     recall: float = 0.99
     queries: dict[str, int] = field(default_factory=dict)
     curve: list[Point] = field(default_factory=list)
