@@ -189,7 +189,7 @@ class Index:
 
         Args:
             asked: the text and the bytes of each question.
-            vectors: what was asked, without the mean if the index is; divided by their lengths here.
+            vectors: what was asked, without the mean if the index is; for cosines divided by their lengths here.
             count: neighbours of each; None: eight, or as many as there are.
             min_count: occurrences of a neighbour; None: the index's floor.
             without: chunks that are no answers to each; None: the bytes of each question.

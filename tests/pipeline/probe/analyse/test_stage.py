@@ -42,6 +42,12 @@ def test_it_writes_figures_pictures_a_map_and_an_export(run: Path, capsys: pytes
     assert "Passages by layer" in (run / "analysis" / "report.html").read_text()
     rows = (run / "analysis" / "projector" / "metadata.tsv").read_text().splitlines()
     assert len(rows) == found["chunks"] + 1 and rows[0] == "chunk\tcount\tbytes"
+    exported = np.fromfile(run / "analysis" / "projector" / "vectors.bytes", "<f4").reshape(found["chunks"], 16)
+    cosines = exported @ exported.T  # the same that an index of all chunks gives
+    assert 'tensor_name: "run centred"' in (run / "analysis" / "projector" / "projector_config.pbtxt").read_text()
+    assert cosines[~np.eye(len(exported), dtype=bool)].mean() == pytest.approx(
+        found["cloud"]["centred_cosine"], abs=1e-4
+    )
     again = asdict(analyse(run_options(str(run), ["analyse.clusters=5", "analyse.skip_gram=false"], "analyse")))
     assert json.loads(json.dumps(again)) | {"seconds": 0} == found | {"seconds": 0}
     assert main(["report", str(run)]) == 0
