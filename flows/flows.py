@@ -17,6 +17,7 @@ from pipeline.kinds import phases
 from pipeline.run.files import Evaluation, read_as
 from pipeline.run.folder import RunFolder
 from pipeline.run.shards import check_split
+from pipeline.run.spaces.stored import metric_of
 
 log = logging.getLogger(__name__)
 TRAINS = {"pretrain": pretrain, "finetune": finetune, "train": train}
@@ -66,7 +67,8 @@ def _all_stages(asked: Asked) -> Everything:
     whose = likelihood(options, folder.trained_phase(limits.stage))
     if not folder.is_made("evaluation.json", options, split=limits.split, likelihood=whose):
         evaluate(run)
-    wanted = {name: getattr(options.index, name) for name in ("split", "min_count", "max_chunks", "metric")}
+    wanted = {name: getattr(options.index, name) for name in ("split", "min_count", "max_chunks")}
+    wanted["metric"] = metric_of(options.index, "chunks")
     if chunks and not folder.is_made("index/chunks/meta.json", options, **wanted):
         index(run)
     sample(run)

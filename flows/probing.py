@@ -103,13 +103,15 @@ def neighbours(
     meta = read_as(Meta, place_of(folder, "contexts" if space == "contexts" else "chunks") / "meta.json")
     about = f"{found.about}; by {origin(options, meta.stage, meta.step, meta.checkpoint)}"
     if space == "contexts":
-        rows = [_place(item, each) for item in found for each in item.neighbours if isinstance(each, Passage)]
+        rows = [
+            _place(item, each, found.score) for item in found for each in item.neighbours if isinstance(each, Passage)
+        ]
     else:
         opened, chunker = Index.open(folder, meta.checkpoint), folder.chunker()
-        rows = [_row(item, opened, chunker, space == "chunks") for item in found]
+        rows = [_row(item, opened, chunker, found.score, space == "chunks") for item in found]
     create_table_artifact(rows, run_key("neighbours", options), f"neighbours: {about}")
     if drawn := plots.neighbours(found):
-        text = f"![queries and their neighbours, with cosines]({data_uri(drawn)})"
+        text = f"![queries and their neighbours, with scores]({data_uri(drawn)})"
         create_markdown_artifact(f"{text}\n\n{about}", run_key("neighbours-drawn", options), f"neighbours: {about}")
     return list(found)
 
@@ -144,20 +146,20 @@ def analyse(run: Place = "quickstart", overrides: Words = []) -> Analysed:  # no
     return Analysed(found.stage, found.step, found.checkpoint, found.findings)
 
 
-def _place(item: Neighbours, near: Passage) -> dict[str, Any]:
+def _place(item: Neighbours, near: Passage, score: str) -> dict[str, Any]:
     """A passage in the table: where it is like the end of a text."""
     where = {"document": near.name, "byte": near.offset, "before": visible(near.text), "after": visible(near.after)}
-    return {"query": visible(item.query), "cosine": round(near.score, 3)} | where
+    return {"query": visible(item.query), score: round(near.score, 3)} | where
 
 
-def _row(item: Neighbours, index: Index, chunker: Chunker, is_chunk: bool) -> dict[str, Any]:
+def _row(item: Neighbours, index: Index, chunker: Chunker, score: str, is_chunk: bool) -> dict[str, Any]:
     """A query in the table: how often the indexed split has it, a note if it has not, and what is near to it.
 
     A query that is no chunk itself is a text after which chunks are expected.
     """
     near = " · ".join(f"{visible(n.text)} {n.score:.3f} ×{n.count:,}" for n in item.neighbours)
     if not is_chunk:
-        return {"query": visible(item.query), "cosine, count": near}
+        return {"query": visible(item.query), f"{score}, count": near}
     chunk = bytes.fromhex(item.hex)
     row = index.find(chunk)
     notes = [f"no chunk of the index ({index.meta.split})"] if row is None else []
@@ -169,4 +171,4 @@ def _row(item: Neighbours, index: Index, chunker: Chunker, is_chunk: bool) -> di
             notes.append(f"{len(parts)} chunks ({cut}), taken for one")
     own = 0 if row is None else int(index.chunks.counts[row])
     # The UI does not wrap lines: what is long comes last.
-    return {"query": visible(item.query), "count": own, "cosine, count": near, "note": "; ".join(notes)}
+    return {"query": visible(item.query), "count": own, f"{score}, count": near, "note": "; ".join(notes)}

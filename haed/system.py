@@ -157,17 +157,34 @@ class System(nn.Module, ABC):
         assert isinstance(laid, Windows)
         return self.mark("system", self.log_likelihood(laid).sum())
 
-    def vectors(self, windows: Windows, space: str, layer: int | None = None) -> Tensor:
+    def outlets(self) -> dict[int, nn.Module]:
+        """By scale, in tokens, the module that gives what its layers make of each group, (B, J, W); by default there is none.
+
+        Group j is complete at position j · scale of the sequence, before the token there is read, so that position t may see
+        group ⌊t / scale⌋ and those before it.
+        """
+        return {}
+
+    def at_scales(self, windows: Windows) -> dict[int, Tensor]:
+        """What the `outlets` give for windows on the CPU, (B, J, W) by scale."""
+        return {}
+
+    def vectors(self, windows: Windows, space: str, layer: int | None = None, scale: int | None = None) -> Tensor:
         """Vectors (M, E) of the real chunks of windows on the CPU, in one of `spaces`.
 
         Args:
             windows: on the CPU.
             space: `chunks`: of each chunk by itself; `contexts`: of what stands before it in its window.
             layer: of `contexts`, from 0; None: what comes out of all of them.
+            scale: of `contexts`, in tokens: of the last of its groups that is complete where a chunk begins; None: what comes
+                out of all of them.
 
         Raises:
-            ValueError: the system has no such space, or no such layer that could be looked at.
+            ValueError: the system has no such space, or no such layer or scale that could be looked at.
         """
+        if space in self.spaces and scale is not None:
+            there = ", ".join(str(each) for each in sorted(self.outlets()))
+            raise ValueError(f"{type(self).__name__} has no scale {scale} of {space}, only: {there or 'none'}")
         if space in self.spaces:
             raise ValueError(
                 f"{type(self).__name__} has no layer {layer} of {space} to be looked at: leave the layer out"

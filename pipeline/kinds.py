@@ -1,4 +1,4 @@
-"""Which options are of which kinds of model: the sections that a family names, and what only models of chunks have."""
+"""Which options are of which kinds of model: the sections that a family names, and what only some kinds have."""
 
 from haed.options import SYSTEMS
 from pipeline.options import Phase
@@ -23,6 +23,7 @@ OF_CHUNKS = {
     "index.neighbours": "",
     "analyse": "",
 }
+OF_TOKENS = ("index.scale",)  # what all others alone have a use for
 
 
 def phases(kind: str) -> tuple[Phase, ...]:
@@ -48,6 +49,8 @@ def refusal(key: str, kind: str) -> str:
 def _kinds(key: str) -> list[str]:
     if any(_is_within(key, name) for name in OF_CHUNKS):
         return [kind for kind, family in SYSTEMS.items() if family.chunks]
+    if key in OF_TOKENS:
+        return [kind for kind, family in SYSTEMS.items() if not family.chunks]
     owners = [
         kind for kind, family in SYSTEMS.items() if any(_is_within(key, f"model.{each}") for each in family.sections)
     ]

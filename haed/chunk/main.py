@@ -42,6 +42,21 @@ class Main(nn.Module, ABC):
         first[:, 0] = True
         return self.step(torch.where(first[..., None], self.start.to(before.dtype), before), None)
 
+    def states(self, embeddings: Tensor, starts: Tensor) -> list[Tensor]:
+        """What comes out of each layer, (B, T, ·), and ŷ at last; see `forward`."""
+        seen: list[Tensor] = []
+        hooks = [each.register_forward_hook(lambda _, given, found: seen.append(found)) for each in self.stack()]
+        try:
+            last = self(embeddings, starts)
+        finally:
+            for hook in hooks:
+                hook.remove()
+        return [*seen, last]
+
+    @abstractmethod
+    def stack(self) -> nn.ModuleList:
+        """The layers."""
+
     @abstractmethod
     def step(self, inputs: Tensor, cache: Any) -> Tensor:
         """Feeds inputs (B, T, E), which follow those in the cache, and returns ŷ (B, T, W) after each."""
@@ -107,6 +122,10 @@ class TransformerMain(Main):
             inputs = block(inputs, cache, layer)
         return self.norm(inputs)
 
+    def stack(self) -> nn.ModuleList:
+        """See `Main.stack`."""
+        return self.blocks
+
     def cache(self) -> Cache:
         """See `Main.cache`."""
         return Cache(len(self.blocks))
@@ -171,6 +190,15 @@ class LSTMMain(Main):
                 outputs.append(cache.layers[number][0])
             x = torch.stack(outputs)
         return x.transpose(0, 1)[..., : self.width]
+
+    def stack(self) -> nn.ModuleList:
+        """See `Main.stack`."""
+        return self.layers
+
+    def states(self, embeddings: Tensor, starts: Tensor) -> list[Tensor]:
+        """See `Main.states`; layers have all their units."""
+        *layers, last = super().states(embeddings, starts)
+        return [*(each.unflatten(0, (-1, len(embeddings))).transpose(0, 1) for each in layers), last]
 
     def cache(self) -> LSTMCache:
         """See `Main.cache`."""

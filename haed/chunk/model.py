@@ -140,13 +140,22 @@ class HAED(System):
 
     def predictions(self, windows: Windows) -> Tensor:
         """ŷ (M, W) of the M real chunks of windows on the CPU, on the model's device."""
+        return self.main(*self._given(windows))[windows.real.nonzero(as_tuple=True)]
+
+    def states(self, windows: Windows) -> list[Tensor]:
+        """What comes out of each layer of the main model, (M, ·) of the M real chunks, and ŷ at last; see `predictions`."""
+        where = windows.real.nonzero(as_tuple=True)
+        return [each[where] for each in self.main.states(*self._given(windows))]
+
+    def _given(self, windows: Windows) -> tuple[Tensor, Tensor]:
+        """What the main model is given: embeddings (B, T, E), and where documents start."""
         real = windows.real
         chunks = distinct(windows.tokens[real], windows.lengths[real])
         vectors = self.encode(Chunks(chunks.tokens, chunks.lengths)).vector
         where = real.nonzero(as_tuple=True)
         grid = vectors.new_zeros(*real.shape, vectors.shape[-1])
         grid[where] = vectors[chunks.inverse.to(self.device)]
-        return self.main(grid, windows.starts.to(self.device))[where]
+        return grid, windows.starts.to(self.device)
 
     def decisions(self, windows: Windows) -> Tensor:
         """Of the decoder alone; see `System.decisions`."""
@@ -199,28 +208,21 @@ class HAED(System):
             biases.append(found.bias.to(torch.promote_types(found.bias.dtype, torch.float32)))
         return Known(lexicon, torch.cat(keys), torch.cat(biases))
 
-    def vectors(self, windows: Windows, space: str, layer: int | None = None) -> Tensor:
+    def vectors(self, windows: Windows, space: str, layer: int | None = None, scale: int | None = None) -> Tensor:
         """Embeddings (`chunks`), states of the main model (`contexts`), or queries for chunks (`predictions`).
 
         The state after the last layer is ŷ. See `System.vectors`.
         """
         real = windows.real
+        if scale is not None:
+            return super().vectors(windows, space, layer, scale)
         if space == "chunks" and layer is None:
             return self.encode(Chunks(windows.tokens[real], windows.lengths[real])).vector
         if space == "predictions" and layer is None:
             return self.query(self.predictions(windows))
-        blocks = getattr(self.main, "blocks", ())
-        if space != "contexts" or (layer is not None and layer >= len(blocks)):
+        if space != "contexts" or (layer is not None and layer >= len(self.main.stack())):
             return super().vectors(windows, space, layer)
-        if layer is None:
-            return self.predictions(windows)
-        seen: list[Tensor] = []
-        hook = blocks[layer].register_forward_hook(lambda module, given, found: seen.append(found))
-        try:
-            self.predictions(windows)
-        finally:
-            hook.remove()
-        return seen[0][real.nonzero(as_tuple=True)]
+        return self.predictions(windows) if layer is None else self.states(windows)[layer]
 
     def kept(self, chunks: float, tokens: float) -> float:
         """What goes into the layers of the main model and the decoder, and the logits; see `System.kept`."""

@@ -133,6 +133,10 @@ class Hourglass(TokenSystem):
         """From the finest to the coarsest, by name."""
         return [(name, getattr(self, name)) for name in self.scales]
 
+    def outlets(self) -> dict[int, nn.Module]:
+        """See `System.outlets`: of each level, what it gives to the finer one."""
+        return {int(name.removeprefix("scale_")): level.after for name, level in self.levels()}
+
     def memory(self, samples: int) -> list[LevelMemory]:
         """See `TokenSystem.memory`."""
         return [level.memory() for _, level in self.levels()]

@@ -117,6 +117,10 @@ class TopDown(TokenSystem):
             found = self.mark(f"scale_{scale}", getattr(self, f"scale_{scale}")(x, found, kept))
         return tokens.above.take(found, x.shape[1])
 
+    def outlets(self) -> dict[int, nn.Module]:
+        """See `System.outlets`: vectors before they are lengthened."""
+        return {scale: getattr(self, f"scale_{scale}").norm for scale in self.scales}
+
     def memory(self, samples: int) -> list[LevelMemory]:
         """See `TokenSystem.memory`."""
         levels = [LevelMemory(getattr(self, f"scale_{scale}").layers.memory()) for scale in self.scales]
@@ -181,6 +185,10 @@ class BottomUp(TokenSystem):
             groups.append(below)
         x = self.mark("aggregation", self.aggregation(x, groups, memory.aggregation if memory else None))
         return self.mark("scale_1", self.scale_1(x, memory.finest if memory else None))
+
+    def outlets(self) -> dict[int, nn.Module]:
+        """See `System.outlets`."""
+        return {scale: getattr(self, f"scale_{scale}").norm for scale in self.scales} | {1: self.scale_1}
 
     def memory(self, samples: int) -> BottomUpMemory:
         """See `TokenSystem.memory`."""

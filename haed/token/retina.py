@@ -95,6 +95,12 @@ class Retina(TokenSystem):
             x = layer(x, kept)
         return self.mark("scale_1", x)
 
+    def outlets(self) -> dict[int, nn.Module]:
+        """See `System.outlets`: of a coarse scale, the groups at which the last layer looks, which it pools from its input."""
+        last = self.scale_1[-1]
+        assert isinstance(last, RetinaLayer)
+        return {pool.factor: pool for pool in last.pools if isinstance(pool, Pool)} | {1: last}
+
     def memory(self, samples: int) -> list[RetinaMemory]:
         """See `TokenSystem.memory`."""
         return [layer.memory() for layer in self.scale_1 if isinstance(layer, RetinaLayer)]

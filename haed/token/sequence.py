@@ -9,6 +9,7 @@ Legend: B sequences, T chunks of a window, K tokens of a chunk, L tokens of a se
 
 from abc import abstractmethod
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -233,14 +234,37 @@ class TokenSystem(System):
             hook.remove()
         return (logits.numel() + sum(x.numel() for x in seen.values())) * tokens / symbols.numel()
 
-    def vectors(self, windows: Windows, space: str, layer: int | None = None) -> Tensor:
-        """`contexts`: what the output layer sees where a chunk begins, which knows all before it; see `System.vectors`."""
-        if space != "contexts" or layer is not None:
-            return super().vectors(windows, space, layer)
-        laid = self.lay_out(windows)
-        first = ((laid.place % (self.cut.k + 1) == 0) & laid.real).nonzero(as_tuple=True)
+    def at_scales(self, windows: Windows) -> dict[int, Tensor]:
+        """See `System.at_scales`."""
+        seen: dict[int, Tensor] = {}
+        self._hidden(self.lay_out(windows), seen)
+        return seen
+
+    def vectors(self, windows: Windows, space: str, layer: int | None = None, scale: int | None = None) -> Tensor:
+        """`contexts`: what the output layer sees where a chunk begins, which knows all before it; see `System.vectors`.
+
+        The last group of a scale does not know the last tokens, fewer than `scale`; the first one knows nothing.
+        """
+        if space != "contexts" or layer is not None or not (scale is None or scale in self.outlets()):
+            return super().vectors(windows, space, layer, scale)
+        laid, seen = self.lay_out(windows), dict[int, Tensor]()
+        row, place = ((laid.place % (self.cut.k + 1) == 0) & laid.real).nonzero(as_tuple=True)
+        last = self._hidden(laid, seen)
+        return last[row, place] if scale is None else seen[scale][row, place // scale]
+
+    def _hidden(self, laid: Tokens, seen: dict[int, Tensor]) -> Tensor:
+        """What the output layer sees, (B, L, W), of what was laid out on the CPU; notes what the `outlets` give in `seen`."""
         laid = moved(laid, self.device)
-        return self.hidden(laid.symbols, laid.route, laid.looked)[0][first]
+        hooks = [each.register_forward_hook(partial(_note, seen, scale)) for scale, each in self.outlets().items()]
+        try:
+            return self.hidden(laid.symbols, laid.route, laid.looked)[0]
+        finally:
+            for hook in hooks:
+                hook.remove()
+
+
+def _note(seen: dict[int, Tensor], scale: int, module: nn.Module, given: object, found: Tensor) -> None:
+    seen[scale] = found
 
 
 class Positions(nn.Module):

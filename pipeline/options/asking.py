@@ -88,8 +88,12 @@ class IndexOptions:
         ),
     ] = "auto"
     metric: Annotated[
-        Literal["cosine", "ip", "l2"], Field(description="cosine, inner product, or Euclidean distance")
-    ] = "cosine"
+        Literal["auto", "centred", "cosine", "ip", "l2"],
+        Field(
+            description="centred: the cosine once the mean embedding is taken off, of chunks only; cosine, inner product, or "
+            "Euclidean distance; auto: centred of chunks, cosine of contexts"
+        ),
+    ] = "auto"
     recall: Annotated[
         float,
         Field(gt=0, le=1, description="share of the exact ten nearest that an approximate index is tuned to find"),
@@ -128,7 +132,16 @@ class IndexOptions:
         Field(
             ge=0,
             le=1000,
-            description="contexts are what comes out of this layer of a main transformer, from 0; null: out of all of them",
+            description="contexts are what comes out of this layer of the main model, from 0; null: out of all of them",
+        ),
+    ] = None
+    scale: Annotated[
+        int | None,
+        Field(
+            ge=1,
+            le=10**6,
+            description="contexts are what the layers of this scale of a multi-scale model, or level of an Hourglass, make of "
+            "the last of its groups of so many tokens that is complete; null: what comes out of them all",
         ),
     ] = None
     queries: Annotated[
@@ -176,6 +189,10 @@ class AnalyseOptions:
         Literal["auto", "pca", "umap", "tsne"],
         Field(description="the map beside PCA; auto: UMAP or t-SNE if one is installed (pip install 'haed[maps]')"),
     ] = "auto"
+    passages: Annotated[
+        int,
+        Field(ge=0, le=10**6, description="places of the text whose nearest ones are compared by layer; 0: none"),
+    ] = 4000
     projector: Annotated[
         int,
         Field(

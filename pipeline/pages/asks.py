@@ -98,7 +98,7 @@ class NearBy:
 
     Attributes:
         asked: each query.
-        metric: of the scores.
+        score: what the scores are.
         split: that was indexed.
         least: occurrences of the chunks that were searched.
         among: how many these are.
@@ -107,7 +107,7 @@ class NearBy:
     """
 
     asked: list[Asked]
-    metric: str
+    score: str
     split: str
     least: int
     among: int
@@ -139,7 +139,7 @@ def neighbours(question: Near) -> Callable[["Opened"], NearBy]:
         texts = [b""] * len(found) if pictures or not queries else queries
         asked = [_asked(opened, each, text) for each, text in zip(found, texts, strict=True)]
         meta, least = index.meta, question.min_count or index.meta.floor
-        return NearBy(asked, meta.metric, meta.split, least, index.known(least), len(index), opened.examples.where)
+        return NearBy(asked, found.score, meta.split, least, index.known(least), len(index), opened.examples.where)
 
     return ask
 

@@ -16,7 +16,7 @@ from pipeline.probe.written import searched, write_table
 from pipeline.run.opened import Run
 from pipeline.run.spaces.answers import spell
 from pipeline.run.spaces.contexts import AFTER, BEFORE, NAMED
-from pipeline.run.spaces.stored import Meta, growing, place_of
+from pipeline.run.spaces.stored import Meta, growing, metric_of, place_of
 from pipeline.run.spaces.vectors import prepared
 from pipeline.run.windows import grid
 
@@ -25,7 +25,7 @@ _AT_ONCE = 16  # windows
 
 
 @dataclass
-class _Window:
+class Window:
     """Chunks of a document: from which one on they count, and where they are.
 
     Attributes:
@@ -54,6 +54,7 @@ def contexts(run: Run) -> Meta:
     before it. If there are more places than `index.max_contexts`, windows are drawn by the seed.
     """
     corpus, limits = run.folder.corpus(), run.options.index
+    metric = metric_of(limits, "contexts")
     total = corpus.counts(limits.split).chunks
     if not total:
         raise ValueError(f"the {limits.split} split is empty: there are no contexts in it")
@@ -72,25 +73,24 @@ def contexts(run: Run) -> Meta:
         nonlocal made
         chance = np.random.default_rng(run.options.seed)
         share = wanted / total
-        windows = (
-            each for each in _windows(corpus, limits.split, run.options.batch.context) if chance.random() < share
-        )
+        windows = (each for each in cut(corpus, limits.split, run.options.batch.context) if chance.random() < share)
         while made < wanted and (batch := list(islice(windows, _AT_ONCE))):
             vectors = _states(run, batch)[: wanted - made]
-            file.add(prepared(vectors, limits.metric))
+            file.add(prepared(vectors, metric))
             yield _table(batch, run.chunker.name, len(vectors))
             made += len(vectors)
 
-    width = run.context(b"a", limits.layer).shape[0]
-    with growing(place_of(run.folder, "contexts"), width, limits.metric) as file:
+    width = run.context(b"a", limits.layer, limits.scale).shape[0]
+    with growing(place_of(run.folder, "contexts"), width, metric) as file:
         write_table(run, "contexts", tables())
     if not made:
         raise ConfigError(f"index.max_contexts={limits.max_contexts}: none of {total:,} places was drawn, raise it")
     unseen = np.zeros((0, width), np.float32)
-    return searched(run, "contexts", limits.metric, unseen, left_out=total - made, layer=limits.layer)
+    return searched(run, "contexts", metric, unseen, left_out=total - made, layer=limits.layer, scale=limits.scale)
 
 
-def _windows(corpus: Corpus, split: str, context: int) -> Iterator[_Window]:
+def cut(corpus: Corpus, split: str, context: int) -> Iterator[Window]:
+    """The windows of a split, which overlap by half."""
     stride = max(1, context // 2)
     for number, ((tokens, lengths), name) in enumerate(
         zip(corpus.documents(split), _names(corpus, split), strict=True)
@@ -98,7 +98,7 @@ def _windows(corpus: Corpus, split: str, context: int) -> Iterator[_Window]:
         ends = np.concatenate([[0], np.cumsum(lengths, dtype=np.int64)])
         for begin in range(0, max(1, len(lengths) - (context - stride)), stride):
             end = min(begin + context, len(lengths))
-            yield _Window(number, name, tokens, ends, begin, begin + (context - stride) * (begin > 0), end)
+            yield Window(number, name, tokens, ends, begin, begin + (context - stride) * (begin > 0), end)
 
 
 def _names(corpus: Corpus, split: str) -> Iterator[bytes]:
@@ -107,29 +107,33 @@ def _names(corpus: Corpus, split: str) -> Iterator[bytes]:
             yield from (name.encode()[-NAMED:] for name in sample.names[int(sample.continues) :])
 
 
-@torch.no_grad()
-def _states(run: Run, batch: list[_Window]) -> np.ndarray:
-    """States (M, E) before the chunks that count."""
-    longest, k = max(each.end - each.begin for each in batch), run.chunker.k
+def laid_out(batch: list[Window], k: int) -> Windows:
+    """Windows as a model reads them."""
+    longest = max(each.end - each.begin for each in batch)
     tokens, lengths = (
         torch.zeros(len(batch), longest, k, dtype=torch.long),
         torch.zeros(len(batch), longest, dtype=torch.long),
     )
-    new = torch.zeros(len(batch), longest, dtype=torch.bool)
     for row, each in enumerate(batch):
         size = each.end - each.begin
         sizes = np.diff(each.ends[each.begin : each.end + 1])
         flat = each.tokens[each.ends[each.begin] : each.ends[each.end]]
         tokens[row, :size] = torch.from_numpy(grid(flat, sizes, k).astype(np.int64))
         lengths[row, :size] = torch.from_numpy(sizes)
-        new[row, each.new - each.begin : size] = True
-    windows = Windows.of(tokens, lengths)
+    return Windows.of(tokens, lengths)
+
+
+@torch.no_grad()
+def _states(run: Run, batch: list[Window]) -> np.ndarray:
+    """States (M, E) before the chunks that count."""
+    limits = run.options.index
     with run.compute.precision():
-        found = run.system.vectors(windows, "contexts", run.options.index.layer)
-    return found.float().cpu().numpy()[new[windows.real].numpy()]
+        found = run.system.vectors(laid_out(batch, run.chunker.k), "contexts", limits.layer, limits.scale)
+    count = np.concatenate([np.arange(each.begin, each.end) >= each.new for each in batch])
+    return found.float().cpu().numpy()[count]
 
 
-def _table(batch: list[_Window], kind: str, rows: int) -> Any:
+def _table(batch: list[Window], kind: str, rows: int) -> Any:
     """Where the first `rows` chunks that count stand."""
     import pyarrow
 

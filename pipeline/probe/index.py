@@ -1,6 +1,7 @@
 """The stage `index`: vectors of a run into files that FAISS searches; see `pipeline.run.spaces.stored` for what they hold."""
 
 import logging
+from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -11,7 +12,7 @@ from pipeline.run.folder import RunFolder
 from pipeline.run.index import check_chunks, floor
 from pipeline.run.metrics import Counter
 from pipeline.run.spaces.answers import spell
-from pipeline.run.spaces.stored import Indexed, Meta, Space, growing, place_of
+from pipeline.run.spaces.stored import SCORES, Indexed, Meta, Space, growing, metric_of, place_of
 from pipeline.run.spaces.vectors import prepared
 
 if TYPE_CHECKING:
@@ -71,15 +72,17 @@ def _chunks(run: "Run") -> Meta:
     if found.left_out:
         rest = f"{found.left_out:,} rarer or equally rare ones are left out"
         log.warning("index.max_chunks=%d: of the distinct chunks %s", limits.max_chunks, rest)
-    norms = np.empty(len(counts), np.float32)
+    norms, distances = np.empty((2, len(counts)), np.float32)
     log.info("embedding %s chunks of %s by %s step %s", f"{len(counts):,}", limits.split, run.phase, f"{run.step:,}")
     progress = Counter("index", len(counts), "chunks")
-    with growing(place_of(run.folder, "chunks"), run.options.model.encoder.width, limits.metric) as file:
-        for begin in range(0, len(counts), _AT_ONCE):
-            rows = slice(begin, begin + _AT_ONCE)
-            vectors = run.embed_rows(tokens[rows], lengths[rows])
+    metric = metric_of(limits, "chunks")
+    mean = _mean(run, tokens, lengths, int((counts >= floor(counts)).sum())) if metric == "centred" else None
+    with growing(place_of(run.folder, "chunks"), run.options.model.encoder.width, metric) as file:
+        for rows, vectors in _embedded(run, tokens, lengths):
             norms[rows] = np.linalg.norm(vectors, axis=1)
-            file.add(prepared(vectors, limits.metric))
+            if mean is not None:
+                distances[rows] = np.linalg.norm(vectors - mean, axis=1)
+            file.add(prepared(vectors, metric, mean))
             progress.add(len(vectors))
 
     import pyarrow
@@ -98,6 +101,8 @@ def _chunks(run: "Run") -> Meta:
             fixed, len(counts), [None, pyarrow.py_buffer(np.ascontiguousarray(tokens))]
         ),
     }
+    if mean is not None:
+        columns["from_mean"] = pyarrow.array(distances)
     write_table(run, "chunks", [pyarrow.table(columns)])
     others = distinct_chunks(corpus, "valid", most=4096) if limits.split != "valid" else None
     unseen = np.zeros((0, run.options.model.encoder.width), np.float32)
@@ -107,8 +112,25 @@ def _chunks(run: "Run") -> Meta:
             i for i, row in enumerate(np.column_stack([others.tokens, others.lengths])) if row.tobytes() not in known
         ]
         if new:
-            unseen = prepared(run.embed_rows(others.tokens[new], others.lengths[new]), limits.metric)
-    return searched(run, "chunks", limits.metric, unseen, left_out=found.left_out, floor=floor(counts))
+            unseen = prepared(run.embed_rows(others.tokens[new], others.lengths[new]), metric, mean)
+    taken = None if mean is None else mean.tolist()
+    return searched(run, "chunks", metric, unseen, left_out=found.left_out, floor=floor(counts), mean=taken)
+
+
+def _embedded(run: "Run", tokens: np.ndarray, lengths: np.ndarray) -> Iterator[tuple[slice, np.ndarray]]:
+    """Chunks, given as tokens (n, K) and lengths (n,), part by part: which rows, and their embeddings."""
+    for begin in range(0, len(tokens), _AT_ONCE):
+        rows = slice(begin, begin + _AT_ONCE)
+        yield rows, run.embed_rows(tokens[rows], lengths[rows])
+
+
+def _mean(run: "Run", tokens: np.ndarray, lengths: np.ndarray, known: int) -> np.ndarray:
+    """The mean embedding (E,) float32 of the first chunks, those that answers are taken from, each counted once.
+
+    By their counts, a handful of chunks would decide where the middle is; all of the split's give the same (docs/log.md).
+    """
+    summed = sum(vectors.sum(0, dtype=np.float64) for _, vectors in _embedded(run, tokens[:known], lengths[:known]))
+    return np.asarray(summed / known, np.float32)
 
 
 def told(found: Indexed) -> str:
@@ -119,7 +141,7 @@ def told(found: Indexed) -> str:
     left = f" ({found.left_out:,} {rarer} left out by {option})" if found.left_out else ""
     how = "exact search" if found.kind == "flat" else f"{found.kind} at effort {found.found.effort}"
     lines = [
-        f"{found.folder}: {found.chunks:,} {what}{left}, {found.width} dimensions, {found.metric}",
+        f"{found.folder}: {found.chunks:,} {what}{left}, {found.width} dimensions, {SCORES[found.metric]}",
         f"{how}: recall@10 {found.found.recall:.4f}, one query on one core {found.found.p50:.2f} ms (p99 {found.found.p99:.2f})",
     ]
     if found.floor > 1:

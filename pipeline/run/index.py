@@ -3,11 +3,14 @@
 A query is a chunk, or some of them added and subtracted, or a vector of that space, such as a prediction. Answers are chunks
 that the model knows: those that occur often enough, unless more are asked for. Rows are in the order of `DistinctChunks`, so
 what occurs so often stands before what does not.
+
+Of the metric `centred` the mean embedding of those that are known, each counted once, is taken off all others and off what is
+asked. A prediction is asked for without that: the model compares it with whole embeddings.
 """
 
 import logging
 from collections.abc import Callable, Sequence
-from functools import cached_property, lru_cache
+from functools import cached_property, lru_cache, partial
 from typing import Self
 
 import numpy as np
@@ -20,8 +23,8 @@ from pipeline.options import Options
 from pipeline.run.folder import RunFolder
 from pipeline.run.spaces.answers import PIXELS, Answers, Neighbour, Neighbours, spell
 from pipeline.run.spaces.queries import parse
-from pipeline.run.spaces.stored import Files, Meta, StaleIndex, place_of
-from pipeline.run.spaces.vectors import Vectors, prepared
+from pipeline.run.spaces.stored import SCORES, Files, Meta, StaleIndex, place_of
+from pipeline.run.spaces.vectors import Vectors, prepared, whole
 from pipeline.shown import visible
 
 log = logging.getLogger(__name__)
@@ -31,6 +34,7 @@ FLOORS, ENOUGH = (10, 5, 3, 2), 1000  # occurrences, chunks
 __all__ = ["PIXELS", "Answers", "Embed", "Index", "Neighbour", "Neighbours", "StaleIndex", "spell"]
 
 Embed = Callable[[list[bytes]], np.ndarray]  # n chunks: (n, E) float32
+Search = Callable[[int, int], tuple[np.ndarray, np.ndarray]]  # how many, among so many first rows: scores, rows
 
 
 def floor(counts: np.ndarray) -> int:
@@ -48,26 +52,37 @@ class Index:
         chunks: the chunks, row for row, the most frequent first.
         find: gives the row of a chunk; None: it has none.
         norms: (n,) float32, lengths of their embeddings before the metric had its way with them.
+        distances: (n,) float32, of the embeddings from their mean, where that is taken off; else None.
+        mean: (E,) float32, likewise.
         search: their vectors, and the search among these.
     """
 
     def __init__(
-        self, folder: RunFolder, meta: Meta, chunks: DistinctChunks, norms: np.ndarray, search: Vectors
+        self,
+        folder: RunFolder,
+        meta: Meta,
+        chunks: DistinctChunks,
+        norms: np.ndarray,
+        distances: np.ndarray | None,
+        search: Vectors,
     ) -> None:
         """Of what the files of an index hold."""
-        self.folder, self.meta, self.chunks, self.norms, self.search = folder, meta, chunks, norms, search
+        self.folder, self.meta, self.chunks, self.search = folder, meta, chunks, search
+        self.norms, self.distances = norms, distances
+        self.mean = None if meta.mean is None else np.array(meta.mean, np.float32)
         self.find = lru_cache(1 << 12)(self._find)  # a question looks each of its chunks up several times
 
     @classmethod
     def open(cls, folder: RunFolder, digest: str | None = None) -> Self:
         """Opens the index of a run, whose vectors stay in their file; see `Files.open` for what is checked and raised."""
         files = Files.open(folder, "chunks", digest)
-        columns = files.columns(tokens="FIXED_LEN_BYTE_ARRAY", length="INT64", count="INT64", norm="FLOAT")
+        of_mean = {"from_mean": "FLOAT"} if files.meta.metric == "centred" else {}
+        columns = files.columns(tokens="FIXED_LEN_BYTE_ARRAY", length="INT64", count="INT64", norm="FLOAT", **of_mean)
         tokens, lengths, counts = columns["tokens"], columns["length"], columns["count"]
         if not ((1 <= lengths) & (lengths <= tokens.shape[1])).all() or (np.diff(counts) > 0).any():
             raise ValueError(f"the index in {files.place} is damaged (lengths or counts): {files.again}")
         chunks = DistinctChunks(tokens, lengths.astype(np.uint8), counts)
-        return cls(folder, files.meta, chunks, columns["norm"], Vectors.open(files))
+        return cls(folder, files.meta, chunks, columns["norm"], columns.get("from_mean"), Vectors.open(files))
 
     @staticmethod
     def is_there(folder: RunFolder) -> bool:
@@ -79,7 +94,7 @@ class Index:
 
     @property
     def vectors(self) -> np.ndarray:
-        """(n, E) float32, mapped from the file: of unit length where the metric is the cosine."""
+        """(n, E) float32, mapped from the file, as `prepared` gave them."""
         return self.search.exact
 
     @cached_property
@@ -156,7 +171,8 @@ class Index:
         """Vectors (n, E) of chunks as the index holds them: its own, and those that `embed` is called for."""
         rows = [self.find(chunk) for chunk in chunks]
         strange = list(dict.fromkeys(chunk for chunk, row in zip(chunks, rows, strict=True) if row is None))
-        made = dict(zip(strange, prepared(embed(strange), self.meta.metric), strict=True)) if strange else {}
+        vectors = prepared(embed(strange), self.meta.metric, self.mean) if strange else ()
+        made = dict(zip(strange, vectors, strict=True))
         for chunk in strange:
             log.info("%s is not in the index: it is embedded", visible(spell(chunk, self.meta.chunker)))
         return np.stack([made[c] if r is None else self.vectors[r] for c, r in zip(chunks, rows, strict=True)])
@@ -169,11 +185,11 @@ class Index:
         min_count: int | None = None,
         without: Sequence[Sequence[bytes]] | None = None,
     ) -> Answers:
-        """The chunks nearest to vectors (q, E) of this space.
+        """The chunks nearest to vectors (q, E) of the index, or sums of them.
 
         Args:
             asked: the text and the bytes of each question.
-            vectors: what was asked, brought into the form of the index here.
+            vectors: what was asked, without the mean if the index is; for cosines divided by their lengths here.
             count: neighbours of each; None: eight, or as many as there are.
             min_count: occurrences of a neighbour; None: the index's floor.
             without: chunks that are no answers to each; None: the bytes of each question.
@@ -181,6 +197,37 @@ class Index:
         Raises:
             ValueError: there are fewer than `count` chunks that occur so often.
         """
+        search = partial(self.search.nearest, prepared(vectors, self.meta.metric))
+        without = without or [[chunk] for _, chunk in asked]
+        return self._answers(asked, search, SCORES[self.meta.metric], count, min_count, without)
+
+    def expected(
+        self, asked: Sequence[tuple[str, bytes]], vectors: np.ndarray, count: int | None, min_count: int | None = None
+    ) -> Answers:
+        """The chunks to which predictions (q, E) point, by the cosine where the metric is `centred`; else as `answer`.
+
+        Raises:
+            ValueError: as there.
+        """
+        none: list[list[bytes]] = [[] for _ in asked]
+        if self.mean is None or self.distances is None:
+            return self.answer(asked, vectors, count, min_count, none)
+        mean, distances, queries = self.mean, self.distances, prepared(vectors, "cosine")
+
+        def search(most: int, among: int) -> tuple[np.ndarray, np.ndarray]:
+            return whole(queries, self.vectors[:among], mean, distances[:among], self.norms[:among], most)
+
+        return self._answers(asked, search, SCORES["cosine"], count, min_count, none)
+
+    def _answers(
+        self,
+        asked: Sequence[tuple[str, bytes]],
+        search: Search,
+        score: str,
+        count: int | None,
+        min_count: int | None,
+        without: Sequence[Sequence[bytes]],
+    ) -> Answers:
         among = self.known(min_count)
         least = self.meta.floor if min_count is None else min_count
         if count is not None and count > among:
@@ -188,24 +235,23 @@ class Index:
                 f"--count {count:,}: the index has {among:,} chunks that occur {least:,} times or more, and {len(self):,} in all"
             )
         count = min(count or COUNT, among)
-        left = [{self.find(chunk) for chunk in chunks} for chunks in (without or [[chunk] for _, chunk in asked])]
+        left = [{self.find(chunk) for chunk in chunks} for chunks in without]
         most = max((len(rows) for rows in left), default=0)
-        scores, rows = self.search.nearest(prepared(vectors, self.meta.metric), count + most, among)
+        scores, rows = search(count + most, among)
         found = []
         for (label, chunk), drop, own, near in zip(asked, left, scores.tolist(), rows.tolist(), strict=True):
             kept = [(row, score) for row, score in zip(near, own, strict=True) if row >= 0 and row not in drop]
             found.append(Neighbours(label, chunk.hex(), [self._named(row, score) for row, score in kept[:count]]))
-        return Answers(found, self._about(among, least))
+        return Answers(found, f"{score}, {self._about(among, least)}", score)
 
     def _named(self, row: int, score: float) -> Neighbour:
         chunk = self.chunk(row)
         return Neighbour(spell(chunk, self.meta.chunker), chunk.hex(), score, int(self.chunks.counts[row]))
 
     def _about(self, among: int, least: int) -> str:
-        name = {"cosine": "cosine", "ip": "inner product", "l2": "distance"}[self.meta.metric]
         rest = f", of {len(self):,} (--min-count 1)" if among < len(self) else ""
         often = f" that occur {least:,} times or more in {self.meta.split}" if among < len(self) or least > 1 else ""
-        return f"{name}, count, chunk; among {among:,} chunks{often}{rest}"
+        return f"count, chunk; among {among:,} chunks{often}{rest}"
 
     def _asked(self, queries: Sequence[str | bytes], strict: bool) -> list[bytes]:
         found = []

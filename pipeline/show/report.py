@@ -13,7 +13,7 @@ from data.durable import write_atomically
 from pipeline.options import Options
 from pipeline.run.files import OF_PARTS, Analysed, Evaluation, KeptSample, pace, read_as
 from pipeline.run.folder import RunFolder
-from pipeline.run.index import Index, Neighbours, StaleIndex
+from pipeline.run.index import Answers, Index, StaleIndex
 from pipeline.run.metrics import Record, read
 from pipeline.run.saved import saved
 from pipeline.show.page import data_uri, escape, image, markdown_table, page, table
@@ -24,7 +24,7 @@ CAPTIONS = {
     "curves.png": "<h2>Training</h2>",
     "corpus.png": "<h2>The training split</h2>",
     "samples.png": "<h2>Held-out pictures, their lower halves completed</h2>",
-    "neighbours.png": "<h2>Neighbours of chunks, by cosine of their embeddings</h2>",
+    "neighbours.png": "<h2>Neighbours of chunks</h2><p>by the {score} of their embeddings</p>",
     "map.png": "<h2>A map of the embeddings</h2>",
 }
 ANALYSIS = "analysis"  # the folder in which `haed analyse` writes
@@ -41,7 +41,7 @@ class Found:
         evaluation: of evaluation.json.
         remarks: sentences on what is shown.
         pictures: PNG files by name.
-        neighbours: where they are not drawn.
+        neighbours: of chunks, and by which score; empty where they are drawn.
         samples: of samples.json.
         analysis: of analysis.json; None: there is none of this checkpoint.
         environment: environment.json, as it is.
@@ -53,7 +53,7 @@ class Found:
     evaluation: Evaluation | None
     remarks: list[str]
     pictures: dict[str, bytes]
-    neighbours: list[Neighbours]
+    neighbours: Answers
     samples: list[KeptSample]
     analysis: Analysed | None
     environment: str
@@ -102,14 +102,14 @@ def _gather(folder: RunFolder, options: Options) -> Found:
         pictures["corpus.png"] = plots.corpus(statistics)
     if (folder.path / "samples.png").is_file():
         pictures["samples.png"] = (folder.path / "samples.png").read_bytes()
-    near = []
+    near = Answers([])
     if Index.is_there(folder):
         try:
             near = _neighbours(folder, options)
         except StaleIndex as error:
             remarks.append(f"No neighbours are shown: {error}.")
     if near and (drawn := plots.neighbours(near)):
-        pictures["neighbours.png"], near = drawn, []
+        pictures["neighbours.png"], near = drawn, Answers([], score=near.score)
     analysis = _analysis(folder, options, remarks)
     if analysis and (folder.path / ANALYSIS / "map.png").is_file():
         pictures["map.png"] = (folder.path / ANALYSIS / "map.png").read_bytes()
@@ -137,7 +137,7 @@ def _analysis(folder: RunFolder, options: Options, remarks: list[str]) -> Analys
     return None
 
 
-def _neighbours(folder: RunFolder, options: Options) -> list[Neighbours]:
+def _neighbours(folder: RunFolder, options: Options) -> Answers:
     """Those of the configured queries; the model is opened only for chunks that the corpus does not have."""
     index = Index.open(folder)
 
@@ -213,12 +213,13 @@ def _html(found: Found) -> str:
     parts = [f"<h1>{escape(found.name)}</h1><p class=lead>{escape(_trained(found))}</p>"]
     parts += [_likelihood(found.evaluation)] if found.evaluation else []
     parts += [f"<p>{escape(remark)}</p>" for remark in found.remarks]
-    parts += [CAPTIONS[name] + image(name, found.pictures[name]) for name in CAPTIONS if name in found.pictures]
+    captions = CAPTIONS | {"neighbours.png": CAPTIONS["neighbours.png"].format(score=found.neighbours.score)}
+    parts += [captions[name] + image(name, found.pictures[name]) for name in captions if name in found.pictures]
     if found.neighbours:
-        parts += [CAPTIONS["neighbours.png"], "<div class=grid>"]
+        parts += [captions["neighbours.png"], "<div class=grid>"]
         for item in found.neighbours:
             rows = [(_code(n.text), f"{n.score:.3f}", f"{n.count:,}") for n in item.neighbours]
-            parts.append(table((_code(item.query), "cosine", "count"), rows, 1))
+            parts.append(table((_code(item.query), found.neighbours.score, "count"), rows, 1))
         parts.append("</div>")
     if found.analysis:
         told = "".join(f"<li>{escape(sentence)}" for sentence in found.analysis.findings)
@@ -253,7 +254,7 @@ def markdown(found: Found) -> str:
     lines += [f"![{name}]({name})\n" for name in found.pictures]
     for item in found.neighbours:
         rows = [(_cell(n.text), f"{n.score:.3f}", f"{n.count:,}") for n in item.neighbours]
-        lines += [markdown_table((_cell(item.query), "cosine", "count"), rows, 1), ""]
+        lines += [markdown_table((_cell(item.query), found.neighbours.score, "count"), rows, 1), ""]
     if found.analysis:
         lines += [f"- {sentence}" for sentence in found.analysis.findings]
         lines += ["", ", ".join(f"[{about}]({ANALYSIS}/{name})" for name, about in PAGES.items()), ""]

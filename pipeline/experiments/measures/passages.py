@@ -63,26 +63,13 @@ def vectors(run: Run, windows: Windows) -> dict[int, Tensor]:
     Raises:
         ValueError: the model has no scales.
     """
-    parts: dict[int, list[Tensor]] = {}
-    last: dict[int, Tensor] = {}
-
-    def note(part: str, tensor: Tensor) -> Tensor:
-        if part.startswith("scale_"):
-            last[int(part.removeprefix("scale_"))] = tensor.float().cpu()
-        return tensor
-
-    system, mark = run.system, run.system.mark
-    system.mark = note
-    try:
-        with run.compute.precision():
-            for part in some_at_once(windows):
-                system.log_likelihood(part)
-                share = part.lengths.sum(1) / part.lengths.sum(1).max()  # the others are padding
-                for scale, found in last.items():  # of levels that are passed twice, the last time counts
-                    real = torch.arange(found.shape[1]) < share[:, None] * found.shape[1]
-                    parts.setdefault(scale, []).append((found * real[..., None]).sum(1) / real.sum(1)[:, None])
-    finally:
-        system.mark = mark
+    system, parts = run.system, dict[int, list[Tensor]]()
+    with run.compute.precision():
+        for part in some_at_once(windows):
+            for scale, found in system.at_scales(part).items():
+                given = found.float().cpu()
+                real = torch.arange(given.shape[1]) * scale < part.lengths.sum(1)[:, None]  # the others are padding
+                parts.setdefault(scale, []).append((given * real[..., None]).sum(1) / real.sum(1)[:, None])
     if not parts:
         raise ValueError(f"model.kind={system.kind} has no scales: passages cannot be compared by them")
     return {scale: torch.cat(found) for scale, found in parts.items()}

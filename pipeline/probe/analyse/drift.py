@@ -30,7 +30,7 @@ class Drift:
         distance: of both clouds after the best turn, 0 (the same) to 1 (nothing in common): Procrustes' statistic.
         cosine: mean of a chunk's cosine with itself after that turn.
         unaligned: the same without a turn; None where the widths differ.
-        neighbours: of each chunk that are compared.
+        neighbours: of each chunk that are compared, by the centred cosine.
         queries: chunks whose neighbours are compared.
         overlap: share of the neighbours that are the same.
         chance: that share if nothing were left.
@@ -93,7 +93,7 @@ def drift(
     cosines = (unit(moved) * unit(onto)).sum(1)
     rows = np.unique(np.linspace(0, len(source) - 1, min(queries, len(source))).astype(int))
     count = min(count, len(source) - 1)
-    first, second = nearest(source, rows, count), nearest(target, rows, count)
+    first, second = (nearest(each - each.mean(0), rows, count) for each in (source, target))
     order = np.argsort(cosines[:frequent], kind="stable")
     named = [Moved(labels[row], float(cosines[row])) for row in order]
     same_width = source.shape[1] == target.shape[1]

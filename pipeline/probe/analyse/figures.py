@@ -1,8 +1,11 @@
 """All figures of an analysis, from the arrays that `gathered` made; what cannot be told is noted."""
 
+import logging
+
 import numpy as np
 
 from pipeline.options import Options
+from pipeline.probe import passages
 from pipeline.probe.analyse import geometry, use
 from pipeline.probe.analyse import intrinsic as checks
 from pipeline.probe.analyse.drift import Drift, drift
@@ -10,9 +13,11 @@ from pipeline.probe.analyse.gathered import Material, embedded
 from pipeline.probe.analyse.intrinsic import Intrinsic
 from pipeline.probe.analyse.result import Analysis, findings
 from pipeline.probe.analyse.use import Agreement, Classes
+from pipeline.probe.passages import ByLayer
 from pipeline.run.files import Evaluation, Part, read_as
 from pipeline.run.opened import Run
 
+log = logging.getLogger(__name__)
 _CONTEXTS, _BAND, _QUERIES, _NEAREST = 500, 2000, 300, 10
 _FEWEST = 3 * _NEAREST  # chunks of which use can tell anything
 
@@ -46,10 +51,10 @@ def figures(options: Options, made: Material, before: Run | None, folder: str, m
         norms=geometry.norms(made.vectors, made.counts),
         cloud=geometry.cloud(made.vectors),
         drift=_drift(made, before, notes),
+        passages=_passages(options, run, notes),
         maps=maps,
         notes=notes,
     )
-    notes.append("passages that are alike, by layer, are left out: this is of single chunks")
     found.findings = findings(found)
     return found
 
@@ -67,7 +72,7 @@ def _of_use(
     bands = [slice(0, min(_BAND, size)), *([slice(size - _BAND, size)] if size >= 2 * _BAND else [])]
     agreement = [
         use.agreement(
-            made.vectors, counted, made.chunks, made.counts, made.labels, band, _QUERIES, _NEAREST, made.pixels
+            made.centred, counted, made.chunks, made.counts, made.labels, band, _QUERIES, _NEAREST, made.pixels
         )
         for band in bands
     ]
@@ -83,8 +88,7 @@ def _intrinsic(options: Options, made: Material, small: np.ndarray, notes: list[
     """The checks, of the model and of the yardsticks; `small` are the vectors of contexts."""
     words = checks.words(made.chunks)
     rows = np.array(list(words.values()), int)
-    own = made.vectors[rows]
-    spaces = {checks.MODEL: own, checks.CENTRED: own - made.vectors.mean(0), checks.COUNTED: small[rows]}
+    spaces = {checks.MODEL: made.centred[rows], checks.WHOLE: made.vectors[rows], checks.COUNTED: small[rows]}
     if options.analyse.skip_gram:
         learned = checks.skip_gram(made.stream, len(made.chunks), min(100, small.shape[1]), options.seed)
         if learned is None:
@@ -113,6 +117,21 @@ def _loss(run: Run, notes: list[str]) -> list[Part]:
         notes.append(f"loss by frequency is left out: evaluation.json is {other}; {again}")
         return []
     return found.breakdown.by_frequency
+
+
+def _passages(options: Options, run: Run, notes: list[str]) -> ByLayer | None:
+    """Places all over the split, and what is alike to each layer of the main model."""
+    limits = options.analyse
+    if not limits.passages:
+        return None
+    log.info("comparing passages, layer by layer")
+    places = passages.gathered(run, limits.split, limits.passages, options.seed)
+    if places is None:
+        notes.append(
+            "passages by layer are left out: fewer than two windows of the split were drawn (analyse.passages)"
+        )
+        return None
+    return passages.by_layer(places, options.seed)
 
 
 def _drift(made: Material, before: Run | None, notes: list[str]) -> Drift | None:

@@ -54,9 +54,10 @@ class Material:
         chunks: those n that are analysed, the first of them; likewise all that follows.
         counts: (n,).
         vectors: (n, E).
+        centred: (n, E) the same less their mean, whose cosines say which chunks are neighbours, as in an index.
         labels: (n) for people.
         stream: (S,) the split, or the beginning of it, as rows of `every`.
-        clusters: (n,).
+        clusters: (n,) of directions, the mean left in: so they tell more of what follows (docs/log.md).
         pixels: chunks are of pixels.
         notes: what was cut or left out.
     """
@@ -67,6 +68,7 @@ class Material:
     chunks: list[bytes]
     counts: np.ndarray
     vectors: np.ndarray
+    centred: np.ndarray
     labels: list[str]
     stream: np.ndarray
     clusters: np.ndarray
@@ -103,6 +105,7 @@ def gather(run: Run, options: Options) -> Material:
         chunks=every.chunks[:size],
         counts=every.counts[:size],
         vectors=vectors[:size],
+        centred=vectors[:size] - vectors[:size].mean(0),
         labels=labels(run, every.chunks[:size]),
         stream=rows,
         clusters=clusters(vectors[:size], limits.clusters, options.seed),

@@ -2,8 +2,9 @@
 
 Every system is asked the same: among the most frequent form of each word of the corpus (see `sets.heading`), which are the 10
 nearest of a member of a set, and how many of those are other members? Precision@10 is their number over the most that there
-could be. Of pairs it is the share whose other half is among the 10 nearest. `centred` is the model once more, the mean embedding
-taken off before the cosine (Mu & Viswanath 2018): what all embeddings have in common then hides no difference.
+could be. Of pairs it is the share whose other half is among the 10 nearest. The model is asked as an index of chunks is, by
+the centred cosine: the mean embedding is taken off first (Mu & Viswanath 2018), so that what all have in common hides no
+difference; and once more with it.
 """
 
 import logging
@@ -19,9 +20,9 @@ from pipeline.probe.analyse.spelling import similarity
 
 log = logging.getLogger(__name__)
 AT, FEWEST = 10, 4  # neighbours; members without which a set tells nothing
-MODEL, CENTRED, COUNTED, SKIP_GRAM, SPELLED, CHANCE = (
-    "model",
-    "centred",
+MODEL, WHOLE, COUNTED, SKIP_GRAM, SPELLED, CHANCE = (
+    "model (centred cosine)",
+    "model (cosine)",
     "PPMI-SVD",
     "skip-gram",
     "spelling",
@@ -148,7 +149,7 @@ def intrinsic(places: dict[str, int], near: dict[str, Near]) -> Intrinsic | None
     lists = {name: find(asked) for name, find in near.items()}
     checks = [_checked(each, places, lambda rows: np.searchsorted(asked, rows), lists, size) for each in chosen]
     own = [check for check in checks if check.use]
-    others = [name for name in checks[0].precision if name not in (MODEL, CENTRED)]
+    others = [name for name in checks[0].precision if name not in (MODEL, WHOLE)]
     difference = {
         name: _difference([check.precision[MODEL] - check.precision[name] for check in own])
         for name in (others if own else ())

@@ -15,7 +15,7 @@ _ABOUT = {
         "Use and spelling",
         "Use is what stands before and after a chunk (positive pointwise mutual information with the most frequent chunks "
         "there), spelling the edit distance over the longer's length. 0 is the likeness of any two chunks, 1 that of the chunks "
-        "which are nearest in that very likeness.",
+        "which are nearest in that very likeness. Neighbours are those of the centred cosine, as `haed neighbours` has them.",
     ),
     "intrinsic.png": (
         "Intrinsic checks",
@@ -29,6 +29,11 @@ _ABOUT = {
         "Drift",
         "Embeddings of the same chunks by two checkpoints, after the rotation, reflection and scaling that bring them closest "
         "(orthogonal Procrustes): what is left of the difference is not of the coordinates alone.",
+    ),
+    "passages.png": (
+        "Passages by layer",
+        "A passage is what the model has read at a place. Its nearest are places in other windows, by the centred cosine of what "
+        "comes out of a layer; ŷ comes out of them all.",
     ),
 }
 
@@ -49,6 +54,7 @@ def analysis_page(found: Analysis, pictures: Mapping[str, bytes]) -> str:
         "use.png": "".join(_examples(band) for band in found.agreement),
         "intrinsic.png": _checks(found),
         "drift.png": _moved(found),
+        "passages.png": _passages(found),
     }
     for name, (title, about) in _ABOUT.items():
         if name in pictures:
@@ -90,6 +96,33 @@ def _moved(found: Analysis) -> str:
         f"best turn {drift.cosine:.3f}{plain}; of the {drift.neighbours} nearest of {drift.queries:,} chunks "
         f"{drift.overlap:.1%} are the same, by chance {drift.chance:.2%}.</p>"
     )
+
+
+def _passages(found: Analysis) -> str:
+    if (alike := found.passages) is None:
+        return ""
+
+    def share(value: float | None) -> str:
+        return "" if value is None else f"{value:.1%}"
+
+    lines = (
+        (escape(each.name), share(each.overlap), share(each.last), share(each.following), share(each.document))
+        for each in (*alike.layers, alike.chance)
+    )
+    head = ("by", "also of the layer before", "same chunk before", "same chunk behind", "same document")
+    parts = [
+        f"<p>{alike.queries:,} of {alike.places:,} places in {alike.windows:,} windows, {alike.neighbours} neighbours each.</p>",
+        table(head, lines, 1),
+    ]
+    for each in alike.examples:
+        rows = (
+            (escape(name), "<br>".join(f"<code>{escape(text)}</code>" for text in near))
+            for name, near in each.nearest.items()
+        )
+        parts.append(
+            f"<details><summary><code>{escape(each.passage)}</code></summary>{table(('by', 'nearest'), rows, 2)}</details>"
+        )
+    return "".join(parts)
 
 
 def _code(chunks: list[str]) -> str:

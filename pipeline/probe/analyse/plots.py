@@ -7,15 +7,17 @@ from matplotlib.figure import Figure
 
 from pipeline.probe.analyse.drift import Drift
 from pipeline.probe.analyse.intrinsic import MODEL as OF_MODEL
+from pipeline.probe.analyse.intrinsic import WHOLE as OF_WHOLE
 from pipeline.probe.analyse.intrinsic import Intrinsic
 from pipeline.probe.analyse.use import Agreement
+from pipeline.probe.passages import ByLayer
 from pipeline.run.files import Part
 from pipeline.show.plots import COLOURS, GREY, MODEL, panel, png
 
 USE, SPELLING = COLOURS["pretrain"], MODEL
 _LABELS = 60  # of a map
 _SIGNS = {
-    "centred": (">", MODEL),
+    OF_WHOLE: ("<", "#57606a"),
     "PPMI-SVD": ("D", USE),
     "skip-gram": ("s", COLOURS["train"]),
     "spelling": ("X", "#b08d57"),
@@ -23,12 +25,12 @@ _SIGNS = {
 
 
 def agreement(bands: Sequence[Agreement]) -> bytes:
-    """Likeness in use and in spelling by the cosine of embeddings, from chance (0) to the best possible (1), a panel a band."""
+    """Likeness in use and in spelling by the centred cosine, from chance (0) to the best possible (1), a panel a band."""
     figure = Figure(figsize=(4.8 * len(bands), 3.2))
     for position, band in enumerate(bands, 1):
         last = band.first + band.among - 1
         title = f"chunks of rank {band.first:,} to {last:,}"
-        axes = panel(figure, position, len(bands), title, "cosine of embeddings, from here on")
+        axes = panel(figure, position, len(bands), title, "centred cosine of embeddings, from here on")
         for name, kind, colour in (("use", band.use, USE), ("spelling", band.spelling, SPELLING)):
             span = max(kind.best - kind.chance, 1e-9)
             points = [
@@ -106,6 +108,33 @@ def drift(found: Drift) -> bytes:
         axes.barh(places, [each.cosine for each in moved], color=USE, height=0.6)
         axes.set_yticks(places, [_plain(each.chunk) for each in moved], fontsize=8, family="monospace")
         axes.set_xlim(min(0.0, *(each.cosine for each in (*found.most, *found.least))), 1)
+    figure.tight_layout()
+    return png(figure)
+
+
+def passages(found: ByLayer) -> bytes:
+    """How many of a passage's neighbours each layer shares with the one before it, and what else they have in common."""
+    figure = Figure(figsize=(9.5, 3.0))
+    names, places = [each.name for each in found.layers], np.arange(len(found.layers))
+    kept = panel(figure, 1, 2, "nearest passages that the layer before has too, %", "")
+    kept.bar(places[1:], [100 * (each.overlap or 0) for each in found.layers[1:]], color=USE, width=0.6)
+    kept.axhline(100 * (found.chance.overlap or 0), color=GREY, linewidth=1, linestyle="--")
+    kept.set_ylim(0, 100)
+    shared = panel(figure, 2, 2, "nearest passages that have the same …, %; dashed: by chance", "")
+    for name, of, colour in (
+        ("chunk before", "last", USE),
+        ("chunk behind", "following", MODEL),
+        ("document", "document", COLOURS["train"]),
+    ):
+        shared.plot(
+            places, [100 * getattr(each, of) for each in found.layers], "o-", color=colour, markersize=4, label=name
+        )
+        shared.axhline(100 * getattr(found.chance, of), color=colour, linewidth=0.9, linestyle="--")
+    shared.set_ylim(bottom=0)
+    shared.legend(fontsize=8, frameon=False)
+    for axes in (kept, shared):
+        axes.set_xticks(places, names, fontsize=8)
+        axes.set_xlim(-0.5, len(names) - 0.5)
     figure.tight_layout()
     return png(figure)
 

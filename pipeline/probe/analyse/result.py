@@ -7,6 +7,7 @@ from pipeline.probe.analyse.drift import Drift
 from pipeline.probe.analyse.geometry import Cloud, Norms
 from pipeline.probe.analyse.intrinsic import Intrinsic
 from pipeline.probe.analyse.use import Agreement, Classes
+from pipeline.probe.passages import ByLayer
 from pipeline.run.files import Part
 
 
@@ -31,6 +32,7 @@ class Analysis:
         norms: lengths of embeddings.
         cloud: their directions and dimension.
         drift: from phase one, or another run; None where there is neither.
+        passages: most similar passages, layer by layer; None: they were not wanted, or there are too few.
         maps: names of the maps, the first one shown first.
         findings: the above in sentences.
         notes: what was left out, cut, or could not be done, and why.
@@ -54,6 +56,7 @@ class Analysis:
     norms: Norms
     cloud: Cloud
     drift: Drift | None
+    passages: ByLayer | None
     maps: list[str]
     findings: list[str] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
@@ -78,7 +81,10 @@ def findings(found: Analysis) -> list[str]:
         )
     if (checks := found.intrinsic) is not None and checks.mean:
         values = ", ".join(f"{name} {value:.3f}" for name, value in checks.mean.items())
-        told.append(f"Words of a kind find each other, mean precision@10: {values}. Of these, {checks.verdict}.")
+        told.append(
+            f"Words of a kind find each other, mean precision@10: {values}. For the centred cosine, which `haed neighbours` has, "
+            f"{checks.verdict}."
+        )
     if found.loss:
         bits, tokens = (sum(getattr(part, name) for part in found.loss) for name in ("bits", "tokens"))
         rare = [part for part in found.loss if part.of in ("0", "1", "2–9")]
@@ -99,6 +105,15 @@ def findings(found: Analysis) -> list[str]:
         told.append(
             f"From {moved.before} to {moved.after}, {moved.overlap:.0%} of the {moved.neighbours} nearest stayed (by chance "
             f"{moved.chance:.1%}); after the best turn a chunk's cosine with itself is {moved.cosine:.2f} in the mean."
+        )
+    if (alike := found.passages) is not None:
+        first, last, chance = alike.layers[0], alike.layers[-1], alike.chance
+        kept = ", ".join(f"{each.overlap:.0%}" for each in alike.layers[1:] if each.overlap is not None)
+        told.append(
+            f"Of the {alike.neighbours} passages nearest to one, {kept} are the same from one layer to the next (by chance "
+            f"{chance.overlap or 0:.1%}). From {first.name} to {last.name}, {first.last:.0%} to {last.last:.0%} end with the "
+            f"same chunk (by chance {chance.last:.1%}), and {first.following:.0%} to {last.following:.0%} are followed by the "
+            f"same (by chance {chance.following:.1%})."
         )
     return told
 

@@ -29,7 +29,7 @@ from pipeline.run.opened import Run
 from pipeline.show.report import ANALYSIS
 
 log = logging.getLogger(__name__)
-PICTURES = ("map.png", "use.png", "intrinsic.png", "loss.png", "norms.png", "drift.png")
+PICTURES = ("map.png", "use.png", "intrinsic.png", "loss.png", "norms.png", "drift.png", "passages.png")
 _ON_MAP = 8  # neighbours of a point
 
 
@@ -56,12 +56,12 @@ def analyse(options: Options) -> Analysis:
     log.info("comparing neighbours in use and in spelling")
     found = figures(options, made, before, str(place), [projection.NAMES[name] for name in kinds])
     log.info("drawing")
-    places = {projection.NAMES[name]: projection.project(made.vectors, name, options.seed) for name in kinds}
+    places = {projection.NAMES[name]: projection.project(made.centred, name, options.seed) for name in kinds}
     pictures = _pictures(found, made, places)
     of_map = (
         f"{found.stage} step {found.step:,}: the {found.chunks:,} most frequent chunks of the {found.split} split; lines lead "
-        "to the nearest by cosine in all dimensions, which need not be near in two. Wheel: zoom; drag: move; click: keep; /: "
-        "search."
+        "to the nearest by the centred cosine in all dimensions, which need not be near in two. Wheel: zoom; drag: move; "
+        "click: keep; /: search."
     )
     content = {
         **pictures,
@@ -128,13 +128,15 @@ def _pictures(found: Analysis, made: Material, places: dict[str, np.ndarray]) ->
     pictures["norms.png"] = plots.norms(made.vectors, made.counts)
     if found.drift is not None:
         pictures["drift.png"] = plots.drift(found.drift)
+    if found.passages is not None:
+        pictures["passages.png"] = plots.passages(found.passages)
     return pictures
 
 
 def _points(made: Material, places: dict[str, np.ndarray]) -> Points:
     """The points of the map, each with its nearest ones."""
-    size, units = len(made.chunks), unit(made.vectors)
-    near = nearest(made.vectors, np.arange(size), min(_ON_MAP, size - 1))
+    size, units = len(made.chunks), unit(made.centred)
+    near = nearest(made.centred, np.arange(size), min(_ON_MAP, size - 1))
     cosines = np.stack([(units * units[column]).sum(1) for column in near.T], 1)
     return Points(
         labels=made.labels,
@@ -154,8 +156,8 @@ def _export(made: Material, options: Options) -> None:
     chunks = made.every.chunks[top]
     projector.export(
         RunFolder.of(options).path / ANALYSIS / "projector",
-        options.name,
-        made.embedded[top],
+        f"{options.name} centred",
+        made.embedded[top] - made.vectors.mean(0),
         labels(made.run, chunks),
         {"count": made.every.counts[top], "bytes": made.every.rows.lengths[top]},
         chunks if made.pixels else [],

@@ -28,7 +28,7 @@ def export(
     Args:
         folder: where.
         name: of the embedding.
-        vectors: (n, E), which are normalised.
+        vectors: (n, E), which are normalised; given less their mean, the projector's cosines are centred ones.
         labels: of the rows.
         columns: further ones of the table, (n,) each.
         chunks: of pixels, each drawn as a sprite; empty: none are drawn.

@@ -58,11 +58,12 @@ class Answers(list[Neighbours]):
 
     Attributes:
         about: what was searched, and how the scores are to be read.
+        score: what the scores are.
     """
 
-    def __init__(self, found: Iterable[Neighbours], about: str = "") -> None:
+    def __init__(self, found: Iterable[Neighbours], about: str = "", score: str = "cosine") -> None:
         super().__init__(found)
-        self.about = about
+        self.about, self.score = about, score
 
     def __str__(self) -> str:
         lines = [self.about] if self.about else []

@@ -15,7 +15,7 @@ from pipeline.run.folder import RunFolder
 from pipeline.run.index import COUNT
 from pipeline.run.spaces.answers import Answers, Neighbours, Passage, spell
 from pipeline.run.spaces.queries import passage
-from pipeline.run.spaces.stored import Files, Meta
+from pipeline.run.spaces.stored import SCORES, Files, Meta
 from pipeline.run.spaces.vectors import Vectors, prepared
 
 BEFORE, AFTER, NAMED = 128, 64, 96  # bytes of a passage before and after its place, and of a document's name
@@ -79,10 +79,11 @@ class Contexts:
             )
             for text, near, own in zip(asked, rows.tolist(), scores.tolist(), strict=True)
         ]
-        name = {"cosine": "cosine", "ip": "inner product", "l2": "distance"}[self.meta.metric]
+        meta, name = self.meta, SCORES[self.meta.metric]
         left = self.meta.left_out
         among = f"among {len(self):,} of the {len(self) + left:,} places of {self.meta.split}" if left else "all places"
-        return Answers(found, f"{name}, document at byte, text before ▸ after; {among}")
+        part = "".join(f", {of} {n}" for of, n in (("layer", meta.layer), ("scale", meta.scale)) if n is not None)
+        return Answers(found, f"{name}{part}, document at byte, text before ▸ after; {among}", name)
 
     def passage(self, row: int, score: float) -> Passage:
         """The place of a row."""

@@ -8,6 +8,7 @@ probe.expected("for i in ")
 probe.contexts("a passage that others are to be like")
 """
 
+import logging
 from collections.abc import Callable, Sequence
 from functools import cached_property
 from typing import Protocol
@@ -19,7 +20,9 @@ from pipeline.run.folder import RunFolder
 from pipeline.run.index import Answers, Index
 from pipeline.run.spaces.answers import spell
 from pipeline.run.spaces.contexts import Contexts
+from pipeline.shown import visible
 
+log = logging.getLogger(__name__)
 Texts = str | bytes | Sequence[str | bytes]
 
 
@@ -29,7 +32,7 @@ class Model(Protocol):
     def embed(self, chunks: list[bytes]) -> np.ndarray:
         """Embeddings (n, E) of chunks."""
 
-    def context(self, text: bytes, layer: int | None = None) -> np.ndarray:
+    def context(self, text: bytes, layer: int | None = None, scale: int | None = None) -> np.ndarray:
         """The state (W,) after a text."""
 
     def expected(self, text: bytes) -> np.ndarray:
@@ -77,7 +80,7 @@ class Probe:
         return self.index.analogy(first, less, more, count, self._embed, min_count)
 
     def expected(self, *texts: str | bytes, count: int | None = None, min_count: int | None = None) -> Answers:
-        """The chunks nearest to what the model predicts after each text: ŷ asked for among embeddings.
+        """The chunks nearest to what the model predicts after each text: ŷ asked for among whole embeddings, mean and all.
 
         Probabilities, with the bias and the counts of chunks, are what `Run.next` tells.
         """
@@ -85,7 +88,7 @@ class Probe:
         model = self._model(self.index.meta.stage)
         vectors = np.stack([model.expected(text) for text in asked])
         labels = [(spell(text, self.index.meta.chunker), text) for text in asked]
-        return self.index.answer(labels, vectors, count, min_count, [[] for _ in asked])
+        return self.index.expected(labels, vectors, count, min_count)
 
     def contexts(self, *texts: str | bytes, count: int | None = None) -> Answers:
         """The places of the corpus where the model's state is nearest to that after each text; see `Contexts.nearest`."""
@@ -93,6 +96,14 @@ class Probe:
 
         def embed(asked: list[bytes]) -> np.ndarray:
             model = self._model(meta.stage)
-            return np.stack([model.context(text, meta.layer) for text in asked])
+            for text in asked:
+                if meta.scale is not None and len(text) < meta.scale:
+                    log.warning(
+                        "%s has %d bytes, and scale %d reads whole groups of so many: it knows nothing of it, give more text",
+                        visible(spell(text, meta.chunker)),
+                        len(text),
+                        meta.scale,
+                    )
+            return np.stack([model.context(text, meta.layer, meta.scale) for text in asked])
 
         return self.places.nearest(texts, count, embed)

@@ -28,7 +28,8 @@ from typing import IO, Any, Literal
 import numpy as np
 
 from data.durable import replacing, write_atomically
-from pipeline.options import Phase
+from pipeline.config import ConfigError
+from pipeline.options import IndexOptions, Phase
 from pipeline.run.files import read_as
 from pipeline.run.folder import RunFolder
 
@@ -38,7 +39,8 @@ BEFORE = ("chunks.faiss", "chunks.npz", META)  # of earlier versions, in `index/
 HEADER = 45  # bytes
 
 Space = Literal["chunks", "contexts"]
-Metric = Literal["cosine", "ip", "l2"]
+Metric = Literal["centred", "cosine", "ip", "l2"]
+SCORES: dict[Metric, str] = {"centred": "centred cosine", "cosine": "cosine", "ip": "inner product", "l2": "distance"}
 
 
 class StaleIndex(ValueError):
@@ -107,9 +109,11 @@ class Meta(Indexed):
         asked_stage: the phase that was asked for; None: the last one.
         chunker: kind of the chunks.
         layer: of the main model, whose state contexts are; None: what comes out of it.
+        scale: likewise of a model of several scales, in tokens.
         recall: that was asked for.
         queries: on which efforts were compared: rows of the index, and vectors that it does not have.
         curve: what was found at each effort, up to the one that was chosen.
+        mean: what is taken off embeddings, where the metric is `centred`.
     """
 
     sha256: dict[str, str]
@@ -119,9 +123,24 @@ class Meta(Indexed):
     asked_stage: Phase | None = None
     chunker: str
     layer: int | None = None
+    scale: int | None = None
     recall: float = 0.99
     queries: dict[str, int] = field(default_factory=dict)
     curve: list[Point] = field(default_factory=list)
+    mean: list[float] | None = None
+
+
+def metric_of(limits: IndexOptions, space: Space) -> Metric:
+    """The metric that is asked for, or the one that a space has by itself.
+
+    Raises:
+        ConfigError: the space has no such metric.
+    """
+    if limits.metric == "auto":
+        return "centred" if space == "chunks" else "cosine"
+    if limits.metric == "centred" and space != "chunks":
+        raise ConfigError(f"index.metric=centred is of chunks, not of {space}: set cosine, ip or l2, or leave it out")
+    return limits.metric
 
 
 def place_of(folder: RunFolder, space: Space) -> Path:
@@ -186,6 +205,7 @@ class Files:
                 f"({present.path}): {again}"
             )
         try:  # at last, as it may note what it found: what is refused changes nothing
+            _check_mean(meta)
             vectors = mapped(place / VECTORS, meta)
             own = _is_whole(place, meta)
         except (OSError, ValueError) as error:
@@ -256,6 +276,13 @@ def mapped(path: Path, meta: Meta | None = None) -> np.ndarray:
     if not (told and fits and header == flat_header(number, width, metric)):
         raise ValueError(f"{path.name} is not what `haed index` writes")
     return np.memmap(path, np.float32, "r", HEADER, (number, width)).view(np.ndarray)
+
+
+def _check_mean(meta: Meta) -> None:
+    """Raises ValueError unless there is a mean if, and only if, the metric has a use for it."""
+    mean = np.array(meta.mean or (), np.float32)
+    if len(mean) != (meta.width if meta.metric == "centred" else 0) or not np.isfinite(mean).all():
+        raise ValueError(f"{META} has no mean that goes with metric {meta.metric} and width {meta.width}")
 
 
 def flat_header(number: int, width: int, metric: Metric) -> bytes:

@@ -5,10 +5,14 @@ of 8 bits a coordinate (`ivfpq`: 8 bits for 8 coordinates) and only proposes: of
 the exact scores decide. So scores are exact, codes cost a quarter of the memory, and recall is lost only where a neighbour was
 not proposed.
 
-All approximate indexes work with Euclidean distances. Of unit vectors (`cosine`) these order as cosines do. Inner products get
-one more coordinate, √(φ² − |x|²) with φ the largest norm, 0 in a query, which makes nearest the same as largest product: graphs
-and clusters need a metric (Bachrach et al. 2014, "Speeding up the Xbox recommender system using a Euclidean transformation for
-inner-product spaces").
+The metric `centred` is the cosine of vectors less their mean: what all embeddings have in common then hides no difference
+(Mu & Viswanath 2018, "All-but-the-top"). Vectors are stored without it and of unit length, so that they are searched as those
+of the cosine are.
+
+All approximate indexes work with Euclidean distances. Of unit vectors (`centred`, `cosine`) these order as cosines do. Inner
+products get one more coordinate, √(φ² − |x|²) with φ the largest norm, 0 in a query, which makes nearest the same as largest
+product: graphs and clusters need a metric (Bachrach et al. 2014, "Speeding up the Xbox recommender system using a Euclidean
+transformation for inner-product spaces").
 """
 
 import logging
@@ -31,9 +35,11 @@ _SHARE = 8  # of all rows, among fewer than one in so many a graph finds too lit
 _LOCK = threading.Lock()
 
 
-def prepared(vectors: np.ndarray, metric: Metric) -> np.ndarray:
-    """Vectors (n, E) as an index of a metric holds them: for the cosine divided by their lengths."""
-    if metric == "cosine":
+def prepared(vectors: np.ndarray, metric: Metric, mean: np.ndarray | None = None) -> np.ndarray:
+    """Vectors (n, E) as an index of a metric holds them: less a mean (E,) if there is one, of unit length for cosines."""
+    if mean is not None:
+        vectors = vectors - mean
+    if metric in ("centred", "cosine"):
         vectors = vectors / np.linalg.norm(vectors, axis=1, keepdims=True).clip(1e-12)
     return np.ascontiguousarray(vectors, np.float32)
 
@@ -127,6 +133,34 @@ class Vectors:
         order = np.argsort(keys, axis=1, kind="stable")[:, :count]
         keys = np.take_along_axis(keys, order, 1)
         return (keys if self.metric == "l2" else -keys), np.take_along_axis(rows, order, 1)
+
+
+def whole(
+    queries: np.ndarray, vectors: np.ndarray, mean: np.ndarray, distances: np.ndarray, norms: np.ndarray, count: int
+) -> tuple[np.ndarray, np.ndarray]:
+    """The nearest of centred vectors to queries by the cosine with the mean put back, exactly.
+
+    Args:
+        queries: (q, E) of unit length, from which no mean was taken.
+        vectors: (n, E) of unit length, centred.
+        mean: (E,) that was taken off.
+        distances: (n,) lengths of the vectors less the mean.
+        norms: (n,) lengths with it.
+        count: at most so many.
+
+    Returns:
+        Scores and rows (q, m), the best first, with m the smaller of `count` and n.
+    """
+    scores: np.ndarray = np.zeros((len(queries), 0), np.float32)
+    rows: np.ndarray = np.zeros((len(queries), 0), np.int64)
+    for begin in range(0, len(vectors), PART):
+        part = slice(begin, begin + PART)
+        products = queries @ vectors[part].T * distances[part] + (queries @ mean)[:, None]
+        scores = np.concatenate([scores, products / norms[part].clip(1e-12)], 1)
+        rows = np.concatenate([rows, np.broadcast_to(np.arange(begin, begin + products.shape[1]), products.shape)], 1)
+        order = np.argsort(-scores, axis=1, kind="stable")[:, :count]
+        scores, rows = (np.take_along_axis(each, order, 1) for each in (scores, rows))
+    return scores, rows
 
 
 def augmented(vectors: np.ndarray, metric: Metric, longest: float, width: int) -> np.ndarray:

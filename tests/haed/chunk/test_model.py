@@ -84,6 +84,33 @@ def test_all_else_begins_as_without_a_table() -> None:
     assert found[0].keys() == found[1].keys() and all(torch.equal(x, found[1][name]) for name, x in found[0].items())
 
 
+@pytest.mark.parametrize("kind", ["transformer", "lstm"])
+@torch.no_grad()
+def test_states_are_of_each_layer_and_know_what_is_before(kind: str) -> None:
+    options = small_options("lstm")
+    options.main.kind, options.main.layers = kind, 2  # type: ignore[assignment]
+    options.main.units = 24 if kind == "lstm" else None
+    model = HAED(options, IEMOptions(), Cut(3, 3, False, 6)).eval()
+    given = windows(2, 6, 3, 3)
+    given.lengths[1, 4:] = 0
+    *layers, last = model.states(given)
+    assert [len(each) for each in layers] == [10, 10]
+    torch.testing.assert_close(last, model.predictions(given))
+    if kind == "lstm":
+        torch.testing.assert_close(layers[1][:, : options.main.width], last)  # ŷ is cut from its units
+    else:
+        torch.testing.assert_close(model.main.norm(layers[1]), last)
+    for number, layer in enumerate(layers):
+        torch.testing.assert_close(model.vectors(given, "contexts", number), layer)
+    given.tokens[0, 3] = (given.tokens[0, 3] + 1) % 3
+    for before, now in zip([*layers, last], model.states(given), strict=True):
+        torch.testing.assert_close(before[:4], now[:4])  # up to the place before the chunk that is another
+        assert not torch.allclose(before[4], now[4])
+        torch.testing.assert_close(before[6:], now[6:])
+    with pytest.raises(ValueError, match="HAED has no layer 2 of contexts"):
+        model.vectors(given, "contexts", 2)
+
+
 def test_the_first_chunk_of_a_document_does_not_see_the_one_before_as_input() -> None:
     model = small("lstm")
     given = windows(1, 2, 3, 3)

@@ -20,13 +20,13 @@ from pipeline.train.stages import train
 from tests.conftest import TINY, of_kind
 
 
-def states(run: Run, row: dict[str, int], corpus: Corpus, layer: int | None) -> np.ndarray:
+def states(run: Run, row: dict[str, int], corpus: Corpus, layer: int | None, scale: int | None) -> np.ndarray:
     """The state of a place, as a text that ends there has it."""
     tokens, _ = list(corpus.documents("train"))[row["document"]]
-    return run.context(tokens[: row["offset"]].tobytes(), layer)
+    return run.context(tokens[: row["offset"]].tobytes(), layer, scale)
 
 
-def check(where: Path, layer: int | None = None) -> None:
+def check(where: Path, layer: int | None = None, scale: int | None = None) -> None:
     """An index of contexts against the model and the corpus."""
     folder, found = RunFolder(where), Contexts.open(RunFolder(where))
     run, corpus = open_run(where), folder.corpus()
@@ -43,7 +43,7 @@ def check(where: Path, layer: int | None = None) -> None:
     seen = [n for n, row in enumerate(rows) if row["chunk"] and row["chunk"] < run.options.batch.context][:5]
     assert len(seen) > 2
     for number in seen:
-        state = states(run, rows[number], corpus, layer)
+        state = states(run, rows[number], corpus, layer, scale)
         np.testing.assert_allclose(found.search.exact[number], state / np.linalg.norm(state), atol=2e-3)
 
 
@@ -103,6 +103,36 @@ def test_a_model_of_tokens_has_contexts_only(
     assert "index.layer belongs to model.kind=haed" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    ("kind", "section", "scales"),
+    [
+        ("top_down", ["model.multiscale.layers=1@4 1@1"], (4, 1)),
+        ("bottom_up", ["model.multiscale.layers=1@4 1@1"], (4,)),
+        ("retina", ["model.retina.windows=4:64@4 0:8@1"], (4,)),
+        ("hourglass", ["model.hourglass.hierarchy=1@1 1@4 1@1"], (4, 1)),
+    ],
+)
+def test_contexts_of_a_scale(
+    kind: str, section: list[str], scales: tuple[int, ...], tiny: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = [*of_kind(kind, tiny), *section, "name=tokens", "precision=fp32"]
+    for stage in ("shard", "train"):
+        assert main([stage, *words]) == 0
+    folder = Path(next(word for word in tiny if word.startswith("runs_dir=")).split("=")[1]) / "tokens"
+    for scale in scales:
+        assert main(["index", str(folder), "--space", "contexts", f"index.scale={scale}"]) == 0
+        check(folder, scale=scale)
+        capsys.readouterr()
+        assert main(["neighbours", str(folder), "--context", "def f(x):", "--count", "2"]) == 0
+        assert capsys.readouterr().out.startswith(f"cosine, scale {scale}, document at byte")
+    assert main(["index", str(folder), "--space", "contexts", "index.scale=4"]) == 0
+    capsys.readouterr()
+    assert main(["neighbours", str(folder), "--context", "x", "--count", "2"]) == 0
+    assert "x has 1 bytes, and scale 4 reads whole groups of so many" in capsys.readouterr().err
+    assert main(["index", str(folder), "--space", "contexts", "index.scale=3"]) == 1
+    assert "has no scale 3 of contexts, only: 1, 4" in capsys.readouterr().err
+
+
 def test_places_in_pictures(pictures: Options, capsys: pytest.CaptureFixture[str]) -> None:
     where = str(RunFolder.of(pictures).path)
     assert main(["index", where]) == main(["index", where, "--space", "contexts"]) == 0
@@ -126,3 +156,5 @@ def test_a_layer_that_is_not_there(run: Path, capsys: pytest.CaptureFixture[str]
     (line,) = capsys.readouterr().err.splitlines()
     assert "HAED has no layer 7 of contexts" in line
     assert run_options(str(run), ["index.layer=0"], "index").index.layer == 0
+    assert main(["index", str(run), "--space", "contexts", "index.scale=4"]) == 2
+    assert "index.scale belongs to model.kind=hourglass" in capsys.readouterr().err

@@ -39,6 +39,12 @@ def test_neighbours_are_those_of_the_highest_cosine(options: Options, encoder: s
     numbers = table["count"].to_pylist()
     vectors = run.embed(rows).astype(np.float64)
     np.testing.assert_allclose(table["norm"], np.linalg.norm(vectors, axis=1), rtol=1e-5)
+    meta = read_json(folder.path / "index" / "chunks" / "meta.json")
+    known = np.array(numbers) >= meta["floor"]
+    mean = vectors[known].mean(0)
+    assert meta["metric"] == "centred" and np.allclose(meta["mean"], mean, atol=1e-6)
+    vectors -= mean
+    np.testing.assert_allclose(table["from_mean"], np.linalg.norm(vectors, axis=1), rtol=1e-4)
     vectors /= np.linalg.norm(vectors, axis=1, keepdims=True)
     counts = [numbers[rows.index(bytes.fromhex(item.hex))] for item in found]
     assert sorted(counts, reverse=True) == counts and counts[-1] > 1
@@ -46,7 +52,7 @@ def test_neighbours_are_those_of_the_highest_cosine(options: Options, encoder: s
     assert counts[0] == max(words)  # though blanks are more frequent
     for item in [*found, *neighbours(options, ["zq"], 5)]:
         query = bytes.fromhex(item.hex)
-        (vector,) = run.embed([query]).astype(np.float64)
+        vector = run.embed([query]).astype(np.float64)[0] - mean
         scores = vectors @ vector / np.linalg.norm(vector)
         if query in rows:
             scores[rows.index(query)] = -2
@@ -66,7 +72,8 @@ def test_an_index_of_the_most_frequent_chunks_says_how_many_it_leaves_out(
         assert main(["index", str(folder.path), f"index.max_chunks={most}"]) == 0
         tables.append(parquet.read_table(folder.path / "index" / "chunks" / "table.parquet"))
     rest = len(tables[0]) - 20
-    assert rest > 100 and tables[1].equals(tables[0].slice(0, 20))
+    every, few = (table.drop_columns("from_mean") for table in tables)  # means of others are others
+    assert rest > 100 and few.equals(every.slice(0, 20))
     meta = read_json(folder.path / "index" / "chunks" / "meta.json")
     assert (meta["chunks"], meta["left_out"]) == (20, rest)
     shown = capsys.readouterr()
@@ -115,19 +122,28 @@ def last_json(capsys: pytest.CaptureFixture[str]) -> list[dict[str, Any]]:
     return list(json.loads(capsys.readouterr().out.splitlines()[-1]))
 
 
-def test_sums_and_predictions_are_asked_for_as_vectors(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize("metric", ["centred", "cosine"])
+def test_sums_and_predictions_are_asked_for_as_vectors(
+    metric: str, run: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["index", str(run), f"index.metric={metric}"]) == 0
+    capsys.readouterr()
     opened = open_run(run)
     index = opened.probe.index
     every = [index.chunk(row) for row in range(len(index))]
-    vectors = index.vectors.astype(np.float64)
+    embedded = opened.embed(every).astype(np.float64)
+    mean = embedded[: index.known()].mean(0) if metric == "centred" else np.zeros(embedded.shape[1])
 
-    def best(vector: np.ndarray, without: list[str]) -> list[float]:
+    def units(vectors: np.ndarray) -> np.ndarray:
+        return vectors / np.linalg.norm(vectors, axis=-1, keepdims=True)
+
+    def best(vector: np.ndarray, without: list[str], mean: np.ndarray = mean) -> list[float]:
         kept = [row for row, chunk in enumerate(every) if chunk.decode(errors="replace") not in without]
-        return sorted(vectors[kept] @ (vector / np.linalg.norm(vector)), reverse=True)[:4]
+        return sorted(units(embedded - mean)[kept] @ units(vector), reverse=True)[:4]
 
     def unit(text: str) -> np.ndarray:
         (found,) = opened.embed([text.encode()]).astype(np.float64)
-        return found / np.linalg.norm(found)
+        return units(found - mean)
 
     ask = ["--count", "4", "--min-count", "1", "--json"]
     words = ["for ", "zq", "import ", "in "]
@@ -141,9 +157,30 @@ def test_sums_and_predictions_are_asked_for_as_vectors(run: Path, capsys: pytest
     assert main(["neighbours", str(run), "--after", "import ", *ask]) == 0
     (item,) = last_json(capsys)
     expected = opened.expected(b"import ").astype(np.float64)
-    np.testing.assert_allclose([n["score"] for n in item["neighbours"]], best(expected, []), atol=1e-5)
+    np.testing.assert_allclose([n["score"] for n in item["neighbours"]], best(expected, [], 0 * mean), atol=1e-5)
+    asked = ["neighbours", str(run), "--after", "import "]  # with the mean, whatever the metric of chunks
+    assert main(asked) == 0 and capsys.readouterr().out.startswith("cosine, count, chunk")
+    assert main([*asked[:2], "for "]) == 0
+    assert capsys.readouterr().out.startswith("centred cosine," if metric == "centred" else "cosine,")
     assert main(["neighbours", str(run), "--minus", "for "]) == 1
     assert "nothing is added" in capsys.readouterr().err
+
+
+def test_passages_have_no_centred_cosine(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["index", str(run), "--space", "contexts", "index.metric=centred"]) == 2
+    assert "index.metric=centred is of chunks, not of contexts" in capsys.readouterr().err
+
+
+def test_an_index_from_before_there_was_a_mean_answers_as_it_did(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["index", str(run), "index.metric=cosine"]) == 0
+    place, answers = run / "index" / "chunks" / "meta.json", []
+    for _ in range(2):
+        capsys.readouterr()
+        assert main(["neighbours", str(run), "for ", "zq", "--json"]) == 0
+        answers.append(last_json(capsys))
+        meta = read_json(place)
+        place.write_text(json.dumps({name: value for name, value in meta.items() if name != "mean"}))
+    assert answers[0] == answers[1]
 
 
 def test_queries_from_files_and_answers_as_values(

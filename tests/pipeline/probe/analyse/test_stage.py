@@ -15,7 +15,7 @@ from pipeline.probe.analyse.stage import analyse
 from pipeline.run.files import read_json
 from tests.conftest import of_kind
 
-KEYS = {"agreement", "checkpoint", "classes", "cloud", "drift", "findings", "intrinsic", "loss", "norms", "notes"}
+KEYS = {"agreement", "checkpoint", "classes", "cloud", "drift", "findings", "intrinsic", "loss", "norms", "passages"}
 
 
 def test_it_writes_figures_pictures_a_map_and_an_export(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -27,11 +27,27 @@ def test_it_writes_figures_pictures_a_map_and_an_export(run: Path, capsys: pytes
     assert 0 < found["drift"]["overlap"] <= 1 and found["loss"] and found["classes"]["classes"] == 5
     for name in found["files"]:
         assert (run / "analysis" / name).exists()
-    assert {"report.html", "map.html", "map.png", "use.png", "loss.png", "norms.png", "drift.png"} <= set(
-        found["files"]
-    )
+    assert {
+        "report.html",
+        "map.html",
+        "map.png",
+        "use.png",
+        "loss.png",
+        "norms.png",
+        "drift.png",
+        "passages.png",
+    } <= set(found["files"])
+    layers = found["passages"]["layers"]
+    assert [each["name"] for each in layers] == ["layer 0", "ŷ"] and layers[0]["overlap"] is None
+    assert "Passages by layer" in (run / "analysis" / "report.html").read_text()
     rows = (run / "analysis" / "projector" / "metadata.tsv").read_text().splitlines()
     assert len(rows) == found["chunks"] + 1 and rows[0] == "chunk\tcount\tbytes"
+    exported = np.fromfile(run / "analysis" / "projector" / "vectors.bytes", "<f4").reshape(found["chunks"], 16)
+    cosines = exported @ exported.T  # the same that an index of all chunks gives
+    assert 'tensor_name: "run centred"' in (run / "analysis" / "projector" / "projector_config.pbtxt").read_text()
+    assert cosines[~np.eye(len(exported), dtype=bool)].mean() == pytest.approx(
+        found["cloud"]["centred_cosine"], abs=1e-4
+    )
     again = asdict(analyse(run_options(str(run), ["analyse.clusters=5", "analyse.skip_gram=false"], "analyse")))
     assert json.loads(json.dumps(again)) | {"seconds": 0} == found | {"seconds": 0}
     assert main(["report", str(run)]) == 0
@@ -44,15 +60,26 @@ def test_what_is_cut_is_said_and_what_is_not_there_any_more_is_gone(
     run: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (run / "analysis" / "projector").mkdir(parents=True)
-    (run / "analysis" / "drift.png").touch()  # of an analysis before
+    for name in ("drift.png", "passages.png"):
+        (run / "analysis" / name).touch()  # of an analysis before
     assert main(["evaluate", str(run), "evaluate.stage=pretrain"]) == 0
-    given = ["analyse.max_chunks=50", "analyse.corpus_chunks=100", "analyse.projector=20", "analyse.map=pca"]
+    given = [
+        "analyse.max_chunks=50",
+        "analyse.corpus_chunks=100",
+        "analyse.projector=20",
+        "analyse.map=pca",
+        "analyse.passages=0",
+    ]
     assert main(["analyse", str(run), "evaluate.stage=pretrain", *given]) == 0
     said = capsys.readouterr().out
     assert "rarer chunks are left out (analyse.max_chunks=50)" in said and "analyse.corpus_chunks=100" in said
     assert "drift is left out: there is no other checkpoint" in said and "pretrain step 6: 50 chunks" in said
     folder = run / "analysis"
-    assert not (folder / "drift.png").exists() and (folder / "loss.png").exists()
+    assert (
+        not (folder / "drift.png").exists()
+        and not (folder / "passages.png").exists()
+        and (folder / "loss.png").exists()
+    )
     assert len((folder / "projector" / "metadata.tsv").read_text().splitlines()) == 21
     assert np.fromfile(folder / "projector" / "vectors.bytes", "<f4").size == 20 * 16
     assert main(["report", str(run)]) == 0

@@ -104,8 +104,16 @@ def test_a_header_that_asks_for_more_than_there_is(
     (place / "vectors.faiss").write_bytes(content[:30] if header == "short" else content)
     forged(place)
     assert "vectors.faiss is not what `haed index` writes" in refused(run, capsys)
-    forged(place, chunks=2**40, width=1)
+    forged(place, chunks=2**40, width=1, mean=[0.0])
     assert "vectors.faiss is not what `haed index` writes" in refused(run, capsys)
+
+
+@pytest.mark.parametrize("mean", [None, [], [0.5], [float("nan")] * 16])
+def test_a_mean_that_is_none(
+    mean: list[float] | None, run: Path, place: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    forged(place, mean=mean)
+    assert "meta.json has no mean that goes with metric centred and width 16" in refused(run, capsys)
 
 
 def test_a_table_that_is_none(run: Path, place: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -9,9 +9,9 @@ from pipeline.options import IndexOptions
 from pipeline.run.spaces import building, vectors
 from pipeline.run.spaces.building import build, choose, kinds_to_try, opened, tune
 from pipeline.run.spaces.stored import Metric, growing, mapped
-from pipeline.run.spaces.vectors import Vectors, augmented, prepared
+from pipeline.run.spaces.vectors import Vectors, augmented, prepared, whole
 
-METRICS: tuple[Metric, ...] = ("cosine", "ip", "l2")
+METRICS: tuple[Metric, ...] = ("centred", "cosine", "ip", "l2")
 
 
 def some(number: int, width: int, seed: int = 0) -> np.ndarray:
@@ -27,7 +27,7 @@ def brute(base: np.ndarray, queries: np.ndarray, metric: Metric) -> np.ndarray:
     base, queries = base.astype(np.float64), queries.astype(np.float64)
     if metric == "l2":
         return np.sort(np.linalg.norm(queries[:, None] - base, axis=2), axis=1)
-    if metric == "cosine":
+    if metric in ("centred", "cosine"):
         base, queries = (x / np.linalg.norm(x, axis=1, keepdims=True) for x in (base, queries))
     return -np.sort(-queries @ base.T, axis=1)
 
@@ -36,18 +36,22 @@ def brute(base: np.ndarray, queries: np.ndarray, metric: Metric) -> np.ndarray:
 def test_search_finds_what_brute_force_finds(metric: Metric, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(vectors, "_FEW", 100)
     base, queries, width = some(1500, 20), some(40, 20, 1), 20
+    mean = base.mean(0) if metric == "centred" else None
     with growing(tmp_path, width, metric) as file:
         for begin in range(0, 1500, 400):
-            file.add(prepared(base[begin : begin + 400], metric))
+            file.add(prepared(base[begin : begin + 400], metric, mean))
     stored = mapped(tmp_path / "vectors.faiss")
-    np.testing.assert_array_equal(stored, prepared(base, metric))
+    np.testing.assert_array_equal(stored, prepared(base, metric, mean))
+    unseen = prepared(some(50, width, 2), metric, mean)
+    if mean is not None:
+        base, queries = base - mean, queries - mean
     truth, of_some = brute(base, queries, metric), brute(base[:400], queries, metric)
     tolerance = {"rtol": 1e-4, "atol": 1e-4}
     for kind in ("flat", "hnsw", "ivf", "ivfpq"):
         if kind != "flat":
             build(tmp_path / kind, stored, metric, kind, 1, 0)
         search = opened(tmp_path / kind, stored, metric, kind)
-        tuned = tune(search, 0.97, prepared(some(50, width, 2), metric), 0)
+        tuned = tune(search, 0.97, unseen, 0)
         assert tuned.found == tuned.curve[-1] and tuned.queries == {"rows": 350, "unseen": 50}
         assert tuned.found.recall > 0.95 and 0 < tuned.found.p50 <= tuned.found.p99
         search.effort = 1500
@@ -62,6 +66,17 @@ def test_search_finds_what_brute_force_finds(metric: Metric, tmp_path: Path, mon
             np.testing.assert_allclose(scores, again, **tolerance)
         everything, _ = search.nearest(prepared(queries, metric), 1500)
         np.testing.assert_allclose(everything, truth, rtol=1e-3, atol=1e-3)
+
+
+def test_whole_vectors_are_compared_though_centred_ones_are_stored(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(vectors, "PART", 64)
+    base, queries = some(200, 13) + 3, some(20, 13, 1)
+    mean = base[:50].mean(0)
+    lengths = (np.linalg.norm(each, axis=1) for each in (base - mean, base))
+    asked = prepared(queries, "cosine")
+    scores, rows = whole(asked, prepared(base, "centred", mean), mean, *lengths, 7)
+    np.testing.assert_allclose(scores, brute(base, queries, "cosine")[:, :7], atol=1e-5)
+    np.testing.assert_allclose(scores, (asked[:, None] * prepared(base, "cosine")[rows]).sum(2), atol=1e-5)
 
 
 def test_one_more_coordinate_makes_nearest_the_largest_product() -> None:

@@ -1,0 +1,205 @@
+"""Most similar passages by layer: which places of a text are alike to each layer of the main model, and how far layers agree.
+
+A place stands for what the model has read before it. Its nearest are those of other windows, by the cosine of a layer's states
+less their mean over all places, so that neither the place's own surroundings nor what all states have in common decides. Whether
+neighbours have the same chunk before them tells how far a layer knows what it was just given, the same chunk behind them how far
+it knows what comes, the same document of what the text is; each beside what any two places would give.
+
+Legend: P places, Q of them asked for, W width of a state.
+"""
+
+import itertools
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from haed.chunk.model import HAED
+from pipeline.probe.analyse.geometry import unit
+from pipeline.probe.contexts import Window, cut, laid_out
+from pipeline.run.index import PIXELS, spell
+from pipeline.run.opened import Run
+from pipeline.shown import visible
+
+OF_WINDOW, QUERIES, NEAREST = 4, 500, 10  # places of a window; places asked for; neighbours of each
+_AT_ONCE, _SHOWN, _EXAMPLES, _BYTES = 16, 2, 5, 96  # windows; neighbours and passages shown, and bytes of each
+_CHUNKS = 3  # of pixels that are shown
+
+
+@dataclass
+class Places:
+    """P places of a text.
+
+    Attributes:
+        states: (P, W) by layer, the last of them ŷ.
+        window: (P,) which one each is in.
+        document: (P,) likewise.
+        last: (P) the chunk before each.
+        following: (P) the chunk behind it.
+        texts: (P) what stands before it, for people.
+    """
+
+    states: list[np.ndarray]
+    window: np.ndarray
+    document: np.ndarray
+    last: list[bytes]
+    following: list[bytes]
+    texts: list[str]
+
+
+@dataclass
+class Layer:
+    """Neighbours by what comes out of a layer.
+
+    Attributes:
+        name: layer 0 and so on, or ŷ, which comes out of them all.
+        overlap: share of the neighbours that are those of the layer before as well; None of the first.
+        last: share of them that have the same chunk before them as the place asked for.
+        following: likewise behind them.
+        document: share of them in the same document.
+    """
+
+    name: str
+    overlap: float | None
+    last: float
+    following: float
+    document: float
+
+
+@dataclass
+class Alike:
+    """A passage, and the nearest ones by the name of a layer."""
+
+    passage: str
+    nearest: dict[str, list[str]]
+
+
+@dataclass
+class ByLayer:
+    """Most similar passages, layer by layer.
+
+    Attributes:
+        places: that were compared.
+        windows: they are in; neighbours are of other windows.
+        queries: places whose neighbours were looked for.
+        neighbours: of each.
+        chance: the shares that any places would give.
+        layers: from the first to ŷ.
+        examples: some passages.
+    """
+
+    places: int
+    windows: int
+    queries: int
+    neighbours: int
+    chance: Layer
+    layers: list[Layer]
+    examples: list[Alike]
+
+
+def gathered(run: Run, split: str, most: int, seed: int) -> Places | None:
+    """Places of windows that do not overlap, drawn by the seed, each with at least half of what its window has before it.
+
+    Args:
+        run: of chunks.
+        split: to draw from.
+        most: places.
+        seed: of the draw.
+
+    Returns:
+        None if fewer than two windows have places.
+    """
+    system, corpus, context = run.system, run.folder.corpus(), run.options.batch.context
+    assert isinstance(system, HAED)
+    share = most / OF_WINDOW * context / max(1, corpus.counts(split).chunks)
+    chance, number = np.random.default_rng(seed), itertools.count()
+    apart = (each for each in cut(corpus, split, context) if each.begin % (2 * max(1, context // 2)) == 0)
+    long = (each for each in apart if each.end - each.begin > 1 and chance.random() < share)
+    drawn = itertools.islice(long, -(-most // OF_WINDOW))
+    places: list[tuple[int, int, bytes, bytes, str]] = []
+    states: list[list[np.ndarray]] = []
+    while batch := list(itertools.islice(drawn, _AT_ONCE)):
+        chosen = [
+            np.unique(np.linspace(-((each.begin - each.end) // 2), each.end - each.begin - 1, OF_WINDOW).astype(int))
+            for each in batch
+        ]
+        for each, chunks in zip(batch, chosen, strict=True):
+            own = next(number)
+            places += [(own, each.document, *_around(each, each.begin + chunk, run)) for chunk in chunks.tolist()]
+        before = np.cumsum([0, *(each.end - each.begin for each in batch)])
+        rows = np.concatenate([begin + chunks for begin, chunks in zip(before, chosen, strict=False)])
+        with torch.no_grad(), run.compute.precision():
+            found = system.states(laid_out(batch, run.chunker.k))
+        states.append([layer.float().cpu().numpy()[rows] for layer in found])
+    if next(number) < 2:
+        return None
+    window, document, last, following, texts = zip(*places, strict=True)
+    layers = [np.concatenate(parts) for parts in zip(*states, strict=True)]
+    return Places(layers, np.array(window), np.array(document), list(last), list(following), list(texts))
+
+
+def _around(window: Window, chunk: int, run: Run) -> tuple[bytes, bytes, str]:
+    """The chunk before a place and the one behind it, and whole chunks of what stands before."""
+    before, at, after = window.ends[chunk - 1 : chunk + 2].tolist()
+    shown = window.ends[max(0, chunk - _CHUNKS)] if run.chunker.name == PIXELS else at - _BYTES
+    begin = int(window.ends[np.searchsorted(window.ends, shown)])
+    text = spell(window.tokens[min(begin, before) : at].tobytes(), run.chunker.name)
+    return window.tokens[before:at].tobytes(), window.tokens[at:after].tobytes(), visible(text)
+
+
+def by_layer(places: Places, seed: int) -> ByLayer:
+    """Holds the layers' neighbours of some places, drawn by the seed, against each other and against chance."""
+    size = len(places.window)
+    queries = np.sort(np.random.default_rng(seed).permutation(size)[:QUERIES])
+    elsewhere = places.window[queries, None] != places.window
+    count = min(NEAREST, int(elsewhere.sum(1).min()))
+    others = elsewhere.sum(1)
+    same = {
+        name: (values[queries, None] == values) & elsewhere
+        for name, values in (
+            ("last", _numbers(places.last)),
+            ("following", _numbers(places.following)),
+            ("document", places.document),
+        )
+    }
+    near = [_nearest(states, queries, elsewhere, count) for states in places.states]
+    names = [*(f"layer {number}" for number in range(len(near) - 1)), "ŷ"]
+    layers = []
+    for name, own, below in zip(names, near, [None, *near], strict=False):
+        overlap = None if below is None else float((own[:, :, None] == below[:, None]).any(2).mean())
+        shares = {of: float(np.take_along_axis(values, own, 1).mean()) for of, values in same.items()}
+        layers.append(Layer(name, overlap, **shares))
+    by_chance = {of: float((values.sum(1) / others).mean()) for of, values in same.items()}
+    shown = np.linspace(0, len(queries) - 1, min(_EXAMPLES, len(queries))).astype(int).tolist()
+    return ByLayer(
+        places=size,
+        windows=len(np.unique(places.window)),
+        queries=len(queries),
+        neighbours=count,
+        chance=Layer("chance", float((count / others).mean()), **by_chance),
+        layers=layers,
+        examples=[
+            Alike(
+                places.texts[queries[row]],
+                {
+                    name: [places.texts[place] for place in own[row, :_SHOWN]]
+                    for name, own in zip(names, near, strict=True)
+                },
+            )
+            for row in shown
+        ],
+    )
+
+
+def _nearest(states: np.ndarray, queries: np.ndarray, elsewhere: np.ndarray, count: int) -> np.ndarray:
+    """The nearest places (Q, count) to some, by the centred cosine, the nearest first, among those that are elsewhere (Q, P)."""
+    units = unit(states - states.mean(0))
+    cosines = np.where(elsewhere, units[queries] @ units.T, -np.inf)
+    return np.argsort(-cosines, axis=1, kind="stable")[:, :count]
+
+
+def _numbers(chunks: Sequence[bytes]) -> np.ndarray:
+    """The same number for the same chunk."""
+    seen: dict[bytes, int] = {}
+    return np.array([seen.setdefault(chunk, len(seen)) for chunk in chunks])
