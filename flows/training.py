@@ -145,6 +145,7 @@ def experiment(
     """
     from pipeline.experiments.page import markdown
     from pipeline.experiments.stage import run
+    from pipeline.show.page import data_uri
 
     asked, plan = planned(
         name, budget, Path("experiments"), Path(data), tuple(overrides), seconds or None, seeds or None, parallel
@@ -152,6 +153,7 @@ def experiment(
     options = load(asked.arms[0].preset, [f"runs_dir={plan.runs_dir}", *overrides])
     with stopping() as stop, turn(options, stop):
         found = run(asked, plan, stop)
-    text = markdown(asked, found)
+    drawn, page = (Path(found.folder) / each for each in (f"{name}.png", "report.html"))
+    text = f"{markdown(asked, found, data_uri(drawn.read_bytes()))}- `{page.resolve()}`\n"
     create_markdown_artifact(text, key=key("experiment", name, budget), description=f"{name}: {asked.question}")
     return found.folder

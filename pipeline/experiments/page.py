@@ -1,14 +1,13 @@
 """An experiment's result for people: as a table, a picture, and a page."""
 
 from collections.abc import Sequence
-from pathlib import Path
 
 from pipeline.experiments.experiment import Experiment
 from pipeline.experiments.result import Result, Row, columns
 from pipeline.experiments.running import Done
 from pipeline.run.metrics import read
 from pipeline.show.compare import BITS
-from pipeline.show.page import data_uri, escape, image, markdown_table, page, text_table
+from pipeline.show.page import escape, image, markdown_table, page, text_table
 from pipeline.show.page import table as html_table
 from pipeline.show.plots import Sketch, experiment
 
@@ -38,16 +37,15 @@ def table(result: Result) -> str:
     return "\n".join([shown, "", result.verdict, f"{result.folder}/report.html"])
 
 
-def markdown(asked: Experiment, result: Result) -> str:
-    """The page as Markdown, with its picture."""
+def markdown(asked: Experiment, result: Result, picture: str) -> str:
+    """The page as Markdown, with the address of its picture."""
     head, lines = cells(result)
     escaped = [[cell.replace("|", "\\|") for cell in line] for line in lines]
-    picture = data_uri((Path(result.folder) / f"{result.name}.png").read_bytes())
-    notes = "\n".join(f"- {note}" for note in [*result.notes, f"`{Path(result.folder).resolve()}/report.html`"])
-    failed = "\n".join(f"- failed: {row.arm}, {why}" for row in result.rows for why in row.failures)
+    failed = [f"failed: {row.arm}, {why}" for row in result.rows for why in row.failures]
+    notes = "\n".join(f"- {note}" for note in [*result.notes, *failed])
     return (
-        f"{asked.source}: {asked.question}\n\n{result.verdict}\n\n![{asked.question}]({picture})\n\n"
-        f"{markdown_table(head, escaped, 1)}\n\n{notes}\n{failed}\n"
+        f"{asked.source}: {asked.question}\n\n**{result.verdict}**\n\n![{asked.question}]({picture})\n\n"
+        f"{markdown_table(head, escaped, 1)}\n\n{notes}\n"
     )
 
 

@@ -1,0 +1,47 @@
+"""Results of experiments for docs/experiments.md: pictures and rows go to docs/experiments, and the page shows all that is there.
+
+    python benchmarks/gallery.py FOLDER…             results, such as experiments/hourglass-table5/minutes
+
+Results of an experiment that were there before are replaced; without a folder the page is written anew.
+"""
+
+import shutil
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path[0] = str(ROOT)  # else `data` would be the script beside this one
+
+from pipeline.experiments.catalogue import EXPERIMENTS
+from pipeline.experiments.page import markdown
+from pipeline.experiments.result import Result
+from pipeline.run.files import read_as
+from pipeline.show.page import markdown_table
+
+PLACE, PAGE = ROOT / "docs/experiments", ROOT / "docs/experiments.md"
+MARK = "<!-- benchmarks/gallery.py -->\n"
+
+
+def main() -> None:
+    for folder in map(Path, sys.argv[1:]):
+        name = folder.parent.name
+        for suffix in ("json", "png"):
+            shutil.copy(folder / f"{name}.{suffix}", PLACE)
+    found = [read_as(Result, path) for name in EXPERIMENTS if (path := PLACE / f"{name}.json").is_file()]
+    glance = [
+        [f"[{each.name}](#{each.name})", Path(each.folder).name.split("-")[0], each.verdict.split(":")[0]]
+        for each in found
+    ]
+    before = PAGE.read_text().split(MARK)[0]
+    table = markdown_table(["experiment", "budget", "the paper's finding"], glance, 3)
+    pages = [
+        f"### {each.name}\n\n{markdown(EXPERIMENTS[each.name], each, f'experiments/{each.name}.png')}" for each in found
+    ]
+    PAGE.write_text("\n".join([f"{before}{MARK}", table, "", *pages]))
+    print(
+        f"{len(found)} of {len(EXPERIMENTS)}; not run: {', '.join(EXPERIMENTS.keys() - {each.name for each in found})}"
+    )
+
+
+if __name__ == "__main__":
+    main()
