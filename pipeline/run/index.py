@@ -16,6 +16,7 @@ from typing import Self
 import numpy as np
 
 from data.chunkers import Chunker
+from data.corpus import Corpus
 from data.distinct import DistinctChunks, telling
 from haed.options import SYSTEMS
 from pipeline.config import ConfigError
@@ -101,6 +102,10 @@ class Index:
     def chunker(self) -> Chunker:
         """The run's."""
         return self.folder.chunker()
+
+    @cached_property
+    def _corpus(self) -> Corpus:
+        return self.folder.corpus()
 
     def chunk(self, row: int) -> bytes:
         """The chunk of a row."""
@@ -257,7 +262,7 @@ class Index:
         found = []
         for query in queries:
             try:
-                found.append(parse(query, self.chunker, self.folder.corpus, self.meta.split))
+                found.append(parse(query, self.chunker, lambda: self._corpus, self.meta.split))
             except ValueError:
                 if strict:
                     raise

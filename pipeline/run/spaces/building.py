@@ -16,7 +16,7 @@ from pipeline.run.spaces.vectors import ALIGNED, CANDIDATES, PART, Vectors, augm
 log = logging.getLogger(__name__)
 FLAT_UP_TO, GRAPH_UP_TO = 1 << 26, 1 << 33  # numbers of all vectors together: 256 MB, and 8 GB of codes
 NEAREST = 10  # recall is that of so many
-QUERIES = 400
+QUERIES, TO_TUNE = 400, 1600  # of an index that has nothing to be tuned, and of others
 SLACK = 0.005  # by which recall on the other half of the queries may fall short
 _LINKS = 32  # of a graph's node, twice as many at its lowest level
 _EFFORTS = (16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024, 1536, 2048)
@@ -92,8 +92,9 @@ def tune(vectors: Vectors, recall: float, unseen: np.ndarray, seed: int) -> Tune
         seed: of their choice.
     """
     chance = np.random.default_rng(seed)
-    unseen = unseen[: QUERIES // 2]
-    own = chance.permutation(len(vectors))[: QUERIES - len(unseen)]
+    number = QUERIES if vectors.kind == "flat" else TO_TUNE
+    unseen = unseen[: number // 2]
+    own = chance.permutation(len(vectors))[: number - len(unseen)]
     queries = np.concatenate([vectors.exact[own], unseen]).astype(np.float32)
     itself = np.concatenate([own, np.full(len(unseen), -1)])
     order = chance.permutation(len(queries))
