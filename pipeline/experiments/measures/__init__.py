@@ -15,6 +15,7 @@ MEASURES = {  # name: module of this package
     "memory": "memory",
     "bags": "bags",
     "samples": "samples",
+    "speed": "speed",
     "passages": "passages",
 }
 
@@ -24,7 +25,7 @@ class Measured:
     """Figures of a run, and what of it is shown.
 
     Attributes:
-        figures: by name; fewer is better. Means over seeds stand in the table.
+        figures: by name; of those that a claim is about fewer is better. Means over seeds stand in the table.
         axes: of the lines: what is across, and what upwards.
         line: its points.
         examples: rows of cells, below a first one with their heads.

@@ -38,6 +38,7 @@ SYSTEMS = Experiment(
     claim="chunks that are learned in two phases and scored as a mixture need the fewest bits",
     better=tuple(("haed, with its tables", arm.name) for arm in ARMS[2:]),
     equal="seconds",
+    measures=("speed",),
 )
 PEERS = Experiment(
     name="peers",

@@ -1,0 +1,21 @@
+"""How fast a model writes: characters a second of a single text, sampled with cached state."""
+
+import math
+
+from haed.options import SYSTEMS
+from pipeline.experiments.measures import Measured
+from pipeline.options import SampleOptions
+from pipeline.run.opened import Run
+
+CHUNKS, BYTES, TURNS = 60, 300, 3  # of a text, in models of chunks and of tokens; about as long
+
+
+def measure(run: Run) -> Measured:
+    """`characters/s, sampled`: the best of some turns, after one that counts for nothing; the more, the better."""
+    own = SYSTEMS[run.options.model.kind].chunks
+    how = SampleOptions(chunks=CHUNKS if own else math.ceil(BYTES / run.system.cut.k), temperature=1.0)
+    rates = []
+    for _ in range(1 + TURNS):
+        found = run.continued(b"", 1, how)
+        rates.append(len(found.texts[0].decode(errors="replace")) / found.seconds)
+    return Measured({"characters/s, sampled": max(rates[1:])})
