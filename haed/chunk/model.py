@@ -220,8 +220,11 @@ class HAED(System):
             return self.encode(Chunks(windows.tokens[real], windows.lengths[real])).vector
         if space == "predictions" and layer is None:
             return self.query(self.predictions(windows))
-        if space != "contexts" or (layer is not None and layer >= len(self.main.stack())):
+        layers = len(self.main.stack())
+        if space != "contexts":
             return super().vectors(windows, space, layer)
+        if layer is not None and layer >= layers:
+            raise ValueError(f"{type(self).__name__} has no layer {layer} of contexts, only 0 to {layers - 1}")
         return self.predictions(windows) if layer is None else self.states(windows)[layer]
 
     def kept(self, chunks: float, tokens: float) -> float:

@@ -96,12 +96,12 @@ def _neighbours(arguments: argparse.Namespace) -> Result:
     options = run_options(arguments.run, [f"runs_dir={arguments.runs_dir}", *arguments.words], "neighbours")
     words = {name: [os.fsencode(each) for each in getattr(arguments, name) or ()] for name in _ASKED}
     if arguments.file:
-        lines = _content(arguments.file, "--file").splitlines()
+        lines = _text(arguments.file, "--file").splitlines()
         words["queries"] += [line for line in lines if line]
         if not words["queries"]:
             raise ConfigError(f"--file {arguments.file}: there is no query in it")
     if arguments.context_file:
-        words["context"].append(_content(arguments.context_file, "--context-file"))
+        words["context"].append(_text(arguments.context_file, "--context-file"))
     told = [name for name in ("queries", "context", "after") if words[name]]
     if len(told) + any(words[name] for name in ("like", "minus", "plus")) > 1:
         raise ConfigError("one question at a time: queries, --context, --after, or --like with --minus and --plus")
@@ -130,15 +130,27 @@ def _neighbours(arguments: argparse.Namespace) -> Result:
 _ASKED = ("queries", "context", "after", "like", "minus", "plus")
 
 
-def _content(name: str, option: str) -> bytes:
-    """What is in a file, or on standard input."""
+def _text(name: str, option: str) -> bytes:
+    """What is in a file, or on standard input, if it is text.
+
+    Raises:
+        ConfigError: it is something else.
+    """
     if name == "-":
         if sys.stdin is None:
             raise OSError(f"{option} -: standard input is closed")
-        return sys.stdin.buffer.read()
-    if not Path(name).exists() or Path(name).is_dir():
+        content = sys.stdin.buffer.read()
+    elif not Path(name).exists() or Path(name).is_dir():
         raise FileNotFoundError(f"{option} {name}: {'a folder, not a file' if Path(name).is_dir() else 'no such file'}")
-    return Path(name).read_bytes()
+    else:
+        content = Path(name).read_bytes()
+    try:
+        content.decode()
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"{option} {name}: no text in UTF-8 (byte {error.start:,}: {error.reason})") from None
+    if (at := content.find(0)) >= 0:
+        raise ConfigError(f"{option} {name}: no text, byte {at:,} is 0")
+    return content
 
 
 def _analyse(arguments: argparse.Namespace) -> Result:

@@ -86,7 +86,9 @@ def contexts(run: Run) -> Meta:
     if not made:
         raise ConfigError(f"index.max_contexts={limits.max_contexts}: none of {total:,} places was drawn, raise it")
     unseen = np.zeros((0, width), np.float32)
-    return searched(run, "contexts", metric, unseen, left_out=total - made, layer=limits.layer, scale=limits.scale)
+    return searched(
+        run, "contexts", metric, unseen, made, left_out=total - made, layer=limits.layer, scale=limits.scale
+    )
 
 
 def cut(corpus: Corpus, split: str, context: int) -> Iterator[Window]:

@@ -38,6 +38,8 @@ def index(options: Options) -> Indexed:
     space: Space = "contexts" if wanted == "contexts" else "chunks"
     if space == "chunks":
         check_chunks(options)
+        if options.index.layer is not None or options.index.scale is not None:
+            log.warning("index.layer and index.scale are of contexts, and change nothing here: --space contexts")
     from pipeline.run.opened import Run
 
     folder = RunFolder.of(options)
@@ -76,7 +78,8 @@ def _chunks(run: "Run") -> Meta:
     log.info("embedding %s chunks of %s by %s step %s", f"{len(counts):,}", limits.split, run.phase, f"{run.step:,}")
     progress = Counter("index", len(counts), "chunks")
     metric = metric_of(limits, "chunks")
-    mean = _mean(run, tokens, lengths, int((counts >= floor(counts)).sum())) if metric == "centred" else None
+    known = int((counts >= floor(counts)).sum())
+    mean = _mean(run, tokens, lengths, known) if metric == "centred" else None
     with growing(place_of(run.folder, "chunks"), run.options.model.encoder.width, metric) as file:
         for rows, vectors in _embedded(run, tokens, lengths):
             norms[rows] = np.linalg.norm(vectors, axis=1)
@@ -107,14 +110,14 @@ def _chunks(run: "Run") -> Meta:
     others = distinct_chunks(corpus, "valid", most=4096) if limits.split != "valid" else None
     unseen = np.zeros((0, run.options.model.encoder.width), np.float32)
     if others is not None and len(others.counts):
-        known = {row.tobytes() for row in np.column_stack([tokens, lengths])}
+        there = {row.tobytes() for row in np.column_stack([tokens, lengths])}
         new = [
-            i for i, row in enumerate(np.column_stack([others.tokens, others.lengths])) if row.tobytes() not in known
+            i for i, row in enumerate(np.column_stack([others.tokens, others.lengths])) if row.tobytes() not in there
         ]
         if new:
             unseen = prepared(run.embed_rows(others.tokens[new], others.lengths[new]), metric, mean)
     taken = None if mean is None else mean.tolist()
-    return searched(run, "chunks", metric, unseen, left_out=found.left_out, floor=floor(counts), mean=taken)
+    return searched(run, "chunks", metric, unseen, known, left_out=found.left_out, floor=floor(counts), mean=taken)
 
 
 def _embedded(run: "Run", tokens: np.ndarray, lengths: np.ndarray) -> Iterator[tuple[slice, np.ndarray]]:

@@ -8,7 +8,9 @@ import numpy as np
 from data.durable import replacing
 from pipeline.run.opened import Run
 from pipeline.run.spaces.building import choose
-from pipeline.run.spaces.stored import SEARCH, TABLE, VECTORS, Meta, Metric, Space, finish, mapped, place_of
+from pipeline.run.spaces.stored import SEARCH, TABLE, VECTORS, Chance, Meta, Metric, Space, finish, mapped, place_of
+
+_PAIRS = 4000
 
 
 def write_table(run: Run, space: Space, tables: Iterable[Any]) -> None:
@@ -24,7 +26,7 @@ def write_table(run: Run, space: Space, tables: Iterable[Any]) -> None:
             writer.close()
 
 
-def searched(run: Run, space: Space, metric: Metric, unseen: np.ndarray, **more: Any) -> Meta:
+def searched(run: Run, space: Space, metric: Metric, unseen: np.ndarray, known: int, **more: Any) -> Meta:
     """Builds and tunes the search over the vectors that were written, and finishes the index.
 
     Args:
@@ -32,6 +34,7 @@ def searched(run: Run, space: Space, metric: Metric, unseen: np.ndarray, **more:
         space: which.
         metric: of the vectors.
         unseen: (m, E) vectors that it does not have, to be asked for.
+        known: rows that answers are taken from, the first ones.
         more: further fields of `Meta`.
     """
     place, limits = place_of(run.folder, space), run.options.index
@@ -58,6 +61,20 @@ def searched(run: Run, space: Space, metric: Metric, unseen: np.ndarray, **more:
         checkpoint=run.digest,
         asked_stage=run.options.evaluate.stage,
         chunker=run.chunker.name,
+        chance=by_chance(vectors[:known], metric, run.options.seed),
         **more,
     )
     return finish(run.folder, meta, [VECTORS, TABLE] if tuned.kind == "flat" else [VECTORS, SEARCH, TABLE])
+
+
+def by_chance(vectors: np.ndarray, metric: Metric, seed: int) -> Chance | None:
+    """Scores of some pairs of vectors (n, E), drawn by the seed; None of fewer than two."""
+    if len(vectors) < 2:
+        return None
+    chance = np.random.default_rng(seed)
+    one = chance.integers(len(vectors), size=_PAIRS)
+    other = (one + chance.integers(1, len(vectors), size=_PAIRS)) % len(vectors)
+    first, second = vectors[one], vectors[other]
+    scores = np.linalg.norm(first - second, axis=1) if metric == "l2" else (first * second).sum(1)
+    rare = np.percentile(scores, 1 if metric == "l2" else 99)
+    return Chance(float(scores.mean()), float(scores.std()), float(rare))

@@ -100,8 +100,10 @@ class RunFolder:
         takes = READS.get(reader or "", ())
         for key in keys:
             if reader and not any(key == name or key.startswith(f"{name}.") for name in takes):
+                others = [name for name, those in READS.items() if any(key.startswith(f"{each}.") for each in those)]
+                also = f"; haed {others[0]} takes {key}=" if others else ""
                 raise ConfigError(
-                    f"{key}= cannot be changed in a run that is there; haed {reader} takes {', '.join(takes)}"
+                    f"{key}= cannot be changed in a run that is there; haed {reader} takes {', '.join(takes)}{also}"
                 )
         if "name" in keys:
             raise ConfigError(f"name= and {self.path} both name a run: leave one of them out")

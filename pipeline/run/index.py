@@ -179,7 +179,13 @@ class Index:
         vectors = prepared(embed(strange), self.meta.metric, self.mean) if strange else ()
         made = dict(zip(strange, vectors, strict=True))
         for chunk in strange:
-            log.info("%s is not in the index: it is embedded", visible(spell(chunk, self.meta.chunker)))
+            near = [
+                each
+                for each in (chunk + b" ", chunk.removesuffix(b" "))
+                if each != chunk and self.find(each) is not None
+            ]
+            hint = f"; {visible(spell(near[0], self.meta.chunker))} is" if near else ""
+            log.info("%s is not in the index: it is embedded%s", visible(spell(chunk, self.meta.chunker)), hint)
         return np.stack([made[c] if r is None else self.vectors[r] for c, r in zip(chunks, rows, strict=True)])
 
     def answer(
@@ -204,7 +210,9 @@ class Index:
         """
         search = partial(self.search.nearest, prepared(vectors, self.meta.metric))
         without = without or [[chunk] for _, chunk in asked]
-        return self._answers(asked, search, SCORES[self.meta.metric], count, min_count, without)
+        found = self._answers(asked, search, SCORES[self.meta.metric], count, min_count, without)
+        found.about += "" if self.meta.chance is None else f"; {self.meta.chance}"
+        return found
 
     def expected(
         self, asked: Sequence[tuple[str, bytes]], vectors: np.ndarray, count: int | None, min_count: int | None = None
@@ -233,11 +241,18 @@ class Index:
         min_count: int | None,
         without: Sequence[Sequence[bytes]],
     ) -> Answers:
+        if (count is not None and count < 1) or (min_count is not None and min_count < 1):
+            raise ValueError(f"count={count}, min_count={min_count}: each must be at least 1, or None")
         among = self.known(min_count)
+        if not among:
+            raise ValueError(
+                f"no chunk of the index occurs {min_count:,} times: the most frequent has {self.chunks.counts[0]:,}"
+            )
         least = self.meta.floor if min_count is None else min_count
         if count is not None and count > among:
             raise ValueError(
-                f"--count {count:,}: the index has {among:,} chunks that occur {least:,} times or more, and {len(self):,} in all"
+                f"--count {count:,}: the index has {among:,} chunks that occur {least:,} times or more, and {len(self):,} in all "
+                "(--min-count 1)"
             )
         count = min(count or COUNT, among)
         left = [{self.find(chunk) for chunk in chunks} for chunks in without]

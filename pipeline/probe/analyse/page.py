@@ -15,7 +15,8 @@ _ABOUT = {
         "Use and spelling",
         "Use is what stands before and after a chunk (positive pointwise mutual information with the most frequent chunks "
         "there), spelling the edit distance over the longer's length. 0 is the likeness of any two chunks, 1 that of the chunks "
-        "which are nearest in that very likeness. Neighbours are those of the centred cosine, as `haed neighbours` has them.",
+        "which are nearest in that very likeness. Neighbours are those of the centred cosine, which an index has unless "
+        "index.metric says otherwise.",
     ),
     "intrinsic.png": (
         "Intrinsic checks",

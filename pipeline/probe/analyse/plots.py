@@ -43,7 +43,7 @@ def agreement(bands: Sequence[Agreement]) -> bytes:
             axes.axhline(kind.share, color=colour, linewidth=0.9, linestyle="--")
         axes.annotate(
             f"dashed: the {band.neighbours} nearest",
-            (0.03, 0.93),
+            (0.03, 1.02),
             xycoords="axes fraction",
             fontsize=7,
             color="#57606a",

@@ -82,7 +82,8 @@ def findings(found: Analysis) -> list[str]:
     if (checks := found.intrinsic) is not None and checks.mean:
         values = ", ".join(f"{name} {value:.3f}" for name, value in checks.mean.items())
         told.append(
-            f"Words of a kind find each other, mean precision@10: {values}. For the centred cosine, which `haed neighbours` has, "
+            f"Words of a kind find each other, mean precision@10: {values}. For the centred cosine, which an index has "
+            "unless index.metric says otherwise, "
             f"{checks.verdict}."
         )
     if found.loss:

@@ -20,6 +20,7 @@ from pipeline.run.folder import RunFolder
 from pipeline.run.index import Answers, Index
 from pipeline.run.spaces.answers import spell
 from pipeline.run.spaces.contexts import Contexts
+from pipeline.run.spaces.queries import START, after
 from pipeline.shown import visible
 
 log = logging.getLogger(__name__)
@@ -84,11 +85,12 @@ class Probe:
 
         Probabilities, with the bias and the counts of chunks, are what `Run.next` tells.
         """
-        asked = [text.encode() if isinstance(text, str) else text for text in texts]
-        model = self._model(self.index.meta.stage)
+        index = self.index
+        asked = [after(text, index.chunker, index.folder.corpus, index.meta.split) for text in texts]
+        model = self._model(index.meta.stage)
         vectors = np.stack([model.expected(text) for text in asked])
-        labels = [(spell(text, self.index.meta.chunker), text) for text in asked]
-        return self.index.expected(labels, vectors, count, min_count)
+        labels = [(spell(text, index.meta.chunker) if text else START, text) for text in asked]
+        return index.expected(labels, vectors, count, min_count)
 
     def contexts(self, *texts: str | bytes, count: int | None = None) -> Answers:
         """The places of the corpus where the model's state is nearest to that after each text; see `Contexts.nearest`."""

@@ -12,6 +12,7 @@ from pipeline.shown import visible
 
 log = logging.getLogger(__name__)
 _SHOWN = 6  # chunks of a query that is several
+START = "‹where a document begins›"
 PLACE = re.compile(r"(\d{1,12}):(\d{1,12})")
 
 
@@ -93,18 +94,27 @@ def picture(corpus: Corpus, split: str, number: int, chunk: int) -> list[bytes]:
     return [tokens[begin:end].tobytes() for begin, end in itertools.pairwise([0, *ends])]
 
 
-def passage(query: str | bytes, chunker: Chunker, corpus: Callable[[], Corpus], split: str) -> bytes:
-    """The text whose end is asked for; of pictures `12:340` stands for the chunks of picture 12 before chunk 340.
+def after(query: str | bytes, chunker: Chunker, corpus: Callable[[], Corpus], split: str) -> bytes:
+    """The text at whose end a state is asked for; of pictures `12:340` stands for the chunks of picture 12 before chunk 340.
 
     Raises:
-        ValueError: it is empty, or no place in a picture.
+        ValueError: it is no place in a picture, in a model of pictures.
     """
     raw = query.encode() if isinstance(query, str) else query
-    if chunker.name == PIXELS:
-        shown = raw.decode(errors="backslashreplace")
-        if not (place := PLACE.fullmatch(shown.strip())):
-            raise ValueError(f"{shown!r} is no place in a picture: give PICTURE:CHUNK such as 12:340, counted from 0")
-        raw = b"".join(picture(corpus(), split, int(place[1]), int(place[2]))[:-1])
-    if not raw:
+    if chunker.name != PIXELS:
+        return raw
+    shown = raw.decode(errors="backslashreplace")
+    if not (place := PLACE.fullmatch(shown.strip())):
+        raise ValueError(f"{shown!r} is no place in a picture: give PICTURE:CHUNK such as 12:340, counted from 0")
+    return b"".join(picture(corpus(), split, int(place[1]), int(place[2]))[:-1])
+
+
+def passage(query: str | bytes, chunker: Chunker, corpus: Callable[[], Corpus], split: str) -> bytes:
+    """As `after`, but not of nothing.
+
+    Raises:
+        ValueError: as there, or it is empty.
+    """
+    if not (raw := after(query, chunker, corpus, split)):
         raise ValueError("an empty passage is like no other: give the text that others are to be like")
     return raw

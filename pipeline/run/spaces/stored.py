@@ -64,6 +64,24 @@ class Point:
     p99: float
 
 
+@dataclass
+class Chance:
+    """Scores of two rows that have nothing to do with each other, drawn among those that answers are taken from.
+
+    Attributes:
+        mean: of such pairs.
+        deviation: standard, likewise.
+        rare: what one pair in a hundred reaches.
+    """
+
+    mean: float
+    deviation: float
+    rare: float
+
+    def __str__(self) -> str:
+        return f"at random {self.mean:.3f} ± {self.deviation:.3f}, 1 in 100 beyond {self.rare:.3f}"
+
+
 @dataclass(kw_only=True)
 class Indexed:
     """What was indexed, of which checkpoint, and how well it is searched.
@@ -114,6 +132,7 @@ class Meta(Indexed):
         queries: on which efforts were compared: rows of the index, and vectors that it does not have.
         curve: what was found at each effort, up to the one that was chosen.
         mean: what is taken off embeddings, where the metric is `centred`.
+        chance: scores of any two, to hold those of answers against; None: too few, or an index from before it was told.
     """
 
     sha256: dict[str, str]
@@ -128,6 +147,7 @@ class Meta(Indexed):
     queries: dict[str, int] = field(default_factory=dict)
     curve: list[Point] = field(default_factory=list)
     mean: list[float] | None = None
+    chance: Chance | None = None
 
 
 def metric_of(limits: IndexOptions, space: Space) -> Metric:
@@ -200,9 +220,11 @@ class Files:
             raise ValueError(f"the index in {place} is damaged ({error}): {again}") from error
         present = folder.present(meta.asked_stage)
         if meta.checkpoint != (digest or present.digest):
+            wanted = f"the run's present one ({present.path})"
+            if meta.checkpoint == present.digest:  # another phase was asked for
+                wanted, again = "what is asked for", f"{again} with the same evaluate.stage="
             raise StaleIndex(
-                f"the index in {place} is of another checkpoint ({meta.stage} step {meta.step}) than the run's present one "
-                f"({present.path}): {again}"
+                f"the index in {place} is of another checkpoint ({meta.stage} step {meta.step}) than {wanted}: {again}"
             )
         try:  # at last, as it may note what it found: what is refused changes nothing
             _check_mean(meta)
