@@ -29,6 +29,9 @@ _SUGGESTED = re.compile(
     "(Awesome|Rustic|Small|Gorgeous|Fantastic|Sleek|Intelligent|Unbranded|Refined|Licensed|Generic|Practical|Ergonomic|"
     "Handcrafted|Tasty|Handmade|Incredible)-.{1,6}"
 )
+_SUGGESTED_BEFORE = re.compile(
+    r"(alpha|beta|gamma|delta|epsilon|zeta|eta|theta|iota|kappa|lambda|mu|nu|xi|omicron|pi|rho|sigma|tau|upsilon|phi|chi|psi|omega)\d*-.+"
+)  # likewise in its UI of before
 _PACKED = (".gz", ".xz", ".bz2", ".zst")
 
 
@@ -67,7 +70,13 @@ def runs_there(runs_dir: str = "runs") -> list[str]:
 
 
 def with_runs(properties: dict[str, Any], runs: list[str]) -> None:
-    """Has a form offer these runs in a list, beside a box for any other; the newest one is what a stage reads."""
+    """Has a form offer these runs in a list, beside a box for any other; the newest one is what a stage reads.
+
+    A box that may stay empty has no default: the form would send its null, and that is refused.
+    """
+    for shown in properties.values():
+        if "type" in shown and shown.get("default", "") is None:
+            del shown["default"]
     if not runs:
         return
     listed = {"type": "string", "enum": runs}
@@ -75,7 +84,7 @@ def with_runs(properties: dict[str, Any], runs: list[str]) -> None:
         if name in properties:
             shown = properties[name]
             text = {key: shown.pop(key) for key in ("type", "pattern") if key in shown}
-            shown["anyOf"] = [listed | {"title": "an existing run"}, text | {"title": other}]
+            shown["anyOf"] = [text | {"title": other}, listed | {"title": "an existing run"}]
     if "run" in properties:
         properties["run"]["default"] = runs[0]
     if "runs" in properties:
@@ -142,4 +151,8 @@ def is_typed(name: str) -> bool:
     from coolname.data import config as lists  # of the server
 
     made_up = {word for each in dict[str, Any](lists).values() for word in each.get("words", ())}
-    return not (_SUGGESTED.fullmatch(name) or all(word in made_up for word in name.split("-")))
+    return not (
+        _SUGGESTED.fullmatch(name)
+        or _SUGGESTED_BEFORE.fullmatch(name)
+        or all(word in made_up for word in name.split("-"))
+    )

@@ -101,7 +101,8 @@ def neighbours(
     found = ask(options, asked)
     folder = RunFolder.of(options)
     meta = read_as(Meta, place_of(folder, "contexts" if space == "contexts" else "chunks") / "meta.json")
-    about = f"{found.about}; by {origin(options, meta.stage, meta.step, meta.checkpoint)}"
+    nothing = "" if asked.queries else "nothing was asked, so these are frequent chunks; "
+    about = f"{nothing}{found.about}; by {origin(options, meta.stage, meta.step, meta.checkpoint)}"
     if space == "contexts":
         rows = [
             _place(item, each, found.score) for item in found for each in item.neighbours if isinstance(each, Passage)

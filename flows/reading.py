@@ -163,7 +163,10 @@ def sample(
     grid = folder.path / "samples.png"
     if written and written[0].text == str(grid):
         text = f"![held-out pictures, completed]({data_uri(grid.read_bytes())})"
-    create_markdown_artifact(f"{text}\n\n{about}", run_key("samples", options), f"samples of {about}")
+    drawn = f"temperature {options.sample.temperature:g}, seed {options.sample.seed}"
+    create_markdown_artifact(
+        f"{text}\n\n{drawn}; {about}", run_key("samples", options), f"samples, {drawn}, of {about}"
+    )
     return written
 
 

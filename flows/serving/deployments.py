@@ -77,8 +77,9 @@ def deployments(name: str, chain: bool = False) -> list[Any]:
         )
         for flow in FLOWS
     ]
-    for deployment in made:  # a new one gets them all the same
-        deployment.model_fields_set.difference_update(KEPT)
+    for deployment in made:
+        deployment.model_fields_set.difference_update(KEPT)  # a new one gets them all the same
+    offer_runs(made, [])
     return made
 
 

@@ -131,7 +131,7 @@ _ASKED = ("queries", "context", "after", "like", "minus", "plus")
 
 
 def _text(name: str, option: str) -> bytes:
-    """What is in a file, or on standard input, if it is text.
+    """What is in a file, or on standard input, if it is text; a chunk may be a part of a letter.
 
     Raises:
         ConfigError: it is something else.
@@ -144,12 +144,8 @@ def _text(name: str, option: str) -> bytes:
         raise FileNotFoundError(f"{option} {name}: {'a folder, not a file' if Path(name).is_dir() else 'no such file'}")
     else:
         content = Path(name).read_bytes()
-    try:
-        content.decode()
-    except UnicodeDecodeError as error:
-        raise ConfigError(f"{option} {name}: no text in UTF-8 (byte {error.start:,}: {error.reason})") from None
     if (at := content.find(0)) >= 0:
-        raise ConfigError(f"{option} {name}: no text, byte {at:,} is 0")
+        raise ConfigError(f"{option} {name}: no text, since byte {at:,} is 0; give chunks or passages as text")
     return content
 
 

@@ -5,6 +5,7 @@ import logging
 import sys
 import time
 from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
 
@@ -15,7 +16,7 @@ from data.distinct import Occurrences
 from data.durable import write_atomically
 from pipeline.options import Options
 from pipeline.run.device import release_memory
-from pipeline.run.files import OF_PARTS, Baseline, Breakdown, Evaluation, write_or_say
+from pipeline.run.files import OF_PARTS, Baseline, Breakdown, Evaluation, read_as, write_or_say
 from pipeline.run.folder import RunFolder
 from pipeline.run.known import likelihood
 from pipeline.run.metrics import Counter
@@ -61,7 +62,14 @@ def evaluate(options: Options, text: Path | None = None) -> Evaluation:
         result.iem = closed_set(run, corpus, split)
     release_memory()
     content = json.dumps(asdict(result), indent=2, ensure_ascii=False) + "\n"
-    write_or_say(run.folder.path / "evaluation.json", content.encode())
+    path = run.folder.path / "evaluation.json"
+    with suppress(OSError, ValueError):
+        if (before := read_as(Evaluation, path)).split != split:
+            figure = f"{before.headline.value:.3f} {before.headline.unit}"
+            log.info(
+                "evaluation.json had %s of the %s split: the %s split's takes its place", figure, before.split, split
+            )
+    write_or_say(path, content.encode())
     return result
 
 

@@ -199,9 +199,10 @@ def _likelihood(evaluation: Evaluation) -> str:
     return (
         f"<h2>Exact likelihood</h2><p><span class=figure>{figure.value:.3f}</span> {figure.unit} on the "
         f"{escape(evaluation.split)} split{f', standard error {error:.3f} over documents' if error else ''}: "
-        f"{evaluation.characters:,} {figure.over}, {evaluation.stage} step {evaluation.step:,}, context "
-        f"{evaluation.context} chunks.</p><p>{escape(_verdict(evaluation))}</p>"
-        f"<p>{escape(evaluation.whose)}</p>{table(OF_PARTS, rows, 1) if (rows := _of_parts(evaluation)) else ''}"
+        f"{evaluation.characters:,} {figure.over}, {evaluation.stage} step {evaluation.step:,}, "
+        f"checkpoint {escape(evaluation.checkpoint[:12])}, context {evaluation.context} chunks.</p>"
+        f"<p>{escape(_verdict(evaluation))}</p><p>{escape(evaluation.whose)}</p>"
+        f"{table(OF_PARTS, rows, 1) if (rows := _of_parts(evaluation)) else ''}"
     )
 
 

@@ -111,6 +111,7 @@ def _run_phase(phase: Phase, options: Options, ranks: Ranks, stop: Stop, listene
             if ranks.first:
                 checkpoints.point("latest", newest.path)  # a kill, or damage, may have left it behind
             log.info("%s goes on from step %d", phase, trainer.position.step)
+            _say_what_came_before(phase, newest, options)
             _say_what_changed(newest.state, options, ranks.size)
             _say_where(phase, newest, trainer)
         elif first is not None:
@@ -340,6 +341,23 @@ def _phase_one(options: Options) -> Checkpoint:
             f"{folder} has no phase one to start from: run `haed pretrain` first, or name a run with finetune.start_from"
         )
     return first
+
+
+def _say_what_came_before(phase: Phase, newest: Checkpoint, options: Options) -> None:
+    """Logs that phase one was trained further since phase two last saved, which knows nothing of that."""
+    if phase != "finetune":
+        return
+    try:
+        first = _phase_one(options)
+    except (FileNotFoundError, ValueError):  # it is not needed any more
+        return
+    if first.path.stat().st_mtime > newest.path.stat().st_mtime:
+        log.warning(
+            "phase one was trained on to %s since: finetune goes on without that; another name= and "
+            "finetune.start_from=%s begin with it",
+            first.path,
+            options.name,
+        )
 
 
 def outcome(trained: Trained) -> str:

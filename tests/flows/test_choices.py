@@ -87,7 +87,10 @@ def test_forms_list_presets_and_runs_and_take_any_other() -> None:
         "quickstart",
     )
     run = forms["evaluate"].properties["run"]
-    assert run["anyOf"][0]["enum"] == ["b", "a"] and run["default"] == "b"
+    assert run["anyOf"][1]["enum"] == ["b", "a"] and run["default"] == "b"
+    for form in forms.values():  # as a form sends them that nobody has touched
+        untouched = {name: shown["default"] for name, shown in form.properties.items() if "default" in shown}
+        assert not validate(untouched, form.model_dump())
     assert {each["title"] for each in forms["haed"].definitions.values()} == {"set here"}
     for name, given in (
         ("evaluate", {"run": "a", "split": "valid"}),
@@ -108,6 +111,9 @@ def test_forms_list_presets_and_runs_and_take_any_other() -> None:
     [
         ("Refined-Towhee", False),
         ("venomous-polecat", False),
+        ("kappa995-uxbenka", False),
+        ("beta2-soga-tensor", False),
+        ("beta run", True),
         ("first-try", True),
         ("Refined model of May", True),
         ("nightly", True),

@@ -277,6 +277,18 @@ def test_phase_two_without_phase_one(options: Options) -> None:
         finetune(options)
 
 
+def test_phase_two_says_what_of_phase_one_it_does_not_know(options: Options, caplog: pytest.LogCaptureFixture) -> None:
+    pretrain(options)
+    finetune(options)
+    options.finetune.steps = 6
+    finetune(options)
+    assert "trained on" not in caplog.text
+    options.pretrain.steps, options.finetune.steps = 8, 8
+    pretrain(options)
+    finetune(options)
+    assert "phase one was trained on to " in caplog.text and "step-00000008 since" in caplog.text
+
+
 def test_without_shards(options: Options) -> None:
     options.chunker.k = 9
     with pytest.raises(FileNotFoundError, match="run `haed shard`"):
