@@ -248,7 +248,10 @@ def shard(
         sweep(folder.glob(f".*{UNFINISHED}"))
         _say_what_is_lost(corpora)
         corpus = None if options.verify else _whole(folder, corpora)
-        if corpus is None:
+        parts = folder / "parts"
+        if corpus is None or (
+            parts.is_dir() and os.access(folder, os.W_OK)
+        ):  # of one that was killed when all was made
             shards_dir.mkdir(parents=True, exist_ok=True)
 
             def waiting(holder: str) -> None:
@@ -256,6 +259,7 @@ def shard(
 
             with locked(shards_dir / f".{folder.name}.lock", waiting):
                 corpus = _whole(folder, corpora) or _make(corpora, options, mapper, listener)
+                remove(parts)
         corpora.remember(folder)
         return corpus
 
@@ -328,7 +332,6 @@ def _make(corpora: Corpora, options: ShardOptions, mapper: Mapper | None, listen
         place.mkdir(exist_ok=True)
         log.warning("%s lacks %s, or has them damaged: they are made anew", work.folder, listed(names))
         mend(work, corpus, names, write)
-    remove(place)
     return corpus
 
 
