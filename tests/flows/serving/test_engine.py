@@ -46,6 +46,7 @@ def fast(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(engine, "CALM_SECONDS", 0.0)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("fast")
 def test_a_flow_gets_the_process_that_is_ready_which_begins_again_in_another_environment(tmp_path: Path) -> None:
     (tmp_path / "sitecustomize.py").write_text(ANEW)
