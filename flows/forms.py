@@ -240,7 +240,8 @@ def twin(group: Any) -> Any:
 def _as_one_box(schema: dict[str, Any]) -> None:
     """A box that may stay empty, in place of a choice between a type and null, of which null is the default."""
     schema.pop("default")
-    schema |= next(choice for choice in schema.pop("anyOf") if choice != {"type": "null"})
+    schema |= one_box(schema)
+    del schema["anyOf"]
     if schema["type"] == "boolean":
         schema["enum"] = [True, False]  # else a switch, which has no third state
     if "const" in schema:

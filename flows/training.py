@@ -24,7 +24,8 @@ from flows.page.story import follow
 from flows.reading import show_places, show_report
 from flows.states.stopping import stopping
 from pipeline.config import load
-from pipeline.experiments.catalogue import BUDGETS, EXPERIMENTS, planned
+from pipeline.experiments.catalogue import EXPERIMENTS, planned
+from pipeline.experiments.experiment import BUDGETS
 from pipeline.kinds import phases
 from pipeline.options import Phase
 from pipeline.run.metrics import Record

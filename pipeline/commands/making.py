@@ -52,7 +52,7 @@ def _training(phase: Phase) -> Callable[[argparse.Namespace], Result]:
 
 
 def _experiment_arguments(parser: argparse.ArgumentParser) -> None:
-    from pipeline.experiments.catalogue import BUDGETS
+    from pipeline.experiments.experiment import BUDGETS
 
     parser.add_argument(
         "words", nargs="*", metavar="[NAME] key=value", help="nothing: lists them; options are for all of its runs"

@@ -1,11 +1,10 @@
 """Every experiment by name, what it may cost, and which results there are."""
 
 import hashlib
-from dataclasses import dataclass
 from pathlib import Path
 
 from pipeline.config import ConfigError
-from pipeline.experiments.experiment import Experiment, Plan
+from pipeline.experiments.experiment import BUDGETS, Experiment, Plan
 from pipeline.experiments.haed.figure2 import FIGURE2
 from pipeline.experiments.haed.figure3 import FIGURE3
 from pipeline.experiments.haed.figure4 import FIGURE4
@@ -20,34 +19,6 @@ from pipeline.run.files import read_json
 _HOURGLASS = (TABLE3, TABLE4, TABLE5, TABLE6, TABLE7, FIGURE6, COPY)
 _ALL = (TABLE1, FIGURE2, FIGURE3, FIGURE4, *_HOURGLASS, *MULTISCALE, SYSTEMS, PEERS)
 EXPERIMENTS: dict[str, Experiment] = {each.name: each for each in _ALL}
-
-
-@dataclass(frozen=True)
-class Budget:
-    """What all runs of an experiment may take.
-
-    Attributes:
-        about: for people.
-        seconds: of training; None: the models are of the paper's sizes, and have its limits.
-        seeds: of each run.
-        scored: bytes of valid; None: all.
-        whole: seconds of all, with what runs take beside their training.
-        beside: how much that is, of `Experiment.beside`.
-    """
-
-    about: str
-    seconds: float | None
-    seeds: int
-    scored: int | None
-    whole: float = 0
-    beside: float = 0
-
-
-BUDGETS = {
-    "minutes": Budget("20 minutes of two cores in all", 840, 1, 200_000, 1200, 1),
-    "hour": Budget("three hours", 8400, 3, 1_000_000, 10_800, 3),
-    "paper": Budget("the paper's sizes and limits: see --plan first", None, 1, None),
-}
 
 
 def planned(

@@ -101,3 +101,31 @@ class Plan:
     data: Path = Path("../shared/data")
     scored: int | None = None
     overrides: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Budget:
+    """What all runs of an experiment may take.
+
+    Attributes:
+        about: for people.
+        seconds: of training; None: the models are of the paper's sizes, and have its limits.
+        seeds: of each run.
+        scored: bytes of valid; None: all.
+        whole: seconds of all, with what runs take beside their training.
+        beside: how much that is, of `Experiment.beside`.
+    """
+
+    about: str
+    seconds: float | None
+    seeds: int
+    scored: int | None
+    whole: float = 0
+    beside: float = 0
+
+
+BUDGETS = {
+    "minutes": Budget("20 minutes of two cores in all", 840, 1, 200_000, 1200, 1),
+    "hour": Budget("three hours", 8400, 3, 1_000_000, 10_800, 3),
+    "paper": Budget("the paper's sizes and limits: see --plan first", None, 1, None),
+}

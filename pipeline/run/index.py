@@ -211,7 +211,7 @@ class Index:
         search = partial(self.search.nearest, prepared(vectors, self.meta.metric))
         without = without or [[chunk] for _, chunk in asked]
         found = self._answers(asked, search, SCORES[self.meta.metric], count, min_count, without)
-        found.about += "" if self.meta.chance is None else f"; {self.meta.chance}"
+        found.about += self.meta.against
         return found
 
     def expected(

@@ -83,8 +83,7 @@ class Contexts:
         left = self.meta.left_out
         among = f"among {len(self):,} of the {len(self) + left:,} places of {self.meta.split}" if left else "all places"
         part = "".join(f", {of} {n}" for of, n in (("layer", meta.layer), ("scale", meta.scale)) if n is not None)
-        chance = "" if meta.chance is None else f"; {meta.chance}"
-        return Answers(found, f"{name}{part}, document at byte, text before ▸ after; {among}{chance}", name)
+        return Answers(found, f"{name}{part}, document at byte, text before ▸ after; {among}{meta.against}", name)
 
     def passage(self, row: int, score: float) -> Passage:
         """The place of a row."""

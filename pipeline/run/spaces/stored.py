@@ -149,6 +149,11 @@ class Meta(Indexed):
     mean: list[float] | None = None
     chance: Chance | None = None
 
+    @property
+    def against(self) -> str:
+        """The end of what is told of an answer: the scores of chance, if they are known."""
+        return "" if self.chance is None else f"; {self.chance}"
+
 
 def metric_of(limits: IndexOptions, space: Space) -> Metric:
     """The metric that is asked for, or the one that a space has by itself.

@@ -4,7 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.experiments.catalogue import BUDGETS, EXPERIMENTS, planned
+from pipeline.experiments.catalogue import EXPERIMENTS, planned
+from pipeline.experiments.experiment import BUDGETS
 
 
 @pytest.mark.parametrize("budget", ["minutes", "hour"])

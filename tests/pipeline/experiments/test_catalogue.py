@@ -8,9 +8,9 @@ import pytest
 
 from pipeline.config import ConfigError, load
 from pipeline.experiments.arms import ours, ready
-from pipeline.experiments.catalogue import BUDGETS, EXPERIMENTS, listed, planned, states
+from pipeline.experiments.catalogue import EXPERIMENTS, listed, planned, states
 from pipeline.experiments.cost import costs
-from pipeline.experiments.experiment import Experiment
+from pipeline.experiments.experiment import BUDGETS, Experiment
 from pipeline.experiments.measures import MEASURES
 
 

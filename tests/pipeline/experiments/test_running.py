@@ -10,7 +10,7 @@ import pytest
 from pipeline.cli import main
 from pipeline.experiments import catalogue
 from pipeline.experiments.arms import Ours, Packaged, ours, ready
-from pipeline.experiments.experiment import Arm, Experiment, Plan
+from pipeline.experiments.experiment import BUDGETS, Arm, Budget, Experiment, Plan
 from pipeline.experiments.ours import packaged
 from pipeline.experiments.ours.packages import PACKAGES
 from pipeline.experiments.result import Figure, Row, verdict
@@ -79,7 +79,7 @@ def test_from_the_command_to_the_page_and_not_twice(
     plan: Plan, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setitem(catalogue.EXPERIMENTS, "two", replace(TWO, measures=("profile",), across="MB kept"))
-    monkeypatch.setitem(catalogue.BUDGETS, "minutes", catalogue.Budget("none", 0.5, 1, 2000))
+    monkeypatch.setitem(BUDGETS, "minutes", Budget("none", 0.5, 1, 2000))
     command = [
         "experiment",
         "two",
