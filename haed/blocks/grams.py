@@ -17,6 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
+from haed.blocks.rows import linear
 from haed.options import GramsOptions
 
 _MIX = (0x9E3779B97F4A7C15 - (1 << 64), 0xBF58476D1CE4E5B9 - (1 << 64))
@@ -108,7 +109,8 @@ class Grams(nn.Module):
     def forward(self, looked: Looked) -> tuple[Tensor, Tensor]:
         """What is added to the layer (…, layer) and to the logits (…, symbols)."""
         found = looked.up(self.table).sum(-2)
-        return F.linear(found, self.layer), F.linear(found, self.logits)
+        rows, places = found.flatten(0, -2), found.shape[:-1]
+        return linear(rows, self.layer).unflatten(0, places), linear(rows, self.logits).unflatten(0, places)
 
     def products(self, places: int) -> list[tuple[Tensor, int]]:
         """Weights of the products, and the multiply-adds of each in a forward pass over so many places."""

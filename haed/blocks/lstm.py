@@ -18,6 +18,8 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
+from haed.blocks.rows import SLACK, rounded
+
 
 def compute_dtype(x: Tensor) -> torch.dtype:
     """The type in which matrix products run: autocast's if it is on, else that of `x`."""
@@ -51,34 +53,36 @@ class _PackedLSTM(torch.autograd.Function):
     def forward(
         ctx: Any, inputs: Tensor, context: Tensor | None, weight: Tensor, sizes: list[int], capped: bool
     ) -> Tensor:
-        width = weight.shape[1]
-        gates = inputs.clone()
-        cells = inputs.new_empty(len(inputs), width, dtype=torch.promote_types(inputs.dtype, torch.float32))
-        squashed = inputs.new_empty(len(inputs), width)
-        outputs = inputs.new_empty(len(inputs), width)
-        start, hidden, cell = 0, None, None
+        width, total = weight.shape[1], len(inputs)
+        gates = inputs.new_zeros(total + SLACK, 4 * width)
+        outputs = inputs.new_zeros(total + SLACK, width)
+        cells = inputs.new_empty(total, width, dtype=torch.promote_types(inputs.dtype, torch.float32))
+        squashed = inputs.new_empty(total, width)
+        start, before, cell = 0, 0, None
         for size in sizes:
             rows = slice(start, start + size)
-            step = gates[rows]
-            if context is not None:
-                step += context[:size]
-            if hidden is not None and cell is not None:
-                step.addmm_(hidden[:size], weight.t())
+            if context is None:
+                gates[rows] = inputs[rows]
+            else:
+                torch.add(inputs[rows], context[:size], out=gates[rows])
+            if cell is not None:  # the rows beyond are written anew by the next step
+                more = rounded(size)
+                gates[start : start + more].addmm_(outputs[before : before + more], weight.t())
                 cell = cell[:size]
-            hidden, cell, squash = _cell(step, cell, capped)
-            outputs[rows], cells[rows], squashed[rows] = hidden, cell, squash
-            start += size
+            outputs[rows], cell, squashed[rows] = _cell(gates[rows], cell, capped)
+            cells[rows] = cell
+            start, before = start + size, start
         ctx.save_for_backward(weight, gates, cells, squashed, outputs)
         ctx.sizes, ctx.capped, ctx.chunks = sizes, capped, None if context is None else len(context)
-        return outputs
+        return outputs[:total]
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor | None, Tensor, None, None]:
         weight, gates, cells, squashed, outputs = ctx.saved_tensors
         sizes: list[int] = ctx.sizes
-        width, total = weight.shape[1], len(gates)
-        d_gates = torch.empty_like(gates)
+        width, total = weight.shape[1], len(cells)
+        d_gates = torch.zeros_like(gates)
         d_context = None if ctx.chunks is None else gates.new_zeros(ctx.chunks, 4 * width, dtype=cells.dtype)
         d_cell = cells.new_zeros(sizes[0] if sizes else 0, width)
         d_hidden: Tensor | None = None
@@ -111,13 +115,14 @@ class _PackedLSTM(torch.autograd.Function):
                 d_i.masked_fill_(over, 0)
             if t > 0:
                 carried *= f
-                d_hidden = d_gates[rows] @ weight
+                d_hidden = (d_gates[start : start + rounded(size)] @ weight)[:size]
             if d_context is not None:
                 d_context[:size] += d_gates[rows]
         first = sizes[0] if sizes else 0
-        previous = torch.cat([outputs[:0]] + _previous_rows(outputs, sizes))
-        d_weight = d_gates[first:].t() @ previous
-        return d_gates, None if d_context is None else d_context.to(gates.dtype), d_weight, None, None
+        more = rounded(total - first) - (total - first)
+        previous = torch.cat([*_previous_rows(outputs, sizes), outputs.new_zeros(more, width)])
+        d_weight = d_gates[first : total + more].t() @ previous
+        return d_gates[:total], None if d_context is None else d_context.to(gates.dtype), d_weight, None, None
 
 
 def _previous_rows(outputs: Tensor, sizes: list[int]) -> list[Tensor]:

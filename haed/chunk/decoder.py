@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from haed.blocks.grams import Grams
 from haed.blocks.lstm import compute_dtype, lstm_step, packed_lstm
+from haed.blocks.rows import linear
 from haed.blocks.transformer import Before, Block, Cache
 from haed.chunk.packing import Chunks, Packed, histories, newest, pack
 from haed.options import DecoderOptions
@@ -111,7 +112,8 @@ class LSTMDecoder(Decoder):
         x = packed_lstm(x, constant, self.recurrent[0].to(dtype), packed.sizes)
         for upper, recurrent in zip(self.upper, self.recurrent[1:], strict=True):
             x = packed_lstm(upper(x), None, recurrent.to(dtype), packed.sizes)
-        return self.output(x) if logits is None else self.output(x) + logits
+        x = linear(x, self.output.weight, self.output.bias)
+        return x if logits is None else x + logits
 
     def products(self, packed: Packed) -> Iterator[tuple[Tensor, int]]:
         """Weights of the products, and the multiply-adds of each in a forward pass.
@@ -205,7 +207,7 @@ class TransformerDecoder(Decoder):
         for block, before in zip(self.blocks, earlier, strict=True):
             assert isinstance(block, Block)
             x = block.packed(x, packed.sizes, before)
-        x = self.output(self.norm(x))
+        x = linear(self.norm(x), self.output.weight, self.output.bias)
         return x if logits is None else x + logits
 
     def places(self, context: Tensor) -> Tensor:

@@ -17,6 +17,7 @@ from torch.nn.utils.rnn import PackedSequence, pad_packed_sequence
 
 from haed.blocks.grams import Looked
 from haed.blocks.lstm import LSTMLayer
+from haed.blocks.rows import padded
 from haed.blocks.transformer import Block
 from haed.chunk.packing import Chunks, chunk_keys, pack
 from haed.options import EncoderOptions
@@ -123,10 +124,10 @@ class MLPEncoder(Encoder):
     def vectors(self, laid: Chunks) -> Tensor:
         """See `Encoder.vectors`."""
         real = torch.arange(laid.tokens.shape[1], device=laid.tokens.device) < laid.lengths[:, None]
-        x = self.norm(self.tokens(laid.tokens.long().masked_fill(~real, self.padding)).flatten(1))
+        x = padded(self.norm(self.tokens(laid.tokens.long().masked_fill(~real, self.padding)).flatten(1)))
         for layer in self.layers[:-1]:
             x = self.activation(layer(x))
-        return self.layers[-1](x)
+        return self.layers[-1](x)[: len(laid)]
 
     def products(self, laid: Chunks) -> Iterator[tuple[Tensor, int]]:
         """See `Encoder.products`."""

@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
+from haed.blocks import rows
 from haed.chunk.known import Lexicon
 from haed.chunk.model import HAED
 from haed.chunk.packing import Chunks
@@ -17,6 +18,12 @@ from tests.haed.chunk.test_model import decoder_options, windows
 ENCODER = EncoderOptions(token_width=8, hidden=64, heads=1, ffn=128, width=64)
 NOTHING = Lexicon(Chunks(torch.zeros(0, 6, dtype=torch.long), torch.zeros(0, dtype=torch.long)))
 MAIN = MainOptions(layers=2, width=96, heads=2, head_width=32, ffn=128)
+
+
+@pytest.fixture(autouse=True)
+def not_rounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What rounding adds is no FLOP of the model."""
+    monkeypatch.setattr(rows, "_ROWS", 1)
 
 
 def in_place(_: object, a: torch.Size, b: torch.Size, **__: object) -> int:

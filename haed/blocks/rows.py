@@ -1,0 +1,27 @@
+"""Products over rows whose number differs from step to step.
+
+A CPU library makes a program for every shape that it multiplies (oneDNN, in bfloat16), which takes as long as some products
+themselves, and keeps only some of them; a GPU multiplies numbers of rows that are no multiple of 8 more slowly. So a number of
+rows that comes from the data is rounded up, by rows whose products nobody reads. What it saves is in docs/log.md.
+"""
+
+import torch.nn.functional as F
+from torch import Tensor
+
+_ROWS = 32
+SLACK = _ROWS - 1  # rows that rounding adds at most
+
+
+def rounded(rows: int) -> int:
+    """The number of rows that is multiplied in the place of so many; few stay few, as in sampling."""
+    return rows if rows < _ROWS else -(-rows // _ROWS) * _ROWS
+
+
+def padded(x: Tensor) -> Tensor:
+    """Rows (S, I) with as many zeros behind them as rounding asks for."""
+    return F.pad(x, (0, 0, 0, more)) if (more := rounded(len(x)) - len(x)) else x
+
+
+def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    """`torch.nn.functional.linear` of rows (S, I) by (O, I): the same, forward and backward over a rounded number of them."""
+    return F.linear(padded(x), weight, bias)[: len(x)]
