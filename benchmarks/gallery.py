@@ -12,6 +12,8 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 sys.path[0] = str(ROOT)  # else `data` would be the script beside this one
 
+from PIL import Image
+
 from pipeline.experiments.catalogue import EXPERIMENTS
 from pipeline.experiments.page import markdown
 from pipeline.experiments.result import Result
@@ -25,15 +27,16 @@ MARK = "<!-- benchmarks/gallery.py -->\n"
 def main() -> None:
     for folder in map(Path, sys.argv[1:]):
         name = folder.parent.name
-        for suffix in ("json", "png"):
-            shutil.copy(folder / f"{name}.{suffix}", PLACE)
+        shutil.copy(folder / f"{name}.json", PLACE)
+        with Image.open(folder / f"{name}.png") as picture:  # of few colours, a third of the size
+            picture.convert("RGB").quantize(64).save(PLACE / f"{name}.png", optimize=True)
     found = [read_as(Result, path) for name in EXPERIMENTS if (path := PLACE / f"{name}.json").is_file()]
     glance = [
         [f"[{each.name}](#{each.name})", Path(each.folder).name.split("-")[0], each.verdict.split(":")[0]]
         for each in found
     ]
     before = PAGE.read_text().split(MARK)[0]
-    table = markdown_table(["experiment", "budget", "the paper's finding"], glance, 3)
+    table = markdown_table(["experiment", "budget", "what is claimed"], glance, 3)
     pages = [
         f"### {each.name}\n\n{markdown(EXPERIMENTS[each.name], each, f'experiments/{each.name}.png')}" for each in found
     ]

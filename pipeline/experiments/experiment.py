@@ -11,6 +11,9 @@ from pipeline.options import Phase
 Data = Literal["text", "pictures", "copies"]
 
 
+OURS = "this project"  # the source of what no paper has
+
+
 @dataclass(frozen=True)
 class Arm:
     """One model of an experiment: a row of its table, a curve of its figure.

@@ -4,13 +4,14 @@ import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from pipeline.experiments.experiment import Arm, Experiment
+from pipeline.experiments.experiment import OURS, Arm, Experiment
 from pipeline.experiments.measures import Measured
 from pipeline.experiments.running import Done
 from pipeline.run.files import Evaluation, read_as
 from pipeline.run.folder import RunFolder
 
 NOISE = 0.02  # of bits and shares: with a single seed, differences below that are not told apart
+_TOLD = 6  # comparisons; of more only those that do not agree
 
 
 @dataclass
@@ -87,7 +88,8 @@ def columns(rows: Sequence[Row]) -> tuple[list[str], list[str]]:
 def verdict(experiment: Experiment, rows: Sequence[Row]) -> str:
     """Agrees, disagrees, or cannot tell: the claim, pair by pair, and what is to be below a bound."""
     by = {row.arm: row for row in rows}
-    said, signs = [], []
+    said: list[str] = []
+    signs: list[int] = []
     for pair in experiment.better:
         for name in experiment.by:
             first, second = (by[arm].figure(name) if arm in by else None for arm in pair)
@@ -101,6 +103,9 @@ def verdict(experiment: Experiment, rows: Sequence[Row]) -> str:
             what = "" if experiment.by == ("bits",) else f" in {name}"
             side = "ahead of" if ahead >= 0 else "behind"
             said.append(f"{pair[0]} {abs(ahead):.3f} {side} {pair[1]}{what}")
+    if len(said) > _TOLD:
+        apart = [each for each, sign in zip(said, signs, strict=True) if sign <= 0]
+        said = [*apart, f"{'the other' if apart else 'all'} {len(said) - len(apart)} comparisons are as claimed"]
     for name, most in experiment.below.items():
         known = {row.arm: (row, figure) for row in rows if (figure := row.figure(name)) is not None}
         missing = [row.arm for row in rows if row.bits is None]
@@ -111,8 +116,9 @@ def verdict(experiment: Experiment, rows: Sequence[Row]) -> str:
             *(f"{arm} is missing" for arm in missing),
         ]
         said.append(f"{name}, below {most:g}: {', '.join(found)}")
+    whose = "this project claims" if experiment.source == OURS else "the paper finds"
     word = "disagrees" if -1 in signs else "cannot tell at this size" if 0 in signs else "agrees"
-    return f"{word}: the paper finds that {experiment.claim}; here {'; '.join(said)}."
+    return f"{word}: {whose} that {experiment.claim}; here {'; '.join(said)}."
 
 
 def _sign(ahead: float, noise: float) -> int:

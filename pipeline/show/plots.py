@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
+from matplotlib import colormaps
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
@@ -146,7 +147,7 @@ def experiment(models: Sequence[Sketch], paper: Sequence[str], axes: tuple[str, 
             value = model.bits if position == 1 else model.paper[0] if model.paper else None
             if value is not None:
                 spread = model.spread if position == 1 else 0.0
-                drawn.errorbar(value, number, xerr=spread, fmt="o", color=f"C{number % 10}", markersize=5)
+                drawn.errorbar(value, number, xerr=spread, fmt="o", color=_colour(number), markersize=5)
         drawn.set_yticks(range(len(models)), [model.name if position == 1 else "" for model in models], fontsize=8)
         drawn.set_ylim(len(models) - 0.5, -0.5)
     last = panel(figure, 2 + bool(paper), panels, axes[1], axes[0])
@@ -154,22 +155,28 @@ def experiment(models: Sequence[Sketch], paper: Sequence[str], axes: tuple[str, 
         if model.across is not None and model.bits is not None:
             _spot(last, model.across, model.bits, model.name, number)
         elif model.line:
-            colour = f"C{number % 10}"
-            last.plot(*zip(*model.line, strict=True), "o-", color=colour, markersize=3, linewidth=1.1, label=model.name)
+            look: dict[str, Any] = {"color": _colour(number), "markersize": 3, "linewidth": 1.1, "label": model.name}
+            last.plot(*zip(*model.line, strict=True), "o-", **look)
     if scattered and len(paper) > 1:
         theirs = panel(figure, panels, panels, f"the paper: {paper[0]}", paper[1])
         for number, model in enumerate(models):
             if len(model.paper) > 1:
                 _spot(theirs, model.paper[1], model.paper[0], model.name, number)
     elif not scattered:
-        last.legend(fontsize=7, frameon=False)
+        beside: dict[str, Any] = {"loc": "upper left", "bbox_to_anchor": (1, 1)} if len(models) > 10 else {}
+        last.legend(fontsize=7, frameon=False, **beside)
     figure.tight_layout()
     return png(figure)
 
 
+def _colour(number: int) -> str | tuple[float, ...]:
+    """Ten colours, and a lighter one of each after these."""
+    return f"C{number}" if number < 10 else colormaps["tab20"](number % 10 * 2 + number // 10 % 2)
+
+
 def _spot(axes: Any, x: float, y: float, name: str, number: int) -> None:
     """A point with a name."""
-    axes.plot(x, y, "o", color=f"C{number % 10}", markersize=5)
+    axes.plot(x, y, "o", color=_colour(number), markersize=5)
     axes.annotate(name, (x, y), (4, 3), textcoords="offset points", fontsize=7)
 
 

@@ -1,6 +1,6 @@
 """All systems at equal seconds, and public packages of the same models beside ours; all of two to three million parameters."""
 
-from pipeline.experiments.experiment import Arm, Experiment
+from pipeline.experiments.experiment import OURS, Arm, Experiment
 from pipeline.options import Phase
 
 SMALL = (*("model.main.layers=2", "model.main.ffn=512", "model.decoder.width=320", "model.decoder.token_width=32"),)
@@ -32,7 +32,7 @@ PACKAGES = {
 
 SYSTEMS = Experiment(
     name="systems",
-    source="this project",
+    source=OURS,
     question="all systems at equal seconds, of two to three million parameters beside tables",
     arms=ARMS,
     claim="chunks that are learned in two phases and scored as a mixture need the fewest bits",
@@ -42,7 +42,7 @@ SYSTEMS = Experiment(
 )
 PEERS = Experiment(
     name="peers",
-    source="this project",
+    source=OURS,
     question="public packages beside the same models of ours, and HAED, at equal seconds",
     arms=(
         *(arm for arm in ARMS if arm.name in {"haed, with its tables", "haed", *PACKAGES.values()}),

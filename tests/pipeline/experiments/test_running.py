@@ -10,7 +10,7 @@ import pytest
 from pipeline.cli import main
 from pipeline.experiments import catalogue
 from pipeline.experiments.arms import Ours, Packaged, ours, ready
-from pipeline.experiments.experiment import BUDGETS, Arm, Budget, Experiment, Plan
+from pipeline.experiments.experiment import BUDGETS, OURS, Arm, Budget, Experiment, Plan
 from pipeline.experiments.ours import packaged
 from pipeline.experiments.ours.packages import PACKAGES
 from pipeline.experiments.result import Figure, Row, verdict
@@ -160,6 +160,14 @@ def test_a_verdict_may_be_of_several_figures() -> None:
     rows[0].figures["memory"], rows[1].figures["memory"] = Figure(3.0, 0), Figure(2.0, 0)
     found = verdict(replace(TWO, by=("bits", "memory")), rows)
     assert found.startswith("disagrees") and "0.100 ahead of wide in bits; flat 1.000 behind wide in memory" in found
+
+
+def test_of_many_comparisons_those_are_told_that_do_not_agree() -> None:
+    rows = [row("flat", 1.5), row("worse", 1.4), *(row(f"wide {number}", 1.6) for number in range(7))]
+    asked = replace(TWO, better=tuple(("flat", each.arm) for each in rows[1:]), source=OURS)
+    found = verdict(asked, rows)
+    assert found.startswith("disagrees: this project claims that ")
+    assert found.endswith("; here flat 0.100 behind worse; the other 7 comparisons are as claimed.")
 
 
 @pytest.mark.slow
