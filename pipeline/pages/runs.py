@@ -16,7 +16,7 @@ from pipeline.options import Phase, PhaseOptions
 from pipeline.run.files import read_json
 from pipeline.run.folder import PHASES, RunFolder
 from pipeline.run.metrics import Position, Record, read
-from pipeline.run.saved import STATE, pointed
+from pipeline.run.saved import STATE, pointed, reached
 
 _TAIL = 1 << 16  # bytes of metrics in which the newest figures are looked for
 
@@ -107,6 +107,8 @@ def state(folder: RunFolder) -> State:
         return State("in use" if holder else "not trained", None, 0, 0.0, None, None, None, holder, when)
     seconds, phase = max(found) if holder else found[0]  # of a copy, times tell nothing
     last = _newest(folder.phase(phase) / "metrics.jsonl")
+    if (saved := reached(folder.phase(phase) / "checkpoints")).get("step", 0) > last.get("step", 0):
+        last |= saved
     share = _share(folder, phase, last)
     done = f"{phase} done" if phase == "pretrain" else "finished"
     return State(

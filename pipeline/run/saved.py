@@ -152,6 +152,20 @@ def pointed(folder: Path, pointer: str) -> Path | None:
     return folder / name if name.startswith("step-") and Path(name).name == name else None
 
 
+def reached(folder: Path) -> dict[str, float]:
+    """Step, seconds, epoch and FLOPs of the newest checkpoint in a folder, as metrics name them; empty where none can be read.
+
+    A training that was stopped has saved more steps than its last line of metrics tells of.
+    """
+    with suppress(OSError, ValueError, TypeError, KeyError):
+        if path := pointed(folder, "latest"):
+            found = cast(State, read_json(path / STATE))
+            where = found["phase"]
+            figures = {"seconds": where["seconds"], "epoch": where["epochs"], "flops": where["flops"]}
+            return {"step": int(found["step"]), **{name: float(value) for name, value in figures.items()}}
+    return {}
+
+
 def has_checkpoint(folder: Path) -> bool:
     """Whether a checkpoint was ever written there; one that is damaged or gone counts."""
     return bool(saved(folder)) or pointed(folder, "latest") is not None

@@ -13,6 +13,7 @@ from pipeline.run.checkpoints import Checkpoints
 from pipeline.run.files import Evaluation, Remembered, read_as
 from pipeline.run.folder import CORPUS, RunFolder
 from pipeline.run.metrics import Record, read
+from pipeline.run.saved import reached
 from pipeline.show.page import escape, image, markdown_table, page, text_table
 from pipeline.show.page import table as html_table
 from pipeline.show.plots import Point, comparison
@@ -105,13 +106,14 @@ def _read(name: str, folder: RunFolder) -> tuple[Row, list[Point]]:
     totals = {"step": 0.0, "seconds": 0.0, "flops": 0.0}
     points: list[Point] = []
     last: Record = {}
-    for records in metrics.values():
+    for phase, records in metrics.items():
         for record in records:
             if BITS in record:
                 points.append(Point(**{key: totals[key] + record.get(key, 0.0) for key in totals}, bits=record[BITS]))
                 last = record
+        saved = reached(folder.phase(phase) / "checkpoints")
         for key in totals:
-            totals[key] += max(record.get(key, 0.0) for record in records)
+            totals[key] += max(record.get(key, 0.0) for record in [*records, saved])
     if folder.is_trained():
         folder.check()
     evaluation, remembered = _read_if(Evaluation, folder, "evaluation.json"), _read_if(Remembered, folder, CORPUS)

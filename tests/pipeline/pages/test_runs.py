@@ -25,8 +25,12 @@ def test_how_far_a_run_is(run: Path) -> None:
     change(run, "  steps: 4\n", "  steps: 8\n")
     found = runs.state(folder)
     assert (found.word, found.phase, found.step, found.share) == ("stopped", "finetune", 4, 0.5) and found.left
-    change(run, "  patience: 0", "  patience: 1")
     latest = run / "finetune" / "checkpoints" / "step-00000004" / "state.json"
+    saved = latest.read_text()
+    latest.write_text(json.dumps(json.loads(saved) | {"step": 6}))  # as if it was stopped between two lines of metrics
+    assert (runs.state(folder).step, runs.state(folder).share) == (6, 0.75)
+    latest.write_text(saved)
+    change(run, "  patience: 0", "  patience: 1")
     latest.write_text(json.dumps(json.loads(latest.read_text()) | {"stale": 1}))
     assert runs.state(folder).word == "finished"
     for name in ("finetune", "pretrain"):

@@ -35,9 +35,14 @@ def test_runs_are_compared_in_a_table_and_a_page(options: Options, capsys: pytes
     assert f"{two['decoder']:.4f}" in page and f"{two['unknown']:.2%}" in page
     assert "needs the fewest bits" in page and "end &lt;to&gt; end" in page and "<to>" not in page
     assert Path(found["picture"]).read_bytes().startswith(b"\x89PNG")
+    state = next((Path(options.runs_dir) / "tiny" / "finetune" / "checkpoints").glob("*4/state.json"))
+    state.write_text(json.dumps(json.loads(state.read_text()) | {"step": 7}))  # stopped between two lines of metrics
     path = Path(options.runs_dir) / "tiny" / "evaluation.json"
     content = json.loads(path.read_text())
     path.write_text(json.dumps(content | {"likelihood": "decoder", "parts": None}))
+    assert main(arguments) == 0
+    steps = {row["run"].rpartition("/")[2]: row["steps"] for row in json.loads(capsys.readouterr().out)["rows"]}
+    assert steps["tiny"] == 13
     assert main(arguments[:-1]) == 0
     shown = capsys.readouterr().out
     assert "(test, finetune, decoder alone)" in shown and "tiny: evaluated by the decoder alone" in shown
