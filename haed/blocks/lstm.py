@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
-from haed.blocks.rows import SLACK, rounded
+from haed.blocks.rows import SLACK, linear, rounded
 
 
 def compute_dtype(x: Tensor) -> torch.dtype:
@@ -54,8 +54,7 @@ class _PackedLSTM(torch.autograd.Function):
         ctx: Any, inputs: Tensor, context: Tensor | None, weight: Tensor, sizes: list[int], capped: bool
     ) -> Tensor:
         width, total = weight.shape[1], len(inputs)
-        gates = inputs.new_zeros(total + SLACK, 4 * width)
-        outputs = inputs.new_zeros(total + SLACK, width)
+        gates, outputs = (inputs.new_empty(total + SLACK, columns) for columns in (4 * width, width))
         cells = inputs.new_empty(total, width, dtype=torch.promote_types(inputs.dtype, torch.float32))
         squashed = inputs.new_empty(total, width)
         start, before, cell = 0, 0, None
@@ -82,7 +81,8 @@ class _PackedLSTM(torch.autograd.Function):
         weight, gates, cells, squashed, outputs = ctx.saved_tensors
         sizes: list[int] = ctx.sizes
         width, total = weight.shape[1], len(cells)
-        d_gates = torch.zeros_like(gates)
+        d_gates = torch.empty_like(gates)
+        d_gates[total:] = 0
         d_context = None if ctx.chunks is None else gates.new_zeros(ctx.chunks, 4 * width, dtype=cells.dtype)
         d_cell = cells.new_zeros(sizes[0] if sizes else 0, width)
         d_hidden: Tensor | None = None
@@ -169,7 +169,7 @@ class LSTMLayer(nn.Module):
 
     def forward(self, x: Tensor, sizes: list[int]) -> Tensor:
         """Packed rows (S, I) to outputs (S, H)."""
-        gates = self.input(x)
+        gates = linear(x, self.input.weight, self.input.bias)
         return packed_lstm(gates, None, self.recurrent.to(gates.dtype), sizes, self.capped)
 
     def step(self, x: Tensor, state: tuple[Tensor, Tensor] | None) -> tuple[Tensor, Tensor]:

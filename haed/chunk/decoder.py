@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from haed.blocks.grams import Grams
 from haed.blocks.lstm import compute_dtype, lstm_step, packed_lstm
-from haed.blocks.rows import linear
+from haed.blocks.rows import linear, padded
 from haed.blocks.transformer import Before, Block, Cache
 from haed.chunk.packing import Chunks, Packed, histories, newest, pack
 from haed.options import DecoderOptions
@@ -111,7 +111,7 @@ class LSTMDecoder(Decoder):
         constant = self.context(context[packed.order]).to(dtype)
         x = packed_lstm(x, constant, self.recurrent[0].to(dtype), packed.sizes)
         for upper, recurrent in zip(self.upper, self.recurrent[1:], strict=True):
-            x = packed_lstm(upper(x), None, recurrent.to(dtype), packed.sizes)
+            x = packed_lstm(upper(padded(x))[: len(x)], None, recurrent.to(dtype), packed.sizes)
         x = linear(x, self.output.weight, self.output.bias)
         return x if logits is None else x + logits
 
