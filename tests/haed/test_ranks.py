@@ -164,6 +164,7 @@ def test_two_ranks_are_one_with_the_joined_batch(case: str, two: dict[str, dict[
         torch.testing.assert_close(two[case][name], value, rtol=1e-9, atol=1e-9, equal_nan=True, msg=name)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", GROUPED)
 def test_groups_choose_among_their_own_candidates_and_take_turns_in_being_counted(
     case: str, four: dict[str, dict[str, torch.Tensor]]

@@ -26,6 +26,7 @@ def exploring(run: Path) -> Iterator[tuple[str, "subprocess.Popen[str]"]]:
     process.communicate()
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(CHROMIUM is None, reason="no Chromium: run `make setup-browser`")
 def test_a_chunk_is_typed_and_a_neighbour_followed(exploring: tuple[str, "subprocess.Popen[str]"]) -> None:
     playwright = pytest.importorskip("playwright.sync_api", reason="no Playwright: run `make setup-browser`")

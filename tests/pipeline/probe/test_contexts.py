@@ -103,6 +103,7 @@ def test_a_model_of_tokens_has_contexts_only(
     assert "index.layer belongs to model.kind=haed" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("kind", "section", "scales"),
     [

@@ -18,6 +18,7 @@ from tests.conftest import of_kind
 KEYS = {"agreement", "checkpoint", "classes", "cloud", "drift", "findings", "intrinsic", "loss", "norms", "passages"}
 
 
+@pytest.mark.slow
 def test_it_writes_figures_pictures_a_map_and_an_export(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["analyse", str(run), "--json", "analyse.clusters=5", "analyse.skip_gram=false"]) == 0
     found = json.loads(capsys.readouterr().out.splitlines()[-1])
