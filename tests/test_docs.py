@@ -41,6 +41,7 @@ def bash(command: str, folder: Path, **environment: str) -> str:
     return done.stdout
 
 
+@pytest.mark.slow
 def test_the_commands_and_the_loader(tmp_path: Path) -> None:
     (tmp_path / "my-texts").mkdir()
     for name in ("letter", "diary"):

@@ -44,6 +44,7 @@ def last_json(capsys: pytest.CaptureFixture[str]) -> object:
     return json.loads(capsys.readouterr().out.splitlines()[-1])
 
 
+@pytest.mark.slow
 def test_stages_of_a_trained_run(trained: list[str], text: Path, capsys: pytest.CaptureFixture[str]) -> None:
     where = f"runs_dir={runs_dir(trained)}"
     folder = Path(runs_dir(trained)) / "run"
@@ -148,6 +149,7 @@ def test_bad_input_ends_in_a_line_or_two(
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.slow
 def test_raw_samples_are_bytes_and_a_pipe_can_be_scored(
     trained: list[str], capfdbinary: pytest.CaptureFixture[bytes], tmp_path: Path
 ) -> None:
