@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
-from haed.blocks.rows import SLACK, linear, rounded
+from haed.blocks.rows import SLACK, RowLinear, rounded
 
 
 def compute_dtype(x: Tensor) -> torch.dtype:
@@ -65,8 +65,8 @@ class _PackedLSTM(torch.autograd.Function):
             else:
                 torch.add(inputs[rows], context[:size], out=gates[rows])
             if cell is not None:  # the rows beyond are written anew by the next step
-                more = rounded(size)
-                gates[start : start + more].addmm_(outputs[before : before + more], weight.t())
+                many = rounded(size)
+                gates[start : start + many].addmm_(outputs[before : before + many], weight.t())
                 cell = cell[:size]
             outputs[rows], cell, squashed[rows] = _cell(gates[rows], cell, capped)
             cells[rows] = cell
@@ -119,9 +119,9 @@ class _PackedLSTM(torch.autograd.Function):
             if d_context is not None:
                 d_context[:size] += d_gates[rows]
         first = sizes[0] if sizes else 0
-        more = rounded(total - first) - (total - first)
-        previous = torch.cat([*_previous_rows(outputs, sizes), outputs.new_zeros(more, width)])
-        d_weight = d_gates[first : total + more].t() @ previous
+        many = rounded(total - first)
+        previous = torch.cat([*_previous_rows(outputs, sizes), outputs.new_zeros(first + many - total, width)])
+        d_weight = d_gates[first : first + many].t() @ previous
         return d_gates[:total], None if d_context is None else d_context.to(gates.dtype), d_weight, None, None
 
 
@@ -164,12 +164,12 @@ class LSTMLayer(nn.Module):
     def __init__(self, inputs: int, units: int, capped: bool = False) -> None:
         super().__init__()
         self.capped = capped
-        self.input = nn.Linear(inputs, 4 * units)
+        self.input = RowLinear(inputs, 4 * units)
         self.recurrent = nn.Parameter(torch.empty(4 * units, units))
 
     def forward(self, x: Tensor, sizes: list[int]) -> Tensor:
         """Packed rows (S, I) to outputs (S, H)."""
-        gates = linear(x, self.input.weight, self.input.bias)
+        gates = self.input(x)
         return packed_lstm(gates, None, self.recurrent.to(gates.dtype), sizes, self.capped)
 
     def step(self, x: Tensor, state: tuple[Tensor, Tensor] | None) -> tuple[Tensor, Tensor]:

@@ -6,7 +6,7 @@ rows that comes from the data is rounded up, by rows whose products nobody reads
 """
 
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
 _ROWS = 32
 SLACK = _ROWS - 1  # rows that rounding adds at most
@@ -17,11 +17,15 @@ def rounded(rows: int) -> int:
     return rows if rows < _ROWS else -(-rows // _ROWS) * _ROWS
 
 
-def padded(x: Tensor) -> Tensor:
-    """Rows (S, I) with as many zeros behind them as rounding asks for."""
-    return F.pad(x, (0, 0, 0, more)) if (more := rounded(len(x)) - len(x)) else x
-
-
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     """`torch.nn.functional.linear` of rows (S, I) by (O, I): the same, forward and backward over a rounded number of them."""
-    return F.linear(padded(x), weight, bias)[: len(x)]
+    more = rounded(len(x)) - len(x)
+    return F.linear(F.pad(x, (0, 0, 0, more)), weight, bias)[: len(x)] if more else F.linear(x, weight, bias)
+
+
+class RowLinear(nn.Linear):
+    """`torch.nn.Linear` of rows (S, I) whose number comes from the data."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(S, O)."""
+        return linear(x, self.weight, self.bias)

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from haed.blocks.grams import Grams
 from haed.blocks.lstm import compute_dtype, lstm_step, packed_lstm
-from haed.blocks.rows import linear, padded
+from haed.blocks.rows import RowLinear
 from haed.blocks.transformer import Before, Block, Cache
 from haed.chunk.packing import Chunks, Packed, histories, newest, pack
 from haed.options import DecoderOptions
@@ -94,8 +94,8 @@ class LSTMDecoder(Decoder):
         self.input = nn.Linear(options.token_width, 4 * width)
         self.context = nn.Linear(context, 4 * width, bias=False)
         self.recurrent = nn.ParameterList(torch.empty(4 * width, width) for _ in range(options.layers))
-        self.upper = nn.ModuleList(nn.Linear(width, 4 * width) for _ in range(options.layers - 1))
-        self.output = nn.Linear(width, vocabulary + 1)
+        self.upper = nn.ModuleList(RowLinear(width, 4 * width) for _ in range(options.layers - 1))
+        self.output = RowLinear(width, vocabulary + 1)
 
     def table(self) -> Tensor:
         """Each symbol's share of the first layer's gates: (V + 1, 4H)."""
@@ -111,9 +111,8 @@ class LSTMDecoder(Decoder):
         constant = self.context(context[packed.order]).to(dtype)
         x = packed_lstm(x, constant, self.recurrent[0].to(dtype), packed.sizes)
         for upper, recurrent in zip(self.upper, self.recurrent[1:], strict=True):
-            x = packed_lstm(upper(padded(x))[: len(x)], None, recurrent.to(dtype), packed.sizes)
-        x = linear(x, self.output.weight, self.output.bias)
-        return x if logits is None else x + logits
+            x = packed_lstm(upper(x), None, recurrent.to(dtype), packed.sizes)
+        return self.output(x) if logits is None else self.output(x) + logits
 
     def products(self, packed: Packed) -> Iterator[tuple[Tensor, int]]:
         """Weights of the products, and the multiply-adds of each in a forward pass.
@@ -190,7 +189,7 @@ class TransformerDecoder(Decoder):
             for _ in range(options.layers)
         )
         self.norm = nn.LayerNorm(width)
-        self.output = nn.Linear(width, vocabulary + 1)
+        self.output = RowLinear(width, vocabulary + 1)
 
     def forward(self, context: Tensor, packed: Packed) -> Tensor:
         """Logits (S, V + 1) of packed decisions, from ŷ (N, W) in the chunks' original order."""
@@ -207,7 +206,7 @@ class TransformerDecoder(Decoder):
         for block, before in zip(self.blocks, earlier, strict=True):
             assert isinstance(block, Block)
             x = block.packed(x, packed.sizes, before)
-        x = linear(self.norm(x), self.output.weight, self.output.bias)
+        x = self.output(self.norm(x))
         return x if logits is None else x + logits
 
     def places(self, context: Tensor) -> Tensor:

@@ -17,7 +17,7 @@ from torch.nn.utils.rnn import PackedSequence, pad_packed_sequence
 
 from haed.blocks.grams import Looked
 from haed.blocks.lstm import LSTMLayer
-from haed.blocks.rows import padded
+from haed.blocks.rows import RowLinear
 from haed.blocks.transformer import Block
 from haed.chunk.packing import Chunks, chunk_keys, pack
 from haed.options import EncoderOptions
@@ -117,17 +117,17 @@ class MLPEncoder(Encoder):
         self.norm = nn.LayerNorm(k * options.token_width) if linear else nn.Identity()
         hidden = [] if linear else [options.hidden] * (options.layers - 1)
         widths = [k * options.token_width, *hidden, options.width]
-        self.layers = nn.ModuleList(nn.Linear(a, b) for a, b in zip(widths, widths[1:], strict=False))
+        self.layers = nn.ModuleList(RowLinear(a, b) for a, b in zip(widths, widths[1:], strict=False))
         self.activation = nn.ReLU() if options.output == "relu" else nn.GELU()
         self.end(options, bias)
 
     def vectors(self, laid: Chunks) -> Tensor:
         """See `Encoder.vectors`."""
         real = torch.arange(laid.tokens.shape[1], device=laid.tokens.device) < laid.lengths[:, None]
-        x = padded(self.norm(self.tokens(laid.tokens.long().masked_fill(~real, self.padding)).flatten(1)))
+        x = self.norm(self.tokens(laid.tokens.long().masked_fill(~real, self.padding)).flatten(1))
         for layer in self.layers[:-1]:
             x = self.activation(layer(x))
-        return self.layers[-1](x)[: len(laid)]
+        return self.layers[-1](x)
 
     def products(self, laid: Chunks) -> Iterator[tuple[Tensor, int]]:
         """See `Encoder.products`."""

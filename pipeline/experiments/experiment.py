@@ -9,8 +9,6 @@ from pipeline.kinds import phases
 from pipeline.options import Phase
 
 Data = Literal["text", "pictures", "copies"]
-
-
 OURS = "this project"  # the source of what no paper has
 
 

@@ -107,7 +107,7 @@ def state(folder: RunFolder) -> State:
         return State("in use" if holder else "not trained", None, 0, 0.0, None, None, None, holder, when)
     seconds, phase = max(found) if holder else found[0]  # of a copy, times tell nothing
     last = _newest(folder.phase(phase) / "metrics.jsonl")
-    if (saved := reached(folder.phase(phase) / "checkpoints")).get("step", 0) > last.get("step", 0):
+    if (saved := _figures(reached(folder.phase(phase) / "checkpoints"))).get("step", 0) > last.get("step", 0):
         last |= saved
     share = _share(folder, phase, last)
     done = f"{phase} done" if phase == "pretrain" else "finished"

@@ -161,8 +161,12 @@ def reached(folder: Path) -> dict[str, float]:
         if path := pointed(folder, "latest"):
             found = cast(State, read_json(path / STATE))
             where = found["phase"]
-            figures = {"seconds": where["seconds"], "epoch": where["epochs"], "flops": where["flops"]}
-            return {"step": int(found["step"]), **{name: float(value) for name, value in figures.items()}}
+            return {
+                "step": found["step"],
+                "seconds": where["seconds"],
+                "epoch": where["epochs"],
+                "flops": where["flops"],
+            }
     return {}
 
 

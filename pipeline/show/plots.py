@@ -155,8 +155,8 @@ def experiment(models: Sequence[Sketch], paper: Sequence[str], axes: tuple[str, 
         if model.across is not None and model.bits is not None:
             _spot(last, model.across, model.bits, model.name, number)
         elif model.line:
-            look: dict[str, Any] = {"color": _colour(number), "markersize": 3, "linewidth": 1.1, "label": model.name}
-            last.plot(*zip(*model.line, strict=True), "o-", **look)
+            colour = _colour(number)
+            last.plot(*zip(*model.line, strict=True), "o-", color=colour, markersize=3, linewidth=1.1, label=model.name)
     if scattered and len(paper) > 1:
         theirs = panel(figure, panels, panels, f"the paper: {paper[0]}", paper[1])
         for number, model in enumerate(models):
@@ -169,9 +169,9 @@ def experiment(models: Sequence[Sketch], paper: Sequence[str], axes: tuple[str, 
     return png(figure)
 
 
-def _colour(number: int) -> str | tuple[float, ...]:
+def _colour(number: int) -> Any:
     """Ten colours, and a lighter one of each after these."""
-    return f"C{number}" if number < 10 else colormaps["tab20"](number % 10 * 2 + number // 10 % 2)
+    return colormaps["tab20"](number % 10 * 2 + number // 10 % 2)
 
 
 def _spot(axes: Any, x: float, y: float, name: str, number: int) -> None:
