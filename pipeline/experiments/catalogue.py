@@ -13,11 +13,12 @@ from pipeline.experiments.hourglass.ablations import TABLE3, TABLE4, TABLE5, TAB
 from pipeline.experiments.hourglass.copy import COPY
 from pipeline.experiments.hourglass.figure6 import FIGURE6
 from pipeline.experiments.multiscale import MULTISCALE
+from pipeline.experiments.ours.recipe import LOOKED_UP, RECIPE
 from pipeline.experiments.ours.systems import PEERS, SYSTEMS
 from pipeline.run.files import read_json
 
 _HOURGLASS = (TABLE3, TABLE4, TABLE5, TABLE6, TABLE7, FIGURE6, COPY)
-_ALL = (TABLE1, FIGURE2, FIGURE3, FIGURE4, *_HOURGLASS, *MULTISCALE, SYSTEMS, PEERS)
+_ALL = (TABLE1, FIGURE2, FIGURE3, FIGURE4, *_HOURGLASS, *MULTISCALE, SYSTEMS, PEERS, RECIPE, LOOKED_UP)
 EXPERIMENTS: dict[str, Experiment] = {each.name: each for each in _ALL}
 
 

@@ -27,7 +27,7 @@ class BatchOptions:
 
 @dataclass(kw_only=True)
 class OptimizerOptions:
-    """AdamW, and a learning rate that is a function of progress: warm-up, then cosine."""
+    """AdamW, and a learning rate that is a function of progress: warm-up, then a schedule."""
 
     learning_rate: Annotated[float, Field(gt=0, le=1e3, description="of encoder, decoder and heads (paper: 2e-3)")] = (
         2e-3
@@ -45,10 +45,10 @@ class OptimizerOptions:
         int, Field(ge=0, le=10**12, description="steps of linear warm-up of a phase (paper: 2000)")
     ] = 100
     schedule: Annotated[
-        Literal["cosine", "inverse_root"],
+        Literal["cosine", "linear", "stable", "inverse_root"],
         Field(
-            description="after the warm-up: a half cosine from rate_from to rate_to of the phase, or falling with the root of "
-            "the steps, from rate_from"
+            description="after the warm-up, from rate_from to rate_to of the phase: a half cosine, a straight line, or stable "
+            "for four fifths of the phase and straight then; or falling with the root of the steps, from rate_from"
         ),
     ] = "cosine"
     weight_decay: Annotated[float, Field(ge=0, le=1e3, description="decoupled, of matrices only")] = 0.1

@@ -11,15 +11,24 @@ from haed.system import System
 from pipeline.options import OptimizerOptions, PhaseOptions
 from pipeline.run.metrics import Position
 
+COOLDOWN = 0.2  # the last part of a stable phase
+
 
 def rate(position: Position, phase: PhaseOptions, rates: OptimizerOptions) -> float:
-    """Share of the learning rates: linear warm-up in steps; a half cosine from `rate_from` to `rate_to`, or 1/√steps after it."""
-    step, warmup = position.step + 1, max(1, rates.warmup_steps)
+    """Share of the learning rates: linear warm-up in steps; after it from `rate_from` to `rate_to`, or with 1/√steps.
+
+    A phase that is stable until its last fifth is the warm-up, stable, decay of MiniCPM (Hu et al. 2024, section 4).
+    """
+    step, warmup, done = position.step + 1, max(1, rates.warmup_steps), position.progress(phase)
     warm = min(1.0, step / warmup)
     if rates.schedule == "inverse_root":
         return phase.rate_from * warm * min(1.0, (warmup / step) ** 0.5)
-    cosine = 0.5 * (1 + math.cos(math.pi * position.progress(phase)))
-    return warm * (phase.rate_to + (phase.rate_from - phase.rate_to) * cosine)
+    left = {
+        "cosine": 0.5 * (1 + math.cos(math.pi * done)),
+        "linear": 1 - done,
+        "stable": min(1.0, (1 - done) / COOLDOWN),
+    }[rates.schedule]
+    return warm * (phase.rate_to + (phase.rate_from - phase.rate_to) * left)
 
 
 class AdamWAndRows(torch.optim.AdamW):

@@ -26,6 +26,13 @@ def test_the_rate_is_a_function_of_progress() -> None:
     assert rate(Position(50), phase, warm) == pytest.approx(0.5)
     assert rate(Position(100), phase, warm) == pytest.approx(0.2)
     assert rate(Position(50, 30.0), replace(phase, seconds=30.0), cold) == pytest.approx(0.2)
+    straight, stable = replace(warm, schedule="linear"), replace(warm, schedule="stable")
+    assert [rate(Position(step), phase, straight) for step in (0, 25, 75, 100)] == pytest.approx(
+        [0.08, 0.65, 0.35, 0.2]
+    )
+    assert [rate(Position(step), phase, stable) for step in (0, 25, 80, 90, 100)] == pytest.approx(
+        [0.08, 0.8, 0.8, 0.5, 0.2]
+    )
     falling = replace(warm, schedule="inverse_root")
     assert [rate(Position(step), phase, falling) for step in (0, 4, 9, 39)] == pytest.approx([0.08, 0.4, 0.8, 0.4])
 

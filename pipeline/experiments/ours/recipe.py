@@ -1,0 +1,70 @@
+"""How the preset `wikitext2` is trained, and its tables of hashed rows: one setting changed at a time, at equal seconds."""
+
+from pipeline.experiments.experiment import OURS, Arm, Experiment
+from pipeline.experiments.ours.systems import ALONE
+
+PRESET, SHIPPED = "wikitext2", "as shipped"
+UNTABLED = ("model.encoder.rows=0", "model.decoder.grams.rows=0")
+FLAT_END = ("pretrain.rate_to=1", "finetune.rate_from=1", "finetune.rate_to=0")
+
+RECIPES = {
+    "straight to zero": ("optimizer.schedule=linear", "finetune.rate_to=0"),
+    "stable, then to zero": ("optimizer.schedule=stable", *FLAT_END),
+    "rates halved": ("optimizer.learning_rate=2e-3", "optimizer.main_learning_rate=1e-3"),
+    "rates doubled": ("optimizer.learning_rate=8e-3", "optimizer.main_learning_rate=4e-3"),
+    "warm-up of 30 steps": ("optimizer.warmup_steps=30",),
+    "warm-up of 300 steps": ("optimizer.warmup_steps=300",),
+    "batches of 2 windows": ("batch.sequences=2",),
+    "batches of 8 windows": ("batch.sequences=8",),
+    "8 windows of 64": ("batch.context=64", "batch.sequences=8"),
+    "2 windows of 256": ("batch.context=256", "batch.sequences=2"),
+    "average of weights": ("optimizer.ema=0.99",),
+    "no weight decay": ("optimizer.weight_decay=0",),
+    "phase one a third": ("pretrain.seconds=200", "finetune.seconds=400"),
+    "phase one four fifths": ("pretrain.seconds=480", "finetune.seconds=120"),
+}
+TABLES = {
+    "no tables": UNTABLED,
+    "chunks alone": ("model.decoder.grams.rows=0",),
+    "n-grams alone": ("model.encoder.rows=0",),
+    "n-grams of 2 and 3": ("model.decoder.grams.orders=[2,3]",),
+    "n-grams of 2 to 4": ("model.decoder.grams.orders=[2,3,4]",),
+    "n-grams of 2 to 6": ("model.decoder.grams.orders=[2,3,4,5,6]",),
+    "n-grams of 3 to 8": ("model.decoder.grams.orders=[3,4,5,6,7,8]",),
+    "n-grams in 8,192 rows": ("model.decoder.grams.rows=8192",),
+    "n-grams in 131,072 rows": ("model.decoder.grams.rows=131072",),
+    "n-grams 16 wide": ("model.decoder.grams.width=16",),
+    "n-grams 64 wide": ("model.decoder.grams.width=64",),
+    "decoder alone": ALONE,
+    "decoder alone, no tables": (*ALONE, *UNTABLED),
+}
+
+
+def one_by_one(
+    name: str, question: str, claim: str, changes: dict[str, tuple[str, ...]], *more: tuple[str, str]
+) -> Experiment:
+    """The preset beside itself with each of some changes, which are to make it worse."""
+    return Experiment(
+        name=name,
+        source=OURS,
+        question=question,
+        arms=(Arm(SHIPPED, PRESET), *(Arm(each, PRESET, options) for each, options in changes.items())),
+        claim=claim,
+        better=(*((SHIPPED, each) for each in changes), *more),
+        equal="seconds",
+    )
+
+
+RECIPE = one_by_one(
+    "recipe",
+    "how wikitext2 is trained, one setting changed at a time",
+    "none of these changes makes the preset better",
+    RECIPES,
+)
+LOOKED_UP = one_by_one(
+    "tables",
+    "the tables of hashed rows of wikitext2, one setting changed at a time",
+    "both tables help, also a decoder alone, and none of these changes makes the preset better",
+    TABLES,
+    ("decoder alone", "decoder alone, no tables"),
+)
