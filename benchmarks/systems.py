@@ -267,7 +267,7 @@ def draw(results: list[Result], path: Path) -> None:
 
     corpora = sorted({result["corpus"] for result in results if result["curve"]})
     colours = dict(zip(SYSTEMS, colormaps["tab20"].colors, strict=False))
-    figure = Figure((11, 4.2 * len(corpora)), layout="constrained")
+    figure = Figure((12.5, 4.2 * len(corpora)), layout="constrained")
     grid = figure.subplots(len(corpora), 2, squeeze=False, sharey="row")
     for row, corpus in zip(grid, corpora, strict=True):
         longest = max(result["seconds"] for result in results if result["corpus"] == corpus and result["curve"])
@@ -285,7 +285,7 @@ def draw(results: list[Result], path: Path) -> None:
         if shown:
             ends = [result["curve"][-1][2] for result in shown]
             row[0].set_ylim(min(ends) - 0.05, max(ends) + max(0.3, max(ends) - min(ends)))  # not how curves begin
-            row[1].legend(fontsize="small")
+            row[1].legend(fontsize="small", loc="center left", bbox_to_anchor=(1.02, 0.5))  # not over the curves
     figure.savefig(path, dpi=110)
 
 
