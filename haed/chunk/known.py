@@ -44,8 +44,9 @@ class Lexicon:
     def told(self, chunks: Chunks) -> tuple[Tensor, Tensor]:
         """Counts of N chunks on the CPU in the train split, and of its documents that have them, 0 of unknown ones: (N,) each."""
         rows = self.find(chunks)
-        none = torch.zeros(1, dtype=torch.long)
-        counts, documents = (torch.cat([none if x is None else x, none])[rows] for x in (self.counts, self.documents))
+        none = torch.zeros(len(self) + 1, dtype=torch.long)
+        told = (none if x is None else torch.cat([x, none[:1]]) for x in (self.counts, self.documents))
+        counts, documents = (x[rows] for x in told)
         return counts, documents
 
     def beginning(self, tokens: Tensor) -> Tensor:

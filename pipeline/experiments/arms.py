@@ -8,13 +8,13 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 
-from pipeline.config import dump, load
+from pipeline.config import ConfigError, dump, load
 from pipeline.experiments import corpora
 from pipeline.experiments.experiment import Arm, Experiment, Plan
-from pipeline.options import Options, Phase
+from pipeline.options import OptimizerOptions, Options, Phase
 from pipeline.run.files import read_json
-from pipeline.run.folder import RunFolder
-from pipeline.run.metrics import read
+from pipeline.run.folder import PHASES, RunFolder
+from pipeline.run.saved import reached
 from pipeline.show.compare import parameters
 from pipeline.train.clock import training, unlimited
 
@@ -37,6 +37,10 @@ class Ready(ABC):
     @abstractmethod
     def identity(self) -> str:
         """All that its results depend on, but for seed and steps."""
+
+    @abstractmethod
+    def work(self, phase: Phase) -> str:
+        """What the time of a step of a phase depends on."""
 
     @abstractmethod
     def steps(self, phase: Phase, place: Path) -> Iterator[None]:
@@ -90,6 +94,14 @@ class Ours(Ready):
         """See `Ready`."""
         return dump(replace(self.options, name="", runs_dir="", shards_dir="", threads=None))
 
+    def work(self, phase: Phase) -> str:
+        """See `Ready`: not rates, limits or seeds, so that what differs in these alone has the same steps."""
+        own = self.options
+        limits = replace(getattr(own, phase), steps=None, seconds=None, epochs=None, rate_from=1.0, rate_to=0.0)
+        phases = {each: type(getattr(own, each))() for each in PHASES} | {phase: limits}
+        optimizer = OptimizerOptions(ema=own.optimizer.ema)
+        return phase + dump(replace(own, name="", runs_dir="", shards_dir="", seed=0, optimizer=optimizer, **phases))
+
     def shares(self) -> dict[Phase, float]:
         """As the preset divides its seconds."""
         limits = load(self.arm.preset, list(self.arm.options))
@@ -109,11 +121,11 @@ class Ours(Ready):
 
     def finished(self, run: Path) -> Finished:
         """See `Ready`."""
-        last = {phase: read(run / phase / "metrics.jsonl")[-1] for phase in self.arm.phases}
+        last = {phase: reached(run / phase / "checkpoints") for phase in self.arm.phases}
         return Finished(
-            {phase: int(record["step"]) for phase, record in last.items()},
-            {phase: record["seconds"] for phase, record in last.items()},
-            sum(record.get("flops", 0.0) for record in last.values()),
+            {phase: int(where["step"]) for phase, where in last.items()},
+            {phase: where["seconds"] for phase, where in last.items()},
+            sum(where["flops"] for where in last.values()),
             parameters(RunFolder(run)),
         )
 
@@ -133,6 +145,10 @@ class Packaged(Ready):
         """See `Ready`."""
         return f"{self.arm.package} {self.corpus.name}"
 
+    def work(self, phase: Phase) -> str:
+        """See `Ready`."""
+        return self.identity
+
     def steps(self, phase: Phase, place: Path) -> Iterator[None]:
         """See `Ready`."""
         from pipeline.experiments.ours.packaged import endless
@@ -151,18 +167,32 @@ class Packaged(Ready):
         return Finished({"train": found["steps"]}, {"train": found["seconds"]}, found["flops"], found["parameters"])
 
 
+def _given(arms: Sequence[Arm], plan: Plan) -> tuple[tuple[Arm, ...], list[str]]:
+    """The arms for a corpus of one's own, which is of pictures or of text, and what has to be said of it."""
+    data = "pictures" if "source.kind=images" in plan.overrides else "text"
+    left_out = [arm.name for arm in arms if arm.data != data]
+    if len(left_out) == len(arms):
+        raise ConfigError(f"{' '.join(plan.overrides)}: this experiment has no models of {data}")
+    notes = ["data: as given", *([f"left out, as they are not of {data}: {', '.join(left_out)}"] if left_out else [])]
+    return tuple(arm for arm in arms if arm.data == data), notes
+
+
 def ready(experiment: Experiment, plan: Plan) -> tuple[list[Ready], list[str]]:
-    """The arms that can be run, and what has to be said of their data, and of what is missing."""
+    """The arms that can be run, and what has to be said of their data, and of what is missing.
+
+    Raises:
+        ConfigError: overrides make two arms one model, or their corpus is of none.
+    """
     full = plan.seconds is None
     chosen = experiment.full if full else experiment.arms
-    given = any(word.startswith("source.path=") for word in plan.overrides)
-    arms, notes = (chosen, ["data: as given"]) if given else corpora.usable(chosen, plan.data, plan.scored)
+    given = any(word.startswith(("source.kind=", "source.path=")) for word in plan.overrides)
+    arms, notes = _given(chosen, plan) if given else corpora.usable(chosen, plan.data, plan.scored)
     if full and not given:
         notes.append("not the paper's corpus: give it with source.kind= and source.path=")
     found: list[Ready] = []
     missing = []
     for arm in arms:
-        words = [] if given else corpora.source(arm.data, plan.data, plan.scored, plan.runs_dir / "corpora")
+        words = () if given else corpora.source(arm.data, plan.data, plan.scored, plan.runs_dir / "corpora")
         if arm.package:
             from pipeline.experiments.ours.packages import PACKAGES
 
@@ -172,9 +202,15 @@ def ready(experiment: Experiment, plan: Plan) -> tuple[list[Ready], list[str]]:
             else:
                 found.append(Packaged(arm, plan.runs_dir, Path(text)))
             continue
-        words += [*arm.options, f"runs_dir={plan.runs_dir}", f"shards_dir={plan.runs_dir / 'shards'}"]
-        words += ["validation.times=8", "evaluate.split=valid", *([] if full else unlimited(*arm.phases))]
-        found.append(Ours(arm, plan.runs_dir, (*words, *plan.overrides)))
+        places = (f"runs_dir={plan.runs_dir}", f"shards_dir={plan.runs_dir / 'shards'}")
+        limits = ("validation.times=8", "evaluate.split=valid", *(() if full else unlimited(*arm.phases)))
+        found.append(Ours(arm, plan.runs_dir, (*words, *arm.options, *places, *limits, *plan.overrides)))
+    alone: dict[object, str] = {}
+    for each in ours(found):
+        if (other := alone.setdefault((each.identity, tuple(each.shares().items())), each.arm.name)) != each.arm.name:
+            raise ConfigError(
+                f"{' '.join(plan.overrides)} makes {other!r} and {each.arm.name!r} one model: leave it out"
+            )
     if missing:
         why = "not installed (pip install --no-deps -r benchmarks/peers.txt), or there is no text for them"
         notes.append(f"left out: {', '.join(missing)}: {why}")

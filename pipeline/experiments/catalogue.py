@@ -19,6 +19,10 @@ from pipeline.run.files import read_json
 
 _HOURGLASS = (TABLE3, TABLE4, TABLE5, TABLE6, TABLE7, FIGURE6, COPY)
 _ALL = (TABLE1, FIGURE2, FIGURE3, FIGURE4, *_HOURGLASS, *MULTISCALE, SYSTEMS, PEERS, RECIPE, LOOKED_UP)
+_ITS_OWN = ("name", "seed", "runs_dir", "shards_dir", "evaluate.split")
+_INSTEAD = dict.fromkeys(("steps", "seconds", "epochs"), "; --seconds N is for all runs together") | {
+    "seed": "; see --seeds"
+}
 EXPERIMENTS: dict[str, Experiment] = {each.name: each for each in _ALL}
 
 
@@ -51,8 +55,8 @@ def planned(
         raise ConfigError(f"no experiment {name!r}: choose one of {', '.join(EXPERIMENTS)}")
     experiment, limits = EXPERIMENTS[name], BUDGETS[budget]
     for word in overrides:
-        if (key := word.split("=")[0]) in ("name", "seed", "runs_dir", "shards_dir") or key.endswith(".steps"):
-            raise ConfigError(f"{word}: an experiment sets {key} itself")
+        if (key := word.split("=")[0]) in _ITS_OWN or key.endswith((".steps", ".seconds", ".epochs")):
+            raise ConfigError(f"{word}: an experiment sets {key} itself{_INSTEAD.get(key.split('.')[-1], '')}")
     if limits.seconds is None and not experiment.full:
         raise ConfigError(f"{name} has no models of a paper's sizes: --budget minutes or hour")
     if limits.seconds is None and seconds is not None:
@@ -61,7 +65,8 @@ def planned(
     if limits.seconds is not None:
         runs = len(experiment.arms) * (seeds or limits.seeds)
         left = max(60.0, limits.whole - runs * limits.beside * experiment.beside)
-        known = [each for each in (limits.seconds, left, experiment.enough) if each is not None]
+        enough = None if experiment.enough is None else experiment.enough * (seeds or limits.seeds)
+        known = [each for each in (limits.seconds, left, enough) if each is not None]
     return experiment, Plan(
         folder=_folder(name, budget, output, seconds, seeds, overrides),
         runs_dir=output / "runs",

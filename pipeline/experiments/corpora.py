@@ -5,18 +5,19 @@ import shutil
 import tempfile
 from collections.abc import Callable
 from contextlib import suppress
+from functools import cache
 from pathlib import Path
 
 import numpy as np
 
 from pipeline.experiments.experiment import Arm, Data
 
-CORPORA: dict[Data, tuple[str, list[str]]] = {  # folder below --data, and how it is read
-    "text": ("wikitext-2", ["source.kind=wikitext"]),
-    "pictures": ("imagenette32", ["source.kind=images", "source.valid_pattern=val_data", "chunker.kind=pixels"]),
+CORPORA: dict[Data, tuple[str, tuple[str, ...]]] = {  # folder below --data, and how it is read
+    "text": ("wikitext-2", ("source.kind=wikitext",)),
+    "pictures": ("imagenette32", ("source.kind=images", "source.valid_pattern=val_data", "chunker.kind=pixels")),
 }
-EMBEDDED = ["source.kind=stdlib"]
-COPIES = ["source.kind=text", "source.pattern=*.txt", "chunker.kind=fixed", "chunker.k=3"]
+EMBEDDED = ("source.kind=stdlib",)
+COPIES = ("source.kind=text", "source.pattern=*.txt", "chunker.kind=fixed", "chunker.k=3")
 _COPIES = {"train": 20_000, "valid": 200, "test": 200}  # sequences
 _LETTERS, _CHUNKS = 26, 16
 _PICTURE = 3072  # bytes
@@ -45,7 +46,7 @@ def usable(arms: tuple[Arm, ...], data: Path, scored: int | None) -> tuple[tuple
     return tuple(arm for arm in arms if arm.data not in missing), notes
 
 
-def source(kind: Data, data: Path, scored: int | None, place: Path) -> list[str]:
+def source(kind: Data, data: Path, scored: int | None, place: Path) -> tuple[str, ...]:
     """The options that read a corpus.
 
     Args:
@@ -55,14 +56,20 @@ def source(kind: Data, data: Path, scored: int | None, place: Path) -> list[str]
         place: for what is prepared; made once.
     """
     if kind == "copies":
-        return [f"source.path={_once(place / 'copies', _copies)}", *COPIES]
+        return (f"source.path={_once(place / 'copies', _copies)}", *COPIES)
     name, how = CORPORA[kind]
     if not (data / name).is_dir():
         return EMBEDDED
     paths = sorted((data / name).resolve().glob("*.npz" if kind == "pictures" else "*.txt"))
-    known = repr([(str(path), path.stat().st_size, path.stat().st_mtime_ns) for path in paths] + [scored])
-    folder = place / f"{name}-{hashlib.sha256(known.encode()).hexdigest()[:8]}"
-    return [f"source.path={_once(folder, lambda whole: _cut(paths, scored, whole))}", *how]
+    known = [(path.name, _digest(path)) for path in paths]
+    folder = place / f"{name}-{hashlib.sha256(repr([*known, scored]).encode()).hexdigest()[:8]}"
+    return (f"source.path={_once(folder, lambda whole: _cut(paths, scored, whole))}", *how)
+
+
+@cache
+def _digest(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def _once(folder: Path, fill: Callable[[Path], None]) -> Path:

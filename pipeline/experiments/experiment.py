@@ -59,7 +59,7 @@ class Experiment:
         measures: what else is worked out from each run, by name; see `pipeline.experiments.measures`.
         across: a figure of `measures` that is drawn across, where bits are drawn upwards; None: curves are drawn.
         full: the arms at the paper's sizes, under the same names, for `--budget paper`.
-        enough: seconds of training in all beyond which nothing more is to be seen; None: there is always more.
+        enough: seconds of training, of all arms once, beyond which nothing more is to be seen; None: there is always more.
         beside: seconds of two cores a run takes beside its training, at `--budget minutes`: evaluation, validation, measures.
     """
 

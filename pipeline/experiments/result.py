@@ -10,7 +10,7 @@ from pipeline.experiments.running import Done
 from pipeline.run.files import Evaluation, read_as
 from pipeline.run.folder import RunFolder
 
-NOISE = 0.02  # of bits and shares: with a single seed, differences below that are not told apart
+NOISE = 0.02  # of bits, and as a share of other figures: with a single seed, differences below that are not told apart
 _TOLD = 6  # comparisons; of more only those that do not agree
 
 
@@ -44,7 +44,7 @@ class Row:
         parameters: of the model.
         figures: what was measured beside that, by name.
         paper: the paper's figures.
-        failures: of seeds that were not finished.
+        failures: of seeds that were not finished, and of what was not measured.
     """
 
     arm: str
@@ -98,8 +98,9 @@ def verdict(experiment: Experiment, rows: Sequence[Row]) -> str:
                 said.append(f"{pair[0]} or {pair[1]} is missing")
                 continue
             ahead = second.mean - first.mean
-            several = min(by[arm].seeds for arm in pair) > 1
-            signs.append(_sign(ahead, first.spread + second.spread if several else NOISE))
+            seeds = min(by[arm].seeds for arm in pair)
+            unit = 1.0 if name == "bits" else max(abs(first.mean), abs(second.mean))
+            signs.append(_sign(ahead, first.spread + second.spread, seeds, unit))
             what = "" if experiment.by == ("bits",) else f" in {name}"
             side = "ahead of" if ahead >= 0 else "behind"
             said.append(f"{pair[0]} {abs(ahead):.3f} {side} {pair[1]}{what}")
@@ -109,20 +110,21 @@ def verdict(experiment: Experiment, rows: Sequence[Row]) -> str:
     for name, most in experiment.below.items():
         known = {row.arm: (row, figure) for row in rows if (figure := row.figure(name)) is not None}
         missing = [row.arm for row in rows if row.bits is None]
-        signs += [_sign(most - x.mean, x.spread if row.seeds > 1 else NOISE) for row, x in known.values()]
-        signs += [0 for _ in missing]
+        signs += [_sign(most - x.mean, x.spread, row.seeds, most) for row, x in known.values()]
+        signs += [0] * (len(missing) if known else 1)
         found = [
             *(f"{x.mean:.3f} of {arm}" for arm, (_, x) in known.items()),
             *(f"{arm} is missing" for arm in missing),
         ]
-        said.append(f"{name}, below {most:g}: {', '.join(found)}")
+        said.append(f"{name}, below {most:g}: {', '.join(found) or 'of no model'}")
     whose = "this project claims" if experiment.source == OURS else "the paper finds"
     word = "disagrees" if -1 in signs else "cannot tell at this size" if 0 in signs else "agrees"
     return f"{word}: {whose} that {experiment.claim}; here {'; '.join(said)}."
 
 
-def _sign(ahead: float, noise: float) -> int:
-    """1 for, −1 against a claim, 0 where noise may be all there is."""
+def _sign(ahead: float, spread: float, seeds: int, unit: float) -> int:
+    """1 for, −1 against a claim, 0 where noise may be all there is: the spread, and of a single seed at least `NOISE` units."""
+    noise = spread if seeds > 1 else max(spread, NOISE * unit)
     return 0 if abs(ahead) <= noise else 1 if ahead > 0 else -1
 
 
@@ -130,6 +132,7 @@ def row_of(arm: Arm, of: Sequence[Done], words: int | None) -> Row:
     """What the runs of an arm, one for each seed, come to; words are those of the text that was scored."""
     whole = [each for each in of if each.failure is None]
     failures = [f"seed {each.seed}: {each.failure}" for each in of if each.failure is not None]
+    failures += [f"seed {each.seed}, {what}: {why}" for each in of for what, why in each.unmeasured.items()]
     if not whole:
         return Row(arm.name, None, 0, "", 0, None, 0, 0, 0, None, {}, arm.paper, failures)
     evaluations = [read_as(Evaluation, each.run / "evaluation.json") for each in whole]

@@ -35,7 +35,7 @@ _POLL = 0.2  # seconds
 
 @dataclass
 class Done:
-    """A run: its folder; what it came to, or why it failed; and what was measured of it."""
+    """A run: its folder; what it came to, or why it failed; what was measured of it, and what could not be, and why."""
 
     arm: Arm
     seed: int
@@ -43,26 +43,33 @@ class Done:
     finished: Finished | None = None
     failure: str | None = None
     measured: dict[str, Measured] = field(default_factory=dict, repr=False)
+    unmeasured: dict[str, str] = field(default_factory=dict)
 
 
 def timed(arms: Sequence[Ready], plan: Plan, seconds: float, stop: Callable[[], bool]) -> dict[str, float]:
-    """The seconds of a step, by arm/phase, once for these models, this budget and this machine."""
+    """The seconds of a step, by arm/phase, once for these models and this budget; those that do the same work share them."""
     path = plan.folder / "clock.json"
     threads = [each.options.threads for each in ours(arms)]
-    of = [platform.node(), seconds, [each.folder(0, {}).name for each in arms], threads]
+    of = [seconds, [each.folder(0, {}).name for each in arms], threads]
     known = read_json(path) if path.is_file() else {}
     if known.get("of") == of:
+        if known["on"] != platform.node():
+            log.info("seconds are by a clock that was measured on %s; without %s it is here", known["on"], path)
         return dict(known["seconds"])
-    log.info("timing the steps of %d arms, in turns", len(arms))
+    works = {f"{each.arm.name}/{phase}": each.work(phase) for each in arms for phase in each.arm.phases}
+    first = {work: name for name, work in reversed(works.items())}  # each work by the first that does it
+    log.info("timing the steps of %d models and phases, in turns", len(first))
     with tempfile.TemporaryDirectory() as place:
         turns = {
-            f"{each.arm.name}/{phase}": _until(stop, each.steps(phase, Path(place) / str(number)))
+            name: _until(stop, each.steps(phase, Path(place) / str(number)))
             for number, each in enumerate(arms)
             for phase in each.arm.phases
+            if (name := f"{each.arm.name}/{phase}") in first.values()
         }
-        found = seconds_of_a_step(turns, *((1, 2, 1) if seconds < 60 * len(arms) else (3, 8, 3)))
+        took = seconds_of_a_step(turns, *((3, 3, 1) if seconds < 60 * len(turns) else (3, 8, 3)))
+    found = {name: took[first[work]] for name, work in works.items()}
     path.parent.mkdir(parents=True, exist_ok=True)
-    write_atomically(path, json.dumps({"of": of, "seconds": found}, indent=1).encode())
+    write_atomically(path, json.dumps({"of": of, "on": platform.node(), "seconds": found}, indent=1).encode())
     return found
 
 
@@ -123,7 +130,7 @@ def _all(tasks: Sequence[Callable[[], Done]], parallel: int, work: "_Work") -> l
                 if work.stop():
                     work.end(signal.SIGTERM)
                     wait(futures)
-                    raise Interrupted("stopped; runs that were under way have saved")
+                    raise Interrupted("stopped; what was under way has saved, but for packages, which begin anew")
             except Interrupt:  # one that insists
                 work.end(signal.SIGKILL)
                 raise
@@ -151,7 +158,7 @@ class _Work:
             if limits:  # by the clock, whatever else the machine did meanwhile
                 found.seconds = {phase: steps * clock[f"{name}/{phase}"] for phase, steps in found.steps.items()}
         except Exception as error:
-            self._failed(done, error)
+            done.failure = self._said(done, error)
         return done
 
     def measure(self, done: Done, name: str) -> Done:
@@ -164,13 +171,13 @@ class _Work:
                     self.command("pipeline.experiments.measures", *words)
                 done.measured[name] = read_as(Measured, kept)
         except Exception as error:
-            self._failed(done, error)
+            done.unmeasured[name] = self._said(done, error)
         return done
 
-    def _failed(self, done: Done, error: Exception) -> None:
+    def _said(self, done: Done, error: Exception) -> str:
         if not self.stop():
             log.error("%s, seed %d: %s", done.arm.name, done.seed, error)
-        done.failure = str(error)
+        return str(error)
 
     def command(self, module: str, *arguments: str) -> None:
         """Runs a module.

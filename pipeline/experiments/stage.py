@@ -56,7 +56,8 @@ def _notes(experiment: Experiment, plan: Plan) -> list[str]:
         )
     notes = [f"seeds: {plan.seeds}; {limit}; bits are of the valid split"]
     if plan.overrides:
-        notes.append(f"for all models: {' '.join(plan.overrides)}")
+        whose = "models of this project, not packages" if any(arm.package for arm in experiment.arms) else "models"
+        notes.append(f"for all {whose}: {' '.join(plan.overrides)}")
     if plan.seeds == 1:
         notes.append(f"one seed: differences below {NOISE} are not told apart")
     return notes

@@ -32,11 +32,7 @@ def training(phase: str, options: Options, folder: Path) -> Iterator[None]:
     machine = compute(options)
     place = Checkpoints(folder / phase)
     trainer = build_trainer(getattr(options, phase), options, open_shards(options), place, machine, lambda: False)
-    for batch in trainer.batches():
-        with trainer.compute.precision():
-            trainer.step(batch)
-        trainer.position.step += 1  # else it would be diagnosed each time, as a first step is
-        yield
+    yield from trainer.endless()
 
 
 def seconds_of_a_step(

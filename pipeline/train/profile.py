@@ -126,17 +126,17 @@ def profile(options: Options, phase: Literal["pretrain", "finetune", "train"], s
     machine = compute(options)
     unused = Checkpoints(run.phase(phase) / "profile")
     trainer = build_trainer(getattr(options, phase), options, run.corpus(), unused, machine, lambda: False)
-    system, batches = trainer.objective.system, trainer.batches()
+    system, taken = trainer.objective.system, trainer.endless()
     system.mark = (kept := Kept(system)).mark
     with kept:
-        trainer.step(next(batches))
+        next(taken)
     kept.ended("loss")
     clock = Clock(machine.device)
     trainer.at, system.mark = clock.at, clock.mark
     for step in range(_WARM_UP + steps):
         if step == _WARM_UP:
             clock.seconds, before = {}, trainer.position.flops
-        trainer.step(next(batches))
+        next(taken)
     flops = trainer.position.flops - before
     parts = system.parts if "system" not in clock.seconds else ("system",)
     order = ("data", "candidates", *parts, "loss", "optimizer")

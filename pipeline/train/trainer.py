@@ -181,6 +181,13 @@ class Trainer:
             for batch, self._read in made:
                 yield batch
 
+    def endless(self) -> Iterator[None]:
+        """Takes one step after the other, for a measurement of them: nothing is saved, written or validated."""
+        for batch in self.batches():
+            self.step(batch)
+            self.position.step += 1
+            yield
+
     def read(self) -> Read:
         """What was read up to the last step, which is what a checkpoint holds."""
         return self._read or self.learner.read()

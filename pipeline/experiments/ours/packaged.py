@@ -7,7 +7,8 @@ All see the bytes of FOLDER/train.txt and are scored on FOLDER/valid.txt, run in
 and a cosine; of several learning rates the best is taken, each tried for a tenth of the steps first. They see windows of 256
 bytes, or as many as the name says; when scored, each window but the first brings half a window of new bytes after half a
 window or more of context. Every byte is scored exactly once (the first one of all, which they cannot predict, at 8 bits), and
-that no prediction depends on later bytes is checked before training. RUN gets evaluation.json, package.json and metrics.
+that no prediction depends on later bytes is checked before training. RUN gets evaluation.json and package.json at the end: what
+was stopped begins anew.
 """
 
 import argparse

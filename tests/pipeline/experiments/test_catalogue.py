@@ -65,7 +65,9 @@ def test_the_list_tells_which_results_there_are(tmp_path: Path) -> None:
     [
         ("haed-figure5", "minutes", (), "no experiment 'haed-figure5': choose one of haed-table1"),
         ("hourglass-copy", "paper", (), "no models of a paper's sizes"),
-        ("haed-table1", "minutes", ("seed=3",), "an experiment sets seed itself"),
+        ("haed-table1", "minutes", ("seed=3",), "an experiment sets seed itself; see --seeds"),
+        ("haed-table1", "minutes", ("train.seconds=5",), "an experiment sets train.seconds itself; --seconds N"),
+        ("haed-table1", "minutes", ("evaluate.split=test",), "an experiment sets evaluate.split itself"),
     ],
 )
 def test_what_cannot_be_planned_is_said(name: str, budget: str, overrides: tuple[str, ...], message: str) -> None:
@@ -76,4 +78,4 @@ def test_what_cannot_be_planned_is_said(name: str, budget: str, overrides: tuple
 def test_settings_of_ones_own_have_a_folder_of_their_own() -> None:
     folders = [planned("haed-table1", "minutes", Path("out"), seconds=s)[1].folder for s in (None, 60.0, 90.0)]
     assert folders[0] == Path("out/haed-table1/minutes") and len(set(folders)) == 3
-    assert planned("hourglass-copy", "hour", Path("out"))[1].seconds == 120
+    assert [planned("hourglass-copy", each, Path("out"))[1].seconds for each in ("minutes", "hour")] == [120, 360]

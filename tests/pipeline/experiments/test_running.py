@@ -8,13 +8,15 @@ from pathlib import Path
 import pytest
 
 from pipeline.cli import main
+from pipeline.config import ConfigError
 from pipeline.experiments import catalogue
 from pipeline.experiments.arms import Ours, Packaged, ours, ready
 from pipeline.experiments.experiment import BUDGETS, OURS, Arm, Budget, Experiment, Plan
 from pipeline.experiments.ours import packaged
 from pipeline.experiments.ours.packages import PACKAGES
-from pipeline.experiments.result import Figure, Row, verdict
-from pipeline.experiments.running import make, steps
+from pipeline.experiments.result import Figure, Row, row_of, verdict
+from pipeline.experiments.running import make, shard_all, steps, timed
+from pipeline.run.saved import reached
 from pipeline.train.trainer import Interrupted
 from tests.conftest import TINY, TOKENS
 
@@ -74,6 +76,36 @@ def test_runs_of_like_configuration_have_one_folder() -> None:
     assert len({*same, *others, of(wide).folder(0, {"train": 4})}) == 4
 
 
+def test_what_differs_in_rates_and_limits_alone_does_the_same_work(plan: Plan) -> None:
+    wide, flat = TWO.arms
+    plain = of(wide)
+    for words in ("optimizer.learning_rate=1e-4",), ("finetune.rate_to=0", "pretrain.seconds=9"), ("seed=3", "name=x"):
+        assert [of(wide, *words).work(phase) for phase in wide.phases] == [plain.work(phase) for phase in wide.phases]
+    for words in ("optimizer.ema=0.9",), ("pretrain.decode_fraction=0.9",), ("batch.sequences=3",):
+        assert of(wide, *words).work("pretrain") != plain.work("pretrain")
+    assert len({plain.work("pretrain"), plain.work("finetune"), of(flat).work("train")}) == 3
+    twin = replace(wide, name="twin", options=(*wide.options, "optimizer.beta2=0.9"))
+    arms, _ = ready(replace(TWO, arms=(wide, twin, flat)), plan)
+    shard_all(arms)
+    found = timed(arms, plan, 1.0, lambda: False)
+    assert found["wide/pretrain"] == found["twin/pretrain"] > 0 and len(set(found.values())) == 3
+    assert timed(arms, plan, 1.0, lambda: True) == found  # read, not measured again
+
+
+def test_overrides_that_leave_nothing_to_compare_are_refused(plan: Plan) -> None:
+    twin = replace(TWO.arms[0], name="twin", options=(*TWO.arms[0].options, "batch.context=8"))
+    experiment = replace(TWO, arms=(*TWO.arms, twin))
+    with pytest.raises(ConfigError, match="makes 'wide' and 'twin' one model"):
+        ready(experiment, replace(plan, overrides=("batch.context=16",)))
+    pictures = replace(TWO.arms[1], name="pictures", data="pictures")
+    arms, notes = ready(replace(TWO, arms=(*TWO.arms, pictures)), replace(plan, overrides=("source.kind=stdlib",)))
+    assert [each.arm.name for each in arms] == ["wide", "flat"] and notes[
+        1
+    ] == "left out, as they are not of text: pictures"
+    with pytest.raises(ConfigError, match="no models of pictures"):
+        ready(TWO, replace(plan, overrides=("source.kind=images", "source.path=x")))
+
+
 @pytest.mark.slow
 def test_from_the_command_to_the_page_and_not_twice(
     plan: Plan, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
@@ -112,8 +144,11 @@ def test_a_failed_arm_leaves_the_others_and_a_stopped_one_goes_on(plan: Plan) ->
     experiment = replace(TWO, arms=(TWO.arms[1], wrong), better=())
     with pytest.raises(Interrupted, match="saved"):
         make(experiment, replace(plan, seconds=600.0), lambda: any(plan.runs_dir.glob("flat-*/train/metrics.jsonl")))
-    done, notes = make(experiment, plan)
-    assert [each.failure is None for each in done] == [True, False]
+    done, notes = make(replace(experiment, measures=("no such",)), plan)
+    assert [each.failure is None for each in done] == [True, False] and "no such" in done[0].unmeasured
+    found = row_of(done[0].arm, [done[0]], None)
+    assert found.bits is not None and found.failures[0].startswith("seed 0, no such: ")
+    assert found.steps == reached(done[0].run / "train" / "checkpoints")["step"]
     assert "`finetune` ended with 1" in str(done[1].failure) and "nowhere" in str(done[1].failure)
     assert done[0].run.joinpath("evaluation.json").is_file()
     assert "wikitext-2, of whose valid split" in notes[0]
@@ -123,6 +158,8 @@ def test_without_a_corpus_the_embedded_one_serves_and_pictures_are_left_out(plan
     arms, notes = ready(catalogue.EXPERIMENTS["haed-table1"], replace(plan, data=Path("/nowhere")))
     assert [each.arm.data for each in arms] == ["text", "text"]
     assert all(each.options.source.kind == "stdlib" for each in ours(arms))
+    alone = [Ours(each.arm, each.runs_dir, (*each.arm.options, "source.kind=stdlib")) for each in arms]
+    assert [each.options.model for each in ours(arms)] == [each.options.model for each in alone]  # none has another's
     assert "standard library" in notes[0] and "left out" in notes[1]
 
 
@@ -148,6 +185,7 @@ def row(arm: str, bits: float | None, spread: float = 0.0, seeds: int = 1) -> Ro
         (row("flat", 1.5), row("wide", 1.51), "cannot tell"),
         (row("flat", 1.5, 0.1, 3), row("wide", 1.6, 0.1, 3), "cannot tell"),
         (row("flat", 1.5, 0.001, 3), row("wide", 1.51, 0.001, 3), "agrees"),
+        (row("flat", 1.5, 0.2, 3), row("wide", 1.55), "cannot tell"),  # which lost two seeds
         (row("flat", None), row("wide", 1.6), "cannot tell"),
     ],
 )
