@@ -10,8 +10,8 @@ FLAT_END = ("pretrain.rate_to=1", "finetune.rate_from=1", "finetune.rate_to=0")
 RECIPES = {
     "straight to zero": ("optimizer.schedule=linear", "finetune.rate_to=0"),
     "stable, then to zero": ("optimizer.schedule=stable", *FLAT_END),
-    "rates halved": ("optimizer.learning_rate=2e-3", "optimizer.main_learning_rate=1e-3"),
-    "rates doubled": ("optimizer.learning_rate=8e-3", "optimizer.main_learning_rate=4e-3"),
+    "rates halved": ("optimizer.learning_rate=1e-3", "optimizer.main_learning_rate=5e-4"),
+    "rates doubled": ("optimizer.learning_rate=4e-3", "optimizer.main_learning_rate=2e-3"),
     "warm-up of 30 steps": ("optimizer.warmup_steps=30",),
     "warm-up of 300 steps": ("optimizer.warmup_steps=300",),
     "batches of 2 windows": ("batch.sequences=2",),
