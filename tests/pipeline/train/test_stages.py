@@ -93,11 +93,11 @@ def test_an_interrupted_run_ends_in_the_same_bits(
 
 def test_more_steps_extend_a_finished_run(options: Options, caplog: pytest.LogCaptureFixture) -> None:
     assert pretrain(options).steps == 6
-    options.pretrain.steps, options.optimizer.learning_rate = 9, 0.002
+    options.pretrain.steps, options.optimizer.learning_rate = 9, 0.001
     with caplog.at_level("INFO"):
         again = pretrain(options)
     assert (again.resumed_from, again.steps) == (6, 9)
-    for line in ("pretrain.steps=9, was 6", "optimizer.learning_rate=0.002, was 0.004"):
+    for line in ("pretrain.steps=9, was 6", "optimizer.learning_rate=0.001, was 0.002"):
         assert f"changed since then: {line}" in caplog.text
     assert (
         "67 % of the phase is done, it was 100 %; the learning rate goes on at 58.8 % of its peak, was 45.0 %"
