@@ -46,6 +46,7 @@ sys.path[0] = str(ROOT)  # else `data` would be the script beside this one
 
 import torch
 
+from data.corpus import Corpus
 from pipeline import open_run
 from pipeline.config import load
 from pipeline.experiments.ours.packaged import RATES, batch_of, endless
@@ -103,6 +104,11 @@ def asked(name: str, folder: Path, place: Path) -> list[str]:
     return ["--config", preset, *source, *sizes, *unlimited(*phases), *places]
 
 
+def sharded(folder: Path, place: Path) -> str:
+    """Where the shards are that packages read."""
+    return str(command("-m", "pipeline", "shard", *asked("flat", folder, place), "--json")[0]["folder"])
+
+
 def clock(names: list[str], folder: Path, place: Path, known: Result) -> Result:
     """The seconds of a step of what is not known yet, on the clock of what is known."""
     names = [name for name in names if not any(each.split("/")[0] == name for each in known)]
@@ -112,7 +118,7 @@ def clock(names: list[str], folder: Path, place: Path, known: Result) -> Result:
     with tempfile.TemporaryDirectory(dir=place) as runs:
         for name in dict.fromkeys([REFERENCE, *names]):
             if name in PACKAGES:
-                arms[f"{name}/train"] = endless(name, folder)
+                arms[f"{name}/train"] = endless(name, Corpus.open(sharded(folder, place)))
                 continue
             preset, phases, _ = SYSTEMS[name]
             _, _, *words = asked(name, folder, place)
@@ -206,13 +212,13 @@ def sample(run: str, chunks: int = 60) -> None:
 
 
 def package(
-    name: str, folder: Path, seconds: float, seed: int, threads: str, rates: list[float], clock: Result
+    name: str, shards: str, seconds: float, seed: int, threads: str, rates: list[float], clock: Result
 ) -> Result:
     """Trains and scores a public package."""
     steps = round(seconds / clock[f"{name}/train"])
     words = ["--steps", str(steps), "--seed", str(seed), "--rates", *map(str, rates), "--threads", threads]
     with tempfile.TemporaryDirectory() as place:
-        _, memory = command("-m", "pipeline.experiments.ours.packaged", str(folder), name, place, *words)
+        _, memory = command("-m", "pipeline.experiments.ours.packaged", shards, name, place, *words)
         found, scored = (json.loads((Path(place) / f"{file}.json").read_text()) for file in ("package", "evaluation"))
     flops = found["flops"] / steps / (batch_of(PACKAGES[name].context) * PACKAGES[name].context)
     flops *= scored["bytes"] / scored["characters"]
@@ -339,7 +345,8 @@ def main() -> None:
         if name in PACKAGES:
             tuned = [r["rate"] for r in results if key(r | {"seed": 0}) == key(wanted | {"seed": 0})]
             rates = tuned[:1] or arguments.rates
-            found = package(name, folder, arguments.seconds, seed, "1", rates, clocks[folder.name])
+            shards = sharded(folder, place)
+            found = package(name, shards, arguments.seconds, seed, "1", rates, clocks[folder.name])
         else:
             found = ours(name, folder, arguments.seconds, seed, "1", place, clocks[folder.name])
         results.append(wanted | found)

@@ -15,6 +15,7 @@ from pipeline.options import OptimizerOptions, Options, Phase
 from pipeline.run.files import read_json
 from pipeline.run.folder import PHASES, RunFolder
 from pipeline.run.saved import reached
+from pipeline.run.shards import open_shards
 from pipeline.show.compare import parameters
 from pipeline.train.clock import training, unlimited
 
@@ -28,10 +29,17 @@ class Ready(ABC):
     Attributes:
         arm: of the experiment.
         runs_dir: where its runs go.
+        words: after the preset; all of its runs have them.
     """
 
     arm: Arm
     runs_dir: Path
+    words: tuple[str, ...]
+
+    @cached_property
+    def options(self) -> Options:
+        """Of its runs, but for name, seed, threads and steps; of a package, what it reads."""
+        return load(self.arm.preset or None, list(self.words))
 
     @property
     @abstractmethod
@@ -76,18 +84,7 @@ class Finished:
 
 @dataclass(frozen=True)
 class Ours(Ready):
-    """A model of this project.
-
-    Attributes:
-        words: after the preset; all of its runs have them.
-    """
-
-    words: tuple[str, ...]
-
-    @cached_property
-    def options(self) -> Options:
-        """Of its runs, but for name, seed, threads and steps."""
-        return load(self.arm.preset, list(self.words))
+    """A model of this project."""
 
     @property
     def identity(self) -> str:
@@ -132,18 +129,12 @@ class Ours(Ready):
 
 @dataclass(frozen=True)
 class Packaged(Ready):
-    """A public package.
-
-    Attributes:
-        corpus: folder with train.txt and valid.txt.
-    """
-
-    corpus: Path
+    """A public package, which reads the original bytes of the same shards."""
 
     @property
     def identity(self) -> str:
         """See `Ready`."""
-        return f"{self.arm.package} {self.corpus.name}"
+        return f"{self.arm.package} {self.options.source}"
 
     def work(self, phase: Phase) -> str:
         """See `Ready`."""
@@ -153,13 +144,13 @@ class Packaged(Ready):
         """See `Ready`."""
         from pipeline.experiments.ours.packaged import endless
 
-        return endless(self.arm.package, self.corpus)
+        return endless(self.arm.package, open_shards(self.options))
 
     def commands(self, run: Path, seed: int, limits: Mapping[Phase, int], threads: int) -> list[Command]:
         """See `Ready`."""
         asked = ("--steps", str(limits["train"]), "--seed", str(seed), "--threads", str(threads))
         module = "pipeline.experiments.ours.packaged"
-        return [(module, str(self.corpus), self.arm.package, str(run), *asked)]
+        return [(module, open_shards(self.options).location, self.arm.package, str(run), *asked)]
 
     def finished(self, run: Path) -> Finished:
         """See `Ready`."""
@@ -193,16 +184,16 @@ def ready(experiment: Experiment, plan: Plan) -> tuple[list[Ready], list[str]]:
     missing = []
     for arm in arms:
         words = () if given else corpora.source(arm.data, plan.data, plan.scored, plan.runs_dir / "corpora")
+        places = (f"runs_dir={plan.runs_dir}", f"shards_dir={plan.runs_dir / 'shards'}")
         if arm.package:
             from pipeline.experiments.ours.packages import PACKAGES
 
-            text = next((word.removeprefix("source.path=") for word in words if word.startswith("source.path=")), None)
-            if text is None or not PACKAGES[arm.package].is_there:
-                missing.append(arm.package)
+            read = [word for word in plan.overrides if word.startswith(("source.", "chunker.", "shard."))]
+            if PACKAGES[arm.package].is_there:
+                found.append(Packaged(arm, plan.runs_dir, (*words, *places, *read)))
             else:
-                found.append(Packaged(arm, plan.runs_dir, Path(text)))
+                missing.append(arm.package)
             continue
-        places = (f"runs_dir={plan.runs_dir}", f"shards_dir={plan.runs_dir / 'shards'}")
         limits = ("validation.times=8", "evaluate.split=valid", *(() if full else unlimited(*arm.phases)))
         found.append(Ours(arm, plan.runs_dir, (*words, *arm.options, *places, *limits, *plan.overrides)))
     alone: dict[object, str] = {}
@@ -212,8 +203,7 @@ def ready(experiment: Experiment, plan: Plan) -> tuple[list[Ready], list[str]]:
                 f"{' '.join(plan.overrides)} makes {other!r} and {each.arm.name!r} one model: leave it out"
             )
     if missing:
-        why = "not installed (pip install --no-deps -r benchmarks/peers.txt), or there is no text for them"
-        notes.append(f"left out: {', '.join(missing)}: {why}")
+        notes.append(f"left out: {', '.join(missing)}: not installed (pip install --no-deps -r benchmarks/peers.txt)")
     return found, notes
 
 

@@ -93,7 +93,7 @@ def steps(experiment: Experiment, arms: Sequence[Ready], clock: dict[str, float]
 
 def shard_all(arms: Sequence[Ready]) -> None:
     """The corpora of all arms; what is there is not made again."""
-    for each in {repr((each.options.source, each.options.chunker)): each for each in ours(arms)}.values():
+    for each in {repr((each.options.source, each.options.chunker)): each for each in arms}.values():
         shard(each.options)
 
 

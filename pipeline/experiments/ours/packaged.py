@@ -1,14 +1,14 @@
 """Trains and scores a public package (`pipeline.experiments.ours.packages`) beside our systems.
 
     pip install --no-deps -r benchmarks/peers.txt
-    python -m pipeline.experiments.ours.packaged FOLDER NAME RUN --steps 1000 [--rates 1e-3 2e-3 4e-3 8e-3]
+    python -m pipeline.experiments.ours.packaged SHARDS NAME RUN --steps 1000 [--rates 1e-3 2e-3 4e-3 8e-3]
 
-All see the bytes of FOLDER/train.txt and are scored on FOLDER/valid.txt, run in bfloat16 where that is fast, with AdamW, warm-up
-and a cosine; of several learning rates the best is taken, each tried for a tenth of the steps first. They see windows of 256
-bytes, or as many as the name says; when scored, each window but the first brings half a window of new bytes after half a
-window or more of context. Every byte is scored exactly once (the first one of all, which they cannot predict, at 8 bits), and
-that no prediction depends on later bytes is checked before training. RUN gets evaluation.json and package.json at the end: what
-was stopped begins anew.
+All see the original bytes of the train split of sharded text, one document after the other, and are scored on those of valid.
+They run in bfloat16 where that is fast, with AdamW, warm-up and a cosine; of several learning rates the best is taken, each
+tried for a tenth of the steps first. They see windows of 256 bytes, or as many as the name says; when scored, each window but
+the first brings half a window of new bytes after half a window or more of context. Every byte is scored exactly once (the first
+one of all, which they cannot predict, at 8 bits), and that no prediction depends on later bytes is checked before training. RUN
+gets evaluation.json and package.json at the end: what was stopped begins anew.
 """
 
 import argparse
@@ -19,13 +19,13 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
+from data.corpus import Corpus
 from data.durable import write_atomically
 from pipeline.config import load
 from pipeline.experiments.ours.packages import PACKAGES, Package
@@ -84,10 +84,14 @@ def training(
         yield
 
 
-def endless(name: str, folder: Path) -> Iterator[None]:
+def text_of(corpus: Corpus, split: str) -> Tensor:
+    """The original bytes (n,) of a split."""
+    return torch.frombuffer(bytearray().join(corpus.original_blocks(split)), dtype=torch.uint8)
+
+
+def endless(name: str, corpus: Corpus) -> Iterator[None]:
     """A package's training, for a clock."""
-    package, machine = PACKAGES[name], compute(load(None, []))
-    text = torch.from_numpy(np.fromfile(folder / "train.txt", np.uint8))
+    package, machine, text = PACKAGES[name], compute(load(None, [])), text_of(corpus, "train")
     return training(package.build().to(machine.device), package.context, RATES[0], 1000, text, machine, 0)
 
 
@@ -159,11 +163,11 @@ class Trained:
 
 
 def train(
-    folder: Path, name: str, steps: int, seed: int, rates: list[float], threads: str
+    corpus: Corpus, name: str, steps: int, seed: int, rates: list[float], threads: str
 ) -> tuple[Trained, Evaluation]:
     """Trains and scores a package."""
     package, machine = PACKAGES[name], compute(load(None, [f"threads={threads}"]))
-    text, valid = (torch.from_numpy(np.fromfile(folder / f"{split}.txt", np.uint8)) for split in ("train", "valid"))
+    text, valid = (text_of(corpus, split) for split in ("train", "valid"))
     check_causality(package.build().to(machine.device), package.context)
     tried = {}
     for rate in rates if len(rates) > 1 else ():
@@ -173,7 +177,11 @@ def train(
     began = time.perf_counter()
     model = trained(package, rate, steps, text, machine, seed)
     ended = time.perf_counter()
-    found, size, letters = bits_per_byte(model, package.context, valid, machine), len(valid), characters(bytes(valid))
+    found, size, letters = (
+        bits_per_byte(model, package.context, valid, machine),
+        len(valid),
+        characters(valid.numpy().tobytes()),
+    )
     parameters = sum(parameter.numel() for parameter in model.parameters())
     of_tried = {f"{rate:g}": each for rate, each in tried.items()}
     flops = flops_per_byte(package) * batch_of(package.context) * package.context * steps
@@ -199,7 +207,7 @@ def train(
 def main() -> None:
     """See above."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("folder", type=Path)
+    parser.add_argument("shards", type=Path)
     parser.add_argument("name", choices=PACKAGES)
     parser.add_argument("run", type=Path)
     parser.add_argument("--steps", type=int, required=True)
@@ -207,7 +215,9 @@ def main() -> None:
     parser.add_argument("--rates", type=float, nargs="+", default=RATES)
     parser.add_argument("--threads", default="null", help="CPU threads (default: all cores)")
     asked = parser.parse_args()
-    found, evaluation = train(asked.folder, asked.name, asked.steps, asked.seed, asked.rates, asked.threads)
+    found, evaluation = train(
+        Corpus.open(asked.shards), asked.name, asked.steps, asked.seed, asked.rates, asked.threads
+    )
     asked.run.mkdir(parents=True, exist_ok=True)
     files = {"package": asdict(found), "evaluation": asdict(evaluation)}  # the second says that all is there
     for file, value in files.items():

@@ -18,7 +18,7 @@ def x_transformers(context: int = CONTEXT) -> nn.Module:
     """A flat transformer."""
     from x_transformers import Decoder, TransformerWrapper
 
-    layers = Decoder(dim=192, depth=5, heads=4, attn_dim_head=48, rotary_pos_emb=True)
+    layers = Decoder(dim=192, depth=5, heads=4, attn_dim_head=48, rotary_pos_emb=True, rotary_emb_dim=32)
     return TransformerWrapper(num_tokens=256, max_seq_len=context, attn_layers=layers, use_abs_pos_emb=False)
 
 
@@ -64,7 +64,7 @@ class DynamicChunking(nn.Module):
         from x_transformers import Decoder
 
         super().__init__()
-        layers = partial(Decoder, heads=4, attn_dim_head=48, rotary_pos_emb=True)
+        layers = partial(Decoder, heads=4, attn_dim_head=48, rotary_pos_emb=True, rotary_emb_dim=32)
         self.embedding, self.norm, self.output = nn.Embedding(256, 192), nn.LayerNorm(192), nn.Linear(192, 256)
         inner = layers(dim=256, depth=2)
         self.net = HNet(layers(dim=192, depth=1), inner, layers(dim=192, depth=1), dim=192, dim_inner=256)

@@ -17,6 +17,7 @@ from pipeline.experiments.ours.packages import PACKAGES
 from pipeline.experiments.result import Figure, Row, row_of, verdict
 from pipeline.experiments.running import make, shard_all, steps, timed
 from pipeline.run.saved import reached
+from pipeline.run.shards import open_shards
 from pipeline.train.trainer import Interrupted
 from tests.conftest import TINY, TOKENS
 
@@ -214,8 +215,11 @@ def test_of_many_comparisons_those_are_told_that_do_not_agree() -> None:
 def test_a_package_sees_no_later_byte_is_trained_and_scored_once(name: str, plan: Plan, tmp_path: Path) -> None:
     if not PACKAGES[name].is_there:
         pytest.skip("pip install --no-deps -r benchmarks/peers.txt")
-    found, evaluation = packaged.train(plan.data / "wikitext-2", name, 2, 0, [1e-3], "1")
-    assert evaluation.bytes == (plan.data / "wikitext-2" / "valid.txt").stat().st_size
+    arms, _ = ready(replace(TWO, arms=(Arm("theirs", package=name),)), plan)
+    shard_all(arms)
+    corpus = open_shards(arms[0].options)
+    found, evaluation = packaged.train(corpus, name, 2, 0, [1e-3], "1")
+    assert evaluation.bytes == sum(map(len, corpus.originals("valid"))) > 1900
     assert 4 < evaluation.bits_per_byte < 10 and 2e6 < found.parameters < 3e6 and found.flops > 0
 
 
@@ -227,6 +231,18 @@ def test_packages_that_are_missing_are_said(plan: Plan, monkeypatch: pytest.Monk
         "left out: labml-nn: not installed"
     )
     monkeypatch.setitem(PACKAGES, "labml-nn", replace(PACKAGES["labml-nn"], module="torch"))
-    there = ready(experiment, plan)[0][-1]
-    assert isinstance(there, Packaged) and (there.corpus / "valid.txt").is_file()
-    assert len(ready(experiment, replace(plan, data=Path("/nowhere")))[0]) == 2  # it reads files of text
+    assert len(ready(experiment, plan)[0]) == 3
+    assert len(ready(experiment, replace(plan, data=Path("/nowhere")))[0]) == 3
+
+
+def test_packages_read_the_bytes_of_any_text_that_ours_read(plan: Plan) -> None:
+    package = Arm("theirs", package="labml-nn")
+    own = plan.data / "wikitext-2"
+    given = replace(plan, overrides=("source.kind=text", f"source.path={own}", "source.pattern=*.txt", "threads=1"))
+    arm = Packaged(package, plan.runs_dir, (*given.overrides[:3], f"shards_dir={plan.runs_dir}"))
+    shard_all([arm])
+    for split in ("train", "valid"):
+        read = packaged.text_of(open_shards(arm.options), split)
+        assert read.numpy().tobytes() == (own / f"{split}.txt").read_bytes()
+    other = replace(arm, words=("source.kind=stdlib", arm.words[-1]))
+    assert arm.folder(0, {}) != other.folder(0, {}) and "shards_dir" not in arm.identity
