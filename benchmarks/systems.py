@@ -104,9 +104,10 @@ def asked(name: str, folder: Path, place: Path) -> list[str]:
     return ["--config", preset, *source, *sizes, *unlimited(*phases), *places]
 
 
-def sharded(folder: Path, place: Path) -> str:
-    """Where the shards are that packages read."""
-    return str(command("-m", "pipeline", "shard", *asked("flat", folder, place), "--json")[0]["folder"])
+def sharded(name: str, folder: Path, place: Path) -> str:
+    """Where the shards are."""
+    words = asked(name if name in SYSTEMS else "flat", folder, place)
+    return str(command("-m", "pipeline", "shard", *words, "--json")[0]["folder"])
 
 
 def clock(names: list[str], folder: Path, place: Path, known: Result) -> Result:
@@ -117,16 +118,15 @@ def clock(names: list[str], folder: Path, place: Path, known: Result) -> Result:
     arms = {}
     with tempfile.TemporaryDirectory(dir=place) as runs:
         for name in dict.fromkeys([REFERENCE, *names]):
+            corpus = Corpus.open(sharded(name, folder, place))
             if name in PACKAGES:
-                arms[f"{name}/train"] = endless(name, Corpus.open(sharded(folder, place)))
+                arms[f"{name}/train"] = endless(name, corpus)
                 continue
             preset, phases, _ = SYSTEMS[name]
             _, _, *words = asked(name, folder, place)
-            command("-m", "pipeline", "shard", *asked(name, folder, place), "--json")
             for phase in phases:
-                arms[f"{name}/{phase}"] = training(
-                    phase, load(preset, [*words, f"{phase}.steps=1000"]), Path(runs) / name
-                )
+                options = load(preset, [*words, f"{phase}.steps=1000"])
+                arms[f"{name}/{phase}"] = training(phase, options, corpus, Path(runs) / name)
         found = seconds_of_a_step(arms)
     scale = known[f"{REFERENCE}/train"] / found[f"{REFERENCE}/train"] if known else 1.0
     return {each: seconds * scale for each, seconds in found.items()} | known
@@ -345,7 +345,7 @@ def main() -> None:
         if name in PACKAGES:
             tuned = [r["rate"] for r in results if key(r | {"seed": 0}) == key(wanted | {"seed": 0})]
             rates = tuned[:1] or arguments.rates
-            shards = sharded(folder, place)
+            shards = sharded(name, folder, place)
             found = package(name, shards, arguments.seconds, seed, "1", rates, clocks[folder.name])
         else:
             found = ours(name, folder, arguments.seconds, seed, "1", place, clocks[folder.name])

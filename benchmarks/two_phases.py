@@ -31,6 +31,7 @@ sys.path[0] = str(Path(__file__).resolve().parent.parent)  # else `data` would b
 
 from pipeline.config import load
 from pipeline.run.metrics import read
+from pipeline.run.shards import open_shards
 from pipeline.train.clock import seconds_of_a_step, training, unlimited
 
 NOTHING, ALL = ["pretrain.decode_fraction=0"], ["finetune.decode_fraction=1"]
@@ -72,7 +73,7 @@ def measured(config: str, overrides: list[str]) -> Clock:
         for arm, more in ARMS.items():
             for phase in phases(arm):
                 options = load(config, [*overrides, *more, *NO_LIMITS, "threads=1", f"{phase}.steps=1000"])
-                arms[f"{arm}/{phase}"] = training(phase, options, Path(folder) / arm)
+                arms[f"{arm}/{phase}"] = training(phase, options, open_shards(options), Path(folder) / arm)
         return seconds_of_a_step(arms)
 
 

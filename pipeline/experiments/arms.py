@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 
+from data.corpus import Corpus
 from pipeline.config import ConfigError, dump, load
 from pipeline.experiments import corpora
 from pipeline.experiments.experiment import Arm, Experiment, Plan
@@ -42,6 +43,11 @@ class Ready(ABC):
         return load(self.arm.preset or None, list(self.words))
 
     @property
+    def data(self) -> str:
+        """What its corpus depends on."""
+        return repr((self.options.source, self.options.chunker))
+
+    @property
     @abstractmethod
     def identity(self) -> str:
         """All that its results depend on, but for seed and steps."""
@@ -51,7 +57,7 @@ class Ready(ABC):
         """What the time of a step of a phase depends on."""
 
     @abstractmethod
-    def steps(self, phase: Phase, place: Path) -> Iterator[None]:
+    def steps(self, phase: Phase, corpus: Corpus, place: Path) -> Iterator[None]:
         """A phase, one step at a time, for a clock."""
 
     @abstractmethod
@@ -105,9 +111,9 @@ class Ours(Ready):
         own = {phase: getattr(limits, phase).seconds or 1.0 for phase in self.arm.phases}
         return {phase: seconds / sum(own.values()) for phase, seconds in own.items()}
 
-    def steps(self, phase: Phase, place: Path) -> Iterator[None]:
+    def steps(self, phase: Phase, corpus: Corpus, place: Path) -> Iterator[None]:
         """See `Ready`."""
-        return training(phase, load(self.arm.preset, [*self.words, f"{phase}.steps=1000"]), place)
+        return training(phase, load(self.arm.preset, [*self.words, f"{phase}.steps=1000"]), corpus, place)
 
     def commands(self, run: Path, seed: int, limits: Mapping[Phase, int], threads: int) -> list[Command]:
         """See `Ready`."""
@@ -140,11 +146,11 @@ class Packaged(Ready):
         """See `Ready`."""
         return self.identity
 
-    def steps(self, phase: Phase, place: Path) -> Iterator[None]:
+    def steps(self, phase: Phase, corpus: Corpus, place: Path) -> Iterator[None]:
         """See `Ready`."""
         from pipeline.experiments.ours.packaged import endless
 
-        return endless(self.arm.package, open_shards(self.options))
+        return endless(self.arm.package, corpus)
 
     def commands(self, run: Path, seed: int, limits: Mapping[Phase, int], threads: int) -> list[Command]:
         """See `Ready`."""

@@ -13,12 +13,13 @@ import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 
+from data.corpus import Corpus
 from data.durable import write_atomically
 from pipeline.experiments.arms import Finished, Ready, ours, ready
 from pipeline.experiments.experiment import Arm, Experiment, Plan
@@ -46,7 +47,9 @@ class Done:
     unmeasured: dict[str, str] = field(default_factory=dict)
 
 
-def timed(arms: Sequence[Ready], plan: Plan, seconds: float, stop: Callable[[], bool]) -> dict[str, float]:
+def timed(
+    arms: Sequence[Ready], corpora: Mapping[str, Corpus], plan: Plan, seconds: float, stop: Callable[[], bool]
+) -> dict[str, float]:
     """The seconds of a step, by arm/phase, once for these models and this budget; those that do the same work share them."""
     path = plan.folder / "clock.json"
     threads = [each.options.threads for each in ours(arms)]
@@ -61,7 +64,7 @@ def timed(arms: Sequence[Ready], plan: Plan, seconds: float, stop: Callable[[], 
     log.info("timing the steps of %d models and phases, in turns", len(first))
     with tempfile.TemporaryDirectory() as place:
         turns = {
-            name: _until(stop, each.steps(phase, Path(place) / str(number)))
+            name: _until(stop, each.steps(phase, corpora[each.data], Path(place) / str(number)))
             for number, each in enumerate(arms)
             for phase in each.arm.phases
             if (name := f"{each.arm.name}/{phase}") in first.values()
@@ -91,10 +94,9 @@ def steps(experiment: Experiment, arms: Sequence[Ready], clock: dict[str, float]
     return {name: max(2, round(each)) for name, each in number.items()}
 
 
-def shard_all(arms: Sequence[Ready]) -> None:
-    """The corpora of all arms; what is there is not made again."""
-    for each in {repr((each.options.source, each.options.chunker)): each for each in arms}.values():
-        shard(each.options)
+def shard_all(arms: Sequence[Ready]) -> dict[str, Corpus]:
+    """The corpora of all arms, by `Ready.data`; what is there is not made again."""
+    return {data: shard(each.options) for data, each in {each.data: each for each in arms}.items()}
 
 
 def make(experiment: Experiment, plan: Plan, stop: Callable[[], bool] = lambda: False) -> tuple[list[Done], list[str]]:
@@ -104,10 +106,10 @@ def make(experiment: Experiment, plan: Plan, stop: Callable[[], bool] = lambda: 
         Interrupted: `stop` became true; what was running has saved.
     """
     arms, notes = ready(experiment, plan)
-    shard_all(arms)
+    corpora = shard_all(arms)
     clock, limits = dict[str, float](), dict[str, int]()
     if plan.seconds is not None:
-        clock = timed(arms, plan, plan.seconds, stop)
+        clock = timed(arms, corpora, plan, plan.seconds, stop)
         limits = steps(experiment, arms, clock, plan.seconds / plan.seeds)
     cores = next((each.options.threads for each in ours(arms)), None) or os.cpu_count() or 1
     work = _Work(max(1, cores // plan.parallel), stop)

@@ -15,10 +15,10 @@ from pathlib import Path
 
 import torch
 
+from data.corpus import Corpus
 from pipeline.options import Options
 from pipeline.run.checkpoints import Checkpoints
 from pipeline.run.device import compute
-from pipeline.run.shards import open_shards
 from pipeline.train.stages import build_trainer
 
 
@@ -27,11 +27,11 @@ def unlimited(*phases: str) -> list[str]:
     return [f"{phase}.{limit}=null" for phase in phases for limit in ("seconds", "epochs")]
 
 
-def training(phase: str, options: Options, folder: Path) -> Iterator[None]:
+def training(phase: str, options: Options, corpus: Corpus, folder: Path) -> Iterator[None]:
     """A phase of a run of ours, one step at a time, data and optimizer included."""
     machine = compute(options)
     place = Checkpoints(folder / phase)
-    trainer = build_trainer(getattr(options, phase), options, open_shards(options), place, machine, lambda: False)
+    trainer = build_trainer(getattr(options, phase), options, corpus, place, machine, lambda: False)
     yield from trainer.endless()
 
 

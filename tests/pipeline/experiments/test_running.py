@@ -87,10 +87,10 @@ def test_what_differs_in_rates_and_limits_alone_does_the_same_work(plan: Plan) -
     assert len({plain.work("pretrain"), plain.work("finetune"), of(flat).work("train")}) == 3
     twin = replace(wide, name="twin", options=(*wide.options, "optimizer.beta2=0.9"))
     arms, _ = ready(replace(TWO, arms=(wide, twin, flat)), plan)
-    shard_all(arms)
-    found = timed(arms, plan, 1.0, lambda: False)
+    corpora = shard_all(arms)
+    found = timed(arms, corpora, plan, 1.0, lambda: False)
     assert found["wide/pretrain"] == found["twin/pretrain"] > 0 and len(set(found.values())) == 3
-    assert timed(arms, plan, 1.0, lambda: True) == found  # read, not measured again
+    assert timed(arms, corpora, plan, 1.0, lambda: True) == found  # read, not measured again
 
 
 def test_overrides_that_leave_nothing_to_compare_are_refused(plan: Plan) -> None:
@@ -216,8 +216,7 @@ def test_a_package_sees_no_later_byte_is_trained_and_scored_once(name: str, plan
     if not PACKAGES[name].is_there:
         pytest.skip("pip install --no-deps -r benchmarks/peers.txt")
     arms, _ = ready(replace(TWO, arms=(Arm("theirs", package=name),)), plan)
-    shard_all(arms)
-    corpus = open_shards(arms[0].options)
+    (corpus,) = shard_all(arms).values()
     found, evaluation = packaged.train(corpus, name, 2, 0, [1e-3], "1")
     assert evaluation.bytes == sum(map(len, corpus.originals("valid"))) > 1900
     assert 4 < evaluation.bits_per_byte < 10 and 2e6 < found.parameters < 3e6 and found.flops > 0
