@@ -22,8 +22,9 @@ from haed.chunk.mixture import joint
 from haed.chunk.model import HAED
 from haed.chunk.packing import Chunks
 from haed.system import Windows
+from pipeline.kinds import FITTING
 from pipeline.run.folder import RunFolder
-from pipeline.run.known import FITTING, lexicon
+from pipeline.run.known import lexicon
 from pipeline.run.opened import Run
 from pipeline.run.windows import fixed_subset
 

@@ -14,7 +14,8 @@ from urllib.parse import urlsplit
 from flows.serving.environment import prepare
 from haed.options import SYSTEMS
 from pipeline.arguments import GOES_ON, Command, Result, asked_options, options_of, settings
-from pipeline.config import ConfigError
+from pipeline.config import ConfigError, check_phase
+from pipeline.kinds import phases
 from pipeline.options import Options
 from pipeline.run.folder import RunFolder
 from pipeline.stopping import Interrupt
@@ -27,6 +28,8 @@ def _run(arguments: argparse.Namespace) -> Result:
     from pipeline.run.shards import check_source
 
     check_source(options)
+    for phase in phases(options.model.kind):
+        check_phase(phase, options)
     prepare()
     from prefect.settings import PREFECT_API_URL, PREFECT_FLOWS_HEARTBEAT_FREQUENCY, PREFECT_UI_URL, temporary_settings
 

@@ -13,7 +13,8 @@ from flows.probing import analyse, following, index, neighbours
 from flows.reading import compare, evaluate, figure, post_report, report, sample, show_places
 from flows.training import experiment, finetune, pretrain, shard, train
 from haed.options import SYSTEMS
-from pipeline.kinds import phases
+from pipeline.config import check_phase
+from pipeline.kinds import likelihood, phases
 from pipeline.run.files import Evaluation, read_as
 from pipeline.run.folder import RunFolder
 from pipeline.run.shards import check_split
@@ -43,6 +44,8 @@ def everything(asked: Asked) -> Everything:
     A model of tokens is trained in one phase, `train`, and has no index.
     """
     options = asked.options
+    for phase in phases(options.model.kind):
+        check_phase(phase, options)  # not after the corpus was sharded
     show_places(options)
     with Story(options, shares(options, phases(options.model.kind))):
         found = _all_stages(asked)
@@ -62,8 +65,6 @@ def _all_stages(asked: Asked) -> Everything:
         TRAINS[phase](preset, overrides=given)
     folder, limits = RunFolder.of(options), options.evaluate
     run = str(folder.path)
-    from pipeline.run.known import likelihood
-
     whose = likelihood(options, folder.trained_phase(limits.stage))
     if not folder.is_made("evaluation.json", options, split=limits.split, likelihood=whose):
         evaluate(run)

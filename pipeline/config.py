@@ -21,8 +21,8 @@ from yaml import YAMLError
 
 from data.locations import check_folder, check_scheduler, check_url, is_remote, redact
 from data.options import SOURCES
-from pipeline.kinds import is_of, refusal
-from pipeline.options import RETIRED, LauncherOptions, Options
+from pipeline.kinds import is_mixed, is_of, refusal
+from pipeline.options import RETIRED, LauncherOptions, Options, Phase
 from pipeline.shown import printable
 
 log = logging.getLogger(__name__)
@@ -257,6 +257,17 @@ def check(options: Options) -> Options:
     if options.name != printable(options.name) or "\n" in options.name or "\t" in options.name:
         raise ConfigError(f"name={options.name!r}: must have no line ends and no other control characters")
     return options
+
+
+def check_phase(phase: Phase, options: Options) -> None:
+    """Raises ConfigError if this kind of model has no such phase, or its loss cannot train what is asked for."""
+    if not is_of(phase, kind := options.model.kind):
+        raise ConfigError(f"model.kind={kind} has no phase one and no phase two: train it end to end, by `haed train`")
+    if is_mixed(options, getattr(options, phase)):
+        try:
+            options.iem.check_calibrated()
+        except ValueError as error:
+            raise ConfigError(str(error)) from None
 
 
 def check_written(folder: str | Path, option: str) -> None:

@@ -1,7 +1,9 @@
-"""Which options are of which kinds of model: the sections that a family names, and what only some kinds have."""
+"""What a kind of model has: its options and phases, and whether what a phase trains is a mixture."""
+
+from typing import Literal
 
 from haed.options import SYSTEMS
-from pipeline.options import Phase
+from pipeline.options import Options, Phase, PhaseOptions
 
 # Options, and whole sections, outside `model` that models of chunks alone have a use for, and what others have in their place.
 OF_CHUNKS = {
@@ -24,11 +26,28 @@ OF_CHUNKS = {
     "analyse": "",
 }
 OF_TOKENS = ("index.scale",)  # what all others alone have a use for
+FITTING = 1 << 17  # known chunks of a mixture
 
 
 def phases(kind: str) -> tuple[Phase, ...]:
     """Those that a whole run of a model of this kind trains, in order."""
     return ("pretrain", "finetune") if SYSTEMS[kind].chunks else ("train",)
+
+
+def most_known(options: Options) -> int:
+    """How many chunks a run's mixture knows at most; 0: it is none."""
+    asked = options.model.mixture.known
+    return (0 if options.chunker.kind == "pixels" else FITTING) if asked is None else asked
+
+
+def is_mixed(options: Options, phase: PhaseOptions) -> bool:
+    """Whether the likelihood of a phase's checkpoints is the mixture: only the IEM loss makes it one."""
+    return most_known(options) > 0 and phase.iem_weight > 0
+
+
+def likelihood(options: Options, phase: Phase) -> Literal["mixture", "decoder"] | None:
+    """Whose likelihood is asked for, of a phase's checkpoint that has two."""
+    return options.evaluate.likelihood if is_mixed(options, getattr(options, phase)) else None
 
 
 def is_of(key: str, kind: str) -> bool:

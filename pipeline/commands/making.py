@@ -30,13 +30,17 @@ def _shard(arguments: argparse.Namespace) -> Result:
     splits = sizes(corpus)
     lines = [f"{corpus.location}"] + [
         f"  {split:<6} {size.documents:>9,} documents {size.chunks:>13,} chunks {size.tokens:>15,} tokens"
-        + (f" {size.distinct_chunks:>11,} distinct chunks" if size.distinct_chunks is not None else "")
+        + _distinct(size.distinct_chunks, size.distinct_chunks_exact)
         for split, size in splits.items()
     ]
     lines.append(f"  {sum(size.source_bytes for size in splits.values()) / 1e6:,.1f} MB in {seconds:.1f} s")
     shown = {split: asdict(size) for split, size in splits.items()}
     value = {"folder": corpus.location, "digest": corpus.digest, "splits": shown, "seconds": seconds}
     return Result("\n".join(lines), value)
+
+
+def _distinct(count: int | None, exact: bool | None) -> str:
+    return "" if count is None else f"{'' if exact else 'about '}{count:,} distinct chunks".rjust(34)
 
 
 def _training(phase: Phase) -> Callable[[argparse.Namespace], Result]:
@@ -116,12 +120,13 @@ def _evaluate(arguments: argparse.Namespace) -> Result:
 
 
 def _config_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--config", metavar="PRESET_OR_FILE", help="the same as the preset or file alone")
     parser.add_argument("words", nargs="*", metavar="[PRESET_OR_FILE] key=value", help="nothing: the defaults")
 
 
 def _config(arguments: argparse.Namespace) -> Result:
-    named = [word for word in arguments.words if "=" not in word]
-    options = asked_options(named[0] if named else None, [word for word in arguments.words if word not in named[:1]])
+    named = [word for word in arguments.words if "=" not in word][: 0 if arguments.config else 1]
+    options = asked_options(arguments.config or (named or [None])[0], [w for w in arguments.words if w not in named])
     return Result(dump(options, scheduler=True).rstrip(), asdict(options))
 
 

@@ -9,7 +9,6 @@ made anew, and the log says so. Nothing of any other split is in them.
 import hashlib
 import logging
 from pathlib import Path
-from typing import Literal
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -21,30 +20,12 @@ from data.distinct import distinct_chunks, documents_with
 from haed.chunk.known import Known, Lexicon
 from haed.chunk.model import HAED
 from haed.chunk.packing import Chunks
-from pipeline.options import Options, Phase, PhaseOptions
 from pipeline.run.files import write_or_say
 from pipeline.run.folder import RunFolder
 from pipeline.run.saved import Saved
 
 log = logging.getLogger(__name__)
 CHUNKS, KEYS = "known/chunks.safetensors", "known/keys.safetensors"
-FITTING = 1 << 17  # chunks
-
-
-def most_known(options: Options) -> int:
-    """How many chunks a run's mixture knows at most; 0: it is none."""
-    asked = options.model.mixture.known
-    return (0 if options.chunker.kind == "pixels" else FITTING) if asked is None else asked
-
-
-def is_mixed(options: Options, phase: PhaseOptions) -> bool:
-    """Whether the likelihood of a phase's checkpoints is the mixture: only the IEM loss makes it one."""
-    return most_known(options) > 0 and phase.iem_weight > 0
-
-
-def likelihood(options: Options, phase: Phase) -> Literal["mixture", "decoder"] | None:
-    """Whose likelihood is asked for, of a phase's checkpoint that has two."""
-    return options.evaluate.likelihood if is_mixed(options, getattr(options, phase)) else None
 
 
 def lexicon(corpus: Corpus, most: int) -> Lexicon:

@@ -26,13 +26,14 @@ from haed.chunk.outcomes import likeliest
 from haed.sampling import ChunkSampler, Draw
 from haed.system import System, Windows
 from pipeline.config import ConfigError
+from pipeline.kinds import likelihood, most_known
 from pipeline.options import Options, SampleOptions
 from pipeline.run.checkpoints import Checkpoint, Checkpoints
 from pipeline.run.device import Compute, compute
 from pipeline.run.files import MixtureParts
 from pipeline.run.folder import RunFolder
 from pipeline.run.index import PIXELS, Answers, spell
-from pipeline.run.known import known, likelihood, most_known
+from pipeline.run.known import known
 from pipeline.run.memory import build_system, check_memory
 from pipeline.run.spaces.probe import Probe
 from pipeline.run.windows import Scored, grid, overlapping

@@ -198,15 +198,19 @@ def _check_chunker(corpus: Corpus, options: Options) -> None:
 
 @dataclass
 class Size(Counts):
-    """Size of a split, and its number of distinct chunks, if that is known."""
+    """Size of a split, and its number of distinct chunks, if that is known, and whether that was counted or estimated."""
 
     distinct_chunks: int | None = None
+    distinct_chunks_exact: bool | None = None
 
 
 def sizes(corpus: Corpus) -> dict[str, Size]:
     """Those of all splits."""
-    known = {split: found.distinct_chunks for split, found in corpus.statistics.items()}
-    return {split: Size(**asdict(corpus.counts(split)), distinct_chunks=known.get(split)) for split in SPLITS}
+    found = {split: Size(**asdict(corpus.counts(split))) for split in SPLITS}
+    for split, known in corpus.statistics.items():
+        found[split].distinct_chunks = known.distinct_chunks
+        found[split].distinct_chunks_exact = known.distinct_chunks_exact
+    return found
 
 
 def check_split(chunks: int, corpus: str, option: str, split: str) -> None:

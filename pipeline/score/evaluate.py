@@ -14,11 +14,11 @@ import numpy as np
 from data.corpus import Corpus
 from data.distinct import Occurrences
 from data.durable import write_atomically
+from pipeline.kinds import likelihood
 from pipeline.options import Options
 from pipeline.run.device import release_memory
 from pipeline.run.files import OF_PARTS, Baseline, Breakdown, Evaluation, read_as, write_or_say
 from pipeline.run.folder import RunFolder
-from pipeline.run.known import likelihood
 from pipeline.run.metrics import Counter
 from pipeline.run.opened import Run, Score, characters
 from pipeline.run.shards import check_split

@@ -8,11 +8,12 @@ import torch
 from torch import Tensor
 
 from haed.system import System
+from pipeline.config import check_phase
 from pipeline.options import Options
 from pipeline.run.checkpoints import Checkpoints
 from pipeline.run.device import Compute, compute
 from pipeline.run.folder import RunFolder
-from pipeline.train.stages import build_trainer, check_phase
+from pipeline.train.stages import build_trainer
 
 _WARM_UP, _SIDE = 2, {"cpu": 2048, "cuda": 8192}
 

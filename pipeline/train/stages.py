@@ -13,13 +13,13 @@ from data.loader import Loader
 from haed.build import make_objective
 from haed.chunk.known import Lexicon
 from haed.ranks import Ranks
-from pipeline.config import ConfigError, differences, retire
-from pipeline.kinds import is_of
+from pipeline.config import ConfigError, check_phase, differences, retire
+from pipeline.kinds import is_mixed, most_known
 from pipeline.options import FinetuneOptions, Options, Phase, PhaseOptions
 from pipeline.run.checkpoints import Checkpoint, Checkpoints
 from pipeline.run.device import Compute, compute, release_memory
 from pipeline.run.folder import PHASES, RunFolder
-from pipeline.run.known import is_mixed, lexicon, most_known, remember
+from pipeline.run.known import lexicon, remember
 from pipeline.run.memory import build_system, check_memory
 from pipeline.run.metrics import Listener, Metrics, Progress
 from pipeline.run.saved import Identity, Saved, State, filled, has_checkpoint, identity, pointed, unlike
@@ -59,17 +59,6 @@ def run_phase(
         return launch(phase, options, stop, listener)
     with joined() as ranks:
         return _run_phase(phase, options, ranks, stop, listener)
-
-
-def check_phase(phase: Phase, options: Options) -> None:
-    """Raises ConfigError if this kind of model has no such phase, or its loss cannot train what is asked for."""
-    if not is_of(phase, kind := options.model.kind):
-        raise ConfigError(f"model.kind={kind} has no phase one and no phase two: train it end to end, by `haed train`")
-    if is_mixed(options, getattr(options, phase)):
-        try:
-            options.iem.check_calibrated()
-        except ValueError as error:
-            raise ConfigError(str(error)) from None
 
 
 def _run_phase(phase: Phase, options: Options, ranks: Ranks, stop: Stop, listener: Listener) -> Trained:

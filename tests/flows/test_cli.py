@@ -11,6 +11,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from flows.cli import main
 from flows.commands import _asked, _what_to_do_next
 from pipeline.arguments import options_of, parse
 from pipeline.commands import COMMANDS
@@ -72,6 +73,15 @@ def test_a_failing_stage_ends_in_a_line_too(tiny: list[str], tmp_path: Path) -> 
     done = haed(tmp_path, "run", *tiny, "name=failing", "resume=required")
     assert done.returncode == 1 and "has no checkpoint: use resume=auto to start" in done.stderr
     assert "Traceback" not in done.stderr + done.stdout
+
+
+def test_a_loss_that_cannot_be_mixed_is_said_before_the_corpus_is_cut(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main(["run", "iem.correction=none"]) == 2
+    assert "set iem.correction=inclusion, or model.mixture.known=0" in capsys.readouterr().err
+    assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.slow

@@ -122,7 +122,9 @@ def test_another_kind_is_a_word_and_what_it_leaves_of_a_preset_is_said(capsys: p
     assert not any(line.startswith(("iem:", "pretrain:", "analyse:")) for line in found.out.splitlines())
     options = load("quickstart", ["model.kind=hourglass"])
     assert options.model.main == ModelOptions().main and options.iem == IEMOptions()
-    assert main(["config", "quickstart"]) == 0 and not capsys.readouterr().err
+    assert main(["config", "quickstart"]) == 0
+    printed = capsys.readouterr()
+    assert main(["config", "--config", "quickstart"]) == 0 and capsys.readouterr() == printed and not printed.err
 
 
 def test_a_whole_configuration_is_read_again_whatever_another_kind_has(tmp_path: Path) -> None:

@@ -15,9 +15,10 @@ from safetensors.torch import load_file
 from data.corpus import Corpus
 from haed.chunk.model import HAED
 from pipeline.config import load
+from pipeline.kinds import is_mixed, most_known
 from pipeline.options import Options
 from pipeline.run.folder import RunFolder
-from pipeline.run.known import CHUNKS, KEYS, is_mixed, lexicon, most_known, remember
+from pipeline.run.known import CHUNKS, KEYS, lexicon, remember
 from pipeline.run.opened import Run, Score, open_run
 from pipeline.run.shards import shard
 from pipeline.score.evaluate import evaluate
