@@ -96,12 +96,16 @@ def command(*words: str) -> tuple[Result, int]:
     return json.loads(printed.splitlines()[-1]) if printed else {}, usage.ru_maxrss * 1024
 
 
+def corpus_of(folder: Path, place: Path) -> list[str]:
+    """The options of a corpus."""
+    source = ["source.kind=wikitext", f"source.path={folder}", "source.pattern=*.txt"]
+    return [*source, f"shards_dir={place}/shards"]
+
+
 def asked(name: str, folder: Path, place: Path) -> list[str]:
     """The options of a system of ours."""
     preset, phases, sizes = SYSTEMS[name]
-    source = ["source.kind=wikitext", f"source.path={folder}", "source.pattern=*.txt"]
-    places = [f"runs_dir={place}/runs", f"shards_dir={place}/shards"]
-    return ["--config", preset, *source, *sizes, *unlimited(*phases), *places]
+    return ["--config", preset, *corpus_of(folder, place), *sizes, *unlimited(*phases), f"runs_dir={place}/runs"]
 
 
 def sharded(name: str, folder: Path, place: Path) -> str:
@@ -212,13 +216,13 @@ def sample(run: str, chunks: int = 60) -> None:
 
 
 def package(
-    name: str, shards: str, seconds: float, seed: int, threads: str, rates: list[float], clock: Result
+    name: str, corpus: list[str], seconds: float, seed: int, threads: str, rates: list[float], clock: Result
 ) -> Result:
     """Trains and scores a public package."""
     steps = round(seconds / clock[f"{name}/train"])
     words = ["--steps", str(steps), "--seed", str(seed), "--rates", *map(str, rates), "--threads", threads]
     with tempfile.TemporaryDirectory() as place:
-        _, memory = command("-m", "pipeline.experiments.ours.packaged", shards, name, place, *words)
+        _, memory = command("-m", "pipeline.experiments.ours.packaged", name, place, *corpus, *words)
         found, scored = (json.loads((Path(place) / f"{file}.json").read_text()) for file in ("package", "evaluation"))
     flops = found["flops"] / steps / (batch_of(PACKAGES[name].context) * PACKAGES[name].context)
     flops *= scored["bytes"] / scored["characters"]
@@ -345,8 +349,8 @@ def main() -> None:
         if name in PACKAGES:
             tuned = [r["rate"] for r in results if key(r | {"seed": 0}) == key(wanted | {"seed": 0})]
             rates = tuned[:1] or arguments.rates
-            shards = sharded(name, folder, place)
-            found = package(name, shards, arguments.seconds, seed, "1", rates, clocks[folder.name])
+            sharded(name, folder, place)
+            found = package(name, corpus_of(folder, place), arguments.seconds, seed, "1", rates, clocks[folder.name])
         else:
             found = ours(name, folder, arguments.seconds, seed, "1", place, clocks[folder.name])
         results.append(wanted | found)

@@ -16,7 +16,6 @@ from pipeline.options import OptimizerOptions, Options, Phase
 from pipeline.run.files import read_json
 from pipeline.run.folder import PHASES, RunFolder
 from pipeline.run.saved import reached
-from pipeline.run.shards import open_shards
 from pipeline.show.compare import parameters
 from pipeline.train.clock import training, unlimited
 
@@ -156,7 +155,7 @@ class Packaged(Ready):
         """See `Ready`."""
         asked = ("--steps", str(limits["train"]), "--seed", str(seed), "--threads", str(threads))
         module = "pipeline.experiments.ours.packaged"
-        return [(module, open_shards(self.options).location, self.arm.package, str(run), *asked)]
+        return [(module, self.arm.package, str(run), *self.words, *asked)]
 
     def finished(self, run: Path) -> Finished:
         """See `Ready`."""

@@ -1,14 +1,14 @@
 """Trains and scores a public package (`pipeline.experiments.ours.packages`) beside our systems.
 
     pip install --no-deps -r benchmarks/peers.txt
-    python -m pipeline.experiments.ours.packaged SHARDS NAME RUN --steps 1000 [--rates 1e-3 2e-3 4e-3 8e-3]
+    python -m pipeline.experiments.ours.packaged NAME RUN key=value … --steps 1000 [--rates 1e-3 2e-3 4e-3 8e-3]
 
-All see the original bytes of the train split of sharded text, one document after the other, and are scored on those of valid.
-They run in bfloat16 where that is fast, with AdamW, warm-up and a cosine; of several learning rates the best is taken, each
-tried for a tenth of the steps first. They see windows of 256 bytes, or as many as the name says; when scored, each window but
-the first brings half a window of new bytes after half a window or more of context. Every byte is scored exactly once (the first
-one of all, which they cannot predict, at 8 bits), and that no prediction depends on later bytes is checked before training. RUN
-gets evaluation.json and package.json at the end: what was stopped begins anew.
+All see the original bytes of the train split of text that these options have sharded, one document after the other, and are
+scored on those of valid. They run in bfloat16 where that is fast, with AdamW, warm-up and a cosine; of several learning rates
+the best is taken, each tried for a tenth of the steps first. They see windows of 256 bytes, or as many as the name says; when
+scored, each window but the first brings half a window of new bytes after half a window or more of context. Every byte is scored
+exactly once (the first one of all, which they cannot predict, at 8 bits), and that no prediction depends on later bytes is
+checked before training. RUN gets evaluation.json and package.json at the end: what was stopped begins anew.
 """
 
 import argparse
@@ -32,6 +32,7 @@ from pipeline.experiments.ours.packages import PACKAGES, Package
 from pipeline.run.device import Compute, compute
 from pipeline.run.files import Evaluation
 from pipeline.run.opened import characters
+from pipeline.run.shards import open_shards
 
 TOKENS, WARM_UP = 2048, 100  # bytes and steps
 RATES = (1e-3, 2e-3, 4e-3, 8e-3)
@@ -207,16 +208,16 @@ def train(
 def main() -> None:
     """See above."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("shards", type=Path)
     parser.add_argument("name", choices=PACKAGES)
     parser.add_argument("run", type=Path)
+    parser.add_argument("words", nargs="+", metavar="key=value", help="source and place of the shards")
     parser.add_argument("--steps", type=int, required=True)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--rates", type=float, nargs="+", default=RATES)
     parser.add_argument("--threads", default="null", help="CPU threads (default: all cores)")
-    asked = parser.parse_args()
+    asked = parser.parse_intermixed_args()
     found, evaluation = train(
-        Corpus.open(asked.shards), asked.name, asked.steps, asked.seed, asked.rates, asked.threads
+        open_shards(load(None, asked.words)), asked.name, asked.steps, asked.seed, asked.rates, asked.threads
     )
     asked.run.mkdir(parents=True, exist_ok=True)
     files = {"package": asdict(found), "evaluation": asdict(evaluation)}  # the second says that all is there
