@@ -139,7 +139,7 @@ def experiment(models: Sequence[Sketch], paper: Sequence[str], axes: tuple[str, 
     """
     scattered = any(model.across is not None for model in models)
     panels = 2 + bool(paper) + (scattered and len(paper) > 1)
-    figure = Figure(figsize=(4.6 * panels, max(3.4, 0.3 * len(models) + 1.2)))
+    figure = Figure(figsize=(4.6 * panels + (0 if scattered else 2), max(3.4, 0.3 * len(models) + 1.2)))
     units = " or ".join(dict.fromkeys(model.unit for model in models if model.unit))
     for position, title in enumerate([units, *(f"the paper: {name}" for name in paper[:1])], 1):
         drawn = panel(figure, position, panels, title, "bits" if position == 1 else "")
@@ -163,8 +163,9 @@ def experiment(models: Sequence[Sketch], paper: Sequence[str], axes: tuple[str, 
             if len(model.paper) > 1:
                 _spot(theirs, model.paper[1], model.paper[0], model.name, number)
     elif not scattered:
-        beside: dict[str, Any] = {"loc": "upper left", "bbox_to_anchor": (1, 1)} if len(models) > 10 else {}
-        last.legend(fontsize=7, frameon=False, **beside)
+        last.legend(
+            fontsize=7, frameon=False, loc="upper left", bbox_to_anchor=(1, 1)
+        )  # beside the lines, not over them
     figure.tight_layout()
     return png(figure)
 
