@@ -169,6 +169,20 @@ def fixed_subset(corpus: Corpus, context: int, windows: int, split: str = "valid
     return Windows(found.tokens[:, :used], found.lengths[:, :used], found.starts[:, :used])
 
 
+def subset(corpus: Corpus, context: int, windows: int, split: str = "valid", *, whole: bool = False) -> Windows:
+    """`fixed_subset`, where there has to be one; `whole`: of those that chunks fill, no others.
+
+    Raises:
+        ValueError: there is none.
+    """
+    found = fixed_subset(corpus, context, windows, split)
+    if found is None:
+        raise ValueError(f"the split {split} is empty: nothing to measure")
+    if whole and not len(found := found[found.real.all(1)]):
+        raise ValueError(f"{split} has no window of {context} chunks: set a shorter batch.context")
+    return found
+
+
 def some_at_once(windows: Windows, most: int = 16) -> Iterator[Windows]:
     """Windows of a subset, so few at a time that their chunks fit."""
     return windows.split(max(1, min(most, BATCH // windows.lengths.shape[1])))

@@ -3,9 +3,9 @@
 from itertools import pairwise
 
 from pipeline.experiments.experiment import Arm, Experiment
+from pipeline.experiments.haed.sizes import ALONE, UNTABLED
 
 UNITS = (64, 128, 256, 512)
-PLAIN = ("model.encoder.rows=0", "model.decoder.grams.rows=0", "model.mixture.known=0")  # the decoder alone
 
 
 def arms(preset: str, units: tuple[int, ...], *options: str) -> tuple[Arm, ...]:
@@ -17,7 +17,7 @@ FIGURE3 = Experiment(
     name="haed-figure3",
     source="Mujika 2023, Figure 3",
     question="units of the decoder: bits, and the decoder's share of a step, on as much data",
-    arms=arms("quickstart", UNITS, *PLAIN),
+    arms=arms("quickstart", UNITS, *UNTABLED, *ALONE),
     claim="a larger decoder is better all the way",
     better=tuple((f"{more} units", f"{fewer} units") for fewer, more in pairwise(UNITS)),
     measures=("profile",),

@@ -1,13 +1,12 @@
 """HAED, Figure 4: learning in the embedding space first, or end to end, at equal seconds."""
 
 from pipeline.experiments.experiment import Arm, Experiment
+from pipeline.experiments.haed.sizes import ALONE
 
-ALONE = ("model.mixture.known=0", "finetune.iem_weight=0")  # the decoder is the likelihood
 PAPER = (
     *ALONE,
     "pretrain.decode_fraction=0",
     "finetune.decode_fraction=1",
-    "iem.correction=none",
     "iem.duplicates=true",
     "iem.similarity=dot",
     "iem.scale=none",
@@ -35,7 +34,7 @@ FIGURE4 = Experiment(
     arms=(
         Arm("end to end", "quickstart", ALONE, only=("train",)),
         Arm("IEM, then everything", "quickstart", PAPER),
-        Arm("IEM and a share decoded, then the decoder", "quickstart", (*ALONE, "iem.correction=none")),
+        Arm("IEM and a share decoded, then the decoder", "quickstart", ALONE),
         Arm("the preset, one mixture", "quickstart"),
         Arm("phase one alone, one mixture", "quickstart", ("pretrain.rate_to=0.05",), only=("pretrain",)),
     ),

@@ -12,7 +12,7 @@ from torch import Tensor
 from pipeline.experiments.measures import Measured
 from pipeline.run.index import spell
 from pipeline.run.opened import Run
-from pipeline.run.windows import fixed_subset, some_at_once
+from pipeline.run.windows import some_at_once, subset
 
 WINDOWS, SHOWN, LIKELIEST, BEFORE = 64, 4, 8, 64
 
@@ -25,9 +25,7 @@ def measure(run: Run) -> Measured:
         ValueError: the valid split is empty.
     """
     corpus, vocabulary = run.folder.corpus(), run.system.cut.vocabulary
-    windows = fixed_subset(corpus, run.options.batch.context, WINDOWS)
-    if windows is None:
-        raise ValueError("the valid split is empty: nothing to score")
+    windows = subset(corpus, run.options.batch.context, WINDOWS)
     counts = np.ones(vocabulary)
     for block in corpus.original_blocks("train"):
         counts += np.bincount(np.frombuffer(block, np.uint8), minlength=vocabulary)

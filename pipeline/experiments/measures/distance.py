@@ -15,7 +15,7 @@ from torch import Tensor
 from haed.system import Windows
 from pipeline.experiments.measures import Measured
 from pipeline.run.opened import Run
-from pipeline.run.windows import DocumentWindows, Scored, fixed_subset, some_at_once
+from pipeline.run.windows import DocumentWindows, Scored, some_at_once, subset
 
 WINDOWS, NEAR, FAR = 48, 4, 32
 
@@ -26,10 +26,7 @@ def measure(run: Run) -> Measured:
     Raises:
         ValueError: the valid split has no whole window.
     """
-    found = fixed_subset(run.folder.corpus(), run.options.batch.context, WINDOWS)
-    windows = None if found is None else found[found.real.all(1)]
-    if windows is None or not len(windows):
-        raise ValueError(f"valid has no window of {run.options.batch.context} chunks: set a shorter batch.context")
+    windows = subset(run.folder.corpus(), run.options.batch.context, WINDOWS, whole=True)
     more = increase(run, windows, shuffled(windows)).mean(0)
     near, far = float(more[:NEAR].mean()), float(more[FAR:].mean()) if len(more) > FAR else None
     figures = {f"bits more, 1 to {NEAR} chunks away": near}

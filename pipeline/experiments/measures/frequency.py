@@ -15,7 +15,7 @@ from data.distinct import Occurrences
 from pipeline.experiments.measures import Measured
 from pipeline.run.index import spell
 from pipeline.run.opened import Run
-from pipeline.run.windows import DocumentWindows, Scored, fixed_subset, some_at_once
+from pipeline.run.windows import DocumentWindows, Scored, some_at_once, subset
 
 CHUNKS, BINS = 16_384, 10
 
@@ -68,9 +68,7 @@ def measure(run: Run) -> Measured:
 def count(run: Run) -> Counted:
     """Scores a fixed subset of valid."""
     corpus, context = run.folder.corpus(), run.options.batch.context
-    windows = fixed_subset(corpus, context, -(-CHUNKS // context))
-    if windows is None:
-        raise ValueError("the valid split is empty: nothing to score")
+    windows = subset(corpus, context, -(-CHUNKS // context))
     train, chunks, counts, bits = Occurrences(corpus, "train", "valid"), list[bytes](), [], []
     with run.compute.precision():
         for part in some_at_once(windows):

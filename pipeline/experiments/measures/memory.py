@@ -27,7 +27,7 @@ from pipeline.experiments.measures.activations import (
     computed,
 )
 from pipeline.run.opened import Run
-from pipeline.run.windows import fixed_subset
+from pipeline.run.windows import subset
 from pipeline.train.profile import Kept
 
 
@@ -122,9 +122,7 @@ def measure(run: Run) -> Measured:
         ValueError: there is nothing to train on.
     """
     options, system = run.options, run.system
-    windows = fixed_subset(run.folder.corpus(), options.batch.context, options.batch.sequences, "train")
-    if windows is None:
-        raise ValueError("the train split is empty: a step cannot be measured")
+    windows = subset(run.folder.corpus(), options.batch.context, options.batch.sequences, "train")
     found, cut = measured(system, windows), system.cut
     sequences, length = system.lay_out(windows).symbols.shape  # type: ignore[attr-defined]
     worked_out = computed(options.model, cut.vocabulary, sequences, length) if system.device.type == "cpu" else None

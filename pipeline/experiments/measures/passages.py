@@ -19,7 +19,7 @@ from haed.system import Windows
 from pipeline.experiments.measures import Measured
 from pipeline.run.index import spell
 from pipeline.run.opened import Run
-from pipeline.run.windows import fixed_subset, some_at_once
+from pipeline.run.windows import some_at_once, subset
 
 QUERIES, CANDIDATES, NEAREST = 48, 512, 3
 _SHOWN, _LETTERS = 2, 280
@@ -31,7 +31,11 @@ def measure(run: Run) -> Measured:
     Raises:
         ValueError: a split has no whole window, or the model no scales.
     """
-    queries, candidates = (_whole(run, *each) for each in ((QUERIES, "valid"), (CANDIDATES, "train")))
+    corpus, context = run.folder.corpus(), run.options.batch.context
+    queries, candidates = (
+        subset(corpus, context, count, split, whole=True)
+        for count, split in ((QUERIES, "valid"), (CANDIDATES, "train"))
+    )
     asked, known = vectors(run, queries), vectors(run, candidates)
     texts, others = _texts(run, queries), _texts(run, candidates)
     agreement = topics(texts, others)
@@ -46,14 +50,6 @@ def measure(run: Run) -> Measured:
             rows.append([f"{scale}x", *shown, f"{float(agreement[query, found]):.2f}"])
     note = f"passages of {QUERIES} windows of valid are looked for among {CANDIDATES} of train, {NEAREST} each"
     return Measured(figures, examples=rows, notes=[note])
-
-
-def _whole(run: Run, count: int, split: str) -> Windows:
-    found = fixed_subset(run.folder.corpus(), run.options.batch.context, count, split)
-    whole = None if found is None else found[found.real.all(1)]
-    if whole is None or not len(whole):
-        raise ValueError(f"{split} has no window of {run.options.batch.context} chunks: set a shorter batch.context")
-    return whole
 
 
 @torch.no_grad()

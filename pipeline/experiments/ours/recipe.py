@@ -1,10 +1,9 @@
 """How the preset `wikitext2` is trained, and its tables of hashed rows: one setting changed at a time, at equal seconds."""
 
 from pipeline.experiments.experiment import OURS, Arm, Experiment
-from pipeline.experiments.ours.systems import ALONE
+from pipeline.experiments.haed.sizes import ALONE, UNTABLED
 
 PRESET, SHIPPED = "wikitext2", "as shipped"
-UNTABLED = ("model.encoder.rows=0", "model.decoder.grams.rows=0")
 FLAT_END = ("pretrain.rate_to=1", "finetune.rate_from=1", "finetune.rate_to=0")
 
 RECIPES = {

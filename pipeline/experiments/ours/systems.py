@@ -1,12 +1,12 @@
 """All systems at equal seconds, and public packages of the same models beside ours; all of two to three million parameters."""
 
 from pipeline.experiments.experiment import OURS, Arm, Experiment
+from pipeline.experiments.haed.sizes import ALONE, UNTABLED
 from pipeline.options import Phase
 
 SMALL = (*("model.main.layers=2", "model.main.ffn=512", "model.decoder.width=320", "model.decoder.token_width=32"),)
-PLAIN = (*SMALL, "model.encoder.rows=0", "model.decoder.grams.rows=0")
+PLAIN = (*SMALL, *UNTABLED)
 GRAMS = ("model.token.grams.rows=32768",)
-ALONE = ("model.mixture.known=0", "iem.correction=none", "finetune.iem_weight=0")
 TRAIN: tuple[Phase, ...] = ("train",)
 
 ARMS = (
