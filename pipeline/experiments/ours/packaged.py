@@ -1,14 +1,15 @@
 """Trains and scores a public package (`pipeline.experiments.ours.packages`) beside our systems.
 
     pip install --no-deps -r benchmarks/peers.txt
-    python -m pipeline.experiments.ours.packaged NAME RUN key=value … --steps 1000 [--rates 1e-3 2e-3 4e-3 8e-3]
+    python -m pipeline.experiments.ours.packaged NAME RUN key=value … --steps 1000 [--rates 1e-3 2e-3 4e-3 8e-3 1.6e-2]
 
 All see the original bytes of the train split of text that these options have sharded, one document after the other, and are
 scored on those of valid. They run in bfloat16 where that is fast, with AdamW, warm-up and a cosine; of several learning rates
-the best is taken, each tried for a tenth of the steps first. They see windows of 256 bytes, or as many as the name says; when
-scored, each window but the first brings half a window of new bytes after half a window or more of context. Every byte is scored
-exactly once (the first one of all, which they cannot predict, at 8 bits), and that no prediction depends on later bytes is
-checked before training. RUN gets evaluation.json and package.json at the end: what was stopped begins anew.
+the best is taken, each tried in a run of a fifth of the steps first, warm-up and cosine in proportion. They see windows of 256
+bytes, or as many as the name says; when scored, each window but the first brings half a window of new bytes after half a window
+or more of context. Every byte is scored exactly once (the first one of all, which they cannot predict, at 8 bits), and that no
+prediction depends on later bytes is checked before training. RUN gets evaluation.json and package.json at the end: what was
+stopped begins anew.
 """
 
 import argparse
@@ -34,8 +35,8 @@ from pipeline.run.files import Evaluation
 from pipeline.run.opened import characters
 from pipeline.run.shards import open_shards
 
-TOKENS, WARM_UP = 2048, 100  # bytes and steps
-RATES = (1e-3, 2e-3, 4e-3, 8e-3)
+TOKENS, WARM_UP = 2048, 100  # bytes; steps, or a tenth of all if that is less
+RATES = (1e-3, 2e-3, 4e-3, 8e-3, 1.6e-2)
 
 
 def batch_of(context: int) -> int:
@@ -66,13 +67,13 @@ def training(
 ) -> Iterator[None]:
     """Trains a peer, one step at a time."""
     optimizer = torch.optim.AdamW(model.parameters(), rate, betas=(0.9, 0.95), weight_decay=0.1, fused=True)
-    generator = torch.Generator().manual_seed(seed)
+    generator, warm_up = torch.Generator().manual_seed(seed), max(1, min(WARM_UP, steps // 10))
     offsets = torch.arange(context + 1)
     model.train()
     for step in range(steps):
         for group in optimizer.param_groups:
             cosine = 0.05 + 0.95 * 0.5 * (1 + math.cos(math.pi * step / steps))
-            group["lr"] = rate * cosine * min(1.0, (step + 1) / WARM_UP)
+            group["lr"] = rate * cosine * min(1.0, (step + 1) / warm_up)
         begin = torch.randint(len(text) - context, (batch_of(context), 1), generator=generator)
         batch = text[begin + offsets].long().to(machine.device)
         with machine.precision():
@@ -148,7 +149,7 @@ class Trained:
 
     Attributes:
         rate: the learning rate that was best of those that were tried.
-        tried: bits per byte by rate, after a tenth of the steps, on the first bytes of valid.
+        tried: bits per byte by rate, after a fifth of the steps, on the first bytes of valid.
         parameters: of the model.
         steps: that were trained at that rate.
         seconds: that they took.
@@ -172,7 +173,7 @@ def train(
     check_causality(package.build().to(machine.device), package.context)
     tried = {}
     for rate in rates if len(rates) > 1 else ():
-        model = trained(package, rate, max(1, steps // 10), text, machine, seed)
+        model = trained(package, rate, max(1, steps // 5), text, machine, seed)
         tried[rate] = bits_per_byte(model, package.context, valid[:100_000], machine)
     rate = min(tried, key=tried.__getitem__) if tried else rates[0]
     began = time.perf_counter()
