@@ -28,7 +28,7 @@ from pipeline.run.windows import fixed_subset
 from pipeline.train.launcher import joined, launch, started_by_torchrun
 from pipeline.train.optimizer import rate
 from pipeline.train.state import Trained, restore, restore_learning, restore_reading
-from pipeline.train.trainer import Stop, Trainer
+from pipeline.train.trainer import Interrupted, Stop, Trainer
 from pipeline.train.validation import Validation
 
 log = logging.getLogger(__name__)
@@ -111,6 +111,8 @@ def _run_phase(phase: Phase, options: Options, ranks: Ranks, stop: Stop, listene
             metrics = Metrics(run.phase(phase), resumed, [progress, listener])
         try:
             position = trainer.fit(metrics)
+        except Interrupted as error:
+            raise Interrupted(f"{error} of {phase}") from None
         finally:
             checkpoints.close()
             if metrics is not None:

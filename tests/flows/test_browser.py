@@ -120,7 +120,7 @@ def test_from_the_form_to_the_neighbours(served: Served) -> None:
         person.watch(run, "Cancelled")
         latest = (tmp_path / "runs/long/train/checkpoints/latest").read_text().strip()
         assert 0 < (step := int(latest.removeprefix("step-"))) < 1500
-        assert person.kept(run)["state"]["message"] == f"saved step {step}; Retry goes on from there"
+        assert person.kept(run)["state"]["message"] == f"saved step {step} of train; Retry goes on from there"
         person.choose(run, "Retry")
         person.watch(run, "Completed")
         assert (tmp_path / "runs/long/train/checkpoints/latest").read_text().strip() == "step-00001500"
