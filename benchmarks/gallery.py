@@ -28,8 +28,8 @@ def main() -> None:
     for folder in map(Path, sys.argv[1:]):
         name = folder.parent.name
         shutil.copy(folder / f"{name}.json", PLACE)
-        with Image.open(folder / f"{name}.png") as picture:  # which needs no transparency
-            picture.convert("RGB").save(PLACE / f"{name}.png", optimize=True)
+        with Image.open(folder / f"{name}.png") as picture:  # which needs no transparency, and few colours
+            picture.convert("RGB").quantize(128).save(PLACE / f"{name}.png", optimize=True)
     found = [read_as(Result, path) for name in EXPERIMENTS if (path := PLACE / f"{name}.json").is_file()]
     glance = [
         [f"[{each.name}](#{each.name})", Path(each.folder).name.split("-")[0], each.verdict.split(":")[0]]

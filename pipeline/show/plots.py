@@ -140,6 +140,9 @@ def experiment(models: Sequence[Sketch], paper: Sequence[str], axes: tuple[str, 
     scattered = any(model.across is not None for model in models)
     panels = 2 + bool(paper) + (scattered and len(paper) > 1)
     figure = Figure(figsize=(4.6 * panels + (0 if scattered else 2), max(3.4, 0.3 * len(models) + 1.2)))
+    numbered = scattered and len(models) > 10  # so many names would cover each other
+    spots = [str(number) if numbered else model.name for number, model in enumerate(models, 1)]
+    labels = [f"{model.name}  {spot}" if numbered else spot for model, spot in zip(models, spots, strict=True)]
     units = " or ".join(dict.fromkeys(model.unit for model in models if model.unit))
     for position, title in enumerate([units, *(f"the paper: {name}" for name in paper[:1])], 1):
         drawn = panel(figure, position, panels, title, "bits" if position == 1 else "")
@@ -148,12 +151,12 @@ def experiment(models: Sequence[Sketch], paper: Sequence[str], axes: tuple[str, 
             if value is not None:
                 spread = model.spread if position == 1 else 0.0
                 drawn.errorbar(value, number, xerr=spread, fmt="o", color=_colour(number), markersize=5)
-        drawn.set_yticks(range(len(models)), [model.name if position == 1 else "" for model in models], fontsize=8)
+        drawn.set_yticks(range(len(models)), labels if position == 1 else [""] * len(models), fontsize=8)
         drawn.set_ylim(len(models) - 0.5, -0.5)
     last = panel(figure, 2 + bool(paper), panels, axes[1], axes[0])
     for number, model in enumerate(models):
         if model.across is not None and model.bits is not None:
-            _spot(last, model.across, model.bits, model.name, number)
+            _spot(last, model.across, model.bits, spots[number], number)
         elif model.line:
             colour = _colour(number)
             last.plot(*zip(*model.line, strict=True), "o-", color=colour, markersize=3, linewidth=1.1, label=model.name)
@@ -161,7 +164,7 @@ def experiment(models: Sequence[Sketch], paper: Sequence[str], axes: tuple[str, 
         theirs = panel(figure, panels, panels, f"the paper: {paper[0]}", paper[1])
         for number, model in enumerate(models):
             if len(model.paper) > 1:
-                _spot(theirs, model.paper[1], model.paper[0], model.name, number)
+                _spot(theirs, model.paper[1], model.paper[0], spots[number], number)
     elif not scattered:
         last.legend(
             fontsize=7, frameon=False, loc="upper left", bbox_to_anchor=(1, 1)
