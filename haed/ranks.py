@@ -1,10 +1,11 @@
 """Processes that train together (torchrun): what they tell each other beside DistributedDataParallel's gradients.
 
-Everything whose shape depends on the data is exchanged on the CPU, through gloo, before a step begins, so that no device
-is waited for; only embeddings travel between devices, with their gradients. They have a group of their own, so that they
-never meet the averaging of other gradients.
+Everything whose shape depends on the data is exchanged on the CPU, through gloo: candidates before a step begins, so that no
+device is waited for, and the gradients of tables (`mean_rows`) in it. Only embeddings travel between devices, with their
+gradients. They have a group of their own, so that they never meet the averaging of other gradients.
 """
 
+from datetime import timedelta
 from typing import Any
 
 import torch
@@ -12,6 +13,8 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 from torch.nn.parallel import DistributedDataParallel
+
+_PATIENCE = timedelta(days=1)  # while the first one counts a corpus or validates; one that dies ends all, by torchrun
 
 
 class _Join(torch.autograd.Function):
@@ -48,7 +51,9 @@ class Ranks:
         members = members or list(range(dist.get_world_size() if together else 1))
         self.size = len(members)
         self.rank = members.index(dist.get_rank()) if self.size > 1 else 0
-        self._cpu = dist.new_group(members, backend="gloo", use_local_synchronization=True) if self.size > 1 else None
+        self._cpu = (
+            dist.new_group(members, _PATIENCE, "gloo", use_local_synchronization=True) if self.size > 1 else None
+        )
         self._devices = dist.new_group(members, use_local_synchronization=True) if self.size > 1 else None
 
     def divided(self, size: int | None) -> "tuple[Ranks, Ranks]":

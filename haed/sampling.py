@@ -113,6 +113,7 @@ class ChunkSampler(Sampler):
         samples: B.
     """
 
+    @torch.no_grad()
     def __init__(self, system: HAED, prompt: Windows, samples: int = 1) -> None:
         self.system, self.samples, self.device = system, samples, system.device
         self.cache = system.main.cache()

@@ -1,8 +1,8 @@
 """What is minimised: the IEM loss, a random share of exact decoding, or both; one object for every phase.
 
-Phase one is `iem_weight` > 0 and a small `decode_fraction` (0 in the paper), phase two and training end to end are
-`iem_weight` = 0 and a `decode_fraction` of 1 or less: a random share of the chunks gives an unbiased gradient of the
-exact loss at that share of the decoder's cost.
+Phase one is `iem_weight` > 0 and a small `decode_fraction` (0 in the paper); of a mixture phase two has the IEM loss as well.
+Training end to end, and phase two of a decoder alone, are `iem_weight` = 0. A `decode_fraction` below 1 is a random share of
+the chunks, which gives an unbiased gradient of the exact loss at that share of the decoder's cost.
 
 With several ranks the candidates are those of all of them, or of groups of them: each rank encodes a share of the distinct
 chunks, and the embeddings are gathered with their gradients; queries stay where they are. With several pieces, a batch's

@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from haed.chunk.decoder import compute_dtype
+from haed.blocks.lstm import compute_dtype
 
 _ROWS = {"cpu": 256, "cuda": 2048}  # queries scored at a time: enough for fast products
 

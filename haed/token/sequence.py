@@ -92,7 +92,6 @@ class TokenSystem(System):
         self.norm = nn.LayerNorm(options.width)
         self.output = nn.Linear(options.width, cut.vocabulary)
         self._counted: dict[tuple[object, ...], int] = {}
-        self._shadow: list[TokenSystem] | None = None  # in a list, so that it is no child
 
     @abstractmethod
     def body(self, x: Tensor, route: Any = None, memory: Any = None) -> Tensor:
@@ -272,7 +271,7 @@ class Positions(nn.Module):
 
     def __init__(self, options: TokenOptions, longest: int) -> None:
         super().__init__()
-        self.kind, self.longest = options.positions, longest
+        self.kind = options.positions
         self.table = nn.Embedding(longest, options.width) if options.positions == "learned" else None
 
     def forward(self, x: Tensor, fed: int) -> Tensor:

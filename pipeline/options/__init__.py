@@ -61,9 +61,9 @@ class Options:
     runs_dir: Annotated[str, Field(description="folder of runs")] = "runs"
     shards_dir: Annotated[str, Field(description="folder of sharded corpora")] = "shards"
     seed: Annotated[int, Field(ge=0, le=2**63 - 1, description="of weights, data order and random choices")] = 0
-    device: Annotated[
-        str, Field(pattern=r"^(auto|cpu|mps|(cuda|xpu)(:\d{1,3})?)$", description="auto, cpu, cuda, cuda:1, mps, xpu")
-    ] = "auto"
+    device: Annotated[str, Field(pattern=r"^(auto|cpu|cuda(:\d{1,3})?)$", description="auto, cpu, cuda, cuda:1")] = (
+        "auto"
+    )
     threads: Annotated[int | None, Field(ge=1, le=1024, description="CPU threads; null: all cores")] = None
     precision: Annotated[
         Literal["auto", "fp32", "bf16"], Field(description="auto: bf16 where the processor multiplies it fast")

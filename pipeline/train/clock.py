@@ -32,7 +32,7 @@ def training(phase: str, options: Options, corpus: Corpus, folder: Path) -> Iter
     machine = compute(options)
     place = Checkpoints(folder / phase)
     trainer = build_trainer(getattr(options, phase), options, corpus, place, machine, lambda: False)
-    yield from trainer.endless()
+    yield from trainer.endless(ahead=True)
 
 
 def seconds_of_a_step(
@@ -43,14 +43,17 @@ def seconds_of_a_step(
     A first round is not counted, nor are the first steps of a turn, which find caches and memory as another arm left them.
     """
     took: dict[str, list[float]] = {name: [] for name in arms}
+    wait = torch.cuda.synchronize if torch.cuda.is_available() else lambda: None  # a step itself does not
     order = random.Random(0)
     for turn in range(rounds + 1):
         for name in order.sample(list(arms), len(arms)):
             for step in range(before + steps):
                 if step == before:
+                    wait()
                     alone = torch.get_num_threads() == 1 and not torch.cuda.is_available()
                     now = time.process_time if alone else time.perf_counter
                     began = now()
                 next(arms[name])
+            wait()
             took[name] += [(now() - began) / steps] if turn else []
     return {name: statistics.median(each) for name, each in took.items()}

@@ -29,6 +29,7 @@ from pipeline.train.trainer import Interrupted
 
 log = logging.getLogger(__name__)
 _POLL_SECONDS = 0.2
+_SAVING = "3600"  # seconds until torchrun kills what has not ended; by itself it gives a checkpoint 30
 _OF_TORCHRUN = re.compile(r"[WEF]\d{4} .*(Sending process|failed \(exitcode)|Traceback \(most recent|\[\S*gloo\S*\]")
 
 
@@ -80,7 +81,7 @@ def launch(stage: str, options: Options, stop: Callable[[], bool], listener: Lis
             stderr=subprocess.PIPE,
             encoding="utf-8",
             errors="backslashreplace",
-            env={"OMP_NUM_THREADS": "1"} | os.environ,
+            env={"OMP_NUM_THREADS": "1", "TORCH_ELASTIC_SHUTDOWN_TIMEOUT": _SAVING} | os.environ,
             start_new_session=True,  # Ctrl-C reaches this process alone, which passes it on
             preexec_fn=die_with_parent,
         ) as process:

@@ -132,6 +132,7 @@ def profile(options: Options, phase: Literal["pretrain", "finetune", "train"], s
     with kept:
         next(taken)
     kept.ended("loss")
+    kept.seen.clear()  # else the steps to come had two steps' memory
     clock = Clock(machine.device)
     trainer.at, system.mark = clock.at, clock.mark
     for step in range(_WARM_UP + steps):

@@ -83,7 +83,10 @@ def _run_phase(phase: Phase, options: Options, ranks: Ranks, stop: Stop, listene
                     "go on with this phase; it can be evaluated, sampled and finetuned, or choose another name="
                 )
             trainer.state = restore(trainer.learner, newest, options)
-            if (newest.state["options"][phase]["decode_fraction"] > 0) != (limits.decode_fraction > 0):
+            then = replace(
+                limits, **{name: newest.state["options"][phase][name] for name in ("decode_fraction", "iem_weight")}
+            )
+            if _scored(options, then) != _scored(options, limits):
                 trainer.state.best, trainer.state.stale = math.inf, 0
                 log.info("validated by another loss than before: validations are not compared with those")
         elif first is not None:
@@ -132,6 +135,11 @@ pretrain = partial(run_phase, "pretrain")
 finetune = partial(run_phase, "finetune")
 # End to end for exact likelihood, without a phase one.
 train = partial(run_phase, "train")
+
+
+def _scored(options: Options, limits: PhaseOptions) -> tuple[bool, bool]:
+    """What a phase's validations are of: the decoder's loss, or the mixture's."""
+    return limits.decode_fraction > 0, is_mixed(options, limits)
 
 
 def _lexicon(limits: PhaseOptions, options: Options, corpus: Corpus, ranks: Ranks) -> Lexicon | None:

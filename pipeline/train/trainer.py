@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable, Generator, Iterator
 from contextlib import closing, nullcontext
 from dataclasses import replace
+from itertools import cycle
 
 import numpy as np
 import torch
@@ -173,17 +174,24 @@ class Trainer:
             yield from self.batches()
 
         def copied() -> Generator[tuple[object, Read]]:
+            kept = cycle([dict[str, Tensor]() for _ in range(3)])  # of the last step, of the next one, and being made
             for batch in self.batches():
-                read = self.learner.read()
-                yield batch, replace(read, objective={name: x.clone() for name, x in read.objective.items()})
+                read, own = self.learner.read(), next(kept)
+                for name, x in read.objective.items():  # fresh memory would take many times as long
+                    own[name] = own[name].copy_(x) if name in own else x.clone()
+                yield batch, replace(read, objective=dict(own))
 
         with closing(ahead(copied())) as made:
             for batch, self._read in made:
                 yield batch
 
-    def endless(self) -> Iterator[None]:
-        """Takes one step after the other, for a measurement of them: nothing is saved, written or validated."""
-        for batch in self.batches():
+    def endless(self, *, ahead: bool = False) -> Iterator[None]:
+        """Takes one step after the other, for a measurement of them: nothing is saved, written or validated.
+
+        Args:
+            ahead: batches are prepared where a training prepares them; else in turn, so that their time can be told apart.
+        """
+        for batch in self._ahead() if ahead else self.batches():
             self.step(batch)
             self.position.step += 1
             yield
@@ -337,7 +345,9 @@ class Trainer:
         What cannot be written does not end the training; `fit` raises if it was the last checkpoint.
         """
         self.state.saved_at = Position(**vars(self.position))
-        weights = torch.stack([parameter.detach().abs().max() for parameter in self.objective.parameters()]).max()
+        weights = torch.stack(
+            [torch.linalg.vector_norm(x.detach(), torch.inf) for x in self.objective.parameters()]
+        ).max()
         self._check({name: float(value) for name, value in self.state.sums.items()} | {"weights": float(weights)})
         mine = [*(float(value) for value in self.state.sums.values()), float(self.read().skipped)]
         sums = self.ranks.gather(torch.tensor([mine], dtype=torch.float64))

@@ -14,7 +14,7 @@ _WINDOWS = 64
 @torch.no_grad()
 def measure(run: Run) -> Measured:
     """`wrong`: symbols given no more than half of the probability; and of the third ones, which are copies."""
-    windows = subset(run.folder.corpus(), run.options.batch.context, _WINDOWS)
+    windows = subset(run.folder.corpus(), run.options.batch.context, _WINDOWS, whole=True)
     wrong = (run.system.decisions(windows)[..., :3] <= math.log(0.5)).float()
     note = "wrong: given no more than half of the probability, so what is chance is always wrong; for the paper 1 in 26 is right"
     figures = {"wrong": float(wrong.mean()), "wrong, of each third": float(wrong[..., 2].mean())}

@@ -11,7 +11,7 @@ from typing import Any
 from torch.overrides import TorchFunctionMode
 from torch.utils.hooks import RemovableHandle
 
-from haed.system import System, Windows
+from haed.system import System, Windows, moved
 from pipeline.experiments.measures import Measured
 from pipeline.experiments.measures.activations import (
     EMBEDDING,
@@ -108,7 +108,7 @@ def measured(system: System, windows: Windows) -> Table:
     laid, mark = system.lay_out(windows), system.mark
     system.mark = (kept := ByKind(system)).mark
     with kept:
-        system.total(laid)
+        system.total(moved(laid, system.device))
     kept.ended("output")
     system.mark = mark
     system.eval()

@@ -108,7 +108,13 @@ def trained(package: Package, rate: float, steps: int, text: Tensor, machine: Co
 
 @torch.no_grad()
 def bits_per_byte(model: nn.Module, context: int, text: Tensor, machine: Compute) -> float:
-    """Every byte once."""
+    """Every byte once.
+
+    Raises:
+        ValueError: there are fewer than a window has.
+    """
+    if len(text) <= context:
+        raise ValueError(f"the text to score has {len(text):,} bytes, and this package needs {context + 1:,}")
     model.eval()
     scored = torch.zeros(len(text), dtype=torch.long)
     scored[0] += 1

@@ -6,9 +6,11 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
+from torch import nn
 
 from pipeline.cli import main
-from pipeline.config import ConfigError
+from pipeline.config import ConfigError, load
 from pipeline.experiments import catalogue
 from pipeline.experiments.arms import Ours, Packaged, ours, ready
 from pipeline.experiments.experiment import BUDGETS, OURS, Arm, Budget, Experiment, Plan
@@ -16,6 +18,7 @@ from pipeline.experiments.ours import packaged
 from pipeline.experiments.ours.packages import PACKAGES
 from pipeline.experiments.result import Figure, Row, row_of, verdict
 from pipeline.experiments.running import make, shard_all, steps, timed
+from pipeline.run.device import compute
 from pipeline.run.saved import reached
 from pipeline.run.shards import open_shards
 from pipeline.train.trainer import Interrupted
@@ -220,6 +223,11 @@ def test_a_package_sees_no_later_byte_is_trained_and_scored_once(name: str, plan
     found, evaluation = packaged.train(corpus, name, 2, 0, [1e-3], "1")
     assert evaluation.bytes == sum(map(len, corpus.originals("valid"))) > 1900
     assert 4 < evaluation.bits_per_byte < 10 and 2e6 < found.parameters < 3e6 and found.flops > 0
+
+
+def test_a_text_that_fills_no_window_of_a_package_is_refused() -> None:
+    with pytest.raises(ValueError, match="has 100 bytes, and this package needs 257"):
+        packaged.bits_per_byte(nn.Identity(), 256, torch.zeros(100, dtype=torch.uint8), compute(load(None, [])))
 
 
 def test_packages_that_are_missing_are_said(plan: Plan, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -136,6 +136,20 @@ def test_a_phase_without_decoding_is_validated_by_the_iem_loss(
     assert (folder / "best").read_text().strip() != "step-00000012"  # bits are more than nats, and not compared
 
 
+def test_bits_of_the_decoder_are_not_compared_with_those_of_the_mixture(
+    mixed: Options, caplog: pytest.LogCaptureFixture
+) -> None:
+    folder = Path(mixed.runs_dir) / mixed.name / "finetune" / "checkpoints"
+    before = (folder / "latest").read_text()
+    mixed.finetune.iem_weight, mixed.validation.times = 0.0, 3
+    assert mixed.finetune.steps is not None
+    mixed.finetune.steps += 4
+    with caplog.at_level(logging.INFO):
+        finetune(mixed)
+    assert "validated by another loss than before" in caplog.text
+    assert (folder / "best").read_text() > before  # the mixture had fewer bits
+
+
 def test_a_phase_ends_when_validation_does_not_improve(options: Options, caplog: pytest.LogCaptureFixture) -> None:
     options.train.steps, options.validation.times, options.train.patience = 40, 20, 2
     rates = options.optimizer  # such that nothing moves

@@ -46,6 +46,11 @@ def test_kinds_make_up_what_a_profile_says_is_kept() -> None:
     assert sum(found.values()) == kept.total > 0
 
 
+def test_a_system_on_another_device_is_measured_there() -> None:
+    system, windows = made(MODELS["top-down"], 5)
+    memory.measured(system.to("meta"), windows)  # raises where a tensor of the host meets one of the device
+
+
 def test_a_run_has_its_table(scaled: Run) -> None:
     found = memory.measure(scaled)
     assert found.figures["share that the computed is off"] < 0.01
