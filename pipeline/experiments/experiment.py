@@ -127,6 +127,6 @@ class Budget:
 
 BUDGETS = {
     "minutes": Budget("20 minutes of two cores in all", 840, 1, 200_000, 1200, 1),
-    "hour": Budget("three hours", 8400, 3, 1_000_000, 10_800, 3),
+    "hour": Budget("an hour of training, three seeds, at most three hours in all", 3600, 3, 500_000, 10_800, 2),
     "paper": Budget("the paper's sizes and limits: see --plan first", None, 1, None),
 }
