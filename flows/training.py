@@ -137,7 +137,7 @@ def experiment(
 
     Args:
         name: of the table or figure
-        budget: minutes: 20 minutes of two cores; hour: an hour of training, three seeds; paper: the paper's sizes, which may take months
+        budget: minutes: 20 minutes of two cores; hour: one of training, three seeds; paper: its sizes, which may take months
         data: folder with wikitext-2 and imagenette32; where it is missing, the Python standard library's sources serve
         seconds: of training in all; 0: the budget's
         seeds: of each model; 0: the budget's

@@ -20,7 +20,7 @@ from torch import Tensor
 from haed.chunk.model import HAED, mask_end
 from haed.chunk.outcomes import outcomes
 from haed.chunk.packing import Chunks
-from haed.system import Windows, moved
+from haed.system import Windows, moved, occupied
 from haed.token.sequence import TokenSystem
 
 _MANY = 1024  # outcomes
@@ -232,7 +232,7 @@ class TokenSampler(Sampler):
             raise ValueError(
                 f"prompts of {int(sizes.min())} to {int(sizes.max())} tokens: sample those of a length together"
             )
-        real = torch.arange(cut.k) < prompt.lengths[..., None]
+        real = occupied(prompt.lengths, cut.k)
         tokens = prompt.tokens.long()[real].view(len(sizes), -1).expand(samples, -1)
         self.symbols = torch.cat([torch.full((samples, 1), cut.vocabulary), tokens], 1)  # all of the window
         self._restart(self.window - 1)

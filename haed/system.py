@@ -104,7 +104,7 @@ class System(nn.Module, ABC):
         parts: names of children in the order of the data, for profiles and gradient norms.
         spaces: names of the spaces that `vectors` knows.
         mark: called with the name of each part of a step and the tensor that ends it, returns the tensor; a profile puts its
-            clock here. Who marks no part in `total` is one, "system".
+            clock here. Who marks no part in `total_log_likelihood` is one, "system".
     """
 
     parts: tuple[str, ...] = ()
@@ -149,10 +149,10 @@ class System(nn.Module, ABC):
         return self.decisions(windows).sum(-1)
 
     def lay_out(self, windows: Windows) -> object:
-        """On the CPU, everything whose shape depends on the data, for `total`; by default the windows themselves."""
+        """On the CPU, all whose shape depends on the data, for `total_log_likelihood`; by default the windows themselves."""
         return windows
 
-    def total(self, laid: object) -> Tensor:
+    def total_log_likelihood(self, laid: object) -> Tensor:
         """Log p, in nats, of all that `lay_out` was given, a scalar; waits for no device."""
         assert isinstance(laid, Windows)
         return self.mark("system", self.log_likelihood(laid).sum())
@@ -196,7 +196,7 @@ class System(nn.Module, ABC):
         return [Group(list(self.parameters()), "all", 0)]
 
     def flops(self, laid: object) -> float:
-        """FLOPs of the products of `total`, of what was laid out; by default every matrix sees every token once."""
+        """FLOPs of the products of `total_log_likelihood`; by default every matrix sees every token once."""
         assert isinstance(laid, Windows)
         embeddings = {id(module.weight) for module in self.modules() if isinstance(module, nn.Embedding)}
         matrices = (x.numel() for x in self.parameters() if x.ndim == 2 and id(x) not in embeddings)
@@ -309,13 +309,18 @@ class Likelihood(Objective):
     def forward(self, batch: object, diagnose: bool = False) -> Losses:
         """See `Objective.forward`."""
         assert isinstance(batch, Counted)
-        nats = -self.system.total(batch.laid) * self.ranks.size
+        nats = -self.system.total_log_likelihood(batch.laid) * self.ranks.size
         return Losses(nats / max(1, batch.chunks), batch.chunks, nats, batch.tokens)
 
     def flops(self, batch: object) -> float:
         """See `Objective.flops`; a backward pass costs twice a forward pass."""
         assert isinstance(batch, Counted)
         return 3 * self.system.flops(batch.laid) * self.ranks.size
+
+
+def occupied(lengths: Tensor, places: int) -> Tensor:
+    """Which of so many places hold something, (…, places), of rows that are filled from the left to `lengths` (…)."""
+    return torch.arange(places, device=lengths.device) < lengths[..., None]
 
 
 def moved(value: Value, device: torch.device) -> Value:

@@ -215,7 +215,7 @@ class Relative(Attention):
         content, distance = q + self.content_bias * scale, q + self.distance_bias * scale
 
         def bias(rows: slice, m: int) -> Tensor:
-            return shifted(distance[:, :, rows], table, queries.skip(rows.start), keys, m)
+            return relative_shift(distance[:, :, rows], table, queries.skip(rows.start), keys, m)
 
         return attend(content, k, v, queries, keys, None, 0, self.dropout if self.training else 0.0, bias)
 
@@ -233,7 +233,7 @@ class Relative(Attention):
         return known[..., :count]
 
 
-def shifted(q: Tensor, table: Tensor, queries: Grid, keys: Grid, m: int) -> Tensor:
+def relative_shift(q: Tensor, table: Tensor, queries: Grid, keys: Grid, m: int) -> Tensor:
     """Scores (B, H, n, m) of queries (B, H, n, D) and what belongs to their distances from the first m keys.
 
     `table` (H, D, T) belongs to the distances 0, 1, …. Each query meets each distance once; row i, in the order of falling

@@ -6,7 +6,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import flop_registry
 
 
-class Counter(TorchDispatchMode):
+class FlopCount(TorchDispatchMode):
     """Adds up the FLOPs of the products computed while it is active, by PyTorch's own formulas.
 
     Unlike torch.utils.flop_counter.FlopCounterMode it puts no hooks on modules, which are global and slow.

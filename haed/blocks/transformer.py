@@ -4,6 +4,7 @@ Legend: B sequences, T positions, W width, H heads, D width of a head; H·D need
 """
 
 import itertools
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
@@ -89,7 +90,7 @@ def full_attention(q: Tensor, k: Tensor, v: Tensor, seen: Tensor) -> Tensor:
     return F.scaled_dot_product_attention(q, k, v, attn_mask=seen[:, None, None])
 
 
-class Attention(nn.Module):
+class SelfAttention(nn.Module):
     """Causal self-attention on (B, T, W)."""
 
     def __init__(self, width: int, heads: int, head_width: int, rotary: bool) -> None:
@@ -138,7 +139,7 @@ class Block(nn.Module):
     def __init__(self, width: int, heads: int, head_width: int, ffn: int, rotary: bool) -> None:
         super().__init__()
         self.attention_norm = nn.LayerNorm(width)
-        self.attention = Attention(width, heads, head_width, rotary)
+        self.attention = SelfAttention(width, heads, head_width, rotary)
         self.ffn_norm = nn.LayerNorm(width)
         self.up = nn.Linear(width, ffn)
         self.down = nn.Linear(ffn, width)
@@ -148,7 +149,7 @@ class Block(nn.Module):
         return x + self.down(F.gelu(self.up(self.ffn_norm(x))))
 
     def forward(self, x: Tensor, cache: Cache | None = None, layer: int = 0, before: Before | None = None) -> Tensor:
-        """(B, T, W) to (B, T, W); position t sees positions up to t, and `before`, see `Attention.attend`."""
+        """(B, T, W) to (B, T, W); position t sees positions up to t, and `before`, see `SelfAttention.attend`."""
         x = x + self.attention(self.attention_norm(x), cache, layer, before)
         return self.feed_forward(x)
 
@@ -158,7 +159,7 @@ class Block(nn.Module):
         Args:
             x: (S, W) rows in time-major order, the longest sequence first.
             sizes: number of sequences that have a place t, for each t.
-            before: see `Attention.attend`.
+            before: see `SelfAttention.attend`.
             seen: (B, T) where each sequence is; then every place sees all of its sequence, `before` nothing.
         """
         if not sizes:  # nothing to do on this rank; the gradients are zero, but they are
@@ -177,3 +178,14 @@ class Block(nn.Module):
     def matrices(self) -> list[Tensor]:
         """The weights that every position is multiplied by."""
         return [self.attention.qkv.weight, self.attention.out.weight, self.up.weight, self.down.weight]
+
+
+class Blocks(nn.ModuleList):
+    """So many blocks one after the other; each is of the sizes that `Block` takes."""
+
+    def __init__(self, layers: int, width: int, heads: int, head_width: int, ffn: int, rotary: bool) -> None:
+        super().__init__(Block(width, heads, head_width, ffn, rotary) for _ in range(layers))
+
+    def __iter__(self) -> Iterator[Block]:
+        """The blocks, from the input to the output."""
+        return super().__iter__()  # type: ignore[return-value]

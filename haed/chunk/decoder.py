@@ -16,10 +16,10 @@ from torch import Tensor, nn
 from haed.blocks.grams import Grams
 from haed.blocks.lstm import compute_dtype, lstm_step, packed_lstm
 from haed.blocks.rows import RowLinear
-from haed.blocks.transformer import Before, Block, Cache
+from haed.blocks.transformer import Before, Blocks, Cache
 from haed.chunk.packing import Chunks, Packed, histories, newest, pack
 from haed.options import DecoderOptions
-from haed.system import moved
+from haed.system import moved, occupied
 
 
 class Decoder(nn.Module):
@@ -184,10 +184,7 @@ class TransformerDecoder(Decoder):
         self.positions = nn.Embedding(k, width)
         self.positions_before = nn.Embedding(k, width) if options.previous else None
         self.context = nn.Linear(context, width * (k if options.context == "each" else 1))
-        self.blocks = nn.ModuleList(
-            Block(width, options.heads, width // options.heads, options.ffn, rotary=False)
-            for _ in range(options.layers)
-        )
+        self.blocks = Blocks(options.layers, width, options.heads, width // options.heads, options.ffn, rotary=False)
         self.norm = nn.LayerNorm(width)
         self.output = RowLinear(width, vocabulary + 1)
 
@@ -204,7 +201,6 @@ class TransformerDecoder(Decoder):
             x = x + layer
         earlier = self.earlier(packed.before) or [None] * len(self.blocks)
         for block, before in zip(self.blocks, earlier, strict=True):
-            assert isinstance(block, Block)
             x = block.packed(x, packed.sizes, before)
         x = self.output(self.norm(x))
         return x if logits is None else x + logits
@@ -218,7 +214,6 @@ class TransformerDecoder(Decoder):
         rows, chunks = len(packed.targets), len(packed.order)
         yield self.context.weight, chunks * self.context.weight.numel()
         for block in self.blocks:
-            assert isinstance(block, Block)
             yield from ((weight, rows * weight.numel()) for weight in block.matrices())
             if packed.before is not None:  # keys and values of the chunks before, padding included
                 qkv = block.attention.qkv.weight
@@ -231,10 +226,9 @@ class TransformerDecoder(Decoder):
         if before is None or self.positions_before is None:
             return []
         x = self.tokens(before.tokens) + self.positions_before.weight
-        seen = torch.arange(x.shape[1], device=x.device) < before.lengths[:, None]
+        seen = occupied(before.lengths, x.shape[1])
         found: list[Before | None] = []
         for block in self.blocks:
-            assert isinstance(block, Block)
             _, key, value = block.attention.split(block.attention.qkv(block.attention_norm(x)))
             found.append(Before(key, value, seen))
         return found

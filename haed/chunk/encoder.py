@@ -18,9 +18,10 @@ from torch.nn.utils.rnn import PackedSequence, pad_packed_sequence
 from haed.blocks.grams import Looked
 from haed.blocks.lstm import LSTMLayer
 from haed.blocks.rows import RowLinear
-from haed.blocks.transformer import Block
+from haed.blocks.transformer import Blocks
 from haed.chunk.packing import Chunks, chunk_keys, pack
 from haed.options import EncoderOptions
+from haed.system import occupied
 
 
 @dataclass
@@ -123,7 +124,7 @@ class MLPEncoder(Encoder):
 
     def vectors(self, laid: Chunks) -> Tensor:
         """See `Encoder.vectors`."""
-        real = torch.arange(laid.tokens.shape[1], device=laid.tokens.device) < laid.lengths[:, None]
+        real = occupied(laid.lengths, laid.tokens.shape[1])
         x = self.norm(self.tokens(laid.tokens.long().masked_fill(~real, self.padding)).flatten(1))
         for layer in self.layers[:-1]:
             x = self.activation(layer(x))
@@ -212,10 +213,7 @@ class TransformerEncoder(RowEncoder):
             raise ValueError(f"model.encoder.hidden {width} is not a multiple of model.encoder.heads {options.heads}")
         self.tokens = nn.Embedding(vocabulary, width)
         self.positions = nn.Embedding(k, width)
-        self.blocks = nn.ModuleList(
-            Block(width, options.heads, width // options.heads, options.ffn, rotary=False)
-            for _ in range(options.layers)
-        )
+        self.blocks = Blocks(options.layers, width, options.heads, width // options.heads, options.ffn, rotary=False)
         self.norm = nn.LayerNorm(width)
         self.pooled = nn.Linear(width, options.width)
         self.end(options, bias)
@@ -224,9 +222,8 @@ class TransformerEncoder(RowEncoder):
         """See `Encoder.vectors`."""
         positions = [row.expand(size, -1) for row, size in zip(self.positions.weight, laid.sizes, strict=False)]
         x = self.tokens(laid.tokens) + torch.cat([self.positions.weight[:0], *positions])
-        real = torch.arange(len(laid.sizes), device=x.device) < laid.lengths[:, None]
+        real = occupied(laid.lengths, len(laid.sizes))
         for block in self.blocks:
-            assert isinstance(block, Block)
             x = block.packed(x, laid.sizes, seen=real)
         x = self.norm(x)
         if laid.sizes:
@@ -237,7 +234,6 @@ class TransformerEncoder(RowEncoder):
     def products(self, laid: Rows) -> Iterator[tuple[Tensor, int]]:
         """See `Encoder.products`; attention's own, within chunks, are left out."""
         for block in self.blocks:
-            assert isinstance(block, Block)
             yield from ((weight, len(laid.tokens) * weight.numel()) for weight in block.matrices())
         yield self.pooled.weight, len(laid) * self.pooled.weight.numel()
 

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from haed.blocks.lstm import LSTMLayer
-from haed.blocks.transformer import Block, Cache
+from haed.blocks.transformer import Blocks, Cache
 from haed.options import MainOptions
 
 
@@ -96,10 +96,8 @@ class TransformerMain(Main):
         added = torch.empty(context, padding if self.concatenated else options.width)
         self.positions = nn.Parameter(added) if options.positions != "rotary" else None
         self.start = nn.Parameter(torch.empty(embedding))
-        self.blocks = nn.ModuleList(
-            Block(options.width, options.heads, options.head_width, options.ffn, options.positions == "rotary")
-            for _ in range(options.layers)
-        )
+        sizes = (options.width, options.heads, options.head_width, options.ffn)
+        self.blocks = Blocks(options.layers, *sizes, rotary=options.positions == "rotary")
         self.norm = nn.LayerNorm(options.width)
 
     def step(self, inputs: Tensor, cache: Cache | None) -> Tensor:
@@ -140,7 +138,6 @@ class TransformerMain(Main):
         """See `Main.products`; attention's own are beside its output's, as if every chunk saw the whole window."""
         places = batch * context
         for block in self.blocks:
-            assert isinstance(block, Block)
             yield from ((weight, places * weight.numel()) for weight in block.matrices())
             out = block.attention.out
             yield out.weight, 2 * places * context * out.in_features  # scores and values

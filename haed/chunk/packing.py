@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from haed.blocks.grams import Looked
-from haed.system import Windows
+from haed.system import Windows, occupied
 
 _MIX = (0x9E3779B97F4A7C15 - (1 << 64), 0xBF58476D1CE4E5B9 - (1 << 64), 0x94D049BB133111EB - (1 << 64))
 
@@ -132,7 +132,7 @@ def pack(chunks: Chunks, vocabulary: int, fixed: bool = False, before: Chunks | 
     steps = int(decisions[0]) if n else 0
     sizes = [int(x) for x in (decisions[:, None] > torch.arange(steps)).sum(0)]
     symbols = torch.full((n, k + 1), vocabulary, dtype=torch.long)
-    symbols[:, 1:] = torch.where(torch.arange(k) < lengths[:, None], tokens.long(), vocabulary)
+    symbols[:, 1:] = torch.where(occupied(lengths, k), tokens.long(), vocabulary)
     symbols = symbols[order]
     empty = torch.empty(0, dtype=torch.long)
     return Packed(

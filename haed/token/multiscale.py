@@ -81,7 +81,25 @@ class LevelMemory:
     above: Held = field(default_factory=Held)
 
 
-class TopDown(TokenSystem):
+class MultiScale(TokenSystem):
+    """A system with a `Level` for each scale k of `scales`, its child `scale_k`."""
+
+    scales: list[int]
+
+    def levels(self) -> dict[int, Level]:
+        """By scale, in the order of `scales`."""
+        return {scale: getattr(self, f"scale_{scale}") for scale in self.scales}
+
+    def outlets(self) -> dict[int, nn.Module]:
+        """See `System.outlets`: vectors before they are lengthened."""
+        return {scale: level.norm for scale, level in self.levels().items()}
+
+    def level_memories(self) -> list[LevelMemory]:
+        """Of each level, still empty."""
+        return [LevelMemory(level.layers.memory()) for level in self.levels().values()]
+
+
+class TopDown(MultiScale):
     """From the coarsest scale to the tokens, or to bags of them.
 
     Raises:
@@ -113,18 +131,13 @@ class TopDown(TokenSystem):
     def body(self, x: Tensor, route: object = None, memory: list[LevelMemory] | None = None) -> Tensor:
         """See `TokenSystem.body`."""
         found, (*levels, tokens) = None, memory or [LevelMemory(None) for _ in (*self.scales, 1)]
-        for kept, scale in zip(levels, self.scales, strict=True):
-            found = self.mark(f"scale_{scale}", getattr(self, f"scale_{scale}")(x, found, kept))
+        for kept, (scale, level) in zip(levels, self.levels().items(), strict=True):
+            found = self.mark(f"scale_{scale}", level(x, found, kept))
         return tokens.above.take(found, x.shape[1])
-
-    def outlets(self) -> dict[int, nn.Module]:
-        """See `System.outlets`: vectors before they are lengthened."""
-        return {scale: getattr(self, f"scale_{scale}").norm for scale in self.scales}
 
     def memory(self, samples: int) -> list[LevelMemory]:
         """See `TokenSystem.memory`."""
-        levels = [LevelMemory(getattr(self, f"scale_{scale}").layers.memory()) for scale in self.scales]
-        return [*levels, LevelMemory(None)]
+        return [*self.level_memories(), LevelMemory(None)]
 
 
 class Aggregation(nn.Module):
@@ -151,7 +164,7 @@ class BottomUpMemory:
     finest: list[Past]
 
 
-class BottomUp(TokenSystem):
+class BottomUp(MultiScale):
     """From the tokens to the coarsest scale, and back to the tokens by attention.
 
     Raises:
@@ -180,17 +193,16 @@ class BottomUp(TokenSystem):
         """See `TokenSystem.body`."""
         levels = memory.levels if memory is not None else [LevelMemory(None) for _ in self.scales]
         below, groups = x, []
-        for kept, scale in zip(levels, self.scales, strict=True):
-            below = self.mark(f"scale_{scale}", getattr(self, f"scale_{scale}")(below, None, kept))
+        for kept, (scale, level) in zip(levels, self.levels().items(), strict=True):
+            below = self.mark(f"scale_{scale}", level(below, None, kept))
             groups.append(below)
         x = self.mark("aggregation", self.aggregation(x, groups, memory.aggregation if memory else None))
         return self.mark("scale_1", self.scale_1(x, memory.finest if memory else None))
 
     def outlets(self) -> dict[int, nn.Module]:
         """See `System.outlets`."""
-        return {scale: getattr(self, f"scale_{scale}").norm for scale in self.scales} | {1: self.scale_1}
+        return super().outlets() | {1: self.scale_1}
 
     def memory(self, samples: int) -> BottomUpMemory:
         """See `TokenSystem.memory`."""
-        levels = [LevelMemory(getattr(self, f"scale_{scale}").layers.memory()) for scale in self.scales]
-        return BottomUpMemory(levels, self.aggregation.attention.memory(), self.scale_1.memory())
+        return BottomUpMemory(self.level_memories(), self.aggregation.attention.memory(), self.scale_1.memory())

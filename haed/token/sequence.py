@@ -17,11 +17,11 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from haed.blocks.attention import sinusoids
-from haed.blocks.counting import Counter
+from haed.blocks.counting import FlopCount
 from haed.blocks.grams import Grams, Looked
 from haed.blocks.layer import calm_residuals
 from haed.options import TokenOptions
-from haed.system import Cut, Group, System, Windows, moved
+from haed.system import Cut, Group, System, Windows, moved, occupied
 
 _SHORT = 1024  # tokens
 MULTIPLE = 16  # lengths of sequences: few different shapes, and such as matrix units like
@@ -51,7 +51,7 @@ class Tokens:
 def as_tokens(windows: Windows, cut: Cut) -> Tokens:
     """Lays out windows on the CPU, without a route."""
     k, chunks = cut.k, windows.lengths.shape[1]
-    real = torch.arange(k) < windows.lengths[..., None]  # (B, T, K)
+    real = occupied(windows.lengths, k)  # (B, T, K)
     counts = real.sum((1, 2))
     longest = max(1, int(counts.max()) if len(counts) else 1)
     order = (~real).flatten(1).byte().argsort(dim=1, stable=True)[:, : longest + -longest % MULTIPLE]
@@ -186,12 +186,12 @@ class TokenSystem(System):
         found = -F.cross_entropy(wide.flatten(0, 1), laid.targets.flatten(), reduction="none")
         return self.mark("output", found.unflatten(0, laid.targets.shape) * laid.real)
 
-    def total(self, laid: object) -> Tensor:
+    def total_log_likelihood(self, laid: object) -> Tensor:
         """See `System.total`."""
         assert isinstance(laid, Tokens)
         if self.shapes(laid) in self._counted:
             return self.scores(laid).sum()
-        with Counter() as counter:
+        with FlopCount() as counter:
             found = self.scores(laid).sum()
         self._counted[self.shapes(laid)] = counter.flops
         return found
@@ -206,12 +206,12 @@ class TokenSystem(System):
     def flops(self, laid: object) -> float:
         """Of the products of weights and of attention; see `System.flops`.
 
-        All is counted that is multiplied, padding and hidden pairs too: by `total`, when it meets new shapes.
+        All is counted that is multiplied, padding and hidden pairs too: by `total_log_likelihood`, when it meets new shapes.
         """
         assert isinstance(laid, Tokens)
         if self.shapes(laid) not in self._counted:
             with torch.no_grad():
-                self.total(moved(laid, self.device))
+                self.total_log_likelihood(moved(laid, self.device))
         return float(self._counted[self.shapes(laid)])
 
     def shapes(self, laid: Tokens) -> tuple[int, ...]:

@@ -35,7 +35,7 @@ def bits_per_byte(options: Options) -> float:
     generator = torch.Generator().manual_seed(1)
     for _ in range(40):
         windows = random_windows(generator, fixed)
-        (-system.total(system.lay_out(windows)) / windows.lengths.sum()).backward()
+        (-system.total_log_likelihood(system.lay_out(windows)) / windows.lengths.sum()).backward()
         optimizer.step()
         optimizer.zero_grad()
     system.eval()

@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from haed.system import occupied
 from pipeline.experiments.measures import Measured
 from pipeline.run.index import spell
 from pipeline.run.opened import Run
@@ -34,7 +35,7 @@ def measure(run: Run) -> Measured:
     with run.compute.precision():
         for part in some_at_once(windows):
             nats -= float(run.system.decisions(part).sum())
-            real = torch.arange(part.tokens.shape[2]) < part.lengths[..., None]
+            real = occupied(part.lengths, part.tokens.shape[2])
             frequencies -= float(unigram[part.tokens[real].long()].sum())
         rows = [["context", "what follows", "likeliest, with their probabilities"]]
         rows += [_example(run, symbols) for symbols in _symbols(run, windows[:SHOWN])]

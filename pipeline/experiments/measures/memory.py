@@ -108,7 +108,7 @@ def measured(system: System, windows: Windows) -> Table:
     laid, mark = system.lay_out(windows), system.mark
     system.mark = (kept := ByKind(system)).mark
     with kept:
-        system.total(moved(laid, system.device))
+        system.total_log_likelihood(moved(laid, system.device))
     kept.ended("output")
     system.mark = mark
     system.eval()

@@ -15,7 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from haed.system import Windows
+from haed.system import Windows, occupied
 from pipeline.experiments.measures import Measured
 from pipeline.run.index import spell
 from pipeline.run.opened import Run
@@ -92,6 +92,6 @@ def topics(texts: list[str], others: list[str]) -> Tensor:
 
 
 def _texts(run: Run, windows: Windows) -> list[str]:
-    real = torch.arange(windows.tokens.shape[2]) < windows.lengths[..., None]
+    real = occupied(windows.lengths, windows.tokens.shape[2])
     rows = (bytes(tokens[own].tolist()) for tokens, own in zip(windows.tokens, real, strict=True))
     return [spell(row, run.chunker.name) for row in rows]

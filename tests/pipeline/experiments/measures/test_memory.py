@@ -42,7 +42,7 @@ def test_kinds_make_up_what_a_profile_says_is_kept() -> None:
     found = memory.measured(system, windows)
     laid = system.lay_out(windows)
     with (kept := Kept(system)):
-        system.total(laid)
+        system.total_log_likelihood(laid)
     assert sum(found.values()) == kept.total > 0
 
 
