@@ -10,13 +10,13 @@ steps as measured: processes that share memory and cores have more to wait for. 
 
 import argparse
 import statistics
+import subprocess
 import sys
 import tempfile
 from pathlib import Path
 
 sys.path[0] = str(Path(__file__).resolve().parent.parent)  # else `data` would be the script beside this one
 
-from benchmarks.two_phases import stage
 from pipeline.config import load
 from pipeline.run.folder import RunFolder
 from pipeline.run.metrics import read
@@ -51,7 +51,8 @@ def main() -> None:
             for steps in (SHORT, LONG):
                 name, before = f"{processes}-{steps}", received()
                 more = [f"name={name}", f"launcher.processes={processes}", f"pretrain.steps={steps}"]
-                stage("pretrain", "--config", arguments.config, *words, *more)
+                command = [sys.executable, "-m", "pipeline", "pretrain", "--config", arguments.config, *words, *more]
+                subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
                 bytes_of[steps] = received() - before
             path = Path(folder) / "runs" / name / "pretrain" / "metrics.jsonl"
             records = [record for record in read(path) if "candidates" in record][-3:]
