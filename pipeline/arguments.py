@@ -96,7 +96,7 @@ def parse(argv: list[str] | None, program: str, commands: tuple[Command, ...]) -
     """
     parser = _Parser(
         prog=program,
-        description="Two-phase training of Hierarchical Attention Encoder-Decoders.",
+        description="Hierarchical Attention Encoder-Decoders, trained in two phases, and the hierarchical models beside them.",
         epilog=f"Options are key=value; `{program} config` lists them. Presets: {listed()}.",
     )
     subparsers = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)

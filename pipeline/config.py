@@ -72,7 +72,8 @@ def load(config: str | Path | None = None, overrides: list[str] | tuple[str, ...
     Args:
         config: name of a preset, path of a YAML file, or None for the defaults. The address of a Dask cluster in a file is
             left out with a warning: only the user gives one. Where `overrides` ask for another kind of model than the file
-            does, so are its options of the other kind, see `left_out`.
+            does, so are its options of the other kind, see `left_out`, and its name has the kind behind it, unless they
+            give one: it is another run.
         overrides: `key=value` pairs, with dots for nested keys: `model.decoder.kind=transformer`.
 
     Raises:
@@ -121,10 +122,13 @@ def load(config: str | Path | None = None, overrides: list[str] | tuple[str, ...
     if wrong := _foreign(tree, kind):
         raise ConfigError(refusal(wrong[0], kind))
     defaults = Options()
+    is_another = (in_file.get("model") or {}).get("kind", defaults.model.kind) != kind
+    if is_another and in_file and "name" not in tree:
+        options.name += f"-{kind.replace('_', '-')}"
     for key in _foreign(in_file, kind):
         *above, name = key.split(".")
         section, default = (reduce(getattr, above, each) for each in (options, defaults))
-        if (in_file.get("model") or {}).get("kind", defaults.model.kind) != kind:
+        if is_another:
             setattr(section, name, getattr(default, name))
         elif getattr(section, name) != getattr(default, name):  # what a file of before holds in full may have it so
             raise ConfigError(f"{find(str(config))}: {refusal(key, kind)}")

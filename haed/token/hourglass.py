@@ -39,11 +39,11 @@ def parse_hierarchy(text: str, longest: int) -> list[Scale]:
         longest: tokens of the longest window.
 
     Raises:
-        ValueError: it is none, does not nest, or shortens by more than a window.
+        ValueError: it is none, does not nest, has no layers, or shortens by more than a window.
     """
     where = f"model.hourglass.hierarchy={text!r}"
     entries = re.split(r"[\s,]+", text.strip(" ()\t\n"))
-    if not all(re.fullmatch(r"\d{1,4}@[1-9]\d{0,6}", entry) for entry in entries):
+    if text.count("(") != text.count(")") or not all(re.fullmatch(r"\d{1,4}@[1-9]\d{0,6}", entry) for entry in entries):
         raise ValueError(f"{where}: entries are layers@factor; set something like 2@1 8@4 2@1")
     layers, factors = zip(*((int(number) for number in entry.split("@")) for entry in entries), strict=True)
     middle = len(factors) // 2
@@ -59,6 +59,10 @@ def parse_hierarchy(text: str, longest: int) -> list[Scale]:
             raise ValueError(
                 f"{where}: {coarse} is no multiple of {fine}; each factor must be one of the factor before it"
             )
+    if not any(layers):
+        raise ValueError(
+            f"{where}: no scale has a layer, and no token would see another; set something like 2@1 8@4 2@1"
+        )
     if down[-1] > longest:
         raise ValueError(
             f"{where}: factor {down[-1]} is more than the {longest} tokens of a window; set a smaller one, or more batch.context"

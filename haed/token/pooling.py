@@ -62,7 +62,7 @@ _EXAMPLES = {LAYERS: "2@16 2@4 4@1", WINDOW: "256:512@16 8:256@4 0:8@1"}
 
 
 def parsed(notation: str, option: str, what: str) -> dict[int, str]:
-    """Reads such as 2@16 2@4 4@1: what stands before each @, by scale.
+    """Reads such as 2@16 2@4 4@1, also with commas: what stands before each @, by scale.
 
     Args:
         notation: as given by the user.
@@ -73,7 +73,7 @@ def parsed(notation: str, option: str, what: str) -> dict[int, str]:
         ValueError: it is not written so, or a scale is there twice.
     """
     found: dict[int, str] = {}
-    for part in notation.split():
+    for part in re.split(r"[\s,]+", notation.strip()):
         match = re.fullmatch(rf"({what})@([1-9]\d*)", part)
         if match is None or int(match[2]) in found:
             found.clear()

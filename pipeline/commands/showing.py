@@ -10,20 +10,31 @@ from pipeline.arguments import (
     run_options,
     run_settings,
 )
-from pipeline.config import ConfigError
+from pipeline.config import ConfigError, is_option, load
 from pipeline.kinds import phases
 
 
 def _compare_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("runs", nargs="+", metavar="RUN", help="names under runs_dir, or folders")
-    parser.add_argument("--runs-dir", default="runs", help="where runs are looked for by name")
+    parser.add_argument("--runs-dir", default="runs", help="where runs are looked for by name; runs_dir= is the same")
     parser.add_argument("--output", type=Path, metavar="FOLDER", help="of the page (default: RUNS_DIR/comparison)")
 
 
 def _compare(arguments: argparse.Namespace) -> Result:
     from pipeline.show.compare import compare, table
 
-    found = compare(arguments.runs, arguments.runs_dir, arguments.output or Path(arguments.runs_dir) / "comparison")
+    runs = [word for word in arguments.runs if not is_option(word)]
+    for word in arguments.runs:
+        if word not in runs and not word.startswith("runs_dir="):
+            raise ConfigError(
+                f"{word}: runs are compared as they are, only runs_dir= changes where they are looked for"
+            )
+    runs_dir = load(
+        None, [word for word in arguments.runs if word not in runs] or [f"runs_dir={arguments.runs_dir}"]
+    ).runs_dir
+    if not runs:
+        raise ConfigError("compare needs the names or folders of runs")
+    found = compare(runs, runs_dir, arguments.output or Path(runs_dir) / "comparison")
     return Result(f"{table(found)}\n{found.page}", asdict(found))
 
 

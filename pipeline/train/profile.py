@@ -175,8 +175,11 @@ def table(found: Profile) -> str:
     lines = [
         f"{found.phase}: {total:.1f} ms a step, mean of {found.steps}; {kept / 1e6:,.1f} MB kept for the backward pass"
     ]
+    bare = not (found.milliseconds["loss"] or found.kept["loss"])  # without the IEM loss, which alone has candidates
     for part, spent in found.milliseconds.items():
-        line = f"  {part:<11} {spent:9.2f} ms  {spent / total:6.1%}"
+        if part == "loss" and bare:
+            continue
+        line = f"  {'batch' if part == 'candidates' and bare else part:<11} {spent:9.2f} ms  {spent / total:6.1%}"
         if mine := found.kept[part]:
             line += f"  {mine / 1e6:10,.2f} MB  {mine / kept:6.1%}"
         lines.append(line)

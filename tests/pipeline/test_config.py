@@ -122,6 +122,9 @@ def test_another_kind_is_a_word_and_what_it_leaves_of_a_preset_is_said(capsys: p
     assert not any(line.startswith(("iem:", "pretrain:", "analyse:")) for line in found.out.splitlines())
     options = load("quickstart", ["model.kind=hourglass"])
     assert options.model.main == ModelOptions().main and options.iem == IEMOptions()
+    names = [load("quickstart", [f"model.kind={kind}"]).name for kind in ("haed", "hourglass", "top_down")]
+    assert names == ["quickstart", "quickstart-hourglass", "quickstart-top-down"]  # another model is another run
+    assert load("quickstart", ["model.kind=hourglass", "name=mine"]).name == "mine"
     assert main(["config", "quickstart"]) == 0
     printed = capsys.readouterr()
     assert main(["config", "--config", "quickstart"]) == 0 and capsys.readouterr() == printed and not printed.err

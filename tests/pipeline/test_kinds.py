@@ -135,7 +135,9 @@ def test_every_stage_of_a_model_of_tokens(
     assert "no phase one" in said(2, "profile", run, "--phase", "pretrain")
     assert "index.min_count belongs to model.kind=haed" in said(2, "index", run, "index.min_count=2")
     assert "bits/char" in said(0, "evaluate", run) and "def" in said(0, "sample", run, "--prompt", "def")
-    assert "scale_2" in said(0, "profile", run, "--steps", "1") and "tokens" in said(0, "compare", run)
+    profiled = said(0, "profile", run, "--steps", "1")
+    assert "scale_2" in profiled and "candidates" not in profiled and "loss" not in profiled
+    assert "tokens" in said(0, "compare", run)
     assert Path(said(0, "report", run).strip()).is_file()
     assert refusal("model.main.width", "top_down").startswith("model.main.width belongs to model.kind=haed")
 

@@ -9,7 +9,7 @@ import torch
 from haed.build import make_system
 from haed.options import GramsOptions, IEMOptions, ModelOptions, MultiscaleOptions, RetinaOptions, TokenOptions
 from haed.system import Cut, Windows
-from haed.token.pooling import Pool
+from haed.token.pooling import LAYERS, Pool, parsed
 from haed.token.sequence import TokenSystem
 from tests.haed.token import reference
 from tests.haed.token.reference import Array, Weights
@@ -172,6 +172,11 @@ def test_groups_may_not_come_one_position_earlier(kind: str, scale: int) -> None
             module.shift -= module.factor > 1
     fed = fed[:, : 2 * scale]  # so that there are as many groups
     assert leaks()
+
+
+@pytest.mark.parametrize("notation", ["2@16 3@4 4@1", "2@16, 3@4, 4@1", " 2@16,3@4 , 4@1 "])
+def test_scales_are_read_with_commas_too(notation: str) -> None:
+    assert parsed(notation, "model.multiscale.layers", LAYERS) == {16: "2", 4: "3", 1: "4"}
 
 
 @pytest.mark.parametrize(

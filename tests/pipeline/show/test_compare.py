@@ -43,6 +43,8 @@ def test_runs_are_compared_in_a_table_and_a_page(options: Options, capsys: pytes
     assert main(arguments) == 0
     steps = {row["run"].rpartition("/")[2]: row["steps"] for row in json.loads(capsys.readouterr().out)["rows"]}
     assert steps["tiny"] == 13
+    assert main(["compare", "tiny", f"runs_dir={options.runs_dir}"]) == 0
+    assert "finetune, decoder alone" in capsys.readouterr().out
     assert main(arguments[:-1]) == 0
     shown = capsys.readouterr().out
     assert "(test, finetune, decoder alone)" in shown and "tiny: evaluated by the decoder alone" in shown
@@ -54,3 +56,5 @@ def test_what_cannot_be_compared_is_said(options: Options, capsys: pytest.Captur
     stages.RunFolder.create(options)
     assert main(["compare", "tiny", "--runs-dir", options.runs_dir]) == 1
     assert "was not trained yet" in capsys.readouterr().err
+    assert main(["compare", "tiny", "seed=3", f"runs_dir={options.runs_dir}"]) == 2
+    assert "seed=3: runs are compared as they are" in capsys.readouterr().err
