@@ -81,6 +81,7 @@ def load(config: str | Path | None = None, overrides: list[str] | tuple[str, ...
     """
     where = "the command line"
     in_file: Any = {}
+    tree: Any = {}
     try:
         merged = _schema()
         if config is not None:
