@@ -44,10 +44,11 @@ def turn(options: Options, stop: Callable[[], bool]) -> Iterator[None]:
                     pass
             log.info("waits for its turn on %s: %s", ", ".join(names), others)
             began = time.monotonic()
-            with _said_in_its_name(names):
+            with _name_that_says(f"waits for {', '.join(names)}") as say:
                 while others:
                     if stop():
                         raise Interrupted("it was waiting for its turn: there is nothing to save")
+                    say()
                     time.sleep(_POLL_SECONDS)
                     others = _take(names, limit, held)
             log.info("has its turn after %.0f s", time.monotonic() - began)
@@ -107,24 +108,32 @@ def _folder() -> Path:
 
 
 @contextmanager
-def _said_in_its_name(names: list[str]) -> Iterator[None]:
-    """The name of the flow run, as lists show it, says that it waits."""
-    before = os.environ.get(FLOW_RUN, "")
-    _rename(f"{before} · waits for {', '.join(names)}")
+def _name_that_says(what: str) -> Iterator[Callable[[], None]]:
+    """The name of the flow run, as lists show it, says that it waits; what is yielded says it, until the server has heard it."""
+    before, heard = os.environ.get(FLOW_RUN, ""), False
+
+    def say() -> None:
+        nonlocal heard
+        heard = heard or _renamed(f"{before} · {what}")
+
     try:
-        yield
+        yield say
     finally:
-        _rename(before)
+        if not _renamed(before):
+            log.warning("the server did not answer: the run's name may go on to say that it %s", what)
 
 
-def _rename(name: str) -> None:
+def _renamed(name: str) -> bool:
+    """Whether the flow run, where there is one, has this name now."""
     from prefect.client.orchestration import get_client
     from prefect.runtime import flow_run
 
     if flow_run.id is None:
-        return
+        return True
     try:
         with get_client(sync_client=True) as client:
             client.update_flow_run(flow_run.id, name=name)
     except Exception as error:  # whatever it is: the server's troubles are not training's
         log.debug("not renamed: %s", error)
+        return False
+    return True

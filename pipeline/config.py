@@ -72,8 +72,7 @@ def load(config: str | Path | None = None, overrides: list[str] | tuple[str, ...
     Args:
         config: name of a preset, path of a YAML file, or None for the defaults. The address of a Dask cluster in a file is
             left out with a warning: only the user gives one. Where `overrides` ask for another kind of model than the file
-            does, so are its options of the other kind, see `left_out`, and its name has the kind behind it, unless they
-            give one: it is another run.
+            does, so are its options of the other kind, see `left_out`, and its name ends with the kind unless one is given.
         overrides: `key=value` pairs, with dots for nested keys: `model.decoder.kind=transformer`.
 
     Raises:

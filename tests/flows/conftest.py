@@ -111,6 +111,7 @@ def serving(text: Path, folder: Path, *arguments: str) -> Iterator[Served]:
     made = Served(folder)
     made.start(*arguments)
     yield made
+    print(made.said()[-20_000:])  # shown beside what failed
     made.stop()
 
 
