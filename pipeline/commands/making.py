@@ -64,7 +64,10 @@ def _experiment_arguments(parser: argparse.ArgumentParser) -> None:
     about = "; ".join(f"{name}: {budget.about}" for name, budget in BUDGETS.items())
     parser.add_argument("--budget", choices=tuple(BUDGETS), default="minutes", help=f"{about} (default: minutes)")
     parser.add_argument("--plan", action="store_true", help="tell what the paper's sizes would cost, and train nothing")
-    parser.add_argument("--seconds", type=float, help="of training in all (default: 840, of an hour 8,400)")
+    most = ", ".join(f"{budget.seconds:,} of {name}" for name, budget in BUDGETS.items() if budget.seconds)
+    parser.add_argument(
+        "--seconds", type=float, help=f"of training in all (default: {most}, or what their limits leave)"
+    )
     parser.add_argument("--seeds", type=int, help="of each run (default: 1, of an hour 3)")
     parser.add_argument("--parallel", type=int, default=1, help="runs side by side, which share the cores (default: 1)")
     parser.add_argument(

@@ -24,16 +24,13 @@ def _compare(arguments: argparse.Namespace) -> Result:
     from pipeline.show.compare import compare, table
 
     runs = [word for word in arguments.runs if not is_option(word)]
-    for word in arguments.runs:
-        if word not in runs and not word.startswith("runs_dir="):
-            raise ConfigError(
-                f"{word}: runs are compared as they are, only runs_dir= changes where they are looked for"
-            )
-    runs_dir = load(
-        None, [word for word in arguments.runs if word not in runs] or [f"runs_dir={arguments.runs_dir}"]
-    ).runs_dir
+    words = [word for word in arguments.runs if is_option(word)]
+    for word in words:
+        if not word.startswith("runs_dir="):
+            raise ConfigError(f"{word}: runs are compared as they are; runs_dir= says where they are looked for")
     if not runs:
         raise ConfigError("compare needs the names or folders of runs")
+    runs_dir = load(None, words or [f"runs_dir={arguments.runs_dir}"]).runs_dir
     found = compare(runs, runs_dir, arguments.output or Path(runs_dir) / "comparison")
     return Result(f"{table(found)}\n{found.page}", asdict(found))
 

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from data.durable import FLOW_RUN
 from flows.devices import devices, turn
 from flows.states import alive
 from pipeline.config import load
@@ -32,6 +33,7 @@ def test_a_turn_is_held_alone_and_freed_by_death(tmp_path: Path, monkeypatch: py
     monkeypatch.setenv("TMPDIR", str(tmp_path))
     monkeypatch.setattr("tempfile.tempdir", None)
     monkeypatch.setenv("HAED_TRAININGS", "1")
+    monkeypatch.delenv(FLOW_RUN, raising=False)
     one, other, cpu = (load("quickstart", [f"device={name}"]) for name in ("cuda:1", "cuda:2", "cpu"))
     pipe = subprocess.PIPE
     with subprocess.Popen([sys.executable, "-c", script], stdin=pipe, stdout=pipe, text=True) as holder:
@@ -42,6 +44,13 @@ def test_a_turn_is_held_alone_and_freed_by_death(tmp_path: Path, monkeypatch: py
         busy.path.mkdir(parents=True)
         with busy.lock(), pytest.raises(BlockingIOError, match="in use by process"), turn(one, lambda: False):
             pass
+        tells, answers = [], iter([False, False, True, True])  # the server's
+        monkeypatch.setattr("flows.devices._renamed", lambda name: tells.append(name) or next(answers))
+        monkeypatch.setattr("flows.devices._POLL_SECONDS", 0.01)
+        asked = iter([False] * 5 + [True])
+        with pytest.raises(Interrupted), turn(one, lambda: next(asked)):
+            pass
+        assert tells == [" · waits for cuda:1"] * 3 + [""]
         with turn(other, lambda: True), turn(cpu, lambda: True):  # other devices are free
             pass
         monkeypatch.setenv("HAED_TRAININGS", "2")
