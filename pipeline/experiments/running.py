@@ -24,6 +24,7 @@ from data.durable import write_atomically
 from pipeline.experiments.arms import Finished, Ready, ours, ready
 from pipeline.experiments.experiment import Arm, Experiment, Plan
 from pipeline.experiments.measures import Measured, kept_at
+from pipeline.run.device import release_memory
 from pipeline.run.files import read_as, read_json
 from pipeline.run.shards import shard
 from pipeline.stopping import Interrupt, die_with_parent
@@ -70,6 +71,8 @@ def timed(
             if (name := f"{each.arm.name}/{phase}") in first.values()
         }
         took = seconds_of_a_step(turns, *((3, 3, 1) if seconds < 60 * len(turns) else (3, 8, 3)))
+    del turns
+    release_memory()  # of all models, which would be kept beside the runs
     found = {name: took[first[work]] for name, work in works.items()}
     path.parent.mkdir(parents=True, exist_ok=True)
     write_atomically(path, json.dumps({"of": of, "on": platform.node(), "seconds": found}, indent=1).encode())
