@@ -7,6 +7,7 @@ from itertools import islice
 
 import torch
 
+from data.corpus import Corpus
 from data.loader import Loader
 from haed.build import make_objective
 from haed.system import Windows
@@ -15,7 +16,6 @@ from pipeline.experiments.running import shard_all
 from pipeline.options import Phase
 from pipeline.run.device import compute
 from pipeline.run.memory import build_system
-from pipeline.run.shards import open_shards
 from pipeline.run.windows import as_windows
 from pipeline.show.page import text_table
 from pipeline.train.profile import product_rate
@@ -47,12 +47,12 @@ class Cost:
 def costs(arms: Sequence[Ours]) -> list[Cost]:
     """Of every phase of every arm; models lie on the meta device, so any size can be asked for."""
     rate = product_rate(compute(arms[0].options))
-    shard_all(arms)
-    return [_cost(each, phase, rate) for each in arms for phase in each.arm.phases]
+    corpora = shard_all(arms)
+    return [_cost(each, phase, rate, corpora[each.data]) for each in arms for phase in each.arm.phases]
 
 
-def _cost(ready: Ours, phase: Phase, rate: float) -> Cost:
-    options, limits, corpus = ready.options, getattr(ready.options, phase), open_shards(ready.options)
+def _cost(ready: Ours, phase: Phase, rate: float, corpus: Corpus) -> Cost:
+    options, limits = ready.options, getattr(ready.options, phase)
     batch = options.batch
     loader = Loader(
         corpus,

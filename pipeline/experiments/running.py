@@ -23,7 +23,7 @@ from data.corpus import Corpus
 from data.durable import write_atomically
 from pipeline.experiments.arms import Finished, Ready, ours, ready
 from pipeline.experiments.experiment import Arm, Experiment, Plan
-from pipeline.experiments.measures import Measured, kept_at
+from pipeline.experiments.measures import OF_SIZES, Measured, kept_at
 from pipeline.run.device import release_memory
 from pipeline.run.files import read_as, read_json
 from pipeline.run.shards import shard
@@ -119,9 +119,18 @@ def make(experiment: Experiment, plan: Plan, stop: Callable[[], bool] = lambda: 
     runs = [partial(work.run, each, seed, clock, limits) for seed in range(plan.seeds) for each in arms]
     done = _all(runs, plan.parallel, work)
     work.threads = cores
-    measures = [partial(work.measure, each, name) for name in experiment.measures for each in done]
+    measures = [partial(work.measure, each, name) for name in experiment.measures for each in taken_of(name, done)]
     _all(measures, 1, work)
     return done, notes
+
+
+def taken_of(measure: str, done: Sequence[Done]) -> list[Done]:
+    """The runs that a measure is taken of: all that are whole, or the first of each arm."""
+    whole = [each for each in done if each.failure is None]
+    if measure not in OF_SIZES:
+        return whole
+    first = {each.arm.name: each for each in reversed(whole)}
+    return [each for each in whole if first[each.arm.name] is each]
 
 
 def _all(tasks: Sequence[Callable[[], Done]], parallel: int, work: "_Work") -> list[Done]:
@@ -169,12 +178,11 @@ class _Work:
     def measure(self, done: Done, name: str) -> Done:
         """Adds a measure to a run that was finished, if it is not kept in its folder yet."""
         try:
-            if done.failure is None:
-                if not (kept := kept_at(done.run, name)).is_file():
-                    log.info("%s, seed %d: %s", done.arm.name, done.seed, name)
-                    words = (name, str(done.run), f"threads={self.threads}")
-                    self.command("pipeline.experiments.measures", *words)
-                done.measured[name] = read_as(Measured, kept)
+            if not (kept := kept_at(done.run, name)).is_file():
+                log.info("%s, seed %d: %s", done.arm.name, done.seed, name)
+                words = (name, str(done.run), f"threads={self.threads}")
+                self.command("pipeline.experiments.measures", *words)
+            done.measured[name] = read_as(Measured, kept)
         except Exception as error:
             done.unmeasured[name] = self._said(done, error)
         return done

@@ -1,7 +1,7 @@
 """HAED, Figure 4: learning in the embedding space first, or end to end, at equal seconds."""
 
 from pipeline.experiments.experiment import Arm, Experiment
-from pipeline.experiments.haed.sizes import ALONE
+from pipeline.experiments.haed.sizes import ALONE, TODAY
 
 PAPER = (
     *ALONE,
@@ -13,18 +13,6 @@ PAPER = (
     "iem.bias=false",
     "iem.head=none",
     "iem.extra_batches=3",
-)
-
-TODAY = (  # the preset's losses, at the paper's sizes
-    *(
-        "iem.correction=inclusion",
-        "iem.duplicates=false",
-        "iem.similarity=cosine",
-        "iem.scale=learned",
-        "iem.bias=true",
-    ),
-    *("iem.head=linear", "iem.extra_batches=0", "model.mixture.known=null", "pretrain.decode_fraction=0.15"),
-    *("finetune.decode_fraction=0.5", "finetune.iem_weight=1"),
 )
 
 FIGURE4 = Experiment(

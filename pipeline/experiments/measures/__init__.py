@@ -18,6 +18,7 @@ MEASURES = {  # name: module of this package
     "speed": "speed",
     "passages": "passages",
 }
+OF_SIZES = {"profile", "memory", "speed"}  # time and memory, which depend on no seed: of one run of an arm
 
 
 @dataclass

@@ -1,7 +1,7 @@
 """All systems at equal seconds, and public packages of the same models beside ours; all of two to three million parameters."""
 
 from pipeline.experiments.experiment import OURS, Arm, Experiment
-from pipeline.experiments.haed.sizes import ALONE, UNTABLED
+from pipeline.experiments.haed.sizes import ALONE, TABLES, TODAY, UNTABLED
 from pipeline.options import Phase
 
 SMALL = (*("model.main.layers=2", "model.main.ffn=512", "model.decoder.width=320", "model.decoder.token_width=32"),)
@@ -18,6 +18,23 @@ ARMS = (
     Arm("flat, with n-grams", "flat", GRAMS),
     *(Arm(name, name) for name in ("hourglass", "hourglass-annotated", "top-down", "bottom-up", "retina", "spacebyte")),
     Arm("spacebyte, with n-grams", "spacebyte", GRAMS),
+)
+PAPER = "paper-wikitext103"
+FULL = (  # each by its own preset's limits
+    Arm("haed, with its tables", PAPER, (*TODAY, *TABLES)),
+    Arm("haed", PAPER, TODAY),
+    Arm("haed, decoder alone", PAPER, (*TODAY, *ALONE)),
+    Arm("haed, end to end", PAPER, only=TRAIN),
+    Arm("hred", "paper-hred-wikitext103", only=TRAIN),
+    Arm("hred-transformer", "paper-hred-transformer-wikitext103", only=TRAIN),
+    Arm("megabyte", "paper-megabyte", only=TRAIN),
+    Arm("flat", "paper-transformer-wikitext103"),
+    Arm("flat, with n-grams", "paper-transformer-wikitext103", GRAMS),
+    Arm("hourglass", "paper-hourglass-enwik8"),
+    Arm("hourglass-annotated", "paper-hourglass-annotated"),
+    *(Arm(name, f"paper-{name}-wikitext103") for name in ("top-down", "bottom-up", "retina")),
+    Arm("spacebyte", "paper-spacebyte"),
+    Arm("spacebyte, with n-grams", "paper-spacebyte", GRAMS),
 )
 # The packages of benchmarks/peers.txt, and what of ours is the same model.
 PACKAGES = {
@@ -39,6 +56,7 @@ SYSTEMS = Experiment(
     better=tuple(("haed, with its tables", arm.name) for arm in ARMS[2:]),
     equal="seconds",
     measures=("speed",),
+    full=FULL,
 )
 PEERS = Experiment(
     name="peers",

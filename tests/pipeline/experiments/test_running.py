@@ -17,7 +17,7 @@ from pipeline.experiments.experiment import BUDGETS, OURS, Arm, Budget, Experime
 from pipeline.experiments.ours import packaged
 from pipeline.experiments.ours.packages import PACKAGES
 from pipeline.experiments.result import Figure, Row, row_of, verdict
-from pipeline.experiments.running import make, shard_all, steps, timed
+from pipeline.experiments.running import Done, make, shard_all, steps, taken_of, timed
 from pipeline.run.device import compute
 from pipeline.run.saved import reached
 from pipeline.run.shards import open_shards
@@ -156,6 +156,14 @@ def test_a_failed_arm_leaves_the_others_and_a_stopped_one_goes_on(plan: Plan) ->
     assert "`finetune` ended with 1" in str(done[1].failure) and "nowhere" in str(done[1].failure)
     assert done[0].run.joinpath("evaluation.json").is_file()
     assert "wikitext-2, of whose valid split" in notes[0]
+
+
+def test_time_and_memory_are_of_one_run_of_an_arm() -> None:
+    wide, flat = TWO.arms
+    done = [Done(arm, seed, Path()) for seed in range(3) for arm in (wide, flat)]
+    done[0].failure = "lost"
+    assert taken_of("samples", done) == done[1:]
+    assert taken_of("profile", done) == [done[1], done[2]]
 
 
 def test_without_a_corpus_the_embedded_one_serves_and_pictures_are_left_out(plan: Plan) -> None:
