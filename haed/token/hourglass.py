@@ -42,7 +42,7 @@ def parse_hierarchy(text: str, longest: int) -> list[Scale]:
         ValueError: it is none, does not nest, has no layers, or shortens by more than a window.
     """
     where = f"model.hourglass.hierarchy={text!r}"
-    entries = re.split(r"[\s,]+", text.strip(" ()\t\n"))
+    entries = re.sub(r"[\s,()]+", " ", text).split() or [""]
     if text.count("(") != text.count(")") or not all(re.fullmatch(r"\d{1,4}@[1-9]\d{0,6}", entry) for entry in entries):
         raise ValueError(f"{where}: entries are layers@factor; set something like 2@1 8@4 2@1")
     layers, factors = zip(*((int(number) for number in entry.split("@")) for entry in entries), strict=True)

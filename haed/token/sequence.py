@@ -187,7 +187,7 @@ class TokenSystem(System):
         return self.mark("output", found.unflatten(0, laid.targets.shape) * laid.real)
 
     def total_log_likelihood(self, laid: object) -> Tensor:
-        """See `System.total`."""
+        """See `System.total_log_likelihood`."""
         assert isinstance(laid, Tokens)
         if self.shapes(laid) in self._counted:
             return self.scores(laid).sum()

@@ -205,7 +205,8 @@ def test_more_kinds_of_attention_than_levels_are_refused() -> None:
 
 def test_notations_of_the_paper() -> None:
     plain = parse_hierarchy("2@1 1@2 4@4 3@2 0@1", 64)
-    assert plain == parse_hierarchy("(2@1, 1@2, 4@4, 3@2, 0@1)", 64)
+    for written in "(2@1, 1@2, 4@4, 3@2, 0@1)", "(2@1 (1@2 (4@4) 3@2) 0@1)":
+        assert plain == parse_hierarchy(written, 64)
     assert [(each.factor, each.before, each.after) for each in plain] == [(1, 2, 0), (2, 1, 3), (4, 4, 0)]
 
 
