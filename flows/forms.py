@@ -25,7 +25,7 @@ from flows.page.ending import ROOMS, concluded, drop_tracebacks
 from flows.page.story import follow
 from flows.states.alive import record, tag
 from haed.options import IEMOptions, ModelOptions
-from pipeline import config
+from pipeline import config, trees
 from pipeline.arguments import say_left_out
 from pipeline.kinds import is_of, phases
 from pipeline.options import (
@@ -272,7 +272,7 @@ def words(
         ConfigError: a value is not one.
     """
     given = {section: group if isinstance(group, dict) else asdict(group) for section, group in groups.items() if group}
-    found = [f"{key}={json.dumps(value)}" for key, value in config.leaves(given) if value is not None]
+    found = [f"{key}={json.dumps(value)}" for key, value in trees.leaves(given) if value is not None]
     found += [f"name={json.dumps(name)}"] if name else []
     if source:
         found.append(f"source.path={json.dumps(source)}")
@@ -306,7 +306,7 @@ def resolved(preset: str, given: list[str]) -> Options:
     options = config.load(preset, given)
     if not is_inner():
         kind = options.model.kind
-        changed = config.differences(asdict(config.load(preset)), asdict(options))
+        changed = trees.differences(asdict(config.load(preset)), asdict(options))
         texts = {each.key: f"{each.key}={json.dumps(each.now)} (was {json.dumps(each.was)})" for each in changed}
         said = ", ".join(text for key, text in texts.items() if is_of(key, kind))
         log.info("preset %s %s", preset, f"with {said}" if said else "as it is")

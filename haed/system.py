@@ -17,6 +17,12 @@ from torch import Tensor, nn
 from haed.ranks import Ranks
 
 Mark = Callable[[str, Tensor], Tensor]
+SHORTER = "set a batch.context up to the one it was trained with"
+
+
+def unmarked(part: str, tensor: Tensor) -> Tensor:
+    """The tensor, where nobody profiles."""
+    return tensor
 
 
 @dataclass
@@ -101,7 +107,7 @@ class System(nn.Module, ABC):
     Attributes:
         cut: how its data is cut.
         kind: its name in `haed.build`.
-        parts: names of children in the order of the data, for profiles and gradient norms.
+        parts: names of children in the order of the data, of which profiles tell, and gradient norms.
         spaces: names of the spaces that `vectors` knows.
         mark: called with the name of each part of a step and the tensor that ends it, returns the tensor; a profile puts its
             clock here. Who marks no part in `total_log_likelihood` is one, "system".
@@ -113,7 +119,7 @@ class System(nn.Module, ABC):
     def __init__(self, cut: Cut) -> None:
         super().__init__()
         self.cut, self.kind = cut, ""
-        self.mark: Mark = lambda part, tensor: tensor
+        self.mark: Mark = unmarked
 
     @abstractmethod
     def initialise(self) -> None:

@@ -9,7 +9,7 @@ import logging
 import math
 import re
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass, fields, is_dataclass
+from dataclasses import asdict, fields, is_dataclass
 from functools import cache, reduce
 from pathlib import Path
 from typing import Any, get_type_hints
@@ -21,9 +21,11 @@ from yaml import YAMLError
 
 from data.locations import check_folder, check_scheduler, check_url, is_remote, redact
 from data.options import SOURCES
+from haed.options import SYSTEMS
 from pipeline.kinds import is_mixed, is_of, refusal
 from pipeline.options import RETIRED, LauncherOptions, Options, Phase
 from pipeline.shown import printable
+from pipeline.trees import drop, leaves
 
 log = logging.getLogger(__name__)
 PRESETS = Path(__file__).resolve().parent.parent / "configs"
@@ -238,7 +240,7 @@ def check(options: Options) -> Options:
             + (item["msg"].removeprefix("Value error, ") if item["type"] == "value_error" else item["msg"].lower())
             for item in error.errors(include_url=False)
         ]
-        raise ConfigError("; ".join(wrong[:3])) from None  # likewise
+        raise ConfigError("; ".join(wrong[:3]) + _preset_of(options.model.kind)) from None  # likewise
     endless = [key for key, value in leaves(asdict(options)) if isinstance(value, float) and not math.isfinite(value)]
     if endless:
         raise ConfigError(f"{endless[0]}: must be a finite number")
@@ -261,6 +263,11 @@ def check(options: Options) -> Options:
     if options.name != printable(options.name) or "\n" in options.name or "\t" in options.name:
         raise ConfigError(f"name={options.name!r}: must have no line ends and no other control characters")
     return options
+
+
+def _preset_of(kind: str) -> str:
+    """What to say where a preset's name was given as a kind of model."""
+    return f"; {kind} is a preset: --config {kind}" if kind not in SYSTEMS and kind in presets() else ""
 
 
 def check_phase(phase: Phase, options: Options) -> None:
@@ -310,33 +317,6 @@ def _check_places(options: Options) -> None:
         )
 
 
-def leaves(tree: dict[str, Any], above: str = "") -> Iterator[tuple[str, Any]]:
-    """The dotted keys of a nested dictionary, in order, with their values."""
-    for key, value in tree.items():
-        if isinstance(value, dict):
-            yield from leaves(value, f"{above}{key}.")
-        else:
-            yield f"{above}{key}", value
-
-
-@dataclass
-class Difference:
-    """A dotted key in which two nested dictionaries differ, and its values in both."""
-
-    key: str
-    was: Any
-    now: Any
-
-
-def differences(was: Any, now: Any, key: str = "") -> Iterator[Difference]:
-    """Where two nested dictionaries differ, in order."""
-    if isinstance(was, dict) and isinstance(now, dict):
-        for name in [*now, *(name for name in was if name not in now)]:
-            yield from differences(was.get(name), now.get(name), f"{key}.{name}" if key else name)
-    elif was != now:
-        yield Difference(key, was, now)
-
-
 def dump(options: Options, scheduler: bool = False) -> str:
     """The complete configuration as YAML, without what is of other kinds of model; `load` reads it back unchanged.
 
@@ -349,17 +329,8 @@ def dump(options: Options, scheduler: bool = False) -> str:
         tree.launcher.dask = None
     found = OmegaConf.to_container(tree)
     for key in _foreign(found, options.model.kind):
-        _drop(found, key.split("."))
+        drop(found, key.split("."))
     return OmegaConf.to_yaml(OmegaConf.create(found))
-
-
-def _drop(tree: Any, key: list[str]) -> None:
-    """Takes a key out of nested dictionaries, and those that it leaves empty."""
-    first, *rest = key
-    if rest:
-        _drop(tree[first], rest)
-    if not rest or not tree[first]:
-        del tree[first]
 
 
 def _section(found: "re.Match[str]") -> str:

@@ -28,7 +28,7 @@ ORDER = {
         "distinct loader sharding",
     ],
     "pipeline": [
-        "shown stopping",
+        "shown stopping trees",
         "options",
         "kinds",
         "config",

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from haed.blocks.lstm import LSTMLayer
 from haed.blocks.transformer import Blocks, Cache
 from haed.options import MainOptions
+from haed.system import SHORTER
 
 
 class Main(nn.Module, ABC):
@@ -109,7 +110,7 @@ class TransformerMain(Main):
         if self.positions is not None:
             if past + length > self.context:
                 raise ValueError(
-                    f"{past + length} chunks are more than the {self.context} this model has positions for"
+                    f"{past + length} chunks are more than the {self.context} this model has positions for: {SHORTER}"
                 )
             extra = self.positions[past : past + length].to(inputs.dtype)
             if self.concatenated:

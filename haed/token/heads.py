@@ -14,7 +14,8 @@ from torch import Tensor, nn
 from haed.blocks.attention import Attention, Grid, Past
 from haed.blocks.layer import ATTENTIONS
 from haed.options import TokenOptions
-from haed.token.pooling import LAYERS, parsed
+from haed.system import Mark, unmarked
+from haed.token.notation import NUMBER, parsed
 
 
 def shares_of_heads(notation: str, option: str, heads: int, scales: Iterable[int]) -> dict[int, int]:
@@ -29,7 +30,7 @@ def shares_of_heads(notation: str, option: str, heads: int, scales: Iterable[int
         if not each:
             raise ValueError(f"model.token.heads={heads}: {len(ordered)} scales need a head each; set at least so many")
         return {scale: each + (place < rest) for place, scale in enumerate(ordered)}
-    found = {scale: int(number) for scale, number in parsed(notation, option, LAYERS).items()}
+    found = {scale: int(number) for scale, number in parsed(notation, option, NUMBER).items()}
     if sorted(found) != ordered or sum(found.values()) != heads:
         example = " ".join(f"{number}@{scale}" for scale, number in shares_of_heads("", option, heads, ordered).items())
         raise ValueError(
@@ -76,14 +77,16 @@ class ScaledAttention(nn.Module):
                 attention.nearest = max(0, begin - scale + 1)
             self.attentions.append(attention)
 
-    def forward(self, x: Tensor, groups: Sequence[Tensor], memory: ScaledMemory | None = None) -> Tensor:
-        """What tokens (B, L, W) find in the groups (B, J, W) of each scale; both follow those in the memory."""
-        memory = memory or ScaledMemory([None] * len(groups))
+    def forward(
+        self, x: Tensor, groups: Iterable[Tensor], memory: ScaledMemory | None = None, mark: Mark = unmarked
+    ) -> Tensor:
+        """What tokens (B, L, W) find in the groups (B, J, W) of each scale, each marked; both follow those in the memory."""
+        memory = memory or ScaledMemory([None] * len(self.scales))
         found, queries = torch.zeros_like(x), Grid(memory.fed)
         for attention, scale, new, past in zip(self.attentions, self.scales, groups, memory.pasts, strict=True):
             assert isinstance(attention, Attention)
             keys = Grid(past.seen * scale if past is not None else 0, scale)
-            found = found + attention.between(x, new, queries, keys, past)
+            found = mark(f"scale_{scale}", found + attention.between(x, new, queries, keys, past))
         memory.fed += x.shape[1]
         return found
 

@@ -8,7 +8,6 @@ and rotary where that is local or LSH, which know no two levels.
 Legend: B sequences, L positions, W width.
 """
 
-import re
 from dataclasses import dataclass, field
 from fractions import Fraction
 
@@ -18,57 +17,9 @@ from haed.blocks.attention import Past
 from haed.blocks.layer import Stack
 from haed.options import HourglassOptions, IEMOptions, ModelOptions
 from haed.system import Cut
+from haed.token.notation import Scale, parse_hierarchy
 from haed.token.resample import Lengthen, Seam, Shorten
 from haed.token.sequence import TokenSystem
-
-
-@dataclass(frozen=True)
-class Scale:
-    """One level of a hierarchy: tokens of a position; layers before the coarser levels and after them."""
-
-    factor: int
-    before: int
-    after: int
-
-
-def parse_hierarchy(text: str, longest: int) -> list[Scale]:
-    """Scales from the finest to the coarsest of a hierarchy such as "2@1 1@2 4@4 1@2 2@1", also with commas and parentheses.
-
-    Args:
-        text: layers@factor from the input to the output.
-        longest: tokens of the longest window.
-
-    Raises:
-        ValueError: it is none, does not nest, has no layers, or shortens by more than a window.
-    """
-    where = f"model.hourglass.hierarchy={text!r}"
-    entries = re.sub(r"[\s,()]+", " ", text).split() or [""]
-    if text.count("(") != text.count(")") or not all(re.fullmatch(r"\d{1,4}@[1-9]\d{0,6}", entry) for entry in entries):
-        raise ValueError(f"{where}: entries are layers@factor; set something like 2@1 8@4 2@1")
-    layers, factors = zip(*((int(number) for number in entry.split("@")) for entry in entries), strict=True)
-    middle = len(factors) // 2
-    down = factors[: middle + 1]
-    if factors != factors[::-1] or len(factors) % 2 == 0:
-        raise ValueError(
-            f"{where}: factors must rise to one in the middle and fall likewise; set something like 2@1 8@4 2@1"
-        )
-    if down[0] != 1:
-        raise ValueError(f"{where}: the first factor must be 1; set 0@1 {text.strip(' ()')} 0@1 for no layers there")
-    for fine, coarse in zip(down, down[1:], strict=False):
-        if coarse % fine or coarse == fine:
-            raise ValueError(
-                f"{where}: {coarse} is no multiple of {fine}; each factor must be one of the factor before it"
-            )
-    if not any(layers):
-        raise ValueError(
-            f"{where}: no scale has a layer, and no token would see another; set something like 2@1 8@4 2@1"
-        )
-    if down[-1] > longest:
-        raise ValueError(
-            f"{where}: factor {down[-1]} is more than the {longest} tokens of a window; set a smaller one, or more batch.context"
-        )
-    backwards = layers[::-1]
-    return [Scale(factor, layers[i], backwards[i] if i < middle else 0) for i, factor in enumerate(down)]
 
 
 def linear_cost(scales: list[Scale], options: HourglassOptions) -> Fraction:

@@ -23,7 +23,8 @@ from haed.blocks.layer import FeedForward, Stack
 from haed.options import IEMOptions, ModelOptions, TokenOptions
 from haed.system import Cut
 from haed.token.heads import ScaledAttention, ScaledMemory, shares_of_heads
-from haed.token.pooling import LAYERS, Held, Pool, per_scale
+from haed.token.notation import NUMBER, per_scale
+from haed.token.pooling import Held, Pool
 from haed.token.sequence import TokenSystem
 
 
@@ -115,7 +116,7 @@ class TopDown(MultiScale):
                 f"model.multiscale.heads={chosen.heads!r}: top_down has no heads per scale; leave it empty"
             )
         repeat = chosen.upsampling == "repeat"
-        layers = per_scale(chosen.layers, "model.multiscale.layers", LAYERS, cut, to_tokens=not repeat)
+        layers = per_scale(chosen.layers, "model.multiscale.layers", NUMBER, cut, to_tokens=not repeat)
         self.scales = list(layers)
         if self.scales[-1] > 1 and self.grams is not None:
             raise ValueError(
@@ -176,7 +177,7 @@ class BottomUp(MultiScale):
         token, chosen, longest = options.token, options.multiscale, cut.context * cut.k
         if chosen.upsampling == "repeat":
             raise ValueError("model.multiscale.upsampling=repeat: bottom_up lengthens nothing; leave it out")
-        layers = per_scale(chosen.layers, "model.multiscale.layers", LAYERS, cut)
+        layers = per_scale(chosen.layers, "model.multiscale.layers", NUMBER, cut)
         self.scales = sorted(layers)[1:]
         if not self.scales:
             raise ValueError(f"model.multiscale.layers={chosen.layers!r}: bottom_up needs a coarse scale; add 2@4")

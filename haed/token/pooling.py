@@ -8,13 +8,8 @@ at. Pooling the groups of scale k by a factor r gives those of scale k·r.
 Legend: B sequences, L positions, J groups, W width.
 """
 
-import itertools
-import re
-
 import torch
 from torch import Tensor, nn
-
-from haed.system import Cut
 
 
 class Held:
@@ -55,50 +50,3 @@ class Pool(nn.Module):
         if self.convolution is not None:
             return self.convolution(x.flatten(2))
         return x.mean(2) if self.kind == "average" else x.amax(2)
-
-
-LAYERS, WINDOW = r"[1-9]\d*", r"\d+:\d+"
-_EXAMPLES = {LAYERS: "2@16 2@4 4@1", WINDOW: "256:512@16 8:256@4 0:8@1"}
-
-
-def parsed(notation: str, option: str, what: str) -> dict[int, str]:
-    """Reads such as 2@16 2@4 4@1, also with commas: what stands before each @, by scale.
-
-    Args:
-        notation: as given by the user.
-        option: its name, for errors.
-        what: a pattern of what stands before each @, `LAYERS` or `WINDOW`.
-
-    Raises:
-        ValueError: it is not written so, or a scale is there twice.
-    """
-    found: dict[int, str] = {}
-    for part in re.split(r"[\s,]+", notation.strip()):
-        match = re.fullmatch(rf"({what})@([1-9]\d*)", part)
-        if match is None or int(match[2]) in found:
-            found.clear()
-            break
-        found[int(match[2])] = match[1]
-    if not found:
-        raise ValueError(f"{option}={notation!r}: expected each scale once, such as {_EXAMPLES[what]}")
-    return found
-
-
-def per_scale(notation: str, option: str, what: str, cut: Cut, to_tokens: bool = True) -> dict[int, str]:
-    """What is `parsed`, from the coarsest scale to 1, the tokens themselves, or, unless it must go so far, to a coarser one.
-
-    Raises:
-        ValueError: as there, or the scales do not nest, end with 1, or fit into a window of the corpus cut so.
-    """
-    found = parsed(notation, option, what)
-    scales, window, given = sorted(found, reverse=True), cut.context * cut.k, f"{option}={notation!r}"
-    if to_tokens and scales[-1] != 1:
-        raise ValueError(f"{given}: the finest scale must be 1, the tokens; add {_EXAMPLES[what].split()[-1]}")
-    for coarse, fine in itertools.pairwise(scales):
-        if coarse % fine:
-            raise ValueError(f"{given}: {fine} does not divide {coarse}; set scales of which each divides the next")
-    if scales[0] > window:
-        raise ValueError(
-            f"{given}: a window has {window} tokens (batch.context × chunker.k); set scales up to that, or longer windows"
-        )
-    return {scale: found[scale] for scale in scales}

@@ -13,9 +13,10 @@ from torch import Tensor, nn
 
 from haed.blocks.layer import FeedForward
 from haed.options import IEMOptions, ModelOptions, TokenOptions
-from haed.system import Cut
+from haed.system import Cut, Mark, unmarked
 from haed.token.heads import ScaledAttention, ScaledMemory, shares_of_heads
-from haed.token.pooling import WINDOW, Held, Pool, per_scale
+from haed.token.notation import WINDOW, per_scale
+from haed.token.pooling import Held, Pool
 from haed.token.sequence import TokenSystem
 
 
@@ -45,12 +46,12 @@ class RetinaLayer(nn.Module):
         self.dropout = nn.Dropout(options.dropout)
         self.feed_forward = FeedForward(options)
 
-    def forward(self, x: Tensor, memory: RetinaMemory | None = None) -> Tensor:
+    def forward(self, x: Tensor, memory: RetinaMemory | None = None, mark: Mark = unmarked) -> Tensor:
         """(B, L, W) to (B, L, W); with a memory, x follows what that has seen."""
         seen = self.norm(x)
         held = memory.held if memory is not None else [Held() for _ in self.pools]
-        groups = [pool(seen, each) for pool, each in zip(self.pools, held, strict=True)]
-        found = self.attention(seen, groups, memory.attention if memory is not None else None)
+        groups = (pool(seen, each) for pool, each in zip(self.pools, held, strict=True))  # each before its attention
+        found = self.attention(seen, groups, memory.attention if memory is not None else None, mark)
         return self.feed_forward(x + self.dropout(found))
 
     def memory(self) -> RetinaMemory:
@@ -92,8 +93,8 @@ class Retina(TokenSystem):
     def body(self, x: Tensor, route: object = None, memory: list[RetinaMemory] | None = None) -> Tensor:
         """See `TokenSystem.body`."""
         for layer, kept in zip(self.scale_1, memory or itertools.repeat(None), strict=False):
-            x = layer(x, kept)
-        return self.mark("scale_1", x)
+            x = self.mark("scale_1", layer(x, kept, self.mark))
+        return x
 
     def outlets(self) -> dict[int, nn.Module]:
         """See `System.outlets`: of a coarse scale, the groups at which the last layer looks, which it pools from its input."""

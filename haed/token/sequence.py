@@ -21,7 +21,7 @@ from haed.blocks.counting import FlopCount
 from haed.blocks.grams import Grams, Looked
 from haed.blocks.layer import calm_residuals
 from haed.options import TokenOptions
-from haed.system import Cut, Group, System, Windows, moved, occupied
+from haed.system import SHORTER, Cut, Group, System, Windows, moved, occupied
 
 _SHORT = 1024  # tokens
 MULTIPLE = 16  # lengths of sequences: few different shapes, and such as matrix units like
@@ -275,9 +275,15 @@ class Positions(nn.Module):
         self.table = nn.Embedding(longest, options.width) if options.positions == "learned" else None
 
     def forward(self, x: Tensor, fed: int) -> Tensor:
-        """Embeddings (B, L, W), which follow so many others, with their positions added."""
+        """Embeddings (B, L, W), which follow so many others, with their positions added.
+
+        Raises:
+            ValueError: there are more than were trained.
+        """
         if self.kind == "none":
             return x
         if self.table is not None:
+            if (asked := fed + x.shape[1]) > (known := self.table.num_embeddings):
+                raise ValueError(f"{asked} tokens are more than the {known} this model has positions for: {SHORTER}")
             return x + self.table.weight[fed : fed + x.shape[1]]
         return x + sinusoids(torch.arange(fed, fed + x.shape[1], device=x.device), x.shape[2], x.dtype)

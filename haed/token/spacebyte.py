@@ -56,7 +56,7 @@ def letters(ranges: str, vocabulary: int) -> Tensor:
     """
     found = torch.zeros(vocabulary + 1, dtype=torch.bool, device="cpu")  # where routes are worked out
     for part in ranges.split():
-        match = re.fullmatch(r"(\d+)-(\d+)", part)
+        match = re.fullmatch(r"([0-9]+)-([0-9]+)", part)
         if match is None or not int(match[1]) <= int(match[2]) < vocabulary:
             raise ValueError(
                 f"model.spacebyte.letters={ranges!r}: expected ranges of tokens from 0 to {vocabulary - 1}, such as 1-1 5-9"

@@ -9,7 +9,7 @@ from functools import cache, lru_cache
 from pathlib import Path
 from typing import Any
 
-from pipeline.config import Difference, differences, leaves, load, presets
+from pipeline.config import load, presets
 from pipeline.kinds import is_of
 from pipeline.options import Options
 from pipeline.pages.runs import metrics, setting, status_of
@@ -17,6 +17,7 @@ from pipeline.run.files import Evaluation, read_as, read_json
 from pipeline.run.folder import PHASES, RunFolder
 from pipeline.run.metrics import Record
 from pipeline.run.saved import STATE, Saved, pointed, saved
+from pipeline.trees import Difference, differences, leaves
 
 _OWN = ("name", "runs_dir", "shards_dir")  # in which every run differs from its preset
 

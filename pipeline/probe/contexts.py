@@ -80,6 +80,9 @@ def contexts(run: Run) -> Meta:
             yield _table(batch, run.chunker.name, len(vectors))
             made += len(vectors)
 
+    if limits.scale is not None and limits.scale not in (scales := run.system.outlets()):
+        there = f"set one of {', '.join(map(str, sorted(scales)))}, or leave it out" if scales else "leave it out"
+        raise ConfigError(f"index.scale={limits.scale}: this model has no such scale; {there}")
     width = run.context(b"a", limits.layer, limits.scale).shape[0]
     with growing(place_of(run.folder, "contexts"), width, metric) as file:
         write_table(run, "contexts", tables())

@@ -290,5 +290,5 @@ def check_chunks(options: Options) -> None:
     if not SYSTEMS[kind].chunks:
         raise ConfigError(
             f"model.kind={kind} embeds no chunk by itself, so there is no index of chunks: it has contexts; "
-            "`haed index RUN index.space=contexts`, then `haed neighbours RUN --context TEXT`"
+            "`haed index RUN --space contexts`, then `haed neighbours RUN --context TEXT`"
         )

@@ -11,7 +11,7 @@ run.neighbours("def ")
 import logging
 import time
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 
@@ -152,9 +152,11 @@ class Run:
         self.digest: str = checkpoint.state["digest"]
         self.compute: Compute = compute(self.options)
         self.chunker: Chunker = folder.chunker()
-        check_memory(self.options, self.chunker, self.compute)
         self.checkpoint = checkpoint.saved
-        self.system = _trained(self.options, self.chunker, checkpoint).to(self.compute.device).eval()
+        windows = replace(self.options.batch, **self.checkpoint.identity["batch"])  # may be read with others
+        as_trained = replace(self.options, batch=windows)
+        check_memory(as_trained, self.chunker, self.compute)
+        self.system = _trained(as_trained, self.chunker, checkpoint).to(self.compute.device).eval()
 
     @property
     def likelihood(self) -> System:

@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import Any, Self, TypedDict, cast
 
 from haed.options import ModelOptions
-from pipeline.config import differences
 from pipeline.kinds import is_of
 from pipeline.options import Options
 from pipeline.run.files import read_json
+from pipeline.trees import differences
 
 STATE = "state.json"
 

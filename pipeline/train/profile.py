@@ -16,6 +16,7 @@ from pipeline.run.folder import RunFolder
 from pipeline.train.stages import build_trainer
 
 _WARM_UP, _SIDE = 2, {"cpu": 2048, "cuda": 8192}
+_AROUND = ("data", "candidates", "loss", "optimizer")  # what of a step is not the system's
 
 
 @dataclass
@@ -140,7 +141,8 @@ def profile(options: Options, phase: Literal["pretrain", "finetune", "train"], s
             clock.seconds, before = {}, trainer.position.flops
         next(taken)
     flops = trainer.position.flops - before
-    parts = system.parts if "system" not in clock.seconds else ("system",)
+    marked = [each for each in clock.seconds if each not in _AROUND]
+    parts = marked if "system" in marked else [*marked, *(each for each in system.parts if each not in marked)]
     order = ("data", "candidates", *parts, "loss", "optimizer")
     milliseconds = {part: 1e3 * clock.seconds.get(part, 0.0) / steps for part in order}
     rate, seconds = product_rate(machine), sum(clock.seconds.values())

@@ -13,7 +13,7 @@ from data.loader import Loader
 from haed.build import make_objective
 from haed.chunk.known import Lexicon
 from haed.ranks import Ranks
-from pipeline.config import ConfigError, check_phase, differences, retire
+from pipeline.config import ConfigError, check_phase, retire
 from pipeline.kinds import is_mixed, most_known
 from pipeline.options import FinetuneOptions, Options, Phase, PhaseOptions
 from pipeline.run.checkpoints import Checkpoint, Checkpoints
@@ -30,6 +30,7 @@ from pipeline.train.optimizer import rate
 from pipeline.train.state import Trained, restore, restore_learning, restore_reading
 from pipeline.train.trainer import Interrupted, Stop, Trainer
 from pipeline.train.validation import Validation
+from pipeline.trees import differences
 
 log = logging.getLogger(__name__)
 

@@ -12,7 +12,8 @@ from torch.utils.flop_counter import FlopCounterMode
 from haed.build import make_system
 from haed.options import HourglassOptions, IEMOptions, ModelOptions, TokenOptions
 from haed.system import Cut
-from haed.token.hourglass import Hourglass, linear_cost, parse_hierarchy
+from haed.token.hourglass import Hourglass, linear_cost
+from haed.token.notation import parse_hierarchy
 from haed.token.sequence import TokenSystem
 from tests.haed.token import reference
 from tests.haed.token.reference import Array, Weights
@@ -180,6 +181,9 @@ def test_linear_cost_is_what_the_matrices_cost(hierarchy: str) -> None:
         ("2@1 4 2@1", "entries are layers@factor"),
         ("2@1 4@0 2@1", "entries are layers@factor"),
         ("(2@1 4@4 2@1", "entries are layers@factor"),
+        (")2@1 4@4 2@1(", "entries are layers@factor"),
+        ("２@1 4@4 2@1", "entries are layers@factor"),
+        ("2@1 1025@4 2@1", "a level has 1,024 layers at most"),
         ("0@1", "no scale has a layer"),
         ("0@1 0@4 0@1", "no scale has a layer"),
         ("2@1 4@4", "rise to one in the middle"),

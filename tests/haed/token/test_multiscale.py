@@ -9,7 +9,8 @@ import torch
 from haed.build import make_system
 from haed.options import GramsOptions, IEMOptions, ModelOptions, MultiscaleOptions, RetinaOptions, TokenOptions
 from haed.system import Cut, Windows
-from haed.token.pooling import LAYERS, Pool, parsed
+from haed.token.notation import NUMBER, parsed
+from haed.token.pooling import Pool
 from haed.token.sequence import TokenSystem
 from tests.haed.token import reference
 from tests.haed.token.reference import Array, Weights
@@ -174,19 +175,22 @@ def test_groups_may_not_come_one_position_earlier(kind: str, scale: int) -> None
     assert leaks()
 
 
-@pytest.mark.parametrize("notation", ["2@16 3@4 4@1", "2@16, 3@4, 4@1", " 2@16,3@4 , 4@1 "])
-def test_scales_are_read_with_commas_too(notation: str) -> None:
-    assert parsed(notation, "model.multiscale.layers", LAYERS) == {16: "2", 4: "3", 1: "4"}
+@pytest.mark.parametrize("notation", ["2@16 3@4 4@1", "2@16, 3@4, 4@1", " 2@16,3@4 , 4@1 ", "(2@16, 3@4 (4@1))"])
+def test_scales_are_read_with_commas_and_parentheses_too(notation: str) -> None:
+    assert parsed(notation, "model.multiscale.layers", NUMBER) == {16: "2", 4: "3", 1: "4"}
 
 
 @pytest.mark.parametrize(
     ("layers", "told"),
     [
-        ("2*4 4@1", "expected each scale once, such as 2@16 2@4 4@1"),
-        ("", "expected each scale once"),
-        ("2@4 1@4 1@1", "expected each scale once"),
-        ("0@4 4@1", "expected each scale once"),
-        ("2@4", "the finest scale must be 1, the tokens; add 4@1"),
+        ("2*4 4@1", r"'2\*4' does not say what is at which scale; set something like 2@16 2@4 4@1"),
+        ("２@4 4@1", "'２@4' does not say"),
+        ("(2@4 4@1", r"'\(2@4' does not say"),
+        ("", "no scale is there"),
+        ("2@4 1@4 1@1", "scale 4 is there twice"),
+        ("0@4 4@1", "0@4 must be from 1 to 1,024 at scale 4, or be left out"),
+        ("2@4 1025@1", "1025@1 must be from 1 to 1,024"),
+        ("2@4", "the finest scale must be 1, the tokens; add something like 4@1"),
         ("2@6 2@4 4@1", "4 does not divide 6"),
         ("2@64 4@1", r"a window has 32 tokens \(batch.context × chunker.k\)"),
     ],
@@ -213,11 +217,19 @@ def test_scales_that_cannot_be_are_told_in_a_line(kind: str, layers: str, told: 
         ("bottom_up", {"multiscale": MultiscaleOptions(layers="4@1")}, "layers='4@1': bottom_up needs a coarse scale"),
         ("bottom_up", {"multiscale": MultiscaleOptions(heads="3@2")}, r"heads='3@2'.* at the scales \[4\].*; set 3@4"),
         ("bottom_up", {"multiscale": MultiscaleOptions(heads="2@4")}, r"heads='2@4'.*3 in all.*; set 3@4"),
-        ("retina", {"retina": RetinaOptions(windows="8:64@4 0:8")}, "windows=.*such as 256:512@16 8:256@4 0:8@1"),
+        (
+            "retina",
+            {"retina": RetinaOptions(windows="8:64@4 0:8")},
+            "windows=.*'0:8' does not say .* like 256:512@16 8:256@4 0:8@1",
+        ),
         ("retina", {"retina": RetinaOptions(windows="8:8@4 0:8@1")}, "8:8@4 must end after it begins"),
         ("retina", {"retina": RetinaOptions(windows="8:64@4 1:8@1")}, "1:8@1 must .* that of scale 1 begin at 0"),
         ("retina", {"retina": RetinaOptions(windows="1:3@4 0:8@1")}, "1:3@4 must end after it begins, at 4 or later"),
-        ("retina", {"retina": RetinaOptions(windows="8:64@4")}, "the finest scale must be 1, the tokens; add 0:8@1"),
+        (
+            "retina",
+            {"retina": RetinaOptions(windows="8:64@4")},
+            "the finest scale must be 1, the tokens; add something like 0:8@1",
+        ),
         ("retina", {"token": replace(TOKEN, heads=2)}, "heads=2: 3 scales need a head each"),
         ("retina", {"token": replace(TOKEN, attention="local")}, "attention=local: retina has windows of its own"),
     ],

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -10,10 +11,12 @@ import torch
 
 from haed.system import Windows
 from pipeline import open_run
+from pipeline.config import load
 from pipeline.options import Options
-from pipeline.run.opened import characters
+from pipeline.run.opened import Run, characters
 from pipeline.run.windows import fixed_subset, overlapping
 from pipeline.train.stages import train
+from tests.conftest import of_kind
 
 
 @pytest.mark.parametrize(("context", "stride"), [(5, 5), (5, 2), (7, 1), (50, 25)])
@@ -51,6 +54,32 @@ def test_open_run_scores_samples_and_embeds(options: Options) -> None:
     assert run.embed([b"def ", b"never seen"]).shape == (2, 16)
     with pytest.raises(ValueError, match="a chunk of this run has 1 to 12"):
         run.embed([b"x" * 13])
+
+
+@pytest.mark.parametrize(
+    ("kind", "own"),
+    [
+        ("haed", ["model.main.positions=learned"]),
+        ("hourglass", ["model.token.positions=learned", "model.token.attention=plain"]),
+        ("hourglass", ["model.token.attention=lsh", "model.token.window=8"]),
+    ],
+)
+def test_a_run_reads_other_windows_than_it_was_trained_with(
+    kind: str, own: list[str], options: Options, tiny: list[str]
+) -> None:
+    made = load("quickstart", [*of_kind(kind, tiny), *own, "name=windows", "train.steps=1", "precision=fp32"])
+    train(made)
+    run, text = open_run(Path(made.runs_dir) / "windows"), "of windows and of others, " * 8
+    chunks = len(run.chunker.split(text.encode())[1])
+    assert made.batch.context < chunks
+    for context in 1, 5, chunks:
+        other = replace(made, batch=replace(made.batch, context=context))
+        read = Run(run.folder, other)
+        if context > made.batch.context and "positions=learned" in own[0]:
+            with pytest.raises(ValueError, match="this model has positions for: set a batch.context up to the one"):
+                read.score(text)
+        else:
+            assert 0 < read.score(text).bits_per_char < 20
 
 
 def test_memory_follows_the_text_not_the_context() -> None:
