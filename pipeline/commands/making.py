@@ -1,6 +1,7 @@
 """The commands that make runs and score them: shard, pretrain, finetune, train, evaluate, experiment; config and cat."""
 
 import argparse
+import math
 import time
 from collections.abc import Callable
 from dataclasses import asdict
@@ -83,8 +84,8 @@ def _experiment(arguments: argparse.Namespace) -> Result:
     if not named:
         return Result(catalogue.listed(arguments.output), catalogue.states(arguments.output))
     for name in ("seconds", "seeds", "parallel"):
-        if (value := getattr(arguments, name)) is not None and not value > 0:
-            raise ConfigError(f"--{name} {value}: must be more than 0")
+        if (value := getattr(arguments, name)) is not None and not 0 < value < math.inf:
+            raise ConfigError(f"--{name} {value}: must be a number above 0")
     check_written(arguments.output, "--output")
     overrides = tuple(word for word in arguments.words if "=" in word)
     budget = "paper" if arguments.plan else arguments.budget
@@ -94,8 +95,10 @@ def _experiment(arguments: argparse.Namespace) -> Result:
         from pipeline.experiments import cost
         from pipeline.experiments.arms import ours, ready
 
-        costs = cost.costs(ours(ready(experiment, plan)[0]))
-        return Result(cost.table(costs), [asdict(each) for each in costs])
+        arms, notes = ready(experiment, plan)
+        costs = cost.costs(ours(arms))
+        told = "\n".join([cost.table(costs), *(f"- {note}" for note in notes)])
+        return Result(told, {"name": experiment.name, "notes": notes, "rows": [asdict(each) for each in costs]})
     from pipeline.experiments.page import table
     from pipeline.experiments.stage import run
 

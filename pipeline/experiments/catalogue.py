@@ -85,22 +85,33 @@ def _folder(name: str, budget: str, output: Path, *own: object) -> Path:
 
 
 def listed(output: Path) -> str:
-    """Names, their number of models, their state, and what they compare."""
-    lines = [f"{'':19}  {'models':>6}"]
+    """Names, their number of models, what they take, their state, and what they compare."""
+    lines = [f"{'':19}  models  minutes   hour"]
     for name, state in states(output).items():
         each = EXPERIMENTS[name]
-        lines.append(f"{name:19}  {len(each.arms):>6}  {state:<22}  {each.question} ({each.source})")
+        costs = "  ".join(f"{_whole(name, budget) / 60:>4.0f} min" for budget in ("minutes", "hour"))
+        paper = ", paper" if each.full else ""
+        lines.append(f"{name:19}  {len(each.arms):>6}  {costs}{paper:7}  {state:<22}  {each.question} ({each.source})")
     costs = ", ".join(f"--budget {name}: {budget.about}" for name, budget in BUDGETS.items())
     return "\n".join([*lines, "", f"haed experiment NAME, {costs}; --seconds N: what you say"])
 
 
+def _whole(name: str, budget: str) -> float:
+    """Seconds of two cores that an experiment takes at most, about."""
+    experiment, plan = planned(name, budget, Path())
+    return (plan.seconds or 0) + len(experiment.arms) * plan.seeds * BUDGETS[budget].beside * experiment.beside
+
+
 def states(output: Path) -> dict[str, str]:
-    """By name: the budgets whose result is there, with all of its runs."""
+    """By name: the budgets whose result is there, with all of its runs; and those that were begun."""
     found = {}
     for name in EXPERIMENTS:
-        done = [budget for budget in BUDGETS if _is_done(_folder(name, budget, output) / f"{name}.json")]
-        begun = [budget for budget in BUDGETS if _folder(name, budget, output).is_dir() and budget not in done]
-        found[name] = ", ".join([*(f"{each} done" for each in done), *(f"{each} begun" for each in begun)]) or "not run"
+        said = dict[str, None]()
+        for folder in sorted((output / name).glob("*/"), key=lambda each: [*BUDGETS].index(each.name.split("-")[0])):
+            budget, *own = folder.name.split("-")
+            word = "done" if _is_done(folder / f"{name}.json") else "begun"
+            said[f"{budget}{' of its own settings' if own else ''} {word}"] = None
+        found[name] = ", ".join(said) or "not run"
     return found
 
 

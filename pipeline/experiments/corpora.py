@@ -1,6 +1,7 @@
 """The data of experiments: folders below `--data`, or what stands in for them."""
 
 import hashlib
+import math
 import shutil
 import tempfile
 from collections.abc import Callable
@@ -10,6 +11,8 @@ from pathlib import Path
 
 import numpy as np
 
+from data.options import SourceOptions
+from data.sources.source import make_source
 from pipeline.experiments.experiment import Arm, Data
 
 CORPORA: dict[Data, tuple[str, tuple[str, ...]]] = {  # folder below --data, and how it is read
@@ -39,7 +42,7 @@ def usable(arms: tuple[Arm, ...], data: Path, scored: int | None) -> tuple[tuple
         elif (folder := data / CORPORA[kind][0]).is_dir():
             notes.append(f"{kind}: {CORPORA[kind][0]}{part}")
         elif kind == "text":
-            notes.append(f"text: the Python standard library's sources, scored whole, as {folder} is not there")
+            notes.append(f"text: the Python standard library's sources{part}, as {folder} is not there")
         else:
             missing.add(kind)
             notes.append(f"no {kind}: {folder} is not there, and their rows are left out")
@@ -59,7 +62,7 @@ def source(kind: Data, data: Path, scored: int | None, place: Path) -> tuple[str
         return (f"source.path={_once(place / 'copies', _copies)}", *COPIES)
     name, how = CORPORA[kind]
     if not (data / name).is_dir():
-        return EMBEDDED
+        return EMBEDDED if scored is None else _modules(scored, place)
     paths = sorted((data / name).resolve().glob("*.npz" if kind == "pictures" else "*.txt"))
     known = [(path.name, _digest(path)) for path in paths]
     folder = place / f"{name}-{hashlib.sha256(repr([*known, scored]).encode()).hexdigest()[:8]}"
@@ -95,6 +98,23 @@ def _cut(paths: list[Path], scored: int | None, folder: Path) -> None:
         else:
             text = path.read_bytes()[:scored]
             target.write_bytes(text[: text.rindex(b"\n") + 1])
+
+
+def _modules(scored: int, place: Path) -> tuple[str, ...]:
+    """The standard library's sources, each in the split it has there, until a split but train has so many bytes."""
+    library = make_source(SourceOptions(kind="stdlib"))
+    files = [(file, splits[0]) for file, splits in library.places(library.files).items()]
+    known = [(file.name, file.size, split) for file, split in files]
+
+    def copy(folder: Path) -> None:
+        left = {"train": math.inf, "valid": scored, "test": scored}
+        for number, (file, split) in enumerate(files):
+            if left[split] > 0:
+                left[split] -= file.size
+                shutil.copyfile(file.path, folder / f"{split}-{number:05}-{Path(file.name).name}")
+
+    folder = place / f"stdlib-{hashlib.sha256(repr([*known, scored]).encode()).hexdigest()[:8]}"
+    return ("source.kind=text", f"source.path={_once(folder, copy)}", "source.pattern=*.py")
 
 
 def _copies(folder: Path) -> None:

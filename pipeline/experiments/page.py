@@ -34,7 +34,8 @@ def cells(result: Result) -> tuple[list[str], list[list[str]]]:
 def table(result: Result) -> str:
     """For people at a terminal."""
     shown = text_table(*cells(result), words=1)
-    return "\n".join([shown, "", result.verdict, f"{result.folder}/report.html"])
+    notes = [f"- {note}" for note in result.notes]
+    return "\n".join([shown, "", result.verdict, "", *notes, f"{result.folder}/report.html"])
 
 
 def markdown(asked: Experiment, result: Result, picture: str) -> str:
@@ -72,7 +73,7 @@ def html(asked: Experiment, result: Result, picture: bytes, examples: dict[str, 
 
 
 def drawn(asked: Experiment, rows: Sequence[Row], whole: dict[str, Done]) -> bytes:
-    """Bits beside the paper's; and bits across what is measured, or lines that were measured, or curves of training.
+    """What the claim is about beside the paper's; and bits across what is measured, or lines that were measured, or curves.
 
     Args:
         asked: what is drawn.
@@ -80,17 +81,22 @@ def drawn(asked: Experiment, rows: Sequence[Row], whole: dict[str, Done]) -> byt
         whole: a run of each arm that has one.
     """
     sketches, axes = [], ("seconds of training", "validation, bits per token")
+    paper = next((list(row.paper) for row in rows if row.paper), [])
+    paper.sort(key=lambda name: name != asked.by[0])  # first what is drawn of ours
     for row in rows:
-        sketch = Sketch(row.arm, row.bits, row.spread, row.unit, list(row.paper.values()))
-        sketches.append(sketch)
+        shown, unit = row.figure(asked.by[0]), row.unit if asked.by[0] == "bits" else asked.by[0]
+        sketches.append(sketch := Sketch(row.arm, unit, paper=[row.paper[name] for name in paper if name in row.paper]))
+        if shown is not None:
+            sketch.value, sketch.spread = shown.mean, shown.spread
         if asked.across is not None:
             axes = (asked.across, "bits")
-            sketch.across = found.mean if (found := row.figure(asked.across)) is not None else None
+            if (found := row.figure(asked.across)) is not None and row.bits is not None:
+                sketch.place = (found.mean, row.bits)
         elif row.arm in whole:
             lines = [each for each in whole[row.arm].measured.values() if each.line]
             sketch.line = lines[0].line if lines else _curve(whole[row.arm])
             axes = lines[0].axes if lines else axes
-    return experiment(sketches, next((list(row.paper) for row in rows if row.paper), []), axes)
+    return experiment(sketches, paper, axes)
 
 
 def _curve(done: Done) -> list[tuple[float, float]]:

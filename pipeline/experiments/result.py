@@ -1,7 +1,7 @@
 """What came out of an experiment, from run folders alone: rows, and a verdict."""
 
 import statistics
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from pipeline.experiments.experiment import OURS, Arm, Experiment
@@ -12,6 +12,7 @@ from pipeline.run.folder import RunFolder
 
 NOISE = 0.02  # of bits, and as a share of other figures: with a single seed, differences below that are not told apart
 _TOLD = 6  # comparisons; of more only those that do not agree
+_MOST = 64  # bits a word: beyond them white space does not divide the text into words
 
 
 @dataclass
@@ -37,7 +38,8 @@ class Row:
         spread: half of the distance of the extremes.
         unit: of these.
         seeds: how many were finished.
-        word_perplexity: 2 to the bits per word, of text; words are what white space divides, and the end of a line is one.
+        word_perplexity: 2 to the bits per word, of text; words are what white space divides, and the end of a line is one. None
+            of what has no words.
         steps: of all phases.
         seconds: of training, by the clock.
         flops: model FLOPs of training.
@@ -88,43 +90,70 @@ def columns(rows: Sequence[Row]) -> tuple[list[str], list[str]]:
 def verdict(experiment: Experiment, rows: Sequence[Row]) -> str:
     """Agrees, disagrees, or cannot tell: the claim, pair by pair, and what is to be below a bound."""
     by = {row.arm: row for row in rows}
-    said: list[str] = []
-    signs: list[int] = []
-    for pair in experiment.better:
-        for name in experiment.by:
-            first, second = (by[arm].figure(name) if arm in by else None for arm in pair)
-            if first is None or second is None:
-                signs.append(0)
-                said.append(f"{pair[0]} or {pair[1]} is missing")
-                continue
-            ahead = second.mean - first.mean
-            seeds = min(by[arm].seeds for arm in pair)
-            unit = 1.0 if name == "bits" else max(abs(first.mean), abs(second.mean))
-            signs.append(_sign(ahead, first.spread + second.spread, seeds, unit))
-            what = "" if experiment.by == ("bits",) else f" in {name}"
-            side = "ahead of" if ahead >= 0 else "behind"
-            said.append(f"{pair[0]} {abs(ahead):.3f} {side} {pair[1]}{what}")
+    found = [
+        *(_ahead(by, pair, name, experiment) for pair in experiment.better for name in experiment.by),
+        *(_alike(by, pair, name, experiment) for pair in experiment.alike for name in experiment.by),
+    ]
+    signs, said = [sign for sign, _ in found], [each for _, each in found]
     if len(said) > _TOLD:
-        apart = [each for each, sign in zip(said, signs, strict=True) if sign <= 0]
+        apart = [each for sign, each in found if sign <= 0]
         said = [*apart, f"{'the other' if apart else 'all'} {len(said) - len(apart)} comparisons are as claimed"]
     for name, most in experiment.below.items():
         known = {row.arm: (row, figure) for row in rows if (figure := row.figure(name)) is not None}
-        missing = [row.arm for row in rows if row.bits is None]
-        signs += [_sign(most - x.mean, x.spread, row.seeds, most) for row, x in known.values()]
+        missing = [row.arm for row in rows if row.arm not in known and (row.bits is None or row.failures)]
+        signs += [_sign(most - x.mean, _noise(x.spread, row.seeds, most)) for row, x in known.values()]
         signs += [0] * (len(missing) if known else 1)
-        found = [
+        told = [
             *(f"{x.mean:.3f} of {arm}" for arm, (_, x) in known.items()),
             *(f"{arm} is missing" for arm in missing),
         ]
-        said.append(f"{name}, below {most:g}: {', '.join(found) or 'of no model'}")
+        said.append(f"{name}, below {most:g}: {', '.join(told) or 'of no model'}")
     whose = "this project claims" if experiment.source == OURS else "the paper finds"
     word = "disagrees" if -1 in signs else "cannot tell at this size" if 0 in signs else "agrees"
     return f"{word}: {whose} that {experiment.claim}; here {'; '.join(said)}."
 
 
-def _sign(ahead: float, spread: float, seeds: int, unit: float) -> int:
-    """1 for, −1 against a claim, 0 where noise may be all there is: the spread, and of a single seed at least `NOISE` units."""
-    noise = spread if seeds > 1 else max(spread, NOISE * unit)
+def _ahead(by: Mapping[str, Row], pair: tuple[str, str], name: str, asked: Experiment) -> tuple[int, str]:
+    """Whether the first of a pair has less of a figure, by the margin, and what is said of that."""
+    if (compared := _compared(by, pair, name, asked)) is None:
+        return 0, f"{pair[0]} or {pair[1]} is missing"
+    ahead, noise, said = compared
+    return _sign(ahead - asked.margin, noise), said
+
+
+def _alike(by: Mapping[str, Row], pair: tuple[str, str], name: str, asked: Experiment) -> tuple[int, str]:
+    """Whether the two are apart by no more than noise."""
+    if (compared := _compared(by, pair, name, asked)) is None:
+        return 0, f"{pair[0]} or {pair[1]} is missing"
+    ahead, noise, said = compared
+    return 1 if abs(ahead) <= max(noise, NOISE) else -1, f"{said} (alike: within {max(noise, NOISE):.3f})"
+
+
+def _compared(
+    by: Mapping[str, Row], pair: tuple[str, str], name: str, asked: Experiment
+) -> tuple[float, float, str] | None:
+    """How far the first of a pair is ahead in a figure, what of that may be noise, and that in words; None: one has none."""
+    first, second = (by[arm].figure(name) if arm in by else None for arm in pair)
+    if first is None or second is None:
+        return None
+    ahead, seeds = second.mean - first.mean, min(by[arm].seeds for arm in pair)
+    unit = 1.0 if name == "bits" else max(abs(first.mean), abs(second.mean))
+    what = "" if asked.by == ("bits",) else f" in {name}"
+    side = "ahead of" if ahead >= 0 else "behind"
+    return (
+        ahead,
+        _noise(first.spread + second.spread, seeds, unit),
+        f"{pair[0]} {abs(ahead):.3f} {side} {pair[1]}{what}",
+    )
+
+
+def _noise(spread: float, seeds: int, unit: float) -> float:
+    """What may be noise: the spread, and of a single seed at least `NOISE` units."""
+    return spread if seeds > 1 else max(spread, NOISE * unit)
+
+
+def _sign(ahead: float, noise: float) -> int:
+    """1 for, −1 against a claim, 0 where noise may be all there is."""
     return 0 if abs(ahead) <= noise else 1 if ahead > 0 else -1
 
 
@@ -139,7 +168,9 @@ def row_of(arm: Arm, of: Sequence[Done], words: int | None) -> Row:
     bits = Figure.of([each.headline.value for each in evaluations])
     finished = whole[0].finished
     assert finished is not None
-    perplexity = statistics.mean(2 ** (each.bits / words) for each in evaluations) if words else None
+    perplexity = None
+    if words and max(each.bits / words for each in evaluations) < _MOST:
+        perplexity = statistics.mean(2 ** (each.bits / words) for each in evaluations)
     measured: list[Measured] = [found for each in whole for found in each.measured.values()]
     names = dict.fromkeys(name for found in measured for name in found.figures)
     return Row(

@@ -15,7 +15,7 @@ import sys
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from functools import partial
 from pathlib import Path
 
@@ -25,7 +25,7 @@ from pipeline.experiments.arms import Finished, Ready, ours, ready
 from pipeline.experiments.experiment import Arm, Experiment, Plan
 from pipeline.experiments.measures import OF_SIZES, Measured, kept_at
 from pipeline.run.device import release_memory
-from pipeline.run.files import read_as, read_json
+from pipeline.run.files import Evaluation, read_as, read_json
 from pipeline.run.shards import shard
 from pipeline.stopping import Interrupt, die_with_parent
 from pipeline.train.clock import seconds_of_a_step
@@ -48,10 +48,22 @@ class Done:
     unmeasured: dict[str, str] = field(default_factory=dict)
 
 
+@dataclass
+class Clock:
+    """The seconds of a step by arm/phase; of arms that cannot take one, why."""
+
+    seconds: dict[str, float] = field(default_factory=dict)
+    failures: dict[str, str] = field(default_factory=dict)
+
+
 def timed(
     arms: Sequence[Ready], corpora: Mapping[str, Corpus], plan: Plan, seconds: float, stop: Callable[[], bool]
-) -> dict[str, float]:
-    """The seconds of a step, by arm/phase, once for these models and this budget; those that do the same work share them."""
+) -> Clock:
+    """The clock of these models and this budget, measured once; those that do the same work share their seconds.
+
+    Raises:
+        Exception: no arm can take a step: what the first one says.
+    """
     path = plan.folder / "clock.json"
     threads = [each.options.threads for each in ours(arms)]
     of = [seconds, [each.folder(0, {}).name for each in arms], threads]
@@ -59,23 +71,38 @@ def timed(
     if known.get("of") == of:
         if known["on"] != platform.node():
             log.info("seconds are by a clock that was measured on %s; without %s it is here", known["on"], path)
-        return dict(known["seconds"])
+        return Clock(dict(known["seconds"]), dict(known.get("failures", {})))
     works = {f"{each.arm.name}/{phase}": each.work(phase) for each in arms for phase in each.arm.phases}
     first = {work: name for name, work in reversed(works.items())}  # each work by the first that does it
     log.info("timing the steps of %d models and phases, in turns", len(first))
+    found, turns, errors = Clock(), dict[str, Iterator[None]](), list[Exception]()
     with tempfile.TemporaryDirectory() as place:
-        turns = {
-            name: _until(stop, each.steps(phase, corpora[each.data], Path(place) / str(number)))
-            for number, each in enumerate(arms)
-            for phase in each.arm.phases
-            if (name := f"{each.arm.name}/{phase}") in first.values()
-        }
+        for number, each in enumerate(arms):
+            names = {phase: f"{each.arm.name}/{phase}" for phase in each.arm.phases}
+            own = {
+                name: _until(stop, each.steps(phase, corpora[each.data], Path(place) / str(number)))
+                for phase, name in names.items()
+                if name in first.values()
+            }
+            try:
+                for steps in own.values():
+                    next(steps)
+                turns |= own
+            except Interrupted:
+                raise
+            except Exception as error:
+                errors.append(error)
+                found.failures[each.arm.name] = f"{error}; delete {path} to try it again"
+                log.error("%s: %s", each.arm.name, error)
+        if errors and not turns:
+            raise errors[0]
         took = seconds_of_a_step(turns, *((3, 3, 1) if seconds < 60 * len(turns) else (3, 8, 3)))
     del turns
     release_memory()  # of all models, which would be kept beside the runs
-    found = {name: took[first[work]] for name, work in works.items()}
+    found.seconds = {name: took[first[work]] for name, work in works.items() if first[work] in took}
     path.parent.mkdir(parents=True, exist_ok=True)
-    write_atomically(path, json.dumps({"of": of, "on": platform.node(), "seconds": found}, indent=1).encode())
+    kept = {"of": of, "on": platform.node(), **asdict(found)}
+    write_atomically(path, json.dumps(kept, indent=1).encode())
     return found
 
 
@@ -110,10 +137,11 @@ def make(experiment: Experiment, plan: Plan, stop: Callable[[], bool] = lambda: 
     """
     arms, notes = ready(experiment, plan)
     corpora = shard_all(arms)
-    clock, limits = dict[str, float](), dict[str, int]()
+    clock, limits = Clock(), dict[str, int]()
     if plan.seconds is not None:
         clock = timed(arms, corpora, plan, plan.seconds, stop)
-        limits = steps(experiment, arms, clock, plan.seconds / plan.seeds)
+        able = [each for each in arms if each.arm.name not in clock.failures]
+        limits = steps(experiment, able, clock.seconds, plan.seconds / plan.seeds)
     cores = next((each.options.threads for each in ours(arms)), None) or os.cpu_count() or 1
     work = _Work(max(1, cores // plan.parallel), stop)
     runs = [partial(work.run, each, seed, clock, limits) for seed in range(plan.seeds) for each in arms]
@@ -158,9 +186,11 @@ class _Work:
         self.threads, self.stop = threads, stop
         self.processes: set[subprocess.Popen[bytes]] = set()
 
-    def run(self, ready: Ready, seed: int, clock: dict[str, float], limits: dict[str, int]) -> Done:
+    def run(self, ready: Ready, seed: int, clock: Clock, limits: dict[str, int]) -> Done:
         """A run, if it is not there; one that fails does not end the others."""
         name = ready.arm.name
+        if name in clock.failures:
+            return Done(ready.arm, seed, ready.folder(seed, {}), failure=clock.failures[name])
         own = {phase: limits[f"{name}/{phase}"] for phase in ready.arm.phases if limits}
         done = Done(ready.arm, seed, ready.folder(seed, own))
         try:
@@ -169,8 +199,11 @@ class _Work:
                 for command in ready.commands(done.run, seed, own, self.threads):
                     self.command(*command)
             done.finished = found = ready.finished(done.run)
+            read_as(Evaluation, done.run / "evaluation.json")
             if limits:  # by the clock, whatever else the machine did meanwhile
-                found.seconds = {phase: steps * clock[f"{name}/{phase}"] for phase, steps in found.steps.items()}
+                found.seconds = {
+                    phase: steps * clock.seconds[f"{name}/{phase}"] for phase, steps in found.steps.items()
+                }
         except Exception as error:
             done.failure = self._said(done, error)
         return done
@@ -188,9 +221,12 @@ class _Work:
         return done
 
     def _said(self, done: Done, error: Exception) -> str:
+        what = str(error) if isinstance(error, (OSError, RuntimeError, ValueError)) else repr(error)
+        if (done.run / "evaluation.json").is_file() and done.finished is None:
+            what += f"; delete {done.run} to have it made anew"
         if not self.stop():
-            log.error("%s, seed %d: %s", done.arm.name, done.seed, error)
-        return str(error)
+            log.error("%s, seed %d: %s", done.arm.name, done.seed, what)
+        return what
 
     def command(self, module: str, *arguments: str) -> None:
         """Runs a module.

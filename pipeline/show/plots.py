@@ -10,6 +10,7 @@ import numpy as np
 from matplotlib import colormaps
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
+from matplotlib.transforms import Bbox
 
 from data.statistics import Summary
 from pipeline.run.files import Evaluation
@@ -112,32 +113,32 @@ class Sketch:
 
     Attributes:
         name: of it.
-        bits: or None where there are none.
-        spread: of them, over seeds.
-        unit: of them.
-        paper: figures of a paper for it: its bits, and what it draws across.
-        across: where it stands in a picture of bits against something else.
+        unit: of what is compared.
+        value: of that, or None where there is none.
+        spread: of it, over seeds.
+        paper: figures of a paper for it: the same, and what it draws across.
+        place: in a picture of bits against something else: where across, and the bits.
         line: points of its line, where there are lines.
     """
 
     name: str
-    bits: float | None
-    spread: float
     unit: str
-    paper: list[float]
-    across: float | None = None
+    value: float | None = None
+    spread: float = 0.0
+    paper: list[float] = field(default_factory=list)
+    place: tuple[float, float] | None = None
     line: list[tuple[float, float]] = field(default_factory=list)
 
 
 def experiment(models: Sequence[Sketch], paper: Sequence[str], axes: tuple[str, str]) -> bytes:
-    """Bits of some models beside those of a paper, if there are any; and bits against something else, or lines.
+    """A figure of some models beside a paper's, if it has any; and bits against something else, or lines.
 
     Args:
         models: in the order of the paper.
         paper: what its figures are of.
         axes: what is across, and what upwards, in that.
     """
-    scattered = any(model.across is not None for model in models)
+    scattered = any(model.place is not None for model in models)
     panels = 2 + bool(paper) + (scattered and len(paper) > 1)
     figure = Figure(figsize=(4.6 * panels + (0 if scattered else 2), max(3.4, 0.3 * len(models) + 1.2)))
     numbered = scattered and len(models) > 10  # so many names would cover each other
@@ -145,31 +146,35 @@ def experiment(models: Sequence[Sketch], paper: Sequence[str], axes: tuple[str, 
     labels = [f"{model.name}  {spot}" if numbered else spot for model, spot in zip(models, spots, strict=True)]
     units = " or ".join(dict.fromkeys(model.unit for model in models if model.unit))
     for position, title in enumerate([units, *(f"the paper: {name}" for name in paper[:1])], 1):
-        drawn = panel(figure, position, panels, title, "bits" if position == 1 else "")
+        drawn = panel(figure, position, panels, title, title if position == 1 else "")
         for number, model in enumerate(models):
-            value = model.bits if position == 1 else model.paper[0] if model.paper else None
+            value = model.value if position == 1 else model.paper[0] if model.paper else None
             if value is not None:
                 spread = model.spread if position == 1 else 0.0
                 drawn.errorbar(value, number, xerr=spread, fmt="o", color=_colour(number), markersize=5)
         drawn.set_yticks(range(len(models)), labels if position == 1 else [""] * len(models), fontsize=8)
         drawn.set_ylim(len(models) - 0.5, -0.5)
     last = panel(figure, 2 + bool(paper), panels, axes[1], axes[0])
+    clouds = [(last, [model.place for model in models])]
     for number, model in enumerate(models):
-        if model.across is not None and model.bits is not None:
-            _spot(last, model.across, model.bits, spots[number], number)
-        elif model.line:
+        if model.line:
             colour = _colour(number)
             last.plot(*zip(*model.line, strict=True), "o-", color=colour, markersize=3, linewidth=1.1, label=model.name)
     if scattered and len(paper) > 1:
         theirs = panel(figure, panels, panels, f"the paper: {paper[0]}", paper[1])
-        for number, model in enumerate(models):
-            if len(model.paper) > 1:
-                _spot(theirs, model.paper[1], model.paper[0], spots[number], number)
+        clouds.append(
+            (theirs, [(model.paper[1], model.paper[0]) if len(model.paper) > 1 else None for model in models])
+        )
     elif not scattered:
+        first, *_, latest = sorted(x for model in models for x, _ in model.line) or [0.0, 0.0]
+        if 0 < 50 * first < latest and axes[0] != "seconds of training":  # of distances, most lie at the left
+            last.set_xscale("log")
         last.legend(
             fontsize=7, frameon=False, loc="upper left", bbox_to_anchor=(1, 1)
         )  # beside the lines, not over them
     figure.tight_layout()
+    for drawn, points in clouds:
+        _spots(drawn, points, spots)
     return png(figure)
 
 
@@ -178,10 +183,21 @@ def _colour(number: int) -> Any:
     return colormaps["tab20"](number % 10 * 2 + number // 10 % 2)
 
 
-def _spot(axes: Any, x: float, y: float, name: str, number: int) -> None:
-    """A point with a name."""
-    axes.plot(x, y, "o", color=_colour(number), markersize=5)
-    axes.annotate(name, (x, y), (4, 3), textcoords="offset points", fontsize=7)
+def _spots(axes: Any, points: Sequence[tuple[float, float] | None], names: Sequence[str]) -> None:
+    """Points with their names, each on that side where it covers no other point and no name before it."""
+    shown = [(*point, name, number) for number, (point, name) in enumerate(zip(points, names, strict=True)) if point]
+    for x, y, _, number in shown:
+        axes.plot(x, y, "o", color=_colour(number), markersize=5)
+    axes.margins(0.12)
+    pixels, size = [axes.transData.transform((x, y)) * 72 / axes.figure.dpi for x, y, *_ in shown], 7
+    taken = [Bbox.from_bounds(x - 3, y - 3, 6, 6) for x, y in pixels]
+    for (x, y, name, _), at in zip(shown, pixels, strict=True):
+        wide = 0.6 * size * len(name)
+        sides = [(dx, dy) for dy in (3, -size - 3, -size / 2) for dx in (4, -wide - 4)]
+        boxes = [Bbox.from_bounds(at[0] + dx, at[1] + dy, wide, size) for dx, dy in sides]
+        best = min(range(len(boxes)), key=lambda side: boxes[side].count_overlaps(taken))
+        taken.append(boxes[best])
+        axes.annotate(name, (x, y), sides[best], textcoords="offset points", fontsize=size)
 
 
 def pictures(rows: np.ndarray, titles: list[str]) -> bytes:

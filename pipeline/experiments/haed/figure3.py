@@ -21,5 +21,6 @@ FIGURE3 = Experiment(
     claim="a larger decoder is better all the way",
     better=tuple((f"{more} units", f"{fewer} units") for fewer, more in pairwise(UNITS)),
     measures=("profile",),
-    full=arms("paper-wikitext103", (*UNITS, 1024, 2048)),  # units of our choice
+    across="share of the decoder",
+    full=arms("paper-wikitext103", (*UNITS, 1024, 2048), "model.main.heads=8"),  # units of our choice
 )

@@ -149,13 +149,13 @@ def _layers(system: System, found: Table) -> list[tuple[int, float]]:
 
 
 def _rows(found: Table, worked_out: Table | None) -> list[list[str]]:
-    rows = [["MB", *KINDS, "measured", "computed"]]
+    """By part and kind, what was measured and, below it, what was worked out."""
+    rows = [["MB", *KINDS, "all"]]
     parts = list(dict.fromkeys(part for part, _ in found))
     for name, chosen in [*((part, [part]) for part in parts), ("all", parts)]:
-        by_kind = [sum(found[part, kind] for part in chosen) for kind in KINDS]
-        total = "–"
-        if worked_out is not None:
-            total = f"{sum(worked_out[part, kind] for part in chosen for kind in KINDS) / 1e6:,.2f}"
-        shown = [f"{size / 1e6:,.2f}" if size else "–" for size in by_kind]
-        rows.append([name, *shown, f"{sum(by_kind) / 1e6:,.2f}", total])
+        for how, of in {"measured": found, "computed": worked_out}.items():
+            if of is not None:
+                sizes = [sum(of[part, kind] for part in chosen) for kind in KINDS]
+                shown = [f"{size / 1e6:,.2f}" if size else "–" for size in [*sizes, sum(sizes)]]
+                rows.append([f"{name}, {how}", *shown])
     return rows

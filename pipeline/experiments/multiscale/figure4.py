@@ -8,11 +8,13 @@ FLAT = (*WORDS, "batch.sequences=2")  # as many words a step as the others
 SYSTEMS: dict[str, tuple[str, tuple[str, ...], tuple[Phase, ...]]] = {
     "flat": ("paper-transformer-wikitext103", FLAT, ()),
     "hourglass": ("paper-hourglass-enwik8", FLAT, ()),
+    "hourglass-annotated": ("paper-hourglass-annotated", FLAT, ()),
     "top-down": ("paper-top-down-wikitext103", FLAT, ()),
     "bottom-up": ("paper-bottom-up-wikitext103", FLAT, ()),
     "retina": ("paper-retina-wikitext103", FLAT, ()),
     "spacebyte": ("paper-spacebyte", FLAT, ()),
     "megabyte": ("paper-megabyte", (), ("train",)),
+    "hred": ("paper-hred-wikitext103", (), ("train",)),
     "hred-transformer": ("paper-hred-transformer-wikitext103", (), ("train",)),
     "haed": ("paper-wikitext103", (), ()),
 }

@@ -19,7 +19,7 @@ def arms(which: int, *sizes: str) -> tuple[Arm, ...]:
             name,
             PRESETS[kind][which],
             (*sizes, layers(kind, depths[which]), "precision=fp32"),
-            {"GB computed": computed, "GB measured": measured},
+            {"GB measured": measured, "GB computed": computed},
         )
         for name, (kind, *depths, computed, measured) in ROWS.items()
     )

@@ -54,9 +54,11 @@ def test_the_list_tells_which_results_there_are(tmp_path: Path) -> None:
     (place := tmp_path / done.name / "minutes").mkdir(parents=True)
     (place / f"{done.name}.json").write_text('{"rows": [{"failures": []}]}')
     (tmp_path / begun.name / "hour").mkdir(parents=True)
+    (tmp_path / begun.name / "minutes-0123abcd").mkdir()
     found = states(tmp_path)
     assert list(found) == list(EXPERIMENTS) and list(BUDGETS) == ["minutes", "hour", "paper"]
-    assert found[done.name] == "minutes done" and found[begun.name] == "hour begun"
+    assert found[done.name] == "minutes done"
+    assert found[begun.name] == "minutes of its own settings begun, hour begun"
     assert found["haed-figure2"] == "not run" and all(name in listed(tmp_path) for name in EXPERIMENTS)
 
 

@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import nn
 
+from data.corpus import Corpus
 from pipeline.cli import main
 from pipeline.config import ConfigError, load
 from pipeline.experiments import catalogue
@@ -20,7 +21,7 @@ from pipeline.experiments.result import Figure, Row, row_of, verdict
 from pipeline.experiments.running import Done, make, shard_all, steps, taken_of, timed
 from pipeline.run.device import compute
 from pipeline.run.saved import reached
-from pipeline.run.shards import open_shards
+from pipeline.run.shards import open_shards, shard
 from pipeline.train.trainer import Interrupted
 from tests.conftest import TINY, TOKENS
 
@@ -91,9 +92,22 @@ def test_what_differs_in_rates_and_limits_alone_does_the_same_work(plan: Plan) -
     twin = replace(wide, name="twin", options=(*wide.options, "optimizer.beta2=0.9"))
     arms, _ = ready(replace(TWO, arms=(wide, twin, flat)), plan)
     corpora = shard_all(arms)
-    found = timed(arms, corpora, plan, 1.0, lambda: False)
+    found = timed(arms, corpora, plan, 1.0, lambda: False).seconds
     assert found["wide/pretrain"] == found["twin/pretrain"] > 0 and len(set(found.values())) == 3
-    assert timed(arms, corpora, plan, 1.0, lambda: True) == found  # read, not measured again
+    assert timed(arms, corpora, plan, 1.0, lambda: True).seconds == found  # read, not measured again
+
+
+def test_an_arm_that_cannot_be_built_leaves_the_others(plan: Plan) -> None:
+    wide, flat = TWO.arms
+    wrong = replace(flat, name="wrong", options=(*flat.options, "model.hourglass.hierarchy=1@1 1@9999 1@1"))
+    arms, _ = ready(replace(TWO, arms=(wide, wrong, flat)), plan)
+    for _ in range(2):  # measured, and read
+        found = timed(arms, shard_all(arms), plan, 1.0, lambda: False)
+        assert "factor 9999 is more than" in found.failures.pop("wrong") and not found.failures
+        assert {name.split("/")[0] for name in found.seconds} == {"wide", "flat"}
+    alone, _ = ready(replace(TWO, arms=(wrong,)), plan)
+    with pytest.raises(ConfigError, match="factor 9999 is more than"):
+        timed(alone, shard_all(alone), plan, 1.0, lambda: False)
 
 
 def test_overrides_that_leave_nothing_to_compare_are_refused(plan: Plan) -> None:
@@ -169,7 +183,12 @@ def test_time_and_memory_are_of_one_run_of_an_arm() -> None:
 def test_without_a_corpus_the_embedded_one_serves_and_pictures_are_left_out(plan: Plan) -> None:
     arms, notes = ready(catalogue.EXPERIMENTS["haed-table1"], replace(plan, data=Path("/nowhere")))
     assert [each.arm.data for each in arms] == ["text", "text"]
-    assert all(each.options.source.kind == "stdlib" for each in ours(arms))
+    (corpus,) = shard_all(arms).values()
+    library = Corpus.open(shard(load(None, ["source.kind=stdlib", f"shards_dir={plan.runs_dir}"])).location)
+    assert corpus.counts("train") == library.counts("train")
+    of_valid = b"".join(library.originals("valid"))
+    read = list(corpus.originals("valid"))
+    assert of_valid.startswith(b"".join(read)) and 2000 <= sum(map(len, read)) < 2000 + len(read[-1])
     alone = [Ours(each.arm, each.runs_dir, (*each.arm.options, "source.kind=stdlib")) for each in arms]
     assert [each.options.model for each in ours(arms)] == [each.options.model for each in alone]  # none has another's
     assert "standard library" in notes[0] and "left out" in notes[1]
@@ -210,6 +229,20 @@ def test_a_verdict_may_be_of_several_figures() -> None:
     rows[0].figures["memory"], rows[1].figures["memory"] = Figure(3.0, 0), Figure(2.0, 0)
     found = verdict(replace(TWO, by=("bits", "memory")), rows)
     assert found.startswith("disagrees") and "0.100 ahead of wide in bits; flat 1.000 behind wide in memory" in found
+
+
+def test_a_verdict_asks_for_a_margin_for_likeness_and_for_all_that_was_measured() -> None:
+    apart = [row("flat", 1.5), row("wide", 1.6)]
+    assert verdict(replace(TWO, margin=0.05), apart).startswith("agrees")
+    assert verdict(replace(TWO, margin=0.2), apart).startswith("disagrees")
+    alike = replace(TWO, better=(), alike=(("flat", "wide"),))
+    assert verdict(alike, apart).startswith("disagrees") and "alike: within 0.020" in verdict(alike, apart)
+    assert verdict(alike, [row("flat", 1.5), row("wide", 1.51)]).startswith("agrees")
+    bounded = replace(TWO, better=(), below={"far": 0.1})
+    apart[0].figures["far"] = Figure(0.01, 0)
+    assert verdict(bounded, apart).startswith("agrees")  # the other has no such figure
+    apart[1].failures.append("seed 0, distance: not told")
+    assert verdict(bounded, apart).startswith("cannot tell") and "wide is missing" in verdict(bounded, apart)
 
 
 def test_of_many_comparisons_those_are_told_that_do_not_agree() -> None:

@@ -56,7 +56,9 @@ def test_a_run_has_its_table(scaled: Run) -> None:
     assert found.figures["share that the computed is off"] < 0.01
     assert 0 < found.figures["a layer at 2x, of one at 1x"] < 1
     head, *rows = found.examples
-    assert [row[0] for row in rows] == ["embedding", "scale_2", "scale_1", "output", "all"]
+    parts = ["embedding", "scale_2", "scale_1", "output", "all"]
+    assert [row[0] for row in rows] == [f"{part}, {how}" for part in parts for how in ("measured", "computed")]
+    assert all(measured[1:] == computed[1:] for measured, computed in zip(rows[::2], rows[1::2], strict=True))
     assert all(len(row) == len(head) for row in rows)
 
 
