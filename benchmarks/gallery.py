@@ -2,9 +2,11 @@
 
     python benchmarks/gallery.py FOLDER…             results, such as experiments/hourglass-table5/minutes
 
-Results of an experiment that were there before are replaced; without a folder the page is written anew.
+Results of an experiment that were there before are replaced; without a folder the page is written anew. Verdicts are those of
+what is claimed now, and pictures that need rows alone are drawn as they are drawn now.
 """
 
+import io
 import shutil
 import sys
 from pathlib import Path
@@ -15,8 +17,8 @@ sys.path[0] = str(ROOT)  # else `data` would be the script beside this one
 from PIL import Image
 
 from pipeline.experiments.catalogue import EXPERIMENTS
-from pipeline.experiments.page import markdown
-from pipeline.experiments.result import Result
+from pipeline.experiments.page import drawn, markdown
+from pipeline.experiments.result import Result, verdict
 from pipeline.run.files import read_as
 from pipeline.show.page import markdown_table
 
@@ -24,13 +26,22 @@ PLACE, PAGE = ROOT / "docs/experiments", ROOT / "docs/experiments.md"
 MARK = "<!-- benchmarks/gallery.py -->\n"
 
 
+def keep(name: str, picture: bytes) -> None:
+    """A picture, which needs no transparency, and few colours."""
+    with Image.open(io.BytesIO(picture)) as read:
+        read.convert("RGB").quantize(128).save(PLACE / f"{name}.png", optimize=True)
+
+
 def main() -> None:
     for folder in map(Path, sys.argv[1:]):
         name = folder.parent.name
         shutil.copy(folder / f"{name}.json", PLACE)
-        with Image.open(folder / f"{name}.png") as picture:  # which needs no transparency, and few colours
-            picture.convert("RGB").quantize(128).save(PLACE / f"{name}.png", optimize=True)
+        keep(name, (folder / f"{name}.png").read_bytes())
     found = [read_as(Result, path) for name in EXPERIMENTS if (path := PLACE / f"{name}.json").is_file()]
+    for each in found:
+        each.verdict = verdict(EXPERIMENTS[each.name], each.rows)
+        if EXPERIMENTS[each.name].across:
+            keep(each.name, drawn(EXPERIMENTS[each.name], each.rows, {}))
     glance = [
         [f"[{each.name}](#{each.name})", Path(each.folder).name.split("-")[0], each.verdict.split(":")[0]]
         for each in found

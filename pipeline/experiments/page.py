@@ -60,16 +60,20 @@ def html(asked: Experiment, result: Result, picture: bytes, examples: dict[str, 
     failed = "".join(f"<li>{escape(row.arm)}, {escape(why)}" for row in result.rows for why in row.failures)
     body = (
         f"<h1>{escape(asked.name)}</h1><p class=lead>{escape(asked.source)}: {escape(asked.question)}</p>"
-        f"<p>{escape(result.verdict)}</p>{image(escape(asked.question), picture)}<h2>Figures</h2>{shown}<ul>{notes}</ul>"
+        f"<p>{escape(result.verdict)}</p>{image(escape(asked.question), picture)}<h2>Figures</h2><div class=wide>{shown}</div>"
+        f"<ul>{notes}</ul>"
     )
     if failed:
         body += f"<h2>Failed</h2><ul>{failed}</ul>"
     for name, rows in examples.items():
         escaped = [[escape(cell) for cell in row] for row in rows]
-        body += (
-            f"<h2>{escape(name)}</h2><div class=examples>{html_table(escaped[0], escaped[1:], len(escaped[0]))}</div>"
-        )
+        words = 1 if all(map(_is_number, rows[-1][1:])) else len(escaped[0])
+        body += f"<h2>{escape(name)}</h2><div class='examples wide'>{html_table(escaped[0], escaped[1:], words)}</div>"
     return page(asked.name, body)
+
+
+def _is_number(cell: str) -> bool:
+    return cell == "–" or cell.replace(",", "").replace(".", "", 1).isdigit()
 
 
 def drawn(asked: Experiment, rows: Sequence[Row], whole: dict[str, Done]) -> bytes:

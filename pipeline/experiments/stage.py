@@ -68,8 +68,10 @@ def _csv(rows: Sequence[Row]) -> str:
     measured, paper = columns(rows)
     own = [name for name in asdict(rows[0]) if name not in ("figures", "paper", "failures")]
     writer = csv.writer(text)
-    writer.writerow([*own, *measured, *(f"paper: {name}" for name in paper)])
+    heads = [head for name in measured for head in (name, f"{name}, spread")]
+    writer.writerow([*own, *heads, *(f"paper: {name}" for name in paper)])
     for row in rows:
-        found = [row.figures[name].mean if name in row.figures else "" for name in measured]
+        figures = [row.figures.get(name) for name in measured]
+        found = [part for each in figures for part in ((each.mean, each.spread) if each else ("", ""))]
         writer.writerow([*(getattr(row, name) for name in own), *found, *(row.paper.get(x, "") for x in paper)])
     return text.getvalue()

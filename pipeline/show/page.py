@@ -18,6 +18,8 @@ pre { background: white; border: 1px solid #e3e5e8; border-radius: 6px; padding:
 pre { white-space: pre-wrap; overflow-wrap: anywhere; }
 pre b { color: #2a6f97; } table { border-collapse: collapse; } td, th { padding: .15rem .9rem .15rem 0; text-align: left; }
 .examples td { overflow-wrap: anywhere; vertical-align: top; }
+.examples td.number { overflow-wrap: normal; white-space: nowrap; }
+.wide { overflow-x: auto; }
 .number { text-align: right; font-variant-numeric: tabular-nums; }
 .grid { display: grid; grid-template-columns: repeat(auto-fill, minmax(17rem, 1fr)); gap: 1rem 2rem; }
 summary { cursor: pointer; color: #57606a; }

@@ -189,11 +189,13 @@ def _spots(axes: Any, points: Sequence[tuple[float, float] | None], names: Seque
     for x, y, _, number in shown:
         axes.plot(x, y, "o", color=_colour(number), markersize=5)
     axes.margins(0.12)
+    axes.autoscale_view()
     pixels, size = [axes.transData.transform((x, y)) * 72 / axes.figure.dpi for x, y, *_ in shown], 7
     taken = [Bbox.from_bounds(x - 3, y - 3, 6, 6) for x, y in pixels]
     for (x, y, name, _), at in zip(shown, pixels, strict=True):
-        wide = 0.6 * size * len(name)
+        wide = 0.68 * size * len(name)
         sides = [(dx, dy) for dy in (3, -size - 3, -size / 2) for dx in (4, -wide - 4)]
+        sides += [(-wide / 2, 5), (-wide / 2, -size - 5)]
         boxes = [Bbox.from_bounds(at[0] + dx, at[1] + dy, wide, size) for dx, dy in sides]
         best = min(range(len(boxes)), key=lambda side: boxes[side].count_overlaps(taken))
         taken.append(boxes[best])
