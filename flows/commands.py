@@ -4,7 +4,10 @@ import argparse
 import json
 import logging
 import os
+import shlex
+import shutil
 import signal
+import sys
 from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
@@ -80,7 +83,10 @@ def _what_to_do_next(options: Options, run: str) -> list[str]:
         tried.append(("neighbours", '"#4080c0"' if pictures else "", "what its encoder takes for alike"))
     tried.append(("evaluate", "evaluate.split=valid", "the exact likelihood of another split"))
     tried.append(("profile", "", "where a step's time goes"))
-    commands = [" ".join(["haed", command, run, *([words] if words else [])]) for command, words, _ in tried[:3]]
+    program = "haed" if shutil.which("haed") else shlex.quote(sys.argv[0])  # as it was called: .venv may not be active
+    commands = [
+        " ".join([program, command, shlex.quote(run), *filter(None, [words])]) for command, words, _ in tried[:3]
+    ]
     width = max(map(len, commands))
     return [f"{command:{width}}  # {why}" for command, (_, _, why) in zip(commands, tried, strict=False)]
 

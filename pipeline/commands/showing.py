@@ -13,6 +13,8 @@ from pipeline.arguments import (
 from pipeline.config import ConfigError, is_option, load
 from pipeline.kinds import phases
 
+_LEAST, _MOST = 1e-6, 1e9  # of numbers that a plan is made from
+
 
 def _compare_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("runs", nargs="+", metavar="RUN", help="names under runs_dir, or folders")
@@ -45,18 +47,24 @@ def _profile_arguments(parser: argparse.ArgumentParser) -> None:
         "--plan", action="store_true", help="what a step would cost on more devices, worked out from that"
     )
     devices, link = [4**i for i in range(6)], 25.0
-    parser.add_argument("--devices", type=int, nargs="+", default=devices, help="--plan: how many (default: 1 … 1024)")
+    parser.add_argument("--devices", nargs="+", default=devices, help="--plan: how many (default: 1 … 1024)")
     parser.add_argument("--link", type=float, default=link, metavar="GB/S", help="--plan: of a device (default: 25)")
     parser.add_argument("--rate", type=float, metavar="TFLOP/S", help="--plan: of a device (default: as measured here)")
 
 
+def _devices(word: str | int) -> int:
+    if not (str(word).isdecimal() and 0 < int(word) < _MOST):
+        raise ConfigError(f"--devices {word}: expected whole numbers from 1 on, and below {_MOST:g}")
+    return int(word)
+
+
 def _profile(arguments: argparse.Namespace) -> Result:
-    options = run_options(arguments.run, arguments.words, "profile")
+    others = [word for word in arguments.devices if "=" in str(word)]  # options, which may stand anywhere
+    options = run_options(arguments.run, [*arguments.words, *others], "profile")
     for name in ("steps", "link", "rate"):
-        if (value := getattr(arguments, name)) is not None and not value > 0:
-            raise ConfigError(f"--{name} {value}: must be more than 0")
-    if min(arguments.devices) < 1:
-        raise ConfigError(f"--devices {min(arguments.devices)}: must be at least 1")
+        if (value := getattr(arguments, name)) is not None and not _LEAST <= value <= _MOST:
+            raise ConfigError(f"--{name} {value}: must be a number above 0, from {_LEAST:g} to {_MOST:g}")
+    devices = [_devices(word) for word in arguments.devices if word not in others]
     phase = arguments.phase or phases(options.model.kind)[0]
     if arguments.plan:
         from haed.ranks import group_size
@@ -64,11 +72,11 @@ def _profile(arguments: argparse.Namespace) -> Result:
 
         rate, link = arguments.rate and arguments.rate * 1e12, arguments.link * 1e9
         if options.iem.group is not None and getattr(options, phase).iem_weight:
-            for number in arguments.devices:  # said before anything is measured
+            for number in devices:  # said before anything is measured
                 group_size(options.iem.group, number, "devices")
         step = plan.measure(options, phase, arguments.steps, rate)
-        plans = [asdict(step.plan(number, link)) for number in arguments.devices]
-        return Result(plan.table(step, arguments.devices, link), plans)
+        plans = [asdict(step.plan(number, link)) for number in devices]
+        return Result(plan.table(step, devices, link), plans)
     from pipeline.train.profile import profile, table
 
     found = profile(options, phase, arguments.steps)

@@ -70,7 +70,7 @@ class Options:
     ] = "auto"
     compile: Annotated[
         bool,
-        Field(description="torch.compile a main transformer: a quarter of a minute at the start, steps a tenth faster"),
+        Field(description="torch.compile a main transformer: half a minute at first; on a CPU no gain was measured"),
     ] = False
     log_steps: Annotated[
         int,

@@ -18,7 +18,7 @@ from typing import IO
 import torch
 import torch.distributed as dist
 
-from haed.ranks import Ranks
+from haed.ranks import Ranks, group_size
 from pipeline.config import dump
 from pipeline.options import Options
 from pipeline.run.folder import RunFolder
@@ -65,9 +65,12 @@ def launch(stage: str, options: Options, stop: Callable[[], bool], listener: Lis
 
     Raises:
         Interrupted: `stop` was true; the processes saved and ended.
-        ChildProcessError: one of the processes was killed.
+        ChildProcessError: one of the processes was killed, or said why it failed.
         RuntimeError: the stage failed; its last words.
+        ValueError: the processes do not divide into `iem.group`.
     """
+    if getattr(options, stage).iem_weight and options.iem.group is not None:
+        group_size(options.iem.group, options.launcher.processes)
     tail = Tail(RunFolder.of(options).phase(stage) / "metrics.jsonl")
     printed, said, stopping = deque[str](maxlen=1), deque[str](maxlen=200), threading.Event()
     with tempfile.TemporaryDirectory() as folder:
@@ -117,7 +120,7 @@ def launch(stage: str, options: Options, stop: Callable[[], bool], listener: Lis
                 f"rank {rank} was ended by signal {number} ({signal.strsignal(number)}), and so were the others; the same "
                 "command goes on from the last checkpoint"
             )
-        raise RuntimeError(_reason(said))
+        raise _reason(said)
     return Trained(**json.loads(printed[0]))
 
 
@@ -131,7 +134,7 @@ def _collect(stream: IO[str], lines: "deque[str]", logger: logging.Logger | None
             logger.info("%s", line.rstrip())
 
 
-def _reason(said: "deque[str]") -> str:
+def _reason(said: "deque[str]") -> Exception:
     """The line in which a process says why it failed, else the last one that is not torchrun's."""
-    errors = [line for line in said if line.startswith("error: ")]
-    return errors[0].removeprefix("error: ") if errors else next(iter(reversed(said)), "the processes failed")
+    errors = [line.removeprefix("error: ") for line in said if line.startswith("error: ")]
+    return ChildProcessError(errors[0]) if errors else RuntimeError(next(reversed(said), "the processes failed"))

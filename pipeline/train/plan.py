@@ -42,7 +42,7 @@ _BLOCK = 2048  # queries scored at a time on a GPU
 _HOST = ("data", "candidates")
 _GOOD = 0.7  # an efficiency that needs no advice
 _MENDS = dict.fromkeys(("loss", "candidates", "embeddings", "chunks"), "iem.group makes groups that share candidates")
-_MENDS |= {"tables": "fewer n-grams, or no table: model.*.grams.rows=0"}
+_MENDS |= {"tables": "no table, or fewer n-grams: model.encoder.rows=0, model.*.grams.rows=0"}
 
 
 @dataclass
@@ -127,6 +127,7 @@ class Step:
         batches: whose chunks are candidates, for each that is trained on: 1 and `iem.extra_batches`.
         group: `iem.group`.
         block: queries that are scored at a time.
+        average: weights have a moving average.
     """
 
     profile: Profile
@@ -143,6 +144,7 @@ class Step:
     batches: int = 1
     group: int | None = None
     block: int = _BLOCK
+    average: bool = False
 
     def plan(self, devices: int, link: float) -> Plan:
         """Works a step on so many devices out, which receive so many bytes a second.
@@ -155,7 +157,8 @@ class Step:
             parts[part] *= self.speed
         n, g, found, share = devices, 1, 0, 1.0
         exchanged = {"gradients": 8 * self.parameters * (n - 1) / n}
-        memory = {"weights, gradients and moments": 16.0 * self.parameters}
+        own = 4 * self.average  # bytes of a number's average
+        memory = {"weights, gradients and moments": (16.0 + own) * self.parameters}
         if self.growth is not None:
             g = group_size(self.group, devices, "devices")
             found, one = self.growth(g * self.batches), self.growth(self.batches)
@@ -171,11 +174,11 @@ class Step:
             memory["scores"] = 10.0 * found * min(self.block, self.chunks)
         looked = [(rows * (share if encoder else 1.0), width) for rows, width, _, encoder in self.tables]
         exchanged["tables"] = sum(rows * (4 * width + 8) * (n - 1) for rows, width in looked)
-        memory["tables"] = sum(4.0 * (width + 1) * rows for _, width, rows, _ in self.tables)
+        memory["tables"] = sum((4.0 * (width + 1) + own * width) * rows for _, width, rows, _ in self.tables)
         memory["kept for the backward pass"] = float(sum(kept.values()))
         host = sum(parts[part] for part in _HOST)
         device = sum(parts.values()) - host
-        hidden = self.ahead and (n == 1 or not self.tables)
+        hidden = self.ahead and (n == 1 or not exchanged["tables"])
         computing = max(host, device) if hidden else host + device
         seconds = computing / 1e3 + sum(exchanged.values()) / link
         alone = seconds if n == 1 else self.plan(1, link).seconds
@@ -205,7 +208,8 @@ def measure(options: Options, phase: Phase, steps: int = 20, rate: float | None 
     losses.total.backward()
     own = {id(x) for name, x in objective.system.named_parameters() if name.startswith("encoder.")}
     tables = [
-        (int(x.grad.coalesce()._nnz()), x.shape[1], len(x), id(x) in own) for x in trainer.tables if x.grad is not None
+        (0 if x.grad is None else int(x.grad.coalesce()._nnz()), x.shape[1], len(x), id(x) in own)
+        for x in trainer.tables
     ]
     owned = {id(x) for x in trainer.tables}
     parameters = sum(x.numel() for x in objective.parameters() if x.requires_grad and id(x) not in owned)
@@ -230,6 +234,7 @@ def measure(options: Options, phase: Phase, steps: int = 20, rate: float | None 
         batches=1 + options.iem.extra_batches,
         group=options.iem.group,
         block=options.iem.block or _BLOCK,
+        average=bool(options.optimizer.ema),
     )
 
 

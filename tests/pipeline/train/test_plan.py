@@ -105,11 +105,20 @@ def test_a_plan_is_made_from_a_run_and_writes_nothing(options: Options, capsys: 
     assert main(["profile", str(run), *words, "--rate", "400"]) == 0
     assert capsys.readouterr().out.startswith("devices  candidates")
     assert sorted(run.rglob("*")) == before
-    assert main(["profile", str(run), "--plan", "iem.group=4", "--devices", "6"]) == 1
-    assert "6 devices do not divide into groups of 4" in capsys.readouterr().err
-    assert (
-        main(["profile", str(run), "--plan", "--link", "0"]) == 2 and "must be more than 0" in capsys.readouterr().err
-    )
+    for words in ("iem.group=4", "--devices", "6"), ("--devices", "6", "iem.group=4"):
+        assert main(["profile", str(run), "--plan", *words]) == 1
+        assert "6 devices do not divide into groups of 4" in capsys.readouterr().err
+    for words in ("--link", "0"), ("--rate", "inf"), ("--rate", "1e-300"), ("--devices", "0"), ("--devices", "1.5"):
+        assert main(["profile", str(run), "--plan", *words]) == 2
+        assert f"{words[0]} {float(words[1]) if words[0] != '--devices' else words[1]}: " in capsys.readouterr().err
+
+
+def test_an_average_of_the_weights_is_held_too() -> None:
+    tables = [(10, 8, 100, False), (0, 4, 50, True)]
+    plain, averaged = (step(tables=tables, average=average).plan(1, 1e9).memory for average in (False, True))
+    assert averaged["tables"] - plain["tables"] == 4 * (8 * 100 + 4 * 50)
+    name = "weights, gradients and moments"
+    assert averaged[name] == plain[name] * 20 / 16
 
 
 @pytest.mark.slow
