@@ -157,6 +157,21 @@ def test_from_the_command_to_the_page_and_not_twice(
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("name", ["haed-table1", "hourglass-copy"])
+def test_one_of_the_catalogue_is_run_whole_at_a_hundredth_of_minutes(
+    name: str, plan: Plan, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    where = ["--data", str(plan.data), "--output", str(tmp_path / "out")]
+    assert main(["experiment", name, *where, "--seconds", "8.4", "--parallel", "2", "threads=1", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out.splitlines()[-1])
+    arms = [arm.name for arm in catalogue.EXPERIMENTS[name].arms if arm.data != "pictures"]
+    assert [row["arm"] for row in found["rows"]] == arms
+    assert all(row["bits"] and row["steps"] and not row["failures"] for row in found["rows"])
+    made = {path.name for path in Path(found["folder"]).iterdir()}
+    assert made >= {"report.html", f"{name}.png", f"{name}.csv", f"{name}.json", "clock.json"}
+
+
+@pytest.mark.slow
 def test_a_failed_arm_leaves_the_others_and_a_stopped_one_goes_on(plan: Plan) -> None:
     wrong = Arm("wrong", "quickstart", (*SMALL, "finetune.start_from=nowhere"))
     experiment = replace(TWO, arms=(TWO.arms[1], wrong), better=())
