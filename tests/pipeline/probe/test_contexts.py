@@ -130,8 +130,8 @@ def test_contexts_of_a_scale(
     capsys.readouterr()
     assert main(["neighbours", str(folder), "--context", "x", "--count", "2"]) == 0
     assert "x has 1 bytes, and scale 4 reads whole groups of so many" in capsys.readouterr().err
-    assert main(["index", str(folder), "--space", "contexts", "index.scale=3"]) == 1
-    assert "has no scale 3 of contexts, only: 1, 4" in capsys.readouterr().err
+    assert main(["index", str(folder), "--space", "contexts", "index.scale=3"]) == 2
+    assert "index.scale=3: this model has no such scale; set one of 1, 4" in capsys.readouterr().err
 
 
 def test_places_in_pictures(pictures: Options, capsys: pytest.CaptureFixture[str]) -> None:
