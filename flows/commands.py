@@ -83,7 +83,8 @@ def _what_to_do_next(options: Options, run: str) -> list[str]:
         tried.append(("neighbours", '"#4080c0"' if pictures else "", "what its encoder takes for alike"))
     tried.append(("evaluate", "evaluate.split=valid", "the exact likelihood of another split"))
     tried.append(("profile", "", "where a step's time goes"))
-    program = "haed" if shutil.which("haed") else shlex.quote(sys.argv[0])  # as it was called: .venv may not be active
+    installed = os.path.relpath(Path(sys.executable).with_name("haed"))  # its environment may not be active
+    program = "haed" if shutil.which("haed") else shlex.quote(installed)
     commands = [
         " ".join([program, command, shlex.quote(run), *filter(None, [words])]) for command, words, _ in tried[:3]
     ]

@@ -10,16 +10,15 @@ from dataclasses import dataclass
 from haed.system import Cut
 
 MOST = 1024  # layers of a level, as of any other stack
+NUMBER, WINDOW = r"[0-9]{1,6}", r"[0-9]{1,9}:[0-9]{1,9}"
+_EXAMPLES = {NUMBER: "2@16 2@4 4@1", WINDOW: "256:512@16 8:256@4 0:8@1"}
 
 
 def entries(text: str) -> list[str]:
     """The entries of a notation; where parentheses do not match, they stay a part of the entries, which are none then."""
-    depth = 0
-    for letter in text:
-        depth += (letter == "(") - (letter == ")")
-        if depth < 0:
-            break
-    return re.split(r"[\s,]+", text.strip()) if depth else re.sub(r"[\s,()]+", " ", text).split()
+    depths = list(itertools.accumulate((letter == "(") - (letter == ")") for letter in text))
+    matched = min(depths, default=0) >= 0 and depths[-1:] in ([], [0])
+    return re.sub(r"[,()]" if matched else ",", " ", text).split()
 
 
 @dataclass(frozen=True)
@@ -43,7 +42,7 @@ def parse_hierarchy(text: str, longest: int) -> list[Scale]:
     """
     where = f"model.hourglass.hierarchy={text!r}"
     found = entries(text)
-    if not found or not all(re.fullmatch(r"[0-9]+@[1-9][0-9]{0,6}", entry) for entry in found):
+    if not found or not all(re.fullmatch(rf"{NUMBER}@[1-9][0-9]{{0,6}}", entry) for entry in found):
         raise ValueError(f"{where}: entries are layers@factor; set something like 2@1 8@4 2@1")
     layers, factors = zip(*((int(number) for number in entry.split("@")) for entry in found), strict=True)
     if max(layers) > MOST:
@@ -55,7 +54,7 @@ def parse_hierarchy(text: str, longest: int) -> list[Scale]:
             f"{where}: factors must rise to one in the middle and fall likewise; set something like 2@1 8@4 2@1"
         )
     if down[0] != 1:
-        raise ValueError(f"{where}: the first factor must be 1; set 0@1 {text.strip(' ()')} 0@1 for no layers there")
+        raise ValueError(f"{where}: the first factor must be 1; set 0@1 {' '.join(found)} 0@1 for no layers there")
     for fine, coarse in zip(down, down[1:], strict=False):
         if coarse % fine or coarse == fine:
             raise ValueError(
@@ -71,10 +70,6 @@ def parse_hierarchy(text: str, longest: int) -> list[Scale]:
         )
     backwards = layers[::-1]
     return [Scale(factor, layers[i], backwards[i] if i < middle else 0) for i, factor in enumerate(down)]
-
-
-NUMBER, WINDOW = r"[0-9]{1,6}", r"[0-9]{1,9}:[0-9]{1,9}"
-_EXAMPLES = {NUMBER: "2@16 2@4 4@1", WINDOW: "256:512@16 8:256@4 0:8@1"}
 
 
 def parsed(notation: str, option: str, what: str) -> dict[int, str]:

@@ -1,6 +1,7 @@
 """The commands that show runs: compare, profile, report."""
 
 import argparse
+import re
 from dataclasses import asdict
 from pathlib import Path
 
@@ -13,6 +14,7 @@ from pipeline.arguments import (
 from pipeline.config import ConfigError, is_option, load
 from pipeline.kinds import phases
 
+DEVICES = [4**i for i in range(6)]
 _LEAST, _MOST = 1e-6, 1e9  # of numbers that a plan is made from
 
 
@@ -46,14 +48,14 @@ def _profile_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--plan", action="store_true", help="what a step would cost on more devices, worked out from that"
     )
-    devices, link = [4**i for i in range(6)], 25.0
-    parser.add_argument("--devices", nargs="+", default=devices, help="--plan: how many (default: 1 … 1024)")
+    link = 25.0
+    parser.add_argument("--devices", nargs="+", default=DEVICES, help="--plan: how many (default: 1 … 1024)")
     parser.add_argument("--link", type=float, default=link, metavar="GB/S", help="--plan: of a device (default: 25)")
     parser.add_argument("--rate", type=float, metavar="TFLOP/S", help="--plan: of a device (default: as measured here)")
 
 
 def _devices(word: str | int) -> int:
-    if not (str(word).isdecimal() and 0 < int(word) < _MOST):
+    if not re.fullmatch(r"[1-9][0-9]{0,8}", str(word)):
         raise ConfigError(f"--devices {word}: expected whole numbers from 1 on, and below {_MOST:g}")
     return int(word)
 
@@ -64,7 +66,7 @@ def _profile(arguments: argparse.Namespace) -> Result:
     for name in ("steps", "link", "rate"):
         if (value := getattr(arguments, name)) is not None and not _LEAST <= value <= _MOST:
             raise ConfigError(f"--{name} {value}: must be a number above 0, from {_LEAST:g} to {_MOST:g}")
-    devices = [_devices(word) for word in arguments.devices if word not in others]
+    devices = [_devices(word) for word in arguments.devices if word not in others] or DEVICES
     phase = arguments.phase or phases(options.model.kind)[0]
     if arguments.plan:
         from haed.ranks import group_size

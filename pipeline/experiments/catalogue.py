@@ -107,10 +107,12 @@ def states(output: Path) -> dict[str, str]:
     found = {}
     for name in EXPERIMENTS:
         said = dict[str, None]()
-        for folder in sorted((output / name).glob("*/"), key=lambda each: [*BUDGETS].index(each.name.split("-")[0])):
-            budget, *own = folder.name.split("-")
-            word = "done" if _is_done(folder / f"{name}.json") else "begun"
-            said[f"{budget}{' of its own settings' if own else ''} {word}"] = None
+        for budget in BUDGETS:
+            for folder in sorted((output / name).glob(f"{budget}*/")):
+                first, *own = folder.name.split("-")
+                if first == budget:
+                    word = "done" if _is_done(folder / f"{name}.json") else "begun"
+                    said[f"{budget}{' of its own settings' if own else ''} {word}"] = None
         found[name] = ", ".join(said) or "not run"
     return found
 

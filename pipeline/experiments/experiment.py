@@ -54,7 +54,7 @@ class Experiment:
         claim: what the paper finds.
         better: that as pairs of arms, the first of which has less of each figure of `by`.
         margin: how much less, at least.
-        alike: pairs of arms whose figures of `by` are not to be told apart, as a part of the claim.
+        no_better: pairs of arms, the first of which is not ahead of the second in `by`, as a part of the claim.
         by: "bits", or figures that `measures` find.
         below: figures of which each arm that has them is to have less than so much, as a part of the claim.
         equal: what the arms have the same number of; seconds are those of a clock, `pipeline.train.clock`.
@@ -73,7 +73,7 @@ class Experiment:
     better: tuple[tuple[str, str], ...]
     by: tuple[str, ...] = ("bits",)
     margin: float = 0.0
-    alike: tuple[tuple[str, str], ...] = ()
+    no_better: tuple[tuple[str, str], ...] = ()
     below: dict[str, float] = field(default_factory=dict)
     equal: Literal["seconds", "steps"] = "steps"
     measures: tuple[str, ...] = ()

@@ -1,5 +1,6 @@
 """An experiment's result for people: as a table, a picture, and a page."""
 
+import re
 from collections.abc import Sequence
 
 from pipeline.experiments.experiment import Experiment
@@ -34,8 +35,9 @@ def cells(result: Result) -> tuple[list[str], list[list[str]]]:
 def table(result: Result) -> str:
     """For people at a terminal."""
     shown = text_table(*cells(result), words=1)
-    notes = [f"- {note}" for note in result.notes]
-    return "\n".join([shown, "", result.verdict, "", *notes, f"{result.folder}/report.html"])
+    failed = [f"failed: {row.arm}, {why}" for row in result.rows for why in row.failures]
+    notes = [f"- {note}" for note in [*result.notes, *failed]]
+    return "\n".join([shown, "", result.verdict, "", *notes, "", f"{result.folder}/report.html"])
 
 
 def markdown(asked: Experiment, result: Result, picture: str) -> str:
@@ -67,13 +69,13 @@ def html(asked: Experiment, result: Result, picture: bytes, examples: dict[str, 
         body += f"<h2>Failed</h2><ul>{failed}</ul>"
     for name, rows in examples.items():
         escaped = [[escape(cell) for cell in row] for row in rows]
-        words = 1 if all(map(_is_number, rows[-1][1:])) else len(escaped[0])
+        words = 1 if all(_is_number(cell) for row in rows[1:] for cell in row[1:]) else len(escaped[0])
         body += f"<h2>{escape(name)}</h2><div class='examples wide'>{html_table(escaped[0], escaped[1:], words)}</div>"
     return page(asked.name, body)
 
 
 def _is_number(cell: str) -> bool:
-    return cell == "–" or cell.replace(",", "").replace(".", "", 1).isdigit()
+    return re.fullmatch(r"–|-?[0-9,]+(\.[0-9]+)?", cell) is not None
 
 
 def drawn(asked: Experiment, rows: Sequence[Row], whole: dict[str, Done]) -> bytes:
@@ -85,11 +87,11 @@ def drawn(asked: Experiment, rows: Sequence[Row], whole: dict[str, Done]) -> byt
         whole: a run of each arm that has one.
     """
     sketches, axes = [], ("seconds of training", "validation, bits per token")
-    paper = next((list(row.paper) for row in rows if row.paper), [])
+    _, paper = columns(rows)
     paper.sort(key=lambda name: name != asked.by[0])  # first what is drawn of ours
     for row in rows:
         shown, unit = row.figure(asked.by[0]), row.unit if asked.by[0] == "bits" else asked.by[0]
-        sketches.append(sketch := Sketch(row.arm, unit, paper=[row.paper[name] for name in paper if name in row.paper]))
+        sketches.append(sketch := Sketch(row.arm, unit, paper=[row.paper.get(name) for name in paper]))
         if shown is not None:
             sketch.value, sketch.spread = shown.mean, shown.spread
         if asked.across is not None:

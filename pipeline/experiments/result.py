@@ -17,15 +17,16 @@ _MOST = 64  # bits a word: beyond them white space does not divide the text into
 
 @dataclass
 class Figure:
-    """A mean over seeds, and half of the distance of the extremes."""
+    """A mean over some runs, and half of the distance of the extremes."""
 
     mean: float
     spread: float
+    runs: int = 1
 
     @classmethod
     def of(cls, values: Sequence[float]) -> "Figure":
         """Of each seed's."""
-        return cls(statistics.mean(values), (max(values) - min(values)) / 2)
+        return cls(statistics.mean(values), (max(values) - min(values)) / 2, len(values))
 
 
 @dataclass
@@ -66,7 +67,7 @@ class Row:
     def figure(self, name: str) -> Figure | None:
         """One that verdicts and pictures are made of: "bits", or what was measured."""
         if name == "bits":
-            return None if self.bits is None else Figure(self.bits, self.spread)
+            return None if self.bits is None else Figure(self.bits, self.spread, self.seeds)
         return self.figures.get(name)
 
 
@@ -92,7 +93,7 @@ def verdict(experiment: Experiment, rows: Sequence[Row]) -> str:
     by = {row.arm: row for row in rows}
     found = [
         *(_ahead(by, pair, name, experiment) for pair in experiment.better for name in experiment.by),
-        *(_alike(by, pair, name, experiment) for pair in experiment.alike for name in experiment.by),
+        *(_no_better(by, pair, name, experiment) for pair in experiment.no_better for name in experiment.by),
     ]
     signs, said = [sign for sign, _ in found], [each for _, each in found]
     if len(said) > _TOLD:
@@ -100,8 +101,8 @@ def verdict(experiment: Experiment, rows: Sequence[Row]) -> str:
         said = [*apart, f"{'the other' if apart else 'all'} {len(said) - len(apart)} comparisons are as claimed"]
     for name, most in experiment.below.items():
         known = {row.arm: (row, figure) for row in rows if (figure := row.figure(name)) is not None}
-        missing = [row.arm for row in rows if row.arm not in known and (row.bits is None or row.failures)]
-        signs += [_sign(most - x.mean, _noise(x.spread, row.seeds, most)) for row, x in known.values()]
+        missing = [row.arm for row in rows if row.arm not in known and _lacks(row, name, experiment, rows)]
+        signs += [_sign(most - x.mean, _noise([x], most)) for _, x in known.values()]
         signs += [0] * (len(missing) if known else 1)
         told = [
             *(f"{x.mean:.3f} of {arm}" for arm, (_, x) in known.items()),
@@ -113,43 +114,55 @@ def verdict(experiment: Experiment, rows: Sequence[Row]) -> str:
     return f"{word}: {whose} that {experiment.claim}; here {'; '.join(said)}."
 
 
+def _lacks(row: Row, name: str, asked: Experiment, rows: Sequence[Row]) -> bool:
+    """Whether a row should have a figure: it failed, or has all that another has but this one."""
+    failed = any(f", {measure}: " in failure for measure in asked.measures for failure in row.failures)
+    alike = any(name in other.figures and {*row.figures, name} == {*other.figures} for other in rows)
+    return row.bits is None or failed or alike
+
+
 def _ahead(by: Mapping[str, Row], pair: tuple[str, str], name: str, asked: Experiment) -> tuple[int, str]:
     """Whether the first of a pair has less of a figure, by the margin, and what is said of that."""
     if (compared := _compared(by, pair, name, asked)) is None:
         return 0, f"{pair[0]} or {pair[1]} is missing"
-    ahead, noise, said = compared
-    return _sign(ahead - asked.margin, noise), said
+    said = f"{compared.said} (asked: {asked.margin:g})" if asked.margin else compared.said
+    return _sign(compared.ahead - asked.margin, compared.noise), said
 
 
-def _alike(by: Mapping[str, Row], pair: tuple[str, str], name: str, asked: Experiment) -> tuple[int, str]:
-    """Whether the two are apart by no more than noise."""
+def _no_better(by: Mapping[str, Row], pair: tuple[str, str], name: str, asked: Experiment) -> tuple[int, str]:
+    """Whether the first is ahead of the second by no more than `NOISE`; where seeds lie further apart, nobody can tell."""
     if (compared := _compared(by, pair, name, asked)) is None:
         return 0, f"{pair[0]} or {pair[1]} is missing"
-    ahead, noise, said = compared
-    return 1 if abs(ahead) <= max(noise, NOISE) else -1, f"{said} (alike: within {max(noise, NOISE):.3f})"
+    bound = NOISE * compared.unit
+    said = f"{compared.said} (no more than {bound:.3f} ahead was asked)"
+    return (1 if compared.ahead <= bound else 0 if compared.ahead <= compared.noise else -1), said
 
 
-def _compared(
-    by: Mapping[str, Row], pair: tuple[str, str], name: str, asked: Experiment
-) -> tuple[float, float, str] | None:
-    """How far the first of a pair is ahead in a figure, what of that may be noise, and that in words; None: one has none."""
+@dataclass
+class _Compared:
+    """How far the first of a pair is ahead in a figure; what of that may be noise; its unit; and that in words."""
+
+    ahead: float
+    noise: float
+    unit: float
+    said: str
+
+
+def _compared(by: Mapping[str, Row], pair: tuple[str, str], name: str, asked: Experiment) -> _Compared | None:
+    """None: one of them has no such figure."""
     first, second = (by[arm].figure(name) if arm in by else None for arm in pair)
     if first is None or second is None:
         return None
-    ahead, seeds = second.mean - first.mean, min(by[arm].seeds for arm in pair)
-    unit = 1.0 if name == "bits" else max(abs(first.mean), abs(second.mean))
+    ahead, unit = second.mean - first.mean, 1.0 if name == "bits" else max(abs(first.mean), abs(second.mean))
     what = "" if asked.by == ("bits",) else f" in {name}"
     side = "ahead of" if ahead >= 0 else "behind"
-    return (
-        ahead,
-        _noise(first.spread + second.spread, seeds, unit),
-        f"{pair[0]} {abs(ahead):.3f} {side} {pair[1]}{what}",
-    )
+    return _Compared(ahead, _noise([first, second], unit), unit, f"{pair[0]} {abs(ahead):.3f} {side} {pair[1]}{what}")
 
 
-def _noise(spread: float, seeds: int, unit: float) -> float:
-    """What may be noise: the spread, and of a single seed at least `NOISE` units."""
-    return spread if seeds > 1 else max(spread, NOISE * unit)
+def _noise(figures: Sequence[Figure], unit: float) -> float:
+    """What may be noise: the spreads, and where a figure is of a single run at least `NOISE` units."""
+    spread = sum(each.spread for each in figures)
+    return spread if min(each.runs for each in figures) > 1 else max(spread, NOISE * unit)
 
 
 def _sign(ahead: float, noise: float) -> int:

@@ -73,33 +73,32 @@ def timed(
             log.info("seconds are by a clock that was measured on %s; without %s it is here", known["on"], path)
         return Clock(dict(known["seconds"]), dict(known.get("failures", {})))
     works = {f"{each.arm.name}/{phase}": each.work(phase) for each in arms for phase in each.arm.phases}
-    first = {work: name for name, work in reversed(works.items())}  # each work by the first that does it
-    log.info("timing the steps of %d models and phases, in turns", len(first))
-    found, turns, errors = Clock(), dict[str, Iterator[None]](), list[Exception]()
+    log.info("timing the steps of %d models and phases, in turns", len(set(works.values())))
+    found, turns, error = Clock(), dict[str, Iterator[None]](), None
     with tempfile.TemporaryDirectory() as place:
         for number, each in enumerate(arms):
-            names = {phase: f"{each.arm.name}/{phase}" for phase in each.arm.phases}
-            own = {
-                name: _until(stop, each.steps(phase, corpora[each.data], Path(place) / str(number)))
-                for phase, name in names.items()
-                if name in first.values()
-            }
+            own: dict[str, Iterator[None]] = {}  # by work: what does the same as an arm before is not timed again
             try:
-                for steps in own.values():
-                    next(steps)
+                for phase in each.arm.phases:
+                    if (work := works[f"{each.arm.name}/{phase}"]) not in turns:
+                        own[work] = _until(stop, each.steps(phase, corpora[each.data], Path(place) / str(number)))
+                        next(own[work])
                 turns |= own
             except Interrupted:
                 raise
-            except Exception as error:
-                errors.append(error)
-                found.failures[each.arm.name] = f"{error}; delete {path} to try it again"
-                log.error("%s: %s", each.arm.name, error)
-        if errors and not turns:
-            raise errors[0]
+            except Exception as failure:
+                error = error or failure.with_traceback(None)  # its frames hold a model
+                found.failures[each.arm.name] = (
+                    f"{failure}; to try it again, delete {path}: all runs are then of a new clock"
+                )
+                log.error("%s: %s", each.arm.name, failure)
+            del own
+        if error is not None and not turns:
+            raise error
         took = seconds_of_a_step(turns, *((3, 3, 1) if seconds < 60 * len(turns) else (3, 8, 3)))
     del turns
     release_memory()  # of all models, which would be kept beside the runs
-    found.seconds = {name: took[first[work]] for name, work in works.items() if first[work] in took}
+    found.seconds = {name: took[work] for name, work in works.items() if name.split("/")[0] not in found.failures}
     path.parent.mkdir(parents=True, exist_ok=True)
     kept = {"of": of, "on": platform.node(), **asdict(found)}
     write_atomically(path, json.dumps(kept, indent=1).encode())
@@ -198,8 +197,8 @@ class _Work:
                 log.info("%s, seed %d: %s", name, seed, done.run)
                 for command in ready.commands(done.run, seed, own, self.threads):
                     self.command(*command)
-            done.finished = found = ready.finished(done.run)
             read_as(Evaluation, done.run / "evaluation.json")
+            done.finished = found = ready.finished(done.run)
             if limits:  # by the clock, whatever else the machine did meanwhile
                 found.seconds = {
                     phase: steps * clock.seconds[f"{name}/{phase}"] for phase, steps in found.steps.items()

@@ -48,7 +48,7 @@ def gather(experiment: Experiment, done: Sequence[Done], notes: list[str], plan:
 
 
 def _notes(experiment: Experiment, plan: Plan) -> list[str]:
-    limit = "the presets' own limits"
+    limit = "models of the papers' sizes, each with its own preset's limits, neither equal steps nor equal seconds"
     if plan.seconds is not None:
         limit = (
             f"equal {experiment.equal}; {plan.seconds:,.0f} s of training in all, by a clock of steps timed in turns on "

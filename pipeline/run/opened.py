@@ -157,6 +157,7 @@ class Run:
         as_trained = replace(self.options, batch=windows)
         check_memory(as_trained, self.chunker, self.compute)
         self.system = _trained(as_trained, self.chunker, checkpoint).to(self.compute.device).eval()
+        self.system.cut = replace(self.system.cut, context=self.options.batch.context)
 
     @property
     def likelihood(self) -> System:

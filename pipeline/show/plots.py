@@ -10,7 +10,7 @@ import numpy as np
 from matplotlib import colormaps
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
-from matplotlib.transforms import Bbox
+from matplotlib.transforms import Affine2D, Bbox
 
 from data.statistics import Summary
 from pipeline.run.files import Evaluation
@@ -125,7 +125,7 @@ class Sketch:
     unit: str
     value: float | None = None
     spread: float = 0.0
-    paper: list[float] = field(default_factory=list)
+    paper: list[float | None] = field(default_factory=list)
     place: tuple[float, float] | None = None
     line: list[tuple[float, float]] = field(default_factory=list)
 
@@ -162,12 +162,11 @@ def experiment(models: Sequence[Sketch], paper: Sequence[str], axes: tuple[str, 
             last.plot(*zip(*model.line, strict=True), "o-", color=colour, markersize=3, linewidth=1.1, label=model.name)
     if scattered and len(paper) > 1:
         theirs = panel(figure, panels, panels, f"the paper: {paper[0]}", paper[1])
-        clouds.append(
-            (theirs, [(model.paper[1], model.paper[0]) if len(model.paper) > 1 else None for model in models])
-        )
-    elif not scattered:
-        first, *_, latest = sorted(x for model in models for x, _ in model.line) or [0.0, 0.0]
-        if 0 < 50 * first < latest and axes[0] != "seconds of training":  # of distances, most lie at the left
+        clouds.append((theirs, [_place(model.paper) for model in models]))
+    elif across := [x for model in models for x, _ in model.line]:
+        if (
+            0 < 50 * min(across) < max(across) and axes[0] != "seconds of training"
+        ):  # of distances, most lie at the left
             last.set_xscale("log")
         last.legend(
             fontsize=7, frameon=False, loc="upper left", bbox_to_anchor=(1, 1)
@@ -176,6 +175,12 @@ def experiment(models: Sequence[Sketch], paper: Sequence[str], axes: tuple[str, 
     for drawn, points in clouds:
         _spots(drawn, points, spots)
     return png(figure)
+
+
+def _place(paper: Sequence[float | None]) -> tuple[float, float] | None:
+    """Where a model stands in a paper's picture of its first figure against the second."""
+    upwards, across, *_ = [*paper, None, None]
+    return None if upwards is None or across is None else (across, upwards)
 
 
 def _colour(number: int) -> Any:
@@ -190,14 +195,16 @@ def _spots(axes: Any, points: Sequence[tuple[float, float] | None], names: Seque
         axes.plot(x, y, "o", color=_colour(number), markersize=5)
     axes.margins(0.12)
     axes.autoscale_view()
-    pixels, size = [axes.transData.transform((x, y)) * 72 / axes.figure.dpi for x, y, *_ in shown], 7
+    size, frame = 7, axes.bbox.transformed(Affine2D().scale(72 / axes.figure.dpi))
+    pixels = [axes.transData.transform((x, y)) * 72 / axes.figure.dpi for x, y, *_ in shown]
     taken = [Bbox.from_bounds(x - 3, y - 3, 6, 6) for x, y in pixels]
     for (x, y, name, _), at in zip(shown, pixels, strict=True):
         wide = 0.68 * size * len(name)
         sides = [(dx, dy) for dy in (3, -size - 3, -size / 2) for dx in (4, -wide - 4)]
         sides += [(-wide / 2, 5), (-wide / 2, -size - 5)]
         boxes = [Bbox.from_bounds(at[0] + dx, at[1] + dy, wide, size) for dx, dy in sides]
-        best = min(range(len(boxes)), key=lambda side: boxes[side].count_overlaps(taken))
+        covered = [box.count_overlaps(taken) + (not frame.x0 <= box.x0 < box.x1 <= frame.x1) for box in boxes]
+        best = covered.index(min(covered))
         taken.append(boxes[best])
         axes.annotate(name, (x, y), sides[best], textcoords="offset points", fontsize=size)
 

@@ -246,3 +246,8 @@ def test_what_is_out_of_bounds_names_its_option(override: str, message: str) -> 
     assert len(str(caught.value)) < 300 and "\n" not in str(caught.value)
     for word in ("Dict", "ListConfig", "AnyNode", "subclass", "NoneType", "Options'"):
         assert word not in str(caught.value)
+
+
+def test_a_preset_is_no_kind_of_model() -> None:
+    with pytest.raises(ConfigError, match="'megabyte' is not known: .*; megabyte is a preset: --config megabyte$"):
+        load("hred", ["model.kind=megabyte"])

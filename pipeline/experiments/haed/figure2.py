@@ -27,6 +27,6 @@ FIGURE2 = Experiment(
     claim="an encoder that holds the chunk is better than a small one, a larger one no better than that, and an MLP is "
     "such a one",
     better=(("LSTM, 256 units", "LSTM, 16 units"), ("MLP", "LSTM, 16 units")),
-    alike=(("LSTM, 512 units", "LSTM, 256 units"),),
+    no_better=(("LSTM, 512 units", "LSTM, 256 units"),),
     full=arms("paper-hred-transformer-wikitext103", named(16, 64, 256, 512, 1024), 356),  # units of our choice
 )

@@ -184,6 +184,7 @@ def test_linear_cost_is_what_the_matrices_cost(hierarchy: str) -> None:
         (")2@1 4@4 2@1(", "entries are layers@factor"),
         ("２@1 4@4 2@1", "entries are layers@factor"),
         ("2@1 1025@4 2@1", "a level has 1,024 layers at most"),
+        ("9" * 5000 + "@1", "entries are layers@factor"),
         ("0@1", "no scale has a layer"),
         ("0@1 0@4 0@1", "no scale has a layer"),
         ("2@1 4@4", "rise to one in the middle"),

@@ -22,6 +22,7 @@ from pipeline.experiments.running import Done, make, shard_all, steps, taken_of,
 from pipeline.run.device import compute
 from pipeline.run.saved import reached
 from pipeline.run.shards import open_shards, shard
+from pipeline.show.plots import Sketch, experiment
 from pipeline.train.trainer import Interrupted
 from tests.conftest import TINY, TOKENS
 
@@ -100,11 +101,12 @@ def test_what_differs_in_rates_and_limits_alone_does_the_same_work(plan: Plan) -
 def test_an_arm_that_cannot_be_built_leaves_the_others(plan: Plan) -> None:
     wide, flat = TWO.arms
     wrong = replace(flat, name="wrong", options=(*flat.options, "model.hourglass.hierarchy=1@1 1@9999 1@1"))
-    arms, _ = ready(replace(TWO, arms=(wide, wrong, flat)), plan)
+    twin = replace(wrong, name="twin", options=(*wrong.options, "optimizer.beta2=0.9"))  # does the same work
+    arms, _ = ready(replace(TWO, arms=(wide, wrong, twin, flat)), plan)
     for _ in range(2):  # measured, and read
         found = timed(arms, shard_all(arms), plan, 1.0, lambda: False)
-        assert "factor 9999 is more than" in found.failures.pop("wrong") and not found.failures
-        assert {name.split("/")[0] for name in found.seconds} == {"wide", "flat"}
+        assert all("factor 9999 is more than" in found.failures.pop(name) for name in ("wrong", "twin"))
+        assert not found.failures and {name.split("/")[0] for name in found.seconds} == {"wide", "flat"}
     alone, _ = ready(replace(TWO, arms=(wrong,)), plan)
     with pytest.raises(ConfigError, match="factor 9999 is more than"):
         timed(alone, shard_all(alone), plan, 1.0, lambda: False)
@@ -179,12 +181,16 @@ def test_a_failed_arm_leaves_the_others_and_a_stopped_one_goes_on(plan: Plan) ->
         make(experiment, replace(plan, seconds=600.0), lambda: any(plan.runs_dir.glob("flat-*/train/metrics.jsonl")))
     done, notes = make(replace(experiment, measures=("no such",)), plan)
     assert [each.failure is None for each in done] == [True, False] and "no such" in done[0].unmeasured
-    found = row_of(done[0].arm, [done[0]], None)
+    found = row_of(done[0].arm, [done[0]], 1)
+    assert found.word_perplexity is None  # a text of one word
     assert found.bits is not None and found.failures[0].startswith("seed 0, no such: ")
     assert found.steps == reached(done[0].run / "train" / "checkpoints")["step"]
     assert "`finetune` ended with 1" in str(done[1].failure) and "nowhere" in str(done[1].failure)
     assert done[0].run.joinpath("evaluation.json").is_file()
     assert "wikitext-2, of whose valid split" in notes[0]
+    (done[0].run / "evaluation.json").write_text("{")
+    (damaged, _), _ = make(experiment, plan)
+    assert f"delete {damaged.run} to have it made anew" in str(damaged.failure)
 
 
 def test_time_and_memory_are_of_one_run_of_an_arm() -> None:
@@ -246,18 +252,33 @@ def test_a_verdict_may_be_of_several_figures() -> None:
     assert found.startswith("disagrees") and "0.100 ahead of wide in bits; flat 1.000 behind wide in memory" in found
 
 
-def test_a_verdict_asks_for_a_margin_for_likeness_and_for_all_that_was_measured() -> None:
+def test_a_verdict_asks_for_a_margin_for_no_better_and_for_all_that_was_measured() -> None:
     apart = [row("flat", 1.5), row("wide", 1.6)]
     assert verdict(replace(TWO, margin=0.05), apart).startswith("agrees")
     assert verdict(replace(TWO, margin=0.2), apart).startswith("disagrees")
-    alike = replace(TWO, better=(), alike=(("flat", "wide"),))
-    assert verdict(alike, apart).startswith("disagrees") and "alike: within 0.020" in verdict(alike, apart)
-    assert verdict(alike, [row("flat", 1.5), row("wide", 1.51)]).startswith("agrees")
-    bounded = replace(TWO, better=(), below={"far": 0.1})
-    apart[0].figures["far"] = Figure(0.01, 0)
+    no_better = replace(TWO, better=(), no_better=(("flat", "wide"),))
+    assert verdict(no_better, apart).startswith("disagrees") and "0.020 ahead was asked" in verdict(no_better, apart)
+    assert verdict(no_better, [row("flat", 1.5), row("wide", 1.51)]).startswith("agrees")
+    assert verdict(no_better, [row("flat", 1.9), row("wide", 1.5)]).startswith("agrees")
+    assert verdict(no_better, [row("flat", 1.5, 0.2, 3), row("wide", 1.6, 0.2, 3)]).startswith("cannot tell")
+    bounded = replace(TWO, better=(), below={"far": 0.1}, measures=("distance",))
+    apart[0].figures |= {"near": Figure(1, 0), "far": Figure(0.01, 0)}
     assert verdict(bounded, apart).startswith("agrees")  # the other has no such figure
-    apart[1].failures.append("seed 0, distance: not told")
-    assert verdict(bounded, apart).startswith("cannot tell") and "wide is missing" in verdict(bounded, apart)
+    half, failed = (
+        replace(apart[1], figures={"near": Figure(1, 0)}),
+        replace(apart[1], failures=["seed 0, distance: lost"]),
+    )
+    for other in half, failed:
+        found = verdict(bounded, [apart[0], other])
+        assert found.startswith("cannot tell") and "wide is missing" in found
+
+
+@pytest.mark.parametrize("lines", [[], [(1.0, 2.0)], [(1.0, 2.0), (200.0, 1.0)]])
+def test_any_number_of_points_is_drawn(lines: list[tuple[float, float]]) -> None:
+    models = [Sketch("first", "bits", 1.5, line=lines), Sketch("second", "bits", paper=[None, 3.0])]
+    assert experiment(models, ["bits", "GB"], ("distance", "bits")).startswith(b"\x89PNG")
+    models[1].place, models[0].paper = (2.0, 1.0), [1.0, 2.0]
+    assert experiment(models, ["bits", "GB"], ("GB", "bits")).startswith(b"\x89PNG")
 
 
 def test_of_many_comparisons_those_are_told_that_do_not_agree() -> None:

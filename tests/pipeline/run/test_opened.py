@@ -12,7 +12,7 @@ import torch
 from haed.system import Windows
 from pipeline import open_run
 from pipeline.config import load
-from pipeline.options import Options
+from pipeline.options import Options, SampleOptions
 from pipeline.run.opened import Run, characters
 from pipeline.run.windows import fixed_subset, overlapping
 from pipeline.train.stages import train
@@ -80,6 +80,7 @@ def test_a_run_reads_other_windows_than_it_was_trained_with(
                 read.score(text)
         else:
             assert 0 < read.score(text).bits_per_char < 20
+            assert read.system.cut.context == context and len(read.sample("of ", 1, SampleOptions(chunks=7))[0]) > 3
 
 
 def test_memory_follows_the_text_not_the_context() -> None:
