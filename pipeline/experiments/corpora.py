@@ -42,9 +42,8 @@ def usable(arms: tuple[Arm, ...], data: Path, scored: int | None) -> tuple[tuple
         elif (folder := data / CORPORA[kind][0]).is_dir():
             notes.append(f"{kind}: {CORPORA[kind][0]}{part}")
         elif kind == "text":
-            notes.append(
-                f"text: the Python standard library's sources{part.replace('the first', 'about the first')}, as {folder} is not there"
-            )
+            about = part.replace("the first", "about the first")
+            notes.append(f"text: the Python standard library's sources{about}, as {folder} is not there")
         else:
             missing.add(kind)
             notes.append(f"no {kind}: {folder} is not there, and their rows are left out")
