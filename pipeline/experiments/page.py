@@ -70,7 +70,8 @@ def html(asked: Experiment, result: Result, picture: bytes, examples: dict[str, 
     for name, rows in examples.items():
         escaped = [[escape(cell) for cell in row] for row in rows]
         words = 1 if all(_is_number(cell) for row in rows[1:] for cell in row[1:]) else len(escaped[0])
-        body += f"<h2>{escape(name)}</h2><div class='examples wide'>{html_table(escaped[0], escaped[1:], words)}</div>"
+        style = "examples wide" if words == 1 else "examples"
+        body += f"<h2>{escape(name)}</h2><div class='{style}'>{html_table(escaped[0], escaped[1:], words)}</div>"
     return page(asked.name, body)
 
 

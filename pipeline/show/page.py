@@ -19,7 +19,8 @@ pre { white-space: pre-wrap; overflow-wrap: anywhere; }
 pre b { color: #2a6f97; } table { border-collapse: collapse; } td, th { padding: .15rem .9rem .15rem 0; text-align: left; }
 .examples td { overflow-wrap: anywhere; vertical-align: top; }
 .examples td.number { overflow-wrap: normal; white-space: nowrap; }
-.wide { overflow-x: auto; }
+.wide { width: max-content; min-width: 100%; max-width: 96vw; position: relative; left: 50%; transform: translateX(-50%); }
+.wide { overflow-x: auto; font-size: .85rem; } .wide td:first-child { white-space: nowrap; }
 .number { text-align: right; font-variant-numeric: tabular-nums; }
 .grid { display: grid; grid-template-columns: repeat(auto-fill, minmax(17rem, 1fr)); gap: 1rem 2rem; }
 summary { cursor: pointer; color: #57606a; }
