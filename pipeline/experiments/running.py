@@ -98,7 +98,7 @@ def timed(
         took = seconds_of_a_step(turns, *((3, 3, 1) if seconds < 60 * len(turns) else (3, 8, 3)))
     del turns
     release_memory()  # of all models, which would be kept beside the runs
-    found.seconds = {name: took[work] for name, work in works.items() if name.split("/")[0] not in found.failures}
+    found.seconds = {name: took[work] for name, work in works.items() if name.rpartition("/")[0] not in found.failures}
     path.parent.mkdir(parents=True, exist_ok=True)
     kept = {"of": of, "on": platform.node(), **asdict(found)}
     write_atomically(path, json.dumps(kept, indent=1).encode())

@@ -100,12 +100,12 @@ def test_what_differs_in_rates_and_limits_alone_does_the_same_work(plan: Plan) -
 
 def test_an_arm_that_cannot_be_built_leaves_the_others(plan: Plan) -> None:
     wide, flat = TWO.arms
-    wrong = replace(flat, name="wrong", options=(*flat.options, "model.hourglass.hierarchy=1@1 1@9999 1@1"))
+    wrong = replace(flat, name="wrong/1", options=(*flat.options, "model.hourglass.hierarchy=1@1 1@9999 1@1"))
     twin = replace(wrong, name="twin", options=(*wrong.options, "optimizer.beta2=0.9"))  # does the same work
     arms, _ = ready(replace(TWO, arms=(wide, wrong, twin, flat)), plan)
     for _ in range(2):  # measured, and read
         found = timed(arms, shard_all(arms), plan, 1.0, lambda: False)
-        assert all("factor 9999 is more than" in found.failures.pop(name) for name in ("wrong", "twin"))
+        assert all("factor 9999 is more than" in found.failures.pop(name) for name in ("wrong/1", "twin"))
         assert not found.failures and {name.split("/")[0] for name in found.seconds} == {"wide", "flat"}
     alone, _ = ready(replace(TWO, arms=(wrong,)), plan)
     with pytest.raises(ConfigError, match="factor 9999 is more than"):
