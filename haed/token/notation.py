@@ -16,8 +16,8 @@ _EXAMPLES = {NUMBER: "2@16 2@4 4@1", WINDOW: "256:512@16 8:256@4 0:8@1"}
 
 def entries(text: str) -> list[str]:
     """The entries of a notation; where parentheses do not match, they stay a part of the entries, which are none then."""
-    depths = list(itertools.accumulate((letter == "(") - (letter == ")") for letter in text))
-    matched = min(depths, default=0) >= 0 and depths[-1:] in ([], [0])
+    depths = [0, *itertools.accumulate((letter == "(") - (letter == ")") for letter in text)]
+    matched = min(depths) == depths[-1] == 0
     return re.sub(r"[,()]" if matched else ",", " ", text).split()
 
 

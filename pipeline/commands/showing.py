@@ -48,9 +48,8 @@ def _profile_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--plan", action="store_true", help="what a step would cost on more devices, worked out from that"
     )
-    link = 25.0
     parser.add_argument("--devices", nargs="+", default=DEVICES, help="--plan: how many (default: 1 … 1024)")
-    parser.add_argument("--link", type=float, default=link, metavar="GB/S", help="--plan: of a device (default: 25)")
+    parser.add_argument("--link", type=float, default=25.0, metavar="GB/S", help="--plan: of a device (default: 25)")
     parser.add_argument("--rate", type=float, metavar="TFLOP/S", help="--plan: of a device (default: as measured here)")
 
 
@@ -65,7 +64,7 @@ def _profile(arguments: argparse.Namespace) -> Result:
     options = run_options(arguments.run, [*arguments.words, *others], "profile")
     for name in ("steps", "link", "rate"):
         if (value := getattr(arguments, name)) is not None and not _LEAST <= value <= _MOST:
-            raise ConfigError(f"--{name} {value}: must be a number above 0, from {_LEAST:g} to {_MOST:g}")
+            raise ConfigError(f"--{name} {value}: must be a number from {_LEAST:g} to {_MOST:g}")
     devices = [_devices(word) for word in arguments.devices if word not in others] or DEVICES
     phase = arguments.phase or phases(options.model.kind)[0]
     if arguments.plan:

@@ -4,7 +4,7 @@ import hashlib
 from pathlib import Path
 
 from pipeline.config import ConfigError
-from pipeline.experiments.experiment import BUDGETS, Experiment, Plan
+from pipeline.experiments.experiment import BUDGETS, Budget, Experiment, Plan
 from pipeline.experiments.haed.figure2 import FIGURE2
 from pipeline.experiments.haed.figure3 import FIGURE3
 from pipeline.experiments.haed.figure4 import FIGURE4
@@ -63,8 +63,7 @@ def planned(
         raise ConfigError(f"--seconds {seconds:g}: models of the paper's sizes have the paper's limits")
     known = []
     if limits.seconds is not None:
-        runs = len(experiment.arms) * (seeds or limits.seeds)
-        left = max(60.0, limits.whole - runs * limits.beside * experiment.beside)
+        left = max(60.0, limits.whole - _beside(experiment, limits, seeds or limits.seeds))
         enough = None if experiment.enough is None else experiment.enough * (seeds or limits.seeds)
         known = [each for each in (limits.seconds, left, enough) if each is not None]
     return experiment, Plan(
@@ -99,7 +98,12 @@ def listed(output: Path) -> str:
 def _whole(name: str, budget: str) -> float:
     """Seconds of two cores that an experiment takes at most, about."""
     experiment, plan = planned(name, budget, Path())
-    return (plan.seconds or 0) + len(experiment.arms) * plan.seeds * BUDGETS[budget].beside * experiment.beside
+    return (plan.seconds or 0) + _beside(experiment, BUDGETS[budget], plan.seeds)
+
+
+def _beside(experiment: Experiment, limits: Budget, seeds: int) -> float:
+    """Seconds of that beside training."""
+    return len(experiment.arms) * seeds * limits.beside * experiment.beside
 
 
 def states(output: Path) -> dict[str, str]:

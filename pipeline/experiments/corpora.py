@@ -12,6 +12,7 @@ from pathlib import Path
 import numpy as np
 
 from data.options import SourceOptions
+from data.sources.files import File
 from data.sources.source import make_source
 from pipeline.experiments.experiment import Arm, Data
 
@@ -66,7 +67,7 @@ def source(kind: Data, data: Path, scored: int | None, place: Path) -> tuple[str
         return EMBEDDED if scored is None else _modules(scored, place)
     paths = sorted((data / name).resolve().glob("*.npz" if kind == "pictures" else "*.txt"))
     known = [(path.name, _digest(path)) for path in paths]
-    folder = place / f"{name}-{hashlib.sha256(repr([*known, scored]).encode()).hexdigest()[:8]}"
+    folder = place / _tagged(name, [*known, scored])
     return (f"source.path={_once(folder, lambda whole: _cut(paths, scored, whole))}", *how)
 
 
@@ -103,8 +104,7 @@ def _cut(paths: list[Path], scored: int | None, folder: Path) -> None:
 
 def _modules(scored: int, place: Path) -> tuple[str, ...]:
     """The standard library's sources, each in the split it has there, until a split but train has so many bytes."""
-    library = make_source(SourceOptions(kind="stdlib"))
-    files = [(file, splits[0]) for file, splits in library.places(library.files).items()]
+    files = _library()
     known = [(file.name, file.size, split) for file, split in files]
 
     def copy(folder: Path) -> None:
@@ -114,8 +114,20 @@ def _modules(scored: int, place: Path) -> tuple[str, ...]:
                 left[split] -= file.size
                 shutil.copyfile(file.path, folder / f"{split}-{number:05}-{Path(file.name).name}")
 
-    folder = place / f"stdlib-{hashlib.sha256(repr([*known, scored]).encode()).hexdigest()[:8]}"
+    folder = place / _tagged("stdlib", [*known, scored])
     return ("source.kind=text", f"source.path={_once(folder, copy)}", "source.pattern=*.py")
+
+
+@cache
+def _library() -> list[tuple[File, str]]:
+    """The files of the standard library and their splits, once for all arms."""
+    source = make_source(SourceOptions(kind="stdlib"))
+    return [(file, splits[0]) for file, splits in source.places(source.files).items()]
+
+
+def _tagged(name: str, what: list[object]) -> str:
+    """A folder's name that tells what is in it."""
+    return f"{name}-{hashlib.sha256(repr(what).encode()).hexdigest()[:8]}"
 
 
 def _copies(folder: Path) -> None:

@@ -35,20 +35,21 @@ def cells(result: Result) -> tuple[list[str], list[list[str]]]:
 def table(result: Result) -> str:
     """For people at a terminal."""
     shown = text_table(*cells(result), words=1)
+    return "\n".join([shown, "", result.verdict, "", _notes(result), "", f"{result.folder}/report.html"])
+
+
+def _notes(result: Result) -> str:
     failed = [f"failed: {row.arm}, {why}" for row in result.rows for why in row.failures]
-    notes = [f"- {note}" for note in [*result.notes, *failed]]
-    return "\n".join([shown, "", result.verdict, "", *notes, "", f"{result.folder}/report.html"])
+    return "\n".join(f"- {note}" for note in [*result.notes, *failed])
 
 
 def markdown(asked: Experiment, result: Result, picture: str) -> str:
     """The page as Markdown, with the address of its picture."""
     head, lines = cells(result)
     escaped = [[cell.replace("|", "\\|") for cell in line] for line in lines]
-    failed = [f"failed: {row.arm}, {why}" for row in result.rows for why in row.failures]
-    notes = "\n".join(f"- {note}" for note in [*result.notes, *failed])
     return (
         f"{asked.source}: {asked.question}\n\n**{result.verdict}**\n\n![{asked.question}]({picture})\n\n"
-        f"{markdown_table(head, escaped, 1)}\n\n{notes}\n"
+        f"{markdown_table(head, escaped, 1)}\n\n{_notes(result)}\n"
     )
 
 

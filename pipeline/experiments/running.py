@@ -49,7 +49,7 @@ class Done:
 
 
 @dataclass
-class Clock:
+class Timings:
     """The seconds of a step by arm/phase; of arms that cannot take one, why."""
 
     seconds: dict[str, float] = field(default_factory=dict)
@@ -58,7 +58,7 @@ class Clock:
 
 def timed(
     arms: Sequence[Ready], corpora: Mapping[str, Corpus], plan: Plan, seconds: float, stop: Callable[[], bool]
-) -> Clock:
+) -> Timings:
     """The clock of these models and this budget, measured once; those that do the same work share their seconds.
 
     Raises:
@@ -71,10 +71,10 @@ def timed(
     if known.get("of") == of:
         if known["on"] != platform.node():
             log.info("seconds are by a clock that was measured on %s; without %s it is here", known["on"], path)
-        return Clock(dict(known["seconds"]), dict(known.get("failures", {})))
+        return Timings(dict(known["seconds"]), dict(known.get("failures", {})))
     works = {f"{each.arm.name}/{phase}": each.work(phase) for each in arms for phase in each.arm.phases}
     log.info("timing the steps of %d models and phases, in turns", len(set(works.values())))
-    found, turns, error = Clock(), dict[str, Iterator[None]](), None
+    found, turns, error = Timings(), dict[str, Iterator[None]](), None
     with tempfile.TemporaryDirectory() as place:
         for number, each in enumerate(arms):
             own: dict[str, Iterator[None]] = {}  # by work: what does the same as an arm before is not timed again
@@ -136,7 +136,7 @@ def make(experiment: Experiment, plan: Plan, stop: Callable[[], bool] = lambda: 
     """
     arms, notes = ready(experiment, plan)
     corpora = shard_all(arms)
-    clock, limits = Clock(), dict[str, int]()
+    clock, limits = Timings(), dict[str, int]()
     if plan.seconds is not None:
         clock = timed(arms, corpora, plan, plan.seconds, stop)
         able = [each for each in arms if each.arm.name not in clock.failures]
@@ -185,7 +185,7 @@ class _Work:
         self.threads, self.stop = threads, stop
         self.processes: set[subprocess.Popen[bytes]] = set()
 
-    def run(self, ready: Ready, seed: int, clock: Clock, limits: dict[str, int]) -> Done:
+    def run(self, ready: Ready, seed: int, clock: Timings, limits: dict[str, int]) -> Done:
         """A run, if it is not there; one that fails does not end the others."""
         name = ready.arm.name
         if name in clock.failures:

@@ -164,9 +164,8 @@ def experiment(models: Sequence[Sketch], paper: Sequence[str], axes: tuple[str, 
         theirs = panel(figure, panels, panels, f"the paper: {paper[0]}", paper[1])
         clouds.append((theirs, [_place(model.paper) for model in models]))
     elif across := [x for model in models for x, _ in model.line]:
-        if (
-            0 < 50 * min(across) < max(across) and axes[0] != "seconds of training"
-        ):  # of distances, most lie at the left
+        distances = axes[0] != "seconds of training"
+        if distances and 0 < 50 * min(across) < max(across):  # else most would lie at the left
             last.set_xscale("log")
         last.legend(
             fontsize=7, frameon=False, loc="upper left", bbox_to_anchor=(1, 1)
