@@ -223,6 +223,7 @@ class TokenOptions:
         float,
         Field(ge=0, lt=1, description="of embeddings, of what attention and feed-forward layers add, and of attention"),
     ] = 0.0
+    shift: Annotated[bool, Field(description="half of a layer's input is of the position before (token shift)")] = False
     positions: Annotated[
         Literal["none", "learned", "sinusoidal"],
         Field(description="added to the embeddings; none: where attention itself knows distances"),
@@ -357,9 +358,7 @@ class IEMOptions:
     extra_batches: Annotated[
         int, Field(ge=0, le=1024, description="batches read only for their chunks, as further negatives (paper: 3)")
     ] = 0
-    smoothing: Annotated[
-        float, Field(ge=0, le=1e9, description="added to every count of windows that have a chunk")
-    ] = 0.0
+    smoothing: Annotated[float, Field(ge=0, le=1e9, description="added to counts of windows with a chunk")] = 0.0
     duplicates: Annotated[
         bool, Field(description="each occurrence of a chunk is a candidate of its own (paper); with correction=none")
     ] = False

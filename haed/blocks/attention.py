@@ -50,6 +50,7 @@ class Past:
         self.seen = 0
         self.held: tuple[Tensor, ...] = ()
         self.table: Tensor | None = None  # of relative attention: (H, D, T), what it has worked out for distances
+        self.last: dict[str, Tensor] = {}  # of a layer that shifts: see `haed.blocks.layer.shifted`
 
     def extend(self, *new: Tensor, keep: int | None = None) -> tuple[Tensor, ...]:
         """Appends what new vectors bring and returns all that is held then; of that, the last `keep` are held on."""

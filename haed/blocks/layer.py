@@ -22,6 +22,20 @@ ATTENTIONS: dict[str, type[Attention]] = {
 }
 
 
+def shifted(x: Tensor, last: dict[str, Tensor] | None, name: str) -> Tensor:
+    """Vectors (B, L, W) whose second half of channels is that of the position before, zeros for the first one.
+
+    Token shift (Peng et al. 2023, RWKV): every layer sees pairs of neighbours, without a parameter. `last` is what was
+    shifted out by calls of that name before, (B, 1, ·), which is kept up to date; None: there is nothing before.
+    """
+    now, late = x.tensor_split([x.shape[2] // 2], 2)
+    before = late.new_zeros(len(x), 1, late.shape[2]) if last is None or name not in last else last[name]
+    late = torch.cat([before, late], 1)
+    if last is not None:
+        last[name] = late[:, -1:]
+    return torch.cat([now, late[:, :-1]], 2)
+
+
 class FeedForward(nn.Module):
     """Norm, hidden layer, activation and dropout, beside a residual: what follows every attention."""
 
@@ -31,11 +45,13 @@ class FeedForward(nn.Module):
         self.norm = nn.LayerNorm(options.width)
         self.up = nn.Linear(options.width, options.ffn)
         self.down = nn.Linear(options.ffn, options.width)
-        self.dropout = nn.Dropout(options.dropout)
+        self.dropout, self.shift = nn.Dropout(options.dropout), options.shift
 
-    def forward(self, x: Tensor) -> Tensor:
-        """(B, L, W) to (B, L, W), each position by itself."""
-        hidden = self.dropout(self.activation(self.up(self.norm(x))))
+    def forward(self, x: Tensor, last: dict[str, Tensor] | None = None) -> Tensor:
+        """(B, L, W) to (B, L, W), each position by itself or, shifted, with the one before; see `shifted`."""
+        seen = self.norm(x)
+        seen = shifted(seen, last, "feed_forward") if self.shift else seen
+        hidden = self.dropout(self.activation(self.up(seen)))
         return x + self.dropout(self.down(hidden))
 
 
@@ -52,12 +68,14 @@ class Layer(nn.Module):
         super().__init__()
         self.norm = nn.LayerNorm(options.width)
         self.attention = ATTENTIONS[kind](options, longest)
-        self.dropout = nn.Dropout(options.dropout)
+        self.dropout, self.shift = nn.Dropout(options.dropout), options.shift
         self.feed_forward = FeedForward(options)
 
     def forward(self, x: Tensor, past: Past | None = None) -> Tensor:
         """(B, L, W) to (B, L, W); position t sees positions up to t, and what is past."""
-        return self.feed_forward(x + self.dropout(self.attention(self.norm(x), past)))
+        seen, last = self.norm(x), past.last if past is not None else None
+        seen = shifted(seen, last, "attention") if self.shift else seen
+        return self.feed_forward(x + self.dropout(self.attention(seen, past)), last)
 
 
 class CrossLayer(nn.Module):
@@ -73,7 +91,7 @@ class CrossLayer(nn.Module):
     def forward(self, x: Tensor, source: Tensor, queries: Grid, keys: Grid, past: Past) -> Tensor:
         """(B, n, W) and others (B, m, W), which follow what is past, to (B, n, W); see `Attention.between`."""
         found = self.attention.between(self.norm(x), self.source_norm(source), queries, keys, past)
-        return self.feed_forward(x + self.dropout(found))
+        return self.feed_forward(x + self.dropout(found), past.last)
 
 
 class Stack(nn.ModuleList):

@@ -6,7 +6,7 @@ Legend: B sequences, L tokens, J groups of a scale, W width. How groups lie is s
 """
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor, nn
@@ -41,10 +41,14 @@ def shares_of_heads(notation: str, option: str, heads: int, scales: Iterable[int
 
 @dataclass
 class ScaledMemory:
-    """How many tokens such an attention was given, and what it keeps of each scale's groups, if it keeps any."""
+    """How many tokens such an attention was given, and what it keeps of each scale's groups, if it keeps any.
+
+    Of the layer it is in, what was shifted last; see `haed.blocks.layer.shifted`.
+    """
 
     pasts: Sequence[Past | None]
     fed: int = 0
+    last: dict[str, Tensor] = field(default_factory=dict)
 
 
 class ScaledAttention(nn.Module):

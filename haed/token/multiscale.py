@@ -153,7 +153,8 @@ class Aggregation(nn.Module):
 
     def forward(self, x: Tensor, groups: list[Tensor], memory: ScaledMemory | None = None) -> Tensor:
         """Tokens x (B, L, W), and the new groups (B, J, W) of each scale, to (B, L, W)."""
-        return self.feed_forward(x + self.dropout(self.attention(self.norm(x), groups, memory)))
+        found = self.attention(self.norm(x), groups, memory)
+        return self.feed_forward(x + self.dropout(found), memory.last if memory is not None else None)
 
 
 @dataclass

@@ -64,22 +64,46 @@ def attention(
     return found
 
 
-def layer(w: Weights, name: str, xs: list[Array], heads: int, window: int | None = None) -> list[Array]:
+def shifted(xs: list[Array]) -> list[Array]:
+    """The second half of each from the one before, zeros for the first."""
+    half = len(xs[0]) // 2
+    return [np.concatenate([x[:half], y[half:]]) for x, y in zip(xs, [np.zeros_like(xs[0]), *xs], strict=False)]
+
+
+def layer(
+    w: Weights, name: str, xs: list[Array], heads: int, window: int | None = None, shift: bool = False
+) -> list[Array]:
     """A pre-norm layer over a sequence; position t sees positions up to t, the last `window` of them."""
     normed = [norm(w, f"{name}.norm", x) for x in xs]
+    normed = shifted(normed) if shift else normed
     far = len(xs) if window is None else window
     mixed = attention(w, f"{name}.attention", normed, normed, heads, lambda t: list(range(max(0, t - far + 1), t + 1)))
-    return [feed_forward(w, f"{name}.feed_forward", x + found) for x, found in zip(xs, mixed, strict=True)]
+    xs = [x + found for x, found in zip(xs, mixed, strict=True)]
+    normed = [norm(w, f"{name}.feed_forward.norm", x) for x in xs]
+    normed = shifted(normed) if shift else normed
+    return [x + hidden(w, f"{name}.feed_forward", seen) for x, seen in zip(xs, normed, strict=True)]
 
 
-def layers(w: Weights, name: str, number: int, xs: list[Array], heads: int, window: int | None = None) -> list[Array]:
+def layers(
+    w: Weights,
+    name: str,
+    number: int,
+    xs: list[Array],
+    heads: int,
+    window: int | None = None,
+    shift: bool = False,
+) -> list[Array]:
     for place in range(number):
-        xs = layer(w, f"{name}.{place}", xs, heads, window)
+        xs = layer(w, f"{name}.{place}", xs, heads, window, shift)
     return xs
 
 
+def hidden(w: Weights, name: str, x: Array) -> Array:
+    return linear(w, f"{name}.down", gelu(linear(w, f"{name}.up", x)))
+
+
 def feed_forward(w: Weights, name: str, x: Array) -> Array:
-    return x + linear(w, f"{name}.down", gelu(linear(w, f"{name}.up", norm(w, f"{name}.norm", x))))
+    return x + hidden(w, name, norm(w, f"{name}.norm", x))
 
 
 def logits(w: Weights, xs: list[Array]) -> Array:

@@ -1,5 +1,7 @@
 """SpaceByte against its definition, position by position, and where it takes words to begin."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -14,12 +16,11 @@ from tests.haed.token.reference import Array, Weights
 TOKEN = TokenOptions(width=8, heads=2, head_width=6, ffn=12, window=3)
 
 
-def made(vocabulary: int = 5, letters: str = "0-1 3-3", width: int = 12) -> SpaceByte:
+def made(vocabulary: int = 5, letters: str = "0-1 3-3", width: int = 12, shift: bool = False) -> SpaceByte:
     torch.manual_seed(0)
     chosen = SpaceByteOptions(before=1, layers=2, after=1, width=width, heads=3, ffn=10, letters=letters)
-    system = make_system(
-        ModelOptions(kind="spacebyte", token=TOKEN, spacebyte=chosen), IEMOptions(), Cut(4, vocabulary, True, 8)
-    )
+    options = ModelOptions(kind="spacebyte", token=replace(TOKEN, shift=shift), spacebyte=chosen)
+    system = make_system(options, IEMOptions(), Cut(4, vocabulary, True, 8))
     assert isinstance(system, SpaceByte)
     with torch.no_grad():
         for parameter in system.parameters():
@@ -27,26 +28,27 @@ def made(vocabulary: int = 5, letters: str = "0-1 3-3", width: int = 12) -> Spac
     return system.double().eval()
 
 
-def slow(w: Weights, fed: list[int], letters: set[int], start: int) -> Array:
-    xs = reference.layers(w, "before", 1, [w["embedding.weight"][symbol] for symbol in fed], 2, 3)
+def slow(w: Weights, fed: list[int], letters: set[int], start: int, shift: bool) -> Array:
+    xs = reference.layers(w, "before", 1, [w["embedding.weight"][symbol] for symbol in fed], 2, 3, shift)
     places = [
         t
         for t, symbol in enumerate(fed)
         if symbol == start or (symbol not in letters and t > 0 and fed[t - 1] in letters)
     ]
-    words = reference.layers(w, "words", 2, [np.concatenate([np.zeros(4), xs[t]]) for t in places], 3)
+    words = reference.layers(w, "words", 2, [np.concatenate([np.zeros(4), xs[t]]) for t in places], 3, None, shift)
     for t, word in zip(places, words, strict=True):
         xs[t] = xs[t] + word[4:]
-    return reference.logits(w, reference.layers(w, "after", 1, xs, 2, 3))
+    return reference.logits(w, reference.layers(w, "after", 1, xs, 2, 3, shift))
 
 
+@pytest.mark.parametrize("shift", [False, True])
 @torch.no_grad()
-def test_spacebyte_is_its_definition() -> None:
-    system = made()
+def test_spacebyte_is_its_definition(shift: bool) -> None:
+    system = made(shift=shift)
     w = {name: x.numpy() for name, x in system.state_dict().items()}
     rows = torch.tensor([[5, 0, 1, 2, 4, 3, 2, 2, 5, 5, 1, 4, 0, 0, 3], [5, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2]])
     for row, found in zip(rows, system(rows), strict=True):
-        np.testing.assert_allclose(found.numpy(), slow(w, row.tolist(), {0, 1, 3}, 5), rtol=0, atol=1e-9)
+        np.testing.assert_allclose(found.numpy(), slow(w, row.tolist(), {0, 1, 3}, 5, shift), rtol=0, atol=1e-9)
 
 
 def test_words_begin_after_the_first_byte_between_them() -> None:
