@@ -6,7 +6,7 @@ from pipeline.options import Phase
 
 SMALL = (*("model.main.layers=2", "model.main.ffn=512", "model.decoder.width=320", "model.decoder.token_width=32"),)
 PLAIN = (*SMALL, *UNTABLED)
-GRAMS = ("model.token.grams.rows=32768",)
+GRAMS, UNSHIFTED = ("model.token.grams.rows=32768",), ("model.token.shift=false",)
 TRAIN: tuple[Phase, ...] = ("train",)
 
 ARMS = (
@@ -15,11 +15,12 @@ ARMS = (
     Arm("haed, decoder alone", "wikitext2", (*PLAIN, *ALONE)),
     Arm("haed, end to end", "wikitext2", PLAIN, only=TRAIN),
     *(Arm(name, name, only=TRAIN) for name in ("hred", "hred-transformer", "megabyte", "flat")),
+    Arm("flat, without shift", "flat", UNSHIFTED),
     Arm("flat, with n-grams", "flat", GRAMS),
     *(Arm(name, name) for name in ("hourglass", "hourglass-annotated", "top-down", "bottom-up", "retina", "spacebyte")),
     Arm("spacebyte, with n-grams", "spacebyte", GRAMS),
 )
-PAPER = "paper-wikitext103"
+PAPER, SHIFTED = "paper-wikitext103", ("model.token.shift=true",)
 FULL = (  # each by its own preset's limits
     Arm("haed, with its tables", PAPER, (*TODAY, *TABLES)),
     Arm("haed", PAPER, TODAY),
@@ -28,13 +29,14 @@ FULL = (  # each by its own preset's limits
     Arm("hred", "paper-hred-wikitext103", only=TRAIN),
     Arm("hred-transformer", "paper-hred-transformer-wikitext103", only=TRAIN),
     Arm("megabyte", "paper-megabyte", only=TRAIN),
-    Arm("flat", "paper-transformer-wikitext103"),
-    Arm("flat, with n-grams", "paper-transformer-wikitext103", GRAMS),
+    Arm("flat", "paper-transformer-wikitext103", SHIFTED),
+    Arm("flat, without shift", "paper-transformer-wikitext103"),
+    Arm("flat, with n-grams", "paper-transformer-wikitext103", (*SHIFTED, *GRAMS)),
     Arm("hourglass", "paper-hourglass-enwik8"),
     Arm("hourglass-annotated", "paper-hourglass-annotated"),
     *(Arm(name, f"paper-{name}-wikitext103") for name in ("top-down", "bottom-up", "retina")),
-    Arm("spacebyte", "paper-spacebyte"),
-    Arm("spacebyte, with n-grams", "paper-spacebyte", GRAMS),
+    Arm("spacebyte", "paper-spacebyte", SHIFTED),
+    Arm("spacebyte, with n-grams", "paper-spacebyte", (*SHIFTED, *GRAMS)),
 )
 # The packages of benchmarks/peers.txt, and what of ours is the same model.
 PACKAGES = {
