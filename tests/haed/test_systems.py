@@ -78,10 +78,6 @@ CASES |= {
     "flat, learned positions": of_tokens(
         "hourglass", replace(TOKEN, positions="learned"), hourglass=HourglassOptions(hierarchy="2@1")
     ),
-    "flat, shifted": of_tokens("hourglass", replace(TOKEN, shift=True), hourglass=HourglassOptions(hierarchy="2@1")),
-    "hourglass, nested, shifted": of_tokens(
-        "hourglass", replace(TOKEN, shift=True), hourglass=HourglassOptions(hierarchy="1@1 1@2 1@4 1@2 1@1")
-    ),
     "flat, sinusoids": of_tokens(
         "hourglass", replace(TOKEN, positions="sinusoidal"), hourglass=HourglassOptions(hierarchy="1@1")
     ),
@@ -142,20 +138,13 @@ CASES |= {
         "retina", retina=RetinaOptions(layers=2, windows="1:18@3 0:2@1", pooling="max", heads="1@3 1@1")
     ),
     "spacebyte": of_tokens("spacebyte", replace(TOKEN, window=3), spacebyte=SPACEBYTE),
-    "spacebyte, shifted": of_tokens("spacebyte", replace(TOKEN, shift=True, window=3), spacebyte=SPACEBYTE),
-    "top-down, shifted": of_tokens(
-        "top_down", replace(TOKEN, shift=True), multiscale=MultiscaleOptions(layers="1@4 1@2 1@1")
-    ),
-    "bottom-up, shifted": of_tokens(
-        "bottom_up", replace(TOKEN, shift=True), multiscale=MultiscaleOptions(layers="1@4 1@2 1@1")
-    ),
-    "retina, shifted": of_tokens(
-        "retina", replace(TOKEN, shift=True), retina=RetinaOptions(layers=2, windows="2:8@2 0:3@1")
-    ),
     "spacebyte, nothing before": of_tokens(
         "spacebyte", replace(TOKEN, window=18), spacebyte=replace(SPACEBYTE, before=0, width=8, letters="1-1")
     ),
 }
+SHIFTED = ("flat", "hourglass, nested, relative", "hourglass, attention from linear", "spacebyte", "retina")
+SHIFTED += ("top-down, three scales, convolutions", "top-down, bags", "bottom-up, three scales, convolutions")
+CASES |= {f"{name}, shifted": replace(CASES[name], token=replace(CASES[name].token, shift=True)) for name in SHIFTED}
 TOKENS = [case for case, options in CASES.items() if options.kind != "haed"]
 every = pytest.mark.parametrize("case", CASES)
 of_chunks = pytest.mark.parametrize("case", [case for case in CASES if case not in TOKENS])
