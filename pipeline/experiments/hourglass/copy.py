@@ -9,6 +9,7 @@ BLIND, BEST = (
 )  # wrong: of chance at two of three symbols, and at one
 SMALL = (
     *("model.token.width=32", "model.token.heads=2", "model.token.head_width=16", "model.token.ffn=64"),
+    "model.token.shift=false",
     *("model.hourglass.shortening=average", "model.hourglass.lengthening=repeat"),
     *("batch.context=16", "batch.sequences=32", "optimizer.learning_rate=0.01"),
 )

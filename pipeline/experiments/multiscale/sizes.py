@@ -5,7 +5,7 @@ The paper's tokens are BPE tokens, ours are bytes: a scale of 4 is about a word,
 
 SIZE = (
     *("model.token.width=128", "model.token.heads=4", "model.token.head_width=32", "model.token.ffn=512"),
-    "model.token.shift=false",  # which the preset of flat has, and the paper has not
+    "model.token.shift=false",  # which presets have, and the paper has not
 )
 BYTES = (
     "chunker.kind=fixed",
