@@ -306,7 +306,8 @@ def _samples(path: Path | str, content: Content, checked: bool) -> Iterator[Samp
     except (tarfile.TarError, KeyError, IndexError, TypeError, ValueError, RecursionError) as error:
         if isinstance(error, Damaged):
             raise
-        raise Damaged(path, end + -end % tarfile.BLOCKSIZE, f"{type(error).__name__} {error}") from error
+        at = min(end + -end % tarfile.BLOCKSIZE, len(content))  # it may end in what fills up a block
+        raise Damaged(path, at, f"{type(error).__name__} {error}") from error
     end += -end % tarfile.BLOCKSIZE
     if parts or len(content) < end + 2 * tarfile.BLOCKSIZE or any(content[end : end + 2 * tarfile.BLOCKSIZE]):
         raise Damaged(path, min(end, len(content)), "a tar ought to go on or to end here")
