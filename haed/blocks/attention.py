@@ -43,6 +43,9 @@ class Grid:
         return torch.arange(count, device=device) * self.step + self.first
 
 
+Shifted = dict[nn.Module, Tensor]  # (B, 1, ·) of each norm that shifts: see `haed.blocks.layer.Norm`
+
+
 class Past:
     """What an attention remembers of the vectors it has seen: tensors (B, H, T, ·), such as their keys and values."""
 
@@ -50,7 +53,7 @@ class Past:
         self.seen = 0
         self.held: tuple[Tensor, ...] = ()
         self.table: Tensor | None = None  # of relative attention: (H, D, T), what it has worked out for distances
-        self.last: dict[str, Tensor] = {}  # of a layer that shifts: see `haed.blocks.layer.shifted`
+        self.last: Shifted = {}
 
     def extend(self, *new: Tensor, keep: int | None = None) -> tuple[Tensor, ...]:
         """Appends what new vectors bring and returns all that is held then; of that, the last `keep` are held on."""

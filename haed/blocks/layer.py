@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from haed.blocks.attention import Attention, Grid, Local, Past, Relative, Rotary
+from haed.blocks.attention import Attention, Grid, Local, Past, Relative, Rotary, Shifted
 from haed.blocks.lsh import LSH
 from haed.options import TokenOptions
 
@@ -22,18 +22,27 @@ ATTENTIONS: dict[str, type[Attention]] = {
 }
 
 
-def shifted(x: Tensor, last: dict[str, Tensor] | None, name: str) -> Tensor:
-    """Vectors (B, L, W) whose second half of channels is that of the position before, zeros for the first one.
+class Norm(nn.LayerNorm):
+    """The layer norm before attention or feed-forward; with `model.token.shift` it gives them pairs of neighbours.
 
-    Token shift (Peng et al. 2023, RWKV): every layer sees pairs of neighbours, without a parameter. `last` is what was
-    shifted out by calls of that name before, (B, 1, ·), which is kept up to date; None: there is nothing before.
+    Token shift (Peng et al. 2023, RWKV): the second half of the channels is that of the position before, zeros for the first.
     """
-    now, late = x.tensor_split([x.shape[2] // 2], 2)
-    before = late.new_zeros(len(x), 1, late.shape[2]) if last is None or name not in last else last[name]
-    late = torch.cat([before, late], 1)
-    if last is not None:
-        last[name] = late[:, -1:]
-    return torch.cat([now, late[:, :-1]], 2)
+
+    def __init__(self, options: TokenOptions) -> None:
+        super().__init__(options.width)
+        self.shift = options.shift
+
+    def forward(self, x: Tensor, last: Shifted | None = None) -> Tensor:
+        """(B, L, W) to (B, L, W); `last`, which is kept up to date, has what this norm gave before; None: nothing."""
+        x = super().forward(x)
+        if not self.shift:
+            return x
+        now, late = x.tensor_split([x.shape[2] // 2], 2)
+        before = late.new_zeros(len(x), 1, late.shape[2]) if last is None or self not in last else last[self]
+        late = torch.cat([before, late], 1)
+        if last is not None:
+            last[self] = late[:, -1:]
+        return torch.cat([now, late[:, :-1]], 2)
 
 
 class FeedForward(nn.Module):
@@ -42,16 +51,14 @@ class FeedForward(nn.Module):
     def __init__(self, options: TokenOptions) -> None:
         super().__init__()
         self.activation: Callable[[Tensor], Tensor] = F.gelu if options.activation == "gelu" else F.relu
-        self.norm = nn.LayerNorm(options.width)
+        self.norm = Norm(options)
         self.up = nn.Linear(options.width, options.ffn)
         self.down = nn.Linear(options.ffn, options.width)
-        self.dropout, self.shift = nn.Dropout(options.dropout), options.shift
+        self.dropout = nn.Dropout(options.dropout)
 
-    def forward(self, x: Tensor, last: dict[str, Tensor] | None = None) -> Tensor:
-        """(B, L, W) to (B, L, W), each position by itself or, shifted, with the one before; see `shifted`."""
-        seen = self.norm(x)
-        seen = shifted(seen, last, "feed_forward") if self.shift else seen
-        hidden = self.dropout(self.activation(self.up(seen)))
+    def forward(self, x: Tensor, last: Shifted | None = None) -> Tensor:
+        """(B, L, W) to (B, L, W), each position by itself or, shifted, with the one before; see `Norm`."""
+        hidden = self.dropout(self.activation(self.up(self.norm(x, last))))
         return x + self.dropout(self.down(hidden))
 
 
@@ -66,16 +73,15 @@ class Layer(nn.Module):
 
     def __init__(self, options: TokenOptions, kind: str, longest: int) -> None:
         super().__init__()
-        self.norm = nn.LayerNorm(options.width)
+        self.norm = Norm(options)
         self.attention = ATTENTIONS[kind](options, longest)
-        self.dropout, self.shift = nn.Dropout(options.dropout), options.shift
+        self.dropout = nn.Dropout(options.dropout)
         self.feed_forward = FeedForward(options)
 
     def forward(self, x: Tensor, past: Past | None = None) -> Tensor:
         """(B, L, W) to (B, L, W); position t sees positions up to t, and what is past."""
-        seen, last = self.norm(x), past.last if past is not None else None
-        seen = shifted(seen, last, "attention") if self.shift else seen
-        return self.feed_forward(x + self.dropout(self.attention(seen, past)), last)
+        last = past.last if past is not None else None
+        return self.feed_forward(x + self.dropout(self.attention(self.norm(x, last), past)), last)
 
 
 class CrossLayer(nn.Module):

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 import torch
 from torch import Tensor, nn
 
-from haed.blocks.attention import Attention, Grid, Past
+from haed.blocks.attention import Attention, Grid, Past, Shifted
 from haed.blocks.layer import ATTENTIONS
 from haed.options import TokenOptions
 from haed.system import Mark, unmarked
@@ -43,12 +43,12 @@ def shares_of_heads(notation: str, option: str, heads: int, scales: Iterable[int
 class ScaledMemory:
     """How many tokens such an attention was given, and what it keeps of each scale's groups, if it keeps any.
 
-    Of the layer it is in, what was shifted last; see `haed.blocks.layer.shifted`.
+    Of the layer it is in, what was shifted last; see `haed.blocks.layer.Norm`.
     """
 
     pasts: Sequence[Past | None]
     fed: int = 0
-    last: dict[str, Tensor] = field(default_factory=dict)
+    last: Shifted = field(default_factory=dict)
 
 
 class ScaledAttention(nn.Module):

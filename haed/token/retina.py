@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from torch import Tensor, nn
 
-from haed.blocks.layer import FeedForward, shifted
+from haed.blocks.layer import FeedForward, Norm
 from haed.options import IEMOptions, ModelOptions, TokenOptions
 from haed.system import Cut, Mark, unmarked
 from haed.token.heads import ScaledAttention, ScaledMemory, shares_of_heads
@@ -40,16 +40,16 @@ class RetinaLayer(nn.Module):
         longest: int,
     ) -> None:
         super().__init__()
-        self.norm = nn.LayerNorm(options.width)
+        self.norm = Norm(options)
         self.pools = nn.ModuleList(Pool(pooling, scale, options.width) for scale in heads)
         self.attention = ScaledAttention(options, heads, longest, windows)
-        self.dropout, self.shift = nn.Dropout(options.dropout), options.shift
+        self.dropout = nn.Dropout(options.dropout)
         self.feed_forward = FeedForward(options)
 
     def forward(self, x: Tensor, memory: RetinaMemory | None = None, mark: Mark = unmarked) -> Tensor:
         """(B, L, W) to (B, L, W); with a memory, x follows what that has seen."""
-        seen, last = self.norm(x), memory.attention.last if memory is not None else None
-        seen = shifted(seen, last, "attention") if self.shift else seen
+        last = memory.attention.last if memory is not None else None
+        seen = self.norm(x, last)
         held = memory.held if memory is not None else [Held() for _ in self.pools]
         groups = (pool(seen, each) for pool, each in zip(self.pools, held, strict=True))  # each before its attention
         found = self.attention(seen, groups, memory.attention if memory is not None else None, mark)

@@ -6,7 +6,8 @@ from pipeline.options import Phase
 
 SMALL = (*("model.main.layers=2", "model.main.ffn=512", "model.decoder.width=320", "model.decoder.token_width=32"),)
 PLAIN = (*SMALL, *UNTABLED)
-GRAMS, UNSHIFTED = ("model.token.grams.rows=32768",), ("model.token.shift=false",)
+GRAMS = ("model.token.grams.rows=32768",)
+SHIFTED, UNSHIFTED = ("model.token.shift=true",), ("model.token.shift=false",)
 TRAIN: tuple[Phase, ...] = ("train",)
 
 ARMS = (
@@ -20,7 +21,7 @@ ARMS = (
     *(Arm(name, name) for name in ("hourglass", "hourglass-annotated", "top-down", "bottom-up", "retina", "spacebyte")),
     Arm("spacebyte, with n-grams", "spacebyte", GRAMS),
 )
-PAPER, SHIFTED = "paper-wikitext103", ("model.token.shift=true",)
+PAPER = "paper-wikitext103"
 FULL = (  # each by its own preset's limits
     Arm("haed, with its tables", PAPER, (*TODAY, *TABLES)),
     Arm("haed", PAPER, TODAY),
