@@ -17,7 +17,7 @@ from urllib.parse import urlsplit
 from flows.serving.environment import prepare
 from haed.options import SYSTEMS
 from pipeline.arguments import GOES_ON, Command, Result, asked_options, options_of, settings
-from pipeline.config import ConfigError, check_phase
+from pipeline.config import ConfigError, check_training
 from pipeline.kinds import phases
 from pipeline.options import Options
 from pipeline.run.folder import RunFolder
@@ -32,7 +32,7 @@ def _run(arguments: argparse.Namespace) -> Result:
 
     check_source(options)
     for phase in phases(options.model.kind):
-        check_phase(phase, options)
+        check_training(phase, options)
     prepare()
     from prefect.settings import PREFECT_API_URL, PREFECT_FLOWS_HEARTBEAT_FREQUENCY, PREFECT_UI_URL, temporary_settings
 
@@ -75,13 +75,17 @@ def _run(arguments: argparse.Namespace) -> Result:
 def _what_to_do_next(options: Options, run: str) -> list[str]:
     """Three commands for a run that is done, and what each tells."""
     of_chunks, pictures = SYSTEMS[options.model.kind].chunks, options.chunker.kind == "pixels"
+    spoken, another = (
+        options.chunker.kind not in ("pixels", "fixed"),
+        "valid" if options.evaluate.split == "test" else "test",
+    )
     prompt = '"import "' if options.source.kind == "stdlib" else '"The "'
-    tried = [("sample", "", "lower halves of pictures" if pictures else "texts that go on, after --prompt")]
-    if of_chunks and not pictures:
+    tried = [("sample", "", "lower halves of pictures" if pictures else "what goes on, after --prompt")]
+    if of_chunks and spoken:
         tried.append(("next", prompt, "the likeliest next chunks, and their probabilities"))
     if of_chunks:
         tried.append(("neighbours", '"#4080c0"' if pictures else "", "what its encoder takes for alike"))
-    tried.append(("evaluate", "evaluate.split=valid", "the exact likelihood of another split"))
+    tried.append(("evaluate", f"evaluate.split={another}", "the exact likelihood of another split"))
     tried.append(("profile", "", "where a step's time goes"))
     installed = os.path.relpath(Path(sys.executable).with_name("haed"))  # its environment may not be active
     program = "haed" if shutil.which("haed") else shlex.quote(installed)

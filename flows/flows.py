@@ -13,10 +13,11 @@ from flows.probing import analyse, following, index, neighbours
 from flows.reading import compare, evaluate, figure, post_report, report, sample, show_places
 from flows.training import experiment, finetune, pretrain, shard, train
 from haed.options import SYSTEMS
-from pipeline.config import check_phase
+from pipeline.config import check_training
 from pipeline.kinds import likelihood, phases
 from pipeline.run.files import Evaluation, read_as
 from pipeline.run.folder import RunFolder
+from pipeline.run.memory import check_system
 from pipeline.run.shards import check_split
 from pipeline.run.spaces.stored import metric_of
 
@@ -45,7 +46,8 @@ def everything(asked: Asked) -> Everything:
     """
     options = asked.options
     for phase in phases(options.model.kind):
-        check_phase(phase, options)  # not after the corpus was sharded
+        check_training(phase, options)  # not after the corpus was sharded
+    check_system(options)
     show_places(options)
     with Story(options, shares(options, phases(options.model.kind))):
         found = _all_stages(asked)

@@ -26,7 +26,7 @@ from flows.page.story import follow
 from flows.states.alive import record, tag
 from haed.options import IEMOptions, ModelOptions
 from pipeline import config, trees
-from pipeline.arguments import say_left_out
+from pipeline.arguments import say_unused
 from pipeline.kinds import is_of, phases
 from pipeline.options import (
     BatchOptions,
@@ -310,7 +310,7 @@ def resolved(preset: str, given: list[str]) -> Options:
         texts = {each.key: f"{each.key}={json.dumps(each.now)} (was {json.dumps(each.was)})" for each in changed}
         said = ", ".join(text for key, text in texts.items() if is_of(key, kind))
         log.info("preset %s %s", preset, f"with {said}" if said else "as it is")
-        say_left_out(preset, kind)
+        say_unused(preset, given, options)
     return options
 
 

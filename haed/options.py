@@ -240,7 +240,7 @@ class HourglassOptions:
         Field(
             description="layers@factor from the input to the output, such as 2@1 1@2 4@4 1@2 2@1 (section 3); flat: 6@1"
         ),
-    ] = "6@1"
+    ] = "1@1 2@4 1@1"
     shortening: Annotated[
         Literal["average", "linear", "attention_average", "attention_linear"],
         Field(description="average, linear, or attention with S = average or linear (section 2.1)"),

@@ -4,13 +4,15 @@ import argparse
 import logging
 import sys
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
-from pipeline.config import ConfigError, is_option, left_out, listed, load
+from pipeline.config import ConfigError, given_in, is_option, listed, load
+from pipeline.kinds import is_of, is_of_part, shared_limits
 from pipeline.options import Options
 from pipeline.run.folder import RunFolder
 from pipeline.shown import printable
+from pipeline.trees import leaves
 
 log = logging.getLogger(__name__)
 GOES_ON = "stopped; the same command goes on from there"
@@ -63,16 +65,27 @@ def options_of(arguments: argparse.Namespace) -> Options:
 
 
 def asked_options(config: str | None, overrides: list[str]) -> Options:
-    """A configuration as `load` reads it; it is said what of a file another kind of model has no use for."""
+    """A configuration as `load` reads it; it is said what of it the model has no use for."""
     options = load(config, overrides)
-    say_left_out(config, options.model.kind)
+    say_unused(config, overrides, options)
     return options
 
 
-def say_left_out(config: str | None, kind: str) -> None:
-    """Logs which options of a file a model of this kind has no use for."""
-    if config and (lost := left_out(config, kind)):
+def say_unused(config: str | None, overrides: list[str], options: Options) -> None:
+    """Logs which given options this kind of model, or of its parts, has no use for, and limits that it takes from others."""
+    tree, kind = given_in(config), options.model.kind
+    usual, now = (dict(leaves(asdict(each))) for each in (Options(), options))
+    if lost := [key for key, _ in leaves(tree) if not is_of(key, kind)]:
         log.info("model.kind=%s has no use for these options of %s: %s", kind, config, ", ".join(lost))
+    if shared := [f"{key}={limit:g}" for key, limit in shared_limits(tree, kind).items() if now[key] == limit]:
+        log.info("model.kind=%s shares the limits of %s: %s", kind, config, ", ".join(shared))
+    given = [
+        *(key for key, value in leaves(tree) if usual.get(key) != value),
+        *(each.split("=")[0] for each in overrides),
+    ]
+    for key in dict.fromkeys(key for key in given if is_of(key, kind) and not is_of_part(key, options)):
+        part = key.rpartition(".")[0]
+        log.warning("%s has no effect with %s.kind=%s", key, part, now[f"{part}.kind"])
 
 
 def run_options(run: str, overrides: list[str], reader: str | None = None) -> Options:

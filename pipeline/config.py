@@ -22,7 +22,7 @@ from yaml import YAMLError
 from data.locations import check_folder, check_scheduler, check_url, is_remote, redact
 from data.options import SOURCES
 from haed.options import SYSTEMS
-from pipeline.kinds import is_mixed, is_of, refusal
+from pipeline.kinds import is_limited, is_mixed, is_of, refusal, shared_limits
 from pipeline.options import RETIRED, LauncherOptions, Options, Phase
 from pipeline.shown import printable
 from pipeline.trees import drop, leaves
@@ -74,7 +74,8 @@ def load(config: str | Path | None = None, overrides: list[str] | tuple[str, ...
     Args:
         config: name of a preset, path of a YAML file, or None for the defaults. The address of a Dask cluster in a file is
             left out with a warning: only the user gives one. Where `overrides` ask for another kind of model than the file
-            does, so are its options of the other kind, see `left_out`, and its name ends with the kind unless one is given.
+            does, so are its options of the other kind, its name ends with the kind unless one is given, and phases without
+            a limit have a share of those that it has; `pipeline.arguments.say_unused` says so.
         overrides: `key=value` pairs, with dots for nested keys: `model.decoder.kind=transformer`.
 
     Raises:
@@ -134,12 +135,17 @@ def load(config: str | Path | None = None, overrides: list[str] | tuple[str, ...
             setattr(section, name, getattr(default, name))
         elif getattr(section, name) != getattr(default, name):  # what a file of before holds in full may have it so
             raise ConfigError(f"{find(str(config))}: {refusal(key, kind)}")
+    endless = {phase for phase in ("pretrain", "finetune", "train") if not is_limited(getattr(options, phase))}
+    for key, limit in shared_limits(in_file, kind).items() if is_another else ():
+        phase, name = key.split(".")
+        if phase in endless:
+            setattr(getattr(options, phase), name, limit)
     return options
 
 
-def left_out(config: str | Path, kind: str) -> list[str]:
-    """Options that a file sets, and that a model of this kind has no use for."""
-    return _foreign(OmegaConf.to_container(OmegaConf.load(find(str(config))), resolve=False), kind)
+def given_in(config: str | Path | None) -> Any:
+    """The options that a file sets, as nested dictionaries; none without a file."""
+    return {} if config is None else OmegaConf.to_container(OmegaConf.load(find(str(config))), resolve=False)
 
 
 def _foreign(tree: Any, kind: str) -> list[str]:
@@ -279,6 +285,13 @@ def check_phase(phase: Phase, options: Options) -> None:
             options.iem.check_calibrated()
         except ValueError as error:
             raise ConfigError(str(error)) from None
+
+
+def check_training(phase: Phase, options: Options) -> None:
+    """The same, and raises ConfigError for a phase that would never end."""
+    check_phase(phase, options)
+    if not is_limited(getattr(options, phase)):
+        raise ConfigError(f"{phase} has no limit: set {phase}.seconds, {phase}.steps or {phase}.epochs")
 
 
 def check_written(folder: str | Path, option: str) -> None:

@@ -1,6 +1,6 @@
 """What a kind of model has: its options and phases, and whether what a phase trains is a mixture."""
 
-from typing import Literal
+from typing import Any, Literal
 
 from haed.options import SYSTEMS
 from pipeline.options import Options, Phase, PhaseOptions
@@ -11,8 +11,9 @@ OF_CHUNKS = {
     "batch.pieces": "",
     "iem": "",
     "optimizer.main_learning_rate": "optimizer.learning_rate",
-    "pretrain": "train",
-    "finetune": "train",
+    "pretrain": "train.…",
+    "finetune.start_from": "",
+    "finetune": "train.…",
     "train.iem_weight": "",
     "train.decode_fraction": "",
     "evaluate.likelihood": "",
@@ -25,13 +26,47 @@ OF_CHUNKS = {
     "index.neighbours": "",
     "analyse": "",
 }
+SHARES: dict[Phase, float] = {
+    "pretrain": 0.6,
+    "finetune": 0.4,
+    "train": 1.0,
+}  # of a whole run's training, as in presets
+LIMITS = ("steps", "seconds", "epochs")  # of a phase
 OF_TOKENS = ("index.scale",)  # what all others alone have a use for
+# Options of a part that some of its kinds alone have a use for.
+_OF_PARTS = {
+    "model.encoder": {
+        "token_width": "mlp linear lstm",
+        "hidden": "mlp lstm transformer",
+        "layers": "mlp lstm transformer",
+    }
+    | dict.fromkeys(("heads", "ffn"), "transformer"),
+    "model.main": {"units": "lstm"} | dict.fromkeys(("heads", "head_width", "ffn"), "transformer"),
+    "model.decoder": {"token_width": "lstm"} | dict.fromkeys(("heads", "ffn"), "transformer"),
+}
 FITTING = 1 << 17  # known chunks of a mixture
 
 
 def phases(kind: str) -> tuple[Phase, ...]:
     """Those that a whole run of a model of this kind trains, in order."""
     return ("pretrain", "finetune") if SYSTEMS[kind].chunks else ("train",)
+
+
+def is_limited(phase: PhaseOptions) -> bool:
+    """Whether a phase has an end."""
+    return any(getattr(phase, limit) for limit in LIMITS)
+
+
+def shared_limits(tree: Any, kind: str) -> dict[str, float]:
+    """What a model of this kind makes of the limits in a file's tree for another kind: a share for each phase that has none."""
+    own, found = phases(kind), dict[str, float]()
+    endless = [phase for phase in own if not any((tree.get(phase) or {}).get(limit) for limit in LIMITS)]
+    for limit in LIMITS:
+        total = sum((tree.get(phase) or {}).get(limit) or 0 for phase in SHARES if phase not in own)
+        for phase in endless if total else ():
+            share = SHARES[phase] * total
+            found[f"{phase}.{limit}"] = max(1, round(share)) if limit == "steps" else share
+    return found
 
 
 def most_known(options: Options) -> int:
@@ -58,11 +93,21 @@ def is_of(key: str, kind: str) -> bool:
 def refusal(key: str, kind: str) -> str:
     """One line for an option that a model of this kind has no use for: whose it is, and what to set instead."""
     whose = [f"model.kind={other}" for other in _kinds(key)]
-    instead = [f"model.{section}" for section in SYSTEMS[kind].sections]
+    instead = [f"model.{section}.…" for section in SYSTEMS[kind].sections]
     if not key.startswith("model."):
-        instead = [other for name, other in OF_CHUNKS.items() if _is_within(key, name) and other]
-    hint = f"set {' or '.join(f'{each}.…' for each in instead)}" if instead else "leave it out"
-    return f"{key} belongs to {', '.join(whose)}, and this is model.kind={kind}: {hint}, or set {whose[0]}"
+        instead = [next((other for name, other in OF_CHUNKS.items() if _is_within(key, name)), "")]
+    instead = [*filter(None, instead)]
+    hint = f"set {' or '.join(instead)}" if instead else "leave it out"
+    return (
+        f"{key} belongs to {', '.join(whose)}, and this is model.kind={kind}: {hint}, or set {whose[0]} for a new run"
+    )
+
+
+def is_of_part(key: str, options: Options) -> bool:
+    """Whether the kind of an option's part, such as an LSTM for a main model, has a use for it."""
+    above, _, name = key.rpartition(".")
+    kinds = _OF_PARTS.get(above, {}).get(name, "").split()
+    return not kinds or getattr(options.model, above.split(".")[1]).kind in kinds
 
 
 def _kinds(key: str) -> list[str]:

@@ -84,10 +84,14 @@ class LSTMDecoder(Decoder):
 
     def __init__(self, options: DecoderOptions, context: int, vocabulary: int) -> None:
         super().__init__(options, vocabulary, 4 * options.width)
-        for name, asked in {"previous": options.previous, "context": options.context != "same"}.items():
+        for name, asked, usual in (
+            ("previous", options.previous, "false"),
+            ("context", options.context != "same", "same"),
+        ):
             if asked:
                 raise ValueError(
-                    f"model.decoder.{name} is of the transformer decoder: set model.decoder.kind=transformer"
+                    f"model.decoder.{name} is of the transformer decoder: set model.decoder.{name}={usual}, or "
+                    "model.decoder.kind=transformer"
                 )
         width = options.width
         self.tokens = nn.Embedding(vocabulary + 1, options.token_width)

@@ -58,7 +58,7 @@ def parse_hierarchy(text: str, longest: int) -> list[Scale]:
     for fine, coarse in zip(down, down[1:], strict=False):
         if coarse % fine or coarse == fine:
             raise ValueError(
-                f"{where}: {coarse} is no multiple of {fine}; each factor must be one of the factor before it"
+                f"{where}: {coarse} is no larger multiple of {fine}; each factor must be one of the factor before it"
             )
     if not any(layers):
         raise ValueError(

@@ -14,7 +14,7 @@ from pipeline.arguments import (
 from pipeline.config import ConfigError, is_option, load
 from pipeline.kinds import phases
 
-DEVICES = [4**i for i in range(6)]
+DEVICES, LINK = [4**i for i in range(6)], 25.0
 _LEAST, _MOST = 1e-6, 1e9  # of numbers that a plan is made from
 
 
@@ -48,30 +48,34 @@ def _profile_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--plan", action="store_true", help="what a step would cost on more devices, worked out from that"
     )
-    parser.add_argument("--devices", nargs="+", default=DEVICES, help="--plan: how many (default: 1 … 1024)")
-    parser.add_argument("--link", type=float, default=25.0, metavar="GB/S", help="--plan: of a device (default: 25)")
+    parser.add_argument("--devices", nargs="+", help="--plan: how many (default: 1 … 1024)")
+    parser.add_argument("--link", type=float, metavar="GB/S", help="--plan: of a device (default: 25)")
     parser.add_argument("--rate", type=float, metavar="TFLOP/S", help="--plan: of a device (default: as measured here)")
 
 
-def _devices(word: str | int) -> int:
-    if not re.fullmatch(r"[1-9][0-9]{0,8}", str(word)):
+def _devices(word: str) -> int:
+    if not re.fullmatch(r"[1-9][0-9]{0,8}", word):
         raise ConfigError(f"--devices {word}: expected whole numbers from 1 on, and below {_MOST:g}")
     return int(word)
 
 
 def _profile(arguments: argparse.Namespace) -> Result:
-    others = [word for word in arguments.devices if "=" in str(word)]  # options, which may stand anywhere
+    others = [word for word in arguments.devices or () if "=" in word]  # options, which may stand anywhere
     options = run_options(arguments.run, [*arguments.words, *others], "profile")
-    for name in ("steps", "link", "rate"):
-        if (value := getattr(arguments, name)) is not None and not _LEAST <= value <= _MOST:
+    if not 1 <= arguments.steps <= _MOST:
+        raise ConfigError(f"--steps {arguments.steps}: must be from 1 to {_MOST:g}")
+    for name in ("link", "rate", "devices"):
+        if (value := getattr(arguments, name)) is not None and not arguments.plan:
+            raise ConfigError(f"--{name} is of a plan: give --plan as well")
+        if isinstance(value, float) and not _LEAST <= value <= _MOST:
             raise ConfigError(f"--{name} {value}: must be a number from {_LEAST:g} to {_MOST:g}")
-    devices = [_devices(word) for word in arguments.devices if word not in others] or DEVICES
+    devices = [_devices(word) for word in arguments.devices or () if word not in others] or DEVICES
     phase = arguments.phase or phases(options.model.kind)[0]
     if arguments.plan:
         from haed.ranks import group_size
         from pipeline.train import plan
 
-        rate, link = arguments.rate and arguments.rate * 1e12, arguments.link * 1e9
+        rate, link = arguments.rate and arguments.rate * 1e12, (arguments.link or LINK) * 1e9
         if options.iem.group is not None and getattr(options, phase).iem_weight:
             for number in devices:  # said before anything is measured
                 group_size(options.iem.group, number, "devices")

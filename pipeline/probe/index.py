@@ -33,11 +33,11 @@ def index(options: Options) -> Indexed:
     from pipeline.run.device import release_memory
 
     wanted = options.index.space
-    if wanted == "predictions":
-        log.info("predictions are asked for among chunks (haed neighbours RUN --after TEXT): chunks are indexed")
     space: Space = "contexts" if wanted == "contexts" else "chunks"
     if space == "chunks":
         check_chunks(options)
+        if wanted == "predictions":
+            log.info("predictions are asked for among chunks (haed neighbours RUN --after TEXT): chunks are indexed")
         if options.index.layer is not None or options.index.scale is not None:
             log.warning("index.layer and index.scale are of contexts, and change nothing here: --space contexts")
     from pipeline.run.opened import Run

@@ -80,13 +80,13 @@ def _complete_pictures(run: Run, samples: int) -> list[Sample]:
     corpus, how = run.folder.corpus(), run.options.sample
     split = next((name for name in ("test", "valid", "train") if corpus.counts(name).documents), "train")
     originals = np.stack([tokens for tokens, _ in islice(corpus.documents(split), how.pictures)])
-    chunks = originals.shape[1] // run.chunker.k
+    chunks = -(-originals.shape[1] // run.chunker.k)  # the last one may be shorter
     given = originals[:, : chunks // 2 * run.chunker.k]
-    lower = run.complete(given.repeat(samples, 0), chunks - chunks // 2, how)
+    lower = run.complete(given.repeat(samples, 0), chunks - chunks // 2, how)[:, : originals.shape[1] - given.shape[1]]
     completed = np.concatenate([given.repeat(samples, 0), lower], 1).reshape(len(given), samples, -1)
     blank = np.concatenate([given, np.full_like(originals[:, given.shape[1] :], 255)], 1)
     rows = np.concatenate([blank[:, None], completed, originals[:, None]], 1)
     picture = run.folder.path / "samples.png"
     write_atomically(picture, plots.pictures(rows, ["given", *["completed"] * samples, "original"]))
     log.info("%s", picture)
-    return [Sample(f"upper half of picture {number} of {split}", str(picture)) for number in range(1, len(rows) + 1)]
+    return [Sample(f"upper half of picture {number} of {split}: ", str(picture)) for number in range(1, len(rows) + 1)]

@@ -99,9 +99,9 @@ class RunFolder:
         keys = [override.split("=", 1)[0] for override in overrides]
         takes = READS.get(reader or "", ())
         for key in keys:
-            if reader and not any(key == name or key.startswith(f"{name}.") for name in takes):
-                others = [name for name, those in READS.items() if any(key.startswith(f"{each}.") for each in those)]
-                also = f"; haed {others[0]} takes {key}=" if others else ""
+            readers = [name for name, those in READS.items() if any(f"{key}.".startswith(f"{each}.") for each in those)]
+            if reader and reader not in readers:
+                also = f"; {key}= is taken by haed {', haed '.join(readers)}" if readers else ""
                 raise ConfigError(
                     f"{key}= cannot be changed in a run that is there; haed {reader} takes {', '.join(takes)}{also}"
                 )

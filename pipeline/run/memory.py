@@ -6,7 +6,7 @@ must keep for its gradient (`System.kept`), in 2 bytes a value, were chunks only
 
 import torch
 
-from data.chunkers import Chunker
+from data.chunkers import Chunker, make_chunker
 from haed.build import make_system
 from haed.system import Cut, System
 from pipeline.config import ConfigError
@@ -29,6 +29,13 @@ def build_system(options: Options, chunker: Chunker) -> System:
         return make_system(options.model, options.iem, cut)
     except ValueError as error:
         raise ConfigError(str(error)) from error
+
+
+def check_system(options: Options) -> None:
+    """Raises ConfigError for a model that cannot be, before a corpus is cut for it; shards that are given say how only later."""
+    if options.source.kind != "shards":
+        with torch.device("meta"):
+            build_system(options, make_chunker(options.chunker))
 
 
 def check_memory(options: Options, chunker: Chunker, machine: Compute, phase: PhaseOptions | None = None) -> None:

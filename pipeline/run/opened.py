@@ -281,7 +281,8 @@ class Run:
         """Continues beginnings (n, P·K) of whole chunks of a fixed size by so many chunks, all at once: (n, chunks·K)."""
         how = options or SampleOptions()
         draw = Draw(how.temperature, how.top_k, how.top_p, torch.Generator().manual_seed(how.seed))
-        tokens = torch.from_numpy(beginnings.astype(np.int64)).unflatten(1, (-1, self.chunker.k))
+        whole = beginnings.shape[1] // self.chunker.k
+        tokens = torch.from_numpy(beginnings.astype(np.int64)).unflatten(1, (whole, self.chunker.k))
         with torch.no_grad():
             prompt = Windows.of(tokens, torch.full(tokens.shape[:2], self.chunker.k))
             sampler = make_sampler(self.likelihood, prompt, len(tokens))

@@ -22,13 +22,14 @@ from haed.ranks import Ranks, group_size
 from pipeline.config import dump
 from pipeline.options import Options
 from pipeline.run.folder import RunFolder
-from pipeline.run.metrics import Listener, Tail
+from pipeline.run.metrics import Listener, Progress, Tail
 from pipeline.stopping import die_with_parent
 from pipeline.train.state import Trained
 from pipeline.train.trainer import Interrupted
 
 log = logging.getLogger(__name__)
 _POLL_SECONDS = 0.2
+_LAUNCHED = "HAED_LAUNCHED"
 _SAVING = "3600"  # seconds until torchrun kills what has not ended; by itself it gives a checkpoint 30
 _OF_TORCHRUN = re.compile(r"[WEF]\d{4} .*(Sending process|failed \(exitcode)|Traceback \(most recent|\[\S*gloo\S*\]")
 
@@ -36,6 +37,11 @@ _OF_TORCHRUN = re.compile(r"[WEF]\d{4} .*(Sending process|failed \(exitcode)|Tra
 def started_by_torchrun() -> bool:
     """Whether this process is one of torchrun's."""
     return dist.is_torchelastic_launched()
+
+
+def launched() -> bool:
+    """Whether `launch` started this process, which then shows how far the phase is."""
+    return _LAUNCHED in os.environ
 
 
 def backends() -> str:
@@ -71,6 +77,7 @@ def launch(stage: str, options: Options, stop: Callable[[], bool], listener: Lis
     """
     if getattr(options, stage).iem_weight and options.iem.group is not None:
         group_size(options.iem.group, options.launcher.processes)
+    progress = Progress(stage, getattr(options, stage))
     tail = Tail(RunFolder.of(options).phase(stage) / "metrics.jsonl")
     printed, said, stopping = deque[str](maxlen=1), deque[str](maxlen=200), threading.Event()
     with tempfile.TemporaryDirectory() as folder:
@@ -84,7 +91,7 @@ def launch(stage: str, options: Options, stop: Callable[[], bool], listener: Lis
             stderr=subprocess.PIPE,
             encoding="utf-8",
             errors="backslashreplace",
-            env={"OMP_NUM_THREADS": "1", "TORCH_ELASTIC_SHUTDOWN_TIMEOUT": _SAVING} | os.environ,
+            env={"OMP_NUM_THREADS": "1", "TORCH_ELASTIC_SHUTDOWN_TIMEOUT": _SAVING} | os.environ | {_LAUNCHED: "1"},
             start_new_session=True,  # Ctrl-C reaches this process alone, which passes it on
             preexec_fn=die_with_parent,
         ) as process:
@@ -100,10 +107,12 @@ def launch(stage: str, options: Options, stop: Callable[[], bool], listener: Lis
                         stopping.set()
                         process.terminate()  # torchrun passes it on, and waits for the checkpoint
                     for record in tail.records():
+                        progress(record)
                         listener(record)
                     with suppress(subprocess.TimeoutExpired):
                         process.wait(_POLL_SECONDS)
             finally:
+                progress.close()
                 if process.poll() is None:
                     process.terminate()
             for thread in threads:

@@ -13,7 +13,7 @@ from data.loader import Loader
 from haed.build import make_objective
 from haed.chunk.known import Lexicon
 from haed.ranks import Ranks
-from pipeline.config import ConfigError, check_phase, retire
+from pipeline.config import check_training, retire
 from pipeline.kinds import is_mixed, most_known
 from pipeline.options import FinetuneOptions, Options, Phase, PhaseOptions
 from pipeline.run.checkpoints import Checkpoint, Checkpoints
@@ -25,7 +25,7 @@ from pipeline.run.metrics import Listener, Metrics, Progress
 from pipeline.run.saved import Identity, Saved, State, filled, has_checkpoint, identity, pointed, unlike
 from pipeline.run.shards import open_shards
 from pipeline.run.windows import fixed_subset
-from pipeline.train.launcher import joined, launch, started_by_torchrun
+from pipeline.train.launcher import joined, launch, launched, started_by_torchrun
 from pipeline.train.optimizer import rate
 from pipeline.train.state import Trained, restore, restore_learning, restore_reading
 from pipeline.train.trainer import Interrupted, Stop, Trainer
@@ -52,10 +52,7 @@ def run_phase(
         ValueError: a checkpoint of another model or corpus, or one where `resume` forbids it.
         BlockingIOError: another process trains this run.
     """
-    check_phase(phase, options)
-    limits = getattr(options, phase)
-    if not any((limits.steps, limits.seconds, limits.epochs)):
-        raise ConfigError(f"{phase} has no limit: set {phase}.seconds, {phase}.steps or {phase}.epochs")
+    check_training(phase, options)
     if options.launcher.processes > 1 and not started_by_torchrun():
         return launch(phase, options, stop, listener)
     with joined() as ranks:
@@ -112,7 +109,7 @@ def _run_phase(phase: Phase, options: Options, ranks: Ranks, stop: Stop, listene
         resumed = trainer.position.step
         progress, metrics = Progress(phase, limits), None
         if ranks.first:
-            metrics = Metrics(run.phase(phase), resumed, [progress, listener])
+            metrics = Metrics(run.phase(phase), resumed, [listener] if launched() else [progress, listener])
         try:
             position = trainer.fit(metrics)
         except Interrupted as error:

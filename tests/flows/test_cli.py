@@ -17,6 +17,7 @@ from pipeline.arguments import options_of, parse
 from pipeline.commands import COMMANDS
 from pipeline.config import load
 from pipeline.run.folder import RunFolder
+from tests.conftest import of_kind
 from tests.flows.api import PATIENCE, until
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -58,14 +59,17 @@ def test_a_run_that_was_renamed_goes_on_in_its_folder(tiny: list[str], tmp_path:
     [
         ([], ["sample", "next", "neighbours"]),
         (["chunker.kind=pixels", "source.kind=images", "source.path=/"], ["sample", "neighbours", "evaluate"]),
-        (["model.kind=hourglass"], ["sample", "evaluate", "profile"]),
+        (["chunker.kind=fixed", "source.kind=audio", "source.path=/"], ["sample", "neighbours", "evaluate"]),
+        (["model.kind=hourglass", "evaluate.split=valid"], ["sample", "evaluate", "profile"]),
     ],
 )
 def test_three_lines_say_what_to_do_next(words: list[str], commands: list[str]) -> None:
-    lines = _what_to_do_next(load("quickstart", words), "runs/quickstart")
+    options = load("quickstart", words)
+    lines = _what_to_do_next(options, "runs/quickstart")
     asked = [shlex.split(line, comments=True)[1:] for line in lines]
     assert [command for command, *_ in asked] == commands
     assert all(parse(line, "haed", COMMANDS).run == "runs/quickstart" for line in asked)
+    assert not any(f"evaluate.split={options.evaluate.split}" in line for line in lines)
 
 
 @pytest.mark.slow
@@ -82,6 +86,13 @@ def test_a_loss_that_cannot_be_mixed_is_said_before_the_corpus_is_cut(
     assert main(["run", "iem.correction=none"]) == 2
     assert "set iem.correction=inclusion, or model.mixture.known=0" in capsys.readouterr().err
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.slow
+def test_a_hierarchy_longer_than_a_window_is_said_before_the_corpus_is_cut(tiny: list[str], tmp_path: Path) -> None:
+    words = [*of_kind("hourglass", tiny), "name=long", "model.hourglass.hierarchy=1@1 1@9999 1@1"]
+    done = haed(tmp_path, "run", *words)
+    assert "factor 9999 is more than the" in done.stderr and not (tmp_path / "shards").exists()
 
 
 @pytest.mark.slow

@@ -8,7 +8,7 @@ from omegaconf import OmegaConf
 
 from haed.options import SYSTEMS
 from pipeline.cli import main
-from pipeline.config import ConfigError, dump, load, presets
+from pipeline.config import ConfigError, check_training, dump, load, presets
 from pipeline.kinds import is_of, phases
 from pipeline.options import IEMOptions, ModelOptions, Options
 from tests.conftest import MORE, TINY, TOKENS
@@ -100,7 +100,12 @@ def test_wrong_configurations_say_what_is_wrong(preset: str | None, overrides: l
         ("hourglass", "pretrain.steps=3", "pretrain.steps belongs to .*: set train.…, or"),
         ("hourglass", "batch.pieces=1", "batch.pieces belongs to"),
         ("hourglass", "train.decode_fraction=0.5", "train.decode_fraction belongs to"),
-        ("hourglass", "optimizer.main_learning_rate=1", "set optimizer.learning_rate.…, or"),
+        (
+            "hourglass",
+            "optimizer.main_learning_rate=1",
+            "set optimizer.learning_rate, or set model.kind=haed for a new run",
+        ),
+        ("hourglass", "finetune.start_from=other", "finetune.start_from belongs to .*: leave it out, or"),
     ],
 )
 def test_options_of_another_kind_are_refused(kind: str, override: str, message: str, tmp_path: Path) -> None:
@@ -128,6 +133,34 @@ def test_another_kind_is_a_word_and_what_it_leaves_of_a_preset_is_said(capsys: p
     assert main(["config", "quickstart"]) == 0
     printed = capsys.readouterr()
     assert main(["config", "--config", "quickstart"]) == 0 and capsys.readouterr() == printed and not printed.err
+
+
+def test_phases_of_another_kind_share_the_limits_of_a_preset(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    assert main(["config", "top-down", "model.kind=haed", "pretrain.steps=9"]) == 0
+    assert "model.kind=haed shares the limits of top-down: finetune.seconds=240\n" in capsys.readouterr().err
+    options = load("top-down", ["model.kind=haed", "pretrain.steps=9"])
+    assert (options.pretrain.seconds, options.pretrain.steps, options.finetune.seconds) == (None, 9, 240)
+    check_training("finetune", options)
+    path = tmp_path / "mine.yaml"
+    path.write_text("pretrain: {steps: 5, epochs: 0.5}\nfinetune: {steps: 6}\n")
+    alone = load(path, ["model.kind=retina"]).train
+    assert (alone.steps, alone.epochs, alone.seconds) == (11, 0.5, None)
+    assert load(path).train.steps is None and load("quickstart", ["model.kind=retina"]).train.seconds == 135
+    with pytest.raises(ConfigError, match=r"^train has no limit: set train.seconds, train.steps or train.epochs$"):
+        check_training("train", load(path))
+
+
+def test_what_the_kind_of_a_part_has_no_use_for_is_said(capsys: pytest.CaptureFixture[str]) -> None:
+    assert (
+        main(["config", "hred", "model.main.kind=transformer", "model.decoder.heads=2", "model.encoder.hidden=300"])
+        == 0
+    )
+    assert capsys.readouterr().err.splitlines() == [
+        "model.main.units has no effect with model.main.kind=transformer",
+        "model.decoder.heads has no effect with model.decoder.kind=lstm",
+    ]
 
 
 def test_a_whole_configuration_is_read_again_whatever_another_kind_has(tmp_path: Path) -> None:

@@ -191,9 +191,9 @@ def test_linear_cost_is_what_the_matrices_cost(hierarchy: str) -> None:
         ("2@1 4@4 2@2", "rise to one in the middle"),
         ("2@1 2@4 2@4 2@1", "rise to one in the middle"),
         ("2@2 4@4 2@2", "set 0@1 2@2 4@4 2@2 0@1"),
-        ("2@1 1@4 1@6 1@4 2@1", "6 is no multiple of 4"),
-        ("2@1 1@4 1@2 1@4 2@1", "2 is no multiple of 4"),
-        ("2@1 1@4 1@4 1@4 2@1", "4 is no multiple of 4"),
+        ("2@1 1@4 1@6 1@4 2@1", "6 is no larger multiple of 4"),
+        ("2@1 1@4 1@2 1@4 2@1", "2 is no larger multiple of 4"),
+        ("2@1 1@4 1@4 1@4 2@1", "4 is no larger multiple of 4"),
         ("2@1 1@65 2@1", "factor 65 is more than the 64 tokens of a window"),
     ],
 )

@@ -3,6 +3,8 @@
 import io
 import json
 import random
+from copy import deepcopy
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -64,6 +66,14 @@ def test_prompts_and_queries_are_those_of_the_corpus_and_shown_whole(tiny: list[
 
 def test_what_is_written_is_shown_whole() -> None:
     assert readable("中文".encode()[:-1]) == "中" and readable(b"\x96\xe4a") == "\\x96\\xe4a"
+
+
+def test_a_picture_may_end_within_a_chunk(drawn: Options, tmp_path: Path) -> None:
+    made = replace(deepcopy(drawn), runs_dir=str(tmp_path), name="nines")
+    made.chunker.k, made.train.steps, made.sample.pictures = 9, 2, 3  # 48 values are five chunks and a third
+    shard(made)
+    train(made)
+    assert len(sample(made, samples=2)) == 3 and (tmp_path / "nines" / "samples.png").is_file()
 
 
 def test_lower_halves_of_pictures(pictures: Options) -> None:

@@ -15,6 +15,7 @@ from pipeline.options import Options
 from pipeline.train import stages
 from pipeline.train.launcher import backends
 from pipeline.train.trainer import Interrupted
+from tests.pipeline.run.test_metrics import Terminal
 from tests.pipeline.train.test_stages import stripped, weights
 
 
@@ -28,10 +29,15 @@ def together(options: Options) -> Options:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("group", [None, 1])
-def test_launched_interrupted_and_resumed_runs_end_in_the_same_bits(group: int | None, together: Options) -> None:
+def test_launched_interrupted_and_resumed_runs_end_in_the_same_bits(
+    group: int | None, together: Options, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    terminal = Terminal()
+    monkeypatch.setattr("sys.stderr", terminal)
     together.pretrain.steps, together.iem.group = 100, group
     heard: list[float] = []
     whole = stages.pretrain(together, listener=lambda record: heard.append(record["step"]))
+    assert "━ 100% · pretrain · step 100 · " in terminal.getvalue().splitlines()[-1]
     assert whole.steps == 100 and heard == sorted(heard) and 50 in heard and 100 in heard
     first = weights(together, "pretrain"), stripped(together, "pretrain")
     together.name = "again"

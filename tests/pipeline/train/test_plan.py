@@ -108,6 +108,11 @@ def test_a_plan_is_made_from_a_run_and_writes_nothing(options: Options, capsys: 
     for words in ("iem.group=4", "--devices", "6"), ("--devices", "6", "iem.group=4"):
         assert main(["profile", str(run), "--plan", *words]) == 1
         assert "6 devices do not divide into groups of 4" in capsys.readouterr().err
+    for words in ("--link", "5"), ("--rate", "400"), ("--devices", "3"):
+        assert main(["profile", str(run), *words]) == 2
+        assert capsys.readouterr().err == f"error: {words[0]} is of a plan: give --plan as well\n"
+    assert main(["profile", str(run), "--steps", "0"]) == 2
+    assert "--steps 0: must be from 1 to" in capsys.readouterr().err
     for words in ("--link", "0"), ("--rate", "inf"), ("--rate", "1e-300"), ("--devices", "0"), ("--devices", "1.5"):
         assert main(["profile", str(run), "--plan", *words]) == 2
         assert f"{words[0]} {float(words[1]) if words[0] != '--devices' else words[1]}: " in capsys.readouterr().err

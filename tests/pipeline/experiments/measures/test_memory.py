@@ -1,10 +1,12 @@
 """What a step keeps: every byte once, and as many as the sizes say."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 
 from haed.build import make_system
-from haed.options import IEMOptions, ModelOptions, MultiscaleOptions, TokenOptions
+from haed.options import HourglassOptions, IEMOptions, ModelOptions, MultiscaleOptions, TokenOptions
 from haed.system import Cut, System, Windows
 from pipeline.experiments.measures import activations, memory
 from pipeline.run.opened import Run
@@ -12,7 +14,7 @@ from pipeline.train.profile import Kept
 
 TOKEN = TokenOptions(width=24, heads=4, head_width=6, ffn=40)
 MODELS = {
-    "vanilla": ModelOptions(kind="hourglass", token=TOKEN),
+    "vanilla": ModelOptions(kind="hourglass", token=TOKEN, hourglass=HourglassOptions(hierarchy="6@1")),
     "top-down": ModelOptions(kind="top_down", token=TOKEN, multiscale=MultiscaleOptions(layers="1@16 2@4 3@1")),
     "bottom-up": ModelOptions(kind="bottom_up", token=TOKEN, multiscale=MultiscaleOptions(layers="1@16 2@4 3@1")),
 }
@@ -64,4 +66,4 @@ def test_a_run_has_its_table(scaled: Run) -> None:
 
 def test_models_whose_sizes_are_not_told_have_no_count() -> None:
     assert activations.computed(ModelOptions(kind="retina", token=TOKEN), 50, 3, 64) is None
-    assert activations.computed(ModelOptions(kind="hourglass", token=TokenOptions(dropout=0.1)), 50, 3, 64) is None
+    assert activations.computed(replace(MODELS["vanilla"], token=TokenOptions(dropout=0.1)), 50, 3, 64) is None
