@@ -1,14 +1,16 @@
-"""What `haed profile --plan` foresees against runs: candidates, bytes exchanged and milliseconds of a step.
+"""What `haed profile --plan` foresees against runs: candidates, bytes exchanged, milliseconds of a step, and memory.
 
     python benchmarks/scale.py [--config quickstart] [--processes 1 2 4] [key=value …]
 
 Processes talk by the loopback interface, whose counters are read around two runs of each number of them: the longer one's bytes
 less the shorter one's, by the steps between, are those of a step; startup, validation and checkpoints fall out. Nothing else
 should use the interface meanwhile. Each process has one thread. Milliseconds are of computing alone as foreseen, of whole
-steps as measured: processes that share memory and cores have more to wait for. Nothing is asserted.
+steps as measured: processes that share memory and cores have more to wait for. Memory is the most that one process had; the
+plan has what it can name, and PyTorch, the corpus and what a step needs for a moment come on top. Nothing is asserted.
 """
 
 import argparse
+import os
 import statistics
 import subprocess
 import sys
@@ -33,6 +35,20 @@ def received() -> int:
     return next(int(line.split(":")[1].split()[0]) for line in lines if line.strip().startswith("lo:"))
 
 
+def most_memory(command: list[str]) -> int:
+    """Runs a command; returns the most bytes that one of its processes had.
+
+    Raises:
+        RuntimeError: it failed.
+    """
+    process = subprocess.Popen(command, stdout=subprocess.DEVNULL)
+    _, status, usage = os.wait4(process.pid, 0)  # of those that it has waited for as well
+    process.returncode = os.waitstatus_to_exitcode(status)
+    if process.returncode:
+        raise RuntimeError(f"{' '.join(command)} ended with {process.returncode}")
+    return usage.ru_maxrss * 1024
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--config", default="quickstart")
@@ -45,14 +61,17 @@ def main() -> None:
         options = load(arguments.config, [*words, f"pretrain.steps={LONG}", "name=here"])
         RunFolder.create(options).remember(shard(options))
         step = measure(options, "pretrain")
-        print("processes  candidates: foreseen, found   MB a step, all: foreseen, found   ms a step: foreseen, found")
+        print(
+            "processes  candidates: foreseen, found   MB a step, all: foreseen, found   ms a step: foreseen, found"
+            "   MB of a process: foreseen, found"
+        )
         for processes in arguments.processes:
             plan, bytes_of = step.plan(processes, 1e12), {}
             for steps in (SHORT, LONG):
                 name, before = f"{processes}-{steps}", received()
                 more = [f"name={name}", f"launcher.processes={processes}", f"pretrain.steps={steps}"]
                 command = [sys.executable, "-m", "pipeline", "pretrain", "--config", arguments.config, *words, *more]
-                subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
+                memory = most_memory(command)
                 bytes_of[steps] = received() - before
             path = Path(folder) / "runs" / name / "pretrain" / "metrics.jsonl"
             records = [record for record in read(path) if "candidates" in record][-3:]
@@ -61,7 +80,8 @@ def main() -> None:
             exchanged = (bytes_of[LONG] - bytes_of[SHORT]) / (LONG - SHORT)
             print(
                 f"{processes:9}  {plan.candidates:20,} {found:8,.0f}  {processes * sum(plan.exchanged.values()) / 1e6:24,.2f} "
-                f"{exchanged / 1e6:7,.2f}  {sum(plan.milliseconds.values()):19,.0f} {spent:7,.0f}",
+                f"{exchanged / 1e6:7,.2f}  {sum(plan.milliseconds.values()):19,.0f} {spent:7,.0f}"
+                f"  {sum(plan.memory.values()) / 1e6:24,.0f} {memory / 1e6:7,.0f}",
                 flush=True,
             )
             print({name: round(size * processes / 1e6, 2) for name, size in plan.exchanged.items()})
