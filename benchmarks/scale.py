@@ -10,15 +10,14 @@ plan has what it can name, and PyTorch, the corpus and what a step needs for a m
 """
 
 import argparse
-import os
 import statistics
-import subprocess
 import sys
 import tempfile
 from pathlib import Path
 
 sys.path[0] = str(Path(__file__).resolve().parent.parent)  # else `data` would be the script beside this one
 
+from benchmarks.systems import command
 from pipeline.config import load
 from pipeline.run.folder import RunFolder
 from pipeline.run.metrics import read
@@ -33,20 +32,6 @@ def received() -> int:
     """Bytes that the loopback interface has received so far."""
     lines = Path("/proc/net/dev").read_text().splitlines()
     return next(int(line.split(":")[1].split()[0]) for line in lines if line.strip().startswith("lo:"))
-
-
-def most_memory(command: list[str]) -> int:
-    """Runs a command; returns the most bytes that one of its processes had.
-
-    Raises:
-        RuntimeError: it failed.
-    """
-    process = subprocess.Popen(command, stdout=subprocess.DEVNULL)
-    _, status, usage = os.wait4(process.pid, 0)  # of those that it has waited for as well
-    process.returncode = os.waitstatus_to_exitcode(status)
-    if process.returncode:
-        raise RuntimeError(f"{' '.join(command)} ended with {process.returncode}")
-    return usage.ru_maxrss * 1024
 
 
 def main() -> None:
@@ -69,9 +54,8 @@ def main() -> None:
             plan, bytes_of = step.plan(processes, 1e12), {}
             for steps in (SHORT, LONG):
                 name, before = f"{processes}-{steps}", received()
-                more = [f"name={name}", f"launcher.processes={processes}", f"pretrain.steps={steps}"]
-                command = [sys.executable, "-m", "pipeline", "pretrain", "--config", arguments.config, *words, *more]
-                memory = most_memory(command)
+                more = [f"name={name}", f"launcher.processes={processes}", f"pretrain.steps={steps}", "--json"]
+                _, memory = command("-m", "pipeline", "pretrain", "--config", arguments.config, *words, *more)
                 bytes_of[steps] = received() - before
             path = Path(folder) / "runs" / name / "pretrain" / "metrics.jsonl"
             records = [record for record in read(path) if "candidates" in record][-3:]

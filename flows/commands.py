@@ -75,13 +75,10 @@ def _run(arguments: argparse.Namespace) -> Result:
 def _what_to_do_next(options: Options, run: str) -> list[str]:
     """Three commands for a run that is done, and what each tells."""
     of_chunks, pictures = SYSTEMS[options.model.kind].chunks, options.chunker.kind == "pixels"
-    spoken, another = (
-        options.chunker.kind not in ("pixels", "fixed"),
-        "valid" if options.evaluate.split == "test" else "test",
-    )
+    another = "valid" if options.evaluate.split == "test" else "test"
     prompt = '"import "' if options.source.kind == "stdlib" else '"The "'
     tried = [("sample", "", "lower halves of pictures" if pictures else "what goes on, after --prompt")]
-    if of_chunks and spoken:
+    if of_chunks and not pictures and options.source.kind != "audio":
         tried.append(("next", prompt, "the likeliest next chunks, and their probabilities"))
     if of_chunks:
         tried.append(("neighbours", '"#4080c0"' if pictures else "", "what its encoder takes for alike"))

@@ -125,22 +125,31 @@ def load(config: str | Path | None = None, overrides: list[str] | tuple[str, ...
     if wrong := _foreign(tree, kind):
         raise ConfigError(refusal(wrong[0], kind))
     defaults = Options()
-    is_another = (in_file.get("model") or {}).get("kind", defaults.model.kind) != kind
-    if is_another and in_file and "name" not in tree:
-        options.name += f"-{kind.replace('_', '-')}"
+    if (in_file.get("model") or {}).get("kind", defaults.model.kind) != kind:
+        if in_file and "name" not in tree:
+            options.name += f"-{kind.replace('_', '-')}"
+        _fit_to_kind(options, in_file)
+        return options
     for key in _foreign(in_file, kind):
-        *above, name = key.split(".")
-        section, default = (reduce(getattr, above, each) for each in (options, defaults))
-        if is_another:
-            setattr(section, name, getattr(default, name))
-        elif getattr(section, name) != getattr(default, name):  # what a file of before holds in full may have it so
+        if _get(options, key) != _get(defaults, key):  # what a file of before holds in full may have it so
             raise ConfigError(f"{find(str(config))}: {refusal(key, kind)}")
-    endless = {phase for phase in ("pretrain", "finetune", "train") if not is_limited(getattr(options, phase))}
-    for key, limit in shared_limits(in_file, kind).items() if is_another else ():
-        phase, name = key.split(".")
-        if phase in endless:
-            setattr(getattr(options, phase), name, limit)
     return options
+
+
+def _fit_to_kind(options: Options, in_file: Any) -> None:
+    """Leaves out what a file has for another kind of model than was asked for; phases without a limit share those that it has."""
+    kind, defaults = options.model.kind, Options()
+    changed = {key: _get(defaults, key) for key in _foreign(in_file, kind)}
+    for key, limit in shared_limits(in_file, kind).items():
+        if not is_limited(getattr(options, key.split(".")[0])):
+            changed[key] = limit
+    for key, value in changed.items():
+        above, _, name = key.rpartition(".")
+        setattr(_get(options, above), name, value)
+
+
+def _get(options: Options, key: str) -> Any:
+    return reduce(getattr, key.split("."), options)
 
 
 def given_in(config: str | Path | None) -> Any:

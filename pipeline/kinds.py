@@ -26,11 +26,8 @@ OF_CHUNKS = {
     "index.neighbours": "",
     "analyse": "",
 }
-SHARES: dict[Phase, float] = {
-    "pretrain": 0.6,
-    "finetune": 0.4,
-    "train": 1.0,
-}  # of a whole run's training, as in presets
+# Of the training of a whole run, as presets have it.
+SHARES: dict[Phase, float] = {"pretrain": 0.6, "finetune": 0.4, "train": 1.0}
 LIMITS = ("steps", "seconds", "epochs")  # of a phase
 OF_TOKENS = ("index.scale",)  # what all others alone have a use for
 # Options of a part that some of its kinds alone have a use for.
@@ -93,11 +90,11 @@ def is_of(key: str, kind: str) -> bool:
 def refusal(key: str, kind: str) -> str:
     """One line for an option that a model of this kind has no use for: whose it is, and what to set instead."""
     whose = [f"model.kind={other}" for other in _kinds(key)]
-    instead = [f"model.{section}.…" for section in SYSTEMS[kind].sections]
-    if not key.startswith("model."):
-        instead = [next((other for name, other in OF_CHUNKS.items() if _is_within(key, name)), "")]
-    instead = [*filter(None, instead)]
-    hint = f"set {' or '.join(instead)}" if instead else "leave it out"
+    if key.startswith("model."):
+        instead = [f"model.{section}.…" for section in SYSTEMS[kind].sections]
+    else:
+        instead = [other for name, other in OF_CHUNKS.items() if _is_within(key, name)][:1]
+    hint = f"set {' or '.join(instead)}" if any(instead) else "leave it out"
     return (
         f"{key} belongs to {', '.join(whose)}, and this is model.kind={kind}: {hint}, or set {whose[0]} for a new run"
     )

@@ -84,14 +84,11 @@ class LSTMDecoder(Decoder):
 
     def __init__(self, options: DecoderOptions, context: int, vocabulary: int) -> None:
         super().__init__(options, vocabulary, 4 * options.width)
-        for name, asked, usual in (
-            ("previous", options.previous, "false"),
-            ("context", options.context != "same", "same"),
-        ):
-            if asked:
+        for name, usual in (("previous", False), ("context", "same")):
+            if getattr(options, name) != usual:
                 raise ValueError(
-                    f"model.decoder.{name} is of the transformer decoder: set model.decoder.{name}={usual}, or "
-                    "model.decoder.kind=transformer"
+                    f"model.decoder.{name} is of the transformer decoder: set model.decoder.kind=transformer, or "
+                    f"model.decoder.{name}={str(usual).lower()}"
                 )
         width = options.width
         self.tokens = nn.Embedding(vocabulary + 1, options.token_width)

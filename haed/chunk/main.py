@@ -166,8 +166,8 @@ class LSTMMain(Main):
             )
         if options.positions != "rotary":
             raise ValueError(
-                f"model.main.positions={options.positions} is of the transformer: set model.main.positions=rotary, or "
-                "model.main.kind=transformer"
+                f"model.main.positions={options.positions} is of the transformer: set model.main.kind=transformer, "
+                "or model.main.positions=rotary"
             )
         self.positions = None
         self.start = nn.Parameter(torch.empty(embedding))

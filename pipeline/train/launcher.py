@@ -11,7 +11,7 @@ import tempfile
 import threading
 from collections import deque
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from typing import IO
 
@@ -77,10 +77,15 @@ def launch(stage: str, options: Options, stop: Callable[[], bool], listener: Lis
     """
     if getattr(options, stage).iem_weight and options.iem.group is not None:
         group_size(options.iem.group, options.launcher.processes)
-    progress = Progress(stage, getattr(options, stage))
     tail = Tail(RunFolder.of(options).phase(stage) / "metrics.jsonl")
     printed, said, stopping = deque[str](maxlen=1), deque[str](maxlen=200), threading.Event()
-    with tempfile.TemporaryDirectory() as folder:
+    with closing(Progress(stage, getattr(options, stage))) as progress, tempfile.TemporaryDirectory() as folder:
+
+        def tell() -> None:
+            for record in tail.records():
+                progress(record)
+                listener(record)
+
         config = Path(folder) / "config.yaml"
         config.write_text(dump(options), encoding="utf-8")
         command = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
@@ -106,19 +111,15 @@ def launch(stage: str, options: Options, stop: Callable[[], bool], listener: Lis
                     if stop() and not stopping.is_set():
                         stopping.set()
                         process.terminate()  # torchrun passes it on, and waits for the checkpoint
-                    for record in tail.records():
-                        progress(record)
-                        listener(record)
+                    tell()
                     with suppress(subprocess.TimeoutExpired):
                         process.wait(_POLL_SECONDS)
             finally:
-                progress.close()
                 if process.poll() is None:
                     process.terminate()
             for thread in threads:
                 thread.join()
-    for record in tail.records():
-        listener(record)
+        tell()
     if stopping.is_set():
         saved = next((line for line in reversed(said) if "saved" in line), "stopped")
         raise Interrupted(saved.split(";")[0])
