@@ -76,7 +76,7 @@ class Retina(TokenSystem):
             raise ValueError(
                 f"model.token.attention={token.attention}: retina has windows of its own; set rotary or plain"
             )
-        windows, longest = {}, cut.context * cut.k
+        windows = {}
         for scale, window in per_scale(chosen.windows, "model.retina.windows", WINDOW, cut).items():
             begin, end = map(int, window.split(":"))
             if begin >= end or end < scale or (scale == 1 and begin):
@@ -86,14 +86,8 @@ class Retina(TokenSystem):
                 )
             windows[scale] = (begin, end)
         heads = shares_of_heads(chosen.heads, "model.retina.heads", token.heads, windows)
-        if late := [scale for scale, (begin, _) in windows.items() if begin >= longest]:
-            begin, end = windows[late[0]]
-            raise ValueError(
-                f"model.retina.windows={chosen.windows!r}: {begin}:{end}@{late[0]} begins behind a window of {longest} tokens "
-                "(batch.context × chunker.k): leave it out, or set longer windows"
-            )
         self.scale_1 = nn.ModuleList(
-            RetinaLayer(token, heads, windows, chosen.pooling, longest) for _ in range(chosen.layers)
+            RetinaLayer(token, heads, windows, chosen.pooling, cut.context * cut.k) for _ in range(chosen.layers)
         )
         self.initialise()
 

@@ -230,7 +230,6 @@ def test_scales_that_cannot_be_are_told_in_a_line(kind: str, layers: str, told: 
             {"retina": RetinaOptions(windows="8:64@4")},
             "the finest scale must be 1, the tokens; add something like 0:8@1",
         ),
-        ("retina", {"token": replace(TOKEN, heads=3)}, "256:512@16 begins behind a window of .* leave it out"),
         ("retina", {"token": replace(TOKEN, heads=2)}, "heads=2: 3 scales need a head each"),
         ("retina", {"token": replace(TOKEN, attention="local")}, "attention=local: retina has windows of its own"),
     ],
