@@ -13,12 +13,13 @@ from flows.serving.beside import Beside
 from pipeline.pages.guard import LOOPBACK, Guarded, Rules, guarded_wsgi, names_of
 
 
-def prefect(host: str, port: int, more: list[str], runs: Path | None) -> None:
+def prefect(host: str, port: int, bound: int | None, more: list[str], runs: Path | None) -> None:
     """Prefect's server as `prefect server start` runs it, but that SQLite's transactions wait for each other.
 
     Args:
         host: address to listen on.
         port: likewise.
+        bound: number of an open socket to listen on instead.
         more: names by which it may be addressed, beside those of the host.
         runs: folder of runs that have pages beside Prefect's UI; None: there are none.
     """
@@ -37,6 +38,7 @@ def prefect(host: str, port: int, more: list[str], runs: Path | None) -> None:
         Guarded(application, Rules([*names_of(host), *more], origins)),
         host=host,
         port=port,
+        fd=bound,
         timeout_keep_alive=settings.api.keepalive_timeout,
         ws_ping_interval=settings.api.websocket_ping_interval,
         ws_ping_timeout=settings.api.websocket_ping_timeout,
@@ -91,7 +93,9 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("server", choices=("prefect", "board"))
     parser.add_argument("--host", default="127.0.0.1")
-    parser.add_argument("--port", type=int, required=True)
+    listens = parser.add_mutually_exclusive_group(required=True)
+    listens.add_argument("--port", type=int, default=0)
+    listens.add_argument("--socket", type=int)
     parser.add_argument("--allowed-host", action="append", default=[])
     parser.add_argument("--logdir", default="runs")
     parser.add_argument("--runs", type=Path)
@@ -99,7 +103,7 @@ def main() -> None:
     if given.server == "board":
         board(given.port, given.logdir)
     else:
-        prefect(given.host, given.port, given.allowed_host, given.runs)
+        prefect(given.host, given.port, given.socket, given.allowed_host, given.runs)
 
 
 if __name__ == "__main__":

@@ -40,8 +40,15 @@ def _turn_over(path: Path) -> None:
 
 
 @contextmanager
-def child(name: str, *arguments: str, **environment: str) -> Iterator["subprocess.Popen[bytes]"]:
-    """A process of `flows.serving.guarded` in its own session, which ends with us, however that comes; it writes to a log."""
+def child(name: str, *arguments: str, keeps: tuple[int, ...] = (), **environment: str) -> Iterator["subprocess.Popen[bytes]"]:
+    """A process of `flows.serving.guarded` in its own session, which ends with us, however that comes; it writes to a log.
+
+    Args:
+        name: of the log.
+        arguments: its words.
+        keeps: open files that it has as well, under the same numbers.
+        environment: what is set for it beside our own.
+    """
     said = log_of(name)
     said.parent.mkdir(parents=True, exist_ok=True)
     _turn_over(said)
@@ -52,6 +59,7 @@ def child(name: str, *arguments: str, **environment: str) -> Iterator["subproces
             start_new_session=True,
             stdout=file,
             stderr=file,
+            pass_fds=keeps,
             preexec_fn=die_with_parent,
         )
     try:
@@ -117,15 +125,15 @@ def start_temporary_server() -> Callable[[], str]:
     Raises:
         RuntimeError: by the waiting, if it does not start.
     """
-    with socket.socket() as tried:
-        tried.bind(("127.0.0.1", 0))
-        port = tried.getsockname()[1]
-    address = f"http://127.0.0.1:{port}"
     if not (Path(os.environ["PREFECT_HOME"]) / "prefect.db").exists():
         log.info("Prefect's server makes its database first, for some ten seconds")
     quiet = {"PREFECT_SERVER_UI_ENABLED": "false", "PREFECT__SERVER_EPHEMERAL": "1"}
     held = ExitStack()
-    process = held.enter_context(child("temporary", "prefect", "--port", str(port), **quiet))
+    with socket.socket() as bound:  # handed on as it is: a port that is freed in between may be another process's by then
+        bound.bind(("127.0.0.1", 0))
+        address = f"http://127.0.0.1:{bound.getsockname()[1]}"
+        number = bound.fileno()
+        process = held.enter_context(child("temporary", "prefect", "--socket", str(number), keeps=(number,), **quiet))
     atexit.register(held.close)  # so early that all that Prefect has to say at the end comes before it
 
     def wait() -> str:

@@ -7,6 +7,7 @@ import subprocess
 import sys
 import threading
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -86,3 +87,15 @@ def test_a_log_is_kept_and_does_not_grow_without_bound(tmp_path: Path, monkeypat
     kept = path.with_suffix(".log.old").read_text().splitlines() + path.read_text().splitlines()
     assert kept == [f"line {number:2}" for number in range(30 - len(kept), 30)] and len(kept) > 10
     assert path.stat().st_size <= 108
+
+
+def test_nobody_takes_the_port_of_a_server_that_still_starts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """CI has seen another server take one that was chosen, freed and then taken again."""
+    monkeypatch.setenv("PREFECT_HOME", str(tmp_path))
+    asked: list[Any] = []
+    monkeypatch.setattr(server, "_wait", lambda *words: asked.extend(words))
+    server.start_temporary_server()()
+    process, address = asked[:2]
+    with socket.socket() as other, pytest.raises(OSError, match="in use"):
+        other.bind(("127.0.0.1", int(address.rpartition(":")[2])))
+    process.terminate()
