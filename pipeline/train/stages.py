@@ -33,6 +33,7 @@ from pipeline.train.validation import Validation
 from pipeline.trees import differences
 
 log = logging.getLogger(__name__)
+_TRAINS = ("seed", "precision", "compile", "batch", "iem", "optimizer", "validation")  # what changes a training
 
 
 def run_phase(
@@ -92,17 +93,20 @@ def _run_phase(phase: Phase, options: Options, ranks: Ranks, stop: Stop, listene
             restore_learning(trainer.learner, first)
             _read_on(trainer, first, options)
         ranks.wait()
+        finished = newest is not None and trainer.is_finished()
         if ranks.first:
-            run = RunFolder.create(options)
+            run = RunFolder.create(_as_trained(phase, run, options) if finished else options)
             run.remember(corpus)
             if is_mixed(options, limits):
                 remember(run, corpus, most_known(options))
         if newest is not None:
             if ranks.first:
                 checkpoints.point("latest", newest.path)  # a kill, or damage, may have left it behind
-            log.info("%s goes on from step %d", phase, trainer.position.step)
+            how = "is finished, at" if finished else "goes on from"
+            log.info("%s %s step %d", phase, how, trainer.position.step)
             _say_what_came_before(phase, newest, options)
-            _say_what_changed(newest.state, options, ranks.size)
+            if not finished:
+                _say_what_changed(newest.state, options, ranks.size)
             _say_where(phase, newest, trainer)
         elif first is not None:
             log.info("finetune starts from %s", first.path)
@@ -269,6 +273,23 @@ def _read_on(trainer: Trainer, first: Checkpoint, options: Options) -> None:
     trainer.learner.loader.begin()
 
 
+def _as_trained(phase: Phase, run: RunFolder, options: Options) -> Options:
+    """The options of a run whose phase is finished: what trained it stays, whatever is given now; logs what that is."""
+    try:
+        kept = run.options()
+        run.check(of=run.present(phase))
+    except (OSError, ValueError) as error:
+        log.warning("%s/config.yaml is written anew: %s", run.path, error)
+        return options
+    trained = [name for name in PHASES if has_checkpoint(run.phase(name) / "checkpoints")]
+    was, given = asdict(kept), asdict(options)
+    for name in (*_TRAINS, *trained):
+        why = f"is for `haed {name}`" if name in PHASES and name != phase else "comes too late, nothing is trained"
+        for each in differences(was[name], given[name], name):
+            log.warning("%s=%s %s: config.yaml keeps %s", each.key, each.now, why, each.was)
+    return replace(options, **{name: getattr(kept, name) for name in (*_TRAINS, *trained)})
+
+
 def _say_what_changed(state: State, options: Options, ranks: int) -> None:
     """Logs the options of training that are others than those of a checkpoint, and other numbers of ranks and threads."""
     given, then = asdict(options), filled(state["options"], asdict(Options()))
@@ -360,6 +381,8 @@ def _say_what_came_before(phase: Phase, newest: Checkpoint, options: Options) ->
 def outcome(trained: Trained) -> str:
     """One line for people."""
     resumed = f", resumed at step {trained.resumed_from}" if trained.resumed_from else ""
+    if trained.resumed_from == trained.steps:
+        resumed = "; finished before, nothing was trained now"
     return (
         f"{trained.phase}: {trained.steps} steps in {trained.seconds:.0f} s, {trained.epochs:.2f} epochs{resumed}; "
         f"{trained.checkpoint}"

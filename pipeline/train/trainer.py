@@ -119,7 +119,7 @@ class Trainer:
     def _fit(self, batches: Iterator[object]) -> Position:
         self.objective.train()
         self._validate()  # one that was interrupted
-        while self.position.progress(self.phase) < 1 and not self.has_converged():
+        while not self.is_finished():
             began = time.perf_counter()
             self.step(next(batches))
             if self._is_recorded(self.position.step + 1):
@@ -128,7 +128,7 @@ class Trainer:
             self.position.step += 1
             self.position.epochs = self.read().epochs
             self.position.seconds, stopped = self.ranks.max([mine if self.ranks.first else 0.0, float(self.stop())])
-            if self._is_recorded(self.position.step):
+            if self._is_recorded(self.position.step) or self.position.progress(self.phase) >= 1:
                 self._write(self._record())
             if self.metrics is not None:
                 self.metrics.moved(self.position)
@@ -146,6 +146,10 @@ class Trainer:
         self._save()
         self.checkpoints.wait()
         raise Interrupted(f"saved step {self.position.step}")
+
+    def is_finished(self) -> bool:
+        """A limit of the phase is reached, or it no longer improves."""
+        return self.position.progress(self.phase) >= 1 or self.has_converged()
 
     def has_converged(self) -> bool:
         """The validations of the last `patience` times were no better than one before."""

@@ -106,6 +106,37 @@ def test_more_steps_extend_a_finished_run(options: Options, caplog: pytest.LogCa
     assert pretrain(options).resumed_from == 9
 
 
+def test_a_finished_phase_keeps_what_trained_it(options: Options, caplog: pytest.LogCaptureFixture) -> None:
+    """Of the command that comes too late, only what later stages read is written into config.yaml."""
+    from pipeline.train.stages import outcome
+
+    pretrain(options)
+    finetune(options)
+    given = replace(options, seed=7, pretrain=replace(options.pretrain, steps=3, iem_weight=0.5))
+    given.finetune = replace(options.finetune, steps=50)
+    given.sample = replace(options.sample, temperature=0.5)
+    assert "finished before, nothing was trained now" in outcome(pretrain(given))
+    kept = RunFolder.of(options).options()
+    assert (kept.seed, kept.pretrain, kept.finetune) == (options.seed, options.pretrain, options.finetune)
+    assert kept.sample.temperature == 0.5
+    for line in (
+        "seed=7 comes too late, nothing is trained: config.yaml keeps 0",
+        "pretrain.iem_weight=0.5 comes too late, nothing is trained: config.yaml keeps 1.0",
+        "finetune.steps=50 is for `haed finetune`: config.yaml keeps 4",
+    ):
+        assert line in caplog.text
+
+
+def test_the_last_steps_of_a_phase_have_a_record(options: Options) -> None:
+    options.log_steps, options.train.steps, options.validation.times = 50, 7, 0
+    train(options)
+    found = stripped(options, "train")
+    assert found[-1]["step"] == 7 and found[-1]["loss"] > 0
+    options.train.steps = 9
+    train(options)
+    assert [record["step"] for record in stripped(options, "train")[len(found) :]] == [9]
+
+
 def validations(options: Options, phase: str) -> dict[int, float]:
     """Bits by step."""
     found = stripped(options, phase)

@@ -32,10 +32,11 @@ def windows(run: Run) -> Windows:
 def test_it_is_the_evaluation_of_the_same_windows(run: Run, windows: Windows) -> None:
     """By the model as it was in training, and as it is read with its cache of known chunks."""
     given = lexicon(run.folder.corpus(), 100)
-    found = Validation(windows, True, given).score(run.system, run.compute)["validation/bits_per_token"]
+    name = "validation/bits_per_token"
+    found = Validation(windows, True, given).score(run.system, run.compute)[name]
     trained = read(run.folder.phase("finetune") / "metrics.jsonl")
     assert found == pytest.approx(
-        next(r["validation/bits_per_token"] for r in trained if r["step"] == run.step), rel=1e-5
+        next(r[name] for r in trained if r["step"] == run.step and name in r), rel=1e-5
     )
     with torch.no_grad():
         scored = Scored.of(run.likelihood, DocumentWindows(windows, windows.real, torch.arange(len(windows))))
