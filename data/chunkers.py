@@ -174,8 +174,8 @@ class WordChunker(Chunker):
                 + (
                     f"chunker.k={wanted} would hold 95 % of them"
                     if wanted <= _LONGEST_WORD
-                    else f"It has few blanks, so that most chunks are pieces of {options.k / width:.0f} characters; a larger "
-                    "chunker.k makes longer ones"
+                    else f"Many have more than {_LONGEST_WORD} (a script without blanks, or no prose): chunks are pieces of "
+                    f"{options.k / width:.0f} characters; a larger chunker.k makes longer ones"
                 )
             )
         return found

@@ -33,6 +33,7 @@ from data.sources.splits import SPLITS, describe
 from data.statistics import Statistics
 
 log = logging.getLogger(__name__)
+_UNEVEN, _LARGE = 3, 10  # what is said of a withheld split: so many times its share, and so many % of the bytes
 _FIT_BYTES, _FIT_INPUTS = 32 << 20, 64
 _MEASURED, _MEASURED_INPUTS = 1 << 20, 16
 _EARLIER = 100  # manifests that are looked through for one of the same path
@@ -196,6 +197,7 @@ def _checked(work: Plan, records: list[PartRecord]) -> Manifest:
     remarks = sum((Counter(each.remarks) for each in records), Counter())
     notes = [f"{remark}: {count:,}" for remark, count in sorted(remarks.items())]
     notes += [f"{split} is empty" for split in empty]
+    notes += _uneven(records, source.options.valid_percent) if work.head["splits"]["by"] == "hashed" else []
     for note in notes:
         log.info("  %s", note)
     head = work.head.copy()
@@ -203,6 +205,19 @@ def _checked(work: Plan, records: list[PartRecord]) -> Manifest:
     if forms:
         head["form"] = forms[0][1]
     return head
+
+
+def _uneven(records: list[PartRecord], percent: int) -> list[str]:
+    """Splits that a hash of documents gave far more than their share, where documents are of unlike size."""
+    shards = [shard for each in records for those in each.shards.values() for shard in those]
+    total = sum(shard.source_bytes for shard in shards)
+    shares = {split: sum(x.source_bytes for x in shards if x.split == split) / total for split in ("valid", "test")}
+    return [
+        f"{split} has {100 * share:.0f} % of the bytes, where {percent} % of the documents were meant for it: they are few, or "
+        "of unlike size. Other names or patterns of files, or source.cut=true for files of text, share them out otherwise"
+        for split, share in shares.items()
+        if 100 * share > max(_UNEVEN * percent, _LARGE)
+    ]
 
 
 def _say(head: Manifest) -> None:

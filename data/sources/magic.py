@@ -1,5 +1,6 @@
 """Files that are no text, known by how they begin: read as text, a model would learn headers and compressed bytes."""
 
+import codecs
 import tarfile
 from pathlib import PurePosixPath
 
@@ -8,6 +9,7 @@ from data.sources.files import SUFFIXES, open_stream
 _UNPACK = "unpack it, and give the texts"
 _NAME = f"name it by its compression ({', '.join(SUFFIXES)}), and it is read through it"
 _PICTURES, _SOUND, _ROWS = "source.kind=images reads pictures", "source.kind=audio reads WAV", "source.kind=datasets"
+_HEAD = 8192
 _MAGIC = (
     (b"PK\x03\x04", "a zip", _UNPACK),
     (b"PK\x05\x06", "an empty zip", _UNPACK),
@@ -54,16 +56,33 @@ def foreign(head: bytes) -> tuple[str, str] | None:
     return "a tar", f"{_UNPACK}; {_PICTURES} and {_SOUND} in tars"
 
 
-def check_text(path: str, expansion: int) -> None:
+def doubtful(head: bytes) -> str | None:
+    """What a file that begins so is, if it is text in no UTF-8; None: it may be."""
+    if head.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
+        return "text in UTF-16, which `iconv -f UTF-16 -t UTF-8` converts"
+    if b"\0" in head:
+        return "binary, which source.pattern= leaves out"
+    try:
+        codecs.getincrementaldecoder("utf-8")().decode(head)  # a character may be cut at the end
+    except UnicodeDecodeError:
+        return "no text in UTF-8: another encoding, which `iconv -f … -t UTF-8` converts, or binary"
+    return None
+
+
+def check_text(path: str, expansion: int) -> str | None:
     """Looks whether a file is something else than text, inside of its compression.
 
+    Returns:
+        what is odd about its first bytes, which can be read as they are nevertheless; None: they are UTF-8.
+
     Raises:
-        ValueError: it is; the message says what, and what to do.
+        ValueError: it is no text; the message says what, and what to do.
     """
     with open_stream(path, expansion) as stream:
-        found = foreign(stream.read(tarfile.BLOCKSIZE))
-    if found:
+        head = stream.read(_HEAD)
+    if found := foreign(head):
         what, advice = found
         inside = " inside of its compression" if PurePosixPath(path.lower()).suffix in SUFFIXES else ""
         name = "standard input" if PurePosixPath(path).parent.name.startswith(".stdin-") else path
         raise ValueError(f"{name} is {what}{inside}, not text: {advice}")
+    return doubtful(head)

@@ -7,6 +7,7 @@ import io
 import json
 import re
 import sysconfig
+from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from functools import cached_property
 from itertools import chain
@@ -37,14 +38,25 @@ class _Texts(Source):
     def places(self, files: Iterable[File]) -> dict[File, Places]:
         """As of any source, after files that are no text were refused."""
         files = list(files)
-        for file in files:
-            check_text(file.path, self.options.expansion)
+        self.look_at(files)
         found = super().places(files)
         about = [file.name for file in found if PurePosixPath(file.name).stem.lower() in _ABOUT]
         if 0 < len(about) < len(found):
-            names = ", ".join(about[:3]) + (f", … ({len(about):,} files)" if len(about) > 3 else "")
-            self.record.notes.append(f"{names}: taken for texts of the corpus, which source.pattern= prevents")
+            self.record.notes.append(f"{_listed(about)}: taken for texts of the corpus, which source.pattern= prevents")
         return found
+
+    def look_at(self, files: list[File]) -> None:
+        """Refuses files that are no text, and notes those in another encoding than UTF-8."""
+        odd = defaultdict[str, list[str]](list)
+        for file in files:
+            if what := check_text(file.path, self.options.expansion):
+                odd[what].append(file.name)
+        for what, names in odd.items():
+            self.record.notes.append(f"{_listed(names)}: {what}; the bytes are read as they are")
+
+
+def _listed(names: list[str]) -> str:
+    return ", ".join(names[:3]) + (f", … ({len(names):,} files)" if len(names) > 3 else "")
 
 
 class TextSource(_Texts):
@@ -226,7 +238,7 @@ class Enwik8Source(TextSource):
                 f"source.kind={self.options.kind} cuts one text by offset, and source.path={self.options.path} has "
                 f"{len(names):,} files ({', '.join(names[:3])}): give the file, or source.pattern="
             )
-        check_text(files[0].path, self.options.expansion)
+        self.look_at(files)
         self.record.by, self.record.files = "offsets", {SPLITS: names}
         return dict.fromkeys(files, SPLITS)
 

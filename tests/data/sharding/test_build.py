@@ -130,7 +130,7 @@ def test_what_is_no_text_says_which_chunker_it_needs(kind: str, name: str, neede
             r"33 % of the words .* 1.9 bytes a character. chunker.k=44 would",
             1.9,
         ),
-        (["中文字符，" * 9], "It has few blanks, so that most chunks are pieces of 4 characters", 3.0),
+        (["中文字符，" * 9], "chunks are pieces of 4 characters; a larger", 3.0),
         (["a", "plain", "text"], None, 1.0),
     ],
 )

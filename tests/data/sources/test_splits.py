@@ -170,6 +170,14 @@ def test_old_files_stay_where_they_are(tmp_path: Path, kind: str) -> None:
     assert len(after) == 150
 
 
+def test_a_split_that_a_hash_made_too_large_is_said(tmp_path: Path) -> None:
+    lines = [json.dumps({"text": f"{number}"}) for number in range(100)]
+    large = next(f"{n} " * 2000 for n in range(999) if hashed_split((f"{n} " * 2000).encode(), 5) == "valid")
+    (tmp_path / "all.jsonl").write_text("\n".join([*lines, json.dumps({"text": large})]))
+    (note,) = sharded(tmp_path / "all.jsonl", tmp_path / "shards", "jsonl").manifest["splits"]["notes"]
+    assert note.startswith("valid has 9") and "% of the bytes, where 5 % of the documents were meant for it" in note
+
+
 def test_another_way_of_splitting_is_said_and_can_be_kept(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO)
     folder = put(tmp_path / "source", "text", *(f"{number}" for number in range(5)))

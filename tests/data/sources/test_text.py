@@ -320,3 +320,26 @@ def test_real_texts(tmp_path: Path, kind: str, folder: str, name: str) -> None:
     assert expected is None or sum(corpus.counts(s).documents for s in ("train", "valid", "test")) == expected
     if kind == "enwik8":
         assert [corpus.counts(s).source_bytes for s in ("train", "valid", "test")] == [3_735_000, 207_500, 207_500]
+
+
+def test_other_encodings_and_binary_files_are_said(tmp_path: Path) -> None:
+    source = make_source(SourceOptions(kind="text", path=str(tmp_path)))
+    contents = {"a": "né" * 5000, "b": "nö" * 5000}
+    for name, text in contents.items():
+        (tmp_path / f"{name}.txt").write_text(text)
+    assert list(source.inputs(1000, 1)) and source.record.notes == []
+    (tmp_path / "latin.txt").write_bytes("né ".encode("latin-1") * 50)
+    (tmp_path / "wide.txt").write_bytes("né ".encode("utf-16") * 50)
+    (tmp_path / "data.bin").write_bytes(bytes(range(256)))
+    (tmp_path / "packed.txt.gz").write_bytes(gzip.compress(b"\0" * 99))
+    source = make_source(source.options)
+    assert list(source.inputs(1000, 1))
+    notes = source.record.notes
+    assert [note.partition(",")[0] for note in notes] == [
+        "data.bin",
+        "latin.txt: no text in UTF-8: another encoding",
+        "wide.txt: text in UTF-16",
+    ]
+    assert notes[0] == (
+        "data.bin, packed.txt.gz: binary, which source.pattern= leaves out; the bytes are read as they are"
+    )

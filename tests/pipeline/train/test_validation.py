@@ -35,9 +35,7 @@ def test_it_is_the_evaluation_of_the_same_windows(run: Run, windows: Windows) ->
     name = "validation/bits_per_token"
     found = Validation(windows, True, given).score(run.system, run.compute)[name]
     trained = read(run.folder.phase("finetune") / "metrics.jsonl")
-    assert found == pytest.approx(
-        next(r[name] for r in trained if r["step"] == run.step and name in r), rel=1e-5
-    )
+    assert found == pytest.approx(next(r[name] for r in trained if r["step"] == run.step and name in r), rel=1e-5)
     with torch.no_grad():
         scored = Scored.of(run.likelihood, DocumentWindows(windows, windows.real, torch.arange(len(windows))))
     assert scored.known is not None and scored.known.isfinite().any()
