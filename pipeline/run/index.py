@@ -26,7 +26,7 @@ from pipeline.run.spaces.answers import PIXELS, Answers, Neighbour, Neighbours, 
 from pipeline.run.spaces.queries import parse
 from pipeline.run.spaces.stored import SCORES, Files, Meta, StaleIndex, place_of
 from pipeline.run.spaces.vectors import Vectors, prepared, whole
-from pipeline.shown import visible
+from pipeline.shown import meant, visible
 
 log = logging.getLogger(__name__)
 OWN_QUERIES = 6
@@ -184,8 +184,8 @@ class Index:
                 for each in (chunk + b" ", chunk.removesuffix(b" "))
                 if each != chunk and self.find(each) is not None
             ]
-            hint = f"; {visible(spell(near[0], self.meta.chunker))} is" if near else ""
-            log.info("%s is not in the index: it is embedded%s", visible(spell(chunk, self.meta.chunker)), hint)
+            hint = f"; the index has {visible(spell(near[0], self.meta.chunker))}" if near else ""
+            log.info("%s is not in the index, its own embedding is searched with%s", visible(spell(chunk, self.meta.chunker)), hint)
         return np.stack([made[c] if r is None else self.vectors[r] for c, r in zip(chunks, rows, strict=True)])
 
     def answer(
@@ -277,11 +277,20 @@ class Index:
         found = []
         for query in queries:
             try:
-                found.append(parse(query, self.chunker, lambda: self._corpus, self.meta.split))
+                found.append(parse(self._typed(query), self.chunker, lambda: self._corpus, self.meta.split))
             except ValueError:
                 if strict:
                     raise
         return found or telling(self.chunks, OWN_QUERIES)
+
+    def _typed(self, query: str | bytes) -> str | bytes:
+        """A query; one that was copied from an answer, with signs for white space, means the chunk that is shown so."""
+        text = query if isinstance(query, str) else query.decode(errors="replace")
+        plain = meant(text)
+        if plain == text or self.find(text.encode(errors="replace")) is not None or self.find(plain.encode()) is None:
+            return query
+        log.info("%s stands for %r: signs for white space are taken as such", text, plain)
+        return plain
 
 
 def check_chunks(options: Options) -> None:

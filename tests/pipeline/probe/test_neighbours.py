@@ -247,3 +247,15 @@ def test_a_chunk_of_the_corpus_is_looked_up_without_torch(run: Path) -> None:
         "assert not {'torch', 'pandas', 'matplotlib'} & set(sys.modules)"
     )
     assert subprocess.run([sys.executable, "-c", code]).returncode == 0
+
+
+def test_a_chunk_may_be_typed_as_it_is_shown(options: Options, caplog: pytest.LogCaptureFixture) -> None:
+    """`for␣` is what an answer has for `for `."""
+    train(options)
+    index(options)
+    with caplog.at_level("INFO"):
+        assert neighbours(options, ["for␣"], 3) == neighbours(options, ["for "], 3)
+        assert "for␣ stands for 'for '" in caplog.text
+        neighbours(options, ["zq␣", "for"], 3)  # neither is in the index: as it stands
+    for line in ("zq␣ is not in the index", "for is not in the index, its own embedding is searched with; the index has for␣"):
+        assert line in caplog.text
