@@ -1,15 +1,17 @@
 """What a command is, the arguments that several have, and how what was typed is taken apart."""
 
 import argparse
+import difflib
 import logging
 import sys
 from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, NoReturn
 
 from pipeline.config import ConfigError, given_in, is_option, listed, load
 from pipeline.kinds import is_of, is_of_part, shared_limits
 from pipeline.options import Options
+from pipeline.plainly import meant, unequal
 from pipeline.run.folder import RunFolder
 from pipeline.shown import printable
 from pipeline.trees import leaves
@@ -58,7 +60,7 @@ def options_of(arguments: argparse.Namespace) -> Options:
     overrides = [word for word in arguments.words if "=" in word]
     named = [word for word in arguments.words if "=" not in word]
     if named and (len(named) > 1 or arguments.config):
-        raise ConfigError(f"{named[-1]!r} is not of the form key=value")
+        raise ConfigError(unequal(named[-1]))
     if named:
         return run_options(named[0], overrides)
     return asked_options(arguments.config, overrides)
@@ -95,7 +97,22 @@ def run_options(run: str, overrides: list[str], reader: str | None = None) -> Op
 
 
 class _Parser(argparse.ArgumentParser):
-    """One that repeats what was typed without its control characters."""
+    """One that repeats what was typed without its control characters, and knows what may have been meant."""
+
+    def error(self, message: str) -> NoReturn:
+        """Of what is missing, without what may be; of what is unknown, with what is like it."""
+        what, _, named = message.partition(": ")
+        if what.endswith("are required"):
+            optional = {action.metavar for action in self._actions if action.nargs == "*"}
+            message = f"{what}: {', '.join(each for each in named.split(', ') if each not in optional)}"
+        elif what == "unrecognized arguments":
+            word = named.split()[0].split("=")[0]
+            name = word.strip("-").replace("-", "_")
+            close = difflib.get_close_matches(word, self._option_string_actions, 1, 0.7)
+            keys = [f"{key}=" for key in meant(name)][:4]
+            if wanted := keys if not close or keys[:1] and keys[0].endswith(f".{name}=") else close:
+                message += f"; did you mean {' or '.join(wanted)}?"
+        super().error(message)
 
     def _print_message(self, message: str, file: Any = None) -> None:
         super()._print_message(printable(message), file)

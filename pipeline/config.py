@@ -7,9 +7,8 @@ import difflib
 import json
 import logging
 import math
-import re
-from collections.abc import Iterator
-from dataclasses import asdict, fields, is_dataclass
+import os
+from dataclasses import asdict, is_dataclass
 from functools import cache, reduce
 from pathlib import Path
 from typing import Any, get_type_hints
@@ -24,6 +23,7 @@ from data.options import SOURCES
 from haed.options import SYSTEMS
 from pipeline.kinds import is_limited, is_mixed, is_of, refusal, shared_limits
 from pipeline.options import RETIRED, LauncherOptions, Options, Phase
+from pipeline.plainly import explain, short, unequal
 from pipeline.shown import printable
 from pipeline.trees import drop, leaves
 
@@ -103,7 +103,7 @@ def load(config: str | Path | None = None, overrides: list[str] | tuple[str, ...
                     f"{override!r} is not UTF-8, in which a configuration is written: rename what it names"
                 )
             if "=" not in override:
-                raise ConfigError(f"{override!r} is not of the form key=value")
+                raise ConfigError(unequal(override))
             if override.split("=", 1)[1].strip() == "???":  # which OmegaConf would leave out
                 raise ConfigError(f"{override} is no value")
         tree = OmegaConf.to_container(OmegaConf.from_dotlist([_verbatim(item) for item in overrides]), resolve=False)
@@ -111,7 +111,7 @@ def load(config: str | Path | None = None, overrides: list[str] | tuple[str, ...
             raise ConfigError(_RETIRED % ", ".join(lost))
         options = OmegaConf.to_object(OmegaConf.merge(merged, tree))
     except OmegaConfBaseException as error:
-        raise ConfigError(f"{where}: {_explain(error)}") from None  # its own message may hold a password
+        raise ConfigError(f"{where}: {explain(error)}") from None  # its own message may hold a password
     except TypeError as error:  # of OmegaConf, for a mapping in place of a list
         raise ConfigError(f"{_culprit(merged, overrides) or where}: expected a list, such as [a, b]") from error
     except (YAMLError, UnicodeDecodeError, RecursionError, OSError) as error:
@@ -121,6 +121,7 @@ def load(config: str | Path | None = None, overrides: list[str] | tuple[str, ...
             raise
         raise ConfigError(f"{_culprit(merged, overrides) or where}: {error}") from None
     assert isinstance(options, Options)
+    _at_home(options)
     kind = check(options).model.kind
     if wrong := _foreign(tree, kind):
         raise ConfigError(refusal(wrong[0], kind))
@@ -134,6 +135,18 @@ def load(config: str | Path | None = None, overrides: list[str] | tuple[str, ...
         if _get(options, key) != _get(defaults, key):  # what a file of before holds in full may have it so
             raise ConfigError(f"{find(str(config))}: {refusal(key, kind)}")
     return options
+
+
+def _at_home(options: Options) -> None:
+    """Has `~` in paths stand for the home folder: a shell leaves it alone behind `=`."""
+    for part, name in (
+        (options.source, "path"),
+        (options, "runs_dir"),
+        (options, "shards_dir"),
+        (options.loader, "cache_dir"),
+    ):
+        if place := getattr(part, name):
+            setattr(part, name, os.path.expanduser(place))
 
 
 def _fit_to_kind(options: Options, in_file: Any) -> None:
@@ -175,7 +188,7 @@ def retire(tree: Any) -> list[str]:
         if not isinstance(part, dict) or name not in part:
             continue
         if used(part[name]):
-            lost.append(f"{key}={_short(part[name])}")
+            lost.append(f"{key}={short(part[name])}")
             part[name] = instead
         if _type(key) is None:
             del part[name]
@@ -251,7 +264,7 @@ def check(options: Options) -> Options:
         _bounds().validate_python(asdict(options))
     except ValidationError as error:
         wrong = [
-            f"{'.'.join(str(part) for part in item['loc'])}={_short(item['input'])}: "
+            f"{'.'.join(str(part) for part in item['loc'])}={short(item['input'])}: "
             + (item["msg"].removeprefix("Value error, ") if item["type"] == "value_error" else item["msg"].lower())
             for item in error.errors(include_url=False)
         ]
@@ -263,7 +276,7 @@ def check(options: Options) -> Options:
         if isinstance(value, str) and "\0" in value:
             raise ConfigError(f"{key}={value!r}: holds a NUL character")
     if not all(0 <= place < 2**62 for place in options.source.offsets):
-        raise ConfigError(f"source.offsets={_short(options.source.offsets)}: expected places in a file, in bytes")
+        raise ConfigError(f"source.offsets={short(options.source.offsets)}: expected places in a file, in bytes")
     for phase in ("pretrain", "finetune", "train"):
         part = getattr(options, phase)
         if part.part_from >= part.part_to:
@@ -353,41 +366,3 @@ def dump(options: Options, scheduler: bool = False) -> str:
     for key in _foreign(found, options.model.kind):
         drop(found, key.split("."))
     return OmegaConf.to_yaml(OmegaConf.create(found))
-
-
-def _section(found: "re.Match[str]") -> str:
-    """Says of a section that it is one, where it was given a value."""
-    names = {type(part).__name__: key for key, part in _sections(Options())}
-    key = names.get(found[1], found[1])
-    return f"{key}={found[2]}: {key} is a section of options; set one of those in it, {key}.…="
-
-
-def _sections(part: Any, above: str = "") -> Iterator[tuple[str, Any]]:
-    for field in fields(part):
-        if is_dataclass(inner := getattr(part, field.name)):
-            yield f"{above}{field.name}", inner
-            yield from _sections(inner, f"{above}{field.name}.")
-
-
-def _short(value: Any) -> str:
-    shown = repr(value)
-    return shown if len(shown) <= 60 else f"{shown[:50]}…"
-
-
-_PLAINLY: tuple[tuple[str, Any], ...] = (
-    (r"Merge error: \w+ is not a subclass of (\w+)\. value: (.{0,60}).*", _section),
-    (r"Invalid value assigned: \w+ is not a ListConfig.*", "expected a list, such as [a, b]"),
-    (r"Invalid type assigned: NoneType is not a subclass of \w+\. value: None", "null is no value here"),
-    (r"field '([\w.]+)' is not Optional", r"\1=null: expected a value"),
-    (r" of type '\w+' could not be converted to Integer", " is not a whole number"),
-    (r" of type '\w+' could not be converted to Float", " is not a number"),
-)
-
-
-def _explain(error: OmegaConfBaseException) -> str:
-    """One line: what OmegaConf says, with the full key where its first line has only the last part."""
-    message = str(error).splitlines()[0] if str(error) else type(error).__name__
-    for pattern, plain in _PLAINLY:
-        message = re.sub(pattern, plain, message)
-    key = getattr(error, "full_key", None)
-    return f"{key}: {message}" if key and key not in message else message

@@ -185,7 +185,11 @@ class Index:
                 if each != chunk and self.find(each) is not None
             ]
             hint = f"; the index has {visible(spell(near[0], self.meta.chunker))}" if near else ""
-            log.info("%s is not in the index, its own embedding is searched with%s", visible(spell(chunk, self.meta.chunker)), hint)
+            log.info(
+                "%s is not in the index, its own embedding is searched with%s",
+                visible(spell(chunk, self.meta.chunker)),
+                hint,
+            )
         return np.stack([made[c] if r is None else self.vectors[r] for c, r in zip(chunks, rows, strict=True)])
 
     def answer(

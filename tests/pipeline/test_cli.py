@@ -123,6 +123,13 @@ def test_cat_gives_the_bytes_back(trained: list[str], text: Path, capfdbinary: p
         (["pretrain", "--config", "quickstat"], 2, "did you mean quickstart"),
         (["pretrain", "pretrain.stps=1"], 2, "Did you mean: 'steps'"),
         (["pretrain", "--config", "quickstart", "nokey"], 2, "not of the form key=value"),
+        (["pretrain", "--config", "quickstart", "sample.temperature"], 2, "give sample.temperature= a value"),
+        (
+            ["pretrain", "temperature=1"],
+            2,
+            "no option temperature; did you mean iem.temperature= or sample.temperature=?",
+        ),
+        (["shard", "source.kind=text", "source.path=~/nowhere"], 1, f"source.path={Path.home()}/nowhere: no such"),
         (
             ["pretrain", "--config", "quickstart", "iem.correction=none"],
             2,
@@ -147,6 +154,21 @@ def test_bad_input_ends_in_a_line_or_two(
     error = capsys.readouterr().err
     assert message in error and error.count("\n") <= 2 and "Traceback" not in error
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["pretrain", "--steps", "3"], "did you mean pretrain.steps= or finetune.steps= or train.steps=?"),
+        (["sample", "nowhere", "--promt", "x"], "did you mean --prompt?"),
+        (["sample", "nowhere", "--zzz"], "unrecognized arguments: --zzz"),
+        (["neighbours"], "the following arguments are required: RUN"),
+    ],
+)
+def test_what_is_no_argument(arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        main(arguments)
+    assert capsys.readouterr().err.splitlines()[-1].endswith(message)
 
 
 @pytest.mark.slow

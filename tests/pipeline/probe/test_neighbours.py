@@ -257,5 +257,8 @@ def test_a_chunk_may_be_typed_as_it_is_shown(options: Options, caplog: pytest.Lo
         assert neighbours(options, ["for␣"], 3) == neighbours(options, ["for "], 3)
         assert "for␣ stands for 'for '" in caplog.text
         neighbours(options, ["zq␣", "for"], 3)  # neither is in the index: as it stands
-    for line in ("zq␣ is not in the index", "for is not in the index, its own embedding is searched with; the index has for␣"):
+    for line in (
+        "zq␣ is not in the index",
+        "for is not in the index, its own embedding is searched with; the index has for␣",
+    ):
         assert line in caplog.text
