@@ -194,6 +194,27 @@ class RunFolder:
         """Folder of a training phase: pretrain, finetune or train."""
         return self.path / name
 
+    def first(self, options: Options) -> "RunFolder":
+        """The run whose phase one phase two starts from: this one, or that of `finetune.start_from`.
+
+        Raises:
+            FileNotFoundError: there is no such run.
+        """
+        start = options.finetune.start_from
+        return RunFolder.find(start, options.runs_dir) if start else self
+
+    def history(self) -> dict[str, Path]:
+        """Folders of the phases behind the model, there or not, by name; phase one may be `pretrain of OTHER`."""
+        found = {name: self.phase(name) for name in ("train", "pretrain", "finetune")}
+        if not found["finetune"].is_dir() or not (start := (options := self.options()).finetune.start_from):
+            return found
+        try:
+            found["pretrain"] = self.first(options).phase("pretrain")
+        except FileNotFoundError:
+            found["pretrain"] = self.path / "gone"
+            log.warning("%s began with the phase one of %s, which is not there and not counted", self.path, start)
+        return {f"pretrain of {start}" if name == "pretrain" else name: path for name, path in found.items()}
+
     def is_trained(self) -> bool:
         """Whether any phase has a checkpoint."""
         return any(has_checkpoint(self.phase(name) / "checkpoints") for name in PHASES)

@@ -97,7 +97,8 @@ def _bits(row: Row) -> float:
 
 def _read(name: str, folder: RunFolder) -> tuple[Row, list[Point]]:
     """A run's row, and the points of its curve; phases follow each other."""
-    metrics = {phase: read(folder.phase(phase) / "metrics.jsonl") for phase in ("train", "pretrain", "finetune")}
+    where = folder.history()
+    metrics = {phase: read(path / "metrics.jsonl") for phase, path in where.items()}
     metrics = {phase: records for phase, records in metrics.items() if records}
     if not metrics:
         raise FileNotFoundError(f"{folder.path} was not trained yet: it has no metrics to compare")
@@ -111,7 +112,7 @@ def _read(name: str, folder: RunFolder) -> tuple[Row, list[Point]]:
             if BITS in record:
                 points.append(Point(**{key: totals[key] + record.get(key, 0.0) for key in totals}, bits=record[BITS]))
                 last = record
-        saved = reached(folder.phase(phase) / "checkpoints")
+        saved = reached(where[phase] / "checkpoints")
         for key in totals:
             totals[key] += max(record.get(key, 0.0) for record in [*records, saved])
     if folder.is_trained():
@@ -193,7 +194,9 @@ def _remark(rows: list[Row]) -> str:
         return "The runs were trained on different corpora or chunkers: their bits do not compare."
     if len(rows) < 2 or _bits(rows[0]) == float("inf"):
         return ""
-    if any((row.evaluation is None, row.split) != (rows[0].evaluation is None, rows[0].split) for row in rows):
+    if missing := [row.run for row in rows if row.evaluation is None]:
+        return f"{', '.join(missing)}: not evaluated yet (`haed evaluate`); till then compare the validation."
+    if len({row.split for row in rows}) > 1:
         return "Not all runs were evaluated on the same split; compare the validation."
     if alone := [row.run for row in rows if row.likelihood == "decoder"]:
         return f"{', '.join(alone)}: evaluated by the decoder alone, not by the mixture; evaluate again to compare."

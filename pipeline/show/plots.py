@@ -49,7 +49,7 @@ def curves(phases: dict[str, list[Record]]) -> bytes:
     iem = panel(figure, 2, columns, "IEM loss, nats per chunk (not a likelihood)") if with_iem else None
     offset, drawn = 0.0, []
     for phase, records in phases.items():
-        colour = COLOURS.get(phase, "black")
+        colour = COLOURS.get(phase.split()[0], "black")  # `pretrain of OTHER` too
         drawn += [(offset + r["seconds"], r["bits_per_token"]) for r in records if "bits_per_token" in r]
         for axes, name, style in ((bits, "bits_per_token", "-"), (iem, "iem", "-")):
             points = [(offset + r["seconds"], r[name]) for r in records if name in r]

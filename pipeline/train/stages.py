@@ -351,12 +351,11 @@ def _check_resume(resume: str, checkpoints: Checkpoints) -> None:
 
 def _phase_one(options: Options) -> Checkpoint:
     """The newest checkpoint of the phase one that finetune starts from."""
-    source = options.finetune.start_from
-    folder = (RunFolder.find(source, options.runs_dir) if source else RunFolder.of(options)).path
-    first = Checkpoints(folder / "pretrain" / "checkpoints").newest()
+    run = RunFolder.of(options).first(options)
+    first = Checkpoints(run.phase("pretrain") / "checkpoints").newest()
     if first is None:
         raise FileNotFoundError(
-            f"{folder} has no phase one to start from: run `haed pretrain` first, or name a run with finetune.start_from"
+            f"{run.path} has no phase one to start from: run `haed pretrain` first, or name a run with finetune.start_from"
         )
     return first
 

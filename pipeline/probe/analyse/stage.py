@@ -95,8 +95,7 @@ def _before(run: Run) -> Run | None:
             other = RunFolder.find(named, options.runs_dir)
             found = Run(other, other.options())
         elif run.phase == "finetune":
-            start = options.finetune.start_from
-            other = RunFolder.find(start, options.runs_dir) if start else run.folder
+            other = run.folder.first(options)
             found = Run(other, other.options(["evaluate.stage=pretrain"]))
         else:
             return None

@@ -1,4 +1,5 @@
 import json
+import shutil
 from dataclasses import replace
 from pathlib import Path
 
@@ -7,6 +8,8 @@ import pytest
 from pipeline.cli import main
 from pipeline.options import Options
 from pipeline.score.evaluate import evaluate
+from pipeline.show.compare import compare
+from pipeline.show.report import report
 from pipeline.train import stages
 
 
@@ -58,3 +61,26 @@ def test_what_cannot_be_compared_is_said(options: Options, capsys: pytest.Captur
     assert "was not trained yet" in capsys.readouterr().err
     assert main(["compare", "tiny", "seed=3", f"runs_dir={options.runs_dir}"]) == 2
     assert "seed=3: runs are compared as they are" in capsys.readouterr().err
+
+
+def test_a_phase_one_of_another_run_counts_as_the_model_s_own(
+    options: Options, caplog: pytest.LogCaptureFixture
+) -> None:
+    stages.pretrain(options)
+    stages.finetune(options)
+    other = replace(options, name="other", finetune=replace(options.finetune, start_from="tiny"))
+    other.pretrain = replace(options.pretrain, steps=1)
+    stages.pretrain(other)  # which its phase two knows nothing of
+    stages.finetune(other)
+    output = Path(options.runs_dir) / "compared"
+    rows = {row.run: row for row in compare(["tiny", "other"], options.runs_dir, output).rows}
+    assert rows["other"].phases == ["pretrain of tiny", "finetune"] and rows["other"].steps == rows["tiny"].steps == 10
+    assert (
+        "not evaluated yet (`haed evaluate`); till then compare the validation"
+        in (output / "comparison.html").read_text()
+    )
+    assert "pretrain of tiny 6 steps" in report(other).read_text()
+    shutil.rmtree(Path(options.runs_dir) / "tiny")
+    (row,) = compare(["other"], options.runs_dir, output).rows
+    assert (row.phases, row.steps) == (["finetune"], 4)
+    assert "other began with the phase one of tiny, which is not there and not counted" in caplog.text
