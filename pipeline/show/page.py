@@ -17,8 +17,9 @@ pre, code { font: 13px/1.45 ui-monospace, monospace; }
 pre { background: white; border: 1px solid #e3e5e8; border-radius: 6px; padding: .7rem 1rem; }
 pre { white-space: pre-wrap; overflow-wrap: anywhere; }
 pre b { color: #2a6f97; } table { border-collapse: collapse; } td, th { padding: .15rem .9rem .15rem 0; text-align: left; }
-.examples td { overflow-wrap: anywhere; vertical-align: top; }
-.examples td.number { overflow-wrap: normal; white-space: nowrap; }
+.grid > table { align-self: start; }
+.examples td, .grid :is(td, th) { overflow-wrap: anywhere; vertical-align: top; }
+.examples td.number, .grid .number { overflow-wrap: normal; } .examples td.number { white-space: nowrap; }
 .wide { width: max-content; min-width: 100%; max-width: 96vw; position: relative; left: 50%; transform: translateX(-50%); }
 .wide { overflow-x: auto; font-size: .85rem; } .wide td:first-child { white-space: nowrap; }
 .number { text-align: right; font-variant-numeric: tabular-nums; }

@@ -2,6 +2,7 @@
 
 import io
 import math
+import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -19,6 +20,8 @@ from pipeline.run.metrics import Record
 
 COLOURS = {"pretrain": "#2a6f97", "finetune": "#c8553d", "train": "#588157"}
 GREY, MODEL = "#b8bec7", "#c8553d"
+# Chunks may hold any character; boxes stand for those that the font lacks, without a warning for each.
+warnings.filterwarnings("ignore", r"Glyph \d+ .* missing from font")
 
 
 def png(figure: Figure) -> bytes:

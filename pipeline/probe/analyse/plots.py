@@ -41,13 +41,7 @@ def agreement(bands: Sequence[Agreement]) -> bytes:
             if points:
                 axes.plot(*zip(*points, strict=True), "o-", color=colour, markersize=3, linewidth=1.1, label=name)
             axes.axhline(kind.share, color=colour, linewidth=0.9, linestyle="--")
-        axes.annotate(
-            f"dashed: the {band.neighbours} nearest",
-            (0.03, 1.02),
-            xycoords="axes fraction",
-            fontsize=7,
-            color="#57606a",
-        )
+        axes.plot([], [], "--", color="#57606a", linewidth=0.9, label=f"the {band.neighbours} nearest")
         axes.set_ylabel("from chance (0) to the best (1)", fontsize=8)
         axes.legend(fontsize=8, frameon=False, loc="center left")
     figure.tight_layout()

@@ -69,8 +69,12 @@ def findings(found: Analysis) -> list[str]:
     told = []
     for band in found.agreement:
         which = "most frequent chunks" if band.first == 1 else f"chunks from rank {band.first:,}"
+        fewest, most = band.counts
+        often = (
+            f"{fewest:,} to {most:,} times" if fewest < most else "once each" if most == 1 else f"{most:,} times each"
+        )
         told.append(
-            f"Neighbours of the {band.among:,} {which} ({band.counts[0]:,} to {band.counts[1]:,} times): {band.verdict}. "
+            f"Neighbours of the {band.among:,} {which} ({often}): {band.verdict}. "
             f"From chance to the best possible they are at {band.use.share:.0%} in use and {band.spelling.share:.0%} in "
             "spelling."
         )
