@@ -149,6 +149,33 @@ def flops_per_byte(package: Package) -> float:
     return float(counter.get_total_flops() / text.numel())
 
 
+@torch.no_grad()
+def bytes_per_second(name: str, count: int = 192) -> float:
+    """How fast a package writes a single text on one thread, with weights that know nothing, which takes as long.
+
+    x-transformers by its own generator with cached keys and values. The others have none that serves (MEGABYTE-pytorch's begins
+    anew for every byte as well): every byte is a pass over all of the text so far, rounded up to 64 bytes, which all factors
+    divide.
+    """
+    machine, package = compute(load(None, ["threads=1"])), PACKAGES[name]
+    torch.manual_seed(0)
+    model = package.build().to(machine.device).eval()
+    text = torch.full((1, package.context), 32, device=machine.device)
+    for length in (8, count):  # the first text is warm-up
+        began = time.perf_counter()
+        with machine.precision():
+            if name.startswith("x-transformers"):
+                from x_transformers.autoregressive_wrapper import AutoregressiveWrapper
+
+                AutoregressiveWrapper(model).generate(text[:, :1], length, cache_kv=True)
+            else:
+                for at in range(length):
+                    logits = model(text[:, : -(-(at + 1) // 64) * 64])[:, at]
+                    text[0, at + 1] = torch.multinomial(logits.float().softmax(-1)[0], 1)
+        seconds = time.perf_counter() - began
+    return count / seconds
+
+
 @dataclass
 class Trained:
     """package.json: what a run came to, beside its evaluation.
