@@ -300,6 +300,7 @@ def test_a_package_sees_no_later_byte_is_trained_and_scored_once(name: str, plan
     found, evaluation = packaged.train(corpus, name, 2, 0, [1e-3], "1")
     assert evaluation.bytes == sum(map(len, corpus.originals("valid"))) > 1900
     assert 4 < evaluation.bits_per_byte < 10 and 2e6 < found.parameters < 3e6 and found.flops > 0
+    assert packaged.bytes_per_second(name, 70) > 0
 
 
 def test_a_text_that_fills_no_window_of_a_package_is_refused() -> None:
