@@ -109,6 +109,7 @@ class System(nn.Module, ABC):
         kind: its name in `haed.build`.
         parts: names of children in the order of the data, of which profiles tell, and gradient norms.
         spaces: names of the spaces that `vectors` knows.
+        remarks: what is odd about its options, though it can be.
         mark: called with the name of each part of a step and the tensor that ends it, returns the tensor; a profile puts its
             clock here. Who marks no part in `total_log_likelihood` is one, "system".
     """
@@ -119,6 +120,7 @@ class System(nn.Module, ABC):
     def __init__(self, cut: Cut) -> None:
         super().__init__()
         self.cut, self.kind = cut, ""
+        self.remarks: list[str] = []
         self.mark: Mark = unmarked
 
     @abstractmethod

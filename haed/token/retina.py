@@ -85,6 +85,11 @@ class Retina(TokenSystem):
                     "and that of scale 1 begin at 0"
                 )
             windows[scale] = (begin, end)
+            if begin >= (longest := cut.context * cut.k):
+                self.remarks.append(
+                    f"model.retina.windows: {window}@{scale} begins behind windows of at most {longest} tokens (batch.context × "
+                    "chunker.k), so its heads see nothing but the start: leave it out, or set longer windows"
+                )
         heads = shares_of_heads(chosen.heads, "model.retina.heads", token.heads, windows)
         self.scale_1 = nn.ModuleList(
             RetinaLayer(token, heads, windows, chosen.pooling, cut.context * cut.k) for _ in range(chosen.layers)

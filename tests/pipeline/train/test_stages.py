@@ -20,6 +20,7 @@ from pipeline.run.metrics import read
 from pipeline.train import trainer
 from pipeline.train.stages import finetune, pretrain, train
 from pipeline.train.trainer import Interrupted, NotFinite
+from tests.conftest import of_kind
 
 
 def weights(options: Options, phase: str) -> dict[str, torch.Tensor]:
@@ -357,6 +358,17 @@ def test_two_processes_cannot_train_one_run(options: Options) -> None:
         options.train.steps = 8
         with pytest.raises(BlockingIOError, match="in use by process"):
             train(options)
+
+
+def test_windows_behind_the_text_are_said_once(tiny: list[str], caplog: pytest.LogCaptureFixture) -> None:
+    from pipeline.run.shards import shard
+
+    few = ["model.token.heads=3", "model.token.width=24", "model.token.ffn=24", "model.retina.heads="]
+    far = load("retina", [*of_kind("retina", tiny), *few, "model.retina.windows=8:400@4 0:8@1 400:999@8"])
+    shard(far)
+    train(far)
+    (said,) = [line for line in caplog.messages if "model.retina.windows" in line]
+    assert said.startswith("model.retina.windows: 400:999@8 begins behind windows of at most")
 
 
 def test_a_loss_that_is_not_finite_stops_the_run(options: Options) -> None:
