@@ -33,6 +33,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for name in ("letter", "diary", "notes"):
         paragraphs = [f"{name} paragraph {i}\nwith two lines of text.\n\n" for i in range(400)]
         (folder / "my-texts" / f"{name}.txt").write_text("".join(paragraphs))
+    (folder / "new-letter.txt").write_text("A paragraph that no training has seen.\n")
     (folder / "python").mkdir()
     for path in Path(sysconfig.get_paths()["stdlib"]).glob("*.py"):
         if path.stat().st_size < 30_000:
