@@ -22,15 +22,14 @@ def meant(name: str) -> list[str]:
 
 def unequal(word: str) -> str:
     """What is wrong with a word that should change an option but has no `=`."""
-    keys = [key for key in meant(word.rpartition(".")[2]) if key.endswith(word)]
+    keys = [key for key in meant(word.rpartition(".")[2]) if key == word]
     return f"{word!r} is not of the form key=value" + (f": give {keys[0]}= a value" if keys else "")
 
 
 def _elsewhere(found: "re.Match[str]") -> str:
-    keys = meant(found[1])
-    return f"there is no option {found[1]}" + (
-        f"; did you mean {' or '.join(f'{key}=' for key in keys[:4])}?" if keys else ""
-    )
+    keys = meant(found[1].replace("-", "_"))
+    hint = f"; did you mean {' or '.join(f'{key}=' for key in keys[:4])}?" if keys else found[2] or ""
+    return f"there is no option {found[1]}{hint}"
 
 
 def _section(found: "re.Match[str]") -> str:
@@ -54,7 +53,7 @@ def short(value: Any) -> str:
 
 
 _PLAINLY: tuple[tuple[str, Any], ...] = (
-    (r"Key '(\w+)' not in 'Options'", _elsewhere),
+    (r"Key '([^']+)' not in 'Options'(\. Did you mean.*)?", _elsewhere),
     (r"Merge error: \w+ is not a subclass of (\w+)\. value: (.{0,60}).*", _section),
     (r"Invalid value assigned: \w+ is not a ListConfig.*", "expected a list, such as [a, b]"),
     (r"Invalid type assigned: NoneType is not a subclass of \w+\. value: None", "null is no value here"),

@@ -10,6 +10,10 @@ _UNPACK = "unpack it, and give the texts"
 _NAME = f"name it by its compression ({', '.join(SUFFIXES)}), and it is read through it"
 _PICTURES, _SOUND, _ROWS = "source.kind=images reads pictures", "source.kind=audio reads WAV", "source.kind=datasets"
 _HEAD = 8192
+_WIDE = {  # the longer mark begins as the shorter one
+    "UTF-32": (codecs.BOM_UTF32_LE, codecs.BOM_UTF32_BE),
+    "UTF-16": (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE),
+}
 _MAGIC = (
     (b"PK\x03\x04", "a zip", _UNPACK),
     (b"PK\x05\x06", "an empty zip", _UNPACK),
@@ -58,10 +62,13 @@ def foreign(head: bytes) -> tuple[str, str] | None:
 
 def doubtful(head: bytes) -> str | None:
     """What a file that begins so is, if it is text in no UTF-8; None: it may be."""
-    if head.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
-        return "text in UTF-16, which `iconv -f UTF-16 -t UTF-8` converts"
-    if b"\0" in head:
-        return "binary, which source.pattern= leaves out"
+    wide = next((name for name, marks in _WIDE.items() if head.startswith(marks)), None)
+    few, many = sorted((head[::2].count(0), head[1::2].count(0)))
+    if wide or many > len(head) // 5 > few:  # without a mark: every second byte of Latin letters is 0
+        name = wide or "UTF-16"
+        return f"text in {name}, which `iconv -f {name} -t UTF-8` converts"
+    if many:
+        return "no text (NUL bytes), which source.pattern= leaves out"
     try:
         codecs.getincrementaldecoder("utf-8")().decode(head)  # a character may be cut at the end
     except UnicodeDecodeError:

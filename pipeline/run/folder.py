@@ -76,10 +76,11 @@ class RunFolder:
         Raises:
             FileNotFoundError: there is none, or it is not a run.
         """
-        for path in (Path(run), Path(runs_dir) / run):
+        run, runs_dir = Path(run).expanduser(), os.path.expanduser(runs_dir)
+        for path in (run, Path(runs_dir) / run):
             if (path / "config.yaml").is_file():
                 return cls(path)
-        if Path(run).exists():
+        if run.exists():
             raise FileNotFoundError(f"{run} is not a run: it has no config.yaml")
         known = sorted(path.parent.name for path in Path(runs_dir).glob("*/config.yaml"))
         hint = f"runs there: {', '.join(known[:10])}" if known else f"there are no runs in {runs_dir}/"

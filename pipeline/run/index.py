@@ -291,7 +291,7 @@ class Index:
         """A query; one that was copied from an answer, with signs for white space, means the chunk that is shown so."""
         text = query if isinstance(query, str) else query.decode(errors="replace")
         plain = meant(text)
-        if plain == text or self.find(text.encode(errors="replace")) is not None or self.find(plain.encode()) is None:
+        if plain == text or self.find(text.encode(errors="replace")) is not None:
             return query
         log.info("%s stands for %r: signs for white space are taken as such", text, plain)
         return plain

@@ -4,8 +4,6 @@ These are lower bounds, since what might fit must not be refused: the weights wi
 must keep for its gradient (`System.kept`), in 2 bytes a value, were chunks only a quarter full, unless their size is fixed.
 """
 
-import logging
-
 import torch
 
 from data.chunkers import Chunker, make_chunker
@@ -15,7 +13,6 @@ from pipeline.config import ConfigError
 from pipeline.options import Options, PhaseOptions
 from pipeline.run.device import Compute
 
-log = logging.getLogger(__name__)
 _ADAM = 16  # bytes a weight: itself, its gradient, two moments
 _PLAIN = 4  # tables in training, too: gradients and what Adagrad keeps are of rows
 
@@ -42,7 +39,7 @@ def check_system(options: Options) -> None:
 
 
 def check_memory(options: Options, chunker: Chunker, machine: Compute, phase: PhaseOptions | None = None) -> None:
-    """Raises ValueError naming the options that ask for more memory than there is; of a training, logs what is odd about them.
+    """Raises ValueError naming the options that ask for more memory than there is.
 
     Args:
         options: of the run.
@@ -52,8 +49,6 @@ def check_memory(options: Options, chunker: Chunker, machine: Compute, phase: Ph
     """
     with torch.device("meta"):
         system = build_system(options, chunker)
-    for remark in system.remarks if phase is not None else ():
-        log.warning("%s", remark)
     bytes_each = [
         (x, _PLAIN if phase is None or group.table else _ADAM) for group in system.groups() for x in group.parameters
     ]

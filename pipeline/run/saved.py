@@ -152,6 +152,14 @@ def pointed(folder: Path, pointer: str) -> Path | None:
     return folder / name if name.startswith("step-") and Path(name).name == name else None
 
 
+def trained_with(folder: Path) -> dict[str, Any] | None:
+    """The options of the newest checkpoint in a folder; None where none can be read."""
+    with suppress(OSError, ValueError, KeyError):
+        if path := pointed(folder, "latest"):
+            return cast(dict[str, Any], read_json(path / STATE, ("options",))["options"])
+    return None
+
+
 def reached(folder: Path) -> dict[str, float]:
     """Step, seconds, epoch and FLOPs of the newest checkpoint in a folder, as metrics name them; empty where none can be read.
 

@@ -194,7 +194,7 @@ def _remark(rows: list[Row]) -> str:
         return "The runs were trained on different corpora or chunkers: their bits do not compare."
     if len(rows) < 2 or _bits(rows[0]) == float("inf"):
         return ""
-    if missing := [row.run for row in rows if row.evaluation is None]:
+    if 0 < len(missing := [row.run for row in rows if row.evaluation is None]) < len(rows):
         return f"{', '.join(missing)}: not evaluated yet (`haed evaluate`); till then compare the validation."
     if len({row.split for row in rows}) > 1:
         return "Not all runs were evaluated on the same split; compare the validation."
@@ -209,7 +209,8 @@ def _html(rows: list[Row], picture: bytes) -> str:
     return page(
         "Comparison",
         f"<h1>Comparison of {len(rows)} runs</h1><p class=lead>{escape(_remark(rows))}</p>{drawn}<h2>Figures</h2>"
-        f"{html_table(HEAD, cells, 2)}<p>Phases of a run follow each other. Validation is a fixed subset of the "
+        f"{html_table(HEAD, cells, 2)}<p>Phases of a run follow each other; a phase one counts as far as it is now. "
+        "Validation is a fixed subset of the "
         "validation split, with its standard error over windows; phases without a decoded share have none.</p>",
     )
 

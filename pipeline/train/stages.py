@@ -6,8 +6,6 @@ from contextlib import ExitStack, suppress
 from dataclasses import asdict, replace
 from functools import partial
 
-import torch
-
 from data.corpus import Corpus
 from data.loader import Loader
 from haed.build import make_objective
@@ -22,18 +20,16 @@ from pipeline.run.folder import PHASES, RunFolder
 from pipeline.run.known import lexicon, remember
 from pipeline.run.memory import build_system, check_memory
 from pipeline.run.metrics import Listener, Metrics, Progress
-from pipeline.run.saved import Identity, Saved, State, filled, has_checkpoint, identity, pointed, unlike
+from pipeline.run.saved import Identity, Saved, filled, has_checkpoint, identity, unlike
 from pipeline.run.shards import open_shards
 from pipeline.run.windows import fixed_subset
 from pipeline.train.launcher import joined, launch, launched, started_by_torchrun
-from pipeline.train.optimizer import rate
+from pipeline.train.resuming import as_trained, finished, phase_one, say_what_came_before, say_what_changed, say_where
 from pipeline.train.state import Trained, restore, restore_learning, restore_reading
 from pipeline.train.trainer import Interrupted, Stop, Trainer
 from pipeline.train.validation import Validation
-from pipeline.trees import differences
 
 log = logging.getLogger(__name__)
-_TRAINS = ("seed", "precision", "compile", "batch", "iem", "optimizer", "validation")  # what changes a training
 
 
 def run_phase(
@@ -73,14 +69,22 @@ def _run_phase(phase: Phase, options: Options, ranks: Ranks, stop: Stop, listene
         corpus = open_shards(options)
         _check_identity(run, identity(options, corpus.digest))
         newest = checkpoints.newest()
-        first = _phase_one(options) if phase == "finetune" and newest is None else None
-        trainer = build_trainer(limits, options, corpus, checkpoints, compute(options), stop, ranks)
+        first = phase_one(options) if phase == "finetune" and newest is None else None
+        done = None
         if newest is not None:
             if (lost := retire(newest.state["options"])) and limits.iem_weight:
                 raise ValueError(
                     f"{newest.path} was trained with {', '.join(lost)}, which is gone: only the version that wrote it can "
                     "go on with this phase; it can be evaluated, sampled and finetuned, or choose another name="
                 )
+            if done := finished(phase, options, newest):
+                options, late = done
+                limits = getattr(options, phase)
+                for each in late if ranks.first else ():
+                    kept = f"it was trained with {each.was}"
+                    log.warning("%s is finished: %s=%s does not change it, %s", phase, each.key, each.now, kept)
+        trainer = build_trainer(limits, options, corpus, checkpoints, compute(options), stop, ranks)
+        if newest is not None:
             trainer.state = restore(trainer.learner, newest, options)
             then = replace(
                 limits, **{name: newest.state["options"][phase][name] for name in ("decode_fraction", "iem_weight")}
@@ -93,21 +97,19 @@ def _run_phase(phase: Phase, options: Options, ranks: Ranks, stop: Stop, listene
             restore_learning(trainer.learner, first)
             _read_on(trainer, first, options)
         ranks.wait()
-        finished = newest is not None and trainer.is_finished()
         if ranks.first:
-            run = RunFolder.create(_as_trained(phase, run, options) if finished else options)
+            run = RunFolder.create(as_trained(phase, run, options))
             run.remember(corpus)
             if is_mixed(options, limits):
                 remember(run, corpus, most_known(options))
         if newest is not None:
             if ranks.first:
                 checkpoints.point("latest", newest.path)  # a kill, or damage, may have left it behind
-            how = "is finished, at" if finished else "goes on from"
-            log.info("%s %s step %d", phase, how, trainer.position.step)
-            _say_what_came_before(phase, newest, options)
-            if not finished:
-                _say_what_changed(newest.state, options, ranks.size)
-            _say_where(phase, newest, trainer)
+            log.info("%s %s step %d", phase, "is finished, at" if done else "goes on from", trainer.position.step)
+            say_what_came_before(phase, newest, options)
+            if not done:
+                say_what_changed(newest.state, options, ranks.size)
+            say_where(phase, newest, trainer)
         elif first is not None:
             log.info("finetune starts from %s", first.path)
         resumed = trainer.position.step
@@ -172,8 +174,11 @@ def build_trainer(
     ranks = ranks or Ranks()
     check_memory(options, corpus.chunker(), machine, limits)
     known = _lexicon(limits, options, corpus, ranks)
+    system = build_system(options, corpus.chunker())
+    for remark in system.remarks if ranks.first else ():
+        log.warning("%s", remark)
     objective = make_objective(
-        build_system(options, corpus.chunker()).to(machine.device),
+        system.to(machine.device),
         options.iem,
         iem_weight=limits.iem_weight,
         decode_fraction=limits.decode_fraction,
@@ -273,72 +278,6 @@ def _read_on(trainer: Trainer, first: Checkpoint, options: Options) -> None:
     trainer.learner.loader.begin()
 
 
-def _as_trained(phase: Phase, run: RunFolder, options: Options) -> Options:
-    """The options of a run whose phase is finished: what trained it stays, whatever is given now; logs what that is."""
-    try:
-        kept = run.options()
-        run.check(of=run.present(phase))
-    except (OSError, ValueError) as error:
-        log.warning("%s/config.yaml is written anew: %s", run.path, error)
-        return options
-    trained = [name for name in PHASES if has_checkpoint(run.phase(name) / "checkpoints")]
-    was, given = asdict(kept), asdict(options)
-    for name in (*_TRAINS, *trained):
-        why = f"is for `haed {name}`" if name in PHASES and name != phase else "comes too late, nothing is trained"
-        for each in differences(was[name], given[name], name):
-            log.warning("%s=%s %s: config.yaml keeps %s", each.key, each.now, why, each.was)
-    return replace(options, **{name: getattr(kept, name) for name in (*_TRAINS, *trained)})
-
-
-def _say_what_changed(state: State, options: Options, ranks: int) -> None:
-    """Logs the options of training that are others than those of a checkpoint, and other numbers of ranks and threads."""
-    given, then = asdict(options), filled(state["options"], asdict(Options()))
-    sections = (
-        "pretrain",
-        "finetune",
-        "train",
-        "optimizer",
-        "iem",
-        "batch",
-        "validation",
-        "launcher",
-        "seed",
-        "precision",
-    )
-    for section in sections:
-        for each in differences(then.get(section), given[section], section):
-            log.info("changed since then: %s=%s, was %s", each.key, each.now, each.was)
-    if len(state["sums"]) != ranks:
-        log.info("ranks: %d now, %d then; they go on where the others stopped in the data", ranks, len(state["sums"]))
-    if state["threads"] != torch.get_num_threads():
-        log.info(
-            "threads: %d now, %d then; sums round otherwise, so the result will differ in its last bits",
-            torch.get_num_threads(),
-            state["threads"],
-        )
-
-
-def _say_where(phase: Phase, checkpoint: Checkpoint, trainer: Trainer) -> None:
-    """Logs what other limits do to the learning rate, and why a phase does not go on or its best checkpoint not move."""
-    limits, position = trainer.phase, trainer.position
-    names = ("steps", "seconds", "epochs", "rate_from", "rate_to")
-    before = replace(limits, **{name: checkpoint.state["options"][phase][name] for name in names})
-    was, now = (rate(position, each, trainer.options.optimizer) for each in (before, limits))
-    if was != now:
-        log.info(
-            "other limits: %.0f %% of the phase is done, it was %.0f %%; the learning rate goes on at %.1f %% of its peak, "
-            "was %.1f %%, as if these limits had stood from the start",
-            *(100 * share for share in (position.progress(limits), position.progress(before), now, was)),
-        )
-    if trainer.has_converged():
-        log.info("the phase ended by %s.patience=%d; raise that for it to go on", phase, limits.patience)
-    best = pointed(trainer.checkpoints.folder, "best")
-    if trainer.validation is None and best is not None and position.progress(limits) < 1:
-        log.warning(
-            "without validation %s stays the best checkpoint, which is evaluated, sampled and indexed", best.name
-        )
-
-
 def _check_resume(resume: str, checkpoints: Checkpoints) -> None:
     there = has_checkpoint(checkpoints.folder)
     if resume == "never" and there:
@@ -347,34 +286,6 @@ def _check_resume(resume: str, checkpoints: Checkpoints) -> None:
         )
     if resume == "required" and not there:
         raise ValueError(f"resume=required, but {checkpoints.folder} has no checkpoint: use resume=auto to start")
-
-
-def _phase_one(options: Options) -> Checkpoint:
-    """The newest checkpoint of the phase one that finetune starts from."""
-    run = RunFolder.of(options).first(options)
-    first = Checkpoints(run.phase("pretrain") / "checkpoints").newest()
-    if first is None:
-        raise FileNotFoundError(
-            f"{run.path} has no phase one to start from: run `haed pretrain` first, or name a run with finetune.start_from"
-        )
-    return first
-
-
-def _say_what_came_before(phase: Phase, newest: Checkpoint, options: Options) -> None:
-    """Logs that phase one was trained further since phase two last saved, which knows nothing of that."""
-    if phase != "finetune":
-        return
-    try:
-        first = _phase_one(options)
-    except (FileNotFoundError, ValueError):  # it is not needed any more
-        return
-    if first.path.stat().st_mtime > newest.path.stat().st_mtime:
-        log.warning(
-            "phase one was trained on to %s since: finetune goes on without that; another name= and "
-            "finetune.start_from=%s begin with it",
-            first.path,
-            options.name,
-        )
 
 
 def outcome(trained: Trained) -> str:

@@ -122,7 +122,7 @@ class Trainer:
         while not self.is_finished():
             began = time.perf_counter()
             self.step(next(batches))
-            if self._is_recorded(self.position.step + 1):
+            if self._is_recorded(self.position.step + 1) or self.position.step + 1 == self.phase.steps:
                 self.compute.wait()  # what is queued belongs to the time
             mine = self.position.seconds + time.perf_counter() - began
             self.position.step += 1

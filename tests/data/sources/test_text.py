@@ -330,6 +330,8 @@ def test_other_encodings_and_binary_files_are_said(tmp_path: Path) -> None:
     assert list(source.inputs(1000, 1)) and source.record.notes == []
     (tmp_path / "latin.txt").write_bytes("né ".encode("latin-1") * 50)
     (tmp_path / "wide.txt").write_bytes("né ".encode("utf-16") * 50)
+    (tmp_path / "wider.txt").write_bytes("né ".encode("utf-32") * 50)
+    (tmp_path / "without-mark.txt").write_bytes("no mark ".encode("utf-16-be") * 50)
     (tmp_path / "data.bin").write_bytes(bytes(range(256)))
     (tmp_path / "packed.txt.gz").write_bytes(gzip.compress(b"\0" * 99))
     source = make_source(source.options)
@@ -338,8 +340,9 @@ def test_other_encodings_and_binary_files_are_said(tmp_path: Path) -> None:
     assert [note.partition(",")[0] for note in notes] == [
         "data.bin",
         "latin.txt: no text in UTF-8: another encoding",
-        "wide.txt: text in UTF-16",
+        "wide.txt",
+        "wider.txt: text in UTF-32",
     ]
     assert notes[0] == (
-        "data.bin, packed.txt.gz: binary, which source.pattern= leaves out; the bytes are read as they are"
+        "data.bin, packed.txt.gz: no text (NUL bytes), which source.pattern= leaves out; the bytes are read as they are"
     )

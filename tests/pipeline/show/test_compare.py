@@ -73,6 +73,8 @@ def test_a_phase_one_of_another_run_counts_as_the_model_s_own(
     stages.pretrain(other)  # which its phase two knows nothing of
     stages.finetune(other)
     output = Path(options.runs_dir) / "compared"
+    options.evaluate.yardsticks = False
+    evaluate(options)
     rows = {row.run: row for row in compare(["tiny", "other"], options.runs_dir, output).rows}
     assert rows["other"].phases == ["pretrain of tiny", "finetune"] and rows["other"].steps == rows["tiny"].steps == 10
     assert (

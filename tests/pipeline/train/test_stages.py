@@ -108,24 +108,43 @@ def test_more_steps_extend_a_finished_run(options: Options, caplog: pytest.LogCa
 
 
 def test_a_finished_phase_keeps_what_trained_it(options: Options, caplog: pytest.LogCaptureFixture) -> None:
-    """Of the command that comes too late, only what later stages read is written into config.yaml."""
+    """Of the command that comes too late, only what is for later is written into config.yaml, and nothing into a checkpoint."""
     from pipeline.train.stages import outcome
 
     pretrain(options)
     finetune(options)
+    before = [(newest(options, phase) / "state.json").read_text() for phase in ("pretrain", "finetune")]
     given = replace(options, seed=7, pretrain=replace(options.pretrain, steps=3, iem_weight=0.5))
+    given.validation = replace(options.validation, times=5)
     given.finetune = replace(options.finetune, steps=50)
     given.sample = replace(options.sample, temperature=0.5)
-    assert "finished before, nothing was trained now" in outcome(pretrain(given))
+    path = RunFolder.of(options).path / "config.yaml"
+    path.write_text(path.read_text().replace("seed: 0", "seed: 5"))  # nor is what somebody wrote there
+    with caplog.at_level("INFO"):
+        assert "finished before, nothing was trained now" in outcome(pretrain(given))
     kept = RunFolder.of(options).options()
     assert (kept.seed, kept.pretrain, kept.finetune) == (options.seed, options.pretrain, options.finetune)
-    assert kept.sample.temperature == 0.5
+    assert kept.sample.temperature == 0.5 and kept.validation == options.validation
     for line in (
-        "seed=7 comes too late, nothing is trained: config.yaml keeps 0",
-        "pretrain.iem_weight=0.5 comes too late, nothing is trained: config.yaml keeps 1.0",
-        "finetune.steps=50 is for `haed finetune`: config.yaml keeps 4",
+        "pretrain is finished: seed=7 does not change it, it was trained with 0",
+        "pretrain is finished: pretrain.iem_weight=0.5 does not change it, it was trained with 1.0",
+        "config.yaml keeps finetune.steps=4 until `haed finetune` trains with 50",
     ):
         assert line in caplog.text
+    given.finetune.steps = 4
+    finetune(given)
+    assert RunFolder.of(options).options().pretrain == options.pretrain
+    assert before == [(newest(options, phase) / "state.json").read_text() for phase in ("pretrain", "finetune")]
+
+
+def test_a_lower_limit_ends_a_phase_where_it_is(options: Options) -> None:
+    calls = iter(range(3))
+    with pytest.raises(Interrupted):
+        pretrain(options, lambda: next(calls) == 2)
+    given = replace(options, pretrain=replace(options.pretrain, steps=3))
+    assert pretrain(given).steps == 3
+    again = RunFolder.of(options).options()
+    assert again.pretrain.steps == 3 and pretrain(again).steps == 3
 
 
 def test_the_last_steps_of_a_phase_have_a_record(options: Options) -> None:

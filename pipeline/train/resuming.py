@@ -1,0 +1,133 @@
+"""A phase that has a checkpoint: what trained it, whether it is finished, and what is said where it goes on otherwise."""
+
+import logging
+from copy import deepcopy
+from dataclasses import asdict, replace
+from functools import reduce
+from typing import Any
+
+import torch
+
+from pipeline.options import Options, Phase
+from pipeline.run.checkpoints import Checkpoint, Checkpoints
+from pipeline.run.folder import PHASES, RunFolder
+from pipeline.run.metrics import Position
+from pipeline.run.saved import State, filled, pointed, trained_with
+from pipeline.train.optimizer import rate
+from pipeline.train.trainer import Trainer
+from pipeline.trees import Difference, differences, leaves
+
+log = logging.getLogger(__name__)
+_SHARED = ("seed", "batch", "iem", "optimizer", "validation")  # what any phase is trained with, beside its own section
+
+
+def finished(phase: Phase, options: Options, newest: Checkpoint) -> tuple[Options, list[Difference]] | None:
+    """Of a phase that is finished, the options with what it was trained with, and what was given otherwise; None: it goes on.
+
+    It is finished if the limits of its checkpoint are reached and the given ones as well: lower ones only end it where it is.
+    """
+    state = newest.state
+    kept, late = _as_in(state["options"], options, (*_SHARED, phase))
+    position = Position(state["step"], **state["phase"])
+    for limits in (getattr(each, phase) for each in (options, kept)):
+        if position.progress(limits) < 1 and not (limits.patience and state["stale"] >= limits.patience):
+            return None
+    return kept, late
+
+
+def as_trained(phase: Phase, run: RunFolder, options: Options) -> Options:
+    """The options with what the other phases of the run were trained with, whatever is given for them now."""
+    for other in PHASES:
+        if other != phase and (then := trained_with(run.phase(other) / "checkpoints")):
+            options, late = _as_in(then, options, (other,))
+            for each in late:
+                log.info("config.yaml keeps %s=%s until `haed %s` trains with %s", each.key, each.was, other, each.now)
+    return options
+
+
+def _as_in(then: dict[str, Any], options: Options, sections: tuple[str, ...]) -> tuple[Options, list[Difference]]:
+    """A copy of the options with these sections as a checkpoint has them, and where they differ."""
+    was, given, kept = filled(then, asdict(Options())), asdict(options), deepcopy(options)
+    known = {key for key, _ in leaves(given)}  # not what earlier versions had
+    late = [each for name in sections for each in differences(was[name], given[name], name) if each.key in known]
+    for each in late:
+        *above, name = each.key.split(".")
+        setattr(reduce(getattr, above, kept), name, each.was)
+    return kept, late
+
+
+def say_what_changed(state: State, options: Options, ranks: int) -> None:
+    """Logs the options of training that are others than those of a checkpoint, and other numbers of ranks and threads."""
+    given, then = asdict(options), filled(state["options"], asdict(Options()))
+    sections = (
+        "pretrain",
+        "finetune",
+        "train",
+        "optimizer",
+        "iem",
+        "batch",
+        "validation",
+        "launcher",
+        "seed",
+        "precision",
+    )
+    for section in sections:
+        for each in differences(then.get(section), given[section], section):
+            log.info("changed since then: %s=%s, was %s", each.key, each.now, each.was)
+    if len(state["sums"]) != ranks:
+        log.info("ranks: %d now, %d then; they go on where the others stopped in the data", ranks, len(state["sums"]))
+    if state["threads"] != torch.get_num_threads():
+        log.info(
+            "threads: %d now, %d then; sums round otherwise, so the result will differ in its last bits",
+            torch.get_num_threads(),
+            state["threads"],
+        )
+
+
+def say_where(phase: Phase, checkpoint: Checkpoint, trainer: Trainer) -> None:
+    """Logs what other limits do to the learning rate, and why a phase does not go on or its best checkpoint not move."""
+    limits, position = trainer.phase, trainer.position
+    names = ("steps", "seconds", "epochs", "rate_from", "rate_to")
+    before = replace(limits, **{name: checkpoint.state["options"][phase][name] for name in names})
+    was, now = (rate(position, each, trainer.options.optimizer) for each in (before, limits))
+    if was != now:
+        log.info(
+            "other limits: %.0f %% of the phase is done, it was %.0f %%; the learning rate goes on at %.1f %% of its peak, "
+            "was %.1f %%, as if these limits had stood from the start",
+            *(100 * share for share in (position.progress(limits), position.progress(before), now, was)),
+        )
+    if trainer.has_converged():
+        log.info("the phase ended by %s.patience=%d; raise that for it to go on", phase, limits.patience)
+    best = pointed(trainer.checkpoints.folder, "best")
+    if trainer.validation is None and best is not None and position.progress(limits) < 1:
+        log.warning(
+            "without validation %s stays the best checkpoint, which is evaluated, sampled and indexed", best.name
+        )
+
+
+def phase_one(options: Options) -> Checkpoint:
+    """The newest checkpoint of the phase one that finetune starts from."""
+    run = RunFolder.of(options).first(options)
+    first = Checkpoints(run.phase("pretrain") / "checkpoints").newest()
+    if first is None:
+        raise FileNotFoundError(
+            f"{run.path} has no phase one to start from: run `haed pretrain` first, or name a run with finetune.start_from"
+        )
+    return first
+
+
+def say_what_came_before(phase: Phase, newest: Checkpoint, options: Options) -> None:
+    """Logs that phase one was trained further since phase two last saved, which knows nothing of that."""
+    if phase != "finetune":
+        return
+    try:
+        first = phase_one(options)
+    except (FileNotFoundError, ValueError):  # it is not needed any more
+        return
+    if first.path.stat().st_mtime > newest.path.stat().st_mtime:
+        log.warning(
+            "phase one was trained on to %s since: finetune goes on without that; another name= and "
+            "finetune.start_from=%s begin with it",
+            first.path,
+            options.name,
+        )
