@@ -30,7 +30,7 @@ ORDER = {
     "pipeline": [
         "shown stopping trees",
         "options",
-        "kinds",
+        "kinds plainly",
         "config",
         "run",
         "train score show",

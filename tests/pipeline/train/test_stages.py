@@ -2,10 +2,8 @@
 
 import json
 import threading
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -92,135 +90,6 @@ def test_an_interrupted_run_ends_in_the_same_bits(
         assert any(line.get("skipped_windows") == 8 for line in stripped(whole, phase))
 
 
-def test_more_steps_extend_a_finished_run(options: Options, caplog: pytest.LogCaptureFixture) -> None:
-    assert pretrain(options).steps == 6
-    options.pretrain.steps, options.optimizer.learning_rate = 9, 0.001
-    with caplog.at_level("INFO"):
-        again = pretrain(options)
-    assert (again.resumed_from, again.steps) == (6, 9)
-    for line in ("pretrain.steps=9, was 6", "optimizer.learning_rate=0.001, was 0.002"):
-        assert f"changed since then: {line}" in caplog.text
-    assert (
-        "67 % of the phase is done, it was 100 %; the learning rate goes on at 58.8 % of its peak, was 45.0 %"
-        in caplog.text
-    )
-    assert pretrain(options).resumed_from == 9
-
-
-def test_a_finished_phase_keeps_what_trained_it(options: Options, caplog: pytest.LogCaptureFixture) -> None:
-    """Of the command that comes too late, only what is for later is written into config.yaml, and nothing into a checkpoint."""
-    from pipeline.train.stages import outcome
-
-    pretrain(options)
-    finetune(options)
-    before = [(newest(options, phase) / "state.json").read_text() for phase in ("pretrain", "finetune")]
-    given = replace(options, seed=7, pretrain=replace(options.pretrain, steps=3, iem_weight=0.5))
-    given.validation = replace(options.validation, times=5)
-    given.finetune = replace(options.finetune, steps=50)
-    given.sample = replace(options.sample, temperature=0.5)
-    path = RunFolder.of(options).path / "config.yaml"
-    path.write_text(path.read_text().replace("seed: 0", "seed: 5"))  # nor is what somebody wrote there
-    with caplog.at_level("INFO"):
-        assert "finished before, nothing was trained now" in outcome(pretrain(given))
-    kept = RunFolder.of(options).options()
-    assert (kept.seed, kept.pretrain, kept.finetune) == (options.seed, options.pretrain, options.finetune)
-    assert kept.sample.temperature == 0.5 and kept.validation == options.validation
-    for line in (
-        "pretrain is finished: seed=7 does not change it, it was trained with 0",
-        "pretrain is finished: pretrain.iem_weight=0.5 does not change it, it was trained with 1.0",
-        "config.yaml keeps finetune.steps=4 until `haed finetune` trains with 50",
-    ):
-        assert line in caplog.text
-    given.finetune.steps = 4
-    finetune(given)
-    assert RunFolder.of(options).options().pretrain == options.pretrain
-    assert before == [(newest(options, phase) / "state.json").read_text() for phase in ("pretrain", "finetune")]
-
-
-def test_a_lower_limit_ends_a_phase_where_it_is(options: Options) -> None:
-    calls = iter(range(3))
-    with pytest.raises(Interrupted):
-        pretrain(options, lambda: next(calls) == 2)
-    given = replace(options, pretrain=replace(options.pretrain, steps=3))
-    assert pretrain(given).steps == 3
-    again = RunFolder.of(options).options()
-    assert again.pretrain.steps == 3 and pretrain(again).steps == 3
-
-
-def test_the_last_steps_of_a_phase_have_a_record(options: Options) -> None:
-    options.log_steps, options.train.steps, options.validation.times = 50, 7, 0
-    train(options)
-    found = stripped(options, "train")
-    assert found[-1]["step"] == 7 and found[-1]["loss"] > 0
-    options.train.steps = 9
-    train(options)
-    assert [record["step"] for record in stripped(options, "train")[len(found) :]] == [9]
-
-
-def validations(options: Options, phase: str) -> dict[int, float]:
-    """Bits by step."""
-    found = stripped(options, phase)
-    return {int(r["step"]): r["validation/bits_per_token"] for r in found if "validation/bits_per_token" in r}
-
-
-def test_what_is_extended_is_validated_again_and_the_best_moves(
-    options: Options, caplog: pytest.LogCaptureFixture
-) -> None:
-    from pipeline.score.evaluate import evaluate
-    from pipeline.show.report import report
-
-    options.optimizer.learning_rate, options.evaluate.yardsticks = 0.01, False
-    train(options)
-    assert evaluate(options).step == 4 and list(validations(options, "train")) == [2, 4]
-    for steps, at in ((20, [2, 4, 10, 20]), (21, [2, 4, 10, 20, 21])):  # a step more, and it is validated at the end
-        options.train.steps = steps
-        train(options)
-        found = validations(options, "train")
-        assert list(found) == at
-    best = min(found, key=lambda step: found[step])
-    assert best > 4 and (newest(options, "train").parent / "best").read_text() == f"step-{best:08d}\n"
-    assert (
-        f"The likelihood is of train step 4, the run&#x27;s present checkpoint is train step {best}"
-        in report(options).read_text()
-    )
-    assert evaluate(options).step == best and "The likelihood is of" not in report(options).read_text()
-
-    options.train.steps, options.validation.times, options.validation.windows = 22, 0, 2
-    with caplog.at_level("INFO"):
-        train(options)
-    assert f"without validation step-{best:08d} stays the best checkpoint" in caplog.text
-    assert "validation.windows changed: validations are not compared" in caplog.text
-
-
-def change_state(options: Options, phase: str, change: Callable[[dict[str, Any]], object]) -> None:
-    """Alters state.json of a phase's newest checkpoint, as another version might have written it."""
-    from pipeline.run import checkpoints
-
-    path = newest(options, phase) / "state.json"
-    state = json.loads(path.read_text())
-    del state["digest"]
-    change(state)
-    path.write_text(json.dumps(state | {"digest": checkpoints._digest(state)}))
-
-
-def test_checkpoints_that_only_count_their_validations_go_on(options: Options) -> None:
-    train(options)
-    change_state(options, "train", lambda state: state.pop("validated_at") and state.update(validated=2))
-    options.train.steps = 8
-    train(options)
-    assert list(validations(options, "train")) == [2, 4, 8]
-
-
-def test_a_phase_that_ended_by_patience_says_so(options: Options, caplog: pytest.LogCaptureFixture) -> None:
-    rates = options.optimizer
-    rates.learning_rate = rates.main_learning_rate = rates.table_learning_rate = 1e-30
-    options.train.patience, options.validation.times = 1, 4
-    assert train(options).steps < 4
-    with caplog.at_level("INFO"):
-        train(options)
-    assert "the phase ended by train.patience=1; raise that for it to go on" in caplog.text
-
-
 def test_finetune_takes_over_phase_one_of_another_run(options: Options) -> None:
     pretrain(options)
     other = replace(options, name="other")
@@ -296,26 +165,6 @@ def test_resume_never_and_required(options: Options) -> None:
         train(options)
 
 
-def test_a_phase_one_with_an_option_that_is_gone_is_not_resumed(
-    options: Options, caplog: pytest.LogCaptureFixture
-) -> None:
-    pretrain(options)
-    options.pretrain.steps += 1
-
-    def before(state: dict[str, Any]) -> None:
-        state["options"]["iem"].update(bank=0, mined_share=0.2)
-        del state["options"]["iem"]["scale"], state["identity"]["iem"]["scale"]
-
-    change_state(options, "pretrain", before)
-    with caplog.at_level("INFO"):
-        assert pretrain(options).resumed_from == 6
-    assert "iem." not in caplog.text
-    change_state(options, "pretrain", lambda state: state["options"]["iem"].update(bank=64))
-    with pytest.raises(ValueError, match="was trained with iem.bank=64, which is gone.*can be evaluated"):
-        pretrain(options)
-    assert finetune(options).steps == 4
-
-
 def test_a_checkpoint_of_another_model_is_refused(options: Options) -> None:
     train(options)
     options.model.main.layers = 2
@@ -326,18 +175,6 @@ def test_a_checkpoint_of_another_model_is_refused(options: Options) -> None:
 def test_phase_two_without_phase_one(options: Options) -> None:
     with pytest.raises(FileNotFoundError, match="no phase one to start from"):
         finetune(options)
-
-
-def test_phase_two_says_what_of_phase_one_it_does_not_know(options: Options, caplog: pytest.LogCaptureFixture) -> None:
-    pretrain(options)
-    finetune(options)
-    options.finetune.steps = 6
-    finetune(options)
-    assert "trained on" not in caplog.text
-    options.pretrain.steps, options.finetune.steps = 8, 8
-    pretrain(options)
-    finetune(options)
-    assert "phase one was trained on to " in caplog.text and "step-00000008 since" in caplog.text
 
 
 def test_without_shards(options: Options) -> None:
