@@ -11,7 +11,7 @@ from typing import Any, NoReturn
 from pipeline.config import ConfigError, given_in, is_option, listed, load
 from pipeline.kinds import is_of, is_of_part, shared_limits
 from pipeline.options import Options
-from pipeline.plainly import meant, unequal
+from pipeline.plainly import keys_like, unequal
 from pipeline.run.folder import RunFolder
 from pipeline.shown import printable
 from pipeline.trees import leaves
@@ -109,8 +109,9 @@ class _Parser(argparse.ArgumentParser):
             word = named.split()[0].split("=")[0]
             name = word.strip("-").replace("-", "_")
             close = difflib.get_close_matches(word, self._option_string_actions, 1, 0.7)
-            keys = [f"{key}=" for key in meant(name)][:4]
-            if wanted := keys if not close or keys[:1] and keys[0].endswith(f".{name}=") else close:
+            keys = keys_like(name)
+            exact = any(key.rpartition(".")[2] == name for key in keys)
+            if wanted := close if close and not exact else [f"{key}=" for key in keys[:4]]:
                 message += f"; did you mean {' or '.join(wanted)}?"
         super().error(message)
 

@@ -9,7 +9,7 @@ import logging
 import math
 import os
 from dataclasses import asdict, is_dataclass
-from functools import cache, reduce
+from functools import cache
 from pathlib import Path
 from typing import Any, get_type_hints
 
@@ -25,7 +25,7 @@ from pipeline.kinds import is_limited, is_mixed, is_of, refusal, shared_limits
 from pipeline.options import RETIRED, LauncherOptions, Options, Phase
 from pipeline.plainly import explain, short, unequal
 from pipeline.shown import printable
-from pipeline.trees import drop, leaves
+from pipeline.trees import drop, get, leaves, put
 
 log = logging.getLogger(__name__)
 PRESETS = Path(__file__).resolve().parent.parent / "configs"
@@ -132,37 +132,27 @@ def load(config: str | Path | None = None, overrides: list[str] | tuple[str, ...
         _fit_to_kind(options, in_file)
         return options
     for key in _foreign(in_file, kind):
-        if _get(options, key) != _get(defaults, key):  # what a file of before holds in full may have it so
+        if get(options, key) != get(defaults, key):  # what a file of before holds in full may have it so
             raise ConfigError(f"{find(str(config))}: {refusal(key, kind)}")
     return options
 
 
 def _at_home(options: Options) -> None:
     """Has `~` in paths stand for the home folder: a shell leaves it alone behind `=`."""
-    for part, name in (
-        (options.source, "path"),
-        (options, "runs_dir"),
-        (options, "shards_dir"),
-        (options.loader, "cache_dir"),
-    ):
-        if place := getattr(part, name):
-            setattr(part, name, os.path.expanduser(place))
+    for key in ("source.path", "runs_dir", "shards_dir", "loader.cache_dir"):
+        if place := get(options, key):
+            put(options, key, os.path.expanduser(place))
 
 
 def _fit_to_kind(options: Options, in_file: Any) -> None:
     """Leaves out what a file has for another kind of model than was asked for; phases without a limit share those that it has."""
     kind, defaults = options.model.kind, Options()
-    changed = {key: _get(defaults, key) for key in _foreign(in_file, kind)}
+    changed = {key: get(defaults, key) for key in _foreign(in_file, kind)}
     for key, limit in shared_limits(in_file, kind).items():
         if not is_limited(getattr(options, key.split(".")[0])):
             changed[key] = limit
     for key, value in changed.items():
-        above, _, name = key.rpartition(".")
-        setattr(_get(options, above), name, value)
-
-
-def _get(options: Options, key: str) -> Any:
-    return reduce(getattr, key.split("."), options)
+        put(options, key, value)
 
 
 def given_in(config: str | Path | None) -> Any:

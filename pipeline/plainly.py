@@ -12,22 +12,24 @@ from pipeline.options import Options
 from pipeline.trees import leaves
 
 
-def meant(name: str) -> list[str]:
+def keys_like(name: str) -> list[str]:
     """The full keys of options whose last part is this name or, if there is none, is like it."""
-    every = [key for key, _ in leaves(asdict(Options()))]
-    last = [key.rpartition(".")[2] for key in every]
-    close = [name] if name in last else difflib.get_close_matches(name, dict.fromkeys(last), 1, 0.8)
-    return [key for key, each in zip(every, last, strict=True) if each in close]
+    last = {key: key.rpartition(".")[2] for key in _keys()}
+    close = [name] if name in last.values() else difflib.get_close_matches(name, dict.fromkeys(last.values()), 1, 0.8)
+    return [key for key, each in last.items() if each in close]
+
+
+def _keys() -> list[str]:
+    return [key for key, _ in leaves(asdict(Options()))]
 
 
 def unequal(word: str) -> str:
     """What is wrong with a word that should change an option but has no `=`."""
-    keys = [key for key in meant(word.rpartition(".")[2]) if key == word]
-    return f"{word!r} is not of the form key=value" + (f": give {keys[0]}= a value" if keys else "")
+    return f"{word!r} is not of the form key=value" + (f": give {word}= a value" if word in _keys() else "")
 
 
 def _elsewhere(found: "re.Match[str]") -> str:
-    keys = meant(found[1].replace("-", "_"))
+    keys = keys_like(found[1].replace("-", "_"))
     hint = f"; did you mean {' or '.join(f'{key}=' for key in keys[:4])}?" if keys else found[2] or ""
     return f"there is no option {found[1]}{hint}"
 

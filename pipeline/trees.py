@@ -1,7 +1,8 @@
-"""Nested dictionaries with dotted keys, as configurations and what checkpoints say of them are."""
+"""Nested dictionaries and options with dotted keys, as configurations and what checkpoints say of them are."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import reduce
 from typing import Any
 
 
@@ -39,3 +40,14 @@ def drop(tree: Any, key: list[str]) -> None:
         drop(tree[first], rest)
     if not rest or not tree[first]:
         del tree[first]
+
+
+def get(options: Any, key: str) -> Any:
+    """The value of a dotted key in nested dataclasses."""
+    return reduce(getattr, key.split("."), options)
+
+
+def put(options: Any, key: str, value: Any) -> None:
+    """Sets it there."""
+    above, _, name = key.rpartition(".")
+    setattr(get(options, above) if above else options, name, value)

@@ -135,14 +135,15 @@ def describe(record: Allotted) -> Iterator[str]:
     """A line for each thing that `Record.manifest` holds."""
     yield f"splits: {_BY.get(record['by'], record['by'])}"
     for places, names in record["files"].items():
-        yield f"  {places}: {_some(names['names'], names['count'])}"
+        yield f"  {places}: {some_of(names['names'], names['count'])}"
     for reason, names in record["left_out"].items():
-        yield f"  left out, {reason}: {_some(names['names'], names['count'])}"
+        yield f"  left out, {reason}: {some_of(names['names'], names['count'])}"
     for note in record["notes"]:
         yield f"  {note}"
 
 
-def _some(names: list[str], count: int) -> str:
+def some_of(names: list[str], count: int) -> str:
+    """The first of so many names, for a message."""
     more = f", … ({count:,} files)" if count > _SHOWN else ""
     return ", ".join(repr(name)[1:-1] for name in names[:_SHOWN]) + more
 
@@ -169,7 +170,7 @@ def allot(names: Mapping[str, str | None], options: SourceOptions, record: Recor
     if silent:
         raise ValueError(
             f"{where}: {len(names) - len(silent):,} of its files state a split by their names, but these do not: "
-            f"{_some(silent, len(silent))}. Move them away, pick files by source.pattern=, or say which are which by "
+            f"{some_of(silent, len(silent))}. Move them away, pick files by source.pattern=, or say which are which by "
             "source.valid_pattern= and source.test_pattern="
         )
     record.by = "stated"

@@ -17,7 +17,7 @@ from typing import IO, NamedTuple
 from data.sources.files import LARGEST_DOCUMENT, File, blocks, is_compressed, open_stream
 from data.sources.magic import check_text
 from data.sources.source import Input, Piece, Source
-from data.sources.splits import SPLITS, Places
+from data.sources.splits import SPLITS, Places, some_of
 
 _WINDOW = 1 << 16  # where a good place to cut is looked for
 _HELD = 32 << 20  # bytes of a compressed file that are kept while its size is found
@@ -42,7 +42,9 @@ class _Texts(Source):
         found = super().places(files)
         about = [file.name for file in found if PurePosixPath(file.name).stem.lower() in _ABOUT]
         if 0 < len(about) < len(found):
-            self.record.notes.append(f"{_listed(about)}: taken for texts of the corpus, which source.pattern= prevents")
+            self.record.notes.append(
+                f"{some_of(about, len(about))}: taken for texts of the corpus, which source.pattern= prevents"
+            )
         return found
 
     def look_at(self, files: list[File]) -> None:
@@ -52,11 +54,7 @@ class _Texts(Source):
             if what := check_text(file.path, self.options.expansion):
                 odd[what].append(file.name)
         for what, names in odd.items():
-            self.record.notes.append(f"{_listed(names)}: {what}; the bytes are read as they are")
-
-
-def _listed(names: list[str]) -> str:
-    return ", ".join(names[:3]) + (f", … ({len(names):,} files)" if len(names) > 3 else "")
+            self.record.notes.append(f"{some_of(names, len(names))}: {what}; the bytes are read as they are")
 
 
 class TextSource(_Texts):

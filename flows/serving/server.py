@@ -131,9 +131,7 @@ def start_temporary_server() -> Callable[[], str]:
         log.info("Prefect's server makes its database first, for some ten seconds")
     quiet = {"PREFECT_SERVER_UI_ENABLED": "false", "PREFECT__SERVER_EPHEMERAL": "1"}
     held = ExitStack()
-    with (
-        socket.socket() as bound
-    ):  # handed on as it is: a port that is freed in between may be another process's by then
+    with socket.socket() as bound:  # handed on as it is: a freed port may be another process's by then
         bound.bind(("127.0.0.1", 0))
         address = f"http://127.0.0.1:{bound.getsockname()[1]}"
         number = bound.fileno()

@@ -204,10 +204,10 @@ class RunFolder:
         start = options.finetune.start_from
         return RunFolder.find(start, options.runs_dir) if start else self
 
-    def history(self) -> dict[str, Path]:
+    def history(self, options: Options) -> dict[str, Path]:
         """Folders of the phases behind the model, there or not, by name; phase one may be `pretrain of OTHER`."""
         found = {name: self.phase(name) for name in ("train", "pretrain", "finetune")}
-        if not found["finetune"].is_dir() or not (start := (options := self.options()).finetune.start_from):
+        if not found["finetune"].is_dir() or not (start := options.finetune.start_from):
             return found
         try:
             found["pretrain"] = self.first(options).phase("pretrain")

@@ -152,12 +152,17 @@ def pointed(folder: Path, pointer: str) -> Path | None:
     return folder / name if name.startswith("step-") and Path(name).name == name else None
 
 
+def _newest_state(folder: Path) -> State:
+    """state.json of the newest checkpoint in a folder; empty where none can be read."""
+    with suppress(OSError, ValueError):
+        if path := pointed(folder, "latest"):
+            return cast(State, read_json(path / STATE))
+    return {}
+
+
 def trained_with(folder: Path) -> dict[str, Any] | None:
     """The options of the newest checkpoint in a folder; None where none can be read."""
-    with suppress(OSError, ValueError, KeyError):
-        if path := pointed(folder, "latest"):
-            return cast(dict[str, Any], read_json(path / STATE, ("options",))["options"])
-    return None
+    return _newest_state(folder).get("options")
 
 
 def reached(folder: Path) -> dict[str, float]:
@@ -165,16 +170,15 @@ def reached(folder: Path) -> dict[str, float]:
 
     A training that was stopped has saved more steps than its last line of metrics tells of.
     """
-    with suppress(OSError, ValueError, TypeError, KeyError):
-        if path := pointed(folder, "latest"):
-            found = cast(State, read_json(path / STATE))
-            where = found["phase"]
-            return {
-                "step": found["step"],
-                "seconds": where["seconds"],
-                "epoch": where["epochs"],
-                "flops": where["flops"],
-            }
+    found = _newest_state(folder)
+    with suppress(TypeError, KeyError):
+        where = found["phase"]
+        return {
+            "step": found["step"],
+            "seconds": where["seconds"],
+            "epoch": where["epochs"],
+            "flops": where["flops"],
+        }
     return {}
 
 

@@ -97,7 +97,7 @@ def _bits(row: Row) -> float:
 
 def _read(name: str, folder: RunFolder) -> tuple[Row, list[Point]]:
     """A run's row, and the points of its curve; phases follow each other."""
-    where = folder.history()
+    where = folder.history(folder.options())
     metrics = {phase: read(path / "metrics.jsonl") for phase, path in where.items()}
     metrics = {phase: records for phase, records in metrics.items() if records}
     if not metrics:

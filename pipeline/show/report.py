@@ -86,7 +86,7 @@ def inline_markdown(folder: RunFolder) -> str:
 def _gather(folder: RunFolder, options: Options) -> Found:
     from pipeline.show import plots
 
-    phases = {name: read(path / "metrics.jsonl") for name, path in folder.history().items()}
+    phases = {name: read(path / "metrics.jsonl") for name, path in folder.history(options).items()}
     phases = {name: records for name, records in phases.items() if records}
     path = folder.path / "evaluation.json"
     evaluation = read_as(Evaluation, path) if path.is_file() else None

@@ -3,7 +3,6 @@
 import logging
 from copy import deepcopy
 from dataclasses import asdict, replace
-from functools import reduce
 from typing import Any
 
 import torch
@@ -14,25 +13,35 @@ from pipeline.run.folder import PHASES, RunFolder
 from pipeline.run.metrics import Position
 from pipeline.run.saved import State, filled, pointed, trained_with
 from pipeline.train.optimizer import rate
+from pipeline.train.state import TrainState
 from pipeline.train.trainer import Trainer
-from pipeline.trees import Difference, differences, leaves
+from pipeline.trees import Difference, differences, leaves, put
 
 log = logging.getLogger(__name__)
 _SHARED = ("seed", "batch", "iem", "optimizer", "validation")  # what any phase is trained with, beside its own section
 
 
-def finished(phase: Phase, options: Options, newest: Checkpoint) -> tuple[Options, list[Difference]] | None:
-    """Of a phase that is finished, the options with what it was trained with, and what was given otherwise; None: it goes on.
+def finished(phase: Phase, options: Options, newest: Checkpoint, say: bool) -> Options | None:
+    """Of a phase that is finished, the options with what it was trained with; None: it goes on.
 
     It is finished if the limits of its checkpoint are reached and the given ones as well: lower ones only end it where it is.
+
+    Args:
+        phase: that it is.
+        options: as they are given.
+        newest: its checkpoint.
+        say: whether to log what of them comes too late.
     """
     state = newest.state
     kept, late = _as_in(state["options"], options, (*_SHARED, phase))
-    position = Position(state["step"], **state["phase"])
-    for limits in (getattr(each, phase) for each in (options, kept)):
-        if position.progress(limits) < 1 and not (limits.patience and state["stale"] >= limits.patience):
-            return None
-    return kept, late
+    reached = TrainState(Position(state["step"], **state["phase"]), stale=state["stale"])
+    if not all(reached.is_finished(getattr(each, phase)) for each in (options, kept)):
+        return None
+    for each in late if say else ():
+        log.warning(
+            "%s is finished: %s=%s does not change it, it was trained with %s", phase, each.key, each.now, each.was
+        )
+    return kept
 
 
 def as_trained(phase: Phase, run: RunFolder, options: Options) -> Options:
@@ -51,27 +60,14 @@ def _as_in(then: dict[str, Any], options: Options, sections: tuple[str, ...]) ->
     known = {key for key, _ in leaves(given)}  # not what earlier versions had
     late = [each for name in sections for each in differences(was[name], given[name], name) if each.key in known]
     for each in late:
-        *above, name = each.key.split(".")
-        setattr(reduce(getattr, above, kept), name, each.was)
+        put(kept, each.key, each.was)
     return kept, late
 
 
 def say_what_changed(state: State, options: Options, ranks: int) -> None:
     """Logs the options of training that are others than those of a checkpoint, and other numbers of ranks and threads."""
     given, then = asdict(options), filled(state["options"], asdict(Options()))
-    sections = (
-        "pretrain",
-        "finetune",
-        "train",
-        "optimizer",
-        "iem",
-        "batch",
-        "validation",
-        "launcher",
-        "seed",
-        "precision",
-    )
-    for section in sections:
+    for section in (*PHASES, *_SHARED, "launcher", "precision"):
         for each in differences(then.get(section), given[section], section):
             log.info("changed since then: %s=%s, was %s", each.key, each.now, each.was)
     if len(state["sums"]) != ranks:
@@ -96,7 +92,7 @@ def say_where(phase: Phase, checkpoint: Checkpoint, trainer: Trainer) -> None:
             "was %.1f %%, as if these limits had stood from the start",
             *(100 * share for share in (position.progress(limits), position.progress(before), now, was)),
         )
-    if trainer.has_converged():
+    if trainer.state.has_converged(limits):
         log.info("the phase ended by %s.patience=%d; raise that for it to go on", phase, limits.patience)
     best = pointed(trainer.checkpoints.folder, "best")
     if trainer.validation is None and best is not None and position.progress(limits) < 1:

@@ -72,26 +72,12 @@ def _run_phase(phase: Phase, options: Options, ranks: Ranks, stop: Stop, listene
         first = phase_one(options) if phase == "finetune" and newest is None else None
         done = None
         if newest is not None:
-            if (lost := retire(newest.state["options"])) and limits.iem_weight:
-                raise ValueError(
-                    f"{newest.path} was trained with {', '.join(lost)}, which is gone: only the version that wrote it can "
-                    "go on with this phase; it can be evaluated, sampled and finetuned, or choose another name="
-                )
-            if done := finished(phase, options, newest):
-                options, late = done
-                limits = getattr(options, phase)
-                for each in late if ranks.first else ():
-                    kept = f"it was trained with {each.was}"
-                    log.warning("%s is finished: %s=%s does not change it, %s", phase, each.key, each.now, kept)
+            _retire(newest, limits)
+            if done := finished(phase, options, newest, say=ranks.first):
+                options, limits = done, getattr(done, phase)
         trainer = build_trainer(limits, options, corpus, checkpoints, compute(options), stop, ranks)
         if newest is not None:
-            trainer.state = restore(trainer.learner, newest, options)
-            then = replace(
-                limits, **{name: newest.state["options"][phase][name] for name in ("decode_fraction", "iem_weight")}
-            )
-            if _scored(options, then) != _scored(options, limits):
-                trainer.state.best, trainer.state.stale = math.inf, 0
-                log.info("validated by another loss than before: validations are not compared with those")
+            _restore(trainer, newest, phase)
         elif first is not None:
             refuse_another(first.saved, trainer.identity)
             restore_learning(trainer.learner, first)
@@ -139,6 +125,25 @@ pretrain = partial(run_phase, "pretrain")
 finetune = partial(run_phase, "finetune")
 # End to end for exact likelihood, without a phase one.
 train = partial(run_phase, "train")
+
+
+def _retire(newest: Checkpoint, limits: PhaseOptions) -> None:
+    """Takes out what a checkpoint has of earlier versions; raises ValueError if the phase cannot go on without it."""
+    if (lost := retire(newest.state["options"])) and limits.iem_weight:
+        raise ValueError(
+            f"{newest.path} was trained with {', '.join(lost)}, which is gone: only the version that wrote it can "
+            "go on with this phase; it can be evaluated, sampled and finetuned, or choose another name="
+        )
+
+
+def _restore(trainer: Trainer, newest: Checkpoint, phase: Phase) -> None:
+    """Puts a trainer where its checkpoint was, but for validations that were of another loss."""
+    options, limits = trainer.options, trainer.phase
+    trainer.state = restore(trainer.learner, newest, options)
+    then = replace(limits, **{name: newest.state["options"][phase][name] for name in ("decode_fraction", "iem_weight")})
+    if _scored(options, then) != _scored(options, limits):
+        trainer.state.best, trainer.state.stale = math.inf, 0
+        log.info("validated by another loss than before: validations are not compared with those")
 
 
 def _scored(options: Options, limits: PhaseOptions) -> tuple[bool, bool]:

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from data.loader import Loader
 from haed.system import Objective
-from pipeline.options import Options
+from pipeline.options import Options, PhaseOptions
 from pipeline.run.checkpoints import AVERAGE, MODEL, TRAINING, Checkpoint
 from pipeline.run.metrics import Position
 from pipeline.run.saved import Identity, State
@@ -56,6 +56,14 @@ class TrainState:
     stale: int = 0
     best: float = math.inf
     saved_at: Position = field(default_factory=Position)
+
+    def has_converged(self, limits: PhaseOptions) -> bool:
+        """The validations of the last `patience` times were no better than one before."""
+        return bool(limits.patience) and self.stale >= limits.patience
+
+    def is_finished(self, limits: PhaseOptions) -> bool:
+        """A limit of the phase is reached, or it no longer improves."""
+        return self.position.progress(limits) >= 1 or self.has_converged(limits)
 
 
 @dataclass

@@ -119,7 +119,7 @@ class Trainer:
     def _fit(self, batches: Iterator[object]) -> Position:
         self.objective.train()
         self._validate()  # one that was interrupted
-        while not self.is_finished():
+        while not self.state.is_finished(self.phase):
             began = time.perf_counter()
             self.step(next(batches))
             if self._is_recorded(self.position.step + 1) or self.position.step + 1 == self.phase.steps:
@@ -146,14 +146,6 @@ class Trainer:
         self._save()
         self.checkpoints.wait()
         raise Interrupted(f"saved step {self.position.step}")
-
-    def is_finished(self) -> bool:
-        """A limit of the phase is reached, or it no longer improves."""
-        return self.position.progress(self.phase) >= 1 or self.has_converged()
-
-    def has_converged(self) -> bool:
-        """The validations of the last `patience` times were no better than one before."""
-        return bool(self.phase.patience) and self.state.stale >= self.phase.patience
 
     def batches(self) -> Iterator[object]:
         """Prepared batches from the present position on, without end."""
@@ -331,7 +323,7 @@ class Trainer:
             log.info("%s", "  ".join(f"{name} {value:.4f}" for name, value in record.items()))
         improved = score < self.state.best
         self.state.best, self.state.stale = min(self.state.best, score), 0 if improved else self.state.stale + 1
-        if self.has_converged():
+        if self.state.has_converged(self.phase):
             log.info("no better validation in the last %d: the phase ends here", self.state.stale)
         self._save(improved)
 
