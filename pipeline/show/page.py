@@ -20,6 +20,7 @@ pre b { color: #2a6f97; } table { border-collapse: collapse; } td, th { padding:
 .grid > table { align-self: start; }
 .examples td, .grid :is(td, th) { overflow-wrap: anywhere; vertical-align: top; }
 .examples td.number, .grid .number { overflow-wrap: normal; } .examples td.number { white-space: nowrap; }
+.grid .number { width: 1%; }
 .wide { width: max-content; min-width: 100%; max-width: 96vw; position: relative; left: 50%; transform: translateX(-50%); }
 .wide { overflow-x: auto; font-size: .85rem; } .wide td:first-child { white-space: nowrap; }
 .number { text-align: right; font-variant-numeric: tabular-nums; }
