@@ -325,6 +325,8 @@ class Trainer:
         self.state.best, self.state.stale = min(self.state.best, score), 0 if improved else self.state.stale + 1
         if self.state.has_converged(self.phase):
             log.info("no better validation in the last %d: the phase ends here", self.state.stale)
+            if "steps" in self.state.sums:  # those since the last record
+                self._write(self._record())
         self._save(improved)
 
     def _save_is_due(self) -> bool:

@@ -158,6 +158,8 @@ def test_a_phase_ends_when_validation_does_not_improve(options: Options, caplog:
         found = train(options)
     bits = [line[key] for line in stripped(options, "train") if (key := "validation/bits_per_token") in line]
     assert found.steps == 2 * len(bits) < 40 and min(bits) == bits[-3] and "the phase ends here" in caplog.text
+    recorded = [line["step"] for line in stripped(options, "train") if "loss" in line]
+    assert recorded[-1] == found.steps and recorded == sorted(set(recorded))  # its last steps too, once
     assert train(options).steps == found.steps  # it stays ended
     options.train.patience = 0
     assert train(options).steps == 40
