@@ -200,7 +200,7 @@ class System(nn.Module, ABC):
         raise ValueError(f"{type(self).__name__} has no space {space!r}, only: {', '.join(self.spaces) or 'none'}")
 
     def groups(self) -> list[Group]:
-        """All parameters, each once, in the order of `named_parameters`."""
+        """All parameters, each once."""
         return [Group(list(self.parameters()), "all", 0)]
 
     def flops(self, laid: object) -> float:

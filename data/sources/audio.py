@@ -46,7 +46,10 @@ def decode_pcm16(tokens: np.ndarray) -> np.ndarray:
 
 
 class AudioSource(Source):
-    """Recordings of one rate and number of channels. Where paths do not name a split, a hash of the name decides."""
+    """Recordings of one rate and number of channels.
+
+    Where paths do not name a split, a hash of the file decides, in tars one of its first frames.
+    """
 
     needs = "chunker.kind=fixed, and chunker.k= to the samples of a chunk (twice as many with source.encoding=pcm16)"
     unlike = "convert them to one rate and number of channels, or pick those of one kind by source.pattern="

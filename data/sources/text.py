@@ -227,10 +227,15 @@ class Enwik8Source(TextSource):
         """The one file goes to all splits, whatever its name.
 
         Raises:
-            ValueError: there are several.
+            ValueError: there are several, or patterns are to tell splits.
         """
         files = list(files)
         names = [file.name for file in files]
+        if given := [f"source.{name}" for name in ("valid_pattern", "test_pattern") if getattr(self.options, name)]:
+            raise ValueError(
+                f"source.kind={self.options.kind} cuts one text by offset, whatever its name, so {' and '.join(given)} would "
+                "change nothing: leave that out, or give source.offsets="
+            )
         if len(names) > 1:
             raise ValueError(
                 f"source.kind={self.options.kind} cuts one text by offset, and source.path={self.options.path} has "
@@ -323,7 +328,7 @@ class JsonLinesSource(_ManySource):
 
 
 class WikiTextSource(_ManySource):
-    """WikiText, tokenised or raw: a document from each ` = Title = ` heading to the next; files name the splits."""
+    """WikiText, tokenised or raw: a document from each ` = Title = ` to the next; files name the splits, or a hash does."""
 
     def next_document(self, stream: IO[bytes], at: int) -> int:
         """The next heading."""

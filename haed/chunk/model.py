@@ -211,7 +211,7 @@ class HAED(System):
     def vectors(self, windows: Windows, space: str, layer: int | None = None, scale: int | None = None) -> Tensor:
         """Embeddings (`chunks`), states of the main model (`contexts`), or queries for chunks (`predictions`).
 
-        The state after the last layer is ŷ. See `System.vectors`.
+        Without a layer, `contexts` are ŷ. See `System.vectors`.
         """
         real = windows.real
         if scale is not None:

@@ -72,7 +72,7 @@ class CandidateSet:
     """The candidates of a step.
 
     Attributes:
-        chunks: distinct chunks of all ranks, whose `inverse` (M,) is of this rank's own windows.
+        chunks: distinct chunks of all ranks of a group, whose `inverse` (M,) is of this rank's own windows.
         adjustment: (C,) float64, taken from the scores of all rows.
         own: what differs by row; None if nothing does.
         correction: (M,) what was taken from each row's target, all in all; None without a correction.

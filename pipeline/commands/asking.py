@@ -16,6 +16,8 @@ from pipeline.config import ConfigError
 from pipeline.run.files import pace, write_or_say
 from pipeline.run.folder import RunFolder
 
+MOST_SAMPLES = 4096  # continuations of a prompt, which are made at once
+
 
 def _sample_arguments(parser: argparse.ArgumentParser) -> None:
     run_settings(parser)
@@ -28,17 +30,17 @@ def _sample_arguments(parser: argparse.ArgumentParser) -> None:
 
 def _sample(arguments: argparse.Namespace) -> Result:
     options = run_options(arguments.run, arguments.words, "sample")
-    if arguments.samples < 1:
-        raise ConfigError(f"--samples {arguments.samples}: must be at least 1")
+    if not 1 <= arguments.samples <= MOST_SAMPLES:
+        raise ConfigError(f"--samples {arguments.samples}: must be from 1 to {MOST_SAMPLES:,}")
     if arguments.raw and arguments.json:
         raise ConfigError("--raw and --json: choose one of them; --json gives the bytes too, in hexadecimal")
+    if arguments.raw and options.chunker.kind == "pixels":
+        raise ConfigError("--raw: this run's model is of pictures, which are drawn into samples.png")
     from pipeline.probe.sample import sample
 
     prompts = None if arguments.prompt is None else [os.fsencode(prompt) for prompt in arguments.prompt]
     written = sample(options, prompts, arguments.samples)
     if arguments.raw:
-        if any(item.hex is None for item in written):
-            raise ConfigError("--raw: this run's model is of pictures, which are in samples.png")
         return Result("", None, [bytes.fromhex(item.hex or "") for item in written])
     text = "\n\n".join(f"--- {item.prompt!r}\n{item.prompt}{item.text}" for item in written)
     text += f"\n\n{speed}" if (speed := pace(written)) else ""

@@ -228,7 +228,8 @@ class Index:
         """
         none: list[list[bytes]] = [[] for _ in asked]
         if self.mean is None or self.distances is None:
-            return self.answer(asked, vectors, count, min_count, none)
+            nearest = partial(self.search.nearest, prepared(vectors, self.meta.metric))
+            return self._answers(asked, nearest, SCORES[self.meta.metric], count, min_count, none)
         mean, distances, queries = self.mean, self.distances, prepared(vectors, "cosine")
 
         def search(most: int, among: int) -> tuple[np.ndarray, np.ndarray]:

@@ -1,8 +1,9 @@
 """One trainer for every phase.
 
 A step reads a batch, works out its shapes on the CPU, and minimises an `Objective`. The learning rate is a function of
-progress alone: the largest of steps done / steps, seconds trained / seconds, and epochs / epochs. Seconds are those spent
-in steps; validation and saving do not count. Everything that influences the next step goes into a checkpoint.
+progress, and of steps while it warms up or with `schedule=inverse_root`. Progress is the largest of steps done / steps,
+seconds trained / seconds, and epochs / epochs. Seconds are those spent in steps; validation and saving do not count. Everything
+that influences the next step goes into a checkpoint.
 
 With several ranks (torchrun) each has its own windows, gradients are averaged by DistributedDataParallel, and the first
 rank alone keeps the clock, writes metrics and saves; see `haed.ranks`.
@@ -105,7 +106,7 @@ class Trainer:
         return self.state.position
 
     def fit(self, metrics: Metrics | None) -> Position:
-        """Trains until a limit of the phase is reached; metrics are the first rank's.
+        """Trains until a limit of the phase is reached or `patience` ends it; metrics are the first rank's.
 
         Raises:
             Interrupted: `stop` was true; a checkpoint was written first.

@@ -112,7 +112,9 @@ CASES |= {
         replace(TOKEN, positions="learned"),
         multiscale=MultiscaleOptions(layers="1@4 1@2 1@1", pooling="convolution"),
     ),
-    "top-down, threes, maxima": of_tokens("top_down", multiscale=MultiscaleOptions(layers="1@3 1@1", pooling="max")),
+    "top-down, threes, maxima, lsh": of_tokens(
+        "top_down", replace(TOKEN, attention="lsh"), multiscale=MultiscaleOptions(layers="1@3 1@1", pooling="max")
+    ),
     "top-down, bags": of_tokens("top_down", multiscale=MultiscaleOptions(layers="1@4 1@2", upsampling="repeat")),
     "bottom-up": of_tokens("bottom_up", multiscale=MultiscaleOptions(layers="2@2 1@1")),
     "bottom-up, three scales, convolutions": of_tokens(

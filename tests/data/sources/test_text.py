@@ -262,6 +262,8 @@ def test_enwik8_is_cut_by_offset(tmp_path: Path, suffix: str, offsets: list[int]
     assert [joined(found, s) for s in ("train", "valid", "test")] == [text[:a], text[a:b], text[b:]]
     with pytest.raises(ValueError, match="expected two, ascending"):
         documents(source("enwik8", tmp_path / f"enwik8{suffix}", offsets=[5, 3]))
+    with pytest.raises(ValueError, match=r"source\.test_pattern would change nothing"):
+        documents(source("enwik8", tmp_path / f"enwik8{suffix}", test_pattern="enwik"))
 
 
 @pytest.mark.parametrize("align", [1, 12])
@@ -313,7 +315,7 @@ def test_real_texts(tmp_path: Path, kind: str, folder: str, name: str) -> None:
     if not path.is_file():
         pytest.skip(f"{folder} is not in ../shared/data")
     whole = lzma.open(path).read() if name.endswith(".xz") else path.read_bytes()
-    options = SourceOptions(kind=kind, path=str(path), valid_pattern=None if folder == "tiny-shakespeare" else "(?!)")
+    options = SourceOptions(kind=kind, path=str(path), valid_pattern="(?!)" if kind == "wikitext" else None)
     corpus = shard(options, ChunkerOptions(), ShardOptions(), tmp_path)
     assert b"".join(b"".join(corpus.originals(split)) for split in ("train", "valid", "test")) == whole
     expected = {"wikitext-103": 60, "wikipedia-en-2015": 84}.get(folder)

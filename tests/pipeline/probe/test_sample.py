@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from pipeline.cli import main
 from pipeline.config import load
 from pipeline.options import Options
 from pipeline.probe.index import index
@@ -88,6 +89,9 @@ def test_lower_halves_of_pictures(pictures: Options) -> None:
     assert "lower halves completed" in report(pictures).read_text()
     with pytest.raises(ValueError, match=r"takes no --prompt"):
         sample(pictures, ["x"])
+    before = Path(found[0].text).stat().st_mtime_ns
+    folder = str(Path(pictures.runs_dir) / pictures.name)
+    assert main(["sample", folder, "--raw"]) == 2 and Path(found[0].text).stat().st_mtime_ns == before
     assert run.next().chunks[0].hex == "00" * 12 and run.next().gate is None
     with pytest.raises(ValueError, match="takes no prompt"):
         run.next("x")
