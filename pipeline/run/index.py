@@ -212,30 +212,40 @@ class Index:
         Raises:
             ValueError: there are fewer than `count` chunks that occur so often.
         """
-        search = partial(self.search.nearest, prepared(vectors, self.meta.metric))
-        without = without or [[chunk] for _, chunk in asked]
-        found = self._answers(asked, search, SCORES[self.meta.metric], count, min_count, without)
+        found = self._nearest(asked, vectors, count, min_count, without or [[chunk] for _, chunk in asked])
         found.about += self.meta.against
         return found
 
     def expected(
         self, asked: Sequence[tuple[str, bytes]], vectors: np.ndarray, count: int | None, min_count: int | None = None
     ) -> Answers:
-        """The chunks to which predictions (q, E) point, by the cosine where the metric is `centred`; else as `answer`.
+        """The chunks to which predictions (q, E) point, by the cosine where the metric is `centred`; else by the metric.
+
+        The chance of two chunks is not told, as they are none.
 
         Raises:
-            ValueError: as there.
+            ValueError: as `answer`.
         """
         none: list[list[bytes]] = [[] for _ in asked]
         if self.mean is None or self.distances is None:
-            nearest = partial(self.search.nearest, prepared(vectors, self.meta.metric))
-            return self._answers(asked, nearest, SCORES[self.meta.metric], count, min_count, none)
+            return self._nearest(asked, vectors, count, min_count, none)
         mean, distances, queries = self.mean, self.distances, prepared(vectors, "cosine")
 
         def search(most: int, among: int) -> tuple[np.ndarray, np.ndarray]:
             return whole(queries, self.vectors[:among], mean, distances[:among], self.norms[:among], most)
 
         return self._answers(asked, search, SCORES["cosine"], count, min_count, none)
+
+    def _nearest(
+        self,
+        asked: Sequence[tuple[str, bytes]],
+        vectors: np.ndarray,
+        count: int | None,
+        min_count: int | None,
+        without: Sequence[Sequence[bytes]],
+    ) -> Answers:
+        search = partial(self.search.nearest, prepared(vectors, self.meta.metric))
+        return self._answers(asked, search, SCORES[self.meta.metric], count, min_count, without)
 
     def _answers(
         self,
