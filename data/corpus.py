@@ -76,6 +76,7 @@ class Corpus:
         digest: of source, chunker and settings.
         statistics: of each split.
         chunker_version: of the chunker that cut it.
+        form: what all documents have alike: height, width, channels of pictures, rate and channels of sound; of texts nothing.
     """
 
     def __init__(self, folder: Path, manifest: Manifest, remote: Remote | None = None) -> None:
@@ -96,6 +97,7 @@ class Corpus:
                 raise TypeError("chunker")
             self.fitted: dict[str, Any] | None = manifest.get("fitted")
             self.chunker_version = int(manifest.get("chunker_version", 1))  # format 2 did not say
+            self.form = TypeAdapter(dict[str, int]).validate_python(manifest.get("form", {}))
             self.statistics = TypeAdapter(dict[str, Summary]).validate_python(manifest.get("statistics", {}))
             shards = [{name: shard[name] for name in names} for shard in manifest["shards"]]
             self.shards = TypeAdapter(list[Shard]).validate_python(shards)

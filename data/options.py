@@ -16,8 +16,8 @@ LARGEST_CHUNK = 255  # tokens: lengths are bytes
 SOURCES = {
     "stdlib": "data.sources.text:StdlibSource",
     "text": "data.sources.text:TextSource",
-    "jsonl": "data.sources.text:JsonLinesSource",
-    "wikitext": "data.sources.text:WikiTextSource",
+    "jsonl": "data.sources.documents:JsonLinesSource",
+    "wikitext": "data.sources.documents:WikiTextSource",
     "enwik8": "data.sources.text:Enwik8Source",
     "stdin": "data.sources.text:TextSource",
     "images": "data.sources.images:ImageSource",

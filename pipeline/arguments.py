@@ -6,15 +6,17 @@ import logging
 import sys
 from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any, NoReturn
 
-from pipeline.config import ConfigError, given_in, is_option, listed, load
+from pipeline.config import ConfigError, given_in, listed, load
 from pipeline.kinds import is_of, is_of_part, shared_limits
 from pipeline.options import Options
 from pipeline.plainly import keys_like, unequal
 from pipeline.run.folder import RunFolder
 from pipeline.shown import printable
 from pipeline.trees import leaves
+from pipeline.verbatim import is_option
 
 log = logging.getLogger(__name__)
 GOES_ON = "stopped; the same command goes on from there"
@@ -57,13 +59,24 @@ def run_settings(parser: argparse.ArgumentParser) -> None:
 
 def options_of(arguments: argparse.Namespace) -> Options:
     """The configuration that a stage's arguments ask for: a preset or file, or that of an existing run."""
-    overrides = [word for word in arguments.words if "=" in word]
-    named = [word for word in arguments.words if "=" not in word]
+    overrides, named = _sorted(arguments.words)
     if named and (len(named) > 1 or arguments.config):
         raise ConfigError(unequal(named[-1]))
     if named:
         return run_options(named[0], overrides)
     return asked_options(arguments.config, overrides)
+
+
+def _sorted(words: list[str]) -> tuple[list[str], list[str]]:
+    """Words that change options, and those that name runs: those of a sweep may have an equals sign too."""
+    runs_dir = Path(next((word[len("runs_dir=") :] for word in words if word.startswith("runs_dir=")), "runs"))
+
+    def changes(word: str) -> bool:
+        key, equals, _ = word.partition("=")
+        there = any((place / word / "config.yaml").is_file() for place in (Path(), runs_dir))
+        return bool(equals) and "/" not in key and (is_option(word) or not there)
+
+    return list(filter(changes, words)), [word for word in words if not changes(word)]
 
 
 def asked_options(config: str | None, overrides: list[str]) -> Options:
@@ -153,8 +166,8 @@ def parse(argv: list[str] | None, program: str, commands: tuple[Command, ...]) -
 def _sort(parser: argparse.ArgumentParser, found: argparse.Namespace) -> None:
     """RUN is the first of the words that changes no option; where there are queries, they are the others that do not."""
     words = [found.run, *(found.queries if "queries" in found else found.words)]
-    changes = is_option if "queries" in found else lambda word: "=" in word
-    found.words = [word for word in words if word[:1] != _LITERAL and changes(word)]
+    changes = [word for word in words if word[:1] != _LITERAL]
+    found.words = list(filter(is_option, changes)) if "queries" in found else _sorted(changes)[0]
     named = [word for word in words if word not in found.words]
     if not named:
         parser.error("the following arguments are required: RUN")

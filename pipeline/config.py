@@ -4,14 +4,13 @@ OmegaConf refuses unknown keys and wrong types, Pydantic checks the bounds; both
 """
 
 import difflib
-import json
 import logging
 import math
 import os
-from dataclasses import asdict, is_dataclass
+from dataclasses import asdict
 from functools import cache
 from pathlib import Path
-from typing import Any, get_type_hints
+from typing import Any
 
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
@@ -26,6 +25,7 @@ from pipeline.options import RETIRED, LauncherOptions, Options, Phase
 from pipeline.plainly import explain, short, unequal
 from pipeline.shown import printable
 from pipeline.trees import drop, get, leaves, put
+from pipeline.verbatim import as_written, type_of, verbatim
 
 log = logging.getLogger(__name__)
 PRESETS = Path(__file__).resolve().parent.parent / "configs"
@@ -93,6 +93,7 @@ def load(config: str | Path | None = None, overrides: list[str] | tuple[str, ...
             if not OmegaConf.is_dict(loaded):
                 raise ConfigError(f"{path} is not a mapping of options")
             tree = OmegaConf.to_container(loaded, resolve=False)
+            as_written(tree, path.read_bytes())
             if lost := retire(tree):
                 log.warning("%s: %s", path, _RETIRED % ", ".join(lost))
             merged = _without_scheduler(OmegaConf.merge(merged, tree), path)
@@ -106,7 +107,7 @@ def load(config: str | Path | None = None, overrides: list[str] | tuple[str, ...
                 raise ConfigError(unequal(override))
             if override.split("=", 1)[1].strip() == "???":  # which OmegaConf would leave out
                 raise ConfigError(f"{override} is no value")
-        tree = OmegaConf.to_container(OmegaConf.from_dotlist([_verbatim(item) for item in overrides]), resolve=False)
+        tree = OmegaConf.to_container(OmegaConf.from_dotlist([verbatim(item) for item in overrides]), resolve=False)
         if lost := retire(tree):
             raise ConfigError(_RETIRED % ", ".join(lost))
         options = OmegaConf.to_object(OmegaConf.merge(merged, tree))
@@ -180,7 +181,7 @@ def retire(tree: Any) -> list[str]:
         if used(part[name]):
             lost.append(f"{key}={short(part[name])}")
             part[name] = instead
-        if _type(key) is None:
+        if type_of(key) is None:
             del part[name]
     return lost
 
@@ -200,7 +201,7 @@ def _culprit(tree: Any, overrides: list[str] | tuple[str, ...]) -> str:
     """The override, if it is one, that OmegaConf or YAML cannot take."""
     for override in overrides:
         try:
-            OmegaConf.merge(tree, OmegaConf.from_dotlist([_verbatim(override)]))
+            OmegaConf.merge(tree, OmegaConf.from_dotlist([verbatim(override)]))
         except (TypeError, ValueError):
             return override if len(override) <= 80 else f"{override[:60]}…"
     return ""
@@ -221,27 +222,6 @@ def _without_scheduler(merged: Any, path: Path) -> Any:
         else:
             merged.launcher = LauncherOptions()
     return merged
-
-
-def is_option(word: str) -> bool:
-    """Whether a word changes an option: it is key=value, and there is such a key."""
-    key, equals, _ = word.partition("=")
-    return bool(equals) and _type(key) is not None
-
-
-def _type(key: str) -> Any:
-    """What the schema says of an option, or None if there is none of that name."""
-    kind: Any = Options
-    for part in key.split("."):
-        kind = get_type_hints(kind).get(part) if is_dataclass(kind) else None
-    return kind
-
-
-def _verbatim(override: str) -> str:
-    """The value of a text option in quotes, unless it has some: `-`, `[34]` and `1e3` are text there, not YAML."""
-    key, value = override.split("=", 1)
-    text = _type(key) in (str, str | None)
-    return f"{key}={json.dumps(value)}" if text and value[:1] not in ("'", '"') and value != "null" else override
 
 
 def check(options: Options) -> Options:

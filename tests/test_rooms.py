@@ -30,7 +30,7 @@ ORDER = {
     "pipeline": [
         "shown stopping trees",
         "options",
-        "kinds plainly",
+        "kinds plainly verbatim",
         "config",
         "run",
         "train score show",

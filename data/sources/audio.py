@@ -75,7 +75,7 @@ class AudioSource(Source):
     def read(self, item: Input) -> Iterator[Piece]:
         """Recordings of a file or a tar, encoded, in pieces."""
         if is_tar(item.path):
-            for name, content, size in members(item.path, self.options.expansion):
+            for name, content, size in members(item.path, self.options.expansion, self.remarks):
                 if not self.holds(name):
                     self.remarks["members of tars were left out: hidden, or no recordings"] += 1
                 else:

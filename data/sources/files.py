@@ -13,6 +13,7 @@ import os
 import sys
 import tarfile
 import zlib
+from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
@@ -31,7 +32,8 @@ WINDOW = 27  # 2^27 bytes are the most a decompressor's window may have; xz -9 n
 SUFFIXES = (".gz", ".tgz", ".xz", ".txz", ".bz2", ".zst")
 CHECKSUMS = tuple(f".{kind}{end}" for kind in ("md5", "sha1", "sha256", "sha512") for end in ("", "sum", "sums"))
 NOTES = ".sources.json"  # lies in a folder of corpora
-RUN = frozenset(("config.yaml", "corpus.json"))  # lie in a run's folder
+# Lie in the folder of a run, and in one of a comparison.
+MADE = [{"config.yaml", "corpus.json"}, {"comparison.html", "comparison.png"}]
 LINKS = "links out of the folder or to folders, which source.follow_links=true follows"
 UNREADABLE = (EOFError, lzma.LZMAError, zlib.error, zstd.ZstdError)
 
@@ -112,7 +114,7 @@ def _walk(root: str, pattern: list[str], follow: bool, left_out: LeftOut) -> Ite
     for folder, folders, names in os.walk(root, onerror=unreadable, followlinks=follow):
         base = os.path.relpath(folder, root)
         parts = () if base == "." else tuple(base.split(os.sep))
-        if parts and (NOTES in names or RUN.issubset(names)):
+        if parts and (NOTES in names or any(each.issubset(names) for each in MADE)):
             leave(f"{base}/", "made by haed")  # shards_dir or a run, in the folder of the source
             folders.clear()
             continue
@@ -323,26 +325,34 @@ class Member(NamedTuple):
     size: int
 
 
-def members(path: str, expansion: int) -> Iterator[Member]:
+def members(path: str, expansion: int, remarks: Counter[str] | None = None) -> Iterator[Member]:
     """Regular files of a tar, compressed or not; the content of each is valid until the next is asked for.
+
+    Args:
+        path: of the tar.
+        expansion: how many times its size it may hold.
+        remarks: counts links, which are left out: what they lead to has passed by.
 
     Raises:
         ValueError: it is damaged, does not end as a tar does, goes on behind its end, or has a sparse member.
         tarfile.TarError: by reading a member's content, which is not whole.
     """
     try:
-        yield from _members(path, expansion)
+        yield from _members(path, expansion, Counter() if remarks is None else remarks)
     except tarfile.TarError as error:
         raise ValueError(f"{path} cannot be read: {error}") from error
 
 
-def _members(path: str, expansion: int) -> Iterator[Member]:
+def _members(path: str, expansion: int, remarks: Counter[str]) -> Iterator[Member]:
     with open_stream(path, expansion) as stream:
         whole: Any = _Tail(stream)
         with tarfile.open(fileobj=whole, mode="r|", bufsize=BLOCK) as tar:
             for member in tar:
                 if member.issparse():  # a kilobyte may stand for any number of zeros
                     raise ValueError(f"{path}: {member.name} has holes: make the tar again, without --sparse")
+                remarks["links in tars were left out, though they may stand for files"] += (
+                    member.issym() or member.islnk()
+                )
                 content = tar.extractfile(member) if member.isfile() else None
                 if content is not None:
                     yield Member(member.name, content, member.size)

@@ -74,7 +74,7 @@ class ImageSource(Source):
     def _rasters(self, item: Input) -> Iterator[tuple[str, tuple[int, int], bytes]]:
         """Name, height and width, and raster of each picture."""
         if is_tar(item.path):
-            for name, content, size in members(item.path, self.options.expansion):
+            for name, content, size in members(item.path, self.options.expansion, self.remarks):
                 if not self.holds(name):
                     self.remarks["members of tars were left out: hidden, or no pictures"] += 1
                 else:

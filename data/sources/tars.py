@@ -5,6 +5,7 @@ import re
 from collections.abc import Iterator
 from itertools import chain
 
+from data.sources.documents import text_in
 from data.sources.files import File, is_tar, members, read_whole
 from data.sources.images import PICTURES, ImageSource
 from data.sources.source import Input, Piece
@@ -55,7 +56,7 @@ class WebDatasetSource(ImageSource):
     def _samples(self, path: str) -> Iterator[tuple[str, dict[str, bytes]]]:
         """Keys of samples, and their members by extension; those that are not read are empty."""
         before, sample = "", dict[str, bytes]()
-        for name, content, size in members(path, self.options.expansion):
+        for name, content, size in members(path, self.options.expansion, self.remarks):
             parts = _PARTS.fullmatch(name)
             if parts is None:
                 self.remarks["members of tars without a key and an extension were left out"] += 1
@@ -107,8 +108,4 @@ def _text(content: bytes, field: str, where: str) -> bytes:
         record = json.loads(content)
     except (ValueError, RecursionError) as error:
         raise ValueError(f"{where}: its .json is not JSON: {error}") from error
-    text = record.get(field) if isinstance(record, dict) else None
-    if not isinstance(text, str):
-        fields = ", ".join(map(repr, list(record)[:10])) if isinstance(record, dict) else "no object"
-        raise ValueError(f"{where}: its .json has no text in {field!r} (it has {fields}): set source.field=json.FIELD")
-    return text.encode("utf-8", "surrogatepass")
+    return text_in(record, field, f"{where}: its .json", "source.field=json.FIELD")

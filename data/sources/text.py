@@ -1,10 +1,9 @@
-"""Sources of text: files, JSON lines, WikiText, enwik8, the Python standard library's own sources.
+"""Sources of text whose files are documents: files, enwik8, the Python standard library's own sources.
 
 Plain files are cut into ranges, so that many workers share one file; compressed ones are read from start to end.
 """
 
 import io
-import json
 import re
 import sysconfig
 from collections import defaultdict
@@ -12,25 +11,23 @@ from collections.abc import Iterable, Iterator, Mapping
 from functools import cached_property
 from itertools import chain
 from pathlib import Path, PurePosixPath
-from typing import IO, NamedTuple
+from typing import IO
 
-from data.sources.files import LARGEST_DOCUMENT, File, blocks, is_compressed, open_stream
+from data.sources.files import File, blocks, is_compressed, open_stream
 from data.sources.magic import check_text
 from data.sources.source import Input, Piece, Source
 from data.sources.splits import SPLITS, Places, some_of
 
 _WINDOW = 1 << 16  # where a good place to cut is looked for
 _HELD = 32 << 20  # bytes of a compressed file that are kept while its size is found
-_INFLATED = 4  # guess at what compression saves, only to share out the work
+INFLATED = 4  # guess at what compression saves, only to share out the work
 _SKIPPED = {"test", "tests", "site-packages", "dist-packages", "idlelib", "__pycache__"}
-_LONGEST_HEADING = 1100
 _INSIDE = bytes(range(0x80, 0xC0))  # bytes of UTF-8 that begin no character
 _ABOUT = {"readme", "license", "licence", "copying", "notice", "authors", "changelog"}  # files that tell of others
-# Between blank lines, unlike the headings of sections, which have more signs.
-_HEADING = re.compile(rb"(?<=\n) ?\n ?= (?!=)[^\n]{1,1000}(?<!=) = ?\n(?= ?\n)")
+_BLANK = re.compile(rb"\n\r?\n")
 
 
-class _Texts(Source):
+class Texts(Source):
     """Files of text: the same content is read once, and what is no text is refused."""
 
     once = True
@@ -57,7 +54,7 @@ class _Texts(Source):
             self.record.notes.append(f"{some_of(names, len(names))}: {what}; the bytes are read as they are")
 
 
-class TextSource(_Texts):
+class TextSource(Texts):
     """A document per file.
 
     If files' paths state splits, those are theirs; else a hash of the content decides. Where the hash would leave a split
@@ -87,7 +84,7 @@ class TextSource(_Texts):
             whole = len(splits) == 1
             if is_compressed(file.path):
                 total = None if whole else self.totals.get(file)  # if it is not known, the worker finds it
-                yield Input(file.name, file.path, file.size * _INFLATED, splits, 0, total)
+                yield Input(file.name, file.path, file.size * INFLATED, splits, 0, total)
                 continue
             parts = [(splits[0], 0, file.size)] if whole else list(self._parts(file, splits))
             for part, start, stop in parts:
@@ -117,8 +114,8 @@ class TextSource(_Texts):
 
     def cut(self, window: bytes) -> int:
         """Where to cut exactly, in the bytes from a target on: after a blank line, else a line, else a character."""
-        blank = window.find(b"\n\n")
-        return blank + 2 if blank >= 0 else _after_line(window)
+        blank = _BLANK.search(window)
+        return blank.end() if blank else _after_line(window)
 
     def _parts(self, file: File, splits: Places) -> Iterator[tuple[str, int, int]]:
         """Split, start and end of the parts of a plain file."""
@@ -255,135 +252,3 @@ class Enwik8Source(TextSource):
     def cut(self, window: bytes) -> int:
         """Exactly at the target."""
         return 0
-
-
-class _ManySource(_Texts):
-    """Files with several documents each; a plain file is cut into ranges where documents begin."""
-
-    def inputs(self, size: int, align: int) -> Iterator[Input]:
-        """Ranges of plain files that begin where documents do; a compressed file is read by one worker."""
-        for file, splits in self.places(self.files).items():
-            if is_compressed(file.path):
-                yield Input(file.name, file.path, file.size * _INFLATED, splits)
-                continue
-            with open(file.path, "rb") as stream:
-                start = 0
-                while start < file.size:
-                    stop = self.next_document(stream, start + size) if start + size < file.size else file.size
-                    yield Input(file.name, file.path, stop - start, splits, start, stop)
-                    start = stop
-
-    def next_document(self, stream: IO[bytes], at: int) -> int:
-        """Where the first document begins that begins after `at`, or the end of the file."""
-        raise NotImplementedError
-
-    def _open(self, item: Input) -> IO[bytes]:
-        stream = open_stream(item.path, self.options.expansion)
-        if item.start:
-            stream.seek(item.start)
-        return stream
-
-
-class JsonLinesSource(_ManySource):
-    """A JSON object per line; the text is in the field `source.field`. A document's split is a hash of its text.
-
-    So the same text is never in two splits. Lone surrogates, which JSON can write and UTF-8 cannot, become the three bytes
-    they would have.
-    """
-
-    def next_document(self, stream: IO[bytes], at: int) -> int:
-        """The next line."""
-        stream.seek(at)
-        stream.readline(LARGEST_DOCUMENT + 1)
-        return stream.tell()
-
-    def read(self, item: Input) -> Iterator[Piece]:
-        """A document a line."""
-        with self._open(item) as stream:
-            at = item.start
-            while item.stop is None or at < item.stop:
-                line = stream.readline(LARGEST_DOCUMENT + 1)
-                if not line:
-                    return
-                if line.strip():
-                    name = f"{item.name}@{at}"
-                    text = self._text(line, f"{item.path}, the line at byte {at:,}")
-                    if text:
-                        yield Piece(name, self.split_of(name, item.splits, text), text)
-                    self.remarks["lines of empty text were left out"] += not text
-                at += len(line)
-
-    def _text(self, line: bytes, where: str) -> bytes:
-        if len(line) > LARGEST_DOCUMENT:
-            raise ValueError(f"{where} is longer than the {LARGEST_DOCUMENT:,} bytes that one document may have")
-        try:
-            record = json.loads(line)
-        except (ValueError, RecursionError) as error:
-            raise ValueError(f"{where} is not JSON: {error}") from error
-        text = record.get(self.options.field) if isinstance(record, dict) else None
-        if not isinstance(text, str):
-            fields = f"it has {', '.join(map(repr, list(record)[:10]))}" if isinstance(record, dict) else "no object"
-            raise ValueError(f"{where} has no text in the field {self.options.field!r} ({fields}): set source.field=")
-        return text.encode("utf-8", "surrogatepass")
-
-
-class WikiTextSource(_ManySource):
-    """WikiText, tokenised or raw: a document from each ` = Title = ` to the next; files name the splits, or a hash does."""
-
-    def next_document(self, stream: IO[bytes], at: int) -> int:
-        """The next heading."""
-        stream.seek(at)
-        stream.readline()
-        begin = stream.tell()
-        for start, first, _ in headed(blocks(stream), begin):
-            if first and start > begin:
-                return start
-        return stream.tell()
-
-    def read(self, item: Input) -> Iterator[Piece]:
-        """A document from each heading to the next, in pieces; its heading decides on its split."""
-        with self._open(item) as stream:
-            size = None if item.stop is None else item.stop - item.start
-            split = ""
-            for at, first, data in headed(blocks(stream, size), item.start):
-                name = f"{item.name}@{at}"
-                split = self.split_of(name, item.splits, data[:_LONGEST_HEADING]) if first else split
-                yield Piece(name, split, data, not first)
-
-
-class Section(NamedTuple):
-    """A piece of a document: the offset of the document, whether this is its first piece, and the piece."""
-
-    document: int
-    first: bool
-    data: bytes
-
-
-def headed(stream: Iterator[bytes], start: int) -> Iterator[Section]:
-    """Cuts WikiText at its headings.
-
-    Args:
-        stream: the text in blocks; its first byte begins a line.
-        start: offset of that byte.
-    """
-    buffer, base, begin, first = b"\n", start - 1, start, True  # buffer[0] is the byte before, for the look-behind
-    block: bytes | None = b""
-    while block is not None:
-        block = next(stream, None)
-        buffer += block or b""
-        safe = len(buffer) if block is None else max(1, len(buffer) - _LONGEST_HEADING)
-        at = 1
-        for match in _HEADING.finditer(buffer, 1):
-            if match.start() >= safe:
-                break
-            if match.start() > at:
-                yield Section(begin, first, buffer[at : match.start()])
-            elif first:
-                continue  # at the very start: no other document before it
-            begin, first, at = base + match.start(), True, match.start()
-        if first and block is not None and safe - at < _LONGEST_HEADING:
-            safe = at  # a first piece is long enough to know the document by, wherever the blocks end
-        if safe > at:
-            yield Section(begin, first, buffer[at:safe])
-            first = False
-        base, buffer = base + safe - 1, buffer[safe - 1 :]

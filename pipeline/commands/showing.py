@@ -11,8 +11,9 @@ from pipeline.arguments import (
     run_options,
     run_settings,
 )
-from pipeline.config import ConfigError, is_option, load
+from pipeline.config import ConfigError, load
 from pipeline.kinds import phases
+from pipeline.verbatim import is_option
 
 DEVICES, LINK = [4**i for i in range(6)], 25.0
 _LEAST, _MOST = 1e-6, 1e9  # of numbers that a plan is made from

@@ -109,7 +109,9 @@ def cut(corpus: Corpus, split: str, context: int) -> Iterator[Window]:
 def _names(corpus: Corpus, split: str) -> Iterator[bytes]:
     for shard in corpus.of(split):
         for sample in corpus.read(shard):
-            yield from (name.encode()[-NAMED:] for name in sample.names[int(sample.continues) :])
+            yield from (
+                name.encode("utf-8", "surrogateescape")[-NAMED:] for name in sample.names[int(sample.continues) :]
+            )
 
 
 def laid_out(batch: list[Window], k: int) -> Windows:

@@ -2,6 +2,7 @@
 
 import json
 import logging
+import math
 from codecs import getincrementaldecoder
 from collections.abc import Sequence
 from dataclasses import asdict
@@ -9,6 +10,7 @@ from itertools import islice
 
 import numpy as np
 
+from data.corpus import Corpus
 from data.durable import write_atomically
 from pipeline.options import Options, SampleOptions
 from pipeline.run.files import KeptSample, Sample, write_or_say
@@ -80,6 +82,7 @@ def _complete_pictures(run: Run, samples: int) -> list[Sample]:
     corpus, how = run.folder.corpus(), run.options.sample
     split = next((name for name in ("test", "valid", "train") if corpus.counts(name).documents), "train")
     originals = np.stack([tokens for tokens, _ in islice(corpus.documents(split), how.pictures)])
+    shape = _shape(corpus, originals.shape[1])
     chunks = -(-originals.shape[1] // run.chunker.k)  # the last one may be shorter
     given = originals[:, : chunks // 2 * run.chunker.k]
     lower = run.complete(given.repeat(samples, 0), chunks - chunks // 2, how)[:, : originals.shape[1] - given.shape[1]]
@@ -87,6 +90,20 @@ def _complete_pictures(run: Run, samples: int) -> list[Sample]:
     blank = np.concatenate([given, np.full_like(originals[:, given.shape[1] :], 255)], 1)
     rows = np.concatenate([blank[:, None], completed, originals[:, None]], 1)
     picture = run.folder.path / "samples.png"
-    write_atomically(picture, plots.pictures(rows, ["given", *["completed"] * samples, "original"]))
+    write_atomically(
+        picture, plots.pictures(rows.reshape(*rows.shape[:2], *shape), ["given", *["completed"] * samples, "original"])
+    )
     log.info("%s", picture)
     return [Sample(f"upper half of picture {number} of {split}: ", str(picture)) for number in range(1, len(rows) + 1)]
+
+
+def _shape(corpus: Corpus, values: int) -> tuple[int, int, int]:
+    """Height, width and channels of its pictures, of so many values each; corpora of an older version do not say it."""
+    if corpus.form:
+        return corpus.form["height"], corpus.form["width"], corpus.form["channels"]
+    side = math.isqrt(values // 3)
+    if side * side * 3 != values:
+        raise ValueError(
+            f"{corpus.location} does not say what shape its pictures of {values:,} values have: shard it again to draw them"
+        )
+    return side, side, 3

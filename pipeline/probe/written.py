@@ -19,11 +19,13 @@ def write_table(run: Run, space: Space, tables: Iterable[Any]) -> None:
 
     with replacing(place_of(run.folder, space) / TABLE) as file:
         writer = None
-        for table in tables:
-            writer = writer or pyarrow.parquet.ParquetWriter(file, table.schema, compression="zstd")
-            writer.write_table(table)
-        if writer is not None:
-            writer.close()
+        try:
+            for table in tables:
+                writer = writer or pyarrow.parquet.ParquetWriter(file, table.schema, compression="zstd")
+                writer.write_table(table)
+        finally:  # else it tries to be finished when it is collected, and says that it cannot
+            if writer is not None:
+                writer.close()
 
 
 def searched(run: Run, space: Space, metric: Metric, unseen: np.ndarray, known: int, **more: Any) -> Meta:

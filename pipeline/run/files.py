@@ -91,6 +91,7 @@ class Remembered:
         chunker_version: of that chunker.
         frequent: frequent chunks, as prompts.
         statistics: of its splits.
+        form: of its documents, if they are pictures or sound; None: it was not noted.
     """
 
     location: str
@@ -100,6 +101,7 @@ class Remembered:
     chunker_version: int = 1
     frequent: list[str] | None = None
     statistics: dict[str, Summary] | None = None
+    form: dict[str, int] | None = None
 
 
 @dataclass
@@ -245,12 +247,12 @@ class Evaluation:
         checkpoint: its digest.
         bits: of all tokens and ends of chunks.
         tokens: number of source tokens.
-        characters: of the original; of pictures, their values.
+        characters: of the original; of pictures and sound, their values.
         bytes: of the original.
         bits_per_token: `bits` over tokens.
         bits_per_char: over characters.
         bits_per_byte: over bytes.
-        bits_per_dim: bits per value of a raster, for images, else None.
+        bits_per_dim: of pictures and sound, bits per value: a token, so a channel of a pixel, a µ-law code, a byte of pcm16.
         standard_error: of bits_per_char over documents (None if there is one).
         context: chunks of a window.
         stride: how many of them are newly scored by each.
@@ -288,7 +290,7 @@ class Evaluation:
 
     @property
     def headline(self) -> Figure:
-        """What is looked at first: bits/dim of pictures, else bits/char."""
+        """What is looked at first: bits/dim of pictures and sound, else bits/char."""
         if self.bits_per_dim is not None:
             return Figure(self.bits_per_dim, "bits/dim", "values")
         return Figure(self.bits_per_char, "bits/char", "characters")

@@ -169,6 +169,10 @@ class RunFolder:
         known = self._corpus().statistics if (self.path / CORPUS).is_file() else None
         return (known or {}).get(split)
 
+    def form(self) -> dict[str, int]:
+        """What the documents of that corpus have alike, see `Corpus.form`; nothing where an older run did not note it."""
+        return self._corpus().form or {}
+
     def remember(self, corpus: Corpus) -> None:
         """Notes the corpus the run is trained on, and what its chunker learned from it."""
         place = corpus.folder.resolve()
@@ -180,6 +184,7 @@ class RunFolder:
             chunker_version=corpus.chunker_version,
             frequent=frequent_words(corpus, FREQUENT),
             statistics=corpus.statistics,
+            form=corpus.form,
         )
         self.write_json(CORPUS, asdict(remembered))
 

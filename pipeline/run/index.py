@@ -212,7 +212,10 @@ class Index:
         Raises:
             ValueError: there are fewer than `count` chunks that occur so often.
         """
-        found = self._nearest(asked, vectors, count, min_count, without or [[chunk] for _, chunk in asked])
+        search = partial(self.search.nearest, prepared(vectors, self.meta.metric))
+        found = self._answers(
+            asked, search, SCORES[self.meta.metric], count, min_count, without or [[chunk] for _, chunk in asked]
+        )
         found.about += self.meta.against
         return found
 
@@ -221,31 +224,21 @@ class Index:
     ) -> Answers:
         """The chunks to which predictions (q, E) point, by the cosine where the metric is `centred`; else by the metric.
 
-        The chance of two chunks is not told, as they are none.
+        The search is exact: an approximate one is tuned for chunks. The chance of two chunks is not told, as they are none.
 
         Raises:
             ValueError: as `answer`.
         """
         none: list[list[bytes]] = [[] for _ in asked]
         if self.mean is None or self.distances is None:
-            return self._nearest(asked, vectors, count, min_count, none)
+            exactly = partial(self.search.exactly, prepared(vectors, self.meta.metric))
+            return self._answers(asked, exactly, SCORES[self.meta.metric], count, min_count, none)
         mean, distances, queries = self.mean, self.distances, prepared(vectors, "cosine")
 
         def search(most: int, among: int) -> tuple[np.ndarray, np.ndarray]:
             return whole(queries, self.vectors[:among], mean, distances[:among], self.norms[:among], most)
 
         return self._answers(asked, search, SCORES["cosine"], count, min_count, none)
-
-    def _nearest(
-        self,
-        asked: Sequence[tuple[str, bytes]],
-        vectors: np.ndarray,
-        count: int | None,
-        min_count: int | None,
-        without: Sequence[Sequence[bytes]],
-    ) -> Answers:
-        search = partial(self.search.nearest, prepared(vectors, self.meta.metric))
-        return self._answers(asked, search, SCORES[self.meta.metric], count, min_count, without)
 
     def _answers(
         self,
@@ -293,9 +286,10 @@ class Index:
         for query in queries:
             try:
                 found.append(parse(self._typed(query), self.chunker, lambda: self._corpus, self.meta.split))
-            except ValueError:
+            except ValueError as error:
                 if strict:
                     raise
+                log.info("left out: %s", error)
         return found or telling(self.chunks, OWN_QUERIES)
 
     def _typed(self, query: str | bytes) -> str | bytes:

@@ -134,6 +134,7 @@ class Run:
         digest: of all that it holds.
         system: in evaluation mode.
         chunker: as in training.
+        of_values: the documents are pictures or sound, of which each value counts as one, as each character of a text does.
     """
 
     def __init__(self, folder: RunFolder, options: Options | None = None) -> None:
@@ -152,6 +153,7 @@ class Run:
         self.digest: str = checkpoint.state["digest"]
         self.compute: Compute = compute(self.options)
         self.chunker: Chunker = folder.chunker()
+        self.of_values = bool(folder.form()) or self.chunker.name == "pixels"
         self.checkpoint = checkpoint.saved
         windows = replace(self.options.batch, **self.checkpoint.identity["batch"])  # may be read with others
         as_trained = replace(self.options, batch=windows)
@@ -176,7 +178,11 @@ class Run:
         for scored in self.score_documents([self.chunker.split(document)]):
             bits += float(scored.bits.sum())
             sums.append(scored.parts())
-        return Score(bits, len(document), characters(document), len(document), self.parts(sums))
+        return Score(bits, len(document), self.size(document), len(document), self.parts(sums))
+
+    def size(self, document: bytes) -> int:
+        """What bits are divided by: a text's characters, or the values of a picture or a sound."""
+        return len(document) if self.of_values else characters(document)
 
     def parts(self, sums: Sequence[Tensor | None]) -> MixtureParts | None:
         """What the parts of the mixture say of the chunks that `Scored.parts` was summed over; None of other systems."""

@@ -6,7 +6,7 @@ import sys
 import time
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import numpy as np
@@ -20,7 +20,7 @@ from pipeline.run.device import release_memory
 from pipeline.run.files import OF_PARTS, Baseline, Breakdown, Evaluation, read_as, write_or_say
 from pipeline.run.folder import RunFolder
 from pipeline.run.metrics import Counter
-from pipeline.run.opened import Run, Score, characters
+from pipeline.run.opened import Run, Score
 from pipeline.run.shards import check_split
 from pipeline.score.baselines import measure, not_beaten
 from pipeline.score.breakdown import Tally
@@ -45,8 +45,10 @@ def evaluate(options: Options, text: Path | None = None) -> Evaluation:
             raise ValueError(f"{name} is empty: nothing to score")
         return _score(run, name, [run.chunker.split(content)], [content], [], None)
     corpus, split = run.folder.corpus(), options.evaluate.split
+    run.of_values = run.of_values or bool(corpus.form)  # an older run did not note it
     check_split(corpus.counts(split).chunks, corpus.location, "evaluate.split", split)
-    reference = _baselines(corpus, split) if options.evaluate.yardsticks and not _is_raster(corpus) else []
+    pictures = "height" in corpus.form or run.chunker.name == "pixels"
+    reference = _baselines(corpus, split) if options.evaluate.yardsticks and not pictures else []
     release_memory()
     limits = options.evaluate
     iem = bool(options.pretrain.iem_weight and run.phase != "train" and limits.closed_set and limits.closed_windows)
@@ -99,9 +101,7 @@ def _score(
             before = per_document.get(document, (0.0, 0))
             per_document[document] = (before[0] + bits, before[1] + tokens)
     seconds = time.perf_counter() - began
-    raster = run.chunker.name == "pixels"
-    count = len if raster else characters  # of a picture, each value is one
-    sizes = [(count(original), len(original)) for original in originals]
+    sizes = [(run.size(original), len(original)) for original in originals]
     score = Score(
         bits=sum(bits for bits, _ in per_document.values()),
         tokens=sum(tokens for _, tokens in per_document.values()),
@@ -109,6 +109,7 @@ def _score(
         bytes=sum(size[1] for size in sizes),
         parts=run.parts(sums),
     )
+    reference = [replace(each, bits_per_char=each.bits / score.characters) for each in reference]
     return Evaluation(
         split=split,
         stage=run.phase,
@@ -118,7 +119,7 @@ def _score(
         bits_per_token=score.bits_per_token,
         bits_per_char=score.bits_per_char,
         bits_per_byte=score.bits_per_byte,
-        bits_per_dim=score.bits_per_token if raster else None,
+        bits_per_dim=score.bits_per_token if run.of_values else None,
         standard_error=_standard_error(
             [per_document[i][0] for i in sorted(per_document)], [s[0] for s in sizes if s[1]]
         ),
@@ -140,10 +141,6 @@ def _standard_error(bits: list[float], sizes: list[int]) -> float | None:
     b, n = np.array(bits), np.array(sizes, float)
     residual = b - b.sum() / n.sum() * n
     return float(np.sqrt((residual**2).sum() * len(b) / (len(b) - 1)) / n.sum())
-
-
-def _is_raster(corpus: Corpus) -> bool:
-    return corpus.chunker().name == "pixels"
 
 
 def _baselines(corpus: Corpus, split: str) -> list[Baseline]:
@@ -168,16 +165,16 @@ def _joined(documents: Iterator[bytes]) -> bytes:
 
 def table(result: Evaluation) -> str:
     """What a person wants to know, plainly."""
-    unit, whole = ("dim", "values") if result.bits_per_dim is not None else ("char", "characters")
+    own = result.headline
     lines = [
-        f"{result.split}: {result.bits_per_char:.4f} bits/{unit}"
+        f"{result.split}: {own.value:.4f} {own.unit}"
         + (
             f" ± {result.standard_error:.4f} (standard error over documents)"
             if result.standard_error is not None
             else ""
         ),
         f"  {result.bits_per_byte:.4f} bits/byte, {result.bits_per_token:.4f} bits/token, "
-        f"{result.characters:,} {whole}, {result.bytes:,} bytes; "
+        f"{result.characters:,} {own.over}, {result.bytes:,} bytes; "
         f"{result.stage} step {result.step}, context {result.context} chunks, stride {result.stride}",
     ]
     if result.iem is not None:
@@ -191,7 +188,7 @@ def table(result: Evaluation) -> str:
     if result.breakdown is not None:
         lines += _spent(result.breakdown)
     if result.yardsticks:
-        lines.append("yardsticks on the same bytes (bits/char):")
+        lines.append(f"yardsticks on the same bytes ({own.unit}):")
         for item in sorted(result.yardsticks, key=lambda item: -item.bits_per_char):
             beaten = "not beaten" if item.name in result.not_beaten else "beaten"
             lines.append(f"  {item.name:<28} {item.bits_per_char:7.4f}  {beaten}")

@@ -35,7 +35,8 @@ class Row:
         flops: model FLOPs of them.
         validation: last bits per token on the fixed subset of the validation split.
         validation_error: its standard error.
-        evaluation: bits per character (per dim for images) of evaluation.json, or None if the run was not evaluated.
+        evaluation: the headline of evaluation.json, or None if the run was not evaluated.
+        unit: of that, bits/char, or bits/dim of pictures and sound.
         decoder: the same by the decoder of a mixture alone.
         unknown: the share of chunks that this mixture spells.
         split: that it is of.
@@ -53,6 +54,7 @@ class Row:
     validation: float | None
     validation_error: float | None
     evaluation: float | None
+    unit: str | None
     decoder: float | None
     unknown: float | None
     likelihood: str | None
@@ -128,6 +130,7 @@ def _read(name: str, folder: RunFolder) -> tuple[Row, list[Point]]:
         validation=last.get(BITS),
         validation_error=last.get("validation/standard_error"),
         evaluation=evaluation.headline.value if evaluation else None,
+        unit=evaluation.headline.unit if evaluation else None,
         decoder=evaluation.decoder if evaluation else None,
         unknown=evaluation.parts.unknown_share if evaluation and evaluation.parts else None,
         likelihood=evaluation.likelihood if evaluation else None,
@@ -165,7 +168,7 @@ HEAD = (
     "seconds",
     "model FLOPs",
     "validation, bits/token",
-    "evaluation, bits/char",
+    "evaluation",
     "decoder alone",
     "unknown chunks",
 )
@@ -182,7 +185,7 @@ def _cells(row: Row) -> list[str]:
         f"{row.seconds:,.0f}",
         f"{row.flops:.3g}",
         validation,
-        "–" if row.evaluation is None else f"{row.evaluation:.4f} ({row.split}, {row.stage}{alone})",
+        "–" if row.evaluation is None else f"{row.evaluation:.4f} {row.unit} ({row.split}, {row.stage}{alone})",
         "–" if row.decoder is None else f"{row.decoder:.4f}",
         "–" if row.unknown is None else f"{row.unknown:.2%}",
     ]

@@ -1,7 +1,6 @@
 """Pictures of a run, as PNG bytes: loss curves against time, and bits beside the baselines."""
 
 import io
-import math
 import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -30,6 +29,13 @@ def png(figure: Figure) -> bytes:
     FigureCanvasAgg(figure)
     figure.savefig(buffer, format="png", dpi=150, bbox_inches="tight", metadata={"Software": None})
     return buffer.getvalue()
+
+
+def plain(label: str) -> str:
+    """A label that Matplotlib's own font can draw, takes for no formula, and does not leave out of a legend."""
+    drawn = (character if ord(character) < 0x590 or 0x2000 <= ord(character) < 0x2500 else "·" for character in label)
+    shown = "".join(drawn).replace("$", r"\$")
+    return f" {shown}" if shown.startswith("_") else shown
 
 
 def panel(figure: Figure, position: int, columns: int, title: str, unit: str = "seconds of training") -> Any:
@@ -98,13 +104,12 @@ def comparison(curves: dict[str, list[Point]]) -> bytes:
         for number, (run, points) in enumerate(curves.items()):
             shown = [(getattr(point, name), point.bits) for point in points]
             if shown:
-                axes.plot(
-                    *zip(*shown, strict=True), "o-", color=f"C{number % 10}", markersize=3, linewidth=1.1, label=run
-                )
+                style = {"color": f"C{number % 10}", "markersize": 3, "linewidth": 1.1}
+                axes.plot(*zip(*shown, strict=True), "o-", label=plain(run), **style)
         values = sorted(point.bits for points in curves.values() for point in points)
         if len(values) > 10:  # the first points are far above the rest
             axes.set_ylim(values[0] * 0.97, values[int(len(values) * 0.85)] * 1.05)
-        if position == 3:
+        if position == 3 and values:
             axes.legend(fontsize=8, frameon=False, loc="upper right")
     figure.tight_layout()
     return png(figure)
@@ -212,16 +217,10 @@ def _spots(axes: Any, points: Sequence[tuple[float, float] | None], names: Seque
 
 
 def pictures(rows: np.ndarray, titles: list[str]) -> bytes:
-    """Rows of square RGB rasters (n, columns, H·W·3), each column under its title.
-
-    Raises:
-        ValueError: they are not square.
-    """
-    side = math.isqrt(rows.shape[2] // 3)
-    if side * side * 3 != rows.shape[2]:
-        raise ValueError(f"pictures of {rows.shape[2]:,} values are not square: set source.image_size= to draw them")
-    figure = Figure(figsize=(1.3 * rows.shape[1], 1.3 * rows.shape[0] + 0.3))
-    for number, raster in enumerate(rows.reshape(-1, side, side, 3)):
+    """Rows of RGB pictures (n, columns, H, W, 3), each column under its title."""
+    shape = (rows.shape[3] / rows.shape[2]) ** 0.5  # all of them have as much room
+    figure = Figure(figsize=(1.3 * shape * rows.shape[1], 1.3 / shape * rows.shape[0] + 0.3))
+    for number, raster in enumerate(rows.reshape(-1, *rows.shape[2:])):
         axes = figure.add_subplot(rows.shape[0], rows.shape[1], number + 1)
         axes.imshow(raster, interpolation="nearest")
         axes.set_axis_off()
@@ -267,15 +266,17 @@ def corpus(statistics: Summary) -> bytes:
 
 
 def baselines(evaluation: Evaluation, name: str) -> bytes:
-    """Bars of bits per character: the model among the baselines, from most to fewest bits."""
+    """Bars of bits per character, or value: the model among the baselines, from most to fewest bits."""
     bars = [(item.name, item.bits_per_char) for item in evaluation.yardsticks]
     bars = sorted([*bars, (name, evaluation.bits_per_char)], key=lambda bar: bar[1])
     figure = Figure(figsize=(9.5, 0.36 * len(bars) + 0.7))
     axes = figure.add_subplot()
     colours = [MODEL if label == name else GREY for label, _ in bars]
-    drawn = axes.barh([label for label, _ in bars], [value for _, value in bars], color=colours, height=0.7)
+    drawn = axes.barh([plain(label) for label, _ in bars], [value for _, value in bars], color=colours, height=0.7)
     axes.bar_label(drawn, fmt="%.3f", fontsize=8, padding=3)
-    axes.set_title(f"bits per character of the {evaluation.split} split: fewer is better", fontsize=10, loc="left")
+    axes.set_title(
+        f"{evaluation.headline.unit} of the {evaluation.split} split: fewer is better", fontsize=10, loc="left"
+    )
     axes.tick_params(labelsize=8)
     axes.spines[["top", "right"]].set_visible(False)
     return png(figure)

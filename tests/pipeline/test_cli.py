@@ -1,5 +1,6 @@
 """The command line as a person meets it: every stage, bad input, exit status, JSON, signals."""
 
+import argparse
 import json
 import os
 import shlex
@@ -14,7 +15,10 @@ from pathlib import Path
 import pytest
 
 from pipeline import ROOT
+from pipeline.arguments import options_of, parse
 from pipeline.cli import main
+from pipeline.commands import COMMANDS
+from pipeline.config import ConfigError
 
 
 def test_a_pipe_that_breaks_within_a_command_is_said(
@@ -169,6 +173,25 @@ def test_what_is_no_argument(arguments: list[str], message: str, capsys: pytest.
     with pytest.raises(SystemExit, match="2"):
         main(arguments)
     assert capsys.readouterr().err.splitlines()[-1].endswith(message)
+
+
+def test_a_run_may_have_an_equals_sign(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name in ("runs/lr=0.1", "others/x=1", "lr=0.1/runs/mine"):
+        (tmp_path / name).mkdir(parents=True)
+        (tmp_path / name / "config.yaml").touch()
+    for command in ("evaluate", "neighbours"):
+        for words, run in (
+            (["lr=0.1/runs/mine", "seed=1"], "lr=0.1/runs/mine"),
+            (["seed=1", "lr=0.1"], "lr=0.1"),
+            (["x=1", "seed=1", "runs_dir=others"], "x=1"),
+        ):
+            found = parse([command, *words], "haed", COMMANDS)
+            assert found.run == run and found.words == [word for word in words if word != run]
+    with pytest.raises(FileNotFoundError, match="no run 'runs/lr=0.3'"):
+        options_of(argparse.Namespace(config=None, words=["seed=1", "runs/lr=0.3"]))
+    with pytest.raises(ConfigError, match="there is no option lr"):
+        options_of(argparse.Namespace(config=None, words=["lr=0.2"]))
 
 
 @pytest.mark.slow

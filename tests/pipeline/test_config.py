@@ -1,3 +1,4 @@
+import json
 from dataclasses import fields, is_dataclass
 from pathlib import Path
 from typing import get_args
@@ -214,6 +215,22 @@ def test_text_is_taken_verbatim() -> None:
     assert (options.name, options.source.field) == ("1e3", "[body]: #1")
     assert load(None, ["source.path=null", "name='quoted'"]).source.path is None
     assert load(None, ["name='quoted'"]).name == "quoted"
+
+
+def test_texts_in_lists_and_files_and_beyond_the_first_plane_are_taken_verbatim(tmp_path: Path) -> None:
+    items = ["3:4", "001122", "no", "1_000", "a\N{GRINNING FACE}b", "\\\\ud83d"]
+    options = load(
+        None, ["index.queries=[3:4, 001122, no, 1_000, 'a\N{GRINNING FACE}b', '\\\\ud83d']", "name=\U00020bb7"]
+    )
+    assert options.index.queries == items and options.name == "\U00020bb7"
+    assert load(None, [f"index.queries={json.dumps(items)}", f"name={json.dumps(options.name)}"]) == options
+    path = tmp_path / "file.yaml"
+    path.write_text("name: 1e3\nthreads: 1\nsource: {path: 0x10}\nindex: {queries: [3:4, on, 'x', 1.50]}\n")
+    found = load(path)
+    assert (found.name, found.threads, found.source.path) == ("1e3", 1, "0x10")
+    assert found.index.queries == ["3:4", "on", "x", "1.50"]
+    path.write_text(dump(options))
+    assert load(path) == options
 
 
 def test_the_address_of_a_cluster_is_the_users(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -12,7 +12,7 @@ from pipeline.probe.analyse.intrinsic import Intrinsic
 from pipeline.probe.analyse.use import Agreement
 from pipeline.probe.passages import ByLayer
 from pipeline.run.files import Part
-from pipeline.show.plots import COLOURS, GREY, MODEL, panel, png
+from pipeline.show.plots import COLOURS, GREY, MODEL, panel, plain, png
 
 USE, SPELLING = COLOURS["pretrain"], MODEL
 _LABELS = 60  # of a map
@@ -100,7 +100,7 @@ def drift(found: Drift) -> bytes:
         axes = panel(figure, position, 2, title, "cosine with itself, after the best turn")
         places = np.arange(len(moved))[::-1]
         axes.barh(places, [each.cosine for each in moved], color=USE, height=0.6)
-        axes.set_yticks(places, [_plain(each.chunk) for each in moved], fontsize=8, family="monospace")
+        axes.set_yticks(places, [plain(each.chunk) for each in moved], fontsize=8, family="monospace")
         axes.set_xlim(min(0.0, *(each.cosine for each in (*found.most, *found.least))), 1)
     figure.tight_layout()
     return png(figure)
@@ -147,7 +147,7 @@ def placed(places: np.ndarray, clusters: np.ndarray, labels: Sequence[str], name
         if all((np.abs(middle - other[:2]) > (size + other[2:]) / 2).any() for other in taken):
             taken.append(np.concatenate([middle, size]))
             axes.annotate(
-                _plain(label), place, fontsize=7, family="monospace", xytext=(2, 2), textcoords="offset points"
+                plain(label), place, fontsize=7, family="monospace", xytext=(2, 2), textcoords="offset points"
             )
         if len(taken) == _LABELS:
             break
@@ -157,10 +157,3 @@ def placed(places: np.ndarray, clusters: np.ndarray, labels: Sequence[str], name
     axes.spines[:].set_color(GREY)
     figure.tight_layout()
     return png(figure)
-
-
-def _plain(label: str) -> str:
-    """A label that Matplotlib's own font can draw, and takes for no formula."""
-    drawn = (character if ord(character) < 0x590 or 0x2000 <= ord(character) < 0x2500 else "·" for character in label)
-    shown = "".join(drawn)
-    return shown.replace("$", r"\$")

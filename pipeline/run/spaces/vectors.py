@@ -101,7 +101,7 @@ class Vectors:
         among = len(self.exact) if among is None else among
         few = among < len(self.exact) and among <= max(_FEW, len(self.exact) // _SHARE)
         if self._search is None or few or count > among // 4:
-            return self._among(queries, count, among)
+            return self.exactly(queries, count, among)
         import faiss
 
         selected = faiss.IDSelectorRange(0, among) if among < len(self.exact) else None
@@ -114,8 +114,8 @@ class Vectors:
         _, rows = self._search.search(asked, wanted, params=parameters)
         return self._decided(queries, rows, count)
 
-    def _among(self, queries: np.ndarray, count: int, among: int) -> tuple[np.ndarray, np.ndarray]:
-        """Exactly, over all of the rows."""
+    def exactly(self, queries: np.ndarray, count: int, among: int) -> tuple[np.ndarray, np.ndarray]:
+        """As `nearest`, by comparing each query with all of the rows."""
         import faiss
 
         metric = faiss.METRIC_L2 if self.metric == "l2" else faiss.METRIC_INNER_PRODUCT

@@ -9,6 +9,7 @@ import sqlite3
 import subprocess
 import tarfile
 import zipfile
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 
@@ -222,6 +223,24 @@ def test_runs_in_the_folder_of_the_source_are_no_part_of_it(tmp_path: Path) -> N
     left: LeftOut = {}
     assert [file.name for file in list_files(str(tmp_path), "**/*", "text", left_out=left)] == ["a.txt"]
     assert left == {"made by haed": ["runs/mine/"]}
+
+
+def test_comparisons_of_runs_are_no_part_of_it(tmp_path: Path) -> None:
+    (tmp_path / "runs" / "comparison").mkdir(parents=True)
+    for name in ("a.txt", "runs/comparison/comparison.html", "runs/comparison/comparison.png"):
+        (tmp_path / name).write_text("x")
+    assert [file.name for file in list_files(str(tmp_path), "**/*", "text")] == ["a.txt"]
+
+
+def test_links_in_a_tar_are_counted(tmp_path: Path) -> None:
+    with tarfile.open(tmp_path / "a.tar", "w") as tar:
+        for name, kind in (("a.txt", tarfile.REGTYPE), ("b.txt", tarfile.LNKTYPE), ("c.txt", tarfile.SYMTYPE)):
+            member = tarfile.TarInfo(name)
+            member.type, member.linkname = kind, "a.txt" if kind != tarfile.REGTYPE else ""
+            tar.addfile(member)
+    remarks = Counter[str]()
+    assert [member.name for member in members(str(tmp_path / "a.tar"), 10, remarks)] == ["a.txt"]
+    assert remarks == {"links in tars were left out, though they may stand for files": 2}
 
 
 def test_globs(linked: Path) -> None:

@@ -79,7 +79,7 @@ def test_names_of_tars_state_splits(tmp_path: Path) -> None:
         (
             SAMPLES,
             {"field": "json.title"},
-            "its .json has no text in 'title' .it has 'caption', 'n'.: set source.field=",
+            "its .json has no field 'title' .it has 'caption', 'n'.: set source.field=json.FIELD",
         ),
         (SAMPLES, {"field": "jpg"}, "sample deep/000000 has no .jpg .it has .*.cls.*: set source.field="),
         ([{"cls": 1}], {}, "has no .txt .it has .cls.: set source.field= to the one to read"),

@@ -8,10 +8,13 @@ import pyarrow.parquet as parquet
 import pytest
 
 from data.corpus import Corpus
+from data.options import ChunkerOptions, ShardOptions, SourceOptions
+from data.sharding.build import shard
 from pipeline.arguments import run_options
 from pipeline.cli import main
 from pipeline.config import load
 from pipeline.options import Options
+from pipeline.probe.contexts import cut
 from pipeline.probe.index import index
 from pipeline.run.folder import RunFolder
 from pipeline.run.opened import Run, open_run
@@ -70,6 +73,15 @@ def test_contexts_are_states_at_places(run: Path, capsys: pytest.CaptureFixture[
     first = item["neighbours"][0]
     assert first["score"] == pytest.approx(1, abs=1e-3) and first["offset"] == len(cut) and first["document"] == 0
     assert {"text", "hex", "score", "count"} < set(first) and len(item["neighbours"]) == 3
+
+
+def test_documents_may_be_called_what_is_no_utf_8(tmp_path: Path) -> None:
+    for number in range(2):
+        (tmp_path / f"caf\udce9 train {number}.txt").write_text(f"text {number} " * 30)
+    source = SourceOptions(kind="text", path=str(tmp_path), valid_percent=0)
+    corpus = shard(source, ChunkerOptions(), ShardOptions(), tmp_path / "shards")
+    names = {window.name for window in cut(corpus, "train", 8)}
+    assert names == {f"caf\udce9 train {number}.txt".encode("utf-8", "surrogateescape") for number in range(2)}
 
 
 def test_so_many_are_drawn_by_the_seed(run: Path, caplog: pytest.LogCaptureFixture) -> None:

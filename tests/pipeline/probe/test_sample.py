@@ -77,6 +77,34 @@ def test_a_picture_may_end_within_a_chunk(drawn: Options, tmp_path: Path) -> Non
     assert len(sample(made, samples=2)) == 3 and (tmp_path / "nines" / "samples.png").is_file()
 
 
+def test_oblong_pictures_are_drawn_as_they_are(drawn: Options, tmp_path: Path) -> None:
+    """2×8, which has as many pixels as 4×4."""
+    for number in range(6):
+        place = tmp_path / "pictures" / ("train" if number % 2 else "valid")
+        place.mkdir(parents=True, exist_ok=True)
+        Image.new("RGB", (8, 2), (9 * number, 0, 0)).save(place / f"{number}.png")
+    made = replace(deepcopy(drawn), runs_dir=str(tmp_path), shards_dir=str(tmp_path / "shards"), name="oblong")
+    made.source.path, made.source.pattern, made.train.steps, made.sample.pictures = (
+        str(tmp_path / "pictures"),
+        "**/*",
+        2,
+        2,
+    )
+    shard(made)
+    train(made)
+    sample(made, samples=2)
+    with Image.open(tmp_path / "oblong" / "samples.png") as grid:
+        assert grid.width > 3 * grid.height  # two rows of four
+    folder = RunFolder.find("oblong", str(tmp_path))
+    manifest = Path(folder.corpus().location) / "manifest.json"
+    content = json.loads(manifest.read_text())
+    assert content.pop("form") == {"height": 2, "width": 8, "channels": 3}
+    manifest.write_text(json.dumps(content))
+    sample(made)
+    with Image.open(tmp_path / "oblong" / "samples.png") as grid:
+        assert grid.width < 3 * grid.height  # what it was before the form was noted
+
+
 def test_lower_halves_of_pictures(pictures: Options) -> None:
     pictures.sample.pictures, pictures.sample.temperature = 3, 0.0
     found = sample(pictures, samples=2)

@@ -1,17 +1,22 @@
 """Evaluation: where the bits are spent, beside the exact likelihood of documents scored by hand."""
 
 import json
+import wave
 from collections import Counter, defaultdict
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 
+from pipeline.config import load
 from pipeline.options import Options
 from pipeline.run.files import Evaluation, read_as
 from pipeline.run.folder import RunFolder
 from pipeline.run.opened import Run
+from pipeline.run.shards import shard
 from pipeline.score.evaluate import evaluate, table
+from pipeline.show.compare import compare
 from pipeline.train.stages import train
 
 
@@ -51,6 +56,42 @@ def test_partitions_of_the_bits(options: Options) -> None:
     assert content["breakdown"].pop("decoder_by_frequency") == content["breakdown"].pop("known_by_frequency") == []
     path.write_text(json.dumps(content))
     assert read_as(Evaluation, path) == found and found.whose == "" and found.decoder is None
+
+
+def test_each_value_of_pictures_and_sound_counts_as_one(tiny: list[str], tmp_path: Path) -> None:
+    """Whatever bytes they make together: these are é again and again."""
+    pictures, sound = tmp_path / "pictures", tmp_path / "sound"
+    for place in (pictures, sound):
+        place.mkdir()
+    for split in ("train", "valid", "test"):
+        raster = np.tile(np.array([195, 169], np.uint8), (5, 24))
+        np.savez(pictures / f"{split}.npz", data=raster.reshape(5, 16, 3).transpose(0, 2, 1).reshape(5, -1))
+        with wave.open(str(sound / f"{split}.wav"), "wb") as file:
+            file.setparams((1, 2, 8000, 0, "NONE", ""))
+            file.writeframes(
+                (np.random.default_rng(0).normal(0, 9000, 3000)).clip(-32768, 32767).astype("<i2").tobytes()
+            )
+    flat = [
+        *tiny,
+        "chunker.kind=fixed",
+        "chunker.k=6",
+        "train.steps=2",
+        "validation.times=0",
+        "evaluate.yardsticks=true",
+    ]
+    for kind, place, yardsticks in (("images", pictures, 0), ("audio", sound, 7)):
+        words = [f"source.kind={kind}", f"source.path={place}", "source.pattern=*", f"name={kind}"]
+        made = load("quickstart", [*flat, *words])
+        shard(made)
+        train(made)
+        found = evaluate(made)
+        assert found.characters == found.bytes == found.tokens and len(found.yardsticks) == yardsticks
+        assert found.bits_per_dim == found.bits_per_token == found.headline.value and "bits/dim" in table(found)
+        assert all(each.bits_per_char == pytest.approx(each.bits_per_byte) for each in found.yardsticks)
+        (row,) = compare([kind], made.runs_dir, tmp_path / "comparison").rows
+        assert row.unit == "bits/dim"
+        run = Run(RunFolder.of(made))
+        assert run.score("éé").characters == 4
 
 
 def test_the_parts_of_a_mixture(mixed: Options) -> None:

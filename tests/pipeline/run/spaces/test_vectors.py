@@ -67,6 +67,9 @@ def test_search_finds_what_brute_force_finds(metric: Metric, tmp_path: Path, mon
             asked = prepared(queries, metric)[:, None]
             again = np.linalg.norm(own - asked, axis=2) if metric == "l2" else (own * asked).sum(2)
             np.testing.assert_allclose(scores, again, **tolerance)
+        search.effort = 1  # what is no chunk is compared with all, however little an index looks at
+        scores, _ = search.exactly(prepared(queries, metric), 10, 400)
+        np.testing.assert_allclose(scores, of_some[:, :10], **tolerance)
         everything, _ = search.nearest(prepared(queries, metric), 1500)
         np.testing.assert_allclose(everything, truth, rtol=1e-3, atol=1e-3)
 

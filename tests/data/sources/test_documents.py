@@ -1,0 +1,136 @@
+"""Many documents a file: JSON lines and WikiText give their bytes back, wherever ranges and blocks end."""
+
+import gzip
+import json
+import lzma
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from data.options import ChunkerOptions, ShardOptions, SourceOptions
+from data.sharding.build import shard
+from data.sources.documents import headed
+from data.sources.source import hashed_split
+from tests.data.sources.test_text import COMPRESS, TEXTS, documents, source
+
+
+@pytest.mark.parametrize("suffix", ["", ".zst"])
+@pytest.mark.parametrize("size", [1 << 20, 500])
+def test_json_lines(tmp_path: Path, suffix: str, size: int) -> None:
+    lines = b"\n".join(json.dumps({"id": i, "body": text}).encode() for i, text in enumerate(TEXTS)) + b"\n\n"
+    (tmp_path / f"data.jsonl{suffix}").write_bytes(COMPRESS[suffix](lines))
+    found = documents(source("jsonl", tmp_path, field="body", valid_percent=20), size)
+    for split in ("train", "valid", "test"):
+        wanted = [text.encode() for text in TEXTS if hashed_split(text.encode(), 20) == split]
+        assert [data for _, data in found[split]] == wanted and wanted
+    names = [name for each in found.values() for name, _ in each]
+    assert len(set(names)) == len(TEXTS)
+
+
+def test_lines_of_empty_text_are_counted(tmp_path: Path) -> None:
+    (tmp_path / "train.jsonl").write_bytes(b'{"text": "a"}\n{"text": ""}\n\n{"text": null}\n')
+    options = SourceOptions(kind="jsonl", path=str(tmp_path))
+    corpus = shard(options, ChunkerOptions(), ShardOptions(), tmp_path / "shards")
+    assert "lines of empty text were left out: 2" in corpus.manifest["splits"]["notes"]
+
+
+def test_lone_surrogates_of_json_survive(tmp_path: Path) -> None:
+    (tmp_path / "train.jsonl").write_bytes(b'{"text": "a\\ud800b"}')  # no newline at the end either
+    ((_, data),) = documents(source("jsonl", tmp_path))["train"]
+    assert data.decode("utf-8", "surrogatepass") == "a\ud800b"
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        (b'{"text": ', "the line at byte 13 is not JSON"),
+        (b'{"txt": "a"}', "no field 'text' .it has 'txt'.: set source.field="),
+        (b"[1]", "no field 'text' .no object."),
+        (b'{"text": 3}', "no text in the field 'text', but 3: set source.field="),
+        (b"[" * 100_000, "is not JSON"),
+    ],
+)
+def test_a_wrong_line_is_named(tmp_path: Path, line: bytes, message: str) -> None:
+    (tmp_path / "train.jsonl").write_bytes(b'{"text":"x"}\n' + line)
+    with pytest.raises(ValueError, match=message):
+        documents(source("jsonl", tmp_path))
+
+
+def test_a_line_without_end_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("data.sources.documents.LARGEST_DOCUMENT", 1000)
+    (tmp_path / "train.jsonl").write_bytes(b'{"text": "' + b"x" * 5000)
+    with pytest.raises(ValueError, match="longer than the 1,000 bytes"):
+        documents(source("jsonl", tmp_path))
+
+
+WIKI = b" \n = First = \n \n text \n = = Section = = \n \n more \n \n = Second = \n \n end \n"
+
+
+@given(st.lists(st.integers(1, 40), min_size=1))
+def test_headings_are_found_wherever_blocks_end(sizes: list[int]) -> None:
+    text = WIKI * 60
+    wanted = [text[a:b] for a, b in _wanted(text)]
+
+    def stream():  # type: ignore[no-untyped-def]
+        at = number = 0
+        while at < len(text):
+            yield text[at : at + sizes[number % len(sizes)] * 7]
+            at, number = at + sizes[number % len(sizes)] * 7, number + 1
+
+    found: list[bytes] = []
+    for begin, first, data in headed(stream(), 0):
+        if first:
+            assert begin == sum(map(len, found))
+            found.append(data)
+        else:
+            found[-1] += data
+    assert found == wanted
+
+
+def _wanted(text: bytes) -> list[tuple[int, int]]:
+    """Line by line, as a person would."""
+    lines = text.splitlines(keepends=True)
+    starts, at = [0], 0
+    for number, line in enumerate(lines):
+        title = line.startswith(b" = ") and line.endswith(b" = \n") and not line.startswith(b" = =")
+        blank = 0 < number < len(lines) - 1 and not lines[number - 1].strip() and not lines[number + 1].strip()
+        if title and blank and at - len(lines[number - 1]) > 0:
+            starts.append(at - len(lines[number - 1]))
+        at += len(line)
+    return list(zip(starts, [*starts[1:], len(text)], strict=True))
+
+
+def test_wikitext_with_ends_of_lines_as_in_windows_and_files_without_headings(tmp_path: Path) -> None:
+    text = (WIKI * 30).replace(b"\n", b"\r\n")
+    (tmp_path / "wiki.train.raw").write_bytes(text)
+    read = source("wikitext", tmp_path)
+    assert b"".join(data for _, data in documents(read, 500)["train"]) == text
+    assert len(documents(read)["train"]) == 60 and not +read.remarks
+    (tmp_path / "wiki.valid.raw.gz").write_bytes(gzip.compress(b"no heading\n" * 300))
+    (tmp_path / "wiki.test.raw").write_bytes(b"none here\n" * 300)
+    read = source("wikitext", tmp_path)
+    documents(read, 500)
+    assert list((+read.remarks).items()) == [("files have no heading such as ` = Title = `: each is one document", 2)]
+
+
+@settings(max_examples=20)
+@given(size=st.integers(30, 2000))
+def test_wikitext_is_the_same_in_any_ranges(tmp_path: Path, size: int) -> None:
+    (tmp_path / "wiki.train.raw").write_bytes(WIKI * 30)
+    found = documents(source("wikitext", tmp_path), size)
+    assert [data for _, data in found["train"]] == [(WIKI * 30)[a:b] for a, b in _wanted(WIKI * 30)]
+
+
+def test_wikitext_without_names_is_split_by_document(tmp_path: Path) -> None:
+    """By how each begins, so under any name, beside any others, and however large the blocks are."""
+    texts = [b" \n = Title %d = \n \n" % number + b" a line of text \n" * (number % 200) for number in range(400)]
+    (tmp_path / "dump.txt.xz").write_bytes(lzma.compress(b"".join(texts)))
+    found = documents(source("wikitext", tmp_path, valid_percent=10))
+    assert sum(len(each) for each in found.values()) == 400 and all(len(found[s]) > 10 for s in ("valid", "test"))
+    (tmp_path / "dump.txt.xz").unlink()
+    (tmp_path / "another.txt").write_bytes(b"".join(reversed(texts)))
+    again = documents(source("wikitext", tmp_path, valid_percent=10), 5000)
+    for split in ("train", "valid", "test"):
+        assert {data for _, data in again[split]} == {data for _, data in found[split]}
