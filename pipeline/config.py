@@ -21,7 +21,7 @@ from data.locations import check_folder, check_scheduler, check_url, is_remote, 
 from data.options import SOURCES
 from haed.options import SYSTEMS
 from pipeline.kinds import is_limited, is_mixed, is_of, refusal, shared_limits
-from pipeline.options import RETIRED, LauncherOptions, Options, Phase
+from pipeline.options import RETIRED, FinetuneOptions, LauncherOptions, Options, Phase
 from pipeline.plainly import explain, short, unequal
 from pipeline.shown import printable
 from pipeline.trees import drop, get, leaves, put
@@ -272,7 +272,13 @@ def check_phase(phase: Phase, options: Options) -> None:
     """Raises ConfigError if this kind of model has no such phase, or its loss cannot train what is asked for."""
     if not is_of(phase, kind := options.model.kind):
         raise ConfigError(f"model.kind={kind} has no phase one and no phase two: train it end to end, by `haed train`")
-    if is_mixed(options, getattr(options, phase)):
+    limits = getattr(options, phase)
+    if isinstance(limits, FinetuneOptions) and limits.trains != "everything" and not limits.decode_fraction:
+        raise ConfigError(
+            f"finetune.trains={limits.trains} trains the decoder alone, and finetune.decode_fraction=0 gives it nothing to "
+            "decode: raise that"
+        )
+    if is_mixed(options, limits):
         try:
             options.iem.check_calibrated()
         except ValueError as error:

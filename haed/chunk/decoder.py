@@ -6,7 +6,7 @@ the vocabulary and "the chunk ends here", which is impossible before the first t
 Legend: N chunks, S decisions, V vocabulary, W width of ŷ, H width of the decoder.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -115,12 +115,12 @@ class LSTMDecoder(Decoder):
             x = packed_lstm(upper(x), None, recurrent.to(dtype), packed.sizes)
         return self.output(x) if logits is None else self.output(x) + logits
 
-    def products(self, packed: Packed) -> Iterator[tuple[Tensor, int]]:
-        """Weights of the products, and the multiply-adds of each in a forward pass.
+    def products(self, pieces: Sequence[Packed]) -> Iterator[tuple[Tensor, int]]:
+        """Weights of the products, and the multiply-adds of each in a forward pass over all pieces.
 
         Symbols go through their matrix once each, and the recurrence begins at a chunk's second decision.
         """
-        rows, chunks = len(packed.targets), len(packed.order)
+        rows, chunks = sum(len(each.targets) for each in pieces), sum(len(each.order) for each in pieces)
         yield self.input.weight, (len(self.tokens.weight) if rows else 0) * self.input.weight.numel()
         yield self.context.weight, chunks * self.context.weight.numel()
         yield from ((recurrent, (rows - chunks) * recurrent.numel()) for recurrent in self.recurrent)
@@ -210,15 +210,14 @@ class TransformerDecoder(Decoder):
         """What ŷ (N, W) adds to the inputs of a chunk: (N, K, H), or (N, 1, H) where it is the same for all."""
         return self.context(context).unflatten(1, (-1, self.output.in_features))
 
-    def products(self, packed: Packed) -> Iterator[tuple[Tensor, int]]:
+    def products(self, pieces: Sequence[Packed]) -> Iterator[tuple[Tensor, int]]:
         """See `LSTMDecoder.products`; attention's own, within chunks and to the one before, are left out."""
-        rows, chunks = len(packed.targets), len(packed.order)
+        rows, chunks = sum(len(each.targets) for each in pieces), sum(len(each.order) for each in pieces)
+        before = sum(each.before.tokens.numel() for each in pieces if each.before is not None)  # padding included
         yield self.context.weight, chunks * self.context.weight.numel()
         for block in self.blocks:
             yield from ((weight, rows * weight.numel()) for weight in block.matrices())
-            if packed.before is not None:  # keys and values of the chunks before, padding included
-                qkv = block.attention.qkv.weight
-                yield qkv, packed.before.tokens.numel() * qkv.numel()
+            yield (qkv := block.attention.qkv.weight), before * qkv.numel()  # keys and values of the chunks before
         yield self.output.weight, rows * self.output.weight.numel()
         yield from self.grams.products(rows) if self.grams is not None else ()
 

@@ -225,8 +225,8 @@ class ChunkObjective(Objective):
         assert isinstance(batch, ChunkBatch)
         system, scored = self.system, batch.adjustment is not None
         found = [pair for laid in batch.encoded for pair in system.encoder.products(laid.chunks)]
-        for piece in batch.pieces:
-            found += [*system.main.products(*piece.starts.shape), *system.decoder.products(piece.packed)]
+        found += [pair for piece in batch.pieces for pair in system.main.products(*piece.starts.shape)]
+        found += system.decoder.products([piece.packed for piece in batch.pieces])
         for layer, rows in (system.encoder.bias, sum(map(len, batch.encoded))), (system.head, batch.targets):
             if scored and layer is not None:
                 found.append((layer.weight, rows * layer.weight.numel()))

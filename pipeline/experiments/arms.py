@@ -149,7 +149,7 @@ class Packaged(Ready):
         """See `Ready`."""
         from pipeline.experiments.ours.packaged import endless
 
-        return endless(self.arm.package, corpus)
+        return endless(self.arm.package, corpus, self.options)
 
     def commands(self, run: Path, seed: int, limits: Mapping[Phase, int], threads: int) -> list[Command]:
         """See `Ready`."""
@@ -173,6 +173,10 @@ def _given(arms: Sequence[Arm], plan: Plan) -> tuple[tuple[Arm, ...], list[str]]
     return tuple(arm for arm in arms if arm.data == data), notes
 
 
+# Options that a package knows: of the corpus, and of where it computes.
+_READ = ("source.", "chunker.", "shard.", "threads=", "device=", "precision=")
+
+
 def ready(experiment: Experiment, plan: Plan) -> tuple[list[Ready], list[str]]:
     """The arms that can be run, and what has to be said of their data, and of what is missing.
 
@@ -193,7 +197,7 @@ def ready(experiment: Experiment, plan: Plan) -> tuple[list[Ready], list[str]]:
         if arm.package:
             from pipeline.experiments.ours.packages import PACKAGES
 
-            read = [word for word in plan.overrides if word.startswith(("source.", "chunker.", "shard."))]
+            read = [word for word in plan.overrides if word.startswith(_READ)]
             if PACKAGES[arm.package].is_there:
                 found.append(Packaged(arm, plan.runs_dir, (*words, *places, *read)))
             else:

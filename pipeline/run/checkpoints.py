@@ -83,6 +83,11 @@ class Checkpoints:
         if pending is not None:
             pending.result()
 
+    def refuse(self, error: OSError) -> None:
+        """Has the next `wait` say what kept a checkpoint from being begun."""
+        self._pending = Future()
+        self._pending.set_exception(error)
+
     def close(self) -> None:
         """Waits for the checkpoint that is being written, whether that succeeds or not; nothing is saved afterwards."""
         self._writer.shutdown()

@@ -1,7 +1,8 @@
 """The system of a run, and what it and its batches ask for at least: what cannot fit is refused before it is tried.
 
-These are lower bounds, since what might fit must not be refused: the weights with what Adam keeps of them, and what a step
-must keep for its gradient (`System.kept`), in 2 bytes a value, were chunks only a quarter full, unless their size is fixed.
+These are lower bounds, since what might fit must not be refused: the weights, with what Adam keeps of those that are trained,
+and what a step must keep for its gradient (`System.kept`), in 2 bytes a value, were chunks only a quarter full, unless their
+size is fixed.
 """
 
 import torch
@@ -10,7 +11,7 @@ from data.chunkers import Chunker, make_chunker
 from haed.build import make_system
 from haed.system import Cut, System
 from pipeline.config import ConfigError
-from pipeline.options import Options, PhaseOptions
+from pipeline.options import FinetuneOptions, Options, PhaseOptions
 from pipeline.run.device import Compute
 
 _ADAM = 16  # bytes a weight: itself, its gradient, two moments
@@ -49,14 +50,15 @@ def check_memory(options: Options, chunker: Chunker, machine: Compute, phase: Ph
     """
     with torch.device("meta"):
         system = build_system(options, chunker)
-    bytes_each = [
-        (x, _PLAIN if phase is None or group.table else _ADAM) for group in system.groups() for x in group.parameters
-    ]
-    asked = {"model.*": sum(parameter.numel() * size for parameter, size in bytes_each)}
+    alone = isinstance(phase, FinetuneOptions) and phase.trains == "decoder"  # the rest is frozen
+    asked = {"model.*": 0}
+    for group in system.groups():
+        frozen = phase is None or (not phase.decode_fraction if group.role == "decoder" else alone)
+        asked["model.*"] += (_PLAIN if frozen or group.table else _ADAM) * sum(x.numel() for x in group.parameters)
     if phase is not None:
         chunks = options.batch.sequences * options.batch.context / options.batch.pieces
         tokens = chunks * phase.decode_fraction * chunker.k / (1 if chunker.fixed else 4)
-        asked["batch.sequences × batch.context"] = int(2 * system.kept(chunks, tokens))
+        asked["batch.sequences × batch.context"] = int(2 * system.kept(0 if alone else chunks, tokens))
     available = free_memory(machine.device)
     if sum(asked.values()) > available:
         parts = sorted(((size, name) for name, size in asked.items() if size), reverse=True)

@@ -149,6 +149,7 @@ class Run:
         trained = checkpoint.state["options"].get(self.phase, {})  # config.yaml may say otherwise since
         of_phase = getattr(self.options, self.phase)
         of_phase.iem_weight = trained.get("iem_weight", of_phase.iem_weight)
+        self._guesses = self.phase == "pretrain" and trained.get("decode_fraction") == 0
         self.step: int = checkpoint.state["step"]
         self.digest: str = checkpoint.state["digest"]
         self.compute: Compute = compute(self.options)
@@ -164,6 +165,13 @@ class Run:
     @property
     def likelihood(self) -> System:
         """The system, with the known chunks of a mixture, found at their first use."""
+        if self._guesses:
+            self._guesses = False  # said once
+            log.warning(
+                "%s was trained without its decoder (pretrain.decode_fraction=0): bits and samples of what that spells are those "
+                "of random weights, until `haed finetune`",
+                self.folder.path,
+            )
         how, system = self.options, self.system
         mixed = likelihood(how, self.phase) == "mixture"
         if mixed and isinstance(system, HAED) and system.known is None:

@@ -14,7 +14,7 @@ import numpy as np
 from data.corpus import Corpus
 from data.distinct import Occurrences
 from data.durable import write_atomically
-from pipeline.kinds import likelihood
+from pipeline.kinds import likelihood, most_known
 from pipeline.options import Options
 from pipeline.run.device import release_memory
 from pipeline.run.files import OF_PARTS, Baseline, Breakdown, Evaluation, read_as, write_or_say
@@ -52,9 +52,7 @@ def evaluate(options: Options, text: Path | None = None) -> Evaluation:
     release_memory()
     limits = options.evaluate
     iem = bool(options.pretrain.iem_weight and run.phase != "train" and limits.closed_set and limits.closed_windows)
-    iem = (
-        iem and likelihood(options, run.phase) is None
-    )  # of a mixture, it is said of the whole split, by what training knew
+    iem = iem and not most_known(options)  # of a mixture, it is said of the whole split, by what training knew
     tally = Tally(run.chunker.k, Occurrences(corpus, "train", split)) if limits.breakdown else None
     chunks = corpus.counts(split).chunks
     log.info("scoring %s chunks of the %s split by %s step %s", f"{chunks:,}", split, run.phase, f"{run.step:,}")

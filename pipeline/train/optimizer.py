@@ -55,7 +55,9 @@ class AdamWAndRows(torch.optim.AdamW):
 
 
 def make_optimizer(system: System, rates: OptimizerOptions, layer_decay: float = 1.0) -> AdamWAndRows:
-    """AdamW with the main model's own learning rate, and weight decay on matrices only; tables by rows, with their own rate.
+    """AdamW with the main model's own learning rate, weight decay of matrices alone; tables by rows, with their own rate.
+
+    Transformer-XL's u and v, which have a row for each head, count as matrices.
 
     Args:
         system: parameters that need no gradient are left out.

@@ -112,6 +112,17 @@ def phase_one(options: Options) -> Checkpoint:
     return first
 
 
+def say_if_another_was_best(first: Checkpoint) -> None:
+    """Warns of a phase one that had become worse in the end, by its own validations."""
+    best = pointed(first.path.parent, "best")
+    if best is not None and best != first.path:
+        log.warning(
+            "phase one was better at %s, by its validations, than where it ended: pretrain with that limit under another name, "
+            "and finetune.start_from= begins there",
+            best.name,
+        )
+
+
 def say_what_came_before(phase: Phase, newest: Checkpoint, options: Options) -> None:
     """Logs that phase one was trained further since phase two last saved, which knows nothing of that."""
     if phase != "finetune":

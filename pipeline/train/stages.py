@@ -24,7 +24,15 @@ from pipeline.run.saved import Identity, Saved, filled, has_checkpoint, identity
 from pipeline.run.shards import open_shards
 from pipeline.run.windows import fixed_subset
 from pipeline.train.launcher import joined, launch, launched, started_by_torchrun
-from pipeline.train.resuming import as_trained, finished, phase_one, say_what_came_before, say_what_changed, say_where
+from pipeline.train.resuming import (
+    as_trained,
+    finished,
+    phase_one,
+    say_if_another_was_best,
+    say_what_came_before,
+    say_what_changed,
+    say_where,
+)
 from pipeline.train.state import Trained, restore, restore_learning, restore_reading
 from pipeline.train.trainer import Interrupted, Stop, Trainer
 from pipeline.train.validation import Validation
@@ -98,6 +106,7 @@ def _run_phase(phase: Phase, options: Options, ranks: Ranks, stop: Stop, listene
             say_where(phase, newest, trainer)
         elif first is not None:
             log.info("finetune starts from %s", first.path)
+            say_if_another_was_best(first)
         resumed = trainer.position.step
         progress, metrics = Progress(phase, limits), None
         if ranks.first:

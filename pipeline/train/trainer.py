@@ -98,6 +98,8 @@ class Trainer:
         self.diagnosis: dict[str, Tensor] = {}
         self.metrics: Metrics | None = None
         self._read: Read | None = None  # up to the last step, if more was read since
+        self._best_before = math.inf  # the best validation, should the checkpoint that is being written be lost
+        self._share = 1.0  # of the peak learning rates, in the last step
         self.at: Callable[[str], None] = lambda part: None  # a profile puts its clock here, and at `System.mark`
 
     @property
@@ -188,6 +190,8 @@ class Trainer:
         Args:
             ahead: batches are prepared where a training prepares them; else in turn, so that their time can be told apart.
         """
+        if math.isfinite(self.decoder_alone):
+            self.decoder_alone = 0  # most steps are of everything
         for batch in self._ahead() if ahead else self.batches():
             self.step(batch)
             self.position.step += 1
@@ -225,9 +229,9 @@ class Trainer:
 
     def update(self) -> Tensor:
         """Takes the gradients that are there, clipped, into the weights; returns their norm before."""
-        share = rate(self.position, self.phase, self.options.optimizer)
+        self._share = rate(self.position, self.phase, self.options.optimizer)
         for group in self.learner.optimizer.param_groups:
-            group["lr"] = group["peak"] * share
+            group["lr"] = group["peak"] * self._share
         for table in self.tables:
             table.grad = self.ranks.mean_rows(table)
         clipped = [x for group in self.learner.optimizer.param_groups if not group["table"] for x in group["params"]]
@@ -282,7 +286,7 @@ class Trainer:
         if tokens:
             record["bits_per_token"] = decoder / tokens / math.log(2)
         elapsed = max(self.position.seconds - since, 1e-9) / steps
-        record["learning_rate"] = self.learner.optimizer.param_groups[0]["lr"]
+        record["learning_rate"] = self.options.optimizer.learning_rate * self._share
         record["steps_per_second"], record["chunks_per_second"] = 1 / elapsed, chunks / elapsed
         return record
 
@@ -292,7 +296,7 @@ class Trainer:
         if wrong:
             raise NotFinite(
                 f"not finite at step {self.position.step}: {', '.join(wrong)} (learning rate "
-                f"{self.learner.optimizer.param_groups[0]['lr']:.2g}); the last checkpoint stands: lower "
+                f"{self.options.optimizer.learning_rate * self._share:.2g}); the last checkpoint stands: lower "
                 "optimizer.learning_rate or optimizer.clip_norm and resume"
             )
 
@@ -314,7 +318,9 @@ class Trainer:
             with self.learner.average.applied() if self.learner.average is not None else nullcontext():
                 record = self.validation.score(self.objective.system, self.compute, self.stop)
             score = record.get(self.validation.figure, -math.inf)
-        score, interrupted = self.ranks.max([score, float(self.ranks.first and not record)])
+            self._settle()
+        best = self.state.best if self.ranks.first else -math.inf
+        score, interrupted, best = self.ranks.max([score, float(self.ranks.first and not record), best])
         if interrupted:
             self._interrupt()
         self.state.validated_at = Position(**vars(self.position))
@@ -322,13 +328,13 @@ class Trainer:
             where = {name: value for name, value in vars(self.position).items() if name != "epochs"}
             self._write(where | record)
             log.info("%s", "  ".join(f"{name} {value:.4f}" for name, value in record.items()))
-        improved = score < self.state.best
-        self.state.best, self.state.stale = min(self.state.best, score), 0 if improved else self.state.stale + 1
+        improved = score < best
+        self.state.best, self.state.stale = min(best, score), 0 if improved else self.state.stale + 1
         if self.state.has_converged(self.phase):
             log.info("no better validation in the last %d: the phase ends here", self.state.stale)
             if "steps" in self.state.sums:  # those since the last record
                 self._write(self._record())
-        self._save(improved)
+        self._save(best if improved else None)
 
     def _save_is_due(self) -> bool:
         limits, last = self.options.checkpoint, self.state.saved_at
@@ -338,10 +344,21 @@ class Trainer:
             or (limits.every_seconds and seconds >= limits.every_seconds)
         )
 
-    def _save(self, best: bool = False) -> None:
+    def _settle(self) -> None:
+        """Waits for the checkpoint that is being written; were it the best, and is lost, the one before is that again."""
+        try:
+            self.checkpoints.wait()
+        except OSError as error:
+            log.warning("%s; training goes on", error)
+            self.state.best = self._best_before
+
+    def _save(self, best_before: float | None = None) -> None:
         """Has a checkpoint written, by the first rank; the others tell it of theirs.
 
         What cannot be written does not end the training; `fit` raises if it was the last checkpoint.
+
+        Args:
+            best_before: the best validation until now, of a checkpoint that is better; None: it is not.
         """
         self.state.saved_at = Position(**vars(self.position))
         weights = torch.stack(
@@ -352,20 +369,19 @@ class Trainer:
         sums = self.ranks.gather(torch.tensor([mine], dtype=torch.float64))
         if not self.ranks.first:
             return
-        try:
-            self.checkpoints.wait()
-        except OSError as error:
-            log.warning("%s; training goes on", error)
+        self._settle()
+        self._best_before = self.state.best if best_before is None else best_before
         try:
             if self.metrics is not None:
                 self.metrics.sync()
         except OSError as error:  # a checkpoint must not be ahead of the metrics
-            log.warning("no checkpoint of step %d, its metrics could not be written: %s", self.position.step, error)
+            why = f"no checkpoint of step {self.position.step}, its metrics could not be written: {error}"
+            self.checkpoints.refuse(OSError(why))
             return
         log.info("saving step %d", self.position.step)
         each = [rank[0].tolist() for rank in sums]
         found = capture(self.state, self.learner, self.read(), each, self.identity, self.options)
-        self.checkpoints.save(self.position.step, *found, best)
+        self.checkpoints.save(self.position.step, *found, best_before is not None)
 
 
 def _seed(*parts: int) -> int:

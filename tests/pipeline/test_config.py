@@ -301,3 +301,11 @@ def test_what_is_out_of_bounds_names_its_option(override: str, message: str) -> 
 def test_a_preset_is_no_kind_of_model() -> None:
     with pytest.raises(ConfigError, match="'megabyte' is not known: .*; megabyte is a preset: --config megabyte$"):
         load("hred", ["model.kind=megabyte"])
+
+
+@pytest.mark.parametrize("trains", ["decoder", "decoder_first"])
+def test_a_decoder_that_is_trained_alone_needs_something_to_decode(trains: str) -> None:
+    options = load("quickstart", [f"finetune.trains={trains}", "finetune.decode_fraction=0", "finetune.iem_weight=1"])
+    with pytest.raises(ConfigError, match="finetune.decode_fraction=0 gives it nothing to decode: raise that"):
+        check_training("finetune", options)
+    check_training("pretrain", options)

@@ -19,8 +19,10 @@ from pipeline.config import dump, load
 from pipeline.options import Options
 from pipeline.run import checkpoints
 from pipeline.run.checkpoints import Checkpoints
+from pipeline.run.metrics import Metrics
 from pipeline.train import trainer
 from pipeline.train.stages import train
+from pipeline.train.validation import Validation
 from tests.conftest import TINY
 from tests.pipeline.train.test_stages import newest, stripped, weights
 
@@ -105,6 +107,43 @@ def test_a_disk_that_fails(
     assert not list(Path(lasting.runs_dir).glob("**/.step-*"))
     train(lasting)
     assert_same(lasting, whole)
+
+
+@pytest.mark.parametrize("stopped", [False, True])
+def test_a_disk_that_fails_for_the_last_checkpoint_alone(
+    stopped: bool, often: Options, whole: Options, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Though it is well again when the metrics are closed."""
+    often.checkpoint.every_steps = 99
+    steps, sync = itertools.count(1), Metrics.sync
+
+    def once(metrics: Metrics) -> None:
+        monkeypatch.setattr(Metrics, "sync", sync)
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    monkeypatch.setattr(Metrics, "sync", once)
+    with pytest.raises(OSError, match=f"no checkpoint of step {3 if stopped else 8}, its metrics could not be written"):
+        train(often, (lambda: next(steps) == 3) if stopped else (lambda: False))
+    assert Checkpoints(Path(often.runs_dir) / often.name / "train" / "checkpoints").newest() is None
+    train(often)
+    assert_same(often, whole)
+
+
+def test_a_best_checkpoint_that_is_lost_is_no_longer_the_best(often: Options, monkeypatch: pytest.MonkeyPatch) -> None:
+    often.validation.times, often.checkpoint.every_steps = 4, 1
+    scores, write = iter([10.0, 8.0, 9.0, 9.5]), Checkpoints._write
+
+    def broken(self: Checkpoints, step: int, tensors: Any, state: Any, best: bool) -> None:
+        if step == 4:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        write(self, step, tensors, state, best)
+
+    monkeypatch.setattr(Checkpoints, "_write", broken)
+    monkeypatch.setattr(Validation, "score", lambda self, *_: {self.figure: next(scores)})
+    train(often)
+    folder = Path(often.runs_dir) / often.name / "train" / "checkpoints"
+    assert (folder / "best").read_text().strip() == "step-00000006"
+    assert Checkpoints(folder).newest().state["best"] == 9.0
 
 
 def run(options: Options, folder: Path, **how: Any) -> "subprocess.CompletedProcess[str]":

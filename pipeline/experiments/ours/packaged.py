@@ -5,11 +5,11 @@
 
 All see the original bytes of the train split of text that these options have sharded, one document after the other, and are
 scored on those of valid. They run in bfloat16 where that is fast, with AdamW, warm-up and a cosine; of several learning rates
-the best is taken, each tried in a run of a fifth of the steps first, warm-up and cosine in proportion. They see windows of 256
-bytes, or as many as the name says; when scored, each window but the first brings half a window of new bytes after half a window
-or more of context. Every byte is scored exactly once (the first one of all, which they cannot predict, at 8 bits), and that no
-prediction depends on later bytes is checked before training. RUN gets evaluation.json and package.json at the end: what was
-stopped begins anew.
+the best is taken, each tried in a run of a fifth of the steps first, its cosine and its warm-up (a tenth, 100 at most) of
+those. They see windows of 256 bytes, or as many as the name says; when scored, each window but the first brings half a window
+of new bytes after half a window or more of context. Every byte is scored exactly once (the first one of all, which they cannot
+predict, at 8 bits), and that no prediction depends on later bytes is checked before training. RUN gets evaluation.json and
+package.json at the end: what was stopped begins anew.
 """
 
 import argparse
@@ -30,6 +30,7 @@ from data.corpus import Corpus
 from data.durable import write_atomically
 from pipeline.config import load
 from pipeline.experiments.ours.packages import PACKAGES, Package
+from pipeline.options import Options
 from pipeline.run.device import Compute, compute
 from pipeline.run.files import Evaluation
 from pipeline.run.opened import characters
@@ -91,9 +92,9 @@ def text_of(corpus: Corpus, split: str) -> Tensor:
     return torch.frombuffer(bytearray().join(corpus.original_blocks(split)), dtype=torch.uint8)
 
 
-def endless(name: str, corpus: Corpus) -> Iterator[None]:
-    """A package's training, for a clock."""
-    package, machine, text = PACKAGES[name], compute(load(None, [])), text_of(corpus, "train")
+def endless(name: str, corpus: Corpus, options: Options | None = None) -> Iterator[None]:
+    """A package's training, for a clock, on the device and with the threads of the options."""
+    package, machine, text = PACKAGES[name], compute(options or load(None, [])), text_of(corpus, "train")
     return training(package.build().to(machine.device), package.context, RATES[0], 1000, text, machine, 0)
 
 

@@ -17,6 +17,7 @@ from tests.haed.chunk.test_model import decoder_options, windows
 
 ENCODER = EncoderOptions(token_width=8, hidden=64, heads=1, ffn=128, width=64)
 NOTHING = Lexicon(Chunks(torch.zeros(0, 6, dtype=torch.long), torch.zeros(0, dtype=torch.long)))
+CUT = Cut(6, 256, False, 32)
 MAIN = MainOptions(layers=2, width=96, heads=2, head_width=32, ffn=128)
 
 
@@ -39,6 +40,18 @@ def test_flops_are_those_of_the_products(decoder: str, weight: float, fraction: 
     options = ModelOptions(encoder=ENCODER, main=MAIN, decoder=decoder_options(decoder, width=64, ffn=128, layers=2))
     counted, wanted = both(options, weight, fraction)
     assert 0.97 * wanted < counted < 1.01 * wanted  # the counter has attention within chunks
+
+
+@pytest.mark.parametrize("decoder", ["lstm", "previous"])
+def test_flops_do_not_depend_on_pieces(decoder: str) -> None:
+    model = HAED(
+        ModelOptions(encoder=ENCODER, main=MAIN, decoder=decoder_options(decoder, width=64)), IEMOptions(), CUT
+    )
+    asked = [ChunkObjective(model, IEMOptions(), 1.0, 0.5, pieces=pieces) for pieces in (1, 4)]
+    one, four = (
+        each.flops(each.prepare(windows(4, 32, 6, 256), None, torch.Generator().manual_seed(0))) for each in asked
+    )
+    assert one == four > 0
 
 
 def both(options: ModelOptions, weight: float, fraction: float, fixed: bool = False) -> tuple[float, float]:

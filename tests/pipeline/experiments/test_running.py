@@ -329,5 +329,8 @@ def test_packages_read_the_bytes_of_any_text_that_ours_read(plan: Plan) -> None:
     for split in ("train", "valid"):
         read = packaged.text_of(open_shards(arm.options), split)
         assert read.numpy().tobytes() == (own / f"{split}.txt").read_bytes()
+    (found,), _ = ready(replace(TWO, arms=(package,)), given)
+    next(found.steps("train", open_shards(arm.options), plan.runs_dir))
+    assert torch.get_num_threads() == 1  # as ours, so that a clock counts what one core works
     other = replace(arm, words=("source.kind=stdlib", arm.words[-1]))
     assert arm.folder(0, {}) != other.folder(0, {}) and "shards_dir" not in arm.identity

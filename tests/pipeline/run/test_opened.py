@@ -15,7 +15,7 @@ from pipeline.config import load
 from pipeline.options import Options, SampleOptions
 from pipeline.run.opened import Run, characters
 from pipeline.run.windows import fixed_subset, overlapping
-from pipeline.train.stages import train
+from pipeline.train.stages import pretrain, train
 from tests.conftest import of_kind
 
 
@@ -118,6 +118,16 @@ def test_what_cannot_fit_is_refused_before_it_is_tried(
     with pytest.raises(ValueError, match=f"not enough memory: {message}"):
         train(options)
     assert not Path(options.runs_dir).exists()
+
+
+def test_a_decoder_that_was_not_trained_is_said(options: Options, caplog: pytest.LogCaptureFixture) -> None:
+    options.pretrain.decode_fraction = 0.0
+    pretrain(options)
+    run = open_run(options.name, options.runs_dir)
+    assert "without its decoder" not in caplog.text and run.embed([b"def "]).shape[0] == 1
+    for _ in range(2):
+        run.score("def f")
+    assert caplog.text.count("was trained without its decoder (pretrain.decode_fraction=0)") == 1
 
 
 def test_invalid_bytes_count_as_characters() -> None:

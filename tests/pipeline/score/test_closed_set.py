@@ -62,3 +62,12 @@ def test_the_softmax_over_all_chunks(options: Options, similarity: str) -> None:
     with pytest.raises(FileNotFoundError, match="no checkpoint of finetune"):
         options.evaluate.stage = "finetune"
         evaluate(options)
+
+
+def test_the_score_of_a_mixture_is_none_by_itself(options: Options) -> None:
+    """It was learned together with a prior of the chunks' counts, also where phase two had no part of it."""
+    options.evaluate.yardsticks = False
+    options.iem.correction, options.finetune.iem_weight = "inclusion", 0.0
+    stages.pretrain(options)
+    stages.finetune(options)
+    assert evaluate(options).likelihood is None and evaluate(options).iem is None

@@ -113,6 +113,15 @@ def test_the_decoder_alone(options: Options, trains: str, moved: bool) -> None:
         assert not any(same[name] for name in now if name.startswith("decoder."))
 
 
+def test_the_recorded_rate_is_that_of_the_options(options: Options) -> None:
+    pretrain(options)
+    options.finetune.layer_decay, options.finetune.rate_from, options.finetune.rate_to = 0.5, 1.0, 1.0
+    options.optimizer.warmup_steps = 0
+    finetune(options)
+    rates = [line["learning_rate"] for line in stripped(options, "finetune") if "learning_rate" in line]
+    assert rates and rates == [options.optimizer.learning_rate] * len(rates)
+
+
 def test_a_phase_without_decoding_is_validated_by_the_iem_loss(
     options: Options, caplog: pytest.LogCaptureFixture
 ) -> None:

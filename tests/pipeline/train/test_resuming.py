@@ -11,6 +11,7 @@ from pipeline.options import Options
 from pipeline.run.folder import RunFolder
 from pipeline.train.stages import finetune, pretrain, train
 from pipeline.train.trainer import Interrupted
+from pipeline.train.validation import Validation
 from tests.pipeline.train.test_stages import newest, stripped
 
 
@@ -141,6 +142,17 @@ def test_a_phase_that_ended_by_patience_says_so(options: Options, caplog: pytest
     with caplog.at_level("INFO"):
         train(options)
     assert "the phase ended by train.patience=1; raise that for it to go on" in caplog.text
+
+
+def test_phase_two_says_that_phase_one_was_better_before(
+    options: Options, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    scores = iter([5.0, 6.0, 7.0, *[1.0] * 9])
+    monkeypatch.setattr(Validation, "score", lambda self, *_: {self.figure: next(scores)})
+    options.pretrain.patience, options.validation.times = 2, 6
+    assert pretrain(options).steps == 3
+    finetune(options)
+    assert "phase one was better at step-00000001, by its validations, than where it ended" in caplog.text
 
 
 def test_phase_two_says_what_of_phase_one_it_does_not_know(options: Options, caplog: pytest.LogCaptureFixture) -> None:

@@ -1,0 +1,39 @@
+"""What a phase asks for at least."""
+
+from dataclasses import replace
+
+import pytest
+
+from pipeline.options import Options, PhaseOptions
+from pipeline.run import memory
+from pipeline.run.device import compute
+from pipeline.run.memory import build_system, check_memory
+from pipeline.run.shards import open_shards
+
+
+def test_what_is_frozen_asks_for_no_moments(options: Options, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A phase is refused for what it trains."""
+    chunker = open_shards(options).chunker()
+    options.model.decoder.width, options.batch.sequences, machine = 512, 1, compute(options)
+    weights = {
+        group.role: sum(x.numel() for x in group.parameters) for group in build_system(options, chunker).groups()
+    }
+    assert weights["decoder"] > 20 * weights["main"]
+
+    def fits(megabytes: float, limits: PhaseOptions) -> bool:
+        monkeypatch.setattr(memory, "free_memory", lambda device: 1e6 * megabytes)
+        try:
+            check_memory(options, chunker, machine, limits)
+        except ValueError:
+            return False
+        return True
+
+    some = 10e-6 * weights["decoder"]  # MB: more than its weights, less than these and what Adam keeps
+    assert not fits(some, options.pretrain) and not fits(some, options.finetune)
+    assert fits(some, replace(options.pretrain, decode_fraction=0.0))
+    options.model.decoder.width, options.model.main.width, options.model.main.ffn = 16, 512, 512
+    weights = {
+        group.role: sum(x.numel() for x in group.parameters) for group in build_system(options, chunker).groups()
+    }
+    some = 10e-6 * (sum(x.numel() for x in build_system(options, chunker).parameters()))
+    assert not fits(some, options.finetune) and fits(some, replace(options.finetune, trains="decoder"))
