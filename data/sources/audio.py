@@ -115,7 +115,8 @@ class AudioSource(Source):
         except Unlike:
             raise
         except (wave.Error, EOFError, ValueError) as error:
-            raise ValueError(f"{item.path}: {name} cannot be read as WAV: {error}") from error
+            advice = "; convert it into plain PCM of 16 bits" if "unknown format" in str(error) else ""
+            raise ValueError(f"{item.path}: {name} cannot be read as WAV: {error}{advice}") from error
 
     def original(self, data: bytes) -> bytes:
         """Samples as WAV files hold them: 16 bits little-endian for pcm16; µ-law codes stay."""

@@ -99,7 +99,7 @@ class ImageSource(Source):
 
     def _picture(self, content: bytes, name: str) -> tuple[tuple[int, int], bytes]:
         """Height, width and raster of a PNG or JPEG; what was converted is remarked."""
-        from PIL import Image
+        from PIL import Image, UnidentifiedImageError
 
         try:
             with Image.open(io.BytesIO(content), formats=("PNG", "JPEG")) as picture:
@@ -120,6 +120,10 @@ class ImageSource(Source):
                 if side and colours.size != (side, side):
                     colours = colours.resize((side, side), Image.Resampling.BOX)  # as ImageNet32 was made
                 return (colours.height, colours.width), colours.tobytes()
+        except UnidentifiedImageError as error:
+            raise ValueError(
+                f"{name} cannot be read as a picture: it is no PNG and no JPEG, whatever its name"
+            ) from error
         except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
             raise ValueError(f"{name} cannot be read as a picture: {error}") from error
 

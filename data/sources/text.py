@@ -32,6 +32,15 @@ class Texts(Source):
 
     once = True
 
+    def check_chunker(self, kind: str, text: bool) -> None:
+        """As of any source; and text is no raster."""
+        super().check_chunker(kind, text)
+        if kind == "pixels":
+            raise ValueError(
+                f"source.kind={self.options.kind} gives text, and chunker.kind=pixels cuts pictures: set chunker.kind=words, or "
+                "fixed"
+            )
+
     def places(self, files: Iterable[File]) -> dict[File, Places]:
         """As of any source, after files that are no text were refused."""
         files = list(files)

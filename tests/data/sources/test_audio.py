@@ -140,6 +140,14 @@ def test_eight_bits_are_unsigned(tmp_path: Path) -> None:
     assert np.frombuffer(data, "<i2").tolist() == [-32768, 0, 127 << 8]
 
 
+def test_a_format_that_is_not_read_has_advice(tmp_path: Path) -> None:
+    content = bytearray(wav(SAMPLES))
+    content[20:22] = b"\x03\x00"  # floats
+    (tmp_path / "train.wav").write_bytes(content)
+    with pytest.raises(ValueError, match="unknown format: 3; convert it into plain PCM of 16 bits"):
+        sharded(tmp_path, tmp_path / "shards")
+
+
 @pytest.mark.parametrize("content", [b"RIFF", b"not sound", wav(SAMPLES[:999].astype(np.int32), width=4)])
 def test_what_cannot_be_read_is_named(tmp_path: Path, content: bytes) -> None:
     (tmp_path / "train.wav").write_bytes(content)

@@ -85,7 +85,7 @@ def test_names_of_tars_state_splits(tmp_path: Path) -> None:
         ([{"cls": 1}], {}, "has no .txt .it has .cls.: set source.field= to the one to read"),
         ([{"txt": "a"}, {"cls": 1}], {}, "sample deep/000001 has no .txt"),
         ([{"json": b"{"}], {}, "its .json is not JSON"),
-        ([{"png": b"no picture"}], {}, "cannot be read as a picture"),
+        ([{"png": b"no picture"}], {}, "cannot be read as a picture: it is no PNG and no JPEG, whatever its name$"),
     ],
 )
 def test_what_is_no_document(

@@ -141,6 +141,13 @@ def test_patterns_decide_before_all_else(tmp_path: Path) -> None:
 TEXTS = [f"text {number} é𝔘\r\n\x00" * (number % 7 + 1) for number in range(300)]
 
 
+def test_text_is_no_raster(tmp_path: Path) -> None:
+    (tmp_path / "train.txt").write_text("text")
+    options = SourceOptions(kind="text", path=str(tmp_path))
+    with pytest.raises(ValueError, match="source.kind=text gives text, and chunker.kind=pixels cuts pictures"):
+        shard(options, ChunkerOptions(kind="pixels"), ShardOptions(), tmp_path / "shards")
+
+
 def test_a_text_with_ends_of_lines_as_in_windows_is_cut_between_paragraphs(tmp_path: Path) -> None:
     text = b"".join(b"paragraph %d\r\ngoes on\r\n\r\n" % number for number in range(200))
     (tmp_path / "one.txt").write_bytes(text)
