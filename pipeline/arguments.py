@@ -3,10 +3,10 @@
 import argparse
 import difflib
 import logging
+import os
 import sys
 from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import Any, NoReturn
 
 from pipeline.config import ConfigError, given_in, listed, load
@@ -69,11 +69,11 @@ def options_of(arguments: argparse.Namespace) -> Options:
 
 def _sorted(words: list[str]) -> tuple[list[str], list[str]]:
     """Words that change options, and those that name runs: those of a sweep may have an equals sign too."""
-    runs_dir = Path(next((word[len("runs_dir=") :] for word in words if word.startswith("runs_dir=")), "runs"))
+    runs_dir = next((word[len("runs_dir=") :] for word in words if word.startswith("runs_dir=")), "runs")
 
     def changes(word: str) -> bool:
         key, equals, _ = word.partition("=")
-        there = any((place / word / "config.yaml").is_file() for place in (Path(), runs_dir))
+        there = any(os.path.isfile(f"{place}/{word}/config.yaml") for place in (".", runs_dir))  # false of any name
         return bool(equals) and "/" not in key and (is_option(word) or not there)
 
     return list(filter(changes, words)), [word for word in words if not changes(word)]

@@ -53,7 +53,7 @@ def _joined(escape: re.Match[str]) -> str:
 
 
 def _texts(items: list[Any], written: list[Any]) -> list[Any]:
-    """Items of a list as they are written, but for nulls and lists, which are an error of the user's."""
+    """Items of a list as they are written, but for nulls, which are an error of the user's."""
     return [each if each is None else text for each, text in zip(items, written, strict=True)]
 
 

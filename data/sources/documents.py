@@ -129,7 +129,7 @@ class WikiTextSource(_Documents):
                 name = f"{item.name}@{at}"
                 if first:
                     split = self.split_of(name, item.splits, data[:_LONGEST_HEADING])
-                    titles += _HEADING.match(b"\n" + data[:_LONGEST_HEADING], 1) is not None
+                    titles += _HEADING.search(b"\n\n" + data[:_LONGEST_HEADING]) is not None
                 yield Piece(name, split, data, not first)
         whole = not item.start and item.stop in (None, os.path.getsize(item.path))
         self.remarks["files have no heading such as ` = Title = `: each is one document"] += whole and not titles

@@ -21,6 +21,9 @@ from pipeline.train.clock import training, unlimited
 
 Command = tuple[str, ...]  # a module, and what it is called with
 
+# Options that a package knows: of the corpus, and of where it computes.
+_READ = ("source.", "chunker.", "shard.", "threads=", "device=", "precision=")
+
 
 @dataclass(frozen=True)
 class Ready(ABC):
@@ -171,10 +174,6 @@ def _given(arms: Sequence[Arm], plan: Plan) -> tuple[tuple[Arm, ...], list[str]]
         raise ConfigError(f"{' '.join(plan.overrides)}: this experiment has no models of {data}")
     notes = ["data: as given", *([f"left out, as they are not of {data}: {', '.join(left_out)}"] if left_out else [])]
     return tuple(arm for arm in arms if arm.data == data), notes
-
-
-# Options that a package knows: of the corpus, and of where it computes.
-_READ = ("source.", "chunker.", "shard.", "threads=", "device=", "precision=")
 
 
 def ready(experiment: Experiment, plan: Plan) -> tuple[list[Ready], list[str]]:

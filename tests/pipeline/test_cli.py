@@ -192,6 +192,10 @@ def test_a_run_may_have_an_equals_sign(tmp_path: Path, monkeypatch: pytest.Monke
         options_of(argparse.Namespace(config=None, words=["seed=1", "runs/lr=0.3"]))
     with pytest.raises(ConfigError, match="there is no option lr"):
         options_of(argparse.Namespace(config=None, words=["lr=0.2"]))
+    words = [f"sample.prompts=[{'x' * 999}]", "name=a\N{GRINNING FACE}"]  # the first no name of a file
+    assert options_of(argparse.Namespace(config=None, words=words)).sample.prompts == ["x" * 999]
+    with pytest.raises(ConfigError, match="there is no option xxx"):
+        options_of(argparse.Namespace(config=None, words=[f"{'x' * 999}=1"]))
 
 
 @pytest.mark.slow

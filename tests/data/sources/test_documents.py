@@ -108,6 +108,9 @@ def test_wikitext_with_ends_of_lines_as_in_windows_and_files_without_headings(tm
     read = source("wikitext", tmp_path)
     assert b"".join(data for _, data in documents(read, 500)["train"]) == text
     assert len(documents(read)["train"]) == 60 and not +read.remarks
+    (tmp_path / "wiki.train.raw").write_bytes(b"= One article =\n\nand no other\n")
+    read = source("wikitext", tmp_path)
+    assert len(documents(read)["train"]) == 1 and not +read.remarks
     (tmp_path / "wiki.valid.raw.gz").write_bytes(gzip.compress(b"no heading\n" * 300))
     (tmp_path / "wiki.test.raw").write_bytes(b"none here\n" * 300)
     read = source("wikitext", tmp_path)
