@@ -71,12 +71,14 @@ def _sorted(words: list[str]) -> tuple[list[str], list[str]]:
     """Words that change options, and those that name runs: those of a sweep may have an equals sign too."""
     runs_dir = next((word[len("runs_dir=") :] for word in words if word.startswith("runs_dir=")), "runs")
 
-    def changes(word: str) -> bool:
+    def is_run(word: str) -> bool:
         key, equals, _ = word.partition("=")
-        there = any(os.path.isfile(f"{place}/{word}/config.yaml") for place in (".", runs_dir))  # false of any name
-        return bool(equals) and "/" not in key and (is_option(word) or not there)
+        if not equals or "/" in key:
+            return True
+        return not is_option(word) and any(os.path.isfile(f"{place}/{word}/config.yaml") for place in (".", runs_dir))
 
-    return list(filter(changes, words)), [word for word in words if not changes(word)]
+    named = list(filter(is_run, words))
+    return [word for word in words if word not in named], named
 
 
 def asked_options(config: str | None, overrides: list[str]) -> Options:

@@ -6,7 +6,8 @@ from dataclasses import is_dataclass
 from functools import cache
 from typing import Any, get_type_hints
 
-from yaml import BaseLoader, SafeLoader
+from omegaconf import OmegaConf
+from yaml import BaseLoader
 from yaml import load as load_yaml
 
 from pipeline.options import Options
@@ -38,10 +39,11 @@ def verbatim(override: str) -> str:
     kind = type_of(key)
     if kind in (str, str | None) and value[:1] not in ("'", '"') and value != "null":
         value = json.dumps(value)
-    elif kind == list[str] and isinstance(
-        items := load_yaml(readable := _ESCAPES.sub(_joined, value), BaseLoader), list
-    ):
-        value = json.dumps(_texts(load_yaml(readable, SafeLoader), items))
+    elif kind == list[str]:
+        value = _ESCAPES.sub(_joined, value)
+        read: Any = OmegaConf.to_container(OmegaConf.from_dotlist([f"items={value}"]))
+        if isinstance(read["items"], list):
+            value = json.dumps(_texts(read["items"], load_yaml(value, BaseLoader)))
     return f"{key}={_ESCAPES.sub(_joined, value)}"
 
 

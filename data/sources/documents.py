@@ -70,34 +70,34 @@ class JsonLinesSource(_Documents):
                     return
                 if line.strip():
                     name = f"{item.name}@{at}"
-                    text = self._text(line, f"{item.path}, the line at byte {at:,}")
+                    where = f"{item.path}, the line at byte {at:,}"
+                    if len(line) > LARGEST_DOCUMENT:
+                        raise ValueError(
+                            f"{where} is longer than the {LARGEST_DOCUMENT:,} bytes that one document may have"
+                        )
+                    text = text_in(line, self.options.field, where)
                     if text:
                         yield Piece(name, self.split_of(name, item.splits, text), text)
                     self.remarks["lines of empty text were left out"] += not text
                 at += len(line)
 
-    def _text(self, line: bytes, where: str) -> bytes:
-        if len(line) > LARGEST_DOCUMENT:
-            raise ValueError(f"{where} is longer than the {LARGEST_DOCUMENT:,} bytes that one document may have")
-        try:
-            record = json.loads(line)
-        except (ValueError, RecursionError) as error:
-            raise ValueError(f"{where} is not JSON: {error}") from error
-        return text_in(record, self.options.field, where)
 
-
-def text_in(record: object, field: str, where: str, option: str = "source.field=") -> bytes:
+def text_in(content: bytes, field: str, where: str, option: str = "source.field=") -> bytes:
     """The text in a field of a JSON object, as UTF-8; nothing of null.
 
     Args:
-        record: the object.
+        content: the object, as it is written.
         field: its name.
         where: the object's place, for errors.
         option: what is to be set to another field.
 
     Raises:
-        ValueError: there is no such field, or no text in it.
+        ValueError: it is no JSON, there is no such field, or no text in it.
     """
+    try:
+        record = json.loads(content)
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"{where} is not JSON: {error}") from error
     if not isinstance(record, dict) or field not in record:
         fields = f"it has {', '.join(map(repr, list(record)[:10]))}" if isinstance(record, dict) else "no object"
         raise ValueError(f"{where} has no field {field!r} ({fields}): set {option}")

@@ -1,6 +1,5 @@
 """WebDataset tars of the user's own: of each sample the text or picture in the member with the extension `source.field`."""
 
-import json
 import re
 from collections.abc import Iterator
 from itertools import chain
@@ -84,7 +83,9 @@ class WebDatasetSource(ImageSource):
             (height, width), raster = self._picture(sample[extension], where)
             self.same(name, height=height, width=width, channels=3)
             return raster
-        return _text(sample[extension], field, where) if field else sample[extension]
+        if not field:
+            return sample[extension]
+        return text_in(sample[extension], field, f"{where}: its .json", "source.field=json.FIELD")
 
     def _choose(self) -> tuple[str, str]:
         """The extension to read, and the field of a .json; the same in every worker."""
@@ -101,11 +102,3 @@ class WebDatasetSource(ImageSource):
 
 def _is_picture(extension: str) -> bool:
     return f".{extension.rpartition('.')[2]}" in PICTURES
-
-
-def _text(content: bytes, field: str, where: str) -> bytes:
-    try:
-        record = json.loads(content)
-    except (ValueError, RecursionError) as error:
-        raise ValueError(f"{where}: its .json is not JSON: {error}") from error
-    return text_in(record, field, f"{where}: its .json", "source.field=json.FIELD")

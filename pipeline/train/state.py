@@ -159,12 +159,12 @@ def restore(learner: Learner, checkpoint: Checkpoint, options: Options) -> Train
     restore_learning(learner, checkpoint)
     restore_reading(learner, checkpoint)
     state = TrainState(Position(saved["step"], **saved["phase"]))
-    same = ranks.size == len(saved["sums"])
-    state.sums = dict(saved["sums"][ranks.rank if same else 0])
-    skipped = int(state.sums.pop(SKIPPED, 0))  # not in checkpoints of before
-    if not same:  # the first rank has those of all
-        skipped = sum(int(each.get(SKIPPED, 0)) for each in saved["sums"]) if ranks.first else 0
-    learner.loader.skipped = skipped
+    skipped = [int(each.get(SKIPPED, 0)) for each in saved["sums"]]  # not in checkpoints of before
+    if ranks.size != len(skipped):  # the first one has those of all
+        skipped = [sum(skipped), *[0] * (ranks.size - 1)]
+    learner.loader.skipped = skipped[ranks.rank]
+    state.sums = dict(saved["sums"][ranks.rank if ranks.size == len(saved["sums"]) else 0])
+    state.sums.pop(SKIPPED, None)
     before = vars(state.position) if saved.get("validated") else {}  # in checkpoints of before only their number
     state.validated_at = Position(**saved.get("validated_at", before))
     if saved["best"] is not None:

@@ -56,7 +56,7 @@ def test_flops_do_not_depend_on_pieces(decoder: str) -> None:
 
 def both(options: ModelOptions, weight: float, fraction: float, fixed: bool = False) -> tuple[float, float]:
     """FLOPs of a step, ours and the counter's."""
-    model = HAED(options, IEMOptions(), Cut(6, 256, fixed, 32))
+    model = HAED(options, IEMOptions(), replace(CUT, fixed=fixed))
     made = ChunkObjective(model, IEMOptions(), weight, fraction, lexicon=NOTHING)
     batch = made.prepare(windows(4, 32, 6, 256, fixed))
     with FlopCounterMode(display=False, custom_mapping={torch.ops.aten.addmm_: in_place}) as counter:

@@ -84,12 +84,8 @@ def test_oblong_pictures_are_drawn_as_they_are(drawn: Options, tmp_path: Path) -
         place.mkdir(parents=True, exist_ok=True)
         Image.new("RGB", (8, 2), (9 * number, 0, 0)).save(place / f"{number}.png")
     made = replace(deepcopy(drawn), runs_dir=str(tmp_path), shards_dir=str(tmp_path / "shards"), name="oblong")
-    made.source.path, made.source.pattern, made.train.steps, made.sample.pictures = (
-        str(tmp_path / "pictures"),
-        "**/*",
-        2,
-        2,
-    )
+    made.source.path, made.source.pattern = str(tmp_path / "pictures"), "**/*"
+    made.train.steps = made.sample.pictures = 2
     shard(made)
     train(made)
     sample(made, samples=2)

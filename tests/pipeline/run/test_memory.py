@@ -32,8 +32,5 @@ def test_what_is_frozen_asks_for_no_moments(options: Options, monkeypatch: pytes
     assert not fits(some, options.pretrain) and not fits(some, options.finetune)
     assert fits(some, replace(options.pretrain, decode_fraction=0.0))
     options.model.decoder.width, options.model.main.width, options.model.main.ffn = 16, 512, 512
-    weights = {
-        group.role: sum(x.numel() for x in group.parameters) for group in build_system(options, chunker).groups()
-    }
-    some = 10e-6 * (sum(x.numel() for x in build_system(options, chunker).parameters()))
+    some = 10e-6 * sum(x.numel() for x in build_system(options, chunker).parameters())
     assert not fits(some, options.finetune) and fits(some, replace(options.finetune, trains="decoder"))
