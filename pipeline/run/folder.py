@@ -349,7 +349,9 @@ def _rewrite(file: IO[bytes], content: bytes) -> None:
 
 def environment(options: Options) -> Environment:
     """What a result depends on beside the configuration: versions, commit, machine, seed, device."""
-    packages = ("torch", "numpy", "faiss-cpu", "omegaconf", "pydantic")
+    import torch  # whose own version tells the build for CUDA, unlike that of the package
+
+    packages = ("numpy", "faiss-cpu", "omegaconf", "pydantic")
     try:
         commit = subprocess.run(
             ["git", "describe", "--always", "--dirty", "--abbrev=12"],
@@ -361,7 +363,8 @@ def environment(options: Options) -> Environment:
     except (OSError, subprocess.CalledProcessError):
         commit = None
     return Environment(
-        versions={"python": platform.python_version()} | {name: version(name) for name in packages},
+        versions={"python": platform.python_version(), "torch": str(torch.__version__)}
+        | {name: version(name) for name in packages},
         commit=commit,
         machine=f"{platform.system()} {platform.machine()}, {os.cpu_count()} cores",
         seed=options.seed,

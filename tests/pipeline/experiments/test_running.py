@@ -16,7 +16,7 @@ from pipeline.experiments import catalogue
 from pipeline.experiments.arms import Ours, Packaged, ours, ready
 from pipeline.experiments.experiment import BUDGETS, OURS, Arm, Budget, Experiment, Plan
 from pipeline.experiments.ours import packaged
-from pipeline.experiments.ours.packages import PACKAGES
+from pipeline.experiments.ours.packages import PACKAGES, Package
 from pipeline.experiments.result import Figure, Row, row_of, verdict
 from pipeline.experiments.running import Done, make, shard_all, steps, taken_of, timed
 from pipeline.run.device import compute
@@ -320,7 +320,9 @@ def test_packages_that_are_missing_are_said(plan: Plan, monkeypatch: pytest.Monk
     assert len(ready(experiment, replace(plan, data=Path("/nowhere")))[0]) == 3
 
 
-def test_packages_read_the_bytes_of_any_text_that_ours_read(plan: Plan) -> None:
+def test_packages_read_the_bytes_of_any_text_that_ours_read(plan: Plan, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = Package(lambda: nn.Sequential(nn.Embedding(256, 8), nn.Linear(8, 256)), "torch", 8)
+    monkeypatch.setitem(PACKAGES, "labml-nn", model)  # it may not be installed
     package = Arm("theirs", package="labml-nn")
     own = plan.data / "wikitext-2"
     given = replace(plan, overrides=("source.kind=text", f"source.path={own}", "source.pattern=*.txt", "threads=1"))
@@ -330,6 +332,7 @@ def test_packages_read_the_bytes_of_any_text_that_ours_read(plan: Plan) -> None:
         read = packaged.text_of(open_shards(arm.options), split)
         assert read.numpy().tobytes() == (own / f"{split}.txt").read_bytes()
     (found,), _ = ready(replace(TWO, arms=(package,)), given)
+    torch.set_num_threads(2)
     next(found.steps("train", open_shards(arm.options), plan.runs_dir))
     assert torch.get_num_threads() == 1  # as ours, so that a clock counts what one core works
     other = replace(arm, words=("source.kind=stdlib", arm.words[-1]))
