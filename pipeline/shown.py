@@ -78,7 +78,8 @@ class Lines(logging.StreamHandler[Any]):
         super().__init__(sys.stderr)
         self.setFormatter(logging.Formatter("\r\x1b[2K%(message)s" if sys.stderr.isatty() else "%(message)s"))
 
-    def emit(self, record: logging.LogRecord) -> None:  # noqa: D102
+    def emit(self, record: logging.LogRecord) -> None:
+        """Writes a message, and remembers one that is an error."""
         self.failed = self.failed or record.levelno >= logging.ERROR
         super().emit(record)
 

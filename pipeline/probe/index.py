@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from data.durable import locked
+from pipeline.config import ConfigError
 from pipeline.options import Options
 from pipeline.run.folder import RunFolder
 from pipeline.run.index import check_chunks, floor
@@ -26,7 +27,7 @@ def index(options: Options) -> Indexed:
     """Builds the index of a space, `index.space`.
 
     Raises:
-        ConfigError: the model has no such space.
+        ConfigError: the model has no such space, or no chunk occurs `index.min_count` times.
         FileNotFoundError: no such shards, or nothing was trained.
         BlockingIOError: another process is building it.
     """
@@ -45,7 +46,7 @@ def index(options: Options) -> Indexed:
     folder = RunFolder.of(options)
     run = Run(folder, options)
     place = place_of(folder, space)
-    place.mkdir(parents=True, exist_ok=True)
+    place.parent.mkdir(exist_ok=True)  # of the lock
 
     def refuse(holder: str) -> None:
         raise BlockingIOError(f"{place} is being built by {holder}; wait for it or stop it")
@@ -70,7 +71,9 @@ def _chunks(run: "Run") -> Meta:
     found = distinct_chunks(corpus, limits.split, most=limits.max_chunks, at_least=least)
     tokens, lengths, counts = found.tokens, found.lengths, found.counts
     if not len(counts):
-        raise ValueError(f"no chunk of the {limits.split} split occurs {least} times: lower index.min_count")
+        if least == 1:
+            raise ValueError(f"the {limits.split} split is empty: there are no chunks in it")
+        raise ConfigError(f"no chunk of the {limits.split} split occurs {least} times: lower index.min_count")
     if found.left_out:
         rest = f"{found.left_out:,} rarer or equally rare ones are left out"
         log.warning("index.max_chunks=%d: of the distinct chunks %s", limits.max_chunks, rest)

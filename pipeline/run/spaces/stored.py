@@ -371,7 +371,8 @@ def finish(folder: RunFolder, meta: Meta, names: list[str]) -> Meta:
 
 @contextmanager
 def growing(place: Path, width: int, metric: Metric) -> Iterator["Growing"]:
-    """`vectors.faiss`, written batch by batch; it takes its place at the end."""
+    """`vectors.faiss`, written batch by batch; it takes its place at the end, in a folder that is made where it lacks."""
+    place.mkdir(parents=True, exist_ok=True)
     with replacing(place / VECTORS) as file:
         file.write(bytes(HEADER))
         made = Growing(file, width)

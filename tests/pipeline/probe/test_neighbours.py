@@ -67,6 +67,8 @@ def test_an_index_of_the_most_frequent_chunks_says_how_many_it_leaves_out(
 ) -> None:
     train(options)
     folder = RunFolder.of(options)
+    assert main(["index", str(folder.path), "index.min_count=1000000"]) == 2
+    assert "lower index.min_count" in capsys.readouterr().err and not (folder.path / "index" / "chunks").exists()
     tables = []
     for most in ("null", "20"):
         assert main(["index", str(folder.path), f"index.max_chunks={most}"]) == 0
