@@ -283,15 +283,20 @@ def _whole(folder: Path, corpora: Corpora) -> Corpus | None:
     """The corpus, if it is finished and whole."""
     if not (folder / MANIFEST).is_file():
         return None
-    corpus = _open(folder, corpora.chunker)
+    corpus = open_made(folder, corpora.chunker)
     if damaged(corpus, corpora.options):
         return None
     _say(corpus.manifest)
     return corpus
 
 
-def _open(folder: Path, chunker: ChunkerOptions) -> Corpus:
-    """A corpus that was found by its source and chunker, if its manifest says the same."""
+def open_made(folder: Path, chunker: ChunkerOptions) -> Corpus:
+    """A corpus that was found by its source and chunker.
+
+    Raises:
+        FileNotFoundError: there is no manifest.
+        ValueError: it is not one of ours, or of another corpus.
+    """
     try:
         corpus = Corpus.open(folder)
         if (corpus.options, corpus.digest) != (chunker, folder.name.rpartition("-")[2]):
@@ -341,7 +346,7 @@ def _make(corpora: Corpora, options: ShardOptions, mapper: Mapper | None, listen
         write(work.parts)
         corpus = finish(work)
     else:
-        corpus = _open(work.folder, work.parts[0].chunker)
+        corpus = open_made(work.folder, work.parts[0].chunker)
     names = damaged(corpus, options)
     if names:
         place.mkdir(exist_ok=True)
@@ -355,7 +360,7 @@ def _without_source(corpora: Corpora, error: FileNotFoundError) -> Corpus:
     folder = corpora.last()
     if folder is None:
         raise error
-    corpus = _open(folder, corpora.chunker)
+    corpus = open_made(folder, corpora.chunker)
     names = damaged(corpus, corpora.options)
     if names:
         raise FileNotFoundError(

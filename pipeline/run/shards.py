@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from data.corpus import Corpus, Counts
-from data.sharding.build import check_chunker
+from data.sharding.build import check_chunker, open_made
 from data.sharding.build import shard as shard_corpus
 from data.sharding.corpora import Corpora, is_piped
 from data.sharding.parts import Mapper, write_persistently
@@ -129,7 +129,7 @@ def open_shards(options: Options) -> Corpus:
 
     Raises:
         FileNotFoundError: it was not sharded yet.
-        ValueError: another chunker is asked for than the one that cut it.
+        ValueError: another chunker is asked for than the one that cut it, or its manifest is of another corpus.
     """
     own = _own(options)
     if own is not None:
@@ -138,6 +138,7 @@ def open_shards(options: Options) -> Corpus:
         if not options.source.path:
             raise ValueError("source.kind=shards needs source.path=, the folder or URL of a sharded corpus")
         corpus = Corpus.open(options.source.path, options.loader)
+        _check_chunker(corpus, options)
     else:
         corpora = _corpora(options)
         folder = corpora.last()
@@ -149,10 +150,9 @@ def open_shards(options: Options) -> Corpus:
             raise FileNotFoundError(
                 f"no shards of this source and chunker in {options.shards_dir}: run `haed shard` with the same options"
             )
-        corpus = Corpus.open(folder, options.loader)
+        corpus = open_made(folder, options.chunker)
         if corpora.has_changed():
             _warn("%s was changed, or copied, since %s was made of it: `haed shard` looks", corpora.place, folder)
-    _check_chunker(corpus, options)
     log.info("corpus: %s", corpus.location)
     return corpus
 
