@@ -23,6 +23,7 @@ LISTED = 10_000  # names of a kind that a manifest holds; their number is always
 _SHOWN = 3  # names of a kind that are printed
 _NAMES = {"train": "train", "valid": "valid", "validation": "valid", "val": "valid", "dev": "valid", "test": "test"}
 _STATED = re.compile(rf"(?:^|[^a-z])({'|'.join(sorted(_NAMES, key=len, reverse=True))})(?:[^a-z]|$)")
+_ALMOST = re.compile(r"(?:^|[^a-z])(train|valid|test)[a-z]+")
 _BY = {
     "patterns": "by source.valid_pattern and source.test_pattern",
     "stated": "as the paths state",
@@ -166,6 +167,12 @@ def allot(names: Mapping[str, str | None], options: SourceOptions, record: Recor
     silent = [name for name, split in names.items() if split is None]
     if len(silent) == len(names):
         record.by = "hashed"
+        almost = {found[1]: name for name in names if (found := _ALMOST.search(PurePosixPath(name.lower()).name))}
+        if "train" in almost and len(almost) > 1:
+            record.notes.append(
+                f"{' and '.join(sorted(almost.values()))} state no split: as a word of its own (train.txt, valid.txt, "
+                "test.txt) their names would, or source.valid_pattern= and source.test_pattern="
+            )
         return dict.fromkeys(names, SPLITS)
     if silent:
         raise ValueError(

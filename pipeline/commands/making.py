@@ -144,6 +144,8 @@ def _cat_arguments(parser: argparse.ArgumentParser) -> None:
 def _cat(arguments: argparse.Namespace) -> Result:
     from data.corpus import Corpus
 
+    if arguments.json:
+        raise ConfigError("--json: cat writes the bytes of a corpus, and no line beside them; leave it out")
     return Result("", None, Corpus.open(arguments.shards).original_blocks(arguments.split))
 
 

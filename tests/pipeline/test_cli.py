@@ -146,6 +146,7 @@ def test_cat_gives_the_bytes_back(trained: list[str], text: Path, capfdbinary: p
         (["neighbours", "nowhere", "x"], 1, "no run 'nowhere'"),
         (["finetune", "nowhere"], 1, "no run 'nowhere'"),
         (["cat", "."], 1, "is not a sharded corpus"),
+        (["cat", ".", "--json"], 2, "cat writes the bytes of a corpus"),
         (["config", "nothing"], 2, "no preset 'nothing'"),
     ],
 )

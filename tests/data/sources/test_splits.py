@@ -92,6 +92,20 @@ def test_a_licence_beside_named_files(tmp_path: Path, kind: str) -> None:
             sharded(folder, tmp_path / "shards", kind)
 
 
+def test_names_that_nearly_state_a_split_are_said_to_state_none(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    folder = put(tmp_path / "source", "text", "trainset", "validset", "testset")
+    with caplog.at_level(logging.INFO):
+        said = sharded(folder, tmp_path / "shards").manifest["splits"]
+    assert said["by"] == "cut" and any(
+        note.startswith("testset.txt and trainset.txt and validset.txt state no split") for note in said["notes"]
+    )
+    assert "state no split: as a word of its own" in caplog.text
+    other = put(tmp_path / "other", "text", "training", "stories")
+    assert not any("state no split" in note for note in sharded(other, tmp_path / "shards").manifest["splits"]["notes"])
+
+
 @each_kind
 def test_an_empty_train_split_is_refused(tmp_path: Path, kind: str) -> None:
     folder = put(tmp_path / "source", kind, "valid", "test")
