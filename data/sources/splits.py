@@ -167,7 +167,7 @@ def allot(names: Mapping[str, str | None], options: SourceOptions, record: Recor
     silent = [name for name, split in names.items() if split is None]
     if len(silent) == len(names):
         record.by = "hashed"
-        almost = {found[1]: name for name in names if (found := _ALMOST.search(PurePosixPath(name.lower()).name))}
+        almost = {near[1]: name for name in names if (near := _ALMOST.search(PurePosixPath(name.lower()).name))}
         if "train" in almost and len(almost) > 1:
             record.notes.append(
                 f"{' and '.join(sorted(almost.values()))} state no split: as a word of its own (train.txt, valid.txt, "
