@@ -23,7 +23,7 @@ LISTED = 10_000  # names of a kind that a manifest holds; their number is always
 _SHOWN = 3  # names of a kind that are printed
 _NAMES = {"train": "train", "valid": "valid", "validation": "valid", "val": "valid", "dev": "valid", "test": "test"}
 _STATED = re.compile(rf"(?:^|[^a-z])({'|'.join(sorted(_NAMES, key=len, reverse=True))})(?:[^a-z]|$)")
-_ALMOST = re.compile(r"(?:^|[^a-z])(train|valid|test)[a-z]+")
+_ALMOST = re.compile(rf"(?:^|[^a-z])({'|'.join(SPLITS)})[a-z]+")
 _BY = {
     "patterns": "by source.valid_pattern and source.test_pattern",
     "stated": "as the paths state",

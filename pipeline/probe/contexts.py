@@ -56,8 +56,6 @@ def contexts(run: Run) -> Meta:
     corpus, limits = run.folder.corpus(), run.options.index
     metric = metric_of(limits, "contexts")
     total = corpus.counts(limits.split).chunks
-    if not total:
-        raise ValueError(f"the {limits.split} split is empty: there are no contexts in it")
     wanted = min(total, limits.max_contexts or total)
     if wanted < total:
         log.warning(

@@ -12,6 +12,7 @@ from pipeline.options import Options
 from pipeline.run.folder import RunFolder
 from pipeline.run.index import check_chunks, floor
 from pipeline.run.metrics import Counter
+from pipeline.run.shards import check_split
 from pipeline.run.spaces.answers import spell
 from pipeline.run.spaces.stored import SCORES, Indexed, Meta, Space, growing, metric_of, place_of
 from pipeline.run.spaces.vectors import prepared
@@ -29,6 +30,7 @@ def index(options: Options) -> Indexed:
     Raises:
         ConfigError: the model has no such space, or no chunk occurs `index.min_count` times.
         FileNotFoundError: no such shards, or nothing was trained.
+        ValueError: the split is empty.
         BlockingIOError: another process is building it.
     """
     from pipeline.run.device import release_memory
@@ -45,6 +47,8 @@ def index(options: Options) -> Indexed:
 
     folder = RunFolder.of(options)
     run = Run(folder, options)
+    split, corpus = options.index.split, folder.corpus()
+    check_split(corpus.counts(split).chunks, corpus.location, "index.split", split)
     place = place_of(folder, space)
     place.parent.mkdir(exist_ok=True)  # of the lock
 
@@ -71,8 +75,6 @@ def _chunks(run: "Run") -> Meta:
     found = distinct_chunks(corpus, limits.split, most=limits.max_chunks, at_least=least)
     tokens, lengths, counts = found.tokens, found.lengths, found.counts
     if not len(counts):
-        if least == 1:
-            raise ValueError(f"the {limits.split} split is empty: there are no chunks in it")
         raise ConfigError(f"no chunk of the {limits.split} split occurs {least} times: lower index.min_count")
     if found.left_out:
         rest = f"{found.left_out:,} rarer or equally rare ones are left out"
