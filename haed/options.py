@@ -308,11 +308,11 @@ class SpaceByteOptions:
     before: Annotated[int, Field(ge=0, le=1024, description="layers at every token, before the larger ones")] = 2
     layers: Annotated[int, Field(ge=1, le=1024, description="larger layers, where a word begins")] = 4
     after: Annotated[int, Field(ge=0, le=1024, description="layers at every token, after the larger ones")] = 2
-    width: Annotated[int, Field(ge=1, le=65_536, description="of the larger layers, at least model.token.width")] = 384
-    heads: Annotated[int, Field(ge=1, le=4096, description="of the larger layers")] = 6
-    ffn: Annotated[int, Field(ge=1, le=2**20, description="hidden units of the larger layers' feed-forward part")] = (
-        1536
-    )
+    width: Annotated[
+        int | None, Field(ge=1, le=65_536, description="of the larger layers; null: 3/2 of model.token.width")
+    ] = None
+    heads: Annotated[int | None, Field(ge=1, le=4096, description="likewise; null: 3/2 of model.token.heads")] = None
+    ffn: Annotated[int | None, Field(ge=1, le=2**20, description="likewise; null: 3/2 of model.token.ffn")] = None
     letters: Annotated[
         str,
         Field(

@@ -89,17 +89,17 @@ def asked_options(config: str | None, overrides: list[str]) -> Options:
 
 
 def say_unused(config: str | None, overrides: list[str], options: Options) -> None:
-    """Logs which given options this kind of model, or of its parts, has no use for, and limits that it takes from others."""
+    """Logs which given options this kind of model, or of its parts, has no use for, and what it makes of others."""
     tree, kind = given_in(config), options.model.kind
     usual, now = (dict(leaves(asdict(each))) for each in (Options(), options))
     if lost := [key for key, _ in leaves(tree) if not is_of(key, kind)]:
         log.info("model.kind=%s has no use for these options of %s: %s", kind, config, ", ".join(lost))
     if shared := [f"{key}={limit:g}" for key, limit in shared_limits(tree, kind).items() if now[key] == limit]:
         log.info("model.kind=%s shares the limits of %s: %s", kind, config, ", ".join(shared))
-    given = [
-        *(key for key, value in leaves(tree) if usual.get(key) != value),
-        *(each.split("=")[0] for each in overrides),
-    ]
+    in_file, asked = dict(leaves(tree)), [each.split("=")[0] for each in overrides]
+    if (heads := "model.token.heads") not in asked and now[heads] > in_file.get(heads, usual[heads]):
+        log.info("model.kind=%s needs a head for each scale: %s=%d", kind, heads, now[heads])
+    given = [*(key for key, value in in_file.items() if usual.get(key) != value), *asked]
     for key in dict.fromkeys(key for key in given if is_of(key, kind) and not is_of_part(key, options)):
         part = key.rpartition(".")[0]
         log.warning("%s has no effect with %s.kind=%s", key, part, now[f"{part}.kind"])

@@ -20,7 +20,7 @@ from yaml import YAMLError
 from data.locations import check_folder, check_scheduler, check_url, is_remote, redact
 from data.options import SOURCES
 from haed.options import SYSTEMS
-from pipeline.kinds import is_limited, is_mixed, is_of, refusal, shared_limits
+from pipeline.kinds import is_limited, is_mixed, is_of, least_heads, refusal, shared_limits
 from pipeline.options import RETIRED, FinetuneOptions, LauncherOptions, Options, Phase
 from pipeline.plainly import explain, short, unequal
 from pipeline.shown import printable
@@ -74,8 +74,9 @@ def load(config: str | Path | None = None, overrides: list[str] | tuple[str, ...
     Args:
         config: name of a preset, path of a YAML file, or None for the defaults. The address of a Dask cluster in a file is
             left out with a warning: only the user gives one. Where `overrides` ask for another kind of model than the file
-            does, so are its options of the other kind, its name ends with the kind unless one is given, and phases without
-            a limit have a share of those that it has; `pipeline.arguments.say_unused` says so.
+            does, so are its options of the other kind, its name ends with the kind unless one is given, phases without a
+            limit have a share of those that it has, and a Retina a head for each scale; `pipeline.arguments.say_unused`
+            says so.
         overrides: `key=value` pairs, with dots for nested keys: `model.decoder.kind=transformer`.
 
     Raises:
@@ -130,7 +131,7 @@ def load(config: str | Path | None = None, overrides: list[str] | tuple[str, ...
     if (in_file.get("model") or {}).get("kind", defaults.model.kind) != kind:
         if in_file and "name" not in tree:
             options.name += f"-{kind.replace('_', '-')}"
-        _fit_to_kind(options, in_file)
+        _fit_to_kind(options, in_file, tree)
         return options
     for key in _foreign(in_file, kind):
         if get(options, key) != get(defaults, key):  # what a file of before holds in full may have it so
@@ -145,13 +146,15 @@ def _at_home(options: Options) -> None:
             put(options, key, os.path.expanduser(place))
 
 
-def _fit_to_kind(options: Options, in_file: Any) -> None:
-    """Leaves out what a file has for another kind of model than was asked for; phases without a limit share those that it has."""
+def _fit_to_kind(options: Options, in_file: Any, asked: Any) -> None:
+    """Makes a file's options those of another kind of model that was asked for; see `load`."""
     kind, defaults = options.model.kind, Options()
     changed = {key: get(defaults, key) for key in _foreign(in_file, kind)}
     for key, limit in shared_limits(in_file, kind).items():
         if not is_limited(getattr(options, key.split(".")[0])):
             changed[key] = limit
+    if (heads := "model.token.heads") not in dict(leaves(asked)):
+        changed[heads] = max(get(options, heads), least_heads(options))
     for key, value in changed.items():
         put(options, key, value)
 

@@ -66,6 +66,11 @@ def shared_limits(tree: Any, kind: str) -> dict[str, float]:
     return found
 
 
+def least_heads(options: Options) -> int:
+    """How many attention heads a model needs: a Retina has one or more for each scale."""
+    return len(options.model.retina.windows.split()) if options.model.kind == "retina" else 1
+
+
 def most_known(options: Options) -> int:
     """How many chunks a run's mixture knows at most; 0: it is none."""
     asked = options.model.mixture.known

@@ -143,7 +143,7 @@ def attend(
         back = places - keys.skip(low).places(high - low, q.device)
         hidden = back < places.clamp(max=nearest)
         hidden = hidden if window is None else hidden | (back >= window)
-        added = torch.zeros_like(hidden, dtype=q.dtype) if bias is None else bias(rows, high)
+        added = torch.zeros_like(hidden, dtype=q.dtype) if bias is None else bias(rows, high)[..., low:]
         added = added.masked_fill(hidden, -torch.inf)
         if q.is_cuda:
             found = F.scaled_dot_product_attention(
@@ -244,7 +244,8 @@ class Relative(Attention):
         def bias(rows: slice, m: int) -> Tensor:
             return relative_shift(distance[:, :, rows], table, queries.skip(rows.start), keys, m)
 
-        return attend(content, k, v, queries, keys, None, 0, self.dropout if self.training else 0.0, bias)
+        dropout = self.dropout if self.training else 0.0
+        return attend(content, k, v, queries, keys, self.window, self.nearest, dropout, bias)
 
     def _table(self, count: int, past: Past | None) -> Tensor:
         """W_r R (H, D, count) of the distances 0, 1, …; what the past has of it is not worked out again."""

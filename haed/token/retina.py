@@ -72,9 +72,9 @@ class Retina(TokenSystem):
     def __init__(self, options: ModelOptions, iem: IEMOptions, cut: Cut) -> None:
         super().__init__(options.token, cut)
         token, chosen = options.token, options.retina
-        if token.attention not in ("rotary", "plain"):
+        if token.attention in ("local", "lsh"):
             raise ValueError(
-                f"model.token.attention={token.attention}: retina has windows of its own; set rotary or plain"
+                f"model.token.attention={token.attention}: retina has windows of its own; set rotary, relative or plain"
             )
         windows = {}
         for scale, window in per_scale(chosen.windows, "model.retina.windows", WINDOW, cut).items():

@@ -77,13 +77,14 @@ class SpaceByte(TokenSystem):
     def __init__(self, options: ModelOptions, iem: IEMOptions, cut: Cut) -> None:
         super().__init__(options.token, cut)
         token, chosen, longest = options.token, options.spacebyte, cut.context * cut.k
-        if chosen.width < token.width:
+        sizes = {name: getattr(chosen, name) or getattr(token, name) * 3 // 2 for name in ("width", "heads", "ffn")}
+        if sizes["width"] < token.width:
             raise ValueError(
                 f"model.spacebyte.width={chosen.width}: less than model.token.width={token.width}; set at least that"
             )
-        self.wider = chosen.width - token.width
+        self.wider = sizes["width"] - token.width
         self.letters = letters(chosen.letters, cut.vocabulary)
-        larger = replace(token, width=chosen.width, heads=chosen.heads, ffn=chosen.ffn)
+        larger = replace(token, **sizes)
         self.before = Stack(token, "local", chosen.before, longest)
         self.words = Stack(larger, token.attention, chosen.layers, longest)
         self.after = Stack(token, "local", chosen.after, longest)

@@ -139,6 +139,9 @@ CASES |= {
     "retina, overlapping windows, maxima": of_tokens(
         "retina", retina=RetinaOptions(layers=2, windows="1:18@3 0:2@1", pooling="max", heads="1@3 1@1")
     ),
+    "retina, relative": of_tokens(
+        "retina", replace(TOKEN, attention="relative"), retina=RetinaOptions(layers=2, windows="2:9@3 0:4@1")
+    ),
     "spacebyte": of_tokens("spacebyte", replace(TOKEN, window=3), spacebyte=SPACEBYTE),
     "spacebyte, nothing before": of_tokens(
         "spacebyte", replace(TOKEN, window=18), spacebyte=replace(SPACEBYTE, before=0, width=8, letters="1-1")

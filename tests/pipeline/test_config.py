@@ -5,9 +5,12 @@ from typing import get_args
 
 import numpy as np
 import pytest
+import torch
 from omegaconf import OmegaConf
 
+from haed.build import make_system
 from haed.options import SYSTEMS
+from haed.system import Cut
 from pipeline.cli import main
 from pipeline.config import ConfigError, check_training, dump, load, presets
 from pipeline.kinds import is_of, phases
@@ -134,6 +137,29 @@ def test_another_kind_is_a_word_and_what_it_leaves_of_a_preset_is_said(capsys: p
     assert main(["config", "quickstart"]) == 0
     printed = capsys.readouterr()
     assert main(["config", "--config", "quickstart"]) == 0 and capsys.readouterr() == printed and not printed.err
+
+
+NARROW = ("spacebyte", "paper-transformer-xl-enwik8")  # of few heads; wide, with an attention that not all know
+
+
+@pytest.mark.parametrize(
+    "preset", [pytest.param(each, marks=[] if each in NARROW else pytest.mark.slow) for each in presets()]
+)
+def test_another_kind_needs_no_second_word(preset: str) -> None:
+    """Every system can be built from every preset."""
+    for kind in SYSTEMS:
+        made = load(preset, [f"model.kind={kind}"])
+        with torch.device("meta"):
+            make_system(made.model, made.iem, Cut(made.chunker.k, 256, False, made.batch.context))
+
+
+def test_what_another_kind_needs_more_of_is_said(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["config", "spacebyte", "model.kind=retina"]) == 0
+    found = capsys.readouterr()
+    assert "model.kind=retina needs a head for each scale: model.token.heads=3\n" in found.err
+    assert "heads: 3" in found.out
+    own = [["model.token.heads=2"], ["model.retina.windows=8:256@4 0:8@1"]]
+    assert [load("spacebyte", ["model.kind=retina", *words]).model.token.heads for words in own] == [2, 2]
 
 
 def test_phases_of_another_kind_share_the_limits_of_a_preset(

@@ -56,7 +56,8 @@ def slowly(made: Attention, kind: str, x: Tensor, source: Tensor, queries: Grid,
         far = [made.distance(waves(m, OPTIONS.width)).view(2, 6) for m in range(places[-1] - sources[0] + 1)]
     rows = []
     for at, query in zip(places, q, strict=True):
-        seen = [j for j, there in enumerate(sources) if there <= at and (kind != "local" or at - there < 5)]
+        window = made.window or math.inf
+        seen = [j for j, there in enumerate(sources) if min(at, made.nearest) <= at - there < window]
         if isinstance(made, Relative):
             u, w = made.content_bias[:, 0], made.distance_bias[:, 0]
             scores = [((query + u) * k[j] + (query + w) * far[at - sources[j]]).sum(1) for j in seen]
@@ -100,6 +101,26 @@ def test_between_two_levels_distances_are_those_of_the_finer_one(
     x, source = (torch.randn(1, count, 10, dtype=torch.float64) for count in (n, m))
     found = made.between(x, source, queries, keys)
     torch.testing.assert_close(found[0], slowly(made, kind, x[0], source[0], queries, keys), rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("kind", ["plain", "rotary", "relative"])
+@pytest.mark.parametrize(("window", "nearest"), [(5, 0), (12, 4), (None, 7)])
+@torch.no_grad()
+def test_a_window_of_distances_may_begin_behind_the_nearest(
+    kind: str, window: int | None, nearest: int, block: None
+) -> None:
+    """Groups of 3, all at once and by pieces; those who have none so far back see the first."""
+    made = attention(kind)
+    made.window, made.nearest = window, nearest
+    x, source = (torch.randn(1, count, 10, dtype=torch.float64) for count in (28, 10))
+    wanted = slowly(made, kind, x[0], source[0], Grid(), Grid(0, 3))
+    found = made.between(x, source, Grid(), Grid(0, 3))[0]
+    torch.testing.assert_close(found, wanted, rtol=0, atol=1e-12)
+    past, parts = Past(), []
+    for at in range(28):
+        new = source[:, at // 3 : at // 3 + 1] if at % 3 == 0 else source[:, :0]
+        parts.append(made.between(x[:, at : at + 1], new, Grid(at), Grid(past.seen * 3, 3), past)[0])
+    torch.testing.assert_close(torch.cat(parts), wanted, rtol=0, atol=1e-12)
 
 
 @every
