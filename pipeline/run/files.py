@@ -249,6 +249,7 @@ class Evaluation:
         tokens: number of source tokens.
         characters: of the original; of pictures and sound, their values.
         bytes: of the original.
+        text: digest of them, whatever the order of the documents; None: an earlier version scored them.
         bits_per_token: `bits` over tokens.
         bits_per_char: over characters.
         bits_per_byte: over bytes.
@@ -273,6 +274,7 @@ class Evaluation:
     tokens: int
     characters: int
     bytes: int
+    text: str | None = None
     bits_per_token: float
     bits_per_char: float
     bits_per_byte: float

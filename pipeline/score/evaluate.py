@@ -1,5 +1,6 @@
 """Exact bits of a split, or of any file, beside yardsticks measured on the same bytes."""
 
+import hashlib
 import json
 import logging
 import sys
@@ -99,7 +100,10 @@ def _score(
             before = per_document.get(document, (0.0, 0))
             per_document[document] = (before[0] + bits, before[1] + tokens)
     seconds = time.perf_counter() - began
-    sizes = [(run.size(original), len(original)) for original in originals]
+    sizes, text = [], 0
+    for original in originals:
+        sizes.append((run.size(original), len(original)))
+        text += int.from_bytes(hashlib.sha256(original).digest())
     score = Score(
         bits=sum(bits for bits, _ in per_document.values()),
         tokens=sum(tokens for _, tokens in per_document.values()),
@@ -114,6 +118,7 @@ def _score(
         step=run.step,
         checkpoint=run.digest,
         **vars(score),
+        text=f"{text % 2**256:064x}",
         bits_per_token=score.bits_per_token,
         bits_per_char=score.bits_per_char,
         bits_per_byte=score.bits_per_byte,

@@ -42,7 +42,8 @@ class Row:
         split: that it is of.
         likelihood: whose it is, of a run with a mixture: `mixture`, or `decoder` alone.
         stage: the phase whose checkpoint it is of.
-        corpus: digest of the corpus; bits of different ones do not compare.
+        corpus: digest of the corpus and of how it is cut; validations of different ones do not compare.
+        text: digest of what was evaluated; evaluations of different ones do not compare.
     """
 
     run: str
@@ -61,6 +62,7 @@ class Row:
     split: str | None
     stage: str | None
     corpus: str | None
+    text: str | None
 
 
 @dataclass
@@ -137,6 +139,7 @@ def _read(name: str, folder: RunFolder) -> tuple[Row, list[Point]]:
         split=evaluation.split if evaluation else None,
         stage=evaluation.stage if evaluation else None,
         corpus=remembered.digest if remembered else None,
+        text=evaluation.text if evaluation else None,
     )
     return row, points
 
@@ -193,17 +196,27 @@ def _cells(row: Row) -> list[str]:
 
 def _remark(rows: list[Row]) -> str:
     """Who needs the fewest bits, or why that cannot be said."""
-    if len({row.corpus for row in rows}) > 1:
-        return "The runs were trained on different corpora or chunkers: their bits do not compare."
+    alike, texts = len({row.corpus for row in rows}) == 1, {row.text for row in rows}
+    same = len(texts) == 1 and None not in texts
+    if not (alike or same):
+        return (
+            "The runs were trained on different corpora or chunkers, and not evaluated on the same bytes: their bits do not "
+            "compare (`haed evaluate` notes which they are)."
+        )
     if len(rows) < 2 or _bits(rows[0]) == float("inf"):
         return ""
     if 0 < len(missing := [row.run for row in rows if row.evaluation is None]) < len(rows):
         return f"{', '.join(missing)}: not evaluated yet (`haed evaluate`); till then compare the validation."
-    if len({row.split for row in rows}) > 1:
+    if not same and len({row.split for row in rows}) > 1:
         return "Not all runs were evaluated on the same split; compare the validation."
     if alone := [row.run for row in rows if row.likelihood == "decoder"]:
         return f"{', '.join(alone)}: evaluated by the decoder alone, not by the mixture; evaluate again to compare."
-    return f"{rows[0].run} needs the fewest bits, {rows[1].run} {_bits(rows[1]) - _bits(rows[0]):.4f} more."
+    found = f"{rows[0].run} needs the fewest bits, {rows[1].run} {_bits(rows[1]) - _bits(rows[0]):.4f} more."
+    return (
+        found
+        if alike
+        else f"{found} Evaluated on the same bytes; their corpora or chunkers differ, so validations do not compare."
+    )
 
 
 def _html(rows: list[Row], picture: bytes) -> str:

@@ -7,8 +7,9 @@ import pytest
 
 from pipeline.cli import main
 from pipeline.options import Options
+from pipeline.run.shards import shard
 from pipeline.score.evaluate import evaluate
-from pipeline.show.compare import compare
+from pipeline.show.compare import compare, table
 from pipeline.show.report import report
 from pipeline.train import stages
 
@@ -61,6 +62,31 @@ def test_what_cannot_be_compared_is_said(options: Options, capsys: pytest.Captur
     assert "was not trained yet" in capsys.readouterr().err
     assert main(["compare", "tiny", "seed=3", f"runs_dir={options.runs_dir}"]) == 2
     assert "seed=3: runs are compared as they are" in capsys.readouterr().err
+
+
+def test_runs_with_other_chunkers_are_compared_on_the_same_bytes(options: Options) -> None:
+    """Patches beside words; not where one was evaluated by an earlier version, nor on another split."""
+    options.evaluate.yardsticks = False
+    patches = replace(options, name="patches", chunker=replace(options.chunker, kind="fixed", k=4))
+    shard(patches)
+    for each in (options, patches):
+        stages.train(each)
+        evaluate(each)
+    output = Path(options.runs_dir) / "compared"
+
+    def remark() -> str:
+        return table(compare(["tiny", "patches"], options.runs_dir, output)).splitlines()[-1]
+
+    rows = compare(["tiny", "patches"], options.runs_dir, output).rows
+    assert rows[0].corpus != rows[1].corpus and rows[0].text == rows[1].text
+    assert "needs the fewest bits" in remark() and remark().endswith("so validations do not compare.")
+    patches.evaluate = replace(patches.evaluate, split="valid")
+    evaluate(patches)
+    assert "not evaluated on the same bytes: their bits do not compare" in remark()
+    for run in ("tiny", "patches"):
+        path = Path(options.runs_dir) / run / "evaluation.json"
+        path.write_text(json.dumps(json.loads(path.read_text()) | {"text": None}))
+    assert "not evaluated on the same bytes: their bits do not compare" in remark()
 
 
 def test_a_phase_one_of_another_run_counts_as_the_model_s_own(
