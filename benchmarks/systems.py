@@ -280,16 +280,18 @@ def markdown(results: list[Result]) -> str:
 
 
 def draw(results: list[Result], path: Path) -> None:
-    """Bits on the validation windows against seconds and against FLOPs, of the seconds that most systems have been run for."""
+    """Bits on the validation windows against seconds and FLOPs, of the most seconds that most systems have been run for."""
     from matplotlib import colormaps
     from matplotlib.figure import Figure
+    from matplotlib.ticker import LogFormatterSciNotation, LogLocator, NullFormatter
 
     corpora = sorted({result["corpus"] for result in results if result["curve"]})
     colours = dict(zip(SYSTEMS, colormaps["tab20"].colors, strict=False))
     figure = Figure((12.5, 4.2 * len(corpora)), layout="constrained")
     grid = figure.subplots(len(corpora), 2, squeeze=False, sharey="row")
     for row, corpus in zip(grid, corpora, strict=True):
-        there = Counter(result["seconds"] for result in results if result["corpus"] == corpus and result["curve"])
+        drawn = {(r["seconds"], r["name"]) for r in results if r["corpus"] == corpus and r["curve"]}
+        there = Counter(seconds for seconds, _ in drawn)
         usual = max(there, key=lambda seconds: (there[seconds], seconds))
         shown = [r for r in results if (r["corpus"], r["seconds"]) == (corpus, usual) and r["curve"]]
         for place, (axes, label) in enumerate(zip(row, ("seconds of training", "model FLOPs"), strict=True)):
@@ -299,7 +301,11 @@ def draw(results: list[Result], path: Path) -> None:
                     x, bits = ([point[at] for point in curve] for at in (place, 2))
                     axes.plot(x, bits, ".-", color=colours[name], label=name)
             axes.set_xlabel(label)
-            axes.set_xscale("log" if place else "linear")
+            if place:
+                axes.set_xscale("log")
+                axes.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+                axes.xaxis.set_major_formatter(LogFormatterSciNotation(labelOnlyBase=False, minor_thresholds=(9, 9)))
+                axes.xaxis.set_minor_formatter(NullFormatter())
             axes.set_title(corpus)
         row[0].set_ylabel("validation, bits/char")
         if shown:
