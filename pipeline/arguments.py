@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass
 from typing import Any, NoReturn
 
 from pipeline.config import ConfigError, given_in, listed, load
-from pipeline.kinds import is_of, is_of_part, shared_limits
+from pipeline.kinds import is_of, is_of_part, least_heads, shared_limits
 from pipeline.options import Options
 from pipeline.plainly import keys_like, unequal
 from pipeline.run.folder import RunFolder
@@ -96,10 +96,13 @@ def say_unused(config: str | None, overrides: list[str], options: Options) -> No
         log.info("model.kind=%s has no use for these options of %s: %s", kind, config, ", ".join(lost))
     if shared := [f"{key}={limit:g}" for key, limit in shared_limits(tree, kind).items() if now[key] == limit]:
         log.info("model.kind=%s shares the limits of %s: %s", kind, config, ", ".join(shared))
-    in_file, asked = dict(leaves(tree)), [each.split("=")[0] for each in overrides]
-    if (heads := "model.token.heads") not in asked and now[heads] > in_file.get(heads, usual[heads]):
+    heads = "model.token.heads"
+    if now[heads] == least_heads(options) > dict(leaves(tree)).get(heads, usual[heads]):
         log.info("model.kind=%s needs a head for each scale: %s=%d", kind, heads, now[heads])
-    given = [*(key for key, value in in_file.items() if usual.get(key) != value), *asked]
+    given = [
+        *(key for key, value in leaves(tree) if usual.get(key) != value),
+        *(each.split("=")[0] for each in overrides),
+    ]
     for key in dict.fromkeys(key for key in given if is_of(key, kind) and not is_of_part(key, options)):
         part = key.rpartition(".")[0]
         log.warning("%s has no effect with %s.kind=%s", key, part, now[f"{part}.kind"])

@@ -68,7 +68,7 @@ def shared_limits(tree: Any, kind: str) -> dict[str, float]:
 
 def least_heads(options: Options) -> int:
     """How many attention heads a model needs: a Retina has one or more for each scale."""
-    return len(options.model.retina.windows.split()) if options.model.kind == "retina" else 1
+    return options.model.retina.windows.count("@") if options.model.kind == "retina" else 1
 
 
 def most_known(options: Options) -> int:

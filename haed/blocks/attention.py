@@ -112,7 +112,7 @@ def attend(
     window: int | None = None,
     nearest: int = 0,
     dropout: float = 0.0,
-    bias: Callable[[slice, int], Tensor] | None = None,
+    bias: Callable[[slice, slice], Tensor] | None = None,
 ) -> Tensor:
     """Softmax attention (B, H, n, D) of queries to the keys at their own positions and before.
 
@@ -129,7 +129,7 @@ def attend(
         window: positions that a query sees, its own included; None: all before it.
         nearest: distance of the first key that a query sees; where there is none so far back, it sees the very first.
         dropout: of the probabilities.
-        bias: gives what is added to the scores (B, H, n', m') of a slice of the queries and the first m' keys.
+        bias: gives what is added to the scores (B, H, n', m') of a slice of the queries and one of the keys.
     """
     batch, n = q.shape[:2], q.shape[2]
     if q.is_cuda and queries == keys and n == k.shape[2] and window is None and not nearest and bias is None:
@@ -143,7 +143,7 @@ def attend(
         back = places - keys.skip(low).places(high - low, q.device)
         hidden = back < places.clamp(max=nearest)
         hidden = hidden if window is None else hidden | (back >= window)
-        added = torch.zeros_like(hidden, dtype=q.dtype) if bias is None else bias(rows, high)[..., low:]
+        added = torch.zeros_like(hidden, dtype=q.dtype) if bias is None else bias(rows, slice(low, high))
         added = added.masked_fill(hidden, -torch.inf)
         if q.is_cuda:
             found = F.scaled_dot_product_attention(
@@ -202,7 +202,19 @@ class Attention(nn.Module):
 
     def mix(self, q: Tensor, k: Tensor, v: Tensor, queries: Grid, keys: Grid, past: Past | None) -> Tensor:
         """See `attend`."""
-        return attend(q, k, v, queries, keys, self.window, self.nearest, self.dropout if self.training else 0.0)
+        return self.attended(q, k, v, queries, keys)
+
+    def attended(
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        queries: Grid,
+        keys: Grid,
+        bias: Callable[[slice, slice], Tensor] | None = None,
+    ) -> Tensor:
+        """`attend` to the distances that this attention sees, with its dropout."""
+        return attend(q, k, v, queries, keys, self.window, self.nearest, self.dropout if self.training else 0.0, bias)
 
 
 class Rotary(Attention):
@@ -241,11 +253,11 @@ class Relative(Attention):
         table = self._table(queries.at(q.shape[2] - 1) - keys.first + 1, past)
         content, distance = q + self.content_bias * scale, q + self.distance_bias * scale
 
-        def bias(rows: slice, m: int) -> Tensor:
-            return relative_shift(distance[:, :, rows], table, queries.skip(rows.start), keys, m)
+        def bias(rows: slice, seen: slice) -> Tensor:
+            first, those = queries.skip(rows.start), keys.skip(seen.start)
+            return relative_shift(distance[:, :, rows], table, first, those, seen.stop - seen.start)
 
-        dropout = self.dropout if self.training else 0.0
-        return attend(content, k, v, queries, keys, self.window, self.nearest, dropout, bias)
+        return self.attended(content, k, v, queries, keys, bias)
 
     def _table(self, count: int, past: Past | None) -> Tensor:
         """W_r R (H, D, count) of the distances 0, 1, …; what the past has of it is not worked out again."""

@@ -212,11 +212,9 @@ def _remark(rows: list[Row]) -> str:
     if alone := [row.run for row in rows if row.likelihood == "decoder"]:
         return f"{', '.join(alone)}: evaluated by the decoder alone, not by the mixture; evaluate again to compare."
     found = f"{rows[0].run} needs the fewest bits, {rows[1].run} {_bits(rows[1]) - _bits(rows[0]):.4f} more."
-    return (
-        found
-        if alike
-        else f"{found} Evaluated on the same bytes; their corpora or chunkers differ, so validations do not compare."
-    )
+    if not alike:
+        found += " Evaluated on the same bytes; their corpora or chunkers differ, so validations do not compare."
+    return found
 
 
 def _html(rows: list[Row], picture: bytes) -> str:

@@ -5,16 +5,14 @@ from typing import get_args
 
 import numpy as np
 import pytest
-import torch
 from omegaconf import OmegaConf
 
-from haed.build import make_system
 from haed.options import SYSTEMS
-from haed.system import Cut
 from pipeline.cli import main
 from pipeline.config import ConfigError, check_training, dump, load, presets
 from pipeline.kinds import is_of, phases
 from pipeline.options import IEMOptions, ModelOptions, Options
+from pipeline.run.memory import check_system
 from tests.conftest import MORE, TINY, TOKENS
 
 FAST = ("quickstart", "top-down")  # one of each kind of phases
@@ -148,9 +146,7 @@ NARROW = ("spacebyte", "paper-transformer-xl-enwik8")  # of few heads; wide, wit
 def test_another_kind_needs_no_second_word(preset: str) -> None:
     """Every system can be built from every preset."""
     for kind in SYSTEMS:
-        made = load(preset, [f"model.kind={kind}"])
-        with torch.device("meta"):
-            make_system(made.model, made.iem, Cut(made.chunker.k, 256, False, made.batch.context))
+        check_system(load(preset, [f"model.kind={kind}"]))
 
 
 def test_what_another_kind_needs_more_of_is_said(capsys: pytest.CaptureFixture[str]) -> None:
@@ -158,8 +154,10 @@ def test_what_another_kind_needs_more_of_is_said(capsys: pytest.CaptureFixture[s
     found = capsys.readouterr()
     assert "model.kind=retina needs a head for each scale: model.token.heads=3\n" in found.err
     assert "heads: 3" in found.out
-    own = [["model.token.heads=2"], ["model.retina.windows=8:256@4 0:8@1"]]
-    assert [load("spacebyte", ["model.kind=retina", *words]).model.token.heads for words in own] == [2, 2]
+    own = [["model.token.heads=2"], ["model.retina.windows=8:256@4 0:8@1"], ["model.retina.windows=9:99@9,8:9@4,0:8@1"]]
+    assert [load("spacebyte", ["model.kind=retina", *words]).model.token.heads for words in own] == [2, 2, 3]
+    assert main(["config", "spacebyte", "model.kind=hourglass", "model.token={heads: 8}"]) == 0
+    assert "needs a head" not in capsys.readouterr().err
 
 
 def test_phases_of_another_kind_share_the_limits_of_a_preset(
