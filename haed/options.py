@@ -309,14 +309,10 @@ class SpaceByteOptions:
     layers: Annotated[int, Field(ge=1, le=1024, description="larger layers, where a word begins")] = 4
     after: Annotated[int, Field(ge=0, le=1024, description="layers at every token, after the larger ones")] = 2
     width: Annotated[
-        int | None, Field(ge=1, le=65_536, description="of the larger layers, not below the others'; null: 3/2 of it")
+        int | None, Field(ge=1, le=65_536, description="of larger layers, from model.token.width on; null: 3/2 of it")
     ] = None
-    heads: Annotated[
-        int | None, Field(ge=1, le=4096, description="of the larger ones; null: 3/2 of model.token.heads")
-    ] = None
-    ffn: Annotated[
-        int | None, Field(ge=1, le=2**20, description="their hidden units; null: 3/2 of model.token.ffn")
-    ] = None
+    heads: Annotated[int | None, Field(ge=1, le=4096, description="theirs; null: 3/2 of model.token.heads")] = None
+    ffn: Annotated[int | None, Field(ge=1, le=2**20, description="hidden units; null: 3/2 of model.token.ffn")] = None
     letters: Annotated[
         str,
         Field(
