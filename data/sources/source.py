@@ -23,12 +23,13 @@ from pathlib import Path
 from typing import Any
 
 from data.options import SOURCES, SourceOptions, known
+from data.processes import available_threads
 from data.sources.files import File, blocks, is_tar, list_files, members, open_stream
 from data.sources.splits import SPLITS, Places, Record, allot, digested_split, hashed_split, named_split, rule
 
 Form = tuple[str, dict[str, int]]  # name of a document, and its shape or rate
 _HASHED = 32 << 20
-_THREADS = min(8, os.cpu_count() or 1)
+_THREADS = 8  # that read files side by side, at most
 
 
 @dataclass(frozen=True, slots=True)
@@ -227,7 +228,7 @@ class Source(ABC):
     def _digests(self, files: list[File]) -> list[tuple[File, bytes]]:
         """The files with the sha256 of what each holds, inside of its compression."""
         unknown = [file for file in files if file not in self._contents]
-        with ThreadPoolExecutor(_THREADS) as pool:
+        with ThreadPoolExecutor(min(_THREADS, available_threads())) as pool:
             self._contents |= zip(unknown, pool.map(self._content, unknown), strict=True)
         return [(file, self._contents[file]) for file in files]
 

@@ -5,11 +5,11 @@ python -m flows.serving.guarded board --port 6006 --logdir runs
 """
 
 import argparse
-import os
 import socket
 from pathlib import Path
 from typing import Any
 
+from data.processes import available_threads
 from flows.serving.beside import Beside
 from pipeline.pages.guard import LOOPBACK, Guarded, Rules, guarded_wsgi, names_of
 
@@ -54,7 +54,7 @@ def _pages(runs: Path) -> Any:
     from pipeline.pages.runs import Runs
     from pipeline.pages.warm import Warm
 
-    threads = max(1, (os.cpu_count() or 1) // 2)
+    threads = max(1, available_threads() // 2)
     return application(Runs(runs), Warm(overrides=("device=cpu", f"threads={threads}")), {"Prefect UI": "/v2/"})
 
 

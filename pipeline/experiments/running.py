@@ -7,7 +7,6 @@ What else an experiment works out from its runs is measured after all of them, o
 
 import json
 import logging
-import os
 import platform
 import signal
 import subprocess
@@ -21,6 +20,7 @@ from pathlib import Path
 
 from data.corpus import Corpus
 from data.durable import write_atomically
+from data.processes import available_threads
 from pipeline.experiments.arms import Finished, Ready, ours, ready
 from pipeline.experiments.experiment import Arm, Experiment, Plan
 from pipeline.experiments.measures import OF_SIZES, Measured, kept_at
@@ -141,7 +141,7 @@ def make(experiment: Experiment, plan: Plan, stop: Callable[[], bool] = lambda: 
         clock = timed(arms, corpora, plan, plan.seconds, stop)
         able = [each for each in arms if each.arm.name not in clock.failures]
         limits = steps(experiment, able, clock.seconds, plan.seconds / plan.seeds)
-    cores = next((each.options.threads for each in ours(arms)), None) or os.cpu_count() or 1
+    cores = next((each.options.threads for each in ours(arms)), None) or available_threads()
     work = _Work(max(1, cores // plan.parallel), stop)
     runs = [partial(work.run, each, seed, clock, limits) for seed in range(plan.seeds) for each in arms]
     done = _all(runs, plan.parallel, work)

@@ -64,7 +64,22 @@ class Options:
     device: Annotated[str, Field(pattern=r"^(auto|cpu|cuda(:\d{1,3})?)$", description="auto, cpu, cuda, cuda:1")] = (
         "auto"
     )
-    threads: Annotated[int | None, Field(ge=1, le=1024, description="CPU threads; null: all cores")] = None
+    threads: Annotated[
+        int | None,
+        Field(
+            ge=1,
+            le=1024,
+            description="CPU threads; null: as many as this process may use, by its affinity, its container's quota and "
+            "OMP_NUM_THREADS",
+        ),
+    ] = None
+    deterministic: Annotated[
+        bool,
+        Field(
+            description="the same command gives the same bits each time, also with several threads and on a GPU; false: "
+            "PyTorch may add in any order, where that is faster"
+        ),
+    ] = True
     precision: Annotated[
         Literal["auto", "fp32", "bf16"], Field(description="auto: bf16 where the processor multiplies it fast")
     ] = "auto"

@@ -31,7 +31,7 @@ log = logging.getLogger(__name__)
 PHASES: tuple[Phase, ...] = ("finetune", "train", "pretrain")  # the order in which a finished model is looked for
 CORPUS = "corpus.json"
 FREQUENT = 3  # chunks that are noted as prompts
-_EVERY = ("runs_dir", "device", "threads", "precision", "loader")
+_EVERY = ("runs_dir", "device", "threads", "deterministic", "precision", "loader")
 READS = {  # what can be given to a stage that reads a trained run: options, and whole sections
     "evaluate": (*_EVERY, "evaluate", "batch.context"),
     "sample": (*_EVERY, "evaluate.stage", "evaluate.likelihood", "sample"),
@@ -369,5 +369,5 @@ def environment(options: Options) -> Environment:
         machine=f"{platform.system()} {platform.machine()}, {os.cpu_count()} cores",
         seed=options.seed,
         device=options.device,
-        threads=options.threads or os.cpu_count(),
+        threads=torch.get_num_threads(),  # `compute` has set it
     )

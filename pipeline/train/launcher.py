@@ -18,6 +18,7 @@ from typing import IO
 import torch
 import torch.distributed as dist
 
+from data.processes import available_threads
 from haed.ranks import Ranks, group_size
 from pipeline.config import dump
 from pipeline.options import Options
@@ -96,7 +97,9 @@ def launch(stage: str, options: Options, stop: Callable[[], bool], listener: Lis
             stderr=subprocess.PIPE,
             encoding="utf-8",
             errors="backslashreplace",
-            env={"OMP_NUM_THREADS": "1", "TORCH_ELASTIC_SHUTDOWN_TIMEOUT": _SAVING} | os.environ | {_LAUNCHED: "1"},
+            env={"TORCH_ELASTIC_SHUTDOWN_TIMEOUT": _SAVING}
+            | os.environ
+            | {_LAUNCHED: "1", "OMP_NUM_THREADS": str(max(1, available_threads() // options.launcher.processes))},
             start_new_session=True,  # Ctrl-C reaches this process alone, which passes it on
             preexec_fn=die_with_parent,
         ) as process:

@@ -203,6 +203,10 @@ class Trainer:
 
     def step(self, batch: object) -> None:
         """One update of the weights; nothing in it waits for the device."""
+        with self.compute.algorithms():
+            self._step(batch)
+
+    def _step(self, batch: object) -> None:
         diagnose = self._is_recorded(self.position.step + 1)
         self._choose_what_is_trained()
         assert self.module is not None
