@@ -13,10 +13,9 @@ from typing import Any
 import yaml
 
 from pipeline.options import Phase, PhaseOptions
-from pipeline.run.files import read_json
 from pipeline.run.folder import PHASES, RunFolder
 from pipeline.run.metrics import Position, Record, read
-from pipeline.run.saved import STATE, pointed, reached
+from pipeline.run.saved import pointed, reached, read_state
 
 _TAIL = 1 << 16  # bytes of metrics in which the newest figures are looked for
 
@@ -130,7 +129,7 @@ def _share(folder: RunFolder, phase: Phase, last: Record) -> float:
     limits = PhaseOptions(**_figures(asked))  # type: ignore[arg-type]
     if limits.patience and (path := pointed(folder.phase(phase) / "checkpoints", "latest")):
         with suppress(OSError, ValueError, TypeError):
-            if read_json(path / STATE).get("stale", 0) >= limits.patience:
+            if read_state(path).get("stale", 0) >= limits.patience:
                 return 1.0
     return Position(int(last.get("step", 0)), last.get("seconds", 0.0), last.get("epoch", 0.0)).progress(limits)
 
