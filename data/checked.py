@@ -252,27 +252,10 @@ def free_memory() -> float:
         return float("inf")
 
 
-def read_large(path: Path | str) -> bytes:
-    """The contents of a file of any size that fits into memory.
-
-    It is not mapped: a mapped file that is cut, or whose disk fails, ends the process with SIGBUS and without a word.
-
-    Raises:
-        FileNotFoundError: there is none.
-        DamagedFile: it does not fit into memory, or see `open_file`.
-        OSError: it cannot be read; the message names it.
-    """
-    with named(path), open_file(path) as file:
-        size, free = os.fstat(file.fileno()).st_size, free_memory()
-        if size > free:
-            raise DamagedFile(f"{path} has {size / 1e9:,.1f} GB, but {free / 1e9:,.1f} GB of memory are free")
-        return file.read(size)
-
-
-class Pieces:
+class OpenedFile:
     """A file that stays open, of which pieces are read where they stand. Several threads may.
 
-    It is not mapped, see `read_large`.
+    It is not mapped: a mapped file that is cut, or whose disk fails, ends the process with SIGBUS and without a word.
 
     Args:
         path: named in errors.

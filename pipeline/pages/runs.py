@@ -1,6 +1,5 @@
 """What the pages say of runs, from their folders alone: no model is opened, and nothing is written."""
 
-import json
 import math
 import os
 from contextlib import suppress
@@ -12,9 +11,10 @@ from typing import Any
 
 import yaml
 
+from data.checked import DamagedFile, named, open_file, read_yaml
 from pipeline.options import Phase, PhaseOptions
 from pipeline.run.folder import PHASES, RunFolder
-from pipeline.run.metrics import Position, Record, read
+from pipeline.run.metrics import Position, Record, parse, read
 from pipeline.run.saved import pointed, reached, read_state
 
 _TAIL = 1 << 16  # bytes of metrics in which the newest figures are looked for
@@ -144,13 +144,13 @@ def status_of(path: Path) -> os.stat_result | None:
 
 def _newest(path: Path) -> Record:
     """The newest of each figure in the last lines of a metrics.jsonl."""
-    with open(path, "rb") as file:
-        file.seek(max(0, os.fstat(file.fileno()).st_size - _TAIL))
-        lines = file.read().split(b"\n")
+    with named(path), open_file(path, path.parent.parent) as file:
+        begin = max(0, os.fstat(file.fileno()).st_size - _TAIL)
+        file.seek(begin)
+        lines = file.read(2 * _TAIL).split(b"\n")[1 if begin else 0 : -1]  # the first may lack its beginning, the last its end
     found: Record = {}
     for line in lines:
-        with suppress(ValueError):  # the first may lack its beginning, the last its end
-            found |= _figures(json.loads(line))
+        found |= _figures(parse(line, path))
     return found
 
 
@@ -161,7 +161,12 @@ def _figures(record: Any) -> Record:
 
 
 def setting(folder: RunFolder, key: str) -> Any:
-    """An option of a run as its config.yaml has it, with nothing checked, which would take long; None: it has none."""
+    """An option of a run as its config.yaml has it, with nothing checked, which would take long; None: it has none.
+
+    Raises:
+        ValueError: config.yaml is damaged.
+        OSError: it cannot be read.
+    """
     status = status_of(folder.path / "config.yaml")
     found: Any = _configuration(folder.path / "config.yaml", status.st_mtime_ns if status else 0)
     for part in key.split("."):
@@ -172,9 +177,9 @@ def setting(folder: RunFolder, key: str) -> Any:
 @lru_cache(512)
 def _configuration(path: Path, changed: int) -> Any:
     try:
-        return yaml.load(path.read_bytes(), getattr(yaml, "CSafeLoader", yaml.SafeLoader))
-    except (OSError, ValueError, RecursionError, yaml.YAMLError):
-        return None
+        return yaml.load(read_yaml(path, path.parent), getattr(yaml, "CSafeLoader", yaml.SafeLoader))
+    except (RecursionError, yaml.YAMLError) as error:
+        raise DamagedFile(f"{path}: not readable as YAML: {error}") from error
 
 
 @lru_cache(64)

@@ -15,6 +15,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import IO, Any, Self
 
+from data.checked import open_file
 from data.chunkers import Chunker, make_chunker
 from data.corpus import MANIFEST, Corpus
 from data.distinct import frequent_words
@@ -95,6 +96,7 @@ class RunFolder:
         Raises:
             ConfigError: it is not one of this version, or an override is wrong or cannot apply.
         """
+        open_file(self.path / "config.yaml", self.path).close()  # no link that leads out of the run
         options = load(self.path / "config.yaml", overrides)
         keys = [override.split("=", 1)[0] for override in overrides]
         takes = READS.get(reader or "", ())

@@ -22,7 +22,7 @@ from haed.chunk.packing import Chunks
 from pipeline.run.files import write_or_say
 from pipeline.run.folder import RunFolder
 from pipeline.run.saved import Saved
-from pipeline.run.tensors import read_header, read_tensors
+from pipeline.run.tensors import read_metadata, read_tensors
 
 log = logging.getLogger(__name__)
 CHUNKS, KEYS = "known/chunks.safetensors", "known/keys.safetensors"
@@ -94,7 +94,7 @@ def _lexicon(found: dict[str, Tensor]) -> Lexicon:
 def _read(path: Path, told: dict[str, str]) -> dict[str, Tensor] | None:
     """The tensors of a cache, if it says of itself what is asked for and is whole; else None."""
     try:
-        said, found = read_header(path).get("__metadata__", {}), read_tensors(path)
+        said, found = read_metadata(path), read_tensors(path)
     except FileNotFoundError:
         return None
     except (ValueError, OSError) as error:

@@ -1,17 +1,16 @@
-"""Files of tensors (safetensors), read into memory: a mapped file that is cut meanwhile would end the process with SIGBUS."""
+"""Files of tensors (safetensors), read and never mapped: a mapped file that is cut meanwhile ends the process with SIGBUS."""
 
 import hashlib
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from safetensors import SafetensorError
-from safetensors.torch import load
+from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from data.checked import DamagedFile, named, open_file, parse_json, read_large
-
-_LENGTH, _LONGEST = 8, 100_000_000  # bytes that say how long the header is, and of the longest that safetensors takes
+from data.checked import DamagedFile, free_memory, named, open_file
 
 
 def read_tensors(path: Path, sha256: str | None = None) -> dict[str, Tensor]:
@@ -26,28 +25,34 @@ def read_tensors(path: Path, sha256: str | None = None) -> dict[str, Tensor]:
         DamagedFile: it is not what was written, or does not fit into memory.
         OSError: it cannot be read.
     """
-    content = read_large(path)
-    if sha256 is not None and hashlib.sha256(content).hexdigest() != sha256:
-        raise DamagedFile(f"{path} is not what was written")
-    try:
-        return load(content)
-    except (SafetensorError, ValueError, KeyError, TypeError) as error:
-        raise DamagedFile(f"{path} is damaged: {error}") from error
-
-
-def read_header(path: Path) -> dict[str, Any]:
-    """The header of a file of tensors: of each its `shape`, and `__metadata__` if there is any.
-
-    Raises:
-        FileNotFoundError: there is none.
-        DamagedFile: it has no such header.
-        OSError: it cannot be read.
-    """
     with named(path), open_file(path) as file:
-        length = int.from_bytes(file.read(_LENGTH), "little")
-        if length > min(_LONGEST, os.fstat(file.fileno()).st_size - _LENGTH):
-            raise DamagedFile(f"{path} is damaged: it has no header")
-        found = parse_json(file.read(length), path)
-    if not isinstance(found, dict) or not all(isinstance(each, dict) for each in found.values()):
-        raise DamagedFile(f"{path} is damaged: its header is of something else")
-    return found
+        size, free = os.fstat(file.fileno()).st_size, free_memory()
+        if size > free:
+            raise DamagedFile(f"{path} has {size / 1e9:,.1f} GB, but {free / 1e9:,.1f} GB of memory are free")
+        if sha256 is not None and hashlib.file_digest(file, "sha256").hexdigest() != sha256:
+            raise DamagedFile(f"{path} is not what was written")
+    with _opened(path) as tensors:
+        found: dict[str, Tensor] = tensors.get_tensors()
+        return found
+
+
+def read_metadata(path: Path) -> dict[str, str]:
+    """What a file of tensors says of itself; it raises what `read_tensors` does."""
+    with _opened(path) as tensors:
+        return tensors.metadata() or {}
+
+
+def read_shapes(path: Path) -> dict[str, list[int]]:
+    """The shapes of the tensors of a file by name; it raises what `read_tensors` does."""
+    with _opened(path) as tensors:
+        return {name: tensors.get_slice(name).get_shape() for name in tensors.keys()}  # noqa: SIM118 - it is no dict
+
+
+@contextmanager
+def _opened(path: Path) -> Iterator[Any]:
+    open_file(path).close()  # it is a file, and not one that is waited for
+    try:
+        with safe_open(path, "pt", backend="pread") as tensors:
+            yield tensors
+    except SafetensorError as error:
+        raise DamagedFile(f"{path} is damaged: {error}") from error

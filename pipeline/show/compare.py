@@ -12,7 +12,7 @@ from pipeline.run.files import Evaluation, Remembered, read_as
 from pipeline.run.folder import CORPUS, RunFolder
 from pipeline.run.metrics import Record, read
 from pipeline.run.saved import reached
-from pipeline.run.tensors import read_header
+from pipeline.run.tensors import read_shapes
 from pipeline.show.page import escape, image, markdown_table, page, text_table
 from pipeline.show.page import table as html_table
 from pipeline.show.plots import Point, comparison
@@ -156,9 +156,8 @@ def parameters(folder: RunFolder) -> int | None:
     """Numbers in the model of the newest checkpoint."""
     latest = Checkpoints(folder.phase(folder.trained_phase()) / "checkpoints").latest()
     try:
-        found = read_header(Path(str(latest)) / "model.safetensors")
-        return sum(math.prod(each["shape"]) for name, each in found.items() if name != "__metadata__")
-    except (OSError, ValueError, KeyError, TypeError):
+        return sum(math.prod(shape) for shape in read_shapes(Path(str(latest)) / "model.safetensors").values())
+    except (OSError, ValueError):
         return None
 
 
