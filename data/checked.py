@@ -15,8 +15,9 @@ import re
 import stat
 from collections.abc import Iterator
 from contextlib import contextmanager
+from io import BufferedReader
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, cast
 
 CHECKSUM = "checksum"
 NOTE, CONFIG, RESULT, MANY, PICTURE = 1 << 12, 1 << 20, 1 << 26, 1 << 28, 1 << 28  # bytes of a file, at most
@@ -46,7 +47,7 @@ def named(path: Path | str) -> Iterator[None]:
         raise type(error)(error.errno, error.strerror, str(path)) from error
 
 
-def open_file(path: Path | str, inside: Path | None = None) -> IO[bytes]:
+def open_file(path: Path | str, inside: Path | None = None) -> BufferedReader:
     """Opens a file for reading, at once, whatever lies there.
 
     Args:
@@ -62,8 +63,10 @@ def open_file(path: Path | str, inside: Path | None = None) -> IO[bytes]:
     if inside is not None:
         place, home = os.path.realpath(path), os.path.realpath(inside)
         if os.path.commonpath([place, home]) != home:
-            raise DamagedFile(f"{path} is a link to {place}, out of {inside}: put the file itself there, or remove the link")
-    return _opened(path, os.O_RDONLY)
+            raise DamagedFile(
+                f"{path} is a link to {place}, out of {inside}: put the file itself there, or remove the link"
+            )
+    return cast(BufferedReader, _opened(path, os.O_RDONLY))
 
 
 def open_own(path: Path | str, flags: int) -> IO[bytes]:
@@ -164,8 +167,10 @@ def check_yaml(content: bytes, where: Path | str) -> str:
     """
     import yaml
 
-    sizes: dict[str, int] = {}  # of what anchors name
-    above: list[tuple[str | None, int]] = []  # the anchor of each list or mapping that is open, and the values before it
+    sizes: dict[str | None, int] = {}  # of what anchors name
+    above: list[
+        tuple[str | None, int]
+    ] = []  # the anchor of each list or mapping that is open, and the values before it
     count = 0
     try:
         text = content.decode()
@@ -213,7 +218,9 @@ def sealed(value: Any) -> Any:
 def sealed_json(value: Any) -> bytes:
     """The same in JSON."""
     text = json.dumps(sealed(value), indent=2, ensure_ascii=False) + "\n"
-    return text.encode(errors="backslashreplace")  # of what is no UTF-8, such as a name of a file, that is JSON's own escape
+    return text.encode(
+        errors="backslashreplace"
+    )  # of what is no UTF-8, such as a name of a file, that is JSON's own escape
 
 
 def unsealed(value: Any, where: Path | str, key: str = CHECKSUM, advice: str = "") -> Any:
@@ -284,5 +291,3 @@ class OpenedFile:
 
     def __del__(self) -> None:
         self._file.close()
-
-

@@ -172,7 +172,11 @@ def _fit_to_kind(options: Options, in_file: Any, asked: Any) -> None:
 
 def given_in(config: str | Path | None) -> Any:
     """The options that a file sets, as nested dictionaries; none without a file."""
-    return {} if config is None else OmegaConf.to_container(OmegaConf.load(StringIO(_text(find(str(config))))), resolve=False)
+    return (
+        {}
+        if config is None
+        else OmegaConf.to_container(OmegaConf.load(StringIO(_text(find(str(config))))), resolve=False)
+    )
 
 
 def _foreign(tree: Any, kind: str) -> list[str]:

@@ -6,17 +6,18 @@ interruption. When all have one, the shards move to their places and the manifes
 """
 
 import hashlib
-import json
 import logging
 import os
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import asdict, replace
+from io import BytesIO
 from pathlib import Path
 
 import numpy as np
 
+from data.checked import MANY, read_json
 from data.chunkers import chunker_class
 from data.corpus import FORMAT, MANIFEST, Corpus, Manifest
 from data.durable import locked, remove, sweep, sync_folder, write_json
@@ -112,7 +113,7 @@ def _note_change(head: Manifest, shards_dir: Path) -> None:
     found = sorted(shards_dir.glob(f"*/{MANIFEST}"), key=lambda each: each.stat().st_mtime_ns, reverse=True)
     for manifest in found[:_EARLIER] if path not in (None, "-") else ():
         try:
-            earlier = json.loads(manifest.read_bytes())
+            earlier = read_json(manifest, MANY)
             same = earlier["source"]["kind"] == head["source"]["kind"]
             same &= Path(earlier["source"]["path"] or "").resolve() == Path(path).resolve()
             before = earlier.get("splits", {}).get("by", "by an earlier version")
@@ -167,7 +168,7 @@ def finish(work: Plan) -> Corpus:
         total = Statistics()
         for part, each in zip(work.parts, records, strict=True):
             if split in each.shards:
-                with np.load(part.folder / f"{split}-statistics.npz", allow_pickle=False) as arrays:
+                with np.load(BytesIO(each.statistics(part, split)), allow_pickle=False) as arrays:
                     total.add(Statistics.of_arrays(dict(arrays)))
         statistics[split] = asdict(total.summary())
     sync_folder(work.folder)

@@ -147,7 +147,9 @@ def _newest(path: Path) -> Record:
     with named(path), open_file(path, path.parent.parent) as file:
         begin = max(0, os.fstat(file.fileno()).st_size - _TAIL)
         file.seek(begin)
-        lines = file.read(2 * _TAIL).split(b"\n")[1 if begin else 0 : -1]  # the first may lack its beginning, the last its end
+        lines = file.read(2 * _TAIL).split(b"\n")[
+            1 if begin else 0 : -1
+        ]  # the first may lack its beginning, the last its end
     found: Record = {}
     for line in lines:
         found |= _figures(parse(line, path))

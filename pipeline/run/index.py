@@ -24,7 +24,7 @@ from pipeline.options import Options
 from pipeline.run.folder import RunFolder
 from pipeline.run.spaces.answers import PIXELS, Answers, Neighbour, Neighbours, spell
 from pipeline.run.spaces.queries import parse
-from pipeline.run.spaces.stored import SCORES, Files, Meta, StaleIndex, place_of
+from pipeline.run.spaces.stored import SCORES, Files, Meta, Rows, StaleIndex, place_of
 from pipeline.run.spaces.vectors import Vectors, prepared, whole
 from pipeline.shown import meant, visible
 
@@ -94,8 +94,8 @@ class Index:
         return len(self.chunks.counts)
 
     @property
-    def vectors(self) -> np.ndarray:
-        """(n, E) float32, mapped from the file, as `prepared` gave them."""
+    def vectors(self) -> np.ndarray | Rows:
+        """(n, E) float32, as `prepared` gave them."""
         return self.search.exact
 
     @cached_property
@@ -236,7 +236,7 @@ class Index:
         mean, distances, queries = self.mean, self.distances, prepared(vectors, "cosine")
 
         def search(most: int, among: int) -> tuple[np.ndarray, np.ndarray]:
-            return whole(queries, self.vectors[:among], mean, distances[:among], self.norms[:among], most)
+            return whole(queries, self.vectors, mean, distances[:among], self.norms[:among], most)
 
         return self._answers(asked, search, SCORES["cosine"], count, min_count, none)
 

@@ -180,7 +180,9 @@ def parse(line: bytes, path: Path, number: int | None = None) -> Record:
     where = f"{path}{'' if number is None else f', line {number}'}"
     begin = line[:_CUT]
     if line[_CUT:] != _END % zlib.crc32(begin):
-        raise DamagedFile(f"{where} is damaged or was edited: its crc32 is of another line; remove the line to go without it")
+        raise DamagedFile(
+            f"{where} is damaged or was edited: its crc32 is of another line; remove the line to go without it"
+        )
     found = parse_json(begin + b"}", where)
     values = found.values() if isinstance(found, dict) else ()
     if "step" not in found or not all(value is None or isinstance(value, int | float) for value in values):
