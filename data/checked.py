@@ -266,11 +266,11 @@ class OpenedFile:
 
     Args:
         path: named in errors.
-        file: closed when this is collected.
+        file: of which this keeps a descriptor of its own, until it is collected.
     """
 
     def __init__(self, path: Path | str, file: IO[bytes]) -> None:
-        self.path, self._file = path, file
+        self.path, self._descriptor = path, os.dup(file.fileno())
 
     def read(self, begin: int, size: int) -> bytearray:
         """So many bytes from a place on.
@@ -283,11 +283,11 @@ class OpenedFile:
         view, done = memoryview(found), 0
         with named(self.path):
             while done < size:
-                taken = os.preadv(self._file.fileno(), [view[done:]], begin + done)
+                taken = os.preadv(self._descriptor, [view[done:]], begin + done)
                 if not taken:
                     raise DamagedFile(f"{self.path} ends at byte {begin + done:,}: it was cut since it was opened")
                 done += taken
         return found
 
     def __del__(self) -> None:
-        self._file.close()
+        os.close(self._descriptor)

@@ -182,21 +182,18 @@ class Corpus:
         """The same, and the file, in which the tokens of each sample stand at `Sample.at`."""
         where = f"{self.location}/{shard.file}"
         for last in (self._remote is None, True):
-            file = self._file(shard, where)  # stays open: another process may take it out of the cache meanwhile
-            opened, status = OpenedFile(where, file), os.fstat(file.fileno())
-            stamp = (status.st_size, status.st_mtime_ns)
-            try:
-                samples = read_shard(
-                    where,
-                    _content(opened, status.st_size, shard),
-                    None if self._checked.get(shard.file) == stamp else shard,
-                )
-            except Damaged as error:
-                if last:
-                    raise
-                log.warning("%s: its copy in the cache is damaged (%s); fetching it again", where, error.reason)
-                self._remote.forget(shard, file)  # type: ignore[union-attr]
-                continue
+            with self._file(shard, where) as file:  # another process may take it out of the cache meanwhile
+                opened, status = OpenedFile(where, file), os.fstat(file.fileno())
+                stamp = (status.st_size, status.st_mtime_ns)
+                known = self._checked.get(shard.file) == stamp
+                try:
+                    samples = read_shard(where, _content(opened, status.st_size, shard), None if known else shard)
+                except Damaged as error:
+                    if last:
+                        raise
+                    log.warning("%s: its copy in the cache is damaged (%s); fetching it again", where, error.reason)
+                    self._remote.forget(shard, file)  # type: ignore[union-attr]
+                    continue
             self._checked[shard.file] = stamp
             return samples, opened
         raise AssertionError

@@ -110,7 +110,7 @@ def _stamp(inputs: list[Input]) -> str:
 def _note_change(head: Manifest, shards_dir: Path) -> None:
     """Notes that the last corpus of the same path was split in another way, so that documents have changed their splits."""
     path, by = head["source"]["path"], head["splits"]["by"]
-    found = sorted(shards_dir.glob(f"*/{MANIFEST}"), key=lambda each: each.stat().st_mtime_ns, reverse=True)
+    found = sorted(shards_dir.glob(f"*/{MANIFEST}"), key=lambda each: each.lstat().st_mtime_ns, reverse=True)
     for manifest in found[:_EARLIER] if path not in (None, "-") else ():
         try:
             earlier = read_json(manifest, MANY)
@@ -282,7 +282,7 @@ def shard(
 
 def _whole(folder: Path, corpora: Corpora) -> Corpus | None:
     """The corpus, if it is finished and whole."""
-    if not (folder / MANIFEST).is_file():
+    if not os.path.lexists(folder / MANIFEST):
         return None
     corpus = open_made(folder, corpora.chunker)
     if damaged(corpus, corpora.options):
@@ -343,7 +343,7 @@ def _make(corpora: Corpora, options: ShardOptions, mapper: Mapper | None, listen
         if error:
             raise error
 
-    if not (work.folder / MANIFEST).is_file():
+    if not os.path.lexists(work.folder / MANIFEST):
         write(work.parts)
         corpus = finish(work)
     else:

@@ -97,7 +97,7 @@ class Corpora:
         known = self._read()
         for key in self._requests():
             folder = self.shards_dir / known.get(key, ["."])[0]
-            if folder.name and (folder / MANIFEST).is_file():
+            if folder.name and os.path.lexists(folder / MANIFEST):
                 return folder
         return next(self._by_manifest(), None)
 
@@ -140,7 +140,7 @@ class Corpora:
         manifests = self.shards_dir.glob(f"*/{MANIFEST}")
         names = {field.name for field in fields(SourceOptions)}
         wanted = replace(self.source, path="-") if self.piped else self.source
-        for path in sorted(manifests, key=lambda each: each.stat().st_mtime_ns, reverse=True):
+        for path in sorted(manifests, key=lambda each: each.lstat().st_mtime_ns, reverse=True):
             try:
                 found = read_json(path, MANY)
                 source = SourceOptions(**{name: value for name, value in found["source"].items() if name in names})

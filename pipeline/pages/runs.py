@@ -67,7 +67,7 @@ class State:
     """How far a run is.
 
     Attributes:
-        word: training, in use, finished, stopped, not trained.
+        word: training, in use, finished, stopped, not trained, damaged.
         phase: that is, or was last, trained; None: none yet.
         step: of it.
         share: of it that is done.
@@ -121,6 +121,13 @@ def state(folder: RunFolder) -> State:
         holder=holder,
         changed=datetime.fromtimestamp(seconds),
     )
+
+
+def damaged(folder: RunFolder) -> State:
+    """The state of a run whose files cannot be read."""
+    changed = status_of(folder.path)
+    when = datetime.fromtimestamp(changed.st_mtime if changed else 0)
+    return State("damaged", None, 0, 0.0, None, None, None, None, when)
 
 
 def _share(folder: RunFolder, phase: Phase, last: Record) -> float:

@@ -136,7 +136,7 @@ class RunFolder:
                 str(kept),
                 str(self.path.parent.parent / kept),
             ]
-            places = [place for place in dict.fromkeys(places) if (Path(place) / MANIFEST).is_file()]
+            places = [place for place in dict.fromkeys(places) if os.path.lexists(Path(place) / MANIFEST)]
         found = [Corpus.open(place, options.loader) for place in places]
         if not found:
             raise FileNotFoundError(
@@ -167,7 +167,7 @@ class RunFolder:
 
     def statistics(self, split: str) -> Summary | None:
         """Those of a split of that corpus, if they are there."""
-        known = self._corpus().statistics if (self.path / CORPUS).is_file() else None
+        known = self._corpus().statistics if os.path.lexists(self.path / CORPUS) else None
         return (known or {}).get(split)
 
     def form(self) -> dict[str, int]:

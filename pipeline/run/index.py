@@ -9,6 +9,7 @@ asked. A prediction is asked for without that: the model compares it with whole 
 """
 
 import logging
+import os
 from collections.abc import Callable, Sequence
 from functools import cached_property, lru_cache, partial
 from typing import Self
@@ -88,7 +89,9 @@ class Index:
     @staticmethod
     def is_there(folder: RunFolder) -> bool:
         """Whether an index of chunks was built, of this version or an earlier one."""
-        return (place_of(folder, "chunks") / "meta.json").is_file() or (folder.path / "index" / "meta.json").is_file()
+        return any(
+            os.path.lexists(place / "meta.json") for place in (place_of(folder, "chunks"), folder.path / "index")
+        )
 
     def __len__(self) -> int:
         return len(self.chunks.counts)

@@ -215,7 +215,7 @@ class Files:
             ValueError: it is damaged.
         """
         place, again = place_of(folder, space), f"run `{command(folder, space)}` again"
-        if not (place / META).is_file():
+        if not os.path.lexists(place / META):
             if space == "chunks" and (folder.path / "index" / META).is_file():
                 raise StaleIndex(f"the index in {folder.path}/index is of an earlier version: {again}")
             others = [path.parent.name for path in sorted(folder.path.glob(f"index/*/{META}"))]
@@ -328,8 +328,8 @@ def open_vectors(path: Path, meta: Meta | None = None) -> np.ndarray | Rows:
     Raises:
         ValueError: it is something else.
     """
-    opened = OpenedFile(path, file := open_file(path))
-    size = os.fstat(file.fileno()).st_size
+    with open_file(path) as file:
+        opened, size = OpenedFile(path, file), os.fstat(file.fileno()).st_size
     header = bytes(opened.read(0, min(size, HEADER)))
     width, number = struct.unpack_from("<iq", header, 4) if len(header) == HEADER else (0, 0)
     metric: Metric = "l2" if header[:4] == b"IxF2" else "ip"
