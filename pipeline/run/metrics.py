@@ -118,7 +118,7 @@ class Metrics:
 
     def write(self, record: Record) -> None:
         """Adds one record; it must have a `step`."""
-        self._lines.write(_line(record))
+        self._lines.write(as_line(record))
         self._board.write(record)
         try:
             self._lines.flush()
@@ -160,7 +160,7 @@ class Metrics:
             log.warning("metrics for TensorBoard are kept for later: %s", error)
 
 
-def _line(record: Record) -> bytes:
+def as_line(record: Record) -> bytes:
     """A record as it stands in a file: JSON whose last entry is the CRC-32 of what is before it."""
     begin = json.dumps(record).encode()[:-1]
     return begin + _END % zlib.crc32(begin) + b"\n"
