@@ -9,6 +9,7 @@ import numpy as np
 from prefect.artifacts import create_markdown_artifact, create_table_artifact
 from pydantic import Field
 
+from data.checked import PICTURE, read_bytes
 from data.chunkers import Chunker
 from flows.forms import Place, Split, Words, staged
 from flows.page.live import run_key
@@ -137,7 +138,7 @@ def analyse(run: Place = "quickstart", overrides: Words = []) -> Analysed:  # no
         create_table_artifact(table, run_key("analysis", options), f"precision@10 of words of a kind, by {about}")
     told = "\n".join(f"- {sentence}" for sentence in [*found.findings, *(f"note: {note}" for note in found.notes)])
     pictures = "\n\n".join(
-        f"![{path.stem}]({data_uri(path.read_bytes())})"
+        f"![{path.stem}]({data_uri(read_bytes(path, PICTURE))})"
         for path in (folder / name for name in found.files)
         if path.suffix == ".png"
     )

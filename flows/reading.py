@@ -17,6 +17,7 @@ from prefect.artifacts import create_link_artifact, create_markdown_artifact, cr
 from prefect.settings import PREFECT_UI_URL
 from pydantic import Field
 
+from data.checked import PICTURE, read_bytes
 from flows.forms import Count, Place, Split, Temperature, Words, staged
 from flows.page.live import key, run_key
 from flows.states.alive import tag
@@ -162,7 +163,7 @@ def sample(
     text = "\n\n".join([*(fenced(item.prompt + item.text) for item in written), pace(written)])
     grid = folder.path / "samples.png"
     if written and written[0].text == str(grid):
-        text = f"![held-out pictures, completed]({data_uri(grid.read_bytes())})"
+        text = f"![held-out pictures, completed]({data_uri(read_bytes(grid, PICTURE))})"
     drawn = f"temperature {options.sample.temperature:g}, seed {options.sample.seed}"
     create_markdown_artifact(
         f"{text}\n\n{drawn}; {about}", run_key("samples", options), f"samples, {drawn}, of {about}"
@@ -186,7 +187,7 @@ def compare(runs: Words = ["quickstart"], runs_dir: str = "runs") -> str:  # noq
     options = [run_options(run, [f"runs_dir={runs_dir}"]) for run in runs]
     tag(*(each.name for each in options))
     found = run_stage(runs, runs_dir, Path(runs_dir) / "comparison")
-    picture = data_uri(Path(found.picture).read_bytes())
+    picture = data_uri(read_bytes(found.picture, PICTURE))
     places = "\n".join(f"- {present(each)}" for each in options if RunFolder.of(each).is_trained())
     text = f"![curves]({picture})\n\n{markdown(found.rows)}\n\n{places}"
     names = "-".join(sorted(each.name for each in options))

@@ -14,6 +14,7 @@ from prefect.events import emit_event
 from prefect.runtime import deployment, flow_run
 from pydantic import Field
 
+from data.checked import PICTURE, read_bytes
 from data.durable import FLOW_RUN
 from data.sources.source import title
 from flows.devices import turn
@@ -155,6 +156,6 @@ def experiment(
     with stopping() as stop, turn(options, stop):
         found = run(asked, plan, stop)
     drawn, page = (Path(found.folder) / each for each in (f"{name}.png", "report.html"))
-    text = f"{markdown(asked, found, data_uri(drawn.read_bytes()))}- `{page.resolve()}`\n"
+    text = f"{markdown(asked, found, data_uri(read_bytes(drawn, PICTURE)))}- `{page.resolve()}`\n"
     create_markdown_artifact(text, key=key("experiment", name, budget), description=f"{name}: {asked.question}")
     return found.folder

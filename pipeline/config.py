@@ -9,6 +9,7 @@ import math
 import os
 from dataclasses import asdict
 from functools import cache
+from io import StringIO
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from omegaconf.errors import OmegaConfBaseException
 from pydantic import TypeAdapter, ValidationError
 from yaml import YAMLError
 
+from data.checked import DamagedFile, read_yaml
 from data.locations import check_folder, check_scheduler, check_url, is_remote, redact
 from data.options import SOURCES
 from haed.options import SYSTEMS
@@ -57,7 +59,7 @@ def find(config: str) -> Path:
     """
     path = Path(config)
     if path.suffix in (".yaml", ".yml") or len(path.parts) > 1:
-        if not path.is_file():
+        if not path.exists():
             raise ConfigError(f"no configuration file at {path}")
         return path
     path = PRESETS / f"{config}.yaml"
@@ -90,11 +92,12 @@ def load(config: str | Path | None = None, overrides: list[str] | tuple[str, ...
         if config is not None:
             path = find(str(config))
             where = str(path)
-            loaded = OmegaConf.load(path)
+            text = _text(path)
+            loaded = OmegaConf.load(StringIO(text))
             if not OmegaConf.is_dict(loaded):
                 raise ConfigError(f"{path} is not a mapping of options")
             tree = OmegaConf.to_container(loaded, resolve=False)
-            as_written(tree, path.read_bytes())
+            as_written(tree, text)
             if lost := retire(tree):
                 log.warning("%s: %s", path, _RETIRED % ", ".join(lost))
             merged = _without_scheduler(OmegaConf.merge(merged, tree), path)
@@ -139,6 +142,14 @@ def load(config: str | Path | None = None, overrides: list[str] | tuple[str, ...
     return options
 
 
+def _text(path: Path) -> str:
+    """What is in a file of YAML, which no parser chokes on; see `data.checked`."""
+    try:
+        return read_yaml(path)
+    except DamagedFile as error:
+        raise ConfigError(str(error)) from error
+
+
 def _at_home(options: Options) -> None:
     """Has `~` in paths stand for the home folder: a shell leaves it alone behind `=`."""
     for key in ("source.path", "runs_dir", "shards_dir", "loader.cache_dir"):
@@ -161,7 +172,11 @@ def _fit_to_kind(options: Options, in_file: Any, asked: Any) -> None:
 
 def given_in(config: str | Path | None) -> Any:
     """The options that a file sets, as nested dictionaries; none without a file."""
-    return {} if config is None else OmegaConf.to_container(OmegaConf.load(find(str(config))), resolve=False)
+    return (
+        {}
+        if config is None
+        else OmegaConf.to_container(OmegaConf.load(StringIO(_text(find(str(config))))), resolve=False)
+    )
 
 
 def _foreign(tree: Any, kind: str) -> list[str]:

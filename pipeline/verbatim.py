@@ -59,7 +59,7 @@ def _texts(items: list[Any], written: list[Any]) -> list[Any]:
     return [each if each is None else text for each, text in zip(items, written, strict=True)]
 
 
-def as_written(tree: Any, content: bytes) -> None:
+def as_written(tree: Any, content: str) -> None:
     """Has numbers and truth that YAML sees in options of text stand as they are written in a file.
 
     Args:

@@ -6,17 +6,18 @@ interruption. When all have one, the shards move to their places and the manifes
 """
 
 import hashlib
-import json
 import logging
 import os
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import asdict, replace
+from io import BytesIO
 from pathlib import Path
 
 import numpy as np
 
+from data.checked import MANY, read_json
 from data.chunkers import chunker_class
 from data.corpus import FORMAT, MANIFEST, Corpus, Manifest
 from data.durable import locked, remove, sweep, sync_folder, write_json
@@ -109,10 +110,10 @@ def _stamp(inputs: list[Input]) -> str:
 def _note_change(head: Manifest, shards_dir: Path) -> None:
     """Notes that the last corpus of the same path was split in another way, so that documents have changed their splits."""
     path, by = head["source"]["path"], head["splits"]["by"]
-    found = sorted(shards_dir.glob(f"*/{MANIFEST}"), key=lambda each: each.stat().st_mtime_ns, reverse=True)
+    found = sorted(shards_dir.glob(f"*/{MANIFEST}"), key=lambda each: each.lstat().st_mtime_ns, reverse=True)
     for manifest in found[:_EARLIER] if path not in (None, "-") else ():
         try:
-            earlier = json.loads(manifest.read_bytes())
+            earlier = read_json(manifest, MANY)
             same = earlier["source"]["kind"] == head["source"]["kind"]
             same &= Path(earlier["source"]["path"] or "").resolve() == Path(path).resolve()
             before = earlier.get("splits", {}).get("by", "by an earlier version")
@@ -167,7 +168,7 @@ def finish(work: Plan) -> Corpus:
         total = Statistics()
         for part, each in zip(work.parts, records, strict=True):
             if split in each.shards:
-                with np.load(part.folder / f"{split}-statistics.npz", allow_pickle=False) as arrays:
+                with np.load(BytesIO(each.statistics(part, split)), allow_pickle=False) as arrays:
                     total.add(Statistics.of_arrays(dict(arrays)))
         statistics[split] = asdict(total.summary())
     sync_folder(work.folder)
@@ -281,7 +282,7 @@ def shard(
 
 def _whole(folder: Path, corpora: Corpora) -> Corpus | None:
     """The corpus, if it is finished and whole."""
-    if not (folder / MANIFEST).is_file():
+    if not os.path.lexists(folder / MANIFEST):
         return None
     corpus = open_made(folder, corpora.chunker)
     if damaged(corpus, corpora.options):
@@ -342,7 +343,7 @@ def _make(corpora: Corpora, options: ShardOptions, mapper: Mapper | None, listen
         if error:
             raise error
 
-    if not (work.folder / MANIFEST).is_file():
+    if not os.path.lexists(work.folder / MANIFEST):
         write(work.parts)
         corpus = finish(work)
     else:

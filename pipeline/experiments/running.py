@@ -5,7 +5,6 @@ stopped goes on as it would have. Its name has a digest of its configuration: wh
 What else an experiment works out from its runs is measured after all of them, one at a time.
 """
 
-import json
 import logging
 import platform
 import signal
@@ -19,7 +18,7 @@ from functools import partial
 from pathlib import Path
 
 from data.corpus import Corpus
-from data.durable import write_atomically
+from data.durable import write_json
 from data.processes import available_threads
 from pipeline.experiments.arms import Finished, Ready, ours, ready
 from pipeline.experiments.experiment import Arm, Experiment, Plan
@@ -101,7 +100,7 @@ def timed(
     found.seconds = {name: took[work] for name, work in works.items() if name.rpartition("/")[0] not in found.failures}
     path.parent.mkdir(parents=True, exist_ok=True)
     kept = {"of": of, "on": platform.node(), **asdict(found)}
-    write_atomically(path, json.dumps(kept, indent=1).encode())
+    write_json(path, kept)
     return found
 
 

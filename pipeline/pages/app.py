@@ -126,7 +126,7 @@ class _Pages:
 
     def _listed(self) -> tuple[list[dict[str, Any]], list[str]]:
         folders, elsewhere = self._runs.all()
-        rows = [_state(folder) | {"evaluated": details.evaluation(folder)} for folder in folders]
+        rows = [_row(folder) for folder in folders]
         return sorted(rows, key=lambda row: row["state"].changed, reverse=True), elsewhere
 
     async def run(self, request: Request) -> Response:
@@ -264,6 +264,15 @@ def _state(folder: RunFolder) -> dict[str, Any]:
     return {"name": folder.path.name, "state": runs.state(folder)}
 
 
+def _row(folder: RunFolder) -> dict[str, Any]:
+    """A row of the listing: one of a damaged run has a note, and keeps nobody from the others."""
+    try:
+        return _state(folder) | {"evaluated": details.evaluation(folder)}
+    except (OSError, ValueError) as error:
+        found = details.Evaluated(None, [_reason(error)])
+        return {"name": folder.path.name, "state": runs.damaged(folder), "evaluated": found}
+
+
 def _facts(row: dict[str, Any]) -> dict[str, Any]:
     """The state of a run for programs."""
     state = row["state"]
@@ -271,6 +280,7 @@ def _facts(row: dict[str, Any]) -> dict[str, Any]:
     if "evaluated" in row:
         evaluation = row["evaluated"].found
         found["headline"] = asdict(evaluation.headline) | {"split": evaluation.split} if evaluation else None
+        found["remarks"] = row["evaluated"].remarks
     return found
 
 

@@ -1,6 +1,5 @@
 """The stage `sample`: continuations of prompts, or lower halves of held-out pictures; printed and kept for the report."""
 
-import json
 import logging
 import math
 from codecs import getincrementaldecoder
@@ -10,6 +9,7 @@ from itertools import islice
 
 import numpy as np
 
+from data.checked import sealed_json
 from data.corpus import Corpus
 from data.durable import write_atomically
 from pipeline.options import Options, SampleOptions
@@ -49,8 +49,7 @@ def sample(options: Options, prompts: Sequence[str | bytes] | None = None, sampl
         progress.add()
     if prompts is None:
         kept = [KeptSample(**asdict(item), checkpoint=run.digest) for item in written]
-        content = json.dumps([asdict(item) for item in kept], indent=2, ensure_ascii=False)
-        write_or_say(folder.path / "samples.json", content.encode())
+        write_or_say(folder.path / "samples.json", sealed_json([asdict(item) for item in kept]))
     return written
 
 

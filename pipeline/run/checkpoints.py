@@ -11,18 +11,19 @@ import json
 import logging
 import os
 import shutil
-from collections.abc import Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
+from safetensors.torch import save_file
 from torch import Tensor
 
+from data.checked import DamagedFile, checksum
 from data.durable import sync_folder, write_atomically
-from pipeline.run.saved import STATE, Saved, State, permitted, pointed, saved
+from pipeline.run.saved import STATE, Saved, State, permitted, pointed, read_state, saved
+from pipeline.run.tensors import read_tensors
 
 log = logging.getLogger(__name__)
 MODEL, AVERAGE, TRAINING = "model.safetensors", "average.safetensors", "training.safetensors"
@@ -101,7 +102,7 @@ class Checkpoints:
             beside.mkdir(parents=True)
             digests = {name: _write_tensors(beside / name, of) for name, of in tensors.items()}
             state = state | {"step": step, "sha256": digests}
-            content = json.dumps(state | {"digest": _digest(state)}, indent=2)
+            content = json.dumps(state | {"digest": checksum(state, "digest")}, indent=2)
             write_atomically(beside / STATE, content.encode())
             shutil.rmtree(path, ignore_errors=True)
             beside.rename(path)
@@ -187,26 +188,20 @@ def load(path: Path, training: bool = True) -> Checkpoint:
     try:
         with permitted(path):
             return _load(path, training)
-    except (DamagedCheckpoint, PermissionError):
+    except PermissionError:
         raise
+    except DamagedFile as error:
+        raise DamagedCheckpoint(f"checkpoint {path} is damaged: {error}") from error
     except (OSError, KeyError, TypeError, AttributeError, ValueError, RecursionError, SafetensorError) as error:
         raise DamagedCheckpoint(f"checkpoint {path} is damaged: {type(error).__name__}: {error}") from error
 
 
 def _load(path: Path, training: bool) -> Checkpoint:
-    state = json.loads((path / STATE).read_text())
-    if "digest" not in state:
-        raise DamagedCheckpoint(f"checkpoint {path} is damaged, or of an older version: {STATE} has no digest")
-    if _digest({name: value for name, value in state.items() if name != "digest"}) != state["digest"]:
-        raise DamagedCheckpoint(f"checkpoint {path} is damaged: {STATE} is not what was written")
+    state = read_state(path)
     evaluated = AVERAGE if AVERAGE in state["sha256"] else MODEL
     tensors = {}
     for name in [name for name in FILES if name in state["sha256"]] if training else [evaluated]:
-        with open(path / name, "rb") as file:
-            digest = hashlib.file_digest(file, "sha256").hexdigest()
-        if digest != state["sha256"][name]:
-            raise DamagedCheckpoint(f"checkpoint {path} is damaged: {name} is not what was written")
-        tensors[name] = load_file(path / name)
+        tensors[name] = read_tensors(path / name, state["sha256"][name])
     if training:
         return Checkpoint(path, tensors[MODEL], tensors[TRAINING], state, tensors.get(AVERAGE))
     return Checkpoint(path, tensors[evaluated], {}, state)
@@ -225,7 +220,3 @@ def _write_tensors(path: Path, tensors: dict[str, Tensor]) -> str:
     with open(path, "rb") as file:
         os.fsync(file.fileno())
         return hashlib.file_digest(file, "sha256").hexdigest()
-
-
-def _digest(state: Mapping[str, object]) -> str:
-    return hashlib.sha256(json.dumps(state, sort_keys=True).encode()).hexdigest()

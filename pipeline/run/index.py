@@ -9,6 +9,7 @@ asked. A prediction is asked for without that: the model compares it with whole 
 """
 
 import logging
+import os
 from collections.abc import Callable, Sequence
 from functools import cached_property, lru_cache, partial
 from typing import Self
@@ -24,7 +25,7 @@ from pipeline.options import Options
 from pipeline.run.folder import RunFolder
 from pipeline.run.spaces.answers import PIXELS, Answers, Neighbour, Neighbours, spell
 from pipeline.run.spaces.queries import parse
-from pipeline.run.spaces.stored import SCORES, Files, Meta, StaleIndex, place_of
+from pipeline.run.spaces.stored import SCORES, Files, Meta, Rows, StaleIndex, place_of
 from pipeline.run.spaces.vectors import Vectors, prepared, whole
 from pipeline.shown import meant, visible
 
@@ -88,14 +89,16 @@ class Index:
     @staticmethod
     def is_there(folder: RunFolder) -> bool:
         """Whether an index of chunks was built, of this version or an earlier one."""
-        return (place_of(folder, "chunks") / "meta.json").is_file() or (folder.path / "index" / "meta.json").is_file()
+        return any(
+            os.path.lexists(place / "meta.json") for place in (place_of(folder, "chunks"), folder.path / "index")
+        )
 
     def __len__(self) -> int:
         return len(self.chunks.counts)
 
     @property
-    def vectors(self) -> np.ndarray:
-        """(n, E) float32, mapped from the file, as `prepared` gave them."""
+    def vectors(self) -> np.ndarray | Rows:
+        """(n, E) float32, as `prepared` gave them."""
         return self.search.exact
 
     @cached_property
@@ -236,7 +239,7 @@ class Index:
         mean, distances, queries = self.mean, self.distances, prepared(vectors, "cosine")
 
         def search(most: int, among: int) -> tuple[np.ndarray, np.ndarray]:
-            return whole(queries, self.vectors[:among], mean, distances[:among], self.norms[:among], most)
+            return whole(queries, self.vectors, mean, distances[:among], self.norms[:among], most)
 
         return self._answers(asked, search, SCORES["cosine"], count, min_count, none)
 

@@ -5,8 +5,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
-from safetensors import SafetensorError, safe_open
-
 from data.durable import write_atomically
 from pipeline.config import check_written
 from pipeline.run.checkpoints import Checkpoints
@@ -14,6 +12,7 @@ from pipeline.run.files import Evaluation, Remembered, read_as
 from pipeline.run.folder import CORPUS, RunFolder
 from pipeline.run.metrics import Record, read
 from pipeline.run.saved import reached
+from pipeline.run.tensors import read_shapes
 from pipeline.show.page import escape, image, markdown_table, page, text_table
 from pipeline.show.page import table as html_table
 from pipeline.show.plots import Point, comparison
@@ -80,6 +79,7 @@ def compare(runs: list[str], runs_dir: str, output: Path) -> Comparison:
     Raises:
         ConfigError: the output is a URL.
         FileNotFoundError: a run is not there, or was not trained.
+        ValueError: a file of a run is damaged.
     """
     check_written(runs_dir, "runs_dir")
     check_written(output, "output")
@@ -145,10 +145,10 @@ def _read(name: str, folder: RunFolder) -> tuple[Row, list[Point]]:
 
 
 def _read_if(kind: type[T], folder: RunFolder, name: str) -> T | None:
-    """A file of a run, unless it is missing or damaged: others can be compared without it."""
+    """A file of a run, unless it is missing; it raises ValueError where it is damaged."""
     try:
         return read_as(kind, folder.path / name)
-    except (OSError, ValueError):
+    except FileNotFoundError:
         return None
 
 
@@ -156,11 +156,9 @@ def parameters(folder: RunFolder) -> int | None:
     """Numbers in the model of the newest checkpoint."""
     latest = Checkpoints(folder.phase(folder.trained_phase()) / "checkpoints").latest()
     try:
-        with safe_open(str(latest) + "/model.safetensors", "pt") as file:
-            shapes = [file.get_slice(name).get_shape() for name in file.keys()]  # noqa: SIM118 - it is no dict
-    except (OSError, SafetensorError):
+        return sum(math.prod(shape) for shape in read_shapes(Path(str(latest)) / "model.safetensors").values())
+    except (OSError, ValueError):
         return None
-    return sum(math.prod(shape) for shape in shapes)
 
 
 HEAD = (

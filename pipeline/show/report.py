@@ -4,14 +4,17 @@ Both are made from the run's own files and from nothing else, so a report can be
 not run are left out.
 """
 
+import json
+import os
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
 
+from data.checked import CONFIG, PICTURE, RESULT, read_bytes, read_text
 from data.durable import write_atomically
 from pipeline.options import Options
-from pipeline.run.files import OF_PARTS, Analysed, Evaluation, KeptSample, pace, read_as
+from pipeline.run.files import OF_PARTS, Analysed, Evaluation, KeptSample, pace, read_as, read_json
 from pipeline.run.folder import RunFolder
 from pipeline.run.index import Answers, Index, StaleIndex
 from pipeline.run.metrics import Record, read
@@ -44,7 +47,7 @@ class Found:
         neighbours: of chunks, and by which score; empty where they are drawn.
         samples: of samples.json.
         analysis: of analysis.json; None: there is none of this checkpoint.
-        environment: environment.json, as it is.
+        environment: what environment.json holds; nothing where there is none.
         configuration: config.yaml, as it is.
     """
 
@@ -77,9 +80,10 @@ def report(options: Options) -> Path:
 
 def inline_markdown(folder: RunFolder) -> str:
     """report.md with its pictures inside, for places that have no folder beside them."""
-    text = (folder.path / "report.md").read_text(encoding="utf-8")
+    text = read_text(folder.path / "report.md", RESULT, folder.path)
     for path in folder.path.glob("*.png"):
-        text = text.replace(f"]({path.name})", f"]({data_uri(path.read_bytes())})")
+        if (link := f"]({path.name})") in text:
+            text = text.replace(link, f"]({data_uri(read_bytes(path, PICTURE, folder.path))})")
     return text
 
 
@@ -89,9 +93,9 @@ def _gather(folder: RunFolder, options: Options) -> Found:
     phases = {name: read(path / "metrics.jsonl") for name, path in folder.history(options).items()}
     phases = {name: records for name, records in phases.items() if records}
     path = folder.path / "evaluation.json"
-    evaluation = read_as(Evaluation, path) if path.is_file() else None
+    evaluation = read_as(Evaluation, path) if os.path.lexists(path) else None
     path = folder.path / "samples.json"
-    samples = read_as(list[KeptSample], path) if path.is_file() else []
+    samples = read_as(list[KeptSample], path) if os.path.lexists(path) else []
     remarks = _remarks(folder, options, evaluation, samples)
     pictures = {}
     if phases:
@@ -100,8 +104,8 @@ def _gather(folder: RunFolder, options: Options) -> Found:
         pictures["yardsticks.png"] = plots.baselines(evaluation, options.name)
     if statistics := folder.statistics("train"):
         pictures["corpus.png"] = plots.corpus(statistics)
-    if (folder.path / "samples.png").is_file():
-        pictures["samples.png"] = (folder.path / "samples.png").read_bytes()
+    if os.path.lexists(folder.path / "samples.png"):
+        pictures["samples.png"] = read_bytes(folder.path / "samples.png", PICTURE, folder.path)
     near = Answers([])
     if Index.is_there(folder):
         try:
@@ -111,12 +115,11 @@ def _gather(folder: RunFolder, options: Options) -> Found:
     if near and (drawn := plots.neighbours(near)):
         pictures["neighbours.png"], near = drawn, Answers([], score=near.score)
     analysis = _analysis(folder, options, remarks)
-    if analysis and (folder.path / ANALYSIS / "map.png").is_file():
-        pictures["map.png"] = (folder.path / ANALYSIS / "map.png").read_bytes()
-    environment, configuration = (
-        (folder.path / name).read_text(encoding="utf-8", errors="replace")
-        for name in ("environment.json", "config.yaml")
-    )
+    if analysis and os.path.lexists(folder.path / ANALYSIS / "map.png"):
+        pictures["map.png"] = read_bytes(folder.path / ANALYSIS / "map.png", PICTURE, folder.path)
+    path = folder.path / "environment.json"
+    environment = json.dumps(read_json(path), indent=2, ensure_ascii=False) if os.path.lexists(path) else ""
+    configuration = read_text(folder.path / "config.yaml", CONFIG, folder.path)
     return Found(
         options.name, phases, evaluation, remarks, pictures, near, samples, analysis, environment, configuration
     )
@@ -125,9 +128,9 @@ def _gather(folder: RunFolder, options: Options) -> Found:
 def _analysis(folder: RunFolder, options: Options, remarks: list[str]) -> Analysed | None:
     """What `haed analyse` found of the present checkpoint; of another one there is but a remark."""
     path = folder.path / ANALYSIS / "analysis.json"
-    if not path.is_file():
+    if not os.path.lexists(path):
         return None
-    found = read_as(Analysed, path)
+    found = read_as(Analysed, path, folder.path)
     if found.checkpoint == folder.digest(options.evaluate.stage):
         return found
     remarks.append(

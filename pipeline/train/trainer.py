@@ -113,7 +113,8 @@ class Trainer:
         Raises:
             Interrupted: `stop` was true; a checkpoint was written first.
             NotFinite: the loss, a gradient or a weight became NaN or infinite; the last checkpoint stands.
-            OSError: the last checkpoint, or that of an interruption, could not be written.
+            OSError: the last checkpoint, or that of an interruption, could not be written; or data could not be read.
+            ValueError: data are damaged; a checkpoint was written first, unless there are other ranks.
         """
         self.metrics = metrics
         with closing(self._ahead()) as batches:
@@ -124,7 +125,7 @@ class Trainer:
         self._validate()  # one that was interrupted
         while not self.state.is_finished(self.phase):
             began = time.perf_counter()
-            self.step(next(batches))
+            self.step(self._next(batches))
             if self._is_recorded(self.position.step + 1) or self.position.step + 1 == self.phase.steps:
                 self.compute.wait()  # what is queued belongs to the time
             mine = self.position.seconds + time.perf_counter() - began
@@ -144,6 +145,22 @@ class Trainer:
             self._save()
         self.checkpoints.wait()
         return self.position
+
+    def _next(self, batches: Iterator[object]) -> object:
+        """The next batch; where it cannot be read, the steps before are saved first."""
+        before, read = self._read, self.read()
+        try:
+            return next(batches)
+        except (OSError, ValueError):
+            if self.ranks.size > 1 or not self.position.step:  # the others wait elsewhere
+                raise
+            self._read = read
+            if self.state.saved_at.step != self.position.step:
+                self._save()
+            self.checkpoints.wait()
+            log.info("saved step %d: the data of the next one cannot be read", self.position.step)
+            self._read = before
+            raise
 
     def _interrupt(self) -> None:
         self._save()

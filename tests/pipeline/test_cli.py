@@ -19,6 +19,7 @@ from pipeline.arguments import options_of, parse
 from pipeline.cli import main
 from pipeline.commands import COMMANDS
 from pipeline.config import ConfigError
+from pipeline.run.files import read_json
 
 
 def test_a_pipe_that_breaks_within_a_command_is_said(
@@ -57,11 +58,11 @@ def test_stages_of_a_trained_run(trained: list[str], text: Path, capsys: pytest.
     held_out = (text / "test-queue.py").read_bytes()
     assert found["bytes"] == found["tokens"] == len(held_out) and found["characters"] == len(held_out.decode())
     assert found["bits_per_char"] == pytest.approx(found["bits"] / found["characters"])
-    assert len(found["yardsticks"]) == 7 and json.loads((folder / "evaluation.json").read_text()) == found
+    assert len(found["yardsticks"]) == 7 and read_json(folder / "evaluation.json") == found
 
     assert main(["evaluate", str(folder), "--text", str(text / "test-queue.py"), "--json"]) == 0
     assert last_json(capsys)["bits"] == pytest.approx(found["bits"], rel=1e-6)
-    assert json.loads((folder / "evaluation.json").read_text()) == found
+    assert read_json(folder / "evaluation.json") == found
 
     assert main(["index", "run", where, "--json"]) == 0
     assert last_json(capsys)["chunks"] > 100

@@ -13,6 +13,7 @@ import pyarrow.parquet as parquet
 import pytest
 from PIL import Image
 
+from data.durable import write_json
 from pipeline.cli import main
 from pipeline.options import Options
 from pipeline.probe.index import index
@@ -183,7 +184,7 @@ def test_an_index_from_before_there_was_a_mean_answers_as_it_did(run: Path, caps
         assert main(["neighbours", str(run), "for ", "zq", "--json"]) == 0
         answers.append(last_json(capsys))
         meta = read_json(place)
-        place.write_text(json.dumps({name: value for name, value in meta.items() if name != "mean"}))
+        write_json(place, {name: value for name, value in meta.items() if name != "mean"})
     assert answers[0] == answers[1]
 
 
