@@ -12,7 +12,7 @@ import numpy as np
 from data.durable import write_atomically
 from pipeline.options import Options
 from pipeline.run.files import OF_PARTS, Analysed, Evaluation, KeptSample, pace, read_as
-from pipeline.run.folder import RunFolder
+from pipeline.run.folder import RunFolder, guarding
 from pipeline.run.index import Answers, Index, StaleIndex
 from pipeline.run.metrics import Record, read
 from pipeline.run.saved import saved
@@ -60,6 +60,7 @@ class Found:
     configuration: str
 
 
+@guarding
 def report(options: Options) -> Path:
     """Writes report.html, report.md and the pictures of a run; returns the path of report.html.
 
