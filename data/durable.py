@@ -3,21 +3,140 @@
 A lock is `flock` on a file: immediate, honoured between machines by NFS version 4 and most cluster file systems, and gone
 with the process that held it, however it ended. So a file that is locked while it is written and found unlocked later is a
 leftover, whoever wrote it and wherever, and may be removed.
+
+A lock is of a file, not of its name. Who holds one guards its folder: before each write, folder and lock file must still be
+the ones that were there at first. No writer makes a guarded folder anew.
 """
 
+import errno
 import fcntl
 import os
 import shutil
 import socket
 import time
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 
 from data.checked import DamagedFile, open_file, open_own, sealed_json
 
 FLOW_RUN = "HAED_FLOW_RUN"  # of the environment: the Prefect flow run on whose behalf a process works
+_GONE = (errno.ENOENT, errno.ENOTDIR, errno.ESTALE, errno.ELOOP)  # what a path that names nothing any more answers
+
+
+class FolderLost(OSError):
+    """A folder in which this process writes was removed, moved or replaced, or its lock file was."""
+
+
+@dataclass(eq=False)
+class Guard:
+    """A folder that must stay the one that it was, and the lock file in it; both are held open, so no other gets their number.
+
+    Attributes:
+        folder: its absolute path; links in it are followed at each check.
+        descriptor: of the folder.
+        lock: the lock file and its path, if there is one.
+    """
+
+    folder: Path
+    descriptor: int
+    lock: tuple[Path, IO[bytes]] | None = None
+
+    def check(self) -> None:
+        """Raises FolderLost if the path of the folder, or of its lock file, names another one or nothing."""
+        if not _is_still(self.folder, self.descriptor):
+            now = "is another folder now" if self.folder.exists() else "was removed or moved"
+            raise FolderLost(f"{self.folder} {now}: nothing is written there any more")
+        if self.lock is not None and not _is_still(self.lock[0], self.lock[1].fileno()):
+            raise FolderLost(
+                f"the lock file {self.lock[0]} was removed or replaced, so another process may write there: nothing is "
+                "written there any more"
+            )
+
+    def is_intact(self) -> bool:
+        """Whether `check` would pass."""
+        try:
+            self.check()
+        except FolderLost:
+            return False
+        return True
+
+    def moved_to(self) -> Path | None:
+        """Where the folder lies now, with its lock file in it; None: nowhere, or the system does not say."""
+        try:
+            place = Path(os.readlink(f"/proc/self/fd/{self.descriptor}"))
+        except OSError:
+            return None
+        if place == self.folder or not _is_still(place, self.descriptor):
+            return None
+        if self.lock is not None and not _is_still(place / self.lock[0].name, self.lock[1].fileno()):
+            return None
+        return place
+
+
+_guards: list[Guard] = []  # of this process
+
+
+def _is_still(path: Path, descriptor: int) -> bool:
+    """Whether a path names the open file; an error that says nothing of that, such as a broken connection, does not deny it."""
+    try:
+        return os.path.samestat(os.stat(path), os.fstat(descriptor))
+    except OSError as error:
+        return error.errno not in _GONE
+
+
+@contextmanager
+def guarded(folder: Path, lock: tuple[Path, IO[bytes]] | None = None) -> Iterator[Guard]:
+    """Has every write of this process below a folder fail once the folder, or its lock file, is another.
+
+    Args:
+        folder: that is written into.
+        lock: path of its lock file, and the file as it was locked.
+
+    Raises:
+        FileNotFoundError: there is no such folder.
+    """
+    absolute, descriptor = Path(os.path.abspath(folder)), os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    guard = Guard(absolute, descriptor, None if lock is None else (Path(os.path.abspath(lock[0])), lock[1]))
+    _guards.append(guard)
+    try:
+        guard.check()
+        yield guard
+    finally:
+        _guards.remove(guard)
+        os.close(guard.descriptor)
+
+
+def check_guards(path: Path) -> None:
+    """Raises FolderLost if a guarded folder around `path` is not the one that it was."""
+    absolute = Path(os.path.abspath(path))
+    for guard in tuple(_guards):
+        if absolute.is_relative_to(guard.folder):
+            guard.check()
+
+
+def make_folders(path: Path, within: Path) -> None:
+    """Makes a folder and those above it, up to a folder that must be there.
+
+    Args:
+        path: of the folder.
+        within: around it; it is never made, so what was removed does not come back in part.
+
+    Raises:
+        FileNotFoundError: `within` is not there.
+        FolderLost: it is guarded, and another now.
+    """
+    check_guards(path)
+    inner = path.relative_to(within)
+    descriptor = os.open(within, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        for part in (*reversed(inner.parents[:-1]), inner):
+            with suppress(FileExistsError):
+                os.mkdir(part, dir_fd=descriptor)
+    finally:
+        os.close(descriptor)
 
 
 def hold(path: Path, waiting: Callable[[str], None] | None = None, patience: float = 0.0) -> IO[bytes]:
@@ -59,15 +178,17 @@ def hold(path: Path, waiting: Callable[[str], None] | None = None, patience: flo
 
 @contextmanager
 def locked(path: Path, waiting: Callable[[str], None] | None = None) -> Iterator[None]:
-    """Holds a lock file, which says who does, and is removed afterwards. See `hold`."""
+    """Holds a lock file, which says who does, and is removed afterwards. Its folder is guarded. See `hold`."""
     with hold(path, waiting) as file:
         try:
             file.truncate(0)
             file.write(whoami().encode())
             file.flush()
-            yield
+            with guarded(path.parent, (path, file)):
+                yield
         finally:
-            path.unlink(missing_ok=True)
+            if _is_still(path, file.fileno()):  # else it is another process's
+                path.unlink(missing_ok=True)
             fcntl.flock(file, fcntl.LOCK_UN)  # forks of this process have the file as well
 
 
@@ -132,7 +253,9 @@ def replacing(path: Path) -> Iterator[IO[bytes]]:
 
     Raises:
         OSError: the disk is full or not writable; `path` is as it was, as it is when anything else is raised meanwhile.
+        FolderLost: a guarded folder around it is another now.
     """
+    check_guards(path)
     beside = path.with_name(f".{path.name}.{os.getpid()}.partial")
     with hold(beside) as file:
         try:
@@ -140,6 +263,7 @@ def replacing(path: Path) -> Iterator[IO[bytes]]:
             yield file
             file.flush()
             os.fsync(file.fileno())
+            check_guards(path)
             os.replace(beside, path)
         except BaseException:
             beside.unlink(missing_ok=True)

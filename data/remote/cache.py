@@ -35,6 +35,10 @@ class Cache:
 
     def __init__(self, place: Path, limit: int) -> None:
         self.folder, self.limit = place / FOLDER, limit
+        self._make()
+
+    def _make(self) -> None:
+        """Makes its folder, which anybody may delete at any time."""
         self.folder.mkdir(parents=True, exist_ok=True)
         there = os.listdir(self.folder)
         if there and _MARK not in there:
@@ -58,7 +62,11 @@ class Cache:
                 found = open(path, "rb")  # noqa: SIM115 - the caller's
                 _touch(found)
                 return found
-            made = _taken(partial)
+            try:
+                made = _taken(partial)
+            except FileNotFoundError:
+                self._make()
+                continue
             if made is None:
                 continue
             try:

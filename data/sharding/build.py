@@ -20,7 +20,7 @@ import numpy as np
 from data.checked import MANY, read_json
 from data.chunkers import chunker_class
 from data.corpus import FORMAT, MANIFEST, Corpus, Manifest
-from data.durable import locked, remove, sweep, sync_folder, write_json
+from data.durable import guarded, locked, remove, sweep, sync_folder, write_json
 from data.locations import check_folder
 from data.options import ChunkerOptions, ShardOptions, SourceOptions
 from data.sharding.corpora import Corpora
@@ -250,6 +250,7 @@ def shard(
 
     Raises:
         FileNotFoundError: the source is not there, and neither are whole shards of it.
+        FolderLost: the folder of the corpus, or its lock file, was removed or replaced meanwhile.
         ValueError: it is empty or not of its kind.
     """
     check_folder(shards_dir, "shards_dir")
@@ -317,6 +318,14 @@ def _make(corpora: Corpora, options: ShardOptions, mapper: Mapper | None, listen
     _say(work.head)
     place = work.folder / "parts"
     place.mkdir(parents=True, exist_ok=True)
+    with guarded(work.folder):
+        return _filled(work, place, corpora, options, mapper, listener)
+
+
+def _filled(
+    work: Plan, place: Path, corpora: Corpora, options: ShardOptions, mapper: Mapper | None, listener: Listener | None
+) -> Corpus:
+    """The corpus, once its missing parts are written into `place`."""
     for leftover in place.glob(f"*{UNFINISHED}"):
         remove(leftover)
 

@@ -23,7 +23,7 @@ import numpy as np
 from data.checked import MANY, DamagedFile, read_bytes, read_json
 from data.chunkers import make_chunker
 from data.corpus import Manifest
-from data.durable import remove, sync_folder, write_atomically, write_json
+from data.durable import FolderLost, remove, sync_folder, write_atomically, write_json
 from data.options import ChunkerOptions, SourceOptions
 from data.processes import allowed, process_pool
 from data.sharding.progress import UNFINISHED
@@ -151,13 +151,19 @@ def write_part(part: Part) -> None:
     They are written beside and renamed, so that it does no harm if somebody else, thought dead, still writes the same part.
 
     Raises:
+        FolderLost: the folder of the corpus was removed meanwhile.
         OSError: the disk is full or not writable.
         ValueError: the source cannot be read; the message names the file.
     """
     if part.is_done:
         return
     beside = part.folder.with_name(f"{part.folder.name}.{uuid.uuid4().hex[:8]}{UNFINISHED}")
-    beside.mkdir()  # its parent is there as long as the corpus is being made
+    try:
+        beside.mkdir()  # its parent is there as long as the corpus is being made
+    except FileNotFoundError:
+        raise FolderLost(
+            f"{part.folder.parent} was removed while shards were written into it: run the same command again"
+        ) from None
     try:
         _write_shards(part, beside)
         remove(part.folder)  # half of a part, of an earlier version, or made of files that were written to since
@@ -213,7 +219,7 @@ def write_persistently(part: Part) -> None:
 
 def is_passing(error: object) -> bool:
     """Another try may help: an error of the system, such as a broken connection, but no full disk or missing file."""
-    return isinstance(error, OSError) and error.errno not in _FINAL
+    return isinstance(error, OSError) and not isinstance(error, FolderLost) and error.errno not in _FINAL
 
 
 def write_parts(parts: tuple[Part, ...], workers: int, told: AbstractContextManager[None]) -> None:

@@ -9,7 +9,7 @@ import numpy as np
 from data.durable import locked
 from pipeline.config import ConfigError
 from pipeline.options import Options
-from pipeline.run.folder import RunFolder
+from pipeline.run.folder import RunFolder, guarding
 from pipeline.run.index import check_chunks, floor
 from pipeline.run.metrics import Counter
 from pipeline.run.shards import check_split
@@ -24,6 +24,7 @@ log = logging.getLogger(__name__)
 _AT_ONCE = 8192
 
 
+@guarding
 def index(options: Options) -> Indexed:
     """Builds the index of a space, `index.space`.
 

@@ -14,13 +14,14 @@ from data.corpus import Corpus
 from data.durable import write_atomically
 from pipeline.options import Options, SampleOptions
 from pipeline.run.files import KeptSample, Sample, write_or_say
-from pipeline.run.folder import RunFolder
+from pipeline.run.folder import RunFolder, guarding
 from pipeline.run.metrics import Counter
 from pipeline.run.opened import Run, characters
 
 log = logging.getLogger(__name__)
 
 
+@guarding
 def sample(options: Options, prompts: Sequence[str | bytes] | None = None, samples: int = 1) -> list[Sample]:
     """Continues prompts, by default those of `sample.prompts`, also written to samples.json, with the checkpoint's digest.
 

@@ -21,7 +21,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from data.checked import DamagedFile, checksum
-from data.durable import sync_folder, write_atomically
+from data.durable import check_guards, make_folders, sync_folder, write_atomically
 from pipeline.run.saved import STATE, Saved, State, permitted, pointed, read_state, saved
 from pipeline.run.tensors import read_tensors
 
@@ -78,6 +78,7 @@ class Checkpoints:
         """Waits for the checkpoint that is being written.
 
         Raises:
+            FolderLost: the run's folder was removed, moved or replaced.
             OSError: it could not be written: the disk is full, or read-only; the checkpoints before it are untouched.
         """
         pending, self._pending = self._pending, None
@@ -94,23 +95,32 @@ class Checkpoints:
         self._writer.shutdown()
 
     def _write(self, step: int, tensors: dict[str, dict[str, Tensor]], state: State, best: bool) -> None:
-        """Writes a checkpoint, points `latest` (and `best`) to it, and removes what is neither new nor best."""
+        """Writes a checkpoint, points `latest` (and `best`) to it, and removes what is neither new nor best.
+
+        Raises:
+            FolderLost: the run's folder is another now.
+            OSError: see `wait`.
+        """
         path = self.folder / f"step-{step:08d}"
         beside = self.folder / f".{path.name}.partial"
+        check_guards(self.folder)
         try:
+            make_folders(self.folder, within=self.folder.parent.parent)  # the run's folder
             shutil.rmtree(beside, ignore_errors=True)
-            beside.mkdir(parents=True)
+            beside.mkdir()
             digests = {name: _write_tensors(beside / name, of) for name, of in tensors.items()}
             state = state | {"step": step, "sha256": digests}
             content = json.dumps(state | {"digest": checksum(state, "digest")}, indent=2)
             write_atomically(beside / STATE, content.encode())
+            check_guards(self.folder)
             shutil.rmtree(path, ignore_errors=True)
             beside.rename(path)
             sync_folder(self.folder)
-            self.point("latest", path)
             if best:
                 self.point("best", path)
+            self.point("latest", path)
         except (OSError, SafetensorError) as error:
+            check_guards(self.folder)  # what is there now may be another process's
             last = self.latest()
             for unfinished in (beside, path if path != last else beside):
                 shutil.rmtree(unfinished, ignore_errors=True)
@@ -126,6 +136,7 @@ class Checkpoints:
             write_atomically(self.folder / pointer, f"{path.name}\n".encode())
 
     def _prune(self) -> None:
+        check_guards(self.folder)
         for path in self.folder.glob(".*.partial"):  # of a process that was killed
             shutil.rmtree(path, ignore_errors=True) if path.is_dir() else path.unlink(missing_ok=True)
         kept = {pointed(self.folder, "best"), *saved(self.folder)[-self.keep :]}

@@ -31,11 +31,12 @@ AGAIN = {  # what to do about a file that is damaged
 def write_or_say(path: Path, content: bytes) -> bool:
     """Writes a file whose contents are shown as well: they are not lost if it cannot be written, which is logged as an error.
 
+    Its folder must be there: one that was removed is not made anew.
+
     Returns:
         Whether it is there.
     """
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
         write_atomically(path, content)
     except OSError as error:
         log.error("%s could not be written: %s", path, error.strerror or error)

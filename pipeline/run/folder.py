@@ -8,18 +8,30 @@ import logging
 import os
 import platform
 import subprocess
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import asdict
+from functools import wraps
 from importlib.metadata import version
 from pathlib import Path
-from typing import IO, Any, Self
+from typing import IO, Any, Concatenate, ParamSpec, Self, TypeVar
 
 from data.checked import open_file
 from data.chunkers import Chunker, make_chunker
 from data.corpus import MANIFEST, Corpus
 from data.distinct import frequent_words
-from data.durable import hold, holder, sweep, whoami, write_atomically, write_json
+from data.durable import (
+    Guard,
+    check_guards,
+    guarded,
+    hold,
+    holder,
+    make_folders,
+    sweep,
+    whoami,
+    write_atomically,
+    write_json,
+)
 from data.locations import is_remote, redact
 from data.statistics import Summary
 from pipeline.config import ConfigError, dump, load
@@ -28,6 +40,8 @@ from pipeline.run.files import Environment, Remembered, read_as, read_json
 from pipeline.run.saved import Saved, has_checkpoint, identity, pointed, saved, unlike
 
 log = logging.getLogger(__name__)
+P = ParamSpec("P")
+T = TypeVar("T")
 PHASES: tuple[Phase, ...] = ("finetune", "train", "pretrain")  # the order in which a finished model is looked for
 CORPUS = "corpus.json"
 FREQUENT = 3  # chunks that are noted as prompts
@@ -63,6 +77,7 @@ class RunFolder:
             OSError: the folder cannot be written.
         """
         run = cls.of(options)
+        check_guards(run.path)
         run.path.mkdir(parents=True, exist_ok=True)
         sweep(run.path.rglob(".*.partial"))  # files of processes that were killed
         write_atomically(run.path / "config.yaml", dump(options).encode())
@@ -298,13 +313,13 @@ class RunFolder:
     def write_json(self, name: str, value: Any) -> Path:
         """Writes `value` as a JSON file of the run, with its checksum, whole or not at all."""
         path = self.path / name
-        path.parent.mkdir(parents=True, exist_ok=True)
+        make_folders(path.parent, within=self.path)
         write_json(path, value)
         return path
 
     @contextmanager
-    def lock(self) -> Iterator[None]:
-        """Holds the run for this process; freed by the end of the process, however it ends.
+    def lock(self) -> Iterator[Guard]:
+        """Holds the run for this process, and guards its folder; freed by the end of the process, however it ends.
 
         Makes the folder if need be, and takes it away again if nothing was written into it. The environment's HAED_FLOW_RUN,
         if set, names the Prefect flow run on whose behalf it is held.
@@ -318,14 +333,18 @@ class RunFolder:
             before = file.read()
             _rewrite(file, whoami().encode())
             try:
-                yield
+                with guarded(self.path, (self.path / "lock", file)) as guard:
+                    try:
+                        yield guard
+                    finally:
+                        with suppress(OSError):
+                            guard.check()  # else what is there is another process's
+                            if made and [path.name for path in self.path.iterdir()] == ["lock"]:
+                                (self.path / "lock").unlink()
+                                for folder in made:
+                                    folder.rmdir()
             finally:
                 _rewrite(file, before)
-                with suppress(OSError):
-                    if made and [path.name for path in self.path.iterdir()] == ["lock"]:
-                        (self.path / "lock").unlink()
-                        for folder in made:
-                            folder.rmdir()
 
     def holder(self) -> str | None:
         """Which process holds the run now, as one that trains it does; None: none."""
@@ -339,6 +358,18 @@ class RunFolder:
             self.path.mkdir(parents=True, exist_ok=True)
             with suppress(FileNotFoundError):  # another, which had made the folder, has taken it away again
                 return hold(self.path / "lock", refuse, patience=1.0)
+
+
+def guarding(stage: Callable[Concatenate[Options, P], T]) -> Callable[Concatenate[Options, P], T]:
+    """Has a stage that reads a run write its results into the folder that it began with, or not at all."""
+
+    @wraps(stage)
+    def execute(options: Options, /, *more: P.args, **named: P.kwargs) -> T:
+        path = RunFolder.of(options).path
+        with guarded(path) if path.is_dir() else nullcontext():
+            return stage(options, *more, **named)
+
+    return execute
 
 
 def _rewrite(file: IO[bytes], content: bytes) -> None:

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from data.corpus import Corpus
 from data.distinct import distinct_chunks, documents_with
+from data.durable import make_folders
 from haed.chunk.known import Known, Lexicon
 from haed.chunk.model import HAED
 from haed.chunk.packing import Chunks
@@ -35,7 +36,7 @@ def lexicon(corpus: Corpus, most: int) -> Lexicon:
 
 def remember(folder: RunFolder, corpus: Corpus, most: int) -> None:
     """Keeps them in the folder of a run, which is then asked what its model knows wherever it is moved."""
-    _write(folder.path / CHUNKS, _chunks(corpus, most), _told(corpus.digest, most))
+    _keep(folder, CHUNKS, _chunks(corpus, most), _told(corpus.digest, most))
 
 
 def known(folder: RunFolder, system: HAED, most: int, checkpoint: Saved) -> Known:
@@ -54,7 +55,7 @@ def known(folder: RunFolder, system: HAED, most: int, checkpoint: Saved) -> Know
     chunks = _read(folder.path / CHUNKS, told)
     if chunks is None:
         chunks = _chunks(folder.corpus(), most)
-        _write(folder.path / CHUNKS, chunks, told)
+        _keep(folder, CHUNKS, chunks, told)
     found = _lexicon(chunks)
     told = {"checkpoint": checkpoint.digest, "chunks": str(len(found))}
     kept = _read(folder.path / KEYS, told)
@@ -62,7 +63,7 @@ def known(folder: RunFolder, system: HAED, most: int, checkpoint: Saved) -> Know
         log.info("embedding %s known chunks", f"{len(found):,}")
         made = system.embedded(found, torch.bfloat16)
         kept = {"keys": made.keys.to(torch.bfloat16).cpu(), "bias": made.bias.cpu()}
-        _write(folder.path / KEYS, kept, told)
+        _keep(folder, KEYS, kept, told)
     return Known(found, kept["keys"].to(system.device), kept["bias"].to(system.device))
 
 
@@ -107,6 +108,17 @@ def _read(path: Path, told: dict[str, str]) -> dict[str, Tensor] | None:
         log.warning("%s is damaged (its sha256 is another): it is made anew", path)
         return None
     return found
+
+
+def _keep(folder: RunFolder, name: str, tensors: dict[str, Tensor], told: dict[str, str]) -> None:
+    """Writes a cache into a run; one that was removed is not made anew."""
+    path = folder.path / name
+    try:
+        make_folders(path.parent, within=folder.path)
+    except OSError as error:
+        log.error("%s could not be written: %s", path, error.strerror or error)
+        return
+    _write(path, tensors, told)
 
 
 def _write(path: Path, tensors: dict[str, Tensor], told: dict[str, str]) -> None:

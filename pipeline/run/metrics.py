@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from data.checked import MANY, DamagedFile, open_file, open_own, parse_json, read_bytes
-from data.durable import write_atomically
+from data.durable import make_folders, write_atomically
 from pipeline.options import PhaseOptions
 from pipeline.shown import duration
 
@@ -47,7 +47,7 @@ class _Log:
     """A file that is only appended to. What the disk does not take is kept, and written with what comes next."""
 
     def __init__(self, path: Path) -> None:
-        self._opened = open_own(path, os.O_WRONLY | os.O_CREAT)
+        self._opened = open_own(path, os.O_RDWR | os.O_CREAT)
         self._file = self._opened.fileno()
         self._end, self._pending = os.lseek(self._file, 0, os.SEEK_END), b""
 
@@ -66,6 +66,10 @@ class _Log:
         self.flush()
         os.fsync(self._file)
 
+    def content(self) -> bytes:
+        """All that was written, also where the file was removed meanwhile."""
+        return os.pread(self._file, self._end, 0) + self._pending
+
     def close(self) -> None:
         """Closes the file, whatever is pending."""
         self._opened.close()
@@ -78,7 +82,7 @@ class _Board:
         from tensorboard.compat.proto.event_pb2 import Event, SessionLog
         from tensorboard.summary.writer.record_writer import RecordWriter
 
-        folder.mkdir(parents=True, exist_ok=True)
+        make_folders(folder, within=folder.parent)
         self.log = _Log(folder / f"events.out.tfevents.{time.time():.0f}.{socket.gethostname()}.{os.getpid()}")
         self._records = RecordWriter(self.log)
         self._add(Event(file_version="brain.Event:2"))
@@ -110,7 +114,7 @@ class Metrics:
     """
 
     def __init__(self, folder: Path, step: int, listeners: Sequence[Listener] = ()) -> None:
-        folder.mkdir(parents=True, exist_ok=True)
+        make_folders(folder, within=folder.parent)
         path = folder / "metrics.jsonl"
         _cut_back(path, step)
         self._lines, self._board = _Log(path), _Board(folder / "tensorboard", step)
@@ -126,6 +130,10 @@ class Metrics:
         except OSError as error:
             log.warning("metrics of step %d are kept for later: %s", record["step"], error)
         self._tell(record)
+
+    def content(self) -> bytes:
+        """What metrics.jsonl holds, also where it was removed meanwhile."""
+        return self._lines.content()
 
     def moved(self, position: Position) -> None:
         """Tells the listeners where the phase is."""

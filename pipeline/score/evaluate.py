@@ -19,7 +19,7 @@ from pipeline.kinds import likelihood, most_known
 from pipeline.options import Options
 from pipeline.run.device import release_memory
 from pipeline.run.files import OF_PARTS, Baseline, Breakdown, Evaluation, read_as, write_or_say
-from pipeline.run.folder import RunFolder
+from pipeline.run.folder import RunFolder, guarding
 from pipeline.run.metrics import Counter
 from pipeline.run.opened import Run, Score
 from pipeline.run.shards import check_split
@@ -30,6 +30,7 @@ from pipeline.score.closed_set import closed_set
 log = logging.getLogger(__name__)
 
 
+@guarding
 def evaluate(options: Options, text: Path | None = None) -> Evaluation:
     """Scores a split of the run's corpus and writes evaluation.json, or scores any file as one document.
 

@@ -15,7 +15,7 @@ from data.checked import CONFIG, PICTURE, RESULT, read_bytes, read_text
 from data.durable import write_atomically
 from pipeline.options import Options
 from pipeline.run.files import OF_PARTS, Analysed, Evaluation, KeptSample, pace, read_as, read_json
-from pipeline.run.folder import RunFolder
+from pipeline.run.folder import RunFolder, guarding
 from pipeline.run.index import Answers, Index, StaleIndex
 from pipeline.run.metrics import Record, read
 from pipeline.run.saved import saved
@@ -63,6 +63,7 @@ class Found:
     configuration: str
 
 
+@guarding
 def report(options: Options) -> Path:
     """Writes report.html, report.md and the pictures of a run; returns the path of report.html.
 

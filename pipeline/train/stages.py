@@ -20,10 +20,11 @@ from pipeline.run.folder import PHASES, RunFolder
 from pipeline.run.known import lexicon, remember
 from pipeline.run.memory import build_system, check_memory
 from pipeline.run.metrics import Listener, Metrics, Progress
-from pipeline.run.saved import Identity, Saved, filled, has_checkpoint, identity, unlike
+from pipeline.run.saved import Identity, Saved, filled, has_checkpoint, identity, unlike, was_best
 from pipeline.run.shards import open_shards
 from pipeline.run.windows import fixed_subset
 from pipeline.train.launcher import joined, launch, launched, started_by_torchrun
+from pipeline.train.rescue import save_beside
 from pipeline.train.resuming import (
     as_trained,
     finished,
@@ -34,7 +35,7 @@ from pipeline.train.resuming import (
     say_where,
 )
 from pipeline.train.state import Trained, restore, restore_learning, restore_reading
-from pipeline.train.trainer import Interrupted, Stop, Trainer
+from pipeline.train.trainer import Interrupted, Stop, Trainer, Unsaved
 from pipeline.train.validation import Validation
 
 log = logging.getLogger(__name__)
@@ -56,6 +57,7 @@ def run_phase(
         FileNotFoundError: the shards, or the phase one to start from, are not there.
         ValueError: a checkpoint of another model or corpus, or one where `resume` forbids it.
         BlockingIOError: another process trains this run.
+        FolderLost: the run was removed, moved or replaced meanwhile; what was trained is saved beside, if there is a place.
     """
     check_training(phase, options)
     if options.launcher.processes > 1 and not started_by_torchrun():
@@ -69,8 +71,7 @@ def _run_phase(phase: Phase, options: Options, ranks: Ranks, stop: Stop, listene
     limits: PhaseOptions = getattr(options, phase)
     run = RunFolder.of(options)
     with ExitStack() as held:
-        if ranks.first:
-            held.enter_context(run.lock())
+        guard = held.enter_context(run.lock()) if ranks.first else None
         ranks.wait()
         checkpoints = Checkpoints(run.phase(phase) / "checkpoints", options.checkpoint.keep)
         _check_resume(options.resume, checkpoints)
@@ -98,7 +99,9 @@ def _run_phase(phase: Phase, options: Options, ranks: Ranks, stop: Stop, listene
                 remember(run, corpus, most_known(options))
         if newest is not None:
             if ranks.first:
-                checkpoints.point("latest", newest.path)  # a kill, or damage, may have left it behind
+                checkpoints.point("latest", newest.path)  # a kill, or damage, may have left them behind
+                if was_best(newest.state):
+                    checkpoints.point("best", newest.path)
             log.info("%s %s step %d", phase, "is finished, at" if done else "goes on from", trainer.position.step)
             say_what_came_before(phase, newest, options)
             if not done:
@@ -115,6 +118,9 @@ def _run_phase(phase: Phase, options: Options, ranks: Ranks, stop: Stop, listene
             position = trainer.fit(metrics)
         except Interrupted as error:
             raise Interrupted(f"{error} of {phase}") from None
+        except Unsaved as error:
+            assert guard is not None and metrics is not None  # the first rank's
+            raise save_beside(error, phase, options, guard, corpus, metrics.content()) from None
         finally:
             checkpoints.close()
             if metrics is not None:

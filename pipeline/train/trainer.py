@@ -13,7 +13,7 @@ import logging
 import math
 import time
 from collections.abc import Callable, Generator, Iterator
-from contextlib import closing, nullcontext
+from contextlib import closing, nullcontext, suppress
 from dataclasses import replace
 from itertools import cycle
 
@@ -21,13 +21,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from data.durable import FolderLost, check_guards
 from data.loader import Loader
 from haed.system import Losses, Objective, Windows, moved
 from pipeline.options import Options, PhaseOptions
 from pipeline.run.checkpoints import Checkpoints
 from pipeline.run.device import Compute
 from pipeline.run.metrics import Metrics, Position, Record
-from pipeline.run.saved import Identity
+from pipeline.run.saved import Identity, State
 from pipeline.run.windows import as_windows
 from pipeline.train.ahead import ahead
 from pipeline.train.optimizer import Average, make_optimizer, rate
@@ -42,6 +43,14 @@ Stop = Callable[[], bool]
 
 class Interrupted(Exception):
     """Training was asked to stop; it saved first."""
+
+
+class Unsaved(Exception):
+    """The run's folder is another now, so nothing was written there; `step` and `captured` are what would have been saved."""
+
+    def __init__(self, why: FolderLost, step: int, captured: tuple[dict[str, dict[str, Tensor]], State]) -> None:
+        super().__init__(str(why))
+        self.step, self.captured = step, captured
 
 
 class NotFinite(FloatingPointError):
@@ -115,6 +124,7 @@ class Trainer:
             NotFinite: the loss, a gradient or a weight became NaN or infinite; the last checkpoint stands.
             OSError: the last checkpoint, or that of an interruption, could not be written; or data could not be read.
             ValueError: data are damaged; a checkpoint was written first, unless there are other ranks.
+            Unsaved: the run's folder was removed, moved or replaced.
         """
         self.metrics = metrics
         with closing(self._ahead()) as batches:
@@ -131,7 +141,9 @@ class Trainer:
             mine = self.position.seconds + time.perf_counter() - began
             self.position.step += 1
             self.position.epochs = self.read().epochs
-            self.position.seconds, stopped = self.ranks.max([mine if self.ranks.first else 0.0, float(self.stop())])
+            self.position.seconds, stopped = self.ranks.max(
+                [mine if self.ranks.first else 0.0, float(self._is_to_stop())]
+            )
             if self._is_recorded(self.position.step) or self.position.progress(self.phase) >= 1:
                 self._write(self._record())
             if self.metrics is not None:
@@ -143,7 +155,7 @@ class Trainer:
                 self._save()
         if self.state.saved_at.step != self.position.step:
             self._save()
-        self.checkpoints.wait()
+        self._end()
         return self.position
 
     def _next(self, batches: Iterator[object]) -> object:
@@ -164,8 +176,26 @@ class Trainer:
 
     def _interrupt(self) -> None:
         self._save()
-        self.checkpoints.wait()
+        self._end()
         raise Interrupted(f"saved step {self.position.step}")
+
+    def _end(self) -> None:
+        """Waits for the last checkpoint, and makes sure that it is where it was to be."""
+        with suppress(FolderLost):
+            self.checkpoints.wait()
+        if any(self.ranks.max([float(self._is_lost())])):
+            self._save()
+
+    def _is_to_stop(self) -> bool:
+        """It was asked for, or nothing can be saved any more where the run lies."""
+        return self.stop() or self._is_lost()
+
+    def _is_lost(self) -> bool:
+        try:
+            check_guards(self.checkpoints.folder)
+        except FolderLost:
+            return True
+        return False
 
     def batches(self) -> Iterator[object]:
         """Prepared batches from the present position on, without end."""
@@ -337,7 +367,7 @@ class Trainer:
         if self.ranks.first:
             log.info("validation at step %d, on %d windows", self.position.step, len(self.validation.windows))
             with self.learner.average.applied() if self.learner.average is not None else nullcontext():
-                record = self.validation.score(self.objective.system, self.compute, self.stop)
+                record = self.validation.score(self.objective.system, self.compute, self._is_to_stop)
             score = record.get(self.validation.figure, -math.inf)
             self._settle()
         best = self.state.best if self.ranks.first else -math.inf
@@ -369,6 +399,8 @@ class Trainer:
         """Waits for the checkpoint that is being written; were it the best, and is lost, the one before is that again."""
         try:
             self.checkpoints.wait()
+        except FolderLost:  # the next save says so
+            self.state.best = self._best_before
         except OSError as error:
             log.warning("%s; training goes on", error)
             self.state.best = self._best_before
@@ -392,16 +424,19 @@ class Trainer:
             return
         self._settle()
         self._best_before = self.state.best if best_before is None else best_before
+        each = [rank[0].tolist() for rank in sums]
+        found = capture(self.state, self.learner, self.read(), each, self.identity, self.options)
         try:
+            check_guards(self.checkpoints.folder)
             if self.metrics is not None:
                 self.metrics.sync()
+        except FolderLost as error:
+            raise Unsaved(error, self.position.step, found) from None
         except OSError as error:  # a checkpoint must not be ahead of the metrics
             why = f"no checkpoint of step {self.position.step}, its metrics could not be written: {error}"
             self.checkpoints.refuse(OSError(why))
             return
         log.info("saving step %d", self.position.step)
-        each = [rank[0].tolist() for rank in sums]
-        found = capture(self.state, self.learner, self.read(), each, self.identity, self.options)
         self.checkpoints.save(self.position.step, *found, best_before is not None)
 
 

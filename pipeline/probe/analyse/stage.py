@@ -11,7 +11,7 @@ from dataclasses import asdict
 
 import numpy as np
 
-from data.durable import write_atomically
+from data.durable import make_folders, write_atomically
 from haed.options import SYSTEMS
 from pipeline.config import ConfigError
 from pipeline.options import Options
@@ -24,7 +24,7 @@ from pipeline.probe.analyse.result import Analysis
 from pipeline.probe.maps import projection, projector
 from pipeline.probe.maps.page import Points, map_page
 from pipeline.run.device import release_memory
-from pipeline.run.folder import RunFolder
+from pipeline.run.folder import RunFolder, guarding
 from pipeline.run.opened import Run
 from pipeline.show.report import ANALYSIS
 
@@ -33,6 +33,7 @@ PICTURES = ("map.png", "use.png", "intrinsic.png", "loss.png", "norms.png", "dri
 _ON_MAP = 8  # neighbours of a point
 
 
+@guarding
 def analyse(options: Options) -> Analysis:
     """Analyses the embeddings of a run's present checkpoint, or of that of `evaluate.stage`.
 
@@ -68,7 +69,7 @@ def analyse(options: Options) -> Analysis:
         "map.html": map_page(f"{options.name}: map of embeddings", of_map, _points(made, places)).encode(),
         "report.html": analysis_page(found, pictures).encode(),
     }
-    place.mkdir(exist_ok=True)
+    make_folders(place, within=folder.path)
     for name in set(PICTURES) - set(content):  # of an analysis before this one
         (place / name).unlink(missing_ok=True)
     for name, written in content.items():

@@ -12,7 +12,7 @@ import numpy as np
 from PIL import Image
 from tensorboard.summary.writer.event_file_writer import EventFileWriter
 
-from data.durable import write_atomically
+from data.durable import make_folders, write_atomically
 from pipeline.probe.analyse.geometry import unit
 from pipeline.shown import visible
 
@@ -33,7 +33,7 @@ def export(
         columns: further ones of the table, (n,) each.
         chunks: of pixels, each drawn as a sprite; empty: none are drawn.
     """
-    folder.mkdir(parents=True, exist_ok=True)
+    make_folders(folder, within=folder.parent)
     write_atomically(folder / VECTORS, unit(vectors).astype("<f4").tobytes())
     rows = zip(labels, *(column.tolist() for column in columns.values()), strict=True)
     lines = ["\t".join(("chunk", *columns)), *("\t".join((visible(first), *map(str, rest))) for first, *rest in rows)]

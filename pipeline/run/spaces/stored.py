@@ -29,7 +29,7 @@ from typing import IO, Any, Literal
 import numpy as np
 
 from data.checked import OpenedFile, named, open_file, read_json
-from data.durable import replacing, write_json
+from data.durable import make_folders, replacing, write_json
 from pipeline.config import ConfigError
 from pipeline.options import IndexOptions, Phase
 from pipeline.run.files import read_as
@@ -408,7 +408,7 @@ def finish(folder: RunFolder, meta: Meta, names: list[str]) -> Meta:
 @contextmanager
 def growing(place: Path, width: int, metric: Metric) -> Iterator["Growing"]:
     """`vectors.faiss`, written batch by batch; it takes its place at the end, in a folder that is made where it lacks."""
-    place.mkdir(parents=True, exist_ok=True)
+    make_folders(place, within=place.parent.parent)  # the run's folder
     with replacing(place / VECTORS) as file:
         file.write(bytes(HEADER))
         made = Growing(file, width)

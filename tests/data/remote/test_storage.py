@@ -1,6 +1,7 @@
 """Shards behind URLs: a real HTTP server that cuts connections, and moto's S3 server, both on this machine."""
 
 import hashlib
+import shutil
 import subprocess
 import sys
 import threading
@@ -289,3 +290,13 @@ def test_s3(corpus: Corpus, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
         assert sums and {*sums} <= {shard_.sha256 for shard_ in corpus.shards}
     finally:
         server.stop()
+
+
+def test_a_cache_that_is_deleted_meanwhile_is_made_anew(corpus: Corpus, server: str, tmp_path: Path) -> None:
+    remote = Corpus.open(server, options(tmp_path))
+    first, *_ = remote.of("train")
+    before = remote.read(first)[0].tokens.tobytes()
+    (folder,) = (tmp_path / "cache").iterdir()
+    shutil.rmtree(folder)
+    assert remote.read(first)[0].tokens.tobytes() == before
+    assert Corpus.open(server, options(tmp_path)).read(first)[0].tokens.tobytes() == before

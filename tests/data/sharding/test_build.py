@@ -9,7 +9,7 @@ import subprocess
 import sys
 import tarfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import numpy as np
@@ -21,12 +21,12 @@ from data import shards
 from data.chunkers import ONE, Chunker, WordChunker
 from data.corpus import Corpus
 from data.distinct import distinct_chunks
-from data.durable import write_json
+from data.durable import FolderLost, write_json
 from data.options import ChunkerOptions, ShardOptions, SourceOptions
 from data.sharding import build
 from data.sharding.build import finish, plan, shard
 from data.sharding.corpora import Corpora
-from data.sharding.parts import write_part
+from data.sharding.parts import Part, write_part
 from data.sources import files
 from data.sources.source import Input, Piece, Source
 from pipeline.config import ConfigError
@@ -360,3 +360,27 @@ def test_statistics_of_the_manifest(tmp_path: Path) -> None:
     assert found["distinct_chunks"] == 3 and found["distinct_chunks_exact"]
     assert found["chunk_lengths"] == [0, 0, 0, 0, 1004] and found["rank_frequency"] == [[1, 1002], [2, 1], [3, 1]]
     assert found["tokens_per_document"] == {"shortest": 16, "longest": 4000, "documents_from": {"16": 1, "2048": 1}}
+
+
+@pytest.mark.parametrize("what", ["the corpus", "its parts", "its lock", "all corpora"])
+def test_a_corpus_that_is_removed_while_it_is_made_does_not_come_back_in_part(
+    what: str, folder: Path, tmp_path: Path
+) -> None:
+    """Another process could take the lock, and make it too."""
+    shards_dir = tmp_path / "shards"
+    source = SourceOptions(kind="text", path=str(folder))
+
+    def removing(write: Callable[[Part], None], parts: tuple[Part, ...]) -> None:
+        write(parts[0])
+        corpus = parts[0].folder.parent.parent
+        if what == "its lock":
+            (shards_dir / f".{corpus.name}.lock").unlink()
+        else:
+            shutil.rmtree({"the corpus": corpus, "its parts": corpus / "parts", "all corpora": shards_dir}[what])
+        for part in parts[1:]:
+            write(part)
+
+    with pytest.raises(FolderLost):
+        shard(source, ChunkerOptions(), ShardOptions(megabytes=1), shards_dir, removing)
+    assert not list(shards_dir.glob("*/manifest.json")) and shards_dir.exists() == (what != "all corpora")
+    assert sharded(folder, shards_dir).counts("train").documents == 5

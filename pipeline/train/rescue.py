@@ -1,0 +1,90 @@
+"""What is left of a training whose run folder was removed, moved or replaced: a checkpoint where it can be gone on with."""
+
+import shlex
+import time
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+
+from data.corpus import Corpus
+from data.durable import FolderLost, Guard, make_folders, write_atomically
+from pipeline.kinds import is_mixed, most_known
+from pipeline.options import Options, Phase
+from pipeline.run.checkpoints import Checkpoints
+from pipeline.run.folder import RunFolder
+from pipeline.run.known import remember
+from pipeline.train.trainer import Unsaved
+
+_MOST = 1000  # names that are tried
+_PAUSE = 1.0  # seconds: whoever removes a folder around the run gets a moment to be done
+
+
+def save_beside(
+    unsaved: Unsaved, phase: Phase, options: Options, guard: Guard, corpus: Corpus, metrics: bytes
+) -> FolderLost:
+    """Saves what a training could not: where its run lies now, or as a new run beside it.
+
+    A run that was moved has its lock file with it, so no other process trains it there. What lies at the old place is not
+    touched: it may be another process's.
+
+    Args:
+        unsaved: the checkpoint.
+        phase: that it is of.
+        options: of the run.
+        guard: of its folder.
+        corpus: that it is trained on.
+        metrics: the content of metrics.jsonl.
+
+    Returns:
+        An error that says what happened, where the checkpoint is, and which command goes on.
+    """
+    time.sleep(_PAUSE)
+    try:
+        if moved := guard.moved_to():
+            run = RunFolder(moved)
+            _save(run, unsaved, phase, options)
+        else:
+            run = _new_run(RunFolder.of(options).path)
+            with run.lock():
+                renamed = replace(options, name=run.path.name)
+                RunFolder.create(renamed)
+                run.remember(corpus)
+                if is_mixed(options, getattr(options, phase)):
+                    remember(run, corpus, most_known(options))
+                make_folders(run.phase(phase), within=run.path)
+                write_atomically(run.phase(phase) / "metrics.jsonl", metrics)
+                _save(run, unsaved, phase, options)
+    except OSError as error:
+        return FolderLost(
+            f"{unsaved}; training stopped at step {unsaved.step}, which could not be saved beside it either: "
+            f"{error.strerror or error}. Put the folder back, or begin anew with the same command"
+        )
+    return FolderLost(
+        f"{unsaved}; training stopped, and step {unsaved.step} was saved in {run.path}: `haed {phase} "
+        f"{shlex.quote(str(run.path))}` goes on from there"
+    )
+
+
+def _save(run: RunFolder, unsaved: Unsaved, phase: Phase, options: Options) -> None:
+    checkpoints = Checkpoints(run.phase(phase) / "checkpoints", options.checkpoint.keep)
+    try:
+        # In a new run it is the best there is.
+        best = not checkpoints.folder.is_dir()
+        checkpoints.save(unsaved.step, *unsaved.captured, best=best)
+        checkpoints.wait()
+    finally:
+        checkpoints.close()
+
+
+def _new_run(path: Path) -> RunFolder:
+    """Makes the folder of a new run beside one; where that lay must still be there.
+
+    Raises:
+        OSError: it is not, or cannot be written.
+    """
+    for number in range(1, _MOST):
+        with suppress(FileExistsError):
+            beside = path.with_name(f"{path.name}-rescued-{number}")
+            beside.mkdir()
+            return RunFolder(beside)
+    raise FileExistsError(f"{path}-rescued-{_MOST - 1} is there already")
