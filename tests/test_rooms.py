@@ -30,7 +30,8 @@ ORDER = {
     "pipeline": [
         "shown stopping trees",
         "options",
-        "kinds plainly verbatim",
+        "verbatim",
+        "interpolation kinds plainly",
         "config",
         "run",
         "train score show",

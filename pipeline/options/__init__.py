@@ -1,8 +1,7 @@
 """Every option of a run, composed from the rooms. Importing this module imports nothing heavy."""
 
-from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 from pydantic import Field
 
@@ -22,17 +21,6 @@ from pipeline.options.training import (
     ValidationOptions,
 )
 
-# Options of earlier versions, or values of one, that config.yaml files still hold: whether a value changed what was computed,
-# and what is then read in its place (None: nothing). They went because they did not pay, see docs/log.md.
-RETIRED: dict[str, tuple[Callable[[Any], bool], Any]] = {
-    "iem.correction": (lambda value: value == "log_q", "none"),
-    "iem.counts": (lambda value: value != "streaming", None),
-    "iem.bank": (bool, None),
-    "iem.bank_draws": (lambda value: False, None),  # of iem.bank, as the next ones of iem.mined
-    "iem.mined": (bool, None),
-    "iem.mined_share": (lambda value: False, None),
-    "iem.mined_refresh": (lambda value: False, None),
-}
 __all__ = [
     "AnalyseOptions",
     "BatchOptions",
@@ -46,7 +34,6 @@ __all__ = [
     "Phase",
     "PhaseOptions",
     "PretrainOptions",
-    "RETIRED",
     "SampleOptions",
     "TrainOptions",
     "ValidationOptions",

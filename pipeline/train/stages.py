@@ -11,7 +11,7 @@ from data.loader import Loader
 from haed.build import make_objective
 from haed.chunk.known import Lexicon
 from haed.ranks import Ranks
-from pipeline.config import check_training, retire
+from pipeline.config import check_training
 from pipeline.kinds import is_mixed, most_known
 from pipeline.options import FinetuneOptions, Options, Phase, PhaseOptions
 from pipeline.run.checkpoints import Checkpoint, Checkpoints
@@ -81,7 +81,6 @@ def _run_phase(phase: Phase, options: Options, ranks: Ranks, stop: Stop, listene
         first = phase_one(options) if phase == "finetune" and newest is None else None
         done = None
         if newest is not None:
-            _retire(newest, limits)
             if done := finished(phase, options, newest, say=ranks.first):
                 options, limits = done, getattr(done, phase)
         trainer = build_trainer(limits, options, corpus, checkpoints, compute(options), stop, ranks)
@@ -140,15 +139,6 @@ pretrain = partial(run_phase, "pretrain")
 finetune = partial(run_phase, "finetune")
 # End to end for exact likelihood, without a phase one.
 train = partial(run_phase, "train")
-
-
-def _retire(newest: Checkpoint, limits: PhaseOptions) -> None:
-    """Takes out what a checkpoint has of earlier versions; raises ValueError if the phase cannot go on without it."""
-    if (lost := retire(newest.state["options"])) and limits.iem_weight:
-        raise ValueError(
-            f"{newest.path} was trained with {', '.join(lost)}, which is gone: only the version that wrote it can "
-            "go on with this phase; it can be evaluated, sampled and finetuned, or choose another name="
-        )
 
 
 def _restore(trainer: Trainer, newest: Checkpoint, phase: Phase) -> None:

@@ -205,17 +205,6 @@ def test_files_that_are_not_configurations(content: str, tmp_path: Path) -> None
         load(path)
 
 
-def test_options_of_before_are_read_if_they_were_not_used(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    path = tmp_path / "config.yaml"
-    path.write_text("iem: {counts: streaming, bank: 0, bank_draws: 9, mined: 0, mined_share: 0.5, smoothing: 1.0}")
-    assert load(path, ["iem.mined=0"]).iem.smoothing == 1 and not caplog.text
-    path.write_text("iem: {correction: log_q, bank: 64, mined_refresh: 3}")
-    assert load(path).iem.correction == "none"
-    assert "config.yaml: iem.correction='log_q', iem.bank=64 is no longer possible" in caplog.text
-    with pytest.raises(ConfigError, match=r"iem.counts='corpus' is no longer possible.*leave it out"):
-        load(None, ["iem.counts=corpus"])
-
-
 def test_every_option_is_described() -> None:
     def check(kind: type, prefix: str) -> None:
         for field in fields(kind):
@@ -295,7 +284,7 @@ def test_every_number_has_bounds() -> None:
         ("threads=100000", "threads=100000: input should be less than or equal to 1024"),
         ("batch.context=100000", "batch.context=100000: input should be less than or equal to 65536"),
         ("seed=99999999999999999999", "seed=99999999999999999999: input should be less"),
-        (f"seed={'9' * 5000}", "seed=9999.*…: exceeds the limit|seed=9999.*…: Exceeds the limit"),
+        (f"seed={'9' * 5000}", "seed=9999.*…: has too many digits"),
         ("optimizer.learning_rate=1e400", "optimizer.learning_rate=inf: input should be less"),
         ("seed=1e400", "seed: Value 'inf' is not a whole number"),
         ("sample.prompts={a: 1}", r"sample.prompts=\{a: 1\}: expected a list, such as \[a, b\]"),
