@@ -82,7 +82,7 @@ class SourceOptions:
         Field(
             description="stdlib: the Python standard library's own .py files; text: a document per file; jsonl: a document "
             "per line; wikitext: documents by ' = Title = ' headings; enwik8: splits by offset; stdin: standard input; "
-            "images: PNG, JPEG, ImageNet32, CIFAR-10; audio: WAV; datasets: Hugging Face; webdataset: tars of "
+            "images: PNG, JPEG, ImageNet32, CIFAR-10; audio: WAV, FLAC; datasets: Hugging Face; webdataset: tars of "
             "samples; shards: an existing corpus, "
             "also behind a URL (http, https, s3, gs, az, file); or a source of your own (docs/data.md)",
             json_schema_extra=_choices(SOURCES, "haed.sources"),

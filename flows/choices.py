@@ -19,7 +19,7 @@ _LOOKED_AT = 1000  # files of a folder
 _FAMILIES = {
     ("jsonl",): (".jsonl", ".ndjson"),
     ("images",): (".png", ".jpg", ".jpeg", ".npz"),
-    ("audio",): (".wav",),
+    ("audio",): (".wav", ".flac"),
     ("webdataset",): (".tar",),
     ("stdlib", "text"): (".py",),
     ("text", "wikitext", "enwik8"): (),

@@ -8,7 +8,11 @@ from data.sources.files import SUFFIXES, open_stream
 
 _UNPACK = "unpack it, and give the texts"
 _NAME = f"name it by its compression ({', '.join(SUFFIXES)}), and it is read through it"
-_PICTURES, _SOUND, _ROWS = "source.kind=images reads pictures", "source.kind=audio reads WAV", "source.kind=datasets"
+_PICTURES, _SOUND, _ROWS = (
+    "source.kind=images reads pictures",
+    "source.kind=audio reads WAV and FLAC",
+    "source.kind=datasets",
+)
 _HEAD = 8192
 _WIDE = {  # the longer mark begins as the shorter one
     "UTF-32": (codecs.BOM_UTF32_LE, codecs.BOM_UTF32_BE),
@@ -38,7 +42,7 @@ _MAGIC = (
     (b"II*\x00", "a TIFF", "convert it into PNG for source.kind=images"),
     (b"MM\x00*", "a TIFF", "convert it into PNG for source.kind=images"),
     (b"OggS", "Ogg", "convert it into WAV for source.kind=audio"),
-    (b"fLaC", "FLAC", "convert it into WAV for source.kind=audio"),
+    (b"fLaC", "FLAC", _SOUND),
     (b"ID3\x03", "MP3", "convert it into WAV for source.kind=audio"),
     (b"ID3\x04", "MP3", "convert it into WAV for source.kind=audio"),
     (b"\x7fELF", "a program", "leave it out by source.pattern="),
