@@ -16,7 +16,7 @@ from flows.choices import runs_there
 from flows.serving import schedules
 from flows.serving.deployments import adopt, deployments, keep_offering, name_of, names, offer_runs
 from flows.serving.server import child, lasting_server
-from flows.states.alive import mark_dead
+from flows.states.alive import SERVED_BY, settle
 from pipeline.pages.guard import LOOPBACK
 
 log = logging.getLogger(__name__)
@@ -62,7 +62,7 @@ def serve(
         board = held.enter_context(_tensorboard(board_port)) if board_port else None
         os.environ |= {"HAED_TENSORBOARD_URL": board} if board else {}
         known, runs = names(place.deployment), runs_there()
-        if dead := mark_dead([*known, place.deployment]):
+        if dead := settle([*known, place.deployment]):
             print(f"marked as crashed: {', '.join(dead)}; Retry goes on from their checkpoints")
         from flows.serving.ready_made import propose
 
@@ -80,7 +80,6 @@ def serve(
         keep_offering(made, runs)
         _say(place, board)
         from flows.serving.runner import run_flows
-        from flows.states.stopping import SERVED_BY
 
         os.environ[SERVED_BY] = str(os.getpid())
         run_flows(made)

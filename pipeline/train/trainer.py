@@ -29,6 +29,7 @@ from pipeline.run.device import Compute
 from pipeline.run.metrics import Metrics, Position, Record
 from pipeline.run.saved import Identity
 from pipeline.run.windows import as_windows
+from pipeline.stopping import keep_whole
 from pipeline.train.ahead import ahead
 from pipeline.train.optimizer import Average, make_optimizer, rate
 from pipeline.train.state import Learner, Read, TrainState, capture
@@ -115,6 +116,7 @@ class Trainer:
             NotFinite: the loss, a gradient or a weight became NaN or infinite; the last checkpoint stands.
             OSError: the last checkpoint, or that of an interruption, could not be written.
         """
+        keep_whole()
         self.metrics = metrics
         with closing(self._ahead()) as batches:
             return self._fit(batches)
@@ -148,7 +150,10 @@ class Trainer:
     def _interrupt(self) -> None:
         self._save()
         self.checkpoints.wait()
-        raise Interrupted(f"saved step {self.position.step}")
+        raise self._interrupted()
+
+    def _interrupted(self) -> Interrupted:
+        return Interrupted(f"saved step {self.position.step}")
 
     def batches(self) -> Iterator[object]:
         """Prepared batches from the present position on, without end."""
@@ -320,7 +325,8 @@ class Trainer:
             score = record.get(self.validation.figure, -math.inf)
             self._settle()
         best = self.state.best if self.ranks.first else -math.inf
-        score, interrupted, best = self.ranks.max([score, float(self.ranks.first and not record), best])
+        asked = float(self.stop())
+        score, interrupted, best, asked = self.ranks.max([score, float(self.ranks.first and not record), best, asked])
         if interrupted:
             self._interrupt()
         self.state.validated_at = Position(**vars(self.position))
@@ -335,6 +341,9 @@ class Trainer:
             if "steps" in self.state.sums:  # those since the last record
                 self._write(self._record())
         self._save(best if improved else None)
+        if asked:  # the next step may be slow
+            self.checkpoints.wait()
+            raise self._interrupted()
 
     def _save_is_due(self) -> bool:
         limits, last = self.options.checkpoint, self.state.saved_at
