@@ -38,19 +38,25 @@ SAMPLE_BYTES = 1 << 20
 _ARRAYS = {"tokens": np.uint8, "lengths": np.uint8, "documents": np.int64}
 
 
+def _digest(text: str) -> str:
+    if not re.fullmatch("[0-9a-f]{64}", text):
+        raise ValueError("must be 64 hexadecimal digits, in small letters")
+    return text
+
+
 @dataclass
 class Shard:
     """A finished tar; an entry of `shards` in manifest.json. Counts are of samples, chunks, tokens and bytes."""
 
     file: str
-    split: Annotated[str, Field(pattern="^(train|valid|test)$")]
+    split: Literal["train", "valid", "test"]
     samples: Annotated[int, Field(ge=0, strict=True)]
     documents: Annotated[int, Field(ge=0, strict=True)]
     chunks: Annotated[int, Field(ge=0, strict=True)]
     tokens: Annotated[int, Field(ge=0, strict=True)]
     source_bytes: Annotated[int, Field(ge=0, strict=True)]
     file_bytes: Annotated[int, Field(ge=0, strict=True)]
-    sha256: Annotated[str, Field(pattern="^[0-9a-f]{64}$")]
+    sha256: Annotated[str, AfterValidator(_digest)]
 
 
 @dataclass

@@ -21,7 +21,7 @@ def as_tasks(options: Options) -> Mapper:
     """A mapper for `pipeline.run.shards.shard` that makes tasks of the flow run it is called in; they are tried again."""
 
     def map_parts(write: Any, parts: tuple[Part, ...]) -> None:
-        ended = threading.Event()
+        ended: list[bool] = []  # no event, which Dask could not send about with a task
         with _runner(options, parts) as (runner, call):
 
             def one(
@@ -32,10 +32,10 @@ def as_tasks(options: Options) -> Mapper:
                     task_run_name="part {name}",
                     retries=len(PAUSES),
                     retry_delay_seconds=list(PAUSES),
-                    retry_condition_fn=lambda _, __, state: not ended.is_set() and is_passing(state.data),
+                    retry_condition_fn=lambda _, __, state: not ended and is_passing(state.data),
                 )
                 def write_shards(name: str) -> None:
-                    if not ended.is_set():
+                    if not ended:
                         call(write, part)
 
                 return write_shards
@@ -45,7 +45,7 @@ def as_tasks(options: Options) -> Mapper:
                 for future in futures:
                     future.result()
             except BaseException:  # Cancel does not wait for the parts that are being written
-                ended.set()
+                ended.append(True)
                 for process in [] if options.launcher.dask else multiprocessing.active_children():
                     process.terminate()
                 raise
