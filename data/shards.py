@@ -18,15 +18,16 @@ import hashlib
 import io
 import json
 import os
+import re
 import tarfile
 import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import numpy as np
-from pydantic import Field
+from pydantic import AfterValidator, Field
 
 from data.checked import parse_json
 from data.chunkers import Chunker
@@ -38,19 +39,25 @@ SAMPLE_BYTES = 1 << 20
 _ARRAYS = {"tokens": np.uint8, "lengths": np.uint8, "documents": np.int64}
 
 
+def _digest(text: str) -> str:
+    if not re.fullmatch("[0-9a-f]{64}", text):
+        raise ValueError("must be 64 hexadecimal digits, in small letters")
+    return text
+
+
 @dataclass
 class Shard:
     """A finished tar; an entry of `shards` in manifest.json. Counts are of samples, chunks, tokens and bytes."""
 
     file: str
-    split: Annotated[str, Field(pattern="^(train|valid|test)$")]
+    split: Literal["train", "valid", "test"]
     samples: Annotated[int, Field(ge=0, strict=True)]
     documents: Annotated[int, Field(ge=0, strict=True)]
     chunks: Annotated[int, Field(ge=0, strict=True)]
     tokens: Annotated[int, Field(ge=0, strict=True)]
     source_bytes: Annotated[int, Field(ge=0, strict=True)]
     file_bytes: Annotated[int, Field(ge=0, strict=True)]
-    sha256: Annotated[str, Field(pattern="^[0-9a-f]{64}$")]
+    sha256: Annotated[str, AfterValidator(_digest)]
 
 
 @dataclass

@@ -44,6 +44,7 @@ def _run(arguments: argparse.Namespace) -> Result:
     from prefect.exceptions import Abort, Pause, TerminationSignal
 
     from flows.flows import everything  # loads for seconds, in which the server starts
+    from flows.states.alive import settle
     from pipeline.probe import index, sample  # noqa: F401
     from pipeline.score import evaluate  # noqa: F401
     from pipeline.show import report  # noqa: F401
@@ -56,6 +57,8 @@ def _run(arguments: argparse.Namespace) -> Result:
     if answering is not None:
         known |= {PREFECT_API_URL: answering(), PREFECT_UI_URL: ""}
     with temporary_settings(known):
+        with suppress(Exception):  # the server's troubles are not the flow's
+            settle([])
         try:
             found = everything(preset, overrides=overrides)
         except (TerminationSignal, Pause, Abort, Interrupt) as error:

@@ -39,6 +39,7 @@ from pipeline.options import (
     TrainOptions,
     ValidationOptions,
 )
+from pipeline.run.folder import RunFolder
 from pipeline.shown import prepare_logs
 
 log = logging.getLogger(__name__)
@@ -167,7 +168,7 @@ def configured(
             given.apply_defaults()
             preset, overrides = answers(stage, given.arguments)
             options = resolved(preset, overrides)
-            tag(options.name)
+            tag(options.name, folder=RunFolder.of(options).path)
             return function(Asked(preset, overrides, options))
 
         listed = "\n".join(f"    {name}: {ask.about}" for name, ask in shown.items())

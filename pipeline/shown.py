@@ -45,10 +45,10 @@ def meant(text: str) -> str:
 
 
 class _Record(logging.LogRecord):
-    """A record whose message is printable, whatever name of a file is in it."""
+    """A record whose message is printable, whatever name of a file is in it, and holds no password of a URL."""
 
     def getMessage(self) -> str:  # noqa: D102
-        return printable(super().getMessage())
+        return redact(printable(super().getMessage()))
 
 
 def duration(seconds: float) -> str:
@@ -65,7 +65,7 @@ def reason(error: BaseException) -> str:
 
 
 def prepare_logs() -> None:
-    """Has every message of this process, Prefect's too, made printable before any handler sees it."""
+    """Has every message of this process, Prefect's too, made printable and without passwords before any handler sees it."""
     logging.setLogRecordFactory(_Record)
 
 

@@ -23,6 +23,7 @@ from pipeline.run.metrics import Listener, Metrics, Progress
 from pipeline.run.saved import Identity, Saved, filled, has_checkpoint, identity, unlike, was_best
 from pipeline.run.shards import open_shards
 from pipeline.run.windows import fixed_subset
+from pipeline.stopping import StopRequested, interruptible
 from pipeline.train.launcher import joined, launch, launched, started_by_torchrun
 from pipeline.train.rescue import save_beside
 from pipeline.train.resuming import (
@@ -32,6 +33,7 @@ from pipeline.train.resuming import (
     say_if_another_was_best,
     say_what_came_before,
     say_what_changed,
+    say_what_was_lost,
     say_where,
 )
 from pipeline.train.state import Trained, restore, restore_learning, restore_reading
@@ -62,8 +64,11 @@ def run_phase(
     check_training(phase, options)
     if options.launcher.processes > 1 and not started_by_torchrun():
         return launch(phase, options, stop, listener)
-    with joined() as ranks:
-        return _run_phase(phase, options, ranks, stop, listener)
+    try:
+        with joined() as ranks, interruptible():  # until the first step
+            return _run_phase(phase, options, ranks, stop, listener)
+    except StopRequested:
+        raise Interrupted(f"stopped before a step of {phase} was done: there is nothing to save") from None
 
 
 def _run_phase(phase: Phase, options: Options, ranks: Ranks, stop: Stop, listener: Listener) -> Trained:
@@ -110,6 +115,8 @@ def _run_phase(phase: Phase, options: Options, ranks: Ranks, stop: Stop, listene
             log.info("finetune starts from %s", first.path)
             say_if_another_was_best(first)
         resumed = trainer.position.step
+        if ranks.first:
+            say_what_was_lost(run.phase(phase), resumed)
         progress, metrics = Progress(phase, limits), None
         if ranks.first:
             metrics = Metrics(run.phase(phase), resumed, [listener] if launched() else [progress, listener])

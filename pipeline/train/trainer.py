@@ -30,6 +30,7 @@ from pipeline.run.device import Compute
 from pipeline.run.metrics import Metrics, Position, Record
 from pipeline.run.saved import Identity, State
 from pipeline.run.windows import as_windows
+from pipeline.stopping import keep_whole
 from pipeline.train.ahead import ahead
 from pipeline.train.optimizer import Average, make_optimizer, rate
 from pipeline.train.state import Learner, Read, TrainState, capture
@@ -126,6 +127,7 @@ class Trainer:
             ValueError: data are damaged; a checkpoint was written first, unless there are other ranks.
             Unsaved: the run's folder was removed, moved or replaced.
         """
+        keep_whole()
         self.metrics = metrics
         with closing(self._ahead()) as batches:
             return self._fit(batches)
@@ -177,7 +179,10 @@ class Trainer:
     def _interrupt(self) -> None:
         self._save()
         self._end()
-        raise Interrupted(f"saved step {self.position.step}")
+        raise self._interrupted()
+
+    def _interrupted(self) -> Interrupted:
+        return Interrupted(f"saved step {self.position.step}")
 
     def _end(self) -> None:
         """Waits for the last checkpoint, and makes sure that it is where it was to be."""
@@ -371,7 +376,8 @@ class Trainer:
             score = record.get(self.validation.figure, -math.inf)
             self._settle()
         best = self.state.best if self.ranks.first else -math.inf
-        score, interrupted, best = self.ranks.max([score, float(self.ranks.first and not record), best])
+        asked = float(self.stop())
+        score, interrupted, best, asked = self.ranks.max([score, float(self.ranks.first and not record), best, asked])
         if interrupted:
             self._interrupt()
         self.state.validated_at = Position(**vars(self.position))
@@ -386,6 +392,9 @@ class Trainer:
             if "steps" in self.state.sums:  # those since the last record
                 self._write(self._record())
         self._save(best if improved else None)
+        if asked:  # the next step may be slow
+            self.checkpoints.wait()
+            raise self._interrupted()
 
     def _save_is_due(self) -> bool:
         limits, last = self.options.checkpoint, self.state.saved_at
