@@ -126,7 +126,7 @@ def _neighbours(arguments: argparse.Namespace) -> Result:
 
         if (drawn := plots.neighbours(found)) and write_or_say(path, drawn):
             text += f"\n{path}"
-    return Result(text, [asdict(item) for item in found])
+    return Result(text, [item.record() for item in found])
 
 
 _ASKED = ("queries", "context", "after", "like", "minus", "plus")

@@ -66,7 +66,7 @@ class _Deterministic:
                     torch.get_deterministic_debug_mode(),  # `use_deterministic_algorithms` would import Inductor, for seconds
                     cudnn.deterministic,
                     cudnn.benchmark,
-                    memory.fill_uninitialized_memory,
+                    memory.fill_uninitialized_memory,  # type: ignore[attr-defined]
                 )
                 _switch(2, True, False, False)
 
@@ -80,7 +80,7 @@ class _Deterministic:
 def _switch(mode: int, deterministic: bool, benchmark: bool, fills: bool) -> None:
     torch.set_deterministic_debug_mode(mode)
     torch.backends.cudnn.deterministic, torch.backends.cudnn.benchmark = deterministic, benchmark
-    torch.utils.deterministic.fill_uninitialized_memory = fills
+    torch.utils.deterministic.fill_uninitialized_memory = fills  # type: ignore[attr-defined]
 
 
 _DETERMINISTIC = _Deterministic()

@@ -109,7 +109,7 @@ class Vectors:
 
         Returns:
             Scores (q, n) float32, the best first, which for l2 is the smallest distance, and rows (q, n), with n the smaller of
-            `count` and `among`; rows are −1 where fewer were found.
+            `count` and `among`. Where an approximate index proposes fewer, search is exact.
         """
         among = len(self.exact) if among is None else among
         few = among < len(self.exact) and among <= max(_FEW, len(self.exact) // _SHARE)
@@ -125,6 +125,8 @@ class Vectors:
             parameters = faiss.SearchParametersIVF(sel=selected, nprobe=effort)
         asked = augmented(queries, self.metric, 0.0, self._search.d)
         _, rows = self._search.search(asked, wanted, params=parameters)
+        if ((rows >= 0).sum(1) < count).any():  # FAISS fills up with -1
+            return self.exactly(queries, count, among)
         return self._decided(queries, rows, count)
 
     def exactly(self, queries: np.ndarray, count: int, among: int) -> tuple[np.ndarray, np.ndarray]:
