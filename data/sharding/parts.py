@@ -10,6 +10,7 @@ import os
 import tarfile
 import time
 import uuid
+from collections import Counter
 from collections.abc import Callable, Mapping
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import AbstractContextManager
@@ -24,6 +25,7 @@ from data.corpus import Manifest
 from data.durable import remove, sync_folder, write_json
 from data.options import ChunkerOptions, SourceOptions
 from data.processes import allowed, process_pool
+from data.sharding.look import Look, Looked
 from data.sharding.progress import UNFINISHED
 from data.shards import Shard, ShardWriter
 from data.sources.source import SPLITS, Form, Input, make_source
@@ -77,12 +79,14 @@ class PartRecord:
         shards: those of each split that it has.
         form: of its documents, if they have one.
         remarks: what was changed or left out, and how often.
+        looked: what is odd about its texts.
         stamp: see `Part`.
     """
 
     shards: dict[str, list[Shard]]
     form: Form | None
     remarks: Mapping[str, int]
+    looked: Looked
     stamp: str
 
     @classmethod
@@ -94,12 +98,14 @@ class PartRecord:
         """
         found = json.loads((part.folder / RECORD).read_text())
         shards = {split: [Shard(**entry) for entry in found[split]] for split in SPLITS if split in found}
-        return cls(shards, found.get("form"), found.get("remarks", {}), found.get("stamp", ""))
+        looked = Looked(Counter(found["lines"]), found["odd"])
+        return cls(shards, found["form"], found["remarks"], looked, found["stamp"])
 
     def write(self, folder: Path) -> None:
         """Into the folder of the part."""
         entries: dict[str, object] = {split: [asdict(shard) for shard in own] for split, own in self.shards.items()}
-        write_json(folder / RECORD, entries | {"form": self.form, "remarks": self.remarks, "stamp": self.stamp})
+        about = {"form": self.form, "remarks": self.remarks, "lines": self.looked.lines, "odd": self.looked.odd}
+        write_json(folder / RECORD, entries | about | {"stamp": self.stamp})
 
     @property
     def counts(self) -> dict[str, int]:
@@ -153,10 +159,13 @@ def write_part(part: Part) -> None:
 def _write_shards(part: Part, folder: Path) -> None:
     source, chunker = make_source(part.source), make_chunker(part.chunker, part.fitted)
     writers: dict[str, ShardWriter] = {}
+    look = Look(source.looked_at)
     for item in part.inputs:
         try:
             for piece in source.read(item):
                 source.check_chunker(chunker.name, chunker.text)
+                if source.is_text:
+                    look.at(piece)
                 if piece.split not in writers:
                     writers[piece.split] = ShardWriter(folder, piece.split, chunker, part.limit, part.number)
                 writers[piece.split].add(piece)
@@ -169,7 +178,7 @@ def _write_shards(part: Part, folder: Path) -> None:
             np.savez(file, **arrays)
             file.flush()
             os.fsync(file.fileno())
-    PartRecord(shards, source.form, +source.remarks, part.stamp).write(folder)
+    PartRecord(shards, source.form, +source.remarks, look.found, part.stamp).write(folder)
 
 
 def write_persistently(part: Part) -> None:
