@@ -91,7 +91,10 @@ class SourceOptions:
     ] = "stdlib"
     path: Annotated[
         Annotated[str, Field(json_schema_extra={"pattern": NO_SECRET})] | None,
-        Field(description="file, folder or glob; text may be compressed (.gz .xz .bz2 .zst); - is standard input"),
+        Field(
+            description="file, folder or glob, perhaps with braces ({000..012}, {a,b}); text may be compressed (.gz .xz .bz2 "
+            ".zst); - is standard input"
+        ),
     ] = None
     pattern: Annotated[str, Field(description="files of a folder, as a glob relative to it"), AfterValidator(_glob)] = (
         "**/*"
@@ -104,7 +107,7 @@ class SourceOptions:
         str,
         Field(
             description="jsonl and datasets: the field that holds the text; webdataset: the extension of the member to "
-            "read, such as txt, png, or json.caption for a field of a .json"
+            "read, such as txt, txt.gz, png, or json.caption for a field of a .json"
         ),
     ] = "text"
     config: Annotated[str | None, Field(description="datasets: which configuration of the data set")] = None
@@ -130,6 +133,10 @@ class SourceOptions:
             "hash of their contents; null: cuts where the hash would leave a split empty"
         ),
     ] = None
+    newlines: Annotated[
+        Literal["keep", "lf"],
+        Field(description="text: keep ends of lines as they are, or make CRLF (Windows) and CR (old Mac) LF"),
+    ] = "keep"
     offsets: Annotated[
         list[int], Field(description="enwik8: bytes where valid and test begin; none: at 90 % and 95 %", max_length=2)
     ] = dataclasses.field(default_factory=list)

@@ -11,6 +11,7 @@ import os
 import tarfile
 import time
 import uuid
+from collections import Counter
 from collections.abc import Callable, Mapping
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import AbstractContextManager
@@ -26,6 +27,7 @@ from data.corpus import Manifest
 from data.durable import FolderLost, remove, sync_folder, write_atomically, write_json
 from data.options import ChunkerOptions, SourceOptions
 from data.processes import allowed, process_pool
+from data.sharding.look import Look, Looked
 from data.sharding.progress import UNFINISHED
 from data.shards import Shard, ShardWriter
 from data.sources.source import SPLITS, Form, Input, make_source
@@ -82,6 +84,7 @@ class PartRecord:
         shards: those of each split that it has.
         form: of its documents, if they have one.
         remarks: what was changed or left out, and how often.
+        looked: what is odd about its texts.
         stamp: see `Part`.
         sums: sha256 of the statistics of each split.
     """
@@ -89,6 +92,7 @@ class PartRecord:
     shards: dict[str, list[Shard]]
     form: Form | None
     remarks: Mapping[str, int]
+    looked: Looked
     stamp: str
     sums: dict[str, str]
 
@@ -102,13 +106,14 @@ class PartRecord:
         """
         found = read_json(part.folder / RECORD)
         shards = {split: [Shard(**entry) for entry in found[split]] for split in SPLITS if split in found}
-        return cls(shards, found["form"], found["remarks"], found["stamp"], found["sums"])
+        looked = Looked(Counter(found["lines"]), found["odd"])
+        return cls(shards, found["form"], found["remarks"], looked, found["stamp"], found["sums"])
 
     def write(self, folder: Path) -> None:
         """Into the folder of the part."""
         entries: dict[str, object] = {split: [asdict(shard) for shard in own] for split, own in self.shards.items()}
-        entries |= {"form": self.form, "remarks": self.remarks, "stamp": self.stamp, "sums": self.sums}
-        write_json(folder / RECORD, entries)
+        entries |= {"form": self.form, "remarks": self.remarks, "lines": self.looked.lines, "odd": self.looked.odd}
+        write_json(folder / RECORD, entries | {"stamp": self.stamp, "sums": self.sums})
 
     def statistics(self, part: Part, split: str) -> bytes:
         """What is in the file of the statistics of a split of that part.
@@ -180,10 +185,13 @@ def write_part(part: Part) -> None:
 def _write_shards(part: Part, folder: Path) -> None:
     source, chunker = make_source(part.source), make_chunker(part.chunker, part.fitted)
     writers: dict[str, ShardWriter] = {}
+    look = Look(source.looked_at)
     for item in part.inputs:
         try:
             for piece in source.read(item):
                 source.check_chunker(chunker.name, chunker.text)
+                if source.is_text:
+                    look.at(piece)
                 if piece.split not in writers:
                     writers[piece.split] = ShardWriter(folder, piece.split, chunker, part.limit, part.number)
                 writers[piece.split].add(piece)
@@ -197,7 +205,7 @@ def _write_shards(part: Part, folder: Path) -> None:
         np.savez(packed, **arrays)
         sums[split] = hashlib.sha256(packed.getbuffer()).hexdigest()
         write_atomically(folder / _statistics(split), packed.getvalue())
-    PartRecord(shards, source.form, +source.remarks, part.stamp, sums).write(folder)
+    PartRecord(shards, source.form, +source.remarks, look.found, part.stamp, sums).write(folder)
 
 
 def _statistics(split: str) -> str:

@@ -23,6 +23,8 @@ class DatasetsSource(Source):
     Its own splits are kept where it has several; else a hash of the text decides. What is read must be a column of strings.
     """
 
+    is_text = True
+
     def __init__(self, options: SourceOptions) -> None:
         super().__init__(options)
         if not options.path:
@@ -64,7 +66,7 @@ class DatasetsSource(Source):
             texts = rows[start : min(start + _ROWS, item.stop or 0)][self.options.field]
             for number, text in enumerate(texts, start):
                 if text:
-                    data = text.encode("utf-8", "surrogatepass")
+                    data = self.lf(text.encode("utf-8", "surrogatepass"))
                     name = f"{item.name}@{number}"
                     yield Piece(name, self.split_of(name, item.splits, data), data)
                 self.remarks["rows without text were left out"] += not text
