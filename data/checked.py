@@ -91,13 +91,14 @@ def open_own(path: Path | str, flags: int) -> IO[bytes]:
 
 
 def _opened(path: Path | str, flags: int) -> IO[bytes]:
-    descriptor = os.open(path, flags | os.O_NONBLOCK | os.O_CLOEXEC, 0o666)
+    mode = "a+b" if flags & os.O_APPEND else "r+b" if flags & os.O_RDWR else "wb" if flags & os.O_WRONLY else "rb"
+    asked = flags | os.O_NONBLOCK | os.O_CLOEXEC  # whatever flags Python has for the mode
+    file: IO[bytes] = open(path, mode, opener=lambda name, _: os.open(name, asked, 0o666))  # noqa: SIM115 - the caller's
     try:
-        _check_regular(os.fstat(descriptor), path)
-        mode = "a+b" if flags & os.O_APPEND else "r+b" if flags & os.O_RDWR else "wb" if flags & os.O_WRONLY else "rb"
-        return os.fdopen(descriptor, mode)
+        _check_regular(os.fstat(file.fileno()), path)
+        return file
     except BaseException:
-        os.close(descriptor)
+        file.close()
         raise
 
 

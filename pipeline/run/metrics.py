@@ -4,6 +4,7 @@ import json
 import logging
 import math
 import os
+import re
 import socket
 import sys
 import time
@@ -25,6 +26,7 @@ Listener = Callable[[Record], None]
 SHOWN = ("loss", "iem", "bits_per_token", "validation/bits_per_token", "validation/iem", "steps_per_second")
 TERMINAL_SECONDS, QUIET_SECONDS = 0.5, 10.0
 _END, _CUT = b', "crc32": "%08x"}', -22  # of a line, and where that begins
+_FINISHED = re.compile(rb', "crc32": "[0-9a-f]{8}"}')
 _BAR = 20  # columns of a terminal
 
 
@@ -211,9 +213,10 @@ def read(path: Path) -> list[Record]:
 def _lines(path: Path) -> list[bytes]:
     """The lines of a file that are finished; none where there is no file."""
     try:
-        return read_bytes(path, MANY, path.parent.parent).split(b"\n")[:-1]
+        *lines, last = read_bytes(path, MANY, path.parent.parent).split(b"\n")
     except (FileNotFoundError, NotADirectoryError):
         return []
+    return [*lines, last] if _FINISHED.search(last) else lines  # of one whose end was changed, too
 
 
 class Tail:
