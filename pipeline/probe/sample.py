@@ -49,7 +49,7 @@ def sample(options: Options, prompts: Sequence[str | bytes] | None = None, sampl
         written += continuations(run, prompt, samples, options.sample)
         progress.add()
     if prompts is None:
-        kept = [KeptSample(**asdict(item), checkpoint=run.digest) for item in written]
+        kept = [KeptSample(**asdict(item), checkpoint=run.digest, fallback=run.checkpoint.fallback) for item in written]
         content = json.dumps([asdict(item) for item in kept], indent=2, ensure_ascii=False)
         write_or_say(folder.path / "samples.json", content.encode())
     return written

@@ -11,10 +11,9 @@ import json
 import logging
 import os
 import shutil
-from collections.abc import Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from safetensors import SafetensorError
@@ -22,31 +21,38 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from data.durable import check_guards, make_folders, sync_folder, write_atomically
+from pipeline.run.choice import (
+    AVERAGE,
+    FILES,
+    MODEL,
+    TRAINING,
+    DamagedCheckpoint,
+    choose,
+    digest_of,
+    note_sums,
+    whole_state,
+)
 from pipeline.run.saved import STATE, Saved, State, permitted, pointed, saved
 
 log = logging.getLogger(__name__)
-MODEL, AVERAGE, TRAINING = "model.safetensors", "average.safetensors", "training.safetensors"
-FILES = (MODEL, AVERAGE, TRAINING)  # the only ones that are opened, whatever a state.json names
+__all__ = ["AVERAGE", "MODEL", "TRAINING", "Checkpoint", "Checkpoints", "DamagedCheckpoint", "load"]
 
 
 @dataclass
 class Checkpoint:
-    """What a checkpoint holds; `training` is empty where only the model was asked for."""
+    """What a checkpoint holds; `training` is empty where only the model was asked for; see `Saved` for `fallback`."""
 
     path: Path
     model: dict[str, Tensor]
     training: dict[str, Tensor]
     state: State
     average: dict[str, Tensor] | None = None
+    fallback: str | None = None
 
     @property
     def saved(self) -> Saved:
         """What its state says of it."""
-        return Saved.of(self.path, self.state)
-
-
-class DamagedCheckpoint(ValueError):
-    """A checkpoint that is not what was written."""
+        return replace(Saved.of(self.path, self.state), fallback=self.fallback)
 
 
 class Checkpoints:
@@ -109,8 +115,9 @@ class Checkpoints:
             beside.mkdir()
             digests = {name: _write_tensors(beside / name, of) for name, of in tensors.items()}
             state = state | {"step": step, "sha256": digests}
-            content = json.dumps(state | {"digest": _digest(state)}, indent=2)
+            content = json.dumps(state | {"digest": digest_of(state)}, indent=2)
             write_atomically(beside / STATE, content.encode())
+            note_sums(beside, digests)
             check_guards(self.folder)
             shutil.rmtree(path, ignore_errors=True)
             beside.rename(path)
@@ -178,14 +185,22 @@ class Checkpoints:
         return None
 
     def best(self) -> Checkpoint | None:
-        """The model of the best checkpoint, else of the newest."""
-        path = pointed(self.folder, "best")
-        if path is not None:
+        """The model of the checkpoint that `choose` names; None if there never was one.
+
+        Raises:
+            DamagedCheckpoint: there are some, or there were, and none of them is whole.
+        """
+        self.wait()
+        while True:
             try:
-                return load(path, training=False)
-            except DamagedCheckpoint as error:
-                log.warning("%s; using the newest instead", error)
-        return self.newest(training=False)
+                chosen = choose(self.folder)
+            except FileNotFoundError:
+                return None
+            try:
+                return replace(load(chosen.path, training=False), fallback=chosen.fallback)
+            except DamagedCheckpoint:  # it has changed since its sum was noted, or is replaced; `choose` knows by now
+                if choose(self.folder).path == chosen.path:
+                    raise
 
 
 def load(path: Path, training: bool = True) -> Checkpoint:
@@ -195,32 +210,19 @@ def load(path: Path, training: bool = True) -> Checkpoint:
         DamagedCheckpoint: a file is missing, truncated or altered.
         PermissionError: it may not be read.
     """
+    state = whole_state(path, FILES if training else None, fresh=True)
+    evaluated = AVERAGE if AVERAGE in state["sha256"] else MODEL
     try:
         with permitted(path):
-            return _load(path, training)
-    except (DamagedCheckpoint, PermissionError):
+            wanted = [name for name in FILES if name in state["sha256"]] if training else [evaluated]
+            tensors = {name: load_file(path / name) for name in wanted}
+            if training:
+                return Checkpoint(path, tensors[MODEL], tensors[TRAINING], state, tensors.get(AVERAGE))
+            return Checkpoint(path, tensors[evaluated], {}, state)
+    except PermissionError:
         raise
-    except (OSError, KeyError, TypeError, AttributeError, ValueError, RecursionError, SafetensorError) as error:
+    except (OSError, KeyError, ValueError, SafetensorError) as error:
         raise DamagedCheckpoint(f"checkpoint {path} is damaged: {type(error).__name__}: {error}") from error
-
-
-def _load(path: Path, training: bool) -> Checkpoint:
-    state = json.loads((path / STATE).read_text())
-    if "digest" not in state:
-        raise DamagedCheckpoint(f"checkpoint {path} is damaged, or of an older version: {STATE} has no digest")
-    if _digest({name: value for name, value in state.items() if name != "digest"}) != state["digest"]:
-        raise DamagedCheckpoint(f"checkpoint {path} is damaged: {STATE} is not what was written")
-    evaluated = AVERAGE if AVERAGE in state["sha256"] else MODEL
-    tensors = {}
-    for name in [name for name in FILES if name in state["sha256"]] if training else [evaluated]:
-        with open(path / name, "rb") as file:
-            digest = hashlib.file_digest(file, "sha256").hexdigest()
-        if digest != state["sha256"][name]:
-            raise DamagedCheckpoint(f"checkpoint {path} is damaged: {name} is not what was written")
-        tensors[name] = load_file(path / name)
-    if training:
-        return Checkpoint(path, tensors[MODEL], tensors[TRAINING], state, tensors.get(AVERAGE))
-    return Checkpoint(path, tensors[evaluated], {}, state)
 
 
 def _copy(tensor: Tensor) -> Tensor:
@@ -236,7 +238,3 @@ def _write_tensors(path: Path, tensors: dict[str, Tensor]) -> str:
     with open(path, "rb") as file:
         os.fsync(file.fileno())
         return hashlib.file_digest(file, "sha256").hexdigest()
-
-
-def _digest(state: Mapping[str, object]) -> str:
-    return hashlib.sha256(json.dumps(state, sort_keys=True).encode()).hexdigest()

@@ -140,7 +140,9 @@ class Trainer:
             mine = self.position.seconds + time.perf_counter() - began
             self.position.step += 1
             self.position.epochs = self.read().epochs
-            self.position.seconds, stopped = self.ranks.max([mine if self.ranks.first else 0.0, float(self._is_to_stop())])
+            self.position.seconds, stopped = self.ranks.max(
+                [mine if self.ranks.first else 0.0, float(self._is_to_stop())]
+            )
             if self._is_recorded(self.position.step) or self.position.progress(self.phase) >= 1:
                 self._write(self._record())
             if self.metrics is not None:

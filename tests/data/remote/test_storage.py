@@ -1,6 +1,7 @@
 """Shards behind URLs: a real HTTP server that cuts connections, and moto's S3 server, both on this machine."""
 
 import hashlib
+import shutil
 import subprocess
 import sys
 import threading
