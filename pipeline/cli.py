@@ -74,7 +74,9 @@ def _execute(arguments: "argparse.Namespace") -> int:
 
     from pipeline import shown
     from pipeline.config import ConfigError
+    from pipeline.run.choice import forget_what_was_said
 
+    forget_what_was_said()
     shown.prepare_logs()
     lines = shown.Lines()
     logging.getLogger().addHandler(lines)

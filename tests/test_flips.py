@@ -14,7 +14,7 @@ from pipeline.cli import main
 from pipeline.run import metrics
 from pipeline.run.files import Baseline, Environment, Evaluation, KeptSample, Remembered, read_as
 from pipeline.run.folder import RunFolder
-from pipeline.run.saved import Saved
+from pipeline.run.saved import read_state
 from pipeline.run.spaces.stored import Meta
 from pipeline.score import evaluate
 
@@ -27,7 +27,7 @@ READERS: dict[str, Callable[[Path], Any]] = {
     "corpus.json": lambda path: read_as(Remembered, path),
     "index/chunks/meta.json": lambda path: read_as(Meta, path),
     "pretrain/metrics.jsonl": metrics.read,
-    f"{STEP}/state.json": lambda path: Saved.read(path.parent),
+    f"{STEP}/state.json": lambda path: read_state(path.parent),
 }
 
 

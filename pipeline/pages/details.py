@@ -47,16 +47,20 @@ def evaluation(folder: RunFolder) -> Evaluated:
     """What a run was evaluated to, if it was, and whether that is of the checkpoint that is asked now."""
     path = folder.path / "evaluation.json"
     if (status := status_of(path)) is None:
-        return Evaluated(None, [])
+        present = _present(folder)
+        return Evaluated(None, [present.fallback] if present is not None and present.fallback else [])
     try:
         found = _evaluation(path, status.st_mtime_ns)
     except (OSError, ValueError) as error:
         return Evaluated(None, [str(error)])
     present = _present(folder)
+    fallen = [present.fallback] if present is not None and present.fallback else []
     if present is None or present.digest == found.checkpoint:
-        return Evaluated(found, [])
+        return Evaluated(found, fallen)
     now = f"the run's present checkpoint is {present.phase} step {present.step:,}"
-    return Evaluated(found, [f"{now}, not the one that was evaluated: run `haed evaluate {folder.path.name}` again"])
+    return Evaluated(
+        found, [*fallen, f"{now}, not the one that was evaluated: run `haed evaluate {folder.path.name}` again"]
+    )
 
 
 @lru_cache(512)

@@ -47,7 +47,7 @@ def sample(options: Options, prompts: Texts | None = None, samples: int = 1) -> 
         written += continuations(run, prompt, samples, options.sample)
         progress.add()
     if prompts is None:
-        kept = [KeptSample(**asdict(item), checkpoint=run.digest) for item in written]
+        kept = [KeptSample(**asdict(item), checkpoint=run.digest, fallback=run.checkpoint.fallback) for item in written]
         write_or_say(folder.path / "samples.json", sealed_json([asdict(item) for item in kept]))
     return written
 

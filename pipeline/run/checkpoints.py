@@ -13,41 +13,47 @@ import os
 import shutil
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch import Tensor
 
-from data.checked import DamagedFile, checksum
+from data.checked import checksum
 from data.durable import check_guards, make_folders, sync_folder, write_atomically
-from pipeline.run.saved import STATE, Saved, State, permitted, pointed, read_state, saved
+from pipeline.run.choice import (
+    AVERAGE,
+    FILES,
+    MODEL,
+    TRAINING,
+    DamagedCheckpoint,
+    choose,
+    note_sums,
+    whole_state,
+)
+from pipeline.run.saved import STATE, Saved, State, permitted, pointed, saved
 from pipeline.run.tensors import read_tensors
 
 log = logging.getLogger(__name__)
-MODEL, AVERAGE, TRAINING = "model.safetensors", "average.safetensors", "training.safetensors"
-FILES = (MODEL, AVERAGE, TRAINING)  # the only ones that are opened, whatever a state.json names
+__all__ = ["AVERAGE", "MODEL", "TRAINING", "Checkpoint", "Checkpoints", "DamagedCheckpoint", "load"]
 
 
 @dataclass
 class Checkpoint:
-    """What a checkpoint holds; `training` is empty where only the model was asked for."""
+    """What a checkpoint holds; `training` is empty where only the model was asked for; see `Saved` for `fallback`."""
 
     path: Path
     model: dict[str, Tensor]
     training: dict[str, Tensor]
     state: State
     average: dict[str, Tensor] | None = None
+    fallback: str | None = None
 
     @property
     def saved(self) -> Saved:
         """What its state says of it."""
-        return Saved.of(self.path, self.state)
-
-
-class DamagedCheckpoint(ValueError):
-    """A checkpoint that is not what was written."""
+        return replace(Saved.of(self.path, self.state), fallback=self.fallback)
 
 
 class Checkpoints:
@@ -112,6 +118,7 @@ class Checkpoints:
             state = state | {"step": step, "sha256": digests}
             content = json.dumps(state | {"digest": checksum(state, "digest")}, indent=2)
             write_atomically(beside / STATE, content.encode())
+            note_sums(beside, digests)
             check_guards(self.folder)
             shutil.rmtree(path, ignore_errors=True)
             beside.rename(path)
@@ -179,14 +186,22 @@ class Checkpoints:
         return None
 
     def best(self) -> Checkpoint | None:
-        """The model of the best checkpoint, else of the newest."""
-        path = pointed(self.folder, "best")
-        if path is not None:
+        """The model of the checkpoint that `choose` names; None if there never was one.
+
+        Raises:
+            DamagedCheckpoint: there are some, or there were, and none of them is whole.
+        """
+        self.wait()
+        while True:
             try:
-                return load(path, training=False)
-            except DamagedCheckpoint as error:
-                log.warning("%s; using the newest instead", error)
-        return self.newest(training=False)
+                chosen = choose(self.folder)
+            except FileNotFoundError:
+                return None
+            try:
+                return replace(load(chosen.path, training=False), fallback=chosen.fallback)
+            except DamagedCheckpoint:  # it has changed since its sum was noted, or is replaced; `choose` knows by now
+                if choose(self.folder).path == chosen.path:
+                    raise
 
 
 def load(path: Path, training: bool = True) -> Checkpoint:
@@ -196,26 +211,19 @@ def load(path: Path, training: bool = True) -> Checkpoint:
         DamagedCheckpoint: a file is missing, truncated or altered.
         PermissionError: it may not be read.
     """
+    state = whole_state(path, FILES if training else None, fresh=True)
+    evaluated = AVERAGE if AVERAGE in state["sha256"] else MODEL
     try:
         with permitted(path):
-            return _load(path, training)
+            wanted = [name for name in FILES if name in state["sha256"]] if training else [evaluated]
+            tensors = {name: read_tensors(path / name) for name in wanted}
+            if training:
+                return Checkpoint(path, tensors[MODEL], tensors[TRAINING], state, tensors.get(AVERAGE))
+            return Checkpoint(path, tensors[evaluated], {}, state)
     except PermissionError:
         raise
-    except DamagedFile as error:
-        raise DamagedCheckpoint(f"checkpoint {path} is damaged: {error}") from error
-    except (OSError, KeyError, TypeError, AttributeError, ValueError, RecursionError, SafetensorError) as error:
+    except (OSError, KeyError, ValueError) as error:
         raise DamagedCheckpoint(f"checkpoint {path} is damaged: {type(error).__name__}: {error}") from error
-
-
-def _load(path: Path, training: bool) -> Checkpoint:
-    state = read_state(path)
-    evaluated = AVERAGE if AVERAGE in state["sha256"] else MODEL
-    tensors = {}
-    for name in [name for name in FILES if name in state["sha256"]] if training else [evaluated]:
-        tensors[name] = read_tensors(path / name, state["sha256"][name])
-    if training:
-        return Checkpoint(path, tensors[MODEL], tensors[TRAINING], state, tensors.get(AVERAGE))
-    return Checkpoint(path, tensors[evaluated], {}, state)
 
 
 def _copy(tensor: Tensor) -> Tensor:

@@ -262,6 +262,7 @@ class Evaluation:
         stage: phase whose checkpoint was used.
         step: of that checkpoint.
         checkpoint: its digest.
+        fallback: why it was used though it is not the best, see `pipeline.run.saved.Saved`; None: nothing was wrong.
         bits: of all tokens and ends of chunks.
         tokens: number of source tokens.
         characters: of the original; of pictures and sound, their values.
@@ -287,6 +288,7 @@ class Evaluation:
     stage: str
     step: int
     checkpoint: str = ""
+    fallback: str | None = None
     bits: float
     tokens: int
     characters: int
@@ -348,9 +350,10 @@ class Sample:
 
 @dataclass
 class KeptSample(Sample):
-    """An entry of samples.json, with the digest of the checkpoint it is of."""
+    """An entry of samples.json, with the digest of the checkpoint it is of, and why that was used if it is not the best."""
 
     checkpoint: str | None = None
+    fallback: str | None = None
 
 
 def pace(samples: Sequence[Sample]) -> str:

@@ -36,8 +36,9 @@ from data.locations import is_remote, redact
 from data.statistics import Summary
 from pipeline.config import ConfigError, dump, load
 from pipeline.options import Options, Phase
+from pipeline.run.choice import choose
 from pipeline.run.files import Environment, Remembered, read_as, read_json
-from pipeline.run.saved import Saved, has_checkpoint, identity, pointed, saved, unlike
+from pipeline.run.saved import Saved, has_checkpoint, identity, unlike
 
 log = logging.getLogger(__name__)
 P = ParamSpec("P")
@@ -48,10 +49,10 @@ FREQUENT = 3  # chunks that are noted as prompts
 _EVERY = ("runs_dir", "device", "threads", "deterministic", "precision", "loader")
 READS = {  # what can be given to a stage that reads a trained run: options, and whole sections
     "evaluate": (*_EVERY, "evaluate", "batch.context"),
-    "sample": (*_EVERY, "evaluate.stage", "evaluate.likelihood", "sample"),
-    "next": (*_EVERY, "evaluate.stage", "evaluate.likelihood"),
-    "index": (*_EVERY, "evaluate.stage", "index"),
-    "neighbours": (*_EVERY, "evaluate.stage"),
+    "sample": (*_EVERY, "evaluate.stage", "evaluate.likelihood", "sample", "batch.context"),
+    "next": (*_EVERY, "evaluate.stage", "evaluate.likelihood", "batch.context"),
+    "index": (*_EVERY, "evaluate.stage", "index", "batch.context"),
+    "neighbours": (*_EVERY, "evaluate.stage", "batch.context"),
     "analyse": (*_EVERY, "seed", "evaluate.stage", "analyse"),
     "report": (*_EVERY, "evaluate.stage", "index"),
     "profile": (*_EVERY, "seed", "compile", "batch", "model", "iem", "optimizer", "pretrain", "finetune", "train"),
@@ -256,21 +257,13 @@ class RunFolder:
         )
 
     def present(self, wanted: Phase | None = None) -> Saved:
-        """The checkpoint that is evaluated, sampled from and indexed: the best, else the newest.
+        """The checkpoint that is evaluated, sampled from, indexed and shown; see `choose`.
 
         Raises:
             FileNotFoundError: nothing was trained yet.
-            ValueError: there is no readable state.json.
+            ValueError: no checkpoint is whole.
         """
-        folder = self.phase(self.trained_phase(wanted)) / "checkpoints"
-        named = [path for pointer in ("best", "latest") if (path := pointed(folder, pointer))]
-        reason: Exception | None = None
-        for path in (*named, *reversed(saved(folder))):
-            try:
-                return Saved.read(path)
-            except (FileNotFoundError, ValueError) as error:
-                reason = reason or error
-        raise ValueError(f"no checkpoint in {folder} is whole: {reason}")
+        return choose(self.phase(self.trained_phase(wanted)) / "checkpoints")
 
     def digest(self, wanted: Phase | None = None) -> str:
         """Of the present checkpoint: what was made from it carries the same. It raises what `present` does."""

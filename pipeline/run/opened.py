@@ -356,9 +356,18 @@ class Run:
         rows = torch.from_numpy(grid(tokens, lengths, self.chunker.k))
         return Windows.of(rows[None], torch.from_numpy(lengths.astype(np.int64))[None])
 
-    def context(self, text: Text, layer: int | None = None, scale: int | None = None) -> np.ndarray:
-        """The main model's state (W,) after a text, of which it sees what its window holds; see `System.vectors`."""
-        return self._after(self._document(text, 'run.context("for i in ")'), "contexts", layer, scale)
+    def context(
+        self, text: Text, layer: int | None = None, scale: int | None = None, seen: int | None = None
+    ) -> np.ndarray:
+        """The main model's state (W,) after a text, of which it sees what its window holds; see `System.vectors`.
+
+        Args:
+            text: of any length.
+            layer: of the main model; None: what comes out of it.
+            scale: likewise of a model of several scales.
+            seen: chunks of the window; None: `batch.context`.
+        """
+        return self._after(self._document(text, 'run.context("for i in ")'), "contexts", layer, scale, seen)
 
     def expected(self, text: Text) -> np.ndarray:
         """What the model expects after a text, as a vector (E,) in the space of chunk embeddings: ŷ as the IEM loss has it.
@@ -375,11 +384,13 @@ class Run:
         return self._after(self._document(text, 'run.expected("for i in ")'), "predictions")
 
     @torch.no_grad()
-    def _after(self, text: bytes, space: str, layer: int | None = None, scale: int | None = None) -> np.ndarray:
+    def _after(
+        self, text: bytes, space: str, layer: int | None = None, scale: int | None = None, seen: int | None = None
+    ) -> np.ndarray:
         """A vector of the chunk after a text, which depends on that chunk's place alone, so that any may stand there."""
         tokens, lengths = self.chunker.split(text)
         given = self._chunks(np.append(tokens, 0).astype(np.uint8), np.append(lengths, 1).astype(np.uint8))
-        seen = self.options.batch.context
+        seen = seen or self.options.batch.context
         if len(lengths) >= seen:
             log.info("of the %d chunks of the text the last %d are seen (batch.context)", len(lengths), seen - 1)
             given = Windows.of(given.tokens[:, -seen:], given.lengths[:, -seen:])

@@ -63,22 +63,21 @@ class State(TypedDict, total=False):
 
 @dataclass
 class Saved:
-    """What a checkpoint's state.json says of it: the step, the digest of all it holds, and the run it fits."""
+    """What a checkpoint's state.json says of it.
+
+    Attributes:
+        path: of the checkpoint.
+        step: of training.
+        digest: of all it holds.
+        identity: of the run it fits.
+        fallback: why it is used though it is not the best by validation, or that cannot be told; None: nothing is wrong.
+    """
 
     path: Path
     step: int
     digest: str
     identity: Identity
-
-    @classmethod
-    def read(cls, path: Path) -> Self:
-        """Of the checkpoint in a folder.
-
-        Raises:
-            FileNotFoundError: there is no state.json.
-            ValueError: it is damaged.
-        """
-        return cls.of(path, read_state(path, ("identity", "step")))
+    fallback: str | None = None
 
     @classmethod
     def of(cls, path: Path, state: State) -> Self:
@@ -174,8 +173,8 @@ def pointed(folder: Path, pointer: str) -> Path | None:
 
 def _newest_state(folder: Path) -> State:
     """state.json of the newest checkpoint in a folder; empty where none can be read."""
-    with suppress(OSError, ValueError):
-        if path := pointed(folder, "latest"):
+    for path in reversed(saved(folder)):
+        with suppress(OSError, ValueError):
             return read_state(path)
     return {}
 

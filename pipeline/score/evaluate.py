@@ -117,6 +117,7 @@ def _score(
         stage=run.phase,
         step=run.step,
         checkpoint=run.digest,
+        fallback=run.checkpoint.fallback,
         **vars(score),
         text=f"{text % 2**256:064x}",
         bits_per_token=score.bits_per_token,
@@ -193,6 +194,8 @@ def table(result: Evaluation) -> str:
         f"{result.characters:,} {own.over}, {result.bytes:,} bytes; "
         f"{result.stage} step {result.step}, context {result.context} chunks, stride {result.stride}",
     ]
+    if result.fallback:
+        lines.append(f"  {result.fallback}")
     if result.iem is not None:
         lines.append(
             f"  as a softmax over all {result.iem.candidates:,} chunks: {result.iem.bits_per_token:.4f} bits/token, where the "

@@ -164,7 +164,7 @@ def _remarks(
     present = folder.present(options.evaluate.stage)
     folder.check(options, present)
     phase, step = present.phase, present.step
-    found = []
+    found = [present.fallback] if present.fallback else []
     if (newest := saved(present.path.parent)[-1]) != present.path:
         found.append(f"The best validation of {phase} was at step {step:,}, not at the end ({newest.name}).")
     if evaluation and evaluation.checkpoint != present.digest:

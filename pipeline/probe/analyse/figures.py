@@ -41,6 +41,7 @@ def figures(options: Options, made: Material, before: Run | None, folder: str, m
         stage=run.phase,
         step=run.step,
         checkpoint=run.digest,
+        fallback=run.checkpoint.fallback,
         split=options.analyse.split,
         chunks=len(made.chunks),
         least=made.every.least,

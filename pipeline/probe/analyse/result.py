@@ -21,6 +21,7 @@ class Analysis:
         stage: phase whose checkpoint was analysed.
         step: of that checkpoint.
         checkpoint: its digest.
+        fallback: why it was used though it is not the best; None: nothing was wrong.
         split: whose chunks and contexts were looked at.
         chunks: that were analysed, the most frequent ones.
         least: chunks that occur less often were left out.
@@ -45,6 +46,7 @@ class Analysis:
     stage: Phase
     step: int
     checkpoint: str
+    fallback: str | None
     split: str
     chunks: int
     least: int

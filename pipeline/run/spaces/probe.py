@@ -37,7 +37,9 @@ class Model(Protocol):
     def embed(self, chunks: list[bytes]) -> np.ndarray:
         """Embeddings (n, E) of chunks."""
 
-    def context(self, text: bytes, layer: int | None = None, scale: int | None = None) -> np.ndarray:
+    def context(
+        self, text: bytes, layer: int | None = None, scale: int | None = None, seen: int | None = None
+    ) -> np.ndarray:
         """The state (W,) after a text."""
 
     def expected(self, text: bytes) -> np.ndarray:
@@ -175,4 +177,4 @@ class Probe:
                     len(text),
                     meta.scale,
                 )
-        return np.stack([model.context(text, meta.layer, meta.scale) for text in asked])
+        return np.stack([model.context(text, meta.layer, meta.scale, meta.context) for text in asked])

@@ -125,9 +125,11 @@ class Meta(Indexed):
     Attributes:
         sha256: of the other files.
         checkpoint: digest of the checkpoint whose vectors they are.
+        fallback: why it was used though it is not the best; None: nothing was wrong.
         min_count: chunks that occur less often were left out, and are not among `left_out`; None: all were in.
         max_chunks: of which there are no more; None: all.
         asked_stage: the phase that was asked for; None: the last one.
+        context: chunks of a window, of contexts: questions to them are seen in windows as long.
         chunker: kind of the chunks.
         layer: of the main model, whose state contexts are; None: what comes out of it.
         scale: likewise of a model of several scales, in tokens.
@@ -140,9 +142,11 @@ class Meta(Indexed):
 
     sha256: dict[str, str]
     checkpoint: str
+    fallback: str | None = None
     min_count: int | None = None
     max_chunks: int | None = None
     asked_stage: Phase | None = None
+    context: int
     chunker: str
     layer: int | None = None
     scale: int | None = None
