@@ -1,6 +1,5 @@
 """What forms offer to choose from: presets, and the runs that are there; and what a source is by the looks of it."""
 
-import json
 import re
 from collections import Counter
 from collections.abc import Callable
@@ -12,6 +11,7 @@ from typing import Any
 from data.locations import is_remote
 from pipeline import config
 from pipeline.run.folder import RunFolder
+from pipeline.verbatim import write_override
 
 MOST = 200  # runs in a list
 _LOOKED_AT = 1000  # files of a folder
@@ -106,7 +106,7 @@ def own_configuration(name: str, runs_dir: str) -> tuple[str, list[str]]:
             return "quickstart", []
         raise config.ConfigError(f"no preset is chosen, and {error}") from None
     path = run.path
-    return str(path / "config.yaml"), [f"name={json.dumps(path.name)}", f"runs_dir={json.dumps(str(path.parent))}"]
+    return str(path / "config.yaml"), [write_override("name", path.name), write_override("runs_dir", str(path.parent))]
 
 
 def kind_of(path: str, usual: str) -> str:

@@ -22,6 +22,7 @@ from pipeline.kinds import phases
 from pipeline.options import Options
 from pipeline.run.folder import RunFolder
 from pipeline.stopping import Interrupt
+from pipeline.verbatim import write_override
 
 
 def _run(arguments: argparse.Namespace) -> Result:
@@ -101,7 +102,7 @@ def _asked(arguments: argparse.Namespace, options: Options) -> tuple[str, list[s
     overrides = [word for word in arguments.words if "=" in word]
     if len(overrides) == len(arguments.words):
         return arguments.config, overrides
-    here = [f"name={json.dumps(options.name)}", f"runs_dir={json.dumps(options.runs_dir)}"]
+    here = [write_override("name", options.name), write_override("runs_dir", options.runs_dir)]
     return str(RunFolder.of(options).path / "config.yaml"), [*overrides, *here]
 
 
@@ -159,6 +160,8 @@ def _serve_arguments(parser: argparse.ArgumentParser) -> None:
 
 def _serve(arguments: argparse.Namespace) -> Result:
     preset = arguments.config or "quickstart"
+    if named := [word for word in arguments.words if "=" not in word]:
+        raise ConfigError(f"{named[0]}: haed serve has the pages of all runs; `haed explore {named[0]}` those of one")
     if not arguments.cron and (arguments.config or arguments.words):
         raise ConfigError("--config and key=value are of the runs of --cron: they need it")
     asked_options(preset, arguments.words)

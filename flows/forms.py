@@ -41,6 +41,7 @@ from pipeline.options import (
 )
 from pipeline.run.folder import RunFolder
 from pipeline.shown import prepare_logs
+from pipeline.verbatim import write_override
 
 log = logging.getLogger(__name__)
 Preset = Annotated[None, Field(title="as the preset")]  # what the form calls a group that stays folded
@@ -273,10 +274,10 @@ def words(
         ConfigError: a value is not one.
     """
     given = {section: group if isinstance(group, dict) else asdict(group) for section, group in groups.items() if group}
-    found = [f"{key}={json.dumps(value)}" for key, value in trees.leaves(given) if value is not None]
-    found += [f"name={json.dumps(name)}"] if name else []
+    found = [write_override(key, value) for key, value in trees.leaves(given) if value is not None]
+    found += [write_override("name", name)] if name else []
     if source:
-        found.append(f"source.path={json.dumps(source)}")
+        found.append(write_override("source.path", source))
         if not any(word.startswith("source.kind=") for word in [*found, *overrides]):
             usual = config.load(preset).source.kind
             found += [f"source.kind={kind}"] if (kind := kind_of(source, usual)) != usual else []

@@ -4,7 +4,6 @@ What they show says of which run, phase, step and checkpoint it is.
 """
 
 import hashlib
-import json
 import logging
 import os
 import re
@@ -27,6 +26,7 @@ from pipeline.pages.rendering import page_of
 from pipeline.run.files import Evaluation, Sample, pace
 from pipeline.run.folder import RunFolder
 from pipeline.run.index import PIXELS
+from pipeline.verbatim import write_override
 
 log = logging.getLogger(__name__)
 
@@ -39,7 +39,7 @@ def figure(found: Evaluation) -> str:
 
 def options_of(run: str, overrides: list[str], reader: str, **given: object) -> Options:
     """The configuration of a run that a form asks for, with what its own fields say; the flow run is tagged with it."""
-    fields = [f"{key.replace('__', '.')}={json.dumps(value)}" for key, value in given.items() if value is not None]
+    fields = [write_override(key.replace("__", "."), value) for key, value in given.items() if value is not None]
     options = run_options(run, [*fields, *filter(None, overrides)], reader)
     tag(options.name)
     return options
@@ -184,7 +184,7 @@ def compare(runs: Words = ["quickstart"], runs_dir: str = "runs") -> str:  # noq
     from pipeline.show.page import data_uri
 
     runs = [run for run in runs if run]
-    options = [run_options(run, [f"runs_dir={runs_dir}"]) for run in runs]
+    options = [run_options(run, [write_override("runs_dir", runs_dir)]) for run in runs]
     tag(*(each.name for each in options))
     found = run_stage(runs, runs_dir, Path(runs_dir) / "comparison")
     picture = data_uri(read_bytes(found.picture, PICTURE))

@@ -25,7 +25,7 @@ from haed.options import SYSTEMS
 from pipeline.interpolation import InterpolationError, Protection, has_places
 from pipeline.kinds import is_limited, is_mixed, is_of, least_heads, refusal, shared_limits
 from pipeline.options import FinetuneOptions, LauncherOptions, Options, Phase
-from pipeline.plainly import explain, find_mistake, in_words, short, unequal
+from pipeline.plainly import explain, find_mistake, in_words, short, short_text, unequal
 from pipeline.shown import printable
 from pipeline.trees import drop, get, leaves, put
 from pipeline.verbatim import RESOLVED, TEXTS, dump_yaml, parse_override, parse_yaml, type_of
@@ -59,14 +59,20 @@ def find(config: str) -> Path:
         ConfigError: there is neither.
     """
     path = Path(config)
-    if path.suffix in (".yaml", ".yml") or len(path.parts) > 1:
+    if path.suffix in (".yaml", ".yml", ".json") or len(path.parts) > 1 or path.is_file() and config not in presets():
+        if (path / "config.yaml").is_file():
+            raise ConfigError(f"{path} is a run: name it without --config, or give {path / 'config.yaml'}")
         if not path.is_file():
-            raise ConfigError(f"no configuration file at {path}")
+            hint = f"; {path.stem} is a preset: --config {path.stem}" if path.stem in presets() else ""
+            raise ConfigError(f"no configuration file at {path}{hint}")
         return path
     path = PRESETS / f"{config}.yaml"
     if not path.is_file():
-        close = difflib.get_close_matches(config, presets(), 1)
-        hint = f"did you mean {close[0]}? " if close else ""
+        if Path("runs", config, "config.yaml").is_file():
+            raise ConfigError(f"no preset {config!r}: it is a run, which is named without --config")
+        known = {name.replace("-", "_"): name for name in presets()}
+        close = difflib.get_close_matches(config.lower().replace("-", "_"), known, 1)
+        hint = f"did you mean {known[close[0]]}? " if close else ""
         raise ConfigError(f"no preset {config!r}: {hint}presets are {listed()}; or give a .yaml file")
     return path
 
@@ -137,8 +143,7 @@ def parse_overrides(overrides: Iterable[str]) -> dict[str, Any]:
     """Nested dictionaries of what key=value pairs set, each value as `parse_override` gives it; later ones are stronger.
 
     Raises:
-        ConfigError: a word is not of that form.
-        YAMLError: a list or section is not readable.
+        ConfigError: a word is not of that form, or a list or section is not readable.
     """
     found: dict[str, Any] = {}
     for word in overrides:
@@ -146,7 +151,12 @@ def parse_overrides(overrides: Iterable[str]) -> dict[str, Any]:
             raise ConfigError(f"{word!r} is not UTF-8, in which a configuration is written: rename what it names")
         if "=" not in word:
             raise ConfigError(unequal(word))
-        key, value = parse_override(word)
+        try:
+            key, value = parse_override(word)
+        except YAMLError as error:
+            signs = " Texts with signs in them stand in quotes." if word.partition("=")[2][:1] == "[" else ""
+            why = getattr(error, "problem", None) or "it is not readable"
+            raise ConfigError(f'{short_text(word)}: {why}.{signs} Lists are such as [1, 2] or ["a", "b"]') from None
         if value == "???" and type_of(key) not in TEXTS:
             raise ConfigError(f"{word} is no value")
         *above, last = key.split(".")
@@ -197,7 +207,8 @@ def _read(path: Path) -> tuple[dict[str, Any], bool]:
         raise ConfigError(str(error)) from error
     tree = parse_yaml(content)
     if tree is not None and not isinstance(tree, dict):
-        raise ConfigError(f"{path} is not a mapping of options")
+        like = "a list" if isinstance(tree, list) else f"the text {short(tree)}"
+        raise ConfigError(f"{path} is not a mapping of options but {like}: write each on a line, as `seed: 1`")
     return tree or {}, content.startswith(RESOLVED)
 
 
@@ -285,7 +296,7 @@ def check(options: Options) -> Options:
     """
     endless = [key for key, value in leaves(asdict(options)) if isinstance(value, float) and not math.isfinite(value)]
     if endless:
-        raise ConfigError(f"{endless[0]}: must be a finite number, and this is {get(options, endless[0])}")
+        raise ConfigError(f"{endless[0]}={get(options, endless[0])}: must be a finite number")
     try:
         _bounds().validate_python(asdict(options))
     except ValidationError as error:

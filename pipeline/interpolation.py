@@ -10,10 +10,8 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
-from pipeline.verbatim import type_of
+from pipeline.verbatim import PATTERNS, type_of
 
-# Where a dollar sign with a brace is nothing unusual.
-NEVER = ("source.valid_pattern", "source.test_pattern")
 PLACES = ("source.path", "runs_dir", "shards_dir", "loader.cache_dir", "finetune.start_from", "analyse.against")
 _BEGIN = re.compile(r"(\\*)\$\{")
 _OPTION = re.compile(r"(\.*)([A-Za-z_]\w*(?:\.\w+)*)\}")
@@ -63,7 +61,7 @@ def has_places(key: str, text: Any) -> bool:
 def _is_verbatim(key: str, text: str) -> bool:
     """Whether nothing is put into it: an unknown option, a regular expression, or a path that exists as it is typed."""
     kind = type_of(key)
-    if kind is None or key in NEVER:
+    if kind is None or key in PATTERNS:
         return True
     if kind in (list[str], list[int]):
         return not (text.startswith("${") and _OPTION.fullmatch(text, 2))

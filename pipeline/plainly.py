@@ -19,6 +19,7 @@ from pipeline.options import Options
 from pipeline.trees import get, leaves
 from pipeline.verbatim import type_of
 
+_OF_TOKENS = ("model.token.", "model.hourglass.")
 _PHASES = ("pretrain", "finetune", "train")
 # Names that other programs have for options: `…` stands for each phase, or for the one that was typed before the name.
 _OPTIONS = {
@@ -297,18 +298,14 @@ def instead_of(name: str, value: Any = None) -> str:
     keys = keys_like(name)[:4]
     if not keys:
         return ""
-    if len(keys) == 1:
-        key = keys[0]
-        named = (
-            isinstance(value, str)
-            and value != ""
-            and find_mistake_of_value(key, value) is None
-            and not _of_choice(key, last)
-        )
-        if named:
-            return f"use {key}={value}"
-        return f"use {key}={_example(key, last, value)}" if last in _OPTION_OF else f"did you mean {key}=?"
-    return f"did you mean {' or '.join(f'{key}=' for key in keys)}?"
+    if len(keys) > 1:
+        return f"did you mean {' or '.join(f'{key}=' for key in keys)}?"
+    (key,) = keys
+    fits = isinstance(value, str) and value and find_mistake_of_value(key, value) is None and not _of_choice(key, last)
+    if last in _OPTION_OF:
+        of = " with a model of tokens, such as model.kind=hourglass" if key.startswith(_OF_TOKENS) else ""
+        return f"use {key}={value if fits else _example(key, last, value)}{of}"
+    return f"did you mean {key}={value if fits else ''}?"
 
 
 def _of_choice(key: str, name: str) -> bool:

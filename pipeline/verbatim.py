@@ -17,6 +17,10 @@ from pipeline.shown import printable
 # The first line of a file that `haed` wrote: nothing in it is put in from elsewhere.
 RESOLVED = "# Every option, as it was resolved. Values are taken as they stand: ${...} is text here."
 TEXTS = (str, str | None)
+PATTERNS = (
+    "source.valid_pattern",
+    "source.test_pattern",
+)  # regular expressions, where `\\$` and `${` mean something else
 _MOST_NODES = 100_000  # of a file, once its aliases are followed
 _CORE = "tag:yaml.org,2002:"
 
@@ -99,7 +103,7 @@ def _unquoted(typed: str) -> str:
 
 def write_override(key: str, value: Any) -> str:
     """The key=value that gives an option exactly this value, whatever text it is."""
-    if isinstance(value, str) and type_of(key) in TEXTS:
+    if isinstance(value, str) and type_of(key) in TEXTS and key not in PATTERNS:
         value = _REFERENCE.sub(lambda found: f"{found[1] * 2}\\${{", value)
     return f"{key}={json.dumps(value)}"
 

@@ -18,6 +18,7 @@ from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from threading import Lock
+from typing import Any, cast
 
 from data.checked import RESULT, named, open_file, parse_json, read_bytes
 from data.durable import write_atomically

@@ -126,7 +126,7 @@ def test_cat_gives_the_bytes_back(trained: list[str], text: Path, capfdbinary: p
     ("arguments", "status", "message"),
     [
         (["pretrain", "--config", "quickstat"], 2, "did you mean quickstart"),
-        (["pretrain", "pretrain.stps=1"], 2, "Did you mean: 'steps'"),
+        (["pretrain", "pretrain.stps=1"], 2, "did you mean pretrain.steps=1?"),
         (["pretrain", "--config", "quickstart", "nokey"], 2, "not of the form key=value"),
         (["pretrain", "--config", "quickstart", "sample.temperature"], 2, "give sample.temperature= a value"),
         (
@@ -174,7 +174,7 @@ def test_bad_input_ends_in_a_line_or_two(
 def test_what_is_no_argument(arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit, match="2"):
         main(arguments)
-    assert capsys.readouterr().err.splitlines()[-1].endswith(message)
+    assert message in capsys.readouterr().err.splitlines()[-1]
 
 
 def test_a_run_may_have_an_equals_sign(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
