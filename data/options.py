@@ -90,7 +90,7 @@ class SourceOptions:
         AfterValidator(known(SOURCES, "haed.sources")),
     ] = "stdlib"
     path: Annotated[
-        Annotated[str, Field(json_schema_extra={"pattern": NO_SECRET})] | None,
+        Annotated[str, Field(max_length=4096, json_schema_extra={"pattern": NO_SECRET})] | None,
         Field(description="file, folder or glob; text may be compressed (.gz .xz .bz2 .zst); - is standard input"),
     ] = None
     pattern: Annotated[str, Field(description="files of a folder, as a glob relative to it"), AfterValidator(_glob)] = (
@@ -131,7 +131,8 @@ class SourceOptions:
         ),
     ] = None
     offsets: Annotated[
-        list[int], Field(description="enwik8: bytes where valid and test begin; none: at 90 % and 95 %", max_length=2)
+        list[Annotated[int, Field(json_schema_extra={"minimum": 0, "maximum": 2**53})]],
+        Field(description="enwik8: bytes where valid and test begin; none: at 90 % and 95 %", max_length=2),
     ] = dataclasses.field(default_factory=list)
     image_size: Annotated[
         int | None, Field(ge=1, le=4096, description="images: resampled to this many pixels square; null: as they are")
