@@ -90,7 +90,7 @@ class SourceOptions:
         AfterValidator(known(SOURCES, "haed.sources")),
     ] = "stdlib"
     path: Annotated[
-        Annotated[str, Field(json_schema_extra={"pattern": NO_SECRET})] | None,
+        Annotated[str, Field(max_length=4096, json_schema_extra={"pattern": NO_SECRET})] | None,
         Field(
             description="file, folder or glob, perhaps with braces ({000..012}, {a,b}); text may be compressed (.gz .xz .bz2 "
             ".zst); - is standard input"
@@ -138,7 +138,8 @@ class SourceOptions:
         Field(description="text: keep ends of lines as they are, or make CRLF (Windows) and CR (old Mac) LF"),
     ] = "keep"
     offsets: Annotated[
-        list[int], Field(description="enwik8: bytes where valid and test begin; none: at 90 % and 95 %", max_length=2)
+        list[Annotated[int, Field(json_schema_extra={"minimum": 0, "maximum": 2**53})]],
+        Field(description="enwik8: bytes where valid and test begin; none: at 90 % and 95 %", max_length=2),
     ] = dataclasses.field(default_factory=list)
     image_size: Annotated[
         int | None, Field(ge=1, le=4096, description="images: resampled to this many pixels square; null: as they are")

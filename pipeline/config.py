@@ -7,6 +7,7 @@ import difflib
 import logging
 import math
 import os
+import unicodedata
 from collections.abc import Iterable
 from dataclasses import asdict
 from functools import cache
@@ -31,6 +32,8 @@ from pipeline.trees import drop, get, leaves, put
 from pipeline.verbatim import RESOLVED, TEXTS, dump_yaml, parse_override, parse_yaml, type_of
 
 log = logging.getLogger(__name__)
+_UNSEEN = ("Cc", "Cf", "Cs", "Zl", "Zp")  # categories of Unicode: control, format, surrogates, separators
+_FILLERS = "\u034f\u115f\u1160\u17b4\u17b5\u2800\u3164\uffa0"  # letters and signs that are blank
 PRESETS = Path(__file__).resolve().parent.parent / "configs"
 
 
@@ -319,11 +322,27 @@ def check(options: Options) -> Options:
             "iem.duplicates=true needs iem.correction=none: what is corrected is a set of different chunks"
         )
     _check_places(options)
-    if options.name in (".", "..") or "/" in options.name or "\0" in options.name:
-        raise ConfigError(f"name={options.name!r}: must be the name of a folder, without slashes")
-    if options.name != printable(options.name) or "\n" in options.name or "\t" in options.name:
-        raise ConfigError(f"name={options.name!r}: must have no line ends and no other control characters")
+    options.name = check_name(options.name)
     return options
+
+
+def check_name(name: str) -> str:
+    """The name of a run, without blanks around it.
+
+    Raises:
+        ConfigError: it names no folder, or looks like another name, or like none.
+    """
+    bare = name.strip()
+    if not bare:
+        raise ConfigError(f"name={name!r} is blank. Use name=my-run.")
+    if bare in (".", "..") or "/" in bare:
+        raise ConfigError(f"name={name!r}: must be the name of a folder, without slashes")
+    unseen = [sign for sign in bare if unicodedata.category(sign) in _UNSEEN or sign in _FILLERS]
+    if unseen or bare != printable(bare):
+        raise ConfigError(
+            f"name={name!r}: must have no line ends and no other control characters, and no invisible ones"
+        )
+    return bare
 
 
 def _preset_of(kind: str) -> str:

@@ -16,6 +16,7 @@ from pipeline.run.tensors import read_shapes
 from pipeline.show.page import escape, image, markdown_table, page, text_table
 from pipeline.show.page import table as html_table
 from pipeline.show.plots import Point, comparison
+from pipeline.shown import markdown_text
 
 T = TypeVar("T")
 BITS = "validation/bits_per_token"
@@ -229,7 +230,8 @@ def _html(rows: list[Row], picture: bytes) -> str:
 
 def markdown(rows: list[Row]) -> str:
     """The table as Markdown, and who needs the fewest bits."""
-    return f"{markdown_table(HEAD, [_cells(row) for row in rows], 2)}\n\n{_remark(rows)}"
+    cells = [[markdown_text(cell) for cell in _cells(row)] for row in rows]
+    return f"{markdown_table(HEAD, cells, 2)}\n\n{markdown_text(_remark(rows))}"
 
 
 def table(found: Comparison) -> str:

@@ -6,6 +6,7 @@ not run are left out.
 
 import json
 import os
+import re
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -20,7 +21,7 @@ from pipeline.run.index import Answers, Index, StaleIndex
 from pipeline.run.metrics import Record, read
 from pipeline.run.saved import saved
 from pipeline.show.page import data_uri, escape, image, markdown_table, page, table
-from pipeline.shown import fenced, printable, visible
+from pipeline.shown import fenced, markdown_code, markdown_text, printable, visible
 
 CAPTIONS = {
     "yardsticks.png": "",
@@ -82,9 +83,10 @@ def report(options: Options) -> Path:
 def inline_markdown(folder: RunFolder) -> str:
     """report.md with its pictures inside, for places that have no folder beside them."""
     text = read_text(folder.path / "report.md", RESULT, folder.path)
-    for path in folder.path.glob("*.png"):
-        if (link := f"]({path.name})") in text:
-            text = text.replace(link, f"]({data_uri(read_bytes(path, PICTURE, folder.path))})")
+    for name in CAPTIONS:
+        if (path := folder.path / name).is_file():  # its own line, which stands before any sample that may look like it
+            line = f"![{name}]({data_uri(read_bytes(path, PICTURE, folder.path))})"
+            text = re.sub(rf"^!\[{name}\]\({name}\)$", line, text, count=1, flags=re.MULTILINE)
     return text
 
 
@@ -206,7 +208,7 @@ def _likelihood(evaluation: Evaluation) -> str:
         f"{evaluation.characters:,} {figure.over}, {evaluation.stage} step {evaluation.step:,}, "
         f"checkpoint {escape(evaluation.checkpoint[:12])}, context {evaluation.context} chunks.</p>"
         f"<p>{escape(_verdict(evaluation))}</p><p>{escape(evaluation.whose)}</p>"
-        f"{table(OF_PARTS, rows, 1) if (rows := _of_parts(evaluation)) else ''}"
+        f"{table(OF_PARTS, [[escape(cell) for cell in row] for row in rows], 1) if (rows := _of_parts(evaluation)) else ''}"
     )
 
 
@@ -224,7 +226,7 @@ def _html(found: Found) -> str:
         parts += [captions["neighbours.png"], "<div class=grid>"]
         for item in found.neighbours:
             rows = [(_code(n.text), f"{n.score:.3f}", f"{n.count:,}") for n in item.neighbours]
-            parts.append(table((_code(item.query), found.neighbours.score, "count"), rows, 1))
+            parts.append(table((_code(item.query), escape(found.neighbours.score), "count"), rows, 1))
         parts.append("</div>")
     if found.analysis:
         told = "".join(f"<li>{escape(sentence)}" for sentence in found.analysis.findings)
@@ -248,20 +250,21 @@ def _code(chunk: str) -> str:
 
 def markdown(found: Found) -> str:
     """The report as Markdown; pictures are files beside it."""
-    lines = [f"# {found.name}", "", _trained(found), ""]
+    lines = [f"# {markdown_text(found.name)}", "", markdown_text(_trained(found)), ""]
     if found.evaluation:
         figure = found.evaluation.headline
-        lines += [f"**{figure.value:.3f} {figure.unit}** on the {found.evaluation.split} split. "]
-        lines[-1] += f"{_verdict(found.evaluation)}\n\n{found.evaluation.whose}\n"
+        lines += [f"**{figure.value:.3f} {figure.unit}** on the {markdown_text(found.evaluation.split)} split. "]
+        lines[-1] += f"{markdown_text(_verdict(found.evaluation))}\n\n{markdown_text(found.evaluation.whose)}\n"
         if rows := _of_parts(found.evaluation):
-            lines += [markdown_table(OF_PARTS, rows, 1), ""]
-    lines += [f"{remark}\n" for remark in found.remarks]
+            lines += [markdown_table(OF_PARTS, [[markdown_text(cell) for cell in row] for row in rows], 1), ""]
+    lines += [f"{markdown_text(remark)}\n" for remark in found.remarks]
     lines += [f"![{name}]({name})\n" for name in found.pictures]
     for item in found.neighbours:
-        rows = [(_cell(n.text), f"{n.score:.3f}", f"{n.count:,}") for n in item.neighbours]
-        lines += [markdown_table((_cell(item.query), found.neighbours.score, "count"), rows, 1), ""]
+        rows = [(markdown_code(visible(n.text)), f"{n.score:.3f}", f"{n.count:,}") for n in item.neighbours]
+        head = (markdown_code(visible(item.query)), markdown_text(found.neighbours.score), "count")
+        lines += [markdown_table(head, rows, 1), ""]
     if found.analysis:
-        lines += [f"- {sentence}" for sentence in found.analysis.findings]
+        lines += [f"- {markdown_text(sentence)}" for sentence in found.analysis.findings]
         lines += ["", ", ".join(f"[{about}]({ANALYSIS}/{name})" for name, about in PAGES.items()), ""]
     for sample in found.samples:
         lines += [fenced(sample.prompt + sample.text), ""]
@@ -269,9 +272,3 @@ def markdown(found: Found) -> str:
     lines += ["<details><summary>Configuration and versions</summary>", "", fenced(found.configuration, "yaml"), ""]
     lines += [fenced(found.environment, "json"), "</details>", ""]
     return printable("\n".join(lines))
-
-
-def _cell(chunk: str) -> str:
-    """A chunk in a cell of a Markdown table."""
-    shown = visible(chunk).replace("|", "\\|").replace("`", "'")
-    return f"`{shown}`"

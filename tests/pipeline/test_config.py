@@ -297,6 +297,12 @@ def test_every_number_has_bounds() -> None:
         ("source.pattern=/x", "source.pattern='/x': expected a glob relative to source.path"),
         ("source.pattern=**a", "source.pattern='.*a': it is no glob"),
         ("source.valid_pattern=(", r"source.valid_pattern='\(': it is no regular expression: missing \)"),
+        ("name=   ", "name='   ' is blank. Use name=my-run."),
+        ("name=\u3000\u00a0", r"is blank. Use name=my-run."),
+        ("name=a\u200bb", r"name='a\\u200bb': must have no line ends and no other .*, and no invisible ones"),
+        ("name=a\u200db", "and no invisible ones"),
+        ("name=\u3164", "and no invisible ones"),
+        ("name=\u202eabc", "and no invisible ones"),
         ("source.offsets=[-1]", r"source.offsets=\[-1\]: expected places in a file"),
         ("device=foo", "device='foo': expected auto .*, cpu, cuda, or cuda:1 for the second GPU$"),
         ("runs_dir=a\0b", "runs_dir='a.x00b': holds a NUL character"),
@@ -322,3 +328,7 @@ def test_a_decoder_that_is_trained_alone_needs_something_to_decode(trains: str) 
     with pytest.raises(ConfigError, match="finetune.decode_fraction=0 gives it nothing to decode: raise that"):
         check_training("finetune", options)
     check_training("pretrain", options)
+
+
+def test_blanks_around_a_name_are_no_part_of_it() -> None:
+    assert load(None, ['name="  my run\u3000"']).name == "my run"
