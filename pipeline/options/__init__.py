@@ -66,7 +66,10 @@ class Options:
     )
     threads: Annotated[int | None, Field(ge=1, le=1024, description="CPU threads; null: all cores")] = None
     precision: Annotated[
-        Literal["auto", "fp32", "bf16"], Field(description="auto: bf16 where the processor multiplies it fast")
+        Literal["auto", "fp32", "bf16"],
+        Field(
+            description="of training and of the validation within it; auto: bf16 where the processor multiplies it fast"
+        ),
     ] = "auto"
     compile: Annotated[
         bool,

@@ -3,7 +3,8 @@
 import ctypes
 import gc
 import os
-from contextlib import AbstractContextManager, nullcontext
+import platform
+from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass
 
 import torch
@@ -25,13 +26,29 @@ class Compute:
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)
 
+    @property
+    def name(self) -> str:
+        """What matrix products are computed in, as the options call it."""
+        return "fp32" if self.autocast is None else "bf16"
+
+    @property
+    def processor(self) -> str:
+        """The kind of CPU or GPU, of which the last digits of a result depend."""
+        if self.device.type == "cuda":
+            return str(torch.cuda.get_device_name(self.device))
+        return f"{_cpu_name()} ({torch.backends.cpu.get_cpu_capability()})"
+
     def precision(self) -> AbstractContextManager[object]:
         """The context in which models run."""
         return nullcontext() if self.autocast is None else torch.autocast(self.device.type, self.autocast)
 
 
-def compute(options: Options) -> Compute:
+def compute(options: Options, precision: str | None = None) -> Compute:
     """Chooses the device and precision and sets the number of threads; processes of torchrun share the machine.
+
+    Args:
+        options: of the run.
+        precision: fp32, bf16 or auto; None: that of training.
 
     Raises:
         ValueError: the device does not exist.
@@ -49,7 +66,8 @@ def compute(options: Options) -> Compute:
     if device.type == "cpu":
         keep_memory()
         torch.set_flush_denormal(True)  # probabilities near 1e-40 would take a hundred times as long as others
-    precise = options.precision == "fp32" or (options.precision == "auto" and not _fast_bfloat16(device))
+    chosen = precision or options.precision
+    precise = chosen == "fp32" or (chosen == "auto" and not _fast_bfloat16(device))
     return Compute(device, None if precise else torch.bfloat16)
 
 
@@ -62,6 +80,15 @@ def named_device(name: str) -> torch.device:
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "cpu"
     return torch.device("cuda", int(os.environ.get("LOCAL_RANK", 0))) if name == "cuda" else torch.device(name)
+
+
+def _cpu_name() -> str:
+    with suppress(OSError), open("/proc/cpuinfo", encoding="utf-8", errors="replace") as file:
+        for line in file:
+            name, _, value = line.partition(":")
+            if name.strip() == "model name":
+                return value.strip()
+    return platform.processor() or platform.machine()
 
 
 def _fast_bfloat16(device: torch.device) -> bool:
