@@ -83,7 +83,7 @@ def of_sampling(run: Run, monkeypatch: pytest.MonkeyPatch) -> np.ndarray:
 
 def of_scoring(run: Run) -> np.ndarray:
     (scored,) = run.score_documents([run.chunker.split(TEXT)])
-    return scored.bits[scored.part.new].double().numpy()
+    return scored.bits.double().cpu().numpy()
 
 
 def of_next(run: Run) -> dict[int, float]:
