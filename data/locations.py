@@ -58,8 +58,8 @@ def show_url(url: str) -> str:
 def check_url(url: str, option: str = "") -> str:
     """The URL as it is opened: its scheme in small letters, without a slash at the end.
 
-    In `http`, `https` and `file` it is a URL as in a browser, where a blank is %20 and a percent sign is %25; it is passed on so, and
-    the path of a file is decoded (RFC 8089). In `s3`, `gs` and `az` the key is as it is, as `aws s3` takes it.
+    In `http`, `https` and `file` it is a URL as in a browser, where a blank is %20 and a percent sign is %25; it is passed
+    on so, and the path of a file is decoded (RFC 8089). In `s3`, `gs` and `az` the key is as it is, as `aws s3` takes it.
 
     Args:
         url: of a folder.

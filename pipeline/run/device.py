@@ -6,6 +6,7 @@ import os
 import platform
 from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass
+from typing import Literal
 
 import torch
 
@@ -27,7 +28,7 @@ class Compute:
             torch.cuda.synchronize(self.device)
 
     @property
-    def name(self) -> str:
+    def name(self) -> Literal["fp32", "bf16"]:
         """What matrix products are computed in, as the options call it."""
         return "fp32" if self.autocast is None else "bf16"
 
