@@ -92,14 +92,17 @@ def open_own(path: Path | str, flags: int) -> IO[bytes]:
 
 def _opened(path: Path | str, flags: int) -> IO[bytes]:
     mode = "a+b" if flags & os.O_APPEND else "r+b" if flags & os.O_RDWR else "wb" if flags & os.O_WRONLY else "rb"
-    asked = flags | os.O_NONBLOCK | os.O_CLOEXEC  # whatever flags Python has for the mode
-    file: IO[bytes] = open(path, mode, opener=lambda name, _: os.open(name, asked, 0o666))  # noqa: SIM115 - the caller's
-    try:
-        _check_regular(os.fstat(file.fileno()), path)
-        return file
-    except BaseException:
-        file.close()
-        raise
+
+    def opener(name: str, _: int) -> int:  # whatever flags Python has for the mode
+        descriptor = os.open(name, flags | os.O_NONBLOCK | os.O_CLOEXEC, 0o666)
+        try:
+            _check_regular(os.fstat(descriptor), path)
+        except BaseException:
+            os.close(descriptor)
+            raise
+        return descriptor
+
+    return open(path, mode, opener=opener)
 
 
 def _check_regular(status: os.stat_result, path: Path | str) -> None:
@@ -224,7 +227,7 @@ def sealed_json(value: Any) -> bytes:
     )  # of what is no UTF-8, such as a name of a file, that is JSON's own escape
 
 
-def unsealed(value: Any, where: Path | str, key: str = CHECKSUM, advice: str = "") -> Any:
+def unsealed(value: Any, where: Path | str, key: str = CHECKSUM, advice: str = "", several: bool = False) -> Any:
     """What was sealed, without its checksums.
 
     Args:
@@ -232,11 +235,12 @@ def unsealed(value: Any, where: Path | str, key: str = CHECKSUM, advice: str = "
         where: named in errors.
         key: of the checksum.
         advice: what to do, the end of the error.
+        several: it may be a list.
 
     Raises:
         DamagedFile: a checksum is missing or wrong.
     """
-    if isinstance(value, list):
+    if several and isinstance(value, list):
         return [unsealed(each, where, key, advice) for each in value]
     if not isinstance(value, dict) or key not in value:
         raise DamagedFile(f"{where} is damaged, or of another version: it has no {key}{advice and f'; {advice}'}")
@@ -245,9 +249,11 @@ def unsealed(value: Any, where: Path | str, key: str = CHECKSUM, advice: str = "
     return {name: each for name, each in value.items() if name != key}
 
 
-def read_json(path: Path | str, most: int = RESULT, inside: Path | None = None, advice: str = "") -> Any:
+def read_json(
+    path: Path | str, most: int = RESULT, inside: Path | None = None, advice: str = "", several: bool = False
+) -> Any:
     """What a file of JSON holds that we wrote; see `read_bytes`, `parse_json` and `unsealed` for what is raised."""
-    return unsealed(parse_json(read_bytes(path, most, inside), path), path, advice=advice)
+    return unsealed(parse_json(read_bytes(path, most, inside), path), path, advice=advice, several=several)
 
 
 def free_memory() -> float:
