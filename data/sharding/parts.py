@@ -11,7 +11,7 @@ import os
 import tarfile
 import time
 import uuid
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass
@@ -20,7 +20,7 @@ from typing import Any, Self
 
 import numpy as np
 
-from data.checked import MANY, DamagedFile, read_bytes, read_json
+from data.checked import MANY, DamagedFile, named, read_bytes, read_json
 from data.chunkers import make_chunker
 from data.corpus import Manifest
 from data.durable import remove, sync_folder, write_atomically, write_json
@@ -28,7 +28,7 @@ from data.options import ChunkerOptions, SourceOptions
 from data.processes import allowed, process_pool
 from data.sharding.progress import UNFINISHED
 from data.shards import Shard, ShardWriter
-from data.sources.source import SPLITS, Form, Input, make_source
+from data.sources.source import SPLITS, Form, Input, Piece, Source, make_source
 
 log = logging.getLogger(__name__)
 PAUSES = (1.0, 4.0, 16.0)  # seconds before a part is tried again
@@ -176,7 +176,7 @@ def _write_shards(part: Part, folder: Path) -> None:
     writers: dict[str, ShardWriter] = {}
     for item in part.inputs:
         try:
-            for piece in source.read(item):
+            for piece in _pieces(source, item):
                 source.check_chunker(chunker.name, chunker.text)
                 if piece.split not in writers:
                     writers[piece.split] = ShardWriter(folder, piece.split, chunker, part.limit, part.number)
@@ -192,6 +192,17 @@ def _write_shards(part: Part, folder: Path) -> None:
         sums[split] = hashlib.sha256(packed.getbuffer()).hexdigest()
         write_atomically(folder / _statistics(split), packed.getvalue())
     PartRecord(shards, source.form, +source.remarks, part.stamp, sums).write(folder)
+
+
+def _pieces(source: Source, item: Input) -> Iterator[Piece]:
+    """What is read of an input; an error of the disk names its file."""
+    pieces = source.read(item)
+    while True:
+        with named(item.path):
+            piece = next(pieces, None)
+        if piece is None:
+            return
+        yield piece
 
 
 def _statistics(split: str) -> str:

@@ -22,6 +22,7 @@ from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any
 
+from data.checked import named
 from data.options import SOURCES, SourceOptions, known
 from data.sources.files import File, blocks, is_tar, list_files, members, open_stream
 from data.sources.splits import SPLITS, Places, Record, allot, digested_split, hashed_split, named_split, rule
@@ -308,7 +309,7 @@ class Unlike(ValueError):
 
 def _hash_range(path: str, start: int) -> str:
     found = hashlib.sha256()
-    with open(path, "rb", buffering=0) as file:
+    with named(path), open(path, "rb", buffering=0) as file:
         file.seek(start)
         for block in blocks(file, _HASHED):
             found.update(block)
