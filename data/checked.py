@@ -160,7 +160,7 @@ def parse_json(content: bytes | str, where: Path | str) -> Any:
 
 
 def check_yaml(content: bytes, where: Path | str) -> str:
-    """The text of YAML, if no parser can choke on it: its events are looked at one by one before any tree is made.
+    """The text of YAML, if no parser can choke on it.
 
     Args:
         content: in YAML.
@@ -169,6 +169,26 @@ def check_yaml(content: bytes, where: Path | str) -> str:
     Raises:
         DamagedFile: it is nested too deeply, or has too many values, or none can be made of it.
     """
+    from yaml import YAMLError
+
+    try:
+        check_tree(text := content.decode(), where)
+        return text
+    except (UnicodeDecodeError, YAMLError) as error:
+        raise DamagedFile(f"{where}: not readable as YAML: {' '.join(str(error).split())[:200]}") from error
+
+
+def check_tree(text: str, where: Path | str) -> None:
+    """Looks at the events of YAML one by one, before any tree is made of them.
+
+    Args:
+        text: in YAML.
+        where: named in errors.
+
+    Raises:
+        DamagedFile: it is nested too deeply, or has too many values.
+        YAMLError: it is no YAML, but harmless up to there.
+    """
     import yaml
 
     sizes: dict[str | None, int] = {}  # of what anchors name
@@ -176,28 +196,23 @@ def check_yaml(content: bytes, where: Path | str) -> str:
         tuple[str | None, int]
     ] = []  # the anchor of each list or mapping that is open, and the values before it
     count = 0
-    try:
-        text = content.decode()
-        for event in yaml.parse(text, Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader)):
-            if isinstance(event, yaml.AliasEvent):
-                count += sizes.get(event.anchor, NODES)  # what holds itself has no end
-            elif isinstance(event, yaml.NodeEvent):
-                count += 1
-                if isinstance(event, yaml.CollectionStartEvent):
-                    above.append((event.anchor, count))
-                elif event.anchor:
-                    sizes[event.anchor] = 1
-            elif isinstance(event, yaml.CollectionEndEvent):
-                anchor, before = above.pop()
-                if anchor:
-                    sizes[anchor] = count - before + 1
-            if len(above) > DEEPEST:
-                raise DamagedFile(f"{where} is nested more than {DEEPEST} levels deep")
-            if count > NODES:
-                raise DamagedFile(f"{where} has more than {NODES:,} values")
-        return text
-    except (UnicodeDecodeError, yaml.YAMLError) as error:
-        raise DamagedFile(f"{where}: not readable as YAML: {' '.join(str(error).split())[:200]}") from error
+    for event in yaml.parse(text, Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader)):
+        if isinstance(event, yaml.AliasEvent):
+            count += sizes.get(event.anchor, NODES)  # what holds itself has no end
+        elif isinstance(event, yaml.NodeEvent):
+            count += 1
+            if isinstance(event, yaml.CollectionStartEvent):
+                above.append((event.anchor, count))
+            elif event.anchor:
+                sizes[event.anchor] = 1
+        elif isinstance(event, yaml.CollectionEndEvent):
+            anchor, before = above.pop()
+            if anchor:
+                sizes[anchor] = count - before + 1
+        if len(above) > DEEPEST:
+            raise DamagedFile(f"{where} is nested more than {DEEPEST} levels deep")
+        if count > NODES:
+            raise DamagedFile(f"{where} has more than {NODES:,} values")
 
 
 def read_yaml(path: Path | str, inside: Path | None = None) -> str:

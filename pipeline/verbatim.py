@@ -2,14 +2,16 @@
 
 import json
 import re
+from contextlib import suppress
 from dataclasses import is_dataclass
 from functools import cache
 from typing import Any, get_type_hints
 
 from omegaconf import OmegaConf
-from yaml import BaseLoader
+from yaml import BaseLoader, YAMLError
 from yaml import load as load_yaml
 
+from data.checked import DEEPEST, DamagedFile, check_tree
 from pipeline.options import Options
 
 _ESCAPES = re.compile(r"\\(?:u(d[89ab][0-9a-f]{2})\\u(d[c-f][0-9a-f]{2})|.)", re.DOTALL)
@@ -34,9 +36,17 @@ def verbatim(override: str) -> str:
     """A key=value with the value of a text option in quotes, unless it has some, and the items of a list of texts.
 
     JSON writes a character beyond U+FFFF as two, of which YAML, where values are read as such, wants one.
+
+    Raises:
+        DamagedFile: it is nested so deeply that a parser could choke on it.
     """
     key, value = override.split("=", 1)
     kind = type_of(key)
+    if key.count(".") > DEEPEST:
+        raise DamagedFile(f"{key[:40]}… is no option")
+    if kind not in (str, str | None) or value[:1] in ("'", '"'):
+        with suppress(YAMLError):  # which is said when it is parsed
+            check_tree(_ESCAPES.sub(_joined, value), "its value")
     if kind in (str, str | None) and value[:1] not in ("'", '"') and value != "null":
         value = json.dumps(value)
     elif kind == list[str]:

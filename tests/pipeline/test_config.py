@@ -333,3 +333,19 @@ def test_a_decoder_that_is_trained_alone_needs_something_to_decode(trains: str) 
     with pytest.raises(ConfigError, match="finetune.decode_fraction=0 gives it nothing to decode: raise that"):
         check_training("finetune", options)
     check_training("pretrain", options)
+
+
+@pytest.mark.parametrize(
+    "override",
+    [
+        "sample.prompts=" + "[" * 100_000,
+        'sample.prompts=["\\ud83d\\ude00", ' + "[" * 100_000,
+        "batch.context=" + "{a: " * 30_000,
+        "source.path='a': " + "[" * 100_000,
+        "a." * 50_000 + "b=1",
+    ],
+)
+def test_no_override_ends_a_parser(override: str) -> None:
+    with pytest.raises(ConfigError) as error:
+        load(None, [override])
+    assert len(str(error.value)) < 500
