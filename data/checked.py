@@ -92,14 +92,17 @@ def open_own(path: Path | str, flags: int) -> IO[bytes]:
 
 def _opened(path: Path | str, flags: int) -> IO[bytes]:
     mode = "a+b" if flags & os.O_APPEND else "r+b" if flags & os.O_RDWR else "wb" if flags & os.O_WRONLY else "rb"
-    asked = flags | os.O_NONBLOCK | os.O_CLOEXEC  # whatever flags Python has for the mode
-    file: IO[bytes] = open(path, mode, opener=lambda name, _: os.open(name, asked, 0o666))  # noqa: SIM115 - the caller's
-    try:
-        _check_regular(os.fstat(file.fileno()), path)
-        return file
-    except BaseException:
-        file.close()
-        raise
+
+    def opener(name: str, _: int) -> int:  # whatever flags Python has for the mode
+        descriptor = os.open(name, flags | os.O_NONBLOCK | os.O_CLOEXEC, 0o666)
+        try:
+            _check_regular(os.fstat(descriptor), path)
+        except BaseException:
+            os.close(descriptor)
+            raise
+        return descriptor
+
+    return open(path, mode, opener=opener)
 
 
 def _check_regular(status: os.stat_result, path: Path | str) -> None:
@@ -157,7 +160,7 @@ def parse_json(content: bytes | str, where: Path | str) -> Any:
 
 
 def check_yaml(content: bytes, where: Path | str) -> str:
-    """The text of YAML, if no parser can choke on it: its events are looked at one by one before any tree is made.
+    """The text of YAML, if no parser can choke on it.
 
     Args:
         content: in YAML.
@@ -166,6 +169,27 @@ def check_yaml(content: bytes, where: Path | str) -> str:
     Raises:
         DamagedFile: it is nested too deeply, or has too many values, or none can be made of it.
     """
+    from yaml import YAMLError
+
+    try:
+        check_tree(text := content.decode(), where)
+        return text
+    except (UnicodeDecodeError, YAMLError) as error:
+        raise DamagedFile(f"{where}: not readable as YAML: {' '.join(str(error).split())[:200]}") from error
+
+
+def check_tree(text: str, where: Path | str, fast: bool = True) -> None:
+    """Looks at the events of YAML one by one, before any tree is made of them.
+
+    Args:
+        text: in YAML.
+        where: named in errors.
+        fast: by libyaml, which takes no escapes of half a character, such as those of JSON.
+
+    Raises:
+        DamagedFile: it is nested too deeply, or has too many values.
+        YAMLError: it is no YAML, but harmless up to there.
+    """
     import yaml
 
     sizes: dict[str | None, int] = {}  # of what anchors name
@@ -173,28 +197,23 @@ def check_yaml(content: bytes, where: Path | str) -> str:
         tuple[str | None, int]
     ] = []  # the anchor of each list or mapping that is open, and the values before it
     count = 0
-    try:
-        text = content.decode()
-        for event in yaml.parse(text, Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader)):
-            if isinstance(event, yaml.AliasEvent):
-                count += sizes.get(event.anchor, NODES)  # what holds itself has no end
-            elif isinstance(event, yaml.NodeEvent):
-                count += 1
-                if isinstance(event, yaml.CollectionStartEvent):
-                    above.append((event.anchor, count))
-                elif event.anchor:
-                    sizes[event.anchor] = 1
-            elif isinstance(event, yaml.CollectionEndEvent):
-                anchor, before = above.pop()
-                if anchor:
-                    sizes[anchor] = count - before + 1
-            if len(above) > DEEPEST:
-                raise DamagedFile(f"{where} is nested more than {DEEPEST} levels deep")
-            if count > NODES:
-                raise DamagedFile(f"{where} has more than {NODES:,} values")
-        return text
-    except (UnicodeDecodeError, yaml.YAMLError) as error:
-        raise DamagedFile(f"{where}: not readable as YAML: {' '.join(str(error).split())[:200]}") from error
+    for event in yaml.parse(text, Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader) if fast else yaml.SafeLoader):
+        if isinstance(event, yaml.AliasEvent):
+            count += sizes.get(event.anchor, NODES)  # what holds itself has no end
+        elif isinstance(event, yaml.NodeEvent):
+            count += 1
+            if isinstance(event, yaml.CollectionStartEvent):
+                above.append((event.anchor, count))
+            elif event.anchor:
+                sizes[event.anchor] = 1
+        elif isinstance(event, yaml.CollectionEndEvent):
+            anchor, before = above.pop()
+            if anchor:
+                sizes[anchor] = count - before + 1
+        if len(above) > DEEPEST:
+            raise DamagedFile(f"{where} is nested more than {DEEPEST} levels deep")
+        if count > NODES:
+            raise DamagedFile(f"{where} has more than {NODES:,} values")
 
 
 def read_yaml(path: Path | str, inside: Path | None = None) -> str:
@@ -224,7 +243,7 @@ def sealed_json(value: Any) -> bytes:
     )  # of what is no UTF-8, such as a name of a file, that is JSON's own escape
 
 
-def unsealed(value: Any, where: Path | str, key: str = CHECKSUM, advice: str = "") -> Any:
+def unsealed(value: Any, where: Path | str, key: str = CHECKSUM, advice: str = "", several: bool = False) -> Any:
     """What was sealed, without its checksums.
 
     Args:
@@ -232,11 +251,12 @@ def unsealed(value: Any, where: Path | str, key: str = CHECKSUM, advice: str = "
         where: named in errors.
         key: of the checksum.
         advice: what to do, the end of the error.
+        several: it may be a list.
 
     Raises:
         DamagedFile: a checksum is missing or wrong.
     """
-    if isinstance(value, list):
+    if several and isinstance(value, list):
         return [unsealed(each, where, key, advice) for each in value]
     if not isinstance(value, dict) or key not in value:
         raise DamagedFile(f"{where} is damaged, or of another version: it has no {key}{advice and f'; {advice}'}")
@@ -245,9 +265,11 @@ def unsealed(value: Any, where: Path | str, key: str = CHECKSUM, advice: str = "
     return {name: each for name, each in value.items() if name != key}
 
 
-def read_json(path: Path | str, most: int = RESULT, inside: Path | None = None, advice: str = "") -> Any:
+def read_json(
+    path: Path | str, most: int = RESULT, inside: Path | None = None, advice: str = "", several: bool = False
+) -> Any:
     """What a file of JSON holds that we wrote; see `read_bytes`, `parse_json` and `unsealed` for what is raised."""
-    return unsealed(parse_json(read_bytes(path, most, inside), path), path, advice=advice)
+    return unsealed(parse_json(read_bytes(path, most, inside), path), path, advice=advice, several=several)
 
 
 def free_memory() -> float:

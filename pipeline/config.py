@@ -156,6 +156,8 @@ def parse_overrides(overrides: Iterable[str]) -> dict[str, Any]:
             raise ConfigError(unequal(word))
         try:
             key, value = parse_override(word)
+        except DamagedFile as error:
+            raise ConfigError(str(error)) from error
         except YAMLError as error:
             signs = " Texts with signs in them stand in quotes." if word.partition("=")[2][:1] == "[" else ""
             why = getattr(error, "problem", None) or "it is not readable"

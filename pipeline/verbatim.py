@@ -11,6 +11,7 @@ from typing import Any, get_type_hints
 
 import yaml
 
+from data.checked import DEEPEST, DamagedFile, check_tree
 from pipeline.options import Options
 from pipeline.shown import printable
 
@@ -82,10 +83,16 @@ def parse_override(word: str) -> tuple[str, Any]:
     """The key of a key=value, and its value: text, None, or lists and dictionaries of these.
 
     The value of a text option is taken as it is typed, unless it stands in quotes.
+
+    Raises:
+        DamagedFile: it is nested so deeply that a parser could choke on it.
     """
     key, typed = word.split("=", 1)
+    if key.count(".") > DEEPEST:
+        raise DamagedFile(f"{key[:40]}… is no option")
     if type_of(key) in TEXTS:
         return key, None if typed == "null" else _unquoted(typed)
+    check_tree(typed, key, fast=False)
     return key, parse_yaml(typed) if typed.strip() else typed
 
 
@@ -93,6 +100,7 @@ def _unquoted(typed: str) -> str:
     """Text without the quotes around it."""
     if typed[:1] in ("'", '"'):
         try:
+            check_tree(typed, "", fast=False)
             node = yaml.compose(typed, yaml.SafeLoader)
         except (yaml.YAMLError, ValueError):
             return typed

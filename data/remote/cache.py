@@ -15,6 +15,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import IO
 
+from data.checked import open_file
+
 FOLDER = "haed-cache"
 _MARK = "CACHEDIR.TAG"  # https://bford.info/cachedir: programs for backups leave such a folder out
 _MARKED = b"Signature: 8a477f597d28d172789f06886806bc55\n# Shards that haed fetched; this folder may be deleted.\n"
@@ -59,7 +61,7 @@ class Cache:
         path, partial = self.folder / f"{sha256}.tar", self.folder / f"{sha256}.partial"
         while True:
             with suppress(FileNotFoundError):
-                found = open(path, "rb")  # noqa: SIM115 - the caller's
+                found = open_file(path)
                 _touch(found)
                 return found
             try:

@@ -160,8 +160,6 @@ class Corpora:
         except (OSError, ValueError) as error:
             log.warning("%s is left out: %s; it is a cache, and made anew", path, error)
             return {}
-        if not isinstance(found, dict):  # a list may be sealed as well
-            return {}
         return {key: entry for key, entry in found.items() if _is_note(key, entry)}
 
     def _write(self, new: dict[str, list[str]]) -> None:

@@ -12,7 +12,7 @@ import tarfile
 import time
 import uuid
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass
@@ -21,7 +21,7 @@ from typing import Any, Self
 
 import numpy as np
 
-from data.checked import MANY, DamagedFile, read_bytes, read_json
+from data.checked import MANY, DamagedFile, named, read_bytes, read_json
 from data.chunkers import make_chunker
 from data.corpus import Manifest
 from data.durable import FolderLost, remove, sync_folder, write_atomically, write_json
@@ -30,7 +30,7 @@ from data.processes import allowed, process_pool
 from data.sharding.look import Look, Looked
 from data.sharding.progress import UNFINISHED
 from data.shards import Shard, ShardWriter
-from data.sources.source import SPLITS, Form, Input, make_source
+from data.sources.source import SPLITS, Form, Input, Piece, Source, make_source
 
 log = logging.getLogger(__name__)
 PAUSES = (1.0, 4.0, 16.0)  # seconds before a part is tried again
@@ -188,7 +188,7 @@ def _write_shards(part: Part, folder: Path) -> None:
     look = Look(source.looked_at)
     for item in part.inputs:
         try:
-            for piece in source.read(item):
+            for piece in _pieces(source, item):
                 source.check_chunker(chunker.name, chunker.text)
                 if source.is_text:
                     look.at(piece)
@@ -206,6 +206,17 @@ def _write_shards(part: Part, folder: Path) -> None:
         sums[split] = hashlib.sha256(packed.getbuffer()).hexdigest()
         write_atomically(folder / _statistics(split), packed.getvalue())
     PartRecord(shards, source.form, +source.remarks, look.found, part.stamp, sums).write(folder)
+
+
+def _pieces(source: Source, item: Input) -> Iterator[Piece]:
+    """What is read of an input; an error of the disk names its file."""
+    pieces = source.read(item)
+    while True:
+        with named(item.path):
+            piece = next(pieces, None)
+        if piece is None:
+            return
+        yield piece
 
 
 def _statistics(split: str) -> str:

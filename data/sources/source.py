@@ -22,6 +22,7 @@ from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any
 
+from data.checked import named
 from data.options import SOURCES, SourceOptions, known
 from data.processes import available_threads
 from data.sources.files import File, blocks, is_about, is_tar, list_files, members, open_stream
@@ -375,7 +376,7 @@ def as_lf(data: bytes) -> bytes:
 
 def _hash_range(path: str, start: int) -> str:
     found = hashlib.sha256()
-    with open(path, "rb", buffering=0) as file:
+    with named(path), open(path, "rb", buffering=0) as file:
         file.seek(start)
         for block in blocks(file, _HASHED):
             found.update(block)

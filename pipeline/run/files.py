@@ -57,8 +57,7 @@ def read_json(path: Path, keys: tuple[str, ...] = (), inside: Path | None = None
         ValueError: it holds something else.
     """
     found = checked.read_json(path, inside=inside or path.parent, advice=AGAIN.get(path.name, ""))
-    missing = [key for key in keys if key not in found] if isinstance(found, dict) else ["everything"]
-    if missing:
+    if missing := [key for key in keys if key not in found]:
         raise ValueError(f"{path} is damaged, or of another version: it lacks {', '.join(missing[:5])}")
     return dict(found)
 
@@ -75,7 +74,7 @@ def read_as(kind: type[T], path: Path, inside: Path | None = None) -> T:
         FileNotFoundError: there is no such file.
         ValueError: it holds something else.
     """
-    found = checked.read_json(path, inside=inside or path.parent, advice=AGAIN.get(path.name, ""))
+    found = checked.read_json(path, inside=inside or path.parent, advice=AGAIN.get(path.name, ""), several=True)
     try:
         return TypeAdapter(kind).validate_python(found)
     except ValidationError as error:

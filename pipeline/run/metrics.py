@@ -27,6 +27,7 @@ SHOWN = ("loss", "iem", "bits_per_token", "validation/bits_per_token", "validati
 TERMINAL_SECONDS, QUIET_SECONDS = 0.5, 10.0
 _END, _CUT = b', "crc32": "%08x"}', -22  # of a line, and where that begins
 _FINISHED = re.compile(rb', "crc32": "[0-9a-f]{8}"}')
+_LONGEST = 1 << 16  # bytes of a line
 _BAR = 20  # columns of a terminal
 
 
@@ -216,7 +217,8 @@ def _lines(path: Path) -> list[bytes]:
         *lines, last = read_bytes(path, MANY, path.parent.parent).split(b"\n")
     except (FileNotFoundError, NotADirectoryError):
         return []
-    return [*lines, last] if _FINISHED.search(last) else lines  # of one whose end was changed, too
+    is_begun = last[:1] in (b"", b"{") and len(last) < _LONGEST and not _FINISHED.search(last)
+    return lines if is_begun else [*lines, last]  # which is damaged, or lacks but its end
 
 
 class Tail:

@@ -332,3 +332,19 @@ def test_a_decoder_that_is_trained_alone_needs_something_to_decode(trains: str) 
 
 def test_blanks_around_a_name_are_no_part_of_it() -> None:
     assert load(None, ['name="  my run\u3000"']).name == "my run"
+
+
+@pytest.mark.parametrize(
+    "override",
+    [
+        "sample.prompts=" + "[" * 100_000,
+        'sample.prompts=["\\ud83d\\ude00", ' + "[" * 100_000,
+        "batch.context=" + "{a: " * 30_000,
+        "source.path='a': " + "[" * 100_000,
+        "a." * 50_000 + "b=1",
+    ],
+)
+def test_no_override_ends_a_parser(override: str) -> None:
+    with pytest.raises(ConfigError) as error:
+        load(None, [override])
+    assert len(str(error.value)) < 500

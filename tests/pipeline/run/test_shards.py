@@ -90,7 +90,7 @@ def test_an_existing_corpus_as_source(options: Options, tmp_path: Path) -> None:
 def test_a_corpus_with_the_manifest_of_another_is_not_trained_on(options: Options) -> None:
     made = open_shards(options)
     manifest = made.folder / "manifest.json"
-    manifest.write_text(manifest.read_text().replace(made.digest, "0" * len(made.digest)))
+    write_json(manifest, json.loads(manifest.read_text()) | {"digest": "0" * len(made.digest)})
     with pytest.raises(ValueError, match="is of another corpus: 0+, .*delete manifest.json and run `haed shard`"):
         open_shards(options)
 
