@@ -19,6 +19,7 @@ import io
 import json
 import mmap
 import os
+import re
 import tarfile
 import zlib
 from collections.abc import Iterator
@@ -27,15 +28,21 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import numpy as np
-from pydantic import Field
+from pydantic import AfterValidator, Field
 
 from data.chunkers import Chunker
 from data.locations import is_remote
-from data.sources.source import Piece
+from data.sources.source import SPLITS, Piece
 from data.statistics import Statistics
 
 SAMPLE_BYTES = 1 << 20
 _ARRAYS = {"tokens": np.uint8, "lengths": np.uint8, "documents": np.int64}
+
+
+def _split(name: str) -> str:
+    if name not in SPLITS:
+        raise ValueError(f"must be one of {', '.join(SPLITS)}")
+    return name
 
 
 def _digest(text: str) -> str:
@@ -49,7 +56,7 @@ class Shard:
     """A finished tar; an entry of `shards` in manifest.json. Counts are of samples, chunks, tokens and bytes."""
 
     file: str
-    split: Literal["train", "valid", "test"]
+    split: Annotated[str, AfterValidator(_split)]
     samples: Annotated[int, Field(ge=0, strict=True)]
     documents: Annotated[int, Field(ge=0, strict=True)]
     chunks: Annotated[int, Field(ge=0, strict=True)]

@@ -26,7 +26,7 @@ from haed.system import Losses, Objective, Windows, moved
 from pipeline.options import Options, PhaseOptions
 from pipeline.run.checkpoints import Checkpoints
 from pipeline.run.device import Compute
-from pipeline.run.metrics import Metrics, Position, Record
+from pipeline.run.metrics import Metrics, Position, Record, validated
 from pipeline.run.saved import Identity
 from pipeline.run.windows import as_windows
 from pipeline.stopping import keep_whole
@@ -319,7 +319,6 @@ class Trainer:
             return
         record, score = {}, -math.inf
         if self.ranks.first:
-            log.info("validation at step %d, on %d windows", self.position.step, len(self.validation.windows))
             with self.learner.average.applied() if self.learner.average is not None else nullcontext():
                 record = self.validation.score(self.objective.system, self.compute, self.stop)
             score = record.get(self.validation.figure, -math.inf)
@@ -333,7 +332,7 @@ class Trainer:
         if self.ranks.first:
             where = {name: value for name, value in vars(self.position).items() if name != "epochs"}
             self._write(where | record)
-            log.info("%s", "  ".join(f"{name} {value:.4f}" for name, value in record.items()))
+            log.info("%s, on %d windows", validated(self.position.step, record), len(self.validation.windows))
         improved = score < best
         self.state.best, self.state.stale = min(best, score), 0 if improved else self.state.stale + 1
         if self.state.has_converged(self.phase):

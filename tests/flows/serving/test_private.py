@@ -57,7 +57,9 @@ def test_a_password_in_an_address_is_refused_in_words_that_do_not_repeat_it(type
     assert "hun" not in said and "\\s" not in said and given in said
     (error, *_) = validate({given: value}, schema)
     assert plainly(error.message) == next(iter(WORDS.values()))
-    validate({"source": "http://host:8080/a/b", "overrides": ["source.path=s3://bucket/a:b"]}, schema, raise_on_error=True)
+    validate(
+        {"source": "http://host:8080/a/b", "overrides": ["source.path=s3://bucket/a:b"]}, schema, raise_on_error=True
+    )
 
 
 def test_a_path_made_of_a_url_is_shown_without_its_password() -> None:
@@ -114,7 +116,9 @@ def test_haed_serve_says_where_its_password_is_and_keeps_everything_to_its_user(
         status, found = ask("/deployments/filter", {}, secret)
         whole = next(each["id"] for each in json.loads(found) if each["tags"] == ["haed"])
         refused, why = ask(f"/deployments/{whole}/create_flow_run", {"parameters": {"source": TYPED[0]}}, secret)
-        assert status == 200 and refused == 409 and "leave it out" in why and "hunter2" not in why and "\\\\s" not in why
+        assert (
+            status == 200 and refused == 409 and "leave it out" in why and "hunter2" not in why and "\\\\s" not in why
+        )
         files = [path for path in home.rglob("*") if path.is_file() and path.name != "serve.lock"]
         assert mode(home) == 0o700 and {"prefect.db", "server.log"} <= {path.name for path in files}
         assert {path.name: mode(path) for path in files if mode(path) & 0o077} == {}
