@@ -24,7 +24,7 @@ import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Any, Literal, cast
+from typing import Annotated, Any
 
 import numpy as np
 from pydantic import AfterValidator, Field
@@ -32,12 +32,17 @@ from pydantic import AfterValidator, Field
 from data.checked import parse_json
 from data.chunkers import Chunker
 from data.locations import is_remote
-from data.sources.source import Piece
+from data.sources.source import SPLITS, Piece
 from data.statistics import Statistics
 
 SAMPLE_BYTES = 1 << 20
-SplitName = Literal["train", "valid", "test"]
 _ARRAYS = {"tokens": np.uint8, "lengths": np.uint8, "documents": np.int64}
+
+
+def _split(name: str) -> str:
+    if name not in SPLITS:
+        raise ValueError(f"must be one of {', '.join(SPLITS)}")
+    return name
 
 
 def _digest(text: str) -> str:
@@ -51,7 +56,7 @@ class Shard:
     """A finished tar; an entry of `shards` in manifest.json. Counts are of samples, chunks, tokens and bytes."""
 
     file: str
-    split: SplitName
+    split: Annotated[str, AfterValidator(_split)]
     samples: Annotated[int, Field(ge=0, strict=True)]
     documents: Annotated[int, Field(ge=0, strict=True)]
     chunks: Annotated[int, Field(ge=0, strict=True)]
@@ -119,7 +124,7 @@ class ShardFile:
 
     def __init__(self, path: Path, split: str, part: int = 0, first: int = 0) -> None:
         self._part, self._first = part, first
-        self.shard = Shard(path.name, cast(SplitName, split), 0, 0, 0, 0, 0, 0, "")
+        self.shard = Shard(path.name, split, 0, 0, 0, 0, 0, 0, "")
         self._file = open(path, "wb", buffering=0)  # noqa: SIM115 - until `close`
         self._sum = hashlib.sha256()
 

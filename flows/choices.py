@@ -1,5 +1,6 @@
 """What forms offer to choose from: presets, and the runs that are there; and what a source is by the looks of it."""
 
+import hashlib
 import re
 from collections import Counter
 from collections.abc import Callable
@@ -110,6 +111,23 @@ def own_configuration(name: str, runs_dir: str) -> tuple[str, list[str]]:
     except FileNotFoundError as error:
         raise config.ConfigError(f"no preset is chosen, and {error}") from None
     return str(path / "config.yaml"), [write_override("name", path.name), write_override("runs_dir", str(path.parent))]
+
+
+def name_of_source(preset: str, source: str, runs_dir: str) -> str:
+    """A name for a run of somebody's own source, so that two sources do not meet in one run: of both, such as quickstart-books.
+
+    With some digits of the source's place where a run of that name is of another one.
+    """
+    words = (Path(preset).stem, Path(source.rstrip("/")).name)
+    plain = "-".join(filter(None, (re.sub(r"[^\w.]+", "-", word).strip("-.") for word in words)))
+    place = source if is_remote(source) else str(Path(source).expanduser().resolve())
+    try:
+        then = RunFolder(Path(runs_dir).expanduser() / plain).options().source.path
+    except (OSError, ValueError):
+        return plain
+    if then is None or (then if is_remote(then) else str(Path(then).resolve())) == place:
+        return plain
+    return f"{plain}-{hashlib.sha256(place.encode()).hexdigest()[:4]}"
 
 
 def kind_of(path: str, usual: str) -> str:

@@ -29,9 +29,10 @@ def _run(arguments: argparse.Namespace) -> Result:
     if not arguments.config and not any("=" not in word for word in arguments.words):
         arguments.config = "quickstart"
     options = options_of(arguments)  # a wrong option or source is said before Prefect starts
-    from pipeline.run.shards import check_source
+    from pipeline.run.shards import check_corpus, check_source
 
     check_source(options)
+    check_corpus(options)
     for phase in phases(options.model.kind):
         check_training(phase, options)
     prepare()

@@ -8,6 +8,7 @@ import logging
 from dataclasses import dataclass
 
 from flows.forms import Asked, configured, shares
+from flows.page.stages import Stages
 from flows.page.story import Story
 from flows.probing import analyse, following, index, neighbours
 from flows.reading import compare, evaluate, figure, post_report, report, sample, show_places
@@ -18,7 +19,7 @@ from pipeline.kinds import likelihood, phases
 from pipeline.run.files import Evaluation, read_as
 from pipeline.run.folder import RunFolder
 from pipeline.run.memory import check_system
-from pipeline.run.shards import check_split
+from pipeline.run.shards import check_corpus, check_split
 from pipeline.run.spaces.stored import metric_of
 
 log = logging.getLogger(__name__)
@@ -48,6 +49,7 @@ def everything(asked: Asked) -> Everything:
     for phase in phases(options.model.kind):
         check_training(phase, options)  # not after the corpus was sharded
     check_system(options)
+    check_corpus(options)
     show_places(options)
     with Story(options, shares(options, phases(options.model.kind))):
         found = _all_stages(asked)
@@ -57,25 +59,37 @@ def everything(asked: Asked) -> Everything:
 
 def _all_stages(asked: Asked) -> Everything:
     preset, given, options = asked.preset, asked.overrides, asked.options
-    corpus, chunks = shard(preset, overrides=given), SYSTEMS[options.model.kind].chunks
+    stages, chunks = Stages(options), SYSTEMS[options.model.kind].chunks
     if not chunks:
         log.info("model.kind=%s: trained end to end, without a phase one; no index of chunks", options.model.kind)
+    with stages.begin("shard"):
+        corpus = shard(preset, overrides=given)
     splits = {"evaluate.split": options.evaluate.split} | ({"index.split": options.index.split} if chunks else {})
     for option, split in splits.items():
         check_split(corpus.splits[split].chunks, corpus.folder, option, split)
     for phase in phases(options.model.kind):
-        TRAINS[phase](preset, overrides=given)
+        with stages.begin(phase):
+            TRAINS[phase](preset, overrides=given)
     folder, limits = RunFolder.of(options), options.evaluate
     run = str(folder.path)
     whose = likelihood(options, folder.trained_phase(limits.stage))
-    if not folder.is_made("evaluation.json", options, split=limits.split, likelihood=whose):
-        evaluate(run)
+    if folder.is_made("evaluation.json", options, split=limits.split, likelihood=whose):
+        stages.skip("evaluate")
+    else:
+        with stages.begin("evaluate", stages.of_evaluation(corpus.splits[limits.split].chunks)):
+            evaluate(run)
     wanted = {name: getattr(options.index, name) for name in ("split", "min_count", "max_chunks")}
     wanted["metric"] = metric_of(options.index, "chunks")
-    if chunks and not folder.is_made("index/chunks/meta.json", options, **wanted):
-        index(run)
-    sample(run)
-    return Everything(run, report(run), read_as(Evaluation, folder.path / "evaluation.json"))
+    if chunks and folder.is_made("index/chunks/meta.json", options, **wanted):
+        stages.skip("index")
+    elif chunks:
+        with stages.begin("index"):
+            index(run)
+    with stages.begin("sample"):
+        sample(run)
+    with stages.begin("report"):
+        written = report(run)
+    return Everything(run, written, read_as(Evaluation, folder.path / "evaluation.json"))
 
 
 FLOWS = (

@@ -20,7 +20,7 @@ from pydantic.fields import FieldInfo
 
 from data.locations import NO_SECRET
 from data.options import ChunkerOptions, ShardOptions, SourceOptions
-from flows.choices import InForm, is_typed, kind_of, of_presets, one_box, own_configuration
+from flows.choices import InForm, is_typed, kind_of, name_of_source, of_presets, one_box, own_configuration
 from flows.page.ending import ROOMS, concluded, drop_tracebacks
 from flows.page.story import follow
 from flows.states.alive import record, tag
@@ -82,7 +82,8 @@ PLAIN = {
     ),
     "name": Ask(
         Annotated[str, Field(max_length=200)],
-        "of the run, a folder under runs: an existing one goes on; empty: the preset's; required with the run's own preset",
+        "of the run, a folder under runs: an existing one goes on; empty: the preset's, with the source's if one is given; "
+        "required with the run's own preset",
         "",
     ),
     "source": Ask(
@@ -207,6 +208,8 @@ def answers(stage: str, given: dict[str, Any]) -> tuple[str, list[str]]:
     sections = {"sources": "source", "sharding": "shard", "phase": stage}
     groups = {sections.get(name, name): value for name, value in given.items() if name not in PLAIN}
     name = "" if own else given.get("name", "")
+    if not own and not name and not any(word.startswith("name=") for word in typed) and (source := given.get("source")):
+        name = name_of_source(preset, source, next((w[9:] for w in typed if w.startswith("runs_dir=")), "runs"))
     return preset, words(preset, name, given.get("source", ""), given.get("seconds", 0), typed, groups, stage)
 
 
@@ -362,6 +365,6 @@ def run_name(stage: str) -> Callable[[], str]:
             for unit in ("seconds", "steps", "epochs")
             if (found := [value for limit in limits if (value := getattr(limit, unit))])
         ]
-        return " · ".join([f"{stage} {options.name}", *budget]).replace(" seconds", " s")
+        return " · ".join([f"{stage} {options.name}", *budget]).replace(" seconds", " s of training")
 
     return name

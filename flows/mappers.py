@@ -35,8 +35,14 @@ def as_tasks(options: Options) -> Mapper:
                     retry_condition_fn=lambda _, __, state: not ended and is_passing(state.data),
                 )
                 def write_shards(name: str) -> None:
-                    if not ended:
+                    if ended:
+                        return
+                    try:
                         call(write, part)
+                    except ChildProcessError as error:
+                        if not ended:
+                            raise
+                        raise ChildProcessError("the sharding was stopped, and this part with it") from error
 
                 return write_shards
 

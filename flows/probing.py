@@ -1,6 +1,5 @@
 """The flows that ask a trained run: what is near, what comes next, what its embeddings know."""
 
-import logging
 from itertools import pairwise
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -21,8 +20,6 @@ from pipeline.run.opened import NextChunks
 from pipeline.run.spaces.answers import Passage
 from pipeline.run.spaces.stored import Indexed, Meta, place_of
 from pipeline.shown import markdown_code, markdown_text, visible
-
-log = logging.getLogger(__name__)
 
 
 @staged("next", lambda found: f"after {len(found)} prompts")
@@ -50,7 +47,13 @@ def following(
     return found
 
 
-@staged("index", lambda found: f"{found.chunks:,} {found.space} of {found.split}, {found.stage} step {found.step:,}")
+def _told(found: Indexed) -> str:
+    from pipeline.probe.index import told
+
+    return "; ".join([*told(found).splitlines(), f"of {found.split}, {found.stage} step {found.step:,}"])
+
+
+@staged("index", _told)
 def index(
     run: Run,
     space: Literal["chunks", "contexts"] | None = None,
@@ -66,11 +69,8 @@ def index(
         overrides: options to change, each key=value as on the command line, such as index.kind=hnsw
     """
     from pipeline.probe.index import index as run_stage
-    from pipeline.probe.index import told
 
-    found = run_stage(options_of(run, overrides, "index", index__split=split, index__space=space))
-    log.info("%s", told(found))
-    return found
+    return run_stage(options_of(run, overrides, "index", index__split=split, index__space=space))
 
 
 @staged("neighbours", lambda found: f"of {len(found)} queries")

@@ -83,9 +83,10 @@ def _announce(stage: str, what: str, asked: Asked) -> None:
 
 def _train(phase: Phase, asked: Asked) -> "Trained":
     """Trains a phase with a live artifact, saves if it is stopped, and leaves a report of what there is then."""
-    from pipeline.train.stages import run_phase
+    from pipeline.train.stages import check_run, run_phase
 
     options = asked.options
+    check_run(phase, options)
     os.environ[FLOW_RUN] = str(flow_run.name)
     if not is_inner():
         show_places(options)

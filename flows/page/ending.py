@@ -50,6 +50,8 @@ def concluded(stage: str, work: Callable[[], Any], told: Callable[[Any], str]) -
             error.add_note(stage)
         return Failed(message=f"{inner}{': ' if inner else ''}{reason(error)}", data=error)
     message = told(found)
+    if stage != "haed":  # whose result is that of a stage
+        log.info("%s: %s", stage, message)
     tell("%s: %s", stage, message)
     return Completed(message=message, data=found)
 
@@ -72,11 +74,16 @@ def is_users(error: BaseException | None) -> bool:
 
 
 class _NoTracebacks(logging.Filter):
-    """Drops what Prefect's engine logs of a user's error beside the state, which says it, and marks that one as an error."""
+    """Drops what Prefect's engine logs beside what is logged already: a user's error, which the state says, and a result.
+
+    The line on a failed state is marked as an error.
+    """
 
     def filter(self, record: logging.LogRecord) -> bool:  # noqa: D102
         if str(record.msg).startswith("Finished in state Failed("):
             record.levelno, record.levelname = logging.ERROR, "ERROR"
+        if str(record.msg).startswith("Finished in state Completed("):
+            return False
         return not (record.exc_info and is_users(record.exc_info[1]))
 
 

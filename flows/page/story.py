@@ -1,14 +1,15 @@
 """The page of `haed` tells what its stages do, each of which has a page of its own: in its log, and in its live line."""
 
+import logging
 from collections.abc import Mapping
 from contextvars import ContextVar
-from typing import Self
+from typing import Any, Self
 
 from prefect.logging import get_run_logger
 
 from flows.page.live import LiveArtifact, run_key
 from pipeline.options import Options, PhaseOptions
-from pipeline.run.metrics import Pace, Record, Status
+from pipeline.run.metrics import Pace, Record, Status, validated
 
 _OUTER: ContextVar["Story | None"] = ContextVar("outer", default=None)
 
@@ -23,15 +24,24 @@ def follow(stage: str, record: Record | None = None) -> None:
     """Moves the live line there: a stage has begun, or told its newest figures; validations are logged too."""
     if (story := _OUTER.get()) is not None:
         story((stage, record or {}))
-        if record and (line := validated(stage, record)):
-            story.log.info("%s", line)
+        if record and (line := validated(record["step"], record)):
+            story.log.info("%s %s", stage, line)
 
 
-def validated(stage: str, record: Record) -> str:
-    """A line on a record of a validation, else nothing."""
-    found = {name.removeprefix("validation/"): value for name, value in record.items() if "validation/" in name}
-    words = [f"{name.replace('_per_', '/').replace('_', ' ')} {value:.4f}" for name, value in found.items()]
-    return f"{stage} step {record['step']:,}: validation {', '.join(words)}" if words else ""
+class _OnPages(logging.Filter):
+    """Keeps off a terminal what a stage has said there already, and was said for the page of the run that it is part of."""
+
+    def filter(self, record: logging.LogRecord) -> bool:  # noqa: D102
+        return not getattr(record, "haed_told", False)
+
+
+def _told_on_pages() -> Any:
+    """The logger of this flow run, of which terminals show nothing."""
+    for name in ("", "prefect"):
+        for handler in logging.getLogger(name).handlers:
+            if isinstance(handler, logging.StreamHandler) and not any(isinstance(e, _OnPages) for e in handler.filters):
+                handler.addFilter(_OnPages())
+    return get_run_logger(haed_told=True)
 
 
 class Story(LiveArtifact):
@@ -40,7 +50,7 @@ class Story(LiveArtifact):
     def __init__(self, options: Options, shares: Mapping[str, float]) -> None:
         limits = {phase: getattr(options, phase) for phase in shares}
         super().__init__(run_key("live", options), _Whole(options.name, limits, shares))
-        self.log = get_run_logger()
+        self.log = _told_on_pages()
 
     def __enter__(self) -> Self:
         self._before = _OUTER.set(self)

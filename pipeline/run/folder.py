@@ -179,6 +179,14 @@ class RunFolder:
                 return corpus
         raise ValueError(f"{found[0].location} holds another corpus than {self.path} was trained on: {found[0].digest}")
 
+    def corpus_digest(self) -> str:
+        """The digest of that corpus, wherever it is.
+
+        Raises:
+            FileNotFoundError: nothing was trained yet.
+        """
+        return str(self._corpus().digest)
+
     def chunker(self) -> Chunker:
         """The chunker of that corpus, without the corpus.
 

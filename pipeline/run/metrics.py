@@ -265,6 +265,13 @@ def _cut_back(path: Path, step: int) -> None:
         write_atomically(path, b"".join(kept))
 
 
+def validated(step: float, record: Record) -> str:
+    """A line on the validation in a record, else nothing."""
+    found = {name.removeprefix("validation/"): value for name, value in record.items() if "validation/" in name}
+    words = [f"{name.replace('_per_', '/').replace('_', ' ')} {value:.4f}" for name, value in found.items()]
+    return f"step {step:,}: validation {', '.join(words)}" if words else ""
+
+
 class Pace:
     """How long the rest takes, by how long what was done since the first call took."""
 

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from data.corpus import Corpus, Counts
+from data.locations import is_remote
 from data.sharding.build import check_chunker, open_made
 from data.sharding.build import shard as shard_corpus
 from data.sharding.corpora import Corpora, is_piped
@@ -115,6 +116,48 @@ def check_source(options: Options) -> None:
     except FileNotFoundError:
         if _corpora(options).last() is None:  # else `shard` goes on with that
             raise
+
+
+def check_corpus(options: Options) -> str | None:
+    """Compares the corpus of the run of this name with what a source holds now: before that is cut, or anything waited for.
+
+    The source's contents are hashed for it, which `shard` does as well, and remembers.
+
+    Returns:
+        The digest of the corpus; None: it is not known yet.
+
+    Raises:
+        ValueError: the run was trained on another corpus.
+    """
+    run, now = RunFolder.of(options), options.source
+    own = None
+    try:
+        if any(run.path.glob("*/checkpoints/step-*")):
+            own = run.corpus_digest()
+            then = run.options()
+            if all(getattr(options, each) == getattr(then, each) for each in ("source", "chunker", "shard")):
+                return own
+        if now.kind == "shards":
+            found = None if now.path is None or is_remote(now.path) else Corpus.open(now.path).digest
+        else:
+            corpora = _corpora(options)
+            last = corpora.last()
+            if own is None:
+                return None if last is None else last.name.rpartition("-")[2]
+            found = None if corpora.piped else corpora.folder.name.rpartition("-")[2]
+    except (OSError, ValueError) as error:  # who needs it says so
+        log.debug("the corpora are not compared: %s", error)
+        return None
+    if own is None or found is None or found == own:
+        return found
+    where, other = (
+        f"source.kind={each.kind}" + (f" source.path={each.path}" if each.path else "") for each in (then.source, now)
+    )
+    differs = other if other != where else "the same source with other options or contents"
+    raise ValueError(
+        f"{run.path} was trained on another corpus, of {where}, not of {differs}: choose another name= for the new run, "
+        "or give it that source back"
+    )
 
 
 def _corpora(options: Options) -> Corpora:

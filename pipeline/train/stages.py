@@ -21,7 +21,7 @@ from pipeline.run.known import lexicon, remember
 from pipeline.run.memory import build_system, check_memory
 from pipeline.run.metrics import Listener, Metrics, Progress
 from pipeline.run.saved import Identity, Saved, filled, has_checkpoint, identity, unlike, was_best
-from pipeline.run.shards import open_shards
+from pipeline.run.shards import check_corpus, open_shards
 from pipeline.run.windows import fixed_subset
 from pipeline.stopping import StopRequested, interruptible
 from pipeline.train.launcher import joined, launch, launched, started_by_torchrun
@@ -146,6 +146,16 @@ pretrain = partial(run_phase, "pretrain")
 finetune = partial(run_phase, "finetune")
 # End to end for exact likelihood, without a phase one.
 train = partial(run_phase, "train")
+
+
+def check_run(phase: Phase, options: Options) -> None:
+    """Raises what `run_phase` would of a run's corpus and model, before anything is waited for."""
+    digest, run = check_corpus(options), RunFolder.of(options)
+    _check_resume(options.resume, Checkpoints(run.phase(phase) / "checkpoints", options.checkpoint.keep))
+    if digest is None:
+        open_shards(options)  # which may say that there are none
+    else:
+        _check_identity(run, identity(options, digest))
 
 
 def _restore(trainer: Trainer, newest: Checkpoint, phase: Phase) -> None:

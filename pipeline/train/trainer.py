@@ -27,7 +27,7 @@ from haed.system import Losses, Objective, Windows, moved
 from pipeline.options import Options, PhaseOptions
 from pipeline.run.checkpoints import Checkpoints
 from pipeline.run.device import Compute
-from pipeline.run.metrics import Metrics, Position, Record
+from pipeline.run.metrics import Metrics, Position, Record, validated
 from pipeline.run.saved import Identity, State
 from pipeline.run.windows import as_windows
 from pipeline.stopping import keep_whole
@@ -370,12 +370,6 @@ class Trainer:
             return
         record, score = {}, -math.inf
         if self.ranks.first:
-            log.info(
-                "validation at step %d, on %d windows, in %s",
-                self.position.step,
-                len(self.validation.windows),
-                self.compute.name,
-            )
             with self.learner.average.applied() if self.learner.average is not None else nullcontext():
                 record = self.validation.score(self.objective.system, self.compute, self._is_to_stop)
             score = record.get(self.validation.figure, -math.inf)
@@ -389,7 +383,8 @@ class Trainer:
         if self.ranks.first:
             where = {name: value for name, value in vars(self.position).items() if name != "epochs"}
             self._write(where | record)
-            log.info("%s", "  ".join(f"{name} {value:.4f}" for name, value in record.items()))
+            line, windows = validated(self.position.step, record), len(self.validation.windows)
+            log.info("%s, on %d windows in %s", line, windows, self.compute.name)
         improved = score < best
         self.state.best, self.state.stale = min(best, score), 0 if improved else self.state.stale + 1
         if self.state.has_converged(self.phase):
@@ -398,7 +393,7 @@ class Trainer:
                 self._write(self._record())
         self._save(best if improved else None)
         if asked:  # the next step may be slow
-            self.checkpoints.wait()
+            self._end()
             raise self._interrupted()
 
     def _save_is_due(self) -> bool:

@@ -1,5 +1,6 @@
 """What forms offer, and what they make of what was typed."""
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -123,3 +124,23 @@ def test_forms_list_presets_and_runs_and_take_any_other() -> None:
 )
 def test_a_name_that_somebody_typed_is_told_from_one_that_was_made_up(name: str, typed: bool) -> None:
     assert is_typed(name) == typed
+
+
+def test_a_run_of_ones_own_source_is_named_by_it_and_two_sources_never_meet(
+    tiny: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for folder in ("one", "two"):
+        (tmp_path / folder / "books").mkdir(parents=True)
+        (tmp_path / folder / "books/train.txt").write_text("text")
+    asked = {"preset": "quickstart", "name": "", "source": "one/books/", "seconds": 0, "overrides": []}
+    options = config.load(*answers("train", asked))
+    assert options.name == "quickstart-books"
+    assert config.load(*answers("train", asked | {"preset": "hourglass"})).name == "hourglass-books"
+    assert config.load(*answers("train", asked | {"name": "mine"})).name == "mine"
+    assert config.load(*answers("train", asked | {"overrides": ["name=typed"]})).name == "typed"
+    assert config.load(*answers("train", asked | {"source": ""})).name == "quickstart"
+    RunFolder.create(options)
+    assert config.load(*answers("train", asked)).name == "quickstart-books"  # it goes on
+    other = config.load(*answers("train", asked | {"source": str(tmp_path / "two/books")})).name
+    assert re.fullmatch("quickstart-books-[0-9a-f]{4}", other)

@@ -2,6 +2,7 @@
 
 import argparse
 import os
+import re
 import shlex
 import signal
 import subprocess
@@ -138,3 +139,36 @@ def test_a_signal_to_all_its_processes_leaves_a_checkpoint_and_nothing_else(tiny
     assert process.returncode == 143 and "stopped and saved; the same command goes on from there" in said
     assert "Traceback" not in said and 0 < int(latest.read_text().strip().removeprefix("step-")) < 100_000
     assert not psutil.wait_procs(family, PATIENCE)[1]
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+def test_a_whole_run_says_its_stages_first_and_each_result_once(tiny: list[str], tmp_path: Path) -> None:
+    words = [word for word in tiny if "runs_dir" not in word]
+    done = haed(tmp_path, "run", *words, "name=whole", "log_steps=1")
+    assert done.returncode == 0, done.stderr
+    said = done.stderr.splitlines()
+    stages = ["shard", "pretrain", "finetune", "evaluate", "index", "sample", "report"]
+    begun = [line for line in said if re.fullmatch(r"stage \d of 7: \w+(, .*)?", line) and " took " not in line]
+    assert [line.split()[4].rstrip(",") for line in begun] == stages
+    assert "stage 2 of 7: pretrain, 6 steps of training" in said and re.search(r"evaluate, about [\d,]+ s", begun[3])
+    (plan,) = (line for line in said if line.startswith("7 stages: shard, pretrain, finetune"))
+    assert "pretrain 6 steps, finetune 4 steps" in plan and said.index(plan) < said.index(begun[0])
+    assert sum("validation" in line and "step 3" in line for line in said) == 1
+    for result in (" bits/char, test, finetune step 4", "recall@10", "6 steps in ", "report.html"):
+        assert sum(result in line for line in said) == 1, result
+    again = haed(tmp_path, "run", *words, "name=whole")
+    assert "stage 4 of 7: evaluate, done before" in again.stderr.splitlines()
+
+
+def test_another_source_for_a_run_is_refused_before_it_is_cut(
+    tiny: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["shard", *tiny, "name=mine"]) == main(["train", *tiny, "name=mine", "train.steps=1"]) == 0
+    made = sorted(tmp_path.glob("shards/*/manifest.json"))
+    (tmp_path / "other.txt").write_text("another text, of which nothing was trained. " * 200)
+    capsys.readouterr()
+    assert main(["run", *tiny, "name=mine", f"source.path={tmp_path / 'other.txt'}"]) == 1
+    said = capsys.readouterr().err
+    assert "was trained on another corpus, of source.kind=text source.path=" in said and "choose another name=" in said
+    assert sorted(tmp_path.glob("shards/*/manifest.json")) == made

@@ -6,9 +6,10 @@ import logging
 import pytest
 
 from flows.page.ending import _NoTracebacks, is_users
-from flows.page.story import _Whole, validated
+from flows.page.story import _Whole
 from pipeline import config
 from pipeline.options import FinetuneOptions, PretrainOptions
+from pipeline.run.metrics import validated
 from pipeline.verbatim import parse_override
 
 
@@ -46,5 +47,5 @@ def test_the_live_line_is_of_all_phases_with_share_and_time_left_first() -> None
     assert share == "38% of training" and left.endswith("left") and rest == ["run: pretrain", "step 5", "loss 2.000"]
     whole(("finetune", {"step": 5}))
     assert whole.progress() == 0.875  # phase one ended early: it is done
-    found = validated("pretrain", {"step": 3, "seconds": 1.0, "validation/bits_per_token": 6.0, "loss": 2.0})
-    assert found == "pretrain step 3: validation bits/token 6.0000" and not validated("pretrain", {"step": 3})
+    found = validated(3, {"step": 3, "seconds": 1.0, "validation/bits_per_token": 6.0, "loss": 2.0})
+    assert found == "step 3: validation bits/token 6.0000" and not validated(3, {"step": 3})

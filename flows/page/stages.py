@@ -1,0 +1,81 @@
+"""The stages of a whole run, in order: what each will take, as far as that is known before, and which one is at work."""
+
+import logging
+import math
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from haed.options import SYSTEMS
+from pipeline.kinds import phases
+from pipeline.options import Options, PhaseOptions
+from pipeline.run.folder import RunFolder
+from pipeline.run.metrics import read
+from pipeline.shown import duration
+
+log = logging.getLogger(__name__)
+_BACKWARD = 3  # times as long as scoring a chunk does learning from it take
+
+
+class Stages:
+    """Says at which stage a run is; begins with what all of them will take."""
+
+    def __init__(self, options: Options) -> None:
+        self._options, kind = options, options.model.kind
+        self._phases = phases(kind)
+        index = ["index"] if SYSTEMS[kind].chunks else []
+        self._names = ["shard", *self._phases, "evaluate", *index, "sample", "report"]
+        log.info("%s", self.plan())
+
+    def plan(self) -> str:
+        """What every stage will take, for people."""
+        budgets = [f"{phase} {budget(getattr(self._options, phase))}" for phase in self._phases]
+        others = [name for name in self._names if name not in self._phases]
+        return (
+            f"{len(self._names)} stages: {', '.join(self._names)}. Training takes what its budget says ({', '.join(budgets)}), "
+            f"and validations and checkpoints beside; how long {', '.join(others[:-1])} and {others[-1]} take is not known "
+            "before: that goes by the sizes of corpus and model"
+        )
+
+    @contextmanager
+    def begin(self, name: str, about: float | None = None) -> Iterator[None]:
+        """Says which stage begins and, when it has ended, what it took.
+
+        Args:
+            name: of the stage.
+            about: seconds that it will take, where that can be told.
+        """
+        number = self._names.index(name) + 1
+        if name in self._phases:
+            expected = f", {budget(getattr(self._options, name))} of training"
+        else:
+            expected = "" if about is None else f", about {duration(about)}"
+        log.info("stage %d of %d: %s%s", number, len(self._names), name, expected)
+        began = time.monotonic()
+        yield
+        log.info("stage %d of %d: %s took %s", number, len(self._names), name, duration(time.monotonic() - began))
+
+    def skip(self, name: str) -> None:
+        """Says that a stage was done before."""
+        log.info("stage %d of %d: %s, done before", self._names.index(name) + 1, len(self._names), name)
+
+    def of_evaluation(self, chunks: int) -> float | None:
+        """Seconds that scoring so many chunks will take, by the rate at which training went; None: it is not known."""
+        options, folder = self._options, RunFolder.of(self._options)
+        rates = [record.get("chunks_per_second") for record in read(folder.phase(self._phases[-1]) / "metrics.jsonl")]
+        known = [rate for rate in rates if rate]
+        if not known:
+            return None
+        context = options.batch.context
+        stride = min(options.evaluate.stride or max(1, context // 2), context)
+        return chunks * math.ceil(context / stride) / (_BACKWARD * known[-1])
+
+
+def budget(limits: PhaseOptions) -> str:
+    """The limits of a phase, of which the first that is reached ends it."""
+    found = [
+        *([f"{limits.seconds:g} s"] if limits.seconds else []),
+        *([f"{limits.steps:,} steps"] if limits.steps else []),
+        *([f"{limits.epochs:g} epochs"] if limits.epochs else []),
+    ]
+    return " or ".join(found) or "without a limit"
