@@ -7,8 +7,9 @@ import atexit
 import os
 import signal
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from contextvars import ContextVar
 
 SAME_SECONDS = 3.0
 END_SECONDS = 5.0
@@ -37,6 +38,29 @@ class Request:
         if self.number is None:
             self.number, self._first = number, now
         return now - self._first >= SAME_SECONDS
+
+
+class Abandoned(Exception):
+    """Nobody waits for an answer any more."""
+
+
+_IS_GONE: ContextVar[Callable[[], bool] | None] = ContextVar("is_gone", default=None)
+
+
+@contextmanager
+def asked_by(is_gone: Callable[[], bool]) -> Iterator[None]:
+    """Has long work in this thread end with `Abandoned` at its next `check_asker`, once whoever asked for it is gone."""
+    token = _IS_GONE.set(is_gone)
+    try:
+        yield
+    finally:
+        _IS_GONE.reset(token)
+
+
+def check_asker() -> None:
+    """Raises Abandoned if nobody waits for this work any more; loops that take long call it."""
+    if (is_gone := _IS_GONE.get()) is not None and is_gone():
+        raise Abandoned
 
 
 class Interrupt(KeyboardInterrupt):

@@ -6,12 +6,14 @@ python -m flows.serving.guarded board --port 6006 --logdir runs
 
 import argparse
 import os
+import signal
 import socket
 from pathlib import Path
 from typing import Any
 
 from flows.serving.beside import Beside
 from pipeline.pages.guard import LOOPBACK, Guarded, Rules, guarded_wsgi, names_of
+from pipeline.pages.warm import Warm
 
 
 def prefect(host: str, port: int, bound: int | None, more: list[str], runs: Path | None) -> None:
@@ -28,13 +30,17 @@ def prefect(host: str, port: int, bound: int | None, more: list[str], runs: Path
     from prefect.server.api.server import create_app
     from prefect.settings import get_current_settings
 
+    from pipeline.pages.explore import Server, end_without
+
     settings = get_current_settings().server
     _take_turns()
     origins = [item.strip() for item in settings.api.cors_allowed_origins.split(",") if item.strip() != "*"]
     application: Any = create_app(final=True)
+    warm = None
     if runs is not None:
         secret = settings.api.auth_string
-        application = Beside(application, _pages(runs), secret.get_secret_value() if secret else "")
+        pages, warm = _pages(runs)
+        application = Beside(application, pages, secret.get_secret_value() if secret else "")
     serving = uvicorn.Config(
         Guarded(application, Rules([*names_of(host), *more], origins)),
         host=host,
@@ -45,17 +51,22 @@ def prefect(host: str, port: int, bound: int | None, more: list[str], runs: Path
         log_level=settings.logging_level.lower(),
     )
     # Not `fd=`, which uvicorn takes for a Unix socket: without TCP_NODELAY every answer is 40 ms late.
-    uvicorn.Server(serving).run(None if bound is None else [socket.socket(fileno=bound)])
+    server = Server(serving, warm)
+    try:
+        server.run(None if bound is None else [socket.socket(fileno=bound)])
+    finally:
+        if warm is not None:
+            end_without(warm, 128 + signal.SIGTERM)
 
 
-def _pages(runs: Path) -> Any:
-    """The pages of a folder of runs, whose models leave the devices and half of the cores to trainings."""
+def _pages(runs: Path) -> tuple[Any, Warm]:
+    """The pages of a folder of runs, whose models leave the devices and half of the cores to trainings; and where they ask."""
     from pipeline.pages.app import application
     from pipeline.pages.runs import Runs
-    from pipeline.pages.warm import Warm
 
     threads = max(1, (os.cpu_count() or 1) // 2)
-    return application(Runs(runs), Warm(overrides=("device=cpu", f"threads={threads}")), {"Prefect UI": "/v2/"})
+    warm = Warm(overrides=("device=cpu", f"threads={threads}"))
+    return application(Runs(runs), warm, {"Prefect UI": "/v2/"}), warm
 
 
 def _take_turns() -> None:
