@@ -9,11 +9,13 @@ import os
 import signal
 import socket
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from flows.serving.beside import Beside
 from pipeline.pages.guard import LOOPBACK, Guarded, Rules, guarded_wsgi, names_of
-from pipeline.pages.warm import Warm
+
+if TYPE_CHECKING:
+    from pipeline.pages.warm import Warm
 
 
 def prefect(host: str, port: int, bound: int | None, more: list[str], runs: Path | None) -> None:
@@ -29,8 +31,6 @@ def prefect(host: str, port: int, bound: int | None, more: list[str], runs: Path
     import uvicorn
     from prefect.server.api.server import create_app
     from prefect.settings import get_current_settings
-
-    from pipeline.pages.explore import Server, end_without
 
     settings = get_current_settings().server
     _take_turns()
@@ -51,18 +51,23 @@ def prefect(host: str, port: int, bound: int | None, more: list[str], runs: Path
         log_level=settings.logging_level.lower(),
     )
     # Not `fd=`, which uvicorn takes for a Unix socket: without TCP_NODELAY every answer is 40 ms late.
-    server = Server(serving, warm)
+    sockets = None if bound is None else [socket.socket(fileno=bound)]
+    if warm is None:
+        uvicorn.Server(serving).run(sockets)
+        return
+    from pipeline.pages.explore import Server, end_without
+
     try:
-        server.run(None if bound is None else [socket.socket(fileno=bound)])
+        Server(serving, warm).run(sockets)
     finally:
-        if warm is not None:
-            end_without(warm, 128 + signal.SIGTERM)
+        end_without(warm, 128 + signal.SIGINT)
 
 
-def _pages(runs: Path) -> tuple[Any, Warm]:
+def _pages(runs: Path) -> "tuple[Any, Warm]":
     """The pages of a folder of runs, whose models leave the devices and half of the cores to trainings; and where they ask."""
     from pipeline.pages.app import application
     from pipeline.pages.runs import Runs
+    from pipeline.pages.warm import Warm
 
     threads = max(1, (os.cpu_count() or 1) // 2)
     warm = Warm(overrides=("device=cpu", f"threads={threads}"))

@@ -221,6 +221,7 @@ class _Pages:
 async def _unless_gone(request: Request, work: Coroutine[Any, Any, T]) -> T | None:
     """Waits for work as long as whoever asked for it does; None: they are gone, and the work is cancelled."""
     task = asyncio.ensure_future(work)
+    task.add_done_callback(lambda done: done.cancelled() or done.exception())  # of one that is gone, nobody asks for it
     try:
         while not task.done():
             await asyncio.wait([task], timeout=_LOOK_SECONDS)

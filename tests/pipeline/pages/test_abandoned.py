@@ -47,8 +47,10 @@ class Serving:
         wait_for(lambda: self.server.started)
 
     async def _counted(self, scope: Any, receive: Any, send: Any) -> None:
-        await self.pages(scope, receive, send)
-        self.ended += 1
+        try:
+            await self.pages(scope, receive, send)
+        finally:
+            self.ended += 1
 
     async def _serve(self) -> None:
         self.loop = asyncio.get_running_loop()
