@@ -9,8 +9,9 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from contextvars import ContextVar
 
 SAME_SECONDS = 3.0
 END_SECONDS = 5.0
@@ -79,6 +80,29 @@ def keep_whole() -> None:
     """Ends `interruptible` early: from now on there is something to save."""
     global _is_interruptible
     _is_interruptible = False
+
+
+class Abandoned(Exception):
+    """Nobody waits for an answer any more."""
+
+
+_IS_GONE: ContextVar[Callable[[], bool] | None] = ContextVar("is_gone", default=None)
+
+
+@contextmanager
+def asked_by(is_gone: Callable[[], bool]) -> Iterator[None]:
+    """Has long work in this thread end with `Abandoned` at its next `check_asker`, once whoever asked for it is gone."""
+    token = _IS_GONE.set(is_gone)
+    try:
+        yield
+    finally:
+        _IS_GONE.reset(token)
+
+
+def check_asker() -> None:
+    """Raises Abandoned if nobody waits for this work any more; loops that take long call it."""
+    if (is_gone := _IS_GONE.get()) is not None and is_gone():
+        raise Abandoned
 
 
 class Interrupt(KeyboardInterrupt):

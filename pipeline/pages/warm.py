@@ -2,6 +2,8 @@
 
 One thread opens and asks them all: PyTorch takes the cores it is given by itself, and whoever serves goes on serving. A run is
 opened again when what it was opened from has changed: the present checkpoint, the configuration, the corpus, the index.
+
+A question whose asker is gone is dropped before it reaches the thread, or stopped where its work looks (`check_asker`).
 """
 
 import asyncio
@@ -10,21 +12,66 @@ import threading
 import time
 from collections import OrderedDict
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
+from queue import SimpleQueue
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from pipeline.pages.examples import Examples
 from pipeline.run.folder import CORPUS, RunFolder
+from pipeline.stopping import Abandoned, asked_by, check_asker
 
 if TYPE_CHECKING:  # torch costs two seconds
     from pipeline.run.opened import Run
 
 T = TypeVar("T")
 KEPT, MOST_WAITING = 3, 16
+
+
+class _Thread:
+    """One thread that does one piece of work after another, and keeps no process from ending."""
+
+    def __init__(self) -> None:
+        self._work: SimpleQueue[Callable[[], None]] = SimpleQueue()
+        self._thread = threading.Thread(target=self._run, name="warm", daemon=True)
+        self._thread.start()
+
+    @property
+    def number(self) -> int | None:
+        return self._thread.ident
+
+    def submit(self, work: Callable[[], T]) -> "tuple[Future[T], threading.Event]":
+        """Has work done in turn, unless nobody wants it any more by then.
+
+        Args:
+            work: to be done.
+
+        Returns:
+            The result, and an event to set once nobody wants it.
+        """
+        future: Future[T] = Future()
+        gone = threading.Event()
+
+        def run() -> None:
+            if gone.is_set():
+                future.cancel()
+            if not future.set_running_or_notify_cancel():
+                return
+            try:
+                with asked_by(gone.is_set):
+                    future.set_result(work())
+            except BaseException as error:
+                future.set_exception(error)
+
+        self._work.put(run)
+        return future, gone
+
+    def _run(self) -> None:
+        while True:
+            self._work.get()()
 
 
 class Busy(RuntimeError):
@@ -98,49 +145,82 @@ class Warm:
 
     Attributes:
         opened: how often one was opened.
+        begun: questions that reached a model.
+        waiting: questions that are asked now, the one that is answered included.
     """
 
     def __init__(self, keep: int = KEPT, overrides: tuple[str, ...] = ()) -> None:
-        self.opened = 0
+        self.opened = self.begun = self.waiting = 0
         self._keep, self._overrides = keep, overrides
         self._kept: OrderedDict[Path, Opened] = OrderedDict()
-        self._thread = ThreadPoolExecutor(1, "warm")
-        self._waiting = 0
-        self._said = _Said(self._thread.submit(threading.get_ident).result())
+        self._thread = _Thread()
+        self._asked: dict[threading.Event, asyncio.Future[Any] | None] = {}
+        self._closed = False
+        self._said = _Said(self._thread.number or 0)
         for room in ("pipeline", "data", "haed"):
             logging.getLogger(room).addHandler(self._said)
 
     async def ask(self, folder: RunFolder, question: Callable[[Opened], T]) -> Answer[T]:
-        """Asks a run.
+        """Asks a run. Cancelled, the question is dropped, or stopped if it is being answered.
 
         Args:
             folder: of the run.
             question: called with it, in the thread of all questions.
 
         Raises:
-            Busy: too many others wait.
+            Busy: too many others wait, or the server ends.
             FileNotFoundError: nothing was trained in the run.
             ValueError: a file of it is damaged or was changed; and what the question raises.
         """
-        if self._waiting >= MOST_WAITING:
-            raise Busy(f"{self._waiting} questions wait already: ask again in a moment")
-        self._waiting += 1
+        if self._closed:
+            raise Busy("the server ends: start it again, and ask then")
+        if self.waiting >= MOST_WAITING:
+            raise Busy(f"{self.waiting} questions wait already: ask again in a moment")
+        self.waiting += 1
+        future, gone = self._thread.submit(lambda: self._ask(folder, question))
+        answer = self._asked[gone] = asyncio.wrap_future(future)
         try:
-            return await asyncio.get_running_loop().run_in_executor(self._thread, self._ask, folder, question)
+            return await answer
+        except (Abandoned, asyncio.CancelledError):
+            if self._closed:
+                raise Busy("the server ends: start it again, and ask then") from None
+            raise
         finally:
-            self._waiting -= 1
+            gone.set()
+            del self._asked[gone]
+            self.waiting -= 1
+
+    def drop(self) -> None:
+        """Takes no more questions, drops those that wait, and asks the one that is answered to stop: the server ends."""
+        self._closed = True
+        for gone, answer in list(self._asked.items()):
+            gone.set()
+            if answer is not None and not answer.get_loop().is_closed():
+                answer.cancel()
+
+    def close(self, seconds: float) -> bool:
+        """The same; whether the thread then rests within so many seconds, so that this process can end in good order."""
+        self.drop()
+        resting, _ = self._thread.submit(lambda: None)
+        with suppress(TimeoutError):
+            resting.result(seconds)
+        return resting.done()
 
     def prepare(self, folder: RunFolder) -> None:
         """Opens a run that will be asked soon, unless others wait; whatever goes wrong, the question will meet again."""
-        if not self._waiting:
-            self._thread.submit(self._ask, folder, _read)
+        if not (self.waiting or self._closed):
+            future, gone = self._thread.submit(lambda: self._ask(folder, _read))
+            self._asked[gone] = None
+            future.add_done_callback(lambda _: self._asked.pop(gone, None))
 
     def _ask(self, folder: RunFolder, question: Callable[[Opened], T]) -> Answer[T]:
         began = time.perf_counter()
         before = self.opened
         found = self._open(folder)
         begun, run = time.perf_counter(), found.run
+        check_asker()  # opening a run may have taken long; the next question finds it open
         self._said.lines.clear()
+        self.begun += question is not _read
         value = question(found)
         opening = begun - began if self.opened > before else 0.0
         seconds = time.perf_counter() - begun

@@ -38,6 +38,7 @@ from pipeline.run.memory import build_system, check_memory
 from pipeline.run.spaces.probe import Probe
 from pipeline.run.spaces.queries import Text, Texts, parse, to_bytes, to_texts
 from pipeline.run.windows import Scored, grid, overlapping
+from pipeline.stopping import check_asker
 
 log = logging.getLogger(__name__)
 MOST_NEXT = 10_000  # chunks that `Run.next` lists
@@ -232,6 +233,7 @@ class Run:
         stride = stride or max(1, self.options.batch.context // 2)
         with torch.no_grad(), self.compute.precision():
             for part in overlapping(documents, self.chunker.k, self.options.batch.context, stride, at_once):
+                check_asker()
                 yield Scored.of(self.likelihood, part)
 
     def sample(self, prompt: Text = "", samples: int = 1, options: SampleOptions | None = None) -> list[bytes]:
@@ -252,6 +254,7 @@ class Run:
             closed = Windows.of(given.tokens[:, :-1], given.lengths[:, :-1])
             sampler = make_sampler(system, closed, samples)
             for _ in range(how.chunks):
+                check_asker()
                 new = sampler.chunk(draw, opened)
                 skip = 0 if opened is None else len(opened)
                 opened = None

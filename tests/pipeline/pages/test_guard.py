@@ -66,6 +66,25 @@ def port() -> Iterator[int]:
         ("GET", {"Host": "evil.example:PORT", "Origin": "http://evil.example:PORT"}, 403),
         ("GET", {"Host": "127.0.0.1.evil.example:PORT"}, 403),
         ("GET", {"Host": ""}, 403),
+        *(
+            ("GET", {"Sec-Fetch-Site": site, "Sec-Fetch-Mode": mode, "Sec-Fetch-Dest": what, **more}, status)
+            for site, mode, what, more, status in (
+                ("cross-site", "navigate", "document", {}, 200),  # a link that is followed
+                ("none", "navigate", "document", {}, 200),
+                ("same-origin", "navigate", "iframe", {}, 200),
+                ("same-origin", "no-cors", "image", {}, 200),
+                ("cross-site", "navigate", "iframe", {}, 403),
+                ("cross-site", "navigate", "frame", {}, 403),
+                ("cross-site", "navigate", "embed", {}, 403),
+                ("cross-site", "navigate", "object", {}, 403),
+                ("same-site", "navigate", "iframe", {}, 403),  # another port of this machine
+                ("cross-site", "no-cors", "image", {}, 403),
+                ("same-site", "no-cors", "script", {}, 403),
+                ("cross-site", "no-cors", "empty", {}, 403),
+                ("cross-site", "navigate", "document", {"Sec-Purpose": "prefetch;prerender"}, 403),
+                ("cross-site", "cors", "empty", {"Origin": "https://ours.example"}, 200),
+            )
+        ),
     ],
 )
 def test_only_who_addresses_the_server_by_its_name_is_answered(
@@ -126,3 +145,30 @@ def test_the_same_rules_for_wsgi(given: dict[str, Any], status: str) -> None:
 
     answered = guarded_wsgi(inner, Rules(LOOPBACK))(given, lambda status, headers: said.append(status))
     assert said == [status] and (answered == [b"yes"]) == (status == "200 OK")
+
+
+def test_no_answer_may_be_framed_guessed_at_or_embedded_elsewhere(port: int) -> None:
+    with urllib.request.urlopen(f"http://127.0.0.1:{port}/", timeout=120) as answer:
+        assert (
+            answer.headers["X-Frame-Options"] == "SAMEORIGIN" and answer.headers["X-Content-Type-Options"] == "nosniff"
+        )
+        assert answer.headers["Referrer-Policy"] == answer.headers["Cross-Origin-Resource-Policy"] == "same-origin"
+        assert "frame-ancestors 'self'" in answer.headers["Content-Security-Policy"]
+
+
+def test_tensorboard_may_not_be_framed_elsewhere_either() -> None:
+    def board(environment: dict[str, Any], start_response: Any) -> list[bytes]:
+        start_response("200 OK", [("Content-Security-Policy", "default-src 'self'")])
+        return [b"yes"]
+
+    def answered(**environment: str) -> tuple[str, list[tuple[str, str]]]:
+        said: list[Any] = []
+        guarded = guarded_wsgi(board, Rules(LOOPBACK))
+        guarded({"HTTP_HOST": "127.0.0.1:6006"} | environment, lambda *given: said.append(given))
+        return said[0][0], said[0][1]
+
+    status, headers = answered()
+    assert status == "200 OK" and ("x-frame-options", "SAMEORIGIN") in headers
+    assert ("Content-Security-Policy", "frame-ancestors 'self'") in headers and len(headers) == 6
+    framed = {"HTTP_SEC_FETCH_SITE": "cross-site", "HTTP_SEC_FETCH_MODE": "navigate", "HTTP_SEC_FETCH_DEST": "iframe"}
+    assert answered(**framed)[0] == "403 Forbidden"
