@@ -89,6 +89,7 @@ class Source(ABC):
         needs: of what is no text: the chunker to set.
         is_text: gives text, which is looked at while it passes.
         looked_at: bytes of a document's beginning that were looked at before, and are not again.
+        whole_files: a document is a file, or its part `NAME@OFFSET` where it is cut among splits.
         prose: a file such as README.md can be a document of this kind.
     """
 
@@ -97,6 +98,7 @@ class Source(ABC):
     needs = ""
     is_text = False
     looked_at = 0
+    whole_files = False
     prose = True
 
     def __init__(self, options: SourceOptions) -> None:
