@@ -275,8 +275,7 @@ def test_ends_of_lines_become_lf_and_copies_are_found(tmp_path: Path, suffix: st
     """The same text, whatever ends its lines, is in one split, and once."""
     for name, content in {"a": LINES, "b": AS_CRLF, "c": AS_CR}.items():
         (tmp_path / f"train-{name}.txt{suffix}").write_bytes(COMPRESS[suffix](content))
-    found = documents(source("text", tmp_path, newlines="lf"), size)
-    assert joined(found, "train") == LINES * 3
+    assert joined(documents(source("text", tmp_path, newlines="lf"), size), "train") == LINES
     for name in "abc":
         (tmp_path / f"train-{name}.txt{suffix}").rename(tmp_path / f"{name}.txt{suffix}")
     made = source("text", tmp_path, newlines="lf", valid_percent=0)
