@@ -31,7 +31,7 @@ from data.sharding.progress import UNFINISHED, Listener, Watch
 from data.sharding.spool import spooled, sweep_spools
 from data.shards import Shard
 from data.sources.source import Input, Source, Unlike, make_source
-from data.sources.splits import SPLITS, describe, some_of
+from data.sources.splits import SPLITS, Allotted, describe, some_of
 from data.statistics import Statistics
 
 log = logging.getLogger(__name__)
@@ -54,7 +54,7 @@ def plan(corpora: Corpora) -> Plan:
     made, kind = make_source(source), chunker_class(chunker.kind)
     inputs = list(made.inputs(limit, chunker.k if kind.fixed else 1))
     if not inputs:
-        raise ValueError(f"source.path={source.path} has no document of source.kind={source.kind}")
+        raise ValueError(_say_what_is_empty(source, made.record.manifest(), made.remarks, list(SPLITS)))
     if not made.record.files:  # a source that did not ask for `places`
         for item in inputs:
             made.record.files.setdefault(item.splits, []).append(item.name)
@@ -193,10 +193,9 @@ def _checked(work: Plan, records: list[PartRecord]) -> Manifest:
     empty = [split for split in SPLITS if not any(each.shards.get(split) for each in records)]
     remarks = sum((Counter(each.remarks) for each in records), Counter())
     if "train" in empty:
-        raise ValueError(_say_what_is_empty(work, remarks, len(empty) == len(SPLITS)))
+        raise ValueError(_say_what_is_empty(source.options, work.head["splits"], remarks, empty))
     notes = [f"{remark}: {count:,}" for remark, count in sorted(remarks.items())]
-    documents = sum(shard.documents for each in records for own in each.shards.values() for shard in own)
-    notes += describe_looks((each.looked for each in records), documents)
+    notes += describe_looks([each.looked for each in records])
     notes += [f"{split} is empty" for split in empty]
     notes += _uneven(records, source.options.valid_percent) if work.head["splits"]["by"] == "hashed" else []
     for note in notes:
@@ -208,29 +207,33 @@ def _checked(work: Plan, records: list[PartRecord]) -> Manifest:
     return head
 
 
-def _say_what_is_empty(work: Plan, remarks: Mapping[str, int], all_of_it: bool) -> str:
-    """Why there is nothing for training: there is no document at all, or none in what is for training, or a hash took all."""
-    options, splits = work.parts[0].source, work.head["splits"]
+def _say_what_is_empty(options: SourceOptions, splits: Allotted, remarks: Mapping[str, int], empty: list[str]) -> str:
+    """Why there is nothing for training: no document at all, none in the files that are for training, or all were held out.
+
+    Args:
+        options: of the source.
+        splits: which file goes where.
+        remarks: what was left out, and how often.
+        empty: splits without a document.
+    """
     where = f"source.path={options.path}"
-    train = {places: names for places, names in splits["files"].items() if "train" in places.split(", ")}
-    if not all_of_it and not (splits["by"] == "stated" and train.keys() == {"train"}):
-        how = "by source.valid_pattern= and source.test_pattern="
+    train = {places: files for places, files in splits["files"].items() if "train" in places.split(", ")}
+    if any(split not in empty for places in train for split in places.split(", ")):
+        patterns = "source.valid_pattern= and source.test_pattern="
         if splits["by"] == "patterns":
-            return f"{where}: nothing is left for training: {how[3:-1]} match every document. Let some match neither"
+            return f"{where}: nothing is left for training: {patterns} match every document. Let some match neither"
         return (
             f"{where}: nothing is left for training: every document fell to valid or test. Give more, or say which are "
-            f"which {how}"
+            f"which by {patterns}"
         )
-    files = (splits["files"] if all_of_it else train).values()
-    names = [name for listed in files for name in listed["names"]]
-    count = sum(listed["count"] for listed in files)
-    what = some_of(names, count) if names else options.kind
-    kind = "document" if all_of_it else "document for training"
-    fields = options.kind in ("jsonl", "datasets", "webdataset")
+    names = [name for files in train.values() for name in files["names"]]
     why = [f"{remark}: {number:,}" for remark, number in sorted(remarks.items())]
-    why += [f"source.field={options.field}"] if fields and why else []
-    reason = f" ({'; '.join(why)})" if why else ""
-    return f"{where} has no {kind}: there is nothing in {what}{reason}. Give files that hold some"
+    if options.kind in ("jsonl", "datasets", "webdataset"):
+        why.append(f"source.field={options.field}")
+    return (
+        f"{where} has no document{'' if len(empty) == len(SPLITS) else ' for training'}: there is nothing in "
+        f"{some_of(names, sum(files['count'] for files in train.values()))}{' (' + '; '.join(why) + ')' if why else ''}"
+    )
 
 
 def _uneven(records: list[PartRecord], percent: int) -> list[str]:

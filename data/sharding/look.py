@@ -1,142 +1,133 @@
 """What is odd about texts, found while they pass: ends of lines, NUL bytes, bytes that are no UTF-8, marks."""
 
 import codecs
+import re
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 from data.sources.magic import foreign
 from data.sources.source import Piece
 from data.sources.splits import Listed, some_of
 
-_SHOWN = 3  # names of documents that are kept of each kind
-_LF, _CRLF, _CR = "LF", "CRLF", "CR"
-_ENDS = {_CRLF: "CRLF (Windows)", _CR: "CR alone (old Mac)"}
+_KEPT = 100  # names of a kind that a part keeps
+_LF, _CRLF, _CR, _ENDS = "LF", "CRLF", "CR", "ends"
+_CUT = re.compile(r"@\d+$")
+_INSIDE = bytes(range(0x80, 0xC0))  # bytes of UTF-8 that begin no character
 _NOTES = {
-    "nul": "NUL bytes, which no text has; the bytes are read as they are",
-    "encoding": "bytes that are no UTF-8: another encoding, or binary; the bytes are read as they are",
-    "mark": "a byte order mark of UTF-8 at the beginning, which is read as three bytes of text",
-    "foreign": "a beginning as of a file that is no text (a PDF, a zip, a picture, …); the bytes are read as they are",
+    "NUL": "NUL bytes, which no text has; the bytes are read as they are",
+    "encoding": "bytes that are no UTF-8 (another encoding, or binary); the bytes are read as they are",
+    "mark": "a byte order mark of UTF-8 at the beginning, which is read as text",
+    "foreign": "begins as a file that is no text (a PDF, a zip, …); the bytes are read as they are",
 }
 
 
 @dataclass
 class Looked:
-    """What was found in some documents.
+    """What was found in the texts of a part.
 
     Attributes:
         lines: number of lines by how they end.
-        odd: number of documents by what is odd about them, and the first names. A document that began in an earlier part
-            is named, but not counted.
+        odd: texts by what is odd about them: their number, and the first names. One that began in an earlier part is named,
+            and counted only among few.
     """
 
     lines: Counter[str] = field(default_factory=Counter)
     odd: dict[str, Listed] = field(default_factory=dict)
 
-    def add(self, reason: str, name: str, count: int = 1) -> None:
-        """Adds a document."""
+    def add(self, reason: str, name: str, is_new: bool) -> None:
+        """Adds a text, unless it is known."""
         found = self.odd.setdefault(reason, {"count": 0, "names": []})
-        found["count"] += count
-        if len(found["names"]) < _SHOWN and name not in found["names"]:
-            found["names"].append(name)
+        if name not in found["names"]:
+            if len(found["names"]) < _KEPT:
+                found["names"].append(name)
+                found["count"] += 1
+            else:
+                found["count"] += is_new
 
 
 class Look:
-    """Looks at the documents of a part, piece by piece.
+    """Looks at the texts of a part, piece by piece.
 
     Args:
-        skip: bytes of each document's beginning that were looked at before; ends of lines are counted there as well.
+        skip: bytes of each beginning that were looked at before; of these ends of lines alone are counted.
+        whole_files: a text is a file, whose name may have an offset behind it.
     """
 
-    def __init__(self, skip: int) -> None:
-        self.found, self.skip = Looked(), skip
-        self._is_first = True
-        self._begin(False)
+    def __init__(self, skip: int, whole_files: bool) -> None:
+        self.found, self.skip, self.whole_files = Looked(), skip, whole_files
+        self._begin(None, False)
 
-    def _begin(self, continues: bool) -> None:
+    def _begin(self, name: str | None, goes_on: bool) -> None:
+        self._name, self._goes_on = name, goes_on  # it began in an earlier part
         self._decoder = codecs.getincrementaldecoder("utf-8")()
-        self._reasons = set[str]()
-        self._position = 0
-        self._began_before, self._ends_in_cr = continues, False
+        self._known = set[str]()
+        self._position, self._ends_in_cr = 0, False
 
     def at(self, piece: Piece) -> None:
         """Looks at the next piece."""
-        continues_here = piece.continues and not self._is_first
-        if not continues_here:
-            self._begin(piece.continues)
-        self._is_first = False
-        data = piece.data
-        for reason in self._odd(data):
-            if reason not in self._reasons:
-                self._reasons.add(reason)
-                self.found.add(reason, piece.name, 0 if self._began_before else 1)
-        self._position += len(data)
+        if not piece.continues or self._name is None:
+            self._begin(_CUT.sub("", piece.name) if self.whole_files else piece.name, piece.continues)
+        for reason in [*self._count_ends(piece.data), *self._look_at(piece.data)]:
+            if reason not in self._known:
+                self._known.add(reason)
+                self.found.add(reason, str(self._name), not self._goes_on)
+        self._position += len(piece.data)
 
-    def _odd(self, data: bytes) -> Iterator[str]:
-        yield from self._count_ends(data)
-        begins = not self._position and not self._began_before
-        if begins and data.startswith(codecs.BOM_UTF8):
-            yield "mark"
-        if begins and not self.skip and not data[:1].isalnum() and foreign(data[:16]):
-            yield "foreign"
-        rest = data[max(0, self.skip - self._position) :] if not self._began_before else data
-        if b"\0" in rest:
-            yield "nul"
-        if "encoding" in self._reasons or (data.isascii() and not self._decoder.getstate()[0]):
+    def _look_at(self, data: bytes) -> Iterator[str]:
+        """What is odd, but for ends of lines."""
+        seen = 0 if self._goes_on else max(0, self.skip - self._position)  # was looked at before, and is said
+        if b"\0" in data:
+            if b"\0" in data[:seen]:
+                self._known.add("NUL")
+            yield "NUL"
+        if not self._position and not self._goes_on:
+            if data.startswith(codecs.BOM_UTF8):
+                yield "mark"
+            if not self.skip and foreign(data[:64]):
+                yield "foreign"
+        if "encoding" in self._known or (data.isascii() and not self._decoder.getstate()[0]):
             return
-        if self._began_before and not self._position:
-            data = data.lstrip(bytes(range(0x80, 0xC0)))  # a range may begin inside of a character
         try:
-            self._decoder.decode(data)
+            # A range of a file may begin inside of a character.
+            self._decoder.decode(data.lstrip(_INSIDE) if self._goes_on and not self._position else data)
         except UnicodeDecodeError as error:
-            if self._began_before or self._position + error.end > self.skip:
-                yield "encoding"
-            else:
-                self._reasons.add("encoding")  # said before
+            if error.end <= seen:
+                self._known.add("encoding")
+            yield "encoding"
 
     def _count_ends(self, data: bytes) -> Iterator[str]:
-        lines = self.found.lines
-        feeds = data.count(b"\n")
-        if b"\r" in data or self._ends_in_cr:
+        lines, feeds = self.found.lines, data.count(b"\n")
+        if self._ends_in_cr and data.startswith(b"\n"):  # the pair lies between two pieces
+            lines[_CR] -= 1
+            lines[_CRLF] += 1
+            feeds -= 1
+        if b"\r" in data:
             pairs = data.count(b"\r\n")
-            alone = data.count(b"\r") - pairs
-            if self._ends_in_cr and data.startswith(b"\n"):  # the pair lies between two pieces
-                lines[_CR] -= 1
-                lines[_CRLF] += 1
-                feeds -= 1
             lines[_CRLF] += pairs
-            lines[_CR] += alone
+            lines[_CR] += data.count(b"\r") - pairs
             feeds -= pairs
-            if pairs or alone:
-                yield "ends"
+            yield _ENDS
         lines[_LF] += feeds
         self._ends_in_cr = data.endswith(b"\r")
 
 
-def describe_looks(looks: Iterable[Looked], documents: int) -> Iterator[str]:
-    """A sentence for each thing that is odd about the documents of all parts.
-
-    Args:
-        looks: what was found in each part, in their order.
-        documents: their number.
-    """
-    whole, numbers = Looked(), Counter[str]()
-    for each in looks:
-        whole.lines += each.lines
-        for reason, listed in each.odd.items():
-            numbers[reason] += listed["count"]
-            for name in listed["names"]:
-                whole.add(reason, name, 0)
-    for reason, listed in whole.odd.items():
-        count = max(numbers[reason], len(listed["names"]))
-        names = some_of(listed["names"], len(listed["names"])) + (", …" if count > len(listed["names"]) else "")
-        many = f"{count:,} of {documents:,} documents ({names})"
-        if reason != "ends":
-            yield f"{many} have {_NOTES[reason]}"
+def describe_looks(looks: Sequence[Looked]) -> Iterator[str]:
+    """A sentence for each thing that is odd about the texts of all parts, in their order."""
+    lines = sum((each.lines for each in looks), Counter[str]())
+    for reason in dict.fromkeys(reason for each in looks for reason in each.odd):
+        found = [each.odd[reason] for each in looks if reason in each.odd]
+        names = list(dict.fromkeys(name for each in found for name in each["names"]))
+        all_named = all(each["count"] == len(each["names"]) for each in found)
+        count = len(names) if all_named else sum(each["count"] for each in found)
+        what = some_of(names, count, "texts")
+        if reason != _ENDS:
+            yield f"{what}: {_NOTES[reason]}"
             continue
-        total = whole.lines.total()
-        ends = " and ".join(f"{whole.lines[end]:,} in {said}" for end, said in _ENDS.items() if whole.lines[end])
+        total = lines.total()
+        ends = [f"{lines[_CRLF]:,} end in CRLF (Windows)"] * bool(lines[_CRLF])
+        ends += [f"{lines[_CR]:,} end in CR alone (old Mac)"] * bool(lines[_CR])
         yield (
-            f"{many} have lines that do not end in LF: of {total:,} lines {ends}. Words before them make other chunks than "
-            "before LF; source.newlines=lf makes all ends LF"
+            f"{what}: of all {total:,} lines {' and '.join(ends)}. A word before them makes another chunk than before LF, and "
+            "prompts have LF: source.newlines=lf makes all ends LF"
         )

@@ -185,7 +185,7 @@ def write_part(part: Part) -> None:
 def _write_shards(part: Part, folder: Path) -> None:
     source, chunker = make_source(part.source), make_chunker(part.chunker, part.fitted)
     writers: dict[str, ShardWriter] = {}
-    look = Look(source.looked_at)
+    look = Look(source.looked_at, source.whole_files)
     for item in part.inputs:
         try:
             for piece in _pieces(source, item):

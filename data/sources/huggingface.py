@@ -38,7 +38,12 @@ class DatasetsSource(Source):
         path = str(self.options.path)
         there = sorted(each for each in Path(path).rglob("*") if each.is_file())
         stamp = tuple((str(each), each.stat().st_size, each.stat().st_mtime_ns) for each in there)
-        splits = _load(path, self.options.config, self.options.revision, stamp)
+        try:
+            splits = _load(path, self.options.config, self.options.revision, stamp)
+        except (IndexError, ValueError) as error:  # as `datasets` says it of files without rows
+            if isinstance(error, IndexError) or "corresponds to no data" in str(error):
+                raise ValueError(f"source.path={path} has no document: its files hold no rows") from error
+            raise
         for name, rows in splits.items():
             if not _holds_strings(rows.features.get(self.options.field)):
                 raise ValueError(_explain(f"{self.options.path}, split {name!r}", rows.features, self.options.field))
@@ -61,7 +66,13 @@ class DatasetsSource(Source):
         """A document a row."""
         rows = self.splits[item.name].select_columns([self.options.field])
         for start in range(item.start, item.stop or 0, _ROWS):
-            texts = rows[start : min(start + _ROWS, item.stop or 0)][self.options.field]
+            try:
+                texts = rows[start : min(start + _ROWS, item.stop or 0)][self.options.field]
+            except UnicodeDecodeError as error:
+                raise ValueError(
+                    f"{self.options.path}, split {item.name!r}: a text in the rows from {start:,} on is not UTF-8, as strings "
+                    f"have to be: {error}"
+                ) from error
             for number, text in enumerate(texts, start):
                 if text:
                     data = self.lf(text.encode("utf-8", "surrogatepass"))

@@ -11,11 +11,8 @@ from data.sources.files import SUFFIXES, open_stream
 
 _UNPACK = "unpack it, and give the texts"
 _NAME = f"name it by its compression ({', '.join(SUFFIXES)}), and it is read through it"
-_PICTURES, _SOUND, _ROWS = (
-    "source.kind=images reads pictures",
-    "source.kind=audio reads WAV and FLAC",
-    "source.kind=datasets",
-)
+_PICTURES, _ROWS = "source.kind=images reads pictures", "source.kind=datasets"
+_SOUND = "source.kind=audio reads WAV and FLAC"
 _TO_PNG, _TO_WAV = "convert it into PNG for source.kind=images", "convert it into WAV for source.kind=audio"
 _OWN, _LEAVE = "write a source of your own (docs/data.md)", "leave it out by source.pattern="
 HEAD = 8192  # bytes of a file or member that are looked at
@@ -27,8 +24,12 @@ _MARKS = {  # the longer mark begins as the shorter one
 }
 _WIDE = {"utf_16_le": "UTF-16LE", "utf_16_be": "UTF-16BE", "utf_32_le": "UTF-32LE", "utf_32_be": "UTF-32BE"}
 _ODD = 0.01  # share of characters that are controls or unassigned, beyond which bytes are no text of that encoding
-_ICONV = {"latin_1": "LATIN1", "mac_roman": "MACINTOSH", "shift_jisx0213": "SHIFT_JISX0213"}  # else as Python's name
-_NOT_IN_ICONV = re.compile(r"cp1006|cp720|.*_2004|hz|iso2022_.*|kz1048|mac_(greek|iceland|latin2|turkish)|ptcp154")
+_LEGACY = {  # encodings that are guessed at, by Python's names, and what `iconv` calls them
+    **{f"cp{number}": f"CP{number}" for number in (1252, 1250, 1251, 1253, 1254, 1255, 1256, 1257, 866, 932, 949)},
+    **{"koi8_r": "KOI8-R", "koi8_u": "KOI8-U", "iso8859_2": "ISO8859-2", "tis_620": "TIS-620"},
+    **{"gb18030": "GB18030", "big5": "BIG5", "euc_jp": "EUC-JP"},
+}
+_ALIKE = ("cp1250", "cp1254", "cp1257", "iso8859_2")  # of Latin letters: most are where CP1252 has them
 _DECOMPRESS = {".gz": "gzip", ".tgz": "gzip", ".xz": "xz", ".txz": "xz", ".bz2": "bzip2", ".zst": "zstd"}
 _MAGIC = (
     (b"PK\x03\x04", "a zip", _UNPACK),
@@ -156,8 +157,11 @@ def _guess_encoding(head: bytes) -> str | None:
     from charset_normalizer import from_bytes
 
     for cut in range(min(4, len(head))):  # a character may be cut at the end
-        if best := from_bytes(head[: len(head) - cut]).best():
-            return best.encoding
+        part = head[: len(head) - cut]
+        if best := from_bytes(part, cp_isolation=[*_WIDE, *_LEGACY]).best():
+            found = best.encoding
+            alike = found in _ALIKE and part.decode(found) == part.decode("cp1252", "replace")
+            return "cp1252" if alike else found
     return None
 
 
@@ -166,15 +170,6 @@ def _is_plausible(head: bytes, encoding: str) -> bool:
     text = codecs.getincrementaldecoder(encoding)("replace").decode(head)
     odd = sum(each not in "\t\n\r\f" and unicodedata.category(each) in ("Cc", "Cn", "Co", "Cs") for each in text)
     return odd + text.count("\ufffd") <= _ODD * len(text)
-
-
-def iconv_name(encoding: str) -> str | None:
-    """The name that `iconv` has for an encoding of Python's; None: it has none."""
-    if encoding in _WIDE:
-        return _WIDE[encoding]
-    if _NOT_IN_ICONV.fullmatch(encoding):
-        return None
-    return _ICONV.get(encoding, encoding.replace("_", "-").upper())
 
 
 def _is_spooled(path: str) -> bool:
@@ -215,7 +210,7 @@ def doubtful(head: bytes, is_file: bool = True) -> str | None:
         return None
     if not is_file:
         return "no text in UTF-8: another encoding, which `iconv -f … -t UTF-8` converts, or binary"
-    name = iconv_name(_guess_encoding(head) or "") or "…"
+    name = _LEGACY.get(_guess_encoding(head) or "", "…")
     perhaps = "" if name == "…" else f" (perhaps {name})"
     return f"no text in UTF-8: another encoding{perhaps}, which `iconv -f {name} -t UTF-8` converts, or binary"
 

@@ -91,6 +91,7 @@ class Source(ABC):
         needs: of what is no text: the chunker to set.
         is_text: gives text, which is looked at while it passes.
         looked_at: bytes of a document's beginning that were looked at before, and are not again.
+        whole_files: a document is a file, or its part `NAME@OFFSET` where it is cut among splits.
         prose: a file such as README.md can be a document of this kind.
     """
 
@@ -99,6 +100,7 @@ class Source(ABC):
     needs = ""
     is_text = False
     looked_at = 0
+    whole_files = False
     prose = True
 
     def __init__(self, options: SourceOptions) -> None:
@@ -224,16 +226,16 @@ class Source(ABC):
         They are left out where the others are no such texts (`prose` is false) or state a split, and they do not. Where
         nothing else is there, they are the data.
         """
-        if self.options.valid_pattern or self.options.test_pattern:
-            return files
-        about = [file for file in files if is_about(file.name) and self.is_note(file)]
-        others = [file for file in files if file not in set(about)]
-        if self.prose and not any(self.stated_split(file.name) for file in others):
+        about = {file for file in files if is_about(file.name) and self.is_note(file)}
+        others = [file for file in files if file not in about]
+        patterns = self.options.valid_pattern or self.options.test_pattern  # then all names say where they go
+        if self.prose and (patterns or not any(self.stated_split(file.name) for file in others)):
             return files
         if not others:
             return files
-        for file in about:
-            self.record.leave_out("about the data, by their names", file.name)
+        for file in files:
+            if file in about:
+                self.record.leave_out("about the data, by their names", file.name)
         return others
 
     def is_note(self, file: File) -> bool:
@@ -272,9 +274,9 @@ class Source(ABC):
         """The files without repeated ones: of those in several splits the one held out is kept, else the first."""
         sizes = Counter(file.size for file in files)
         some = [file for file in files if sizes[file.size] > 1]
-        if (
-            self.record.by == "hashed" and len(files) > 1
-        ):  # then the contents are needed anyway, also those of compressed ones
+        if self.is_text and self.options.newlines == "lf":
+            some = files  # copies may have other sizes
+        elif self.record.by == "hashed" and len(files) > 1:  # then the contents are needed, also of compressed ones
             some = [file for file in files if self.single(file)] or some
         kept: dict[bytes, File] = {}
         for file, digest in sorted(self._digests(some), key=lambda each: -SPLITS.index(found[each[0].name][0])):

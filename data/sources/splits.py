@@ -116,8 +116,10 @@ class Record:
             self.files.setdefault(places, []).append(name)
         if not any("train" in places for places in self.files):
             others = " and ".join(sorted({split for places in self.files for split in places}))
+            empty = self.left_out.get("empty", [])
+            but = f" ({some_of(empty, len(empty))}: 0 bytes)" if empty else ""
             raise ValueError(
-                f"{where}: nothing is left for training, it all goes to {others}: give more, or say which are which by "
+                f"{where}: nothing is left for training, it all goes to {others}{but}: give more, or say which are which by "
                 "source.valid_pattern= and source.test_pattern="
             )
 
@@ -143,9 +145,9 @@ def describe(record: Allotted) -> Iterator[str]:
         yield f"  {note}"
 
 
-def some_of(names: list[str], count: int) -> str:
+def some_of(names: list[str], count: int, kind: str = "files") -> str:
     """The first of so many names, for a message."""
-    more = f", … ({count:,} files)" if count > _SHOWN else ""
+    more = f", … ({count:,} {kind})" if count > _SHOWN else ""
     return ", ".join(repr(name)[1:-1] for name in names[:_SHOWN]) + more
 
 

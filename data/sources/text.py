@@ -69,7 +69,7 @@ class TextSource(Texts):
     empty (few files), every file is cut in three, 90/5/5, between paragraphs if it has any.
     """
 
-    looked_at = HEAD
+    looked_at, whole_files = HEAD, True
 
     def single(self, file: File) -> bool:
         """Every file is a document."""

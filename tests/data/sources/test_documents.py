@@ -3,6 +3,9 @@
 import gzip
 import json
 import lzma
+import re
+import shutil
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -63,6 +66,77 @@ def test_a_line_without_end_is_refused(tmp_path: Path, monkeypatch: pytest.Monke
     (tmp_path / "train.jsonl").write_bytes(b'{"text": "' + b"x" * 5000)
     with pytest.raises(ValueError, match="longer than the 1,000 bytes"):
         documents(source("jsonl", tmp_path))
+
+
+RECORDS = [{"id": number, "text": f"record {number} says é"} for number in range(60)]
+PRETTY = "\n".join(json.dumps(record, indent=1) for record in RECORDS)
+NO_LINES: dict[str, tuple[bytes, str]] = {
+    "an array": (json.dumps(RECORDS).encode(), "is one JSON array, not an object per line"),
+    "an array in lines": (json.dumps(RECORDS, indent=2).encode(), "is one JSON array, not an object per line"),
+    "an array of strings": (json.dumps([r["text"] for r in RECORDS]).encode(), "is one JSON array"),
+    "objects over lines": (PRETTY.encode(), "has a JSON object over several lines, not one per line"),
+    "one behind the other": ("".join(map(json.dumps, RECORDS)).encode(), "is not JSON: Extra data"),
+    "old Mac": ("\r".join(map(json.dumps, RECORDS)).encode(), "is not JSON: Extra data"),
+    "in a field": (json.dumps({"version": 1, "my data": RECORDS}).encode(), "make a line of each in 'my data'"),
+    "strings": ("\n".join(json.dumps(r["text"]) for r in RECORDS).encode(), "has no field 'text' .no object."),
+    "UTF-16": ("\n".join(map(json.dumps, RECORDS)).encode("utf-16"), "is text in UTF-16LE with a mark"),
+    "UTF-16 without a mark": ("\n".join(map(json.dumps, RECORDS)).encode("utf-16-be"), "is text in UTF-16BE without a"),
+}
+
+
+@pytest.mark.skipif(not (shutil.which("jq") and shutil.which("iconv")), reason="there is no jq or no iconv")
+@pytest.mark.parametrize("suffix", ["", ".gz"])
+@pytest.mark.parametrize("case", NO_LINES)
+def test_json_that_is_not_in_lines_is_named_and_the_advice_makes_lines(tmp_path: Path, case: str, suffix: str) -> None:
+    content, message = NO_LINES[case]
+    path = tmp_path / f"my data.json{suffix}"
+    path.write_bytes(COMPRESS[suffix](content))
+    with pytest.raises(ValueError, match=f"my data.json{suffix}.* {message}") as error:
+        documents(source("jsonl", path))
+    (command,) = re.findall("`(.*)`", str(error.value))
+    subprocess.run(["bash", "-ec", command], cwd=tmp_path, check=True)
+    found = documents(source("jsonl", tmp_path / "NEW"))
+    assert sorted(text.decode() for each in found.values() for _, text in each) == sorted(
+        str(record["text"]) for record in RECORDS
+    )
+
+
+@pytest.mark.parametrize(
+    ("line", "text"),
+    [
+        (b'{"id": %s, "text": "a"}' % (b"7" * 5000), b"a"),
+        (b'{"id": [-%s], "more": {"n": NaN, "i": -Infinity}, "text": "a"}' % (b"7" * 5000), b"a"),
+        (b'\xef\xbb\xbf{"text": "a"}\r', b"a"),
+        (b'{"text": "a", "text": "b"}', b"b"),
+    ],
+)
+def test_all_that_is_json_is_read(tmp_path: Path, line: bytes, text: bytes) -> None:
+    (tmp_path / "train.json").write_bytes(line)
+    read = source("jsonl", tmp_path)
+    assert [data for _, data in documents(read)["train"]] == [text]
+    twice = {"lines have the field twice: its last value was taken": 1}
+    assert +read.remarks == (twice if text == b"b" else {})
+
+
+@pytest.mark.parametrize("late", [0, 2000])
+def test_json_in_another_encoding_is_refused(tmp_path: Path, late: int) -> None:
+    content = b'{"text": "a"}\n' * late + '{"text": "né à côté"}\n'.encode("latin-1") * 9
+    (tmp_path / "train.jsonl").write_bytes(content)
+    with pytest.raises(ValueError, match="train.jsonl.* is no(t UTF-8, as JSON has to be| text in UTF-8: another enc)"):
+        documents(source("jsonl", tmp_path))
+
+
+@pytest.mark.parametrize("kind", ["jsonl", "wikitext"])
+def test_documents_that_differ_in_ends_of_lines_alone_are_in_one_split(tmp_path: Path, kind: str) -> None:
+    texts = [b" \n = Title %d = \n \n a line \n of text %d \n" % (number, number) * 3 for number in range(200)]
+    for name, end in {"a": b"\n", "b": b"\r\n"}.items():
+        made = [text.replace(b"\n", end) for text in texts]
+        lines = [json.dumps({"text": text.decode()}).encode() + b"\n" for text in made]
+        (tmp_path / name).write_bytes(b"".join(lines if kind == "jsonl" else made))
+    found = documents(source(kind, tmp_path, newlines="lf", valid_percent=20), 5000)
+    for each in found.values():
+        data = [text for _, text in each]
+        assert all(b"\r" not in text for text in data) and all(data.count(text) % 2 == 0 for text in data)
 
 
 WIKI = b" \n = First = \n \n text \n = = Section = = \n \n more \n \n = Second = \n \n end \n"

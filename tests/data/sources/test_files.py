@@ -258,3 +258,45 @@ def test_globs(linked: Path) -> None:
     os.mkfifo(linked / "pipe")
     with pytest.raises(ValueError, match="neither a file nor a folder"):
         names(linked / "pipe")
+
+
+def test_braces_stand_for_names_as_in_a_shell(tmp_path: Path) -> None:
+    for name in ("part-000.txt", "part-001.txt", "part-002.txt", "a/x.txt", "b/x.txt", "b/y.md", "{a,b}.txt", "c.txt"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(name)
+
+    def names(path: str, pattern: str = "**/*") -> list[str]:
+        return [file.name for file in list_files(f"{tmp_path}{path}", pattern, "text")]
+
+    assert names("/part-{000..002}.txt") == ["part-000.txt", "part-001.txt", "part-002.txt"]
+    assert names("/part-{002..000..2}.txt") == ["part-000.txt", "part-002.txt"]
+    assert names("/{a,b}/x.txt") == ["a/x.txt", "b/x.txt"] and names("/{a,b}") == ["a/x.txt", "b/x.txt", "b/y.md"]
+    assert names("/{part-00{0,1},c}.txt") == ["c.txt", "part-000.txt", "part-001.txt"]
+    assert names("/{a,b}/*.md") == ["b/y.md"] and names("/*/{x,z}.txt") == ["a/x.txt", "b/x.txt"]
+    assert names("", "{part-001,c}.txt") == ["c.txt", "part-001.txt"]
+    assert names("/{a,b}.txt") == ["{a,b}.txt"]  # a file of just that name
+    with pytest.raises(FileNotFoundError, match="2 of the 5 files or folders are not there: .*part-003.txt, .*004"):
+        names("/part-{000..004}.txt")
+    for odd in ("/{a", "/a}", "/{}", "/{a}"):
+        with pytest.raises(FileNotFoundError, match="no such file or folder"):
+            names(odd)
+
+
+@pytest.mark.parametrize(
+    "braces", ["{0..999999999999}", "{0..9" + "9" * 5000 + "}", "{a,b}" * 40, "{a..z}{a..z}{a..z}{a..z}"]
+)
+def test_braces_that_stand_for_too_much_are_refused_before_anything_is_made(tmp_path: Path, braces: str) -> None:
+    for path, pattern in ((f"{tmp_path}/{braces}.txt", "**/*"), (str(tmp_path), f"{braces}.txt")):
+        with pytest.raises(ValueError, match="its braces stand for more than 100,000 names"):
+            list_files(path, pattern, "text")
+
+
+def test_what_is_empty_is_named(tmp_path: Path) -> None:
+    for name in ("a.txt", "b.txt"):
+        (tmp_path / name).touch()
+    with pytest.raises(ValueError, match=r"has no data: all 2 files there are empty .0 bytes.: a.txt, b.txt"):
+        list_files(str(tmp_path), "**/*", "text")
+    with pytest.raises(ValueError, match=r"has no data: a.txt is empty .0 bytes."):
+        list_files(str(tmp_path / "a.txt"), "**/*", "text")
+    with pytest.raises(ValueError, match=r"has no data: no file there matches source.pattern=\*.md"):
+        list_files(str(tmp_path), "*.md", "text")

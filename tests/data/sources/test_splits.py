@@ -80,16 +80,70 @@ def test_a_file_that_states_no_split_beside_others_is_refused(tmp_path: Path, ki
         assert found.manifest["splits"]["by"] == ("stated" if "pattern" in way else "patterns")
 
 
+NO_DATA = {
+    "hidden": [".DS_Store"],
+    "checksums": ["SHA256SUMS", "md5sum.txt", "train.txt.sha256"],
+    "no data by their names": ["Thumbs.db", "_metadata", "dataset_info.json", "desktop.ini", "train.txt~"],
+    "about the data, by their names": [
+        "CITATION.cff",
+        "LICENSE",
+        "LICENSE-MIT.txt",
+        "NOTICE",
+        "README.md",
+        "README_en.rst",
+    ],
+}
+
+
 @each_kind
-def test_a_licence_beside_named_files(tmp_path: Path, kind: str) -> None:
+def test_what_is_no_data_by_its_name_is_left_out_beside_named_files(tmp_path: Path, kind: str) -> None:
     folder = put(tmp_path / "source", kind, "train", "valid", "test")
-    (folder / "LICENSE").write_text("Do what you like.")
-    if kind in ("images", "audio"):
-        said = sharded(folder, tmp_path / "shards", kind).manifest["splits"]
-        assert [each["names"] for each in said["left_out"].values()] == [["LICENSE"]]
+    for name in sum(NO_DATA.values(), []):
+        (folder / name).write_text(f"This is {name}.")
+    said = sharded(folder, tmp_path / "shards", kind).manifest["splits"]
+    left_out = {reason: listed["names"] for reason, listed in said["left_out"].items()}
+    if kind in ("images", "audio"):  # which know their files by the suffix
+        assert set(NO_DATA["about the data, by their names"]) == set(left_out.popitem()[1])
     else:
-        with pytest.raises(ValueError, match="3 of its files state a split by their names, but these do not: LICENSE"):
-            sharded(folder, tmp_path / "shards", kind)
+        assert left_out.pop("about the data, by their names") == NO_DATA["about the data, by their names"]
+    assert {reason: sorted(names) for reason, names in left_out.items()} == {
+        reason: names for reason, names in NO_DATA.items() if reason in left_out
+    }
+    assert len(left_out) == 3 and said["by"] == "stated"
+
+
+@pytest.mark.parametrize("kind", ["jsonl", "wikitext"])
+def test_a_readme_is_no_data_of_kinds_that_are_no_prose(tmp_path: Path, kind: str) -> None:
+    folder = put(tmp_path / "source", kind, "data")
+    (folder / "README.md").write_text("# About\n")
+    said = sharded(folder, tmp_path / "shards", kind).manifest["splits"]
+    assert said["left_out"] == {"about the data, by their names": {"count": 1, "names": ["README.md"]}}
+
+
+def test_files_of_documentation_are_data(tmp_path: Path) -> None:
+    """Where no name states a split, where nothing else is there, and where somebody asks for just these."""
+    folder = put(tmp_path / "source", "text", "one/code", "two/code")
+    for name in ("one", "two"):
+        (folder / name / "README.md").write_text(f"# {name}\n\nThis tells of {name}.\n")
+        (folder / name / "code.md5").write_text(f"0123 {name}\n")
+    assert "one/README.md" in names(sharded(folder, tmp_path / "shards"), "train, valid, test")
+    readmes = sharded(folder, tmp_path / "shards", pattern="**/README.md")
+    assert names(readmes, "train, valid, test") == ["one/README.md", "two/README.md"]
+    sums = sharded(folder, tmp_path / "shards", pattern="**/*.md5")
+    assert names(sums, "train, valid, test") == ["one/code.md5", "two/code.md5"]
+    assert sharded(folder / "one" / "README.md", tmp_path / "shards").counts("train").documents == 1
+    stated = put(tmp_path / "stated", "text", "train/a", "test/b")
+    (stated / "train" / "README.md").write_text("of a project\n")
+    assert "train/README.md" in names(sharded(stated, tmp_path / "shards", valid_percent=0), "train")
+
+
+@pytest.mark.parametrize("suffix", ["tokens", "raw"])
+@pytest.mark.parametrize("kind", ["wikitext", "text"])
+def test_the_names_of_wikitext_state_splits(tmp_path: Path, kind: str, suffix: str) -> None:
+    for split in SPLITS:
+        (tmp_path / f"wiki.{split}.{suffix}").write_text(f" \n = {split} = \n \n words \n")
+    corpus = sharded(tmp_path, tmp_path / "shards", kind)
+    assert [names(corpus, split) for split in SPLITS] == [[f"wiki.{split}.{suffix}"] for split in SPLITS]
 
 
 def test_names_that_nearly_state_a_split_are_said_to_state_none(

@@ -1,6 +1,9 @@
 """WebDataset tars of a user: texts and pictures by extension, and what is wrong with them."""
 
+import gzip
 import io
+import json
+import pickle
 import tarfile
 from pathlib import Path
 from typing import Any
@@ -13,6 +16,8 @@ from PIL import Image
 from data.corpus import Corpus
 from data.options import ChunkerOptions, ShardOptions, SourceOptions
 from data.sharding.build import shard
+from tests.data.sources.test_audio import wav
+from tests.data.sources.test_text import COMPRESS
 
 
 def tars(folder: Path, samples: list[dict[str, Any]], number: int = 3) -> Path:
@@ -93,6 +98,73 @@ def test_what_is_no_document(
 ) -> None:
     with pytest.raises(ValueError, match=message):
         sharded(tars(tmp_path / "mine", samples, 1), **given)
+
+
+@pytest.mark.parametrize("suffix", [".gz", ".xz", ".bz2", ".zst"])
+def test_compressed_members_are_read_through_their_compression(suffix: str, tmp_path: Path) -> None:
+    compress = COMPRESS[suffix]
+    packed = [
+        {f"txt{suffix}": compress(each["txt"].encode()), f"json{suffix}": compress(json.dumps(each["json"]).encode())}
+        for each in SAMPLES
+    ]
+    folder = tars(tmp_path / "mine", packed)
+    wanted = sorted(each["txt"].encode() for each in SAMPLES)
+    assert texts(sharded(folder)) == texts(sharded(folder, field=f"txt{suffix}")) == wanted
+    captions = sorted(each["json"]["caption"].encode() for each in SAMPLES)
+    assert texts(sharded(folder, field=f"json{suffix}.caption")) == captions
+    with pytest.raises(ValueError, match=f"no .txt .it has .txt{suffix}, .json{suffix}.: set source.field="):
+        sharded(folder, field="txt")
+
+
+def test_bombs_in_members_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One alone, and many that together are out of proportion to their tar."""
+    monkeypatch.setattr("data.sources.tars.FREE", 1 << 20)
+    bomb = gzip.compress(bytes(3 << 20) + b"end")
+    for name, samples in {"one": [{"txt.gz": bomb}], "many": [{"txt.gz": gzip.compress(bytes(800_000))}] * 9}.items():
+        with pytest.raises(ValueError, match="txt.gz holds more than .* a decompression bomb.*source.expansion"):
+            sharded(tars(tmp_path / name, samples, 1), expansion=1)
+
+
+def picture(kind: str) -> bytes:
+    content = io.BytesIO()
+    Image.new("RGB", (4, 4)).save(content, kind)
+    return content.getvalue()
+
+
+def array() -> bytes:
+    content = io.BytesIO()
+    np.save(content, np.zeros(3))
+    return content.getvalue()
+
+
+@pytest.mark.parametrize(
+    ("extension", "content", "message"),
+    [
+        ("webp", picture("WEBP"), "its .webp is a WebP picture, not text"),
+        ("gif", picture("GIF"), "its .gif is a GIF, not text"),
+        ("png.gz", gzip.compress(picture("PNG")), "its .png.gz is a PNG inside of its compression, not text"),
+        ("pdf", b"%PDF-1.7\n", "its .pdf is a PDF, not text"),
+        ("npy", array(), "its .npy is an array of NumPy, not text"),
+        ("wav", wav(np.zeros(3, np.int16)), "its .wav is a WAV, not text"),
+        ("pyd", pickle.dumps({"a": 1}), "its .pyd is a pickle, not text"),
+        ("txt", "Привет, мир\n".encode("utf-16-le"), "its .txt is text in UTF-16LE without a mark, not UTF-8"),
+        ("json", '{"text": "Привет"}'.encode("utf-32"), "its .json is text in UTF-32LE with a mark, not UTF-8"),
+    ],
+)
+def test_members_that_are_no_text(extension: str, content: bytes, message: str, tmp_path: Path) -> None:
+    folder = tmp_path / "mine"
+    folder.mkdir()
+    with wds.TarWriter(str(folder / "a.tar"), encoder=False) as writer:
+        writer.write({"__key__": "1", extension: content})
+    with pytest.raises(ValueError, match=message):
+        sharded(folder, field="json.text" if extension == "json" else extension)
+
+
+def test_odd_members_are_said(tmp_path: Path) -> None:
+    samples = [{"txt": b"a\0b %d" % number} for number in range(50)] + [{"txt": "né".encode("latin-1")}]
+    notes = sharded(tars(tmp_path / "mine", samples)).manifest["splits"]["notes"]
+    assert "members .txt are no text (NUL bytes); the bytes are read as they are: 50" in notes
+    assert any("members .txt are no text in UTF-8: another encoding" in note and note.endswith(": 1") for note in notes)
 
 
 def test_a_member_twice(tmp_path: Path) -> None:

@@ -1,0 +1,96 @@
+"""Sources without a document: what is empty is said, not that all of it was held out."""
+
+import gzip
+import io
+import json
+import tarfile
+import zipfile
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from data.options import ChunkerOptions, ShardOptions, SourceOptions
+from data.sharding.build import shard
+from tests.data.sources.test_audio import wav
+
+
+def tar_of(**members: bytes) -> bytes:
+    file = io.BytesIO()
+    with tarfile.open(fileobj=file, mode="w") as tar:
+        for name, content in members.items():
+            info = tarfile.TarInfo(f"1.{name}")
+            info.size = len(content)
+            tar.addfile(info, io.BytesIO(content))
+    return file.getvalue()
+
+
+def empty_zip() -> bytes:
+    file = io.BytesIO()
+    zipfile.ZipFile(file, "w").close()
+    return file.getvalue()
+
+
+NULLS = b'{"text": null}\n{"text": ""}\n'
+CASES = {
+    "an empty recording": (
+        "audio",
+        "a.wav",
+        wav(np.zeros(0, np.int16)),
+        r"nothing in a.wav \(empty recordings .*: 1\)",
+    ),
+    "an empty tar of sound": ("audio", "a.tar", tar_of(), "there is nothing in a.tar"),
+    "an empty tar of pictures": ("images", "a.tar", tar_of(), "there is nothing in a.tar"),
+    "an empty tar": ("webdataset", "a.tar", tar_of(), "there is nothing in a.tar"),
+    "empty members": (
+        "webdataset",
+        "a.tar",
+        tar_of(txt=b""),
+        "nothing in a.tar .samples without text were left out: 1",
+    ),
+    "no pictures": (
+        "images",
+        "a.tar",
+        tar_of(txt=b"a"),
+        "nothing in a.tar .members of tars were left out: .*no pictures: 1",
+    ),
+    "nulls": ("jsonl", "a.jsonl", NULLS, "nothing in a.jsonl .lines of empty text were left out: 2; source.field=text"),
+    "blank lines": ("jsonl", "a.jsonl", b"\n\n\n", "there is nothing in a.jsonl .source.field=text"),
+    "nothing compressed": ("text", "a.txt.gz", gzip.compress(b""), "there is nothing in a.txt.gz"),
+    "an empty zip": ("text", "a.zip", empty_zip(), "a.zip is an empty zip, not text"),
+    "an empty file": ("text", "a.txt", b"", "has no data: a.txt is empty"),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_what_is_empty_is_said(tmp_path: Path, case: str) -> None:
+    kind, name, content, message = CASES[case]
+    (tmp_path / name).write_bytes(content)
+    options = SourceOptions(kind=kind, path=str(tmp_path / name))
+    with pytest.raises(ValueError, match=message) as error:
+        shard(options, ChunkerOptions(kind="fixed"), ShardOptions(), tmp_path / "shards")
+    assert "fell to" not in str(error.value) and len(str(error.value)) < 500
+
+
+def test_a_train_split_without_a_document_is_said(tmp_path: Path) -> None:
+    for split, text in {"train": None, "valid": "a", "test": "b"}.items():
+        (tmp_path / f"{split}.jsonl").write_text(json.dumps({"text": text}))
+    options = SourceOptions(kind="jsonl", path=str(tmp_path))
+    with pytest.raises(ValueError, match="has no document for training: there is nothing in train.jsonl"):
+        shard(options, ChunkerOptions(), ShardOptions(), tmp_path / "shards")
+    (tmp_path / "train.jsonl").write_bytes(b"")
+    with pytest.raises(ValueError, match=r"it all goes to test and valid .train.jsonl: 0 bytes."):
+        shard(options, ChunkerOptions(), ShardOptions(), tmp_path / "shards")
+
+
+def test_rows_without_text_are_said(tmp_path: Path) -> None:
+    datasets = pytest.importorskip("datasets")
+    features = datasets.Features({"body": datasets.Value("string")})
+    for name, rows in {"nulls": [None] * 3, "none": []}.items():
+        datasets.Dataset.from_dict({"body": rows}, features=features).save_to_disk(tmp_path / name)
+        options = SourceOptions(kind="datasets", path=str(tmp_path / name), field="body")
+        wanted = (
+            "there is nothing in all .rows without text were left out: 3; source.field=body" if rows else "hold no rows"
+        )
+        with pytest.raises(ValueError, match=f"has no document: .*{wanted}"):
+            shard(options, ChunkerOptions(), ShardOptions(), tmp_path / "shards")
