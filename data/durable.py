@@ -5,6 +5,7 @@ with the process that held it, however it ended. So a file that is locked while 
 leftover, whoever wrote it and wherever, and may be removed.
 """
 
+import errno
 import fcntl
 import json
 import os
@@ -16,6 +17,8 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import IO, Any
 
+# What a disk says that takes no more: it is full, or the share of a user; a file is too large; it may not be written to; broken.
+DISK_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EIO)
 FLOW_RUN = "HAED_FLOW_RUN"  # of the environment: the Prefect flow run on whose behalf a process works
 
 
@@ -60,9 +63,10 @@ def locked(path: Path, waiting: Callable[[str], None] | None = None) -> Iterator
     """Holds a lock file, which says who does, and is removed afterwards. See `hold`."""
     with hold(path, waiting) as file:
         try:
-            file.truncate(0)
-            file.write(whoami().encode())
-            file.flush()
+            with naming(path):
+                file.truncate(0)
+                file.write(whoami().encode())
+                file.flush()
             yield
         finally:
             path.unlink(missing_ok=True)
@@ -114,6 +118,21 @@ def _is(file: IO[bytes], path: Path) -> bool:
     return (found.st_dev, found.st_ino) == (there.st_dev, there.st_ino)
 
 
+@contextmanager
+def naming(path: Path) -> Iterator[None]:
+    """Name the file in errors of the disk that arise here and name none: a full one is met in the middle of a write.
+
+    Raises:
+        OSError: the same, with the path.
+    """
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in DISK_ERRORS or error.filename is not None:
+            raise
+        raise OSError(error.errno, error.strerror, str(path)) from error
+
+
 def write_atomically(path: Path, content: bytes) -> None:
     """Writes beside, syncs and renames, so that a reader, or a machine that lost power, finds the old file or the new.
 
@@ -132,7 +151,7 @@ def replacing(path: Path) -> Iterator[IO[bytes]]:
         OSError: the disk is full or not writable; `path` is as it was, as it is when anything else is raised meanwhile.
     """
     beside = path.with_name(f".{path.name}.{os.getpid()}.partial")
-    with hold(beside) as file:
+    with naming(path), hold(beside) as file:
         try:
             file.truncate(0)
             yield file

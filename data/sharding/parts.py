@@ -21,7 +21,7 @@ import numpy as np
 
 from data.chunkers import make_chunker
 from data.corpus import Manifest
-from data.durable import remove, sync_folder, write_json
+from data.durable import naming, remove, sync_folder, write_json
 from data.options import ChunkerOptions, SourceOptions
 from data.processes import allowed, process_pool
 from data.sharding.progress import UNFINISHED
@@ -165,7 +165,8 @@ def _write_shards(part: Part, folder: Path) -> None:
     shards = {split: writers[split].close() for split in SPLITS if split in writers}
     for split, writer in writers.items():
         arrays: dict[str, Any] = dict(writer.statistics.arrays())
-        with open(folder / f"{split}-statistics.npz", "wb") as file:
+        path = folder / f"{split}-statistics.npz"
+        with naming(path), open(path, "wb") as file:
             np.savez(file, **arrays)
             file.flush()
             os.fsync(file.fileno())

@@ -7,7 +7,7 @@ from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import replace
 from pathlib import Path
 
-from data.durable import hold, locked, remove, sweep
+from data.durable import hold, locked, naming, remove, sweep
 from data.options import SourceOptions
 from data.sharding.corpora import is_piped
 from data.sharding.progress import UNFINISHED
@@ -48,10 +48,11 @@ def spooled(source: SourceOptions, shards_dir: Path) -> Iterator[SourceOptions]:
         held = hold(spool)
     try:
         with held as file:
-            with open(str(source.path), "rb") if named else nullcontext(sys.stdin.buffer) as stream:
-                for block in blocks(stream):
-                    file.write(block)
-            file.flush()
+            with naming(spool):
+                with open(str(source.path), "rb") if named else nullcontext(sys.stdin.buffer) as stream:
+                    for block in blocks(stream):
+                        file.write(block)
+                file.flush()
             if not spool.stat().st_size:
                 raise ValueError(f"{source.path if named else 'standard input'} was empty")
             yield replace(source, path=str(spool))

@@ -19,9 +19,10 @@ from typing import IO, Any, Self
 from data.chunkers import Chunker, make_chunker
 from data.corpus import MANIFEST, Corpus
 from data.distinct import frequent_words
-from data.durable import hold, holder, sweep, whoami, write_atomically
+from data.durable import hold, holder, naming, sweep, whoami, write_atomically
 from data.locations import is_remote, redact
 from data.statistics import Summary
+from pipeline import ROOT
 from pipeline.config import ConfigError, dump, load
 from pipeline.options import Options, Phase
 from pipeline.run.files import Environment, Remembered, read_as, read_json
@@ -315,7 +316,8 @@ class RunFolder:
         made = [folder for folder in (self.path, *self.path.parents) if not folder.exists()]
         with self._held() as file:
             before = file.read()
-            _rewrite(file, whoami().encode())
+            with naming(self.path / "lock"):
+                _rewrite(file, whoami().encode())
             try:
                 yield
             finally:
@@ -353,6 +355,8 @@ def environment(options: Options) -> Environment:
 
     packages = ("numpy", "faiss-cpu", "omegaconf", "pydantic")
     try:
+        if not Path(ROOT, ".git").exists():  # installed, maybe within somebody else's repository
+            raise FileNotFoundError
         commit = subprocess.run(
             ["git", "describe", "--always", "--dirty", "--abbrev=12"],
             cwd=Path(__file__).parent,

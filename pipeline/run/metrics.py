@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from data.durable import write_atomically
+from data.durable import naming, write_atomically
 from pipeline.options import PhaseOptions
 from pipeline.shown import duration
 
@@ -44,6 +44,7 @@ class _Log:
     """A file that is only appended to. What the disk does not take is kept, and written with what comes next."""
 
     def __init__(self, path: Path) -> None:
+        self._path = path
         self._file = os.open(path, os.O_WRONLY | os.O_CREAT, 0o666)
         self._end, self._pending = os.lseek(self._file, 0, os.SEEK_END), b""
 
@@ -54,13 +55,15 @@ class _Log:
     def flush(self) -> None:
         """Raises OSError if the disk does not take it all."""
         while self._pending:  # a full disk may take a part of a line
-            taken = os.pwrite(self._file, self._pending, self._end)
+            with naming(self._path):
+                taken = os.pwrite(self._file, self._pending, self._end)
             self._end, self._pending = self._end + taken, self._pending[taken:]
 
     def sync(self) -> None:
         """The same, to the disk itself."""
         self.flush()
-        os.fsync(self._file)
+        with naming(self._path):
+            os.fsync(self._file)
 
     def close(self) -> None:
         """Closes the file, whatever is pending."""
