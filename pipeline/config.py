@@ -30,7 +30,7 @@ from pipeline.trees import drop, get, leaves, put
 from pipeline.verbatim import RESOLVED, TEXTS, dump_yaml, parse_override, parse_yaml, type_of
 
 log = logging.getLogger(__name__)
-PRESETS = Path(__file__).resolve().parent.parent / "configs"
+PRESETS = Path(__file__).parent / "presets"  # a link to configs/, which a wheel holds as files
 
 
 class ConfigError(ValueError):
