@@ -18,7 +18,7 @@ from pipeline.plainly import instead_of, is_known, unequal, unknown_command
 from pipeline.run.folder import RunFolder
 from pipeline.shown import printable
 from pipeline.trees import get, leaves
-from pipeline.verbatim import is_option
+from pipeline.verbatim import is_option, type_of
 
 log = logging.getLogger(__name__)
 GOES_ON = "stopped; the same command goes on from there"
@@ -261,7 +261,7 @@ def _misplaced(words: list[str], are_queries: bool) -> str | None:
     """What is wrong with words before any of them is understood: blanks about `=`, long dashes, a second --config."""
     for word, after in zip(words, [*words[1:], ""], strict=False):
         key = word.removesuffix("=")
-        if is_known(key) and ("." in key or not are_queries):
+        if "=" not in key and key[:1] != "-" and (not are_queries or "." in key and type_of(key) is not None):
             value = after.removeprefix("=") or next(iter(words[words.index(word) + 2 :]), "…")
             if key == word and after.startswith("="):
                 return f"{word} {after}: leave out the blanks about the equals sign: {key}={value}"

@@ -158,6 +158,8 @@ def test_all_that_is_advised_is_there() -> None:
         ("evaluate there --batch-size 3", 2, "use batch.sequences=3"),
         ("pretrain source.path = x", 2, "leave out the blanks about the equals sign: source.path=x"),
         ("pretrain source.path =x", 2, "leave out the blanks about the equals sign: source.path=x"),
+        ("pretrain lr = 3", 2, "leave out the blanks about the equals sign: lr=3"),
+        ("pretrain model = haed", 2, "leave out the blanks about the equals sign: model=haed"),
         ("pretrain source.path= x", 2, "leave out the blank after the equals sign: source.path=x"),
         ("evaluate there evaluate.split = valid", 2, "the equals sign: evaluate.split=valid"),
         ("pretrain source.path:x", 1, "no run 'source.path:x'"),
