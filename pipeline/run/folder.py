@@ -23,7 +23,7 @@ from data.durable import hold, holder, naming, sweep, whoami, write_atomically
 from data.locations import is_remote, redact
 from data.statistics import Summary
 from pipeline import ROOT
-from pipeline.config import ConfigError, dump, load
+from pipeline.config import ConfigError, dump, load, presets
 from pipeline.options import Options, Phase
 from pipeline.run.files import Environment, Remembered, read_as, read_json
 from pipeline.run.saved import Saved, has_checkpoint, identity, pointed, saved, unlike
@@ -82,9 +82,10 @@ class RunFolder:
             if (path / "config.yaml").is_file():
                 return cls(path)
         if run.exists():
-            raise FileNotFoundError(f"{run} is not a run: it has no config.yaml")
+            raise FileNotFoundError(f"{run} is not a run: it has no config.yaml{_instead_of_run(str(run))}")
         known = sorted(path.parent.name for path in Path(runs_dir).glob("*/config.yaml"))
         hint = f"runs there: {', '.join(known[:10])}" if known else f"there are no runs in {runs_dir}/"
+        hint += _instead_of_run(str(run))
         raise FileNotFoundError(f"no run {str(run)!r}, neither a folder nor a name under {runs_dir}/; {hint}")
 
     def options(self, overrides: list[str] | tuple[str, ...] = (), reader: str | None = None) -> Options:
@@ -340,6 +341,15 @@ class RunFolder:
             self.path.mkdir(parents=True, exist_ok=True)
             with suppress(FileNotFoundError):  # another, which had made the folder, has taken it away again
                 return hold(self.path / "lock", refuse, patience=1.0)
+
+
+def _instead_of_run(name: str) -> str:
+    """What to type where there is no run of that name."""
+    if name in presets():
+        return f"; {name} is a preset: `haed run --config {name}` makes a run of it"
+    if Path(name).suffix in (".yaml", ".yml", ".json") and os.path.isfile(name):
+        return f"; a configuration is given by --config {name}"
+    return f"; data is given by source.path={name}" if os.path.exists(name) else ""
 
 
 def _rewrite(file: IO[bytes], content: bytes) -> None:

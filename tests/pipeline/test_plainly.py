@@ -131,6 +131,8 @@ def test_all_that_is_advised_is_there() -> None:
         ("run wikitext2", 1, "`haed run --config wikitext2`"),
         ("pretrain quickstart", 1, "`haed run --config quickstart`"),
         ("evaluate quickstart", 1, "quickstart is a preset"),
+        ("compare quickstart hred", 1, "quickstart is a preset"),
+        ("cat there seed=3", 2, "haed cat takes no key=value"),
         ("evaluate mine.yaml", 1, "a configuration is given by --config mine.yaml"),
         ("pretrain mine.yaml", 1, "a configuration is given by --config mine.yaml"),
         ("run texts", 1, "data is given by source.path=texts"),
