@@ -20,8 +20,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 
-from data.checked import DamagedFile, open_file, open_own, sealed_json
+from data.checked import DamagedFile, named, open_file, open_own, sealed_json
 
+# What a disk says that takes no more: it is full, or the share of a user; a file is too large; it may not be written to; broken.
+DISK_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EIO)
 FLOW_RUN = "HAED_FLOW_RUN"  # of the environment: the Prefect flow run on whose behalf a process works
 _GONE = (errno.ENOENT, errno.ENOTDIR, errno.ESTALE, errno.ELOOP)  # what a path that names nothing any more answers
 
@@ -181,9 +183,10 @@ def locked(path: Path, waiting: Callable[[str], None] | None = None) -> Iterator
     """Holds a lock file, which says who does, and is removed afterwards. Its folder is guarded. See `hold`."""
     with hold(path, waiting) as file:
         try:
-            file.truncate(0)
-            file.write(whoami().encode())
-            file.flush()
+            with named(path):
+                file.truncate(0)
+                file.write(whoami().encode())
+                file.flush()
             with guarded(path.parent, (path, file)):
                 yield
         finally:
@@ -257,7 +260,7 @@ def replacing(path: Path) -> Iterator[IO[bytes]]:
     """
     check_guards(path)
     beside = path.with_name(f".{path.name}.{os.getpid()}.partial")
-    with hold(beside) as file:
+    with named(path), hold(beside) as file:
         try:
             file.truncate(0)
             yield file

@@ -29,7 +29,7 @@ from typing import Annotated, Any
 import numpy as np
 from pydantic import AfterValidator, Field
 
-from data.checked import parse_json
+from data.checked import named, parse_json
 from data.chunkers import Chunker
 from data.locations import is_remote
 from data.sources.source import SPLITS, Piece
@@ -123,7 +123,7 @@ class ShardFile:
     """
 
     def __init__(self, path: Path, split: str, part: int = 0, first: int = 0) -> None:
-        self._part, self._first = part, first
+        self._path, self._part, self._first = path, part, first
         self.shard = Shard(path.name, split, 0, 0, 0, 0, 0, 0, "")
         self._file = open(path, "wb", buffering=0)  # noqa: SIM115 - until `close`
         self._sum = hashlib.sha256()
@@ -149,16 +149,18 @@ class ShardFile:
     def _put(self, parts: list[bytes | memoryview]) -> None:
         for part in parts:
             left = memoryview(part)
-            while left:
-                left = left[self._file.write(left) :]
+            with named(self._path):
+                while left:
+                    left = left[self._file.write(left) :]
             self._sum.update(part)
             self.shard.file_bytes += len(part)
 
     def close(self) -> Shard:
         """Ends the tar, brings it to the disk, and returns its entry for the manifest."""
         self._put([bytes(2 * tarfile.BLOCKSIZE)])
-        os.fsync(self._file.fileno())
-        self._file.close()
+        with named(self._path):
+            os.fsync(self._file.fileno())
+            self._file.close()
         self.shard.sha256 = self._sum.hexdigest()
         return self.shard
 

@@ -11,14 +11,14 @@ from itertools import takewhile
 from pathlib import Path
 from typing import Any, NoReturn
 
-from pipeline.config import ConfigError, given_in, listed, load, presets, put_in
+from pipeline.config import ConfigError, given_in, listed, load, put_in
 from pipeline.kinds import is_of, is_of_part, least_heads, shared_limits
 from pipeline.options import Options
 from pipeline.plainly import instead_of, is_known, unequal, unknown_command
 from pipeline.run.folder import RunFolder
 from pipeline.shown import printable
 from pipeline.trees import get, leaves
-from pipeline.verbatim import is_option
+from pipeline.verbatim import is_option, type_of
 
 log = logging.getLogger(__name__)
 GOES_ON = "stopped; the same command goes on from there"
@@ -137,24 +137,9 @@ def say_unused(config: str | None, overrides: list[str], options: Options) -> No
 def run_options(run: str, overrides: list[str], reader: str | None = None) -> Options:
     """The configuration of an existing run, with some options changed: those that `reader` takes, see `RunFolder.options`."""
     runs_dir = load(None, [word for word in overrides if word.startswith("runs_dir=")]).runs_dir
-    try:
-        folder = RunFolder.find(run, runs_dir)
-    except FileNotFoundError as error:
-        raise FileNotFoundError(f"{error}{_instead_of_run(run)}") from None
-    options = folder.options(overrides, reader)
+    options = RunFolder.find(run, runs_dir).options(overrides, reader)
     say_put_in(None, overrides, options)
     return options
-
-
-def _instead_of_run(name: str) -> str:
-    """What to type where there is no run of that name."""
-    if name in presets():
-        return f"; {name} is a preset: `haed run --config {name}` makes a run of it"
-    if Path(name).suffix in (".yaml", ".yml", ".json") and os.path.isfile(name):
-        return f"; a configuration is given by --config {name}"
-    if os.path.exists(name):
-        return f"; data is given by source.path={name}"
-    return ""
 
 
 def say_put_in(config: str | None, overrides: list[str], options: Options) -> None:
@@ -196,6 +181,8 @@ class _Parser(argparse.ArgumentParser):
     def _instead_of(self, named: str) -> str:
         """What to type in place of an argument that there is none of; empty: nothing is like it."""
         word, equals, value = named.split()[0].partition("=")
+        if word[:1] != "-":
+            return f"{self.prog} takes no key=value" if equals else ""
         name = word.strip("-").replace("-", "_")
         at = self.typed.index(word) + 1 if word in self.typed else len(self.typed)
         if not equals and at < len(self.typed) and not self.typed[at].startswith("-"):
@@ -261,7 +248,7 @@ def _misplaced(words: list[str], are_queries: bool) -> str | None:
     """What is wrong with words before any of them is understood: blanks about `=`, long dashes, a second --config."""
     for word, after in zip(words, [*words[1:], ""], strict=False):
         key = word.removesuffix("=")
-        if is_known(key) and ("." in key or not are_queries):
+        if "=" not in key and key[:1] != "-" and (not are_queries or "." in key and type_of(key) is not None):
             value = after.removeprefix("=") or next(iter(words[words.index(word) + 2 :]), "…")
             if key == word and after.startswith("="):
                 return f"{word} {after}: leave out the blanks about the equals sign: {key}={value}"

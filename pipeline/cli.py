@@ -87,6 +87,17 @@ def _write_error(typed: list[str], message: str, kind: str, status: int) -> None
         write(json.dumps({"error": error}).replace("\x7f", "\\u007f"))
 
 
+_TRAINING = "Lower batch.sequences or batch.context, or raise batch.pieces, which takes as many windows a few at a time"
+_LESS_MEMORY = dict.fromkeys(("run", "pretrain", "finetune", "train", "profile"), _TRAINING) | {
+    "shard": "Lower shard.workers or shard.megabytes",
+    "evaluate": "Lower evaluate.sequences",
+    "sample": "Lower --samples or sample.chunks",
+    "index": "Lower index.max_chunks or index.max_contexts",
+    "neighbours": "Ask fewer queries at a time",
+    "analyse": "Lower analyse.max_chunks or analyse.corpus_chunks",
+}
+
+
 def _execute(arguments: "argparse.Namespace", typed: list[str]) -> int:
     """Runs a command, shows what it found, and returns the status: also 1 if something that it logs is an error."""
     import json
@@ -116,11 +127,13 @@ def _execute(arguments: "argparse.Namespace", typed: list[str]) -> int:
     except Exception as error:
         status = 2 if isinstance(error, ConfigError) else 1
         message = shown.reason(error)
+        if is_memory := shown.is_out_of_memory(error):
+            message += f". {_LESS_MEMORY.get(arguments.command, 'Less may fit')}"
         _write_error(typed, message, type(error).__name__, status)
         if arguments.debug:
             sys.excepthook = lambda *what: shown.say("".join(traceback.format_exception(*what)))
             raise
-        is_expected = isinstance(error, ValueError | OSError | FloatingPointError | MemoryError)
+        is_expected = isinstance(error, ValueError | OSError | FloatingPointError) or is_memory
         shown.say(f"error: {message}{'' if is_expected else f' ({type(error).__name__}; --debug shows where)'}")
         return status
     finally:

@@ -34,7 +34,7 @@ from pipeline.verbatim import RESOLVED, TEXTS, dump_yaml, parse_override, parse_
 log = logging.getLogger(__name__)
 _UNSEEN = ("Cc", "Cf", "Cs", "Zl", "Zp")  # categories of Unicode: control, format, surrogates, separators
 _FILLERS = "\u034f\u115f\u1160\u17b4\u17b5\u2800\u3164\uffa0"  # letters and signs that are blank
-PRESETS = Path(__file__).resolve().parent.parent / "configs"
+PRESETS = Path(__file__).parent / "presets"  # a link to configs/, which a wheel holds as files
 
 
 class ConfigError(ValueError):

@@ -6,7 +6,7 @@ before OmegaConf sees it, so that its terms are met by nobody.
 
 import difflib
 import re
-from collections.abc import Iterable
+from collections.abc import Container, Iterable
 from dataclasses import asdict, is_dataclass
 from functools import cache
 from types import NoneType
@@ -14,11 +14,13 @@ from typing import Any, Literal, get_args, get_origin
 
 from omegaconf.errors import OmegaConfBaseException
 
+from data.options import CHUNKERS, SOURCES
 from haed.options import SYSTEMS
 from pipeline.options import Options
 from pipeline.trees import get, leaves
 from pipeline.verbatim import type_of
 
+_KINDS: dict[str, Container[str]] = {"model.kind": SYSTEMS, "source.kind": SOURCES, "chunker.kind": CHUNKERS}
 _OF_TOKENS = ("model.token.", "model.hourglass.")
 _PHASES = ("pretrain", "finetune", "train")
 # Names that other programs have for options: `…` stands for each phase, or for the one that was typed before the name.
@@ -302,6 +304,7 @@ def instead_of(name: str, value: Any = None) -> str:
         return f"did you mean {' or '.join(f'{key}=' for key in keys)}?"
     (key,) = keys
     fits = isinstance(value, str) and value and find_mistake_of_value(key, value) is None and not _of_choice(key, last)
+    fits = fits and value in _KINDS.get(key, (value,))
     if last in _OPTION_OF:
         of = " with a model of tokens, such as model.kind=hourglass" if key.startswith(_OF_TOKENS) else ""
         return f"use {key}={value if fits else _example(key, last, value)}{of}"

@@ -4,11 +4,14 @@ Names, chunks, samples and messages may hold any character. Control characters o
 UTF-8, and marks that reverse the direction of writing become visible escapes, on terminals, in logs and on pages.
 """
 
+import errno
 import logging
 import os
 import re
+import resource
 import sys
 from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 from data.locations import redact
@@ -63,8 +66,40 @@ def duration(seconds: float) -> str:
 
 
 def reason(error: BaseException) -> str:
-    """What an error says, as one line and without passwords."""
-    return printable(redact(" ".join(str(error).split()))) or type(error).__name__
+    """What an error says, as one line and without passwords; of a disk or of memory that has no more, what to do."""
+    said = printable(redact(" ".join(str(error).split())))
+    if isinstance(error, OSError) and (advice := _DISK_ADVICE.get(error.errno or 0)):
+        where = redact(os.fsdecode(error.filename)) if isinstance(error.filename, str | bytes | os.PathLike) else ""
+        return f"{where}: {advice}" if where else f"{said}: {advice}"
+    if is_out_of_memory(error):
+        return f"out of memory{_memory_limit()}{f': {said}' if said else ''}"
+    return said or type(error).__name__
+
+
+_DISK_ADVICE = {
+    errno.ENOSPC: "no space left on its disk: free some, or choose another by runs_dir=, shards_dir= or TMPDIR",
+    errno.EDQUOT: "your share of its disk is used up: free some, or choose another by runs_dir=, shards_dir= or TMPDIR",
+    errno.EFBIG: "the file is larger than a limit allows (ulimit -f, or the file system's): raise that",
+    errno.EROFS: "its disk may not be written to: choose another by runs_dir= or shards_dir=",
+}
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether an error says that there is no memory left, which every library does in its own way."""
+    words = ("can't allocate memory", "cannot allocate memory", "bad_alloc", "can't start new thread", "out of memory")
+    if isinstance(error, MemoryError) or isinstance(error, OSError) and error.errno == errno.ENOMEM:
+        return True
+    return isinstance(error, RuntimeError) and any(each in str(error).lower() for each in words)
+
+
+def _memory_limit() -> str:
+    """The limit that this process has of its own, if there is one, for people."""
+    limit = resource.getrlimit(resource.RLIMIT_AS)[0]
+    with suppress(OSError, ValueError):
+        group = int(Path("/sys/fs/cgroup/memory.max").read_text())
+        if limit < 0 or group < limit:
+            return f" of {group / 2**30:.1f} GiB (memory.max of the container)"
+    return "" if limit < 0 else f" of {limit / 2**30:.1f} GiB (ulimit -v)"
 
 
 def prepare_logs() -> None:

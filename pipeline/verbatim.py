@@ -11,7 +11,7 @@ from typing import Any, get_type_hints
 
 import yaml
 
-from data.checked import DEEPEST, DamagedFile, check_tree
+from data.checked import DEEPEST, NODES, DamagedFile, check_tree
 from pipeline.options import Options
 from pipeline.shown import printable
 
@@ -22,7 +22,6 @@ PATTERNS = (
     "source.valid_pattern",
     "source.test_pattern",
 )  # regular expressions, where `\\$` and `${` mean something else
-_MOST_NODES = 100_000  # of a file, once its aliases are followed
 _CORE = "tag:yaml.org,2002:"
 
 
@@ -48,13 +47,13 @@ def parse_yaml(text: str | bytes) -> Any:
         YAMLError: it is no YAML, names a key twice, or has a tag.
         ValueError: its aliases stand for too much.
     """
-    left = _MOST_NODES
+    left = NODES
 
     def plain(node: Any) -> Any:
         nonlocal left
         left -= 1
         if left < 0:
-            raise ValueError(f"it has more than {_MOST_NODES:,} values")
+            raise ValueError(f"it has more than {NODES:,} values")
         if isinstance(node, yaml.MappingNode):
             found: dict[str, Any] = {}
             for key, value in node.value:

@@ -3,7 +3,6 @@
 What is read is bounded by what the manifest says, whatever the other side sends. Connections that break are tried again.
 """
 
-import errno
 import hashlib
 import logging
 import time
@@ -12,6 +11,7 @@ from contextlib import closing
 from pathlib import Path
 from typing import IO, Any, TypeVar
 
+from data.durable import DISK_ERRORS
 from data.locations import CREDENTIALS, check_url, file_of, redact
 from data.remote.cache import Cache
 from data.shards import Damaged, Shard
@@ -23,7 +23,6 @@ _BLOCK = 1 << 20
 _LARGEST_MANIFEST = 256 << 20
 _ANY_SHARD = 1 << 32  # bytes; one of this size is fetched into a cache of any
 _TIMEOUTS: dict[str, Any] = {"total": None, "sock_connect": 20, "sock_read": 60}
-_OF_THE_DISK = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO, errno.EFBIG)
 _TRANSIENT = (408, 425, 429)  # answers of HTTP below 500 that another attempt may mend
 
 
@@ -136,7 +135,7 @@ def _persistently(once: Callable[[], T], where: str) -> T:
             raise FileNotFoundError(f"{where} is not there") from None
         except Exception as error:  # each protocol has its own
             status = getattr(error, "status", None)
-            if isinstance(error, OSError) and error.errno in _OF_THE_DISK:
+            if isinstance(error, OSError) and error.errno in DISK_ERRORS:
                 raise
             if isinstance(error, PermissionError) or status in (401, 403, 407):
                 raise PermissionError(f"{where} may not be read: {_said(error)}. {CREDENTIALS}") from None

@@ -37,10 +37,10 @@ def spooled(source: SourceOptions, shards_dir: Path) -> Iterator[SourceOptions]:
     if not is_piped(source):
         yield source
         return
-    named = source.path is not None and Path(source.path).is_fifo()
-    if source.kind == "stdin" and not named and source.path not in (None, "-"):
+    is_named_pipe = source.path is not None and Path(source.path).is_fifo()
+    if source.kind == "stdin" and not is_named_pipe and source.path not in (None, "-"):
         raise ValueError(f"source.kind=stdin reads standard input, not source.path={source.path}: use source.kind=text")
-    if not named and (sys.stdin is None or sys.stdin.isatty()):
+    if not is_named_pipe and (sys.stdin is None or sys.stdin.isatty()):
         raise ValueError(f"source.kind={source.kind} reads standard input: pipe a text into the command")
     shards_dir.mkdir(parents=True, exist_ok=True)
     with locked(shards_dir / ".stdin.lock"):  # see `sweep_spools`
@@ -48,12 +48,13 @@ def spooled(source: SourceOptions, shards_dir: Path) -> Iterator[SourceOptions]:
         held = hold(spool)
     try:
         with held as file:
-            with open(str(source.path), "rb") if named else nullcontext(sys.stdin.buffer) as stream:
-                for block in blocks(stream):
-                    file.write(block)
-            file.flush()
+            with named(spool):
+                with open(str(source.path), "rb") if is_named_pipe else nullcontext(sys.stdin.buffer) as stream:
+                    for block in blocks(stream):
+                        file.write(block)
+                file.flush()
             if not spool.stat().st_size:
-                raise ValueError(f"{source.path if named else 'standard input'} was empty")
+                raise ValueError(f"{source.path if is_named_pipe else 'standard input'} was empty")
             yield replace(source, path=str(spool))
     finally:
         remove(spool.parent)

@@ -16,7 +16,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import IO, Any, Concatenate, ParamSpec, Self, TypeVar
 
-from data.checked import open_file
+from data.checked import named, open_file
 from data.chunkers import Chunker, make_chunker
 from data.corpus import MANIFEST, Corpus
 from data.distinct import frequent_words
@@ -34,7 +34,8 @@ from data.durable import (
 )
 from data.locations import is_remote, redact
 from data.statistics import Summary
-from pipeline.config import ConfigError, dump, load
+from pipeline import ROOT
+from pipeline.config import ConfigError, dump, load, presets
 from pipeline.options import Options, Phase
 from pipeline.run.choice import choose
 from pipeline.run.files import Environment, Remembered, read_as, read_json
@@ -110,9 +111,10 @@ class RunFolder:
             if os.path.lexists(path / "config.yaml"):
                 return cls(path)
         if run.exists():
-            raise FileNotFoundError(f"{run} is not a run: it has no config.yaml")
+            raise FileNotFoundError(f"{run} is not a run: it has no config.yaml{_instead_of_run(str(run))}")
         known = sorted(path.parent.name for path in Path(runs_dir).glob("*/config.yaml"))
         hint = f"runs there: {', '.join(known[:10])}" if known else f"there are no runs in {runs_dir}/"
+        hint += _instead_of_run(str(run))
         raise FileNotFoundError(f"no run {str(run)!r}, neither a folder nor a name under {runs_dir}/; {hint}")
 
     def options(self, overrides: list[str] | tuple[str, ...] = (), reader: str | None = None) -> Options:
@@ -346,7 +348,8 @@ class RunFolder:
         made = [folder for folder in (self.path, *self.path.parents) if not folder.exists()]
         with self._held() as file:
             before = file.read()
-            _rewrite(file, whoami().encode())
+            with named(self.path / "lock"):
+                _rewrite(file, whoami().encode())
             try:
                 with guarded(self.path, (self.path / "lock", file)) as guard:
                     try:
@@ -387,6 +390,15 @@ def guarding(stage: Callable[Concatenate[Options, P], T]) -> Callable[Concatenat
     return execute
 
 
+def _instead_of_run(name: str) -> str:
+    """What to type where there is no run of that name."""
+    if name in presets():
+        return f"; {name} is a preset: `haed run --config {name}` makes a run of it"
+    if Path(name).suffix in (".yaml", ".yml", ".json") and os.path.isfile(name):
+        return f"; a configuration is given by --config {name}"
+    return f"; data is given by source.path={name}" if os.path.exists(name) else ""
+
+
 def _rewrite(file: IO[bytes], content: bytes) -> None:
     file.seek(0)
     file.truncate()
@@ -400,6 +412,8 @@ def environment(options: Options) -> Environment:
 
     packages = ("numpy", "faiss-cpu", "omegaconf", "pydantic")
     try:
+        if not Path(ROOT, ".git").exists():  # installed, maybe within somebody else's repository
+            raise FileNotFoundError
         commit = subprocess.run(
             ["git", "describe", "--always", "--dirty", "--abbrev=12"],
             cwd=Path(__file__).parent,

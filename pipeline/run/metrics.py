@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
 
-from data.checked import MANY, DamagedFile, open_file, open_own, parse_json, read_bytes
+from data.checked import MANY, DamagedFile, named, open_file, open_own, parse_json, read_bytes
 from data.durable import make_folders, write_atomically
 from pipeline.options import PhaseOptions
 from pipeline.shown import duration
@@ -50,6 +50,7 @@ class _Log:
     """A file that is only appended to. What the disk does not take is kept, and written with what comes next."""
 
     def __init__(self, path: Path) -> None:
+        self._path = path
         self._opened = open_own(path, os.O_RDWR | os.O_CREAT)
         self._file = self._opened.fileno()
         self._end, self._pending = os.lseek(self._file, 0, os.SEEK_END), b""
@@ -61,13 +62,15 @@ class _Log:
     def flush(self) -> None:
         """Raises OSError if the disk does not take it all."""
         while self._pending:  # a full disk may take a part of a line
-            taken = os.pwrite(self._file, self._pending, self._end)
+            with named(self._path):
+                taken = os.pwrite(self._file, self._pending, self._end)
             self._end, self._pending = self._end + taken, self._pending[taken:]
 
     def sync(self) -> None:
         """The same, to the disk itself."""
         self.flush()
-        os.fsync(self._file)
+        with named(self._path):
+            os.fsync(self._file)
 
     def content(self) -> bytes:
         """All that was written, also where the file was removed meanwhile."""

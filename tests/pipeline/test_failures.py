@@ -1,0 +1,153 @@
+"""What a program is told of a failure, and what is said where a disk or memory has no more."""
+
+import errno
+import json
+import os
+import resource
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from data.checked import named
+from data.durable import write_atomically
+from flows.commands import COMMANDS as MORE
+from pipeline import ROOT
+from pipeline.cli import main as pipeline_main
+from pipeline.commands import COMMANDS
+from pipeline.shown import reason
+from tests.pipeline.test_cli import is_met
+
+
+def main(words: list[str]) -> int:
+    try:
+        return pipeline_main(words, "haed", lambda: MORE)
+    except SystemExit as error:
+        assert isinstance(error.code, int)
+        return error.code
+
+
+def last_error(out: str) -> dict[str, object]:
+    found = json.loads(out.splitlines()[-1])
+    assert list(found) == ["error"] and list(found["error"]) == ["message", "type", "exit"]
+    return dict(found["error"])
+
+
+# What each command cannot do, in a folder without runs.
+FAILING = {
+    **{name: ["nowhere"] for name in ("pretrain", "finetune", "train", "evaluate", "sample", "next", "index", "run")},
+    **{name: ["nowhere"] for name in ("neighbours", "explore", "analyse", "compare", "profile", "report", "cat")},
+    "shard": ["source.kind=text", "source.path=nowhere"],
+    "config": ["nothing"],
+    "experiment": ["nothing"],
+    "serve": ["seed=3"],
+    "deploy": ["--pool", "x", "--limit", "0"],
+}
+
+
+@pytest.mark.parametrize("command", [command.name for command in (*COMMANDS, *MORE)])
+@pytest.mark.parametrize("wrong", ["", "--nothing", "seed=x", "batch_size=8"])
+def test_every_failure_with_json_ends_with_an_object(
+    command: str, wrong: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("PREFECT_API_URL", raising=False)
+    status = main([command, *FAILING[command], *([wrong] if wrong else []), "--json"])
+    told = capsys.readouterr()
+    error = last_error(told.out)
+    assert error["exit"] == status != 0 and error["message"] and str(error["message"]) in told.err.replace("\n", " ")
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("words", [["list"], [], ["--nothing"], ["evaluate"], ["sample", "x", "-p", "y"]])
+def test_usage_errors_are_objects_too(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([*words, "--json"]) == 2
+    assert last_error(capsys.readouterr().out)["type"] == "UsageError"
+    assert main(words) == 2 and capsys.readouterr().out == ""
+
+
+def test_a_query_is_no_flag(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main(["neighbours", "nowhere", "--", "--json"]) == 1 and capsys.readouterr().out == ""
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_an_interrupted_command_says_so_to_programs(number: signal.Signals, tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    words = ["shard", "source.kind=text", f"source.path={tmp_path}/pipe", f"shards_dir={tmp_path}/shards", "--json"]
+    command = [sys.executable, "-m", "pipeline", *words]
+    with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        with open(tmp_path / "pipe", "wb"):  # it waits here until the command reads
+            assert is_met(process, number)
+            process.send_signal(number)
+            out, _ = process.communicate()
+    assert last_error(out)["type"] == number.name and process.returncode == 128 + number == last_error(out)["exit"]
+
+
+def limited(words: list[str], cwd: Path, **limits: int) -> subprocess.CompletedProcess[str]:
+    """Runs a command under limits of this process: the size of a file, or of memory."""
+
+    def limit() -> None:
+        for name, size in limits.items():
+            resource.setrlimit(getattr(resource, f"RLIMIT_{name}"), (size, size))
+
+    command = [sys.executable, "-m", "pipeline", *words]
+    environment = os.environ | {"PYTHONPATH": ROOT, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
+    return subprocess.run(command, cwd=cwd, env=environment, capture_output=True, text=True, preexec_fn=limit)
+
+
+def test_a_file_that_cannot_grow_is_named_by_every_stage(run: Path, text: Path, tmp_path: Path) -> None:
+    """A limit on the size of files, which the disk tells as it tells that it is full: in the middle of a write."""
+    for words, name, size in (
+        (["shard", "source.kind=text", f"source.path={text}", "shards_dir=new"], "new/", 4096),
+        (["index", str(run)], "index/chunks/", 2048),
+        (["analyse", str(run), "analyse.map=pca"], "analys", 2048),
+        (["report", str(run)], "report.", 2048),
+        (["sample", str(run)], "samples.json", 16),
+    ):
+        done = limited(words, tmp_path, FSIZE=size)
+        said = done.stderr.splitlines()[-1]
+        assert done.returncode == 1 and name in said, done.stderr
+        assert "larger than a limit allows (ulimit -f" in said or "could not be written" in said, said
+
+
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="needs a disk that is always full")
+def test_a_full_disk_is_named_with_what_to_do(tmp_path: Path) -> None:
+    path = tmp_path / "shards" / "x"
+    with pytest.raises(OSError, match="No space left") as caught, named(path), open("/dev/full", "wb", 0) as file:
+        file.write(b"x")
+    assert caught.value.filename == str(path) and caught.value.errno == errno.ENOSPC
+    assert reason(caught.value).startswith(
+        f"{path}: no space left on its disk: free some, or choose another by runs_dir="
+    )
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs to mount a small disk")
+def test_shards_on_a_disk_that_is_full(tmp_path: Path, text: Path) -> None:
+    (small := tmp_path / "small").mkdir()
+    if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=64k", "tmpfs", small], capture_output=True).returncode:
+        pytest.skip("a disk cannot be mounted here")
+    try:
+        words = ["shard", "source.kind=text", f"source.path={text}", f"shards_dir={small}", "--json"]
+        done = limited(words, tmp_path)
+        with pytest.raises(OSError, match="No space left on device: .*report.json"):
+            write_atomically(small / "report.json", bytes(100_000))
+    finally:
+        subprocess.run(["umount", small], check=True)
+    message = str(last_error(done.stdout)["message"])
+    assert message.startswith(f"{small}/") and "no space left on its disk: free some" in message, message
+
+
+def test_memory_that_ran_out_names_its_limit_and_what_to_lower(run: Path, tmp_path: Path) -> None:
+    done = limited(["evaluate", str(run), "evaluate.sequences=60000", "--json"], tmp_path, AS=3 << 29)
+    said = done.stderr.splitlines()[-1]
+    assert done.returncode == 1 and said.startswith("error: out of memory of 1.5 GiB (ulimit -v)"), done.stderr
+    assert said.endswith("Lower evaluate.sequences") and last_error(done.stdout)["message"] == said.removeprefix(
+        "error: "
+    )
+    assert reason(MemoryError()).startswith("out of memory")
+    assert reason(RuntimeError("[enforce fail] DefaultCPUAllocator: can't allocate memory")).startswith("out of memory")
