@@ -5,7 +5,7 @@ paths to each other, never tensors. What they write is kept by the stages, on th
 """
 
 import logging
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from flows.forms import Asked, configured, shares
 from flows.page.story import Story
@@ -27,17 +27,18 @@ TRAINS = {"pretrain": pretrain, "finetune": finetune, "train": train}
 
 @dataclass
 class Everything:
-    """What a whole run left: its folder, its report, and its evaluation."""
+    """What a whole run left: its folder, its report, its evaluation, and what is wrong with its training, if anything is."""
 
     run: str
     report: str
     evaluation: Evaluation
+    remarks: list[str] = field(default_factory=list)
 
 
 @configured(
     "haed",
     "preset name source seconds sources model batch optimizer launcher overrides",
-    lambda found: figure(found.evaluation),
+    lambda found: "; ".join([figure(found.evaluation), *found.remarks]),
 )
 def everything(asked: Asked) -> Everything:
     """All of it, in order: shard, pretrain, finetune, evaluate, index, sample, report. What is finished is not done again.
@@ -63,8 +64,7 @@ def _all_stages(asked: Asked) -> Everything:
     splits = {"evaluate.split": options.evaluate.split} | ({"index.split": options.index.split} if chunks else {})
     for option, split in splits.items():
         check_split(corpus.splits[split].chunks, corpus.folder, option, split)
-    for phase in phases(options.model.kind):
-        TRAINS[phase](preset, overrides=given)
+    trained = [TRAINS[phase](preset, overrides=given) for phase in phases(options.model.kind)]
     folder, limits = RunFolder.of(options), options.evaluate
     run = str(folder.path)
     whose = likelihood(options, folder.trained_phase(limits.stage))
@@ -75,7 +75,8 @@ def _all_stages(asked: Asked) -> Everything:
     if chunks and not folder.is_made("index/chunks/meta.json", options, **wanted):
         index(run)
     sample(run)
-    return Everything(run, report(run), read_as(Evaluation, folder.path / "evaluation.json"))
+    remarks = [each.remark for each in trained if each.remark]
+    return Everything(run, report(run), read_as(Evaluation, folder.path / "evaluation.json"), remarks)
 
 
 FLOWS = (

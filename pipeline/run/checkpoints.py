@@ -166,15 +166,15 @@ class Checkpoints:
                 )
         return None
 
-    def best(self) -> Checkpoint | None:
-        """The model of the best checkpoint, else of the newest."""
+    def best(self, training: bool = False) -> Checkpoint | None:
+        """The best checkpoint, else the newest; its model alone, unless it is to be trained on."""
         path = pointed(self.folder, "best")
         if path is not None:
             try:
-                return load(path, training=False)
+                return load(path, training)
             except DamagedCheckpoint as error:
                 log.warning("%s; using the newest instead", error)
-        return self.newest(training=False)
+        return self.newest(training)
 
 
 def load(path: Path, training: bool = True) -> Checkpoint:
