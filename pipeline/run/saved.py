@@ -204,7 +204,8 @@ def too_few_steps(folder: Path) -> str:
         limits = {name: options[phase][name] for name in wanted}
         short = [f"{phase}.{name}={value:.6g}" for name, value in wanted.items() if (limits[name] or math.inf) < value]
         advice = f"{' '.join(short)} or more" if short else "the same command goes on"
-        return f"{phase} has taken {step} steps, at {each:.2g} s each; in fewer than {least} a model learns next to nothing: {advice}"
+        why = f"in fewer than {least} a model learns next to nothing"
+        return f"{phase} has taken {step} steps, at {each:.2g} s each; {why}: {advice}"
     return ""
 
 
