@@ -35,10 +35,15 @@ class Everything:
     remarks: list[str] = field(default_factory=list)
 
 
+def _told(found: Everything) -> str:
+    """What came of it: bits, and what is wrong with the training behind them."""
+    return "; ".join([figure(found.evaluation), *found.remarks])
+
+
 @configured(
     "haed",
     "preset name source seconds sources model batch optimizer launcher overrides",
-    lambda found: "; ".join([figure(found.evaluation), *found.remarks]),
+    _told,
 )
 def everything(asked: Asked) -> Everything:
     """All of it, in order: shard, pretrain, finetune, evaluate, index, sample, report. What is finished is not done again.

@@ -24,6 +24,7 @@ from typing import Any
 
 import numpy as np
 
+from data.processes import available_threads
 from pipeline.run.spaces.stored import SEARCH, Files, Metric
 
 log = logging.getLogger(__name__)
@@ -189,12 +190,12 @@ def read(path: Path) -> Any:
 
 @contextmanager
 def cores(number: int | None) -> Iterator[None]:
-    """FAISS computes with so many threads; None: with all."""
+    """FAISS computes with so many threads; None: with as many as this process may use."""
     import faiss
 
     with _LOCK:
         before = faiss.omp_get_max_threads()
-        faiss.omp_set_num_threads(number or before)
+        faiss.omp_set_num_threads(number or min(before, available_threads()))
         try:
             yield
         finally:
