@@ -1,8 +1,8 @@
 """Does a change keep what is computed? 30 steps of every phase of three presets at reduced size, and digests of the weights.
 
-    python benchmarks/digests.py OUT [--text FOLDER]
+    python benchmarks/digests.py OUT [--text FOLDER] [--threads 2]
 
-Run it before a change and after it, on one machine (one thread, float32), and compare what it prints: a line for each
+Run it before a change and after it, on one machine (two threads, float32), and compare what it prints: a line for each
 checkpoint kept. Text is the standard library's by default, pictures are drawn from a seed. A minute for text, ten for pictures.
 """
 
@@ -16,7 +16,7 @@ import numpy as np
 from safetensors import safe_open
 
 ROOT = Path(__file__).resolve().parent.parent
-SMALL = "threads=1 precision=fp32 batch.sequences=4 batch.context=32 validation.windows=8 validation.times=2".split()
+SMALL = "precision=fp32 batch.sequences=4 batch.context=32 validation.windows=8 validation.times=2".split()
 LIMITS = [f"{phase}.{limit}" for phase in ("pretrain", "finetune", "train") for limit in ("seconds=null", "steps=30")]
 
 
@@ -43,6 +43,7 @@ def digest(file: Path) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("out", type=Path)
+    parser.add_argument("--threads", type=int, default=2, help="of each process, whatever OMP_NUM_THREADS says")
     parser.add_argument("--text", help="folder of texts, by default the standard library")
     arguments = parser.parse_args()
     out = arguments.out.resolve()
@@ -57,6 +58,7 @@ def main() -> None:
     for preset, source in given.items():
         asked = [
             *SMALL,
+            f"threads={arguments.threads}",
             *LIMITS,
             *source,
             "optimizer.warmup_steps=5",

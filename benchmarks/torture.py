@@ -1,6 +1,6 @@
 """Kills training with SIGKILL at random moments, resumes it, and compares with a run that was left alone.
 
-    python benchmarks/torture.py [--kills 50] [--stages pretrain finetune train] [--cases lstm mixture ranks ...]
+    python benchmarks/torture.py [--kills 50] [--stages pretrain finetune train] [--cases lstm mixture ranks ...] [--threads 2]
 
 A case is a small model on some of the Python standard library's files, 400 steps a stage, saved every 5 steps and
 validated 8 times, so that kills meet set-up, steps, saves and evaluations. The whole group of processes is killed at a
@@ -70,7 +70,7 @@ class Outcome:
 class Bench:
     """A folder with a text, its shards, and runs."""
 
-    def __init__(self, folder: Path, steps: int) -> None:
+    def __init__(self, folder: Path, steps: int, threads: int) -> None:
         self.folder = folder
         (folder / "text").mkdir()
         library = Path(sysconfig.get_paths()["stdlib"])
@@ -78,7 +78,7 @@ class Bench:
             (folder / "text" / f"{split}-{name}").write_bytes((library / name).read_bytes())
         self.settings = [f"{section}.{key}={value}" for section, of in SMALL.items() for key, value in of.items()]
         self.settings += [f"{stage}.{limit}" for stage in STAGES for limit in ("seconds=null", f"steps={steps}")]
-        self.settings += ["threads=1", "source.kind=text", f"source.path={folder / 'text'}"]
+        self.settings += [f"threads={threads}", "source.kind=text", f"source.path={folder / 'text'}"]
         subprocess.run(
             self.command("shard", "shards", []),
             cwd=folder,
@@ -166,13 +166,14 @@ def main() -> None:
     parser.add_argument("--stages", nargs="+", choices=STAGES, default=list(STAGES))
     parser.add_argument("--cases", nargs="+", choices=CASES, default=list(CASES))
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--threads", type=int, default=2, help="of each process")
     arguments = parser.parse_args()
     chance, wrong = random.Random(arguments.seed), 0
     if "finetune" in arguments.stages and "pretrain" not in arguments.stages:
         arguments.stages.insert(0, "pretrain")
     print(f"{'case':12} {'stage':9} {'kills':>5} {'in saves':>8} {'lost s: median':>14} {'worst':>6}  differences")
     with tempfile.TemporaryDirectory() as folder:
-        bench = Bench(Path(folder), arguments.steps)
+        bench = Bench(Path(folder), arguments.steps, arguments.threads)
         for case in arguments.cases:
             for stage in arguments.stages:
                 found = bench.torture(case, stage, arguments.kills, chance)

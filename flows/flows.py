@@ -5,7 +5,7 @@ paths to each other, never tensors. What they write is kept by the stages, on th
 """
 
 import logging
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from flows.forms import Asked, configured, shares
 from flows.page.stages import Stages
@@ -28,17 +28,23 @@ TRAINS = {"pretrain": pretrain, "finetune": finetune, "train": train}
 
 @dataclass
 class Everything:
-    """What a whole run left: its folder, its report, and its evaluation."""
+    """What a whole run left: its folder, its report, its evaluation, and what is wrong with its training, if anything is."""
 
     run: str
     report: str
     evaluation: Evaluation
+    remarks: list[str] = field(default_factory=list)
+
+
+def _told(found: Everything) -> str:
+    """What came of it: bits, and what is wrong with the training behind them."""
+    return "; ".join([figure(found.evaluation), *found.remarks])
 
 
 @configured(
     "haed",
     "preset name source seconds sources model batch optimizer launcher overrides",
-    lambda found: figure(found.evaluation),
+    _told,
 )
 def everything(asked: Asked) -> Everything:
     """All of it, in order: shard, pretrain, finetune, evaluate, index, sample, report. What is finished is not done again.
@@ -67,9 +73,10 @@ def _all_stages(asked: Asked) -> Everything:
     splits = {"evaluate.split": options.evaluate.split} | ({"index.split": options.index.split} if chunks else {})
     for option, split in splits.items():
         check_split(corpus.splits[split].chunks, corpus.folder, option, split)
+    trained = []
     for phase in phases(options.model.kind):
         with stages.begin(phase):
-            TRAINS[phase](preset, overrides=given)
+            trained.append(TRAINS[phase](preset, overrides=given))
     folder, limits = RunFolder.of(options), options.evaluate
     run = str(folder.path)
     whose = likelihood(options, folder.trained_phase(limits.stage))
@@ -89,7 +96,8 @@ def _all_stages(asked: Asked) -> Everything:
         sample(run)
     with stages.begin("report"):
         written = report(run)
-    return Everything(run, written, read_as(Evaluation, folder.path / "evaluation.json"))
+    remarks = [each.remark for each in trained if each.remark]
+    return Everything(run, written, read_as(Evaluation, folder.path / "evaluation.json"), remarks)
 
 
 FLOWS = (

@@ -105,7 +105,8 @@ def _train(phase: Phase, asked: Asked) -> "Trained":
 def _outcome(found: "Trained") -> str:
     from pipeline.train.stages import outcome
 
-    return outcome(found).removeprefix(f"{found.phase}: ")
+    remark = f"; {found.remark}" if found.remark else ""
+    return outcome(found).removeprefix(f"{found.phase}: ") + remark
 
 
 @configured("pretrain", FIELDS, _outcome)

@@ -7,6 +7,7 @@ from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import replace
 from pathlib import Path
 
+from data.checked import named
 from data.durable import hold, locked, remove, sweep
 from data.options import SourceOptions
 from data.sharding.corpora import is_piped

@@ -78,6 +78,13 @@ def _experiment_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--seconds", type=float, help=f"of training in all (default: {most}, or what their limits leave)"
     )
+    parser.add_argument(
+        "--clock",
+        choices=("wall", "process"),
+        default="wall",
+        help="a second of training is one of wall time, or one that a core works, for a machine that is shared "
+        "(process, with threads=1; default: wall)",
+    )
     parser.add_argument("--seeds", type=int, help="of each run (default: 1, of an hour 3)")
     parser.add_argument("--parallel", type=int, default=1, help="runs side by side, which share the cores (default: 1)")
     parser.add_argument(
@@ -98,7 +105,7 @@ def _experiment(arguments: argparse.Namespace) -> Result:
     check_written(arguments.output, "--output")
     overrides = tuple(word for word in arguments.words if "=" in word)
     budget = "paper" if arguments.plan else arguments.budget
-    own = {"seconds": arguments.seconds, "seeds": arguments.seeds, "parallel": arguments.parallel}
+    own = {name: getattr(arguments, name) for name in ("seconds", "seeds", "parallel", "clock")}
     experiment, plan = catalogue.planned(" ".join(named), budget, arguments.output, arguments.data, overrides, **own)
     if arguments.plan:
         from pipeline.experiments import cost

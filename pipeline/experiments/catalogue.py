@@ -4,7 +4,7 @@ import hashlib
 from pathlib import Path
 
 from pipeline.config import ConfigError
-from pipeline.experiments.experiment import BUDGETS, Budget, Experiment, Plan
+from pipeline.experiments.experiment import BUDGETS, Budget, Clock, Experiment, Plan
 from pipeline.experiments.haed.figure2 import FIGURE2
 from pipeline.experiments.haed.figure3 import FIGURE3
 from pipeline.experiments.haed.figure4 import FIGURE4
@@ -35,6 +35,7 @@ def planned(
     seconds: float | None = None,
     seeds: int | None = None,
     parallel: int = 1,
+    clock: Clock = "wall",
 ) -> tuple[Experiment, Plan]:
     """An experiment, and how it is run.
 
@@ -47,6 +48,7 @@ def planned(
         seconds: of training in all; None: the budget's.
         seeds: of each run; None: the budget's.
         parallel: runs side by side.
+        clock: see `Plan`.
 
     Raises:
         ConfigError: there is no such experiment, or it has no such budget; or it sets such an option itself.
@@ -67,7 +69,7 @@ def planned(
         enough = None if experiment.enough is None else experiment.enough * (seeds or limits.seeds)
         known = [each for each in (limits.seconds, left, enough) if each is not None]
     return experiment, Plan(
-        folder=_folder(name, budget, output, seconds, seeds, overrides),
+        folder=_folder(name, budget, output, seconds, seeds, overrides, *([clock] if clock != "wall" else [])),
         runs_dir=output / "runs",
         seconds=seconds or min(known, default=None),
         seeds=seeds or limits.seeds,
@@ -75,6 +77,7 @@ def planned(
         data=data,
         scored=limits.scored,
         overrides=overrides,
+        clock=clock,
     )
 
 

@@ -83,6 +83,9 @@ class Experiment:
     beside: float = 30
 
 
+Clock = Literal["wall", "process"]
+
+
 @dataclass(frozen=True)
 class Plan:
     """How an experiment is run.
@@ -96,6 +99,7 @@ class Plan:
         data: folder with the corpora.
         scored: bytes of each split but train that are kept; None: all.
         overrides: `key=value`, for all arms.
+        clock: what a second of a step is: of wall time, or of what the process works ("process").
     """
 
     folder: Path
@@ -106,6 +110,7 @@ class Plan:
     data: Path = Path("../shared/data")
     scored: int | None = None
     overrides: tuple[str, ...] = ()
+    clock: Clock = "wall"
 
 
 @dataclass(frozen=True)

@@ -62,10 +62,11 @@ def timed(
 
     Raises:
         Exception: no arm can take a step: what the first one says.
+        ValueError: the clock would not count what a GPU does.
     """
     path = plan.folder / "clock.json"
     threads = [each.options.threads for each in ours(arms)]
-    of = [seconds, [each.folder(0, {}).name for each in arms], threads]
+    of = [seconds, [each.folder(0, {}).name for each in arms], threads, plan.clock]
     known = read_json(path) if path.is_file() else {}
     if known.get("of") == of:
         if known["on"] != platform.node():
@@ -94,7 +95,7 @@ def timed(
             del own
         if error is not None and not turns:
             raise error
-        took = seconds_of_a_step(turns, *((3, 3, 1) if seconds < 60 * len(turns) else (3, 8, 3)))
+        took = seconds_of_a_step(turns, *((3, 3, 1) if seconds < 60 * len(turns) else (3, 8, 3)), clock=plan.clock)
     del turns
     release_memory()  # of all models, which would be kept beside the runs
     found.seconds = {name: took[work] for name, work in works.items() if name.rpartition("/")[0] not in found.failures}

@@ -49,9 +49,10 @@ def gather(experiment: Experiment, done: Sequence[Done], notes: list[str], plan:
 def _notes(experiment: Experiment, plan: Plan) -> list[str]:
     limit = "models of the papers' sizes, each with its own preset's limits, neither equal steps nor equal seconds"
     if plan.seconds is not None:
+        second = "wall time" if plan.clock == "wall" else "what a core works (--clock process)"
         limit = (
-            f"equal {experiment.equal}; {plan.seconds:,.0f} s of training in all, by a clock of steps timed in turns on "
-            f"{platform.machine()}"
+            f"equal {experiment.equal}; {plan.seconds:,.0f} s of training in all, seconds of {second}, by a clock of steps timed "
+            f"in turns on {platform.machine()}"
         )
     notes = [f"seeds: {plan.seeds}; {limit}; bits are of the valid split"]
     if plan.overrides:

@@ -185,8 +185,8 @@ class Checkpoints:
                 )
         return None
 
-    def best(self) -> Checkpoint | None:
-        """The model of the checkpoint that `choose` names; None if there never was one.
+    def best(self, training: bool = False) -> Checkpoint | None:
+        """The checkpoint that `choose` names, its model alone unless it is to be trained on; None if there never was one.
 
         Raises:
             DamagedCheckpoint: there are some, or there were, and none of them is whole.
@@ -198,7 +198,7 @@ class Checkpoints:
             except FileNotFoundError:
                 return None
             try:
-                return replace(load(chosen.path, training=False), fallback=chosen.fallback)
+                return replace(load(chosen.path, training), fallback=chosen.fallback)
             except DamagedCheckpoint:  # it has changed since its sum was noted, or is replaced; `choose` knows by now
                 if choose(self.folder).path == chosen.path:
                     raise

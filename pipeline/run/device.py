@@ -8,7 +8,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 
@@ -69,19 +69,13 @@ class _Deterministic:
 
     def __init__(self) -> None:
         self._lock, self._inside = threading.Lock(), 0
-        self._before = (0, False, False, False)
+        self._before = _switches()
 
     def __enter__(self) -> None:
         with self._lock:
             self._inside += 1
             if self._inside == 1:
-                cudnn, memory = torch.backends.cudnn, torch.utils.deterministic
-                self._before = (
-                    torch.get_deterministic_debug_mode(),  # `use_deterministic_algorithms` would import Inductor, for seconds
-                    cudnn.deterministic,
-                    cudnn.benchmark,
-                    memory.fill_uninitialized_memory,  # type: ignore[attr-defined]
-                )
+                self._before = _switches()
                 _switch(2, True, False, False)
 
     def __exit__(self, *_: object) -> None:
@@ -91,10 +85,27 @@ class _Deterministic:
                 _switch(*self._before)
 
 
+# What PyTorch has as a property of a module; mypy knows none.
+_memory: Any = torch.utils.deterministic
+
+
+def _switches() -> tuple[int, bool, bool, bool]:
+    """What `_switch` sets."""
+    cudnn = torch.backends.cudnn
+    return (
+        torch.get_deterministic_debug_mode(),
+        cudnn.deterministic,
+        cudnn.benchmark,
+        _memory.fill_uninitialized_memory,
+    )
+
+
 def _switch(mode: int, deterministic: bool, benchmark: bool, fills: bool) -> None:
-    torch.set_deterministic_debug_mode(mode)
+    torch.set_deterministic_debug_mode(
+        mode
+    )  # `use_deterministic_algorithms` would import Inductor, which takes seconds
     torch.backends.cudnn.deterministic, torch.backends.cudnn.benchmark = deterministic, benchmark
-    torch.utils.deterministic.fill_uninitialized_memory = fills  # type: ignore[attr-defined]
+    _memory.fill_uninitialized_memory = fills
 
 
 _DETERMINISTIC = _Deterministic()

@@ -1,5 +1,6 @@
 """Checkpoints as they lie in a folder, without a look at their tensors: which there are, and which run one fits."""
 
+import math
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -14,6 +15,7 @@ from pipeline.options import Options
 from pipeline.trees import differences
 
 STATE = "state.json"
+FEWEST_STEPS = 100  # in which a phase learns anything; a longer warm-up of the learning rate must be over, too
 
 
 class Identity(TypedDict):
@@ -199,6 +201,31 @@ def reached(folder: Path) -> dict[str, float]:
             "flops": where["flops"],
         }
     return {}
+
+
+def too_few_steps(folder: Path) -> str:
+    """What to say of a phase that has taken too few steps to learn anything, and which limits would do.
+
+    Args:
+        folder: of its checkpoints.
+
+    Returns:
+        A sentence; nothing where there were enough, or no checkpoint can be read.
+    """
+    found, phase = _newest_state(folder), folder.parent.name
+    with suppress(TypeError, KeyError):
+        step, where, options = found["step"], found["phase"], found["options"]
+        least = max(FEWEST_STEPS, options["optimizer"]["warmup_steps"])
+        if not 0 < step < least:
+            return ""
+        each = where["seconds"] / step
+        wanted = {"steps": least, "seconds": math.ceil(least * each), "epochs": where["epochs"] * least / step}
+        limits = {name: options[phase][name] for name in wanted}
+        short = [f"{phase}.{name}={value:.6g}" for name, value in wanted.items() if (limits[name] or math.inf) < value]
+        advice = f"{' '.join(short)} or more" if short else "the same command goes on"
+        why = f"in fewer than {least} a model learns next to nothing"
+        return f"{phase} has taken {step} steps, at {each:.2g} s each; {why}: {advice}"
+    return ""
 
 
 def has_checkpoint(folder: Path) -> bool:

@@ -19,7 +19,7 @@ from pipeline.run.files import OF_PARTS, Analysed, Evaluation, KeptSample, pace,
 from pipeline.run.folder import RunFolder, guarding
 from pipeline.run.index import Answers, Index, StaleIndex
 from pipeline.run.metrics import Record, read
-from pipeline.run.saved import saved
+from pipeline.run.saved import saved, too_few_steps
 from pipeline.show.page import data_uri, escape, image, markdown_table, page, table
 from pipeline.shown import fenced, markdown_code, markdown_text, printable, visible
 
@@ -167,6 +167,8 @@ def _remarks(
     folder.check(options, present)
     phase, step = present.phase, present.step
     found = [present.fallback] if present.fallback else []
+    phases = folder.history(options).values()
+    found += [f"{few}." for each in phases if (few := too_few_steps(each / "checkpoints"))]
     if (newest := saved(present.path.parent)[-1]) != present.path:
         found.append(f"The best validation of {phase} was at step {step:,}, not at the end ({newest.name}).")
     if evaluation and evaluation.checkpoint != present.digest:

@@ -3,8 +3,8 @@
 On a shared machine seconds are not the same for all, and on another machine they are others. So the arms of a comparison take
 some steps in turns first, on a machine that does nothing else, and a run's clock is its steps times what they took. From then
 on steps alone decide what is learned: the machine may be shared, several runs may go side by side, and a comparison that was
-stopped may go on another day or on another machine. Of steps on a single core, seconds are those that the core worked: what else
-the machine does meanwhile does not count.
+stopped may go on another day or on another machine. A second is one of wall time, for any number of threads; who asks for
+`process` has seconds that a core worked instead: what else the machine does meanwhile does not count.
 """
 
 import random
@@ -12,6 +12,7 @@ import statistics
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Literal
 
 import torch
 
@@ -36,12 +37,22 @@ def training(phase: str, options: Options, corpus: Corpus, folder: Path) -> Iter
 
 
 def seconds_of_a_step(
-    arms: dict[str, Iterator[None]], rounds: int = 4, steps: int = 12, before: int = 4
+    arms: dict[str, Iterator[None]],
+    rounds: int = 4,
+    steps: int = 12,
+    before: int = 4,
+    clock: Literal["wall", "process"] = "wall",
 ) -> dict[str, float]:
     """Median over rounds in which each arm takes some steps, in another order each time.
 
     A first round is not counted, nor are the first steps of a turn, which find caches and memory as another arm left them.
+
+    Raises:
+        ValueError: the clock is of the process, and a GPU computes.
     """
+    if clock == "process" and torch.cuda.is_available():
+        raise ValueError("--clock process counts what the CPU works, not the GPU of this machine: leave it out")
+    now = time.process_time if clock == "process" else time.perf_counter
     took: dict[str, list[float]] = {name: [] for name in arms}
     wait = torch.cuda.synchronize if torch.cuda.is_available() else lambda: None  # a step itself does not
     order = random.Random(0)
@@ -50,8 +61,6 @@ def seconds_of_a_step(
             for step in range(before + steps):
                 if step == before:
                     wait()
-                    alone = torch.get_num_threads() == 1 and not torch.cuda.is_available()
-                    now = time.process_time if alone else time.perf_counter
                     began = now()
                 next(arms[name])
             wait()

@@ -12,7 +12,7 @@ from pipeline.options import Options, Phase
 from pipeline.run.checkpoints import Checkpoint, Checkpoints
 from pipeline.run.folder import PHASES, RunFolder
 from pipeline.run.metrics import Position, read
-from pipeline.run.saved import State, filled, pointed, trained_with
+from pipeline.run.saved import State, filled, pointed, saved, trained_with
 from pipeline.train.optimizer import rate
 from pipeline.train.state import TrainState
 from pipeline.train.trainer import Trainer
@@ -119,9 +119,9 @@ def say_what_was_lost(folder: Path, step: int) -> None:
 
 
 def phase_one(options: Options) -> Checkpoint:
-    """The newest checkpoint of the phase one that finetune starts from."""
+    """The checkpoint of the phase one that finetune starts from: the best by its validations, else the newest."""
     run = RunFolder.of(options).first(options)
-    first = Checkpoints(run.phase("pretrain") / "checkpoints").newest()
+    first = Checkpoints(run.phase("pretrain") / "checkpoints").best(training=True)
     if first is None:
         raise FileNotFoundError(
             f"{run.path} has no phase one to start from: run `haed pretrain` first, or name a run with finetune.start_from"
@@ -129,15 +129,14 @@ def phase_one(options: Options) -> Checkpoint:
     return first
 
 
-def say_if_another_was_best(first: Checkpoint) -> None:
-    """Warns of a phase one that had become worse in the end, by its own validations."""
-    best = pointed(first.path.parent, "best")
-    if best is not None and best != first.path:
-        log.warning(
-            "phase one was better at %s, by its validations, than where it ended: pretrain with that limit under another name, "
-            "and finetune.start_from= begins there",
-            best.name,
-        )
+def say_where_it_starts(first: Checkpoint) -> None:
+    """Logs with which checkpoint of phase one finetune starts, and why."""
+    newest, best = saved(first.path.parent)[-1], pointed(first.path.parent, "best")
+    which = "the newest checkpoint of phase one"
+    if first.path == best:
+        which = "the best one of phase one by its validations"
+        which += f", which ended at {newest.name}" if newest != best else ", and its newest"
+    log.info("finetune starts from %s: %s", first.path, which)
 
 
 def say_what_came_before(phase: Phase, newest: Checkpoint, options: Options) -> None:

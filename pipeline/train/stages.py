@@ -20,7 +20,7 @@ from pipeline.run.folder import PHASES, RunFolder
 from pipeline.run.known import lexicon, remember
 from pipeline.run.memory import build_system, check_memory
 from pipeline.run.metrics import Listener, Metrics, Progress
-from pipeline.run.saved import Identity, Saved, filled, has_checkpoint, identity, unlike, was_best
+from pipeline.run.saved import Identity, Saved, filled, has_checkpoint, identity, too_few_steps, unlike, was_best
 from pipeline.run.shards import check_corpus, open_shards
 from pipeline.run.windows import fixed_subset
 from pipeline.stopping import StopRequested, interruptible
@@ -30,11 +30,11 @@ from pipeline.train.resuming import (
     as_trained,
     finished,
     phase_one,
-    say_if_another_was_best,
     say_what_came_before,
     say_what_changed,
     say_what_was_lost,
     say_where,
+    say_where_it_starts,
 )
 from pipeline.train.state import Trained, restore, restore_learning, restore_reading
 from pipeline.train.trainer import Interrupted, Stop, Trainer, Unsaved
@@ -112,8 +112,7 @@ def _run_phase(phase: Phase, options: Options, ranks: Ranks, stop: Stop, listene
                 say_what_changed(newest.state, options, ranks.size)
             say_where(phase, newest, trainer)
         elif first is not None:
-            log.info("finetune starts from %s", first.path)
-            say_if_another_was_best(first)
+            say_where_it_starts(first)
         resumed = trainer.position.step
         if ranks.first:
             say_what_was_lost(run.phase(phase), resumed)
@@ -135,8 +134,18 @@ def _run_phase(phase: Phase, options: Options, ranks: Ranks, stop: Stop, listene
             del trainer
             release_memory()
         ranks.wait()
+    remark = too_few_steps(checkpoints.folder)
+    if remark and ranks.first and not done:
+        log.warning("%s", remark)
     return Trained(
-        str(run.path), phase, str(checkpoints.latest()), position.step, position.seconds, position.epochs, resumed
+        str(run.path),
+        phase,
+        str(checkpoints.latest()),
+        position.step,
+        position.seconds,
+        position.epochs,
+        resumed,
+        remark,
     )
 
 
@@ -320,7 +329,8 @@ def outcome(trained: Trained) -> str:
     resumed = f", resumed at step {trained.resumed_from}" if trained.resumed_from else ""
     if trained.resumed_from == trained.steps:
         resumed = "; finished before, nothing was trained now"
+    few = ", too few to learn anything" if trained.remark else ""
     return (
-        f"{trained.phase}: {trained.steps} steps in {trained.seconds:.0f} s, {trained.epochs:.2f} epochs{resumed}; "
+        f"{trained.phase}: {trained.steps} steps in {trained.seconds:.0f} s, {trained.epochs:.2f} epochs{few}{resumed}; "
         f"{trained.checkpoint}"
     )

@@ -26,7 +26,7 @@ SKIPPED = "skipped_windows"
 
 @dataclass
 class Trained:
-    """Outcome of a training stage."""
+    """Outcome of a training stage; `remark` says what is wrong with it, if anything is."""
 
     run: str
     phase: str
@@ -35,6 +35,7 @@ class Trained:
     seconds: float
     epochs: float
     resumed_from: int
+    remark: str = ""
 
 
 @dataclass

@@ -3,11 +3,13 @@
 import multiprocessing
 import os
 import signal
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
-from data.processes import process_pool
+from data.processes import available_threads, process_pool
 
 _kept: list[object] = []
 
@@ -36,3 +38,70 @@ def test_a_pool_that_is_never_closed_ends_by_itself_not_by_a_signal(tmp_path: Pa
     process.start()
     process.join()
     assert (process.exitcode, list(tmp_path.iterdir())) == (0, [])
+
+
+CPUS = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+GROUPS = {
+    "version 2": ("0::/a/b\n", {"a/b/cpu.max": "max 100000", "a/cpu.max": "100000 100000", "cpu.max": "max 100000"}),
+    "version 2, of a container": ("0::/\n", {"cpu.max": "50000 100000"}),
+    "version 1": (
+        "5:memory:/x\n4:cpu,cpuacct:/x\n",
+        {"cpu,cpuacct/x/cpu.cfs_quota_us": "100000", "cpu,cpuacct/x/cpu.cfs_period_us": "100000"},
+    ),
+    "version 1, whose path is another outside": (
+        "4:cpu:/docker/x\n",
+        {"cpu/cpu.cfs_quota_us": "100000", "cpu/cpu.cfs_period_us": "100000"},
+    ),
+}
+
+
+@pytest.mark.parametrize("case", GROUPS)
+def test_threads_are_no_more_than_a_containers_quota(
+    case: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda process: range(8), raising=False)
+    assert available_threads(tmp_path) == 8
+    own, files = GROUPS[case]
+    for name, content in {"proc/self/cgroup": own, **{f"sys/fs/cgroup/{name}": x for name, x in files.items()}}.items():
+        path = tmp_path / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(content)
+    assert available_threads(tmp_path) == 1
+
+
+def test_no_quota_and_one_that_nobody_can_read_leave_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda process: range(8), raising=False)
+    for name, content in {
+        "proc/self/cgroup": "0::/\n4:cpu:/\nnonsense\n",
+        "sys/fs/cgroup/cpu.max": "garbage",
+        "sys/fs/cgroup/cpu/cpu.cfs_quota_us": "-1",
+        "sys/fs/cgroup/cpu/cpu.cfs_period_us": "100000",
+    }.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(content)
+    assert available_threads(tmp_path) == 8
+    (tmp_path / "sys/fs/cgroup/cpu.max").write_text("250000 100000")
+    assert available_threads(tmp_path) == 3  # two would not use what is paid for
+
+
+@pytest.mark.parametrize(("asked", "expected"), [("1", 1), ("1,2", 1), ("0", CPUS), ("many", CPUS), ("", CPUS)])
+def test_threads_are_no_more_than_openmp_is_given(asked: str, expected: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OMP_NUM_THREADS", asked)
+    assert available_threads() == min(expected, available_threads()) and available_threads(Path("/nowhere")) == expected
+
+
+@pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="of Linux")
+def test_a_run_computes_with_no_more_threads_than_its_affinity_has_cores() -> None:
+    """As `taskset -c` has it, and at OMP_NUM_THREADS; an option goes before both."""
+    code = (
+        "import os; os.sched_setaffinity(0, {min(os.sched_getaffinity(0))}); import torch\n"
+        "from pipeline.config import load\nfrom pipeline.run.device import compute\n"
+        "compute(load(None, [])); print(torch.get_num_threads())\n"
+        "compute(load(None, ['threads=3'])); print(torch.get_num_threads())\n"
+        "compute(load(None, [])); print(torch.get_num_threads())"
+    )
+    environment = {name: value for name, value in os.environ.items() if name != "OMP_NUM_THREADS"}
+    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["1", "3", "1"]

@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -33,6 +34,17 @@ if __name__ == "__main__":
             artifacts = [(item.key, item.data) for item in client.read_artifacts()]
     print(json.dumps({"folder": folder, "made": made, "artifacts": artifacts}))
 """
+
+
+def test_the_last_state_of_a_training_says_that_it_was_too_short() -> None:
+    from flows.training import _outcome
+    from pipeline.train.state import Trained
+
+    remark = "pretrain has taken 9 steps, at 2.2 s each; …: pretrain.seconds=220 or more"
+    enough = Trained("runs/x", "pretrain", "runs/x/pretrain/checkpoints/step-00000009", 9, 20.0, 0.01, 0)
+    assert _outcome(enough).startswith("9 steps in 20 s, 0.01 epochs; runs/x")
+    said = _outcome(replace(enough, remark=remark))
+    assert "too few to learn anything" in said and said.endswith(remark)
 
 
 @pytest.mark.slow

@@ -25,6 +25,7 @@ from typing import Any
 import numpy as np
 
 from data.checked import DamagedFile, free_memory, named, open_file
+from data.processes import available_threads
 from pipeline.run.spaces.stored import SEARCH, Files, Metric, Rows
 
 log = logging.getLogger(__name__)
@@ -228,12 +229,12 @@ def read(path: Path) -> Any:
 
 @contextmanager
 def cores(number: int | None) -> Iterator[None]:
-    """FAISS computes with so many threads; None: with all."""
+    """FAISS computes with so many threads; None: with as many as this process may use."""
     import faiss
 
     with _LOCK:
         before = faiss.omp_get_max_threads()
-        faiss.omp_set_num_threads(number or before)
+        faiss.omp_set_num_threads(number or min(before, available_threads()))
         try:
             yield
         finally:

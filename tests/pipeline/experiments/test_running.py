@@ -2,8 +2,10 @@
 
 import csv
 import json
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Literal
 
 import pytest
 import torch
@@ -23,6 +25,7 @@ from pipeline.run.device import compute
 from pipeline.run.saved import reached
 from pipeline.run.shards import open_shards, shard
 from pipeline.show.plots import Sketch, experiment
+from pipeline.train import clock
 from pipeline.train.trainer import Interrupted
 from tests.conftest import TINY, TOKENS
 
@@ -337,3 +340,39 @@ def test_packages_read_the_bytes_of_any_text_that_ours_read(plan: Plan, monkeypa
     assert torch.get_num_threads() == 1  # as ours, so that a clock counts what one core works
     other = replace(arm, words=("source.kind=stdlib", arm.words[-1]))
     assert arm.folder(0, {}) != other.folder(0, {}) and "shards_dir" not in arm.identity
+
+
+@pytest.mark.parametrize(("kind", "expected"), [("wall", 3.0), ("process", 0.5)])
+@pytest.mark.parametrize("threads", [1, 2])
+def test_a_second_is_one_of_wall_time_unless_asked_otherwise(
+    kind: Literal["wall", "process"], expected: float, threads: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever the number of threads; by clocks that only the arm's steps advance."""
+    passed = {"perf_counter": 0.0, "process_time": 0.0}
+
+    def arm() -> Iterator[None]:
+        while True:
+            passed["perf_counter"] += 3.0
+            passed["process_time"] += 0.5
+            yield
+
+    for name in passed:
+        monkeypatch.setattr(clock.time, name, lambda name=name: passed[name])
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        assert clock.seconds_of_a_step({"arm": arm()}, clock=kind) == {"arm": expected}
+    finally:
+        torch.set_num_threads(before)
+
+
+def test_the_clock_of_an_experiment_is_asked_for_and_said(tmp_path: Path) -> None:
+    from pipeline.experiments.stage import _notes
+
+    experiment, plan = catalogue.planned("hourglass-copy", "minutes", tmp_path)
+    assert plan.clock == "wall" and "seconds of wall time" in _notes(experiment, plan)[0]
+    other = catalogue.planned("hourglass-copy", "minutes", tmp_path, clock="process")[1]
+    assert (
+        other.folder != plan.folder and "seconds of what a core works (--clock process)" in _notes(experiment, other)[0]
+    )

@@ -9,7 +9,8 @@ import pytest
 
 from pipeline.options import Options
 from pipeline.run.folder import RunFolder
-from pipeline.train.stages import finetune, pretrain, train
+from pipeline.train import stages
+from pipeline.train.stages import finetune, outcome, pretrain, train
 from pipeline.train.trainer import Interrupted
 from pipeline.train.validation import Validation
 from tests.conftest import write_state
@@ -142,15 +143,69 @@ def test_a_phase_that_ended_by_patience_says_so(options: Options, caplog: pytest
     assert "the phase ended by train.patience=1; raise that for it to go on" in caplog.text
 
 
-def test_phase_two_says_that_phase_one_was_better_before(
-    options: Options, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("elsewhere", [False, True])
+def test_phase_two_starts_from_the_checkpoint_of_phase_one_that_validated_best(
+    elsewhere: bool, options: Options, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     scores = iter([5.0, 6.0, 7.0, *[1.0] * 9])
     monkeypatch.setattr(Validation, "score", lambda self, *_: {self.figure: next(scores)})
-    options.pretrain.patience, options.validation.times = 2, 6
+    options.pretrain.patience, options.validation.times, options.finetune.steps = 2, 6, 1
+    options.optimizer.learning_rate = options.optimizer.main_learning_rate = 1e-3
     assert pretrain(options).steps == 3
-    finetune(options)
-    assert "phase one was better at step-00000001, by its validations, than where it ended" in caplog.text
+    first = RunFolder.of(options).phase("pretrain") / "checkpoints" / "step-00000001"
+    if elsewhere:
+        options = replace(options, name="other", finetune=replace(options.finetune, start_from="tiny"))
+    started: list[Any] = []
+    monkeypatch.setattr(stages, "restore_learning", lambda learner, checkpoint: started.append(checkpoint))
+    with caplog.at_level("INFO"):
+        finetune(options)
+    assert started[0].path == first and started[0].training  # moments of the optimizer, too
+    assert (
+        f"finetune starts from {first}: the best one of phase one by its validations, which ended at step-00000003"
+        in caplog.text
+    )
+
+
+def test_phase_two_starts_from_the_newest_checkpoint_where_none_was_validated(
+    options: Options, caplog: pytest.LogCaptureFixture
+) -> None:
+    options.validation.times, options.checkpoint.every_steps = 0, 2
+    pretrain(options)
+    with caplog.at_level("INFO"):
+        finetune(options)
+    assert "step-00000006: the newest checkpoint of phase one" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("limit", "expected"), [("steps", "pretrain.steps=100 or more"), ("epochs", "pretrain.epochs=")]
+)
+def test_a_phase_of_too_few_steps_to_learn_anything_says_so(
+    limit: str, expected: str, options: Options, caplog: pytest.LogCaptureFixture
+) -> None:
+    from pipeline.show.report import report
+
+    if limit == "epochs":
+        options.pretrain.steps, options.pretrain.epochs = None, 0.01
+    trained = pretrain(options)
+    assert 0 < trained.steps < 100
+    words = f"pretrain has taken {trained.steps} steps"
+    assert trained.remark.startswith(words) and expected in trained.remark
+    assert [each.getMessage() for each in caplog.records].count(trained.remark) == 1
+    assert "too few to learn anything" in outcome(trained)
+    assert words in report(options).read_text() and words in report(options).with_suffix(".md").read_text()
+    caplog.clear()
+    assert pretrain(options).remark == trained.remark and trained.remark not in caplog.text  # it is finished
+
+
+def test_what_a_phase_lacks_is_told_in_seconds_of_its_own_steps(options: Options) -> None:
+    options.pretrain.steps, options.pretrain.seconds = None, 0.05
+    trained = pretrain(options)
+    wanted = float(trained.remark.split("pretrain.seconds=")[1].split()[0])
+    assert wanted == pytest.approx(100 * trained.seconds / trained.steps, abs=1)
+    options.pretrain.steps, options.pretrain.seconds, options.optimizer.warmup_steps = 100, None, 5
+    assert pretrain(options).remark == ""
+    options.optimizer.warmup_steps, options.pretrain.steps = 200, 101
+    assert "in fewer than 200 a model learns next to nothing: pretrain.steps=200" in pretrain(options).remark
 
 
 def test_phase_two_says_what_of_phase_one_it_does_not_know(options: Options, caplog: pytest.LogCaptureFixture) -> None:
