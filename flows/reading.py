@@ -188,7 +188,7 @@ def compare(runs: Words = ["quickstart"], runs_dir: str = "runs") -> str:  # noq
     found = run_stage(runs, runs_dir, Path(runs_dir) / "comparison")
     picture = data_uri(Path(found.picture).read_bytes())
     places = "\n".join(f"- {present(each)}" for each in options if RunFolder.of(each).is_trained())
-    text = f"![curves]({picture})\n\n{markdown(found.rows)}\n\n{places}"
+    text = f"![curves]({picture})\n\n{markdown(found)}\n\n{places}"
     names = "-".join(sorted(each.name for each in options))
     digits = hashlib.sha256("\n".join(sorted(runs)).encode()).hexdigest()[:4]
     create_markdown_artifact(text, f"{key('comparison', names)[:60]}-{digits}", ", ".join(runs))

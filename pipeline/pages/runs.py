@@ -70,7 +70,7 @@ class State:
     Attributes:
         word: training, in use, finished, stopped, not trained.
         phase: that is, or was last, trained; None: none yet.
-        step: of it.
+        step: of it; of one that nobody trains, that of its newest checkpoint, from which it goes on.
         share: of it that is done.
         left: seconds of training that are left of it, as far as that can be told.
         training: bits per token of the last steps; None where there are none.
@@ -106,8 +106,10 @@ def state(folder: RunFolder) -> State:
         when = datetime.fromtimestamp(changed.st_mtime if changed else 0)
         return State("in use" if holder else "not trained", None, 0, 0.0, None, None, None, holder, when)
     seconds, phase = max(found) if holder else found[0]  # of a copy, times tell nothing
-    last = _newest(folder.phase(phase) / "metrics.jsonl")
-    if (saved := _figures(reached(folder.phase(phase) / "checkpoints"))).get("step", 0) > last.get("step", 0):
+    saved = _figures(reached(folder.phase(phase) / "checkpoints"))
+    # What goes on is where its metrics say; what was stopped goes on from its checkpoint, whatever step it passed.
+    last = _newest(folder.phase(phase) / "metrics.jsonl", math.inf if holder or not saved else saved["step"])
+    if saved and (not holder or saved["step"] > last.get("step", 0)):
         last |= saved
     share = _share(folder, phase, last)
     done = f"{phase} done" if phase == "pretrain" else "finished"
@@ -143,15 +145,16 @@ def status_of(path: Path) -> os.stat_result | None:
         return None
 
 
-def _newest(path: Path) -> Record:
-    """The newest of each figure in the last lines of a metrics.jsonl."""
+def _newest(path: Path, most: float) -> Record:
+    """The newest of each figure in the last lines of a metrics.jsonl, up to a step."""
     with open(path, "rb") as file:
         file.seek(max(0, os.fstat(file.fileno()).st_size - _TAIL))
         lines = file.read().split(b"\n")
     found: Record = {}
     for line in lines:
         with suppress(ValueError):  # the first may lack its beginning, the last its end
-            found |= _figures(json.loads(line))
+            record = _figures(json.loads(line))
+            found |= record if record.get("step", 0) <= most else {}
     return found
 
 

@@ -90,11 +90,6 @@ class Saved:
         return self.path.parent.parent.name
 
 
-def was_best(state: State) -> bool:
-    """Whether a checkpoint was written by the validation that was the best until then."""
-    return state["best"] is not None and state["stale"] == 0 and state["validated_at"].get("step") == state["step"]
-
-
 def identity(options: Options, corpus: str) -> Identity:
     """That of a run with these options on the corpus with this digest; of the model, what its kind has."""
     return {

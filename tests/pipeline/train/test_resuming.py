@@ -117,13 +117,13 @@ def test_what_is_extended_is_validated_again_and_the_best_moves(
 
 def change_state(options: Options, phase: str, change: Callable[[dict[str, Any]], object]) -> None:
     """Alters state.json of a phase's newest checkpoint, as another version might have written it."""
-    from pipeline.run import checkpoints
+    from pipeline.run import choice
 
     path = newest(options, phase) / "state.json"
     state = json.loads(path.read_text())
     del state["digest"]
     change(state)
-    path.write_text(json.dumps(state | {"digest": checkpoints._digest(state)}))
+    path.write_text(json.dumps(state | {"digest": choice.digest_of(state)}))
 
 
 def test_checkpoints_that_only_count_their_validations_go_on(options: Options) -> None:
