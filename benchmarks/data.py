@@ -16,7 +16,6 @@ Printed are medians, with ratios to this project's.
 
 import argparse
 import hashlib
-import json
 import os
 import shutil
 import statistics
@@ -34,6 +33,7 @@ import numpy as np
 
 from data.chunkers import make_chunker
 from data.corpus import Corpus
+from data.durable import write_json
 from data.loader import Loader
 from data.options import ChunkerOptions, ShardOptions, SourceOptions
 from data.sharding.build import shard
@@ -57,7 +57,7 @@ class Ours:
                 file.write(Sample(sample["tokens"], sample["lengths"], chunks, ["text"]), len(sample["tokens"]))
             made.append(vars(file.close()))
         manifest = {"digest": "0", "chunker": vars(ChunkerOptions()), "source": {"kind": "text"}, "shards": made}
-        (folder / "manifest.json").write_text(json.dumps(manifest))
+        write_json(folder / "manifest.json", manifest)
 
     def read(self, folder: Path, corpus: Corpus | None = None) -> Iterator[Arrays]:
         corpus = corpus or Corpus.open(folder)

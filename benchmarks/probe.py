@@ -35,7 +35,7 @@ def drawn(number: int, run: Path | None, seed: int) -> np.ndarray:
         from pipeline.run.folder import RunFolder
         from pipeline.run.index import Index
 
-        base, share = np.asarray(Index.open(RunFolder(run)).vectors), 0.5
+        base, share = Index.open(RunFolder(run)).vectors[:], 0.5
     else:
         base = fixed.normal(size=(20_000, 32)) @ fixed.normal(size=(32, WIDTH))
         base, share = (base / np.linalg.norm(base, axis=1, keepdims=True)).astype(np.float32), 0.5

@@ -47,6 +47,7 @@ sys.path[0] = str(ROOT)  # else `data` would be the script beside this one
 import torch
 
 from data.corpus import Corpus
+from data.processes import available_threads
 from pipeline import open_run
 from pipeline.config import load
 from pipeline.experiments.ours.packaged import RATES, batch_of, endless
@@ -345,7 +346,7 @@ def main() -> None:
     parser.add_argument("--rates", type=float, nargs="+", default=list(RATES), help="tried for the packages")
     parser.add_argument("--only", nargs="+", choices=[*SYSTEMS, *PACKAGES], default=[*SYSTEMS, *PACKAGES])
     parser.add_argument(
-        "--parallel", type=int, default=os.cpu_count() or 1, help="runs side by side, of one thread each"
+        "--parallel", type=int, default=available_threads(), help="runs side by side, of one thread each"
     )
     parser.add_argument("--place", type=Path, help="folder for corpora, shards and runs (default: that of the results)")
     parser.add_argument("--write", type=Path, metavar="DOCUMENT", help="whose table is to be replaced")

@@ -10,7 +10,6 @@ the stage is left to end. Weights must agree in every bit, and metrics.jsonl in 
 """
 
 import argparse
-import json
 import os
 import random
 import signal
@@ -25,6 +24,8 @@ from pathlib import Path
 
 import torch
 from safetensors.torch import load_file
+
+from pipeline.run.metrics import read
 
 ROOT = Path(__file__).resolve().parent.parent
 SMALL = {
@@ -147,8 +148,8 @@ class Bench:
             folder = self.folder / "runs" / name / stage
             checkpoint = folder / "checkpoints" / (folder / "checkpoints" / "latest").read_text().strip()
             weights.append({path.name: load_file(path) for path in sorted(checkpoint.glob("*.safetensors"))})
-            lines = (json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines())
-            metrics.append([{key: value for key, value in line.items() if key not in TIMED} for line in lines])
+            records = read(folder / "metrics.jsonl")
+            metrics.append([{key: value for key, value in record.items() if key not in TIMED} for record in records])
         different = [
             f"{file} {name}"
             for file in weights[0]

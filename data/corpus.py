@@ -1,9 +1,7 @@
 """A sharded corpus, here or behind a URL: its manifest, and its documents read back in order."""
 
 import hashlib
-import json
 import logging
-import mmap
 import os
 import re
 from collections.abc import Iterator
@@ -14,6 +12,7 @@ from typing import IO, Any, NamedTuple, TypedDict, cast
 import numpy as np
 from pydantic import TypeAdapter, ValidationError
 
+from data.checked import MANY, DamagedFile, OpenedFile, open_file, parse_json, read_bytes, unsealed
 from data.chunkers import Chunker, make_chunker
 from data.locations import check_folder, check_url, is_remote
 from data.options import LARGEST_CHUNK, ChunkerOptions, LoaderOptions, SourceOptions
@@ -138,9 +137,13 @@ class Corpus:
             folder.mkdir(exist_ok=True)
             return cls(folder, _manifest(content, f"{url}/{MANIFEST}"), remote)
         path = Path(location) / MANIFEST
-        if not path.is_file():
-            raise FileNotFoundError(f"{location} is not a sharded corpus: it has no {MANIFEST}; run `haed shard` first")
-        return cls(Path(location), _manifest(path.read_bytes(), str(path)))
+        try:
+            content = read_bytes(path, MANY)
+        except (FileNotFoundError, NotADirectoryError):
+            raise FileNotFoundError(
+                f"{location} is not a sharded corpus: it has no {MANIFEST}; run `haed shard` first"
+            ) from None
+        return cls(Path(location), _manifest(content, str(path)))
 
     def chunker(self) -> Chunker:
         """The chunker that cut this corpus."""
@@ -167,36 +170,41 @@ class Corpus:
         return size if all(shard.chunks == size * shard.documents for shard in shards) else None
 
     def read(self, shard: Shard) -> list[Sample]:
-        """The samples of a shard; its sum is checked on first use in a process.
+        """The samples of a shard, in memory; its sum is checked on first use in a process.
 
         Raises:
             Damaged: it is missing, truncated or changed.
-            OSError: it cannot be fetched.
+            OSError: it cannot be fetched, or read.
         """
+        return self.open_shard(shard)[0]
+
+    def open_shard(self, shard: Shard) -> tuple[list[Sample], OpenedFile]:
+        """The same, and the file, in which the tokens of each sample stand at `Sample.at`."""
         where = f"{self.location}/{shard.file}"
         for last in (self._remote is None, True):
-            with self._file(shard, where) as file:  # held open: another process may take it out of the cache meanwhile
-                status = os.fstat(file.fileno())
-                # Mapped, so that all ranks and workers of a machine share its memory.
-                content = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) if status.st_size else b""
+            with self._file(shard, where) as file:  # another process may take it out of the cache meanwhile
+                opened, status = OpenedFile(where, file), os.fstat(file.fileno())
                 stamp = (status.st_size, status.st_mtime_ns)
+                known = self._checked.get(shard.file) == stamp
                 try:
-                    samples = read_shard(where, content, None if self._checked.get(shard.file) == stamp else shard)
+                    samples = read_shard(where, _content(opened, status.st_size, shard), None if known else shard)
                 except Damaged as error:
                     if last:
                         raise
                     log.warning("%s: its copy in the cache is damaged (%s); fetching it again", where, error.reason)
                     self._remote.forget(shard, file)  # type: ignore[union-attr]
                     continue
-                self._checked[shard.file] = stamp
-                return samples
+            self._checked[shard.file] = stamp
+            return samples, opened
         raise AssertionError
 
     def _file(self, shard: Shard, where: str) -> IO[bytes]:
         try:
-            return self._remote.open(shard) if self._remote else open(self.folder / shard.file, "rb")
+            return self._remote.open(shard) if self._remote else open_file(self.folder / shard.file)
         except FileNotFoundError as error:
             raise Damaged(where, None, "it is missing") from error
+        except DamagedFile as error:
+            raise Damaged(where, None, str(error)) from error
 
     def fetch_ahead(self, shards: list[Shard]) -> None:
         """Brings shards into the cache; nothing to do for a folder. A failure is left for `read` to meet."""
@@ -254,6 +262,16 @@ class Corpus:
         ).original
 
 
+def _content(opened: OpenedFile, size: int, shard: Shard) -> bytes:
+    """What is in the file of a shard, which is no longer than its manifest says."""
+    if size > shard.file_bytes:
+        raise Damaged(opened.path, shard.file_bytes, f"it has {size:,} bytes, not {shard.file_bytes:,}")
+    try:
+        return bytes(opened.read(0, size))
+    except DamagedFile as error:
+        raise Damaged(opened.path, None, str(error)) from error
+
+
 def _joined(parts: list[tuple[np.ndarray, np.ndarray]]) -> tuple[np.ndarray, np.ndarray]:
     if len(parts) == 1:
         return parts[0]
@@ -265,10 +283,4 @@ def _is_size(k: Any) -> bool:
 
 
 def _manifest(content: bytes, where: str) -> Manifest:
-    try:
-        manifest = json.loads(content)
-    except (ValueError, RecursionError) as error:
-        raise ValueError(f"{where} is not JSON: {error}") from error
-    if not isinstance(manifest, dict):
-        raise ValueError(f"{where} is not a manifest")
-    return cast(Manifest, manifest)
+    return cast(Manifest, unsealed(parse_json(content, where), where))

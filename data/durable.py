@@ -10,7 +10,6 @@ the ones that were there at first. No writer makes a guarded folder anew.
 
 import errno
 import fcntl
-import json
 import os
 import shutil
 import socket
@@ -20,6 +19,8 @@ from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
+
+from data.checked import DamagedFile, open_file, open_own, sealed_json
 
 FLOW_RUN = "HAED_FLOW_RUN"  # of the environment: the Prefect flow run on whose behalf a process works
 _GONE = (errno.ENOENT, errno.ENOTDIR, errno.ESTALE, errno.ELOOP)  # what a path that names nothing any more answers
@@ -148,12 +149,13 @@ def hold(path: Path, waiting: Callable[[str], None] | None = None, patience: flo
         patience: seconds before it is called: a holder that is just being killed gets a moment to be gone.
 
     Raises:
+        DamagedFile: something else than a file is there.
         OSError: the file cannot be made.
     """
     end = time.monotonic() + patience
     with ExitStack() as unless_locked:
         while True:
-            file = unless_locked.enter_context(open(path, "a+b"))
+            file = unless_locked.enter_context(open_own(path, os.O_RDWR | os.O_APPEND | os.O_CREAT))
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
@@ -193,12 +195,12 @@ def locked(path: Path, waiting: Callable[[str], None] | None = None) -> Iterator
 def holder(path: Path) -> str | None:
     """Who holds a lock file now, in its own words; None: nobody, as far as it may be read."""
     try:
-        with open(path, "rb") as file:
-            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)  # for a moment, in which another waits; see `hold`
-    except BlockingIOError:
-        with open(path, "rb") as file:
-            return file.read(1000).decode(errors="replace")
-    except OSError:
+        with open_file(path) as file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)  # for a moment, in which another waits; see `hold`
+            except BlockingIOError:
+                return file.read(1000).decode(errors="replace")
+    except (OSError, DamagedFile):
         pass
     return None
 
@@ -218,12 +220,12 @@ def sweep(paths: Iterable[Path], before: Callable[[Path], None] = lambda path: N
     """
     for path in paths:
         try:
-            with open(path, "rb") as file:
+            with open_file(path) as file:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 if _is(file, path):
                     before(path)
                     path.unlink()
-        except OSError:
+        except (OSError, DamagedFile):
             continue
 
 
@@ -270,8 +272,8 @@ def replacing(path: Path) -> Iterator[IO[bytes]]:
 
 
 def write_json(path: Path, value: Any) -> None:
-    """Writes JSON, whole or not at all."""
-    write_atomically(path, json.dumps(value, indent=1, ensure_ascii=True).encode())
+    """Writes JSON with its checksum, whole or not at all; `data.checked.read_json` reads it."""
+    write_atomically(path, sealed_json(value))
 
 
 def sync_folder(folder: Path) -> None:

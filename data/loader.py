@@ -16,21 +16,23 @@ import threading
 from collections import deque
 from collections.abc import Iterator
 from concurrent.futures.process import BrokenProcessPool
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import count, repeat
 from typing import Any
 
 import numpy as np
 
+from data.checked import DamagedFile, OpenedFile
 from data.corpus import Corpus
 from data.options import LoaderOptions
 from data.processes import allowed, process_pool
-from data.shards import Damaged, Sample, Shard
+from data.shards import Damaged, Sample
 
 log = logging.getLogger(__name__)
 BUFFER_SHARDS = 4
 _AHEAD = 4  # batches that each worker makes ahead
+_NONE = np.zeros(0, np.uint8)
 
 
 @dataclass
@@ -53,8 +55,9 @@ class Batch:
 class _Stream:
     """A shard's chunks, from sample to sample; what a sample needs is worked out when it is used first."""
 
-    def __init__(self, samples: list[Sample]) -> None:
-        self.samples = samples
+    def __init__(self, samples: list[Sample], file: OpenedFile) -> None:
+        self.samples = [replace(each, tokens=_NONE, lengths=each.lengths.copy()) for each in samples]
+        self.file = file  # of which the tokens are read when they are wanted, so that processes share the system's copy
         self.firsts = np.cumsum([0, *(len(sample.lengths) for sample in samples)])  # chunk of each sample, and the end
         self.indices: list[tuple[np.ndarray, np.ndarray] | None] = [None] * len(samples)
 
@@ -72,7 +75,11 @@ class _Stream:
         return found
 
     def window(self, begin: int, size: int, grid: np.ndarray, lengths: np.ndarray, starts: np.ndarray) -> None:
-        """Puts chunks from `begin` on, at most `size`, into tokens (T, K), lengths (T,) and starts (T,)."""
+        """Puts chunks from `begin` on, at most `size`, into tokens (T, K), lengths (T,) and starts (T,).
+
+        Raises:
+            Damaged: the file was cut since it was opened.
+        """
         at, stop = 0, min(begin + size, int(self.firsts[-1]))
         while begin < stop:
             number = int(np.searchsorted(self.firsts, begin, "right")) - 1
@@ -81,7 +88,11 @@ class _Stream:
             b = min(len(sample.lengths), stop - int(self.firsts[number]))
             end = at + b - a
             lengths[at:end], starts[at:end] = sample.lengths[a:b], marks[a:b]
-            grid[at:end][np.arange(grid.shape[1]) < lengths[at:end, None]] = sample.tokens[offsets[a] : offsets[b]]
+            try:
+                tokens = self.file.read(sample.at + int(offsets[a]), int(offsets[b] - offsets[a]))
+            except DamagedFile as error:
+                raise Damaged(self.file.path, None, str(error)) from error
+            grid[at:end][np.arange(grid.shape[1]) < lengths[at:end, None]] = np.frombuffer(tokens, np.uint8)
             begin, at = begin + b - a, end
 
 
@@ -279,20 +290,27 @@ class Loader:
         tokens = np.zeros((self.context, self._k), np.uint8)
         lengths = np.zeros(self.context, np.uint8)
         starts = np.zeros(self.context, bool)
-        stream.window(int(window) * self._step, self._step, tokens, lengths, starts)
+        try:
+            stream.window(int(window) * self._step, self._step, tokens, lengths, starts)
+        except Damaged as error:
+            self._skip(int(shard), error)
+            return None
         return tokens, lengths, starts
 
     def _load_shard(self, number: int) -> _Stream | None:
-        shard: Shard = self._shards[number]
         try:
-            return _Stream(self.corpus.read(shard))
+            return _Stream(*self.corpus.open_shard(self._shards[number]))
         except Damaged as error:
-            if self.options.damaged == "stop":
-                raise
-            if number not in self._damaged:
-                log.warning("%s; its %s windows are skipped", error, f"{self._windows[number]:,}")
-            self._damaged[number] = True
+            self._skip(number, error)
             return None
+
+    def _skip(self, number: int, error: Damaged) -> None:
+        """Says once that a damaged shard is left out, unless that ends the training."""
+        if self.options.damaged == "stop":
+            raise error
+        if number not in self._damaged:
+            log.warning("%s; its %s windows are skipped", error, f"{self._windows[number]:,}")
+        self._damaged[number] = True
 
 
 def _share() -> tuple[int, int]:

@@ -17,14 +17,17 @@ CREDENTIALS = (
     "in a deployment of Prefect a block may set these"
 )
 # For forms, whose server keeps what is submitted: a name, password or signature in a URL is refused before.
-NO_SECRET = r"^(?![\s\S]*://[^/\s]*@)(?![\s\S]*://\S*\?\S*([Ss]ig|[Tt]oken|[Kk]ey|[Cc]redential|[Pp]assw)[^\s=]*=)"
+NO_SECRET = (
+    r"^(?![\s\S]*://[^/\s]*@)(?![\s\S]*://[^\s/?#@]*:(?![0-9]+[/?#])\S*@)"  # a password may hold a slash
+    r"(?![\s\S]*://\S*\?\S*([Ss]ig|[Tt]oken|[Kk]ey|[Cc]redential|[Pp]assw)[^\s=]*=)"
+)
 _HARMLESS = ("local", "memory", "hf", "zip", "tar", "gzip", "bz2", "xz", "zstd", "lz4")  # beside SCHEMES, in a data set
 _URL = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://(.*)")
 _FOLDER_URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:/")  # pathlib makes one slash of two
 _SCHEDULER = re.compile(r"(?:(?:tcp|tls)://)?(?:[A-Za-z0-9_.-]+|\[[0-9A-Fa-f:.]+\]):[0-9]{1,5}")
 _USER = re.compile(
-    r'(?<=://)(?:[^\s/?#"<>]{0,2000}@|[^\s/?#@"<>]{0,2000}:[^\s"<>]{0,2000}@)'
-)  # a password may hold a slash
+    r'(?<=:/)(/?)(?:[^\s/?#"<>]{0,2000}@|[^\s/?#@"<>]{0,2000}:[^\s"<>]{0,2000}@)'
+)  # a password may hold a slash; pathlib makes one slash of two
 _PARAMETER = re.compile(r"([?&;])([\w.%-]{1,100})=([^&;\s\"'<>]+)")
 _SECRET = re.compile(r"sig|token|secret|pass|pwd|key|cred|auth|code|session", re.IGNORECASE)
 
@@ -40,7 +43,7 @@ def redact(text: str) -> str:
     def hidden(found: re.Match[str]) -> str:
         return f"{found[1]}{found[2]}=***" if _SECRET.search(found[2]) else found[0]
 
-    return _PARAMETER.sub(hidden, _USER.sub("***@", text))
+    return _PARAMETER.sub(hidden, _USER.sub(r"\1***@", text))
 
 
 def check_url(url: str, option: str = "") -> str:

@@ -82,7 +82,7 @@ class SourceOptions:
         Field(
             description="stdlib: the Python standard library's own .py files; text: a document per file; jsonl: a document "
             "per line; wikitext: documents by ' = Title = ' headings; enwik8: splits by offset; stdin: standard input; "
-            "images: PNG, JPEG, ImageNet32, CIFAR-10; audio: WAV; datasets: Hugging Face; webdataset: tars of "
+            "images: PNG, JPEG, ImageNet32, CIFAR-10; audio: WAV, FLAC; datasets: Hugging Face; webdataset: tars of "
             "samples; shards: an existing corpus, "
             "also behind a URL (http, https, s3, gs, az, file); or a source of your own (docs/data.md)",
             json_schema_extra=_choices(SOURCES, "haed.sources"),
@@ -90,8 +90,11 @@ class SourceOptions:
         AfterValidator(known(SOURCES, "haed.sources")),
     ] = "stdlib"
     path: Annotated[
-        Annotated[str, Field(json_schema_extra={"pattern": NO_SECRET})] | None,
-        Field(description="file, folder or glob; text may be compressed (.gz .xz .bz2 .zst); - is standard input"),
+        Annotated[str, Field(max_length=4096, json_schema_extra={"pattern": NO_SECRET})] | None,
+        Field(
+            description="file, folder or glob, perhaps with braces ({000..012}, {a,b}); text may be compressed (.gz .xz .bz2 "
+            ".zst); - is standard input"
+        ),
     ] = None
     pattern: Annotated[str, Field(description="files of a folder, as a glob relative to it"), AfterValidator(_glob)] = (
         "**/*"
@@ -104,7 +107,7 @@ class SourceOptions:
         str,
         Field(
             description="jsonl and datasets: the field that holds the text; webdataset: the extension of the member to "
-            "read, such as txt, png, or json.caption for a field of a .json"
+            "read, such as txt, txt.gz, png, or json.caption for a field of a .json"
         ),
     ] = "text"
     config: Annotated[str | None, Field(description="datasets: which configuration of the data set")] = None
@@ -130,8 +133,13 @@ class SourceOptions:
             "hash of their contents; null: cuts where the hash would leave a split empty"
         ),
     ] = None
+    newlines: Annotated[
+        Literal["keep", "lf"],
+        Field(description="text: keep ends of lines as they are, or make CRLF (Windows) and CR (old Mac) LF"),
+    ] = "keep"
     offsets: Annotated[
-        list[int], Field(description="enwik8: bytes where valid and test begin; none: at 90 % and 95 %", max_length=2)
+        list[Annotated[int, Field(json_schema_extra={"minimum": 0, "maximum": 2**53})]],
+        Field(description="enwik8: bytes where valid and test begin; none: at 90 % and 95 %", max_length=2),
     ] = dataclasses.field(default_factory=list)
     image_size: Annotated[
         int | None, Field(ge=1, le=4096, description="images: resampled to this many pixels square; null: as they are")

@@ -17,25 +17,33 @@ The sha256 in the manifest says whether a shard is whole; the sums inside say wh
 import hashlib
 import io
 import json
-import mmap
 import os
+import re
 import tarfile
 import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal, cast
 
 import numpy as np
-from pydantic import Field
+from pydantic import AfterValidator, Field
 
+from data.checked import parse_json
 from data.chunkers import Chunker
 from data.locations import is_remote
 from data.sources.source import Piece
 from data.statistics import Statistics
 
 SAMPLE_BYTES = 1 << 20
+SplitName = Literal["train", "valid", "test"]
 _ARRAYS = {"tokens": np.uint8, "lengths": np.uint8, "documents": np.int64}
+
+
+def _digest(text: str) -> str:
+    if not re.fullmatch("[0-9a-f]{64}", text):
+        raise ValueError("must be 64 hexadecimal digits, in small letters")
+    return text
 
 
 @dataclass
@@ -43,14 +51,14 @@ class Shard:
     """A finished tar; an entry of `shards` in manifest.json. Counts are of samples, chunks, tokens and bytes."""
 
     file: str
-    split: Annotated[str, Field(pattern="^(train|valid|test)$")]
+    split: SplitName
     samples: Annotated[int, Field(ge=0, strict=True)]
     documents: Annotated[int, Field(ge=0, strict=True)]
     chunks: Annotated[int, Field(ge=0, strict=True)]
     tokens: Annotated[int, Field(ge=0, strict=True)]
     source_bytes: Annotated[int, Field(ge=0, strict=True)]
     file_bytes: Annotated[int, Field(ge=0, strict=True)]
-    sha256: Annotated[str, Field(pattern="^[0-9a-f]{64}$")]
+    sha256: Annotated[str, AfterValidator(_digest)]
 
 
 @dataclass
@@ -63,6 +71,7 @@ class Sample:
         documents: (D,) int64, chunks of each document.
         names: of the documents.
         continues: the first is the rest of the document before.
+        at: byte of its shard where its tokens begin.
     """
 
     tokens: np.ndarray
@@ -70,6 +79,7 @@ class Sample:
     documents: np.ndarray
     names: list[str]
     continues: bool = False
+    at: int = 0
 
 
 class Damaged(ValueError):
@@ -109,7 +119,7 @@ class ShardFile:
 
     def __init__(self, path: Path, split: str, part: int = 0, first: int = 0) -> None:
         self._part, self._first = part, first
-        self.shard = Shard(path.name, split, 0, 0, 0, 0, 0, 0, "")
+        self.shard = Shard(path.name, cast(SplitName, split), 0, 0, 0, 0, 0, 0, "")
         self._file = open(path, "wb", buffering=0)  # noqa: SIM115 - until `close`
         self._sum = hashlib.sha256()
 
@@ -258,10 +268,7 @@ class ShardWriter:
         return np.concatenate([each for each, _ in cut]), np.concatenate([each for _, each in cut]), counts
 
 
-Content = bytes | mmap.mmap
-
-
-def read_shard(path: Path | str, content: Content, shard: Shard | None = None) -> list[Sample]:
+def read_shard(path: Path | str, content: bytes, shard: Shard | None = None) -> list[Sample]:
     """Takes a shard apart; the arrays are views of its content.
 
     Args:
@@ -281,17 +288,16 @@ def read_shard(path: Path | str, content: Content, shard: Shard | None = None) -
     return found
 
 
-def _samples(path: Path | str, content: Content, checked: bool) -> Iterator[Sample]:
+def _samples(path: Path | str, content: bytes, checked: bool) -> Iterator[Sample]:
     """The samples of a shard, with their own sums checked where that of the whole is wrong or unknown.
 
     Raises:
         Damaged: at the offset of the first member that is not what was written.
     """
     parts: dict[str, Any] = {}
-    end = 0
+    end = at = 0
     try:
-        file: Any = io.BytesIO(content) if isinstance(content, bytes) else content
-        with tarfile.open(fileobj=file, mode="r:") as tar:
+        with tarfile.open(fileobj=io.BytesIO(content), mode="r:") as tar:
             while (member := tar.next()) is not None:
                 name = member.name.split(".", 2)[1]
                 body = memoryview(content)[member.offset_data : member.offset_data + member.size]
@@ -299,8 +305,9 @@ def _samples(path: Path | str, content: Content, checked: bool) -> Iterator[Samp
                     raise Damaged(path, len(content), f"it ends inside of {member.name}")
                 if name != "sample":
                     parts[name] = _array(body, _ARRAYS[name])
+                    at = member.offset_data + len(body) - parts[name].nbytes if name == "tokens" else at
                 else:
-                    yield _sample(path, member.offset, parts, json.loads(bytes(body)), checked)
+                    yield _sample(path, member.offset, parts, parse_json(bytes(body), member.name), at, checked)
                     parts = {}
                 end = member.offset_data + member.size
     except (tarfile.TarError, KeyError, IndexError, TypeError, ValueError, RecursionError) as error:
@@ -313,8 +320,10 @@ def _samples(path: Path | str, content: Content, checked: bool) -> Iterator[Samp
         raise Damaged(path, min(end, len(content)), "a tar ought to go on or to end here")
 
 
-def _sample(path: Path | str, offset: int, parts: dict[str, Any], note: dict[str, Any], checked: bool) -> Sample:
-    sample = Sample(**parts, names=note["names"], continues=note["continues"])
+def _sample(
+    path: Path | str, offset: int, parts: dict[str, Any], note: dict[str, Any], at: int, checked: bool
+) -> Sample:
+    sample = Sample(**parts, names=note["names"], continues=note["continues"], at=at)
     for name in _ARRAYS if checked else ():
         if zlib.crc32(parts[name].data) != note["crc32"][name]:
             raise Damaged(path, offset, f"the {name} of the sample that ends here were changed")
@@ -340,7 +349,7 @@ def _array(body: memoryview, dtype: Any) -> np.ndarray:
     return array
 
 
-def _locate(path: Path | str, content: Content, shard: Shard) -> None:
+def _locate(path: Path | str, content: bytes, shard: Shard) -> None:
     """Raises Damaged for a shard whose sha256 is wrong, with the first place that shows why."""
     for _ in _samples(path, content, checked=True):
         pass

@@ -1,6 +1,5 @@
 """What forms offer to choose from: presets, and the runs that are there; and what a source is by the looks of it."""
 
-import json
 import re
 from collections import Counter
 from collections.abc import Callable
@@ -12,6 +11,7 @@ from typing import Any
 from data.locations import is_remote
 from pipeline import config
 from pipeline.run.folder import RunFolder
+from pipeline.verbatim import write_override
 
 MOST = 200  # runs in a list
 _LOOKED_AT = 1000  # files of a folder
@@ -19,7 +19,7 @@ _LOOKED_AT = 1000  # files of a folder
 _FAMILIES = {
     ("jsonl",): (".jsonl", ".ndjson"),
     ("images",): (".png", ".jpg", ".jpeg", ".npz"),
-    ("audio",): (".wav",),
+    ("audio",): (".wav", ".flac"),
     ("webdataset",): (".tar",),
     ("stdlib", "text"): (".py",),
     ("text", "wikitext", "enwik8"): (),
@@ -31,6 +31,7 @@ _SUGGESTED = re.compile(
     "(alpha|beta|gamma|delta|epsilon|zeta|eta|theta|iota|kappa|lambda|mu|nu|xi|omicron|pi|rho|sigma|tau|upsilon|phi|chi|psi|"
     r"omega)\d*-.+"
 )
+_CHECKS = ("type", "items", "pattern", "minLength", "maxLength", "minItems", "maxItems")  # of a schema
 _PACKED = (".gz", ".xz", ".bz2", ".zst")
 
 
@@ -44,13 +45,14 @@ class InForm:
         return self.change(handler(core))
 
 
-def of_presets(_: dict[str, Any]) -> dict[str, Any]:
+def of_presets(schema: dict[str, Any]) -> dict[str, Any]:
     """A list of the presets, those of an ordinary machine first, or the path of a file, or nothing."""
+    (text,) = (choice for choice in schema["anyOf"] if choice != {"type": "null"})
     names = sorted(config.presets(), key=lambda name: (name != "quickstart", name.startswith("paper-"), name))
     return {
         "anyOf": [
             {"type": "string", "enum": names, "title": "a preset"},
-            {"type": "string", "title": "a YAML file"},
+            text | {"title": "a YAML file"},
             {"type": "null", "title": "the run's own"},
         ]
     }
@@ -80,33 +82,34 @@ def with_runs(properties: dict[str, Any], runs: list[str]) -> None:
         return
     listed = {"type": "string", "enum": runs}
     for name, other in (("run", "another folder"), ("name", "another name")):
-        if name in properties:
+        if name in properties and "enum" not in properties[name]:
             shown = properties[name]
-            text = {key: shown.pop(key) for key in ("type", "pattern") if key in shown}
+            text = {key: shown.pop(key) for key in _CHECKS if key in shown}
             shown["anyOf"] = [text | {"title": other}, listed | {"title": "an existing run"}]
     if "run" in properties:
-        properties["run"]["default"] = runs[0]
+        properties["run"]["default"] = runs[0]  # for who looks at the form; who submits none is refused
     if "runs" in properties:
         shown = properties["runs"]
-        several = {"type": shown.pop("type"), "items": shown.pop("items"), "title": "other folders"}
-        shown["anyOf"] = [{"type": "array", "items": listed, "title": "existing runs"}, several]
+        several = {key: shown.pop(key) for key in _CHECKS if key in shown}
+        shown["anyOf"] = [several | {"items": listed, "title": "existing runs"}, several | {"title": "other folders"}]
         shown["default"] = runs[:2]
 
 
 def own_configuration(name: str, runs_dir: str) -> tuple[str, list[str]]:
-    """The configuration of an existing run, as a file and what leads back to its folder; without a name quickstart's.
+    """The configuration of an existing run, as a file and what leads back to its folder.
 
     Raises:
-        ConfigError: there is no such run.
+        ConfigError: no run is named, or there is no such run.
     """
+    if not name.strip():
+        known = runs_there(runs_dir)[:10]
+        hint = f"runs there: {', '.join(known)}" if known else f"there are no runs in {runs_dir}/"
+        raise config.ConfigError(f"no preset is chosen, and no run is named: give one, such as name=my-run; {hint}")
     try:
-        run = RunFolder.find(name or "quickstart", runs_dir)
+        path = RunFolder.find(name.strip(), runs_dir).path
     except FileNotFoundError as error:
-        if not name:
-            return "quickstart", []
         raise config.ConfigError(f"no preset is chosen, and {error}") from None
-    path = run.path
-    return str(path / "config.yaml"), [f"name={json.dumps(path.name)}", f"runs_dir={json.dumps(str(path.parent))}"]
+    return str(path / "config.yaml"), [write_override("name", path.name), write_override("runs_dir", str(path.parent))]
 
 
 def kind_of(path: str, usual: str) -> str:

@@ -22,6 +22,7 @@ from pipeline.kinds import phases
 from pipeline.options import Options
 from pipeline.run.folder import RunFolder
 from pipeline.stopping import Interrupt
+from pipeline.verbatim import write_override
 
 
 def _run(arguments: argparse.Namespace) -> Result:
@@ -44,6 +45,7 @@ def _run(arguments: argparse.Namespace) -> Result:
     from prefect.exceptions import Abort, Pause, TerminationSignal
 
     from flows.flows import everything  # loads for seconds, in which the server starts
+    from flows.states.alive import settle
     from pipeline.probe import index, sample  # noqa: F401
     from pipeline.score import evaluate  # noqa: F401
     from pipeline.show import report  # noqa: F401
@@ -56,6 +58,8 @@ def _run(arguments: argparse.Namespace) -> Result:
     if answering is not None:
         known |= {PREFECT_API_URL: answering(), PREFECT_UI_URL: ""}
     with temporary_settings(known):
+        with suppress(Exception):  # the server's troubles are not the flow's
+            settle([])
         try:
             found = everything(preset, overrides=overrides)
         except (TerminationSignal, Pause, Abort, Interrupt) as error:
@@ -98,7 +102,7 @@ def _asked(arguments: argparse.Namespace, options: Options) -> tuple[str, list[s
     overrides = [word for word in arguments.words if "=" in word]
     if len(overrides) == len(arguments.words):
         return arguments.config, overrides
-    here = [f"name={json.dumps(options.name)}", f"runs_dir={json.dumps(options.runs_dir)}"]
+    here = [write_override("name", options.name), write_override("runs_dir", options.runs_dir)]
     return str(RunFolder.of(options).path / "config.yaml"), [*overrides, *here]
 
 
@@ -156,6 +160,8 @@ def _serve_arguments(parser: argparse.ArgumentParser) -> None:
 
 def _serve(arguments: argparse.Namespace) -> Result:
     preset = arguments.config or "quickstart"
+    if named := [word for word in arguments.words if "=" not in word]:
+        raise ConfigError(f"{named[0]}: haed serve has the pages of all runs; `haed explore {named[0]}` those of one")
     if not arguments.cron and (arguments.config or arguments.words):
         raise ConfigError("--config and key=value are of the runs of --cron: they need it")
     asked_options(preset, arguments.words)

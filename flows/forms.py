@@ -39,17 +39,28 @@ from pipeline.options import (
     TrainOptions,
     ValidationOptions,
 )
-from pipeline.shown import prepare_logs
+from pipeline.run.folder import RunFolder
+from pipeline.shown import prepare_logs, printable
+from pipeline.verbatim import write_override
 
 log = logging.getLogger(__name__)
 Preset = Annotated[None, Field(title="as the preset")]  # what the form calls a group that stays folded
 _NoSecret = Field(json_schema_extra={"pattern": NO_SECRET})
+# Bounds of what may be typed: Prefect's server keeps it for good, and shows it in the list of all flow runs.
+LONGEST, MOST, LONGEST_WORD = 4096, 10_000, 1 << 17  # of a text, of a list, and of a word as on the command line
 # An item that was added and left empty is "", where the form would submit null, which is none.
-Words = list[Annotated[str, Field(json_schema_extra={"pattern": NO_SECRET, "default": ""})]]
-Place = Annotated[str, _NoSecret]
+Words = Annotated[
+    list[Annotated[str, Field(max_length=LONGEST_WORD, json_schema_extra={"pattern": NO_SECRET, "default": ""})]],
+    Field(max_length=MOST),
+]
+Text = Annotated[str, Field(max_length=LONGEST)]
+Place = Annotated[str, Field(max_length=LONGEST), _NoSecret]
+Run = Annotated[str, Field(min_length=1, max_length=LONGEST), _NoSecret]
+Seconds = Annotated[float, Field(ge=0, le=1e10)]
 Split = Annotated[Literal["train", "valid", "test"] | None, InForm(one_box)]
 Temperature = Annotated[Annotated[float, Field(ge=0, le=1000)] | None, InForm(one_box)]
 Count = Annotated[Annotated[int, Field(ge=1, le=10_000)] | None, InForm(one_box)]
+_NAMED = 300  # characters of a flow run's name
 PHASES = {"pretrain": PretrainOptions, "finetune": FinetuneOptions, "train": TrainOptions}
 
 
@@ -64,14 +75,14 @@ class Ask:
 
 PLAIN = {
     "preset": Ask(
-        Annotated[str | None, InForm(of_presets)],
+        Annotated[Text | None, InForm(of_presets)],
         "what is trained and how: of an ordinary machine, or of a paper's size (paper-…); the run's own is that of an "
         "existing run, named below",
         "quickstart",
     ),
     "name": Ask(
-        str,
-        "of the run, a folder under runs: an existing one goes on; empty: the preset's",
+        Annotated[str, Field(max_length=200)],
+        "of the run, a folder under runs: an existing one goes on; empty: the preset's; required with the run's own preset",
         "",
     ),
     "source": Ask(
@@ -80,7 +91,7 @@ PLAIN = {
         "",
     ),
     "seconds": Ask(
-        Annotated[float, Field(ge=0)],
+        Seconds,
         "of training, divided among the phases as in the preset; 0: the preset's limits",
         0,
     ),
@@ -167,7 +178,7 @@ def configured(
             given.apply_defaults()
             preset, overrides = answers(stage, given.arguments)
             options = resolved(preset, overrides)
-            tag(options.name)
+            tag(options.name, folder=RunFolder.of(options).path)
             return function(Asked(preset, overrides, options))
 
         listed = "\n".join(f"    {name}: {ask.about}" for name, ask in shown.items())
@@ -227,6 +238,8 @@ def twin(group: Any) -> Any:
             (said,) = (check for check in checks if isinstance(check, FieldInfo))
             checks = [*said.metadata, *(check for check in checks if check is not said)]
             about = f"{said.description}{'; null: by overrides' if NoneType in get_args(kind) else ''}"
+            if kind in (str, str | None):
+                checks = [Field(max_length=LONGEST), *checks]
             given = Annotated[kind, Field(json_schema_extra=said.json_schema_extra), *checks] | None
         shown = Field(title=name, description=about, json_schema_extra=None if nested else _as_one_box)
         fields.append((name, Annotated[given, shown], field(default=None)))
@@ -272,10 +285,10 @@ def words(
         ConfigError: a value is not one.
     """
     given = {section: group if isinstance(group, dict) else asdict(group) for section, group in groups.items() if group}
-    found = [f"{key}={json.dumps(value)}" for key, value in trees.leaves(given) if value is not None]
-    found += [f"name={json.dumps(name)}"] if name else []
+    found = [write_override(key, value) for key, value in trees.leaves(given) if value is not None]
+    found += [write_override("name", name)] if name else []
     if source:
-        found.append(f"source.path={json.dumps(source)}")
+        found.append(write_override("source.path", source))
         if not any(word.startswith("source.kind=") for word in [*found, *overrides]):
             usual = config.load(preset).source.kind
             found += [f"source.kind={kind}"] if (kind := kind_of(source, usual)) != usual else []
@@ -326,6 +339,9 @@ def run_name(stage: str) -> Callable[[], str]:
     """What a flow run is called in lists: the stage, the run and its budget."""
 
     def name() -> str:
+        return printable(" ".join(called().split()))[:_NAMED]  # the server keeps and lists it
+
+    def called() -> str:
         from prefect.runtime import flow_run
 
         given: dict[str, Any] = dict(flow_run.parameters)

@@ -1,5 +1,6 @@
 """Sharding as Prefect tasks, one for each part: over a pool of processes here, or over a Dask cluster."""
 
+import multiprocessing
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures.process import BrokenProcessPool
@@ -13,12 +14,15 @@ from data.processes import process_pool
 from data.sharding.parts import KILLED, PAUSES, Mapper, Part, is_passing
 from pipeline.options import Options
 
+_SMALL_BYTES = 1 << 24  # written within seconds
+
 
 def as_tasks(options: Options) -> Mapper:
     """A mapper for `pipeline.run.shards.shard` that makes tasks of the flow run it is called in; they are tried again."""
 
     def map_parts(write: Any, parts: tuple[Part, ...]) -> None:
-        with _runner(options, len(parts)) as (runner, call):
+        ended: list[bool] = []  # no event, which Dask could not send about with a task
+        with _runner(options, parts) as (runner, call):
 
             def one(
                 part: Part,
@@ -28,30 +32,37 @@ def as_tasks(options: Options) -> Mapper:
                     task_run_name="part {name}",
                     retries=len(PAUSES),
                     retry_delay_seconds=list(PAUSES),
-                    retry_condition_fn=lambda _, __, state: is_passing(state.data),
+                    retry_condition_fn=lambda _, __, state: not ended and is_passing(state.data),
                 )
                 def write_shards(name: str) -> None:
-                    call(write, part)
+                    if not ended:
+                        call(write, part)
 
                 return write_shards
 
             futures = [runner.submit(one(part), {"name": part.folder.name}) for part in parts]
-            for future in futures:
-                future.result()
+            try:
+                for future in futures:
+                    future.result()
+            except BaseException:  # Cancel does not wait for the parts that are being written
+                ended.append(True)
+                for process in [] if options.launcher.dask else multiprocessing.active_children():
+                    process.terminate()
+                raise
 
     return map_parts
 
 
 @contextmanager
-def _runner(options: Options, parts: int) -> Iterator[tuple[TaskRunner[Any], Any]]:
+def _runner(options: Options, parts: tuple[Part, ...]) -> Iterator[tuple[TaskRunner[Any], Any]]:
     """A task runner, and how its tasks call a function: there, or in a process of a pool that knows nothing of Prefect."""
-    workers = min(options.shard.workers, parts)
+    workers = min(options.shard.workers, len(parts))
     if options.launcher.dask:
         with _dask_runner(options.launcher.dask, options.shard.workers) as runner:
             yield runner, _here
         return
     threads: TaskRunner[Any] = ThreadPoolTaskRunner(max_workers=workers)
-    if workers == 1:
+    if workers == 1 and sum(part.size for part in parts) < _SMALL_BYTES:  # nobody can end a thread
         with threads as runner:
             yield runner, _here
     else:

@@ -6,11 +6,12 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import numpy as np
-from prefect.artifacts import create_markdown_artifact, create_table_artifact
 from pydantic import Field
 
+from data.checked import PICTURE, read_bytes
 from data.chunkers import Chunker
-from flows.forms import Place, Split, Words, staged
+from flows.forms import Run, Split, Words, staged
+from flows.page.artifacts import post_markdown, post_table
 from flows.page.live import run_key
 from flows.reading import options_of, origin, present
 from pipeline.run.files import Analysed, read_as
@@ -19,14 +20,14 @@ from pipeline.run.index import PIXELS, Index, Neighbours
 from pipeline.run.opened import NextChunks
 from pipeline.run.spaces.answers import Passage
 from pipeline.run.spaces.stored import Indexed, Meta, place_of
-from pipeline.shown import printable, visible
+from pipeline.shown import markdown_code, markdown_text, visible
 
 log = logging.getLogger(__name__)
 
 
 @staged("next", lambda found: f"after {len(found)} prompts")
 def following(
-    run: Place = "quickstart",
+    run: Run,
     prompts: Words = [],  # noqa: B006
     count: Annotated[int, Field(ge=1, le=1000)] = 10,
     overrides: Words = [],  # noqa: B006
@@ -45,13 +46,13 @@ def following(
     options = options_of(run, overrides, "next")
     found = run_stage(options, prompts, count)
     table = [{"prompt": heading(item)} | row for item in found for row in rows(item)]
-    create_table_artifact(table, run_key("next", options), f"next chunks, by {present(options)}")
+    post_table(table, run_key("next", options), f"next chunks, by {present(options)}")
     return found
 
 
 @staged("index", lambda found: f"{found.chunks:,} {found.space} of {found.split}, {found.stage} step {found.step:,}")
 def index(
-    run: Place = "quickstart",
+    run: Run,
     space: Literal["chunks", "contexts"] | None = None,
     split: Split = None,
     overrides: Words = [],  # noqa: B006
@@ -74,11 +75,11 @@ def index(
 
 @staged("neighbours", lambda found: f"of {len(found)} queries")
 def neighbours(
-    run: Place = "quickstart",
+    run: Run,
     queries: Words = [],  # noqa: B006
     space: Literal["chunks", "contexts", "predictions"] = "chunks",
     count: Annotated[int | None, Field(ge=1, le=1000)] = None,
-    min_count: Annotated[int | None, Field(ge=1)] = None,
+    min_count: Annotated[int | None, Field(ge=1, le=10**12)] = None,
     overrides: Words = [],  # noqa: B006
 ) -> list[Neighbours]:
     """Nearest chunks or passages in an index, as a table, and as a picture if they are chunks of pixels.
@@ -88,7 +89,7 @@ def neighbours(
         queries: chunks, or texts for the other spaces; white space at the end counts; of pictures, colours such as #4080c0, or
             PICTURE:CHUNK, counted from 0; none: chunks of the corpus
         space: chunks like a query, contexts like the end of a text, or chunks that are expected after a text (predictions)
-        count: neighbours of each query; empty: 8, or as many as there are
+        count: neighbours of each query; empty: 8; fewer where there are no more, which is noted
         min_count: occurrences of a chunk that is an answer; empty: as many as make it known; 1: all
         overrides: options to change, each key=value as on the command line, such as runs_dir=/data/runs
     """
@@ -110,15 +111,15 @@ def neighbours(
     else:
         opened, chunker = Index.open(folder, meta.checkpoint), folder.chunker()
         rows = [_row(item, opened, chunker, found.score, space == "chunks") for item in found]
-    create_table_artifact(rows, run_key("neighbours", options), f"neighbours: {about}")
+    post_table(rows, run_key("neighbours", options), f"neighbours: {about}")
     if drawn := plots.neighbours(found):
         text = f"![queries and their neighbours, with scores]({data_uri(drawn)})"
-        create_markdown_artifact(f"{text}\n\n{about}", run_key("neighbours-drawn", options), f"neighbours: {about}")
+        post_markdown(f"{text}\n\n{markdown_text(about)}", run_key("neighbours-drawn", options), f"neighbours: {about}")
     return list(found)
 
 
 @staged("analyse", lambda found: f"{len(found.findings)} findings, {found.stage} step {found.step:,}")
-def analyse(run: Place = "quickstart", overrides: Words = []) -> Analysed:  # noqa: B006
+def analyse(run: Run, overrides: Words = []) -> Analysed:  # noqa: B006
     """What the embeddings know: use and spelling, intrinsic checks beside yardsticks, drift, a map.
 
     Args:
@@ -134,16 +135,17 @@ def analyse(run: Place = "quickstart", overrides: Words = []) -> Analysed:  # no
     folder, about = Path(found.folder), origin(options, found.stage, found.step, found.checkpoint)
     if found.intrinsic is not None:
         table = [dict(zip(head(found.intrinsic), row, strict=True)) for row in rows(found.intrinsic)]
-        create_table_artifact(table, run_key("analysis", options), f"precision@10 of words of a kind, by {about}")
-    told = "\n".join(f"- {sentence}" for sentence in [*found.findings, *(f"note: {note}" for note in found.notes)])
+        post_table(table, run_key("analysis", options), f"precision@10 of words of a kind, by {about}")
+    sentences = [*found.findings, *(f"note: {note}" for note in found.notes)]
+    told = "\n".join(f"- {markdown_text(sentence)}" for sentence in sentences)
     pictures = "\n\n".join(
-        f"![{path.stem}]({data_uri(path.read_bytes())})"
+        f"![{markdown_text(path.stem)}]({data_uri(read_bytes(path, PICTURE))})"
         for path in (folder / name for name in found.files)
         if path.suffix == ".png"
     )
-    place = f"The map to zoom and search: `{folder.resolve() / 'map.html'}`"
-    text = printable(f"{told}\n\n{about}\n\n{place}\n\n{pictures}\n")
-    create_markdown_artifact(text, run_key("analysis-drawn", options), f"what the embeddings know, by {about}")
+    place = f"The map to zoom and search: {markdown_code(str(folder.resolve() / 'map.html'))}"
+    text = f"{told}\n\n{markdown_text(about)}\n\n{place}\n\n{pictures}\n"
+    post_markdown(text, run_key("analysis-drawn", options), f"what the embeddings know, by {about}")
     return Analysed(found.stage, found.step, found.checkpoint, found.findings)
 
 

@@ -4,7 +4,6 @@ What they show says of which run, phase, step and checkpoint it is.
 """
 
 import hashlib
-import json
 import logging
 import os
 import re
@@ -13,19 +12,23 @@ from pathlib import Path
 from typing import Annotated, Any
 from urllib.parse import quote
 
-from prefect.artifacts import create_link_artifact, create_markdown_artifact, create_table_artifact
 from prefect.settings import PREFECT_UI_URL
 from pydantic import Field
 
-from flows.forms import Count, Place, Split, Temperature, Words, staged
+from data.checked import PICTURE, read_bytes
+from flows.forms import Count, Run, Split, Temperature, Text, Words, staged
+from flows.page.artifacts import post_link, post_markdown, post_table
 from flows.page.live import key, run_key
 from flows.states.alive import tag
 from pipeline.arguments import run_options
+from pipeline.config import ConfigError
 from pipeline.options import Options
 from pipeline.pages.rendering import page_of
 from pipeline.run.files import Evaluation, Sample, pace
 from pipeline.run.folder import RunFolder
 from pipeline.run.index import PIXELS
+from pipeline.shown import fenced, markdown_code, markdown_text
+from pipeline.verbatim import write_override
 
 log = logging.getLogger(__name__)
 
@@ -38,8 +41,8 @@ def figure(found: Evaluation) -> str:
 
 def options_of(run: str, overrides: list[str], reader: str, **given: object) -> Options:
     """The configuration of a run that a form asks for, with what its own fields say; the flow run is tagged with it."""
-    fields = [f"{key.replace('__', '.')}={json.dumps(value)}" for key, value in given.items() if value is not None]
-    options = run_options(run, [*fields, *filter(None, overrides)], reader)
+    fields = [write_override(key.replace("__", "."), value) for key, value in given.items() if value is not None]
+    options = run_options(run.strip(), [*fields, *filter(None, overrides)], reader)
     tag(options.name)
     return options
 
@@ -59,7 +62,8 @@ def present(options: Options) -> str:
 def show_places(options: Options) -> None:
     """Says, before there is anything else to look at, where the run lies, where it is drawn, and where its report will be."""
     folder = RunFolder.of(options).path.resolve()
-    lines = [f"Run folder: `{folder}`", f"Report: `{folder / 'report.html'}`, once a phase is done"]
+    lines = [f"Run folder: {markdown_code(str(folder))}"]
+    lines.append(f"Report: {markdown_code(str(folder / 'report.html'))}, once a phase is done")
     if interface := PREFECT_UI_URL.value():
         lines[-1] += f", and [as an artifact]({interface}/artifacts/key/{run_key('report', options)})"
     if page := page_of(RunFolder.of(options)):
@@ -67,13 +71,8 @@ def show_places(options: Options) -> None:
     if board := os.environ.get("HAED_TENSORBOARD_URL"):
         link = f"{board}/?runFilter={quote(f'^{re.escape(options.name)}/')}"
         lines.append(f"Curves while it trains: [TensorBoard, of this run alone]({link})")
-        create_link_artifact(
-            link,
-            "TensorBoard, of this run alone",
-            description=f"curves of {options.name}",
-            key=run_key("tensorboard", options),
-        )
-    create_markdown_artifact("\n\n".join(lines), run_key("places", options), f"{options.name}: where it is")
+        post_link(link, "TensorBoard, of this run alone", run_key("tensorboard", options), f"curves of {options.name}")
+    post_markdown("\n\n".join(lines), run_key("places", options), f"{options.name}: where it is")
 
 
 def show_report(options: Options) -> str:
@@ -96,13 +95,13 @@ def post_report(options: Options) -> None:
         if (address := page_of(folder))
         else ""
     )
-    create_markdown_artifact(
-        f"{inline_markdown(folder)}\n\n{about}{page}\n", run_key("report", options), f"report of {about}"
+    post_markdown(
+        f"{inline_markdown(folder)}\n\n{markdown_text(about)}{page}\n", run_key("report", options), f"report of {about}"
     )
 
 
 @staged("evaluate", figure)
-def evaluate(run: Place = "quickstart", split: Split = None, overrides: Words = []) -> Evaluation:  # noqa: B006
+def evaluate(run: Run, split: Split = None, overrides: Words = []) -> Evaluation:  # noqa: B006
     """Exact bits of a split, beside yardsticks measured on the same bytes.
 
     Args:
@@ -127,13 +126,13 @@ def evaluate(run: Place = "quickstart", split: Split = None, overrides: Words = 
         {name: round(value, 4) if isinstance(value := row.get(name, ""), float) else value for name in rows[0]}
         for row in [rows[0], *sorted(rows[1:], key=lambda row: row[own.unit])]
     ]
-    create_table_artifact(table, run_key("evaluation", options), f"{figure(found)}. {found.whose}\n\n{about}")
+    post_table(table, run_key("evaluation", options), f"{figure(found)}. {found.whose}", about)
     return found
 
 
 @staged("sample", lambda found: "; ".join(filter(None, [f"{len(found)} samples", pace(found)])))
 def sample(
-    run: Place = "quickstart",
+    run: Run,
     prompts: Words = [],  # noqa: B006
     prompt_count: Count = None,
     samples: Annotated[int, Field(ge=1, le=64)] = 1,
@@ -152,7 +151,6 @@ def sample(
     """
     from pipeline.probe.sample import sample as run_stage
     from pipeline.show.page import data_uri
-    from pipeline.shown import fenced
 
     options = options_of(run, overrides, "sample", sample__temperature=temperature, sample__pictures=prompt_count)
     folder, about = RunFolder.of(options), present(options)
@@ -162,16 +160,16 @@ def sample(
     text = "\n\n".join([*(fenced(item.prompt + item.text) for item in written), pace(written)])
     grid = folder.path / "samples.png"
     if written and written[0].text == str(grid):
-        text = f"![held-out pictures, completed]({data_uri(grid.read_bytes())})"
+        text = f"![held-out pictures, completed]({data_uri(read_bytes(grid, PICTURE))})"
     drawn = f"temperature {options.sample.temperature:g}, seed {options.sample.seed}"
-    create_markdown_artifact(
-        f"{text}\n\n{drawn}; {about}", run_key("samples", options), f"samples, {drawn}, of {about}"
+    post_markdown(
+        f"{text}\n\n{markdown_text(f'{drawn}; {about}')}", run_key("samples", options), f"samples, {drawn}, of {about}"
     )
     return written
 
 
 @staged("compare", str)
-def compare(runs: Words = ["quickstart"], runs_dir: str = "runs") -> str:  # noqa: B006
+def compare(runs: Annotated[Words, Field(min_length=1)], runs_dir: Text = "runs") -> str:
     """Table and curves of several runs, against steps, seconds and model FLOPs (the paper's Figure 4).
 
     Args:
@@ -182,21 +180,23 @@ def compare(runs: Words = ["quickstart"], runs_dir: str = "runs") -> str:  # noq
     from pipeline.show.compare import markdown
     from pipeline.show.page import data_uri
 
-    runs = [run for run in runs if run]
-    options = [run_options(run, [f"runs_dir={runs_dir}"]) for run in runs]
+    runs = [run.strip() for run in runs if run.strip()]
+    if not runs:
+        raise ConfigError("no run is named: give the names of those to compare")
+    options = [run_options(run, [write_override("runs_dir", runs_dir)]) for run in runs]
     tag(*(each.name for each in options))
     found = run_stage(runs, runs_dir, Path(runs_dir) / "comparison")
-    picture = data_uri(Path(found.picture).read_bytes())
-    places = "\n".join(f"- {present(each)}" for each in options if RunFolder.of(each).is_trained())
+    picture = data_uri(read_bytes(found.picture, PICTURE))
+    places = "\n".join(f"- {markdown_text(present(each))}" for each in options if RunFolder.of(each).is_trained())
     text = f"![curves]({picture})\n\n{markdown(found)}\n\n{places}"
     names = "-".join(sorted(each.name for each in options))
     digits = hashlib.sha256("\n".join(sorted(runs)).encode()).hexdigest()[:4]
-    create_markdown_artifact(text, f"{key('comparison', names)[:60]}-{digits}", ", ".join(runs))
+    post_markdown(text, f"{key('comparison', names)[:60]}-{digits}", ", ".join(runs))
     return found.page
 
 
 @staged("report", str)
-def report(run: Place = "quickstart", overrides: Words = []) -> str:  # noqa: B006
+def report(run: Run, overrides: Words = []) -> str:  # noqa: B006
     """Writes the report of a run, and shows it as an artifact with its pictures.
 
     Args:

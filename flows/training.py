@@ -9,16 +9,17 @@ from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-from prefect.artifacts import create_markdown_artifact, create_table_artifact
 from prefect.events import emit_event
 from prefect.runtime import deployment, flow_run
 from pydantic import Field
 
+from data.checked import PICTURE, read_bytes
 from data.durable import FLOW_RUN
 from data.sources.source import title
 from flows.devices import turn
-from flows.forms import Asked, Place, Words, configured, is_inner, staged
+from flows.forms import Asked, Place, Seconds, Words, configured, is_inner, staged
 from flows.mappers import as_tasks
+from flows.page.artifacts import post_markdown, post_table
 from flows.page.live import Live, LiveShards, key
 from flows.page.story import follow
 from flows.reading import show_places, show_report
@@ -30,6 +31,7 @@ from pipeline.kinds import phases
 from pipeline.options import Phase
 from pipeline.run.metrics import Record
 from pipeline.run.shards import Size, sizes
+from pipeline.shown import markdown_code
 
 if TYPE_CHECKING:
     from pipeline.train.state import Trained
@@ -58,7 +60,7 @@ def shard(asked: Asked) -> Sharded:
         corpus = run_stage(asked.options, as_tasks(asked.options), live)
     found = Sharded(corpus.location, sizes(corpus))
     rows = [{"split": split, **asdict(size)} for split, size in found.splits.items()]
-    create_table_artifact(rows, key=key("corpus", Path(found.folder).name), description=found.folder)
+    post_table(rows, key("corpus", Path(found.folder).name), found.folder)
     _announce("shard", found.folder, asked)
     return found
 
@@ -128,9 +130,9 @@ def experiment(
     name: Annotated[str, Field(json_schema_extra={"enum": list(EXPERIMENTS)})] = "haed-figure4",
     budget: Annotated[str, Field(json_schema_extra={"enum": list(BUDGETS)})] = "minutes",
     data: Place = "../shared/data",
-    seconds: Annotated[float, Field(ge=0)] = 0,
-    seeds: Annotated[int, Field(ge=0)] = 0,
-    parallel: Annotated[int, Field(ge=1)] = 1,
+    seconds: Seconds = 0,
+    seeds: Annotated[int, Field(ge=0, le=1000)] = 0,
+    parallel: Annotated[int, Field(ge=1, le=1024)] = 1,
     overrides: Words = [],  # noqa: B006
 ) -> str:
     """A table or figure of a paper by models of this project. What was cancelled or has failed goes on by Retry.
@@ -155,6 +157,6 @@ def experiment(
     with stopping() as stop, turn(options, stop):
         found = run(asked, plan, stop)
     drawn, page = (Path(found.folder) / each for each in (f"{name}.png", "report.html"))
-    text = f"{markdown(asked, found, data_uri(drawn.read_bytes()))}- `{page.resolve()}`\n"
-    create_markdown_artifact(text, key=key("experiment", name, budget), description=f"{name}: {asked.question}")
+    text = f"{markdown(asked, found, data_uri(read_bytes(drawn, PICTURE)))}- {markdown_code(str(page.resolve()))}\n"
+    post_markdown(text, key("experiment", name, budget), f"{name}: {asked.question}")
     return found.folder

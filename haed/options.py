@@ -146,7 +146,9 @@ class GramsOptions:
         int, Field(ge=0, le=2**28, description="of the table, for each length of n-grams (BLT: 500,000); 0: none")
     ] = 0
     orders: Annotated[
-        list[int], Field(description="lengths of n-grams in tokens (BLT: 3 to 8)"), AfterValidator(_orders)
+        list[Annotated[int, Field(json_schema_extra={"minimum": 1, "maximum": 64})]],
+        Field(description="lengths of n-grams in tokens (BLT: 3 to 8)", max_length=64),
+        AfterValidator(_orders),
     ] = field(default_factory=lambda: [2, 3, 4, 5])
     width: Annotated[int, Field(ge=1, le=65_536, description="width of a row")] = 32
 
@@ -253,7 +255,8 @@ class HourglassOptions:
         list[Literal["rotary", "relative", "local", "lsh", "plain"]],
         Field(
             description="of the levels' layers, from the finest to the coarsest, the last one of all further levels; "
-            "none: model.token.attention"
+            "none: model.token.attention",
+            max_length=64,
         ),
     ] = field(default_factory=list)
 

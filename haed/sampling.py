@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from haed.chunk.model import HAED, mask_end
-from haed.chunk.outcomes import outcomes
+from haed.chunk.outcomes import largest, outcomes
 from haed.chunk.packing import Chunks
 from haed.system import Windows, moved, occupied
 from haed.token.sequence import TokenSystem
@@ -33,8 +33,8 @@ class Draw:
 
     Attributes:
         temperature: divides the logarithms of the probabilities; 0 takes the likeliest outcome.
-        top_k: only the k likeliest; 0: all.
-        top_p: only the likeliest that together have this probability.
+        top_k: only the k likeliest; 0: all. Of equal ones those with the lowest numbers stay.
+        top_p: only the fewest likeliest that together have this probability; of equal ones likewise.
         generator: of the draws, on the CPU.
     """
 
@@ -54,15 +54,12 @@ class Draw:
         logits = logits.cpu() if many else logits.double().cpu()
         if self.temperature == 0:
             return logits.argmax(-1)
+        if self.top_k:  # before they are divided, which makes unequal logits equal where it rounds
+            logits = logits.masked_fill(~largest(logits, min(self.top_k, logits.shape[-1])), -torch.inf)
         logits = (logits - logits.amax(-1, keepdim=True)) / max(self.temperature, _COLDEST)
-        if self.top_k:
-            logits[logits < logits.topk(min(self.top_k, logits.shape[-1])).values[:, -1:]] = -torch.inf
         probabilities = logits.softmax(-1)
         if self.top_p < 1:
-            ranked, order = _ranked(probabilities, self.top_p)
-            rest = ranked.cumsum(-1) - ranked >= self.top_p
-            rest[:, 0] = False  # the likeliest always stays
-            probabilities = torch.zeros_like(probabilities).scatter_(1, order, ranked.masked_fill(rest, 0))
+            probabilities = probabilities.masked_fill(~_nucleus(probabilities, self.top_p), 0)
         if not many:
             return torch.multinomial(probabilities, 1, generator=self.generator).squeeze(1)
         passed = probabilities.cumsum(-1, dtype=torch.float64)  # of many, `multinomial` would draw a number for each
@@ -71,15 +68,26 @@ class Draw:
         return drawn.squeeze(1).clamp(max=logits.shape[-1] - 1)
 
 
-def _ranked(probabilities: Tensor, enough: float) -> tuple[Tensor, Tensor]:
-    """The likeliest of (B, n) in order, at least those that have `enough` together, and which they are."""
+def _nucleus(probabilities: Tensor, enough: float) -> Tensor:
+    """Mask (B, n) of the fewest likeliest outcomes that have this probability together, at least one.
+
+    Of equally likely outcomes those with the lowest numbers are taken.
+    """
+    ranked = _ranked(probabilities, enough).double()
+    rounding = 8 * torch.finfo(probabilities.dtype).eps  # seven tenths, added up, are a little less than 0.7
+    number = (ranked.cumsum(-1) - ranked < enough * (1 - rounding)).sum(-1, keepdim=True).clamp(min=1)
+    return largest(probabilities, number, ranked.gather(-1, number - 1).to(probabilities.dtype))
+
+
+def _ranked(probabilities: Tensor, enough: float) -> Tensor:
+    """The largest probabilities of (B, n) in order, at least those that have `enough` together."""
     count = _MANY
     while count < probabilities.shape[-1]:
-        ranked, order = probabilities.topk(count)
+        ranked = probabilities.topk(count).values
         if (ranked.sum(-1) >= enough).all():
-            return ranked, order
+            return ranked
         count *= 4
-    return probabilities.sort(-1, descending=True)
+    return probabilities.sort(-1, descending=True).values
 
 
 class Sampler(ABC):

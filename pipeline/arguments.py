@@ -5,17 +5,19 @@ import difflib
 import logging
 import os
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Container, Iterable
 from dataclasses import asdict, dataclass
+from itertools import takewhile
+from pathlib import Path
 from typing import Any, NoReturn
 
-from pipeline.config import ConfigError, given_in, listed, load
+from pipeline.config import ConfigError, given_in, listed, load, presets, put_in
 from pipeline.kinds import is_of, is_of_part, least_heads, shared_limits
 from pipeline.options import Options
-from pipeline.plainly import keys_like, unequal
+from pipeline.plainly import instead_of, is_known, unequal, unknown_command
 from pipeline.run.folder import RunFolder
 from pipeline.shown import printable
-from pipeline.trees import leaves
+from pipeline.trees import get, leaves
 from pipeline.verbatim import is_option
 
 log = logging.getLogger(__name__)
@@ -60,24 +62,47 @@ def run_settings(parser: argparse.ArgumentParser) -> None:
 def options_of(arguments: argparse.Namespace) -> Options:
     """The configuration that a stage's arguments ask for: a preset or file, or that of an existing run."""
     overrides, named = _sorted(arguments.words)
-    if named and (len(named) > 1 or arguments.config):
+    if named and arguments.config:
+        raise ConfigError(_of_two(named[0], arguments.config))
+    if len(named) > 1:
         raise ConfigError(unequal(named[-1]))
     if named:
         return run_options(named[0], overrides)
     return asked_options(arguments.config, overrides)
 
 
+def _of_two(word: str, config: str) -> str:
+    """What is wrong with a word that changes no option beside a configuration."""
+    if "=" not in word and is_run(word):
+        return f"{word} is a run, which has its own options: leave --config {config} out"
+    return unequal(word)
+
+
+def is_run(name: str, runs_dir: str = "runs") -> bool:
+    """Whether there is a run of that name, or in a folder of that path."""
+    return any(os.path.isfile(os.path.join(place, name, "config.yaml")) for place in (".", runs_dir))
+
+
+def runs_there(runs_dir: str = "runs") -> str:
+    """The runs in a folder, for people: the newest first."""
+    paths = sorted(Path(runs_dir).glob("*/config.yaml"), key=lambda path: -path.stat().st_mtime)
+    names = [path.parent.name for path in paths]
+    if not names:
+        return f"there are no runs in {runs_dir}/ yet: `haed run --config quickstart` makes one"
+    return f"runs there: {', '.join(names[:10])}{', …' if len(names) > 10 else ''}"
+
+
 def _sorted(words: list[str]) -> tuple[list[str], list[str]]:
     """Words that change options, and those that name runs: those of a sweep may have an equals sign too."""
     runs_dir = next((word[len("runs_dir=") :] for word in words if word.startswith("runs_dir=")), "runs")
 
-    def is_run(word: str) -> bool:
+    def names_run(word: str) -> bool:
         key, equals, _ = word.partition("=")
         if not equals or "/" in key:
             return True
-        return not is_option(word) and any(os.path.isfile(f"{place}/{word}/config.yaml") for place in (".", runs_dir))
+        return not is_option(word) and is_run(word, runs_dir)
 
-    named = list(filter(is_run, words))
+    named = list(filter(names_run, words))
     return [word for word in words if word not in named], named
 
 
@@ -90,6 +115,7 @@ def asked_options(config: str | None, overrides: list[str]) -> Options:
 
 def say_unused(config: str | None, overrides: list[str], options: Options) -> None:
     """Logs which given options this kind of model, or of its parts, has no use for, and what it makes of others."""
+    say_put_in(config, overrides, options)
     tree, kind = given_in(config), options.model.kind
     usual, now = (dict(leaves(asdict(each))) for each in (Options(), options))
     if lost := [key for key, _ in leaves(tree) if not is_of(key, kind)]:
@@ -110,28 +136,78 @@ def say_unused(config: str | None, overrides: list[str], options: Options) -> No
 
 def run_options(run: str, overrides: list[str], reader: str | None = None) -> Options:
     """The configuration of an existing run, with some options changed: those that `reader` takes, see `RunFolder.options`."""
-    given = dict(item.split("=", 1) for item in overrides if "=" in item)
-    return RunFolder.find(run, given.get("runs_dir", "runs")).options(overrides, reader)
+    runs_dir = load(None, [word for word in overrides if word.startswith("runs_dir=")]).runs_dir
+    try:
+        folder = RunFolder.find(run, runs_dir)
+    except FileNotFoundError as error:
+        raise FileNotFoundError(f"{error}{_instead_of_run(run)}") from None
+    options = folder.options(overrides, reader)
+    say_put_in(None, overrides, options)
+    return options
+
+
+def _instead_of_run(name: str) -> str:
+    """What to type where there is no run of that name."""
+    if name in presets():
+        return f"; {name} is a preset: `haed run --config {name}` makes a run of it"
+    if Path(name).suffix in (".yaml", ".yml", ".json") and os.path.isfile(name):
+        return f"; a configuration is given by --config {name}"
+    if os.path.exists(name):
+        return f"; data is given by source.path={name}"
+    return ""
+
+
+def say_put_in(config: str | None, overrides: list[str], options: Options) -> None:
+    """Logs what became of the texts into which values of other options were put."""
+    for key, text in put_in(config, overrides).items():
+        log.info("%s=%s is %s=%s", key, text, key, get(options, key))
+
+
+class UsageError(SystemExit):
+    """What was typed is no command; it has been said."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(2)
+        self.message = message
 
 
 class _Parser(argparse.ArgumentParser):
     """One that repeats what was typed without its control characters, and knows what may have been meant."""
 
+    typed: tuple[str, ...] = ()
+
     def error(self, message: str) -> NoReturn:
-        """Of what is missing, without what may be; of what is unknown, with what is like it."""
+        """Of what is missing, without what may be; of what is unknown, with what is like it.
+
+        Raises:
+            UsageError: always.
+        """
         what, _, named = message.partition(": ")
         if what.endswith("are required"):
             optional = {action.metavar for action in self._actions if action.nargs == "*"}
             message = f"{what}: {', '.join(each for each in named.split(', ') if each not in optional)}"
-        elif what == "unrecognized arguments":
-            word = named.split()[0].split("=")[0]
-            name = word.strip("-").replace("-", "_")
-            close = difflib.get_close_matches(word, self._option_string_actions, 1, 0.7)
-            keys = keys_like(name)
-            exact = any(key.rpartition(".")[2] == name for key in keys)
-            if wanted := close if close and not exact else [f"{key}=" for key in keys[:4]]:
-                message += f"; did you mean {' or '.join(wanted)}?"
-        super().error(message)
+            message += f"; {runs_there()}" if message.endswith(" RUN") else ""
+        elif what == "unrecognized arguments" and (hint := self._instead_of(named)):
+            message += f"; {hint}"
+        self.print_usage(sys.stderr)
+        self._print_message(f"{self.prog}: error: {message}\n", sys.stderr)
+        raise UsageError(message)
+
+    def _instead_of(self, named: str) -> str:
+        """What to type in place of an argument that there is none of; empty: nothing is like it."""
+        word, equals, value = named.split()[0].partition("=")
+        name = word.strip("-").replace("-", "_")
+        at = self.typed.index(word) + 1 if word in self.typed else len(self.typed)
+        if not equals and at < len(self.typed) and not self.typed[at].startswith("-"):
+            value = self.typed[at]
+        if is_known(name):
+            return f"options have no dashes: {name}={value or '…'}"
+        known = [each for each in self._option_string_actions if each.startswith("--")]
+        if len(name) == 1 and (wanted := [each for each in known if each.startswith(f"--{name}")]):
+            return f"did you mean {' or '.join(wanted)}?"
+        if close := difflib.get_close_matches(word, known, 1, 0.7):
+            return f"did you mean {close[0]}?"
+        return instead_of(name, value or None)
 
     def _print_message(self, message: str, file: Any = None) -> None:
         super()._print_message(printable(message), file)
@@ -141,7 +217,8 @@ def parse(argv: list[str] | None, program: str, commands: tuple[Command, ...]) -
     """What was typed: options may stand anywhere among the other words, and what follows `--` is none.
 
     Raises:
-        SystemExit: it is none of the program's commands, or help was asked for.
+        UsageError: it is none of the program's commands.
+        SystemExit: help was asked for.
     """
     parser = _Parser(
         prog=program,
@@ -155,10 +232,15 @@ def parse(argv: list[str] | None, program: str, commands: tuple[Command, ...]) -
         sub.add_argument("--json", action="store_true", help="end with one line of JSON")
         sub.add_argument("--debug", action="store_true", help="show tracebacks")
         sub.set_defaults(execute=command.execute, stopped=command.stopped)
-    argv = sys.argv[1:] if argv is None else argv
+    argv = _command_first(sys.argv[1:] if argv is None else argv, subparsers.choices)
     if not argv or argv[0] not in subparsers.choices:
+        if argv and argv[0][:1] != "-":
+            parser.error(unknown_command(argv[0], subparsers.choices))
         return parser.parse_args(argv)
     sub, end = subparsers.choices[argv[0]], argv.index("--") if "--" in argv else len(argv)
+    sub.typed = tuple(argv[1:end])
+    if mistake := _misplaced(argv[1:end], argv[0] in ("neighbours", "next")):
+        sub.error(mistake)
     found = sub.parse_intermixed_args([*argv[1:end], *(_LITERAL + word for word in argv[end + 1 :])])
     if "run" in found:
         _sort(sub, found)
@@ -166,6 +248,30 @@ def parse(argv: list[str] | None, program: str, commands: tuple[Command, ...]) -
         if isinstance(value, list):
             setattr(found, name, [word.removeprefix(_LITERAL) if isinstance(word, str) else word for word in value])
     return found
+
+
+def _command_first(argv: list[str], known: Container[str]) -> list[str]:
+    """The words with the command before flags that every command has."""
+    flags = list(takewhile(lambda word: word in ("--json", "--debug"), argv))
+    rest = argv[len(flags) :]
+    return [rest[0], *flags, *rest[1:]] if rest and rest[0] in known else argv
+
+
+def _misplaced(words: list[str], are_queries: bool) -> str | None:
+    """What is wrong with words before any of them is understood: blanks about `=`, long dashes, a second --config."""
+    for word, after in zip(words, [*words[1:], ""], strict=False):
+        key = word.removesuffix("=")
+        if is_known(key) and ("." in key or not are_queries):
+            value = after.removeprefix("=") or next(iter(words[words.index(word) + 2 :]), "…")
+            if key == word and after.startswith("="):
+                return f"{word} {after}: leave out the blanks about the equals sign: {key}={value}"
+            if key != word and after and "=" not in after and after[:1] != "-":
+                return f"{word} {after}: leave out the blank after the equals sign: {key}={after}"
+        if word[:1] in "–—" and word.strip("–—")[:1].isalpha() and not are_queries:
+            return f"{word} begins with a long dash: give --{word.lstrip('–—')}"
+    if sum(word == "--config" or word.startswith("--config=") for word in words) > 1:
+        return "--config is given twice: leave one out"
+    return None
 
 
 def _sort(parser: argparse.ArgumentParser, found: argparse.Namespace) -> None:

@@ -1,8 +1,9 @@
 """The command line: `python -m pipeline STAGE`, and, with the flows beside it, `haed STAGE`.
 
-Results go to standard output, for people or, with --json, for programs, as the last line; progress goes to standard
-error. Exit status: 2 for a usage error, 1 for a failure, 130 and 143 after SIGINT and SIGTERM. This module imports next to
-nothing, so that a signal is met from the start; `pipeline.commands` has the commands.
+Results go to standard output, for people or, with --json, for programs, as the last line; where there is no result that is
+an object with an `error`. Progress goes to standard error. Exit status: 2 for a usage error, 1 for a failure, 130 and 143
+after SIGINT and SIGTERM. This module imports next to nothing, so that a signal is met from the start; `pipeline.commands`
+has the commands.
 """
 
 import os
@@ -31,7 +32,7 @@ def main(
         more: gives the commands that this program has beside those of `pipeline`.
     """
     before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
-    words = "stopped"
+    words, typed = "stopped", sys.argv[1:] if argv is None else argv
     try:
         end_at_once()
         from pipeline import commands, shown
@@ -41,7 +42,11 @@ def main(
         _prefer_own_modules()
         arguments = parse(argv, program, (*commands.COMMANDS, *more()))
         words = arguments.stopped
-        return _execute(arguments)
+        return _execute(arguments, typed)
+    except SystemExit as error:
+        if error.code:
+            _write_error(typed, getattr(error, "message", str(error)), "UsageError", 2)
+        raise
     except KeyboardInterrupt as error:
         from pipeline.shown import say
 
@@ -50,6 +55,7 @@ def main(
             number, words = signal.Signals(error.number), error.words or words
         if words:
             say(words)
+        _write_error(typed, words or "stopped", number.name, 128 + number)
         return 128 + number
     finally:
         for number, previous in before.items():  # at the end of a process nobody wants to hear of a signal
@@ -66,7 +72,22 @@ def _prefer_own_modules() -> None:
     os.environ |= {"PYTHONSAFEPATH": "1", "PYTHONPATH": os.pathsep.join([ROOT, *known])}
 
 
-def _execute(arguments: "argparse.Namespace") -> int:
+def _write_error(typed: list[str], message: str, kind: str, status: int) -> None:
+    """Write why a command with --json has no result, as the last line of standard output."""
+    words = typed[: typed.index("--")] if "--" in typed else typed
+    if "--json" not in words or not _speaks():
+        return
+    import json
+    from contextlib import suppress
+
+    from pipeline.shown import write
+
+    with suppress(OSError, ValueError):  # nobody is there to be told
+        error = {"message": message, "type": kind, "exit": status}
+        write(json.dumps({"error": error}).replace("\x7f", "\\u007f"))
+
+
+def _execute(arguments: "argparse.Namespace", typed: list[str]) -> int:
     """Runs a command, shows what it found, and returns the status: also 1 if something that it logs is an error."""
     import json
     import logging
@@ -93,14 +114,15 @@ def _execute(arguments: "argparse.Namespace") -> int:
     except shown.NobodyReads:  # `haed … | head`
         return 1
     except Exception as error:
+        status = 2 if isinstance(error, ConfigError) else 1
+        message = shown.reason(error)
+        _write_error(typed, message, type(error).__name__, status)
         if arguments.debug:
             sys.excepthook = lambda *what: shown.say("".join(traceback.format_exception(*what)))
             raise
-        expected = isinstance(error, ValueError | OSError | FloatingPointError)
-        shown.say(
-            f"error: {shown.reason(error)}{'' if expected else f' ({type(error).__name__}; --debug shows where)'}"
-        )
-        return 2 if isinstance(error, ConfigError) else 1
+        is_expected = isinstance(error, ValueError | OSError | FloatingPointError | MemoryError)
+        shown.say(f"error: {message}{'' if is_expected else f' ({type(error).__name__}; --debug shows where)'}")
+        return status
     finally:
         logging.getLogger().removeHandler(lines)
 

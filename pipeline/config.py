@@ -7,6 +7,8 @@ import difflib
 import logging
 import math
 import os
+import unicodedata
+from collections.abc import Iterable
 from dataclasses import asdict
 from functools import cache
 from pathlib import Path
@@ -17,17 +19,21 @@ from omegaconf.errors import OmegaConfBaseException
 from pydantic import TypeAdapter, ValidationError
 from yaml import YAMLError
 
+from data.checked import DamagedFile, read_yaml
 from data.locations import check_folder, check_scheduler, check_url, is_remote, redact
 from data.options import SOURCES
 from haed.options import SYSTEMS
+from pipeline.interpolation import InterpolationError, Protection, has_places
 from pipeline.kinds import is_limited, is_mixed, is_of, least_heads, refusal, shared_limits
-from pipeline.options import RETIRED, FinetuneOptions, LauncherOptions, Options, Phase
-from pipeline.plainly import explain, short, unequal
+from pipeline.options import FinetuneOptions, LauncherOptions, Options, Phase
+from pipeline.plainly import explain, find_mistake, in_words, short, short_text, unequal
 from pipeline.shown import printable
 from pipeline.trees import drop, get, leaves, put
-from pipeline.verbatim import as_written, type_of, verbatim
+from pipeline.verbatim import RESOLVED, TEXTS, dump_yaml, parse_override, parse_yaml, type_of
 
 log = logging.getLogger(__name__)
+_UNSEEN = ("Cc", "Cf", "Cs", "Zl", "Zp")  # categories of Unicode: control, format, surrogates, separators
+_FILLERS = "\u034f\u115f\u1160\u17b4\u17b5\u2800\u3164\uffa0"  # letters and signs that are blank
 PRESETS = Path(__file__).resolve().parent.parent / "configs"
 
 
@@ -56,14 +62,20 @@ def find(config: str) -> Path:
         ConfigError: there is neither.
     """
     path = Path(config)
-    if path.suffix in (".yaml", ".yml") or len(path.parts) > 1:
+    if path.suffix in (".yaml", ".yml", ".json") or len(path.parts) > 1 or path.is_file() and config not in presets():
+        if (path / "config.yaml").is_file():
+            raise ConfigError(f"{path} is a run: name it without --config, or give {path / 'config.yaml'}")
         if not path.is_file():
-            raise ConfigError(f"no configuration file at {path}")
+            hint = f"; {path.stem} is a preset: --config {path.stem}" if path.stem in presets() else ""
+            raise ConfigError(f"no configuration file at {path}{hint}")
         return path
     path = PRESETS / f"{config}.yaml"
     if not path.is_file():
-        close = difflib.get_close_matches(config, presets(), 1)
-        hint = f"did you mean {close[0]}? " if close else ""
+        if Path("runs", config, "config.yaml").is_file():
+            raise ConfigError(f"no preset {config!r}: it is a run, which is named without --config")
+        known = {name.replace("-", "_"): name for name in presets()}
+        close = difflib.get_close_matches(config.lower().replace("-", "_"), known, 1)
+        hint = f"did you mean {known[close[0]]}? " if close else ""
         raise ConfigError(f"no preset {config!r}: {hint}presets are {listed()}; or give a .yaml file")
     return path
 
@@ -85,45 +97,36 @@ def load(config: str | Path | None = None, overrides: list[str] | tuple[str, ...
     where = "the command line"
     in_file: Any = {}
     tree: Any = {}
+    protection = Protection()
     try:
         merged = _schema()
+        resolved = False
         if config is not None:
             path = find(str(config))
             where = str(path)
-            loaded = OmegaConf.load(path)
-            if not OmegaConf.is_dict(loaded):
-                raise ConfigError(f"{path} is not a mapping of options")
-            tree = OmegaConf.to_container(loaded, resolve=False)
-            as_written(tree, path.read_bytes())
-            if lost := retire(tree):
-                log.warning("%s: %s", path, _RETIRED % ", ".join(lost))
-            merged = _without_scheduler(OmegaConf.merge(merged, tree), path)
-            where, in_file = "the command line", tree
-        for override in overrides:
-            if override != override.encode(errors="ignore").decode():
-                raise ConfigError(
-                    f"{override!r} is not UTF-8, in which a configuration is written: rename what it names"
-                )
-            if "=" not in override:
-                raise ConfigError(unequal(override))
-            if override.split("=", 1)[1].strip() == "???":  # which OmegaConf would leave out
-                raise ConfigError(f"{override} is no value")
-        tree = OmegaConf.to_container(OmegaConf.from_dotlist([verbatim(item) for item in overrides]), resolve=False)
-        if lost := retire(tree):
-            raise ConfigError(_RETIRED % ", ".join(lost))
-        options = OmegaConf.to_object(OmegaConf.merge(merged, tree))
+            tree, resolved = _read(path)
+            _refuse_mistakes(tree, f"{path}: ", resolved)
+            merged = OmegaConf.merge(merged, protection.protect(tree, resolved))
+            in_file = protection.restore(_typed(tree, OmegaConf.to_container(merged, resolve=False)))
+            merged = _without_scheduler(merged, in_file, path)
+            where = "the command line"
+        tree = parse_overrides(overrides)
+        _refuse_mistakes(tree)
+        options = OmegaConf.to_object(OmegaConf.merge(merged, protection.protect(tree)))
     except OmegaConfBaseException as error:
-        raise ConfigError(f"{where}: {explain(error)}") from None  # its own message may hold a password
-    except TypeError as error:  # of OmegaConf, for a mapping in place of a list
-        raise ConfigError(f"{_culprit(merged, overrides) or where}: expected a list, such as [a, b]") from error
-    except (YAMLError, UnicodeDecodeError, RecursionError, OSError) as error:
-        raise ConfigError(f"{where}: not readable as YAML: {' '.join(str(error).split())[:200]}") from error
+        raise ConfigError(f"{where}: {protection.restore(explain(error))}") from None  # its own may hold a password
+    except (YAMLError, UnicodeError, RecursionError, OSError) as error:
+        raise ConfigError(f"{where}: not readable as YAML: {_why_no_yaml(error)}") from error
+    except InterpolationError as error:
+        raise ConfigError(f"{where}: {error}") from None
     except ValueError as error:  # of Python, for a number of thousands of digits
         if isinstance(error, ConfigError):
             raise
-        raise ConfigError(f"{_culprit(merged, overrides) or where}: {error}") from None
+        raise ConfigError(f"{where}: {error}") from None
     assert isinstance(options, Options)
-    _at_home(options)
+    for key, value in leaves(asdict(options)):
+        put(options, key, protection.restore(value))
+    _at_home(options, dict(leaves(in_file)) if resolved else {}, dict(leaves(tree)))
     kind = check(options).model.kind
     if wrong := _foreign(tree, kind):
         raise ConfigError(refusal(wrong[0], kind))
@@ -139,10 +142,90 @@ def load(config: str | Path | None = None, overrides: list[str] | tuple[str, ...
     return options
 
 
-def _at_home(options: Options) -> None:
+def parse_overrides(overrides: Iterable[str]) -> dict[str, Any]:
+    """Nested dictionaries of what key=value pairs set, each value as `parse_override` gives it; later ones are stronger.
+
+    Raises:
+        ConfigError: a word is not of that form, or a list or section is not readable.
+    """
+    found: dict[str, Any] = {}
+    for word in overrides:
+        if word != word.encode(errors="ignore").decode():
+            raise ConfigError(f"{word!r} is not UTF-8, in which a configuration is written: rename what it names")
+        if "=" not in word:
+            raise ConfigError(unequal(word))
+        try:
+            key, value = parse_override(word)
+        except YAMLError as error:
+            signs = " Texts with signs in them stand in quotes." if word.partition("=")[2][:1] == "[" else ""
+            why = getattr(error, "problem", None) or "it is not readable"
+            raise ConfigError(f'{short_text(word)}: {why}.{signs} Lists are such as [1, 2] or ["a", "b"]') from None
+        if value == "???" and type_of(key) not in TEXTS:
+            raise ConfigError(f"{word} is no value")
+        *above, last = key.split(".")
+        part = found
+        for name in above:
+            inner = part.get(name)
+            part[name] = part = inner if isinstance(inner, dict) else {}
+        part[last] = _united(part.get(last), value)
+    return found
+
+
+def _united(below: Any, above: Any) -> Any:
+    """Nested dictionaries in one, of which the second is stronger."""
+    if not isinstance(below, dict) or not isinstance(above, dict):
+        return above
+    return below | {name: _united(below.get(name), value) for name, value in above.items()}
+
+
+def _refuse_mistakes(tree: dict[str, Any], where: str = "", resolved: bool = False) -> None:
+    """Raises ConfigError for what can be seen to be wrong with options as they were typed."""
+    if mistake := find_mistake(tree, resolved):
+        raise ConfigError(f"{where}{mistake}")
+
+
+def _why_no_yaml(error: BaseException) -> str:
+    """What is wrong with a text that is no YAML, in a line."""
+    problem, mark = getattr(error, "problem", None), getattr(error, "problem_mark", None)
+    if not problem or mark is None:
+        return " ".join(str(error).split())[:200]
+    place = f"line {mark.line + 1}, column {mark.column + 1}: "
+    if "'\\t'" in problem:
+        return f"{place}there is a tab: indent by blanks"
+    if "a second time" in problem:
+        return f"{place}{problem}: leave one of them out"
+    return f"{place}{problem}"[:200]
+
+
+def _read(path: Path) -> tuple[dict[str, Any], bool]:
+    """What a file sets, every scalar as it is written, and whether nothing is to be put into it, see `dump`.
+
+    Raises:
+        ConfigError: it holds no options.
+        YAMLError: it is not readable.
+    """
+    try:
+        content = read_yaml(path)
+    except DamagedFile as error:
+        raise ConfigError(str(error)) from error
+    tree = parse_yaml(content)
+    if tree is not None and not isinstance(tree, dict):
+        like = "a list" if isinstance(tree, list) else f"the text {short(tree)}"
+        raise ConfigError(f"{path} is not a mapping of options but {like}: write each on a line, as `seed: 1`")
+    return tree or {}, content.startswith(RESOLVED)
+
+
+def _typed(tree: Any, merged: Any) -> Any:
+    """A file's tree with the values that the schema makes of its texts."""
+    if not isinstance(tree, dict) or not isinstance(merged, dict):
+        return merged
+    return {name: _typed(value, merged[name]) for name, value in tree.items()}
+
+
+def _at_home(options: Options, resolved: dict[str, Any], asked: dict[str, Any]) -> None:
     """Has `~` in paths stand for the home folder: a shell leaves it alone behind `=`."""
     for key in ("source.path", "runs_dir", "shards_dir", "loader.cache_dir"):
-        if place := get(options, key):
+        if (place := get(options, key)) and (key in asked or key not in resolved):
             put(options, key, os.path.expanduser(place))
 
 
@@ -161,32 +244,23 @@ def _fit_to_kind(options: Options, in_file: Any, asked: Any) -> None:
 
 def given_in(config: str | Path | None) -> Any:
     """The options that a file sets, as nested dictionaries; none without a file."""
-    return {} if config is None else OmegaConf.to_container(OmegaConf.load(find(str(config))), resolve=False)
+    if config is None:
+        return {}
+    protection = Protection()
+    tree, resolved = _read(find(str(config)))
+    merged = OmegaConf.merge(_schema(), protection.protect(tree, resolved))
+    return protection.restore(_typed(tree, OmegaConf.to_container(merged, resolve=False)))
+
+
+def put_in(config: str | Path | None, overrides: Iterable[str]) -> dict[str, str]:
+    """The texts of a file and of overrides into which values of other options are put, by their keys."""
+    tree, resolved = ({}, True) if config is None else _read(find(str(config)))
+    given = ({} if resolved else dict(leaves(tree))) | dict(leaves(parse_overrides(overrides)))
+    return {key: text for key, text in given.items() if has_places(key, text)}
 
 
 def _foreign(tree: Any, kind: str) -> list[str]:
     return [key for key, _ in leaves(tree) if not is_of(key, kind)]
-
-
-_RETIRED = "%s is no longer possible, since it did not pay (docs/log.md): leave it out"
-
-
-def retire(tree: Any) -> list[str]:
-    """Takes the options of earlier versions out of nested dictionaries of options, and returns those that were in use."""
-    lost = []
-    for key, (used, instead) in RETIRED.items():
-        *above, name = key.split(".")
-        part = tree
-        for each in above:
-            part = part.get(each) if isinstance(part, dict) else None
-        if not isinstance(part, dict) or name not in part:
-            continue
-        if used(part[name]):
-            lost.append(f"{key}={short(part[name])}")
-            part[name] = instead
-        if type_of(key) is None:
-            del part[name]
-    return lost
 
 
 @cache
@@ -200,20 +274,10 @@ def _bounds() -> TypeAdapter[Options]:
     return TypeAdapter(Options)
 
 
-def _culprit(tree: Any, overrides: list[str] | tuple[str, ...]) -> str:
-    """The override, if it is one, that OmegaConf or YAML cannot take."""
-    for override in overrides:
-        try:
-            OmegaConf.merge(tree, OmegaConf.from_dotlist([verbatim(override)]))
-        except (TypeError, ValueError):
-            return override if len(override) <= 80 else f"{override[:60]}…"
-    return ""
-
-
-def _without_scheduler(merged: Any, path: Path) -> Any:
+def _without_scheduler(merged: Any, in_file: Any, path: Path) -> Any:
     """The configuration of a file without the address of a Dask cluster, which the user gives, since code runs there."""
-    launcher = OmegaConf.to_container(merged, resolve=False)["launcher"]  # type: ignore[index, call-overload]
-    address = launcher["dask"] if isinstance(launcher, dict) else launcher
+    launcher = in_file.get("launcher")
+    address = launcher.get("dask") if isinstance(launcher, dict) else launcher
     if address not in (None, "local"):
         log.warning(
             "%s names a Dask scheduler, %s, which is left out: to work on it, give launcher.dask=ADDRESS yourself",
@@ -233,21 +297,20 @@ def check(options: Options) -> Options:
     Raises:
         ConfigError: naming the keys and what they may be.
     """
+    endless = [key for key, value in leaves(asdict(options)) if isinstance(value, float) and not math.isfinite(value)]
+    if endless:
+        raise ConfigError(f"{endless[0]}={get(options, endless[0])}: must be a finite number")
     try:
         _bounds().validate_python(asdict(options))
     except ValidationError as error:
-        wrong = [
-            f"{'.'.join(str(part) for part in item['loc'])}={short(item['input'])}: "
-            + (item["msg"].removeprefix("Value error, ") if item["type"] == "value_error" else item["msg"].lower())
-            for item in error.errors(include_url=False)
-        ]
+        wrong = [in_words(".".join(map(str, item["loc"])), item) for item in error.errors(include_url=False)]
         raise ConfigError("; ".join(wrong[:3]) + _preset_of(options.model.kind)) from None  # likewise
-    endless = [key for key, value in leaves(asdict(options)) if isinstance(value, float) and not math.isfinite(value)]
-    if endless:
-        raise ConfigError(f"{endless[0]}: must be a finite number")
     for key, value in leaves(asdict(options)):
-        if isinstance(value, str) and "\0" in value:
-            raise ConfigError(f"{key}={value!r}: holds a NUL character")
+        for text in value if isinstance(value, list) else [value]:
+            if isinstance(text, str) and "\0" in text:
+                raise ConfigError(f"{key}={text!r}: holds a NUL character")
+            if isinstance(text, str) and text != text.encode(errors="ignore").decode():
+                raise ConfigError(f"{key}={text!r}: holds half of a character, which no file can hold")
     if not all(0 <= place < 2**62 for place in options.source.offsets):
         raise ConfigError(f"source.offsets={short(options.source.offsets)}: expected places in a file, in bytes")
     for phase in ("pretrain", "finetune", "train"):
@@ -259,11 +322,27 @@ def check(options: Options) -> Options:
             "iem.duplicates=true needs iem.correction=none: what is corrected is a set of different chunks"
         )
     _check_places(options)
-    if options.name in (".", "..") or "/" in options.name or "\0" in options.name:
-        raise ConfigError(f"name={options.name!r}: must be the name of a folder, without slashes")
-    if options.name != printable(options.name) or "\n" in options.name or "\t" in options.name:
-        raise ConfigError(f"name={options.name!r}: must have no line ends and no other control characters")
+    options.name = check_name(options.name)
     return options
+
+
+def check_name(name: str) -> str:
+    """The name of a run, without blanks around it.
+
+    Raises:
+        ConfigError: it names no folder, or looks like another name, or like none.
+    """
+    bare = name.strip()
+    if not bare:
+        raise ConfigError(f"name={name!r} is blank. Use name=my-run.")
+    if bare in (".", "..") or "/" in bare:
+        raise ConfigError(f"name={name!r}: must be the name of a folder, without slashes")
+    unseen = [sign for sign in bare if unicodedata.category(sign) in _UNSEEN or sign in _FILLERS]
+    if unseen or bare != printable(bare):
+        raise ConfigError(
+            f"name={name!r}: must have no line ends and no other control characters, and no invisible ones"
+        )
+    return bare
 
 
 def _preset_of(kind: str) -> str:
@@ -338,10 +417,9 @@ def dump(options: Options, scheduler: bool = False) -> str:
         options: to be written.
         scheduler: also the address of a Dask cluster, which no file has a say in; see `load`.
     """
-    tree = OmegaConf.structured(options)
-    if tree.launcher.dask != "local" and not scheduler:
-        tree.launcher.dask = None
-    found = OmegaConf.to_container(tree)
+    found = asdict(options)
+    if found["launcher"]["dask"] != "local" and not scheduler:
+        found["launcher"]["dask"] = None
     for key in _foreign(found, options.model.kind):
         drop(found, key.split("."))
-    return OmegaConf.to_yaml(OmegaConf.create(found))
+    return dump_yaml(found)

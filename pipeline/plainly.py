@@ -1,51 +1,589 @@
-"""What is wrong with an option, in a sentence: OmegaConf's messages without its terms, and where a name belongs."""
+"""What is wrong with an option or a command, in a sentence, and what to type instead.
+
+Names come from other programs of the field, values with units, commands from habit. `find_mistake` looks at what was typed
+before OmegaConf sees it, so that its terms are met by nobody.
+"""
 
 import difflib
 import re
-from collections.abc import Iterator
-from dataclasses import asdict, fields, is_dataclass
-from typing import Any
+from collections.abc import Iterable
+from dataclasses import asdict, is_dataclass
+from functools import cache
+from types import NoneType
+from typing import Any, Literal, get_args, get_origin
 
 from omegaconf.errors import OmegaConfBaseException
 
+from haed.options import SYSTEMS
 from pipeline.options import Options
-from pipeline.trees import leaves
+from pipeline.trees import get, leaves
+from pipeline.verbatim import type_of
+
+_OF_TOKENS = ("model.token.", "model.hourglass.")
+_PHASES = ("pretrain", "finetune", "train")
+# Names that other programs have for options: `…` stands for each phase, or for the one that was typed before the name.
+_OPTIONS = {
+    "optimizer.learning_rate": "lr learning_rate max_lr base_lr peak_lr max_learning_rate adam_lr",
+    "….rate_to": "min_lr min_learning_rate final_lr lr_end end_lr lr_min",
+    "batch.sequences": "batch_size bs bsz batchsize per_device_train_batch_size train_batch_size micro_batch_size "
+    "device_batch_size global_batch_size minibatch num_sequences",
+    "batch.pieces": "gradient_accumulation_steps gradient_accumulation grad_accum grad_accum_steps accumulate_grad_batches "
+    "microbatches accumulation",
+    "batch.context": "context_length context_size seq_len seq_length sequence_length block_size max_length max_seq_len "
+    "max_seq_length max_position_embeddings n_ctx ctx_len ctx bptt window_size",
+    "evaluate.sequences": "eval_batch_size per_device_eval_batch_size test_batch_size",
+    "….epochs": "num_epochs num_train_epochs max_epochs n_epochs train_epochs epoch",
+    "….steps": "max_steps num_steps total_steps train_steps iterations max_iters max_iter iters num_iters num_train_steps "
+    "n_steps updates max_updates step training_steps",
+    "….seconds": "max_time time time_limit duration budget minutes hours max_seconds timeout max_train_time second",
+    "….patience": "early_stopping early_stopping_patience early_stop",
+    "….layer_decay": "layer_wise_lr_decay llrd layerwise_decay",
+    "loader.workers shard.workers": "num_workers n_workers dataloader_num_workers data_workers",
+    "shard.workers": "num_proc nproc n_jobs jobs processes_of_shards preprocessing_num_workers",
+    "shard.megabytes": "shard_size max_shard_size shard_mb",
+    "threads": "num_threads n_threads cpu_threads omp_num_threads cores cpus num_cpus torch_threads",
+    "model.main.width model.token.width": "hidden_size hidden_dim d_model n_embd embed_dim emb_dim model_dim dim n_embed "
+    "embedding_size d_hidden",
+    "model.main.layers": "n_layers num_layers n_layer depth num_hidden_layers nlayers num_blocks",
+    "model.main.heads model.token.heads": "num_heads n_heads n_head nhead num_attention_heads attention_heads nheads",
+    "model.main.head_width model.token.head_width": "head_dim d_head head_size d_kv",
+    "model.main.ffn model.token.ffn": "ffn_dim intermediate_size mlp_dim d_ff ffn_size feedforward_dim ff_dim d_inner n_inner "
+    "mlp_ratio ff_mult dim_feedforward",
+    "model.token.dropout": "dropout dropout_rate p_dropout resid_pdrop attention_dropout attn_dropout drop",
+    "model.main.positions model.token.positions": "position_embedding pos_emb positional_encoding rope position_embedding_type",
+    "model.kind": "model_type arch architecture model_name model_arch network family",
+    "model.encoder.kind": "encoder_type encoder_kind",
+    "model.decoder.kind": "decoder_type decoder_kind",
+    "model.hourglass.hierarchy": "shorten_factor shorten_factors",
+    "chunker.k": "chunk_size chunk_length chunk_len max_chunk max_chunk_length patch_size patch_len max_word_length",
+    "chunker.kind": "tokenizer_type tokenization chunking chunker_type segmentation",
+    "optimizer.weight_decay": "wd weight_decay l2 l2_reg decay",
+    "optimizer.warmup_steps": "warmup warmup_ratio warm_up warmup_iters lr_warmup num_warmup_steps "
+    "warmup_updates lr_warmup_steps",
+    "optimizer.clip_norm": "grad_clip clip clip_grad max_grad_norm gradient_clip_val gradient_clip clip_grad_norm grad_norm_clip "
+    "gradient_clipping grad_clip_norm",
+    "optimizer.schedule": "lr_scheduler scheduler lr_schedule lr_scheduler_type lr_decay_style lr_policy",
+    "optimizer.beta2": "adam_beta2 betas b2 adam_betas",
+    "optimizer.epsilon": "eps adam_epsilon adam_eps epsilon",
+    "optimizer.ema": "ema_decay use_ema ema moving_average swa polyak",
+    "iem.temperature": "tau softmax_temperature",
+    "iem.extra_batches": "num_negatives negatives n_negatives negative_samples num_sampled",
+    "seed": "random_seed manual_seed rng rng_seed random_state",
+    "precision": "fp16 bf16 fp32 amp dtype mixed_precision float16 bfloat16 half use_amp torch_dtype tf32",
+    "device": "gpu cuda accelerator use_gpu use_cuda no_cuda gpu_id device_id device_ids gpu_ids cpu",
+    "launcher.processes": "gpus num_gpus n_gpus ngpu world_size nproc_per_node num_processes devices ddp distributed num_devices",
+    "launcher.dask": "dask dask_address dask_scheduler scheduler_address",
+    "compile": "torch_compile use_compile",
+    "checkpoint.every_steps checkpoint.every_seconds": "save_every save_steps save_interval checkpoint_every ckpt_every "
+    "save_freq checkpoint_interval save_strategy checkpoint_freq every_n_train_steps",
+    "checkpoint.keep": "save_total_limit keep_last keep_checkpoints max_checkpoints save_top_k keep_last_n max_to_keep",
+    "validation.times": "eval_every eval_steps eval_interval val_check_interval eval_freq validate_every val_interval val_every "
+    "evaluation_strategy eval_strategy validation_interval check_val_every_n_epoch",
+    "validation.windows": "eval_iters eval_batches limit_val_batches val_batches val_steps max_eval_samples",
+    "log_steps": "log_every logging_steps log_interval log_freq log_every_n_steps print_every log_every_steps",
+    "runs_dir": "output_dir out_dir save_dir checkpoint_dir results_dir output outdir savedir default_root_dir save_path out "
+    "run_dir ckpt_dir logging_dir log_dir logdir model_dir",
+    "shards_dir": "data_cache cache processed_dir tokenized_dir shard_dir corpus_dir",
+    "loader.cache_dir": "cache_path cache_folder",
+    "loader.cache_gigabytes": "cache_size cache_limit",
+    "name": "run_name experiment_name exp_name run_id exp experiment run project job_name wandb_run_name title",
+    "source.path": "data data_path dataset_path data_dir train_file train_data input file path corpus input_file files folder "
+    "dataset_dir text_file train_path data_file data_files url",
+    "source.path source.kind": "dataset dataset_name data_name",
+    "source.kind": "data_type dataset_type source_type format input_format file_type",
+    "source.field": "text_column column text_field field content_column text_key",
+    "source.pattern": "glob include",
+    "source.valid_percent": "valid_split val_split validation_split val_ratio test_size val_fraction valid_fraction "
+    "validation_fraction val_percent split_ratio",
+    "source.valid_pattern": "val_file valid_file validation_file val_data valid_path",
+    "source.test_pattern": "test_file test_data test_path",
+    "source.image_size": "img_size resolution image_resolution",
+    "source.revision": "revision branch commit",
+    "resume": "resume_from_checkpoint resume_from ckpt_path load_checkpoint restore continue overwrite force checkpoint_path",
+    "finetune.start_from": "init_from pretrained pretrained_model load_from from_pretrained base_model pretrained_path "
+    "model_name_or_path init_checkpoint warm_start start_from",
+    "evaluate.split": "eval_split test_split eval_on",
+    "evaluate.stride": "stride",
+    "evaluate.stage": "stage phase",
+    "evaluate.yardsticks": "baselines yardstick",
+    "sample.temperature": "temp sampling_temperature",
+    "sample.top_k": "topk k",
+    "sample.top_p": "topp nucleus p",
+    "sample.chunks": "max_new_tokens max_tokens n_tokens num_tokens gen_length generate_length sample_length tokens "
+    "sample_len max_gen_len new_tokens",
+    "sample.prompts": "prompts start_text",
+    "index.neighbours": "n_neighbors n_neighbours neighbors neighbours k_nearest",
+    "index.kind": "index_type faiss_index",
+    "index.metric": "distance metric similarity_metric",
+}
+# Names of what is no option, and what there is instead.
+_ELSEWHERE = {
+    "wandb use_wandb wandb_project wandb_log report_to tensorboard logger mlflow tb comet entity": "metrics are written into the "
+    "run's folder, also for TensorBoard, which `haed serve` starts",
+    "vocab_size vocab tokenizer tokenizer_path tokenizer_name bpe vocab_file sentencepiece": "there is no vocabulary: tokens are "
+    "bytes; `chunker.kind=words` and `chunker.k=12` say how they are cut into chunks",
+    "beta1 adam_beta1 momentum": "it is fixed, of Adam's two `optimizer.beta2=0.95` alone can be set",
+    "optim optimizer_name optimizer_type optimiser adamw adam sgd use_adamw": "the optimizer is AdamW; "
+    "`optimizer.learning_rate=0.002` and others in that section set it",
+    "prompt text start question input_text": 'a prompt is an argument: `haed sample RUN --prompt "def "`',
+    "num_samples n_samples samples num_return_sequences": "it is an argument: `haed sample RUN --samples 4`",
+    "count top_n n": "it is an argument: `haed neighbours RUN QUERY --count 4`, and of `haed next` as well",
+    "config config_file config_name config_path preset cfg": "a preset or file is an argument: `--config quickstart`",
+    "verbose debug quiet log_level loglevel": "`--debug` shows where an error arose; there are no levels of logging",
+    "json": "it is an argument: `--json`",
+    "gradient_checkpointing activation_checkpointing": "there is none; `batch.pieces=4` needs less memory for the same step",
+    "shuffle": "the order of the data follows from `seed=0`; it is always shuffled",
+    "deepspeed fsdp zero zero_stage model_parallel tensor_parallel": "there is data parallelism alone: `launcher.processes=2`",
+    "port host": "it is an argument of `haed serve` and `haed explore`: `--port 4300`",
+    "lr_decay_iters lr_decay_steps lr_decay": "a schedule ends with its phase; `train.rate_to=0.05` says at which share",
+}
+# Values that other programs have for those of an option, by its last part.
+_VALUES = {
+    "device": {
+        "gpu": "cuda",
+        "nvidia": "cuda",
+        "cuda:all": "cuda",
+        "all": "cuda",
+        "tpu": "auto",
+        "mps": "cpu",
+        "metal": "cpu",
+    }
+    | {"any": "auto", "default": "auto", "rocm": "cuda", "amd": "cuda", "intel": "cpu", "true": "cuda", "false": "cpu"},
+    "precision": dict.fromkeys(
+        ("fp16", "float16", "half", "16", "mixed", "16-mixed", "amp", "bfloat16", "bf16-mixed"), "bf16"
+    )
+    | dict.fromkeys(
+        ("float32", "float", "32", "full", "single", "32-true", "tf32", "fp64", "64", "none", "false"), "fp32"
+    )
+    | {"true": "auto"},
+    "resume": dict.fromkeys(("true", "yes", "on", "1", "must", "always"), "required")
+    | dict.fromkeys(("false", "no", "off", "0", "none", "null"), "never")
+    | {"allow": "auto"},
+    "split": {
+        "val": "valid",
+        "validation": "valid",
+        "dev": "valid",
+        "eval": "valid",
+        "training": "train",
+        "testing": "test",
+    },
+    "stage": {"pretraining": "pretrain", "phase1": "pretrain", "1": "pretrain", "phase2": "finetune", "2": "finetune"}
+    | {"training": "train", "finetuning": "finetune", "fine-tune": "finetune"},
+    "schedule": {"constant": "stable", "wsd": "stable", "rsqrt": "inverse_root", "inverse_sqrt": "inverse_root"}
+    | {"noam": "inverse_root", "cosine_annealing": "cosine", "cosine_with_warmup": "cosine", "trapezoidal": "stable"},
+    "source.kind": {
+        "txt": "text",
+        "file": "text",
+        "files": "text",
+        "folder": "text",
+        "json": "jsonl",
+        "jsonlines": "jsonl",
+    }
+    | {"ndjson": "jsonl", "image": "images", "picture": "images", "pictures": "images", "png": "images", "wav": "audio"}
+    | {"sound": "audio", "hf": "datasets", "huggingface": "datasets", "hub": "datasets", "dataset": "datasets"}
+    | {"wds": "webdataset", "tar": "webdataset", "python": "stdlib", "-": "stdin", "wikitext2": "wikitext"},
+    "chunker.kind": {"word": "words", "sentence": "sentences", "pixel": "pixels", "bytes": "fixed", "byte": "fixed"}
+    | {"characters": "fixed", "chars": "fixed", "bpe": "words", "patch": "fixed", "patches": "fixed"},
+    "model.kind": {"hierarchical": "haed", "transformer": "hourglass", "gpt": "hourglass", "topdown": "top_down"}
+    | {"bottomup": "bottom_up", "space_byte": "spacebyte"},
+    "metric": {
+        "dot": "ip",
+        "inner": "ip",
+        "inner_product": "ip",
+        "euclidean": "l2",
+        "cos": "cosine",
+        "centered": "centred",
+    },
+    "space": {
+        "embeddings": "chunks",
+        "words": "chunks",
+        "states": "contexts",
+        "context": "contexts",
+        "chunk": "chunks",
+    },
+    "map": {"t-sne": "tsne"},
+}
+_COMMANDS = {
+    "evaluate": "eval test validate score val perplexity ppl measure benchmark-model evaluation",
+    "sample": "predict infer inference generate gen complete completion write continue-text chat",
+    "run": "fit start go all pipeline everything do launch main demo quickstart",
+    "shard": "tokenize prepare preprocess data process build dataset ingest encode split sharding",
+    "neighbours": "neighbors neighbor neighbour embed search knn nn query similar nearest lookup ask",
+    "index": "faiss indexing vectors embeddings",
+    "finetune": "fine-tune fine_tune sft tune phase2 phase-two ft finetuning",
+    "pretrain": "pre-train pre_train phase1 phase-one pt pretraining",
+    "train": "training learn resume",
+    "profile": "bench benchmark speed time perf flops",
+    "report": "plot graph html show-run summary results summarize summarise info show describe",
+    "compare": "diff comparison versus vs table",
+    "analyse": "analyze analysis analyses probe inspect map tsne umap",
+    "explore": "browse view open page",
+    "serve": "ui server web dashboard board tensorboard gui prefect app webui",
+    "deploy": "deployment worker register",
+    "experiment": "experiments paper papers reproduce figure tables exp",
+    "config": "configs presets preset options params settings defaults print-config",
+    "cat": "decode export dump restore bytes original",
+    "next": "predict-next topk likely logits nexttoken",
+}
+# Habits that no command answers.
+_NO_COMMANDS = {
+    "list ls runs list-runs status ps": "runs are the folders in runs/: `haed serve` shows them in a browser, `haed compare RUN "
+    "RUN` beside each other",
+    "help": "`haed --help` lists the commands, `haed train --help` tells of one",
+    "version": "`pip show haed` tells the version",
+    "init new create setup install": "nothing is to be set up: `haed run --config quickstart name=mine` makes a run",
+    "rm delete remove clean del": "a run is its folder: remove runs/NAME",
+    "stop kill cancel": "Ctrl-C ends a training, which saves first; the same command goes on from there",
+    "download get fetch": "data is given by its path: `haed run --config quickstart source.path=my-texts`",
+}
+
+
+def _by_name(table: dict[str, str]) -> dict[str, str]:
+    return {name: meant for meant, names in table.items() for name in names.split()}
+
+
+_OPTION_OF, _COMMAND_OF = _by_name(_OPTIONS), _by_name(_COMMANDS)
+_TOLD = {name: told for names, told in (_ELSEWHERE | _NO_COMMANDS).items() for name in names.split()}
+
+
+@cache
+def option_names() -> tuple[str, ...]:
+    """The dotted names of all options."""
+    return tuple(key for key, _ in leaves(asdict(Options())))
 
 
 def keys_like(name: str) -> list[str]:
-    """The full keys of options whose last part is this name or, if there is none, is like it."""
-    last = {key: key.rpartition(".")[2] for key in _keys()}
-    close = [name] if name in last.values() else difflib.get_close_matches(name, dict.fromkeys(last.values()), 1, 0.8)
-    return [key for key, each in last.items() if each in close]
+    """The full keys of options that a name may stand for: another program's, a last part alone, or a misspelling.
+
+    Args:
+        name: as it was typed, with or without sections before it.
+    """
+    name = name.strip("-").replace("-", "_").lower()
+    above, _, last = name.rpartition(".")
+    if name in option_names():
+        return [name]
+    if last in _OPTION_OF:
+        phases = [above] if above in _PHASES else list(_PHASES)
+        keys = _OPTION_OF[last].split()
+        found = [
+            each for key in keys for each in ([key.replace("…", phase) for phase in phases] if "…" in key else [key])
+        ]
+        own = [key for key in option_names() if key.rpartition(".")[2] == last]
+        return list(dict.fromkeys([*found, *(key for key in own if not above and len(own) < 4)]))
+    ends = {key: key.rpartition(".")[2] for key in option_names()}
+    inside = [key for key in option_names() if above and key.startswith(f"{above}.")]
+    if close := difflib.get_close_matches(last, [ends[key] for key in inside], 1, 0.7):
+        return [key for key in inside if ends[key] == close[0] and key.count(".") == above.count(".") + 1] or [
+            key for key in inside if ends[key] == close[0]
+        ]
+    if last in ends.values():
+        return [key for key, end in ends.items() if end == last]
+    if close := difflib.get_close_matches(name, option_names(), 1, 0.8):
+        return close
+    if "_" in last and (whole := [key for key in option_names() if key.replace(".", "_").endswith(f"_{last}")]):
+        return whole  # main_layers, model_main_layers
+    if whole := [key for key in option_names() if key.replace(".", "_") == name.replace(".", "_")]:
+        return whole
+    close = difflib.get_close_matches(last, dict.fromkeys([*ends.values(), *_OPTION_OF]), 1, 0.8)
+    if close and close[0] in ends.values():
+        return [key for key, end in ends.items() if end == close[0]]
+    return keys_like(close[0]) if close else []
 
 
-def _keys() -> list[str]:
-    return [key for key, _ in leaves(asdict(Options()))]
+def instead_of(name: str, value: Any = None) -> str:
+    """What to type where a name is no option's: `use batch.sequences=8`; empty if there is nothing like it."""
+    last = name.strip("-").replace("-", "_").lower().rpartition(".")[2]
+    if last in _TOLD and last not in _OPTION_OF:
+        return _TOLD[last]
+    keys = keys_like(name)[:4]
+    if not keys:
+        return ""
+    if len(keys) > 1:
+        return f"did you mean {' or '.join(f'{key}=' for key in keys)}?"
+    (key,) = keys
+    fits = isinstance(value, str) and value and find_mistake_of_value(key, value) is None and not _of_choice(key, last)
+    if last in _OPTION_OF:
+        of = " with a model of tokens, such as model.kind=hourglass" if key.startswith(_OF_TOKENS) else ""
+        return f"use {key}={value if fits else _example(key, last, value)}{of}"
+    return f"did you mean {key}={value if fits else ''}?"
+
+
+def _of_choice(key: str, name: str) -> bool:
+    """Whether another program's name is itself a value here: fp16=true, gpu=0."""
+    return key in ("precision", "device") and name not in ("dtype", "torch_dtype", "accelerator", "mixed_precision")
+
+
+def _example(key: str, name: str, value: Any) -> str:
+    """A value that an option takes: the one that was meant, if that can be told, else its default."""
+    if key == "precision":
+        off = isinstance(value, str) and value.lower() in ("false", "no", "off", "0")
+        return "fp32" if off else _VALUES["precision"].get(name, name if name in ("bf16", "fp32") else "bf16")
+    if key == "device":
+        off = name == "no_cuda" or isinstance(value, str) and value.lower() in ("false", "no", "off")
+        if name == "cpu" or off:
+            return "cpu"
+        return f"cuda:{value}" if isinstance(value, str) and value.isdecimal() and value != "1" else "cuda"
+    if key == "resume":
+        return "required"
+    if isinstance(value, str) and (meant := _meant_value(key, type_of(key), value)):
+        return meant
+    usual = get(Options(), key)
+    return str(
+        {"source.path": "my-texts", "finetune.start_from": "RUN"}.get(key, 100 if usual is None else usual)
+    ).lower()
 
 
 def unequal(word: str) -> str:
     """What is wrong with a word that should change an option but has no `=`."""
-    return f"{word!r} is not of the form key=value" + (f": give {word}= a value" if word in _keys() else "")
+    if word.startswith(("–", "—")):
+        return f"{word!r} begins with a long dash: give --{word.lstrip('–—')}"
+    if word in option_names():
+        return f"{word!r} is not of the form key=value: give {word}= a value"
+    if ":" in word and is_known(word.split(":")[0]):
+        return f"{word!r} is not of the form key=value: use {word.split(':')[0]}={word.split(':', 1)[1].strip() or '…'}"
+    return f"{word!r} is not of the form key=value"
 
 
-def _elsewhere(found: "re.Match[str]") -> str:
-    keys = keys_like(found[1].replace("-", "_"))
-    hint = f"; did you mean {' or '.join(f'{key}=' for key in keys[:4])}?" if keys else found[2] or ""
-    return f"there is no option {found[1]}{hint}"
+def is_known(key: str) -> bool:
+    """Whether there is an option of that name."""
+    return key in option_names()
 
 
-def _section(found: "re.Match[str]") -> str:
+def unknown_command(word: str, known: Iterable[str]) -> str:
+    """What is wrong with the name of a command that there is none of, and which one may have been meant."""
+    name, known = word.strip("-").lower().replace("_", "-"), list(known)
+    if name in (told := {each: text for names, text in _NO_COMMANDS.items() for each in names.split()}):
+        return f"there is no command {word}: {told[name]}"
+    meant = _COMMAND_OF.get(name) or _COMMAND_OF.get(name.replace("-", "_"))
+    close = [meant] if meant in known else difflib.get_close_matches(name, known, 1, 0.6)
+    if not close and "=" in word:
+        return f"{word} is an option, and a command comes first: haed train --config quickstart {word}"
+    return f"there is no command {word}: {f'did you mean haed {close[0]}? ' if close else ''}haed --help lists them"
+
+
+def find_mistake(tree: Any, resolved: bool = False, above: str = "") -> str | None:
+    """What is wrong with nested dictionaries of options as they were typed, in a sentence; None: nothing that can be seen.
+
+    Args:
+        tree: texts, nulls, lists and dictionaries, as `parse_yaml` gives them.
+        resolved: nothing is put into them, see `pipeline.interpolation`.
+        above: the name of the section.
+    """
+    for name, value in tree.items():
+        key = f"{above}{name}"
+        kind = type_of(key)
+        if kind is None:
+            return _unknown(key, value)
+        if is_dataclass(kind):
+            if isinstance(value, dict):
+                if mistake := find_mistake(value, resolved, f"{key}."):
+                    return mistake
+            elif resolved or not (isinstance(value, str) and value.startswith("${")):
+                return _section(key, kind, value)
+        elif mistake := find_mistake_of_value(key, value, resolved):
+            return mistake
+    return None
+
+
+def _unknown(key: str, value: Any) -> str:
+    hint = instead_of(key, value)
+    if "." in key and isinstance(value, dict | list):
+        value = "…"
+    return f"there is no option {short_text(key)}" + (
+        f"{'; ' if hint.startswith('did') else ': '}{hint}" if hint else ""
+    )
+
+
+def _section(key: str, kind: Any, value: Any) -> str:
     """Says of a section that it is one, where it was given a value."""
-    names = {type(part).__name__: key for key, part in _sections(Options())}
-    key = names.get(found[1], found[1])
-    return f"{key}={found[2]}: {key} is a section of options; set one of those in it, {key}.…="
+    if value is None:
+        return f"{key}=null: expected a value"
+    said = f"{key}={short_text(value)}: {key} is a section of options; set one of those in it"
+    choice = f"{key}.kind"
+    known = type_of(choice)
+    if known is not None and isinstance(value, str):
+        names = get_args(known) if get_origin(known) is Literal else SYSTEMS if key == "model" else ()
+        if value in names or value in _VALUES.get(choice, {}) or not names:
+            return f"{said}: {choice}={_VALUES.get(choice, {}).get(value, value)}"
+    if key == "optimizer":
+        return f"{said}, such as optimizer.learning_rate=0.002; it is always AdamW"
+    first = next((each for each in option_names() if each.startswith(f"{key}.") and each != choice), f"{key}.…")
+    limits = f"{key}.steps=100" if key in _PHASES else f"{first}={str(get(Options(), first)).lower()}"
+    return f"{said}, such as {limits}"
 
 
-def _sections(part: Any, above: str = "") -> Iterator[tuple[str, Any]]:
-    for field in fields(part):
-        if is_dataclass(inner := getattr(part, field.name)):
-            yield f"{above}{field.name}", inner
-            yield from _sections(inner, f"{above}{field.name}.")
+def find_mistake_of_value(key: str, value: Any, resolved: bool = False) -> str | None:
+    """What is wrong with the text that was typed for an option, as far as its type says; None: nothing."""
+    kind = type_of(key)
+    optional = NoneType in get_args(kind)
+    kinds = [each for each in get_args(kind) if each is not NoneType] if optional else [kind]
+    (kind,) = kinds
+    if value is None:
+        return None if optional else f"{key}=null: expected a value"
+    if isinstance(value, str) and "${" in value and not resolved:
+        return None  # which is put in later
+    if get_origin(kind) is list:
+        return _list_mistake(key, get_args(kind)[0], value)
+    if not isinstance(value, str):
+        return f"{key}={short(value)}: expected one value, without brackets"
+    if kind is str:
+        return None
+    said = f"{key}={short_text(value)}: {_expected(kind)}"
+    if _takes(kind, value):
+        return None
+    if value.strip("+-").isdecimal():
+        return f"{key}={short_text(value)}: has too many digits"
+    meant = _meant_value(key, kind, value, optional)
+    if meant is not None:
+        return f"{said}. Write {key}={meant}"
+    return said
+
+
+def _list_mistake(key: str, kind: Any, value: Any) -> str | None:
+    if not isinstance(value, list):
+        items = "1, 2" if kind is int else "a, b"
+        return f"{key}={short(value) if isinstance(value, dict) else short_text(value)}: expected a list, such as [{items}]"
+    for number, each in enumerate(value):
+        if each is None:
+            return f"{key}[{number}]: null is no value here"
+        if not isinstance(each, str) or not _takes(kind, each):
+            return f"{key}[{number}]={short_text(each)}: {_expected(kind)}"
+    return None
+
+
+def _expected(kind: Any) -> str:
+    if get_origin(kind) is Literal:
+        return f"expected one of {', '.join(map(str, get_args(kind)))}"
+    return {int: "is not a whole number", float: "is not a number", bool: "expected true or false"}.get(
+        kind, "is no value"
+    )
+
+
+_YES, _NO = ("yes", "y", "on", "true", "1"), ("no", "n", "off", "false", "0")
+
+
+def _takes(kind: Any, text: str) -> bool:
+    """Whether a text is a value of a type, as OmegaConf converts it."""
+    if get_origin(kind) is Literal:
+        return text in map(str, get_args(kind))
+    if kind is bool:
+        return text.lower() in (*_YES, *_NO)
+    if kind in (int, float):
+        try:
+            kind(text)
+        except ValueError:
+            return False
+    return True
+
+
+_NO_LIMIT = ("none", "inf", "infinite", "infinity", "unlimited", "never", "no", "off", "all", "-1", "nan", "false")
+_SCALES = {
+    "k": 1e3,
+    "thousand": 1e3,
+    "m": 1e6,
+    "mio": 1e6,
+    "million": 1e6,
+    "g": 1e9,
+    "b": 1e9,
+    "bn": 1e9,
+    "billion": 1e9,
+}
+_TIMES = {
+    unit: seconds
+    for names, seconds in (
+        ("s sec secs second seconds", 1),
+        ("m min mins minute minutes", 60),
+        ("h hr hrs hour hours", 3600),
+        ("d day days", 86400),
+        ("w week weeks", 604800),
+    )
+    for unit in names.split()
+}
+_BYTES = {"kb": 1e3, "mb": 1e6, "gb": 1e9, "tb": 1e12, "kib": 2**10, "mib": 2**20, "gib": 2**30, "tib": 2**40}
+_NUMBER = r"[+-]?(?:\d[\d_]*)?\.?\d+(?:[eE][+-]?\d+)?"
+
+
+def _meant_value(key: str, kind: Any, text: str, optional: bool = False) -> str | None:
+    """The value that a text stands for, as it is typed here; None: that cannot be told."""
+    text = text.strip().strip("'\"“”‘’`").strip()
+    last = key.rpartition(".")[2]
+    table = _VALUES.get(key) or _VALUES.get(last) or {}
+    if text.lower() in table:
+        return table[text.lower()]
+    if get_origin(kind) is Literal:
+        names = [str(each) for each in get_args(kind)]
+        close = [each for each in names if each.lower() == text.lower().replace("-", "_")]
+        close = close or difflib.get_close_matches(text.lower(), names, 1, 0.7)
+        return close[0] if close else None
+    if kind is bool:
+        words = {
+            "enable": "true",
+            "enabled": "true",
+            "disable": "false",
+            "disabled": "false",
+            "none": "false",
+            "t": "true",
+        }
+        return words.get(text.lower(), {"f": "false", "null": "false"}.get(text.lower()))
+    if kind not in (int, float, int | None, float | None):
+        return None
+    if optional and text.lower() in (
+        "none",
+        "inf",
+        "infinite",
+        "infinity",
+        "unlimited",
+        "never",
+        "no",
+        "off",
+        "all",
+        "-1",
+        "nan",
+    ):
+        return "null"
+    number = _number(last, text)
+    if number is None or abs(number) > 2**63:
+        return None
+    if number == int(number):
+        return str(int(number))
+    return None if kind in (int, int | None) else f"{number:.10g}"
+
+
+def _number(name: str, text: str) -> float | None:
+    """A number with a unit, a factor, marks between its digits, or of another base."""
+    text = text.lower().replace(" ", "").replace("\u00a0", "")
+    if name.endswith("seconds"):
+        if re.fullmatch(r"\d+(:\d\d){1,2}", text):
+            parts = [int(part) for part in text.split(":")]
+            return (
+                sum(part * 60**power for power, part in enumerate(reversed(parts)))
+                if len(parts) == 3
+                else (parts[0] * 60 + parts[1])
+            )
+        pairs = re.findall(rf"({_NUMBER})([a-z]+)", text)
+        if pairs and "".join(map("".join, pairs)) == text and all(unit in _TIMES for _, unit in pairs):
+            return sum(float(number) * _TIMES[unit] for number, unit in pairs)
+    if found := re.fullmatch(rf"({_NUMBER})(%|percent)", text):
+        return float(found[1]) if name.endswith("percent") else float(found[1]) / 100
+    if found := re.fullmatch(rf"({_NUMBER})([kmgt]i?b)", text):
+        of = {"megabytes": 1e6, "gigabytes": 1e9}.get(name.rpartition("_")[2], 1.0)
+        return float(found[1]) * _BYTES[found[2]] / of
+    if found := re.fullmatch(rf"({_NUMBER})([a-z]+)", text):
+        return float(found[1]) * _SCALES[found[2]] if found[2] in _SCALES else None
+    if re.fullmatch(r"[+-]?\d{1,3}([,'’]\d{3})+", text):
+        return float(re.sub(r"[,'’]", "", text))
+    if re.fullmatch(r"[+-]?\d+,\d+", text):
+        return float(text.replace(",", "."))
+    if re.fullmatch(r"0x[0-9a-f]+|0b[01]+|0o[0-7]+", text):
+        return float(int(text, 0))
+    if found := re.fullmatch(r"(\d{1,6})(\*\*|\^|\*|/)(\d{1,6})", text):
+        one, sign, other = int(found[1]), found[2], int(found[3])
+        if sign == "/":
+            return one / other if other else None
+        return float(one * other if sign == "*" else one**other) if sign == "*" or other < 64 and one < 1000 else None
+    if re.fullmatch(_NUMBER + r"\.?", text) and len(text) < 40:
+        return float(text.rstrip("."))
+    return None
 
 
 def short(value: Any) -> str:
@@ -54,21 +592,38 @@ def short(value: Any) -> str:
     return shown if len(shown) <= 60 else f"{shown[:50]}…"
 
 
-_PLAINLY: tuple[tuple[str, Any], ...] = (
-    (r"Key '([^']+)' not in 'Options'(\. Did you mean.*)?", _elsewhere),
-    (r"Merge error: \w+ is not a subclass of (\w+)\. value: (.{0,60}).*", _section),
-    (r"Invalid value assigned: \w+ is not a ListConfig.*", "expected a list, such as [a, b]"),
-    (r"Invalid type assigned: NoneType is not a subclass of \w+\. value: None", "null is no value here"),
-    (r"field '([\w.]+)' is not Optional", r"\1=null: expected a value"),
-    (r" of type '\w+' could not be converted to Integer", " is not a whole number"),
-    (r" of type '\w+' could not be converted to Float", " is not a number"),
-)
+def short_text(value: Any) -> str:
+    """A value as it was typed, cut if it is long."""
+    shown = value if isinstance(value, str) else short(value)
+    return shown if len(shown) <= 60 else f"{shown[:50]}…"
+
+
+def in_words(key: str, item: Any) -> str:
+    """What Pydantic says of a value that it refuses, as a sentence, see `pipeline.config.check`.
+
+    Args:
+        key: the option.
+        item: an entry of the error's list.
+    """
+    said, value = item["msg"].removeprefix("Value error, "), item["input"]
+    if item["type"] == "string_pattern_mismatch":
+        meant = "cuda:" + value.rpartition(":")[2] if re.fullmatch(r"(gpu:?)?\d{1,3}", str(value).lower()) else None
+        meant = meant or _VALUES.get(key, {}).get(str(value).lower())
+        said = "expected auto (a GPU where there is one), cpu, cuda, or cuda:1 for the second GPU"
+        return f"{key}={short(value)}: {said}" + (f". Write {key}={meant}" if meant else "")
+    if item["type"] == "value_error":
+        meant = _VALUES.get(key, {}).get(str(value).lower())
+        names = re.findall(r"[\w.-]+", said.partition("expected one of ")[2])
+        close = [meant] if meant in names else difflib.get_close_matches(str(value), names, 1, 0.7)
+        return f"{key}={short(value)}: {said}" + (f". Write {key}={close[0]}" if close else "")
+    return f"{key}={short(value)}: {said.lower()}"
 
 
 def explain(error: OmegaConfBaseException) -> str:
-    """What is wrong with an option: one line of what OmegaConf says, with the full key where it has only the last part."""
+    """What OmegaConf says of what `find_mistake` lets through, in one line with the full key: of values that are put in."""
     message = str(error).splitlines()[0] if str(error) else type(error).__name__
-    for pattern, plain in _PLAINLY:
-        message = re.sub(pattern, plain, message)
+    message = re.sub(r" of type '\w+' could not be converted to \w+", " is not a whole number or not a number", message)
+    if re.search(r"Invalid type assigned: \w+ is not a subclass of \w+", message):
+        message = "the section that is put in has other options"
     key = getattr(error, "full_key", None)
     return f"{key}: {message}" if key and key not in message else message

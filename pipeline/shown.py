@@ -13,11 +13,14 @@ from typing import Any
 
 from data.locations import redact
 
-# C0 and C1 but for tab and newline; line separators, overrides and isolates of direction, invisible operators; the mark of
-# byte order; interlinear marks; what surrogateescape made of bytes; language tags.
+# C0 and C1 but for tab and newline; marks, overrides and isolates of direction; the blank without a width; line separators,
+# invisible operators; the mark of byte order; interlinear marks; what surrogateescape made of bytes; language tags.
 _STEERS = re.compile(
-    "[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028-\u202e\u2060-\u206f\ufeff\ufff9-\ufffb\ud800-\udfff\U000e0000-\U000e007f]"
+    "[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u180e\u200b\u200e\u200f\u2028-\u202e\u2060-\u206f\ufeff\ufff9-\ufffb\ud800-\udfff"
+    "\U000e0000-\U000e007f]"
 )
+# What means something in Markdown wherever it stands: emphasis, code, links, tables, formulas, addresses and mentions.
+_MARKS = re.compile(r"[\\`*\[\]#|~$@]|(?<![^\W_])_|_(?![^\W_])|:(?=\S)|(?<=[Ww]{3})\.")
 _SIGNS = str.maketrans({" ": "␣", "\n": "↵", "\t": "⇥", "\r": "␍"})
 _MEANT = {ord(sign): chr(code) for code, sign in _SIGNS.items()}
 
@@ -45,10 +48,10 @@ def meant(text: str) -> str:
 
 
 class _Record(logging.LogRecord):
-    """A record whose message is printable, whatever name of a file is in it."""
+    """A record whose message is printable, whatever name of a file is in it, and holds no password of a URL."""
 
     def getMessage(self) -> str:  # noqa: D102
-        return printable(super().getMessage())
+        return redact(printable(super().getMessage()))
 
 
 def duration(seconds: float) -> str:
@@ -61,11 +64,11 @@ def duration(seconds: float) -> str:
 
 def reason(error: BaseException) -> str:
     """What an error says, as one line and without passwords."""
-    return redact(" ".join(str(error).split())) or type(error).__name__
+    return printable(redact(" ".join(str(error).split()))) or type(error).__name__
 
 
 def prepare_logs() -> None:
-    """Has every message of this process, Prefect's too, made printable before any handler sees it."""
+    """Has every message of this process, Prefect's too, made printable and without passwords before any handler sees it."""
     logging.setLogRecordFactory(_Record)
 
 
@@ -106,6 +109,29 @@ def say(text: str) -> None:
     """Writes a line to standard error; where that is not possible, nobody is there to be told."""
     with suppress(OSError, ValueError):
         print(printable(text), file=sys.stderr, flush=True)
+
+
+def markdown_text(text: str) -> str:
+    """Text within a line of Markdown, which is shown as it stands: a name, a path, a message, a sentence with any of them."""
+    line = " ".join(printable(text).split())
+    line = re.sub(
+        r"^([-+=]|\d+(?=[.)]))", lambda found: f"{found[0]}\0" if found[0].isdigit() else f"\0{found[0]}", line
+    )
+    return (
+        _MARKS.sub(r"\\\g<0>", line).replace("\0", "\\").replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
+    )
+
+
+def markdown_code(text: str) -> str:
+    """Text as code within a line of Markdown, or of a table, which no backticks in it can end."""
+    line = visible(text) if "\n" in text else printable(text)
+    if not line.strip():
+        return markdown_text(visible(text))
+    if "|" in line:  # which would end a cell, and may not be escaped in code
+        return markdown_text(line)
+    fence = "`" * max([1, *(len(found) + 1 for found in re.findall("`+", line))])
+    edge = " " if line[0] in "` " or line[-1] in "` " else ""
+    return f"{fence}{edge}{line}{edge}{fence}"
 
 
 def fenced(text: str, kind: str = "") -> str:

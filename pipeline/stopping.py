@@ -6,6 +6,8 @@ Of those that ask, the first counts, and one that comes clearly later insists. I
 import atexit
 import os
 import signal
+import sys
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -13,6 +15,7 @@ from contextlib import contextmanager, suppress
 SAME_SECONDS = 3.0
 END_SECONDS = 5.0
 _PR_SET_PDEATHSIG = 1
+_WATCH = "haed-parent"  # name of a thread
 
 
 class Request:
@@ -37,6 +40,45 @@ class Request:
         if self.number is None:
             self.number, self._first = number, now
         return now - self._first >= SAME_SECONDS
+
+    def takes(self, number: int) -> bool:
+        """The same, of a handler of signals.
+
+        Raises:
+            StopRequested: it came within `interruptible`.
+        """
+        if self.insists(number):
+            return True
+        if _is_interruptible:
+            raise StopRequested
+        return False
+
+
+class StopRequested(BaseException):
+    """A signal came within `interruptible`, where nothing has to be saved."""
+
+
+_is_interruptible = False
+
+
+@contextmanager
+def interruptible() -> Iterator[None]:
+    """Says that there is nothing to save within: a signal that asks to stop raises `StopRequested` there at once.
+
+    Counting a corpus, or a validation, may take longer than anybody waits for an end (Prefect: 30 s).
+    """
+    global _is_interruptible
+    _is_interruptible = True
+    try:
+        yield
+    finally:
+        _is_interruptible = False
+
+
+def keep_whole() -> None:
+    """Ends `interruptible` early: from now on there is something to save."""
+    global _is_interruptible
+    _is_interruptible = False
 
 
 class Interrupt(KeyboardInterrupt):
@@ -80,7 +122,7 @@ def postponed() -> Iterator[Request]:
     stop = Request()
 
     def handler(number: int, _: object) -> None:
-        if stop.insists(number):
+        if stop.takes(number):
             raise Interrupt(number)
 
     before = {number: signal.signal(number, handler) for number in (signal.SIGINT, signal.SIGTERM)}
@@ -101,3 +143,28 @@ def die_with_parent(number: int = signal.SIGKILL) -> None:
 
     with suppress(AttributeError, OSError):
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, number)
+
+
+_at_death = int(signal.SIGKILL)
+
+
+def end_with_parent(parent: int, number: int = signal.SIGKILL) -> None:
+    """Has this process get a signal when its parent ends: from Linux, elsewhere within a second from a thread.
+
+    Args:
+        parent: the process that started this one. If it has ended before, the signal comes now.
+        number: of the signal; a later call changes it.
+    """
+    global _at_death
+    _at_death = number
+    die_with_parent(number)
+    if os.getppid() != parent:
+        os.kill(os.getpid(), number)
+    elif sys.platform != "linux" and not any(each.name == _WATCH for each in threading.enumerate()):
+        threading.Thread(target=_watch_parent, args=(parent,), name=_WATCH, daemon=True).start()
+
+
+def _watch_parent(parent: int) -> None:
+    while os.getppid() == parent:
+        time.sleep(1.0)
+    os.kill(os.getpid(), _at_death)

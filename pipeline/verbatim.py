@@ -1,4 +1,7 @@
-"""Options of text as they are typed, or stand in a file: in `1e3`, `3:4` and `no` YAML sees numbers and truth."""
+"""Options as they are typed, or stand in a file: every scalar is a text until the schema says what it is.
+
+In `1e3`, `3:4` and `no` YAML sees numbers and truth; in a name they are text.
+"""
 
 import json
 import re
@@ -6,13 +9,20 @@ from dataclasses import is_dataclass
 from functools import cache
 from typing import Any, get_type_hints
 
-from omegaconf import OmegaConf
-from yaml import BaseLoader
-from yaml import load as load_yaml
+import yaml
 
 from pipeline.options import Options
+from pipeline.shown import printable
 
-_ESCAPES = re.compile(r"\\(?:u(d[89ab][0-9a-f]{2})\\u(d[c-f][0-9a-f]{2})|.)", re.DOTALL)
+# The first line of a file that `haed` wrote: nothing in it is put in from elsewhere.
+RESOLVED = "# Every option, as it was resolved. Values are taken as they stand: ${...} is text here."
+TEXTS = (str, str | None)
+PATTERNS = (
+    "source.valid_pattern",
+    "source.test_pattern",
+)  # regular expressions, where `\\$` and `${` mean something else
+_MOST_NODES = 100_000  # of a file, once its aliases are followed
+_CORE = "tag:yaml.org,2002:"
 
 
 def is_option(word: str) -> bool:
@@ -30,50 +40,92 @@ def type_of(key: str) -> Any:
     return kind
 
 
-def verbatim(override: str) -> str:
-    """A key=value with the value of a text option in quotes, unless it has some, and the items of a list of texts.
+def parse_yaml(text: str | bytes) -> Any:
+    """Read YAML with every scalar as it is written, and nulls as None.
 
-    JSON writes a character beyond U+FFFF as two, of which YAML, where values are read as such, wants one.
+    Raises:
+        YAMLError: it is no YAML, names a key twice, or has a tag.
+        ValueError: its aliases stand for too much.
     """
-    key, value = override.split("=", 1)
-    kind = type_of(key)
-    if kind in (str, str | None) and value[:1] not in ("'", '"') and value != "null":
-        value = json.dumps(value)
-    elif kind == list[str]:
-        value = _ESCAPES.sub(_joined, value)
-        read: Any = OmegaConf.to_container(OmegaConf.from_dotlist([f"items={value}"]))
-        if isinstance(read["items"], list):
-            value = json.dumps(_texts(read["items"], load_yaml(value, BaseLoader)))
-    return f"{key}={_ESCAPES.sub(_joined, value)}"
+    left = _MOST_NODES
+
+    def plain(node: Any) -> Any:
+        nonlocal left
+        left -= 1
+        if left < 0:
+            raise ValueError(f"it has more than {_MOST_NODES:,} values")
+        if isinstance(node, yaml.MappingNode):
+            found: dict[str, Any] = {}
+            for key, value in node.value:
+                if not isinstance(key, yaml.ScalarNode):
+                    raise yaml.MarkedYAMLError(None, None, "a key that is no word", key.start_mark)
+                if key.value in found:
+                    raise yaml.MarkedYAMLError(None, None, f"{key.value} stands here a second time", key.start_mark)
+                found[key.value] = plain(value)
+            return found
+        if isinstance(node, yaml.SequenceNode):
+            return [plain(each) for each in node.value]
+        if not node.tag.startswith(_CORE) or "python" in node.tag:
+            raise yaml.MarkedYAMLError(None, None, f"the tag {node.tag} is not known", node.start_mark)
+        return None if node.tag == f"{_CORE}null" and not node.style else _joined(node.value)
+
+    root = yaml.compose(text, yaml.SafeLoader)
+    return None if root is None else plain(root)
 
 
-def _joined(escape: re.Match[str]) -> str:
-    """Two escapes of UTF-16 as one of a character; any other escape as it is."""
-    if escape[1] is None:
-        return escape[0]
-    return f"\\U{0x10000 + ((int(escape[1], 16) - 0xD800) << 10) + int(escape[2], 16) - 0xDC00:08x}"
+def _joined(text: str) -> str:
+    """Text in which JSON wrote a character beyond U+FFFF as two, with that character."""
+    return text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "surrogatepass")
 
 
-def _texts(items: list[Any], written: list[Any]) -> list[Any]:
-    """Items of a list as they are written, but for nulls, which are an error of the user's."""
-    return [each if each is None else text for each, text in zip(items, written, strict=True)]
+def parse_override(word: str) -> tuple[str, Any]:
+    """The key of a key=value, and its value: text, None, or lists and dictionaries of these.
 
-
-def as_written(tree: Any, content: bytes) -> None:
-    """Has numbers and truth that YAML sees in options of text stand as they are written in a file.
-
-    Args:
-        tree: what YAML makes of it, as nested dictionaries; changed.
-        content: of the file.
+    The value of a text option is taken as it is typed, unless it stands in quotes.
     """
-    _restore(tree, load_yaml(content, BaseLoader), "")
+    key, typed = word.split("=", 1)
+    if type_of(key) in TEXTS:
+        return key, None if typed == "null" else _unquoted(typed)
+    return key, parse_yaml(typed) if typed.strip() else typed
 
 
-def _restore(tree: Any, raw: Any, above: str) -> None:
-    for key, value in tree.items() if isinstance(tree, dict) and isinstance(raw, dict) else ():
-        was, kind = raw.get(key), type_of(f"{above}{key}")
-        if kind in (str, str | None) and isinstance(value, int | float):
-            tree[key] = was
-        elif kind == list[str] and isinstance(value, list) and isinstance(was, list):
-            tree[key] = _texts(value, was)
-        _restore(value, was, f"{above}{key}.")
+def _unquoted(typed: str) -> str:
+    """Text without the quotes around it."""
+    if typed[:1] in ("'", '"'):
+        try:
+            node = yaml.compose(typed, yaml.SafeLoader)
+        except (yaml.YAMLError, ValueError):
+            return typed
+        if isinstance(node, yaml.ScalarNode):
+            return _joined(node.value)
+    return typed
+
+
+def write_override(key: str, value: Any) -> str:
+    """The key=value that gives an option exactly this value, whatever text it is."""
+    if isinstance(value, str) and type_of(key) in TEXTS and key not in PATTERNS:
+        value = _REFERENCE.sub(lambda found: f"{found[1] * 2}\\${{", value)
+    return f"{key}={json.dumps(value)}"
+
+
+_REFERENCE = re.compile(r"(\\*)\$\{")  # what would be read as the place of another option's value
+
+
+class _Dumper(yaml.SafeDumper):
+    """One that puts text into quotes in which signs are to be escaped."""
+
+    def ignore_aliases(self, data: Any) -> bool:
+        return True
+
+
+def _represent_text(dumper: yaml.SafeDumper, text: str) -> yaml.ScalarNode:
+    return dumper.represent_scalar(f"{_CORE}str", text, style='"' if printable(text) != text else None)
+
+
+_Dumper.add_representer(str, _represent_text)
+
+
+def dump_yaml(tree: dict[str, Any]) -> str:
+    """Nested dictionaries of options as YAML that `parse_yaml` reads back, without signs that would steer a terminal."""
+    text = yaml.dump(tree, Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=10**9)
+    return f"{RESOLVED}\n{printable(text)}"

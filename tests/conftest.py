@@ -1,6 +1,7 @@
 """Fixtures: a small real text, and a model small enough to train in seconds."""
 
 import gc
+import json
 import random
 import select
 import shutil
@@ -10,6 +11,7 @@ from collections.abc import Iterator
 from copy import deepcopy
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -206,6 +208,13 @@ def pictures(drawn: Options, tmp_path: Path) -> Options:
     """A copy of that model's run; its shards are where they were."""
     shutil.copytree(drawn.runs_dir, tmp_path / "runs")
     return replace(deepcopy(drawn), runs_dir=str(tmp_path / "runs"))
+
+
+def write_state(path: Path, state: dict[str, Any]) -> None:
+    """Writes a state.json of a checkpoint with the digest that it then has."""
+    from data.checked import checksum
+
+    path.write_text(json.dumps(state | {"digest": checksum(state, "digest")}))
 
 
 class Listener:

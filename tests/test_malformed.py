@@ -18,6 +18,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from data.corpus import Corpus
+from data.durable import write_json
 from data.remote import storage
 from pipeline.cli import main
 from pipeline.config import ConfigError, load
@@ -42,7 +43,7 @@ def whole(whole: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     shutil.copytree(remembered["location"], place / "corpus")  # other tests may have left other corpora beside it
     config = place / "runs/run/config.yaml"
     config.write_text(config.read_text().replace(f"{whole}/shards", f"{place}/shards"))
-    (place / "runs/run/corpus.json").write_text(json.dumps(remembered | {"location": "corpus"}))
+    write_json(place / "runs/run/corpus.json", remembered | {"location": "corpus"})
     return place
 
 
@@ -72,7 +73,7 @@ def with_key(value: Any, *keys: Any) -> Callable[[Path], None]:
         for key in keys[:-1]:
             branch = branch[key]
         branch[keys[-1]] = value
-        path.write_text(json.dumps(tree))
+        write_json(path, tree)  # with its checksum: a stranger can make one
 
     return change
 

@@ -17,6 +17,7 @@ ALLOWED = {"haed": set(), "data": set(), "pipeline": {"haed", "data"}, "flows": 
 ORDER = {
     "haed": ["options ranks", "blocks", "system", "chunk token", "iem sampling", "build"],
     "data": [
+        "checked",
         "locations durable processes statistics",
         "options",
         "sources",
@@ -29,7 +30,8 @@ ORDER = {
     "pipeline": [
         "shown stopping trees",
         "options",
-        "kinds plainly verbatim",
+        "verbatim",
+        "interpolation kinds plainly",
         "config",
         "run",
         "train score show",

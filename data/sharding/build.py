@@ -6,30 +6,32 @@ interruption. When all have one, the shards move to their places and the manifes
 """
 
 import hashlib
-import json
 import logging
 import os
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import asdict, replace
+from io import BytesIO
 from pathlib import Path
 
 import numpy as np
 
+from data.checked import MANY, read_json
 from data.chunkers import chunker_class
 from data.corpus import FORMAT, MANIFEST, Corpus, Manifest
 from data.durable import guarded, locked, remove, sweep, sync_folder, write_json
 from data.locations import check_folder
 from data.options import ChunkerOptions, ShardOptions, SourceOptions
 from data.sharding.corpora import Corpora
+from data.sharding.look import describe_looks
 from data.sharding.mending import damaged, listed, mend, places
 from data.sharding.parts import Mapper, Part, PartRecord, Plan, write_part, write_parts
 from data.sharding.progress import UNFINISHED, Listener, Watch
 from data.sharding.spool import spooled, sweep_spools
 from data.shards import Shard
 from data.sources.source import Input, Source, Unlike, make_source
-from data.sources.splits import SPLITS, describe
+from data.sources.splits import SPLITS, describe, some_of
 from data.statistics import Statistics
 
 log = logging.getLogger(__name__)
@@ -109,10 +111,10 @@ def _stamp(inputs: list[Input]) -> str:
 def _note_change(head: Manifest, shards_dir: Path) -> None:
     """Notes that the last corpus of the same path was split in another way, so that documents have changed their splits."""
     path, by = head["source"]["path"], head["splits"]["by"]
-    found = sorted(shards_dir.glob(f"*/{MANIFEST}"), key=lambda each: each.stat().st_mtime_ns, reverse=True)
+    found = sorted(shards_dir.glob(f"*/{MANIFEST}"), key=lambda each: each.lstat().st_mtime_ns, reverse=True)
     for manifest in found[:_EARLIER] if path not in (None, "-") else ():
         try:
-            earlier = json.loads(manifest.read_bytes())
+            earlier = read_json(manifest, MANY)
             same = earlier["source"]["kind"] == head["source"]["kind"]
             same &= Path(earlier["source"]["path"] or "").resolve() == Path(path).resolve()
             before = earlier.get("splits", {}).get("by", "by an earlier version")
@@ -167,7 +169,7 @@ def finish(work: Plan) -> Corpus:
         total = Statistics()
         for part, each in zip(work.parts, records, strict=True):
             if split in each.shards:
-                with np.load(part.folder / f"{split}-statistics.npz", allow_pickle=False) as arrays:
+                with np.load(BytesIO(each.statistics(part, split)), allow_pickle=False) as arrays:
                     total.add(Statistics.of_arrays(dict(arrays)))
         statistics[split] = asdict(total.summary())
     sync_folder(work.folder)
@@ -189,13 +191,12 @@ def _checked(work: Plan, records: list[PartRecord]) -> Manifest:
         if form[1] != forms[0][1]:
             raise Unlike(forms[0], form, source.unlike)
     empty = [split for split in SPLITS if not any(each.shards.get(split) for each in records)]
-    if "train" in empty:
-        raise ValueError(
-            f"source.path={source.options.path}: nothing is left for training: every document fell to valid or test. Give "
-            "more, or say which are which by source.valid_pattern= and source.test_pattern="
-        )
     remarks = sum((Counter(each.remarks) for each in records), Counter())
+    if "train" in empty:
+        raise ValueError(_say_what_is_empty(work, remarks, len(empty) == len(SPLITS)))
     notes = [f"{remark}: {count:,}" for remark, count in sorted(remarks.items())]
+    documents = sum(shard.documents for each in records for own in each.shards.values() for shard in own)
+    notes += describe_looks((each.looked for each in records), documents)
     notes += [f"{split} is empty" for split in empty]
     notes += _uneven(records, source.options.valid_percent) if work.head["splits"]["by"] == "hashed" else []
     for note in notes:
@@ -205,6 +206,31 @@ def _checked(work: Plan, records: list[PartRecord]) -> Manifest:
     if forms:
         head["form"] = forms[0][1]
     return head
+
+
+def _say_what_is_empty(work: Plan, remarks: Mapping[str, int], all_of_it: bool) -> str:
+    """Why there is nothing for training: there is no document at all, or none in what is for training, or a hash took all."""
+    options, splits = work.parts[0].source, work.head["splits"]
+    where = f"source.path={options.path}"
+    train = {places: names for places, names in splits["files"].items() if "train" in places.split(", ")}
+    if not all_of_it and not (splits["by"] == "stated" and train.keys() == {"train"}):
+        how = "by source.valid_pattern= and source.test_pattern="
+        if splits["by"] == "patterns":
+            return f"{where}: nothing is left for training: {how[3:-1]} match every document. Let some match neither"
+        return (
+            f"{where}: nothing is left for training: every document fell to valid or test. Give more, or say which are "
+            f"which {how}"
+        )
+    files = (splits["files"] if all_of_it else train).values()
+    names = [name for listed in files for name in listed["names"]]
+    count = sum(listed["count"] for listed in files)
+    what = some_of(names, count) if names else options.kind
+    kind = "document" if all_of_it else "document for training"
+    fields = options.kind in ("jsonl", "datasets", "webdataset")
+    why = [f"{remark}: {number:,}" for remark, number in sorted(remarks.items())]
+    why += [f"source.field={options.field}"] if fields and why else []
+    reason = f" ({'; '.join(why)})" if why else ""
+    return f"{where} has no {kind}: there is nothing in {what}{reason}. Give files that hold some"
 
 
 def _uneven(records: list[PartRecord], percent: int) -> list[str]:
@@ -282,7 +308,7 @@ def shard(
 
 def _whole(folder: Path, corpora: Corpora) -> Corpus | None:
     """The corpus, if it is finished and whole."""
-    if not (folder / MANIFEST).is_file():
+    if not os.path.lexists(folder / MANIFEST):
         return None
     corpus = open_made(folder, corpora.chunker)
     if damaged(corpus, corpora.options):
@@ -351,7 +377,7 @@ def _filled(
         if error:
             raise error
 
-    if not (work.folder / MANIFEST).is_file():
+    if not os.path.lexists(work.folder / MANIFEST):
         write(work.parts)
         corpus = finish(work)
     else:

@@ -15,6 +15,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from data.checked import MANY, read_json
 from data.chunkers import chunker_class
 from data.corpus import FORMAT, MANIFEST
 from data.durable import locked, sweep, write_json
@@ -96,7 +97,7 @@ class Corpora:
         known = self._read()
         for key in self._requests():
             folder = self.shards_dir / known.get(key, ["."])[0]
-            if folder.name and (folder / MANIFEST).is_file():
+            if folder.name and os.path.lexists(folder / MANIFEST):
                 return folder
         return next(self._by_manifest(), None)
 
@@ -139,9 +140,9 @@ class Corpora:
         manifests = self.shards_dir.glob(f"*/{MANIFEST}")
         names = {field.name for field in fields(SourceOptions)}
         wanted = replace(self.source, path="-") if self.piped else self.source
-        for path in sorted(manifests, key=lambda each: each.stat().st_mtime_ns, reverse=True):
+        for path in sorted(manifests, key=lambda each: each.lstat().st_mtime_ns, reverse=True):
             try:
-                found = json.loads(path.read_bytes())
+                found = read_json(path, MANY)
                 source = SourceOptions(**{name: value for name, value in found["source"].items() if name in names})
                 chunker = ChunkerOptions(**found["chunker"])
                 if (source, chunker, found["megabytes"]) == (wanted, self.chunker, self.options.megabytes):
@@ -153,13 +154,13 @@ class Corpora:
         """The notes: by digest, the name of a corpus, and the stamp of the source that it was made of."""
         path = self.shards_dir / NOTES
         try:
-            found = json.loads(path.read_bytes())
-            if not isinstance(found, dict):
-                raise ValueError("it is not an object")
+            found = read_json(path)
         except FileNotFoundError:
             return {}
-        except (OSError, ValueError, RecursionError) as error:
+        except (OSError, ValueError) as error:
             log.warning("%s is left out: %s; it is a cache, and made anew", path, error)
+            return {}
+        if not isinstance(found, dict):  # a list may be sealed as well
             return {}
         return {key: entry for key, entry in found.items() if _is_note(key, entry)}
 

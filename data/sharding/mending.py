@@ -5,6 +5,7 @@ import os
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
+from data.checked import DamagedFile, named, open_file
 from data.corpus import MANIFEST, Corpus
 from data.durable import remove, sync_folder
 from data.options import ShardOptions
@@ -22,9 +23,9 @@ def damaged(corpus: Corpus, options: ShardOptions) -> list[str]:
             if path.stat().st_size != shard.file_bytes:
                 return False
             if options.verify:
-                with open(path, "rb") as file:
+                with named(path), open_file(path) as file:
                     return hashlib.file_digest(file, "sha256").hexdigest() == shard.sha256
-        except FileNotFoundError:
+        except (FileNotFoundError, DamagedFile):
             return False
         return True
 

@@ -4,12 +4,14 @@ A part is there as a whole, with a record, or not at all; one that is there is n
 """
 
 import errno
-import json
+import hashlib
+import io
 import logging
 import os
 import tarfile
 import time
 import uuid
+from collections import Counter
 from collections.abc import Callable, Mapping
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import AbstractContextManager
@@ -19,11 +21,13 @@ from typing import Any, Self
 
 import numpy as np
 
+from data.checked import MANY, DamagedFile, read_bytes, read_json
 from data.chunkers import make_chunker
 from data.corpus import Manifest
-from data.durable import FolderLost, remove, sync_folder, write_json
+from data.durable import FolderLost, remove, sync_folder, write_atomically, write_json
 from data.options import ChunkerOptions, SourceOptions
 from data.processes import allowed, process_pool
+from data.sharding.look import Look, Looked
 from data.sharding.progress import UNFINISHED
 from data.shards import Shard, ShardWriter
 from data.sources.source import SPLITS, Form, Input, make_source
@@ -67,6 +71,9 @@ class Part:
             return PartRecord.read(self).stamp == self.stamp
         except FileNotFoundError:
             return False
+        except DamagedFile as error:
+            log.warning("%s; the part is made anew", error)
+            return False
 
 
 @dataclass
@@ -77,13 +84,17 @@ class PartRecord:
         shards: those of each split that it has.
         form: of its documents, if they have one.
         remarks: what was changed or left out, and how often.
+        looked: what is odd about its texts.
         stamp: see `Part`.
+        sums: sha256 of the statistics of each split.
     """
 
     shards: dict[str, list[Shard]]
     form: Form | None
     remarks: Mapping[str, int]
+    looked: Looked
     stamp: str
+    sums: dict[str, str]
 
     @classmethod
     def read(cls, part: Part) -> Self:
@@ -91,15 +102,30 @@ class PartRecord:
 
         Raises:
             FileNotFoundError: it is not finished.
+            DamagedFile: its record is damaged.
         """
-        found = json.loads((part.folder / RECORD).read_text())
+        found = read_json(part.folder / RECORD)
         shards = {split: [Shard(**entry) for entry in found[split]] for split in SPLITS if split in found}
-        return cls(shards, found.get("form"), found.get("remarks", {}), found.get("stamp", ""))
+        looked = Looked(Counter(found["lines"]), found["odd"])
+        return cls(shards, found["form"], found["remarks"], looked, found["stamp"], found["sums"])
 
     def write(self, folder: Path) -> None:
         """Into the folder of the part."""
         entries: dict[str, object] = {split: [asdict(shard) for shard in own] for split, own in self.shards.items()}
-        write_json(folder / RECORD, entries | {"form": self.form, "remarks": self.remarks, "stamp": self.stamp})
+        entries |= {"form": self.form, "remarks": self.remarks, "lines": self.looked.lines, "odd": self.looked.odd}
+        write_json(folder / RECORD, entries | {"stamp": self.stamp, "sums": self.sums})
+
+    def statistics(self, part: Part, split: str) -> bytes:
+        """What is in the file of the statistics of a split of that part.
+
+        Raises:
+            DamagedFile: it is not what was written.
+        """
+        path = part.folder / _statistics(split)
+        content = read_bytes(path, MANY)
+        if hashlib.sha256(content).hexdigest() != self.sums[split]:
+            raise DamagedFile(f"{path} is damaged: remove {part.folder} and run the same command again")
+        return content
 
     @property
     def counts(self) -> dict[str, int]:
@@ -159,23 +185,31 @@ def write_part(part: Part) -> None:
 def _write_shards(part: Part, folder: Path) -> None:
     source, chunker = make_source(part.source), make_chunker(part.chunker, part.fitted)
     writers: dict[str, ShardWriter] = {}
+    look = Look(source.looked_at)
     for item in part.inputs:
         try:
             for piece in source.read(item):
                 source.check_chunker(chunker.name, chunker.text)
+                if source.is_text:
+                    look.at(piece)
                 if piece.split not in writers:
                     writers[piece.split] = ShardWriter(folder, piece.split, chunker, part.limit, part.number)
                 writers[piece.split].add(piece)
         except tarfile.TarError as error:
             raise ValueError(f"{item.path} cannot be read: {error}") from error
     shards = {split: writers[split].close() for split in SPLITS if split in writers}
+    sums = {}
     for split, writer in writers.items():
         arrays: dict[str, Any] = dict(writer.statistics.arrays())
-        with open(folder / f"{split}-statistics.npz", "wb") as file:
-            np.savez(file, **arrays)
-            file.flush()
-            os.fsync(file.fileno())
-    PartRecord(shards, source.form, +source.remarks, part.stamp).write(folder)
+        packed = io.BytesIO()
+        np.savez(packed, **arrays)
+        sums[split] = hashlib.sha256(packed.getbuffer()).hexdigest()
+        write_atomically(folder / _statistics(split), packed.getvalue())
+    PartRecord(shards, source.form, +source.remarks, look.found, part.stamp, sums).write(folder)
+
+
+def _statistics(split: str) -> str:
+    return f"{split}-statistics.npz"
 
 
 def write_persistently(part: Part) -> None:

@@ -1,23 +1,53 @@
-"""Sound: WAV files in folders or tars, 8 or 16 bits, channels interleaved. A document is a recording.
+"""Sound: WAV and FLAC files in folders or tars, as 16 bits a sample, channels interleaved. A document is a recording.
+
+A header is read here, and compared with the file, since libraries read what is there without a word; what is not plain PCM of
+8 or 16 bits is decoded by libsndfile. Only codings are read that are exact to the bit, or rounded once.
 
 `mulaw` gives a token per sample: µ-law companding of the sample x in [−1, 1) with µ = 255 (ITU-T G.711's curve, the codes
 in order of the amplitude as in WaveNet, van den Oord et al. 2016, section 2.2). `pcm16` gives two tokens per sample, the
 high byte first, offset by 2^15 so that codes are in order of the amplitude; nothing is lost.
 """
 
-import wave
+import hashlib
+import io
+import struct
 from collections.abc import Iterator
 from pathlib import PurePosixPath
-from typing import IO, Any
+from typing import IO, NamedTuple
 
 import numpy as np
 
-from data.sources.files import File, is_tar, members
+from data.sources.files import BLOCK, FREE, File, is_tar, members, read_whole
 from data.sources.source import Input, Piece, Source, Unlike
 from data.sources.splits import SPLITS
 
+RECORDINGS = (".wav", ".flac")
 _FRAMES = 1 << 18
-_RIFF_HEADER = 8
+_PCM, _FLOAT, _ALAW, _MULAW, _EXTENSIBLE = 1, 3, 6, 7, 0xFFFE  # tags of WAV
+_GUID = bytes.fromhex("000000001000800000aa00389b71")  # behind the tag, in an extensible format
+_CODINGS = {  # by tag and bytes of a sample
+    (_PCM, 1): "PCM_U8",
+    (_PCM, 2): "PCM_16",
+    (_PCM, 3): "PCM_24",
+    (_PCM, 4): "PCM_32",
+    (_FLOAT, 4): "FLOAT",
+    (_FLOAT, 8): "DOUBLE",
+    (_ALAW, 1): "ALAW",
+    (_MULAW, 1): "ULAW",
+}
+_CONVERTED = {
+    "PCM_U8": "recordings of 8 bits were widened to 16",
+    "PCM_24": "recordings of 24 bits were rounded to 16",
+    "PCM_32": "recordings of 32 bits were rounded to 16",
+    "FLOAT": "recordings of floats were rounded to 16 bits",
+    "DOUBLE": "recordings of floats were rounded to 16 bits",
+    "ALAW": "recordings in A-law were decoded to 16 bits",
+    "ULAW": "recordings in µ-law were decoded to 16 bits",
+}
+_ADVICE = "convert it into plain PCM of 16 bits, with `ffmpeg -i OLD.wav -c:a pcm_s16le NEW.wav` say"
+_LONG = 0xFFFFFFFF  # a size that stands elsewhere, in RF64
+_LONGEST_FORMAT = 256
+_FLAC_HEADER = 42
 _SMALL = 1024  # bytes that a recording of no sound may have, for its notes
 
 
@@ -55,10 +85,13 @@ class AudioSource(Source):
     unlike = "convert them to one rate and number of channels, or pick those of one kind by source.pattern="
 
     def inputs(self, size: int, align: int) -> Iterator[Input]:
-        """Every file; a tar is read by one worker, and files other than .wav are left out."""
-        files = [file for file in self.files if file.path.lower().endswith(".wav") or is_tar(file.path)]
+        """Every file; a tar is read by one worker, and files other than WAV and FLAC are left out."""
+        files = [file for file in self.files if file.path.lower().endswith(RECORDINGS) or is_tar(file.path)]
         if not files:
-            raise ValueError(f"source.path={self.options.path} has no .wav file and no tar")
+            raise ValueError(
+                f"source.path={self.options.path} has no .wav or .flac file and no tar: convert other recordings, with "
+                "`ffmpeg -i OLD.mp3 NEW.wav` say"
+            )
         self.leave_out_others(files, "no recordings")
         for file, splits in self.places(files).items():
             yield Input(file.name, file.path, file.size, splits or SPLITS, stated=None if splits else self.stated)
@@ -70,7 +103,7 @@ class AudioSource(Source):
     def holds(self, name: str) -> bool:
         """Recordings in a tar, but for hidden files, such as the notes that macOS adds."""
         path = PurePosixPath(name)
-        return path.suffix.lower() == ".wav" and not path.name.startswith(".")
+        return path.suffix.lower() in RECORDINGS and not path.name.startswith(".")
 
     def read(self, item: Input) -> Iterator[Piece]:
         """Recordings of a file or a tar, encoded, in pieces."""
@@ -78,45 +111,91 @@ class AudioSource(Source):
             for name, content, size in members(item.path, self.options.expansion, self.remarks):
                 if not self.holds(name):
                     self.remarks["members of tars were left out: hidden, or no recordings"] += 1
-                else:
-                    yield from self._recording(content, size, f"{item.name}/{name}", item)
+                    continue
+                if _is_flac(name):  # its decoder goes back, which a member of a tar does not
+                    content = io.BytesIO(read_whole(content, size, f"{item.path}: {name}"))
+                yield from self._recording(content, size, f"{item.name}/{name}", item)
         else:
             with open(item.path, "rb") as file:
                 yield from self._recording(file, item.size, item.name, item)
 
     def _recording(self, file: IO[bytes], size: int, name: str, item: Input) -> Iterator[Piece]:
-        split = ""  # a hash of the first frames says it: the same recording has the same, under any name
-        encode = encode_mulaw if self.options.encoding == "mulaw" else encode_pcm16
+        """A recording in pieces; its split is that of a hash of its first frames, the same under any name."""
+        split, encode = "", encode_mulaw if self.options.encoding == "mulaw" else encode_pcm16
         try:
-            stream = _Headed(file)
-            whole: Any = stream
-            with wave.open(whole, "rb") as recording:
-                width, channels, continues = recording.getsampwidth(), recording.getnchannels(), False
-                if width not in (1, 2):
-                    raise ValueError(f"it has {8 * width} bits a sample, expected 8 or 16")
-                self.same(name, rate=recording.getframerate(), channels=channels)
-                self.remarks["recordings of 8 bits were widened to 16"] += width == 1
-                left = recording.getnframes() * width * channels
-                if not left and size > _SMALL:
-                    raise ValueError(
-                        f"its header says that its {size:,} bytes hold no sound: was it written to a pipe?"
-                    )
-                self.remarks["empty recordings were left out"] += not left
-                chunk: Any = getattr(recording, "_data_chunk", None)  # what `wave` makes of it is rounded down
-                cut = chunk is not None and chunk.chunksize > left
-                self.remarks["recordings lost bytes at their end, of a frame that is not whole"] += cut
-                while frames := recording.readframes(max(1, _FRAMES // channels)):
-                    left -= len(frames)
-                    split = split or self.split_of(name, self.places_in(item, name), frames)
-                    frames = frames[: len(frames) // width * width]
-                    yield Piece(name, split, encode(_samples(frames, width)).tobytes(), continues)
-                    continues = True
-            _check_length(stream.head, size, left)
+            for frames, samples in (self._flac if _is_flac(name) else self._wav)(file, size, name):
+                continues = bool(split)
+                split = split or self.split_of(name, self.places_in(item, name), frames)
+                yield Piece(name, split, encode(samples).tobytes(), continues)
         except Unlike:
             raise
-        except (wave.Error, EOFError, ValueError) as error:
-            advice = "; convert it into plain PCM of 16 bits" if "unknown format" in str(error) else ""
-            raise ValueError(f"{item.path}: {name} cannot be read as WAV: {error}{advice}") from error
+        except ValueError as error:
+            kind = "FLAC" if _is_flac(name) else "WAV"
+            raise ValueError(f"{item.path}: {name} cannot be read as {kind}: {error}") from error
+
+    def _wav(self, file: IO[bytes], size: int, name: str) -> Iterator[tuple[bytes, np.ndarray]]:
+        """Frames of a WAV as they are stored, and their samples int16."""
+        sound = read_wav_header(file)
+        self.same(name, rate=sound.rate, channels=sound.channels)
+        if not sound.bytes and size > _SMALL:
+            raise ValueError(f"its header says that its {size:,} bytes hold no sound: was it written to a pipe?")
+        width = sound.frame
+        left = sound.bytes // width * width
+        self.remarks["empty recordings were left out"] += not left
+        self.remarks["recordings lost bytes at their end, of a frame that is not whole"] += sound.bytes > left
+        said = set[str]()
+        while frames := file.read(min(left, max(1, _FRAMES // sound.channels) * width)):
+            left -= len(frames)
+            frames = frames[: len(frames) // width * width]
+            yield frames, _samples(frames, sound.coding, said)
+        _check_length(sound.said, size, left)
+        self._remark(sound.coding, said)
+
+    def _flac(self, file: IO[bytes], size: int, name: str) -> Iterator[tuple[bytes, np.ndarray]]:
+        """Samples of a FLAC int16, each block behind its bytes."""
+        head = file.read(_FLAC_HEADER)
+        file.seek(0)
+        if len(head) < _FLAC_HEADER or head[:4] != b"fLaC":
+            raise ValueError("it does not begin as FLAC does")
+        bits = 1 + (int.from_bytes(head[20:22], "big") >> 4 & 31)
+        if bits not in (8, 16, 24):
+            raise ValueError(f"it has {bits} bits a sample, expected 8, 16 or 24: convert it first")
+        import soundfile
+
+        digest, passed = hashlib.md5(usedforsecurity=False), 0
+        try:
+            with soundfile.SoundFile(file) as sound:
+                self.same(name, rate=sound.samplerate, channels=sound.channels)
+                if not int.from_bytes(head[21:26], "big") & (1 << 36) - 1:
+                    raise ValueError(
+                        "its header does not say how long it is: was it written to a pipe? Encode it again"
+                    )
+                limit = FREE + self.options.expansion * size
+                if 2 * sound.frames * sound.channels > limit:
+                    raise ValueError(
+                        f"it holds {sound.frames:,} samples, out of proportion to its {size:,} bytes: a decompression bomb? "
+                        "If it is meant, raise source.expansion"
+                    )
+                while len(block := sound.read(max(1, _FRAMES // sound.channels), "int32", always_2d=True)):
+                    passed += len(block)
+                    stored = (block >> (32 - bits)).astype("<i4")
+                    digest.update(stored.view(np.uint8).reshape(-1, 4)[:, : bits // 8].tobytes())
+                    samples = _rounded(block.reshape(-1))
+                    yield samples.tobytes(), samples
+                if passed != sound.frames:
+                    raise ValueError(
+                        f"it was truncated or damaged: {passed:,} of its {sound.frames:,} samples can be read"
+                    )
+        except soundfile.SoundFileError as error:
+            raise ValueError(str(error)) from error
+        if any(head[26:42]) and digest.digest() != head[26:42]:
+            raise ValueError("it is damaged: the checksum of its samples is another")
+        self._remark({8: "PCM_U8", 16: "PCM_16", 24: "PCM_24"}[bits], set())
+
+    def _remark(self, coding: str, said: set[str]) -> None:
+        """Counts what was done to the samples of a recording."""
+        for note in {*said, _CONVERTED.get(coding, "")} - {""}:
+            self.remarks[note] += 1
 
     def original(self, data: bytes) -> bytes:
         """Samples as WAV files hold them: 16 bits little-endian for pcm16; µ-law codes stay."""
@@ -125,34 +204,124 @@ class AudioSource(Source):
         return decode_pcm16(np.frombuffer(data, np.uint8)).astype("<i2").tobytes()
 
 
-class _Headed:
-    """A stream that remembers its first bytes; members of a compressed tar can only be read."""
-
-    def __init__(self, file: IO[bytes]) -> None:
-        self.file, self.head = file, b""
-
-    def read(self, size: int = -1) -> bytes:
-        content = self.file.read(size)
-        if len(self.head) < _RIFF_HEADER:
-            self.head += content[:_RIFF_HEADER]
-        return content
+def _is_flac(name: str) -> bool:
+    return name.lower().endswith(".flac")
 
 
-def _check_length(head: bytes, size: int, left: int) -> None:
+class WavHeader(NamedTuple):
+    """What a WAV says before its sound.
+
+    Attributes:
+        coding: of a sample, as libsndfile calls it.
+        frame: bytes of a sample of all channels.
+        bytes: of the sound.
+        said: bytes of the whole file.
+    """
+
+    coding: str
+    rate: int
+    channels: int
+    frame: int
+    bytes: int
+    said: int
+
+
+def read_wav_header(file: IO[bytes]) -> WavHeader:
+    """Reads a WAV (RIFF or RF64, plain or extensible) up to its sound; the stream need not be one that can go back.
+
+    Raises:
+        ValueError: it is no WAV, or of a coding that is not read.
+    """
+    head = _exactly(file, 12)
+    if head[:4] not in (b"RIFF", b"RF64") or head[8:] != b"WAVE":
+        raise ValueError("it does not begin with RIFF and WAVE")
+    said, long = int.from_bytes(head[4:8], "little"), head[:4] == b"RF64"
+    sound = 0
+    form: tuple[str, int, int, int] | None = None
+    while True:
+        kind, size = struct.unpack("<4sI", _exactly(file, 8))
+        if kind == b"data":
+            if form is None:
+                raise ValueError("its sound comes before its format")
+            coding, rate, channels, frame = form
+            return WavHeader(coding, rate, channels, frame, sound if long and size == _LONG else size, said + 8)
+        body = _exactly(file, min(size, _LONGEST_FORMAT))
+        if kind == b"ds64" and long and len(body) >= 16:
+            said, sound = struct.unpack_from("<QQ", body)
+        elif kind == b"fmt ":
+            form = _read_format(body)
+        _skip(file, size + size % 2 - len(body))
+
+
+def _read_format(body: bytes) -> tuple[str, int, int, int]:
+    """Coding, rate, channels and bytes of a frame."""
+    if len(body) < 16:
+        raise ValueError("its format is not whole")
+    tag, channels, rate, _, frame, bits = struct.unpack_from("<HHIIHH", body)
+    if tag == _EXTENSIBLE:
+        if len(body) < 40 or body[26:40] != _GUID:
+            raise ValueError(f"its format is extended by one that is not known here: {_ADVICE}")
+        tag = int.from_bytes(body[24:26], "little")
+    width = (bits + 7) // 8
+    coding = _CODINGS.get((tag, width))
+    if coding is None:
+        of = f"{bits} bits a sample" if tag in (_PCM, _FLOAT) else f"a coding that is not read (tag 0x{tag:04x})"
+        raise ValueError(f"it has {of}: {_ADVICE}")
+    if not channels or not rate or frame != channels * width:
+        raise ValueError(
+            f"its header contradicts itself: {channels} channels of {width} bytes in frames of {frame}, {rate:,} samples a second"
+        )
+    return coding, rate, channels, frame
+
+
+def _exactly(file: IO[bytes], size: int) -> bytes:
+    content = file.read(size)
+    if len(content) != size:
+        raise ValueError("it ends inside of its header: it was truncated")
+    return content
+
+
+def _skip(file: IO[bytes], size: int) -> None:
+    while size > 0:
+        size -= len(_exactly(file, min(size, BLOCK)))
+
+
+def _check_length(said: int, size: int, left: int) -> None:
     """Compares what a WAV's header says with the file's `size`; `left`: bytes of sound that were not there.
 
     Raises:
         ValueError: there is less, or more.
     """
-    said = int.from_bytes(head[4:_RIFF_HEADER], "little") + 8
     if left > 0 or said > size + 8:  # 8: some writers count the header twice
         raise ValueError(f"it was truncated, or written to a pipe: its header says {said:,} bytes, it has {size:,}")
     if size > said + 1:  # an odd one is padded
         raise ValueError(f"its header says {said:,} bytes, it has {size:,}: more than one recording, or not whole")
 
 
-def _samples(frames: bytes, width: int) -> np.ndarray:
-    """Samples int16; those of 8 bits are unsigned in WAV."""
-    if width == 2:
+def _samples(frames: bytes, coding: str, said: set[str]) -> np.ndarray:
+    """Samples int16 of frames; adds to what is `said` of the recording.
+
+    Raises:
+        ValueError: a float is no number.
+    """
+    if coding == "PCM_16":
         return np.frombuffer(frames, "<i2").astype(np.int16)
-    return ((np.frombuffer(frames, np.uint8).astype(np.int16) - 128) << 8).astype(np.int16)
+    if coding == "PCM_U8":
+        return ((np.frombuffer(frames, np.uint8).astype(np.int16) - 128) << 8).astype(np.int16)
+    import soundfile
+
+    floats = coding in ("FLOAT", "DOUBLE")
+    raw = {"samplerate": 8000, "channels": 1, "format": "RAW", "subtype": coding, "endian": "LITTLE"}
+    found = soundfile.read(io.BytesIO(frames), dtype="float64" if floats else "int32", **raw)[0]
+    if not floats:
+        return _rounded(found)
+    if not np.isfinite(found).all():
+        raise ValueError("some of its samples are no numbers (NaN or infinite)")
+    if np.abs(found).max(initial=0) > 1:
+        said.add("recordings of floats had samples beyond -1 to 1, which were clipped")
+    return np.clip(np.round(found * 32768), -32768, 32767).astype(np.int16)
+
+
+def _rounded(samples: np.ndarray) -> np.ndarray:
+    """Samples int16 of samples int32, whose high bits they are; halves are rounded up."""
+    return np.minimum((samples.astype(np.int64) + (1 << 15)) >> 16, 32767).astype(np.int16)

@@ -4,24 +4,32 @@ Plain files are cut into ranges where documents begin, so that many workers shar
 to end.
 """
 
+import codecs
 import json
 import os
 import re
 import reprlib
+import shlex
+from collections import Counter
 from collections.abc import Iterator
-from typing import IO, NamedTuple
+from typing import IO, Any, NamedTuple
 
-from data.sources.files import LARGEST_DOCUMENT, blocks, is_compressed, open_stream
-from data.sources.source import Input, Piece
+from data.sources.files import LARGEST_DOCUMENT, File, blocks, is_compressed, open_stream
+from data.sources.magic import HEAD, convert_by, doubtful, shown
+from data.sources.source import Input, Piece, as_lf
 from data.sources.text import INFLATED, Texts
 
 _LONGEST_HEADING = 1100
+_JSON = re.compile(r"\.(?:json|jsonl|ndjson|jsonlines)(?:\.|$)", re.IGNORECASE)
+_COMPACT = "jq -c ."
 # Between blank lines, unlike the headings of sections, which have more signs. Lines may end as in Windows.
 _HEADING = re.compile(rb"(?<=\n) ?\r?\n ?= (?!=)[^\n]{1,1000}(?<!=) = ?\r?\n(?= ?\r?\n)")
 
 
 class _Documents(Texts):
     """Files with several documents each; a plain file is cut into ranges where documents begin."""
+
+    prose = False
 
     def inputs(self, size: int, align: int) -> Iterator[Input]:
         """Ranges of plain files that begin where documents do; a compressed file is read by one worker."""
@@ -54,6 +62,20 @@ class JsonLinesSource(_Documents):
     they would have.
     """
 
+    def is_note(self, file: File) -> bool:
+        """But for files of JSON."""
+        return not _JSON.search(file.name) and super().is_note(file)
+
+    def look_at(self, files: list[File]) -> None:
+        """Refuses also what is in no UTF-8, and JSON that is not in lines."""
+        super().look_at(files)
+        for file in files:
+            with open_stream(file.path, self.options.expansion) as stream:
+                head = stream.read(HEAD)
+            if odd := doubtful(head):
+                raise ValueError(f"{shown(file.path)} is {odd}; JSON has to be UTF-8")
+            check_lines(head, file.path, self.options.field)
+
     def next_document(self, stream: IO[bytes], at: int) -> int:
         """The next line."""
         stream.seek(at)
@@ -75,14 +97,57 @@ class JsonLinesSource(_Documents):
                         raise ValueError(
                             f"{where} is longer than the {LARGEST_DOCUMENT:,} bytes that one document may have"
                         )
-                    text = text_in(line, self.options.field, where)
+                    text = self.lf(text_in(line, self.options.field, where, path=item.path, remarks=self.remarks))
                     if text:
                         yield Piece(name, self.split_of(name, item.splits, text), text)
                     self.remarks["lines of empty text were left out"] += not text
                 at += len(line)
 
 
-def text_in(content: bytes, field: str, where: str, option: str = "source.field=") -> bytes:
+def check_lines(head: bytes, path: str, field: str) -> None:
+    """Refuses a file of JSON whose lines are no objects of their own.
+
+    Args:
+        head: its first bytes.
+        path: of the file.
+        field: that is to hold the texts.
+
+    Raises:
+        ValueError: it is one array, or an object over several lines; the message has the command that makes lines of it.
+    """
+    text = head.removeprefix(codecs.BOM_UTF8).lstrip()
+    first, end, rest = text.partition(b"\n")
+    try:
+        value = json.loads(first, parse_int=float)
+        is_array = isinstance(value, list) and (not rest.strip() or any(isinstance(each, dict) for each in value))
+        is_long = False
+    except (ValueError, RecursionError):
+        is_array = text[:1] == b"["
+        is_long = text[:1] == b"{" and bool(end) and first.rstrip()[-1:] in (b"{", b"[", b",", b":")
+    if is_array:
+        strings = text[1:].lstrip()[:1] == b'"'
+        command = f"jq -c {shlex.quote(f'.[] | {_named(field)}')}" if strings else "jq -c '.[]'"
+        what = "is one JSON array, not an object per line"
+    elif is_long:
+        what, command = "has a JSON object over several lines, not one per line", _COMPACT
+    else:
+        return
+    raise ValueError(f"{shown(path)} {what}: convert it by `{convert_by(command, path)}`")
+
+
+def _named(field: str) -> str:
+    """A string as a field of an object, in the language of jq."""
+    return f"{{{json.dumps(field)}: .}}"
+
+
+def text_in(
+    content: bytes,
+    field: str,
+    where: str,
+    option: str = "source.field=",
+    path: str = "",
+    remarks: Counter[str] | None = None,
+) -> bytes:
     """The text in a field of a JSON object, as UTF-8; nothing of null.
 
     Args:
@@ -90,21 +155,56 @@ def text_in(content: bytes, field: str, where: str, option: str = "source.field=
         field: its name.
         where: the object's place, for errors.
         option: what is to be set to another field.
+        path: of a file of JSON lines, for commands that convert it.
+        remarks: counts objects that have the field twice.
 
     Raises:
         ValueError: it is no JSON, there is no such field, or no text in it.
     """
-    try:
-        record = json.loads(content)
-    except (ValueError, RecursionError) as error:
-        raise ValueError(f"{where} is not JSON: {error}") from error
-    if not isinstance(record, dict) or field not in record:
-        fields = f"it has {', '.join(map(repr, list(record)[:10]))}" if isinstance(record, dict) else "no object"
-        raise ValueError(f"{where} has no field {field!r} ({fields}): set {option}")
+    record = _read_json(content, where, path)
+    if not isinstance(record, dict):
+        how = f'write objects such as {{"{field}": "…"}}'
+        if isinstance(record, str) and path:
+            how = f"convert it by `{convert_by(f'jq -c {shlex.quote(_named(field))}', path)}`"
+        raise ValueError(f"{where} has no field {field!r} (no object): {how}")
+    if field not in record:
+        fields = ", ".join(map(repr, list(record)[:10])) or "none"
+        lists = [
+            name for name, value in record.items() if isinstance(value, list) and value and isinstance(value[0], dict)
+        ]
+        how = ""
+        if path and lists:
+            command = f"jq -c {shlex.quote(f'.[{json.dumps(lists[0])}][]')}"
+            how = f"; or make a line of each in {lists[0]!r} by `{convert_by(command, path)}`"
+        raise ValueError(f"{where} has no field {field!r} (it has {fields}): set {option}{how}")
     text = record[field]
     if not isinstance(text, str | None):
         raise ValueError(f"{where} has no text in the field {field!r}, but {reprlib.repr(text)}: set {option}")
+    if remarks is not None and content.count(b'"%s"' % field.encode("utf-8", "surrogatepass")) > 1:
+        pairs = json.loads(content, object_pairs_hook=list, parse_int=float)
+        remarks["lines have the field twice: its last value was taken"] += [key for key, _ in pairs].count(field) > 1
     return (text or "").encode("utf-8", "surrogatepass")
+
+
+def _read_json(content: bytes, where: str, path: str) -> Any:
+    """The value of a text in JSON.
+
+    Raises:
+        ValueError: it is none.
+    """
+    try:
+        try:
+            return json.loads(content)
+        except (json.JSONDecodeError, UnicodeDecodeError):
+            raise
+        except ValueError:  # an integer of more digits than Python reads, which may stand in any field
+            return json.loads(content, parse_int=float)
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{where} is not UTF-8, as JSON has to be: {doubtful(content)}") from error
+    except (ValueError, RecursionError) as error:
+        several = path and isinstance(error, json.JSONDecodeError) and error.msg == "Extra data"
+        how = f"; if values follow each other without ends of lines, convert it by `{convert_by(_COMPACT, path)}`"
+        raise ValueError(f"{where} is not JSON: {error}{how if several else ''}") from error
 
 
 class WikiTextSource(_Documents):
@@ -122,17 +222,25 @@ class WikiTextSource(_Documents):
 
     def read(self, item: Input) -> Iterator[Piece]:
         """A document from each heading to the next, in pieces; its heading decides on its split."""
+        return self.lf_pieces(self._read(item))
+
+    def _read(self, item: Input) -> Iterator[Piece]:
         with self._open(item) as stream:
             size = None if item.stop is None else item.stop - item.start
             split, titles = "", 0
             for at, first, data in headed(blocks(stream, size), item.start):
                 name = f"{item.name}@{at}"
                 if first:
-                    split = self.split_of(name, item.splits, data[:_LONGEST_HEADING])
+                    split = self.split_of(name, item.splits, self._known_by(data))
                     titles += _HEADING.search(b"\n\n" + data[:_LONGEST_HEADING]) is not None
                 yield Piece(name, split, data, not first)
         whole = not item.start and item.stop in (None, os.path.getsize(item.path))
         self.remarks["files have no heading such as ` = Title = `: each is one document"] += whole and not titles
+
+    def _known_by(self, data: bytes) -> bytes:
+        """The beginning of a document, which its split is a hash of: the same whatever ends its lines, if they become LF."""
+        head = data[:_LONGEST_HEADING]
+        return as_lf(head)[: _LONGEST_HEADING // 2] if self.options.newlines == "lf" else head
 
 
 class Section(NamedTuple):

@@ -10,11 +10,12 @@ import gzip
 import io
 import lzma
 import os
+import re
 import sys
 import tarfile
 import zlib
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from pathlib import Path
@@ -29,8 +30,27 @@ BLOCK = 1 << 20
 LARGEST_DOCUMENT = 64 << 20  # of documents that have to be in memory whole: a line of JSON, a picture
 FREE = 64 << 20  # bytes that any compressed file may hold, whatever its ratio
 WINDOW = 27  # 2^27 bytes are the most a decompressor's window may have; xz -9 needs 65 MB
-SUFFIXES = (".gz", ".tgz", ".xz", ".txz", ".bz2", ".zst")
-CHECKSUMS = tuple(f".{kind}{end}" for kind in ("md5", "sha1", "sha256", "sha512") for end in ("", "sum", "sums"))
+_SINGLE = (".gz", ".xz", ".bz2", ".zst")
+SUFFIXES = (*_SINGLE, ".tgz", ".txz")
+_SUMS = r"(?:(?:md5|sha-?(?:1|224|256|384|512))(?:sums?)?|b2sums?|crc(?:32)?)"
+# Names of files that are no data, whatever else is there; those that are about the data can be texts themselves.
+_ASIDE = {
+    "checksums": re.compile(
+        rf".*\.{_SUMS}(?:\.txt)?|{_SUMS}(?:\.txt)?|checksums?(?:\.txt)?|.*\.\w+\.(?:asc|sig)", re.IGNORECASE
+    ),
+    "no data by their names": re.compile(
+        r".*~|#.*#|.*\.sw[op]|thumbs\.db|desktop\.ini|_success|_metadata|_common_metadata|dataset_infos?\.json|croissant\.json",
+        re.IGNORECASE,
+    ),
+}
+_ABOUT = re.compile(
+    r"(?:read[-_ ]?me|licen[cs]es?|copying|copyright|notice|authors|contributors|contributing|change-?log|citation|credits"
+    r"|code[-_]of[-_]conduct|data(?:set)?[-_]?card)(?![a-z]).*",
+    re.IGNORECASE,
+)
+_MOST_NAMES = 100_000  # that the braces of a path may stand for
+_RANGE = re.compile(r"\{(-?\d+|[A-Za-z])\.\.(-?\d+|[A-Za-z])(?:\.\.-?(\d+))?\}")
+ANY = "**/*"  # the pattern of files that nobody chose
 NOTES = ".sources.json"  # lies in a folder of corpora
 # Lie in the folder of a run, and in one of a comparison.
 MADE = [{"config.yaml", "corpus.json"}, {"comparison.html", "comparison.png"}]
@@ -53,11 +73,11 @@ LeftOut = dict[str, list[str]]  # names of files that are not read, by the reaso
 def list_files(
     path: str | None, pattern: str, kind: str, follow_links: bool = False, left_out: LeftOut | None = None
 ) -> list[File]:
-    """Files of a file, folder or glob in the order of their names, but for hidden and empty ones and checksums.
+    """Files of a file, folder or glob in the order of their names, but for hidden, empty and other ones that are no data.
 
     Args:
-        path: a file, a folder, or a glob, which is a folder and a pattern.
-        pattern: a glob relative to the folder.
+        path: a file, a folder, or a glob, which is a folder and a pattern; with braces, as in a shell, several of these.
+        pattern: a glob relative to the folder, perhaps with braces.
         kind: of the source, for errors.
         follow_links: follow links that lead out of the folder, and those to folders; else they are left out.
         left_out: takes what is left out.
@@ -71,28 +91,113 @@ def list_files(
     if not pattern or pattern.startswith("/") or ".." in pattern.split("/"):
         raise ValueError(f"source.pattern={pattern!r}: expected a glob relative to source.path, such as **/*.txt")
     left_out = {} if left_out is None else left_out
-    root = Path(path)
-    if glob.has_magic(path) and not root.exists():
-        root, pattern = _at_magic(root)
-    if root.is_file():
-        found = [(root.name, str(root))]
-    elif root.is_dir():
-        found = sorted(_walk(str(root), pattern.split("/"), follow_links, left_out))
-    elif root.exists():
-        raise ValueError(f"source.path={path} is neither a file nor a folder: pipe it in, with source.path=-")
-    else:
-        raise FileNotFoundError(f"source.path={path}: no such file or folder")
+    paths = [path] if os.path.lexists(path) else expand_braces(path, "source.path")
+    patterns = [each.split("/") for each in dict.fromkeys((pattern, *expand_braces(pattern, "source.pattern")))]
+    base = Path(os.path.dirname(path.partition("{")[0]))  # names of files are relative to it
+    if glob.has_magic(str(base)):
+        base = _at_magic(base)[0]
+    missing = [each for each in paths if not (glob.has_magic(each) or os.path.exists(each))]
+    if missing and len(paths) > 1:
+        raise FileNotFoundError(
+            f"source.path={path}: {len(missing):,} of the {len(paths):,} files or folders are not there: "
+            f"{', '.join(missing[:3])}{', …' if len(missing) > 3 else ''}"
+        )
+    found = dict[str, str]()
+    is_chosen = pattern != ANY
+    for each in paths:
+        root, wanted = Path(each), patterns
+        if glob.has_magic(each) and not root.exists():
+            root, one = _at_magic(root)
+            wanted, is_chosen = [one.split("/")], True
+        before = f"{os.path.relpath(root, base)}/" if len(paths) > 1 and root != base else ""
+        if root.is_file():
+            found[before[:-1] or root.name] = str(root)
+        elif root.is_dir():
+            inside, aside = dict[str, str](), LeftOut()
+            for name, place in sorted(_walk(str(root), wanted, follow_links, left_out)):
+                reason = next((why for why, names in _ASIDE.items() if names.fullmatch(name.rpartition("/")[2])), None)
+                if reason:
+                    aside.setdefault(reason, []).append(name)
+                else:
+                    inside[name] = place
+            if not inside and is_chosen:  # somebody asks for just these
+                inside, aside = {name: str(root / name) for names in aside.values() for name in names}, {}
+            for reason, names in aside.items():
+                left_out.setdefault(reason, []).extend(names)
+            found |= {before + name: place for name, place in inside.items()}
+        elif root.exists():
+            raise ValueError(f"source.path={path} is neither a file nor a folder: pipe it in, with source.path=-")
+        else:
+            raise FileNotFoundError(f"source.path={each}: no such file or folder")
     files = []
-    for name, each in found:
+    for name, each in sorted(found.items()) if len(paths) > 1 else found.items():
         if size := os.stat(each).st_size:
             files.append(File(name, each, size))
         else:
             left_out.setdefault("empty", []).append(name)
     if not files:
-        where = f"no non-empty file there matches {pattern!r}" if root.is_dir() else "it is empty"
-        more = "; ".join(f"{len(names):,} {reason}" for reason, names in left_out.items() if reason != "empty")
-        raise ValueError(f"source.path={path} has no data: {where}" + (f"; left out: {more}" if more else ""))
+        raise ValueError(f"source.path={path} has no data: {_nothing(found, pattern, left_out)}")
     return files
+
+
+def _nothing(found: Iterable[str], pattern: str, left_out: LeftOut) -> str:
+    """Why there is no file to read."""
+    names = list(found)
+    more = [f"{len(names):,} {reason}" for reason, names in left_out.items() if reason != "empty"]
+    said = "no file there" + (f" matches source.pattern={pattern}" if pattern != ANY else "")
+    if len(names) == 1:
+        said = f"{names[0]} is empty (0 bytes)"
+    elif names:
+        listed = ", ".join(names[:3]) + (", …" if len(names) > 3 else "")
+        said = f"all {len(names):,} files there are empty (0 bytes): {listed}"
+    return said + (f"; left out: {'; '.join(more)}" if more else "")
+
+
+def is_about(name: str) -> bool:
+    """A file tells of the others, by its name, such as README.md or LICENSE: it may be no data."""
+    return _ABOUT.fullmatch(name.rpartition("/")[2]) is not None
+
+
+def expand_braces(text: str, option: str) -> list[str]:
+    """What a text with braces stands for, as in a shell: `{000..002}` and `{a,b}`; without such, itself.
+
+    Args:
+        text: a path or a pattern.
+        option: that gave it, for the message.
+
+    Raises:
+        ValueError: it stands for too many.
+    """
+    if "{" not in text:
+        return [text]
+    from braceexpand import braceexpand
+
+    if _count_names(text) > _MOST_NAMES:
+        raise ValueError(
+            f"{option}={text[:200]}: its braces stand for more than {_MOST_NAMES:,} names: give fewer, or a glob"
+        )
+    try:
+        return list(dict.fromkeys(braceexpand(text, escape=False)))
+    except ValueError:  # they are not balanced
+        return [text]
+
+
+def _count_names(text: str) -> int:
+    """How many names braces stand for, or more where they lie in one another; nothing is made of them."""
+    count, inside = 1, list[int]()  # alternatives of the pairs that are open
+    for each in text:
+        if each == "{":
+            inside.append(1)
+        elif inside and each == ",":
+            inside[-1] += 1
+        elif inside and each == "}":
+            count = min(count * inside.pop(), 1 << 62)
+    for first, last, step in _RANGE.findall(text):
+        if max(map(len, (first, last, step))) > 18:
+            return 1 << 62
+        ends = [int(each) if each.lstrip("-").isdigit() else ord(each) for each in (first, last)]
+        count = min(count * (abs(ends[1] - ends[0]) // max(1, int(step or 1)) + 1), 1 << 62)
+    return count
 
 
 def _at_magic(path: Path) -> tuple[Path, str]:
@@ -101,8 +206,8 @@ def _at_magic(path: Path) -> tuple[Path, str]:
     return Path(*path.parts[:first]), "/".join(path.parts[first:])
 
 
-def _walk(root: str, pattern: list[str], follow: bool, left_out: LeftOut) -> Iterator[tuple[str, str]]:
-    """Name and path of the regular files that match, no folder twice."""
+def _walk(root: str, patterns: list[list[str]], follow: bool, left_out: LeftOut) -> Iterator[tuple[str, str]]:
+    """Name and path of the regular files that match one of the patterns, no folder twice."""
     home, seen = os.path.realpath(root), {os.path.realpath(root)}
 
     def leave(name: str, reason: str) -> None:
@@ -131,12 +236,10 @@ def _walk(root: str, pattern: list[str], follow: bool, left_out: LeftOut) -> Ite
         folders[:] = kept
         for each in names:
             place, name = os.path.join(folder, each), "/".join((*parts, each))
-            if not _fits((*parts, each), pattern):
+            if not any(_fits((*parts, each), pattern) for pattern in patterns):
                 continue
             if _hidden(each):
                 leave(name, "hidden")
-            elif each.lower().endswith(CHECKSUMS):
-                leave(name, "checksums")
             elif os.path.islink(place) and not os.path.exists(place):
                 leave(name, "links to nowhere")
             elif os.path.islink(place) and not follow and not _within(os.path.realpath(place), home):
@@ -183,6 +286,17 @@ def open_stream(path: str, expansion: int) -> IO[bytes]:
         expansion: how many times its own size a compressed file may hold, beyond 64 MB.
     """
     file = open(path, "rb")  # noqa: SIM115 - the stream owns it
+    return inflate(file, path, FREE + expansion * os.fstat(file.fileno()).st_size)
+
+
+def inflate(file: IO[bytes], path: str, limit: int) -> IO[bytes]:
+    """What is in a file or a member of a tar, inside of its compression.
+
+    Args:
+        file: opened; closed with the stream.
+        path: its name, whose suffix tells the compression.
+        limit: bytes that may be in it, if it is compressed.
+    """
     name = path.lower()
     stream: Any
     if name.endswith((".gz", ".tgz")):
@@ -196,7 +310,7 @@ def open_stream(path: str, expansion: int) -> IO[bytes]:
         stream = _Inflated(file, lambda: zstd.ZstdDecompressor(options=bound))
     else:
         return file
-    return bounded(stream, file, path, expansion)
+    return io.BufferedReader(_Bounded(stream, file, path, limit), BLOCK)
 
 
 def bounded(stream: Any, file: IO[bytes], path: str, expansion: int, claimed: int = 0) -> IO[bytes]:
@@ -367,12 +481,23 @@ def _members(path: str, expansion: int, remarks: Counter[str]) -> Iterator[Membe
             raise ValueError(f"{path} has no end of a tar: it was truncated")
 
 
-def read_whole(content: IO[bytes], size: int, name: str) -> bytes:
-    """A document that has to be in memory whole.
+def read_whole(content: IO[bytes], size: int, name: str, limit: int = 0) -> bytes:
+    """A document that has to be in memory whole, inside of its compression.
+
+    Args:
+        content: the document.
+        size: its bytes.
+        name: of it, whose suffix tells a compression, if `limit` is given.
+        limit: bytes that may be in it, if it is compressed; 0: it is taken as it is.
 
     Raises:
-        ValueError: it is larger than 64 MB.
+        ValueError: it is larger than 64 MB, or out of proportion.
     """
+    if size <= LARGEST_DOCUMENT and limit and name.lower().endswith(_SINGLE):
+        whole = inflate(content, name, limit).read(LARGEST_DOCUMENT + 1)
+        size = len(whole)
+    elif size <= LARGEST_DOCUMENT:
+        whole = content.read(LARGEST_DOCUMENT + 1)
     if size > LARGEST_DOCUMENT:
         raise ValueError(f"{name} has {size:,} bytes, more than the {LARGEST_DOCUMENT:,} that one document may have")
-    return content.read(LARGEST_DOCUMENT + 1)
+    return whole

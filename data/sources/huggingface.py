@@ -2,7 +2,7 @@
 
 import hashlib
 import logging
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from functools import cached_property, lru_cache
 from importlib.metadata import version
 from pathlib import Path
@@ -15,6 +15,8 @@ from data.sources.splits import allot, named_split
 
 log = logging.getLogger(__name__)
 _ROWS = 1000
+_NAMED = 10  # columns that an error names
+_STRINGS = ("string", "large_string", "string_view")
 
 
 class DatasetsSource(Source):
@@ -22,6 +24,8 @@ class DatasetsSource(Source):
 
     Its own splits are kept where it has several; else a hash of the text decides. What is read must be a column of strings.
     """
+
+    is_text = True
 
     def __init__(self, options: SourceOptions) -> None:
         super().__init__(options)
@@ -36,12 +40,8 @@ class DatasetsSource(Source):
         stamp = tuple((str(each), each.stat().st_size, each.stat().st_mtime_ns) for each in there)
         splits = _load(path, self.options.config, self.options.revision, stamp)
         for name, rows in splits.items():
-            column = rows.features.get(self.options.field)
-            if getattr(column, "dtype", None) not in ("string", "large_string"):
-                raise ValueError(
-                    f"{self.options.path}, split {name!r}, has no column {self.options.field!r} of strings "
-                    f"(it has {', '.join(rows.features)}): set source.field="
-                )
+            if not _holds_strings(rows.features.get(self.options.field)):
+                raise ValueError(_explain(f"{self.options.path}, split {name!r}", rows.features, self.options.field))
         return splits
 
     def inputs(self, size: int, align: int) -> Iterator[Input]:
@@ -64,7 +64,7 @@ class DatasetsSource(Source):
             texts = rows[start : min(start + _ROWS, item.stop or 0)][self.options.field]
             for number, text in enumerate(texts, start):
                 if text:
-                    data = text.encode("utf-8", "surrogatepass")
+                    data = self.lf(text.encode("utf-8", "surrogatepass"))
                     name = f"{item.name}@{number}"
                     yield Piece(name, self.split_of(name, item.splits, data), data)
                 self.remarks["rows without text were left out"] += not text
@@ -80,6 +80,39 @@ class DatasetsSource(Source):
     def digest(self, threads: int) -> str:
         """Of the fingerprint: what a data set holds follows from it."""
         return hashlib.sha256("\n".join(self.fingerprint()).encode()).hexdigest()
+
+
+def _holds_strings(column: Any) -> bool:
+    return getattr(column, "dtype", None) in _STRINGS
+
+
+def _explain(where: str, columns: Mapping[str, Any], field: str) -> str:
+    """What is wrong with a column that is no column of strings, and which could be read instead."""
+    if field not in columns:
+        there = ", ".join(f"{name!r} of {_describe(column)}" for name, column in list(columns.items())[:_NAMED])
+        more = f" and {len(columns) - _NAMED:,} more" if len(columns) > _NAMED else ""
+        wrong = f"{where}, has no column {field!r}. It has {there or 'none'}{more}"
+    else:
+        wrong = f"{where}: column {field!r} holds {_describe(columns[field])}, not strings"
+    strings = [name for name, column in columns.items() if _holds_strings(column)]
+    if strings:
+        others = f", or {', '.join(map(repr, strings[1:_NAMED]))}" if strings[1:] else ""
+        return f"{wrong}. Set source.field={strings[0]}{others}"
+    within = isinstance(columns.get(field), dict) or any(isinstance(column, dict) for column in columns.values())
+    how = "flatten()" if within else "map()"
+    return f"{wrong}. No column holds strings: make one with {how} of datasets, save_to_disk(), and give that folder"
+
+
+def _describe(column: Any) -> str:
+    """What a column of a data set holds, for people."""
+    kind, dtype = type(column).__name__, getattr(column, "dtype", None)
+    if isinstance(column, dict):
+        return f"records ({', '.join(list(column)[:_NAMED])})"
+    if kind == "Value":
+        return {"null": "nothing but nulls", "binary": "bytes (binary)"}.get(str(dtype), str(dtype))
+    if kind in ("List", "LargeList", "Sequence"):
+        return f"lists of {_describe(column.feature)}"
+    return f"{kind} ({dtype})" if isinstance(dtype, str) else kind
 
 
 @lru_cache(maxsize=2)
@@ -106,5 +139,8 @@ def _load(
             raise ValueError(f"{path} was saved as it is: it has no source.config= and no source.revision=")
         found = datasets.load_from_disk(path)
     else:
-        found = datasets.load_dataset(path, config, revision=revision)
+        try:
+            found = datasets.load_dataset(path, config, revision=revision)
+        except ValueError as error:
+            raise ValueError(f"source.path={path} cannot be read as a data set: {error}") from error
     return dict(found) if isinstance(found, dict) else {"all": found}

@@ -13,6 +13,7 @@ from typing import IO, Any
 
 import numpy as np
 
+from data.sources.complete import TRUNCATED, check_jpeg, check_png
 from data.sources.files import FREE, File, bounded, is_tar, members, read_whole
 from data.sources.source import Input, Piece, Source
 from data.sources.splits import SPLITS, named_split
@@ -114,8 +115,10 @@ class ImageSource(Source):
                     raise ValueError(f"it has {content[_PNG_DEPTH]} bits a value, expected 8: convert it first")
                 if picture.mode not in _MODES:
                     raise ValueError(f"its pixels are {picture.mode}, expected grey or RGB: convert it first")
+                behind = self._check_whole(picture, content)
                 colours = picture.convert("RGB")
                 self._remark(picture, colours.size)
+                self.remarks["bytes behind the end of pictures were left out, in"] += behind
                 side = self.options.image_size
                 if side and colours.size != (side, side):
                     colours = colours.resize((side, side), Image.Resampling.BOX)  # as ImageNet32 was made
@@ -127,6 +130,31 @@ class ImageSource(Source):
         except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
             raise ValueError(f"{name} cannot be read as a picture: {error}") from error
 
+    def _check_whole(self, picture: Any, content: bytes) -> bool:
+        """Decodes a picture, and refuses it if some of it is missing, which the decoder would fill.
+
+        Returns:
+            Something lies behind its end.
+
+        Raises:
+            ValueError: it is not whole.
+        """
+        if picture.format == "PNG":
+            palette = check_png(content)
+            picture.load()
+            if palette.colours is not None and (most := int(np.asarray(picture).max(initial=0))) >= palette.colours:
+                raise ValueError(f"a pixel has the colour {most} of its palette, which has {palette.colours}")
+            return palette.behind > 0
+        from PIL import Image
+
+        jpeg = check_jpeg(content)
+        raster = picture.tobytes()
+        for each in jpeg.padded:
+            with Image.open(io.BytesIO(each), formats=("JPEG",)) as padded:
+                if padded.tobytes() != raster:
+                    raise ValueError(TRUNCATED)
+        return jpeg.behind > 0
+
     def _remark(self, picture: Any, size: tuple[int, int]) -> None:
         """Counts what makes the raster another than the picture that people see."""
         side = self.options.image_size
@@ -136,6 +164,7 @@ class ImageSource(Source):
             "CMYK pictures became RGB": picture.mode == "CMYK",
             "pictures lost their transparency": picture.mode in ("LA", "PA", "RGBA") or "transparency" in picture.info,
             "pictures were taken as stored, not as EXIF turns them": turned,
+            "pictures were taken as stored, without their colour profile": "icc_profile" in picture.info,
             "animations gave their first frame only": getattr(picture, "n_frames", 1) > 1,
             f"pictures were resampled to {side} × {side}": side is not None and size != (side, side),
         }.items():

@@ -1,19 +1,35 @@
-"""Files that are no text, known by how they begin: read as text, a model would learn headers and compressed bytes."""
+"""What is no text in UTF-8, known by how it begins: read as text, a model would learn headers and compressed bytes."""
 
 import codecs
+import re
+import shlex
 import tarfile
+import unicodedata
 from pathlib import PurePosixPath
 
 from data.sources.files import SUFFIXES, open_stream
 
 _UNPACK = "unpack it, and give the texts"
 _NAME = f"name it by its compression ({', '.join(SUFFIXES)}), and it is read through it"
-_PICTURES, _SOUND, _ROWS = "source.kind=images reads pictures", "source.kind=audio reads WAV", "source.kind=datasets"
-_HEAD = 8192
-_WIDE = {  # the longer mark begins as the shorter one
-    "UTF-32": (codecs.BOM_UTF32_LE, codecs.BOM_UTF32_BE),
-    "UTF-16": (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE),
+_PICTURES, _SOUND, _ROWS = (
+    "source.kind=images reads pictures",
+    "source.kind=audio reads WAV and FLAC",
+    "source.kind=datasets",
+)
+_TO_PNG, _TO_WAV = "convert it into PNG for source.kind=images", "convert it into WAV for source.kind=audio"
+_OWN, _LEAVE = "write a source of your own (docs/data.md)", "leave it out by source.pattern="
+HEAD = 8192  # bytes of a file or member that are looked at
+_MARKS = {  # the longer mark begins as the shorter one
+    codecs.BOM_UTF32_LE: ("UTF-32LE", "UTF-32"),
+    codecs.BOM_UTF32_BE: ("UTF-32BE", "UTF-32"),
+    codecs.BOM_UTF16_LE: ("UTF-16LE", "UTF-16"),
+    codecs.BOM_UTF16_BE: ("UTF-16BE", "UTF-16"),
 }
+_WIDE = {"utf_16_le": "UTF-16LE", "utf_16_be": "UTF-16BE", "utf_32_le": "UTF-32LE", "utf_32_be": "UTF-32BE"}
+_ODD = 0.01  # share of characters that are controls or unassigned, beyond which bytes are no text of that encoding
+_ICONV = {"latin_1": "LATIN1", "mac_roman": "MACINTOSH", "shift_jisx0213": "SHIFT_JISX0213"}  # else as Python's name
+_NOT_IN_ICONV = re.compile(r"cp1006|cp720|.*_2004|hz|iso2022_.*|kz1048|mac_(greek|iceland|latin2|turkish)|ptcp154")
+_DECOMPRESS = {".gz": "gzip", ".tgz": "gzip", ".xz": "xz", ".txz": "xz", ".bz2": "bzip2", ".zst": "zstd"}
 _MAGIC = (
     (b"PK\x03\x04", "a zip", _UNPACK),
     (b"PK\x05\x06", "an empty zip", _UNPACK),
@@ -29,30 +45,76 @@ _MAGIC = (
     (b"{\\rtf1", "rich text", "convert it into text"),
     (b"PAR1", "Parquet", f"{_ROWS} reads it, in a folder"),
     (b"ARROW1", "Arrow", f"{_ROWS} reads it, in a folder"),
-    (b"SQLite format 3\x00", "an SQLite database", "write a source of your own (docs/data.md)"),
-    (b"\x89HDF\r\n\x1a\n", "HDF5", "write a source of your own (docs/data.md)"),
+    (b"SQLite format 3\x00", "an SQLite database", _OWN),
+    (b"\x89HDF\r\n\x1a\n", "HDF5", _OWN),
     (b"\x93NUMPY", "an array of NumPy", "source.kind=images reads .npz of pictures"),
     (b"\x89PNG\r\n\x1a\n", "a PNG", _PICTURES),
     (b"\xff\xd8\xff", "a JPEG", _PICTURES),
-    (b"GIF8", "a GIF", "convert it into PNG for source.kind=images"),
-    (b"II*\x00", "a TIFF", "convert it into PNG for source.kind=images"),
-    (b"MM\x00*", "a TIFF", "convert it into PNG for source.kind=images"),
-    (b"OggS", "Ogg", "convert it into WAV for source.kind=audio"),
-    (b"fLaC", "FLAC", "convert it into WAV for source.kind=audio"),
-    (b"ID3\x03", "MP3", "convert it into WAV for source.kind=audio"),
-    (b"ID3\x04", "MP3", "convert it into WAV for source.kind=audio"),
-    (b"\x7fELF", "a program", "leave it out by source.pattern="),
+    (b"GIF8", "a GIF", _TO_PNG),
+    (b"II*\x00", "a TIFF", _TO_PNG),
+    (b"MM\x00*", "a TIFF", _TO_PNG),
+    (b"OggS", "Ogg", _TO_WAV),
+    (b"fLaC", "FLAC", _SOUND),
+    (b"ID3\x03", "MP3", _TO_WAV),
+    (b"ID3\x04", "MP3", _TO_WAV),
+    (b"\xff\xfb", "MP3", _TO_WAV),
+    (b"\xff\xf3", "MP3", _TO_WAV),
+    (b"FORM", "AIFF", _TO_WAV),
+    (b".snd\x00", "a recording of Sun", _TO_WAV),
+    (b"MThd\x00", "MIDI", _LEAVE),
+    (b"\x1a\x45\xdf\xa3", "a film", _LEAVE),
+    (b"FLV\x01", "a film", _LEAVE),
+    (b"8BPS\x00", "a picture of Photoshop", _TO_PNG),
+    (b"\x00\x00\x00\x0cjP  ", "a JPEG 2000", _TO_PNG),
+    (b"\xff\x4f\xff\x51", "a JPEG 2000", _TO_PNG),
+    (b"\x00\x00\x01\x00", "an icon", _TO_PNG),
+    (b"wOFF", "a font", _LEAVE),
+    (b"wOF2", "a font", _LEAVE),
+    (b"\x1f\x9d", "compressed by compress", "decompress it"),
+    (b"LZIP\x01", "compressed by lzip", "decompress it"),
+    (b"MSCF\x00", "a cabinet", _UNPACK),
+    (b"!<arch>\n", "an archive", _UNPACK),
+    (b"Obj\x01", "Avro", _OWN),
+    (b"GGUF", "a model", _LEAVE),
+    (b"\x80\x02", "a pickle", _OWN),
+    (b"\x80\x03", "a pickle", _OWN),
+    (b"\x80\x04", "a pickle", _OWN),
+    (b"\x80\x05", "a pickle", _OWN),
+    (b"\x7fELF", "a program", _LEAVE),
+    (b"\xca\xfe\xba\xbe", "a program", _LEAVE),
+    (b"\xcf\xfa\xed\xfe", "a program", _LEAVE),
+    (b"\x00asm", "a program", _LEAVE),
 )
-_RIFF = {b"WAVE": ("a WAV", _SOUND), b"WEBP": ("a WebP picture", "convert it into PNG for source.kind=images")}
+# Magic that is plain letters may begin a text as well: these bytes have to follow, counted from the start.
+_THEN = {
+    b"BZh": re.compile(rb"BZh[1-9](1AY&SY|\x17rE8P\x90)"),
+    b"GIF8": re.compile(rb"GIF8[79]a[\x00-\xff]{0,6}\x00"),
+    b"PAR1": re.compile(rb"PAR1[^\x20-\x7e]"),
+    b"ARROW1": re.compile(rb"ARROW1\x00"),
+    b"OggS": re.compile(rb"OggS\x00"),
+    b"fLaC": re.compile(rb"fLaC[^\x20-\x7e]"),
+    b"FORM": re.compile(rb"FORM.{4}AIF[FC]", re.DOTALL),
+    b"%PDF-": re.compile(rb"%PDF-\d"),
+    b"{\\rtf1": re.compile(rb"\{\\rtf1[\\\s]"),
+    b"wOFF": re.compile(rb"wOFF[\x00\x01OT]"),
+    b"wOF2": re.compile(rb"wOF2[\x00\x01OT]"),
+    b"GGUF": re.compile(rb"GGUF[\x01-\x09]\x00"),
+}
+_RIFF = {b"AVI ": ("a film", _LEAVE), b"WAVE": ("a WAV", _SOUND), b"WEBP": ("a WebP picture", _TO_PNG)}
 
 
 def foreign(head: bytes) -> tuple[str, str] | None:
     """What a file is that begins so, and what to do with it; None: it may be a text."""
     for magic, what, advice in _MAGIC:
-        if head.startswith(magic) and (magic != b"BZh" or head[4:10] == b"1AY&SY"):
+        if head.startswith(magic) and (magic not in _THEN or _THEN[magic].match(head)):
             return what, advice
     if head[:4] == b"RIFF" and head[8:12] in _RIFF:
         return _RIFF[head[8:12]]
+    if head[4:8] == b"ftyp" and head[:1] == b"\0":
+        picture = head[8:12] in (b"heic", b"heix", b"mif1", b"avif")
+        return ("a HEIF or AVIF picture", _TO_PNG) if picture else ("a film or recording", _LEAVE)
+    if head[:2] == b"BM" and head[6:10] == bytes(4) and head[14:18] in (b"\x28\0\0\0", b"\x6c\0\0\0", b"\x7c\0\0\0"):
+        return "a BMP picture", _TO_PNG
     try:
         tarfile.TarInfo.frombuf(head[: tarfile.BLOCKSIZE], "utf-8", "surrogateescape")
     except tarfile.HeaderError:
@@ -60,36 +122,140 @@ def foreign(head: bytes) -> tuple[str, str] | None:
     return "a tar", f"{_UNPACK}; {_PICTURES} and {_SOUND} in tars"
 
 
-def doubtful(head: bytes) -> str | None:
-    """What a file that begins so is, if it is text in no UTF-8; None: it may be."""
-    wide = next((name for name, marks in _WIDE.items() if head.startswith(marks)), None)
-    few, many = sorted((head[::2].count(0), head[1::2].count(0)))
-    if wide or many > len(head) // 5 > few:  # without a mark: every second byte of Latin letters is 0
-        name = wide or "UTF-16"
-        return f"text in {name}, which `iconv -f {name} -t UTF-8` converts"
-    if many:
-        return "no text (NUL bytes), which source.pattern= leaves out"
+def wide_encoding(head: bytes, closely: bool = True) -> tuple[str, str] | None:
+    """The encoding of two or four bytes a character that a text is in.
+
+    Args:
+        head: its first bytes.
+        closely: guess also without a mark, which takes milliseconds.
+
+    Returns:
+        its name, such as `UTF-16LE`, and the one that `iconv` converts it by: with a mark `UTF-16` or `UTF-32`, which
+        takes the mark away. None: it is in no such encoding.
+    """
+    for mark, names in _MARKS.items():
+        if head.startswith(mark):
+            return names
+    if not closely or (_is_utf8(head) and not (head.isascii() and b"\0" in head)):
+        return None  # with NUL bytes perhaps, but of what is in a wide encoding bytes beyond ASCII are no UTF-8
+    found = _guess_encoding(head)
+    name = _WIDE.get(found or "")
+    return (name, name) if found and name and _is_plausible(head, found) else None
+
+
+def _is_utf8(head: bytes) -> bool:
     try:
         codecs.getincrementaldecoder("utf-8")().decode(head)  # a character may be cut at the end
     except UnicodeDecodeError:
-        return "no text in UTF-8: another encoding, which `iconv -f … -t UTF-8` converts, or binary"
+        return False
+    return True
+
+
+def _guess_encoding(head: bytes) -> str | None:
+    """Python's name of the encoding that a text is probably in; None: it looks like no text."""
+    from charset_normalizer import from_bytes
+
+    for cut in range(min(4, len(head))):  # a character may be cut at the end
+        if best := from_bytes(head[: len(head) - cut]).best():
+            return best.encoding
     return None
 
 
-def check_text(path: str, expansion: int) -> str | None:
-    """Looks whether a file is something else than text, inside of its compression.
+def _is_plausible(head: bytes, encoding: str) -> bool:
+    """The bytes are text in this encoding, but for few characters that no text has."""
+    text = codecs.getincrementaldecoder(encoding)("replace").decode(head)
+    odd = sum(each not in "\t\n\r\f" and unicodedata.category(each) in ("Cc", "Cn", "Co", "Cs") for each in text)
+    return odd + text.count("\ufffd") <= _ODD * len(text)
+
+
+def iconv_name(encoding: str) -> str | None:
+    """The name that `iconv` has for an encoding of Python's; None: it has none."""
+    if encoding in _WIDE:
+        return _WIDE[encoding]
+    if _NOT_IN_ICONV.fullmatch(encoding):
+        return None
+    return _ICONV.get(encoding, encoding.replace("_", "-").upper())
+
+
+def _is_spooled(path: str) -> bool:
+    """The file is a copy of standard input."""
+    return PurePosixPath(path).parent.name.startswith(".stdin-")
+
+
+def shown(path: str) -> str:
+    """A file, for people."""
+    return "standard input" if _is_spooled(path) else path
+
+
+def convert_by(command: str, path: str, new: str = "NEW") -> str:
+    """A line of a shell that reads a file through a command, and its compression, into a new file.
+
+    Args:
+        command: reads standard input.
+        path: of the file.
+        new: name of the new file.
+    """
+    if _is_spooled(path):
+        return f"… | {command} | haed …"
+    if tool := _DECOMPRESS.get(PurePosixPath(path.lower()).suffix):
+        return f"{tool} -dc {shlex.quote(path)} | {command} > {new}"
+    return f"{command} < {shlex.quote(path)} > {new}"
+
+
+def doubtful(head: bytes, is_file: bool = True) -> str | None:
+    """What is odd about a text that begins so, if it is no UTF-8; None: nothing.
+
+    Args:
+        head: its first bytes.
+        is_file: it is a file of its own, not a member of a tar: what to do with it is said.
+    """
+    if b"\0" in head:
+        return "no text (NUL bytes)" + (", which source.pattern= leaves out" if is_file else "")
+    if _is_utf8(head):
+        return None
+    if not is_file:
+        return "no text in UTF-8: another encoding, which `iconv -f … -t UTF-8` converts, or binary"
+    name = iconv_name(_guess_encoding(head) or "") or "…"
+    perhaps = "" if name == "…" else f" (perhaps {name})"
+    return f"no text in UTF-8: another encoding{perhaps}, which `iconv -f {name} -t UTF-8` converts, or binary"
+
+
+def check_head(head: bytes, name: str, path: str, compressed: bool = False, closely: bool = True) -> str | None:
+    """Looks whether a file or a member of a tar is something else than text.
+
+    Args:
+        head: its first bytes, inside of its compression.
+        name: of the file or member, for errors.
+        path: of the file that is to be converted; empty: it is a member.
+        compressed: it was compressed.
+        closely: look for UTF-16 and UTF-32 without a mark as well.
 
     Returns:
-        what is odd about its first bytes, which can be read as they are nevertheless; None: they are UTF-8.
+        what is odd about it, though it can be read as it is; None: it is UTF-8.
 
     Raises:
-        ValueError: it is no text; the message says what, and what to do.
+        ValueError: it is no text, or text in UTF-16 or UTF-32; the message says what, and what to do.
     """
-    with open_stream(path, expansion) as stream:
-        head = stream.read(_HEAD)
     if found := foreign(head):
         what, advice = found
-        inside = " inside of its compression" if PurePosixPath(path.lower()).suffix in SUFFIXES else ""
-        name = "standard input" if PurePosixPath(path).parent.name.startswith(".stdin-") else path
+        inside = " inside of its compression" if compressed else ""
         raise ValueError(f"{name} is {what}{inside}, not text: {advice}")
-    return doubtful(head)
+    if wide := wide_encoding(head, closely):
+        encoding, by = wide
+        command = f"iconv -f {by} -t UTF-8"
+        how = (
+            f"convert it by `{convert_by(command, path)}`"
+            if path
+            else f"convert it by `{command}`, and make the tar again"
+        )
+        raise ValueError(
+            f"{name} is text in {encoding} {'with' if by != encoding else 'without'} a mark, not UTF-8: {how}"
+        )
+    return doubtful(head, bool(path))
+
+
+def check_text(path: str, expansion: int) -> str | None:
+    """Looks whether a file is something else than text, inside of its compression. As `check_head`."""
+    with open_stream(path, expansion) as stream:
+        head = stream.read(HEAD)
+    return check_head(head, shown(path), path, PurePosixPath(path.lower()).suffix in SUFFIXES)

@@ -23,12 +23,14 @@ from pathlib import Path
 from typing import Any
 
 from data.options import SOURCES, SourceOptions, known
-from data.sources.files import File, blocks, is_tar, list_files, members, open_stream
+from data.processes import available_threads
+from data.sources.files import File, blocks, is_about, is_tar, list_files, members, open_stream
 from data.sources.splits import SPLITS, Places, Record, allot, digested_split, hashed_split, named_split, rule
 
+UNIFIED = "ends of lines (CRLF or CR) became LF"
 Form = tuple[str, dict[str, int]]  # name of a document, and its shape or rate
 _HASHED = 32 << 20
-_THREADS = min(8, os.cpu_count() or 1)
+_THREADS = 8  # that read files side by side, at most
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,11 +88,17 @@ class Source(ABC):
         once: files of the same content are read once.
         unlike: what to do about documents of several forms.
         needs: of what is no text: the chunker to set.
+        is_text: gives text, which is looked at while it passes.
+        looked_at: bytes of a document's beginning that were looked at before, and are not again.
+        prose: a file such as README.md can be a document of this kind.
     """
 
     once = False
     unlike = "give documents of one form"
     needs = ""
+    is_text = False
+    looked_at = 0
+    prose = True
 
     def __init__(self, options: SourceOptions) -> None:
         self.options = options
@@ -144,6 +152,34 @@ class Source(ABC):
         stats = [(file.path, os.stat(file.path)) for file in self.files]
         return [f"{path}\0{found.st_size}\0{found.st_mtime_ns}\0{found.st_ctime_ns}" for path, found in stats]
 
+    def lf(self, data: bytes) -> bytes:
+        """A whole document with the ends of lines that `source.newlines` asks for."""
+        if self.options.newlines == "keep" or b"\r" not in data:
+            return data
+        self.remarks[UNIFIED] += data.count(b"\r")
+        return as_lf(data)
+
+    def lf_pieces(self, pieces: Iterator[Piece]) -> Iterator[Piece]:
+        """As `lf`, of documents in pieces: an end of a line may lie between two."""
+        if self.options.newlines == "keep":
+            yield from pieces
+            return
+        held: Piece | None = None  # of a document whose last piece ended with a CR, which is not yet passed on
+        for piece in pieces:
+            data, continues = piece.data, piece.continues
+            if held and continues:
+                data, continues = b"\r" + data, held.continues
+            elif held:
+                yield Piece(held.name, held.split, self.lf(b"\r"), held.continues)
+            held = None
+            if data.endswith(b"\r"):
+                data = data[:-1]
+                held = Piece(piece.name, piece.split, b"", continues or bool(data))
+            if data:
+                yield Piece(piece.name, piece.split, self.lf(data), continues)
+        if held:
+            yield Piece(held.name, held.split, self.lf(b"\r"), held.continues)
+
     def digest(self, threads: int) -> str:
         """sha256 over names and contents of all files, wherever they lie."""
         ranges = [(file, at) for file in self.files for at in range(0, file.size, _HASHED)]
@@ -163,7 +199,7 @@ class Source(ABC):
         Raises:
             ValueError: some files state a split and some do not, or nothing is for training.
         """
-        files = list(files)
+        files = self.without_notes(list(files))
         names: dict[str, str | None] = {}
         for file in files:
             split = self.stated_split(file.name)
@@ -180,6 +216,29 @@ class Source(ABC):
         self.stated = rule((split for split in names.values() if split), self.options.valid_percent)
         self.record.place(found, f"source.path={self.options.path}")
         return {file: found.get(file.name, ()) for file in files}
+
+    def without_notes(self, files: list[File]) -> list[File]:
+        """The files without those that tell of the others, such as README.md and LICENSE.
+
+        They are left out where the others are no such texts (`prose` is false) or state a split, and they do not. Where
+        nothing else is there, they are the data.
+        """
+        if self.options.valid_pattern or self.options.test_pattern:
+            return files
+        about = [file for file in files if is_about(file.name) and self.is_note(file)]
+        others = [file for file in files if file not in set(about)]
+        if self.prose and not any(self.stated_split(file.name) for file in others):
+            return files
+        if not others:
+            return files
+        for file in about:
+            self.record.leave_out("about the data, by their names", file.name)
+        return others
+
+    def is_note(self, file: File) -> bool:
+        """A file with a name such as README.md is none of the data, if the others state splits: no folder says its own."""
+        folder = file.name.rpartition("/")[0]
+        return not self.prose or self.stated_split(f"{folder}/-" if folder else "-") is None
 
     def leave_out_others(self, files: list[File], reason: str) -> None:
         """Records the files of the source that are not among these."""
@@ -227,16 +286,19 @@ class Source(ABC):
     def _digests(self, files: list[File]) -> list[tuple[File, bytes]]:
         """The files with the sha256 of what each holds, inside of its compression."""
         unknown = [file for file in files if file not in self._contents]
-        with ThreadPoolExecutor(_THREADS) as pool:
+        with ThreadPoolExecutor(min(_THREADS, available_threads())) as pool:
             self._contents |= zip(unknown, pool.map(self._content, unknown), strict=True)
         return [(file, self._contents[file]) for file in files]
 
     def _content(self, file: File) -> bytes:
         content, total = hashlib.sha256(), 0
+        unified = self.is_text and self.options.newlines == "lf"  # then copies are the same whatever ends their lines
         with open_stream(file.path, self.options.expansion) as stream:
             for block in blocks(stream):
-                content.update(block)
+                while unified and block.endswith(b"\r") and (after := stream.read(1)):
+                    block += after
                 total += len(block)
+                content.update(as_lf(block) if unified else block)
         self.totals[file] = total
         return content.digest()
 
@@ -304,6 +366,11 @@ class Unlike(ValueError):
     def __reduce__(self) -> tuple[Any, ...]:
         """Worker processes send it."""
         return Unlike, self.parts
+
+
+def as_lf(data: bytes) -> bytes:
+    """A text whose lines all end in LF."""
+    return data.replace(b"\r\n", b"\n").replace(b"\r", b"\n")
 
 
 def _hash_range(path: str, start: int) -> str:

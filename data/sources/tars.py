@@ -1,28 +1,36 @@
 """WebDataset tars of the user's own: of each sample the text or picture in the member with the extension `source.field`."""
 
+import os
 import re
 from collections.abc import Iterator
 from itertools import chain
 
 from data.sources.documents import text_in
-from data.sources.files import File, is_tar, members, read_whole
+from data.sources.files import FREE, File, is_compressed, is_tar, members, read_whole
 from data.sources.images import PICTURES, ImageSource
+from data.sources.magic import HEAD, check_head
 from data.sources.source import Input, Piece
 
 _PARTS = re.compile(r"((?:.*/)?[^./][^./]*)\.([^/]*)")  # key and extension: the name ends at its first dot
+_FIELD = re.compile(r"\.?(json(?:\.(?:gz|xz|bz2|zst)(?=\.|$))?)\.(.+)", re.IGNORECASE)  # of a .json, perhaps compressed
+_TEXTS = [f"{kind}{suffix}" for kind in ("txt", "json") for suffix in ("", ".gz", ".xz", ".bz2", ".zst")]
+_CLOSELY = 1000  # odd members of a part whose encoding is guessed, which takes milliseconds
 _DEFAULT = "text"  # of `source.field`
 
 
 class WebDatasetSource(ImageSource):
     """Samples of WebDataset tars: consecutive members whose names are alike up to the first dot.
 
-    `source.field` is the extension of the member that is read: `txt` and others hold text, `png`, `jpg` and `jpeg`
-    pictures, and `json.caption` is the field `caption` of a `.json`. Left at its default, the first sample decides: a
-    `.txt`, a `.json` with a field `text`, or a picture. A tar's name states its split, else a hash of the document decides.
+    `source.field` is the extension of the member that is read: `txt` and others hold text, also compressed (`txt.gz`),
+    `png`, `jpg` and `jpeg` pictures, and `json.caption` is the field `caption` of a `.json`. Left at its default, the first
+    sample decides: a `.txt`, a `.json` with a field `text`, or a picture. A tar's name states its split, else a hash of the
+    document decides.
     """
 
-    needs = ""  # until a sample is a picture
+    needs, is_text = "", True  # until a sample is a picture
+    looked_at = HEAD
     _chosen: tuple[str, str] | None = None
+    _odd = 0
 
     def inputs(self, size: int, align: int) -> Iterator[Input]:
         """Every tar, each read by one worker; other files are left out."""
@@ -55,6 +63,7 @@ class WebDatasetSource(ImageSource):
     def _samples(self, path: str) -> Iterator[tuple[str, dict[str, bytes]]]:
         """Keys of samples, and their members by extension; those that are not read are empty."""
         before, sample = "", dict[str, bytes]()
+        left = FREE + self.options.expansion * os.path.getsize(path)  # bytes that may be in compressed members of it
         for name, content, size in members(path, self.options.expansion, self.remarks):
             parts = _PARTS.fullmatch(name)
             if parts is None:
@@ -67,7 +76,8 @@ class WebDatasetSource(ImageSource):
             if extension in sample:
                 raise ValueError(f"{path}: two members are called {name}")
             read = self._chosen is not None and extension == self._chosen[0]
-            before, sample[extension] = key, read_whole(content, size, f"{path}: {name}") if read else b""
+            before, sample[extension] = key, read_whole(content, size, f"{path}: {name}", max(1, left)) if read else b""
+            left -= len(sample[extension]) if is_compressed(name) else 0
         if sample:
             yield before, sample
 
@@ -79,23 +89,35 @@ class WebDatasetSource(ImageSource):
         for other in sample:
             self.remarks[f"members .{other} of samples were left out"] += other != extension
         if _is_picture(extension):
-            self.needs = super().needs
+            self.needs, self.is_text = super().needs, False
             (height, width), raster = self._picture(sample[extension], where)
             self.same(name, height=height, width=width, channels=3)
             return raster
+        content = sample[extension]
+        self._odd += (odd := self._check(content, extension, where)) is not None
+        if odd:
+            self.remarks[f"members .{extension} are {odd}; the bytes are read as they are"] += 1
         if not field:
-            return sample[extension]
-        return text_in(sample[extension], field, f"{where}: its .json", "source.field=json.FIELD")
+            return self.lf(content)
+        option = f"source.field={extension}.FIELD"
+        return self.lf(text_in(content, field, f"{where}: its .{extension}", option, remarks=self.remarks))
+
+    def _check(self, content: bytes, extension: str, where: str) -> str | None:
+        """As `check_head`; many members in another encoding are not looked at as closely as the first."""
+        packed = is_compressed(f".{extension}")
+        return check_head(content[:HEAD], f"{where}: its .{extension}", "", packed, self._odd < _CLOSELY)
 
     def _choose(self) -> tuple[str, str]:
         """The extension to read, and the field of a .json; the same in every worker."""
         given = self.options.field
         if given != _DEFAULT:
-            return ("json", given[5:]) if given.startswith("json.") else (given.lower().lstrip("."), "")
+            if parts := _FIELD.fullmatch(given):
+                return parts[1].lower(), parts[2]
+            return given.lower().lstrip("."), ""
         look = WebDatasetSource(self.options)  # which remarks nothing here
         tars = (file for file in self.files if is_tar(file.path))
         _, sample = next(chain.from_iterable(look._samples(file.path) for file in tars), ("", {}))
-        found = [("txt", "")] * ("txt" in sample) + [("json", _DEFAULT)] * ("json" in sample)
+        found = [(each, "" if each.startswith("txt") else _DEFAULT) for each in _TEXTS if each in sample]
         found += [(each, "") for each in sample if _is_picture(each)]
         return found[0] if found else ("txt", "")
 

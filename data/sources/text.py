@@ -10,11 +10,11 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from functools import cached_property
 from itertools import chain
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from typing import IO
 
-from data.sources.files import File, blocks, is_compressed, open_stream
-from data.sources.magic import check_text
+from data.sources.files import File, blocks, is_about, is_compressed, open_stream
+from data.sources.magic import HEAD, check_text
 from data.sources.source import Input, Piece, Source
 from data.sources.splits import SPLITS, Places, some_of
 
@@ -23,14 +23,13 @@ _HELD = 32 << 20  # bytes of a compressed file that are kept while its size is f
 INFLATED = 4  # guess at what compression saves, only to share out the work
 _SKIPPED = {"test", "tests", "site-packages", "dist-packages", "idlelib", "__pycache__"}
 _INSIDE = bytes(range(0x80, 0xC0))  # bytes of UTF-8 that begin no character
-_ABOUT = {"readme", "license", "licence", "copying", "notice", "authors", "changelog"}  # files that tell of others
-_BLANK = re.compile(rb"\n\r?\n")
+_BLANK = re.compile(rb"\n\r?\n|\r\r(?!\n)")  # lines may end as in Windows, or as in an old Mac
 
 
 class Texts(Source):
     """Files of text: the same content is read once, and what is no text is refused."""
 
-    once = True
+    once = is_text = True
 
     def check_chunker(self, kind: str, text: bool) -> None:
         """As of any source; and text is no raster."""
@@ -43,10 +42,10 @@ class Texts(Source):
 
     def places(self, files: Iterable[File]) -> dict[File, Places]:
         """As of any source, after files that are no text were refused."""
-        files = list(files)
+        files = self.without_notes(list(files))
         self.look_at(files)
         found = super().places(files)
-        about = [file.name for file in found if PurePosixPath(file.name).stem.lower() in _ABOUT]
+        about = [file.name for file in found if is_about(file.name)]
         if 0 < len(about) < len(found):
             self.record.notes.append(
                 f"{some_of(about, len(about))}: taken for texts of the corpus, which source.pattern= prevents"
@@ -69,6 +68,8 @@ class TextSource(Texts):
     If files' paths state splits, those are theirs; else a hash of the content decides. Where the hash would leave a split
     empty (few files), every file is cut in three, 90/5/5, between paragraphs if it has any.
     """
+
+    looked_at = HEAD
 
     def single(self, file: File) -> bool:
         """Every file is a document."""
@@ -98,11 +99,16 @@ class TextSource(Texts):
             parts = [(splits[0], 0, file.size)] if whole else list(self._parts(file, splits))
             for part, start, stop in parts:
                 name = file.name if whole else f"{file.name}@{start}"
-                for a, b in ranges(file.path, start, stop, size, align):
+                # Where an end of a line loses a byte, multiples of `align` are not known before it is read.
+                loses = align > 1 and self.options.newlines == "lf"
+                for a, b in [(start, stop)] if loses else ranges(file.path, start, stop, size, align):
                     yield Input(name, file.path, b - a, (part,), a, b, a > start)
 
     def read(self, item: Input) -> Iterator[Piece]:
         """A file, or its range, in pieces; of one that several splits share, its parts."""
+        return self.lf_pieces(self._read(item))
+
+    def _read(self, item: Input) -> Iterator[Piece]:
         if len(item.splits) > 1:
             yield from self._read_compressed(item)
             return
@@ -175,6 +181,8 @@ class TextSource(Texts):
 def _after_line(window: bytes) -> int:
     """Where the first line ends, or, without one, the character of UTF-8 that the bytes may begin inside of."""
     line = window.find(b"\n")
+    if line < 0:
+        line = window.find(b"\r", 0, -1)  # of an old Mac; behind the last byte an LF may follow
     if line >= 0:
         return line + 1
     rest = len(window) - len(window.lstrip(_INSIDE))
@@ -229,13 +237,15 @@ class StdlibSource(TextSource):
 class Enwik8Source(TextSource):
     """One text, cut by offset: 90/5/5 percent, or where `source.offsets` says."""
 
+    prose = False
+
     def places(self, files: Iterable[File]) -> dict[File, Places]:
         """The one file goes to all splits, whatever its name.
 
         Raises:
             ValueError: there are several, or patterns are to tell splits.
         """
-        files = list(files)
+        files = self.without_notes(list(files))
         names = [file.name for file in files]
         if given := [f"source.{name}" for name in ("valid_pattern", "test_pattern") if getattr(self.options, name)]:
             raise ValueError(

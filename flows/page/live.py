@@ -16,6 +16,7 @@ from prefect.artifacts import create_progress_artifact, update_progress_artifact
 from data.sharding.progress import Sharding
 from pipeline.options import Options, Phase, PhaseOptions
 from pipeline.run.metrics import Status
+from pipeline.shown import markdown_text
 
 log = logging.getLogger(__name__)
 EVERY_SECONDS = 5.0
@@ -79,7 +80,7 @@ class LiveArtifact:
             last = self._ended.is_set()
             if last and artifact is None:
                 return
-            percent, text = round(100 * self._status.progress(), 1), self._status.line()
+            percent, text = round(100 * self._status.progress(), 1), markdown_text(self._status.line())
             try:
                 if artifact is None:
                     artifact = create_progress_artifact(percent, self._key, text)

@@ -1,7 +1,8 @@
 """What stands beside Prefect's UI at its address: the pages of runs, and where a browser is told the password.
 
-With a password, `/enter#PASSWORD` tells it to Prefect's UI and to the pages, which take a cookie for it; browsers do not send
-what follows `#`. Without that cookie a browser asks for name and password, which programs send as they do to Prefect's API.
+With a password, `/enter` asks for it and tells it to Prefect's UI and to the pages, which take a cookie for it; so does
+`/enter#PASSWORD`, whose end browsers do not send. Without that cookie a browser asks for name and password, which programs send
+as they do to Prefect's API.
 """
 
 import base64
@@ -16,9 +17,15 @@ from pipeline.pages.guard import answer
 COOKIE = "haed-pages"
 _SECONDS = 30 * 24 * 3600
 _ENTER = (
-    "<!doctype html><script>(async () => { const secret = btoa(decodeURIComponent(location.hash.slice(1)));"
-    "localStorage.setItem('prefect-password', secret);"
-    "await fetch('/enter', {method: 'POST', headers: {Authorization: 'Basic ' + secret}}); location.replace('/v2/') })()</script>"
+    "<!doctype html><title>haed serve: password</title><form hidden><label>Password, which haed serve keeps in the file it "
+    "named: <input type=password autocomplete=current-password autofocus></label> <button>Enter</button> <output></output></form>"
+    "<script>const form = document.querySelector('form'); async function enter(given) {"
+    "const secret = btoa(given.includes(':') ? given : 'haed:' + given);"
+    "const told = await fetch('/enter', {method: 'POST', headers: {Authorization: 'Basic ' + secret}});"
+    "if (!told.ok) { form.hidden = false; form.querySelector('output').value = 'That is not it.'; return }"
+    "localStorage.setItem('prefect-password', secret); location.replace('/v2/') }"
+    "form.onsubmit = event => { event.preventDefault(); enter(form.querySelector('input').value.trim()) };"
+    "if (location.hash) enter(decodeURIComponent(location.hash.slice(1))); else form.hidden = false</script>"
 )
 _PREFECTS = re.compile(r"/runs/(flow-run|task-run)/[0-9a-f-]{36}")  # in its UI of before
 
@@ -57,7 +64,7 @@ class Beside:
         if not known and not self._has_cookie(headers):
             asked = (b"www-authenticate", b'Basic realm="haed", charset="UTF-8"')
             return await answer(
-                send, 401, "haed serve has a password: the address that it printed lets a browser in\n", more=[asked]
+                send, 401, "haed serve has a password: /enter asks for it, and lets a browser in\n", more=[asked]
             )
         await self._pages(scope, receive, send)
 

@@ -3,6 +3,8 @@
 Prefect's runner starts a process for each flow run, and that begins with seconds of imports. Here the next one has them behind
 it, and waits for what Prefect would have given to `python -m prefect.engine`. Where its environment has changed, or a module on
 the disk, it begins again from nothing, so a run is always that of the code that is there now.
+
+Either way the process of a flow ends with the one that serves it, however that came about.
 """
 
 import asyncio
@@ -19,7 +21,11 @@ from pathlib import Path
 from subprocess import PIPE
 from typing import Any
 
+from flows.states.alive import served_by
+from pipeline.stopping import end_with_parent
+
 ENGINE = [sys.executable, "-m", "prefect.engine"]
+_ANEW = [sys.executable, "-m", "flows.serving.engine", "anew"]
 _LOADED = ["prefect._internal.metrics", "prefect.engine", "prefect.flow_engine", "flows.flows"]
 _LOADED += ["faiss", "pipeline.probe.neighbours", "pipeline.probe.next", "pipeline.run.opened", "pipeline.show.plots"]
 CALM_SECONDS = 5.0  # the next one is loaded when a flow has begun, not beside its beginning
@@ -54,7 +60,7 @@ class Spare:
         """Prefect's `open_process`; a flow's process is the one that is ready, if one is."""
         ready = self._ready if command == ENGINE and set(settings) <= {"env", "cwd", "stdout", "stderr"} else None
         if ready is None or ready[1].returncode is not None:
-            async with self._open(command, **settings) as process:
+            async with self._open(_ANEW if command == ENGINE else command, **settings) as process:
                 yield process
             return
         self._ready = None
@@ -84,7 +90,13 @@ class Spare:
 
 
 def main() -> None:
-    """Loads, waits for a flow run on standard input, and runs it; ends with nothing done where none comes."""
+    """Loads, waits for a flow run on standard input, and runs it; ends with nothing done where none comes.
+
+    With `anew` as its argument it runs the one of its environment at once.
+    """
+    end_with_parent(served_by())
+    if sys.argv[1:] == ["anew"]:
+        return _run_engine()
     begun, environment = time.time(), _lasting(os.environ)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal sends it to all that serve
     for name in _LOADED:
@@ -99,8 +111,12 @@ def main() -> None:
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
     signal.signal(signal.SIGINT, signal.default_int_handler)
     if _lasting(os.environ) != environment or _changed_since(begun):
-        os.execv(ENGINE[0], ENGINE)
-    sys.argv = [str(sys.modules["prefect.engine"].__file__)]
+        os.execv(_ANEW[0], _ANEW)
+    _run_engine()
+
+
+def _run_engine() -> None:
+    sys.argv = [importlib.import_module("prefect.engine").__file__ or ""]
     runpy.run_path(sys.argv[0], run_name="__main__")
 
 

@@ -4,8 +4,10 @@ What a user has set in the environment stands, then what their active profile se
 """
 
 import os
+import stat
 import sys
 import tomllib
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -65,6 +67,42 @@ def prepare() -> None:
         hosts = [host for host in os.environ.get(name, "").split(",") if host]
         os.environ[name] = ",".join(dict.fromkeys([*hosts, "127.0.0.1", "localhost"]))
     _check_addresses()
+    keep_private(home)
+
+
+# What Prefect and `haed serve` keep in PREFECT_HOME: records with all parameters, logs, results, a password.
+_KEPT = (
+    "prefect.db*",
+    "*.log",
+    "*.log.old",
+    "password",
+    "profiles.toml",
+    "memo_store.toml",
+    "serve.lock",
+    ".prefect_tokens*",
+)
+_FOLDERS = ("storage", "concurrency_leases")
+
+
+def keep_private(home: Path) -> None:
+    """Leaves PREFECT_HOME, and what is kept there, for this user alone to read.
+
+    A folder that has other things in it, and none of Prefect's, keeps its mode, or a wrong PREFECT_HOME would lock others out.
+    """
+    is_new = not home.exists() or not any(home.iterdir())
+    home.mkdir(parents=True, exist_ok=True)
+    kept = [path for pattern in _KEPT for path in home.glob(pattern) if path.is_file() and not path.is_symlink()]
+    folders = [home / name for name in _FOLDERS if (home / name).is_dir()]
+    if is_new or kept or folders:
+        folders.append(home)
+    database = home / "prefect.db"  # an empty file is an empty database; SQLite gives its journals the same mode
+    with suppress(OSError):
+        os.close(os.open(database, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600))
+    for path, mode in [*((path, 0o600) for path in kept), *((folder, 0o700) for folder in folders)]:
+        found = path.stat()
+        if found.st_uid == os.getuid() and not found.st_mode & stat.S_ISVTX and found.st_mode & 0o077:
+            with suppress(OSError):
+                path.chmod(mode)
 
 
 def _check_addresses() -> None:

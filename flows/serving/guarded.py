@@ -5,12 +5,13 @@ python -m flows.serving.guarded board --port 6006 --logdir runs
 """
 
 import argparse
-import os
 import socket
 from pathlib import Path
 from typing import Any
 
+from data.processes import available_threads
 from flows.serving.beside import Beside
+from flows.serving.plainly import Plainly
 from pipeline.pages.guard import LOOPBACK, Guarded, Rules, guarded_wsgi, names_of
 
 
@@ -31,7 +32,7 @@ def prefect(host: str, port: int, bound: int | None, more: list[str], runs: Path
     settings = get_current_settings().server
     _take_turns()
     origins = [item.strip() for item in settings.api.cors_allowed_origins.split(",") if item.strip() != "*"]
-    application: Any = create_app(final=True)
+    application: Any = Plainly(create_app(final=True))
     if runs is not None:
         secret = settings.api.auth_string
         application = Beside(application, _pages(runs), secret.get_secret_value() if secret else "")
@@ -54,7 +55,7 @@ def _pages(runs: Path) -> Any:
     from pipeline.pages.runs import Runs
     from pipeline.pages.warm import Warm
 
-    threads = max(1, (os.cpu_count() or 1) // 2)
+    threads = max(1, available_threads() // 2)
     return application(Runs(runs), Warm(overrides=("device=cpu", f"threads={threads}")), {"Prefect UI": "/v2/"})
 
 

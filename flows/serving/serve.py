@@ -4,8 +4,8 @@ import fcntl
 import logging
 import os
 import secrets
+import shlex
 import socket
-import urllib.parse
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
@@ -16,7 +16,7 @@ from flows.choices import runs_there
 from flows.serving import schedules
 from flows.serving.deployments import adopt, deployments, keep_offering, name_of, names, offer_runs
 from flows.serving.server import child, lasting_server
-from flows.states.alive import mark_dead
+from flows.states.alive import SERVED_BY, settle
 from pipeline.pages.guard import LOOPBACK
 
 log = logging.getLogger(__name__)
@@ -62,7 +62,7 @@ def serve(
         board = held.enter_context(_tensorboard(board_port)) if board_port else None
         os.environ |= {"HAED_TENSORBOARD_URL": board} if board else {}
         known, runs = names(place.deployment), runs_there()
-        if dead := mark_dead([*known, place.deployment]):
+        if dead := settle([*known, place.deployment]):
             print(f"marked as crashed: {', '.join(dead)}; Retry goes on from their checkpoints")
         from flows.serving.ready_made import propose
 
@@ -80,7 +80,6 @@ def serve(
         keep_offering(made, runs)
         _say(place, board)
         from flows.serving.runner import run_flows
-        from flows.states.stopping import SERVED_BY
 
         os.environ[SERVED_BY] = str(os.getpid())
         run_flows(made)
@@ -119,21 +118,38 @@ def _given_place() -> _Place:
 def _say(place: _Place, board: str | None) -> None:
     """Prints what is served, where, and how to schedule it."""
     name, secret = place.deployment, place.secret
-    print(f"Prefect UI:  {place.address}{f'/enter#{urllib.parse.quote(secret)}' if secret else ''}")
+    print(f"Prefect UI:  {place.address}{'/enter' if secret else ''}")
+    if secret:  # what is printed may be kept in a log
+        print(f"Password:    {_where_kept(secret)}")
     if "HAED_PAGES" in os.environ:
         print(f"Runs:        {place.address}/runs/")
     print(f"Prefect API: {place.address}/api\nTensorBoard: {board or 'not started'}")
     print(f"Deployments: haed/haed-{name}, and one of each stage")
     for line in schedules.lines(names(name)):
         print(f"Scheduled:   {line}")
-    known = f" PREFECT_API_AUTH_STRING={secret}" if secret else ""
+    kept = f"$(cat {shlex.quote(str(_password_file()))})" if _is_kept(secret) else "$PREFECT_SERVER_API_AUTH_STRING"
+    known = f' PREFECT_API_AUTH_STRING="{kept}"' if secret else ""
     command = f'prefect deployment schedule create haed/haed-{name} --cron "0 2 * * *"'
     print(f"To schedule: PREFECT_API_URL={place.address}/api{known} {command}", flush=True)
 
 
+def _password_file() -> Path:
+    return Path(os.environ["PREFECT_HOME"]) / "password"
+
+
+def _is_kept(secret: str) -> bool:
+    """Whether this is the password that was made here; else the environment gave it."""
+    path = _password_file()
+    return path.is_file() and path.read_text().strip() == secret
+
+
+def _where_kept(secret: str) -> str:
+    return f"in {_password_file()}" if _is_kept(secret) else "that of PREFECT_SERVER_API_AUTH_STRING"
+
+
 def _password() -> str:
     """The server's, made on first use and kept beside its records, for this user alone to read."""
-    path = Path(os.environ["PREFECT_HOME"]) / "password"
+    path = _password_file()
     with suppress(FileExistsError):
         with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
             file.write(f"haed:{secrets.token_urlsafe(24)}")
@@ -144,7 +160,6 @@ def _password() -> str:
 def _alone() -> Iterator[None]:
     """Holds the Prefect home; two servers on one SQLite database, or two runners of one deployment, would collide."""
     home = Path(os.environ["PREFECT_HOME"])
-    home.mkdir(parents=True, exist_ok=True)
     with open(home / "serve.lock", "a+") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)

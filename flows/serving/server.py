@@ -15,6 +15,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
+from functools import partial
 from pathlib import Path
 
 from flows.states.alive import answers
@@ -35,7 +36,7 @@ def _turn_over(path: Path) -> None:
     """Keeps a log that is written to, always at its end, from growing without bound."""
     with suppress(FileNotFoundError):
         if path.stat().st_size > _LOG_BYTES:
-            shutil.copyfile(path, path.with_suffix(".log.old"))
+            shutil.copy(path, path.with_suffix(".log.old"))
             os.truncate(path, 0)
 
 
@@ -54,7 +55,7 @@ def child(
     said = log_of(name)
     said.parent.mkdir(parents=True, exist_ok=True)
     _turn_over(said)
-    with open(said, "ab") as file:
+    with open(said, "ab", opener=partial(os.open, mode=0o600)) as file:
         process = subprocess.Popen(
             [sys.executable, "-m", "flows.serving.guarded", *arguments],
             env=os.environ | environment,
@@ -127,7 +128,8 @@ def start_temporary_server() -> Callable[[], str]:
     Raises:
         RuntimeError: by the waiting, if it does not start.
     """
-    if not (Path(os.environ["PREFECT_HOME"]) / "prefect.db").exists():
+    database = Path(os.environ["PREFECT_HOME"]) / "prefect.db"
+    if not database.exists() or not database.stat().st_size:
         log.info("Prefect's server makes its database first, for some ten seconds")
     quiet = {"PREFECT_SERVER_UI_ENABLED": "false", "PREFECT__SERVER_EPHEMERAL": "1"}
     held = ExitStack()

@@ -7,17 +7,32 @@ its run.
 import http.client
 import logging
 import os
+import signal
 import socket
 import threading
 import time
 import urllib.request
 from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
+from pipeline.stopping import end_with_parent
+
 log = logging.getLogger(__name__)
-_UNFINISHED = ["RUNNING", "PENDING", "CANCELLING"]
+UNFINISHED = ["RUNNING", "PENDING", "CANCELLING"]
+_STATE: dict[str, Any] = {"state": {"type": {"any_": UNFINISHED}}}
 _POLL_SECONDS = 2.0
+_PAGE = 200
 HOST, PROCESS, STARTED = "haed.host", "haed.process", "haed.started"
+RUN = "haed.run"  # folder of the run that a flow trains
+SERVER, SERVER_STARTED = "haed.server", "haed.server_started"  # the `haed serve` or worker of it
+SERVED_BY = "HAED_SERVED_BY"  # of the environment: the process of `haed serve`
+# Names of flows: those that train, other stages that may take hours, and those that answer.
+TRAINS = ("haed", "pretrain", "finetune", "train", "experiment")
+LONG = ("shard", "evaluate", "index", "analyse")
+ASKS = ("sample", "next", "neighbours", "compare", "report")
+ENDED = "the process that ran it, or served it, ended while it ran"
+OF_PARENT = "its parent ended while it ran"
 
 
 def answers(address: str) -> bool:
@@ -30,15 +45,22 @@ def answers(address: str) -> bool:
 
 
 def record() -> None:
-    """Labels the flow run of a deployment with the process it is in. Stages within a flow are as alive as that."""
+    """Labels this flow run with the process it is in, which from now on ends with the one that serves it.
+
+    Stages within a flow are as alive as that.
+    """
     from prefect.client.orchestration import get_client
     from prefect.context import FlowRunContext
 
+    if is_served():
+        end_with_parent(served_by())
     context = FlowRunContext.get()
-    if context is None or context.flow_run is None or context.flow_run.deployment_id is None:
+    if context is None or context.flow_run is None or context.flow_run.parent_task_run_id is not None:
         return
     here: dict[str, Any] = {HOST: socket.gethostname(), PROCESS: os.getpid()}
     here[STARTED] = started(os.getpid()) or ""  # without /proc it counts as dead
+    if is_served():
+        here |= {SERVER: served_by(), SERVER_STARTED: started(served_by()) or ""}
     try:
         with get_client(sync_client=True) as client:
             client.update_flow_run_labels(context.flow_run.id, here)
@@ -46,8 +68,23 @@ def record() -> None:
         log.debug("no record of the process: %s", error)
 
 
-def tag(*runs: str) -> None:
-    """Tags this flow run, or stage of one, with `run:NAME`, by which the UI finds all that was done with a run."""
+def is_served() -> bool:
+    """Whether this process was started for a flow run of a deployment, by `haed serve` or a worker."""
+    return "PREFECT__FLOW_RUN_ID" in os.environ
+
+
+def served_by() -> int:
+    """The process that started this one for a flow run."""
+    return int(os.environ.get(SERVED_BY) or os.getppid())
+
+
+def tag(*runs: str, folder: str | Path = "") -> None:
+    """Tags this flow run, or stage of one, with `run:NAME`, by which the UI finds all that was done with a run.
+
+    Args:
+        runs: their names.
+        folder: of the run that it trains, where what it saved can be seen once it was killed.
+    """
     from prefect.client.orchestration import get_client
     from prefect.context import FlowRunContext
 
@@ -58,57 +95,132 @@ def tag(*runs: str) -> None:
     try:
         with get_client(sync_client=True) as client:
             client.update_flow_run(context.flow_run.id, tags=tags)
+            if folder:
+                client.update_flow_run_labels(context.flow_run.id, {RUN: str(Path(folder).resolve())})
     except Exception as error:  # likewise
         log.debug("no tags: %s", error)
 
 
-def mark_dead(deployments: list[str]) -> list[str]:
-    """Marks runs as Crashed that an earlier `haed serve` of these deployments has left, so that Retry is there.
+def settle(deployments: list[str], patience: float = 600.0) -> list[str]:
+    """Marks runs as Crashed whose process is gone, so that Retry is there, and ends processes that nobody serves any more.
 
-    The caller serves them alone, so what has not begun begins no more. What still saves is marked when it has ended, by a
-    thread, unless it could tell of its end itself. What another machine runs is left alone.
+    Those are the runs of an earlier `haed serve` of these deployments, and of `haed run` on this machine. The caller serves the
+    deployments alone, so what has not begun begins no more. A process that still saves is waited for by a thread, and then
+    killed, after a look at when it started: its number may be another's by then. What another machine runs, or a `haed serve`
+    that is alive, is left alone.
+
+    Args:
+        deployments: their names; none: only runs without a deployment are looked at.
+        patience: seconds until a process is killed.
 
     Returns:
         The names of the runs that are marked now.
     """
     from prefect.client.orchestration import get_client
-    from prefect.client.schemas.filters import DeploymentFilter, DeploymentFilterName, FlowRunFilter
 
-    of_these = DeploymentFilter(name=DeploymentFilterName(any_=deployments))
     with get_client(sync_client=True) as client:
-        unfinished = FlowRunFilter.model_validate({"state": {"type": {"any_": _UNFINISHED}}})
-        left = client.read_flow_runs(deployment_filter=of_these, flow_run_filter=unfinished, limit=200)
-        dead = [run for run in left if not lives(run.labels)]
+        dead, saving = [], []
+        for run in _unfinished(client, deployments):
+            is_ours = run.labels.get(HOST, "") == socket.gethostname()
+            if not lives(run.labels):
+                if run.deployment_id is not None or is_ours:
+                    dead.append(run)
+            elif run.deployment_id is not None and is_ours and not _is_served_now(run.labels):
+                saving.append(run)
         for run in dead:
-            _mark(client, run.id)
-    saving = [run for run in left if run not in dead and run.labels[HOST] == socket.gethostname()]
+            mark(client, run.id, ENDED)
+        for stage in _left_stages(client):
+            mark(client, stage.id, OF_PARENT)
     if saving:
-        threading.Thread(target=_mark_when_dead, args=(saving,), daemon=True).start()
+        threading.Thread(target=_wait_for, args=(saving, patience), daemon=True).start()
     return [run.name for run in dead]
 
 
-def _mark_when_dead(runs: list[Any]) -> None:
+def _unfinished(client: Any, deployments: list[str]) -> list[Any]:
+    """Runs of these deployments, and of flows of ours without one, that are not at their end."""
+    from prefect.client.schemas.filters import DeploymentFilter, DeploymentFilterName, FlowFilter, FlowRunFilter
+
+    of_these = DeploymentFilter(name=DeploymentFilterName(any_=deployments))
+    ours = FlowFilter.model_validate({"name": {"any_": [*TRAINS, *LONG, *ASKS]}})
+    direct: dict[str, Any] = {"deployment_id": {"is_null_": True}, "parent_task_run_id": {"is_null_": True}}
+    of_no_deployment = FlowRunFilter.model_validate(_STATE | direct)
+    served = FlowRunFilter.model_validate(_STATE)
+    found = _all(client, flow_run_filter=served, deployment_filter=of_these) if deployments else []
+    return [*found, *_all(client, flow_run_filter=of_no_deployment, flow_filter=ours)]
+
+
+def _left_stages(client: Any) -> list[Any]:
+    """Stages of flow runs that have ended, or are no more, which nobody told of it."""
+    from prefect.client.schemas.filters import FlowFilter, FlowRunFilter
+    from prefect.exceptions import ObjectNotFound
+
+    ours = FlowFilter.model_validate({"name": {"any_": [*TRAINS, *LONG, *ASKS]}})
+    inner = FlowRunFilter.model_validate(_STATE | {"parent_task_run_id": {"is_null_": False}})
+    found = []
+    for stage in _all(client, flow_run_filter=inner, flow_filter=ours):
+        try:
+            outer = client.read_flow_run(client.read_task_run(stage.parent_task_run_id).flow_run_id)
+        except ObjectNotFound:
+            found.append(stage)
+            continue
+        if outer.state is not None and outer.state.is_final():
+            found.append(stage)
+    return found
+
+
+def _all(client: Any, **filters: Any) -> list[Any]:
+    """All flow runs that a filter finds; the server gives at most 200 at a time."""
+    found: list[Any] = []
+    while page := client.read_flow_runs(**filters, limit=_PAGE, offset=len(found)):
+        found += page
+        if len(page) < _PAGE:
+            break
+    return found
+
+
+def _is_served_now(labels: dict[str, Any]) -> bool:
+    """Whether the `haed serve` that started a run's process is still there."""
+    return SERVER in labels and started(labels[SERVER]) == labels[SERVER_STARTED]
+
+
+def _wait_for(runs: list[Any], patience: float) -> None:
+    """Marks runs when their process has ended, which it has to within a time."""
     from prefect.client.orchestration import get_client
 
+    until = time.monotonic() + patience
     while runs:
-        time.sleep(_POLL_SECONDS)
+        for run in [run for run in runs if lives(run.labels)] if time.monotonic() > until else []:
+            log.warning("%s: process %d has not ended, and is killed", run.name, run.labels[PROCESS])
+            with suppress(ProcessLookupError):
+                os.kill(run.labels[PROCESS], signal.SIGKILL)
         for run in [run for run in runs if not lives(run.labels)]:
             with suppress(Exception), get_client(sync_client=True) as client:  # a server that is busy is asked again
-                if client.read_flow_run(run.id).state_type in _UNFINISHED:
-                    _mark(client, run.id)
+                if client.read_flow_run(run.id).state_type in UNFINISHED:
+                    mark(client, run.id, ENDED)
                     log.warning("marked as crashed: %s; Retry goes on from its checkpoint", run.name)
                 runs.remove(run)
+        time.sleep(_POLL_SECONDS)
 
 
-def _mark(client: Any, id: Any) -> None:
+def mark(client: Any, id: Any, why: str) -> None:
     """Marks a flow run, and the stages in it, as Crashed."""
-    from prefect.client.schemas.filters import FlowRunFilter
     from prefect.states import Crashed
 
-    client.set_flow_run_state(id, Crashed(message="haed serve ended while it ran"), force=True)
-    inner = {"state": {"type": {"any_": _UNFINISHED}}, "parent_flow_run_id": {"any_": [id]}}
-    for stage in client.read_flow_runs(flow_run_filter=FlowRunFilter.model_validate(inner)):
-        client.set_flow_run_state(stage.id, Crashed(message="its parent crashed"), force=True)
+    client.set_flow_run_state(id, Crashed(message=why), force=True)
+    mark_stages(client, id)
+
+
+def mark_stages(client: Any, id: Any) -> None:
+    """Marks the stages of a flow run that has ended, and its tasks, as Crashed where they are not at their end."""
+    from prefect.client.schemas.filters import FlowRunFilter, TaskRunFilter
+    from prefect.states import Crashed
+
+    inner = FlowRunFilter.model_validate(_STATE | {"parent_flow_run_id": {"any_": [id]}})
+    for stage in client.read_flow_runs(flow_run_filter=inner):
+        mark(client, stage.id, OF_PARENT)
+    of_it = FlowRunFilter.model_validate({"id": {"any_": [id]}})
+    for task in client.read_task_runs(flow_run_filter=of_it, task_run_filter=TaskRunFilter.model_validate(_STATE)):
+        client.set_task_run_state(task.id, Crashed(message=OF_PARENT), force=True)
 
 
 def lives(labels: dict[str, Any]) -> bool:

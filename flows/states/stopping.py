@@ -10,13 +10,12 @@ from prefect.exceptions import TerminationSignal
 from prefect.settings import PREFECT_API_URL
 from rich.console import Console
 
-from flows.states.alive import answers
+from flows.states.alive import SERVED_BY, answers, is_served, served_by
 from flows.states.watch import Watch
-from pipeline.stopping import Request, die_with_parent
+from pipeline.stopping import Request, StopRequested, die_with_parent, end_with_parent
 from pipeline.train.trainer import Interrupted
 
 log = logging.getLogger(__name__)
-SERVED_BY = "HAED_SERVED_BY"  # the process of `haed serve`
 
 
 @contextmanager
@@ -37,26 +36,26 @@ def stopping() -> Iterator[Callable[[], bool]]:
     asked = Request()
 
     def handler(number: int, _: object) -> None:
-        if asked.insists(number):
+        if asked.takes(number):
             raise _ending(number)
 
     before = {number: signal.signal(number, handler) for number in (signal.SIGINT, signal.SIGTERM)}
-    if "PREFECT__FLOW_RUN_ID" in os.environ:  # when the process that serves flows is killed, training saves and ends
-        die_with_parent(signal.SIGTERM)
+    if is_served():  # when the process that serves flows is killed, training saves and ends
         # Nobody reads its lines then; rich, with which Prefect writes them, would end the process at the next one.
         Console.on_broken_pipe = lambda self: None  # type: ignore[method-assign]
-        if _is_orphan():  # it was killed before we came here
-            asked.insists(signal.SIGTERM)
+        end_with_parent(served_by(), signal.SIGTERM)
     try:
         with Watch() as watch:
             yield lambda: asked() or watch.stopped is not None
-    except Interrupted as error:
+    except (Interrupted, StopRequested) as error:
         if _is_orphan() and not answers(str(PREFECT_API_URL.value()).removesuffix("/api")):
             log.info("%s; the server is gone: it is not told", error)  # Prefect would try for minutes
             logging.shutdown()
             os._exit(128 + signal.SIGTERM)
         raise (_ending(asked.number) if asked() else watch.conclude()) from error
     finally:
+        if is_served():
+            die_with_parent(signal.SIGKILL)  # there is nothing more to save
         for number, previous in before.items():
             signal.signal(number, previous)
 

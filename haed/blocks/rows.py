@@ -23,6 +23,14 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     return F.linear(F.pad(x, (0, 0, 0, more)), weight, bias)[: len(x)] if more else F.linear(x, weight, bias)
 
 
+def taken(x: Tensor, rows: Tensor) -> Tensor:
+    """Rows `x[rows]` of x (N, W), each as often as it is asked for; the gradient of a row is summed in the order of `rows`.
+
+    On a CPU with several threads the gradient of `x[rows]` is summed in any order, so its last bits differ from run to run.
+    """
+    return F.embedding(rows, x)
+
+
 class RowLinear(nn.Linear):
     """`torch.nn.Linear` of rows (S, I) whose number comes from the data."""
 

@@ -24,6 +24,22 @@ from haed.system import moved
 _BEAM = 32  # chunks that are spelled at a time
 
 
+def largest(values: Tensor, number: int | Tensor, nth: Tensor | None = None) -> Tensor:
+    """Mask (…, n) of exactly so many of the largest values; of equal ones those with the lowest numbers.
+
+    Args:
+        values: (…, n).
+        number: how many, 0 to n; or (…, 1).
+        nth: (…, 1) the smallest value that is taken, where it is known; else `number` is an integer.
+    """
+    if nth is None:
+        if not number:
+            return torch.zeros_like(values, dtype=torch.bool)
+        nth = values.topk(int(number)).values[..., -1:]
+    above, equal = values > nth, values == nth
+    return above | (equal & (equal.cumsum(-1) <= number - above.sum(-1, keepdim=True)))
+
+
 def outcomes(system: HAED, prediction: Tensor, before: Chunks, opened: Tensor) -> Tensor:
     """Log probabilities (N, C + 1), in nats, of each outcome together with the beginning; to spell is the last.
 
@@ -77,7 +93,7 @@ def likeliest(system: HAED, prediction: Tensor, before: Chunks, opened: Tensor, 
     found = _spelled(system, prediction, before, opened, max(count, _BEAM))
     if system.known is not None:
         possible = int(shares[:-1].isfinite().sum())
-        named = system.known.lexicon.chunks[shares[:-1].topk(min(count, possible)).indices]
+        named = system.known.lexicon.chunks[largest(shares[:-1], min(count, possible)).nonzero().squeeze(1)]
         found = Chunks(torch.cat([found.tokens, named.tokens]), torch.cat([found.lengths, named.lengths]))
     every = distinct(found.tokens, found.lengths)
     chunks, size = Chunks(every.tokens, every.lengths), len(every.keys)
@@ -87,7 +103,7 @@ def likeliest(system: HAED, prediction: Tensor, before: Chunks, opened: Tensor, 
     rows = torch.full((size,), -1) if system.known is None else system.known.lexicon.find(chunks)
     summoned = shares[rows].where(rows >= 0, -torch.inf)
     joint, whole = torch.logaddexp(summoned, spelled), shares.logsumexp(0)
-    best = joint.argsort(descending=True)[:count]
+    best = joint.argsort(descending=True, stable=True)[:count]
     gate = float((shares[:-1].logsumexp(0) - whole).exp())
     return Likeliest(chunks[best], (joint - whole)[best].exp(), (summoned - joint)[best].exp(), rows[best], gate)
 

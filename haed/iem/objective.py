@@ -22,6 +22,7 @@ import torch
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
+from haed.blocks.rows import taken
 from haed.chunk.encoder import Embedding
 from haed.chunk.known import Lexicon
 from haed.chunk.main import TransformerMain
@@ -147,7 +148,7 @@ class ChunkObjective(Objective):
         """ŷ (m, W) of a piece's chunks."""
         shape = piece.starts.shape
         grid = vectors.new_zeros(shape.numel(), vectors.shape[-1])
-        grid = grid.index_copy(0, piece.where, vectors[piece.inverse])
+        grid = grid.index_copy(0, piece.where, taken(vectors, piece.inverse))
         return self._main(grid.unflatten(0, shape), piece.starts).flatten(0, 1)[piece.where]
 
     def _main(self, grid: Tensor, starts: Tensor) -> Tensor:

@@ -15,6 +15,7 @@ from pipeline.arguments import (
 from pipeline.config import ConfigError
 from pipeline.run.files import pace, write_or_say
 from pipeline.run.folder import RunFolder
+from pipeline.verbatim import write_override
 
 MOST_SAMPLES = 4096  # continuations of a prompt, which are made at once
 
@@ -95,7 +96,9 @@ def _neighbours(arguments: argparse.Namespace) -> Result:
             raise ConfigError(f"--{name.replace('_', '-')} {value}: must be at least 1")
     if arguments.csv and arguments.json:
         raise ConfigError("--csv and --json: choose one of them")
-    options = run_options(arguments.run, [f"runs_dir={arguments.runs_dir}", *arguments.words], "neighbours")
+    options = run_options(
+        arguments.run, [write_override("runs_dir", arguments.runs_dir), *arguments.words], "neighbours"
+    )
     words = {name: [os.fsencode(each) for each in getattr(arguments, name) or ()] for name in _ASKED}
     if arguments.file:
         lines = _text(arguments.file, "--file").splitlines()
@@ -126,7 +129,7 @@ def _neighbours(arguments: argparse.Namespace) -> Result:
 
         if (drawn := plots.neighbours(found)) and write_or_say(path, drawn):
             text += f"\n{path}"
-    return Result(text, [asdict(item) for item in found])
+    return Result(text, [item.record() for item in found])
 
 
 _ASKED = ("queries", "context", "after", "like", "minus", "plus")

@@ -15,11 +15,13 @@ from pipeline.arguments import (
     options_of,
     run_options,
     run_settings,
+    runs_there,
     settings,
 )
 from pipeline.config import ConfigError, check_written, dump
 from pipeline.options import Phase
 from pipeline.stopping import postponed
+from pipeline.verbatim import is_option
 
 
 def _shard(arguments: argparse.Namespace) -> Result:
@@ -44,8 +46,15 @@ def _distinct(count: int | None, exact: bool | None) -> str:
     return "" if count is None else f"{'' if exact else 'about '}{count:,} distinct chunks".rjust(34)
 
 
+def _names_run(word: str) -> bool:
+    """Whether a word names a run."""
+    return word.startswith("name=") or not is_option(word)
+
+
 def _training(phase: Phase) -> Callable[[argparse.Namespace], Result]:
     def execute(arguments: argparse.Namespace) -> Result:
+        if phase == "finetune" and not arguments.config and not any(_names_run(word) for word in arguments.words):
+            raise ConfigError(f"finetune goes on from a phase one, which haed finetune RUN names; {runs_there()}")
         options = options_of(arguments)
         from pipeline.train import stages
 

@@ -13,7 +13,7 @@ from pipeline.arguments import (
 )
 from pipeline.config import ConfigError, load
 from pipeline.kinds import phases
-from pipeline.verbatim import is_option
+from pipeline.verbatim import is_option, write_override
 
 DEVICES, LINK = [4**i for i in range(6)], 25.0
 _LEAST, _MOST = 1e-6, 1e9  # of numbers that a plan is made from
@@ -35,7 +35,7 @@ def _compare(arguments: argparse.Namespace) -> Result:
             raise ConfigError(f"{word}: runs are compared as they are; runs_dir= says where they are looked for")
     if not runs:
         raise ConfigError("compare needs the names or folders of runs")
-    runs_dir = load(None, words or [f"runs_dir={arguments.runs_dir}"]).runs_dir
+    runs_dir = load(None, words or [write_override("runs_dir", arguments.runs_dir)]).runs_dir
     found = compare(runs, runs_dir, arguments.output or Path(runs_dir) / "comparison")
     return Result(f"{table(found)}\n{found.page}", asdict(found))
 

@@ -11,6 +11,7 @@ from pipeline.show.compare import BITS
 from pipeline.show.page import escape, image, markdown_table, page, text_table
 from pipeline.show.page import table as html_table
 from pipeline.show.plots import Sketch, experiment
+from pipeline.shown import markdown_text
 
 
 def cells(result: Result) -> tuple[list[str], list[list[str]]]:
@@ -39,17 +40,22 @@ def table(result: Result) -> str:
 
 
 def _notes(result: Result) -> str:
+    return "\n".join(f"- {note}" for note in _noted(result))
+
+
+def _noted(result: Result) -> list[str]:
     failed = [f"failed: {row.arm}, {why}" for row in result.rows for why in row.failures]
-    return "\n".join(f"- {note}" for note in [*result.notes, *failed])
+    return [*result.notes, *failed]
 
 
 def markdown(asked: Experiment, result: Result, picture: str) -> str:
     """The page as Markdown, with the address of its picture."""
     head, lines = cells(result)
-    escaped = [[cell.replace("|", "\\|") for cell in line] for line in lines]
+    escaped = [[markdown_text(cell) for cell in line] for line in (head, *lines)]
+    question, notes = markdown_text(asked.question), "\n".join(f"- {markdown_text(note)}" for note in _noted(result))
     return (
-        f"{asked.source}: {asked.question}\n\n**{result.verdict}**\n\n![{asked.question}]({picture})\n\n"
-        f"{markdown_table(head, escaped, 1)}\n\n{_notes(result)}\n"
+        f"{markdown_text(asked.source)}: {question}\n\n**{markdown_text(result.verdict)}**\n\n![{question}]({picture})\n\n"
+        f"{markdown_table(escaped[0], escaped[1:], 1)}\n\n{notes}\n"
     )
 
 
@@ -63,7 +69,7 @@ def html(asked: Experiment, result: Result, picture: bytes, examples: dict[str, 
     failed = "".join(f"<li>{escape(row.arm)}, {escape(why)}" for row in result.rows for why in row.failures)
     body = (
         f"<h1>{escape(asked.name)}</h1><p class=lead>{escape(asked.source)}: {escape(asked.question)}</p>"
-        f"<p>{escape(result.verdict)}</p>{image(escape(asked.question), picture)}<h2>Figures</h2><div class=wide>{shown}</div>"
+        f"<p>{escape(result.verdict)}</p>{image(asked.question, picture)}<h2>Figures</h2><div class=wide>{shown}</div>"
         f"<ul>{notes}</ul>"
     )
     if failed:

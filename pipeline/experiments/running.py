@@ -5,9 +5,7 @@ stopped goes on as it would have. Its name has a digest of its configuration: wh
 What else an experiment works out from its runs is measured after all of them, one at a time.
 """
 
-import json
 import logging
-import os
 import platform
 import signal
 import subprocess
@@ -20,7 +18,8 @@ from functools import partial
 from pathlib import Path
 
 from data.corpus import Corpus
-from data.durable import write_atomically
+from data.durable import write_json
+from data.processes import available_threads
 from pipeline.experiments.arms import Finished, Ready, ours, ready
 from pipeline.experiments.experiment import Arm, Experiment, Plan
 from pipeline.experiments.measures import OF_SIZES, Measured, kept_at
@@ -101,7 +100,7 @@ def timed(
     found.seconds = {name: took[work] for name, work in works.items() if name.rpartition("/")[0] not in found.failures}
     path.parent.mkdir(parents=True, exist_ok=True)
     kept = {"of": of, "on": platform.node(), **asdict(found)}
-    write_atomically(path, json.dumps(kept, indent=1).encode())
+    write_json(path, kept)
     return found
 
 
@@ -141,7 +140,7 @@ def make(experiment: Experiment, plan: Plan, stop: Callable[[], bool] = lambda: 
         clock = timed(arms, corpora, plan, plan.seconds, stop)
         able = [each for each in arms if each.arm.name not in clock.failures]
         limits = steps(experiment, able, clock.seconds, plan.seconds / plan.seeds)
-    cores = next((each.options.threads for each in ours(arms)), None) or os.cpu_count() or 1
+    cores = next((each.options.threads for each in ours(arms)), None) or available_threads()
     work = _Work(max(1, cores // plan.parallel), stop)
     runs = [partial(work.run, each, seed, clock, limits) for seed in range(plan.seeds) for each in arms]
     done = _all(runs, plan.parallel, work)

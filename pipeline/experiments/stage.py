@@ -2,13 +2,12 @@
 
 import csv
 import io
-import json
 import platform
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
 
-from data.durable import write_atomically
+from data.durable import write_atomically, write_json
 from pipeline.experiments.experiment import Experiment, Plan
 from pipeline.experiments.page import drawn, html
 from pipeline.experiments.result import NOISE, Result, Row, columns, row_of, verdict, words
@@ -40,8 +39,8 @@ def gather(experiment: Experiment, done: Sequence[Done], notes: list[str], plan:
     picture = drawn(experiment, rows, whole)
     examples = {name: table for name, each in whole.items() for x in each.measured.values() if (table := x.examples)}
     plan.folder.mkdir(parents=True, exist_ok=True)
-    for suffix, content in {"json": json.dumps(asdict(result), indent=1), "csv": _csv(rows)}.items():
-        write_atomically(plan.folder / f"{experiment.name}.{suffix}", content.encode())
+    write_json(plan.folder / f"{experiment.name}.json", asdict(result))
+    write_atomically(plan.folder / f"{experiment.name}.csv", _csv(rows).encode())
     write_atomically(plan.folder / f"{experiment.name}.png", picture)
     write_atomically(plan.folder / "report.html", html(experiment, result, picture, examples).encode())
     return result

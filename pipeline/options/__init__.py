@@ -1,8 +1,7 @@
 """Every option of a run, composed from the rooms. Importing this module imports nothing heavy."""
 
-from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 from pydantic import Field
 
@@ -22,17 +21,6 @@ from pipeline.options.training import (
     ValidationOptions,
 )
 
-# Options of earlier versions, or values of one, that config.yaml files still hold: whether a value changed what was computed,
-# and what is then read in its place (None: nothing). They went because they did not pay, see docs/log.md.
-RETIRED: dict[str, tuple[Callable[[Any], bool], Any]] = {
-    "iem.correction": (lambda value: value == "log_q", "none"),
-    "iem.counts": (lambda value: value != "streaming", None),
-    "iem.bank": (bool, None),
-    "iem.bank_draws": (lambda value: False, None),  # of iem.bank, as the next ones of iem.mined
-    "iem.mined": (bool, None),
-    "iem.mined_share": (lambda value: False, None),
-    "iem.mined_refresh": (lambda value: False, None),
-}
 __all__ = [
     "AnalyseOptions",
     "BatchOptions",
@@ -46,7 +34,6 @@ __all__ = [
     "Phase",
     "PhaseOptions",
     "PretrainOptions",
-    "RETIRED",
     "SampleOptions",
     "TrainOptions",
     "ValidationOptions",
@@ -64,7 +51,22 @@ class Options:
     device: Annotated[str, Field(pattern=r"^(auto|cpu|cuda(:\d{1,3})?)$", description="auto, cpu, cuda, cuda:1")] = (
         "auto"
     )
-    threads: Annotated[int | None, Field(ge=1, le=1024, description="CPU threads; null: all cores")] = None
+    threads: Annotated[
+        int | None,
+        Field(
+            ge=1,
+            le=1024,
+            description="CPU threads; null: as many as this process may use, by its affinity, its container's quota and "
+            "OMP_NUM_THREADS",
+        ),
+    ] = None
+    deterministic: Annotated[
+        bool,
+        Field(
+            description="the same command gives the same bits each time, also with several threads and on a GPU; false: "
+            "PyTorch may add in any order, where that is faster"
+        ),
+    ] = True
     precision: Annotated[
         Literal["auto", "fp32", "bf16"], Field(description="auto: bf16 where the processor multiplies it fast")
     ] = "auto"

@@ -18,7 +18,6 @@ from starlette.requests import Request
 from starlette.responses import FileResponse, HTMLResponse, RedirectResponse, Response
 from starlette.routing import Route
 
-from data.locations import redact
 from haed.options import SYSTEMS
 from pipeline.pages import asks, details, runs
 from pipeline.pages.curves import curves
@@ -28,7 +27,7 @@ from pipeline.pages.warm import Busy, Warm
 from pipeline.run.folder import RunFolder
 from pipeline.run.spaces.answers import PIXELS
 from pipeline.show.page import STYLE
-from pipeline.shown import printable
+from pipeline.shown import printable, reason
 
 T = TypeVar("T")
 _OURS = "default-src 'self'; base-uri 'none'; form-action 'self'; frame-ancestors 'self'; object-src 'none'"
@@ -126,7 +125,7 @@ class _Pages:
 
     def _listed(self) -> tuple[list[dict[str, Any]], list[str]]:
         folders, elsewhere = self._runs.all()
-        rows = [_state(folder) | {"evaluated": details.evaluation(folder)} for folder in folders]
+        rows = [_row(folder) for folder in folders]
         return sorted(rows, key=lambda row: row["state"].changed, reverse=True), elsewhere
 
     async def run(self, request: Request) -> Response:
@@ -199,7 +198,7 @@ class _Pages:
                 self._warm.prepare(folder)
         except (ValueError, OSError, FloatingPointError, Busy) as error:
             status = 503 if isinstance(error, Busy) else 409 if isinstance(error, OSError) else 400
-            known["error"] = _reason(error)
+            known["error"] = reason(error)
         if not _wants_json(request):
             return self._page(f"{tool}.html", status, **known)
         if "error" in known:
@@ -209,10 +208,10 @@ class _Pages:
     async def refused(self, request: Request, error: Exception) -> Response:
         """A line on what is wrong."""
         status = error.status_code if isinstance(error, HTTPException) else 404 if isinstance(error, NotFound) else 500
-        reason = error.detail if isinstance(error, HTTPException) else _reason(error)
+        said = error.detail if isinstance(error, HTTPException) else reason(error)
         if _wants_json(request):
-            return _json({"error": reason}, status)
-        return self._page("error.html", status, error=reason)
+            return _json({"error": said}, status)
+        return self._page("error.html", status, error=said)
 
     def _find(self, request: Request) -> RunFolder:
         return self._runs.find(request.path_params["name"])
@@ -251,10 +250,6 @@ def _parsed(kind: type[T], request: Request) -> T:
         raise ValueError(f"{place}={str(first['input'])[:40]}: {first['msg'].lower()}") from None
 
 
-def _reason(error: Exception) -> str:
-    return redact(" ".join(str(error).split())) or type(error).__name__
-
-
 def _of_chunks(folder: RunFolder) -> bool:
     family = SYSTEMS.get(str(setting(folder, "model.kind")))
     return family is None or family.chunks
@@ -264,6 +259,15 @@ def _state(folder: RunFolder) -> dict[str, Any]:
     return {"name": folder.path.name, "state": runs.state(folder)}
 
 
+def _row(folder: RunFolder) -> dict[str, Any]:
+    """A row of the listing: one of a damaged run has a note, and keeps nobody from the others."""
+    try:
+        return _state(folder) | {"evaluated": details.evaluation(folder)}
+    except (OSError, ValueError) as error:
+        found = details.Evaluated(None, [reason(error)])
+        return {"name": folder.path.name, "state": runs.damaged(folder), "evaluated": found}
+
+
 def _facts(row: dict[str, Any]) -> dict[str, Any]:
     """The state of a run for programs."""
     state = row["state"]
@@ -271,6 +275,7 @@ def _facts(row: dict[str, Any]) -> dict[str, Any]:
     if "evaluated" in row:
         evaluation = row["evaluated"].found
         found["headline"] = asdict(evaluation.headline) | {"split": evaluation.split} if evaluation else None
+        found["remarks"] = row["evaluated"].remarks
     return found
 
 

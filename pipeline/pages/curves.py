@@ -74,13 +74,15 @@ def _picture(title: str, lines: list[Line]) -> str:
     for line in lines:
         places = [place(x, y) for x, y in line.points]
         if line.dots:
-            parts += [f"<circle cx='{x:.1f}' cy='{y:.1f}' r='3' class='{line.phase}'/>" for x, y in places]
+            parts += [f"<circle cx='{x:.1f}' cy='{y:.1f}' r='3' class='{escape(line.phase)}'/>" for x, y in places]
         joined = " ".join(f"{x:.1f},{y:.1f}" for x, y in places)
-        parts.append(f"<polyline points='{joined}' class='{line.phase}{' dashed' if line.dots else ''}'/>")
+        parts.append(f"<polyline points='{joined}' class='{escape(line.phase)}{' dashed' if line.dots else ''}'/>")
     phases = list(dict.fromkeys(line.phase for line in lines if line.points))
     for number, phase in enumerate(phases):
         x = _WIDTH - _RIGHT - 70 * (len(phases) - number) + 8
-        parts.append(f"<circle cx='{x}' cy='10' r='3.5' class='{phase}'/><text x='{x + 7}' y='14'>{phase}</text>")
+        parts.append(
+            f"<circle cx='{x}' cy='10' r='3.5' class='{escape(phase)}'/><text x='{x + 7}' y='14'>{escape(phase)}</text>"
+        )
     return f"<svg viewBox='0 0 {_WIDTH} {_HEIGHT}' role='img' aria-label='{escape(title)}'>{''.join(parts)}</svg>"
 
 

@@ -13,10 +13,10 @@ from pipeline.config import load, presets
 from pipeline.kinds import is_of
 from pipeline.options import Options
 from pipeline.pages.runs import metrics, setting, status_of
-from pipeline.run.files import Evaluation, read_as, read_json
+from pipeline.run.files import Evaluation, read_as
 from pipeline.run.folder import PHASES, RunFolder
 from pipeline.run.metrics import Record
-from pipeline.run.saved import STATE, Saved, pointed, saved
+from pipeline.run.saved import Saved, pointed, read_state, saved
 from pipeline.trees import Difference, differences, leaves
 
 _OWN = ("name", "runs_dir", "shards_dir")  # in which every run differs from its preset
@@ -116,7 +116,7 @@ def checkpoints(folder: RunFolder) -> list[Kept]:
 def _kept(phase: str, path: Path, records: list[Record], notes: list[str]) -> Kept:
     digest, step = None, int(path.name.removeprefix("step-"))
     with suppress(OSError, ValueError):
-        digest = str(read_json(path / STATE, ("digest",))["digest"])
+        digest = read_state(path)["digest"]
     names = ("validation/bits_per_token", "validation/iem")
     scores = [(record[name], name) for record in records if record["step"] == step for name in names if name in record]
     score, unit = scores[-1] if scores else (None, "")

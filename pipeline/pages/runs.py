@@ -1,6 +1,5 @@
 """What the pages say of runs, from their folders alone: no model is opened, and nothing is written."""
 
-import json
 import math
 import os
 from contextlib import suppress
@@ -12,11 +11,11 @@ from typing import Any
 
 import yaml
 
+from data.checked import DamagedFile, named, open_file, read_yaml
 from pipeline.options import Phase, PhaseOptions
-from pipeline.run.files import read_json
 from pipeline.run.folder import PHASES, RunFolder
-from pipeline.run.metrics import Position, Record, read
-from pipeline.run.saved import STATE, pointed, reached
+from pipeline.run.metrics import Position, Record, parse, read
+from pipeline.run.saved import pointed, reached, read_state
 
 _TAIL = 1 << 16  # bytes of metrics in which the newest figures are looked for
 
@@ -68,7 +67,7 @@ class State:
     """How far a run is.
 
     Attributes:
-        word: training, in use, finished, stopped, not trained.
+        word: training, in use, finished, stopped, not trained, damaged.
         phase: that is, or was last, trained; None: none yet.
         step: of it; of one that nobody trains, that of its newest checkpoint, from which it goes on.
         share: of it that is done.
@@ -126,13 +125,20 @@ def state(folder: RunFolder) -> State:
     )
 
 
+def damaged(folder: RunFolder) -> State:
+    """The state of a run whose files cannot be read."""
+    changed = status_of(folder.path)
+    when = datetime.fromtimestamp(changed.st_mtime if changed else 0)
+    return State("damaged", None, 0, 0.0, None, None, None, None, when)
+
+
 def _share(folder: RunFolder, phase: Phase, last: Record) -> float:
     """Share of a phase that is done; one that ended by itself, since it no longer improved, is."""
     asked = {name: setting(folder, f"{phase}.{name}") for name in ("steps", "seconds", "epochs", "patience")}
     limits = PhaseOptions(**_figures(asked))  # type: ignore[arg-type]
     if limits.patience and (path := pointed(folder.phase(phase) / "checkpoints", "latest")):
         with suppress(OSError, ValueError, TypeError):
-            if read_json(path / STATE).get("stale", 0) >= limits.patience:
+            if read_state(path).get("stale", 0) >= limits.patience:
                 return 1.0
     return Position(int(last.get("step", 0)), last.get("seconds", 0.0), last.get("epoch", 0.0)).progress(limits)
 
@@ -147,14 +153,16 @@ def status_of(path: Path) -> os.stat_result | None:
 
 def _newest(path: Path, most: float) -> Record:
     """The newest of each figure in the last lines of a metrics.jsonl, up to a step."""
-    with open(path, "rb") as file:
-        file.seek(max(0, os.fstat(file.fileno()).st_size - _TAIL))
-        lines = file.read().split(b"\n")
+    with named(path), open_file(path, path.parent.parent) as file:
+        begin = max(0, os.fstat(file.fileno()).st_size - _TAIL)
+        file.seek(begin)
+        lines = file.read(2 * _TAIL).split(b"\n")[
+            1 if begin else 0 : -1
+        ]  # the first may lack its beginning, the last its end
     found: Record = {}
     for line in lines:
-        with suppress(ValueError):  # the first may lack its beginning, the last its end
-            record = _figures(json.loads(line))
-            found |= record if record.get("step", 0) <= most else {}
+        record = _figures(parse(line, path))
+        found |= record if record.get("step", 0) <= most else {}
     return found
 
 
@@ -165,7 +173,12 @@ def _figures(record: Any) -> Record:
 
 
 def setting(folder: RunFolder, key: str) -> Any:
-    """An option of a run as its config.yaml has it, with nothing checked, which would take long; None: it has none."""
+    """An option of a run as its config.yaml has it, with nothing checked, which would take long; None: it has none.
+
+    Raises:
+        ValueError: config.yaml is damaged.
+        OSError: it cannot be read.
+    """
     status = status_of(folder.path / "config.yaml")
     found: Any = _configuration(folder.path / "config.yaml", status.st_mtime_ns if status else 0)
     for part in key.split("."):
@@ -176,9 +189,9 @@ def setting(folder: RunFolder, key: str) -> Any:
 @lru_cache(512)
 def _configuration(path: Path, changed: int) -> Any:
     try:
-        return yaml.load(path.read_bytes(), getattr(yaml, "CSafeLoader", yaml.SafeLoader))
-    except (OSError, ValueError, RecursionError, yaml.YAMLError):
-        return None
+        return yaml.load(read_yaml(path, path.parent), getattr(yaml, "CSafeLoader", yaml.SafeLoader))
+    except (RecursionError, yaml.YAMLError) as error:
+        raise DamagedFile(f"{path}: not readable as YAML: {error}") from error
 
 
 @lru_cache(64)

@@ -1,14 +1,13 @@
 """The stage `next`: which chunks may come after a prompt, and how likely each is."""
 
-from collections.abc import Sequence
-
 from pipeline.options import Options
 from pipeline.run.folder import RunFolder
 from pipeline.run.opened import NextChunk, NextChunks, Run
+from pipeline.run.spaces.queries import Texts, to_texts
 from pipeline.shown import visible
 
 
-def following(options: Options, prompts: Sequence[str | bytes] = (), count: int = 10) -> list[NextChunks]:
+def following(options: Options, prompts: Texts = (), count: int = 10) -> list[NextChunks]:
     """The likeliest next chunks after each prompt, by default after nothing, where a document begins; see `Run.next`.
 
     Raises:
@@ -17,7 +16,7 @@ def following(options: Options, prompts: Sequence[str | bytes] = (), count: int 
         ValueError: a prompt for a model of pictures.
     """
     run = Run(RunFolder.of(options), options)
-    return [run.next(prompt, count) for prompt in prompts or ("",)]
+    return [run.next(prompt, count) for prompt in to_texts(prompts, 'following(options, ["import "])') or [b""]]
 
 
 def rows(item: NextChunks) -> list[dict[str, str]]:

@@ -1,15 +1,14 @@
 """The stage `sample`: continuations of prompts, or lower halves of held-out pictures; printed and kept for the report."""
 
-import json
 import logging
 import math
 from codecs import getincrementaldecoder
-from collections.abc import Sequence
 from dataclasses import asdict
 from itertools import islice
 
 import numpy as np
 
+from data.checked import sealed_json
 from data.corpus import Corpus
 from data.durable import write_atomically
 from pipeline.options import Options, SampleOptions
@@ -17,12 +16,13 @@ from pipeline.run.files import KeptSample, Sample, write_or_say
 from pipeline.run.folder import RunFolder, guarding
 from pipeline.run.metrics import Counter
 from pipeline.run.opened import Run, characters
+from pipeline.run.spaces.queries import Texts, to_texts
 
 log = logging.getLogger(__name__)
 
 
 @guarding
-def sample(options: Options, prompts: Sequence[str | bytes] | None = None, samples: int = 1) -> list[Sample]:
+def sample(options: Options, prompts: Texts | None = None, samples: int = 1) -> list[Sample]:
     """Continues prompts, by default those of `sample.prompts`, also written to samples.json, with the checkpoint's digest.
 
     Where there are none, they are frequent chunks of the corpus, and the empty one.
@@ -39,10 +39,8 @@ def sample(options: Options, prompts: Sequence[str | bytes] | None = None, sampl
         if prompts:
             raise ValueError("this run's model is of pictures: it takes no --prompt, but completes sample.pictures=")
         return _complete_pictures(run, samples)
-    asked = [
-        each.encode("utf-8", "surrogateescape") if isinstance(each, str) else each
-        for each in ((options.sample.prompts or folder.prompts()) if prompts is None else prompts)
-    ]
+    given = (options.sample.prompts or folder.prompts()) if prompts is None else prompts
+    asked = to_texts(given, 'sample(options, ["import "])')
     log.info("continuing %d prompts by %s step %s", len(asked), run.phase, f"{run.step:,}")
     written, progress = list[Sample](), Counter("sample", len(asked), "prompts")
     for prompt in asked:
@@ -50,8 +48,7 @@ def sample(options: Options, prompts: Sequence[str | bytes] | None = None, sampl
         progress.add()
     if prompts is None:
         kept = [KeptSample(**asdict(item), checkpoint=run.digest, fallback=run.checkpoint.fallback) for item in written]
-        content = json.dumps([asdict(item) for item in kept], indent=2, ensure_ascii=False)
-        write_or_say(folder.path / "samples.json", content.encode())
+        write_or_say(folder.path / "samples.json", sealed_json([asdict(item) for item in kept]))
     return written
 
 

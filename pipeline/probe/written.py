@@ -8,7 +8,19 @@ import numpy as np
 from data.durable import replacing
 from pipeline.run.opened import Run
 from pipeline.run.spaces.building import choose
-from pipeline.run.spaces.stored import SEARCH, TABLE, VECTORS, Chance, Meta, Metric, Space, finish, mapped, place_of
+from pipeline.run.spaces.stored import (
+    SEARCH,
+    TABLE,
+    VECTORS,
+    Chance,
+    Meta,
+    Metric,
+    Rows,
+    Space,
+    finish,
+    open_vectors,
+    place_of,
+)
 
 _PAIRS = 4000
 
@@ -40,7 +52,7 @@ def searched(run: Run, space: Space, metric: Metric, unseen: np.ndarray, known: 
         more: further fields of `Meta`.
     """
     place, limits = place_of(run.folder, space), run.options.index
-    vectors = mapped(place / VECTORS)
+    vectors = open_vectors(place / VECTORS)
     tuned = choose(place, vectors, metric, unseen, limits, run.options.threads, run.options.seed)
     number, width = vectors.shape
     meta = Meta(
@@ -65,19 +77,19 @@ def searched(run: Run, space: Space, metric: Metric, unseen: np.ndarray, known: 
         asked_stage=run.options.evaluate.stage,
         context=run.options.batch.context,
         chunker=run.chunker.name,
-        chance=by_chance(vectors[:known], metric, run.options.seed),
+        chance=by_chance(vectors, min(known, number), metric, run.options.seed),
         **more,
     )
     return finish(run.folder, meta, [VECTORS, TABLE] if tuned.kind == "flat" else [VECTORS, SEARCH, TABLE])
 
 
-def by_chance(vectors: np.ndarray, metric: Metric, seed: int) -> Chance | None:
-    """Scores of some pairs of vectors (n, E), drawn by the seed; None of fewer than two."""
-    if len(vectors) < 2:
+def by_chance(vectors: np.ndarray | Rows, number: int, metric: Metric, seed: int) -> Chance | None:
+    """Scores of some pairs of the first `number` of vectors (n, E), drawn by the seed; None of fewer than two."""
+    if number < 2:
         return None
     chance = np.random.default_rng(seed)
-    one = chance.integers(len(vectors), size=_PAIRS)
-    other = (one + chance.integers(1, len(vectors), size=_PAIRS)) % len(vectors)
+    one = chance.integers(number, size=_PAIRS)
+    other = (one + chance.integers(1, number, size=_PAIRS)) % number
     first, second = vectors[one], vectors[other]
     scores = np.linalg.norm(first - second, axis=1) if metric == "l2" else (first * second).sum(1)
     rare = np.percentile(scores, 1 if metric == "l2" else 99)

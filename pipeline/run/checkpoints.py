@@ -17,9 +17,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
+from safetensors.torch import save_file
 from torch import Tensor
 
+from data.checked import checksum
 from data.durable import check_guards, make_folders, sync_folder, write_atomically
 from pipeline.run.choice import (
     AVERAGE,
@@ -28,12 +29,12 @@ from pipeline.run.choice import (
     TRAINING,
     DamagedCheckpoint,
     choose,
-    digest_of,
     note_sums,
     refuse_lost,
     whole_state,
 )
 from pipeline.run.saved import STATE, Saved, State, permitted, pointed, saved
+from pipeline.run.tensors import read_tensors
 
 log = logging.getLogger(__name__)
 __all__ = ["AVERAGE", "MODEL", "TRAINING", "Checkpoint", "Checkpoints", "DamagedCheckpoint", "load"]
@@ -116,7 +117,7 @@ class Checkpoints:
             beside.mkdir()
             digests = {name: _write_tensors(beside / name, of) for name, of in tensors.items()}
             state = state | {"step": step, "sha256": digests}
-            content = json.dumps(state | {"digest": digest_of(state)}, indent=2)
+            content = json.dumps(state | {"digest": checksum(state, "digest")}, indent=2)
             write_atomically(beside / STATE, content.encode())
             check_guards(self.folder)
             shutil.rmtree(path, ignore_errors=True)
@@ -211,13 +212,13 @@ def load(path: Path, training: bool = True) -> Checkpoint:
     try:
         with permitted(path):
             wanted = [name for name in FILES if name in state["sha256"]] if training else [evaluated]
-            tensors = {name: load_file(path / name) for name in wanted}
+            tensors = {name: read_tensors(path / name) for name in wanted}
             if training:
                 return Checkpoint(path, tensors[MODEL], tensors[TRAINING], state, tensors.get(AVERAGE))
             return Checkpoint(path, tensors[evaluated], {}, state)
     except PermissionError:
         raise
-    except (OSError, KeyError, ValueError, SafetensorError) as error:
+    except (OSError, KeyError, ValueError) as error:
         raise DamagedCheckpoint(f"checkpoint {path} is damaged: {type(error).__name__}: {error}") from error
 
 

@@ -20,8 +20,9 @@ from pathlib import Path
 from threading import Lock
 from typing import Any, cast
 
+from data.checked import RESULT, named, open_file, parse_json, read_bytes
 from data.durable import write_atomically
-from pipeline.run.saved import STATE, Saved, State, permitted, pointed, saved
+from pipeline.run.saved import STATE, Saved, State, permitted, pointed, read_state, saved
 
 log = logging.getLogger(__name__)
 MODEL, AVERAGE, TRAINING = "model.safetensors", "average.safetensors", "training.safetensors"
@@ -144,9 +145,7 @@ def _reason(error: Exception) -> str:
 
 
 def _whole_state(path: Path, names: Iterable[str] | None, fresh: bool) -> State:
-    state: Any = json.loads((path / STATE).read_bytes())
-    if digest_of({name: value for name, value in state.items() if name != "digest"}) != state["digest"]:
-        raise DamagedCheckpoint(f"checkpoint {path} is damaged: {STATE} is not what was written")
+    state: Any = read_state(path, ("step", "identity", "options", "sha256", "digest"))
     sums: Mapping[str, str] = state["sha256"]
     for name in names or [AVERAGE if AVERAGE in sums else MODEL]:
         if name in FILES and name in sums and _sum(path / name, fresh) != sums[name]:
@@ -157,11 +156,6 @@ def _whole_state(path: Path, names: Iterable[str] | None, fresh: bool) -> State:
     return cast(State, state)
 
 
-def digest_of(state: Mapping[str, object]) -> str:
-    """The sum of a state.json without its own `digest`."""
-    return hashlib.sha256(json.dumps(state, sort_keys=True).encode()).hexdigest()
-
-
 def _sum(path: Path, fresh: bool) -> str:
     """The sha256 of a file: noted, or worked out, and then kept by this process."""
     stamp = _stamp(path)
@@ -170,7 +164,7 @@ def _sum(path: Path, fresh: bool) -> str:
             if known is not None and known[0] == stamp:
                 return known[1]
     summed = hashlib.sha256()
-    with open(path, "rb") as file:
+    with named(path), open_file(path) as file:
         while block := file.read(1 << 20):
             summed.update(block)
     found = summed.hexdigest()
@@ -194,7 +188,7 @@ def _noted(folder: Path) -> dict[str, tuple[Stamp, str]]:
     """What `.checked` says of the checkpoints in a folder, by CHECKPOINT/FILE; nothing if another user wrote it."""
     with suppress(OSError, ValueError, TypeError, AttributeError, RecursionError):
         path = folder / CHECKED
-        content = json.loads(path.read_bytes())
+        content = parse_json(read_bytes(path, RESULT), path)
         if path.stat().st_uid == os.getuid():
             return {str(name): (list(stamp), str(found)) for name, (stamp, found) in content.items()}
     return {}

@@ -3,11 +3,14 @@
 import ctypes
 import gc
 import os
-from contextlib import AbstractContextManager, nullcontext
+import threading
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 
 import torch
 
+from data.processes import available_threads
 from pipeline.options import Options
 
 _M_TRIM_THRESHOLD, _M_TOP_PAD, _M_MMAP_THRESHOLD = -1, -2, -3
@@ -15,42 +18,118 @@ _M_TRIM_THRESHOLD, _M_TOP_PAD, _M_MMAP_THRESHOLD = -1, -2, -3
 
 @dataclass
 class Compute:
-    """The device, and the autocast type of matrix products or None for float32."""
+    """Where and how a run computes.
+
+    Attributes:
+        device: of the models.
+        autocast: the type of matrix products; None: float32.
+        deterministic: algorithms give the same bits each time, also with several threads, and on a GPU.
+    """
 
     device: torch.device
     autocast: torch.dtype | None
+    deterministic: bool = True
 
     def wait(self) -> None:
         """Until the device has computed what it was given."""
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)
 
-    def precision(self) -> AbstractContextManager[object]:
-        """The context in which models run."""
-        return nullcontext() if self.autocast is None else torch.autocast(self.device.type, self.autocast)
+    @contextmanager
+    def precision(self) -> Iterator[None]:
+        """The context in which models run: types of products, and algorithms."""
+        types = nullcontext() if self.autocast is None else torch.autocast(self.device.type, self.autocast)
+        with self.algorithms(), types:
+            yield
+
+    def algorithms(self) -> AbstractContextManager[None]:
+        """The context in which gradients are computed too: PyTorch takes deterministic algorithms, if that is asked for."""
+        return _DETERMINISTIC if self.deterministic else nullcontext()
+
+
+class _Deterministic:
+    """Has PyTorch take deterministic algorithms while anybody is inside, in any thread; then it does what it did before.
+
+    Memory that is not written yet stays as it is: nothing reads it, and to fill it takes time.
+    """
+
+    def __init__(self) -> None:
+        self._lock, self._inside = threading.Lock(), 0
+        self._before = (0, False, False, False)
+
+    def __enter__(self) -> None:
+        with self._lock:
+            self._inside += 1
+            if self._inside == 1:
+                cudnn, memory = torch.backends.cudnn, torch.utils.deterministic
+                self._before = (
+                    torch.get_deterministic_debug_mode(),  # `use_deterministic_algorithms` would import Inductor, for seconds
+                    cudnn.deterministic,
+                    cudnn.benchmark,
+                    memory.fill_uninitialized_memory,  # type: ignore[attr-defined]
+                )
+                _switch(2, True, False, False)
+
+    def __exit__(self, *_: object) -> None:
+        with self._lock:
+            self._inside -= 1
+            if not self._inside:
+                _switch(*self._before)
+
+
+def _switch(mode: int, deterministic: bool, benchmark: bool, fills: bool) -> None:
+    torch.set_deterministic_debug_mode(mode)
+    torch.backends.cudnn.deterministic, torch.backends.cudnn.benchmark = deterministic, benchmark
+    torch.utils.deterministic.fill_uninitialized_memory = fills  # type: ignore[attr-defined]
+
+
+_DETERMINISTIC = _Deterministic()
 
 
 def compute(options: Options) -> Compute:
     """Chooses the device and precision and sets the number of threads; processes of torchrun share the machine.
 
+    With `deterministic` it sets CUBLAS_WORKSPACE_CONFIG, unless somebody has: cuBLAS reads it when it begins.
+
     Raises:
         ValueError: the device does not exist.
     """
-    together = int(os.environ.get("LOCAL_WORLD_SIZE", 1))
+    if options.deterministic:
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+        os.environ.setdefault(
+            "TORCHINDUCTOR_DETERMINISTIC", "1"
+        )  # of torch.compile: kernels are not chosen by their times
     try:
         device = named_device(options.device)
         torch.empty(0, device=device)
     except (RuntimeError, AssertionError, NotImplementedError) as error:
         reason = str(error).splitlines()[0]
         raise ValueError(f"device={options.device} is not available here ({reason}); use device=auto or cpu") from error
-    torch.set_num_threads(options.threads or max(1, (os.cpu_count() or 1) // together))
+    _use_threads(options.threads)
     if device.type == "cuda":
         torch.cuda.set_device(device)
     if device.type == "cpu":
         keep_memory()
         torch.set_flush_denormal(True)  # probabilities near 1e-40 would take a hundred times as long as others
     precise = options.precision == "fp32" or (options.precision == "auto" and not _fast_bfloat16(device))
-    return Compute(device, None if precise else torch.bfloat16)
+    return Compute(device, None if precise else torch.bfloat16, options.deterministic)
+
+
+def _use_threads(asked: int | None) -> None:
+    """Sets the number of threads; where none is asked for, to what this process may use, and not above PyTorch's own.
+
+    PyTorch's own is what it began with, or what a caller has set since by `torch.set_num_threads`.
+    """
+    global _chosen, _own
+    if torch.get_num_threads() != _chosen:
+        _own = torch.get_num_threads()
+    # Of processes that torchrun started without a number for each, this one's share.
+    together = 1 if os.environ.get("OMP_NUM_THREADS") else int(os.environ.get("LOCAL_WORLD_SIZE", 1))
+    _chosen = asked or max(1, min(available_threads() // together, _own))
+    torch.set_num_threads(_chosen)
+
+
+_chosen = _own = torch.get_num_threads()
 
 
 def named_device(name: str) -> torch.device:

@@ -3,7 +3,6 @@
 `data.durable` writes them whole or not at all. Fields with a default are missing in files of earlier versions.
 """
 
-import json
 import logging
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -13,11 +12,20 @@ from typing import Any, Literal, TypeVar
 
 from pydantic import TypeAdapter, ValidationError
 
+from data import checked
 from data.durable import write_atomically
 from data.statistics import Summary
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
+AGAIN = {  # what to do about a file that is damaged
+    "evaluation.json": "run `haed evaluate` again",
+    "samples.json": "run `haed sample` again",
+    "analysis.json": "run `haed analyse` again",
+    "environment.json": "remove it to go on without it",
+    "corpus.json": "bring a copy of it back, or train under another name=",
+    "clock.json": "remove it to have it measured anew",
+}
 
 
 def write_or_say(path: Path, content: bytes) -> bool:
@@ -36,32 +44,40 @@ def write_or_say(path: Path, content: bytes) -> bool:
     return True
 
 
-def read_json(path: Path, keys: tuple[str, ...] = ()) -> dict[str, Any]:
-    """Reads a JSON object that has these keys.
+def read_json(path: Path, keys: tuple[str, ...] = (), inside: Path | None = None) -> dict[str, Any]:
+    """Reads a JSON object that has these keys, and our checksum.
+
+    Args:
+        path: of the file.
+        keys: that it must have.
+        inside: folder out of which no link may lead; None: its own.
 
     Raises:
         FileNotFoundError: there is no such file.
         ValueError: it holds something else.
     """
-    try:
-        found = json.loads(path.read_bytes())
-        missing = [key for key in keys if key not in found] if isinstance(found, dict) else ["everything"]
-    except (ValueError, RecursionError) as error:
-        raise ValueError(f"{path} is damaged: {error}") from error
+    found = checked.read_json(path, inside=inside or path.parent, advice=AGAIN.get(path.name, ""))
+    missing = [key for key in keys if key not in found] if isinstance(found, dict) else ["everything"]
     if missing:
         raise ValueError(f"{path} is damaged, or of another version: it lacks {', '.join(missing[:5])}")
     return dict(found)
 
 
-def read_as(kind: type[T], path: Path) -> T:
-    """Reads a JSON file as a dataclass, or what is made of them; keys that it does not have are left out.
+def read_as(kind: type[T], path: Path, inside: Path | None = None) -> T:
+    """Reads a JSON file with our checksum as a dataclass, or what is made of them; keys that it does not have are left out.
+
+    Args:
+        kind: the dataclass.
+        path: of the file.
+        inside: folder out of which no link may lead; None: its own.
 
     Raises:
         FileNotFoundError: there is no such file.
         ValueError: it holds something else.
     """
+    found = checked.read_json(path, inside=inside or path.parent, advice=AGAIN.get(path.name, ""))
     try:
-        return TypeAdapter(kind).validate_json(path.read_bytes())
+        return TypeAdapter(kind).validate_python(found)
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
         place = ".".join(str(part) for part in first["loc"])

@@ -4,7 +4,6 @@ Whoever reads a run asks `RunFolder.check` first: its configuration and its corp
 with. Whoever writes one holds `RunFolder.lock`, and has checked everything that could be refused.
 """
 
-import json
 import logging
 import os
 import platform
@@ -17,10 +16,22 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import IO, Any, Concatenate, ParamSpec, Self, TypeVar
 
+from data.checked import open_file
 from data.chunkers import Chunker, make_chunker
 from data.corpus import MANIFEST, Corpus
 from data.distinct import frequent_words
-from data.durable import Guard, check_guards, guarded, hold, holder, make_folders, sweep, whoami, write_atomically
+from data.durable import (
+    Guard,
+    check_guards,
+    guarded,
+    hold,
+    holder,
+    make_folders,
+    sweep,
+    whoami,
+    write_atomically,
+    write_json,
+)
 from data.locations import is_remote, redact
 from data.statistics import Summary
 from pipeline.config import ConfigError, dump, load
@@ -35,7 +46,7 @@ T = TypeVar("T")
 PHASES: tuple[Phase, ...] = ("finetune", "train", "pretrain")  # the order in which a finished model is looked for
 CORPUS = "corpus.json"
 FREQUENT = 3  # chunks that are noted as prompts
-_EVERY = ("runs_dir", "device", "threads", "precision", "loader")
+_EVERY = ("runs_dir", "device", "threads", "deterministic", "precision", "loader")
 READS = {  # what can be given to a stage that reads a trained run: options, and whole sections
     "evaluate": (*_EVERY, "evaluate", "batch.context"),
     "sample": (*_EVERY, "evaluate.stage", "evaluate.likelihood", "sample", "batch.context"),
@@ -71,7 +82,7 @@ class RunFolder:
         run.path.mkdir(parents=True, exist_ok=True)
         sweep(run.path.rglob(".*.partial"))  # files of processes that were killed
         write_atomically(run.path / "config.yaml", dump(options).encode())
-        write_atomically(run.path / "environment.json", json.dumps(asdict(environment(options)), indent=2).encode())
+        run.write_json("environment.json", asdict(environment(options)))
         return run
 
     @classmethod
@@ -83,7 +94,7 @@ class RunFolder:
         """
         run, runs_dir = Path(run).expanduser(), os.path.expanduser(runs_dir)
         for path in (run, Path(runs_dir) / run):
-            if (path / "config.yaml").is_file():
+            if os.path.lexists(path / "config.yaml"):
                 return cls(path)
         if run.exists():
             raise FileNotFoundError(f"{run} is not a run: it has no config.yaml")
@@ -101,6 +112,7 @@ class RunFolder:
         Raises:
             ConfigError: it is not one of this version, or an override is wrong or cannot apply.
         """
+        open_file(self.path / "config.yaml", self.path).close()  # no link that leads out of the run
         options = load(self.path / "config.yaml", overrides)
         keys = [override.split("=", 1)[0] for override in overrides]
         takes = READS.get(reader or "", ())
@@ -140,7 +152,7 @@ class RunFolder:
                 str(kept),
                 str(self.path.parent.parent / kept),
             ]
-            places = [place for place in dict.fromkeys(places) if (Path(place) / MANIFEST).is_file()]
+            places = [place for place in dict.fromkeys(places) if os.path.lexists(Path(place) / MANIFEST)]
         found = [Corpus.open(place, options.loader) for place in places]
         if not found:
             raise FileNotFoundError(
@@ -171,7 +183,7 @@ class RunFolder:
 
     def statistics(self, split: str) -> Summary | None:
         """Those of a split of that corpus, if they are there."""
-        known = self._corpus().statistics if (self.path / CORPUS).is_file() else None
+        known = self._corpus().statistics if os.path.lexists(self.path / CORPUS) else None
         return (known or {}).get(split)
 
     def form(self) -> dict[str, int]:
@@ -292,10 +304,10 @@ class RunFolder:
             return False
 
     def write_json(self, name: str, value: Any) -> Path:
-        """Writes `value` as a JSON file of the run, whole or not at all."""
+        """Writes `value` as a JSON file of the run, with its checksum, whole or not at all."""
         path = self.path / name
         make_folders(path.parent, within=self.path)
-        write_atomically(path, (json.dumps(value, indent=2, ensure_ascii=False) + "\n").encode())
+        write_json(path, value)
         return path
 
     @contextmanager
@@ -382,5 +394,5 @@ def environment(options: Options) -> Environment:
         machine=f"{platform.system()} {platform.machine()}, {os.cpu_count()} cores",
         seed=options.seed,
         device=options.device,
-        threads=options.threads or os.cpu_count(),
+        threads=torch.get_num_threads(),  # `compute` has set it
     )

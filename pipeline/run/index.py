@@ -9,6 +9,7 @@ asked. A prediction is asked for without that: the model compares it with whole 
 """
 
 import logging
+import os
 from collections.abc import Callable, Sequence
 from functools import cached_property, lru_cache, partial
 from typing import Self
@@ -22,9 +23,9 @@ from haed.options import SYSTEMS
 from pipeline.config import ConfigError
 from pipeline.options import Options
 from pipeline.run.folder import RunFolder
-from pipeline.run.spaces.answers import PIXELS, Answers, Neighbour, Neighbours, spell
-from pipeline.run.spaces.queries import parse
-from pipeline.run.spaces.stored import SCORES, Files, Meta, StaleIndex, place_of
+from pipeline.run.spaces.answers import PIXELS, Answers, Neighbour, Neighbours, say_notes, spell
+from pipeline.run.spaces.queries import Text, parse, to_bytes
+from pipeline.run.spaces.stored import SCORES, Files, Meta, Rows, StaleIndex, place_of
 from pipeline.run.spaces.vectors import Vectors, prepared, whole
 from pipeline.shown import meant, visible
 
@@ -41,6 +42,20 @@ Search = Callable[[int, int], tuple[np.ndarray, np.ndarray]]  # how many, among 
 def floor(counts: np.ndarray) -> int:
     """How often a chunk occurs that the model may be taken to know: ten times, or as often as a thousand chunks do."""
     return next((least for least in FLOORS if int((counts >= least).sum()) >= ENOUGH), 1)
+
+
+def check_count(name: str, value: int) -> int:
+    """A number of answers, or of occurrences, as it was given.
+
+    Raises:
+        TypeError: it is no whole number.
+        ValueError: it is less than 1.
+    """
+    if isinstance(value, bool) or not isinstance(value, int | np.integer):
+        raise TypeError(f"{name} must be a whole number, not {type(value).__name__}. Use {name}=8.")
+    if value < 1:
+        raise ValueError(f"{name}={value}: must be at least 1. Use {name}=8.")
+    return int(value)
 
 
 class Index:
@@ -88,14 +103,16 @@ class Index:
     @staticmethod
     def is_there(folder: RunFolder) -> bool:
         """Whether an index of chunks was built, of this version or an earlier one."""
-        return (place_of(folder, "chunks") / "meta.json").is_file() or (folder.path / "index" / "meta.json").is_file()
+        return any(
+            os.path.lexists(place / "meta.json") for place in (place_of(folder, "chunks"), folder.path / "index")
+        )
 
     def __len__(self) -> int:
         return len(self.chunks.counts)
 
     @property
-    def vectors(self) -> np.ndarray:
-        """(n, E) float32, mapped from the file, as `prepared` gave them."""
+    def vectors(self) -> np.ndarray | Rows:
+        """(n, E) float32, as `prepared` gave them."""
         return self.search.exact
 
     @cached_property
@@ -127,7 +144,7 @@ class Index:
 
     def nearest(
         self,
-        queries: Sequence[str | bytes],
+        queries: Sequence[Text],
         count: int | None,
         embed: Embed,
         strict: bool = True,
@@ -137,13 +154,13 @@ class Index:
 
         Args:
             queries: see `pipeline.run.spaces.queries.parse`; none: frequent chunks of the corpus.
-            count: neighbours of each; None: eight, or as many as there are.
+            count: neighbours of each; None: eight. Where there are fewer, all of them, which is said.
             embed: called with those queries that the index does not have, if there are any.
             strict: false leaves queries out that are no chunks of this run, meant for another kind of data.
             min_count: occurrences of a neighbour; None: the index's floor.
 
         Raises:
-            ValueError: a query is none, or there are fewer than `count` chunks.
+            ValueError: a query is none.
         """
         asked = self._asked(queries, strict)
         vectors = self.embedded(asked, embed)
@@ -151,9 +168,9 @@ class Index:
 
     def analogy(
         self,
-        like: Sequence[str | bytes],
-        minus: Sequence[str | bytes],
-        plus: Sequence[str | bytes],
+        like: Sequence[Text],
+        minus: Sequence[Text],
+        plus: Sequence[Text],
         count: int | None,
         embed: Embed,
         min_count: int | None = None,
@@ -171,6 +188,12 @@ class Index:
         words = [spell(chunk, self.meta.chunker) for chunk in asked]
         label = "".join(f" {'-' if sign < 0 else '+'} {word}" for sign, word in zip(signs, words, strict=True))
         return self.answer([(label.removeprefix(" + "), b"".join(asked))], vector[None], count, min_count, [asked])
+
+    def query_vectors(self, queries: Sequence[Text], embed: Embed) -> np.ndarray:
+        """Vectors (q, E) of queries as `nearest` searches with them."""
+        if not queries:
+            return np.zeros((0, self.meta.width), np.float32)
+        return prepared(self.embedded(self._asked(queries, True), embed), self.meta.metric)
 
     def embedded(self, chunks: list[bytes], embed: Embed) -> np.ndarray:
         """Vectors (n, E) of chunks as the index holds them: its own, and those that `embed` is called for."""
@@ -205,12 +228,12 @@ class Index:
         Args:
             asked: the text and the bytes of each question.
             vectors: what was asked, without the mean if the index is; for cosines divided by their lengths here.
-            count: neighbours of each; None: eight, or as many as there are.
+            count: neighbours of each; None: eight. Where there are fewer, all of them, which is said.
             min_count: occurrences of a neighbour; None: the index's floor.
             without: chunks that are no answers to each; None: the bytes of each question.
 
         Raises:
-            ValueError: there are fewer than `count` chunks that occur so often.
+            ValueError: no chunk occurs so often.
         """
         search = partial(self.search.nearest, prepared(vectors, self.meta.metric))
         found = self._answers(
@@ -236,7 +259,7 @@ class Index:
         mean, distances, queries = self.mean, self.distances, prepared(vectors, "cosine")
 
         def search(most: int, among: int) -> tuple[np.ndarray, np.ndarray]:
-            return whole(queries, self.vectors[:among], mean, distances[:among], self.norms[:among], most)
+            return whole(queries, self.vectors, mean, distances[:among], self.norms[:among], most)
 
         return self._answers(asked, search, SCORES["cosine"], count, min_count, none)
 
@@ -249,28 +272,41 @@ class Index:
         min_count: int | None,
         without: Sequence[Sequence[bytes]],
     ) -> Answers:
-        if (count is not None and count < 1) or (min_count is not None and min_count < 1):
-            raise ValueError(f"count={count}, min_count={min_count}: each must be at least 1, or None")
-        among = self.known(min_count)
-        if not among:
-            raise ValueError(
-                f"no chunk of the index occurs {min_count:,} times: the most frequent has {self.chunks.counts[0]:,}"
-            )
-        least = self.meta.floor if min_count is None else min_count
-        if count is not None and count > among:
-            raise ValueError(
-                f"--count {count:,}: the index has {among:,} chunks that occur {least:,} times or more, and {len(self):,} in all "
-                "(--min-count 1)"
-            )
-        count = min(count or COUNT, among)
-        left = [{self.find(chunk) for chunk in chunks} for chunks in without]
+        among, least = self.searched(min_count)
+        wanted = check_count("count", COUNT if count is None else count)
+        left = [{self.find(chunk) for chunk in chunks} - {None} for chunks in without]
         most = max((len(rows) for rows in left), default=0)
-        scores, rows = search(count + most, among)
+        scores, rows = search(min(wanted + most, among), among)
         found = []
         for (label, chunk), drop, own, near in zip(asked, left, scores.tolist(), rows.tolist(), strict=True):
-            kept = [(row, score) for row, score in zip(near, own, strict=True) if row >= 0 and row not in drop]
-            found.append(Neighbours(label, chunk.hex(), [self._named(row, score) for row, score in kept[:count]]))
+            kept = [self._named(row, score) for row, score in zip(near, own, strict=True) if row not in drop][:wanted]
+            note = None if count is None else self._fewer(count, len(kept), among, least)
+            found.append(Neighbours(label, chunk.hex(), kept, note))
+        say_notes(found)
         return Answers(found, f"{score}, {self._about(among, least)}", score)
+
+    def searched(self, min_count: int | None = None) -> tuple[int, int]:
+        """How many chunks answers are taken from, the first rows, and how often these occur at least.
+
+        Raises:
+            ValueError: none occurs so often.
+        """
+        least = self.meta.floor if min_count is None else check_count("min_count", min_count)
+        among = self.known(least)
+        if not among:
+            raise ValueError(
+                f"no chunk of the index occurs {least:,} times: the most frequent has {self.chunks.counts[0]:,}"
+            )
+        return among, least
+
+    def _fewer(self, count: int, found: int, among: int, least: int) -> str | None:
+        """What is said of an answer with fewer neighbours than were asked for; None: it has as many."""
+        if found >= count:
+            return None
+        often = f" that occur {least:,} times or more" if least > 1 else ""
+        own = ", what is asked for left out" if found < among else ""
+        more = f"; --min-count 1 searches all {len(self):,}" if among < len(self) else ""
+        return f"{found:,} of {count:,} neighbours: the index has {among:,} chunks{often}{own}{more}"
 
     def _named(self, row: int, score: float) -> Neighbour:
         chunk = self.chunk(row)
@@ -281,7 +317,7 @@ class Index:
         often = f" that occur {least:,} times or more in {self.meta.split}" if among < len(self) or least > 1 else ""
         return f"count, chunk; among {among:,} chunks{often}{rest}"
 
-    def _asked(self, queries: Sequence[str | bytes], strict: bool) -> list[bytes]:
+    def _asked(self, queries: Sequence[Text], strict: bool) -> list[bytes]:
         found = []
         for query in queries:
             try:
@@ -292,9 +328,9 @@ class Index:
                 log.info("left out: %s", error)
         return found or telling(self.chunks, OWN_QUERIES)
 
-    def _typed(self, query: str | bytes) -> str | bytes:
+    def _typed(self, query: Text) -> Text:
         """A query; one that was copied from an answer, with signs for white space, means the chunk that is shown so."""
-        text = query if isinstance(query, str) else query.decode(errors="replace")
+        text = to_bytes(query).decode(errors="replace")
         plain = meant(text)
         if plain == text or self.find(text.encode(errors="replace")) is not None:
             return query

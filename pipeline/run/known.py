@@ -11,7 +11,6 @@ import logging
 from pathlib import Path
 
 import torch
-from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 from torch import Tensor
 
@@ -24,6 +23,7 @@ from haed.chunk.packing import Chunks
 from pipeline.run.files import write_or_say
 from pipeline.run.folder import RunFolder
 from pipeline.run.saved import Saved
+from pipeline.run.tensors import read_metadata, read_tensors
 
 log = logging.getLogger(__name__)
 CHUNKS, KEYS = "known/chunks.safetensors", "known/keys.safetensors"
@@ -93,13 +93,12 @@ def _lexicon(found: dict[str, Tensor]) -> Lexicon:
 
 
 def _read(path: Path, told: dict[str, str]) -> dict[str, Tensor] | None:
-    """The tensors of a cache, mapped from its file, if it says of itself what is asked for and is whole; else None."""
+    """The tensors of a cache, if it says of itself what is asked for and is whole; else None."""
     try:
-        with safe_open(path, "pt") as file:
-            said, found = file.metadata() or {}, {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+        said, found = read_metadata(path), read_tensors(path)
     except FileNotFoundError:
         return None
-    except (SafetensorError, OSError) as error:
+    except (ValueError, OSError) as error:
         log.warning("%s is damaged (%s): it is made anew", path, error)
         return None
     if others := [f"{name} {said.get(name)}, now {now}" for name, now in told.items() if said.get(name) != now]:

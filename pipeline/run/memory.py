@@ -7,6 +7,7 @@ size is fixed.
 
 import torch
 
+from data import checked
 from data.chunkers import Chunker, make_chunker
 from haed.build import make_system
 from haed.system import Cut, System
@@ -72,9 +73,4 @@ def free_memory(device: torch.device) -> float:
     """Bytes that are free on a device; of the machine, those that can be freed count."""
     if device.type == "cuda":
         return float(torch.cuda.mem_get_info(device)[0])
-    try:
-        with open("/proc/meminfo") as file:
-            found = {line.split(":")[0]: line.split()[1] for line in file}
-        return 1024 * float(found["MemAvailable"])
-    except (OSError, KeyError, IndexError):
-        return float("inf")
+    return checked.free_memory()

@@ -4,15 +4,18 @@ import json
 import logging
 import math
 import os
+import re
 import socket
 import sys
 import time
+import zlib
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
+from data.checked import MANY, DamagedFile, open_file, open_own, parse_json, read_bytes
 from data.durable import make_folders, write_atomically
 from pipeline.options import PhaseOptions
 from pipeline.shown import duration
@@ -22,6 +25,8 @@ Record = dict[str, float]  # figures by name; `step` is one of them
 Listener = Callable[[Record], None]
 SHOWN = ("loss", "iem", "bits_per_token", "validation/bits_per_token", "validation/iem", "steps_per_second")
 TERMINAL_SECONDS, QUIET_SECONDS = 0.5, 10.0
+_END, _CUT = b', "crc32": "%08x"}', -22  # of a line, and where that begins
+_FINISHED = re.compile(rb', "crc32": "[0-9a-f]{8}"}')
 _BAR = 20  # columns of a terminal
 
 
@@ -44,7 +49,8 @@ class _Log:
     """A file that is only appended to. What the disk does not take is kept, and written with what comes next."""
 
     def __init__(self, path: Path) -> None:
-        self._file = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
+        self._opened = open_own(path, os.O_RDWR | os.O_CREAT)
+        self._file = self._opened.fileno()
         self._end, self._pending = os.lseek(self._file, 0, os.SEEK_END), b""
 
     def write(self, content: bytes) -> None:
@@ -68,7 +74,7 @@ class _Log:
 
     def close(self) -> None:
         """Closes the file, whatever is pending."""
-        os.close(self._file)
+        self._opened.close()
 
 
 class _Board:
@@ -118,7 +124,7 @@ class Metrics:
 
     def write(self, record: Record) -> None:
         """Adds one record; it must have a `step`."""
-        self._lines.write((json.dumps(record) + "\n").encode())
+        self._lines.write(as_line(record))
         self._board.write(record)
         try:
             self._lines.flush()
@@ -164,17 +170,53 @@ class Metrics:
             log.warning("metrics for TensorBoard are kept for later: %s", error)
 
 
+def as_line(record: Record) -> bytes:
+    """A record as it stands in a file: JSON whose last entry is the CRC-32 of what is before it."""
+    begin = json.dumps(record).encode()[:-1]
+    return begin + _END % zlib.crc32(begin) + b"\n"
+
+
+def parse(line: bytes, path: Path, number: int | None = None) -> Record:
+    """The record of a line.
+
+    Args:
+        line: without its end.
+        path: of the file, named in errors.
+        number: of the line, likewise.
+
+    Raises:
+        DamagedFile: it is not what was written.
+    """
+    where = f"{path}{'' if number is None else f', line {number}'}"
+    begin = line[:_CUT]
+    if line[_CUT:] != _END % zlib.crc32(begin):
+        raise DamagedFile(
+            f"{where} is damaged or was edited: its crc32 is of another line; remove the line to go without it"
+        )
+    found = parse_json(begin + b"}", where)
+    values = found.values() if isinstance(found, dict) else ()
+    if "step" not in found or not all(value is None or isinstance(value, int | float) for value in values):
+        raise DamagedFile(f"{where} is damaged: no record with a step and figures; remove the line to go without it")
+    return cast(Record, found)
+
+
 def read(path: Path) -> list[Record]:
-    """The records of a metrics.jsonl; an unfinished last line is left out."""
-    if not path.is_file():
+    """The records of a metrics.jsonl, which lies in the folder of a phase; an unfinished last line is left out.
+
+    Raises:
+        DamagedFile: a line, which is named, or the file is damaged.
+        OSError: it cannot be read.
+    """
+    return [parse(line, path, number) for number, line in enumerate(_lines(path), 1)]
+
+
+def _lines(path: Path) -> list[bytes]:
+    """The lines of a file that are finished; none where there is no file."""
+    try:
+        *lines, last = read_bytes(path, MANY, path.parent.parent).split(b"\n")
+    except (FileNotFoundError, NotADirectoryError):
         return []
-    records = []
-    for line in path.read_text(encoding="utf-8", errors="replace").splitlines():
-        try:
-            records.append(json.loads(line))
-        except json.JSONDecodeError:
-            continue
-    return records
+    return [*lines, last] if _FINISHED.search(last) else lines  # of one whose end was changed, too
 
 
 class Tail:
@@ -182,12 +224,12 @@ class Tail:
 
     def __init__(self, path: Path) -> None:
         self._path, self._inode, self._read = path, 0, 0
-        self._before = set(path.read_bytes().splitlines()) if path.is_file() else set()
+        self._before = set(_lines(path))
 
     def records(self) -> list[Record]:
         """Those that came since the last call."""
         try:
-            with open(self._path, "rb") as file:
+            with open_file(self._path, self._path.parent.parent) as file:
                 if (inode := os.fstat(file.fileno()).st_ino) != self._inode:
                     self._inode, self._read = inode, 0
                 file.seek(self._read)
@@ -195,14 +237,30 @@ class Tail:
         except FileNotFoundError:
             return []
         self._read += sum(len(line) + 1 for line in lines)
-        return [json.loads(line) for line in lines if line not in self._before]
+        return [parse(line, self._path) for line in lines if line not in self._before]
 
 
 def _cut_back(path: Path, step: int) -> None:
-    """Drops records after `step`."""
-    if path.is_file():
-        kept = [record for record in read(path) if record.get("step", 0) <= step]
-        write_atomically(path, "".join(json.dumps(record) + "\n" for record in kept).encode())
+    """Drops records after `step`, which may be damaged: they were not synced when the machine lost its power.
+
+    Raises:
+        DamagedFile: one before that is damaged.
+    """
+    kept, damaged = [], None
+    for number, line in enumerate(_lines(path), 1):
+        try:
+            record = parse(line, path, number)
+        except DamagedFile as error:
+            damaged = damaged or error
+            continue
+        if record["step"] <= step:
+            if damaged is not None:
+                raise damaged
+            kept.append(line + b"\n")
+    if damaged is not None:
+        log.warning("%s; it is left out, with what comes after it", damaged)
+    if path.exists():
+        write_atomically(path, b"".join(kept))
 
 
 class Pace:

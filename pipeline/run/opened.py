@@ -32,10 +32,11 @@ from pipeline.run.checkpoints import Checkpoint, Checkpoints
 from pipeline.run.device import Compute, compute
 from pipeline.run.files import MixtureParts
 from pipeline.run.folder import RunFolder
-from pipeline.run.index import PIXELS, Answers, spell
+from pipeline.run.index import PIXELS, Answers, check_count, spell
 from pipeline.run.known import known
 from pipeline.run.memory import build_system, check_memory
 from pipeline.run.spaces.probe import Probe
+from pipeline.run.spaces.queries import Text, Texts, parse, to_bytes, to_texts
 from pipeline.run.windows import Scored, grid, overlapping
 
 log = logging.getLogger(__name__)
@@ -179,14 +180,25 @@ class Run:
                 system.known = known(self.folder, system, most_known(how), self.checkpoint)
         return system
 
-    def score(self, text: str | bytes) -> Score:
+    def score(self, text: Text) -> Score:
         """Exact bits of one document."""
-        document = text.encode() if isinstance(text, str) else text
+        document = self._document(text, 'run.score("def f(x):")')
         bits, sums = 0.0, []
         for scored in self.score_documents([self.chunker.split(document)]):
             bits += float(scored.bits.sum())
             sums.append(scored.parts())
         return Score(bits, len(document), self.size(document), len(document), self.parts(sums))
+
+    def _document(self, text: Text, example: str) -> bytes:
+        """The bytes of a text; of pictures and sound a str has none.
+
+        Raises:
+            TypeError: it is neither a str nor bytes.
+            ValueError: it is a str, and the model is not of text.
+        """
+        if self.of_values and isinstance(text, str) and text:
+            raise ValueError(f"this run's model is not of text: give the values as bytes, not {text[:40]!r}")
+        return to_bytes(text, example)
 
     def size(self, document: bytes) -> int:
         """What bits are divided by: a text's characters, or the values of a picture or a sound."""
@@ -221,14 +233,14 @@ class Run:
             for part in overlapping(documents, self.chunker.k, self.options.batch.context, stride, at_once):
                 yield Scored.of(self.likelihood, part)
 
-    def sample(self, prompt: str | bytes = "", samples: int = 1, options: SampleOptions | None = None) -> list[bytes]:
+    def sample(self, prompt: Text = "", samples: int = 1, options: SampleOptions | None = None) -> list[bytes]:
         """Continuations of a prompt, which they do not repeat; the same seed gives the same ones on one machine."""
         return self.continued(prompt, samples, options).texts
 
-    def continued(self, prompt: str | bytes = "", samples: int = 1, options: SampleOptions | None = None) -> Continued:
+    def continued(self, prompt: Text = "", samples: int = 1, options: SampleOptions | None = None) -> Continued:
         """The same, and how they came about."""
         how, system = options or SampleOptions(), self.likelihood
-        prompt = prompt.encode() if isinstance(prompt, str) else prompt
+        prompt = self._document(prompt, 'run.sample("import ")')
         began = time.perf_counter()
         given = self._chunks(*self.chunker.split(prompt))
         opened = given.tokens[0, -1, : int(given.lengths[0, -1])] if given.lengths.numel() else None
@@ -247,7 +259,7 @@ class Run:
         summoned = None if sampler.summoned is None else (sampler.summoned / how.chunks).tolist()
         return Continued([bytes(text) for text in written], summoned, time.perf_counter() - began)
 
-    def next(self, prompt: str | bytes = "", count: int = 10) -> NextChunks:
+    def next(self, prompt: Text = "", count: int = 10) -> NextChunks:
         """The likeliest next chunks after a prompt, with their exact probabilities; see `haed.chunk.outcomes`.
 
         A prompt ends inside a chunk if a letter after it would belong to its last one.
@@ -256,14 +268,14 @@ class Run:
             ConfigError: the model predicts tokens, not chunks.
             ValueError: the model is of pictures, and a prompt is given; or the count is not 1 to 10,000.
         """
-        if not 1 <= count <= MOST_NEXT:
+        if not 1 <= check_count("count", count) <= MOST_NEXT:
             raise ValueError(f"count {count}: must be 1 to {MOST_NEXT:,}")
         system = self.likelihood
         if not isinstance(system, HAED):
             raise ConfigError(
                 f"model.kind={system.kind} predicts tokens, not chunks: `haed sample` continues prompts with it"
             )
-        prompt = prompt.encode() if isinstance(prompt, str) else prompt
+        prompt = to_bytes(prompt, 'run.next("import ")')
         kind = self.chunker.name
         if prompt and kind == PIXELS:
             raise ValueError("this run's model is of pictures: `haed next` takes no prompt, and tells how it begins")
@@ -274,6 +286,8 @@ class Run:
         with torch.no_grad():
             sampler = ChunkSampler(system, closed)
             found = likeliest(system, sampler.prediction, sampler.last, opened, count)
+        if len(found.rows) < count:
+            log.warning("%d of %d chunks: no more are possible there", len(found.rows), count)
         counts = None if system.known is None else system.known.lexicon.counts
         columns = (found.chunks.tokens, found.chunks.lengths, found.probability, found.summoned, found.rows)
         chunks = []
@@ -303,12 +317,25 @@ class Run:
             written = [sampler.chunk(draw).tokens for _ in range(chunks)]
         return torch.cat(written, 1).numpy().astype(np.uint8)
 
-    def embed(self, chunks: list[bytes]) -> np.ndarray:
-        """Embeddings (n, E) float32 of chunks of at most K bytes, seen in training or not.
+    def embed(self, chunks: Texts) -> np.ndarray:
+        """Embeddings (n, E) float32 of a chunk or several of at most K bytes, seen in training or not.
+
+        They are as the model has them. Indexes hold them without their mean: see `Probe.vectors` for those.
+
+        Args:
+            chunks: str or bytes, `run.embed(["return "])`. Of pictures a str is a colour or a place, as in `neighbours`.
 
         Raises:
+            TypeError: a chunk is neither a str nor bytes.
             ValueError: a chunk is empty or too long.
         """
+        if self.chunker.name == PIXELS:
+            several = [chunks] if isinstance(chunks, Text) else chunks
+            chunks = [
+                parse(each, self.chunker, self.folder.corpus, "train") if isinstance(each, str) else each
+                for each in several
+            ]
+        chunks = to_texts(chunks, 'run.embed(["return "])')
         for chunk in chunks:
             if not 1 <= len(chunk) <= self.chunker.k:
                 raise ValueError(f"{chunk!r} has {len(chunk)} bytes, a chunk of this run has 1 to {self.chunker.k}")
@@ -330,7 +357,7 @@ class Run:
         return Windows.of(rows[None], torch.from_numpy(lengths.astype(np.int64))[None])
 
     def context(
-        self, text: bytes, layer: int | None = None, scale: int | None = None, seen: int | None = None
+        self, text: Text, layer: int | None = None, scale: int | None = None, seen: int | None = None
     ) -> np.ndarray:
         """The main model's state (W,) after a text, of which it sees what its window holds; see `System.vectors`.
 
@@ -340,9 +367,9 @@ class Run:
             scale: likewise of a model of several scales.
             seen: chunks of the window; None: `batch.context`.
         """
-        return self._after(text, "contexts", layer, scale, seen)
+        return self._after(self._document(text, 'run.context("for i in ")'), "contexts", layer, scale, seen)
 
-    def expected(self, text: bytes) -> np.ndarray:
+    def expected(self, text: Text) -> np.ndarray:
         """What the model expects after a text, as a vector (E,) in the space of chunk embeddings: ŷ as the IEM loss has it.
 
         Raises:
@@ -354,7 +381,7 @@ class Run:
             log.warning(
                 "%s was trained without the IEM loss: what it expects need not lie among its chunks", self.phase
             )
-        return self._after(text, "predictions")
+        return self._after(self._document(text, 'run.expected("for i in ")'), "predictions")
 
     @torch.no_grad()
     def _after(
@@ -375,7 +402,7 @@ class Run:
         """Questions to this checkpoint's indexes, each of which is opened once."""
         return Probe(self.folder, self.digest, lambda stage: self)
 
-    def neighbours(self, *queries: str | bytes, count: int | None = None) -> Answers:
+    def neighbours(self, *queries: Text, count: int | None = None) -> Answers:
         """Nearest chunks of the corpus to each query; see `Probe`, which has more questions."""
         return self.probe.neighbours(*queries, count=count)
 

@@ -7,10 +7,10 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Self, TypedDict, cast
 
+from data.checked import NOTE, RESULT, DamagedFile, parse_json, read_bytes, read_text, unsealed
 from haed.options import ModelOptions
 from pipeline.kinds import is_of
 from pipeline.options import Options
-from pipeline.run.files import read_json
 from pipeline.trees import differences
 
 STATE = "state.json"
@@ -90,6 +90,21 @@ class Saved:
         return self.path.parent.parent.name
 
 
+def read_state(path: Path, keys: tuple[str, ...] = ()) -> State:
+    """state.json of the checkpoint in a folder, which must have these keys, and be what its digest says.
+
+    Raises:
+        FileNotFoundError: there is none.
+        DamagedFile: it is damaged.
+    """
+    where = path / STATE
+    found = parse_json(read_bytes(where, RESULT), where)
+    unsealed(found, where, "digest")
+    if missing := [key for key in keys if key not in found]:
+        raise DamagedFile(f"{where} is damaged, or of another version: it lacks {', '.join(missing)}")
+    return cast(State, found)
+
+
 def identity(options: Options, corpus: str) -> Identity:
     """That of a run with these options on the corpus with this digest; of the model, what its kind has."""
     return {
@@ -145,8 +160,8 @@ def pointed(folder: Path, pointer: str) -> Path | None:
     """
     try:
         with permitted(folder):
-            name = (folder / pointer).read_text().strip()
-    except (FileNotFoundError, NotADirectoryError, IsADirectoryError, UnicodeDecodeError):
+            name = read_text(folder / pointer, NOTE).strip()
+    except (FileNotFoundError, NotADirectoryError, DamagedFile):
         return None
     return folder / name if name.startswith("step-") and Path(name).name == name else None
 
@@ -155,7 +170,7 @@ def _newest_state(folder: Path) -> State:
     """state.json of the newest checkpoint in a folder; empty where none can be read."""
     for path in reversed(saved(folder)):
         with suppress(OSError, ValueError):
-            return cast(State, read_json(path / STATE))
+            return read_state(path)
     return {}
 
 

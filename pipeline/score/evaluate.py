@@ -1,20 +1,20 @@
 """Exact bits of a split, or of any file, beside yardsticks measured on the same bytes."""
 
 import hashlib
-import json
 import logging
 import sys
 import time
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 import numpy as np
 
+from data.checked import sealed_json
 from data.corpus import Corpus
 from data.distinct import Occurrences
-from data.durable import write_atomically
+from data.durable import write_json
 from pipeline.kinds import likelihood, most_known
 from pipeline.options import Options
 from pipeline.run.device import release_memory
@@ -63,7 +63,6 @@ def evaluate(options: Options, text: Path | None = None) -> Evaluation:
     if iem:
         result.iem = closed_set(run, corpus, split)
     release_memory()
-    content = json.dumps(asdict(result), indent=2, ensure_ascii=False) + "\n"
     path = run.folder.path / "evaluation.json"
     with suppress(OSError, ValueError):
         if (before := read_as(Evaluation, path)).split != split:
@@ -71,7 +70,7 @@ def evaluate(options: Options, text: Path | None = None) -> Evaluation:
             log.info(
                 "evaluation.json had %s of the %s split: the %s split's takes its place", figure, before.split, split
             )
-    write_or_say(path, content.encode())
+    write_or_say(path, sealed_json(asdict(result)))
     return result
 
 
@@ -148,17 +147,30 @@ def _standard_error(bits: list[float], sizes: list[int]) -> float | None:
     return float(np.sqrt((residual**2).sum() * len(b) / (len(b) - 1)) / n.sum())
 
 
+@dataclass
+class _Kept:
+    """A file of yardsticks: of which corpus, and what was measured."""
+
+    corpus: str
+    yardsticks: list[Baseline]
+
+
 def _baselines(corpus: Corpus, split: str) -> list[Baseline]:
     """N-gram models fitted on the train split and xz, on the split's bytes; kept beside the shards."""
     cache = corpus.folder / f"yardsticks-{split}.json"
     try:
-        return [Baseline(**item) for item in json.loads(cache.read_text())]
-    except (OSError, ValueError, TypeError):
+        kept = read_as(_Kept, cache)
+        if kept.corpus == corpus.digest:
+            return kept.yardsticks
+        log.warning("%s is of another corpus: it is made anew", cache)
+    except FileNotFoundError:
         pass
+    except (OSError, ValueError) as error:
+        log.warning("%s; it is made anew", error)
     log.info("measuring yardsticks on the %s split", split)
     found = measure(_joined(corpus.originals("train")), _joined(corpus.originals(split)))
     try:
-        write_atomically(cache, json.dumps([asdict(item) for item in found], indent=2).encode())
+        write_json(cache, asdict(_Kept(corpus.digest, found)))
     except OSError as error:
         log.warning("yardsticks are not kept: %s", error)
     return found

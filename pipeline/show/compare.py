@@ -5,8 +5,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TypeVar
 
-from safetensors import SafetensorError, safe_open
-
 from data.durable import write_atomically
 from pipeline.config import check_written
 from pipeline.options import Options
@@ -14,10 +12,12 @@ from pipeline.run.files import Evaluation, Remembered, read_as
 from pipeline.run.folder import CORPUS, RunFolder
 from pipeline.run.metrics import Record, read
 from pipeline.run.saved import reached
+from pipeline.run.tensors import read_shapes
 from pipeline.show.budgets import SHOWN, Budget, Differing, at_equal, budget, differing, refusal
 from pipeline.show.page import escape, image, markdown_table, page, text_table
 from pipeline.show.page import table as html_table
 from pipeline.show.plots import Point, comparison
+from pipeline.shown import markdown_text
 
 T = TypeVar("T")
 BITS = "validation/bits_per_token"
@@ -110,6 +110,7 @@ def compare(runs: list[str], runs_dir: str, output: Path) -> Comparison:
     Raises:
         ConfigError: the output is a URL.
         FileNotFoundError: a run is not there, or was not trained.
+        ValueError: a file of a run is damaged.
     """
     check_written(runs_dir, "runs_dir")
     check_written(output, "output")
@@ -191,21 +192,19 @@ def _read(name: str, folder: RunFolder, options: Options) -> tuple[Row, list[Poi
 
 
 def _read_if(kind: type[T], folder: RunFolder, name: str) -> T | None:
-    """A file of a run, unless it is missing or damaged: others can be compared without it."""
+    """A file of a run, unless it is missing; it raises ValueError where it is damaged."""
     try:
         return read_as(kind, folder.path / name)
-    except (OSError, ValueError):
+    except FileNotFoundError:
         return None
 
 
 def parameters(folder: RunFolder) -> int | None:
     """Numbers in the model of the present checkpoint."""
     try:
-        with safe_open(folder.present().path / "model.safetensors", "pt") as file:
-            shapes = [file.get_slice(name).get_shape() for name in file.keys()]  # noqa: SIM118 - it is no dict
-    except (OSError, ValueError, SafetensorError):
+        return sum(math.prod(shape) for shape in read_shapes(folder.present().path / "model.safetensors").values())
+    except (OSError, ValueError):
         return None
-    return sum(math.prod(shape) for shape in shapes)
 
 
 HEAD = (
@@ -291,10 +290,11 @@ def _html(found: Comparison, picture: bytes) -> str:
 
 def markdown(found: Comparison) -> str:
     """The table as Markdown, what differs, and who needs the fewest bits, or why that cannot be said."""
-    lines = [markdown_table(HEAD, [_cells(row) for row in found.rows], 2), ""]
+    cells = [[markdown_text(cell) for cell in _cells(row)] for row in found.rows]
+    lines = [markdown_table(HEAD, cells, 2), ""]
     if found.differing:
-        lines += ["What differs:", "", *(f"- {escape(line)}" for line in found.differences), ""]
-    return "\n".join([*lines, escape(found.remark)])
+        lines += ["What differs:", "", *(f"- {markdown_text(line)}" for line in found.differences), ""]
+    return "\n".join([*lines, markdown_text(found.remark)])
 
 
 def table(found: Comparison) -> str:

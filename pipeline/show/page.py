@@ -42,7 +42,7 @@ def data_uri(png: bytes) -> str:
 
 def image(alt: str, png: bytes) -> str:
     """A picture in HTML."""
-    return f"<img alt='{alt}' src='{data_uri(png)}'>"
+    return f"<img alt='{escape(alt)}' src='{data_uri(png)}'>"
 
 
 def table(head: Sequence[str], rows: Iterable[Sequence[str]], words: int) -> str:
@@ -56,7 +56,7 @@ def table(head: Sequence[str], rows: Iterable[Sequence[str]], words: int) -> str
 
 
 def markdown_table(head: Sequence[str], rows: Iterable[Sequence[str]], words: int) -> str:
-    """The same in Markdown; bars in cells are escaped already."""
+    """The same in Markdown; head and cells are Markdown already, see `markdown_text`."""
     rule = ["---" if at < words else "---:" for at in range(len(head))]
     return "\n".join("| " + " | ".join(cells) + " |" for cells in (head, rule, *rows))
 

@@ -16,6 +16,7 @@ from data.statistics import Summary
 from pipeline.run.files import Evaluation
 from pipeline.run.index import PIXELS, Neighbours, spell
 from pipeline.run.metrics import Record
+from pipeline.shown import printable
 
 COLOURS = {"pretrain": "#2a6f97", "finetune": "#c8553d", "train": "#588157"}
 GREY, MODEL = "#b8bec7", "#c8553d"
@@ -32,7 +33,11 @@ def png(figure: Figure) -> bytes:
 
 
 def plain(label: str) -> str:
-    """A label that Matplotlib's own font can draw, takes for no formula, and does not leave out of a legend."""
+    """A label that Matplotlib's own font can draw, takes for no formula, and does not leave out of a legend.
+
+    Every name, chunk or sentence in a picture goes through here: a formula that is none ends in an error.
+    """
+    label = printable(label).replace("\n", "↵").replace("\t", "⇥")
     drawn = (character if ord(character) < 0x590 or 0x2000 <= ord(character) < 0x2500 else "·" for character in label)
     shown = "".join(drawn).replace("$", r"\$")
     return f" {shown}" if shown.startswith("_") else shown
@@ -63,7 +68,9 @@ def curves(phases: dict[str, list[Record]]) -> bytes:
         for axes, name, style in ((bits, "bits_per_token", "-"), (iem, "iem", "-")):
             points = [(offset + r["seconds"], r[name]) for r in records if name in r]
             if axes is not None and points:
-                axes.plot(*zip(*points, strict=True), style, color=colour, linewidth=1.2, alpha=0.75, label=phase)
+                axes.plot(
+                    *zip(*points, strict=True), style, color=colour, linewidth=1.2, alpha=0.75, label=plain(phase)
+                )
         points = [
             (offset + r["seconds"], r["validation/bits_per_token"]) for r in records if "validation/bits_per_token" in r
         ]
@@ -74,7 +81,7 @@ def curves(phases: dict[str, list[Record]]) -> bytes:
                 color=colour,
                 markersize=4,
                 linewidth=0.9,
-                label=f"{phase}, validation",
+                label=plain(f"{phase}, validation"),
             )
         offset += max((r["seconds"] for r in records), default=0.0)
     shown = sorted(value for seconds, value in drawn if seconds > 0.05 * offset)  # else the first fall flattens all
@@ -150,8 +157,8 @@ def experiment(models: Sequence[Sketch], paper: Sequence[str], axes: tuple[str, 
     panels = 2 + bool(paper) + (scattered and len(paper) > 1)
     figure = Figure(figsize=(4.6 * panels + (0 if scattered else 2), max(3.4, 0.3 * len(models) + 1.2)))
     numbered = scattered and len(models) > 10  # so many names would cover each other
-    spots = [str(number) if numbered else model.name for number, model in enumerate(models, 1)]
-    labels = [f"{model.name}  {spot}" if numbered else spot for model, spot in zip(models, spots, strict=True)]
+    spots = [str(number) if numbered else plain(model.name) for number, model in enumerate(models, 1)]
+    labels = [f"{plain(model.name)}  {spot}" if numbered else spot for model, spot in zip(models, spots, strict=True)]
     units = " or ".join(dict.fromkeys(model.unit for model in models if model.unit))
     for position, title in enumerate([units, *(f"the paper: {name}" for name in paper[:1])], 1):
         drawn = panel(figure, position, panels, title, title if position == 1 else "")
@@ -167,7 +174,9 @@ def experiment(models: Sequence[Sketch], paper: Sequence[str], axes: tuple[str, 
     for number, model in enumerate(models):
         if model.line:
             colour = _colour(number)
-            last.plot(*zip(*model.line, strict=True), "o-", color=colour, markersize=3, linewidth=1.1, label=model.name)
+            last.plot(
+                *zip(*model.line, strict=True), "o-", color=colour, markersize=3, linewidth=1.1, label=plain(model.name)
+            )
     if scattered and len(paper) > 1:
         theirs = panel(figure, panels, panels, f"the paper: {paper[0]}", paper[1])
         clouds.append((theirs, [_place(model.paper) for model in models]))

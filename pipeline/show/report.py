@@ -4,20 +4,24 @@ Both are made from the run's own files and from nothing else, so a report can be
 not run are left out.
 """
 
+import json
+import os
+import re
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
 
+from data.checked import CONFIG, PICTURE, RESULT, read_bytes, read_text
 from data.durable import write_atomically
 from pipeline.options import Options
-from pipeline.run.files import OF_PARTS, Analysed, Evaluation, KeptSample, pace, read_as
+from pipeline.run.files import OF_PARTS, Analysed, Evaluation, KeptSample, pace, read_as, read_json
 from pipeline.run.folder import RunFolder, guarding
 from pipeline.run.index import Answers, Index, StaleIndex
 from pipeline.run.metrics import Record, read
 from pipeline.run.saved import saved
 from pipeline.show.page import data_uri, escape, image, markdown_table, page, table
-from pipeline.shown import fenced, printable, visible
+from pipeline.shown import fenced, markdown_code, markdown_text, printable, visible
 
 CAPTIONS = {
     "yardsticks.png": "",
@@ -44,7 +48,7 @@ class Found:
         neighbours: of chunks, and by which score; empty where they are drawn.
         samples: of samples.json.
         analysis: of analysis.json; None: there is none of this checkpoint.
-        environment: environment.json, as it is.
+        environment: what environment.json holds; nothing where there is none.
         configuration: config.yaml, as it is.
     """
 
@@ -78,9 +82,11 @@ def report(options: Options) -> Path:
 
 def inline_markdown(folder: RunFolder) -> str:
     """report.md with its pictures inside, for places that have no folder beside them."""
-    text = (folder.path / "report.md").read_text(encoding="utf-8")
-    for path in folder.path.glob("*.png"):
-        text = text.replace(f"]({path.name})", f"]({data_uri(path.read_bytes())})")
+    text = read_text(folder.path / "report.md", RESULT, folder.path)
+    for name in CAPTIONS:
+        if (path := folder.path / name).is_file():  # its own line, which stands before any sample that may look like it
+            line = f"![{name}]({data_uri(read_bytes(path, PICTURE, folder.path))})"
+            text = re.sub(rf"^!\[{name}\]\({name}\)$", line, text, count=1, flags=re.MULTILINE)
     return text
 
 
@@ -90,9 +96,9 @@ def _gather(folder: RunFolder, options: Options) -> Found:
     phases = {name: read(path / "metrics.jsonl") for name, path in folder.history(options).items()}
     phases = {name: records for name, records in phases.items() if records}
     path = folder.path / "evaluation.json"
-    evaluation = read_as(Evaluation, path) if path.is_file() else None
+    evaluation = read_as(Evaluation, path) if os.path.lexists(path) else None
     path = folder.path / "samples.json"
-    samples = read_as(list[KeptSample], path) if path.is_file() else []
+    samples = read_as(list[KeptSample], path) if os.path.lexists(path) else []
     remarks = _remarks(folder, options, evaluation, samples)
     pictures = {}
     if phases:
@@ -101,8 +107,8 @@ def _gather(folder: RunFolder, options: Options) -> Found:
         pictures["yardsticks.png"] = plots.baselines(evaluation, options.name)
     if statistics := folder.statistics("train"):
         pictures["corpus.png"] = plots.corpus(statistics)
-    if (folder.path / "samples.png").is_file():
-        pictures["samples.png"] = (folder.path / "samples.png").read_bytes()
+    if os.path.lexists(folder.path / "samples.png"):
+        pictures["samples.png"] = read_bytes(folder.path / "samples.png", PICTURE, folder.path)
     near = Answers([])
     if Index.is_there(folder):
         try:
@@ -112,12 +118,11 @@ def _gather(folder: RunFolder, options: Options) -> Found:
     if near and (drawn := plots.neighbours(near)):
         pictures["neighbours.png"], near = drawn, Answers([], score=near.score)
     analysis = _analysis(folder, options, remarks)
-    if analysis and (folder.path / ANALYSIS / "map.png").is_file():
-        pictures["map.png"] = (folder.path / ANALYSIS / "map.png").read_bytes()
-    environment, configuration = (
-        (folder.path / name).read_text(encoding="utf-8", errors="replace")
-        for name in ("environment.json", "config.yaml")
-    )
+    if analysis and os.path.lexists(folder.path / ANALYSIS / "map.png"):
+        pictures["map.png"] = read_bytes(folder.path / ANALYSIS / "map.png", PICTURE, folder.path)
+    path = folder.path / "environment.json"
+    environment = json.dumps(read_json(path), indent=2, ensure_ascii=False) if os.path.lexists(path) else ""
+    configuration = read_text(folder.path / "config.yaml", CONFIG, folder.path)
     return Found(
         options.name, phases, evaluation, remarks, pictures, near, samples, analysis, environment, configuration
     )
@@ -126,9 +131,9 @@ def _gather(folder: RunFolder, options: Options) -> Found:
 def _analysis(folder: RunFolder, options: Options, remarks: list[str]) -> Analysed | None:
     """What `haed analyse` found of the present checkpoint; of another one there is but a remark."""
     path = folder.path / ANALYSIS / "analysis.json"
-    if not path.is_file():
+    if not os.path.lexists(path):
         return None
-    found = read_as(Analysed, path)
+    found = read_as(Analysed, path, folder.path)
     if found.checkpoint == folder.digest(options.evaluate.stage):
         return found
     remarks.append(
@@ -203,7 +208,7 @@ def _likelihood(evaluation: Evaluation) -> str:
         f"{evaluation.characters:,} {figure.over}, {evaluation.stage} step {evaluation.step:,}, "
         f"checkpoint {escape(evaluation.checkpoint[:12])}, context {evaluation.context} chunks.</p>"
         f"<p>{escape(_verdict(evaluation))}</p><p>{escape(evaluation.whose)}</p>"
-        f"{table(OF_PARTS, rows, 1) if (rows := _of_parts(evaluation)) else ''}"
+        f"{table(OF_PARTS, [[escape(cell) for cell in row] for row in rows], 1) if (rows := _of_parts(evaluation)) else ''}"
     )
 
 
@@ -221,7 +226,7 @@ def _html(found: Found) -> str:
         parts += [captions["neighbours.png"], "<div class=grid>"]
         for item in found.neighbours:
             rows = [(_code(n.text), f"{n.score:.3f}", f"{n.count:,}") for n in item.neighbours]
-            parts.append(table((_code(item.query), found.neighbours.score, "count"), rows, 1))
+            parts.append(table((_code(item.query), escape(found.neighbours.score), "count"), rows, 1))
         parts.append("</div>")
     if found.analysis:
         told = "".join(f"<li>{escape(sentence)}" for sentence in found.analysis.findings)
@@ -245,20 +250,21 @@ def _code(chunk: str) -> str:
 
 def markdown(found: Found) -> str:
     """The report as Markdown; pictures are files beside it."""
-    lines = [f"# {found.name}", "", _trained(found), ""]
+    lines = [f"# {markdown_text(found.name)}", "", markdown_text(_trained(found)), ""]
     if found.evaluation:
         figure = found.evaluation.headline
-        lines += [f"**{figure.value:.3f} {figure.unit}** on the {found.evaluation.split} split. "]
-        lines[-1] += f"{_verdict(found.evaluation)}\n\n{found.evaluation.whose}\n"
+        lines += [f"**{figure.value:.3f} {figure.unit}** on the {markdown_text(found.evaluation.split)} split. "]
+        lines[-1] += f"{markdown_text(_verdict(found.evaluation))}\n\n{markdown_text(found.evaluation.whose)}\n"
         if rows := _of_parts(found.evaluation):
-            lines += [markdown_table(OF_PARTS, rows, 1), ""]
-    lines += [f"{remark}\n" for remark in found.remarks]
+            lines += [markdown_table(OF_PARTS, [[markdown_text(cell) for cell in row] for row in rows], 1), ""]
+    lines += [f"{markdown_text(remark)}\n" for remark in found.remarks]
     lines += [f"![{name}]({name})\n" for name in found.pictures]
     for item in found.neighbours:
-        rows = [(_cell(n.text), f"{n.score:.3f}", f"{n.count:,}") for n in item.neighbours]
-        lines += [markdown_table((_cell(item.query), found.neighbours.score, "count"), rows, 1), ""]
+        rows = [(markdown_code(visible(n.text)), f"{n.score:.3f}", f"{n.count:,}") for n in item.neighbours]
+        head = (markdown_code(visible(item.query)), markdown_text(found.neighbours.score), "count")
+        lines += [markdown_table(head, rows, 1), ""]
     if found.analysis:
-        lines += [f"- {sentence}" for sentence in found.analysis.findings]
+        lines += [f"- {markdown_text(sentence)}" for sentence in found.analysis.findings]
         lines += ["", ", ".join(f"[{about}]({ANALYSIS}/{name})" for name, about in PAGES.items()), ""]
     for sample in found.samples:
         lines += [fenced(sample.prompt + sample.text), ""]
@@ -266,9 +272,3 @@ def markdown(found: Found) -> str:
     lines += ["<details><summary>Configuration and versions</summary>", "", fenced(found.configuration, "yaml"), ""]
     lines += [fenced(found.environment, "json"), "</details>", ""]
     return printable("\n".join(lines))
-
-
-def _cell(chunk: str) -> str:
-    """A chunk in a cell of a Markdown table."""
-    shown = visible(chunk).replace("|", "\\|").replace("`", "'")
-    return f"`{shown}`"

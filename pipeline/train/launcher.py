@@ -18,6 +18,7 @@ from typing import IO
 import torch
 import torch.distributed as dist
 
+from data.processes import available_threads
 from haed.ranks import Ranks, group_size
 from pipeline.config import dump
 from pipeline.options import Options
@@ -55,12 +56,25 @@ def joined() -> Iterator[Ranks]:
     if not started_by_torchrun() or dist.is_initialized():
         yield Ranks()
         return
-    die_with_parent()  # else a rank would outlive a killed launcher, and hold the run's lock
+    _end_with_launcher()
     dist.init_process_group(backends())
     try:
         yield Ranks()
     finally:
         dist.destroy_process_group()
+
+
+def _end_with_launcher() -> None:
+    """Has this rank end with torchrun, which ends with its launcher; else it would hold the run's lock.
+
+    Both may have ended while this process was loading: then the launcher is not torchrun's parent any more.
+    """
+    die_with_parent()
+    launcher = os.environ.get(_LAUNCHED)
+    with suppress(OSError, ValueError, IndexError):
+        above = Path(f"/proc/{os.getppid()}/stat").read_text().rsplit(")", 1)[1].split()[1]
+        if launcher is not None and above != launcher:
+            os._exit(1)
 
 
 def launch(stage: str, options: Options, stop: Callable[[], bool], listener: Listener) -> Trained:
@@ -96,7 +110,12 @@ def launch(stage: str, options: Options, stop: Callable[[], bool], listener: Lis
             stderr=subprocess.PIPE,
             encoding="utf-8",
             errors="backslashreplace",
-            env={"OMP_NUM_THREADS": "1", "TORCH_ELASTIC_SHUTDOWN_TIMEOUT": _SAVING} | os.environ | {_LAUNCHED: "1"},
+            env={"TORCH_ELASTIC_SHUTDOWN_TIMEOUT": _SAVING}
+            | os.environ
+            | {
+                _LAUNCHED: str(os.getpid()),
+                "OMP_NUM_THREADS": str(max(1, available_threads() // options.launcher.processes)),
+            },
             start_new_session=True,  # Ctrl-C reaches this process alone, which passes it on
             preexec_fn=die_with_parent,
         ) as process:

@@ -3,6 +3,7 @@
 import logging
 from copy import deepcopy
 from dataclasses import asdict, replace
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -10,7 +11,7 @@ import torch
 from pipeline.options import Options, Phase
 from pipeline.run.checkpoints import Checkpoint, Checkpoints
 from pipeline.run.folder import PHASES, RunFolder
-from pipeline.run.metrics import Position
+from pipeline.run.metrics import Position, read
 from pipeline.run.saved import State, filled, pointed, trained_with
 from pipeline.train.optimizer import rate
 from pipeline.train.state import TrainState
@@ -98,6 +99,22 @@ def say_where(phase: Phase, checkpoint: Checkpoint, trainer: Trainer) -> None:
     if trainer.validation is None and best is not None and position.progress(limits) < 1:
         log.warning(
             "without validation %s stays the best checkpoint, which is evaluated, sampled and indexed", best.name
+        )
+
+
+def say_what_was_lost(folder: Path, step: int) -> None:
+    """Warns of steps that a phase had done after its checkpoint, as its metrics tell: a kill took them.
+
+    Args:
+        folder: of the phase.
+        step: of the checkpoint from which it goes on, or 0.
+    """
+    done = int(max((record.get("step", 0) for record in read(folder / "metrics.jsonl")), default=0))
+    if done > step:
+        log.warning(
+            "steps after %d were lost, to %d at least: the process ended before it had saved them; they are done again",
+            step,
+            done,
         )
 
 

@@ -11,7 +11,7 @@ from data.loader import Loader
 from haed.build import make_objective
 from haed.chunk.known import Lexicon
 from haed.ranks import Ranks
-from pipeline.config import check_training, retire
+from pipeline.config import check_training
 from pipeline.kinds import is_mixed, most_known
 from pipeline.options import FinetuneOptions, Options, Phase, PhaseOptions
 from pipeline.run.checkpoints import Checkpoint, Checkpoints
@@ -23,6 +23,7 @@ from pipeline.run.metrics import Listener, Metrics, Progress
 from pipeline.run.saved import Identity, Saved, filled, has_checkpoint, identity, unlike
 from pipeline.run.shards import open_shards
 from pipeline.run.windows import fixed_subset
+from pipeline.stopping import StopRequested, interruptible
 from pipeline.train.launcher import joined, launch, launched, started_by_torchrun
 from pipeline.train.rescue import save_beside
 from pipeline.train.resuming import (
@@ -32,6 +33,7 @@ from pipeline.train.resuming import (
     say_if_another_was_best,
     say_what_came_before,
     say_what_changed,
+    say_what_was_lost,
     say_where,
 )
 from pipeline.train.state import Trained, restore, restore_learning, restore_reading
@@ -62,8 +64,11 @@ def run_phase(
     check_training(phase, options)
     if options.launcher.processes > 1 and not started_by_torchrun():
         return launch(phase, options, stop, listener)
-    with joined() as ranks:
-        return _run_phase(phase, options, ranks, stop, listener)
+    try:
+        with joined() as ranks, interruptible():  # until the first step
+            return _run_phase(phase, options, ranks, stop, listener)
+    except StopRequested:
+        raise Interrupted(f"stopped before a step of {phase} was done: there is nothing to save") from None
 
 
 def _run_phase(phase: Phase, options: Options, ranks: Ranks, stop: Stop, listener: Listener) -> Trained:
@@ -81,7 +86,6 @@ def _run_phase(phase: Phase, options: Options, ranks: Ranks, stop: Stop, listene
         first = phase_one(options) if phase == "finetune" and newest is None else None
         done = None
         if newest is not None:
-            _retire(newest, limits)
             if done := finished(phase, options, newest, say=ranks.first):
                 options, limits = done, getattr(done, phase)
         trainer = build_trainer(limits, options, corpus, checkpoints, compute(options), stop, ranks)
@@ -109,6 +113,8 @@ def _run_phase(phase: Phase, options: Options, ranks: Ranks, stop: Stop, listene
             log.info("finetune starts from %s", first.path)
             say_if_another_was_best(first)
         resumed = trainer.position.step
+        if ranks.first:
+            say_what_was_lost(run.phase(phase), resumed)
         progress, metrics = Progress(phase, limits), None
         if ranks.first:
             metrics = Metrics(run.phase(phase), resumed, [listener] if launched() else [progress, listener])
@@ -138,15 +144,6 @@ pretrain = partial(run_phase, "pretrain")
 finetune = partial(run_phase, "finetune")
 # End to end for exact likelihood, without a phase one.
 train = partial(run_phase, "train")
-
-
-def _retire(newest: Checkpoint, limits: PhaseOptions) -> None:
-    """Takes out what a checkpoint has of earlier versions; raises ValueError if the phase cannot go on without it."""
-    if (lost := retire(newest.state["options"])) and limits.iem_weight:
-        raise ValueError(
-            f"{newest.path} was trained with {', '.join(lost)}, which is gone: only the version that wrote it can "
-            "go on with this phase; it can be evaluated, sampled and finetuned, or choose another name="
-        )
 
 
 def _restore(trainer: Trainer, newest: Checkpoint, phase: Phase) -> None:

@@ -30,6 +30,7 @@ from pipeline.run.device import Compute
 from pipeline.run.metrics import Metrics, Position, Record
 from pipeline.run.saved import Identity, State
 from pipeline.run.windows import as_windows
+from pipeline.stopping import keep_whole
 from pipeline.train.ahead import ahead
 from pipeline.train.optimizer import Average, make_optimizer, rate
 from pipeline.train.state import Learner, Read, TrainState, capture
@@ -122,9 +123,11 @@ class Trainer:
         Raises:
             Interrupted: `stop` was true; a checkpoint was written first.
             NotFinite: the loss, a gradient or a weight became NaN or infinite; the last checkpoint stands.
+            OSError: the last checkpoint, or that of an interruption, could not be written; or data could not be read.
+            ValueError: data are damaged; a checkpoint was written first, unless there are other ranks.
             Unsaved: the run's folder was removed, moved or replaced.
-            OSError: the last checkpoint, or that of an interruption, could not be written.
         """
+        keep_whole()
         self.metrics = metrics
         with closing(self._ahead()) as batches:
             return self._fit(batches)
@@ -134,7 +137,7 @@ class Trainer:
         self._validate()  # one that was interrupted
         while not self.state.is_finished(self.phase):
             began = time.perf_counter()
-            self.step(next(batches))
+            self.step(self._next(batches))
             if self._is_recorded(self.position.step + 1) or self.position.step + 1 == self.phase.steps:
                 self.compute.wait()  # what is queued belongs to the time
             mine = self.position.seconds + time.perf_counter() - began
@@ -157,10 +160,29 @@ class Trainer:
         self._end()
         return self.position
 
+    def _next(self, batches: Iterator[object]) -> object:
+        """The next batch; where it cannot be read, the steps before are saved first."""
+        before, read = self._read, self.read()
+        try:
+            return next(batches)
+        except (OSError, ValueError):
+            if self.ranks.size > 1 or not self.position.step:  # the others wait elsewhere
+                raise
+            self._read = read
+            if self.state.saved_at.step != self.position.step:
+                self._save()
+            self.checkpoints.wait()
+            log.info("saved step %d: the data of the next one cannot be read", self.position.step)
+            self._read = before
+            raise
+
     def _interrupt(self) -> None:
         self._save()
         self._end()
-        raise Interrupted(f"saved step {self.position.step}")
+        raise self._interrupted()
+
+    def _interrupted(self) -> Interrupted:
+        return Interrupted(f"saved step {self.position.step}")
 
     def _end(self) -> None:
         """Waits for the last checkpoint, and makes sure that it is where it was to be."""
@@ -233,6 +255,10 @@ class Trainer:
 
     def step(self, batch: object) -> None:
         """One update of the weights; nothing in it waits for the device."""
+        with self.compute.algorithms():
+            self._step(batch)
+
+    def _step(self, batch: object) -> None:
         diagnose = self._is_recorded(self.position.step + 1)
         self._choose_what_is_trained()
         assert self.module is not None
@@ -350,7 +376,8 @@ class Trainer:
             score = record.get(self.validation.figure, -math.inf)
             self._settle()
         best = self.state.best if self.ranks.first else -math.inf
-        score, interrupted, best = self.ranks.max([score, float(self.ranks.first and not record), best])
+        asked = float(self.stop())
+        score, interrupted, best, asked = self.ranks.max([score, float(self.ranks.first and not record), best, asked])
         if interrupted:
             self._interrupt()
         self.state.validated_at = Position(**vars(self.position))
@@ -365,6 +392,9 @@ class Trainer:
             if "steps" in self.state.sums:  # those since the last record
                 self._write(self._record())
         self._save(best if improved else None)
+        if asked:  # the next step may be slow
+            self.checkpoints.wait()
+            raise self._interrupted()
 
     def _save_is_due(self) -> bool:
         limits, last = self.options.checkpoint, self.state.saved_at

@@ -7,7 +7,7 @@ time; in a mixture with the prior of their counts in train. That says which chec
 
 import math
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 
 import torch
@@ -19,6 +19,7 @@ from haed.chunk.packing import Chunks, distinct
 from haed.system import System, Windows
 from pipeline.run.device import Compute
 from pipeline.run.windows import some_at_once
+from pipeline.stopping import StopRequested, interruptible
 
 
 @dataclass
@@ -46,7 +47,7 @@ class Validation:
         training = system.training
         system.eval()
         found: list[Tensor] = []
-        with compute.precision(), self._known(system):
+        with compute.precision(), suppress(StopRequested), interruptible(), self._known(system):
             for losses in self._bits(system) if self.exact else self._nats(system):
                 found.append(losses)
                 if stop():

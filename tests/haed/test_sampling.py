@@ -167,3 +167,39 @@ def test_the_smallest_temperature_and_mass_take_the_likeliest(outcomes_there_are
     logits = torch.zeros(3, outcomes_there_are).index_fill(1, torch.tensor([2]), 4.0)
     for draw in (Draw(temperature=1e-310), Draw(temperature=1e-37), Draw(top_p=1e-300), Draw(temperature=0)):
         assert draw(logits - 100).tolist() == [2, 2, 2]
+
+
+@pytest.mark.parametrize("many", [1024, 3], ids=["few outcomes", "many outcomes"])
+@pytest.mark.parametrize(
+    ("logits", "draw", "left"),
+    [
+        ([0.0] * 4, {"top_k": 2}, {0, 1}),
+        ([1.0, 3.0, 2.0, 3.0, 3.0, 2.0], {"top_k": 2}, {1, 3}),
+        ([1.0, 3.0, 2.0, 3.0, 3.0, 2.0], {"top_k": 4}, {1, 2, 3, 4}),
+        ([0.0, -torch.inf, 0.0, -torch.inf], {"top_k": 3}, {0, 2}),
+        ([0.0] * 4, {"top_k": 10**6}, {0, 1, 2, 3}),
+        ([0.0, 1e-6, 2e-6, 3e-6], {"top_k": 1, "temperature": 1000.0}, {3}),
+        ([0.0] * 4, {"top_p": 0.5}, {0, 1}),
+        ([0.0] * 10, {"top_p": 0.7}, set(range(7))),
+        ([0.0, 5.0, 0.0, 5.0, 5.0], {"top_p": 0.6}, {1, 3}),
+        ([0.0] * 4, {"top_p": 1e-12}, {0}),
+        ([0.0] * 8, {"top_k": 4, "top_p": 0.5}, {0, 1}),
+        ([0.0, 2.0, 2.0], {"temperature": 0.0}, {1}),
+        ([0.0, 2.0, 2.0], {"temperature": 0.0, "top_k": 2}, {1}),
+    ],
+)
+def test_exactly_as_many_outcomes_stay_as_were_asked_for_where_some_are_equal(
+    logits: list[float], draw: dict[str, float], left: set[int], many: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Those with the lowest numbers."""
+    monkeypatch.setattr("haed.sampling._MANY", many)
+    given = torch.tensor([logits]).expand(400, -1)
+    drawn = Draw(**draw, generator=torch.Generator().manual_seed(0))(given)  # type: ignore[arg-type]
+    assert set(drawn.tolist()) == left
+
+
+def test_equal_outcomes_are_taken_by_number_among_very_many() -> None:
+    logits = torch.zeros(64, 5000)
+    for draw in ({"top_k": 3}, {"top_p": 3 / 5000}):
+        drawn = Draw(**draw, generator=torch.Generator().manual_seed(0))(logits)  # type: ignore[arg-type]
+        assert set(drawn.tolist()) == {0, 1, 2}

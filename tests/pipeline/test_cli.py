@@ -19,6 +19,7 @@ from pipeline.arguments import options_of, parse
 from pipeline.cli import main
 from pipeline.commands import COMMANDS
 from pipeline.config import ConfigError
+from pipeline.run.files import read_json
 
 
 def test_a_pipe_that_breaks_within_a_command_is_said(
@@ -57,11 +58,11 @@ def test_stages_of_a_trained_run(trained: list[str], text: Path, capsys: pytest.
     held_out = (text / "test-queue.py").read_bytes()
     assert found["bytes"] == found["tokens"] == len(held_out) and found["characters"] == len(held_out.decode())
     assert found["bits_per_char"] == pytest.approx(found["bits"] / found["characters"])
-    assert len(found["yardsticks"]) == 7 and json.loads((folder / "evaluation.json").read_text()) == found
+    assert len(found["yardsticks"]) == 7 and read_json(folder / "evaluation.json") == found
 
     assert main(["evaluate", str(folder), "--text", str(text / "test-queue.py"), "--json"]) == 0
     assert last_json(capsys)["bits"] == pytest.approx(found["bits"], rel=1e-6)
-    assert json.loads((folder / "evaluation.json").read_text()) == found
+    assert read_json(folder / "evaluation.json") == found
 
     assert main(["index", "run", where, "--json"]) == 0
     assert last_json(capsys)["chunks"] > 100
@@ -125,7 +126,7 @@ def test_cat_gives_the_bytes_back(trained: list[str], text: Path, capfdbinary: p
     ("arguments", "status", "message"),
     [
         (["pretrain", "--config", "quickstat"], 2, "did you mean quickstart"),
-        (["pretrain", "pretrain.stps=1"], 2, "Did you mean: 'steps'"),
+        (["pretrain", "pretrain.stps=1"], 2, "did you mean pretrain.steps=1?"),
         (["pretrain", "--config", "quickstart", "nokey"], 2, "not of the form key=value"),
         (["pretrain", "--config", "quickstart", "sample.temperature"], 2, "give sample.temperature= a value"),
         (
@@ -173,7 +174,7 @@ def test_bad_input_ends_in_a_line_or_two(
 def test_what_is_no_argument(arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit, match="2"):
         main(arguments)
-    assert capsys.readouterr().err.splitlines()[-1].endswith(message)
+    assert message in capsys.readouterr().err.splitlines()[-1]
 
 
 def test_a_run_may_have_an_equals_sign(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

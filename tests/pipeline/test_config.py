@@ -65,9 +65,9 @@ def test_presets_take_a_step_on_tiny_data(preset: str, tiny: list[str], tmp_path
     [
         ("quickstat", [], "did you mean quickstart"),
         ("nowhere.yaml", [], "no configuration file at nowhere.yaml"),
-        (None, ["pretrain.stps=3"], "stps.*Did you mean: 'steps'"),
-        (None, ["pretrain.steps=many"], "pretrain.steps.*'many'"),
-        (None, ["model.decoder.kind=gru"], r"model.decoder.kind.*\['lstm', 'transformer'\]"),
+        (None, ["pretrain.stps=3"], "there is no option pretrain.stps; did you mean pretrain.steps=3"),
+        (None, ["pretrain.steps=many"], "pretrain.steps=many: is not a whole number"),
+        (None, ["model.decoder.kind=gru"], r"model.decoder.kind=gru: expected one of lstm, transformer"),
         (None, ["pretrain.decode_fraction=2"], "pretrain.decode_fraction=2.*less than or equal to 1"),
         (None, ["model.main.width"], "not of the form key=value"),
         (None, ["name=a/b"], "name of a folder"),
@@ -205,17 +205,6 @@ def test_files_that_are_not_configurations(content: str, tmp_path: Path) -> None
         load(path)
 
 
-def test_options_of_before_are_read_if_they_were_not_used(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    path = tmp_path / "config.yaml"
-    path.write_text("iem: {counts: streaming, bank: 0, bank_draws: 9, mined: 0, mined_share: 0.5, smoothing: 1.0}")
-    assert load(path, ["iem.mined=0"]).iem.smoothing == 1 and not caplog.text
-    path.write_text("iem: {correction: log_q, bank: 64, mined_refresh: 3}")
-    assert load(path).iem.correction == "none"
-    assert "config.yaml: iem.correction='log_q', iem.bank=64 is no longer possible" in caplog.text
-    with pytest.raises(ConfigError, match=r"iem.counts='corpus' is no longer possible.*leave it out"):
-        load(None, ["iem.counts=corpus"])
-
-
 def test_every_option_is_described() -> None:
     def check(kind: type, prefix: str) -> None:
         for field in fields(kind):
@@ -295,11 +284,11 @@ def test_every_number_has_bounds() -> None:
         ("threads=100000", "threads=100000: input should be less than or equal to 1024"),
         ("batch.context=100000", "batch.context=100000: input should be less than or equal to 65536"),
         ("seed=99999999999999999999", "seed=99999999999999999999: input should be less"),
-        (f"seed={'9' * 5000}", "seed=9999.*…: exceeds the limit|seed=9999.*…: Exceeds the limit"),
-        ("optimizer.learning_rate=1e400", "optimizer.learning_rate=inf: input should be less"),
-        ("seed=1e400", "seed: Value 'inf' is not a whole number"),
-        ("sample.prompts={a: 1}", r"sample.prompts=\{a: 1\}: expected a list, such as \[a, b\]"),
-        ("index.queries=3", "index.queries: expected a list"),
+        (f"seed={'9' * 5000}", "seed=9999.*…: has too many digits"),
+        ("optimizer.learning_rate=1e400", "optimizer.learning_rate=inf: must be a finite number"),
+        ("seed=1e400", "seed=1e400: is not a whole number"),
+        ("sample.prompts={a: 1}", r"sample.prompts=\{'a': '1'\}: expected a list, such as \[a, b\]"),
+        ("index.queries=3", "index.queries=3: expected a list"),
         ("index.queries=[null]", r"index.queries\[0\]: null is no value here"),
         ("model=3", "model=3: model is a section of options; set one of those in it"),
         ("model={main: 3}", "model.main=3: model.main is a section of options"),
@@ -308,8 +297,14 @@ def test_every_number_has_bounds() -> None:
         ("source.pattern=/x", "source.pattern='/x': expected a glob relative to source.path"),
         ("source.pattern=**a", "source.pattern='.*a': it is no glob"),
         ("source.valid_pattern=(", r"source.valid_pattern='\(': it is no regular expression: missing \)"),
+        ("name=   ", "name='   ' is blank. Use name=my-run."),
+        ("name=\u3000\u00a0", r"is blank. Use name=my-run."),
+        ("name=a\u200bb", r"name='a\\u200bb': must have no line ends and no other .*, and no invisible ones"),
+        ("name=a\u200db", "and no invisible ones"),
+        ("name=\u3164", "and no invisible ones"),
+        ("name=\u202eabc", "and no invisible ones"),
         ("source.offsets=[-1]", r"source.offsets=\[-1\]: expected places in a file"),
-        ("device=foo", "device='foo': string should match"),
+        ("device=foo", "device='foo': expected auto .*, cpu, cuda, or cuda:1 for the second GPU$"),
         ("runs_dir=a\0b", "runs_dir='a.x00b': holds a NUL character"),
         (f"name={'x' * 300}", "name='xxx.*…: string should have at most 200 characters"),
     ],
@@ -333,3 +328,7 @@ def test_a_decoder_that_is_trained_alone_needs_something_to_decode(trains: str) 
     with pytest.raises(ConfigError, match="finetune.decode_fraction=0 gives it nothing to decode: raise that"):
         check_training("finetune", options)
     check_training("pretrain", options)
+
+
+def test_blanks_around_a_name_are_no_part_of_it() -> None:
+    assert load(None, ['name="  my run\u3000"']).name == "my run"

@@ -1,11 +1,10 @@
 """Measures a run and keeps what was found in its folder."""
 
-import json
 import sys
 from dataclasses import asdict
 from importlib import import_module
 
-from data.durable import write_atomically
+from data.durable import write_json
 from pipeline.experiments.measures import MEASURES, kept_at
 from pipeline.run.folder import RunFolder
 from pipeline.run.opened import Run
@@ -19,7 +18,7 @@ def main(name: str, run: str, *words: str) -> None:
     )
     kept = kept_at(folder.path, name)
     kept.parent.mkdir(exist_ok=True)
-    write_atomically(kept, json.dumps(asdict(found), indent=1).encode())
+    write_json(kept, asdict(found))
 
 
 if __name__ == "__main__":

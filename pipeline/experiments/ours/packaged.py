@@ -13,7 +13,6 @@ package.json at the end: what was stopped begins anew.
 """
 
 import argparse
-import json
 import math
 import time
 from collections.abc import Iterator
@@ -27,7 +26,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
 from data.corpus import Corpus
-from data.durable import write_atomically
+from data.durable import write_json
 from pipeline.config import load
 from pipeline.experiments.ours.packages import PACKAGES, Package
 from pipeline.options import Options
@@ -257,7 +256,7 @@ def main() -> None:
     asked.run.mkdir(parents=True, exist_ok=True)
     files = {"package": asdict(found), "evaluation": asdict(evaluation)}  # the second says that all is there
     for file, value in files.items():
-        write_atomically(asked.run / f"{file}.json", json.dumps(value, indent=1).encode())
+        write_json(asked.run / f"{file}.json", value)
 
 
 if __name__ == "__main__":

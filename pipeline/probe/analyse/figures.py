@@ -1,6 +1,7 @@
 """All figures of an analysis, from the arrays that `gathered` made; what cannot be told is noted."""
 
 import logging
+import os
 
 import numpy as np
 
@@ -109,7 +110,7 @@ def _loss(run: Run, notes: list[str]) -> list[Part]:
     """Bits by frequency, which `haed evaluate` has measured."""
     path = run.folder.path / "evaluation.json"
     again = f"run `haed evaluate {run.folder.path}` first"
-    if not path.is_file():
+    if not os.path.lexists(path):
         notes.append(f"loss by frequency is left out: {again}")
         return []
     found = read_as(Evaluation, path)

@@ -2,6 +2,7 @@
 
 import csv
 import io
+import logging
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
@@ -11,6 +12,7 @@ from pipeline.shown import visible
 if TYPE_CHECKING:
     import pandas
 
+log = logging.getLogger(__name__)
 PIXELS = "pixels"
 
 
@@ -46,11 +48,26 @@ class Passage(Neighbour):
 
 @dataclass
 class Neighbours:
-    """A query, likewise, and what is nearest to it, the nearest first."""
+    """A query, likewise, and what is nearest to it, the nearest first.
+
+    Attributes:
+        note: why these are fewer than were asked for; None: they are as many.
+    """
 
     query: str
     hex: str
     neighbours: list[Neighbour]
+    note: str | None = None
+
+    def record(self) -> dict[str, Any]:
+        """All of it for programs; a note only where there is one."""
+        return {name: value for name, value in asdict(self).items() if name != "note" or value}
+
+
+def say_notes(found: Iterable[Neighbours]) -> None:
+    """Logs the notes of answers, each once."""
+    for note in dict.fromkeys(each.note for each in found if each.note):
+        log.warning("%s", note)
 
 
 class Answers(list[Neighbours]):
@@ -92,9 +109,20 @@ class Answers(list[Neighbours]):
         Raises:
             ImportError: pandas is not installed.
         """
-        import pandas
+        return data_frame(self.rows())
 
-        return pandas.DataFrame(self.rows())
+
+def data_frame(columns: Any) -> "pandas.DataFrame":
+    """A data frame of rows or columns.
+
+    Raises:
+        ImportError: pandas is not installed.
+    """
+    try:
+        import pandas
+    except ImportError:
+        raise ImportError("data frames need pandas: pip install 'haed[pandas]'") from None
+    return pandas.DataFrame(columns)
 
 
 def _where(near: Neighbour) -> str:

@@ -10,7 +10,7 @@ import numpy as np
 
 from data.durable import replacing
 from pipeline.options import IndexOptions
-from pipeline.run.spaces.stored import SEARCH, Metric, Point
+from pipeline.run.spaces.stored import SEARCH, Metric, Point, Rows
 from pipeline.run.spaces.vectors import ALIGNED, CANDIDATES, PART, Vectors, augmented, cores, read
 
 log = logging.getLogger(__name__)
@@ -38,8 +38,8 @@ def kinds_to_try(kind: str, number: int, width: int) -> tuple[str, ...]:
     )
 
 
-def build(path: Path, vectors: np.ndarray, metric: Metric, kind: str, threads: int | None, seed: int) -> None:
-    """Writes an approximate index of vectors (n, E), which may be mapped: a part of them is in memory at a time.
+def build(path: Path, vectors: np.ndarray | Rows, metric: Metric, kind: str, threads: int | None, seed: int) -> None:
+    """Writes an approximate index of vectors (n, E), which may be `Rows`: a part of them is in memory at a time.
 
     Clusters are some 4·√n, found on 64 vectors for each, as FAISS's guidelines have it.
     """
@@ -146,7 +146,7 @@ def _recall(scores: np.ndarray, rows: np.ndarray, truth: np.ndarray, itself: int
 
 def choose(
     place: Path,
-    vectors: np.ndarray,
+    vectors: np.ndarray | Rows,
     metric: Metric,
     unseen: np.ndarray,
     limits: IndexOptions,
@@ -183,7 +183,7 @@ def choose(
     return best
 
 
-def opened(path: Path, vectors: np.ndarray, metric: Metric, kind: str) -> Vectors:
+def opened(path: Path, vectors: np.ndarray | Rows, metric: Metric, kind: str) -> Vectors:
     """What `build` wrote, or exact search."""
     return Vectors(vectors, metric, kind, read(path) if kind != "flat" else None)
 

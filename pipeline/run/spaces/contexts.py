@@ -12,9 +12,9 @@ import numpy as np
 
 from data.chunkers import Chunker
 from pipeline.run.folder import RunFolder
-from pipeline.run.index import COUNT
-from pipeline.run.spaces.answers import Answers, Neighbours, Passage, spell
-from pipeline.run.spaces.queries import passage
+from pipeline.run.index import COUNT, check_count
+from pipeline.run.spaces.answers import Answers, Neighbours, Passage, say_notes, spell
+from pipeline.run.spaces.queries import Text, passage
 from pipeline.run.spaces.stored import SCORES, Files, Meta
 from pipeline.run.spaces.vectors import Vectors, prepared
 
@@ -55,35 +55,44 @@ class Contexts:
     def __len__(self) -> int:
         return len(self.search)
 
-    def nearest(self, texts: Sequence[str | bytes], count: int | None, embed: Embed) -> Answers:
+    def nearest(self, texts: Sequence[Text], count: int | None, embed: Embed) -> Answers:
         """The places whose context is nearest to that at the end of each text.
 
         Args:
             texts: passages, of which the model sees as much as its window holds.
-            count: places for each; None: eight, or as many as there are.
+            count: places for each; None: eight. Where there are fewer, all of them, which is said.
             embed: gives the state after each text.
 
         Raises:
-            ValueError: a text is empty, or there are fewer than `count` places.
+            ValueError: a text is empty.
         """
+        wanted = check_count("count", COUNT if count is None else count)
+        asked, vectors = self.embedded(texts, embed)
+        scores, rows = self.search.nearest(vectors, min(wanted, len(self)))
+        few = None
         if count is not None and count > len(self):
-            raise ValueError(f"--count {count:,}: the index has {len(self):,} contexts")
-        asked = [passage(text, self.chunker, self.folder.corpus, self.meta.split) for text in texts]
-        vectors = prepared(embed(asked), self.meta.metric)
-        scores, rows = self.search.nearest(vectors, min(count or COUNT, len(self)))
+            few = f"{len(self):,} of {count:,} places: the index has no more; raise index.max_contexts for others"
         found = [
             Neighbours(
                 spell(text, self.meta.chunker),
                 text.hex(),
                 [self.passage(*each) for each in zip(near, own, strict=True)],
+                few,
             )
             for text, near, own in zip(asked, rows.tolist(), scores.tolist(), strict=True)
         ]
+        say_notes(found)
         meta, name = self.meta, SCORES[self.meta.metric]
         left = self.meta.left_out
         among = f"among {len(self):,} of the {len(self) + left:,} places of {self.meta.split}" if left else "all places"
         part = "".join(f", {of} {n}" for of, n in (("layer", meta.layer), ("scale", meta.scale)) if n is not None)
         return Answers(found, f"{name}{part}, document at byte, text before ▸ after; {among}{meta.against}", name)
+
+    def embedded(self, texts: Sequence[Text], embed: Embed) -> tuple[list[bytes], np.ndarray]:
+        """The texts that are asked for, and the states (n, W) after them as the index holds those of its places."""
+        asked = [passage(text, self.chunker, self.folder.corpus, self.meta.split) for text in texts]
+        states = embed(asked) if asked else np.zeros((0, self.meta.width), np.float32)
+        return asked, prepared(states, self.meta.metric)
 
     def passage(self, row: int, score: float) -> Passage:
         """The place of a row."""

@@ -6,25 +6,29 @@ probe.neighbours("def ", "class ")
 probe.analogy(like="for ", minus="while ", plus="if ")
 probe.expected("for i in ")
 probe.contexts("a passage that others are to be like")
+probe.vectors(min_count=10), probe.query_vectors(["def "])
 """
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
+from dataclasses import asdict
 from functools import cached_property
-from typing import Protocol
+from typing import TYPE_CHECKING, Literal, Protocol
 
 import numpy as np
 
 from pipeline.options import Phase
 from pipeline.run.folder import RunFolder
 from pipeline.run.index import Answers, Index
-from pipeline.run.spaces.answers import spell
+from pipeline.run.spaces.answers import data_frame, spell
 from pipeline.run.spaces.contexts import Contexts
-from pipeline.run.spaces.queries import START, after
+from pipeline.run.spaces.queries import START, Text, Texts, after, to_texts
 from pipeline.shown import visible
 
+if TYPE_CHECKING:
+    import pandas
+
 log = logging.getLogger(__name__)
-Texts = str | bytes | Sequence[str | bytes]
 
 
 class Model(Protocol):
@@ -71,7 +75,66 @@ class Probe:
     def _embed(self, chunks: list[bytes]) -> np.ndarray:
         return self._model(self.index.meta.stage).embed(chunks)
 
-    def neighbours(self, *queries: str | bytes, count: int | None = None, min_count: int | None = None) -> Answers:
+    def vectors(
+        self, min_count: int | None = None, space: Literal["chunks", "contexts"] = "chunks"
+    ) -> tuple[np.ndarray, "pandas.DataFrame"]:
+        """The vectors that questions are answered from, ready for FAISS, and a data frame whose row i is of vector i.
+
+        An inner product of two of them is the score that `neighbours` tells (of an index with `l2` their distance is):
+        the mean is taken off already, and they have unit length where the score is a cosine.
+
+        Args:
+            min_count: occurrences of a chunk; None: the index's floor. It is of chunks alone.
+            space: chunks, or contexts, the places of the text.
+
+        Returns:
+            Vectors (n, E) float32, a copy; and a data frame with `row`, `text`, `hex`, `count`, `length` and `norm`, or of
+            places `row`, `text`, `hex`, `after`, `name`, `document`, `chunk` and `offset`.
+
+        Raises:
+            ImportError: pandas is not installed.
+            ValueError: no chunk occurs so often.
+        """
+        if space == "contexts":
+            if min_count is not None:
+                raise ValueError("min_count is of chunks: a place in the text is there once. Leave it out.")
+            rows = [asdict(self.places.passage(row, 0.0)) for row in range(len(self.places))]
+            frame = data_frame([{"row": number} | row for number, row in enumerate(rows)])
+            return np.array(self.places.search.exact), frame.drop(columns=["score", "count"])
+        if space != "chunks":
+            raise ValueError(f"space={space!r} has no vectors. Use space='chunks' or space='contexts'.")
+        index = self.index
+        among, _ = index.searched(min_count)
+        chunks = [index.chunk(row) for row in range(among)]
+        columns = {
+            "row": range(among),
+            "text": [spell(chunk, index.meta.chunker) for chunk in chunks],
+            "hex": [chunk.hex() for chunk in chunks],
+            "count": np.array(index.chunks.counts[:among]),
+            "length": [len(chunk) for chunk in chunks],
+            "norm": np.array(index.norms[:among]),
+        }
+        return np.array(index.vectors[:among]), data_frame(columns)
+
+    def query_vectors(self, queries: Texts, space: Literal["chunks", "contexts"] = "chunks") -> np.ndarray:
+        """Vectors (q, E) float32 of what is asked for, in the space of `vectors`: what `neighbours` searches with.
+
+        Args:
+            queries: a chunk or several; of contexts texts, whose ends are asked for.
+            space: as in `vectors`.
+
+        Raises:
+            TypeError: a query is neither a str nor bytes.
+            ValueError: a query is none.
+        """
+        asked = to_texts(queries, 'run.probe.query_vectors(["return "])')
+        if space == "contexts":
+            return self.places.embedded(asked, self._states)[1]
+        if space != "chunks":
+            raise ValueError(f"space={space!r} has no vectors. Use space='chunks' or space='contexts'.")
+        return self.index.query_vectors(asked, self._embed)
+
+    def neighbours(self, *queries: Text, count: int | None = None, min_count: int | None = None) -> Answers:
         """The chunks nearest to each query, by default to some of the corpus; see `Index.nearest`."""
         return self.index.nearest(queries, count, self._embed, min_count=min_count)
 
@@ -79,10 +142,12 @@ class Probe:
         self, like: Texts, minus: Texts = (), plus: Texts = (), count: int | None = None, min_count: int | None = None
     ) -> Answers:
         """The chunks nearest to `like` − `minus` + `plus`, each a chunk or several; see `Index.analogy`."""
-        first, less, more = ([x] if isinstance(x, str | bytes) else list(x) for x in (like, minus, plus))
+        first, less, more = (
+            to_texts(x, 'run.probe.analogy("for ", minus="while ", plus="if ")') for x in (like, minus, plus)
+        )
         return self.index.analogy(first, less, more, count, self._embed, min_count)
 
-    def expected(self, *texts: str | bytes, count: int | None = None, min_count: int | None = None) -> Answers:
+    def expected(self, *texts: Text, count: int | None = None, min_count: int | None = None) -> Answers:
         """The chunks nearest to what the model predicts after each text: ŷ asked for among whole embeddings, mean and all.
 
         Probabilities, with the bias and the counts of chunks, are what `Run.next` tells.
@@ -90,24 +155,26 @@ class Probe:
         index = self.index
         asked = [after(text, index.chunker, index.folder.corpus, index.meta.split) for text in texts]
         model = self._model(index.meta.stage)
+        if not asked:
+            raise ValueError('nothing is asked. Use run.probe.expected("for i in ").')
         vectors = np.stack([model.expected(text) for text in asked])
         labels = [(spell(text, index.meta.chunker) if text else START, text) for text in asked]
         return index.expected(labels, vectors, count, min_count)
 
-    def contexts(self, *texts: str | bytes, count: int | None = None) -> Answers:
+    def contexts(self, *texts: Text, count: int | None = None) -> Answers:
         """The places of the corpus where the model's state is nearest to that after each text; see `Contexts.nearest`."""
+        return self.places.nearest(texts, count, self._states)
+
+    def _states(self, asked: list[bytes]) -> np.ndarray:
+        """The states (n, W) after texts."""
         meta = self.places.meta
-
-        def embed(asked: list[bytes]) -> np.ndarray:
-            model = self._model(meta.stage)
-            for text in asked:
-                if meta.scale is not None and len(text) < meta.scale:
-                    log.warning(
-                        "%s has %d bytes, and scale %d reads whole groups of so many: it knows nothing of it, give more text",
-                        visible(spell(text, meta.chunker)),
-                        len(text),
-                        meta.scale,
-                    )
-            return np.stack([model.context(text, meta.layer, meta.scale, meta.context) for text in asked])
-
-        return self.places.nearest(texts, count, embed)
+        model = self._model(meta.stage)
+        for text in asked:
+            if meta.scale is not None and len(text) < meta.scale:
+                log.warning(
+                    "%s has %d bytes, and scale %d reads whole groups of so many: it knows nothing of it, give more text",
+                    visible(spell(text, meta.chunker)),
+                    len(text),
+                    meta.scale,
+                )
+        return np.stack([model.context(text, meta.layer, meta.scale, meta.context) for text in asked])

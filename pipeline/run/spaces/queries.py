@@ -3,7 +3,7 @@
 import itertools
 import logging
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 
 from data.chunkers import Chunker
 from data.corpus import Corpus
@@ -14,9 +14,41 @@ log = logging.getLogger(__name__)
 _SHOWN = 6  # chunks of a query that is several
 START = "‹where a document begins›"
 PLACE = re.compile(r"(\d{1,12}):(\d{1,12})")
+Text = str | bytes | bytearray | memoryview
+Texts = Text | Sequence[Text]
 
 
-def parse(query: str | bytes, chunker: Chunker, corpus: Callable[[], Corpus], split: str) -> bytes:
+def to_bytes(text: Text, example: str = 'run.neighbours("return ")') -> bytes:
+    """The bytes of a text: a str in UTF-8, whose lone surrogates stand for bytes as in names of files.
+
+    Args:
+        text: bytes are taken as they are.
+        example: a call that the error shows.
+
+    Raises:
+        TypeError: it is neither a str nor bytes.
+        ValueError: it has a surrogate that stands for no byte.
+    """
+    if isinstance(text, str):
+        try:
+            return text.encode(errors="surrogateescape")
+        except UnicodeEncodeError as error:
+            raise ValueError(f"{text!r} is no text: {error.reason} at character {error.start}") from None
+    if isinstance(text, bytes | bytearray | memoryview):
+        return bytes(text)
+    raise TypeError(f"a text must be a str or bytes, not {type(text).__name__}. Use {example}.")
+
+
+def to_texts(texts: Texts, example: str) -> list[bytes]:
+    """The bytes of a text or of several; see `to_bytes`."""
+    if isinstance(texts, Text):
+        return [to_bytes(texts, example)]
+    if not isinstance(texts, Iterable):
+        raise TypeError(f"texts must be a list of str or bytes, not {type(texts).__name__}. Use {example}.")
+    return [to_bytes(text, example) for text in texts]
+
+
+def parse(query: Text, chunker: Chunker, corpus: Callable[[], Corpus], split: str) -> bytes:
     """The chunk that a query means; what is cut, and what the run's chunker would cut, is logged.
 
     Args:
@@ -30,7 +62,7 @@ def parse(query: str | bytes, chunker: Chunker, corpus: Callable[[], Corpus], sp
     Raises:
         ValueError: it is empty, or no chunk of pixels, or there is no such picture.
     """
-    raw = query.encode() if isinstance(query, str) else query
+    raw = to_bytes(query)
     if chunker.name == PIXELS:
         return _pixels(raw.decode(errors="backslashreplace"), chunker, corpus, split)
     if not raw:
@@ -94,13 +126,13 @@ def picture(corpus: Corpus, split: str, number: int, chunk: int) -> list[bytes]:
     return [tokens[begin:end].tobytes() for begin, end in itertools.pairwise([0, *ends])]
 
 
-def after(query: str | bytes, chunker: Chunker, corpus: Callable[[], Corpus], split: str) -> bytes:
+def after(query: Text, chunker: Chunker, corpus: Callable[[], Corpus], split: str) -> bytes:
     """The text at whose end a state is asked for; of pictures `12:340` stands for the chunks of picture 12 before chunk 340.
 
     Raises:
         ValueError: it is no place in a picture, in a model of pictures.
     """
-    raw = query.encode() if isinstance(query, str) else query
+    raw = to_bytes(query, 'run.probe.contexts("for i in ")')
     if chunker.name != PIXELS:
         return raw
     shown = raw.decode(errors="backslashreplace")
@@ -109,7 +141,7 @@ def after(query: str | bytes, chunker: Chunker, corpus: Callable[[], Corpus], sp
     return b"".join(picture(corpus(), split, int(place[1]), int(place[2]))[:-1])
 
 
-def passage(query: str | bytes, chunker: Chunker, corpus: Callable[[], Corpus], split: str) -> bytes:
+def passage(query: Text, chunker: Chunker, corpus: Callable[[], Corpus], split: str) -> bytes:
     """As `after`, but not of nothing.
 
     Raises:

@@ -1,7 +1,7 @@
 """The files of a space, `index/SPACE/`: what they hold, and what is believed of them.
 
-    vectors.faiss   an `IndexFlat` of FAISS: a header of 45 bytes, then (n, E) float32; mapped, never read whole
-    search.faiss    unless the index is flat: FAISS's approximate index, which proposes rows of the former; mapped too
+    vectors.faiss   an `IndexFlat` of FAISS: a header of 45 bytes, then (n, E) float32; read whole if it is small, see `Rows`
+    search.faiss    unless the index is flat: FAISS's approximate index, which proposes rows of the former
     table.parquet   row i is of vector i; readers of Parquet (pandas, DuckDB, Polars) open it, `text` is for them alone
     meta.json       what was indexed, how well it is searched, and the sha256 of the others; written last
     .checked        which files were found to have these sums
@@ -9,13 +9,14 @@
 Sums are worked out once: `.checked` has device, inode, size and times of each file, and counts only if it belongs to who
 reads it. Nobody can hand over one that fits, since the inode and the time of change are given when a file is unpacked.
 
-FAISS's readers trust what they read, so a stranger's file never meets them. `vectors.faiss` is not read by FAISS but mapped,
+FAISS's readers trust what they read, so a stranger's file never meets them. `vectors.faiss` is not read by FAISS but by us,
 after its header was found to fit its size; `search.faiss` is opened only if `.checked` says that this user built it here. In a
 copy of a run, or somebody else's, answers are exact, slower, and the same.
+
+No file is mapped: one that is cut while it is asked, or whose disk fails, would end the process with SIGBUS.
 """
 
 import hashlib
-import json
 import logging
 import os
 import struct
@@ -27,7 +28,8 @@ from typing import IO, Any, Literal
 
 import numpy as np
 
-from data.durable import make_folders, replacing, write_atomically
+from data.checked import OpenedFile, named, open_file, read_json
+from data.durable import make_folders, replacing, write_json
 from pipeline.config import ConfigError
 from pipeline.options import IndexOptions, Phase
 from pipeline.run.files import read_as
@@ -37,6 +39,7 @@ log = logging.getLogger(__name__)
 VECTORS, SEARCH, TABLE, META, CHECKED = "vectors.faiss", "search.faiss", "table.parquet", "meta.json", ".checked"
 BEFORE = ("chunks.faiss", "chunks.npz", META)  # of earlier versions, in `index/` itself
 HEADER = 45  # bytes
+SMALL = 1 << 28  # bytes of vectors that are kept in memory
 
 Space = Literal["chunks", "contexts"]
 Metric = Literal["centred", "cosine", "ip", "l2"]
@@ -190,14 +193,14 @@ class Files:
         place: their folder.
         meta: of meta.json.
         own: this user built them here.
-        vectors: (n, E) float32, mapped from the file.
+        vectors: (n, E) float32.
         again: how they are made again.
     """
 
     place: Path
     meta: Meta
     own: bool
-    vectors: np.ndarray
+    vectors: "np.ndarray | Rows"
     again: str
 
     @classmethod
@@ -216,7 +219,7 @@ class Files:
             ValueError: it is damaged.
         """
         place, again = place_of(folder, space), f"run `{command(folder, space)}` again"
-        if not (place / META).is_file():
+        if not os.path.lexists(place / META):
             if space == "chunks" and (folder.path / "index" / META).is_file():
                 raise StaleIndex(f"the index in {folder.path}/index is of an earlier version: {again}")
             others = [path.parent.name for path in sorted(folder.path.glob(f"index/*/{META}"))]
@@ -237,7 +240,7 @@ class Files:
             )
         try:  # at last, as it may note what it found: what is refused changes nothing
             _check_mean(meta)
-            vectors = mapped(place / VECTORS, meta)
+            vectors = open_vectors(place / VECTORS, meta)
             own = _is_whole(place, meta)
         except (OSError, ValueError) as error:
             raise ValueError(f"the index in {place} is damaged ({error}): {again}") from error
@@ -257,7 +260,7 @@ class Files:
 
         path, rows = self.place / TABLE, len(self.vectors)
         try:
-            with pyarrow.parquet.ParquetFile(path) as file:
+            with named(path), open_file(path) as opened, pyarrow.parquet.ParquetFile(opened) as file:
                 there = {file.schema.column(i).name: file.schema.column(i) for i in range(len(file.schema))}
                 if file.metadata.num_rows != rows:
                     raise ValueError(f"{TABLE} has {file.metadata.num_rows} rows for {rows} vectors")
@@ -287,8 +290,40 @@ def _array(column: Any, width: int) -> np.ndarray:
     return flat.reshape(-1, width) if width > 0 else flat
 
 
-def mapped(path: Path, meta: Meta | None = None) -> np.ndarray:
+class Rows:
+    """Vectors (n, E) float32 of a file that stays open; rows are read when they are asked for.
+
+    Args:
+        file: that holds them, after `HEADER` bytes.
+        shape: n and E.
+    """
+
+    def __init__(self, file: OpenedFile, shape: tuple[int, int]) -> None:
+        self.shape, self._file = shape, file
+
+    def __len__(self) -> int:
+        return self.shape[0]
+
+    def __getitem__(self, rows: slice | int | np.ndarray) -> np.ndarray:
+        """Some rows as an array takes them, but slices without steps alone."""
+        number, width = self.shape
+        if isinstance(rows, slice):
+            begin, end, _ = rows.indices(number)
+            return self._read(begin, max(0, end - begin))
+        wanted, places = np.unique(np.asarray(rows) % number, return_inverse=True)
+        found = np.concatenate([np.zeros((0, width), np.float32), *(self._read(int(row), 1) for row in wanted)])
+        return found[places.reshape(np.shape(rows))]
+
+    def _read(self, begin: int, count: int) -> np.ndarray:
+        width = self.shape[1]
+        content = self._file.read(HEADER + 4 * width * begin, 4 * width * count)
+        return np.frombuffer(content, "<f4").reshape(count, width)
+
+
+def open_vectors(path: Path, meta: Meta | None = None) -> np.ndarray | Rows:
     """The vectors (n, E) of a file that has the header which `haed index` writes, and as many bytes as that says.
+
+    They are read at once if they take no more than `SMALL` bytes: exact search, which looks at all, is then quicker.
 
     Args:
         path: of the file.
@@ -297,16 +332,17 @@ def mapped(path: Path, meta: Meta | None = None) -> np.ndarray:
     Raises:
         ValueError: it is something else.
     """
-    with open(path, "rb") as file:
-        header = file.read(HEADER)
-        size = os.fstat(file.fileno()).st_size
+    with open_file(path) as file:
+        opened, size = OpenedFile(path, file), os.fstat(file.fileno()).st_size
+    header = bytes(opened.read(0, min(size, HEADER)))
     width, number = struct.unpack_from("<iq", header, 4) if len(header) == HEADER else (0, 0)
     metric: Metric = "l2" if header[:4] == b"IxF2" else "ip"
     told = meta is None or ((meta.chunks, meta.width) == (number, width) and (meta.metric == "l2") == (metric == "l2"))
     fits = min(number, width) > 0 and size == HEADER + 4 * width * number
     if not (told and fits and header == flat_header(number, width, metric)):
         raise ValueError(f"{path.name} is not what `haed index` writes")
-    return np.memmap(path, np.float32, "r", HEADER, (number, width)).view(np.ndarray)
+    rows = Rows(opened, (number, width))
+    return rows[:] if size <= SMALL else rows
 
 
 def _check_mean(meta: Meta) -> None:
@@ -341,11 +377,11 @@ def _is_whole(place: Path, meta: Meta) -> bool:
     states = _states(place, meta)
     with suppress(OSError, ValueError, KeyError, TypeError):
         checked = place / CHECKED
-        content = json.loads(checked.read_bytes())
-        if checked.stat().st_uid == os.getuid() and content["files"] == states:
+        content = read_json(checked)
+        if checked.lstat().st_uid == os.getuid() and content["files"] == states:
             return bool(content["own"])
     for name, expected in meta.sha256.items():
-        with open(place / name, "rb") as file:
+        with named(place / name), open_file(place / name) as file:
             if hashlib.file_digest(file, "sha256").hexdigest() != expected:
                 raise ValueError(name)
     _note(place, states, False)
@@ -354,14 +390,14 @@ def _is_whole(place: Path, meta: Meta) -> bool:
 
 def _note(place: Path, states: dict[str, list[int]], own: bool) -> None:
     with suppress(OSError):  # where one may only read, sums are worked out every time
-        write_atomically(place / CHECKED, json.dumps({"own": own, "files": states}).encode())
+        write_json(place / CHECKED, {"own": own, "files": states})
 
 
 def finish(folder: RunFolder, meta: Meta, names: list[str]) -> Meta:
     """Writes meta.json, with the sums of the files that were written before, and notes that they are ours."""
     place = place_of(folder, meta.space)
     for name in names:
-        with open(place / name, "rb") as file:
+        with open_file(place / name) as file:
             meta.sha256[name] = hashlib.file_digest(file, "sha256").hexdigest()
     folder.write_json(f"index/{meta.space}/{META}", asdict(meta))
     _note(place, _states(place, meta), True)

@@ -1,4 +1,4 @@
-"""Nearest vectors: exact search over a mapped file, and approximate search that it corrects.
+"""Nearest vectors: exact search over a file, and approximate search that it corrects.
 
 Whatever the type of an index, its vectors lie in one flat file, in the order of the table. An approximate index holds codes
 of 8 bits a coordinate (`ivfpq`: 8 bits for 8 coordinates) and only proposes: of some times as many candidates as are asked for,
@@ -24,7 +24,8 @@ from typing import Any
 
 import numpy as np
 
-from pipeline.run.spaces.stored import SEARCH, Files, Metric
+from data.checked import DamagedFile, free_memory, named, open_file
+from pipeline.run.spaces.stored import SEARCH, Files, Metric, Rows
 
 log = logging.getLogger(__name__)
 PART = 1 << 14  # vectors at a time
@@ -55,7 +56,7 @@ class Vectors:
     """
 
     def __init__(
-        self, exact: np.ndarray, metric: Metric, kind: str = "flat", search: Any = None, effort: int = 0
+        self, exact: np.ndarray | Rows, metric: Metric, kind: str = "flat", search: Any = None, effort: int = 0
     ) -> None:
         """Of vectors, and of an index that FAISS has of them."""
         self.exact, self.metric, self.kind, self.effort, self._search = exact, metric, kind, effort, search
@@ -78,7 +79,19 @@ class Vectors:
                 files.again,
             )
             return cls(files.vectors, meta.metric)
-        return cls(files.vectors, meta.metric, meta.kind, read(files.place / SEARCH), meta.found.effort)
+        path = files.place / SEARCH
+        if (size := path.stat().st_size) > (free := free_memory()):
+            log.warning(
+                "%s has %.1f GB, but %.1f GB of memory are free: answers come from exact search, which takes longer",
+                path,
+                size / 1e9,
+                free / 1e9,
+            )
+            return cls(files.vectors, meta.metric)
+        try:
+            return cls(files.vectors, meta.metric, meta.kind, read(path), meta.found.effort)
+        except ValueError as error:
+            raise ValueError(f"the index in {files.place} is damaged ({error}): {files.again}") from error
 
     def __len__(self) -> int:
         return len(self.exact)
@@ -96,7 +109,7 @@ class Vectors:
 
         Returns:
             Scores (q, n) float32, the best first, which for l2 is the smallest distance, and rows (q, n), with n the smaller of
-            `count` and `among`; rows are −1 where fewer were found.
+            `count` and `among`. Where an approximate index proposes fewer, search is exact.
         """
         among = len(self.exact) if among is None else among
         few = among < len(self.exact) and among <= max(_FEW, len(self.exact) // _SHARE)
@@ -112,15 +125,27 @@ class Vectors:
             parameters = faiss.SearchParametersIVF(sel=selected, nprobe=effort)
         asked = augmented(queries, self.metric, 0.0, self._search.d)
         _, rows = self._search.search(asked, wanted, params=parameters)
+        if ((rows >= 0).sum(1) < count).any():  # FAISS fills up with -1
+            return self.exactly(queries, count, among)
         return self._decided(queries, rows, count)
 
     def exactly(self, queries: np.ndarray, count: int, among: int) -> tuple[np.ndarray, np.ndarray]:
         """As `nearest`, by comparing each query with all of the rows."""
         import faiss
 
-        metric = faiss.METRIC_L2 if self.metric == "l2" else faiss.METRIC_INNER_PRODUCT
-        scores, rows = faiss.knn(queries, self.exact[:among], min(count, among), metric=metric)
-        return (np.sqrt(np.maximum(scores, 0)) if self.metric == "l2" else scores), rows
+        is_l2 = self.metric == "l2"
+        metric = faiss.METRIC_L2 if is_l2 else faiss.METRIC_INNER_PRODUCT
+        step = among if isinstance(self.exact, np.ndarray) else PART
+        found = []
+        for begin in range(0, among, step):
+            vectors = self.exact[begin : min(begin + step, among)]
+            scores, rows = faiss.knn(queries, vectors, min(count, len(vectors)), metric=metric)
+            found.append((scores, rows + begin))
+        scores, rows = (np.concatenate(each, 1) for each in zip(*found, strict=True))
+        if len(found) > 1:
+            order = np.argsort(scores if is_l2 else -scores, axis=1, kind="stable")[:, :count]
+            scores, rows = (np.take_along_axis(each, order, 1) for each in (scores, rows))
+        return (np.sqrt(np.maximum(scores, 0)) if is_l2 else scores), rows
 
     def _decided(self, queries: np.ndarray, rows: np.ndarray, count: int) -> tuple[np.ndarray, np.ndarray]:
         """The best `count` of proposed rows (q, n), by their exact scores."""
@@ -136,13 +161,18 @@ class Vectors:
 
 
 def whole(
-    queries: np.ndarray, vectors: np.ndarray, mean: np.ndarray, distances: np.ndarray, norms: np.ndarray, count: int
+    queries: np.ndarray,
+    vectors: np.ndarray | Rows,
+    mean: np.ndarray,
+    distances: np.ndarray,
+    norms: np.ndarray,
+    count: int,
 ) -> tuple[np.ndarray, np.ndarray]:
     """The nearest of centred vectors to queries by the cosine with the mean put back, exactly.
 
     Args:
         queries: (q, E) of unit length, from which no mean was taken.
-        vectors: (n, E) of unit length, centred.
+        vectors: (n, E) of unit length, centred, and perhaps more, which are not looked at.
         mean: (E,) that was taken off.
         distances: (n,) lengths of the vectors less the mean.
         norms: (n,) lengths with it.
@@ -153,8 +183,8 @@ def whole(
     """
     scores: np.ndarray = np.zeros((len(queries), 0), np.float32)
     rows: np.ndarray = np.zeros((len(queries), 0), np.int64)
-    for begin in range(0, len(vectors), PART):
-        part = slice(begin, begin + PART)
+    for begin in range(0, len(distances), PART):
+        part = slice(begin, min(begin + PART, len(distances)))
         products = queries @ vectors[part].T * distances[part] + (queries @ mean)[:, None]
         scores = np.concatenate([scores, products / norms[part].clip(1e-12)], 1)
         rows = np.concatenate([rows, np.broadcast_to(np.arange(begin, begin + products.shape[1]), products.shape)], 1)
@@ -181,10 +211,19 @@ def augmented(vectors: np.ndarray, metric: Metric, longest: float, width: int) -
 
 
 def read(path: Path) -> Any:
-    """An approximate index that was built here, mapped from its file."""
+    """An approximate index that was built here.
+
+    Raises:
+        ValueError: it ends too early.
+        OSError: it cannot be read.
+    """
     import faiss
 
-    return faiss.read_index(str(path), faiss.IO_FLAG_MMAP_IFC)
+    with named(path), open_file(path) as file:
+        try:
+            return faiss.read_index(faiss.PyCallbackIOReader(file.read))
+        except RuntimeError as error:  # with FAISS's own place in its code
+            raise DamagedFile(f"{path} is damaged: it ends too early, or holds something else") from error
 
 
 @contextmanager

@@ -21,7 +21,7 @@ from data import shards
 from data.chunkers import ONE, Chunker, WordChunker
 from data.corpus import Corpus
 from data.distinct import distinct_chunks
-from data.durable import FolderLost
+from data.durable import FolderLost, write_json
 from data.options import ChunkerOptions, ShardOptions, SourceOptions
 from data.sharding import build
 from data.sharding.build import finish, plan, shard
@@ -103,7 +103,7 @@ def test_a_corpus_of_format_2_is_read_and_cut_as_it_was(folder: Path, tmp_path: 
     corpus = sharded(folder, tmp_path)
     manifest = json.loads((corpus.folder / "manifest.json").read_text())
     assert manifest.pop("chunker_version") == 2 and manifest.pop("format") == 3
-    (corpus.folder / "manifest.json").write_text(json.dumps(manifest | {"format": 2}))
+    write_json(corpus.folder / "manifest.json", manifest | {"format": 2})
     old, text = Corpus.open(corpus.folder), "а中文字中文".encode()
     assert next(old.originals("valid")) == (folder / "valid.txt").read_bytes()
     assert [made.chunker().split(text)[1].tolist() for made in (old, corpus)] == [[12, 5], [11, 6]]
@@ -187,7 +187,7 @@ def test_a_manifest_cannot_name_files_elsewhere(folder: Path, tmp_path: Path) ->
     corpus = sharded(folder, tmp_path)
     manifest = json.loads((corpus.folder / "manifest.json").read_text())
     manifest["shards"][0]["file"] = "../../etc/passwd"
-    (corpus.folder / "manifest.json").write_text(json.dumps(manifest))
+    write_json(corpus.folder / "manifest.json", manifest)
     with pytest.raises(ValueError, match="outside its folder"):
         Corpus.open(corpus.folder)
 

@@ -1,14 +1,17 @@
 import io
+import struct
 import tarfile
 import wave
 from pathlib import Path
 
 import numpy as np
 import pytest
+import soundfile
 
 from data.corpus import Corpus
 from data.options import ChunkerOptions, ShardOptions, SourceOptions
 from data.sharding.build import shard
+from data.sources import audio
 from data.sources.audio import decode_mulaw, decode_pcm16, encode_mulaw, encode_pcm16
 from tests.conftest import SHARED
 
@@ -140,19 +143,163 @@ def test_eight_bits_are_unsigned(tmp_path: Path) -> None:
     assert np.frombuffer(data, "<i2").tolist() == [-32768, 0, 127 << 8]
 
 
-def test_a_format_that_is_not_read_has_advice(tmp_path: Path) -> None:
-    content = bytearray(wav(SAMPLES))
-    content[20:22] = b"\x03\x00"  # floats
-    (tmp_path / "train.wav").write_bytes(content)
-    with pytest.raises(ValueError, match="unknown format: 3; convert it into plain PCM of 16 bits"):
-        sharded(tmp_path, tmp_path / "shards")
+EXTENSIBLE = struct.pack("<H14s", 1, bytes.fromhex("000000001000800000aa00389b71"))
 
 
-@pytest.mark.parametrize("content", [b"RIFF", b"not sound", wav(SAMPLES[:999].astype(np.int32), width=4)])
-def test_what_cannot_be_read_is_named(tmp_path: Path, content: bytes) -> None:
+def riff(fmt: bytes, data: bytes, kind: bytes = b"RIFF", before: bytes = b"", size: int | None = None) -> bytes:
+    """A WAV of these chunks; in RF64 the sizes stand in a chunk of their own."""
+    said = len(data) if size is None else size
+    body = b"WAVE" + before + b"fmt " + struct.pack("<I", len(fmt)) + fmt
+    body += b"data" + struct.pack("<I", 0xFFFFFFFF if kind == b"RF64" else said) + data
+    return kind + struct.pack("<I", 0xFFFFFFFF if kind == b"RF64" else len(body)) + body
+
+
+def fmt(tag: int = 1, channels: int = 1, bits: int = 16, rate: int = 8000, more: bytes = b"") -> bytes:
+    frame = channels * ((bits + 7) // 8)
+    return struct.pack("<HHIIHH", tag, channels, rate, rate * frame, frame, bits) + more
+
+
+def extensible(sub: bytes = EXTENSIBLE, bits: int = 16, channels: int = 1) -> bytes:
+    return fmt(0xFFFE, channels, bits, more=struct.pack("<HHI", 22, bits, 3) + sub)
+
+
+def encoded(samples: np.ndarray, subtype: str, kind: str = "WAV", channels: int = 1) -> bytes:
+    buffer = io.BytesIO()
+    soundfile.write(buffer, samples.reshape(-1, channels), 8000, subtype, format=kind)
+    return buffer.getvalue()
+
+
+def read(folder: Path, content: bytes, packed: bool = False, name: str = "train.wav") -> tuple[np.ndarray, list[str]]:
+    """The samples of a recording as they are sharded, and what was noted."""
+    (folder / "source").mkdir()
+    put(folder / "source", {name: content}, packed)
+    corpus = sharded(folder / "source", folder / "shards", encoding="pcm16")
+    notes = [note for note in corpus.manifest["splits"]["notes"] if "is empty" not in note]
+    return np.frombuffer(b"".join(corpus.originals("train")), "<i2"), notes
+
+
+@pytest.mark.parametrize("packed", [False, True])
+@pytest.mark.parametrize(
+    "content",
+    [
+        riff(extensible(), SAMPLES.tobytes()),
+        riff(extensible(channels=2), SAMPLES.tobytes()),
+        riff(fmt(more=b"\0\0"), SAMPLES.tobytes(), before=b"LIST\x03\0\0\0abc\0"),
+        riff(fmt(), SAMPLES.tobytes(), b"RF64", b"ds64" + struct.pack("<IQQQI", 28, 40_000 + 72, 40_000, 20_000, 0)),
+        encoded(SAMPLES, "PCM_16"),
+        encoded(SAMPLES, "PCM_16", "WAVEX", 2),
+        encoded(SAMPLES, "PCM_16", "RF64"),
+    ],
+)
+def test_sixteen_bits_are_the_same_in_every_kind_of_header(tmp_path: Path, packed: bool, content: bytes) -> None:
+    samples, notes = read(tmp_path, content, packed)
+    assert np.array_equal(samples, SAMPLES) and notes == []
+
+
+@pytest.mark.parametrize("packed", [False, True])
+@pytest.mark.parametrize("channels", [1, 2])
+def test_flac_gives_what_its_wav_gives(tmp_path: Path, packed: bool, channels: int) -> None:
+    samples, notes = read(tmp_path, encoded(SAMPLES, "PCM_16", "FLAC", channels), packed, "train.flac")
+    assert np.array_equal(samples, SAMPLES) and notes == []
+
+
+WIDE = np.concatenate(
+    [SAMPLES.astype(np.int32) << 16, np.array([0x7FFFFFFF, -0x80000000, 0x8000, 0x7F00, -0x8000], np.int32)]
+)
+ROUNDED = [*SAMPLES.tolist(), 32767, -32768, 1, 0, 0]
+
+
+@pytest.mark.parametrize(
+    ("subtype", "kind", "note"),
+    [
+        ("PCM_24", "WAV", "recordings of 24 bits were rounded to 16: 1"),
+        ("PCM_24", "WAVEX", "recordings of 24 bits were rounded to 16: 1"),
+        ("PCM_24", "FLAC", "recordings of 24 bits were rounded to 16: 1"),
+        ("PCM_32", "WAV", "recordings of 32 bits were rounded to 16: 1"),
+    ],
+)
+def test_more_bits_are_rounded_and_that_is_said(tmp_path: Path, subtype: str, kind: str, note: str) -> None:
+    samples, notes = read(tmp_path, encoded(WIDE, subtype, kind), name="train.flac" if kind == "FLAC" else "train.wav")
+    assert samples.tolist() == ROUNDED and notes == [note]
+
+
+@pytest.mark.parametrize(("kind", "type_"), [("FLOAT", np.float32), ("DOUBLE", np.float64)])
+def test_floats_are_rounded_clipped_and_never_nan(tmp_path: Path, kind: str, type_: type) -> None:
+    floats = np.array([0, 1, -1, 0.5, 2, -3, 0.6 / 32768], type_)
+    header = fmt(3, bits=8 * np.dtype(type_).itemsize)
+    samples, notes = read(tmp_path, riff(header, floats.tobytes()))
+    assert samples.tolist() == [0, 32767, -32768, 16384, 32767, -32768, 1]
+    assert notes == [
+        "recordings of floats had samples beyond -1 to 1, which were clipped: 1",
+        "recordings of floats were rounded to 16 bits: 1",
+    ]
+    exact = (SAMPLES / 32768).astype(type_)
+    (tmp_path / "a").mkdir()
+    assert np.array_equal(read(tmp_path / "a", riff(header, exact.tobytes()))[0], SAMPLES)
+    for number, odd in enumerate((np.nan, np.inf)):
+        (tmp_path / str(number)).mkdir()
+        with pytest.raises(ValueError, match="train.wav cannot be read as WAV: some of its samples are no numbers"):
+            read(tmp_path / str(number), riff(header, np.array([0, odd], type_).tobytes()))
+
+
+@pytest.mark.parametrize(("subtype", "law"), [("ULAW", "µ"), ("ALAW", "A")])
+def test_companded_recordings_are_decoded(tmp_path: Path, subtype: str, law: str) -> None:
+    content = encoded(SAMPLES, subtype)
+    samples, notes = read(tmp_path, content)
+    assert np.array_equal(samples, soundfile.read(io.BytesIO(content), dtype="int16")[0])
+    assert notes == [f"recordings in {law}-law were decoded to 16 bits: 1"]
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (riff(fmt(2, bits=4), bytes(100)), r"a coding that is not read \(tag 0x0002\): convert it into plain PCM"),
+        (riff(fmt(bits=64), bytes(800)), "it has 64 bits a sample: convert it into plain PCM"),
+        (riff(fmt(3, bits=16), bytes(800)), "it has 16 bits a sample: convert"),
+        (riff(extensible(b"\1\0" + bytes(14)), bytes(800)), "its format is extended by one that is not known here"),
+        (riff(fmt(0xFFFE), bytes(800)), "its format is extended by one that is not known here"),
+        (riff(fmt(channels=0), bytes(800)), "its header contradicts itself"),
+        (riff(fmt(rate=0), bytes(800)), "its header contradicts itself"),
+        (riff(b"\1\0", bytes(800)), "its format is not whole"),
+        (b"RIFX" + wav(SAMPLES)[4:], "does not begin with RIFF"),
+        (wav(SAMPLES)[:30], "it ends inside of its header: it was truncated"),
+        (b"RIFF\x28\0\0\0WAVEdata\x04\0\0\0abcd", "its sound comes before its format"),
+        (b"RIFF\xff\xff\xff\xffWAVELIST\xff\xff\xff\xffabcd", "it ends inside of its header"),
+        (b"RIFF", "it ends inside of its header"),
+        (b"not sound, whatever its name", "does not begin with RIFF"),
+        (b"fLaC" + bytes(100), "does not begin with RIFF"),
+    ],
+)
+def test_what_cannot_be_read_is_named_and_has_advice(tmp_path: Path, content: bytes, message: str) -> None:
     (tmp_path / "train.wav").write_bytes(content)
-    with pytest.raises(ValueError, match="train.wav: train.wav cannot be read as WAV"):
+    with pytest.raises(ValueError, match=f"train.wav: train.wav cannot be read as WAV: .*{message}"):
         sharded(tmp_path / "train.wav", tmp_path / "shards")
+
+
+@pytest.mark.parametrize("packed", [False, True])
+def test_a_damaged_flac_is_refused(tmp_path: Path, packed: bool) -> None:
+    good = encoded(SAMPLES, "PCM_16", "FLAC")
+    flipped = bytearray(good)
+    flipped[len(good) // 2] ^= 1
+    other = good[:26] + bytes(15) + b"\1" + good[42:]
+    unknown = good[:21] + bytes([good[21] & 0xF0]) + bytes(4) + good[26:]
+    for number, content in enumerate(
+        (good[:-100], good[:-1], good[:50], good[:20], bytes(flipped), other, unknown, b"x" * 99)
+    ):
+        (tmp_path / str(number)).mkdir()
+        with pytest.raises(ValueError, match="train.flac cannot be read as FLAC: "):
+            read(tmp_path / str(number), content, packed, "train.flac")
+
+
+def test_a_flac_of_hours_of_silence_is_a_bomb(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(audio, "FREE", 1 << 18)
+    content = encoded(np.zeros(5_000_000, np.int16), "PCM_16", "FLAC")
+    assert len(content) < 20_000
+    (tmp_path / "train.flac").write_bytes(content)
+    with pytest.raises(ValueError, match="train.flac cannot be read as FLAC: .* a decompression bomb"):
+        sharded(tmp_path / "train.flac", tmp_path / "shards")
+    corpus = sharded(tmp_path / "train.flac", tmp_path / "shards", expansion=5000)
+    assert corpus.counts("train").source_bytes == 5_000_000
 
 
 def test_real_recordings(tmp_path: Path) -> None:

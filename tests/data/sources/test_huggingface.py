@@ -1,10 +1,13 @@
 """Hugging Face data sets, from local folders: the real library, no network."""
 
 import json
+import re
 from dataclasses import replace
 from pathlib import Path
 
+import pyarrow as pa
 import pytest
+from pyarrow import parquet
 
 from data.corpus import Corpus
 from data.options import ChunkerOptions, ShardOptions, SourceOptions
@@ -43,11 +46,66 @@ def test_rows_without_text_are_counted(tmp_path: Path) -> None:
     assert "rows without text were left out: 2" in notes
 
 
+COLUMNS = {
+    "int64": pa.array([1, 2]),
+    "float64": pa.array([1.5, None]),
+    "bool": pa.array([True, False]),
+    "lists of string": pa.array([["a"], []]),
+    "lists of records (role, content)": pa.array([[{"role": "user", "content": "x"}], []]),
+    "nothing but nulls": pa.nulls(2),
+    "bytes (binary)": pa.array([b"a", b"b"]),
+    "large_binary": pa.array([b"a", b"b"], pa.large_binary()),
+    "records (text, n)": pa.array([{"text": "a", "n": 1}, None]),
+}
+
+
+@pytest.mark.parametrize("holds", COLUMNS)
+def test_a_column_of_no_strings_is_named_with_what_it_holds(tmp_path: Path, holds: str) -> None:
+    said = f"column 'text' holds {re.escape(holds)}, not strings. "
+    for number, (more, advice) in enumerate((({"body": ["a", "b"]}, "Set source.field=body"), ({}, "No column holds"))):
+        rows = datasets.Dataset(pa.table({"text": COLUMNS[holds], **more}))
+        rows.save_to_disk(tmp_path / str(number))
+        with pytest.raises(ValueError, match=f"split 'all': {said}{advice}"):
+            sharded(tmp_path / str(number), tmp_path / "shards")
+
+
 def test_a_missing_column_is_named(tmp_path: Path) -> None:
-    datasets.Dataset.from_dict({"text": TEXTS, "label": [1] * 500}).save_to_disk(tmp_path / "saved")
-    for field in ("body", "label"):
-        with pytest.raises(ValueError, match=f"no column '{field}' of strings .it has text, label.: set source.field="):
-            sharded(tmp_path / "saved", tmp_path / "shards", field=field)
+    rows = datasets.Dataset.from_dict({"text": ["a"], "title": ["b"], "label": [1]})
+    labels = datasets.ClassLabel(names=["no", "yes"])
+    rows.cast_column("label", labels).save_to_disk(tmp_path / "saved")
+    there = r"It has 'text' of string, 'title' of string, 'label' of ClassLabel \(int64\)"
+    with pytest.raises(ValueError, match=f"has no column 'body'. {there}. Set source.field=text, or 'title'"):
+        sharded(tmp_path / "saved", tmp_path / "shards", field="body")
+    with pytest.raises(ValueError, match="column 'label' holds ClassLabel .int64., not strings. Set source.field=text"):
+        sharded(tmp_path / "saved", tmp_path / "shards", field="label")
+
+
+@pytest.mark.parametrize("kind", ["string", "large_string", "string_view", "dictionary"])
+@pytest.mark.parametrize("saved", [False, True])
+def test_every_type_of_strings_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str, saved: bool) -> None:
+    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")
+    texts = [*TEXTS, None]
+    array = pa.array(texts).dictionary_encode() if kind == "dictionary" else pa.array(texts, getattr(pa, kind)())
+    folder = tmp_path / "texts"
+    folder.mkdir()
+    parquet.write_table(pa.table({"text": array}), folder / "train.parquet")
+    if saved:
+        datasets.load_dataset(str(folder))["train"].save_to_disk(tmp_path / "saved")
+    corpus = sharded(tmp_path / "saved" if saved else folder, tmp_path / "shards")
+    found = [text.decode() for split in ("train", "valid", "test") for text in corpus.originals(split)]
+    assert sorted(found) == sorted(TEXTS)
+    assert "rows without text were left out: 1" in corpus.manifest["splits"]["notes"]
+
+
+@pytest.mark.parametrize("array", [pa.array([[("a", "b")]], pa.map_(pa.string(), pa.string()))])
+def test_a_type_that_datasets_do_not_know_names_the_source(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, array: pa.Array
+) -> None:
+    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")
+    (tmp_path / "maps").mkdir()
+    parquet.write_table(pa.table({"text": array}), tmp_path / "maps" / "train.parquet")
+    with pytest.raises(ValueError, match="source.path=.*maps cannot be read as a data set: .*map<string"):
+        sharded(tmp_path / "maps", tmp_path / "shards")
 
 
 def test_configurations_are_read_once_in_a_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

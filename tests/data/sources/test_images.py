@@ -11,7 +11,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from PIL import Image
+from PIL import Image, ImageCms
 
 from data.corpus import Corpus
 from data.options import ChunkerOptions, ShardOptions, SourceOptions
@@ -190,6 +190,7 @@ def test_what_is_converted_is_said(tmp_path: Path) -> None:
     whole.convert("RGBA").save(folder / "transparent.png")
     whole.convert("CMYK").save(folder / "cmyk.jpg")
     whole.save(folder / "turned.jpg", exif=turned)
+    whole.save(folder / "profiled.png", icc_profile=ImageCms.ImageCmsProfile(ImageCms.createProfile("XYZ")).tobytes())
     whole.resize((64, 64)).save(folder / "large.png")
     whole.save(folder / "moving.png", save_all=True, append_images=[Image.fromarray(PICTURES[1])])
     notes = sharded(tmp_path, tmp_path / "shards", image_size=32, pattern="train/*").manifest["splits"]["notes"]
@@ -200,6 +201,7 @@ def test_what_is_converted_is_said(tmp_path: Path) -> None:
         "pictures lost their transparency: 1",
         "pictures were resampled to 32 × 32: 1",
         "pictures were taken as stored, not as EXIF turns them: 1",
+        "pictures were taken as stored, without their colour profile: 1",
         "valid is empty",
         "test is empty",
     ]

@@ -9,7 +9,7 @@ from flows.page.ending import _NoTracebacks, is_users
 from flows.page.story import _Whole, validated
 from pipeline import config
 from pipeline.options import FinetuneOptions, PretrainOptions
-from pipeline.verbatim import verbatim
+from pipeline.verbatim import parse_override
 
 
 def raised(function: object, *arguments: object) -> Exception:
@@ -21,7 +21,7 @@ def raised(function: object, *arguments: object) -> Exception:
 def test_what_our_code_and_the_machine_say_is_the_users_and_the_rest_a_bug() -> None:
     assert is_users(raised(config.load, "quickstat")) and is_users(raised(open, "/nowhere/at/all"))
     assert not is_users(raised({}.__getitem__, "key")) and not is_users(raised(json.loads, "{"))
-    assert not is_users(raised(verbatim, "key"))  # in our code, which raises nothing itself: a bug
+    assert not is_users(raised(parse_override, "key"))  # in our code, which raises nothing itself: a bug
 
 
 def test_the_engine_logs_a_users_error_once_and_a_bug_as_it_is() -> None:

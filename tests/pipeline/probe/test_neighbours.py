@@ -13,6 +13,7 @@ import pyarrow.parquet as parquet
 import pytest
 from PIL import Image
 
+from data.durable import write_json
 from pipeline.cli import main
 from pipeline.options import Options
 from pipeline.probe.index import index
@@ -183,7 +184,7 @@ def test_an_index_from_before_there_was_a_mean_answers_as_it_did(run: Path, caps
         assert main(["neighbours", str(run), "for ", "zq", "--json"]) == 0
         answers.append(last_json(capsys))
         meta = read_json(place)
-        place.write_text(json.dumps({name: value for name, value in meta.items() if name != "mean"}))
+        write_json(place, {name: value for name, value in meta.items() if name != "mean"})
     assert answers[0] == answers[1]
 
 
@@ -217,7 +218,6 @@ def test_queries_from_files_and_answers_as_values(
         ([""], 1, "the query '' is empty"),
         (["def ", "--count", "0"], 2, "--count 0: must be at least 1"),
         (["def ", "--min-count", "0"], 2, "--min-count 0: must be at least 1"),
-        (["def ", "--count", "99999"], 1, "--count 99,999: the index has"),
         (
             ["def ", "--min-count", "99999", "--count", "1"],
             1,
@@ -267,3 +267,52 @@ def test_a_chunk_may_be_typed_as_it_is_shown(options: Options, caplog: pytest.Lo
         "for is not in the index, its own embedding is searched with; the index has for␣",
     ):
         assert line in caplog.text
+
+
+def test_fewer_neighbours_than_were_asked_for_are_all_that_there_are_and_this_is_said(
+    run: Path, capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    """A query of the index is no answer to itself, so of N chunks there are N - 1; what the index has not gets all N."""
+    probe = open_run(run).probe
+    every = len(probe.index)
+    ask = {"count": every, "min_count": 1}
+    own, strange = probe.neighbours("def ", "zqzq", **ask)
+    assert (len(own.neighbours), len(strange.neighbours)) == (every - 1, every) and strange.note is None
+    assert (
+        own.note == f"{every - 1:,} of {every:,} neighbours: the index has {every:,} chunks, what is asked for left out"
+    )
+    assert own.note in caplog.messages
+    (summed,) = probe.analogy("for ", minus="in ", plus="if ", **ask)
+    assert len(summed.neighbours) == every - 3 and summed.note
+    (after,) = probe.expected("import ", **ask)
+    assert len(after.neighbours) == every and after.note is None
+    (most,) = probe.neighbours("zqzq", count=10**12, min_count=1)
+    assert len(most.neighbours) == every and most.note
+    caplog.clear()
+    assert probe.neighbours("def ", count=every - 1, min_count=1)[0].note is None and not caplog.messages
+    (few,) = probe.neighbours("def ", count=every, min_count=20)
+    assert 0 < len(few.neighbours) == probe.index.known(20) - 1 and few.note
+    assert "that occur 20 times or more" in few.note and "--min-count 1 searches all" in few.note
+    for asked in ([], ["--json"], ["--csv"]):
+        capsys.readouterr()
+        assert main(["neighbours", str(run), "def ", "--count", str(every), "--min-count", "1", *asked]) == 0
+        shown = capsys.readouterr()
+        assert f"{every - 1:,} of {every:,} neighbours" in shown.err
+    assert main(["neighbours", str(run), "def ", "zqzq", "--count", str(every), "--min-count", "1", "--json"]) == 0
+    first, second = last_json(capsys)
+    assert first["note"] == own.note and "note" not in second
+
+
+def test_an_approximate_index_that_proposes_too_few_gives_way_to_exact_search() -> None:
+    from pipeline.run.spaces.vectors import Vectors
+
+    class Few:
+        d, nlist = 8, 4
+
+        def search(self, queries: np.ndarray, count: int, params: object) -> tuple[np.ndarray, np.ndarray]:
+            return np.zeros((len(queries), count), np.float32), np.full((len(queries), count), -1)
+
+    vectors = np.random.default_rng(0).standard_normal((200, 8)).astype(np.float32)
+    found = Vectors(vectors, "ip", "hnsw", Few(), 4).nearest(vectors[:3], 10)
+    exact = Vectors(vectors, "ip").nearest(vectors[:3], 10)
+    assert (found[1] >= 0).all() and (found[1] == exact[1]).all() and (found[0] == exact[0]).all()

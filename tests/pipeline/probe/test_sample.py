@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from data.durable import write_json
 from pipeline.cli import main
 from pipeline.config import load
 from pipeline.options import Options
@@ -37,12 +38,12 @@ def test_the_report_says_of_which_checkpoint_samples_are(options: Options, caplo
     train(options)
     folder = RunFolder.find(options.name, options.runs_dir)
     known = folder.path / "corpus.json"
-    known.write_text(json.dumps({k: v for k, v in json.loads(known.read_text()).items() if k != "frequent"}))
+    write_json(known, {k: v for k, v in json.loads(known.read_text()).items() if k != "frequent"})
     assert [item.prompt for item in sample(options)] == [""] and "set sample.prompts=" in caplog.text
     assert "samples are of another" not in report(options).read_text()
     written = json.loads((folder.path / "samples.json").read_text())
     assert written[0]["checkpoint"] == folder.digest()
-    (folder.path / "samples.json").write_text(json.dumps([written[0] | {"checkpoint": "other"}]))
+    write_json(folder.path / "samples.json", [written[0] | {"checkpoint": "other"}])
     assert "samples are of another" in report(options).read_text()
 
 
@@ -95,7 +96,7 @@ def test_oblong_pictures_are_drawn_as_they_are(drawn: Options, tmp_path: Path) -
     manifest = Path(folder.corpus().location) / "manifest.json"
     content = json.loads(manifest.read_text())
     assert content.pop("form") == {"height": 2, "width": 8, "channels": 3}
-    manifest.write_text(json.dumps(content))
+    write_json(manifest, content)
     sample(made)
     with Image.open(tmp_path / "oblong" / "samples.png") as grid:
         assert grid.width < 3 * grid.height  # what it was before the form was noted

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from data.durable import write_json
 from pipeline.cli import main
 from pipeline.config import ConfigError, load
 from pipeline.options import Options
@@ -55,7 +56,7 @@ def test_what_was_made_from_the_present_checkpoint(options: Options) -> None:
     assert not folder.is_made("evaluation.json", options)
     noted = json.loads((folder.path / "corpus.json").read_text())
     assert noted.pop("chunker_version") == open_run(folder.path).chunker.version == 2
-    (folder.path / "corpus.json").write_text(json.dumps(noted))  # as runs of format 2 have it
+    write_json(folder.path / "corpus.json", noted)  # as runs of format 2 have it
     assert open_run(folder.path).chunker.version == 1
 
 
@@ -135,7 +136,7 @@ def remembers(**changes: Any) -> Callable[[Path], None]:
 
     def change(run: Path) -> None:
         path = run / "corpus.json"
-        path.write_text(json.dumps(json.loads(path.read_text()) | changes))
+        write_json(path, json.loads(path.read_text()) | changes)
 
     return change
 

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from data.corpus import Corpus
-from data.durable import hold
+from data.durable import hold, write_json
 from pipeline.cli import main
 from pipeline.config import load
 from pipeline.options import Options
@@ -153,7 +153,7 @@ def test_a_project_that_was_moved_finds_its_shards(project: Path, monkeypatch: p
         path = project / "runs/own/corpus.json"
         found = json.loads(path.read_text())
         del found["beside"]
-        path.write_text(json.dumps(found))
+        write_json(path, found)
     moved = project.rename(project.with_name("moved"))
     monkeypatch.chdir(moved.parent)
     assert main(["index", "moved/runs/own"]) == 0

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 
+from data.durable import write_json
 from pipeline.config import load
 from pipeline.options import Options
 from pipeline.run.files import Evaluation, read_as
@@ -54,7 +55,7 @@ def test_partitions_of_the_bits(options: Options) -> None:
     content = json.loads(path.read_text())  # as before there were mixtures
     assert content.pop("parts") is None and content.pop("likelihood") is None
     assert content["breakdown"].pop("decoder_by_frequency") == content["breakdown"].pop("known_by_frequency") == []
-    path.write_text(json.dumps(content))
+    write_json(path, content)
     assert read_as(Evaluation, path) == found and found.whose == "" and found.decoder is None
 
 

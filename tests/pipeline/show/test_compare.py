@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from data.durable import write_json
 from pipeline.cli import main
 from pipeline.config import load
 from pipeline.options import Options
@@ -18,6 +19,7 @@ from pipeline.show.compare import Row, compare, markdown, table
 from pipeline.show.report import report
 from pipeline.train import stages
 from pipeline.trees import get, put
+from tests.conftest import write_state
 
 
 def test_runs_are_compared_in_a_table_and_a_page(options: Options, capsys: pytest.CaptureFixture[str]) -> None:
@@ -47,10 +49,10 @@ def test_runs_are_compared_in_a_table_and_a_page(options: Options, capsys: pytes
     assert found["verdict"] is None and "budgets differ by more than a tenth" in found["refused"]
     assert Path(found["picture"]).read_bytes().startswith(b"\x89PNG")
     state = next((Path(options.runs_dir) / "tiny" / "finetune" / "checkpoints").glob("*4/state.json"))
-    state.write_text(json.dumps(json.loads(state.read_text()) | {"step": 7}))  # stopped between two lines of metrics
+    write_state(state, json.loads(state.read_text()) | {"step": 7})  # stopped between two lines of metrics
     path = Path(options.runs_dir) / "tiny" / "evaluation.json"
     content = json.loads(path.read_text())
-    path.write_text(json.dumps(content | {"likelihood": "decoder", "parts": None}))
+    write_json(path, content | {"likelihood": "decoder", "parts": None})
     assert main(arguments) == 0
     steps = {row["run"].rpartition("/")[2]: row["steps"] for row in json.loads(capsys.readouterr().out)["rows"]}
     assert steps["tiny"] == 13
@@ -92,7 +94,7 @@ def test_runs_with_other_chunkers_are_compared_on_the_same_bytes(options: Option
     assert "not evaluated on the same bytes: their bits do not compare" in remark()
     for run in ("tiny", "patches"):
         path = Path(options.runs_dir) / run / "evaluation.json"
-        path.write_text(json.dumps(json.loads(path.read_text()) | {"text": None}))
+        write_json(path, json.loads(path.read_text()) | {"text": None})
     assert "not evaluated on the same bytes: their bits do not compare" in remark()
 
 

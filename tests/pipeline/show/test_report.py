@@ -1,11 +1,19 @@
-"""The report of a mixture shows what each of its parts has."""
+"""The report of a mixture shows what each of its parts has; names in a report are texts."""
 
+from html import escape
 from pathlib import Path
 
+from markdown_it import MarkdownIt
+
+from pipeline.cli import main
 from pipeline.options import Options
 from pipeline.run.files import OF_PARTS
+from pipeline.run.folder import RunFolder
 from pipeline.score.evaluate import evaluate
-from pipeline.show.report import report
+from pipeline.show.compare import compare
+from pipeline.show.compare import markdown as compared
+from pipeline.show.report import inline_markdown, report
+from pipeline.shown import markdown_text
 
 
 def test_the_parts_of_a_mixture_are_shown(mixed: Options) -> None:
@@ -13,6 +21,28 @@ def test_the_parts_of_a_mixture_are_shown(mixed: Options) -> None:
     page = Path(report(mixed))
     written = page.read_text(), page.with_name("report.md").read_text()
     assert found.breakdown is not None and len(found.breakdown.of_parts()) > 3
-    for text in written:
-        assert found.whose in text
-        assert all(cell in text for row in [OF_PARTS, *found.breakdown.of_parts()] for cell in row)
+    for text, shown in zip(written, (escape, markdown_text), strict=True):
+        assert shown(found.whose) in text
+        assert all(shown(cell) in text for row in [OF_PARTS, *found.breakdown.of_parts()] for cell in row)
+
+
+def test_a_run_of_any_name_has_a_report_that_shows_it_as_text(run: Path) -> None:
+    name = "_x_ <img src=x onerror=alert(1)>|[a](javascript:b) `c` ``d $\\frac{1}$ **e** ]('\"&amp; report"
+    place = run.rename(run.with_name(name))
+    assert main(["sample", str(place)]) == 0
+    assert main(["report", str(place)]) == 0
+    for text in ((place / "report.md").read_text(), inline_markdown(RunFolder(place)), markdown_of(place)):
+        tokens = MarkdownIt("commonmark").enable(["table", "strikethrough"]).parse(text.partition("<details>")[0])
+        every = [token for line in tokens for token in [line, *(line.children or [])]]
+        kinds = {token.type for token in every}
+        assert not {"html_block", "html_inline", "link_open", "em_open", "s_open"} & kinds
+        assert name in [
+            "".join(token.content for token in line.children or []) for line in tokens if line.type == "inline"
+        ]
+    page = (place / "report.html").read_text()
+    assert "<img src=x" not in page and "alert(1)&gt;" in page
+
+
+def markdown_of(place: Path) -> str:
+    """The table of a comparison."""
+    return compared(compare([place.name], str(place.parent), place.parent / "compared").rows)

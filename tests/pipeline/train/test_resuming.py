@@ -12,6 +12,7 @@ from pipeline.run.folder import RunFolder
 from pipeline.train.stages import finetune, pretrain, train
 from pipeline.train.trainer import Interrupted
 from pipeline.train.validation import Validation
+from tests.conftest import write_state
 from tests.pipeline.train.test_stages import newest, stripped
 
 
@@ -117,13 +118,10 @@ def test_what_is_extended_is_validated_again_and_the_best_moves(
 
 def change_state(options: Options, phase: str, change: Callable[[dict[str, Any]], object]) -> None:
     """Alters state.json of a phase's newest checkpoint, as another version might have written it."""
-    from pipeline.run import choice
-
     path = newest(options, phase) / "state.json"
     state = json.loads(path.read_text())
-    del state["digest"]
     change(state)
-    path.write_text(json.dumps(state | {"digest": choice.digest_of(state)}))
+    write_state(path, state)
 
 
 def test_checkpoints_that_only_count_their_validations_go_on(options: Options) -> None:

@@ -10,6 +10,7 @@ import pyarrow
 import pyarrow.parquet as parquet
 import pytest
 
+from data.durable import write_json
 from pipeline.cli import main
 from pipeline.probe.index import index
 from pipeline.run.folder import RunFolder
@@ -83,7 +84,7 @@ def forged(place: Path, **changes: object) -> None:
     meta = json.loads((place / "meta.json").read_text()) | changes
     for name in meta["sha256"]:
         meta["sha256"][name] = stored.hashlib.sha256((place / name).read_bytes()).hexdigest()
-    (place / "meta.json").write_text(json.dumps(meta))
+    write_json(place / "meta.json", meta)
 
 
 def refused(run: Path, capsys: pytest.CaptureFixture[str]) -> str:

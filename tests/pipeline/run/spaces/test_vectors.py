@@ -8,7 +8,7 @@ import pytest
 from pipeline.options import IndexOptions
 from pipeline.run.spaces import building, vectors
 from pipeline.run.spaces.building import build, choose, kinds_to_try, opened, tune
-from pipeline.run.spaces.stored import Metric, growing, mapped
+from pipeline.run.spaces.stored import Metric, growing, open_vectors
 from pipeline.run.spaces.vectors import Vectors, augmented, prepared, whole
 
 METRICS: tuple[Metric, ...] = ("centred", "cosine", "ip", "l2")
@@ -40,7 +40,7 @@ def test_search_finds_what_brute_force_finds(metric: Metric, tmp_path: Path, mon
     with growing(tmp_path, width, metric) as file:
         for begin in range(0, 1500, 400):
             file.add(prepared(base[begin : begin + 400], metric, mean))
-    stored = mapped(tmp_path / "vectors.faiss")
+    stored = open_vectors(tmp_path / "vectors.faiss")
     np.testing.assert_array_equal(stored, prepared(base, metric, mean))
     unseen = prepared(some(50, width, 2), metric, mean)
     if mean is not None:

@@ -1,0 +1,228 @@
+"""Whether a PNG or JPEG holds the whole picture that its header announces.
+
+Decoders are made for browsers: what is missing becomes black or grey without a word. Here a missing part is an error. What a
+PNG has is counted. The entropy-coded data of a JPEG cannot be counted without decoding them, so `check_jpeg` gives the
+same file with other bytes behind each stretch of them: a decoder that needs these bytes gives another raster.
+"""
+
+import re
+import struct
+import zlib
+from collections.abc import Iterator
+from typing import NamedTuple
+
+_PNG_HEAD = b"\x89PNG\r\n\x1a\n"
+_CHANNELS = {0: 1, 2: 3, 3: 1, 4: 2, 6: 4}  # by the colour type of a PNG
+_INDEXED = 3
+# First column and row, and their steps, of the seven passes of an interlaced PNG (ISO/IEC 15948, section 8.2).
+_PASSES = ((0, 0, 8, 8), (4, 0, 8, 8), (0, 4, 4, 8), (2, 0, 4, 4), (0, 2, 2, 4), (1, 0, 2, 2), (0, 1, 1, 2))
+_SEQUENTIAL, _PROGRESSIVE = (0xC0, 0xC1), 0xC2  # frames that are read, both in Huffman's code
+_FRAMES = {*range(0xC0, 0xD0)} - {0xC4, 0xC8, 0xCC}
+_SOI, _EOI, _SOS, _DRI = 0xD8, 0xD9, 0xDA, 0xDD
+_BARE = {0x01, *range(0xD0, 0xD8)}  # markers without a length: TEM and RST0 to RST7
+_COEFFICIENTS = 64
+_MARKER = re.compile(rb"\xff+([^\x00\xff])")
+# A decoder that has no data left goes on with zeros. What begins with a one decodes otherwise; in a progressive file one bit
+# may stand for a whole scan's end, so there two more are tried. None has 0xff, which begins a marker.
+_OTHER = tuple(bytes(first ^ 37 * number % 89 for number in range(64)) for first in (0xA5, 0x5A, 0x93))
+TRUNCATED = "it ends before its last pixel: it was truncated, or written by a program that broke off"
+
+
+class Palette(NamedTuple):
+    """Colours that a PNG may name, None if it names none, and the bytes behind its end."""
+
+    colours: int | None
+    behind: int
+
+
+def check_png(content: bytes) -> Palette:
+    """Compares what a PNG holds with its header: checksums, the number of bytes of its rows, the palette, its end.
+
+    Returns:
+        The number of its palette's colours, beyond which a pixel may not point, and the number of bytes behind its end.
+
+    Raises:
+        ValueError: something is missing, damaged or too much.
+    """
+    header, palette, rows, behind = b"", None, list[bytes](), 0
+    for kind, body, end in _png_chunks(content):
+        if kind == b"IHDR":
+            header = body
+        elif kind == b"PLTE" and not rows:
+            if not body or len(body) % 3 or len(body) > 3 * 256:
+                raise ValueError(f"its palette has {len(body):,} bytes, which are no 1 to 256 colours")
+            palette = len(body) // 3
+        elif kind == b"IDAT":
+            rows.append(body)
+        elif kind == b"IEND":
+            behind = len(content) - end
+    if len(header) != 13:
+        raise ValueError("it has no header (IHDR)")
+    width, height, depth, colour, _, _, interlaced = struct.unpack(">IIBBBBB", header)
+    if colour not in _CHANNELS:
+        raise ValueError(f"its colour type {colour} is none of a PNG")
+    if colour == _INDEXED and palette is None:
+        raise ValueError("its pixels name the colours of a palette, and it has none")
+    _check_rows(b"".join(rows), _row_bytes(width, height, depth * _CHANNELS[colour], bool(interlaced)))
+    return Palette(palette if colour == _INDEXED else None, behind)
+
+
+def _png_chunks(content: bytes) -> Iterator[tuple[bytes, bytes, int]]:
+    """Kind, body and end of each chunk of a PNG, up to its last."""
+    at, kind = len(_PNG_HEAD), b""
+    while kind != b"IEND":
+        size, kind = struct.unpack_from(">I4s", content, at) if at + 8 <= len(content) else (0, b"")
+        body, end = content[at + 8 : at + 8 + size], at + 12 + size
+        if not kind or end > len(content):
+            raise ValueError(f"{TRUNCATED} (it has no end, IEND)")
+        if zlib.crc32(body, zlib.crc32(kind)) != int.from_bytes(content[end - 4 : end], "big"):
+            raise ValueError(f"it is damaged: the checksum of its part {kind.decode('latin-1')!r} is another")
+        yield kind, body, end
+        at = end
+
+
+def _row_bytes(width: int, height: int, bits: int, interlaced: bool) -> int:
+    """Bytes of all rows of a PNG, each with its filter's; of the seven passes if it is interlaced."""
+    total = 0
+    for column, row, across, down in _PASSES if interlaced else ((0, 0, 1, 1),):
+        wide, high = -(-(width - column) // across), -(-(height - row) // down)
+        total += high * (1 + -(-wide * bits // 8)) if wide > 0 and high > 0 else 0
+    return total
+
+
+def _check_rows(compressed: bytes, size: int) -> None:
+    """Raises ValueError if zlib's stream does not give exactly so many bytes."""
+    inflater = zlib.decompressobj()
+    try:
+        found = len(inflater.decompress(compressed, size + 1))
+        if found <= size:
+            found += len(
+                inflater.decompress(inflater.unconsumed_tail, 1)
+            )  # nothing, but for the checksum of the stream
+    except zlib.error as error:
+        raise ValueError(f"it is damaged: {error}") from error
+    if found < size or not inflater.eof:
+        raise ValueError(
+            f"{TRUNCATED} (its rows have {found:,} of {size:,} bytes)" if found <= size else _too_much(size)
+        )
+    if found > size or inflater.unused_data:
+        raise ValueError(_too_much(size))
+
+
+def _too_much(size: int) -> str:
+    return f"its data go on behind its last row, of {size:,} bytes in all: its header is damaged, or that of another picture"
+
+
+class Jpeg(NamedTuple):
+    """The same JPEG with other bytes where its data end, one or more of these, and the number of bytes behind its end."""
+
+    padded: tuple[bytes, ...]
+    behind: int
+
+
+class _Frame(NamedTuple):
+    """Size of a JPEG in pixels, and the sampling factors of its components by their numbers."""
+
+    kind: int
+    width: int
+    height: int
+    sampling: dict[int, tuple[int, int]]
+
+    def units(self, components: list[int]) -> int:
+        """Coded units (MCU) of a scan of these components (ITU-T T.81, section A.2)."""
+        across, down = (max(each[axis] for each in self.sampling.values()) for axis in (0, 1))
+        own = self.sampling[components[0]] if len(components) == 1 else (1, 1)
+        if len(components) == 1:
+            wide, high = -(-self.width * own[0] // across), -(-self.height * own[1] // down)
+            return -(-wide // 8) * -(-high // 8)
+        return -(-self.width // (8 * across)) * -(-self.height // (8 * down))
+
+
+def check_jpeg(content: bytes) -> Jpeg:
+    """Looks whether a JPEG has all scans, restart markers and its end.
+
+    Returns:
+        Files with other bytes behind each stretch of entropy-coded data: the picture is whole if all decode to the same
+        raster; and the number of bytes behind its end.
+
+    Raises:
+        ValueError: something is missing, or it is of a kind for which this cannot be told.
+    """
+    frame: _Frame | None = None
+    left: dict[int, list[int | None]] = {}  # by component, bits of each coefficient that are still to come
+    parts: list[bytes | None] = [content[:2]]  # None: where other bytes go
+    at, interval = 2, 0
+    while True:
+        found = _MARKER.search(content, at)
+        marker = found[1][0] if found else _EOI
+        if found is None or (marker != _EOI and marker not in _BARE and found.end() + 2 > len(content)):
+            raise ValueError(f"{TRUNCATED} (it has no end, EOI)")
+        if marker == _EOI:
+            break
+        end = found.end()
+        if marker not in _BARE and marker != _SOI:
+            end += int.from_bytes(content[end : end + 2], "big")
+        body = content[found.end() + 2 : end]
+        parts.append(content[found.start() : end])
+        at = end
+        try:
+            if marker in _FRAMES:
+                frame = _read_frame(marker, body)
+                left = {component: [None] * _COEFFICIENTS for component in frame.sampling}
+            elif marker == _DRI:
+                interval = int.from_bytes(body[:2], "big")
+            elif marker == _SOS and frame:
+                components = _read_scan(frame, body, left)
+                stretches, at = _read_data(content, end)
+                _check_restarts(stretches, frame.units(components), interval)
+                parts += [part for data, restart in stretches for part in (data, None, restart)]
+        except (IndexError, KeyError) as error:
+            raise ValueError("it is damaged: the header of its frame or of a scan is not whole") from error
+    if not left or any(bits != 0 for each in left.values() for bits in each):
+        raise ValueError(f"{TRUNCATED} (it lacks scans)")
+    parts.append(content[found.start() : found.end()])
+    fills = _OTHER if frame and frame.kind == _PROGRESSIVE else _OTHER[:1]
+    padded = tuple(b"".join(fill if part is None else part for part in parts) for fill in fills)
+    return Jpeg(padded, len(content) - found.end())
+
+
+def _read_frame(marker: int, body: bytes) -> _Frame:
+    if marker not in (*_SEQUENTIAL, _PROGRESSIVE):
+        raise ValueError("it is neither a baseline nor a progressive JPEG: convert it into one, or into PNG")
+    sampling = {body[at]: (body[at + 1] >> 4, body[at + 1] & 15) for at in range(6, 6 + 3 * body[5], 3)}
+    if not sampling or any(not 1 <= factor <= 4 for pair in sampling.values() for factor in pair):
+        raise ValueError("it is damaged: the header of its frame is none")
+    return _Frame(marker, int.from_bytes(body[3:5], "big"), int.from_bytes(body[1:3], "big"), sampling)
+
+
+def _read_scan(frame: _Frame, body: bytes, left: dict[int, list[int | None]]) -> list[int]:
+    """The components of a scan; what it brings is no longer `left`."""
+    count = body[0]
+    components = [body[1 + 2 * number] for number in range(count)]
+    first, last, precision = body[1 + 2 * count], body[2 + 2 * count], body[3 + 2 * count] & 15
+    if frame.kind != _PROGRESSIVE:
+        first, last, precision = 0, _COEFFICIENTS - 1, 0
+    for component in components:
+        for coefficient in range(first, last + 1):
+            left[component][coefficient] = precision
+    return components
+
+
+def _read_data(content: bytes, at: int) -> tuple[list[tuple[bytes, bytes]], int]:
+    """Stretches of entropy-coded data, each with the restart marker behind it, none behind the last; and where they end."""
+    stretches = []
+    for found in _MARKER.finditer(content, at):
+        restart = found[1][0] in range(0xD0, 0xD8)
+        stretches.append((content[at : found.start()], found[0] if restart else b""))
+        at = found.end() if restart else found.start()
+        if not restart:
+            break
+    return stretches, at
+
+
+def _check_restarts(stretches: list[tuple[bytes, bytes]], units: int, interval: int) -> None:
+    """Raises ValueError if restart markers are missing: a decoder fills what stood between them."""
+    restarts = [restart[-1] - 0xD0 for _, restart in stretches if restart]
+    wanted = -(-units // interval) - 1 if interval else 0
+    if len(restarts) < wanted or restarts != [number % 8 for number in range(len(restarts))]:
+        raise ValueError(f"{TRUNCATED} ({len(restarts):,} of {wanted:,} restart markers, or not in order)")

@@ -1,0 +1,38 @@
+"""Artifacts of a flow run. The UI shows their descriptions as Markdown, so a description is escaped here, whatever is in it."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from prefect.artifacts import create_link_artifact, create_markdown_artifact, create_table_artifact
+
+from pipeline.shown import markdown_text, printable
+
+
+def post_markdown(text: str, key: str, *about: str) -> None:
+    """Posts a text.
+
+    Args:
+        text: in Markdown, whose names, paths and messages went through `pipeline.shown.markdown_text` or `markdown_code`.
+        key: of the artifact.
+        about: its description, a plain paragraph each.
+    """
+    create_markdown_artifact(text, key, _described(about))
+
+
+def post_table(rows: Sequence[Mapping[str, Any]], key: str, *about: str) -> None:
+    """Posts a table, whose cells the UI shows as plain text; see `post_markdown`."""
+    shown = [{name: _cell(value) for name, value in row.items()} for row in rows]
+    create_table_artifact(shown, key, _described(about))
+
+
+def post_link(address: str, text: str, key: str, *about: str) -> None:
+    """Posts a link to an address of ours; see `post_markdown`."""
+    create_link_artifact(address, text, key=key, description=_described(about))
+
+
+def _described(about: Sequence[str]) -> str:
+    return "\n\n".join(markdown_text(each) for each in about)
+
+
+def _cell(value: Any) -> Any:
+    return printable(value) if isinstance(value, str) else value

@@ -1,0 +1,68 @@
+"""What Prefect's server says of a form's values, in words: without regular expressions, and without passwords that were typed.
+
+Its checks come from jsonschema, whose messages repeat the value and the pattern that it does not match.
+"""
+
+import json
+import re
+from typing import Any
+
+from data.locations import NO_SECRET, redact
+
+_CHECKED = re.compile(r"/api/(deployments/[^/]+/create_flow_run(/bulk)?|deployments/?([^/]+)?|ui/schemas/validate)")
+WORDS = {
+    NO_SECRET: "an address holds no name, password or signature here, as it would be kept and shown: leave it out, as in "
+    "s3://BUCKET/FOLDER; keys come from the environment (docs/safety.md says which)"
+}
+
+
+def plainly(value: Any) -> Any:
+    """JSON of an answer, in whose texts patterns are words and secrets are stars."""
+    if isinstance(value, dict):
+        return {key: plainly(each) for key, each in value.items()}
+    if isinstance(value, list):
+        return [plainly(each) for each in value]
+    if not isinstance(value, str):
+        return value
+    for pattern, words in WORDS.items():
+        if (end := f" does not match {pattern!r}") in value:
+            before = value.partition(end)[0]
+            where, reason, _ = before.partition("Failure reason: ")
+            return f"{where}{words}" if reason else words
+    return redact(value)
+
+
+class Plainly:
+    """An ASGI application: another one, but for what it answers where it checks a form."""
+
+    def __init__(self, application: Any) -> None:
+        self._application = application
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        """Answers as the other one, after a look at what that says."""
+        if scope["type"] != "http" or scope["method"] == "GET" or not _CHECKED.fullmatch(scope.get("path", "")):
+            return await self._application(scope, receive, send)
+        start: dict[str, Any] = {}
+        body = b""
+
+        async def look(message: Any) -> None:
+            nonlocal body
+            if message["type"] == "http.response.start":
+                start.update(message)
+                return
+            body += message.get("body", b"")
+            if message.get("more_body"):
+                return
+            said = body
+            if start["status"] in (400, 409, 422) or scope["path"].endswith("/validate"):
+                try:
+                    said = json.dumps(plainly(json.loads(body))).encode()
+                except ValueError:
+                    pass
+            kept = [(name, value) for name, value in start["headers"] if name.lower() != b"content-length"]
+            await send(start | {"headers": [*kept, (b"content-length", str(len(said)).encode())]})
+            await send({"type": "http.response.body", "body": said})
+
+        # Compressed answers could not be read.
+        headers = [(name, value) for name, value in scope["headers"] if name.lower() != b"accept-encoding"]
+        await self._application(scope | {"headers": headers}, receive, look)

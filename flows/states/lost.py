@@ -1,0 +1,62 @@
+"""What is said of a flow run whose process was killed: the last step that was saved, and that later ones are lost.
+
+Prefect kills a cancelled run 30 s after it was asked to end, and calls that a success.
+"""
+
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from prefect.client.orchestration import get_client
+from prefect.exceptions import ObjectNotFound
+from prefect.logging.loggers import flow_run_logger
+from prefect.states import Cancelled
+
+from flows.states.alive import PROCESS, RUN, TRAINS, mark_stages
+from pipeline.run.folder import PHASES, RunFolder
+from pipeline.run.metrics import read
+from pipeline.run.saved import pointed
+
+_KILLED = "Process exited with status code"  # of Prefect's runner, of a run that did not tell of its end itself
+
+
+def say_what_is_lost(flow: Any, flow_run: Any, state: Any) -> None:
+    """A hook of Prefect for runs that are cancelled or have crashed: says what is left of one that could not say so itself.
+
+    It runs in the process that serves. A flow that ended in time has said itself what it saved.
+    """
+    with suppress(ObjectNotFound), get_client(sync_client=True) as client:
+        now = client.read_flow_run(flow_run.id)
+        if now.state is None or PROCESS not in now.labels:  # it had not begun
+            return
+        kept = what_is_kept(flow.name, now.labels)
+        if now.state.is_cancelling():
+            message = f"killed, as it had not ended 30 s after Cancel: {kept}"
+            client.set_flow_run_state(now.id, Cancelled(message=message), force=True)
+        elif now.state.is_crashed() and str(now.state.message).startswith(_KILLED):
+            message = f"its process was killed: {kept}"
+        else:
+            return
+        flow_run_logger(now, flow).error("%s", message)
+        mark_stages(client, now.id)
+
+
+def what_is_kept(flow: str, labels: dict[str, Any]) -> str:
+    """What was saved by a killed run that trains, as its folder says, and what came after it."""
+    if flow not in TRAINS:
+        return "what was not finished is lost; Retry does it again"
+    if RUN not in labels:
+        return "what it did since its last checkpoint is lost; Retry goes on from there"
+    run = RunFolder(Path(labels[RUN]))
+    lines = {phase: run.phase(phase) / "metrics.jsonl" for phase in PHASES}
+    written = {phase: path.stat().st_mtime for phase, path in lines.items() if path.is_file()}
+    if not written:
+        return "no step was saved; Retry does what is left"
+    phase = max(written, key=lambda each: written[each])
+    latest = pointed(run.phase(phase) / "checkpoints", "latest")
+    saved = 0 if latest is None else int(latest.name.removeprefix("step-"))
+    done = int(max((record.get("step", 0) for record in read(lines[phase])), default=0))
+    lost = f"steps after it were lost, to {done:,} at least" if done > saved else "what came after it is lost"
+    if not saved:
+        return f"no step of {phase} was saved: {lost.replace('after it ', '')}; Retry begins it again"
+    return f"the last step that was saved is {saved:,} of {phase}: {lost}; Retry goes on from there"

@@ -1,0 +1,114 @@
+"""The values of other options in the texts that a person types: `name=run-${seed}`.
+
+OmegaConf puts them in. What else holds `${` or is `???`, which means something to OmegaConf, is kept from it: such a text
+goes through as a mark, and takes its place again at the end. Nothing but options is put in: no environment variable.
+"""
+
+import glob
+import os
+import re
+from collections.abc import Iterator
+from typing import Any
+
+from pipeline.verbatim import PATTERNS, type_of
+
+PLACES = ("source.path", "runs_dir", "shards_dir", "loader.cache_dir", "finetune.start_from", "analyse.against")
+_BEGIN = re.compile(r"(\\*)\$\{")
+_OPTION = re.compile(r"(\.*)([A-Za-z_]\w*(?:\.\w+)*)\}")
+_MARK = re.compile("\0(\\d+)\0")
+
+
+class InterpolationError(ValueError):
+    """What stands in `${…}` cannot be put in."""
+
+
+def pieces(key: str, text: str) -> Iterator[tuple[bool, str]]:
+    r"""Parts of a text, in order: whether one is the place of an option's value, and the part; `\${` is `${` itself.
+
+    Raises:
+        InterpolationError: a place is not that of an option.
+    """
+    end = 0
+    for found in _BEGIN.finditer(text):
+        slashes = len(found[1])
+        yield False, text[end : found.start()] + "\\" * (slashes // 2)
+        end = found.end()
+        if slashes % 2:
+            yield False, "${"
+            continue
+        option = _OPTION.match(text, end)
+        place = text[end - 2 : text.find("}", end) + 1 or None]
+        itself = f"write \\{place} for the text itself"
+        if option is None:
+            raise InterpolationError(
+                f"{key}={text[:200]}: {place} is not the name of an option, and nothing else is put in, no environment "
+                f"variable either: {itself}"
+            )
+        if not option[1] and type_of(option[2]) is None:
+            raise InterpolationError(f"{key}={text[:200]}: there is no option {option[2]} to put in: {itself}")
+        yield True, place
+        end = option.end()
+    yield False, text[end:]
+
+
+def has_places(key: str, text: Any) -> bool:
+    """Whether values of other options are put into a text that was typed for an option."""
+    if not isinstance(text, str) or "${" not in text or _is_verbatim(key, text):
+        return False
+    return any(is_place for is_place, _ in pieces(key, text))
+
+
+def _is_verbatim(key: str, text: str) -> bool:
+    """Whether nothing is put into it: an unknown option, a regular expression, or a path that exists as it is typed."""
+    kind = type_of(key)
+    if kind is None or key in PATTERNS:
+        return True
+    if kind in (list[str], list[int]):
+        return not (text.startswith("${") and _OPTION.fullmatch(text, 2))
+    return key in PLACES and "\\${" not in text and (os.path.lexists(text) or any(True for _ in glob.iglob(text)))
+
+
+class Protection:
+    """Keeps texts from OmegaConf that are not to be interpreted."""
+
+    def __init__(self) -> None:
+        self._kept: list[str] = []
+
+    def protect(self, tree: Any, resolved: bool = False, key: str = "") -> Any:
+        """Copy a tree of options with marks in place of texts.
+
+        Args:
+            tree: nested dictionaries and lists of text, as `parse_yaml` gives them.
+            resolved: nothing is to be put into any of them.
+            key: of the option or section that it is.
+
+        Raises:
+            InterpolationError: something in it cannot be put in.
+        """
+        if isinstance(tree, dict):
+            above = f"{key}." if key else ""
+            return {name: self.protect(value, resolved, f"{above}{name}") for name, value in tree.items()}
+        if isinstance(tree, list):
+            return [self.protect(each, True, key) for each in tree]
+        if not isinstance(tree, str):
+            return tree
+        if "${" in tree and not resolved and not _is_verbatim(key, tree):
+            parts = list(pieces(key, tree))
+            if any(is_place for is_place, _ in parts):
+                return "".join(part if is_place else self._mark(part) for is_place, part in parts)
+            tree = "".join(part for _, part in parts)
+        return self._mark(tree) if "${" in tree or "\0" in tree or tree.strip() == "???" else tree
+
+    def _mark(self, text: str) -> str:
+        self._kept.append(text)
+        return f"\0{len(self._kept) - 1}\0" if text else ""
+
+    def restore(self, value: Any) -> Any:
+        """What was protected, in a text, or in texts of nested dictionaries and lists."""
+        if isinstance(value, str):
+            return _MARK.sub(lambda found: self._kept[int(found[1])], value)
+        if isinstance(value, list):
+            return [self.restore(each) for each in value]
+        if isinstance(value, dict):
+            return {name: self.restore(each) for name, each in value.items()}
+        return value

@@ -1,0 +1,58 @@
+"""Files of tensors (safetensors), read and never mapped: a mapped file that is cut meanwhile ends the process with SIGBUS."""
+
+import hashlib
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from safetensors import SafetensorError, safe_open
+from torch import Tensor
+
+from data.checked import DamagedFile, free_memory, named, open_file
+
+
+def read_tensors(path: Path, sha256: str | None = None) -> dict[str, Tensor]:
+    """The tensors of a file by name.
+
+    Args:
+        path: of the file.
+        sha256: of it; None: not checked.
+
+    Raises:
+        FileNotFoundError: there is none.
+        DamagedFile: it is not what was written, or does not fit into memory.
+        OSError: it cannot be read.
+    """
+    with named(path), open_file(path) as file:
+        size, free = os.fstat(file.fileno()).st_size, free_memory()
+        if size > free:
+            raise DamagedFile(f"{path} has {size / 1e9:,.1f} GB, but {free / 1e9:,.1f} GB of memory are free")
+        if sha256 is not None and hashlib.file_digest(file, "sha256").hexdigest() != sha256:
+            raise DamagedFile(f"{path} is not what was written")
+    with _opened(path) as tensors:
+        found: dict[str, Tensor] = tensors.get_tensors()
+        return found
+
+
+def read_metadata(path: Path) -> dict[str, str]:
+    """What a file of tensors says of itself; it raises what `read_tensors` does."""
+    with _opened(path) as tensors:
+        return tensors.metadata() or {}
+
+
+def read_shapes(path: Path) -> dict[str, list[int]]:
+    """The shapes of the tensors of a file by name; it raises what `read_tensors` does."""
+    with _opened(path) as tensors:
+        return {name: tensors.get_slice(name).get_shape() for name in tensors.keys()}  # noqa: SIM118 - it is no dict
+
+
+@contextmanager
+def _opened(path: Path) -> Iterator[Any]:
+    open_file(path).close()  # it is a file, and not one that is waited for
+    try:
+        with safe_open(path, "pt", backend="pread") as tensors:
+            yield tensors
+    except SafetensorError as error:
+        raise DamagedFile(f"{path} is damaged: {error}") from error

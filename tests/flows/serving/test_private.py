@@ -1,0 +1,128 @@
+"""What `haed serve` keeps and says is for its user alone: modes of files, its password, passwords that were typed."""
+
+import base64
+import json
+import os
+import signal
+import socket
+import stat
+import subprocess
+import sys
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from prefect.utilities.callables import parameter_schema
+from prefect.utilities.schema_tools.validation import ValidationError, validate
+
+from data.locations import redact
+from flows.flows import FLOWS
+from flows.serving.environment import keep_private
+from flows.serving.plainly import WORDS, plainly
+from tests.flows.api import PATIENCE, until
+
+TYPED = ["https://user:hunter2@example.org/data", "s3://key:hun/ter2@bucket", "https://h/x?X-Amz-Signature=hunter2"]
+
+
+def mode(path: Path) -> int:
+    return stat.S_IMODE(path.stat().st_mode)
+
+
+def patterns(schema: Any) -> Iterator[str]:
+    """Those that the values of a form have to match."""
+    if isinstance(schema, dict):
+        yield from ([schema["pattern"]] if isinstance(schema.get("pattern"), str) else [])
+        schema = list(schema.values())
+    for part in schema if isinstance(schema, list) else []:
+        yield from patterns(part)
+
+
+def test_every_pattern_of_a_form_has_words() -> None:
+    found = {pattern for flow in FLOWS for pattern in patterns(parameter_schema(flow).model_dump())}
+    assert found == set(WORDS)
+
+
+@pytest.mark.parametrize("typed", TYPED)
+@pytest.mark.parametrize("given", ["source", "overrides"])
+def test_a_password_in_an_address_is_refused_in_words_that_do_not_repeat_it(typed: str, given: str) -> None:
+    schema = parameter_schema(FLOWS[0]).model_dump()
+    value: Any = typed if given == "source" else [f"source.path={typed}"]
+    with pytest.raises(ValidationError) as refused:
+        validate({given: value}, schema, raise_on_error=True)
+    said = plainly({"detail": [f"Error creating flow run: {refused.value}"]})["detail"][0]
+    assert "hunter2" in str(refused.value).replace("/ter2", "ter2") and "leave it out" in said
+    assert "hun" not in said and "\\s" not in said and given in said
+    (error, *_) = validate({given: value}, schema)
+    assert plainly(error.message) == next(iter(WORDS.values()))
+    validate(
+        {"source": "http://host:8080/a/b", "overrides": ["source.path=s3://bucket/a:b"]}, schema, raise_on_error=True
+    )
+
+
+def test_a_path_made_of_a_url_is_shown_without_its_password() -> None:
+    assert redact(str(Path("https://user:hunter2@example.org/data"))) == "https:/***@example.org/data"
+
+
+def test_the_prefect_home_is_made_private_and_a_folder_of_others_is_not(tmp_path: Path) -> None:
+    home = tmp_path / "home"
+    home.mkdir(mode=0o755)
+    for name in ("prefect.db", "prefect.db-wal", "server.log", "password"):
+        (home / name).write_text("")
+        (home / name).chmod(0o644)
+    (home / "storage").mkdir(mode=0o755)
+    keep_private(home)
+    assert mode(home) == mode(home / "storage") == 0o700
+    assert {mode(path) for path in home.iterdir() if path.is_file()} == {0o600}
+    other = tmp_path / "other"
+    other.mkdir(mode=0o755)
+    (other / "thesis.txt").write_text("")
+    keep_private(other)
+    assert mode(other) == 0o755 and mode(other / "prefect.db") == 0o600
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+def test_haed_serve_says_where_its_password_is_and_keeps_everything_to_its_user(tmp_path: Path) -> None:
+    home = tmp_path / "home"
+    home.mkdir(mode=0o755)
+    with socket.socket() as bound:
+        bound.bind(("127.0.0.1", 0))
+        port = bound.getsockname()[1]
+    clean = {key: value for key, value in os.environ.items() if not key.startswith("PREFECT")}
+    where = clean | {"PREFECT_HOME": str(home), "PYTHONPATH": os.getcwd(), "PYTHONUNBUFFERED": "1"}
+    command = [sys.executable, "-m", "flows.cli", "serve", "--password", "--port", str(port), "--tensorboard-port", "0"]
+    with (
+        open(tmp_path / "said", "wb") as said,
+        subprocess.Popen(command, cwd=tmp_path, env=where, stdout=said, stderr=said) as process,
+    ):
+        until(PATIENCE, lambda: "To schedule: " in (tmp_path / "said").read_text())
+        secret = (home / "password").read_text()
+
+        def ask(path: str, body: Any, authorization: str = "") -> tuple[int, str]:
+            asked = urllib.request.Request(f"http://127.0.0.1:{port}/api{path}", json.dumps(body).encode())
+            asked.add_header("Content-Type", "application/json")
+            if authorization:
+                asked.add_header("Authorization", f"Basic {base64.b64encode(authorization.encode()).decode()}")
+            try:
+                with urllib.request.urlopen(asked, timeout=PATIENCE) as answer:
+                    return answer.status, answer.read().decode()
+            except urllib.error.HTTPError as error:
+                return error.code, error.read().decode()
+
+        assert ask("/deployments/filter", {})[0] == 401
+        status, found = ask("/deployments/filter", {}, secret)
+        whole = next(each["id"] for each in json.loads(found) if each["tags"] == ["haed"])
+        refused, why = ask(f"/deployments/{whole}/create_flow_run", {"parameters": {"source": TYPED[0]}}, secret)
+        assert (
+            status == 200 and refused == 409 and "leave it out" in why and "hunter2" not in why and "\\\\s" not in why
+        )
+        files = [path for path in home.rglob("*") if path.is_file() and path.name != "serve.lock"]
+        assert mode(home) == 0o700 and {"prefect.db", "server.log"} <= {path.name for path in files}
+        assert {path.name: mode(path) for path in files if mode(path) & 0o077} == {}
+        process.send_signal(signal.SIGINT)
+        process.wait(PATIENCE)
+    shown = (tmp_path / "said").read_text() + (home / "server.log").read_text()
+    assert secret not in shown and secret.partition(":")[2] not in shown and str(home / "password") in shown

@@ -1,0 +1,125 @@
+"""What may be typed into a form has bounds, and Prefect's server keeps and lists whatever is within them."""
+
+import math
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from prefect.utilities.callables import parameter_schema
+
+from flows.choices import with_runs
+from flows.flows import FLOWS
+
+ROOT = Path(__file__).resolve().parents[2]
+BEYOND = [92233720368547760001, -92233720368547760001, 1e308, -1e308]
+
+
+def form(flow: Any, runs: list[str]) -> dict[str, Any]:
+    made = parameter_schema(flow)
+    with_runs(made.properties, runs)
+    return dict(made.model_dump())
+
+
+def inner(schema: dict[str, Any], definitions: dict[str, Any], path: str = "") -> Iterator[tuple[str, dict[str, Any]]]:
+    """All schemas in a schema, with where each stands."""
+    if "$ref" in schema:
+        schema = definitions[schema["$ref"].rpartition("/")[2]]
+    yield path, schema
+    for key in ("anyOf", "allOf", "oneOf"):
+        for choice in schema.get(key, ()):
+            yield from inner(choice, definitions, path)
+    if "items" in schema:
+        yield from inner(schema["items"], definitions, f"{path}[]")
+    for name, field in schema.get("properties", {}).items():
+        yield from inner(field, definitions, f"{path}.{name}")
+
+
+@pytest.mark.parametrize("runs", [[], ["a", "b"]], ids=["no runs", "runs"])
+@pytest.mark.parametrize("flow", FLOWS, ids=lambda flow: str(flow.name))
+def test_every_number_text_and_list_of_every_form_has_bounds(flow: Any, runs: list[str]) -> None:
+    made = form(flow, runs)
+    found = list(inner({"properties": made["properties"]}, made.get("definitions") or {}, flow.name))
+    assert len(found) > 2
+    for place, schema in found:
+        assert {"anyOf", "enum", "const", "type", "properties"} & set(schema), place
+        if "enum" in schema or "const" in schema:
+            continue
+        if schema.get("type") in ("integer", "number"):
+            least = schema.get("minimum", schema.get("exclusiveMinimum"))
+            most = schema.get("maximum", schema.get("exclusiveMaximum"))
+            assert least is not None and most is not None, place
+            assert -(2**63) <= least <= most < 2**63 and math.isfinite(least) and math.isfinite(most), place
+        elif schema.get("type") == "string":
+            assert schema["maxLength"] <= 1 << 17, place
+        elif schema.get("type") == "array":
+            assert schema["maxItems"] <= 10_000, place
+        elif schema.get("type") == "object":
+            assert schema["additionalProperties"] is False, place
+
+
+def filled(schema: dict[str, Any], definitions: dict[str, Any], most: bool) -> Any:
+    """A value whose numbers are as large, or as small, as a form takes them, and whose texts are as long."""
+    if "$ref" in schema:
+        schema = definitions[schema["$ref"].rpartition("/")[2]]
+    if "enum" in schema:
+        return schema["enum"][-1 if most else 0]
+    if choices := [choice for choice in schema.get("anyOf", ()) if choice.get("type") != "null"]:
+        return filled(min(choices, key=lambda choice: "enum" in choice), definitions, most)
+    kind = schema.get("type")
+    if kind in ("integer", "number"):
+        if most:
+            return schema["maximum"] if "maximum" in schema else math.nextafter(schema["exclusiveMaximum"], 0)
+        return schema["minimum"] if "minimum" in schema else 5e-324
+    if kind == "string":
+        return "é" * min(schema["maxLength"], 5000)
+    if kind == "array":
+        return [filled(schema["items"], definitions, most)]
+    if kind == "boolean":
+        return most
+    return {name: filled(field, definitions, most) for name, field in schema["properties"].items()}
+
+
+def check() -> None:
+    """Keeps the extremes of every form, refuses what is beyond, and lists all flow runs afterwards."""
+    from prefect.client.orchestration import get_client
+    from prefect.exceptions import PrefectHTTPStatusError
+    from prefect.testing.utilities import prefect_test_harness
+
+    from flows.serving.deployments import deployments
+
+    with prefect_test_harness(server_startup_timeout=120), get_client(sync_client=True) as client:
+        kept = 0
+        for deployment in deployments("place"):
+            id, schema = deployment.apply(), deployment._parameter_openapi_schema.model_dump()
+            definitions = schema.get("definitions") or {}
+            for most in (False, True):
+                given = {name: filled(field, definitions, most) for name, field in schema["properties"].items()}
+                run = client.create_flow_run_from_deployment(id, parameters=given)
+                assert client.read_flow_run(run.id).parameters == given
+                kept += 1
+                for name, field in schema["properties"].items():
+                    (plain, *_) = [each for _, each in inner(field, definitions) if "type" in each]
+                    for beyond in BEYOND if plain["type"] in ("integer", "number") else ():
+                        with pytest.raises(PrefectHTTPStatusError):
+                            client.create_flow_run_from_deployment(id, parameters=given | {name: beyond})
+            required = schema.get("required") or []
+            assert ("run" in schema["properties"]) == ("run" in required)
+            for name in required:  # a run to read is named: none is taken instead
+                without = {key: value for key, value in given.items() if key != name}
+                for wrong in (without, given | {name: [] if name == "runs" else ""}):
+                    with pytest.raises(PrefectHTTPStatusError):
+                        client.create_flow_run_from_deployment(id, parameters=wrong)
+        assert len(client.read_flow_runs()) == kept == 2 * len(FLOWS)
+
+
+@pytest.mark.slow
+def test_a_server_keeps_the_extremes_of_every_form_and_lists_them(tmp_path: Path) -> None:
+    # Prefect's harness leaves threads behind, which workers that are forked from this process later would trip over.
+    script = "from tests.flows.test_bounds import check; check()"
+    environment = os.environ | {"PREFECT_HOME": str(tmp_path), "PYTHONPATH": str(ROOT)}
+    done = subprocess.run([sys.executable, "-c", script], cwd=tmp_path, env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr[-5000:]

@@ -1,0 +1,245 @@
+"""What is typed, what is put into it, and what a run's config.yaml keeps of it."""
+
+import json
+from dataclasses import asdict
+from pathlib import Path
+
+import pytest
+import yaml
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from flows.forms import words
+from pipeline.cli import main
+from pipeline.config import ConfigError, check, dump, load
+from pipeline.kinds import is_of
+from pipeline.options import Options
+from pipeline.run.folder import RunFolder
+from pipeline.trees import get, leaves, put
+from pipeline.verbatim import TEXTS, parse_override, type_of, write_override
+
+HOSTILE = [
+    "${seed}",
+    "\\${seed}",
+    "\\\\${seed}",
+    "${",
+    "$",
+    "{",
+    "}",
+    "#",
+    "# x",
+    "a: b",
+    ": ",
+    "- a",
+    "'",
+    '"',
+    "a\nb",
+    "\n",
+]
+HOSTILE += [
+    "\N{GRINNING FACE}",
+    "???",
+    "null",
+    "~",
+    "",
+    "1e3",
+    "0x10",
+    "010",
+    "1_000",
+    "yes",
+    "off",
+    "2024-01-01",
+    "3:4",
+    ".5",
+]
+HOSTILE += [
+    " a",
+    "a ",
+    "\ta",
+    "*a",
+    "&a",
+    "!a",
+    "%a",
+    "@a",
+    "`a",
+    "|",
+    ">",
+    "[a]",
+    "{a: b}",
+    "<<",
+    "=",
+    "\x85",
+    "\u2028",
+    "\ufeff",
+]
+HOSTILE += [
+    "${oc.env:HOME}",
+    "a${b",
+    "\x7f",
+    "\x1b[2J",
+    "\u202ea",
+    "---",
+    "...",
+    "a\r\nb",
+    "\\",
+    "a\\",
+    "\\n",
+    "${a:b}${",
+    "~/x",
+]
+TEXT_OPTIONS = [key for key, _ in leaves(asdict(Options())) if type_of(key) in TEXTS and is_of(key, "haed")]
+LIST_OPTIONS = [key for key, _ in leaves(asdict(Options())) if type_of(key) == list[str]]
+texts = st.sampled_from(HOSTILE) | st.text(max_size=12) | st.lists(st.sampled_from(HOSTILE), max_size=3).map("".join)
+
+
+def readable(options: Options) -> bool:
+    try:
+        check(options)
+    except ConfigError:
+        return False
+    return True
+
+
+@pytest.mark.parametrize("key", [*TEXT_OPTIONS, *LIST_OPTIONS])
+def test_every_option_of_text_is_read_back_as_it_was_written(key: str, tmp_path: Path) -> None:
+    tried = 0
+
+    @settings(max_examples=25)
+    @given(st.data())
+    def check_option(data: st.DataObject) -> None:
+        nonlocal tried
+        options = Options()
+        put(options, key, data.draw(st.lists(texts, max_size=3) if key in LIST_OPTIONS else texts))
+        if not readable(options) or key == "launcher.dask":  # an address is the user's
+            return
+        tried += 1
+        path = tmp_path / "config.yaml"
+        path.write_text(dump(options), encoding="utf-8")
+        assert load(path) == options
+        assert get_in(yaml.safe_load(path.read_text(encoding="utf-8")), key) == get(options, key)
+
+    check_option()
+    assert tried or key in ("source.kind", "chunker.kind", "model.kind", "device", "launcher.dask")
+
+
+def get_in(tree: dict[str, object], key: str) -> object:
+    return dict(leaves(tree))[key]
+
+
+@settings(max_examples=25)
+@given(st.sampled_from(TEXT_OPTIONS), texts)
+def test_a_value_of_a_form_is_a_value(key: str, text: str) -> None:
+    options = Options()
+    put(options, key, text)
+    word = write_override(key, text)
+    if readable(options) and not text.startswith("~"):
+        assert get(load(None, [word]), key) == text, (word, parse_override(word))
+
+
+def test_what_is_typed_into_a_form_is_not_interpolated() -> None:
+    given = words("quickstart", "run-${seed}", "my/${name}.txt", 0, [], {"source": {"field": "${HOME}"}})
+    options = load("quickstart", given)
+    assert (options.name, options.source.path, options.source.field) == ("run-${seed}", "my/${name}.txt", "${HOME}")
+
+
+@pytest.mark.parametrize(
+    ("override", "key", "found"),
+    [
+        ("name=run-${seed}", "name", "run-7"),
+        ("name=${seed}", "name", "7"),
+        (r"name=\${seed}", "name", "${seed}"),
+        (r"name=\\${seed}", "name", "\\7"),
+        (r"name=\${a}-${seed}", "name", "${a}-7"),
+        ("source.field=a\\b$c${batch.context}", "source.field", "a\\b$c128"),
+        ("threads=${seed}", "threads", 7),
+        ('sample.prompts=["echo ${HOME}", "${seed}"]', "sample.prompts", ["echo ${HOME}", "${seed}"]),
+        (r"source.test_pattern=\${x}", "source.test_pattern", r"\${x}"),
+        ("source.field=???", "source.field", "???"),
+    ],
+)
+def test_what_is_put_in(override: str, key: str, found: object) -> None:
+    assert get(load(None, [override, "seed=7"]), key) == found
+
+
+def test_a_path_that_exists_as_it_is_typed_is_that_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert load(None, ["source.path=${seed}"]).source.path == "0"
+    (tmp_path / "${seed}").mkdir()
+    (tmp_path / "${seed}" / "a.txt").touch()
+    assert load(None, ["source.path=${seed}"]).source.path == "${seed}"
+    assert load(None, ["source.path=${seed}/*.txt"]).source.path == "${seed}/*.txt"
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        ("name=${HOME}", r"there is no option HOME to put in: write \\\$\{HOME\} for the text itself"),
+        ("name=${oc.env:HOME}", "no environment variable either"),
+        ("name=${oc.${name}:HOME}", "no environment variable either"),
+        ("seed=${oc.env:HOME}", "no environment variable either"),
+        ("name=${", "is not the name of an option"),
+        ("name=${name}", "Recursive interpolation"),
+        ("model.encoder=${model.decoder}", "has other options"),
+        ("seed=${name}", "seed: .*'run'.*is not a whole number"),
+    ],
+)
+def test_what_cannot_be_put_in_is_refused(override: str, message: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", "secret-place")
+    with pytest.raises(ConfigError, match=message) as caught:
+        load(None, [override])
+    assert "secret-place" not in str(caught.value)
+
+
+@pytest.mark.parametrize("config", ["name: a\nsource: {field: '${oc.env:HOME}'}\n", "runs_dir: ${oc.env:HOME}\n"])
+def test_a_file_reads_no_environment_variable(config: str, tmp_path: Path) -> None:
+    path = tmp_path / "config.yaml"
+    path.write_text(config)
+    with pytest.raises(ConfigError, match="no environment variable either"):
+        load(path)
+
+
+def test_the_log_says_what_was_put_in(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main(["config", "name=run-${seed}", "seed=3"]) == 0
+    found = capsys.readouterr()
+    assert found.err == "name=run-${seed} is name=run-3\n" and "name: run-3" in found.out
+    (tmp_path / "mine.yaml").write_text("name: ${seed}\n")
+    assert main(["config", "mine.yaml"]) == 0
+    assert capsys.readouterr().err == "name=${seed} is name=0\n"
+
+
+def test_a_run_and_what_haed_config_prints_keep_a_dollar_sign(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    options = load("quickstart", [r"name=a\${seed}", r"source.path=\${seed}", "source.kind=text"])
+    run = RunFolder.create(options)
+    assert run.path == Path("runs", "a${seed}") and run.options() == options
+    assert main(["config", str(run.path / "config.yaml"), "source.field=\u202e"]) == 0
+    printed = capsys.readouterr()
+    Path("again.yaml").write_text(printed.out)
+    options.source.field = "\u202e"
+    assert load("again.yaml") == options and not printed.err
+
+
+def test_a_file_names_an_option_once_and_may_be_json(tmp_path: Path) -> None:
+    path = tmp_path / "mine.yaml"
+    for content in ("seed: 1\nseed: 2\n", "pretrain: {steps: 3, steps: 4}\n"):
+        path.write_text(content)
+        with pytest.raises(ConfigError, match="mine.yaml: .*line .* stands here a second time: leave one of them out"):
+            load(path)
+    path = tmp_path / "mine.json"
+    path.write_text(json.dumps({"seed": 3, "source": {"path": "1e3", "cut": True}, "threads": None}))
+    options = load(path)
+    assert (options.seed, options.source.path, options.source.cut, options.threads) == (3, "1e3", True, None)
+
+
+def test_aliases_that_stand_for_millions_are_refused(tmp_path: Path) -> None:
+    path = tmp_path / "bomb.yaml"
+    lists = ["a0: &a0 [x, x, x, x, x, x, x, x, x, x]"]
+    lists += [f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 10)}]" for n in range(1, 9)]
+    path.write_text("\n".join(lists))
+    with pytest.raises(ConfigError, match="bomb.yaml: .*more than 100,000 values"):
+        load(path)

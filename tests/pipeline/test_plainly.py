@@ -1,0 +1,221 @@
+"""Mistakes at the command line: each is answered by what to type, and that is taken."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+from flows.commands import COMMANDS as MORE
+from pipeline.arguments import parse
+from pipeline.cli import main as pipeline_main
+from pipeline.commands import COMMANDS
+from pipeline.config import ConfigError, load, presets
+from pipeline.plainly import _COMMANDS, _ELSEWHERE, _OPTIONS, _VALUES, instead_of, keys_like, option_names
+from pipeline.verbatim import type_of
+
+ALL = (*COMMANDS, *MORE)
+
+
+def main(words: list[str]) -> int:
+    return pipeline_main(words, "haed", lambda: MORE)
+
+
+@pytest.mark.parametrize(
+    ("override", "advice"),
+    [
+        ("pretrain.lr=0.1", "use optimizer.learning_rate=0.1"),
+        ("pretrain.learning_rate=1e-3", "use optimizer.learning_rate=1e-3"),
+        ("learning-rate=3e-4", "use optimizer.learning_rate=3e-4"),
+        ("batch_size=8", "use batch.sequences=8"),
+        ("train.batch_size=8", "use batch.sequences=8"),
+        ("model.n_layers=3", "use model.main.layers=3"),
+        ("train.max_steps=10", "use train.steps=10"),
+        ("epochs=3", "did you mean pretrain.epochs= or finetune.epochs= or train.epochs=?"),
+        ("num_workers=2", "did you mean loader.workers= or shard.workers=?"),
+        ("grad_clip=1", "use optimizer.clip_norm=1"),
+        ("warmup_ratio=0.1", "use optimizer.warmup_steps=100"),
+        ("output_dir=out", "use runs_dir=out"),
+        ("data=my-texts", "use source.path=my-texts"),
+        ("fp16=true", "use precision=bf16"),
+        ("bf16=false", "use precision=fp32"),
+        ("gpu=0", "use device=cuda:0"),
+        ("num_gpus=2", "use launcher.processes=2"),
+        ("context_length=256", "use batch.context=256"),
+        ("save_every=100", "did you mean checkpoint.every_steps= or checkpoint.every_seconds=?"),
+        ("eval_interval=100", "use validation.times=100"),
+        ("logging_steps=10", "use log_steps=10"),
+        ("resume_from_checkpoint=true", "use resume=required"),
+        ("max_new_tokens=50", "use sample.chunks=50"),
+        ("wandb=true", "metrics are written"),
+        ("tokenizer=bpe", "there is no vocabulary"),
+        ("optim=adamw", "the optimizer is AdamW"),
+        ("model.encoder.widht=9", "did you mean model.encoder.width=9?"),
+        ("model=haed", "model.kind=haed"),
+        ("model.encoder=lstm", "model.encoder.kind=lstm"),
+        ("chunker=fixed", "chunker.kind=fixed"),
+        ("source=text", "source.kind=text"),
+        ("optimizer=adam", "such as optimizer.learning_rate=0.002"),
+        ("pretrain=100", "such as pretrain.steps=100"),
+        ("device=gpu", "Write device=cuda"),
+        ("device=0", "Write device=cuda:0"),
+        ("device=gpu:1", "Write device=cuda:1"),
+        ("precision=fp16", "Write precision=bf16"),
+        ("precision=float32", "Write precision=fp32"),
+        ("evaluate.split=val", "Write evaluate.split=valid"),
+        ("model.kind=hourglas", "Write model.kind=hourglass"),
+        ("source.kind=json", "Write source.kind=jsonl"),
+        ("chunker.kind=word", "Write chunker.kind=words"),
+        ("resume=true", "Write resume=required"),
+        ("pretrain.seconds=2m", "Write pretrain.seconds=120"),
+        ("pretrain.seconds=2 min", "Write pretrain.seconds=120"),
+        ("pretrain.seconds=1h30m", "Write pretrain.seconds=5400"),
+        ("pretrain.seconds=90s", "Write pretrain.seconds=90"),
+        ("pretrain.seconds=1:30", "Write pretrain.seconds=90"),
+        ("checkpoint.every_seconds=1:00:05", "Write checkpoint.every_seconds=3605"),
+        ("pretrain.steps=10k", "Write pretrain.steps=10000"),
+        ("pretrain.steps=1e3", "Write pretrain.steps=1000"),
+        ("pretrain.steps=1,000", "Write pretrain.steps=1000"),
+        ("pretrain.steps=100.0", "Write pretrain.steps=100"),
+        ("pretrain.steps=none", "Write pretrain.steps=null"),
+        ("pretrain.steps=unlimited", "Write pretrain.steps=null"),
+        ("seed=0x10", "Write seed=16"),
+        ("optimizer.learning_rate=0,5", "Write optimizer.learning_rate=0.5"),
+        ("optimizer.beta2=95%", "Write optimizer.beta2=0.95"),
+        ("source.valid_percent=5%", "Write source.valid_percent=5"),
+        ("loader.cache_gigabytes=50GB", "Write loader.cache_gigabytes=50"),
+        ("shard.megabytes=16 MB", "Write shard.megabytes=16"),
+        ("iem.duplicates=enabled", "Write iem.duplicates=true"),
+        ("optimizer.learning_rate=nan", "must be a finite number"),
+        ("optimizer.learning_rate=-inf", "must be a finite number"),
+        ("sample.prompts=[echo ${HOME}]", 'Lists are such as [1, 2] or ["a", "b"]'),
+        ("sample.prompts=def", "expected a list, such as [a, b]"),
+    ],
+)  # fmt: skip
+def test_an_option_by_another_name_or_value(override: str, advice: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        load(None, [override])
+    message = str(caught.value)
+    assert advice in message and "\n" not in message and len(message) < 300
+    advised = re.search(r"(?:use|Write) ([a-z_.]+=\S+)", message) or re.search(r"as ([a-z_.]+=\S+?);?(?: |$)", message)
+    if advised:
+        load(None, [advised[1], *(["iem.correction=none"] if "duplicates" in advised[1] else [])])
+
+
+def test_all_that_is_advised_is_there() -> None:
+    for keys in _OPTIONS:
+        assert all(type_of(key.replace("…", "train")) is not None for key in keys.split()), keys
+    for name in (name for names in _OPTIONS.values() for name in names.split()):
+        value = "0" if keys_like(name) == ["model.token.dropout"] else "1"
+        assert keys_like(name) and name not in option_names() and (hint := instead_of(name, value)), name
+        if advised := re.search(r"use (\S+)", hint):
+            load(None, [advised[1], *(["model.kind=hourglass"] if "model of tokens" in hint else [])])
+    for said in _ELSEWHERE.values():
+        for command in re.findall(r"`([^`]*)`", said):
+            if command.startswith("haed "):
+                parse([word.strip('"') for word in command.split()[1:]], "haed", ALL)
+            elif "=" in command:
+                load(None, [command])
+    for key, meant in _VALUES.items():
+        option = key if "." in key else next(name for name in option_names() if f".{name}".endswith(f".{key}"))
+        for value in meant.values():
+            load(None, [f"{option}={value}"])
+    assert set(_COMMANDS) <= {command.name for command in ALL}
+    names = [name for names in (*_OPTIONS.values(), *_COMMANDS.values()) for name in names.split()]
+    assert not {name for name in names if name in {command.name for command in ALL} and name in _COMMANDS.values()}
+
+
+@pytest.mark.parametrize(
+    ("words", "status", "advice"),
+    [
+        ("run quickstart", 1, "`haed run --config quickstart`"),
+        ("run wikitext2", 1, "`haed run --config wikitext2`"),
+        ("pretrain quickstart", 1, "`haed run --config quickstart`"),
+        ("evaluate quickstart", 1, "quickstart is a preset"),
+        ("evaluate mine.yaml", 1, "a configuration is given by --config mine.yaml"),
+        ("pretrain mine.yaml", 1, "a configuration is given by --config mine.yaml"),
+        ("run texts", 1, "data is given by source.path=texts"),
+        ("pretrain --config there", 2, "it is a run, which is named without --config"),
+        ("pretrain --config runs/there", 2, "runs/there is a run: name it without --config"),
+        ("pretrain there --config quickstart", 2, "there is a run, which has its own options: leave --config quickstart out"),
+        ("pretrain --config quick-start", 2, "did you mean quickstart?"),
+        ("pretrain --config Quickstart", 2, "did you mean quickstart?"),
+        ("pretrain --config top_down", 2, "did you mean top-down?"),
+        ("config quickstart.yaml", 2, "quickstart is a preset: --config quickstart"),
+        ("config configs/quickstart.yaml", 2, "quickstart is a preset: --config quickstart"),
+        ("config mine.toml", 2, "write each on a line, as `seed: 1`"),
+        ("config list.yaml", 2, "is not a mapping of options but a list"),
+        ("config tabs.yaml", 2, "line 2, column 1: there is a tab: indent by blanks"),
+        ("config model.yaml", 2, "model=haed: model is a section of options; set one of those in it: model.kind=haed"),
+        ("config lr.yaml", 2, "lr.yaml: there is no option pretrain.learning_rate: use optimizer.learning_rate=0.01"),
+        ("finetune", 2, "haed finetune RUN names; runs there: there"),
+        ("finetune finetune.seconds=3", 2, "haed finetune RUN names; runs there: there"),
+        ("evaluate", 2, "required: RUN; runs there: there"),
+        ("pretrain --config quickstart --source.path x", 2, "options have no dashes: source.path=x"),
+        ("pretrain --config quickstart --source.path=x", 2, "options have no dashes: source.path=x"),
+        ("pretrain --seed 3", 2, "options have no dashes: seed=3"),
+        ("pretrain --lr 3", 2, "use optimizer.learning_rate=3"),
+        ("pretrain --batch-size=3", 2, "use batch.sequences=3"),
+        ("evaluate there --batch-size 3", 2, "use batch.sequences=3"),
+        ("pretrain source.path = x", 2, "leave out the blanks about the equals sign: source.path=x"),
+        ("pretrain source.path =x", 2, "leave out the blanks about the equals sign: source.path=x"),
+        ("pretrain source.path= x", 2, "leave out the blank after the equals sign: source.path=x"),
+        ("evaluate there evaluate.split = valid", 2, "the equals sign: evaluate.split=valid"),
+        ("pretrain source.path:x", 1, "no run 'source.path:x'"),
+        ("sample there -p def", 2, "did you mean --prompt?"),
+        ("pretrain -c quickstart", 2, "did you mean --config?"),
+        ("pretrain \u2014config quickstart", 2, "begins with a long dash: give --config"),
+        ("pretrain --config quickstart --config hred", 2, "--config is given twice: leave one out"),
+        ("serve there", 2, "`haed explore there`"),
+        ("list", 2, "`haed serve` shows them in a browser"),
+        ("ls", 2, "runs are the folders in runs/"),
+        ("eval there", 2, "did you mean haed evaluate?"),
+        ("evalute there", 2, "did you mean haed evaluate?"),
+        ("generate there", 2, "did you mean haed sample?"),
+        ("fit", 2, "did you mean haed run?"),
+        ("ui", 2, "did you mean haed serve?"),
+        ("server", 2, "did you mean haed serve?"),
+        ("analyze there", 2, "did you mean haed analyse?"),
+        ("neighbors there", 2, "did you mean haed neighbours?"),
+        ("fine-tune there", 2, "did you mean haed finetune?"),
+        ("init", 2, "`haed run --config quickstart name=mine`"),
+        ("seed=3", 2, "seed=3 is an option, and a command comes first"),
+        ("frobnicate", 2, "haed --help lists them"),
+    ],
+)  # fmt: skip
+def test_a_command_that_is_none(
+    words: str, status: int, advice: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "runs" / "there").mkdir(parents=True)
+    (tmp_path / "runs" / "there" / "config.yaml").write_text("name: there\n")
+    (tmp_path / "texts").mkdir()
+    files = {
+        "mine.yaml": "seed: 1\n",
+        "mine.toml": "seed = 1\n",
+        "list.yaml": "- seed\n",
+        "model.yaml": "model: haed\n",
+    }
+    files |= {"tabs.yaml": "pretrain:\n\tseconds: 3\n", "lr.yaml": "pretrain: {learning_rate: 0.01}\n"}
+    for name, content in files.items():
+        (tmp_path / name).write_text(content)
+    try:
+        assert main(words.split()) == status
+    except SystemExit as error:
+        assert error.code == status
+    said = capsys.readouterr().err
+    assert advice in said and "Traceback" not in said
+
+
+def test_flags_may_stand_before_the_command(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--json", "config", "seed=3"]) == 0
+    assert '"seed": 3' in capsys.readouterr().out
+
+
+def test_every_preset_is_told_from_a_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    from pipeline.arguments import run_options
+
+    for preset in presets():
+        with pytest.raises(FileNotFoundError, match=f"`haed run --config {preset}` makes a run of it"):
+            run_options(preset, [])

@@ -1,0 +1,120 @@
+"""Files that are cut while they are in use: an error that names them, where a mapped file would be the end by SIGBUS."""
+
+import json
+import os
+import subprocess
+import sys
+import urllib.error
+import urllib.request
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from data.checked import DamagedFile
+from data.corpus import Corpus
+from data.loader import Loader
+from data.options import LoaderOptions
+from data.shards import Damaged
+from pipeline.config import dump
+from pipeline.options import Options
+from pipeline.run.folder import RunFolder
+from pipeline.run.index import Index
+from pipeline.run.saved import saved
+from pipeline.run.shards import open_shards
+from pipeline.run.spaces import stored, vectors
+
+ROOT = Path(__file__).resolve().parents[1]
+
+
+def waited(process: "subprocess.Popen[str]", path: Path, lines: int) -> None:
+    """Waits until a file has so many lines."""
+    while process.poll() is None and (not path.exists() or path.read_bytes().count(b"\n") < lines):
+        os.sched_yield()
+    assert process.poll() is None
+
+
+@pytest.mark.parametrize("workers", [0, pytest.param(1, marks=pytest.mark.slow)])
+def test_a_training_whose_shard_is_cut_saves_and_names_it(options: Options, tmp_path: Path, workers: int) -> None:
+    options.train.steps, options.validation.times, options.loader.workers = 10**7, 0, workers
+    options.checkpoint.every_steps = None
+    (config := tmp_path / "cut.yaml").write_text(dump(options))
+    command = [sys.executable, "-m", "pipeline", "train", "--config", str(config)]
+    run = RunFolder.of(options)
+    with subprocess.Popen(command, cwd=ROOT, stderr=subprocess.PIPE, text=True) as process:
+        waited(process, run.phase("train") / "metrics.jsonl", 3)
+        for path in Path(open_shards(options).location).glob("train-*.tar"):
+            os.truncate(path, 1024)
+        _, said = process.communicate()
+    assert process.returncode == 1 and "Traceback" not in said, said
+    last = said.splitlines()[-1]
+    assert last.startswith("error: shard ") and "train-00000.tar" in last and "it was cut" in last
+    (checkpoint,) = saved(run.phase("train") / "checkpoints")
+    step = int(checkpoint.name.removeprefix("step-"))
+    assert f"saved step {step:,}".replace(",", "") in said.replace(",", "") and step >= 3
+
+
+def test_windows_of_a_shard_that_is_cut_are_left_out_where_that_is_asked_for(
+    options: Options, caplog: pytest.LogCaptureFixture
+) -> None:
+    corpus = Corpus.open(open_shards(options).location)
+    asked = {"context": 16, "sequences": 2, "seed": 0}
+    (shard,) = corpus.of("train")
+    loader = Loader(corpus, "train", **asked, options=LoaderOptions(damaged="skip", workers=0))
+    strict = Loader(corpus, "train", **asked, options=LoaderOptions(workers=0))
+    batches, whole = iter(loader), iter(strict)
+    first = next(batches)
+    assert first.skipped == 0 and (first.tokens == next(whole).tokens).all()
+    os.truncate(corpus.folder / shard.file, 1024)
+    assert next(batches).skipped == 2 and next(batches).skipped == 2
+    assert caplog.text.count("windows are skipped") == 1 and shard.file in caplog.text
+    with pytest.raises(Damaged, match=f"{shard.file} is damaged: .* it was cut since it was opened"):
+        next(whole)
+
+
+def test_rows_that_are_read_one_by_one_are_those_that_are_kept(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    kept = Index.open(RunFolder(run))
+    monkeypatch.setattr(stored, "SMALL", 0)
+    monkeypatch.setattr(vectors, "PART", 50)
+    read = Index.open(RunFolder(run))
+    assert isinstance(kept.vectors, np.ndarray) and isinstance(read.vectors, stored.Rows)
+    every, number = kept.vectors, len(kept)
+    rows = np.array([[5, -1, 5], [number - 1, 0, 7]])
+    assert (read.vectors[rows] == every[rows]).all() and (read.vectors[3] == every[3]).all()
+    assert (read.vectors[:] == every).all() and read.vectors[4:4].shape == (0, every.shape[1])
+    for among in (number, 120):
+        for mine, theirs in zip(
+            read.search.nearest(every[:9], 8, among), kept.search.nearest(every[:9], 8, among), strict=True
+        ):
+            np.testing.assert_allclose(mine, theirs, atol=1e-6)
+    place = run / "index" / "chunks" / "vectors.faiss"
+    os.truncate(place, place.stat().st_size // 2)
+    with pytest.raises(DamagedFile, match="vectors.faiss ends at byte .*: it was cut"):
+        read.search.nearest(every[:1], 8)
+
+
+def asked(address: str) -> tuple[int, dict[str, str]]:
+    try:
+        with urllib.request.urlopen(address) as answer:
+            return answer.status, json.load(answer)
+    except urllib.error.HTTPError as error:
+        return error.code, json.load(error)
+
+
+@pytest.mark.parametrize("file", ["vectors.faiss", "table.parquet"])
+def test_a_server_outlives_an_index_that_is_cut(run: Path, file: str) -> None:
+    command = [sys.executable, "-m", "pipeline", "explore", str(run), "threads=1", "--port", "0"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as process:
+        try:
+            assert process.stdout is not None
+            address = process.stdout.readline().split()[0].rstrip("/")
+            question = f"{address}/runs/run/neighbours?query=def%20&format=json"
+            assert asked(question)[0] == 200
+            place = run / "index" / "chunks" / file
+            os.truncate(place, place.stat().st_size // 2)
+            for _ in range(2):
+                status, found = asked(question)
+                assert status == 400 and file in found["error"] and "haed index" in found["error"]
+            assert asked(f"{address}/runs/run/next?prompt=def&format=json")[0] == 200
+        finally:
+            process.terminate()

@@ -1,0 +1,217 @@
+"""Each file of a run and of a corpus is replaced by what is no file of ours, and everything that reads them is asked.
+
+A process of its own asks, in little memory and with a clock: what hangs, grows or dies would take the tests with it.
+"""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+KINDS: dict[str, Callable[[Path], object]] = {
+    "pipe": lambda path: os.mkfifo(path),
+    "zero": lambda path: path.symlink_to("/dev/zero"),
+    "folder": lambda path: path.mkdir(),
+    "deep": lambda path: path.write_bytes(b"[" * 10**6),
+    "empty": lambda path: path.write_bytes(b""),
+}
+# Pages, and commands in the words of `ASK`; those that write what they have read come last.
+PAGES = ["/runs/", "/runs/run/", "/runs/run/live"]
+ALL = [
+    *PAGES,
+    *("/runs/run/neighbours?query=def%20", "/runs/run/next?prompt=def", "/runs/run/samples?prompt=a"),
+    *("/runs/run/passages?prompt=a", "/runs/run/files/evaluation.json", "/runs/run/files/pretrain/metrics.csv"),
+    *("open", "compare", "neighbours", "next", "cat", "profile", "report", "sample", "evaluate", "index", "finetune"),
+]
+ASK = """
+import asyncio, contextlib, io, json, logging, os, resource, shutil, signal, sys
+from pathlib import Path
+from starlette.testclient import TestClient
+import torch, faiss, pyarrow.parquet, matplotlib.pyplot
+from pipeline import open_run
+from pipeline.cli import main
+from pipeline.pages.app import application
+from pipeline.pages.runs import Runs
+from pipeline.pages.warm import Warm
+
+SECONDS = 60  # which only what waits for a named pipe takes
+used = int(open("/proc/self/statm").read().split()[0]) * resource.getpagesize()
+resource.setrlimit(resource.RLIMIT_AS, (used + (3 << 30),) * 2)
+signal.signal(signal.SIGALRM, lambda *_: (_ for _ in ()).throw(AssertionError("it hangs")))
+logging.basicConfig(level="WARNING")
+COMMANDS = {
+    "compare": ["compare", "run", "other", "runs_dir=runs"],
+    "next": ["next", "runs/run", "--prompt", "def"],
+    "neighbours": ["neighbours", "runs/run", "def "],
+    "shard": ["shard", "runs/run"],
+    "cat": ["cat", "corpus"],
+    "finetune": ["finetune", "runs/run"],
+}
+
+
+def asked(reader, client):
+    said = io.StringIO()
+    handler = logging.StreamHandler(said)
+    logging.getLogger().addHandler(handler)
+    signal.alarm(SECONDS)
+    try:
+        if reader.startswith("/"):
+            found = client.get(reader)
+            return found.status_code, found.text
+        if reader == "open":
+            try:
+                open_run("runs/run", "threads=1").score("def ")
+            except (ValueError, OSError) as error:
+                return 1, f"error: {error}"
+            return 0, ""
+        words = COMMANDS.get(reader, [reader, "runs/run"])
+        with contextlib.redirect_stderr(said), contextlib.redirect_stdout(io.StringIO()):
+            return main(words), said.getvalue()
+    finally:
+        signal.alarm(0)
+        logging.getLogger().removeHandler(handler)
+
+
+for line in sys.stdin:
+    place, readers = json.loads(line)
+    os.chdir(place)
+    client = TestClient(application(Runs(Path("runs")), Warm(1, ("threads=1", "device=cpu"))))
+    found = {}
+    for reader in readers:
+        try:
+            found[reader] = asked(reader, client)
+        except BaseException as error:
+            found[reader] = (-1, f"{type(error).__name__}: {error}")
+    print(json.dumps(found), flush=True)
+"""
+
+
+@pytest.fixture(scope="module")
+def handed(whole: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A corpus and two runs on it, one of which will be damaged."""
+    place = tmp_path_factory.mktemp("hostile")
+    shutil.copytree(whole / "runs" / "run", place / "runs" / "run")
+    remembered = json.loads((place / "runs/run/corpus.json").read_text())
+    shutil.copytree(remembered["location"], place / "corpus")
+    config = place / "runs/run/config.yaml"
+    config.write_text(
+        config.read_text()
+        .replace(f"{whole}/shards", "shards")
+        .replace(f"{whole}/runs", "runs")
+        .replace("kind: text", "kind: shards")
+    )
+    from data.durable import write_json
+
+    write_json(place / "runs/run/corpus.json", remembered | {"location": "corpus", "beside": "../../corpus"})
+    shutil.copytree(place / "runs/run", place / "runs/other")
+    return place
+
+
+class Asker:
+    """The process that asks."""
+
+    def __init__(self) -> None:
+        self._process = subprocess.Popen(
+            [sys.executable, "-c", ASK],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            env=os.environ | {"OMP_NUM_THREADS": "1"},
+        )
+
+    def ask(self, place: Path, readers: list[str]) -> dict[str, tuple[int, str]]:
+        """What each reader ends with, and says."""
+        assert self._process.stdin is not None and self._process.stdout is not None
+        print(json.dumps([str(place), readers]), file=self._process.stdin, flush=True)
+        line = self._process.stdout.readline()
+        assert line, f"the process is gone: {self._process.wait()}"
+        return {name: (found[0], found[1]) for name, found in json.loads(line).items()}
+
+    def close(self) -> None:
+        self._process.kill()
+        self._process.communicate()
+
+
+@pytest.fixture(scope="module")
+def asker() -> Iterator[Asker]:
+    made = Asker()
+    yield made
+    made.close()
+
+
+def check(file: str, kind: str, found: dict[str, tuple[int, str]]) -> None:
+    """Every reader ended by itself, in a line that names the file wherever it could not go on."""
+    name = Path(file).name
+    for reader, (status, said) in found.items():
+        case = f"{file}: {kind}: {reader}: {status} {said[-1500:]}"
+        assert status >= 0 and "Traceback" not in said and "--debug shows where" not in said, case
+        if reader == "/runs/":
+            assert status == 200 and 'href="/runs/other/"' in said and 'href="/runs/run/"' in said, case
+        elif reader.startswith("/"):
+            assert status in (200, 400, 404, 409, 500), case
+            assert status in (200, 404) or name in said, case
+        else:
+            lines = [line for line in said.splitlines() if line.startswith("error: ")]
+            assert (status == 0) == (not lines) and status in (0, 1, 2), case
+            assert status == 0 or name in said, case
+
+
+def damage(handed: Path, place: Path, file: str, kind: str) -> Path:
+    """A copy in which a file is replaced."""
+    shutil.copytree(handed, place)
+    path = place / file
+    path.unlink()
+    KINDS[kind](path)
+    return place
+
+
+def files_of(handed: Path) -> list[str]:
+    """All files of the run and of the corpus, but those that nobody reads back."""
+    found = sorted(path for part in ("runs/run", "corpus") for path in (handed / part).rglob("*") if path.is_file())
+    return [str(path.relative_to(handed)) for path in found if "tensorboard" not in path.parts]
+
+
+def test_what_is_whole_is_taken(handed: Path, asker: Asker, tmp_path: Path) -> None:
+    found = asker.ask(Path(shutil.copytree(handed, tmp_path / "place")), ALL)
+    refused = {reader: said for reader, (status, said) in found.items() if status not in (0, 200)}
+    assert list(refused) == ["/runs/run/passages?prompt=a"], refused  # there is no index of contexts
+
+
+def test_no_page_waits_for_a_pipe_or_reads_a_device(handed: Path, asker: Asker, tmp_path: Path) -> None:
+    for number, file in enumerate(each for each in files_of(handed) if each.startswith("runs/")):
+        for kind in ("pipe", "zero"):
+            place = damage(handed, tmp_path / f"{number}-{kind}", file, kind)
+            check(file, kind, asker.ask(place, PAGES))
+            shutil.rmtree(place)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_what_is_looked_at_first_is_named(handed: Path, asker: Asker, tmp_path: Path, kind: str) -> None:
+    """Each by the reader that cannot do without it."""
+    wanted = {
+        "runs/run/config.yaml": "open",
+        "runs/run/corpus.json": "open",
+        "runs/run/pretrain/metrics.jsonl": "compare",
+        "runs/run/evaluation.json": "/runs/run/",
+        "corpus/manifest.json": "cat",
+    }
+    for number, (file, reader) in enumerate(wanted.items()):
+        if (file, kind) == ("runs/run/pretrain/metrics.jsonl", "empty"):
+            continue  # a phase that has just begun
+        found = asker.ask(damage(handed, tmp_path / str(number), file, kind), [reader, "/runs/"])
+        check(file, kind, found)
+        assert Path(file).name in found[reader][1], (file, kind, found[reader])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_reader_of_every_file(handed: Path, asker: Asker, tmp_path: Path, kind: str) -> None:
+    for number, file in enumerate(files_of(handed)):
+        place = damage(handed, tmp_path / str(number), file, kind)
+        check(file, kind, asker.ask(place, ALL))
+        shutil.rmtree(place)
