@@ -2,6 +2,7 @@
 
 import math
 import os
+from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime
@@ -134,7 +135,7 @@ def damaged(folder: RunFolder) -> State:
 
 def _share(folder: RunFolder, phase: Phase, last: Record) -> float:
     """Share of a phase that is done; one that ended by itself, since it no longer improved, is."""
-    asked = {name: setting(folder, f"{phase}.{name}") for name in ("steps", "seconds", "epochs", "patience")}
+    asked = {name: setting(folder, f"{phase}.{name}") for name in _LIMITS}
     limits = PhaseOptions(**_figures(asked))  # type: ignore[arg-type]
     if limits.patience and (path := pointed(folder.phase(phase) / "checkpoints", "latest")):
         with suppress(OSError, ValueError, TypeError):
@@ -180,18 +181,39 @@ def setting(folder: RunFolder, key: str) -> Any:
         OSError: it cannot be read.
     """
     status = status_of(folder.path / "config.yaml")
-    found: Any = _configuration(folder.path / "config.yaml", status.st_mtime_ns if status else 0)
-    for part in key.split("."):
-        found = found.get(part) if isinstance(found, dict) else None
-    return found
+    stamp = (status.st_ino, status.st_size, status.st_mtime_ns) if status else None
+    return _configuration(folder.path / "config.yaml", stamp).get(key)
+
+
+_LIMITS = ("steps", "seconds", "epochs", "patience")
+_SETTINGS = {  # all that pages ask for: to construct the others takes longer than to parse the file
+    *("model.kind", "chunker.kind", "evaluate.stage"),
+    *(f"{phase}.{limit}" for phase in PHASES for limit in _LIMITS),
+}
 
 
 @lru_cache(512)
-def _configuration(path: Path, changed: int) -> Any:
+def _configuration(path: Path, stamp: tuple[int, ...] | None) -> dict[str, Any]:
     try:
-        return yaml.load(read_yaml(path, path.parent), getattr(yaml, "CSafeLoader", yaml.SafeLoader))
+        loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)(read_yaml(path, path.parent))
+        try:
+            return dict(_settings(loader, loader.get_single_node(), ""))
+        finally:
+            loader.dispose()
     except (RecursionError, yaml.YAMLError) as error:
         raise DamagedFile(f"{path}: not readable as YAML: {error}") from error
+
+
+def _settings(loader: Any, node: Any, above: str) -> Iterator[tuple[str, Any]]:
+    """Those of `_SETTINGS` in a tree of YAML; keys of other types name none of them."""
+    if not isinstance(node, yaml.MappingNode):
+        return
+    for name, value in node.value:
+        key = f"{above}{name.value}" if isinstance(name, yaml.ScalarNode) else ""
+        if key in _SETTINGS:
+            yield key, loader.construct_object(value, deep=True)
+        elif not above:
+            yield from _settings(loader, value, f"{key}.")
 
 
 @lru_cache(64)

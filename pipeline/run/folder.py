@@ -7,9 +7,11 @@ with. Whoever writes one holds `RunFolder.lock`, and has checked everything that
 import logging
 import os
 import platform
+import shlex
 import subprocess
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext, suppress
+from copy import deepcopy
 from dataclasses import asdict
 from functools import wraps
 from importlib.metadata import version
@@ -113,7 +115,7 @@ class RunFolder:
             ConfigError: it is not one of this version, or an override is wrong or cannot apply.
         """
         open_file(self.path / "config.yaml", self.path).close()  # no link that leads out of the run
-        options = load(self.path / "config.yaml", overrides)
+        options = load(self.path / "config.yaml", overrides) if overrides else _own(self.path / "config.yaml")
         keys = [override.split("=", 1)[0] for override in overrides]
         takes = READS.get(reader or "", ())
         for key in keys:
@@ -351,6 +353,34 @@ class RunFolder:
             self.path.mkdir(parents=True, exist_ok=True)
             with suppress(FileNotFoundError):  # another, which had made the folder, has taken it away again
                 return hold(self.path / "lock", refuse, patience=1.0)
+
+
+_options: dict[Path, tuple[tuple[int, ...], Options]] = {}  # of config.yaml files, as this process has read them
+_MOST = 64
+
+
+def _own(path: Path) -> Options:
+    """The options of a config.yaml, a copy that may be changed; it is read again if it has changed, which takes long."""
+    path, status = path.absolute(), path.stat()
+    stamp = (status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns)
+    known = _options.get(path)
+    if known is None or known[0] != stamp:
+        known = stamp, load(path)
+        while len(_options) >= _MOST:
+            _options.pop(next(iter(_options)), None)
+        _options[path] = known
+    return deepcopy(known[1])
+
+
+def command(stage: str, folder: RunFolder, *more: str) -> str:
+    """A command that a person can type as it is, wherever runs are kept.
+
+    Args:
+        stage: its name.
+        folder: of the run.
+        more: further words.
+    """
+    return shlex.join(["haed", stage, str(folder.path), *more])
 
 
 def guarding(stage: Callable[Concatenate[Options, P], T]) -> Callable[Concatenate[Options, P], T]:

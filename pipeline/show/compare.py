@@ -166,7 +166,7 @@ def _read(name: str, folder: RunFolder, options: Options) -> tuple[Row, list[Poi
             totals[key] += max(record.get(key, 0.0) for record in [*records, saved])
     present = folder.present() if folder.is_trained() else None
     if present is not None:
-        folder.check(of=present)
+        folder.check(of=present)  # whose options are read once in a process
     evaluation, remembered = _read_if(Evaluation, folder, "evaluation.json"), _read_if(Remembered, folder, CORPUS)
     row = Row(
         run=name,
