@@ -159,7 +159,7 @@ class RunFolder:
         if not found:
             raise FileNotFoundError(
                 f"the shards of {self.path} are not at {location} any more: put them back, or run `haed shard` with the "
-                "options of the run"
+                f"options of the run: `{shlex.join(['haed', 'shard', '--config', str(self.path / 'config.yaml')])}`"
             )
         for corpus in found:
             same = (corpus.digest, corpus.fitted) == (remembered.digest, remembered.fitted)
@@ -212,7 +212,7 @@ class RunFolder:
             return read_as(Remembered, self.path / CORPUS)
         except FileNotFoundError:
             raise FileNotFoundError(
-                f"{self.path} was not trained yet: run `haed pretrain` or `haed train` first"
+                f"{self.path} was not trained yet: run `{command('pretrain', self)}` or `{command('train', self)}` first"
             ) from None
 
     def phase(self, name: str) -> Path:
@@ -253,9 +253,10 @@ class RunFolder:
         for name in (wanted,) if wanted else PHASES:
             if has_checkpoint(self.phase(name) / "checkpoints"):
                 return name
-        stage = wanted or "pretrain` or `haed train"
+        stages = (wanted,) if wanted else ("pretrain", "train")
+        commands = " or ".join(f"`{command(stage, self)}`" for stage in stages)
         raise FileNotFoundError(
-            f"{self.path} has no checkpoint{f' of {wanted}' if wanted else ''} yet: train it with `haed {stage}` first"
+            f"{self.path} has no checkpoint{f' of {wanted}' if wanted else ''} yet: train it with {commands} first"
         )
 
     def present(self, wanted: Phase | None = None) -> Saved:
@@ -381,6 +382,11 @@ def command(stage: str, folder: RunFolder, *more: str) -> str:
         more: further words.
     """
     return shlex.join(["haed", stage, str(folder.path), *more])
+
+
+def of_stage(stage: Phase | None) -> list[str]:
+    """The word of a command that asks for the checkpoint of a phase; none for the last one."""
+    return [f"evaluate.stage={stage}"] if stage else []
 
 
 def guarding(stage: Callable[Concatenate[Options, P], T]) -> Callable[Concatenate[Options, P], T]:
