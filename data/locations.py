@@ -6,11 +6,14 @@ here before any library sees it. Names and passwords have no place in one: addre
 configurations, checkpoints and reports.
 """
 
+import os
 import re
 from pathlib import Path
-from urllib.parse import urlsplit
+from urllib.parse import unquote_to_bytes, urlsplit
 
 SCHEMES = ("http", "https", "s3", "gs", "az", "file")
+_LITERAL = ("s3", "gs", "az")  # whose keys are as they are; in others a path is encoded
+_CODES = {" ": "%20", "#": "%23", "?": "%3F", "\\": "%5C"}  # of signs that a path has in codes only
 CREDENTIALS = (
     "http and https take credentials from ~/.netrc (or NETRC=FILE), s3 from the environment (AWS_ACCESS_KEY_ID, "
     "AWS_SECRET_ACCESS_KEY) or ~/.aws, gs from GOOGLE_APPLICATION_CREDENTIALS, az from AZURE_STORAGE_CONNECTION_STRING; "
@@ -46,8 +49,20 @@ def redact(text: str) -> str:
     return _PARAMETER.sub(hidden, _USER.sub(r"\1***@", text))
 
 
+def show_url(url: str) -> str:
+    """One URL for a message: without a name and password, whatever they hold, and without what follows a `?`."""
+    scheme, mark, rest = url.partition("://")
+    path, query, _ = rest.partition("?")
+    if "@" in rest and ("@" in re.split("[/?#]", rest)[0] or ":" in path.split("/")[0]):
+        path = "***@" + rest.rpartition("@")[2].partition("?")[0]
+    return redact(f"{scheme}{mark}{path}") + ("?***" if query else "")
+
+
 def check_url(url: str, option: str = "") -> str:
     """The URL as it is opened: its scheme in small letters, without a slash at the end.
+
+    In `http`, `https` and `file` it is a URL as in a browser, where a blank is %20 and a percent sign is %25; it is passed
+    on so, and the path of a file is decoded (RFC 8089). In `s3`, `gs` and `az` the key is as it is, as `aws s3` takes it.
 
     Args:
         url: of a folder.
@@ -56,11 +71,11 @@ def check_url(url: str, option: str = "") -> str:
     Raises:
         ValueError: it is not a plain address that is opened here; the message hides names and passwords.
     """
-    shown = (f"{option}: " if option else "") + repr(redact(url))
+    shown = (f"{option}: " if option else "") + repr(show_url(url))
     found = _URL.fullmatch(url)
     if "::" in url:
         raise ValueError(f"{shown} is not opened: '::' chains file systems; give a plain URL, its host by name")
-    if not found or not url.isprintable() or " " in url or "\\" in url:
+    if not found or not url.isprintable() or re.match(r"[^/]*[ \\]", found[2]):
         raise ValueError(
             f"{shown} is not a URL: expected {', '.join(SCHEMES[:-1])} or {SCHEMES[-1]}, :// and an address"
         )
@@ -70,12 +85,12 @@ def check_url(url: str, option: str = "") -> str:
     host = re.split("[/?#]", rest)[0]
     if "@" in host or "%40" in host:
         raise ValueError(f"{shown} holds a name or password: leave it out. {CREDENTIALS}")
+    if scheme in _LITERAL:
+        _check_key(rest, shown)
+    else:
+        _check_encoded(rest, shown, scheme)
     if scheme == "file":
         return f"file://{rest.rstrip('/')}"
-    if "?" in rest or (scheme in ("http", "https") and "#" in rest):
-        raise ValueError(
-            f"{shown} has a query or signature behind its path, which would not stay secret: leave it out. {CREDENTIALS}"
-        )
     try:
         valid = bool(host) and urlsplit(f"//{host}").port != 0
     except ValueError:
@@ -83,6 +98,40 @@ def check_url(url: str, option: str = "") -> str:
     if not valid:
         raise ValueError(f"{shown} does not name a host, and a port if any. If it holds a password: {CREDENTIALS}")
     return f"{scheme}://{rest.rstrip('/')}"
+
+
+def _check_key(rest: str, shown: str) -> None:
+    """Raises ValueError for what looks like a signature in a bucket and key, or like a version, which is not opened."""
+    query = "?" + rest.partition("?")[2]
+    if any(_SECRET.search(name) for _, name, _ in _PARAMETER.findall(query)):
+        raise ValueError(
+            f"{shown} has a query or signature behind its path, which would not stay secret: leave it out. {CREDENTIALS}"
+        )
+    if "?versionid=" in rest.lower():
+        raise ValueError(f"{shown} names a version of an object, which is not opened: leave ?versionId= out")
+
+
+def _check_encoded(rest: str, shown: str, scheme: str) -> None:
+    """Raises ValueError for what a URL of http, https or file does not hold as it is."""
+    if "?" in rest and scheme != "file":
+        raise ValueError(
+            f"{shown} has a query or signature behind its path, which would not stay secret: leave it out, and write %3F for "
+            f"a ? of a name. {CREDENTIALS}"
+        )
+    for sign, code in _CODES.items():
+        if sign in rest:
+            raise ValueError(f"{shown} has a {'blank' if sign == ' ' else sign}: write {code} for it, as in every URL")
+    if re.search("%(?![0-9A-Fa-f]{2})", rest):
+        raise ValueError(f"{shown} has a % that begins no code: write %25 for a % of a name, as in every URL")
+    if "%00" in rest:
+        raise ValueError(f"{shown} has a NUL byte (%00), which no name has")
+    if scheme == "file" and not re.match("/|localhost(/|$)", rest):
+        raise ValueError(f"{shown} is no file of this machine: expected file:///, and its path from the root")
+
+
+def file_of(url: str) -> str:
+    """The path of a checked `file` URL, decoded."""
+    return os.fsdecode(unquote_to_bytes(url.removeprefix("file://").removeprefix("localhost"))) or "/"
 
 
 def check_scheduler(address: str) -> str:

@@ -20,7 +20,7 @@ from pydantic import TypeAdapter, ValidationError
 from yaml import YAMLError
 
 from data.checked import DamagedFile, read_yaml
-from data.locations import check_folder, check_scheduler, check_url, is_remote, redact
+from data.locations import check_folder, check_scheduler, check_url, is_remote, redact, show_url
 from data.options import SOURCES
 from haed.options import SYSTEMS
 from pipeline.interpolation import InterpolationError, Protection, has_places
@@ -406,7 +406,7 @@ def _check_places(options: Options) -> None:
         )
     if options.finetune.start_from and is_remote(options.finetune.start_from):
         raise ConfigError(
-            f"finetune.start_from={options.finetune.start_from}: expected a run on this machine, got a URL"
+            f"finetune.start_from={show_url(options.finetune.start_from)}: expected a run on this machine, got a URL"
         )
 
 

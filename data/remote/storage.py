@@ -12,7 +12,7 @@ from contextlib import closing
 from pathlib import Path
 from typing import IO, Any, TypeVar
 
-from data.locations import CREDENTIALS, check_url, redact
+from data.locations import CREDENTIALS, check_url, file_of, redact
 from data.remote.cache import Cache
 from data.shards import Damaged, Shard
 
@@ -52,9 +52,12 @@ class Remote:
 
             # trust_env: credentials of ~/.netrc, and proxies of the environment.
             options = {"client_kwargs": {"timeout": aiohttp.ClientTimeout(**_TIMEOUTS), "trust_env": True}}
+            options["encoded"] = self.url.isascii()  # it is passed as it was given
             self._how = {"block_size": 0, "size": 1}  # one answer, read as a stream, whatever its length
         try:
-            self.files, self.path = fsspec.core.url_to_fs(self.url, **options)
+            scheme, _, rest = self.url.partition("://")
+            self.files = fsspec.filesystem(scheme, **options)
+            self.path = self.url if scheme in ("http", "https") else file_of(self.url) if scheme == "file" else rest
         except (ImportError, ValueError) as error:
             raise ValueError(f"{self.url} cannot be opened: {redact(str(error))}") from None
 

@@ -68,7 +68,10 @@ class Options:
         ),
     ] = True
     precision: Annotated[
-        Literal["auto", "fp32", "bf16"], Field(description="auto: bf16 where the processor multiplies it fast")
+        Literal["auto", "fp32", "bf16"],
+        Field(
+            description="of training and of the validation within it; auto: bf16 where the processor multiplies it fast"
+        ),
     ] = "auto"
     compile: Annotated[
         bool,

@@ -10,7 +10,7 @@ from pipeline.options.training import Phase
 
 @dataclass(kw_only=True)
 class EvaluateOptions:
-    """Exact bits on a whole split."""
+    """Exact bits on a whole split, and in which precision a trained run is read."""
 
     split: Annotated[Literal["train", "valid", "test"], Field(description="which split is scored")] = "test"
     stride: Annotated[
@@ -44,6 +44,13 @@ class EvaluateOptions:
     breakdown: Annotated[
         bool, Field(description="also bits by position in a chunk, by its length, and by its frequency in training")
     ] = True
+    precision: Annotated[
+        Literal["fp32", "bf16", "auto"],
+        Field(
+            description="of all that is asked of a trained run: bits, samples, next chunks, vectors; auto: bf16 where the "
+            "processor multiplies it fast, which is quicker and off by some hundredths of a bit a chunk"
+        ),
+    ] = "fp32"
     sequences: Annotated[int, Field(ge=1, le=65_536, description="windows scored at a time")] = 16
     yardsticks: Annotated[bool, Field(description="also measure n-gram models and xz on the same bytes")] = True
 

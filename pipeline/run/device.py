@@ -3,10 +3,12 @@
 import ctypes
 import gc
 import os
+import platform
 import threading
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass
+from typing import Literal
 
 import torch
 
@@ -34,6 +36,18 @@ class Compute:
         """Until the device has computed what it was given."""
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)
+
+    @property
+    def name(self) -> Literal["fp32", "bf16"]:
+        """What matrix products are computed in, as the options call it."""
+        return "fp32" if self.autocast is None else "bf16"
+
+    @property
+    def processor(self) -> str:
+        """The kind of CPU or GPU, of which the last digits of a result depend."""
+        if self.device.type == "cuda":
+            return str(torch.cuda.get_device_name(self.device))
+        return f"{_cpu_name()} ({torch.backends.cpu.get_cpu_capability()})"
 
     @contextmanager
     def precision(self) -> Iterator[None]:
@@ -86,8 +100,12 @@ def _switch(mode: int, deterministic: bool, benchmark: bool, fills: bool) -> Non
 _DETERMINISTIC = _Deterministic()
 
 
-def compute(options: Options) -> Compute:
+def compute(options: Options, precision: str | None = None) -> Compute:
     """Chooses the device and precision and sets the number of threads; processes of torchrun share the machine.
+
+    Args:
+        options: of the run.
+        precision: fp32, bf16 or auto; None: that of training.
 
     With `deterministic` it sets CUBLAS_WORKSPACE_CONFIG, unless somebody has: cuBLAS reads it when it begins.
 
@@ -111,7 +129,8 @@ def compute(options: Options) -> Compute:
     if device.type == "cpu":
         keep_memory()
         torch.set_flush_denormal(True)  # probabilities near 1e-40 would take a hundred times as long as others
-    precise = options.precision == "fp32" or (options.precision == "auto" and not _fast_bfloat16(device))
+    chosen = precision or options.precision
+    precise = chosen == "fp32" or (chosen == "auto" and not _fast_bfloat16(device))
     return Compute(device, None if precise else torch.bfloat16, options.deterministic)
 
 
@@ -141,6 +160,15 @@ def named_device(name: str) -> torch.device:
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "cpu"
     return torch.device("cuda", int(os.environ.get("LOCAL_RANK", 0))) if name == "cuda" else torch.device(name)
+
+
+def _cpu_name() -> str:
+    with suppress(OSError), open("/proc/cpuinfo", encoding="utf-8", errors="replace") as file:
+        for line in file:
+            name, _, value = line.partition(":")
+            if name.strip() == "model name":
+                return value.strip()
+    return platform.processor() or platform.machine()
 
 
 def _fast_bfloat16(device: torch.device) -> bool:

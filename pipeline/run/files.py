@@ -276,6 +276,8 @@ class Evaluation:
         context: chunks of a window.
         stride: how many of them are newly scored by each.
         seconds: time of scoring.
+        precision: fp32 or bf16, in which the model was computed.
+        processor: kind of CPU or GPU that computed it.
         likelihood: whose bits they are, where a run has two: its mixture's, or its decoder's alone; else None.
         parts: of the mixture, else None.
         iem: the IEM score as a likelihood over a closed set of chunks, if the run was trained with that loss.
@@ -302,6 +304,8 @@ class Evaluation:
     context: int
     stride: int = 0
     seconds: float
+    precision: Literal["fp32", "bf16"]
+    processor: str
     likelihood: Literal["mixture", "decoder"] | None = None
     parts: MixtureParts | None = None
     iem: ClosedSet | None = None

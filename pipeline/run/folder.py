@@ -48,7 +48,8 @@ T = TypeVar("T")
 PHASES: tuple[Phase, ...] = ("finetune", "train", "pretrain")  # the order in which a finished model is looked for
 CORPUS = "corpus.json"
 FREQUENT = 3  # chunks that are noted as prompts
-_EVERY = ("runs_dir", "device", "threads", "deterministic", "precision", "loader")
+_EVERY = ("runs_dir", "device", "threads", "deterministic", "evaluate.precision", "loader")
+_TRAINED_IN = "; precision= is of training: evaluate.precision=bf16 computes what is read in another"
 READS = {  # what can be given to a stage that reads a trained run: options, and whole sections
     "evaluate": (*_EVERY, "evaluate", "batch.context"),
     "sample": (*_EVERY, "evaluate.stage", "evaluate.likelihood", "sample", "batch.context"),
@@ -57,7 +58,19 @@ READS = {  # what can be given to a stage that reads a trained run: options, and
     "neighbours": (*_EVERY, "evaluate.stage", "batch.context"),
     "analyse": (*_EVERY, "seed", "evaluate.stage", "analyse"),
     "report": (*_EVERY, "evaluate.stage", "index"),
-    "profile": (*_EVERY, "seed", "compile", "batch", "model", "iem", "optimizer", "pretrain", "finetune", "train"),
+    "profile": (
+        *_EVERY,
+        "precision",
+        "seed",
+        "compile",
+        "batch",
+        "model",
+        "iem",
+        "optimizer",
+        "pretrain",
+        "finetune",
+        "train",
+    ),
 }
 
 
@@ -122,6 +135,7 @@ class RunFolder:
             readers = [name for name, those in READS.items() if any(f"{key}.".startswith(f"{each}.") for each in those)]
             if reader and reader not in readers:
                 also = f"; {key}= is taken by haed {', haed '.join(readers)}" if readers else ""
+                also = _TRAINED_IN if key == "precision" else also
                 raise ConfigError(
                     f"{key}= cannot be changed in a run that is there; haed {reader} takes {', '.join(takes)}{also}"
                 )

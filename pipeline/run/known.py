@@ -39,7 +39,7 @@ def remember(folder: RunFolder, corpus: Corpus, most: int) -> None:
     _keep(folder, CHUNKS, _chunks(corpus, most), _told(corpus.digest, most))
 
 
-def known(folder: RunFolder, system: HAED, most: int, checkpoint: Saved) -> Known:
+def known(folder: RunFolder, system: HAED, most: int, checkpoint: Saved, precision: str) -> Known:
     """The known chunks as a checkpoint embeds them.
 
     Args:
@@ -47,6 +47,7 @@ def known(folder: RunFolder, system: HAED, most: int, checkpoint: Saved) -> Know
         system: the checkpoint's, in evaluation mode.
         most: so many at most.
         checkpoint: where it says what it is.
+        precision: of the products by which the system embeds them.
 
     Raises:
         FileNotFoundError: nothing tells the known chunks: neither the run, nor its shards are there.
@@ -57,7 +58,7 @@ def known(folder: RunFolder, system: HAED, most: int, checkpoint: Saved) -> Know
         chunks = _chunks(folder.corpus(), most)
         _keep(folder, CHUNKS, chunks, told)
     found = _lexicon(chunks)
-    told = {"checkpoint": checkpoint.digest, "chunks": str(len(found))}
+    told = {"checkpoint": checkpoint.digest, "chunks": str(len(found)), "precision": precision}
     kept = _read(folder.path / KEYS, told)
     if kept is None:
         log.info("embedding %s known chunks", f"{len(found):,}")

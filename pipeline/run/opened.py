@@ -135,6 +135,7 @@ class Run:
         digest: of all that it holds.
         system: in evaluation mode.
         chunker: as in training.
+        compute: where, and in which precision: one for all answers, which could not be compared otherwise.
         of_values: the documents are pictures or sound, of which each value counts as one, as each character of a text does.
     """
 
@@ -153,7 +154,7 @@ class Run:
         self._guesses = self.phase == "pretrain" and trained.get("decode_fraction") == 0
         self.step: int = checkpoint.state["step"]
         self.digest: str = checkpoint.state["digest"]
-        self.compute: Compute = compute(self.options)
+        self.compute: Compute = compute(self.options, self.options.evaluate.precision)
         self.chunker: Chunker = folder.chunker()
         self.of_values = bool(folder.form()) or self.chunker.name == "pixels"
         self.checkpoint = checkpoint.saved
@@ -177,7 +178,7 @@ class Run:
         mixed = likelihood(how, self.phase) == "mixture"
         if mixed and isinstance(system, HAED) and system.known is None:
             with torch.no_grad(), self.compute.precision():
-                system.known = known(self.folder, system, most_known(how), self.checkpoint)
+                system.known = known(self.folder, system, most_known(how), self.checkpoint, self.compute.name)
         return system
 
     def score(self, text: Text) -> Score:
@@ -247,7 +248,7 @@ class Run:
         generator = torch.Generator().manual_seed(how.seed)
         draw = Draw(how.temperature, how.top_k, how.top_p, generator)
         written = [bytearray() for _ in range(samples)]
-        with torch.no_grad():
+        with torch.no_grad(), self.compute.precision():
             closed = Windows.of(given.tokens[:, :-1], given.lengths[:, :-1])
             sampler = make_sampler(system, closed, samples)
             for _ in range(how.chunks):
@@ -283,7 +284,7 @@ class Run:
         whole = len(self.chunker.split(prompt + b"a")[1]) - 1
         closed = Windows.of(given.tokens[:, :whole], given.lengths[:, :whole])
         opened = given.tokens[0, whole:].flatten()[: int(given.lengths[0, whole:].sum())]
-        with torch.no_grad():
+        with torch.no_grad(), self.compute.precision():
             sampler = ChunkSampler(system, closed)
             found = likeliest(system, sampler.prediction, sampler.last, opened, count)
         if len(found.rows) < count:
@@ -311,7 +312,7 @@ class Run:
         draw = Draw(how.temperature, how.top_k, how.top_p, torch.Generator().manual_seed(how.seed))
         whole = beginnings.shape[1] // self.chunker.k
         tokens = torch.from_numpy(beginnings.astype(np.int64)).unflatten(1, (whole, self.chunker.k))
-        with torch.no_grad():
+        with torch.no_grad(), self.compute.precision():
             prompt = Windows.of(tokens, torch.full(tokens.shape[:2], self.chunker.k))
             sampler = make_sampler(self.likelihood, prompt, len(tokens))
             written = [sampler.chunk(draw).tokens for _ in range(chunks)]
@@ -349,7 +350,8 @@ class Run:
 
     @torch.no_grad()
     def _vectors(self, chunks: Windows) -> np.ndarray:
-        return self.system.vectors(chunks, "chunks").float().cpu().numpy()
+        with self.compute.precision():
+            return self.system.vectors(chunks, "chunks").float().cpu().numpy()
 
     def _chunks(self, tokens: np.ndarray, lengths: np.ndarray) -> Windows:
         """One window of all chunks, given as flat tokens and lengths."""

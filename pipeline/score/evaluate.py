@@ -130,6 +130,8 @@ def _score(
         context=run.options.batch.context,
         stride=stride,
         seconds=seconds,
+        precision=run.compute.name,
+        processor=run.compute.processor,
         likelihood=likelihood(run.options, run.phase),
         iem=None,
         breakdown=tally.result() if tally is not None else None,
@@ -192,7 +194,8 @@ def table(result: Evaluation) -> str:
         ),
         f"  {result.bits_per_byte:.4f} bits/byte, {result.bits_per_token:.4f} bits/token, "
         f"{result.characters:,} {own.over}, {result.bytes:,} bytes; "
-        f"{result.stage} step {result.step}, context {result.context} chunks, stride {result.stride}",
+        f"{result.stage} step {result.step}, context {result.context} chunks, stride {result.stride}, "
+        f"{result.precision} on {result.processor}",
     ]
     if result.fallback:
         lines.append(f"  {result.fallback}")

@@ -211,7 +211,8 @@ def _likelihood(evaluation: Evaluation) -> str:
         f"<h2>Exact likelihood</h2><p><span class=figure>{figure.value:.3f}</span> {figure.unit} on the "
         f"{escape(evaluation.split)} split{f', standard error {error:.3f} over documents' if error else ''}: "
         f"{evaluation.characters:,} {figure.over}, {evaluation.stage} step {evaluation.step:,}, "
-        f"checkpoint {escape(evaluation.checkpoint[:12])}, context {evaluation.context} chunks.</p>"
+        f"checkpoint {escape(evaluation.checkpoint[:12])}, context {evaluation.context} chunks, "
+        f"{evaluation.precision} on {escape(evaluation.processor)}.</p>"
         f"<p>{escape(_verdict(evaluation))}</p><p>{escape(evaluation.whose)}</p>"
         f"{table(OF_PARTS, [[escape(cell) for cell in row] for row in rows], 1) if (rows := _of_parts(evaluation)) else ''}"
     )

@@ -370,7 +370,12 @@ class Trainer:
             return
         record, score = {}, -math.inf
         if self.ranks.first:
-            log.info("validation at step %d, on %d windows", self.position.step, len(self.validation.windows))
+            log.info(
+                "validation at step %d, on %d windows, in %s",
+                self.position.step,
+                len(self.validation.windows),
+                self.compute.name,
+            )
             with self.learner.average.applied() if self.learner.average is not None else nullcontext():
                 record = self.validation.score(self.objective.system, self.compute, self._is_to_stop)
             score = record.get(self.validation.figure, -math.inf)

@@ -82,11 +82,61 @@ def test_what_to_use_instead_of_a_password(url: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "url", ["http://h/x", "https://h:8000/x/y", "s3://bucket/x@y", "gs://b/x", "az://b/x", "file:///x y", "HTTP://h/x/"]
+    "url",
+    [
+        "http://h/x",
+        "https://h:8000/x/y",
+        "s3://bucket/x@y",
+        "gs://b/x",
+        "az://b/x",
+        "HTTP://h/x/",
+        "http://h/a%20b%23c%3Fd%25é",
+    ]
+    + [
+        "file:///x%20y%23%3F%2520",
+        "file://localhost/x",
+        "s3://b/a b#c?d%20%zz\\",
+        "gs://b/?a=b",
+        "az://b/é ",
+        "s3://b/a?b=c d",
+    ],
 )
 def test_plain_addresses_are_opened(url: str) -> None:
-    if " " not in url:
-        assert check_url(url) == url.replace("HTTP", "http").rstrip("/")
+    assert check_url(url) == url.replace("HTTP", "http").rstrip("/")
+    assert check_url(check_url(url)) == check_url(url)
+
+
+@pytest.mark.parametrize(
+    ("url", "message"),
+    [
+        ("http://h/a b", "has a blank: write %20 for it, as in every URL"),
+        ("file:///a b", "has a blank: write %20 for it"),
+        ("http://h/a#b", "has a #: write %23"),
+        ("file:///a#b", "has a #: write %23"),
+        ("file:///a?b", r"has a \?: write %3F"),
+        ("http://h/a?b", "leave it out, and write %3F for a . of a name"),
+        ("http://h/100%", "a % that begins no code: write %25"),
+        ("file:///%zz", "a % that begins no code: write %25"),
+        ("file:///a%00", "NUL byte"),
+        ("file://host/a", "expected file:///, and its path from the root"),
+        ("file://a/b", "expected file:///"),
+        ("s3://b/x?versionId=1", "names a version"),
+        ("s3://b/x?X-Amz-Signature=hunter2", "has a query or signature"),
+        ("gs://b/x?a=1&x-goog-signature=hunter2", "has a query or signature"),
+        ("s3://a b/x", "is not a URL"),
+        ("s3://me:hun ter2@b/x", "is not a URL"),
+    ],
+)
+def test_what_an_address_cannot_hold_has_advice(url: str, message: str) -> None:
+    with pytest.raises(ValueError, match=message) as caught:
+        check_url(url)
+    assert "hunter2" not in str(caught.value) and "ter2" not in str(caught.value)
+
+
+def test_a_run_at_a_url_is_refused_without_its_password(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["config", "finetune.start_from=http://me:hunter2@h/x?sig=hunter2"]) == 2
+    said = capsys.readouterr().err
+    assert "got a URL" in said and "hunter2" not in said
 
 
 def test_what_is_shown_of_an_address() -> None:

@@ -1,6 +1,7 @@
 """Shards behind URLs: a real HTTP server that cuts connections, and moto's S3 server, both on this machine."""
 
 import hashlib
+import json
 import shutil
 import subprocess
 import sys
@@ -12,6 +13,7 @@ from functools import partial
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from itertools import islice
 from pathlib import Path
+from urllib.parse import quote
 
 import numpy as np
 import pytest
@@ -22,6 +24,9 @@ from data.options import ChunkerOptions, LoaderOptions, ShardOptions, SourceOpti
 from data.remote import storage
 from data.sharding.build import shard
 from data.shards import Damaged
+from pipeline.cli import main
+from pipeline.run.folder import RunFolder
+from tests.conftest import TINY
 
 
 @pytest.fixture(scope="module")
@@ -268,6 +273,57 @@ def test_a_server_that_serves_something_else(corpus: Corpus, tmp_path: Path, mon
     assert not list((tmp_path / "cache").rglob("*.partial"))
 
 
+ODD = "a b#c?d=1&e%20f%25é+g"
+
+
+def small(tmp_path: Path, name: str) -> Corpus:
+    """A corpus of one document, its name again and again."""
+    (tmp_path / f"{name}-train.txt").write_text(name * 99)
+    source = SourceOptions(kind="text", path=str(tmp_path / f"{name}-train.txt"))
+    return shard(source, ChunkerOptions(), ShardOptions(), tmp_path / "shards")
+
+
+@pytest.mark.parametrize("scheme", ["http", "file", "local"])
+def test_odd_names_and_their_codes_are_two_places(
+    scheme: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfdbinary: pytest.CaptureFixture[bytes]
+) -> None:
+    """A folder with every odd sign, beside one that is called as its URL: neither is taken for the other."""
+    monkeypatch.chdir(tmp_path)
+    place = tmp_path / "served"
+    for name, folder in (("odd", ODD), ("other", quote(ODD))):
+        shutil.copytree(small(tmp_path, name).folder, place / folder)
+    with serving(place, Files) as address:
+        root = {"http": address, "file": f"file://{place}", "local": str(place)}[scheme]
+        for name, folder in (("odd", ODD), ("other", quote(ODD))):
+            path = f"{root}/{folder if scheme == 'local' else quote(folder)}"
+            assert list(Corpus.open(path, options(tmp_path)).originals("train")) == [name.encode() * 99]
+            assert main(["shard", "source.kind=shards", f"source.path={path}"]) == 0
+            capfdbinary.readouterr()
+            assert main(["cat", path]) == 0
+            assert capfdbinary.readouterr().out == name.encode() * 99
+
+
+def test_a_run_keeps_the_url_of_its_shards(corpus: Corpus, tmp_path: Path) -> None:
+    shutil.copytree(corpus.folder, tmp_path / ODD)
+    url = f"file://{quote(str(tmp_path / ODD))}"
+    words = [
+        *TINY,
+        "source.kind=shards",
+        f"source.path={url}",
+        f"runs_dir={tmp_path}/runs",
+        "name=odd",
+        "batch.context=8",
+    ]
+    words += [f"loader.cache_dir={tmp_path}/cache", "train.steps=2", "validation.times=0"]
+    for _ in range(2):  # begins, and goes on from what it wrote
+        assert main(["train", "--config", "quickstart", *words]) == 0
+        words[-2] = "train.steps=3"
+    kept = json.loads((tmp_path / "runs/odd/corpus.json").read_text())
+    assert kept["location"] == url and kept["digest"] == corpus.digest
+    assert RunFolder(tmp_path / "runs/odd").corpus().location == url
+    assert RunFolder(tmp_path / "runs/odd").options().source.path == url
+
+
 def test_s3(corpus: Corpus, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("s3fs")
     server = pytest.importorskip("moto.server").ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
@@ -284,6 +340,14 @@ def test_s3(corpus: Corpus, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
         client.create_bucket(Bucket="corpora")
         for path in corpus.folder.iterdir():
             client.upload_file(str(path), "corpora", f"books/{path.name}")
+        for name, prefix in (("odd", ODD), ("other", quote(ODD))):  # which are two keys
+            for path in small(tmp_path, name).folder.iterdir():
+                client.upload_file(str(path), "corpora", f"{prefix}/{path.name}")
+        for name, prefix in (("odd", ODD), ("other", quote(ODD))):
+            found = Corpus.open(f"s3://corpora/{prefix}", options(tmp_path))
+            assert found.location == f"s3://corpora/{prefix}" and list(found.originals("train")) == [name.encode() * 99]
+        with pytest.raises(FileNotFoundError):
+            Corpus.open("s3://corpora/a%20b", options(tmp_path))
         remote = Corpus.open("s3://corpora/books", options(tmp_path))
         assert windows(remote, 50, options=options(tmp_path, workers=1)) == windows(corpus, 50)
         sums = [hashlib.sha256(file.read_bytes()).hexdigest() for file in (tmp_path / "cache").rglob("*.tar")]

@@ -106,7 +106,7 @@ def test_a_model_of_tokens_has_contexts_only(
     train(made)
     folder = RunFolder.of(made).path
     assert main(["index", str(folder)]) == 2 and "it has contexts" in capsys.readouterr().err
-    assert main(["index", str(folder), "--space", "contexts", "precision=fp32"]) == 0
+    assert main(["index", str(folder), "--space", "contexts"]) == 0
     check(folder)
     assert main(["neighbours", str(folder), "def "]) == 2 and main(["neighbours", str(folder), "--after", "x"]) == 2
     assert main(["neighbours", str(folder), "--context", "def f("]) == 0

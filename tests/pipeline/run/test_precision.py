@@ -1,0 +1,169 @@
+"""What a trained run says of a chunk is the same whoever is asked, whatever the precision of training was."""
+
+import json
+import math
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from pipeline.cli import main
+from pipeline.config import load
+from pipeline.options import Options, SampleOptions
+from pipeline.run import opened
+from pipeline.run.folder import RunFolder
+from pipeline.run.opened import Run, open_run
+from pipeline.score.evaluate import evaluate
+from pipeline.train.stages import train
+from tests.conftest import of_kind
+
+TEXT = b"def f(x):\n    return x\n"
+CLOSE = {"abs": 1e-4, "rel": 1e-6}
+
+
+class Forced:
+    """Draws what is told, and notes the log-probability of that; a mixture is told to spell every chunk."""
+
+    plain = False
+
+    def __init__(self, run: Run) -> None:
+        tokens, lengths = run.chunker.split(TEXT)
+        self.known = getattr(run.likelihood, "known", None)
+        self.chunks = np.split(tokens, np.cumsum(lengths, dtype=int)[:-1])
+        self.k, self.whole = run.chunker.k, run.system.kind not in ("haed", "hred", "hred_transformer")
+        self.told, self.nats = self._symbols(), [0.0 for _ in self.chunks]
+
+    def _symbols(self) -> Iterator[tuple[int, int]]:
+        """Chunk and outcome of each draw; −2: to spell, or the known chunk."""
+        for number, chunk in enumerate(self.chunks):
+            if self.known is not None:
+                yield number, -2
+            for symbol in chunk.tolist():
+                yield number, symbol
+            if not self.whole and len(chunk) < self.k:
+                yield number, 256
+        while True:
+            yield -1, 0
+
+    def __call__(self, logits: Tensor) -> Tensor:
+        number, outcome = next(self.told)
+        probabilities = logits.double().log_softmax(-1)[0]
+        if outcome == -2:
+            row = self._row(number)
+            self.summoned = float(probabilities[row]) if row >= 0 else -math.inf
+            self.spelled = float(probabilities[-1])
+            self.nats[number] = self.spelled
+            outcome = len(probabilities) - 1
+        elif number >= 0:
+            self.nats[number] += float(probabilities[outcome])
+            ended = outcome == 256 or len(self.chunks[number]) == self.k
+            if ended and self.known is not None:
+                self.nats[number] = float(np.logaddexp(self.summoned, self.nats[number]))
+        return torch.tensor([outcome])
+
+    def _row(self, number: int) -> int:
+        assert self.known is not None
+        lexicon, chunk = self.known.lexicon, self.chunks[number]
+        same = (lexicon.chunks.lengths == len(chunk)) & lexicon.beginning(torch.from_numpy(chunk.astype(int)))
+        return int(same.int().argmax()) if same.any() else -1
+
+
+def of_sampling(run: Run, monkeypatch: pytest.MonkeyPatch) -> np.ndarray:
+    """Bits of the text's chunks as `run.sample` draws them."""
+    draw = Forced(run)
+    with monkeypatch.context() as patch:
+        patch.setattr(opened, "Draw", lambda *_: draw)
+        run.sample("", options=SampleOptions(chunks=len(draw.chunks)))
+    return -np.array(draw.nats) / math.log(2)
+
+
+def of_scoring(run: Run) -> np.ndarray:
+    (scored,) = run.score_documents([run.chunker.split(TEXT)])
+    return scored.bits.double().cpu().numpy()
+
+
+def of_next(run: Run) -> dict[int, float]:
+    """Bits of those chunks whose place begins where a chunk has ended for certain."""
+    found, at = {}, 0
+    for number, chunk in enumerate(Forced(run).chunks):
+        there = run.next(TEXT[:at], count=10_000)
+        own = [each for each in there.chunks if each.hex == chunk.tobytes().hex()]
+        if there.opened is None and own:
+            found[number] = -math.log2(own[0].probability)
+        at += len(chunk)
+    return found
+
+
+def check(run: Run, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    scored = of_scoring(run)
+    sampled = of_sampling(run, monkeypatch)
+    if run.system.kind == "haed":
+        assert sampled == pytest.approx(scored, **CLOSE)
+        following = of_next(run)
+        assert following and list(following.values()) == pytest.approx(scored[list(following)].tolist(), **CLOSE)
+    assert sampled.sum() == pytest.approx(scored.sum(), **CLOSE)
+    assert run.score(TEXT).bits == pytest.approx(scored.sum(), **CLOSE)
+    (tmp_path / "text.txt").write_bytes(TEXT)
+    result = evaluate(run.options, tmp_path / "text.txt")
+    assert result.bits == pytest.approx(scored.sum(), **CLOSE)
+    assert result.precision == "fp32" and result.processor
+
+
+@pytest.mark.parametrize("likelihood", ["mixture", "decoder"])
+def test_a_mixture_gives_one_answer(
+    mixed: Options, likelihood: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    config = Path(mixed.runs_dir) / "mixed" / "config.yaml"
+    config.write_text(config.read_text().replace("precision: fp32", "precision: bf16", 1))
+    run = Run(RunFolder(config.parent), RunFolder(config.parent).options([f"evaluate.likelihood={likelihood}"]))
+    assert run.options.precision == "bf16"
+    check(run, monkeypatch, tmp_path)
+    with torch.no_grad():  # outside of every context of a precision
+        for chunk in (b"def ", b"return "):
+            tokens = run._chunks(np.frombuffer(chunk, np.uint8), np.array([len(chunk)], np.uint8))
+            assert run.embed([chunk]) == pytest.approx(run.system.vectors(tokens, "chunks").numpy(), **CLOSE)
+        given = run._chunks(*run.chunker.split(TEXT + b"x"))
+        for space, found in (("predictions", run.expected(TEXT)), ("contexts", run.context(TEXT))):
+            assert found == pytest.approx(run.system.vectors(given, space)[-1].numpy(), **CLOSE)
+
+
+@pytest.mark.parametrize("kind", ["haed", "hred", "hourglass", "spacebyte"])
+def test_every_system_gives_one_answer(
+    kind: str, options: Options, tiny: list[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    asked = [*of_kind(kind, tiny), "name=narrow", "precision=bf16", "train.steps=2", "model.mixture.known=0"]
+    made = load(
+        "quickstart" if kind == "haed" else None, [word for word in asked if kind == "haed" or "mixture" not in word]
+    )
+    train(made)
+    check(open_run(Path(made.runs_dir) / "narrow"), monkeypatch, tmp_path)
+
+
+def test_another_precision_is_asked_for_and_said(mixed: Options, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = Path(mixed.runs_dir) / "mixed"
+    exact = open_run(folder).score(TEXT).bits
+    keys = folder / "known" / "keys.safetensors"
+    of_exact = keys.read_bytes()
+    narrow = Run(RunFolder(folder), RunFolder(folder).options(["evaluate.precision=bf16"], "evaluate"))
+    assert 1e-5 < abs(narrow.score(TEXT).bits / exact - 1) < 0.1
+    assert len(narrow.sample("def ")[0]) and narrow.next("def ").chunks and narrow.embed([b"def "]).dtype == np.float32
+    assert keys.read_bytes() != of_exact and open_run(folder).score(TEXT).bits == exact
+    for words, precision in ((["evaluate.precision=bf16"], "bf16"), ([], "fp32")):
+        assert main(["evaluate", str(folder), "evaluate.yardsticks=false", *words]) == 0
+        assert f"{precision} on " in capsys.readouterr().out
+        found = json.loads((folder / "evaluation.json").read_text())
+        assert found["precision"] == precision and found["processor"]
+    assert main(["evaluate", str(folder), "precision=bf16"]) == 2
+    assert "evaluate.precision=bf16 computes what is read" in capsys.readouterr().err
+
+
+def test_an_evaluation_of_a_split_agrees_with_scores_of_its_documents(mixed: Options) -> None:
+    made = replace(mixed, precision="bf16")
+    result = evaluate(made)
+    run = Run(RunFolder.of(made), made)
+    total = sum(run.score(text).bits for text in run.folder.corpus().originals("test"))
+    assert result.bits == pytest.approx(total, rel=1e-6)
