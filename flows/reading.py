@@ -188,7 +188,7 @@ def compare(runs: Annotated[Words, Field(min_length=1)], runs_dir: Text = "runs"
     found = run_stage(runs, runs_dir, Path(runs_dir) / "comparison")
     picture = data_uri(read_bytes(found.picture, PICTURE))
     places = "\n".join(f"- {markdown_text(present(each))}" for each in options if RunFolder.of(each).is_trained())
-    text = f"![curves]({picture})\n\n{markdown(found.rows)}\n\n{places}"
+    text = f"![curves]({picture})\n\n{markdown(found)}\n\n{places}"
     names = "-".join(sorted(each.name for each in options))
     digits = hashlib.sha256("\n".join(sorted(runs)).encode()).hexdigest()[:4]
     post_markdown(text, f"{key('comparison', names)[:60]}-{digits}", ", ".join(runs))

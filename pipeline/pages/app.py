@@ -22,6 +22,7 @@ from starlette.routing import Route
 from haed.options import SYSTEMS
 from pipeline.pages import asks, details, runs
 from pipeline.pages.curves import curves
+from pipeline.pages.listing import Listing
 from pipeline.pages.rendering import TOOLS, address, templates
 from pipeline.pages.runs import NotFound, Runs, setting
 from pipeline.pages.warm import Busy, Warm
@@ -92,7 +93,7 @@ class _Pages:
     """The pages, a method each."""
 
     def __init__(self, runs_of: Runs, warm: Warm, links: dict[str, str]) -> None:
-        self._runs, self._warm = runs_of, warm
+        self._runs, self._warm, self._listing = runs_of, warm, Listing(_row)
         self._templates = templates(links)
 
     def _page(self, template: str, status: int = 200, **known: Any) -> HTMLResponse:
@@ -123,7 +124,7 @@ class _Pages:
 
     def _listed(self) -> tuple[list[dict[str, Any]], list[str]]:
         folders, elsewhere = self._runs.all()
-        rows = [_row(folder) for folder in folders]
+        rows = [self._listing.row(folder) for folder in folders]
         return sorted(rows, key=lambda row: row["state"].changed, reverse=True), elsewhere
 
     async def run(self, request: Request) -> Response:

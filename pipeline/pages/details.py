@@ -14,7 +14,7 @@ from pipeline.kinds import is_of
 from pipeline.options import Options
 from pipeline.pages.runs import metrics, setting, status_of
 from pipeline.run.files import Evaluation, read_as
-from pipeline.run.folder import PHASES, RunFolder
+from pipeline.run.folder import PHASES, RunFolder, command
 from pipeline.run.metrics import Record
 from pipeline.run.saved import Saved, pointed, read_state, saved
 from pipeline.trees import Difference, differences, leaves
@@ -37,10 +37,11 @@ FILES = {
 
 @dataclass
 class Evaluated:
-    """What a run was evaluated to, and sentences on what is to be known of that."""
+    """What a run was evaluated to, sentences on what is to be known of that, and whether it is of another checkpoint now."""
 
     found: Evaluation | None
     remarks: list[str]
+    is_stale: bool = False
 
 
 def evaluation(folder: RunFolder) -> Evaluated:
@@ -58,12 +59,11 @@ def evaluation(folder: RunFolder) -> Evaluated:
     if present is None or present.digest == found.checkpoint:
         return Evaluated(found, fallen)
     now = f"the run's present checkpoint is {present.phase} step {present.step:,}"
-    return Evaluated(
-        found, [*fallen, f"{now}, not the one that was evaluated: run `haed evaluate {folder.path.name}` again"]
-    )
+    again = f"{now}, not the one that was evaluated: run `{command('evaluate', folder)}` again"
+    return Evaluated(found, [*fallen, again], is_stale=True)
 
 
-@lru_cache(512)
+@lru_cache(64)
 def _evaluation(path: Path, changed: int) -> Evaluation:
     return read_as(Evaluation, path)
 

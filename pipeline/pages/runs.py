@@ -2,6 +2,7 @@
 
 import math
 import os
+from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime
@@ -69,7 +70,7 @@ class State:
     Attributes:
         word: training, in use, finished, stopped, not trained, damaged.
         phase: that is, or was last, trained; None: none yet.
-        step: of it.
+        step: of it; of one that nobody trains, that of its newest checkpoint, from which it goes on.
         share: of it that is done.
         left: seconds of training that are left of it, as far as that can be told.
         training: bits per token of the last steps; None where there are none.
@@ -105,8 +106,10 @@ def state(folder: RunFolder) -> State:
         when = datetime.fromtimestamp(changed.st_mtime if changed else 0)
         return State("in use" if holder else "not trained", None, 0, 0.0, None, None, None, holder, when)
     seconds, phase = max(found) if holder else found[0]  # of a copy, times tell nothing
-    last = _newest(folder.phase(phase) / "metrics.jsonl")
-    if (saved := _figures(reached(folder.phase(phase) / "checkpoints"))).get("step", 0) > last.get("step", 0):
+    saved = _figures(reached(folder.phase(phase) / "checkpoints"))
+    # What goes on is where its metrics say; what was stopped goes on from its checkpoint, whatever step it passed.
+    last = _newest(folder.phase(phase) / "metrics.jsonl", math.inf if holder or not saved else saved["step"])
+    if saved and (not holder or saved["step"] > last.get("step", 0)):
         last |= saved
     share = _share(folder, phase, last)
     done = f"{phase} done" if phase == "pretrain" else "finished"
@@ -132,7 +135,7 @@ def damaged(folder: RunFolder) -> State:
 
 def _share(folder: RunFolder, phase: Phase, last: Record) -> float:
     """Share of a phase that is done; one that ended by itself, since it no longer improved, is."""
-    asked = {name: setting(folder, f"{phase}.{name}") for name in ("steps", "seconds", "epochs", "patience")}
+    asked = {name: setting(folder, f"{phase}.{name}") for name in _LIMITS}
     limits = PhaseOptions(**_figures(asked))  # type: ignore[arg-type]
     if limits.patience and (path := pointed(folder.phase(phase) / "checkpoints", "latest")):
         with suppress(OSError, ValueError, TypeError):
@@ -149,8 +152,8 @@ def status_of(path: Path) -> os.stat_result | None:
         return None
 
 
-def _newest(path: Path) -> Record:
-    """The newest of each figure in the last lines of a metrics.jsonl."""
+def _newest(path: Path, most: float) -> Record:
+    """The newest of each figure in the last lines of a metrics.jsonl, up to a step."""
     with named(path), open_file(path, path.parent.parent) as file:
         begin = max(0, os.fstat(file.fileno()).st_size - _TAIL)
         file.seek(begin)
@@ -159,7 +162,8 @@ def _newest(path: Path) -> Record:
         ]  # the first may lack its beginning, the last its end
     found: Record = {}
     for line in lines:
-        found |= _figures(parse(line, path))
+        record = _figures(parse(line, path))
+        found |= record if record.get("step", 0) <= most else {}
     return found
 
 
@@ -177,18 +181,39 @@ def setting(folder: RunFolder, key: str) -> Any:
         OSError: it cannot be read.
     """
     status = status_of(folder.path / "config.yaml")
-    found: Any = _configuration(folder.path / "config.yaml", status.st_mtime_ns if status else 0)
-    for part in key.split("."):
-        found = found.get(part) if isinstance(found, dict) else None
-    return found
+    stamp = (status.st_ino, status.st_size, status.st_mtime_ns) if status else None
+    return _configuration(folder.path / "config.yaml", stamp).get(key)
+
+
+_LIMITS = ("steps", "seconds", "epochs", "patience")
+_SETTINGS = {  # all that pages ask for: to construct the others takes longer than to parse the file
+    *("model.kind", "chunker.kind", "evaluate.stage"),
+    *(f"{phase}.{limit}" for phase in PHASES for limit in _LIMITS),
+}
 
 
 @lru_cache(512)
-def _configuration(path: Path, changed: int) -> Any:
+def _configuration(path: Path, stamp: tuple[int, ...] | None) -> dict[str, Any]:
     try:
-        return yaml.load(read_yaml(path, path.parent), getattr(yaml, "CSafeLoader", yaml.SafeLoader))
+        loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)(read_yaml(path, path.parent))
+        try:
+            return dict(_settings(loader, loader.get_single_node(), ""))
+        finally:
+            loader.dispose()
     except (RecursionError, yaml.YAMLError) as error:
         raise DamagedFile(f"{path}: not readable as YAML: {error}") from error
+
+
+def _settings(loader: Any, node: Any, above: str) -> Iterator[tuple[str, Any]]:
+    """Those of `_SETTINGS` in a tree of YAML; keys of other types name none of them."""
+    if not isinstance(node, yaml.MappingNode):
+        return
+    for name, value in node.value:
+        key = f"{above}{name.value}" if isinstance(name, yaml.ScalarNode) else ""
+        if key in _SETTINGS:
+            yield key, loader.construct_object(value, deep=True)
+        elif not above:
+            yield from _settings(loader, value, f"{key}.")
 
 
 @lru_cache(64)

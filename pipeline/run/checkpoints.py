@@ -30,6 +30,7 @@ from pipeline.run.choice import (
     DamagedCheckpoint,
     choose,
     note_sums,
+    refuse_lost,
     whole_state,
 )
 from pipeline.run.saved import STATE, Saved, State, permitted, pointed, saved
@@ -118,11 +119,11 @@ class Checkpoints:
             state = state | {"step": step, "sha256": digests}
             content = json.dumps(state | {"digest": checksum(state, "digest")}, indent=2)
             write_atomically(beside / STATE, content.encode())
-            note_sums(beside, digests)
             check_guards(self.folder)
             shutil.rmtree(path, ignore_errors=True)
             beside.rename(path)
             sync_folder(self.folder)
+            note_sums(path, digests)
             if best:
                 self.point("best", path)
             self.point("latest", path)
@@ -177,12 +178,7 @@ class Checkpoints:
                     log.warning("%s; trying the one before", error)
         if tried:
             raise DamagedCheckpoint(f"no checkpoint in {self.folder} is whole; move them away to start afresh")
-        for pointer in ("latest", "best"):
-            if (named := pointed(self.folder, pointer)) is not None:
-                raise DamagedCheckpoint(
-                    f"{named} is gone, which {self.folder / pointer} names: bring it back, or remove {pointer} to "
-                    "start afresh"
-                )
+        refuse_lost(self.folder)
         return None
 
     def best(self, training: bool = False) -> Checkpoint | None:

@@ -4,7 +4,7 @@
 asked. What it falls back from is logged once a command, and stands in `Saved.fallback` for whoever keeps a result.
 
 A checkpoint is whole if `state.json` and the file that is evaluated have the sums that were written. Sums of large files take
-seconds. So `.checked` in a checkpoint's folder keeps them with device, inode, size and times of each file; it counts only if it
+seconds. So `.checked` beside the checkpoints keeps them with device, inode, size and times of each file; it counts only if it
 belongs to who reads it and these are the same. Whoever opens a model works its sum out again. It is written with a checkpoint,
 so a copy of a run has none that counts, and its sums are worked out once in each process.
 """
@@ -74,11 +74,19 @@ def choose(folder: Path) -> Saved:
             break
     else:
         raise DamagedCheckpoint(f"the checkpoints in {folder} are replaced faster than they are read: try again")
-    if (latest := pointed(folder, "latest")) and not reasons:
-        reasons.append(f"{latest} is gone, which {folder / 'latest'} names")
+    refuse_lost(folder)
     if not reasons:
         raise FileNotFoundError(f"{folder} has no checkpoint yet")
-    raise DamagedCheckpoint(f"no checkpoint in {folder} is whole: {reasons[0]}; move them away to train afresh")
+    raise DamagedCheckpoint(f"no checkpoint in {folder} is whole; move them away to start afresh ({reasons[0]})")
+
+
+def refuse_lost(folder: Path) -> None:
+    """Raises DamagedCheckpoint if there is no checkpoint, and a file still names one."""
+    for pointer in ("latest", "best") if not saved(folder) else ():
+        if (named := pointed(folder, pointer)) is not None:
+            raise DamagedCheckpoint(
+                f"{named} is gone, which {folder / pointer} names: bring it back, or remove {pointer} to start afresh"
+            )
 
 
 def _named(folder: Path) -> tuple[Path | None, list[str]]:
@@ -91,9 +99,14 @@ def _named(folder: Path) -> tuple[Path | None, list[str]]:
 
 def _say(used: Path, reasons: list[str]) -> str:
     """One sentence on why another checkpoint is used than the best, which is logged once a command."""
-    said = f"{'; '.join(reasons)}. The newest whole checkpoint is used instead, {used.name}"
+    said = (
+        f"{'; '.join(reasons)}; using the newest instead, {used.name} (the name of another in {used.parent / 'best'} "
+        "chooses that)"
+    )
     with _guard:
         is_new = said not in _said
+        if len(_said) >= _MOST:
+            _said.clear()
         _said.add(said)
     if is_new:
         log.warning("%s", said)
@@ -147,13 +160,18 @@ def _sum(path: Path, fresh: bool) -> str:
     """The sha256 of a file: noted, or worked out, and then kept by this process."""
     stamp = _stamp(path)
     if not fresh:
-        known = _sums.get(path) or _noted(path.parent).get(path.name)
-        if known is not None and known[0] == stamp:
-            return known[1]
+        for known in (_sums.get(path), _noted(path.parent.parent).get(f"{path.parent.name}/{path.name}")):
+            if known is not None and known[0] == stamp:
+                return known[1]
+    summed = hashlib.sha256()
     with named(path), open_file(path) as file:
-        found = hashlib.file_digest(file, "sha256").hexdigest()
-    if fresh and _noted(path.parent).get(path.name, (None, found))[1] != found:
-        note_sums(path.parent, {path.name: found})  # a disk that forgot: all readers are to know it
+        while block := file.read(1 << 20):
+            summed.update(block)
+    found = summed.hexdigest()
+    if fresh:
+        noted = _noted(path.parent.parent).get(f"{path.parent.name}/{path.name}")
+        if noted is not None and noted[0] == stamp and noted[1] != found:  # the disk forgot: all readers are to know
+            note_sums(path.parent, {path.name: found})
     with _guard:
         while len(_sums) >= _MOST:
             _sums.pop(next(iter(_sums)))
@@ -167,7 +185,7 @@ def _stamp(path: Path) -> Stamp:
 
 
 def _noted(folder: Path) -> dict[str, tuple[Stamp, str]]:
-    """What `.checked` says of the files beside it, by name; nothing if another user wrote it."""
+    """What `.checked` says of the checkpoints in a folder, by CHECKPOINT/FILE; nothing if another user wrote it."""
     with suppress(OSError, ValueError, TypeError, AttributeError, RecursionError):
         path = folder / CHECKED
         content = parse_json(read_bytes(path, RESULT), path)
@@ -176,8 +194,11 @@ def _noted(folder: Path) -> dict[str, tuple[Stamp, str]]:
     return {}
 
 
-def note_sums(path: Path, sums: Mapping[str, str]) -> None:
+def note_sums(checkpoint: Path, sums: Mapping[str, str]) -> None:
     """Notes the sums of a checkpoint's files, so that others need not work them out; where one may only read, nothing."""
+    folder = checkpoint.parent
     with suppress(OSError):
-        found = {name: (_stamp(path / name), digest) for name, digest in sums.items()}
-        write_atomically(path / CHECKED, json.dumps(_noted(path) | found).encode())
+        there = {path.name for path in saved(folder)}
+        kept = {name: entry for name, entry in _noted(folder).items() if name.partition("/")[0] in there}
+        new = {f"{checkpoint.name}/{name}": (_stamp(checkpoint / name), found) for name, found in sums.items()}
+        write_atomically(folder / CHECKED, json.dumps(kept | new).encode())

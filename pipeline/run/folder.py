@@ -7,9 +7,11 @@ with. Whoever writes one holds `RunFolder.lock`, and has checked everything that
 import logging
 import os
 import platform
+import shlex
 import subprocess
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext, suppress
+from copy import deepcopy
 from dataclasses import asdict
 from functools import wraps
 from importlib.metadata import version
@@ -128,7 +130,7 @@ class RunFolder:
             ConfigError: it is not one of this version, or an override is wrong or cannot apply.
         """
         open_file(self.path / "config.yaml", self.path).close()  # no link that leads out of the run
-        options = load(self.path / "config.yaml", overrides)
+        options = load(self.path / "config.yaml", overrides) if overrides else _own(self.path / "config.yaml")
         keys = [override.split("=", 1)[0] for override in overrides]
         takes = READS.get(reader or "", ())
         for key in keys:
@@ -173,7 +175,7 @@ class RunFolder:
         if not found:
             raise FileNotFoundError(
                 f"the shards of {self.path} are not at {location} any more: put them back, or run `haed shard` with the "
-                "options of the run"
+                f"options of the run: `{shlex.join(['haed', 'shard', '--config', str(self.path / 'config.yaml')])}`"
             )
         for corpus in found:
             same = (corpus.digest, corpus.fitted) == (remembered.digest, remembered.fitted)
@@ -234,7 +236,7 @@ class RunFolder:
             return read_as(Remembered, self.path / CORPUS)
         except FileNotFoundError:
             raise FileNotFoundError(
-                f"{self.path} was not trained yet: run `haed pretrain` or `haed train` first"
+                f"{self.path} was not trained yet: run `{command('pretrain', self)}` or `{command('train', self)}` first"
             ) from None
 
     def phase(self, name: str) -> Path:
@@ -275,9 +277,10 @@ class RunFolder:
         for name in (wanted,) if wanted else PHASES:
             if has_checkpoint(self.phase(name) / "checkpoints"):
                 return name
-        stage = wanted or "pretrain` or `haed train"
+        stages = (wanted,) if wanted else ("pretrain", "train")
+        commands = " or ".join(f"`{command(stage, self)}`" for stage in stages)
         raise FileNotFoundError(
-            f"{self.path} has no checkpoint{f' of {wanted}' if wanted else ''} yet: train it with `haed {stage}` first"
+            f"{self.path} has no checkpoint{f' of {wanted}' if wanted else ''} yet: train it with {commands} first"
         )
 
     def present(self, wanted: Phase | None = None) -> Saved:
@@ -376,6 +379,39 @@ class RunFolder:
             self.path.mkdir(parents=True, exist_ok=True)
             with suppress(FileNotFoundError):  # another, which had made the folder, has taken it away again
                 return hold(self.path / "lock", refuse, patience=1.0)
+
+
+_options: dict[Path, tuple[tuple[int, ...], Options]] = {}  # of config.yaml files, as this process has read them
+_MOST = 64
+
+
+def _own(path: Path) -> Options:
+    """The options of a config.yaml, a copy that may be changed; it is read again if it has changed, which takes long."""
+    path, status = path.absolute(), path.stat()
+    stamp = (status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns)
+    known = _options.get(path)
+    if known is None or known[0] != stamp:
+        known = stamp, load(path)
+        while len(_options) >= _MOST:
+            _options.pop(next(iter(_options)), None)
+        _options[path] = known
+    return deepcopy(known[1])
+
+
+def command(stage: str, folder: RunFolder, *more: str) -> str:
+    """A command that a person can type as it is, wherever runs are kept.
+
+    Args:
+        stage: its name.
+        folder: of the run.
+        more: further words.
+    """
+    return shlex.join(["haed", stage, str(folder.path), *more])
+
+
+def of_stage(stage: Phase | None) -> list[str]:
+    """The word of a command that asks for the checkpoint of a phase; none for the last one."""
+    return [f"evaluate.stage={stage}"] if stage else []
 
 
 def guarding(stage: Callable[Concatenate[Options, P], T]) -> Callable[Concatenate[Options, P], T]:

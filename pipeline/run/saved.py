@@ -107,11 +107,6 @@ def read_state(path: Path, keys: tuple[str, ...] = ()) -> State:
     return cast(State, found)
 
 
-def was_best(state: State) -> bool:
-    """Whether a checkpoint was written by the validation that was the best until then."""
-    return state["best"] is not None and state["stale"] == 0 and state["validated_at"].get("step") == state["step"]
-
-
 def identity(options: Options, corpus: str) -> Identity:
     """That of a run with these options on the corpus with this digest; of the model, what its kind has."""
     return {

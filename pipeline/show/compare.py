@@ -1,18 +1,19 @@
 """Several runs side by side: a table, and curves against steps, seconds and model FLOPs (compare the paper's Figure 4)."""
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TypeVar
 
 from data.durable import write_atomically
 from pipeline.config import check_written
-from pipeline.run.checkpoints import Checkpoints
+from pipeline.options import Options
 from pipeline.run.files import Evaluation, Remembered, read_as
 from pipeline.run.folder import CORPUS, RunFolder
 from pipeline.run.metrics import Record, read
 from pipeline.run.saved import reached
 from pipeline.run.tensors import read_shapes
+from pipeline.show.budgets import SHOWN, Budget, Differing, at_equal, budget, differing, refusal
 from pipeline.show.page import escape, image, markdown_table, page, text_table
 from pipeline.show.page import table as html_table
 from pipeline.show.plots import Point, comparison
@@ -44,6 +45,7 @@ class Row:
         stage: the phase whose checkpoint it is of.
         corpus: digest of the corpus and of how it is cut; validations of different ones do not compare.
         text: digest of what was evaluated; evaluations of different ones do not compare.
+        fallback: why another checkpoint than the best is used; None: nothing is wrong.
     """
 
     run: str
@@ -63,15 +65,43 @@ class Row:
     stage: str | None
     corpus: str | None
     text: str | None
+    fallback: str | None = None
 
 
 @dataclass
 class Comparison:
-    """Rows from fewest to most bits, and the page that shows them."""
+    """What came out of a comparison.
+
+    Attributes:
+        rows: from fewest to most bits.
+        page: that shows them.
+        picture: of their curves.
+        verdict: who needs the fewest bits, at which equal budget; None: that cannot be said.
+        refused: why not; None: there is a verdict, or nothing to compare.
+        differing: data, steps, seconds, FLOPs and options in which the runs differ.
+    """
 
     rows: list[Row]
     page: str
     picture: str
+    verdict: str | None = None
+    refused: str | None = None
+    differing: list[Differing] = field(default_factory=list)
+
+    @property
+    def remark(self) -> str:
+        """The verdict, or why there is none, and what else is to be known of the runs."""
+        fallen = [f"{row.run}: {row.fallback}." for row in self.rows if row.fallback]
+        return " ".join([*fallen, *filter(None, [self.verdict, self.refused])])
+
+    @property
+    def differences(self) -> list[str]:
+        """What the runs differ in, for people."""
+        lines = [str(each) for each in self.differing]
+        own = sum("." not in each.what for each in self.differing)  # of data and budgets, and then of options
+        left = len(lines) - own - SHOWN
+        more = f"and {left} more options (--json has all)"
+        return lines if left <= 0 else [*lines[: own + SHOWN], more]
 
 
 def compare(runs: list[str], runs_dir: str, output: Path) -> Comparison:
@@ -85,13 +115,22 @@ def compare(runs: list[str], runs_dir: str, output: Path) -> Comparison:
     check_written(runs_dir, "runs_dir")
     check_written(output, "output")
     folders = {name: RunFolder.find(name, runs_dir) for name in dict.fromkeys(runs)}
-    found = {name: _read(name, folder) for name, folder in folders.items()}
+    options = {name: folder.options() for name, folder in folders.items()}
+    found = {name: _read(name, folder, options[name]) for name, folder in folders.items()}
     rows = sorted((row for row, _ in found.values()), key=_bits)
     picture = comparison({row.run: found[row.run][1] for row in rows})
     output.mkdir(parents=True, exist_ok=True)
     result = Comparison(rows, str(output / "comparison.html"), str(output / "comparison.png"))
+    result.differing = differing(rows, options)
+    by = budget(rows, options, result.differing)
+    if (refused := _refusal(rows)) or len(rows) < 2 or _bits(rows[0]) == float("inf"):
+        result.refused = refused
+    elif refused := refusal(rows, by):
+        result.refused = f"{refused}."
+    else:
+        result.verdict = _verdict(rows, by)
     write_atomically(Path(result.picture), picture)
-    write_atomically(Path(result.page), _html(rows, picture).encode())
+    write_atomically(Path(result.page), _html(result, picture).encode())
     return result
 
 
@@ -100,9 +139,12 @@ def _bits(row: Row) -> float:
     return next((bits for bits in (row.evaluation, row.validation) if bits is not None), float("inf"))
 
 
-def _read(name: str, folder: RunFolder) -> tuple[Row, list[Point]]:
-    """A run's row, and the points of its curve; phases follow each other."""
-    where = folder.history(folder.options())
+def _read(name: str, folder: RunFolder, options: Options) -> tuple[Row, list[Point]]:
+    """A run's row, and the points of its curve; phases follow each other.
+
+    A phase that nobody trains counts as far as its newest checkpoint, from which it goes on, whatever step it passed.
+    """
+    where, holder = folder.history(options), folder.holder()
     metrics = {phase: read(path / "metrics.jsonl") for phase, path in where.items()}
     metrics = {phase: records for phase, records in metrics.items() if records}
     if not metrics:
@@ -113,15 +155,18 @@ def _read(name: str, folder: RunFolder) -> tuple[Row, list[Point]]:
     points: list[Point] = []
     last: Record = {}
     for phase, records in metrics.items():
+        saved = reached(where[phase] / "checkpoints")
+        if saved and holder is None:
+            records = [record for record in records if record.get("step", 0.0) <= saved["step"]]
         for record in records:
             if BITS in record:
                 points.append(Point(**{key: totals[key] + record.get(key, 0.0) for key in totals}, bits=record[BITS]))
                 last = record
-        saved = reached(where[phase] / "checkpoints")
         for key in totals:
             totals[key] += max(record.get(key, 0.0) for record in [*records, saved])
-    if folder.is_trained():
-        folder.check()
+    present = folder.present() if folder.is_trained() else None
+    if present is not None:
+        folder.check(of=present)  # whose options are read once in a process
     evaluation, remembered = _read_if(Evaluation, folder, "evaluation.json"), _read_if(Remembered, folder, CORPUS)
     row = Row(
         run=name,
@@ -141,6 +186,7 @@ def _read(name: str, folder: RunFolder) -> tuple[Row, list[Point]]:
         stage=evaluation.stage if evaluation else None,
         corpus=remembered.digest if remembered else None,
         text=evaluation.text if evaluation else None,
+        fallback=present.fallback if present else None,
     )
     return row, points
 
@@ -154,10 +200,9 @@ def _read_if(kind: type[T], folder: RunFolder, name: str) -> T | None:
 
 
 def parameters(folder: RunFolder) -> int | None:
-    """Numbers in the model of the newest checkpoint."""
-    latest = Checkpoints(folder.phase(folder.trained_phase()) / "checkpoints").latest()
+    """Numbers in the model of the present checkpoint."""
     try:
-        return sum(math.prod(shape) for shape in read_shapes(Path(str(latest)) / "model.safetensors").values())
+        return sum(math.prod(shape) for shape in read_shapes(folder.present().path / "model.safetensors").values())
     except (OSError, ValueError):
         return None
 
@@ -193,48 +238,67 @@ def _cells(row: Row) -> list[str]:
     ]
 
 
-def _remark(rows: list[Row]) -> str:
-    """Who needs the fewest bits, or why that cannot be said."""
-    alike, texts = len({row.corpus for row in rows}) == 1, {row.text for row in rows}
-    same = len(texts) == 1 and None not in texts
+def _alike(rows: list[Row]) -> tuple[bool, bool]:
+    """Whether the runs were trained on one corpus, and whether they were evaluated on the same bytes."""
+    texts = {row.text for row in rows}
+    return len({row.corpus for row in rows}) == 1, len(texts) == 1 and None not in texts
+
+
+def _refusal(rows: list[Row]) -> str | None:
+    """Why bits do not compare, whatever the budgets; None: they do."""
+    alike, same = _alike(rows)
     if not (alike or same):
         return (
             "The runs were trained on different corpora or chunkers, and not evaluated on the same bytes: their bits do not "
             "compare (`haed evaluate` notes which they are)."
         )
     if len(rows) < 2 or _bits(rows[0]) == float("inf"):
-        return ""
+        return None
     if 0 < len(missing := [row.run for row in rows if row.evaluation is None]) < len(rows):
         return f"{', '.join(missing)}: not evaluated yet (`haed evaluate`); till then compare the validation."
     if not same and len({row.split for row in rows}) > 1:
         return "Not all runs were evaluated on the same split; compare the validation."
     if alone := [row.run for row in rows if row.likelihood == "decoder"]:
         return f"{', '.join(alone)}: evaluated by the decoder alone, not by the mixture; evaluate again to compare."
-    found = f"{rows[0].run} needs the fewest bits, {rows[1].run} {_bits(rows[1]) - _bits(rows[0]):.4f} more."
-    if not alike:
+    return None
+
+
+def _verdict(rows: list[Row], by: Budget) -> str:
+    """Who needs the fewest bits."""
+    found = (
+        f"{at_equal(by)} {rows[0].run} needs the fewest bits, {rows[1].run} {_bits(rows[1]) - _bits(rows[0]):.4f} more."
+    )
+    if not _alike(rows)[0]:
         found += " Evaluated on the same bytes; their corpora or chunkers differ, so validations do not compare."
     return found
 
 
-def _html(rows: list[Row], picture: bytes) -> str:
+def _html(found: Comparison, picture: bytes) -> str:
+    rows = found.rows
     drawn = image("bits against steps, seconds and model FLOPs", picture)
     cells = [[escape(cell) for cell in _cells(row)] for row in rows]
+    differ = "".join(f"<li>{escape(line)}" for line in found.differences)
+    differ = f"<h2>What differs</h2><ul>{differ}</ul>" if differ else ""
     return page(
         "Comparison",
-        f"<h1>Comparison of {len(rows)} runs</h1><p class=lead>{escape(_remark(rows))}</p>{drawn}<h2>Figures</h2>"
-        f"{html_table(HEAD, cells, 2)}<p>Phases of a run follow each other; a phase one counts as far as it is now. "
+        f"<h1>Comparison of {len(rows)} runs</h1><p class=lead>{escape(found.remark)}</p>{drawn}<h2>Figures</h2>"
+        f"{html_table(HEAD, cells, 2)}{differ}<p>Phases of a run follow each other; a phase one counts as far as it is now. "
         "Validation is a fixed subset of the "
         "validation split, with its standard error over windows; phases without a decoded share have none.</p>",
     )
 
 
-def markdown(rows: list[Row]) -> str:
-    """The table as Markdown, and who needs the fewest bits."""
-    cells = [[markdown_text(cell) for cell in _cells(row)] for row in rows]
-    return f"{markdown_table(HEAD, cells, 2)}\n\n{markdown_text(_remark(rows))}"
+def markdown(found: Comparison) -> str:
+    """The table as Markdown, what differs, and who needs the fewest bits, or why that cannot be said."""
+    cells = [[markdown_text(cell) for cell in _cells(row)] for row in found.rows]
+    lines = [markdown_table(HEAD, cells, 2), ""]
+    if found.differing:
+        lines += ["What differs:", "", *(f"- {markdown_text(line)}" for line in found.differences), ""]
+    return "\n".join([*lines, markdown_text(found.remark)])
 
 
 def table(found: Comparison) -> str:
     """For people."""
     shown = text_table(HEAD, [_cells(row) for row in found.rows], 2)
-    return "\n".join([shown, *filter(None, [_remark(found.rows)])])
+    differ = ["what differs", *(f"  {line}" for line in found.differences)] if found.differing else []
+    return "\n".join([shown, *differ, *filter(None, [found.remark])])

@@ -16,7 +16,7 @@ from data.checked import CONFIG, PICTURE, RESULT, read_bytes, read_text
 from data.durable import write_atomically
 from pipeline.options import Options
 from pipeline.run.files import OF_PARTS, Analysed, Evaluation, KeptSample, pace, read_as, read_json
-from pipeline.run.folder import RunFolder, guarding
+from pipeline.run.folder import RunFolder, command, guarding, of_stage
 from pipeline.run.index import Answers, Index, StaleIndex
 from pipeline.run.metrics import Record, read
 from pipeline.run.saved import saved, too_few_steps
@@ -137,10 +137,15 @@ def _analysis(folder: RunFolder, options: Options, remarks: list[str]) -> Analys
     if found.checkpoint == folder.digest(options.evaluate.stage):
         return found
     remarks.append(
-        f"The analysis is of another checkpoint ({found.stage} step {found.step:,}) and not shown: run `haed analyse "
-        f"{options.name}` again."
+        f"The analysis is of another checkpoint ({found.stage} step {found.step:,}) and not shown: run "
+        f"`{_again('analyse', folder, options)}` again."
     )
     return None
+
+
+def _again(stage: str, folder: RunFolder, options: Options) -> str:
+    """The command that makes a part of the report of the checkpoint that it is of."""
+    return command(stage, folder, *of_stage(options.evaluate.stage))
 
 
 def _neighbours(folder: RunFolder, options: Options) -> Answers:
@@ -174,12 +179,12 @@ def _remarks(
     if evaluation and evaluation.checkpoint != present.digest:
         found.append(
             f"The likelihood is of {evaluation.stage} step {evaluation.step:,}, the run's present checkpoint is {phase} "
-            f"step {step:,}: run `haed evaluate {options.name}` again."
+            f"step {step:,}: run `{_again('evaluate', folder, options)}` again."
         )
     if any(sample.checkpoint not in (None, present.digest) for sample in samples):
         found.append(
             f"The samples are of another checkpoint than the run's present one, {phase} step {step:,}: run "
-            f"`haed sample {options.name}` again."
+            f"`{_again('sample', folder, options)}` again."
         )
     return found
 

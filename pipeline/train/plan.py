@@ -33,13 +33,13 @@ from pipeline.run.checkpoints import Checkpoints
 from pipeline.run.device import compute
 from pipeline.run.folder import RunFolder
 from pipeline.run.windows import as_windows
-from pipeline.train.profile import Profile, profile
+from pipeline.train.profile import BATCH, Profile, profile
 from pipeline.train.stages import build_trainer
 from pipeline.train.trainer import AHEAD, Trainer
 
 _BATCHES, _DOUBLINGS = 128, 3  # that are read for the growth; by which it goes on
 _BLOCK = 2048  # queries scored at a time on a GPU
-_HOST = ("data", "candidates")
+_HOST = ("data", *BATCH)
 _GOOD = 0.7  # an efficiency that needs no advice
 _MENDS = dict.fromkeys(("loss", "candidates", "embeddings", "chunks"), "iem.group makes groups that share candidates")
 _MENDS |= {"tables": "no table, or fewer n-grams: model.encoder.rows=0, model.*.grams.rows=0"}
@@ -176,7 +176,7 @@ class Step:
         exchanged["tables"] = sum(rows * (4 * width + 8) * (n - 1) for rows, width in looked)
         memory["tables"] = sum((4.0 * (width + 1) + own * width) * rows for _, width, rows, _ in self.tables)
         memory["kept for the backward pass"] = float(sum(kept.values()))
-        host = sum(parts[part] for part in _HOST)
+        host = sum(parts.get(part, 0.0) for part in _HOST)
         device = sum(parts.values()) - host
         hidden = self.ahead and (n == 1 or not exchanged["tables"])
         computing = max(host, device) if hidden else host + device
@@ -261,7 +261,7 @@ def table(step: Step, devices: list[int], link: float) -> str:
     rows, advice = [[*heads, "MB exchanged", "GB held"]], ""
     alone = step.plan(1, link)
     for plan in (step.plan(number, link) for number in sorted(devices)):
-        host = sum(plan.milliseconds[part] for part in _HOST)
+        host = sum(plan.milliseconds.get(part, 0.0) for part in _HOST)
         device, exchanging = sum(plan.milliseconds.values()) - host, 1e3 * sum(plan.exchanged.values()) / link
         figures = [plan.devices, plan.candidates, 1e3 * plan.seconds, host, device, exchanging]
         figures += [100 * plan.efficiency, plan.chunks_per_second, sum(plan.exchanged.values()) / 1e6]

@@ -16,6 +16,7 @@ from pipeline.run.folder import RunFolder
 from pipeline.train.stages import build_trainer
 
 _WARM_UP, _SIDE = 2, {"cpu": 2048, "cuda": 8192}
+BATCH = ("candidates", "batch")  # what laying it out is called: with the IEM loss, which has candidates, and without
 _AROUND = ("data", "candidates", "loss", "optimizer")  # what of a step is not the system's
 
 
@@ -26,8 +27,9 @@ class Profile:
     Attributes:
         phase: pretrain, finetune or train.
         steps: number of steps measured.
-        milliseconds: of a step, by part: reading the data, finding candidates and laying out the batch, the system's parts
-            and the IEM loss, each with its backward pass, and the optimizer.
+        milliseconds: of a step, by part: reading the data, laying out the batch (`candidates` with the IEM loss, whose
+            candidates are found there; else `batch`), the system's parts and the IEM loss, each with its backward pass, and
+            the optimizer.
         kept: bytes that a part's forward pass keeps for its backward pass, see `Kept`.
         flops: model FLOPs of a step.
         device_flops: FLOPs per second of a large matrix product on the same device, in the same precision.
@@ -143,9 +145,12 @@ def profile(options: Options, phase: Literal["pretrain", "finetune", "train"], s
     flops = trainer.position.flops - before
     marked = [each for each in clock.seconds if each not in _AROUND]
     parts = marked if "system" in marked else [*marked, *(each for each in system.parts if each not in marked)]
-    order = ("data", "candidates", *parts, "loss", "optimizer")
+    seconds = sum(clock.seconds.values())
+    laid_out = BATCH[0] if getattr(options, phase).iem_weight else BATCH[1]
+    clock.seconds[laid_out], kept.bytes[laid_out] = clock.seconds.get(BATCH[0], 0.0), kept.bytes.get(BATCH[0], 0)
+    order = ("data", laid_out, *parts, "loss", "optimizer")
     milliseconds = {part: 1e3 * clock.seconds.get(part, 0.0) / steps for part in order}
-    rate, seconds = product_rate(machine), sum(clock.seconds.values())
+    rate = product_rate(machine)
     return Profile(
         phase,
         steps,
@@ -177,11 +182,10 @@ def table(found: Profile) -> str:
     lines = [
         f"{found.phase}: {total:.1f} ms a step, mean of {found.steps}; {kept / 1e6:,.1f} MB kept for the backward pass"
     ]
-    bare = not (found.milliseconds["loss"] or found.kept["loss"])  # without the IEM loss, which alone has candidates
     for part, spent in found.milliseconds.items():
-        if part == "loss" and bare:
+        if part == "loss" and BATCH[1] in found.milliseconds:
             continue
-        line = f"  {'batch' if part == 'candidates' and bare else part:<11} {spent:9.2f} ms  {spent / total:6.1%}"
+        line = f"  {part:<11} {spent:9.2f} ms  {spent / total:6.1%}"
         if mine := found.kept[part]:
             line += f"  {mine / 1e6:10,.2f} MB  {mine / kept:6.1%}"
         lines.append(line)

@@ -10,7 +10,7 @@ import torch
 
 from pipeline.options import Options, Phase
 from pipeline.run.checkpoints import Checkpoint, Checkpoints
-from pipeline.run.folder import PHASES, RunFolder
+from pipeline.run.folder import PHASES, RunFolder, command
 from pipeline.run.metrics import Position, read
 from pipeline.run.saved import State, filled, pointed, saved, trained_with
 from pipeline.train.optimizer import rate
@@ -124,7 +124,8 @@ def phase_one(options: Options) -> Checkpoint:
     first = Checkpoints(run.phase("pretrain") / "checkpoints").best(training=True)
     if first is None:
         raise FileNotFoundError(
-            f"{run.path} has no phase one to start from: run `haed pretrain` first, or name a run with finetune.start_from"
+            f"{run.path} has no phase one to start from: run `{command('pretrain', run)}` first, or name a run with "
+            "finetune.start_from"
         )
     return first
 

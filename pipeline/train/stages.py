@@ -20,7 +20,7 @@ from pipeline.run.folder import PHASES, RunFolder
 from pipeline.run.known import lexicon, remember
 from pipeline.run.memory import build_system, check_memory
 from pipeline.run.metrics import Listener, Metrics, Progress
-from pipeline.run.saved import Identity, Saved, filled, has_checkpoint, identity, too_few_steps, unlike, was_best
+from pipeline.run.saved import Identity, Saved, filled, has_checkpoint, identity, too_few_steps, unlike
 from pipeline.run.shards import check_corpus, open_shards
 from pipeline.run.windows import fixed_subset
 from pipeline.stopping import StopRequested, interruptible
@@ -103,9 +103,7 @@ def _run_phase(phase: Phase, options: Options, ranks: Ranks, stop: Stop, listene
                 remember(run, corpus, most_known(options))
         if newest is not None:
             if ranks.first:
-                checkpoints.point("latest", newest.path)  # a kill, or damage, may have left them behind
-                if was_best(newest.state):
-                    checkpoints.point("best", newest.path)
+                checkpoints.point("latest", newest.path)  # a kill, or damage, may have left it behind
             log.info("%s %s step %d", phase, "is finished, at" if done else "goes on from", trainer.position.step)
             say_what_came_before(phase, newest, options)
             if not done:

@@ -16,6 +16,7 @@ from pipeline.probe.analyse.result import Analysis, findings
 from pipeline.probe.analyse.use import Agreement, Classes
 from pipeline.probe.passages import ByLayer
 from pipeline.run.files import Evaluation, Part, read_as
+from pipeline.run.folder import command, of_stage
 from pipeline.run.opened import Run
 
 log = logging.getLogger(__name__)
@@ -109,7 +110,8 @@ def _intrinsic(options: Options, made: Material, small: np.ndarray, notes: list[
 def _loss(run: Run, notes: list[str]) -> list[Part]:
     """Bits by frequency, which `haed evaluate` has measured."""
     path = run.folder.path / "evaluation.json"
-    again = f"run `haed evaluate {run.folder.path}` first"
+    words = ("evaluate.breakdown=true", *of_stage(run.options.evaluate.stage))
+    again = f"run `{command('evaluate', run.folder, *words)}` first"
     if not os.path.lexists(path):
         notes.append(f"loss by frequency is left out: {again}")
         return []

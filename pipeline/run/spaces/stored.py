@@ -33,7 +33,8 @@ from data.durable import make_folders, replacing, write_json
 from pipeline.config import ConfigError
 from pipeline.options import IndexOptions, Phase
 from pipeline.run.files import read_as
-from pipeline.run.folder import RunFolder
+from pipeline.run.folder import PHASES, RunFolder, of_stage
+from pipeline.run.folder import command as command_of
 
 log = logging.getLogger(__name__)
 VECTORS, SEARCH, TABLE, META, CHECKED = "vectors.faiss", "search.faiss", "table.parquet", "meta.json", ".checked"
@@ -180,9 +181,20 @@ def place_of(folder: RunFolder, space: Space) -> Path:
     return folder.path / "index" / space
 
 
-def command(folder: RunFolder, space: Space) -> str:
-    """The command that builds it."""
-    return f"haed index {folder.path}" + ("" if space == "chunks" else f" --space {space}")
+def command(folder: RunFolder, space: Space, stage: Phase | None = None) -> str:
+    """The command that builds it, of the checkpoint of a phase."""
+    return command_of("index", folder, *(() if space == "chunks" else ("--space", space)), *of_stage(stage))
+
+
+def _stage_of(folder: RunFolder, digest: str | None, meta: Meta) -> Phase | None:
+    """The phase that is asked for by the digest of its checkpoint, or that was when the index was made."""
+    if digest is None:
+        return meta.asked_stage
+    for phase in PHASES:
+        with suppress(OSError, ValueError):
+            if folder.present(phase).digest == digest:
+                return None if phase == folder.trained_phase() else phase
+    return None
 
 
 @dataclass
@@ -233,8 +245,9 @@ class Files:
         present = folder.present(meta.asked_stage)
         if meta.checkpoint != (digest or present.digest):
             wanted = f"the run's present one ({present.path})"
+            again = f"run `{command(folder, space, _stage_of(folder, digest, meta))}` again"
             if meta.checkpoint == present.digest:  # another phase was asked for
-                wanted, again = "what is asked for", f"{again} with the same evaluate.stage="
+                wanted = "what is asked for"
             raise StaleIndex(
                 f"the index in {place} is of another checkpoint ({meta.stage} step {meta.step}) than {wanted}: {again}"
             )

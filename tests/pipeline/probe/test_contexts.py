@@ -180,3 +180,23 @@ def test_fewer_places_than_were_asked_for_are_all_that_there_are(run: Path, capl
     (found,) = probe.contexts("import ", count=1000)
     assert len(found.neighbours) == len(probe.places) == 20
     assert found.note and found.note in caplog.messages and "20 of 1,000 places" in found.note
+
+
+def test_windows_are_chosen_at_the_command_line(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """As from Python; an index remembers its own, and questions to it need not repeat them."""
+    text, short = b"def a(b):\n    return b\n" * 9, ["batch.context=4"]
+    opened = open_run(run)
+    tokens, lengths = opened.chunker.split(text)
+    tail = tokens.tobytes()[-int(lengths[-3:].sum()) :]
+    np.testing.assert_allclose(opened.context(text, seen=4), opened.context(tail), atol=1e-5)
+    assert np.abs(opened.context(text, seen=4) - opened.context(text)).max() > 1e-4
+    assert main(["index", str(run), "--space", "contexts", *short]) == 0
+    assert json.loads((run / "index" / "contexts" / "meta.json").read_text())["context"] == 4
+    said = []
+    for words in ([], short, ["batch.context=16"]):
+        capsys.readouterr()
+        assert main(["neighbours", str(run), "--context", text.decode(), "--json", *words]) == 0
+        said.append(json.loads(capsys.readouterr().out.splitlines()[-1])[0]["neighbours"])
+    assert said[0] == said[1] == said[2]
+    for command in (["sample", "--prompt", "def ", "--samples", "1"], ["next", "def "]):
+        assert main([command[0], str(run), *command[1:], *short]) == 0

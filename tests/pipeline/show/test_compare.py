@@ -2,17 +2,23 @@ import json
 import shutil
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from data.durable import write_json
 from pipeline.cli import main
+from pipeline.config import load
 from pipeline.options import Options
+from pipeline.pages.runs import state
+from pipeline.run.folder import RunFolder
 from pipeline.run.shards import shard
 from pipeline.score.evaluate import evaluate
-from pipeline.show.compare import compare, table
+from pipeline.show import budgets
+from pipeline.show.compare import Row, compare, markdown, table
 from pipeline.show.report import report
 from pipeline.train import stages
+from pipeline.trees import get, put
 from tests.conftest import write_state
 
 
@@ -39,7 +45,8 @@ def test_runs_are_compared_in_a_table_and_a_page(options: Options, capsys: pytes
     assert end["likelihood"] == end["decoder"] == end["unknown"] is None
     page = Path(found["page"]).read_text()
     assert f"{two['decoder']:.4f}" in page and f"{two['unknown']:.2%}" in page
-    assert "needs the fewest bits" in page and "end &lt;to&gt; end" in page and "<to>" not in page
+    assert "needs the fewest bits" not in page and "end &lt;to&gt; end" in page and "<to>" not in page
+    assert found["verdict"] is None and "budgets differ by more than a tenth" in found["refused"]
     assert Path(found["picture"]).read_bytes().startswith(b"\x89PNG")
     state = next((Path(options.runs_dir) / "tiny" / "finetune" / "checkpoints").glob("*4/state.json"))
     write_state(state, json.loads(state.read_text()) | {"step": 7})  # stopped between two lines of metrics
@@ -114,3 +121,83 @@ def test_a_phase_one_of_another_run_counts_as_the_model_s_own(
     (row,) = compare(["other"], options.runs_dir, output).rows
     assert (row.phases, row.steps) == (["finetune"], 4)
     assert "other began with the phase one of tiny, which is not there and not counted" in caplog.text
+
+
+@pytest.fixture
+def two(options: Options) -> tuple[Options, Options]:
+    """Two runs of one model, end to end, of equal steps; the second has another seed."""
+    options.evaluate.yardsticks, options.validation.times = False, 0
+    other = replace(options, name="other", seed=1)
+    for each in (options, other):
+        stages.train(each)
+        evaluate(each)
+    return options, other
+
+
+def compared(options: Options, capsys: pytest.CaptureFixture[str]) -> tuple[dict[str, Any], str, str]:
+    """A comparison for programs, for people, and its page."""
+    words = ["compare", "tiny", "other", f"runs_dir={options.runs_dir}"]
+    capsys.readouterr()
+    assert main([*words, "--json"]) == 0
+    found = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert main(words) == 0
+    return found, capsys.readouterr().out, Path(found["page"]).read_text()
+
+
+def test_no_run_wins_at_another_budget(two: tuple[Options, Options], capsys: pytest.CaptureFixture[str]) -> None:
+    """What differs is told, in data, budgets and options."""
+    found, text, page = compared(two[0], capsys)
+    assert found["refused"] is None and found["verdict"].startswith("At equal steps (within a tenth) ")
+    assert "needs the fewest bits" in text and "needs the fewest bits" in page
+    differing = {each["what"]: each["values"] for each in found["differing"]}
+    assert differing["seed"] == {"tiny": 0, "other": 1} and not {"data", "steps", "model FLOPs"} & set(differing)
+    assert "seed: 0 (tiny); 1 (other)" in text or "seed: 1 (other); 0 (tiny)" in text
+    stages.train(replace(two[1], train=replace(two[1].train, steps=5)))
+    evaluate(two[1])
+    found, text, page = compared(two[0], capsys)
+    for shown in (text, page):
+        assert "needs the fewest bits" not in shown
+        assert "No verdict: budgets differ by more than a tenth, 4 steps of tiny against 5 steps of other" in shown
+    assert found["verdict"] is None and found["refused"].endswith("higher train.steps=, and evaluate them again.")
+    differing = {each["what"]: each["values"] for each in found["differing"]}
+    assert differing["steps"] == differing["train.steps"] == {"tiny": 4, "other": 5}
+    assert differing["model FLOPs"]["other"] > differing["model FLOPs"]["tiny"]
+    markdown_text = markdown(compare(["tiny", "other"], two[0].runs_dir, Path(two[0].runs_dir) / "comparison"))
+    assert "No verdict" in markdown_text and "- steps: " in markdown_text
+
+
+@pytest.mark.parametrize(
+    ("changed", "spent", "expected"),
+    [
+        ("train.seconds", {"steps": 5, "seconds": 1000}, "steps"),  # the same work: a busy machine learns no more
+        ("model.main.layers", {"steps": 100, "seconds": 905}, "seconds"),
+        ("model.main.layers", {"seconds": 890}, "seconds"),
+    ],
+)
+def test_by_what_runs_are_compared(changed: str, spent: dict[str, int], expected: str) -> None:
+    """By steps, if these do the same work, else by what limited them all."""
+    one, other = (load("quickstart", ["train.seconds=1000"]) for _ in range(2))
+    rows = [
+        Row(name, ["train"], None, 10, 1000, 1e9, None, None, None, None, None, None, None, None, None, "c", "t")
+        for name in ("one", "other")
+    ]
+    rows[1] = replace(rows[1], **spent)
+    put(other, changed, get(other, changed) + 1)
+    options = {"one": one, "other": other}
+    by = budgets.budget(rows, options, budgets.differing(rows, options))
+    assert by == expected
+    least = min(getattr(row, by) for row in rows)
+    assert (budgets.refusal(rows, by) is None) == (least >= 0.9 * max(getattr(row, by) for row in rows))
+
+
+def test_a_run_that_was_killed_counts_as_far_as_its_checkpoint(two: tuple[Options, Options]) -> None:
+    """Its metrics go on; the same command begins at the checkpoint."""
+    path = Path(two[0].runs_dir) / "tiny" / "train" / "metrics.jsonl"
+    last = json.loads(path.read_text().splitlines()[-1])
+    later = {**last, "step": 7, "seconds": last["seconds"] + 9, "flops": 9e15}
+    path.write_text(path.read_text() + json.dumps(later) + "\n")
+    rows = {row.run: row for row in compare(["tiny", "other"], two[0].runs_dir, path.parent / "compared").rows}
+    assert rows["tiny"].steps == 4 and rows["tiny"].flops == rows["other"].flops
+    assert state(RunFolder.of(two[0])).step == 4
+    with RunFolder.of(two[0]).lock():
+        assert state(RunFolder.of(two[0])).step == 7

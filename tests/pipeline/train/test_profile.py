@@ -48,7 +48,7 @@ def test_a_profile_of_a_model_of_tokens_is_by_level(
     levels, cost = list(system.parts), getattr(system, "linear_cost", None)
     if kind == "retina":  # whose layers have all scales
         levels.insert(2, "scale_4")
-    assert list(found.milliseconds) == ["data", "candidates", *levels, "loss", "optimizer"] and len(levels) > 2
+    assert list(found.milliseconds) == ["data", "batch", *levels, "loss", "optimizer"] and len(levels) > 2
     assert all(found.milliseconds[level] > 0 and found.kept[level] > 0 for level in levels)
     assert found.linear_cost == cost and (cost is None) == (kind != "hourglass")
     assert cost is None or f"{cost:.2f} layers of the finest scale" in table(found)

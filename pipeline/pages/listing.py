@@ -1,0 +1,88 @@
+"""The listing of runs: a row is worked out again where a file has changed that it was made of, and kept otherwise."""
+
+import os
+from collections import OrderedDict
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from threading import Lock
+from typing import Any
+
+from pipeline.pages.details import Evaluated
+from pipeline.run.folder import PHASES, RunFolder
+
+_MOST = 1 << 14  # rows, of a kilobyte or two each
+
+Stamps = tuple[tuple[str, tuple[int, ...] | None], ...]
+
+
+class Listing:
+    """Rows of runs, of which the last ones that were asked for are kept.
+
+    Args:
+        make: works out the row of a run.
+
+    Attributes:
+        made: how often one was worked out.
+    """
+
+    def __init__(self, make: Callable[[RunFolder], dict[str, Any]]) -> None:
+        self._make, self._lock, self.made = make, Lock(), 0
+        self._rows: OrderedDict[Path, tuple[Any, dict[str, Any]]] = OrderedDict()
+
+    def row(self, folder: RunFolder) -> dict[str, Any]:
+        """The row of a run."""
+        now = (
+            stamps(folder.path),
+            folder.holder(),
+        )  # before it is read: what changes meanwhile is noticed the next time
+        with self._lock:
+            was, row = self._rows.pop(folder.path, (None, {}))
+        if was != now:
+            row = self._make(folder)
+            row["evaluated"] = _brief(row["evaluated"])
+        with self._lock:
+            self.made += was != now
+            self._rows[folder.path] = (now, row)
+            while len(self._rows) > _MOST:
+                self._rows.popitem(last=False)
+        return row
+
+
+def _brief(evaluated: Evaluated) -> Evaluated:
+    """Without what a row does not show, which is most of it."""
+    if evaluated.found is None:
+        return evaluated
+    brief = replace(evaluated.found, breakdown=None, yardsticks=[], not_beaten=[], iem=None)
+    return replace(evaluated, found=brief)
+
+
+def stamps(run: Path) -> Stamps:
+    """Device, inode, size and times of all files of a run that its row is made of; None of one that is not there."""
+    paths = [run / "config.yaml", run / "evaluation.json", run / "corpus.json"]
+    for phase in PHASES:
+        paths += [run / phase / "metrics.jsonl", *_checkpoints(run / phase / "checkpoints")]
+    return tuple((str(path), _stamp(path)) for path in paths)
+
+
+def _checkpoints(folder: Path) -> Iterator[Path]:
+    """The files of the checkpoints in a folder, and those that name one."""
+    yield from (folder / "best", folder / "latest")
+    for name in sorted(_names(folder)):
+        if name.startswith("step-"):
+            yield from (folder / name / file for file in sorted(_names(folder / name)))
+
+
+def _names(folder: Path) -> list[str]:
+    try:
+        return os.listdir(folder)
+    except OSError:
+        return []
+
+
+def _stamp(path: Path) -> tuple[int, ...] | None:
+    try:
+        status = os.stat(path)
+    except OSError:
+        return None
+    return status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns

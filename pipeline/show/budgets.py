@@ -1,0 +1,126 @@
+"""What runs that are compared differ in, and whether their budgets allow a verdict.
+
+A verdict needs equal budgets: within a tenth. Of runs whose steps do the same work, steps are the budget; a busy machine takes
+longer for them, and learns no more. Of others it is what all of them were limited by, else model FLOPs.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any, Literal, Protocol
+
+from pipeline.kinds import is_of
+from pipeline.options import Options
+from pipeline.trees import leaves
+
+Budget = Literal["steps", "seconds", "flops"]
+WITHIN = 0.1  # of the largest budget, that the smallest may be below it
+SHOWN = 12  # options in a text; programs are given all
+_LIMITS = ("steps", "seconds", "epochs", "patience", "part_from", "part_to")
+_WORK = ("model.", "batch.", "iem.", "chunker.", "precision")  # what a step costs
+_TOLD = ("seed", "threads", *_WORK, "optimizer.", "pretrain.", "finetune.", "train.", "validation.")
+_NAMES: dict[Budget, str] = {"steps": "steps", "seconds": "seconds", "flops": "model FLOPs"}
+
+
+class Trained(Protocol):
+    """What is asked of a run that is compared; see `pipeline.show.compare.Row`."""
+
+    run: str
+    phases: list[str]
+    steps: int
+    seconds: float
+    flops: float
+    corpus: str | None
+
+
+@dataclass
+class Differing:
+    """Something in which runs differ: its name, or the key of an option, and its value by run."""
+
+    what: str
+    values: dict[str, Any]
+
+    def __str__(self) -> str:
+        by_value: dict[str, list[str]] = {}
+        for run, value in self.values.items():
+            by_value.setdefault(_shown(value), []).append(run)
+        told = [f"{value} ({', '.join(runs)})" for value, runs in by_value.items()]
+        return f"{self.what}: {'; '.join(told)}"
+
+
+def _shown(value: Any) -> str:
+    if isinstance(value, float):
+        return f"{value:,.4g}"
+    return f"{value:,}" if type(value) is int else "–" if value is None else str(value)
+
+
+def differing(rows: Sequence[Trained], options: Mapping[str, Options]) -> list[Differing]:
+    """Data, steps, seconds and model FLOPs, and then the options that matter to training, in which runs differ.
+
+    Args:
+        rows: the runs.
+        options: of each, by name.
+    """
+    told: dict[str, Callable[[Trained], Any]] = {
+        "data": lambda row: row.corpus and row.corpus[:12],
+        "phases": lambda row: " + ".join(row.phases),
+        "steps": lambda row: row.steps,
+        "seconds": lambda row: round(row.seconds, 1),
+        "model FLOPs": lambda row: row.flops,
+    }
+    found = [Differing(what, {row.run: value(row) for row in rows}) for what, value in told.items()]
+    flat = {name: dict(leaves(asdict(each))) for name, each in options.items()}
+    trained = {phase.split()[0] for row in rows for phase in row.phases}
+    for key in dict.fromkeys(key for each in flat.values() for key in each):
+        section = key.split(".")[0]
+        if not key.startswith(_TOLD) or (section in ("pretrain", "finetune", "train") and section not in trained):
+            continue
+        kinds = [each.model.kind for each in options.values()]
+        if any(is_of(key, kind) for kind in kinds):
+            found.append(Differing(key, {row.run: flat[row.run].get(key) for row in rows}))
+    return [each for each in found if len({_shown(value) for value in each.values.values()}) > 1]
+
+
+def budget(rows: Sequence[Trained], options: Mapping[str, Options], found: Sequence[Differing]) -> Budget:
+    """By what runs are compared: see above."""
+    changed = {each.what for each in found}
+    phases = ("pretrain.", "finetune.", "train.")
+    of_work = [
+        key
+        for key in changed
+        if key == "phases"
+        or key.startswith(_WORK)
+        or (key.startswith(phases) and key.rpartition(".")[2] not in _LIMITS)
+    ]
+    if not of_work:
+        return "steps"
+    limited = {
+        name
+        for row in rows
+        for phase in row.phases
+        for name in ("steps", "seconds", "epochs")
+        if getattr(getattr(options[row.run], phase.split()[0]), name)
+    }
+    return "steps" if limited == {"steps"} else "seconds" if limited == {"seconds"} else "flops"
+
+
+def refusal(rows: Sequence[Trained], by: Budget) -> str | None:
+    """Why there is no verdict, and what to do; None: budgets are equal enough."""
+    spent = {row.run: float(getattr(row, by)) for row in rows}
+    least, most = min(spent, key=lambda run: spent[run]), max(spent, key=lambda run: spent[run])
+    if spent[least] >= (1 - WITHIN) * spent[most]:
+        return None
+    phase = next(row for row in rows if row.run == least).phases[-1].split()[0]
+    few, many = (f"{_shown(_plain(spent[run]))}" for run in (least, most))
+    return (
+        f"No verdict: budgets differ by more than a tenth, {few} {_NAMES[by]} of {least} against {many} of {most}. Train those "
+        f"that had less on, by a higher {phase}.{'steps' if by == 'flops' else by}=, and evaluate them again"
+    )
+
+
+def _plain(value: float) -> int | float:
+    return int(value) if value == int(value) and value < 1e9 else value
+
+
+def at_equal(by: Budget) -> str:
+    """The beginning of a verdict."""
+    return f"At equal {_NAMES[by]} (within a tenth)"

@@ -1,0 +1,75 @@
+"""The listing of runs: what changed is worked out again, and nothing else."""
+
+import os
+import shutil
+from pathlib import Path
+
+import pytest
+
+from data.durable import write_json
+from pipeline.pages.app import _row
+from pipeline.pages.listing import Listing
+from pipeline.run.files import Evaluation, read_as
+from pipeline.run.folder import RunFolder
+
+
+def test_a_row_is_made_once_and_again_when_a_file_changed(run: Path) -> None:
+    """Also where size and time of writing are the same as before."""
+    folder, listing = RunFolder(run), Listing(_row)
+    first = listing.row(folder)
+    assert listing.row(folder) is first and listing.made == 1
+    assert first["evaluated"].found.headline.value == read_as(Evaluation, run / "evaluation.json").headline.value
+    path = run / "finetune" / "metrics.jsonl"
+    status, content = path.stat(), path.read_bytes()
+    *before, last = content.split(b'"validation/bits_per_token": ')
+    digit = b"1" if last[:1] != b"1" else b"2"
+    path.write_bytes(b'"validation/bits_per_token": '.join([*before, digit + last[1:]]))
+    os.utime(path, ns=(status.st_atime_ns, status.st_mtime_ns))
+    changed = listing.row(folder)
+    assert path.stat().st_size == status.st_size and str(changed["state"].validation).startswith(digit.decode())
+    assert listing.made == 2 and listing.row(folder) is changed
+
+
+@pytest.mark.parametrize(
+    "name", ["config.yaml", "finetune/checkpoints/best", "finetune/checkpoints/step-00000004/model.safetensors"]
+)
+def test_each_file_that_a_row_is_made_of_is_looked_at(name: str, run: Path) -> None:
+    listing = Listing(_row)
+    listing.row(RunFolder(run))
+    (run / name).write_bytes((run / name).read_bytes() + b" ")
+    listing.row(RunFolder(run))
+    assert listing.made == 2
+
+
+def test_who_holds_a_run_is_always_looked_at(run: Path) -> None:
+    folder, listing = RunFolder(run), Listing(_row)
+    assert not listing.row(folder)["state"].running
+    with folder.lock():
+        assert listing.row(folder)["state"].running
+    assert not listing.row(folder)["state"].running
+
+
+def test_another_run_under_a_name(run: Path) -> None:
+    listing, old = Listing(_row), run.with_name("old")
+    assert listing.row(RunFolder(run))["evaluated"].found is not None
+    run.rename(old)
+    shutil.copytree(old, run)
+    (run / "evaluation.json").unlink()
+    assert listing.row(RunFolder(run))["evaluated"].found is None
+    write_json(run / "evaluation.json", {"bits": 1})
+    assert "damaged" in listing.row(RunFolder(run))["evaluated"].remarks[0]
+
+
+def test_options_of_a_run_are_read_once(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A copy each, since they are changed; again when the file has changed."""
+    from pipeline.run import folder as module
+
+    read: list[Path] = []
+    load = module.load
+    monkeypatch.setattr(module, "load", lambda path, *more: read.append(path) or load(path, *more))
+    first = RunFolder(run).options()
+    first.seed = 99
+    assert RunFolder(run).options().seed != 99 and len(read) == 1
+    path = run / "config.yaml"
+    path.write_text(path.read_text().replace("\nseed: 0\n", "\nseed: 7\n"))
+    assert RunFolder(run).options().seed == 7 and len(read) == 2

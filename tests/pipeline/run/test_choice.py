@@ -1,0 +1,200 @@
+"""One checkpoint for every reader, what is said where it is not the best, and advice that is gone once it was taken."""
+
+import json
+import os
+import re
+import shlex
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from pipeline import open_run
+from pipeline.cli import main
+from pipeline.pages import details
+from pipeline.run.checkpoints import Checkpoints
+from pipeline.run.choice import choose, forget_what_was_said
+from pipeline.run.folder import RunFolder
+
+
+@pytest.fixture
+def best_first(run: Path) -> Path:
+    """The run, whose best checkpoint of phase two is not its newest: step 2 of 4."""
+    (run / "finetune" / "checkpoints" / "best").write_text("step-00000002\n")
+    return run
+
+
+def flip(name: str) -> Callable[[Path], None]:
+    """One bit of a file of the best checkpoint, by someone who sets its time back."""
+
+    def change(folder: Path) -> None:
+        path = folder / "step-00000002" / name
+        status, content = path.stat(), bytearray(path.read_bytes())
+        content[len(content) // 2] ^= 1
+        path.write_bytes(content)
+        os.utime(path, ns=(status.st_atime_ns, status.st_mtime_ns))
+
+    return change
+
+
+def write(content: bytes) -> Callable[[Path], None]:
+    return lambda folder: (folder / "best").write_bytes(content) and None
+
+
+WRONG: dict[str, tuple[Callable[[Path], object], str]] = {
+    "weights": (flip("model.safetensors"), "model.safetensors is not what was written"),
+    "state": (flip("state.json"), "step-00000002.* is damaged"),
+    "weights gone": (lambda folder: (folder / "step-00000002" / "model.safetensors").unlink(), "is damaged"),
+    "garbled": (write(b"\xff\x00st"), "best is damaged: it names no checkpoint"),
+    "empty": (write(b""), "best is damaged: it names no checkpoint"),
+    "missing": (lambda folder: (folder / "best").unlink(), "best is missing, though there were validations"),
+    "another": (write(b"step-00000099\n"), "step-00000099 is gone, which .*best names"),
+    "elsewhere": (write(b"../../pretrain/checkpoints/step-00000006"), "best is damaged: it names no checkpoint"),
+    "a folder": (
+        lambda folder: ((folder / "best").unlink(), (folder / "best").mkdir()),
+        "best is damaged: it names no checkpoint",
+    ),
+}
+
+
+@pytest.mark.parametrize("wrong", WRONG)
+def test_all_readers_use_one_checkpoint_and_say_which(
+    wrong: str, best_first: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run, (spoil, expected) = best_first, WRONG[wrong]
+    place = run / "finetune" / "checkpoints"
+    assert choose(place).step == 2 and choose(place).fallback is None
+    for command in ("index", "evaluate"):  # of the best
+        assert main([command, str(run)]) == 0
+    spoil(place)
+    shutil.copytree(run, run.with_name("copy"))  # whose sums nobody knows
+
+    def told(*words: str) -> str:
+        """Of a command that succeeds, what it says on standard error: the fall-back once."""
+        capsys.readouterr()
+        assert main([words[0], str(run), *words[1:]]) == 0
+        found = capsys.readouterr()
+        assert len(re.findall(f"{expected}.*; using the newest instead, step-00000004", found.err)) == 1, found.err
+        return found.out
+
+    digest = choose(place).digest
+    assert RunFolder(run).present().digest == open_run(run).digest == digest
+    assert Checkpoints(place).best().saved.digest == digest  # type: ignore[union-attr]
+    assert RunFolder(run.with_name("copy")).present().digest == open_run(run.with_name("copy")).digest == digest
+    assert main(["neighbours", str(run), "def "]) == 1  # of the checkpoint before
+    advice = re.search(r"run `(haed index .*?)` again", capsys.readouterr().err)
+    assert advice is not None
+    told(*[word for word in shlex.split(advice[1])[1:] if word != str(run)])
+    told("neighbours", "def ")
+    assert "step 4" in told("evaluate", "evaluate.yardsticks=false")
+    for command in ("sample", "next", "report"):
+        told(command)
+    kept = [json.loads((run / name).read_text()) for name in ("evaluation.json", "index/chunks/meta.json")]
+    kept += json.loads((run / "samples.json").read_text())
+    assert all(each["checkpoint"] == digest for each in kept)
+    assert all(re.search(expected, each["fallback"]) for each in kept)
+    assert re.search(expected, (run / "report.html").read_text())
+    assert re.search(expected, " ".join(details.evaluation(RunFolder(run)).remarks))
+    capsys.readouterr()
+    assert main(["compare", "run", f"runs_dir={run.parent}", "--json"]) == 0
+    assert re.search(expected, json.loads(capsys.readouterr().out)["rows"][0]["fallback"])
+
+
+def test_a_wrong_latest_changes_nothing(best_first: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Resuming and reading go by the checkpoints that are there."""
+    place = best_first / "finetune" / "checkpoints"
+    for content in (b"", b"\xff\x00", b"step-00000099\n"):
+        (place / "latest").write_bytes(content)
+        assert open_run(best_first).step == 2
+        assert main(["finetune", str(best_first), "--json"]) == 0
+        assert json.loads(capsys.readouterr().out.splitlines()[-1])["resumed_from"] == 4
+        assert (place / "latest").read_text() == "step-00000004\n"
+
+
+def test_a_sum_is_noted_with_its_file(best_first: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is worked out once, and again if the file changes in whatever way."""
+    from pipeline.run import choice
+
+    place = best_first / "finetune" / "checkpoints"
+    read: list[Path] = []
+    stamped = choice._stamp
+    choice._sums.clear()
+    assert choose(place).step == 2
+    known = dict(choice._sums)
+    assert [path.name for path in known] == ["model.safetensors"]  # of the best alone, in a copy
+    choose(place)
+    assert choice._sums == known and not read and stamped(next(iter(known))) == next(iter(known.values()))[0]
+    flip("model.safetensors")(place)
+    assert choose(place).step == 4
+
+
+def advised(text: str, stage: str) -> list[str]:
+    """The words of the command that a text advises, as they can be typed."""
+    found = re.findall(rf"`(haed {stage} [^`]*)`", text)
+    assert found, text
+    return shlex.split(found[0])[1:]
+
+
+def _no_index(run: Path) -> None:
+    shutil.rmtree(run / "index")
+
+
+def _other_checkpoint(run: Path) -> None:
+    (run / "finetune" / "checkpoints" / "best").write_text("step-00000002\n")
+
+
+def _no_shards(run: Path) -> None:
+    content = json.loads((run / "corpus.json").read_text())
+    shutil.rmtree(content["location"])
+
+
+ADVICE: dict[str, tuple[Callable[[Path], object], list[str], str]] = {
+    "no index": (_no_index, ["neighbours", "RUN", "def "], "index"),
+    "stale index": (_other_checkpoint, ["neighbours", "RUN", "def "], "index"),
+    "index of another phase": (_other_checkpoint, ["neighbours", "RUN", "def ", "evaluate.stage=pretrain"], "index"),
+    "no contexts": (_no_index, ["neighbours", "RUN", "--context", "def f"], "index"),
+    "damaged index": (
+        lambda run: (run / "index" / "chunks" / "vectors.faiss").write_bytes(b"x"),
+        ["neighbours", "RUN", "def "],
+        "index",
+    ),
+    "stale evaluation": (_other_checkpoint, ["report", "RUN"], "evaluate"),
+    "stale evaluation of a phase": (_other_checkpoint, ["report", "RUN", "evaluate.stage=pretrain"], "evaluate"),
+    "stale samples": (_other_checkpoint, ["report", "RUN"], "sample"),
+    "no phase": (
+        lambda run: shutil.rmtree(run / "pretrain"),
+        ["evaluate", "RUN", "evaluate.stage=pretrain"],
+        "pretrain",
+    ),
+    "not trained": (
+        lambda run: [shutil.rmtree(run / phase) for phase in ("pretrain", "finetune")],
+        ["sample", "RUN"],
+        "pretrain",
+    ),
+    "loss by frequency": (_other_checkpoint, ["analyse", "RUN"], "evaluate"),
+}
+
+
+@pytest.mark.parametrize("case", ADVICE)
+def test_advice_is_gone_once_it_was_taken(
+    case: str, run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The command is run as it stands in the message, from a folder that is not that of the runs."""
+    named = run.rename(run.with_name("my run"))  # a name that a shell would take apart
+    spoil, words, stage = ADVICE[case]
+    spoil(named)
+    words = [str(named) if word == "RUN" else word for word in words]
+
+    def said() -> str:
+        capsys.readouterr()
+        main(words)
+        found = capsys.readouterr()
+        page = named / "report.md"
+        return found.err + found.out + (page.read_text() if words[0] == "report" and page.is_file() else "")
+
+    before = said()
+    command = advised(before.replace("\\", ""), stage)
+    assert main(command) == 0, command
+    forget_what_was_said()
+    assert f"haed {stage} " not in said()
