@@ -100,7 +100,7 @@ def _read(path: Path, told: dict[str, str]) -> dict[str, Tensor] | None:
     except FileNotFoundError:
         return None
     except (ValueError, OSError) as error:
-        log.warning("%s is damaged (%s): it is made anew", path, error)
+        log.warning("%s; it is made anew", error)
         return None
     if others := [f"{name} {said.get(name)}, now {now}" for name, now in told.items() if said.get(name) != now]:
         log.info("%s is stale: %s", path, "; ".join(others))
