@@ -142,7 +142,7 @@ def array() -> bytes:
     [
         ("webp", picture("WEBP"), "its .webp is a WebP picture, not text"),
         ("gif", picture("GIF"), "its .gif is a GIF, not text"),
-        ("png.gz", gzip.compress(picture("PNG")), "its .png.gz is a PNG inside of its compression, not text"),
+        ("png.gz", gzip.compress(picture("PNG"), mtime=0), "its .png.gz is a PNG inside of its compression, not text"),
         ("pdf", b"%PDF-1.7\n", "its .pdf is a PDF, not text"),
         ("npy", array(), "its .npy is an array of NumPy, not text"),
         ("wav", wav(np.zeros(3, np.int16)), "its .wav is a WAV, not text"),
