@@ -6,12 +6,18 @@ import os
 import signal
 import subprocess
 from collections.abc import Callable
+from pathlib import Path
 
 import psutil
 import pytest
 
 from tests.flows.api import PATIENCE, call, until
 from tests.flows.conftest import SETTINGS, Served, engine
+
+
+def has_begun(metrics: Path) -> bool:
+    """Whether a first step was done: before it there is nothing to save, and a signal ends a training at once."""
+    return metrics.is_file() and metrics.stat().st_size > 0
 
 
 @pytest.mark.slow
@@ -28,7 +34,7 @@ def test_what_is_paused_suspended_or_deleted_saves_stops_and_can_be_resumed(serv
     ):
         run = served.trigger(flow, {"overrides": [*base, f"name={name}"]})
         lines = served.folder / "runs" / name / phase / "metrics.jsonl"
-        until(PATIENCE, lines.is_file)
+        until(PATIENCE, lambda lines=lines: has_begun(lines))
         process = engine(served)
         if name == "deleted":
             call(served.address, f"/flow_runs/{run}", method="DELETE")
@@ -83,7 +89,8 @@ def test_however_serving_ends_slow_and_fast_trainings_save_first(served: Served)
         for name, more in ((f"slow{turn}", [*SLOW, "model.decoder.ffn=1536"]), (f"fast{turn}", [])):
             runs[name] = served.trigger("train", {"overrides": [*base, *more, f"name={name}"]})
         for name in runs:
-            until(PATIENCE, (served.folder / "runs" / name / "train/metrics.jsonl").is_file)
+            metrics = served.folder / "runs" / name / "train/metrics.jsonl"
+            until(PATIENCE, lambda metrics=metrics: has_begun(metrics))
         family = psutil.Process(served.process.pid).children(recursive=True)
         end(served.process)
         status = served.process.wait(PATIENCE)
