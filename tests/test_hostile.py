@@ -25,7 +25,7 @@ PAGES = ["/runs/", "/runs/run/", "/runs/run/live"]
 ALL = [
     *PAGES,
     *("/runs/run/neighbours?query=def%20", "/runs/run/next?prompt=def", "/runs/run/samples?prompt=a"),
-    *("/runs/run/passages?prompt=a", "/runs/run/files/evaluation.json", "/runs/run/files/pretrain/metrics.csv"),
+    *("/runs/run/files/evaluation.json", "/runs/run/files/pretrain/metrics.csv"),
     *("open", "compare", "neighbours", "next", "cat", "profile", "report", "sample", "evaluate", "index", "finetune"),
 ]
 ASK = """
@@ -149,7 +149,7 @@ def check(file: str, kind: str, found: dict[str, tuple[int, str]]) -> None:
     """Every reader ended by itself, in a line that names the file wherever it could not go on."""
     name = Path(file).name
     for reader, (status, said) in found.items():
-        case = f"{file}: {kind}: {reader}: {status} {said[-1500:]}"
+        case = f"{file}: {kind}: {reader}: {status} {said[-700:]}"
         assert status >= 0 and "Traceback" not in said and "--debug shows where" not in said, case
         if reader == "/runs/":
             assert status == 200 and 'href="/runs/other/"' in said and 'href="/runs/run/"' in said, case
@@ -181,7 +181,7 @@ def files_of(handed: Path) -> list[str]:
 def test_what_is_whole_is_taken(handed: Path, asker: Asker, tmp_path: Path) -> None:
     found = asker.ask(Path(shutil.copytree(handed, tmp_path / "place")), ALL)
     refused = {reader: said for reader, (status, said) in found.items() if status not in (0, 200)}
-    assert list(refused) == ["/runs/run/passages?prompt=a"], refused  # there is no index of contexts
+    assert not refused
 
 
 def test_no_page_waits_for_a_pipe_or_reads_a_device(handed: Path, asker: Asker, tmp_path: Path) -> None:
@@ -213,7 +213,14 @@ def test_what_is_looked_at_first_is_named(handed: Path, asker: Asker, tmp_path: 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 def test_every_reader_of_every_file(handed: Path, asker: Asker, tmp_path: Path, kind: str) -> None:
+    """All readers of each file once over all kinds, which takes long; those that read most of them always."""
+    first, wrong = list(KINDS).index(kind), list[str]()
     for number, file in enumerate(files_of(handed)):
         place = damage(handed, tmp_path / str(number), file, kind)
-        check(file, kind, asker.ask(place, ALL))
+        found = asker.ask(place, ALL if (number + first) % len(KINDS) == 0 else [*PAGES[:2], "open", "report"])
+        try:
+            check(file, kind, found)
+        except AssertionError as error:
+            wrong.append(str(error))
         shutil.rmtree(place)
+    assert not wrong, "\n".join(wrong)
