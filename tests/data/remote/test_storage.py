@@ -344,10 +344,10 @@ def test_s3(corpus: Corpus, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
             for path in small(tmp_path, name).folder.iterdir():
                 client.upload_file(str(path), "corpora", f"{prefix}/{path.name}")
         for name, prefix in (("odd", ODD), ("other", quote(ODD))):
-            found = Corpus.open(f"s3://corpora/{prefix}", options(tmp_path))
+            found = Corpus.open(f"s3://corpora/{prefix}", options(tmp_path / "odd"))
             assert found.location == f"s3://corpora/{prefix}" and list(found.originals("train")) == [name.encode() * 99]
         with pytest.raises(FileNotFoundError):
-            Corpus.open("s3://corpora/a%20b", options(tmp_path))
+            Corpus.open("s3://corpora/a%20b", options(tmp_path / "odd"))
         remote = Corpus.open("s3://corpora/books", options(tmp_path))
         assert windows(remote, 50, options=options(tmp_path, workers=1)) == windows(corpus, 50)
         sums = [hashlib.sha256(file.read_bytes()).hexdigest() for file in (tmp_path / "cache").rglob("*.tar")]
