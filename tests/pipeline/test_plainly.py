@@ -105,7 +105,7 @@ def test_all_that_is_advised_is_there() -> None:
     for keys in _OPTIONS:
         assert all(type_of(key.replace("…", "train")) is not None for key in keys.split()), keys
     for name in (name for names in _OPTIONS.values() for name in names.split()):
-        value = "0" if keys_like(name) == ["model.token.dropout"] else "1"
+        value = "0.5" if type_of(keys_like(name)[0]) is float else "1"
         assert keys_like(name) and name not in option_names() and (hint := instead_of(name, value)), name
         if advised := re.search(r"use (\S+)", hint):
             load(None, [advised[1], *(["model.kind=hourglass"] if "model of tokens" in hint else [])])
