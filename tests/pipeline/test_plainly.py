@@ -121,8 +121,6 @@ def test_all_that_is_advised_is_there() -> None:
         for value in meant.values():
             load(None, [f"{option}={value}"])
     assert set(_COMMANDS) <= {command.name for command in ALL}
-    names = [name for names in (*_OPTIONS.values(), *_COMMANDS.values()) for name in names.split()]
-    assert not {name for name in names if name in {command.name for command in ALL} and name in _COMMANDS.values()}
 
 
 @pytest.mark.parametrize(
