@@ -87,7 +87,7 @@ def _write_error(typed: list[str], message: str, kind: str, status: int) -> None
         write(json.dumps({"error": error}).replace("\x7f", "\\u007f"))
 
 
-_TRAINING = "Lower batch.sequences or batch.context, or raise batch.pieces, which takes as many windows a few at a time"
+_TRAINING = "Lower batch.sequences or batch.context, raise batch.pieces, or take a smaller model"
 _LESS_MEMORY = dict.fromkeys(("run", "pretrain", "finetune", "train", "profile"), _TRAINING) | {
     "shard": "Lower shard.workers or shard.megabytes",
     "evaluate": "Lower evaluate.sequences",

@@ -313,7 +313,7 @@ def instead_of(name: str, value: Any = None) -> str:
 
 def _of_choice(key: str, name: str) -> bool:
     """Whether another program's name is itself a value here: fp16=true, gpu=0."""
-    return key in ("precision", "device") and name not in ("dtype", "torch_dtype", "accelerator", "mixed_precision")
+    return key == "device" or key == "precision" and name not in ("dtype", "torch_dtype", "mixed_precision")
 
 
 def _example(key: str, name: str, value: Any) -> str:
@@ -325,6 +325,8 @@ def _example(key: str, name: str, value: Any) -> str:
         off = name == "no_cuda" or isinstance(value, str) and value.lower() in ("false", "no", "off")
         if name == "cpu" or off:
             return "cpu"
+        if isinstance(value, str) and (value in ("auto", "cpu") or value.startswith("cuda")):
+            return value
         return f"cuda:{value}" if isinstance(value, str) and value.isdecimal() and value != "1" else "cuda"
     if key == "resume":
         return "required"

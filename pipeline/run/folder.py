@@ -36,7 +36,6 @@ from data.durable import (
 )
 from data.locations import is_remote, redact
 from data.statistics import Summary
-from pipeline import ROOT
 from pipeline.config import ConfigError, dump, load, presets
 from pipeline.options import Options, Phase
 from pipeline.run.choice import choose
@@ -448,7 +447,9 @@ def environment(options: Options) -> Environment:
 
     packages = ("numpy", "faiss-cpu", "omegaconf", "pydantic")
     try:
-        if not Path(ROOT, ".git").exists():  # installed, maybe within somebody else's repository
+        if not (
+            Path(__file__).resolve().parents[2] / ".git"
+        ).exists():  # installed, maybe within somebody else's repository
             raise FileNotFoundError
         commit = subprocess.run(
             ["git", "describe", "--always", "--dirty", "--abbrev=12"],

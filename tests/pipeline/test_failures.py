@@ -106,7 +106,7 @@ def test_a_file_that_cannot_grow_is_named_by_every_stage(run: Path, text: Path, 
         (["shard", "source.kind=text", f"source.path={text}", "shards_dir=new"], "new/", 4096),
         (["index", str(run)], "index/chunks/", 2048),
         (["analyse", str(run), "analyse.map=pca"], "analys", 2048),
-        (["report", str(run)], "report.", 2048),
+        (["report", str(run)], "runs/run/", 2048),
         (["sample", str(run)], "samples.json", 16),
     ):
         done = limited(words, tmp_path, FSIZE=size)
@@ -142,11 +142,13 @@ def test_shards_on_a_disk_that_is_full(tmp_path: Path, text: Path) -> None:
     assert message.startswith(f"{small}/") and "no space left on its disk: free some" in message, message
 
 
-def test_memory_that_ran_out_names_its_limit_and_what_to_lower(run: Path, tmp_path: Path) -> None:
-    done = limited(["evaluate", str(run), "evaluate.sequences=60000", "--json"], tmp_path, AS=3 << 29)
+def test_memory_that_ran_out_names_its_limit_and_what_to_lower(tiny: list[str], tmp_path: Path) -> None:
+    large = ["model.encoder.rows=3000000", "model.encoder.width=256"]  # 3.1 GB
+    assert main(["shard", "--config", "quickstart", *tiny]) == 0
+    done = limited(["pretrain", "--config", "quickstart", *tiny, *large, "--json"], tmp_path, AS=3 << 30)
     said = done.stderr.splitlines()[-1]
-    assert done.returncode == 1 and said.startswith("error: out of memory of 1.5 GiB (ulimit -v)"), done.stderr
-    assert said.endswith("Lower evaluate.sequences") and last_error(done.stdout)["message"] == said.removeprefix(
+    assert done.returncode == 1 and said.startswith("error: out of memory of 3.0 GiB (ulimit -v)"), done.stderr
+    assert said.endswith("or take a smaller model") and last_error(done.stdout)["message"] == said.removeprefix(
         "error: "
     )
     assert reason(MemoryError()).startswith("out of memory")
