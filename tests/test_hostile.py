@@ -64,7 +64,7 @@ def asked(reader, client):
             return found.status_code, found.text
         if reader == "open":
             try:
-                open_run("runs/run", "threads=1").score("def ")
+                open_run("runs/run").score("def ")
             except (ValueError, OSError) as error:
                 return 1, f"error: {error}"
             return 0, ""
@@ -211,6 +211,7 @@ def test_what_is_looked_at_first_is_named(handed: Path, asker: Asker, tmp_path: 
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(3000)
 @pytest.mark.parametrize("kind", KINDS)
 def test_every_reader_of_every_file(handed: Path, asker: Asker, tmp_path: Path, kind: str) -> None:
     """All readers of each file once over all kinds, which takes long; those that read most of them always."""
