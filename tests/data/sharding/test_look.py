@@ -51,7 +51,9 @@ def test_what_was_said_of_a_beginning_is_not_said_again() -> None:
     for bad in (b"\xe9", b"\0"):
         assert not look([Piece("a", "train", bad + b"plain " * 9)], 20).odd
         assert look([Piece("a", "train", b"plain " * 9 + bad + b" ")], 20).odd
-    assert not look([Piece("a", "train", "é".encode()[1:] + b"plain", continues=True)]).odd  # a range inside a character
+    assert not look(
+        [Piece("a", "train", "é".encode()[1:] + b"plain", continues=True)]
+    ).odd  # a range inside a character
 
 
 def test_a_text_in_many_parts_is_one() -> None:
