@@ -256,6 +256,6 @@ def _read(opened: Opened) -> None:
 
 def _stamps(folder: Path) -> list[tuple[str, int, int]]:
     """Size and time of the files beside checkpoints that an opened run has read."""
-    paths = [folder / "config.yaml", folder / CORPUS, *sorted(folder.glob("index/*/[!.]*"))]
+    paths = [folder / "config.yaml", folder / CORPUS, *sorted(folder.glob("index/**/[!.]*"))]
     found = [(path, path.stat()) for path in paths if path.is_file()]
     return [(str(path), status.st_size, status.st_mtime_ns) for path, status in found]
