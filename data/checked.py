@@ -14,7 +14,7 @@ import os
 import re
 import stat
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from io import BufferedReader
 from pathlib import Path
 from typing import IO, Any, cast
@@ -167,15 +167,17 @@ def check_yaml(content: bytes, where: Path | str) -> str:
         where: named in errors.
 
     Raises:
-        DamagedFile: it is nested too deeply, or has too many values, or none can be made of it.
+        DamagedFile: it is nested too deeply, or has too many values, or is no UTF-8.
     """
     from yaml import YAMLError
 
     try:
-        check_tree(text := content.decode(), where)
-        return text
-    except (UnicodeDecodeError, YAMLError) as error:
-        raise DamagedFile(f"{where}: not readable as YAML: {' '.join(str(error).split())[:200]}") from error
+        text = content.decode()
+    except UnicodeDecodeError as error:
+        raise DamagedFile(f"{where}: not readable as YAML: it is not UTF-8 ({error.reason})") from error
+    with suppress(YAMLError):  # its reader, which gets no further either, says more
+        check_tree(text, where)
+    return text
 
 
 def check_tree(text: str, where: Path | str, fast: bool = True) -> None:

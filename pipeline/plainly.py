@@ -129,14 +129,14 @@ _ELSEWHERE = {
     "`optimizer.learning_rate=0.002` and others in that section set it",
     "prompt text start question input_text": 'a prompt is an argument: `haed sample RUN --prompt "def "`',
     "num_samples n_samples samples num_return_sequences": "it is an argument: `haed sample RUN --samples 4`",
-    "count top_n n": "it is an argument: `haed neighbours RUN QUERY --count 4`, and of `haed next` as well",
+    "count top_n n": "it is an argument: `haed neighbours RUN QUERY --count 4`, `haed next RUN --count 4`",
     "config config_file config_name config_path preset cfg": "a preset or file is an argument: `--config quickstart`",
     "verbose debug quiet log_level loglevel": "`--debug` shows where an error arose; there are no levels of logging",
     "json": "it is an argument: `--json`",
     "gradient_checkpointing activation_checkpointing": "there is none; `batch.pieces=4` needs less memory for the same step",
     "shuffle": "the order of the data follows from `seed=0`; it is always shuffled",
     "deepspeed fsdp zero zero_stage model_parallel tensor_parallel": "there is data parallelism alone: `launcher.processes=2`",
-    "port host": "it is an argument of `haed serve` and `haed explore`: `--port 4300`",
+    "port host": "it is an argument: `haed serve --port 4300`, `haed explore RUN --port 4300`",
     "lr_decay_iters lr_decay_steps lr_decay": "a schedule ends with its phase; `train.rate_to=0.05` says at which share",
 }
 # Values that other programs have for those of an option, by its last part.
