@@ -87,7 +87,7 @@ for line in sys.stdin:
             found[reader] = asked(reader, client)
         except BaseException as error:
             found[reader] = (-1, f"{type(error).__name__}: {error}")
-    warm._thread.shutdown()
+    warm.close(SECONDS)
     print(json.dumps(found), flush=True)
 """
 

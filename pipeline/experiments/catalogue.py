@@ -118,11 +118,17 @@ def states(output: Path) -> dict[str, str]:
             for folder in sorted((output / name).glob(f"{budget}*/")):
                 first, *own = folder.name.split("-")
                 if first == budget:
-                    word = "done" if _is_done(folder / f"{name}.json") else "begun"
+                    word = _state(folder / f"{name}.json")
                     said[f"{budget}{' of its own settings' if own else ''} {word}"] = None
         found[name] = ", ".join(said) or "not run"
     return found
 
 
-def _is_done(result: Path) -> bool:
-    return result.is_file() and not any(row["failures"] for row in read_json(result, ("rows",))["rows"])
+def _state(result: Path) -> str:
+    """Of an experiment, by its result: done, begun, or damaged where it cannot be read."""
+    if not result.exists():
+        return "begun"
+    try:
+        return "begun" if any(row["failures"] for row in read_json(result, ("rows",))["rows"]) else "done"
+    except (OSError, ValueError, TypeError, KeyError):
+        return "damaged"

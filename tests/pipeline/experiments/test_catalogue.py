@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from data.durable import write_json
 from pipeline.config import ConfigError, load
 from pipeline.experiments.arms import ours, ready
 from pipeline.experiments.catalogue import EXPERIMENTS, listed, planned, states
@@ -52,7 +53,7 @@ def test_the_papers_sizes_are_built_and_cost(tmp_path: Path) -> None:
 def test_the_list_tells_which_results_there_are(tmp_path: Path) -> None:
     done, begun = EXPERIMENTS["haed-table1"], EXPERIMENTS["haed-figure4"]
     (place := tmp_path / done.name / "minutes").mkdir(parents=True)
-    (place / f"{done.name}.json").write_text('{"rows": [{"failures": []}]}')
+    write_json(place / f"{done.name}.json", {"rows": [{"failures": []}]})
     (tmp_path / begun.name / "hour").mkdir(parents=True)
     (tmp_path / begun.name / "minutes-0123abcd").mkdir()
     found = states(tmp_path)
@@ -60,6 +61,16 @@ def test_the_list_tells_which_results_there_are(tmp_path: Path) -> None:
     assert found[done.name] == "minutes done"
     assert found[begun.name] == "minutes of its own settings begun, hour begun"
     assert found["haed-figure2"] == "not run" and all(name in listed(tmp_path) for name in EXPERIMENTS)
+
+
+def test_a_damaged_result_is_said_and_keeps_nobody_from_the_list(tmp_path: Path) -> None:
+    for name, content in (("haed-table1", "{"), ("haed-figure4", '{"rows": [{"failures": []}]}')):
+        (place := tmp_path / name / "minutes").mkdir(parents=True)
+        (place / f"{name}.json").write_text(content)
+    (place := tmp_path / "haed-figure2" / "minutes").mkdir(parents=True)
+    write_json(place / "haed-figure2.json", {"rows": 3})
+    found = states(tmp_path)
+    assert [found[name] for name in ("haed-table1", "haed-figure4", "haed-figure2")] == ["minutes damaged"] * 3
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,7 @@ from pipeline.cli import main
 from pipeline.pages.app import application
 from pipeline.pages.guard import LOOPBACK, Guarded, Rules
 from pipeline.pages.runs import Runs
-from pipeline.pages.warm import Warm
+from pipeline.pages.warm import MOST_WAITING, Warm
 from pipeline.run.checkpoints import Checkpoints
 from pipeline.run.folder import RunFolder
 from pipeline.run.metrics import as_line
@@ -81,7 +81,7 @@ def test_a_run_has_its_page_its_downloads_and_its_place_in_the_list(site: Site, 
         "neighbours",
     ):
         assert expected in page
-    for name, start in (("report.html", "<!doctype html>"), ("config.yaml", "name: run"), ("evaluation.json", "{")):
+    for name, start in (("report.html", "<!doctype html>"), ("config.yaml", "# Every option"), ("evaluation.json", "{")):
         found = site.get(f"/runs/run/files/{name}")
         assert found.text.startswith(start) and "sandbox" in found.headers["content-security-policy"]
     table = site.get("/runs/run/files/finetune/metrics.csv").text.splitlines()
@@ -150,7 +150,7 @@ def test_a_query_of_several_chunks_and_passages_say_what_was_asked(site: Site, r
 
 
 def test_too_many_questions_are_told_to_come_again(site: Site) -> None:
-    site.warm._waiting = 16
+    site.warm.waiting = MOST_WAITING
     assert "wait already" in site.ask("next?prompt=a", 503)["error"]
 
 

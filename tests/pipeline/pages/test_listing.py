@@ -11,6 +11,7 @@ from pipeline.pages.app import _row
 from pipeline.pages.listing import Listing
 from pipeline.run.files import Evaluation, read_as
 from pipeline.run.folder import RunFolder
+from pipeline.run.metrics import as_line, read
 
 
 def test_a_row_is_made_once_and_again_when_a_file_changed(run: Path) -> None:
@@ -20,13 +21,15 @@ def test_a_row_is_made_once_and_again_when_a_file_changed(run: Path) -> None:
     assert listing.row(folder) is first and listing.made == 1
     assert first["evaluated"].found.headline.value == read_as(Evaluation, run / "evaluation.json").headline.value
     path = run / "finetune" / "metrics.jsonl"
-    status, content = path.stat(), path.read_bytes()
-    *before, last = content.split(b'"validation/bits_per_token": ')
-    digit = b"1" if last[:1] != b"1" else b"2"
-    path.write_bytes(b'"validation/bits_per_token": '.join([*before, digit + last[1:]]))
+    status, records = path.stat(), read(path)
+    validated = [record for record in records if "validation/bits_per_token" in record][-1]
+    was = str(validated["validation/bits_per_token"])
+    validated["validation/bits_per_token"] = float(("2" if was[0] == "1" else "1") + was[1:-1] + "5")
+    path.write_bytes(b"".join(as_line(record) for record in records))
     os.utime(path, ns=(status.st_atime_ns, status.st_mtime_ns))
     changed = listing.row(folder)
-    assert path.stat().st_size == status.st_size and str(changed["state"].validation).startswith(digit.decode())
+    assert path.stat().st_size == status.st_size
+    assert changed["state"].validation == validated["validation/bits_per_token"] != first["state"].validation
     assert listing.made == 2 and listing.row(folder) is changed
 
 

@@ -92,7 +92,9 @@ def test_each_value_of_pictures_and_sound_counts_as_one(tiny: list[str], tmp_pat
         (row,) = compare([kind], made.runs_dir, tmp_path / "comparison").rows
         assert row.unit == "bits/dim"
         run = Run(RunFolder.of(made))
-        assert run.score("éé").characters == 4
+        assert run.score("éé".encode()).characters == 4
+        with pytest.raises(ValueError, match="not of text: give the values as bytes"):
+            run.score("éé")
 
 
 def test_the_parts_of_a_mixture(mixed: Options) -> None:

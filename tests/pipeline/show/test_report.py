@@ -45,4 +45,4 @@ def test_a_run_of_any_name_has_a_report_that_shows_it_as_text(run: Path) -> None
 
 def markdown_of(place: Path) -> str:
     """The table of a comparison."""
-    return compared(compare([place.name], str(place.parent), place.parent / "compared").rows)
+    return compared(compare([place.name], str(place.parent), place.parent / "compared"))
