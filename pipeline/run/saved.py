@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any, Self, TypedDict, cast
 
 from data.checked import NOTE, RESULT, DamagedFile, parse_json, read_bytes, read_text, unsealed
-from haed.options import ModelOptions
 from pipeline.kinds import is_of
 from pipeline.options import Options
 from pipeline.trees import differences
@@ -42,7 +41,7 @@ class State(TypedDict, total=False):
         loader: position in the data.
         negatives: position in the negatives' stream, or None.
         sums: unwritten metrics of each rank.
-        validated_at: position of the last validation; `validated`, the number of them, stands in files of before.
+        validated_at: position of the last validation.
         stale: validations since the best one.
         best: its figure, or None.
     """
@@ -58,7 +57,6 @@ class State(TypedDict, total=False):
     negatives: dict[str, int] | None
     sums: list[dict[str, float]]
     validated_at: dict[str, Any]
-    validated: int
     stale: int
     best: float | None
 
@@ -121,24 +119,13 @@ def identity(options: Options, corpus: str) -> Identity:
 
 
 def unlike(was: Identity, now: Identity, most: int = 3) -> tuple[str, str] | None:
-    """The first options in which two identities differ, as they were and as they are; what `was` lacks has its default."""
-    defaults = identity(Options(model=ModelOptions(kind=now["model"]["kind"])), "")
-    defaults["model"]["kind"] = Options().model.kind  # the only one, when checkpoints did not name it
-    was = filled(was, defaults)
-    was = was | {"model": {name: was["model"][name] for name in defaults["model"]}}  # no sections of other kinds
+    """The first options in which two identities differ, as they were and as they are."""
     found = list(differences(was, now))[:most]
     if found and found[0].key == "model.kind":
         found = found[:1]  # the rest follows from it
     if not found:
         return None
     return ", ".join(f"{each.key}={each.was}" for each in found), ", ".join(f"{each.key}={each.now}" for each in found)
-
-
-def filled(was: Any, defaults: Any) -> Any:
-    """What a checkpoint of an earlier version says, where options of later ones have their defaults."""
-    if not (isinstance(was, dict) and isinstance(defaults, dict)):
-        return was
-    return was | {key: filled(was[key], value) if key in was else value for key, value in defaults.items()}
 
 
 def saved(folder: Path) -> list[Path]:

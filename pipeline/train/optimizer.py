@@ -101,7 +101,7 @@ class Average:
         torch._foreach_lerp_(list(self.weights.values()), list(self.model.state_dict().values()), 1 - decay)
 
     def load(self, weights: dict[str, Tensor]) -> None:
-        """Goes on from these weights, which may be those of an earlier version."""
+        """Goes on from these weights."""
         with self.applied():
             self.model.load_state_dict(weights)
             self.weights = {name: value.clone() for name, value in self.model.state_dict().items()}

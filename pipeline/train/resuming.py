@@ -12,11 +12,11 @@ from pipeline.options import Options, Phase
 from pipeline.run.checkpoints import Checkpoint, Checkpoints
 from pipeline.run.folder import PHASES, RunFolder, command
 from pipeline.run.metrics import Position, read
-from pipeline.run.saved import State, filled, pointed, saved, trained_with
+from pipeline.run.saved import State, pointed, saved, trained_with
 from pipeline.train.optimizer import rate
 from pipeline.train.state import TrainState
 from pipeline.train.trainer import Trainer
-from pipeline.trees import Difference, differences, leaves, put
+from pipeline.trees import Difference, differences, put
 
 log = logging.getLogger(__name__)
 _SHARED = ("seed", "batch", "iem", "optimizer", "validation")  # what any phase is trained with, beside its own section
@@ -57,9 +57,8 @@ def as_trained(phase: Phase, run: RunFolder, options: Options) -> Options:
 
 def _as_in(then: dict[str, Any], options: Options, sections: tuple[str, ...]) -> tuple[Options, list[Difference]]:
     """A copy of the options with these sections as a checkpoint has them, and where they differ."""
-    was, given, kept = filled(then, asdict(Options())), asdict(options), deepcopy(options)
-    known = {key for key, _ in leaves(given)}  # not what earlier versions had
-    late = [each for name in sections for each in differences(was[name], given[name], name) if each.key in known]
+    given, kept = asdict(options), deepcopy(options)
+    late = [each for name in sections for each in differences(then[name], given[name], name)]
     for each in late:
         put(kept, each.key, each.was)
     return kept, late
@@ -67,7 +66,7 @@ def _as_in(then: dict[str, Any], options: Options, sections: tuple[str, ...]) ->
 
 def say_what_changed(state: State, options: Options, ranks: int) -> None:
     """Logs the options of training that are others than those of a checkpoint, and other numbers of ranks and threads."""
-    given, then = asdict(options), filled(state["options"], asdict(Options()))
+    given, then = asdict(options), state["options"]
     for section in (*PHASES, *_SHARED, "launcher", "precision"):
         for each in differences(then.get(section), given[section], section):
             log.info("changed since then: %s=%s, was %s", each.key, each.now, each.was)

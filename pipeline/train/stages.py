@@ -3,7 +3,7 @@
 import logging
 import math
 from contextlib import ExitStack, suppress
-from dataclasses import asdict, replace
+from dataclasses import replace
 from functools import partial
 
 from data.corpus import Corpus
@@ -20,7 +20,7 @@ from pipeline.run.folder import PHASES, RunFolder
 from pipeline.run.known import lexicon, remember
 from pipeline.run.memory import build_system, check_memory
 from pipeline.run.metrics import Listener, Metrics, Progress
-from pipeline.run.saved import Identity, Saved, filled, has_checkpoint, identity, too_few_steps, unlike
+from pipeline.run.saved import Identity, Saved, has_checkpoint, identity, too_few_steps, unlike
 from pipeline.run.shards import check_corpus, open_shards
 from pipeline.run.windows import fixed_subset
 from pipeline.stopping import StopRequested, interruptible
@@ -295,7 +295,7 @@ def _read_on(trainer: Trainer, first: Checkpoint, options: Options) -> None:
 
     Tables of hashed rows have by heart what phase one has read: to begin with that again teaches less (docs/log.md).
     """
-    then = filled(first.state["options"], asdict(Options()))
+    then = first.state["options"]
     one, two = then["pretrain"], options.finetune
     orders = (
         (then["seed"], then["batch"]["context"], one["part_from"], one["part_to"]),

@@ -160,14 +160,13 @@ def restore(learner: Learner, checkpoint: Checkpoint, options: Options) -> Train
     restore_learning(learner, checkpoint)
     restore_reading(learner, checkpoint)
     state = TrainState(Position(saved["step"], **saved["phase"]))
-    skipped = [int(each.get(SKIPPED, 0)) for each in saved["sums"]]  # not in checkpoints of before
+    skipped = [int(each[SKIPPED]) for each in saved["sums"]]
     if ranks.size != len(skipped):  # the first one has those of all
         skipped = [sum(skipped), *[0] * (ranks.size - 1)]
     learner.loader.skipped = skipped[ranks.rank]
     state.sums = dict(saved["sums"][ranks.rank if ranks.size == len(saved["sums"]) else 0])
     state.sums.pop(SKIPPED, None)
-    before = vars(state.position) if saved.get("validated") else {}  # in checkpoints of before only their number
-    state.validated_at = Position(**saved.get("validated_at", before))
+    state.validated_at = Position(**saved["validated_at"])
     if saved["best"] is not None:
         if saved["options"]["validation"]["windows"] == options.validation.windows:
             state.best, state.stale = saved["best"], saved["stale"]

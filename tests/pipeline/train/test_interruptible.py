@@ -11,6 +11,7 @@ import pytest
 from torch import Tensor
 
 from pipeline.config import load
+from pipeline.run.metrics import as_line
 from pipeline.run.shards import shard
 from pipeline.stopping import Interrupt, postponed
 from pipeline.train import stages
@@ -56,8 +57,9 @@ def test_steps_that_a_kill_took_are_said(tiny: list[str], caplog: pytest.LogCapt
     options = load("quickstart", [*tiny, "name=killed", "train.steps=2", "log_steps=1"])
     shard(options)
     train(options)
-    with open(Path(options.runs_dir, "killed/train/metrics.jsonl"), "a") as file:
-        file.write('{"step": 3, "seconds": 1.0}\n{"step": 4, "seconds": 1.0}\n')
+    with open(Path(options.runs_dir, "killed/train/metrics.jsonl"), "ab") as file:
+        for step in (3, 4):
+            file.write(as_line({"step": step, "seconds": 1.0}))
     caplog.clear()
     options.train.steps = 5
     with caplog.at_level("WARNING"):

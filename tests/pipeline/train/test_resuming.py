@@ -1,7 +1,5 @@
 """A phase that has a checkpoint: extended, finished, validated again; what is kept of it, and what is said."""
 
-import json
-from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -13,7 +11,6 @@ from pipeline.train import stages
 from pipeline.train.stages import finetune, outcome, pretrain, train
 from pipeline.train.trainer import Interrupted
 from pipeline.train.validation import Validation
-from tests.conftest import write_state
 from tests.pipeline.train.test_stages import newest, stripped
 
 
@@ -117,22 +114,6 @@ def test_what_is_extended_is_validated_again_and_the_best_moves(
     assert "validation.windows changed: validations are not compared" in caplog.text
 
 
-def change_state(options: Options, phase: str, change: Callable[[dict[str, Any]], object]) -> None:
-    """Alters state.json of a phase's newest checkpoint, as another version might have written it."""
-    path = newest(options, phase) / "state.json"
-    state = json.loads(path.read_text())
-    change(state)
-    write_state(path, state)
-
-
-def test_checkpoints_that_only_count_their_validations_go_on(options: Options) -> None:
-    train(options)
-    change_state(options, "train", lambda state: state.pop("validated_at") and state.update(validated=2))
-    options.train.steps = 8
-    train(options)
-    assert list(validations(options, "train")) == [2, 4, 8]
-
-
 def test_a_phase_that_ended_by_patience_says_so(options: Options, caplog: pytest.LogCaptureFixture) -> None:
     rates = options.optimizer
     rates.learning_rate = rates.main_learning_rate = rates.table_learning_rate = 1e-30
@@ -218,23 +199,3 @@ def test_phase_two_says_what_of_phase_one_it_does_not_know(options: Options, cap
     pretrain(options)
     finetune(options)
     assert "phase one was trained on to " in caplog.text and "step-00000008 since" in caplog.text
-
-
-def test_a_phase_one_with_an_option_that_is_gone_is_not_resumed(
-    options: Options, caplog: pytest.LogCaptureFixture
-) -> None:
-    pretrain(options)
-    options.pretrain.steps += 1
-
-    def before(state: dict[str, Any]) -> None:
-        state["options"]["iem"].update(bank=0, mined_share=0.2)
-        del state["options"]["iem"]["scale"], state["identity"]["iem"]["scale"]
-
-    change_state(options, "pretrain", before)
-    with caplog.at_level("INFO"):
-        assert pretrain(options).resumed_from == 6
-    assert "iem." not in caplog.text
-    change_state(options, "pretrain", lambda state: state["options"]["iem"].update(bank=64))
-    with pytest.raises(ValueError, match="was trained with iem.bank=64, which is gone.*can be evaluated"):
-        pretrain(options)
-    assert finetune(options).steps == 4
