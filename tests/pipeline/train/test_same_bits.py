@@ -24,7 +24,7 @@ from haed.options import SYSTEMS
 from pipeline.cli import main
 from pipeline.config import load, presets
 from pipeline.options import Options
-from pipeline.run.device import compute
+from pipeline.run.device import agrees_with_cublas, compute
 
 ROOT = Path(__file__).resolve().parents[3]
 SECONDS = 400  # until a process that has not ended is a failure
@@ -189,9 +189,7 @@ def test_so_do_single_precision_and_two_ranks(place: Path) -> None:
 def test_killed_and_resumed_it_ends_in_the_same_bits(place: Path, processes: int) -> None:
     cut(place, "quickstart")
     words = ["threads=2", "pretrain.steps=8", "checkpoint.every_steps=1", f"launcher.processes={processes}"]
-    whole, hurt = (
-        trainings(place, f"killed-{processes}-{turn}", "quickstart", ("pretrain",), *words) for turn in "ab"
-    )
+    whole, hurt = (trainings(place, f"killed-{processes}-{turn}", "quickstart", ("pretrain",), *words) for turn in "ab")
     checkpoints = place / "runs" / f"killed-{processes}-b" / "pretrain" / "checkpoints"
     ends = time.monotonic() + SECONDS
     with process(place, hurt) as started:
@@ -239,3 +237,34 @@ def test_algorithms_are_the_callers_own_again_after_use(options: Options) -> Non
     options.deterministic = False
     with compute(options).precision():
         assert torch.get_deterministic_debug_mode() == 0
+
+
+def test_an_operation_without_a_deterministic_algorithm_is_named_with_the_way_out(options: Options) -> None:
+    """None of ours is one; those of other versions of PyTorch, or of a user's own model, may be."""
+    machine = compute(options)
+    with (
+        pytest.raises(ValueError, match=r"no deterministic algorithm for put_.*Use deterministic=false\."),
+        machine.algorithms(),
+        machine.precision(),
+    ):
+        torch.zeros(2).put_(torch.tensor([0]), torch.ones(1))
+    assert torch.get_deterministic_debug_mode() == 0
+    options.deterministic = False
+    with compute(options).algorithms():
+        torch.zeros(2).put_(torch.tensor([0]), torch.ones(1))
+
+
+def test_a_cublas_setting_of_the_users_own_is_no_error(
+    options: Options, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """PyTorch refuses every product on a GPU with deterministic algorithms and another value."""
+    cpu, gpu = torch.device("cpu"), torch.device("cuda", 0)
+    for value in (":4096:8", ":16:8"):
+        monkeypatch.setenv("CUBLAS_WORKSPACE_CONFIG", value)
+        assert agrees_with_cublas(gpu)
+    monkeypatch.setenv("CUBLAS_WORKSPACE_CONFIG", ":4096:2:16:8")
+    assert agrees_with_cublas(cpu)
+    assert not caplog.messages
+    assert not agrees_with_cublas(gpu) and not agrees_with_cublas(gpu)
+    assert [message.split(":")[0] for message in caplog.messages] == ["CUBLAS_WORKSPACE_CONFIG="]
+    assert compute(options).deterministic
