@@ -2,12 +2,14 @@
 
 import ctypes
 import gc
+import logging
 import os
 import platform
 import threading
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass
+from functools import cache
 from typing import Any, Literal
 
 import torch
@@ -15,6 +17,8 @@ import torch
 from data.processes import available_threads
 from pipeline.options import Options
 
+log = logging.getLogger(__name__)
+_CUBLAS, _CUBLAS_VALUES = "CUBLAS_WORKSPACE_CONFIG", (":4096:8", ":16:8")  # with others PyTorch refuses to multiply
 _M_TRIM_THRESHOLD, _M_TOP_PAD, _M_MMAP_THRESHOLD = -1, -2, -3
 
 
@@ -57,7 +61,11 @@ class Compute:
             yield
 
     def algorithms(self) -> AbstractContextManager[None]:
-        """The context in which gradients are computed too: PyTorch takes deterministic algorithms, if that is asked for."""
+        """The context in which gradients are computed too: PyTorch takes deterministic algorithms, if that is asked for.
+
+        Raises, from within it:
+            ValueError: PyTorch has no deterministic algorithm for an operation on this device.
+        """
         return _DETERMINISTIC if self.deterministic else nullcontext()
 
 
@@ -78,11 +86,16 @@ class _Deterministic:
                 self._before = _switches()
                 _switch(2, True, False, False)
 
-    def __exit__(self, *_: object) -> None:
+    def __exit__(self, _kind: object, error: BaseException | None, _trace: object) -> None:
         with self._lock:
             self._inside -= 1
             if not self._inside:
                 _switch(*self._before)
+        name, found, _ = str(error).partition(" does not have a deterministic implementation")
+        if found and isinstance(error, RuntimeError):
+            raise ValueError(
+                f"PyTorch {torch.__version__} has no deterministic algorithm for {name}. Use deterministic=false."
+            ) from error
 
 
 # What PyTorch has as a property of a module; mypy knows none.
@@ -118,13 +131,14 @@ def compute(options: Options, precision: str | None = None) -> Compute:
         options: of the run.
         precision: fp32, bf16 or auto; None: that of training.
 
-    With `deterministic` it sets CUBLAS_WORKSPACE_CONFIG, unless somebody has: cuBLAS reads it when it begins.
+    With `deterministic` it sets CUBLAS_WORKSPACE_CONFIG, unless somebody has: cuBLAS reads it when it begins. PyTorch refuses
+    other values than two with deterministic algorithms, so they are not asked for where a GPU has another.
 
     Raises:
         ValueError: the device does not exist.
     """
     if options.deterministic:
-        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+        os.environ.setdefault(_CUBLAS, _CUBLAS_VALUES[0])
         os.environ.setdefault(
             "TORCHINDUCTOR_DETERMINISTIC", "1"
         )  # of torch.compile: kernels are not chosen by their times
@@ -135,6 +149,7 @@ def compute(options: Options, precision: str | None = None) -> Compute:
         reason = str(error).splitlines()[0]
         raise ValueError(f"device={options.device} is not available here ({reason}); use device=auto or cpu") from error
     _use_threads(options.threads)
+    deterministic = options.deterministic and agrees_with_cublas(device)
     if device.type == "cuda":
         torch.cuda.set_device(device)
     if device.type == "cpu":
@@ -142,7 +157,23 @@ def compute(options: Options, precision: str | None = None) -> Compute:
         torch.set_flush_denormal(True)  # probabilities near 1e-40 would take a hundred times as long as others
     chosen = precision or options.precision
     precise = chosen == "fp32" or (chosen == "auto" and not _fast_bfloat16(device))
-    return Compute(device, None if precise else torch.bfloat16, options.deterministic)
+    return Compute(device, None if precise else torch.bfloat16, deterministic)
+
+
+def agrees_with_cublas(device: torch.device) -> bool:
+    """Whether cuBLAS can be deterministic, as far as this device needs it; says so once where it cannot."""
+    given = os.environ.get(_CUBLAS)
+    if device.type != "cuda" or given in _CUBLAS_VALUES:
+        return True
+    _warn_once(
+        f"{_CUBLAS}={given}: results may differ in their last bits from time to time. Unset it to have equal ones."
+    )
+    return False
+
+
+@cache
+def _warn_once(message: str) -> None:
+    log.warning(message)
 
 
 def _use_threads(asked: int | None) -> None:

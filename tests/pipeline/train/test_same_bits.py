@@ -1,7 +1,8 @@
 """The same command ends in the same bits: with several threads, at the presets' own sizes, in processes of their own.
 
 A model that is small enough for quick tests hides what this is about: only tensors that are large enough are shared among
-threads. So presets keep their widths, tables and batches, and take a few steps.
+threads. So presets keep their widths, tables and batches, and take a few steps. What is compared runs side by side, so that
+its threads also disturb each other. A process takes several commands, since to import torch takes longer than these steps.
 """
 
 import hashlib
@@ -11,26 +12,34 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterable, Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
-from pipeline.config import presets
+from haed.options import SYSTEMS
+from pipeline.cli import main
+from pipeline.config import load, presets
 from pipeline.options import Options
-from pipeline.run.device import compute
+from pipeline.run.device import agrees_with_cublas, compute
 
 ROOT = Path(__file__).resolve().parents[3]
-CHUNKS = ("hred", "hred-transformer", "megabyte", "quickstart", "quickstart-no-iem", "wikitext2")
-PHASES = {"quickstart": ("pretrain", "finetune", "train"), "wikitext2": ("pretrain", "finetune")}
-PHASES |= {name: ("train",) for name in presets() if not name.startswith("paper-") and name not in CHUNKS}
-PHASES |= {name: ("pretrain",) for name in CHUNKS if name not in PHASES}
+SECONDS = 400  # until a process that has not ended is a failure
+TRANSFORMERS = ("model.encoder.kind=transformer", "model.encoder.hidden=256")
+# Each preset that two cores train, and what no preset has; with the phases that it takes.
+TRAINED: dict[str, tuple[str, tuple[str, ...], tuple[str, ...]]] = {
+    name: (name, ("pretrain", "finetune", "train") if name == "quickstart" else ("train",), ())
+    for name in presets()
+    if not name.startswith("paper-")
+} | {"transformers": ("quickstart", ("train",), TRANSFORMERS)}
 
 
 @pytest.fixture(scope="module")
 def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with a text that is long enough for whole windows."""
+    """A folder with shards of a text that is long enough for whole windows."""
     folder = tmp_path_factory.mktemp("bits")
     (folder / "text").mkdir()
     library = Path(os.__file__).parent
@@ -39,11 +48,32 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def arguments(place: Path, name: str, stage: str, preset: str, *words: str) -> list[str]:
+def where(place: Path, preset: str) -> list[str]:
+    """Words of every command on a preset: its data and its folders."""
     given = ["source.kind=text", "source.pattern=*.py", f"source.path={place / 'text'}", f"runs_dir={place / 'runs'}"]
-    given += [f"shards_dir={place / 'shards'}", "validation.times=0", f"name={name}"]
-    given += [] if stage == "shard" else [f"{stage}.seconds=null", f"{stage}.steps=3"]
-    return [stage, "--config", preset, *given, *words]
+    return ["--config", preset, *given, f"shards_dir={place / 'shards'}"]
+
+
+def cut(place: Path, *chosen: str) -> None:
+    """Makes the shards of some presets."""
+    for preset in chosen:
+        assert main(["shard", *where(place, preset)]) == 0
+
+
+def trainings(place: Path, name: str, preset: str, phases: Iterable[str], *words: str) -> list[list[str]]:
+    """Commands that train a run, three steps a phase unless `words` say another number."""
+    return [
+        [
+            phase,
+            *where(place, preset),
+            f"name={name}",
+            "validation.times=0",
+            f"{phase}.seconds=null",
+            f"{phase}.steps=3",
+            *words,
+        ]
+        for phase in phases
+    ]
 
 
 def environment() -> dict[str, str]:
@@ -52,32 +82,34 @@ def environment() -> dict[str, str]:
     return {name: value for name, value in os.environ.items() if name not in hidden} | {"PYTHONPATH": str(ROOT)}
 
 
-def process(place: Path, *stages: list[str]) -> "subprocess.Popen[str]":
-    """A process of its own for some stages, in a session of its own."""
-    code = (
-        "import json, sys; from pipeline.cli import main; sys.exit(any(main(each) for each in json.loads(sys.argv[1])))"
-    )
-    return subprocess.Popen(
-        [sys.executable, "-c", code, json.dumps(stages)],
+@contextmanager
+def process(place: Path, commands: list[list[str]]) -> Iterator["subprocess.Popen[str]"]:
+    """A process of its own for some commands, in a session of its own; it does not outlive the block."""
+    code = "import json, sys; from pipeline.cli import main; sys.exit(any(map(main, json.loads(sys.argv[1]))))"
+    with subprocess.Popen(
+        [sys.executable, "-c", code, json.dumps(commands)],
         env=environment(),
         cwd=place,
         stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
         text=True,
         start_new_session=True,
-    )
+    ) as started:
+        try:
+            yield started
+        finally:
+            if started.poll() is None:
+                os.killpg(started.pid, signal.SIGKILL)
 
 
-def finish(started: "subprocess.Popen[str]") -> str:
-    found, said = started.communicate()
-    assert started.returncode == 0, said[-2000:]
+def run(place: Path, *turns: list[list[str]]) -> list[str]:
+    """Runs each turn's commands in a process of its own, all at the same time; returns what each said."""
+    with ExitStack() as stack:
+        said = [stack.enter_context(process(place, commands)) for commands in turns]
+        found = [each.communicate(timeout=SECONDS)[0] for each in said]
+        for each, lines in zip(said, found, strict=True):
+            assert each.returncode == 0, lines[-2000:]
     return found
-
-
-def run(place: Path, name: str, phases: tuple[str, ...], preset: str, *words: str) -> None:
-    """Shards, and trains some phases."""
-    stages = [arguments(place, name, phase, preset, *words) for phase in phases]
-    finish(process(place, arguments(place, name, "shard", preset), *stages))
 
 
 def digests(place: Path, name: str) -> dict[str, str]:
@@ -90,63 +122,101 @@ def digests(place: Path, name: str) -> dict[str, str]:
     return found
 
 
+def differing(place: Path, *names: str) -> dict[str, list[str]]:
+    """Of each name, which files of two turns have other bits."""
+    found = {}
+    for name in names:
+        one, other = (digests(place, f"{name}-{turn}") for turn in "ab")
+        assert one.keys() == other.keys()
+        if files := [file for file in one if one[file] != other[file]]:
+            found[name] = files
+    return found
+
+
 def test_quickstart_ends_in_the_same_bits_with_two_threads(place: Path) -> None:
-    for turn in "abc":
-        run(place, f"quick-{turn}", ("pretrain",), "quickstart", "threads=2")
-    assert digests(place, "quick-a") == digests(place, "quick-b") == digests(place, "quick-c")
+    cut(place, "quickstart")
+    run(place, *(trainings(place, f"quick-{turn}", "quickstart", ("pretrain",), "threads=2") for turn in "ab"))
+    assert not differing(place, "quick")
 
 
-@pytest.mark.slow
-@pytest.mark.timeout(600)
-@pytest.mark.parametrize("preset", sorted(PHASES))
-def test_every_preset_ends_in_the_same_bits_with_four_threads(place: Path, preset: str) -> None:
-    """More threads than some machines have cores: they take turns, and end in another order each time."""
-    for turn in "ab":
-        run(place, f"{preset}-{turn}", PHASES[preset], preset, "threads=4")
-    assert digests(place, f"{preset}-a") == digests(place, f"{preset}-b")
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(600)
-@pytest.mark.parametrize("word", ["precision=fp32", "launcher.processes=2"])
-def test_so_do_single_precision_and_two_ranks(place: Path, word: str) -> None:
-    for turn in "ab":
-        run(place, f"{word}-{turn}", ("pretrain", "finetune"), "quickstart", "threads=2", word)
-    assert digests(place, f"{word}-a") == digests(place, f"{word}-b")
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(600)
-@pytest.mark.parametrize("processes", [1, 2, 3])
-def test_killed_and_resumed_it_ends_in_the_same_bits(place: Path, processes: int) -> None:
-    words = ["threads=2", "pretrain.steps=8", "checkpoint.every_steps=1", f"launcher.processes={processes}"]
-    run(place, f"whole-{processes}", ("pretrain",), "quickstart", *words)
-    name = f"hurt-{processes}"
-    checkpoints = place / "runs" / name / "pretrain" / "checkpoints"
-    with process(place, arguments(place, name, "pretrain", "quickstart", *words)) as started:
-        while started.poll() is None and not (checkpoints / "latest").is_file():
-            time.sleep(0.01)
-        os.killpg(started.pid, signal.SIGKILL)
-        started.communicate()
-    reached = sorted(path.name for path in checkpoints.glob("step-*"))[-1]
-    assert reached < "step-00000008", "it was killed too late to say anything"
-    run(place, name, ("pretrain",), "quickstart", *words)
-    assert digests(place, name) == digests(place, f"whole-{processes}")
+def test_presets_are_of_every_kind() -> None:
+    made = [load(preset, words).model for preset, _, words in TRAINED.values()]
+    assert {model.kind for model in made} == set(SYSTEMS)
+    chunks = [model for model in made if SYSTEMS[model.kind].chunks]
+    assert {model.encoder.kind for model in chunks} == {"mlp", "linear", "lstm", "transformer"}
+    assert {model.main.kind for model in chunks} == {"lstm", "transformer"}
+    assert {model.decoder.kind for model in chunks} == {"lstm", "transformer"}
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("threads", [2, 4])
-def test_what_is_asked_of_a_run_has_the_same_bits_each_time(place: Path, threads: int) -> None:
-    name = f"asked-{threads}"
-    run(place, name, ("pretrain",), "quickstart", "threads=2")
-    of = [str(place / "runs" / name), f"threads={threads}", "--json"]
-    answers = []
-    for _ in range(2):
-        said = finish(process(place, ["evaluate", *of, "evaluate.yardsticks=false"], ["sample", *of], ["next", *of]))
-        found = [json.loads(line) for line in said.splitlines()]
-        answers.append([_without_times(each) for each in found])
-    assert len(answers[0]) == 3 and answers[0] == answers[1]
+def test_every_kind_and_phase_ends_in_the_same_bits(place: Path, threads: int) -> None:
+    """Four are more threads than some machines have cores: they take turns, and end in another order each time."""
+    cut(place, *{preset for preset, _, _ in TRAINED.values()})
+
+    def turn(of: str) -> list[list[str]]:
+        return [
+            command
+            for name, (preset, phases, words) in TRAINED.items()
+            for command in trainings(place, f"{name}-{threads}-{of}", preset, phases, f"threads={threads}", *words)
+        ]
+
+    run(place, turn("a"), turn("b"))
+    assert not differing(place, *(f"{name}-{threads}" for name in TRAINED))
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_so_do_single_precision_and_two_ranks(place: Path) -> None:
+    cut(place, "quickstart")
+
+    def turn(of: str) -> list[list[str]]:
+        words = {"single": "precision=fp32", "ranks": "launcher.processes=2"}
+        return [
+            command
+            for name, word in words.items()
+            for command in trainings(place, f"{name}-{of}", "quickstart", ("pretrain", "finetune"), "threads=2", word)
+        ]
+
+    run(place, turn("a"), turn("b"))
+    assert not differing(place, "single", "ranks")
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("processes", [1, 2])
+def test_killed_and_resumed_it_ends_in_the_same_bits(place: Path, processes: int) -> None:
+    cut(place, "quickstart")
+    words = ["threads=2", "pretrain.steps=8", "checkpoint.every_steps=1", f"launcher.processes={processes}"]
+    whole, hurt = (trainings(place, f"killed-{processes}-{turn}", "quickstart", ("pretrain",), *words) for turn in "ab")
+    checkpoints = place / "runs" / f"killed-{processes}-b" / "pretrain" / "checkpoints"
+    ends = time.monotonic() + SECONDS
+    with process(place, hurt) as started:
+        while not (checkpoints / "latest").is_file():
+            assert started.poll() is None and time.monotonic() < ends, "no checkpoint came"
+            time.sleep(0.01)
+        os.killpg(started.pid, signal.SIGKILL)
+    reached = sorted(path.name for path in checkpoints.glob("step-*"))[-1]
+    assert reached < "step-00000008", "it was killed too late to say anything"
+    run(place, whole, hurt)
+    assert not differing(place, f"killed-{processes}")
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_what_is_asked_of_a_run_has_the_same_bits_each_time(place: Path) -> None:
+    cut(place, "quickstart")
+    trained = trainings(place, "asked", "quickstart", ("pretrain",), "threads=2")
+    run(place, trained)
+    asked = [
+        [word, str(place / "runs" / "asked"), f"threads={threads}", "--json", *more]
+        for threads in (2, 4)
+        for word, *more in (["evaluate", "evaluate.yardsticks=false"], ["sample"], ["next"])
+    ]
+    one, other = ([line for line in said.splitlines() if line.startswith("{")] for said in run(place, asked, asked))
+    assert len(one) == len(asked)
+    assert [_without_times(json.loads(line)) for line in one] == [_without_times(json.loads(line)) for line in other]
 
 
 def _without_times(found: Any) -> Any:
@@ -167,3 +237,34 @@ def test_algorithms_are_the_callers_own_again_after_use(options: Options) -> Non
     options.deterministic = False
     with compute(options).precision():
         assert torch.get_deterministic_debug_mode() == 0
+
+
+def test_an_operation_without_a_deterministic_algorithm_is_named_with_the_way_out(options: Options) -> None:
+    """None of ours is one; those of other versions of PyTorch, or of a user's own model, may be."""
+    machine = compute(options)
+    with (
+        pytest.raises(ValueError, match=r"no deterministic algorithm for put_.*Use deterministic=false\."),
+        machine.algorithms(),
+        machine.precision(),
+    ):
+        torch.zeros(2).put_(torch.tensor([0]), torch.ones(1))
+    assert torch.get_deterministic_debug_mode() == 0
+    options.deterministic = False
+    with compute(options).algorithms():
+        torch.zeros(2).put_(torch.tensor([0]), torch.ones(1))
+
+
+def test_a_cublas_setting_of_the_users_own_is_no_error(
+    options: Options, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """PyTorch refuses every product on a GPU with deterministic algorithms and another value."""
+    cpu, gpu = torch.device("cpu"), torch.device("cuda", 0)
+    for value in (":4096:8", ":16:8"):
+        monkeypatch.setenv("CUBLAS_WORKSPACE_CONFIG", value)
+        assert agrees_with_cublas(gpu)
+    monkeypatch.setenv("CUBLAS_WORKSPACE_CONFIG", ":4096:2:16:8")
+    assert agrees_with_cublas(cpu)
+    assert not caplog.messages
+    assert not agrees_with_cublas(gpu) and not agrees_with_cublas(gpu)
+    assert [message.split(":")[0] for message in caplog.messages] == ["CUBLAS_WORKSPACE_CONFIG="]
+    assert compute(options).deterministic
