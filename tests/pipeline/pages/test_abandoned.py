@@ -1,6 +1,7 @@
 """Questions that nobody waits for any more: real clients of a real server that ask and leave, and servers that end."""
 
 import asyncio
+import inspect
 import json
 import signal
 import socket
@@ -26,6 +27,7 @@ from pipeline.run.folder import RunFolder
 from pipeline.stopping import Abandoned, asked_by
 
 SHORT = "/runs/run/samples?prompt=a&chunks=1&format=json"
+SECONDS = 240  # of a machine that is busy with others
 LONG = "/runs/run/samples?prompt=a&samples=4&chunks=500&format=json"
 
 
@@ -41,8 +43,10 @@ class Serving:
         self.pages, self.ended = Guarded(application(Runs(run, single=True), self.warm), Rules(LOOPBACK)), 0
         self.listening = socket.create_server(("127.0.0.1", 0))
         self.port = self.listening.getsockname()[1]
-        self.server = Server(uvicorn.Config(self._counted, lifespan="off", log_level="error"), self.warm)
-        self.thread = threading.Thread(target=lambda: asyncio.run(self._serve()))
+        self.server = Server(
+            uvicorn.Config(self._counted, interface="asgi3", lifespan="off", log_level="error"), self.warm
+        )
+        self.thread = threading.Thread(target=lambda: asyncio.run(self._serve()), daemon=True)
         self.thread.start()
         wait_for(lambda: self.server.started)
 
@@ -62,10 +66,10 @@ class Serving:
 
         def wait(_: Any) -> None:
             began.set()
-            self.held.wait()
+            self.held.wait(SECONDS)
 
         asyncio.run_coroutine_threadsafe(self.warm.ask(self.folder, wait), self.loop)
-        began.wait()
+        assert began.wait(SECONDS)
 
     def send(self, address: str) -> socket.socket:
         """A client that has asked."""
@@ -84,12 +88,31 @@ class Serving:
     def close(self) -> None:
         self.held.set()
         self.server.should_exit = True
-        self.thread.join()
+        ended(self.thread)
 
 
 def wait_for(found: Callable[[], Any]) -> None:
+    """Waits until something is so.
+
+    Raises:
+        TimeoutError: it has not become so in `SECONDS`.
+    """
+    end = time.monotonic() + SECONDS
     while not found():
+        if time.monotonic() > end:
+            raise TimeoutError(f"not so after {SECONDS} seconds: {inspect.getsource(found).strip()}")
         time.sleep(0.01)
+
+
+def ended(thread: threading.Thread) -> None:
+    """Waits for the end of a thread.
+
+    Raises:
+        TimeoutError: it goes on for `SECONDS`.
+    """
+    thread.join(SECONDS)
+    if thread.is_alive():
+        raise TimeoutError(f"{thread.name} has not ended after {SECONDS} seconds")
 
 
 @pytest.fixture
@@ -106,11 +129,11 @@ def test_of_forty_clients_that_ask_and_leave_no_question_is_answered(serving: Se
     wait_for(lambda: serving.ended == 40)
     assert serving.warm.waiting == 1  # the held one
     answers: list[Any] = []
-    last = threading.Thread(target=lambda: answers.append(serving.ask(SHORT)))
+    last = threading.Thread(target=lambda: answers.append(serving.ask(SHORT)), daemon=True)
     last.start()
     wait_for(lambda: serving.warm.waiting == 2)
     serving.held.set()
-    last.join()
+    ended(last)
     assert answers[0][0] == 200 and answers[0][1]["value"]["samples"]
     assert serving.warm.begun == 2  # the held one and the last
 
@@ -138,15 +161,15 @@ def test_loops_that_take_long_look_whether_they_are_still_asked_for(run: Path) -
 def test_questions_that_wait_are_told_that_the_server_ends(serving: Serving) -> None:
     serving.hold()
     answers: list[Any] = []
-    asked = [threading.Thread(target=lambda: answers.append(serving.ask(LONG))) for _ in range(5)]
+    asked = [threading.Thread(target=lambda: answers.append(serving.ask(LONG)), daemon=True) for _ in range(5)]
     for each in asked:
         each.start()
     wait_for(lambda: serving.warm.waiting == 6)
     assert not serving.warm.close(0.05)  # the held one goes on
     serving.server.should_exit = True
-    serving.thread.join()  # though the held one still is
+    ended(serving.thread)  # though the held one still is
     for each in asked:
-        each.join()
+        ended(each)
     assert [status for status, _ in answers] == [503] * 5 and "the server ends" in answers[0][1]["error"]
     assert serving.warm.begun == 1
     serving.held.set()

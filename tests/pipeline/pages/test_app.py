@@ -81,7 +81,11 @@ def test_a_run_has_its_page_its_downloads_and_its_place_in_the_list(site: Site, 
         "neighbours",
     ):
         assert expected in page
-    for name, start in (("report.html", "<!doctype html>"), ("config.yaml", "# Every option"), ("evaluation.json", "{")):
+    for name, start in (
+        ("report.html", "<!doctype html>"),
+        ("config.yaml", "# Every option"),
+        ("evaluation.json", "{"),
+    ):
         found = site.get(f"/runs/run/files/{name}")
         assert found.text.startswith(start) and "sandbox" in found.headers["content-security-policy"]
     table = site.get("/runs/run/files/finetune/metrics.csv").text.splitlines()

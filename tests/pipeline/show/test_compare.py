@@ -198,7 +198,9 @@ def test_a_run_that_was_killed_counts_as_far_as_its_checkpoint(two: tuple[Option
     path = Path(two[0].runs_dir) / "tiny" / "train" / "metrics.jsonl"
 
     def row() -> Row:
-        return {row.run: row for row in compare(["tiny", "other"], two[0].runs_dir, path.parent / "compared").rows}["tiny"]
+        return {row.run: row for row in compare(["tiny", "other"], two[0].runs_dir, path.parent / "compared").rows}[
+            "tiny"
+        ]
 
     before = row()
     last = read(path)[-1]
