@@ -24,6 +24,11 @@ _MARKS = {  # the longer mark begins as the shorter one
 }
 _WIDE = {"utf_16_le": "UTF-16LE", "utf_16_be": "UTF-16BE", "utf_32_le": "UTF-32LE", "utf_32_be": "UTF-32BE"}
 _ODD = 0.01  # share of characters that are controls or unassigned, beyond which bytes are no text of that encoding
+_FEWEST = 3  # characters that show a wide encoding
+_CONTROL = re.compile(rb"[\x00-\x08\x0e-\x1a\x1c-\x1f]")  # bytes that no text in UTF-8 has
+_COMMON = re.compile(r"[\t\n\r -~\u3000-\u30ff]")  # among ideographs: their bytes are rare in other encodings
+_ENOUGH = 64  # characters in which one is known by their frequencies
+_LETTERS = 0.75  # share of characters in alphabets or beyond the first plane that no bytes of another kind have
 _LEGACY = {  # encodings that are guessed at, by Python's names, and what `iconv` calls them
     **{f"cp{number}": f"CP{number}" for number in (1252, 1250, 1251, 1253, 1254, 1255, 1256, 1257, 866, 932, 949)},
     **{"koi8_r": "KOI8-R", "koi8_u": "KOI8-U", "iso8859_2": "ISO8859-2", "tis_620": "TIS-620"},
@@ -137,16 +142,40 @@ def wide_encoding(head: bytes, closely: bool = True) -> tuple[str, str] | None:
     for mark, names in _MARKS.items():
         if head.startswith(mark):
             return names
-    if not closely or (_is_utf8(head) and not (head.isascii() and b"\0" in head)):
-        return None  # with NUL bytes perhaps, but of what is in a wide encoding bytes beyond ASCII are no UTF-8
-    found = _guess_encoding(head)
-    name = _WIDE.get(found or "")
-    return (name, name) if found and name and _is_plausible(head, found) else None
+    if not closely or (_is_utf8(head) and not (head.isascii() and _CONTROL.search(head))):
+        return None  # with controls perhaps, but of what is in a wide encoding bytes beyond ASCII are no UTF-8
+    found = next((each for each in _WIDE if _is_alphabetic(head, each)), None) or _guess_ideographs(head)
+    return (_WIDE[found], _WIDE[found]) if found else None
+
+
+def _is_alphabetic(head: bytes, encoding: str) -> bool:
+    """The bytes are text of letters in this wide encoding, which other bytes, also a few, do not look like."""
+    text = _decode(head, encoding)
+    letters = sum(not 0x2000 <= ord(each) < 0x10000 for each in text)
+    enough = letters >= _LETTERS * len(text) or encoding.startswith("utf_32")  # where any character is enough
+    return len(text) >= _FEWEST and enough and _is_plausible(text)
+
+
+def _guess_ideographs(head: bytes) -> str | None:
+    """Python's name of the wide encoding that a text in Chinese, Japanese or Korean is in; None: it is in none.
+
+    A few bytes of other encodings look alike, unless there are ends of lines, digits, kana or full stops.
+    """
+    if head.isascii() or (found := _guess_encoding(head)) not in _WIDE:
+        return None
+    text = _decode(head, found)
+    is_known = len(text) >= _ENOUGH or (len(text) >= _FEWEST and _COMMON.search(text) is not None)
+    return found if is_known and _is_plausible(text) else None
+
+
+def _decode(head: bytes, encoding: str) -> str:
+    """The characters, of which the last may be cut."""
+    return codecs.getincrementaldecoder(encoding)("replace").decode(head)
 
 
 def _is_utf8(head: bytes) -> bool:
     try:
-        codecs.getincrementaldecoder("utf-8")().decode(head)  # a character may be cut at the end
+        codecs.getincrementaldecoder("utf-8")().decode(head, final=len(head) < HEAD)  # a longer text is cut here
     except UnicodeDecodeError:
         return False
     return True
@@ -165,9 +194,8 @@ def _guess_encoding(head: bytes) -> str | None:
     return None
 
 
-def _is_plausible(head: bytes, encoding: str) -> bool:
-    """The bytes are text in this encoding, but for few characters that no text has."""
-    text = codecs.getincrementaldecoder(encoding)("replace").decode(head)
+def _is_plausible(text: str) -> bool:
+    """Few of the characters are such that no text has them."""
     odd = sum(each not in "\t\n\r\f" and unicodedata.category(each) in ("Cc", "Cn", "Co", "Cs") for each in text)
     return odd + text.count("\ufffd") <= _ODD * len(text)
 
@@ -234,6 +262,8 @@ def check_head(head: bytes, name: str, path: str, compressed: bool = False, clos
     if found := foreign(head):
         what, advice = found
         inside = " inside of its compression" if compressed else ""
+        if compressed and advice is _NAME:
+            advice = "decompress it once (a program may have compressed what was compressed, by the name)"
         raise ValueError(f"{name} is {what}{inside}, not text: {advice}")
     if wide := wide_encoding(head, closely):
         encoding, by = wide

@@ -23,6 +23,7 @@ _HELD = 32 << 20  # bytes of a compressed file that are kept while its size is f
 INFLATED = 4  # guess at what compression saves, only to share out the work
 _SKIPPED = {"test", "tests", "site-packages", "dist-packages", "idlelib", "__pycache__"}
 _INSIDE = bytes(range(0x80, 0xC0))  # bytes of UTF-8 that begin no character
+_TEXT = re.compile(rb"[\n\r](?=\S)")  # where text follows an end of a line every chunker begins a chunk
 _BLANK = re.compile(rb"\n\r?\n|\r\r(?!\n)")  # lines may end as in Windows, or as in an old Mac
 
 
@@ -200,7 +201,9 @@ def ranges(path: str, start: int, stop: int, size: int, align: int) -> Iterator[
                 cut -= (cut - start) % align
             else:
                 file.seek(cut)
-                cut += _after_line(file.read(_WINDOW))
+                window = file.read(_WINDOW)
+                found = _TEXT.search(window)
+                cut += found.end() if found else _after_line(window)
             if before < cut < stop:
                 yield before, cut
                 before = cut

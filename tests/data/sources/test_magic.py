@@ -92,6 +92,31 @@ def test_what_is_binary_is_in_no_wide_encoding() -> None:
     assert all("NUL" in str(doubtful(content[:HEAD])) for content in binaries.values())
 
 
+def test_a_few_bytes_of_other_encodings_are_in_no_wide_one() -> None:
+    short = {
+        "latin-1": "Le café était fermé à côté de la forêt, où l'été",
+        "cp1251": "Все счастливые семьи похожи друг на друга, каждая",
+        "koi8-r": "Все счастливые семьи похожи друг на друга, каждая",
+        "big5": "天地玄黃，宇宙洪荒。日月盈昃",
+    }
+    heads = [
+        text[at : at + size].encode(encoding)
+        for encoding, text in short.items()
+        for size in range(2, 20)
+        for at in range(20)
+    ]
+    heads += [b"a\0b %d" % number for number in range(50)] + [b"\0ab\n", b"a\0", b"abc\0\0\0\0"]
+    assert [head for head in heads if wide_encoding(head)] == []
+
+
+@pytest.mark.parametrize(
+    "text", ["Μῆνιν ἄειδε", "Привет", "كان يا ما كان", "words", "天地玄黃。\n", "吾輩は猫である", "나라의 말이"]
+)
+def test_a_few_words_in_a_wide_encoding_are_known(text: str) -> None:
+    for name, encoding in ENCODINGS.items():
+        assert wide_encoding(text.encode(encoding)) == (name, name)
+
+
 def test_prose_that_begins_as_a_magic_number_is_text() -> None:
     for text in (
         b"GIF89a is a format of pictures.",

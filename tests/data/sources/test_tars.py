@@ -20,11 +20,11 @@ from tests.data.sources.test_audio import wav
 from tests.data.sources.test_text import COMPRESS
 
 
-def tars(folder: Path, samples: list[dict[str, Any]], number: int = 3) -> Path:
-    """Written by webdataset itself, shared out over so many tars."""
+def tars(folder: Path, samples: list[dict[str, Any]], number: int = 3, encoder: bool = True) -> Path:
+    """Written by webdataset itself, shared out over so many tars; `encoder` compresses what is called .gz."""
     folder.mkdir()
     for at in range(number):
-        with wds.TarWriter(str(folder / f"part-{at}.tar")) as writer:
+        with wds.TarWriter(str(folder / f"part-{at}.tar"), encoder=encoder) as writer:
             for index in range(at, len(samples), number):
                 writer.write({"__key__": f"deep/{index:06d}", **samples[index]})
     return folder
@@ -107,13 +107,22 @@ def test_compressed_members_are_read_through_their_compression(suffix: str, tmp_
         {f"txt{suffix}": compress(each["txt"].encode()), f"json{suffix}": compress(json.dumps(each["json"]).encode())}
         for each in SAMPLES
     ]
-    folder = tars(tmp_path / "mine", packed)
+    folder = tars(tmp_path / "mine", packed, encoder=False)
     wanted = sorted(each["txt"].encode() for each in SAMPLES)
     assert texts(sharded(folder)) == texts(sharded(folder, field=f"txt{suffix}")) == wanted
     captions = sorted(each["json"]["caption"].encode() for each in SAMPLES)
     assert texts(sharded(folder, field=f"json{suffix}.caption")) == captions
-    with pytest.raises(ValueError, match=f"no .txt .it has .txt{suffix}, .json{suffix}.: set source.field="):
+    with pytest.raises(ValueError, match=f"no .txt .it has .json{suffix}, .txt{suffix}.: set source.field="):
         sharded(folder, field="txt")
+
+
+def test_members_that_were_compressed_twice_are_refused(tmp_path: Path) -> None:
+    """The writer of webdataset compresses what is called .gz, also what is compressed already."""
+    folder = tars(tmp_path / "mine", [{"txt.gz": gzip.compress(b"words")}])
+    with pytest.raises(
+        ValueError, match="txt.gz is compressed by gzip inside of its compression.*: decompress it once"
+    ):
+        sharded(folder)
 
 
 def test_bombs_in_members_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -122,7 +131,7 @@ def test_bombs_in_members_are_refused(tmp_path: Path, monkeypatch: pytest.Monkey
     bomb = gzip.compress(bytes(3 << 20) + b"end")
     for name, samples in {"one": [{"txt.gz": bomb}], "many": [{"txt.gz": gzip.compress(bytes(800_000))}] * 9}.items():
         with pytest.raises(ValueError, match="txt.gz holds more than .* a decompression bomb.*source.expansion"):
-            sharded(tars(tmp_path / name, samples, 1), expansion=1)
+            sharded(tars(tmp_path / name, samples, 1, encoder=False), expansion=1)
 
 
 def picture(kind: str) -> bytes:
