@@ -218,7 +218,7 @@ def parse(argv: list[str] | None, program: str, commands: tuple[Command, ...]) -
         command.arguments(sub)
         sub.add_argument("--json", action="store_true", help="end with one line of JSON")
         sub.add_argument("--debug", action="store_true", help="show tracebacks")
-        sub.set_defaults(execute=command.execute, stopped=command.stopped)
+        sub.set_defaults(command=command.name, execute=command.execute, stopped=command.stopped)
     argv = _command_first(sys.argv[1:] if argv is None else argv, subparsers.choices)
     if not argv or argv[0] not in subparsers.choices:
         if argv and argv[0][:1] != "-":

@@ -241,5 +241,5 @@ def test_aliases_that_stand_for_millions_are_refused(tmp_path: Path) -> None:
     lists = ["a0: &a0 [x, x, x, x, x, x, x, x, x, x]"]
     lists += [f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 10)}]" for n in range(1, 9)]
     path.write_text("\n".join(lists))
-    with pytest.raises(ConfigError, match="bomb.yaml: .*more than 100,000 values"):
+    with pytest.raises(ConfigError, match="bomb.yaml has more than 10,000 values"):
         load(path)
