@@ -17,9 +17,9 @@ from typing import Any
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from pydantic import TypeAdapter, ValidationError
-from yaml import YAMLError
+from yaml import MarkedYAMLError, YAMLError
 
-from data.checked import DamagedFile, read_yaml
+from data.checked import CONFIG, DamagedFile, read_bytes, read_yaml
 from data.locations import check_folder, check_scheduler, check_url, is_remote, redact, show_url
 from data.options import SOURCES
 from haed.options import SYSTEMS
@@ -186,13 +186,13 @@ def _refuse_mistakes(tree: dict[str, Any], where: str = "", resolved: bool = Fal
         raise ConfigError(f"{where}{mistake}")
 
 
-def _why_no_yaml(error: BaseException) -> str:
-    """What is wrong with a text that is no YAML, in a line."""
+def _why_no_yaml(error: BaseException, line: str = "") -> str:
+    """What is wrong with a text that is no YAML, in a line; `line` is the one where that is, if it is known."""
     problem, mark = getattr(error, "problem", None), getattr(error, "problem_mark", None)
     if not problem or mark is None:
         return " ".join(str(error).split())[:200]
     place = f"line {mark.line + 1}, column {mark.column + 1}: "
-    if "'\\t'" in problem:
+    if "'\\t'" in problem or "\t" in line[: mark.column + 1]:
         return f"{place}there is a tab: indent by blanks"
     if "a second time" in problem:
         return f"{place}{problem}: leave one of them out"
@@ -209,6 +209,11 @@ def _read(path: Path) -> tuple[dict[str, Any], bool]:
     try:
         content = read_yaml(path)
     except DamagedFile as error:
+        cause = error.__cause__
+        if isinstance(cause, MarkedYAMLError) and cause.problem_mark is not None:
+            lines = read_bytes(path, CONFIG).decode().splitlines()
+            line = lines[cause.problem_mark.line] if cause.problem_mark.line < len(lines) else ""
+            raise ConfigError(f"{path}: not readable as YAML: {_why_no_yaml(cause, line)}") from error
         raise ConfigError(str(error)) from error
     tree = parse_yaml(content)
     if tree is not None and not isinstance(tree, dict):
