@@ -16,11 +16,10 @@ from torch import Tensor
 
 from data.corpus import Corpus
 from data.distinct import distinct_chunks, documents_with
-from data.durable import make_folders
+from data.durable import make_folders, write_atomically
 from haed.chunk.known import Known, Lexicon
 from haed.chunk.model import HAED
 from haed.chunk.packing import Chunks
-from pipeline.run.files import write_or_say
 from pipeline.run.folder import RunFolder
 from pipeline.run.saved import Saved
 from pipeline.run.tensors import read_metadata, read_tensors
@@ -117,13 +116,21 @@ def _keep(folder: RunFolder, name: str, tensors: dict[str, Tensor], told: dict[s
     try:
         make_folders(path.parent, within=folder.path)
     except OSError as error:
-        log.error("%s could not be written: %s", path, error.strerror or error)
+        _say_unkept(path, error)
         return
     _write(path, tensors, told)
 
 
 def _write(path: Path, tensors: dict[str, Tensor], told: dict[str, str]) -> None:
-    write_or_say(path, save(tensors, told | {"sha256": _sha256(tensors)}))
+    try:
+        write_atomically(path, save(tensors, told | {"sha256": _sha256(tensors)}))
+    except OSError as error:
+        _say_unkept(path, error)
+
+
+def _say_unkept(path: Path, error: OSError) -> None:
+    """Warns: what is asked is answered all the same, so it is no error."""
+    log.warning("%s could not be written: %s; it is made anew each time", path, error.strerror or error)
 
 
 def _sha256(tensors: dict[str, Tensor]) -> str:
