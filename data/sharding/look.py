@@ -60,7 +60,7 @@ class Look:
 
     def _begin(self, name: str | None, goes_on: bool) -> None:
         self._name, self._goes_on = name, goes_on  # it began in an earlier part
-        self._decoder = codecs.getincrementaldecoder("utf-8")()
+        self._decoder: codecs.IncrementalDecoder | None = None  # from the first character beyond ASCII on
         self._known = set[str]()
         self._position, self._ends_in_cr = 0, False
 
@@ -86,8 +86,9 @@ class Look:
                 yield "mark"
             if not self.skip and foreign(data[:64]):
                 yield "foreign"
-        if "encoding" in self._known or (data.isascii() and not self._decoder.getstate()[0]):
+        if "encoding" in self._known or (data.isascii() and not (self._decoder and self._decoder.getstate()[0])):
             return
+        self._decoder = self._decoder or codecs.getincrementaldecoder("utf-8")()
         try:
             # A range of a file may begin inside of a character.
             self._decoder.decode(data.lstrip(_INSIDE) if self._goes_on and not self._position else data)

@@ -106,12 +106,16 @@ _THEN = {
     b"wOF2": re.compile(rb"wOF2[\x00\x01OT]"),
     b"GGUF": re.compile(rb"GGUF[\x01-\x09]\x00"),
 }
+_BEGINS = re.compile(b"|".join([*(re.escape(magic) for magic, _, _ in _MAGIC), b"RIFF|BM|\\0...ftyp"]), re.DOTALL)
+_CHECKSUM = slice(148, 156)  # of a header of a tar
 _RIFF = {b"AVI ": ("a film", _LEAVE), b"WAVE": ("a WAV", _SOUND), b"WEBP": ("a WebP picture", _TO_PNG)}
 
 
 def foreign(head: bytes) -> tuple[str, str] | None:
     """What a file is that begins so, and what to do with it; None: it may be a text."""
-    for magic, what, advice in _MAGIC:
+    if not (begins := _BEGINS.match(head)) and not head[_CHECKSUM].strip(b" \0").isdigit():
+        return None  # at once, as most are
+    for magic, what, advice in _MAGIC if begins else ():
         if head.startswith(magic) and (magic not in _THEN or _THEN[magic].match(head)):
             return what, advice
     if head[:4] == b"RIFF" and head[8:12] in _RIFF:
@@ -174,6 +178,8 @@ def _decode(head: bytes, encoding: str) -> str:
 
 
 def _is_utf8(head: bytes) -> bool:
+    if head.isascii():
+        return True
     try:
         codecs.getincrementaldecoder("utf-8")().decode(head, final=len(head) < HEAD)  # a longer text is cut here
     except UnicodeDecodeError:
@@ -265,6 +271,8 @@ def check_head(head: bytes, name: str, path: str, compressed: bool = False, clos
         if compressed and advice is _NAME:
             advice = "decompress it once (a program may have compressed what was compressed, by the name)"
         raise ValueError(f"{name} is {what}{inside}, not text: {advice}")
+    if _is_utf8(head) and not _CONTROL.search(head):
+        return None
     if wide := wide_encoding(head, closely):
         encoding, by = wide
         command = f"iconv -f {by} -t UTF-8"
