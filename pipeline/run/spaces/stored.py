@@ -244,7 +244,8 @@ class Files:
             raise ValueError(f"the index in {place} is damaged ({error}): {again}") from error
         present = folder.present(meta.asked_stage)
         if meta.checkpoint != (digest or present.digest):
-            wanted = f"the run's present one ({present.path})"
+            why = f", since {present.fallback}" if present.fallback else ""
+            wanted = f"the run's present one ({present.path}{why})"
             again = f"run `{command(folder, space, _stage_of(folder, digest, meta))}` again"
             if meta.checkpoint == present.digest:  # another phase was asked for
                 wanted = "what is asked for"
