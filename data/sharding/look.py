@@ -60,33 +60,36 @@ class Look:
 
     def _begin(self, name: str | None, goes_on: bool) -> None:
         self._name, self._goes_on = name, goes_on  # it began in an earlier part
-        self._decoder: codecs.IncrementalDecoder | None = None  # from the first character beyond ASCII on
-        self._known = set[str]()
+        self._decoder: codecs.IncrementalDecoder | None = None  # from the first piece on that is no UTF-8 as it is
+        self._known: set[str] = set()
         self._position, self._ends_in_cr = 0, False
 
     def at(self, piece: Piece) -> None:
         """Looks at the next piece."""
         if not piece.continues or self._name is None:
             self._begin(_CUT.sub("", piece.name) if self.whole_files else piece.name, piece.continues)
-        for reason in [*self._count_ends(piece.data), *self._look_at(piece.data)]:
+        odd: list[str] = []
+        self._count_ends(piece.data, odd)
+        self._look_at(piece.data, odd)
+        for reason in odd:
             if reason not in self._known:
                 self._known.add(reason)
                 self.found.add(reason, str(self._name), not self._goes_on)
         self._position += len(piece.data)
 
-    def _look_at(self, data: bytes) -> Iterator[str]:
-        """What is odd, but for ends of lines."""
+    def _look_at(self, data: bytes, odd: list[str]) -> None:
+        """Adds what is odd, but for ends of lines."""
         seen = 0 if self._goes_on else max(0, self.skip - self._position)  # was looked at before, and is said
         if b"\0" in data:
             if b"\0" in data[:seen]:
                 self._known.add("NUL")
-            yield "NUL"
+            odd.append("NUL")
         if not self._position and not self._goes_on:
             if data.startswith(codecs.BOM_UTF8):
-                yield "mark"
+                odd.append("mark")
             if not self.skip and foreign(data[:64]):
-                yield "foreign"
-        if "encoding" in self._known or (data.isascii() and not (self._decoder and self._decoder.getstate()[0])):
+                odd.append("foreign")
+        if "encoding" in self._known or (not self._decoder and _is_utf8(data)):
             return
         self._decoder = self._decoder or codecs.getincrementaldecoder("utf-8")()
         try:
@@ -95,9 +98,9 @@ class Look:
         except UnicodeDecodeError as error:
             if error.end <= seen:
                 self._known.add("encoding")
-            yield "encoding"
+            odd.append("encoding")
 
-    def _count_ends(self, data: bytes) -> Iterator[str]:
+    def _count_ends(self, data: bytes, odd: list[str]) -> None:
         lines, feeds = self.found.lines, data.count(b"\n")
         if self._ends_in_cr and data.startswith(b"\n"):  # the pair lies between two pieces
             lines[_CR] -= 1
@@ -108,9 +111,16 @@ class Look:
             lines[_CRLF] += pairs
             lines[_CR] += data.count(b"\r") - pairs
             feeds -= pairs
-            yield _ENDS
+            odd.append(_ENDS)
         lines[_LF] += feeds
         self._ends_in_cr = data.endswith(b"\r")
+
+
+def _is_utf8(data: bytes) -> bool:
+    try:
+        return data.isascii() or bool(data.decode())
+    except UnicodeDecodeError:
+        return False
 
 
 def describe_looks(looks: Sequence[Looked]) -> Iterator[str]:

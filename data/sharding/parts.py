@@ -210,13 +210,8 @@ def _write_shards(part: Part, folder: Path) -> None:
 
 def _pieces(source: Source, item: Input) -> Iterator[Piece]:
     """What is read of an input; an error of the disk names its file."""
-    pieces = source.read(item)
-    while True:
-        with named(item.path):
-            piece = next(pieces, None)
-        if piece is None:
-            return
-        yield piece
+    with named(item.path):
+        yield from source.read(item)
 
 
 def _statistics(split: str) -> str:

@@ -27,6 +27,7 @@ else:
     from backports import zstd
 
 BLOCK = 1 << 20
+_TAR_BLOCK = 1 << 14  # `tarfile` copies what is left of one at each read
 LARGEST_DOCUMENT = 64 << 20  # of documents that have to be in memory whole: a line of JSON, a picture
 FREE = 64 << 20  # bytes that any compressed file may hold, whatever its ratio
 WINDOW = 27  # 2^27 bytes are the most a decompressor's window may have; xz -9 needs 65 MB
@@ -460,7 +461,7 @@ def members(path: str, expansion: int, remarks: Counter[str] | None = None) -> I
 def _members(path: str, expansion: int, remarks: Counter[str]) -> Iterator[Member]:
     with open_stream(path, expansion) as stream:
         whole: Any = _Tail(stream)
-        with tarfile.open(fileobj=whole, mode="r|", bufsize=BLOCK) as tar:
+        with tarfile.open(fileobj=whole, mode="r|", bufsize=_TAR_BLOCK) as tar:
             for member in tar:
                 if member.issparse():  # a kilobyte may stand for any number of zeros
                     raise ValueError(f"{path}: {member.name} has holes: make the tar again, without --sparse")

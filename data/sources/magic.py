@@ -25,7 +25,7 @@ _MARKS = {  # the longer mark begins as the shorter one
 _WIDE = {"utf_16_le": "UTF-16LE", "utf_16_be": "UTF-16BE", "utf_32_le": "UTF-32LE", "utf_32_be": "UTF-32BE"}
 _ODD = 0.01  # share of characters that are controls or unassigned, beyond which bytes are no text of that encoding
 _FEWEST = 3  # characters that show a wide encoding
-_CONTROL = re.compile(rb"[\x00-\x08\x0e-\x1a\x1c-\x1f]")  # bytes that no text in UTF-8 has
+_CONTROLS = bytes({*range(32)} - {*b"\t\n\v\f\r\x1b"})  # that no text in UTF-8 has
 _COMMON = re.compile(r"[\t\n\r -~\u3000-\u30ff]")  # among ideographs: their bytes are rare in other encodings
 _ENOUGH = 64  # characters in which one is known by their frequencies
 _LETTERS = 0.75  # share of characters in alphabets or beyond the first plane that no bytes of another kind have
@@ -146,7 +146,7 @@ def wide_encoding(head: bytes, closely: bool = True) -> tuple[str, str] | None:
     for mark, names in _MARKS.items():
         if head.startswith(mark):
             return names
-    if not closely or (_is_utf8(head) and not (head.isascii() and _CONTROL.search(head))):
+    if not closely or (_is_utf8(head) and not (head.isascii() and _has_controls(head))):
         return None  # with controls perhaps, but of what is in a wide encoding bytes beyond ASCII are no UTF-8
     found = next((each for each in _WIDE if _is_alphabetic(head, each)), None) or _guess_ideographs(head)
     return (_WIDE[found], _WIDE[found]) if found else None
@@ -181,10 +181,16 @@ def _is_utf8(head: bytes) -> bool:
     if head.isascii():
         return True
     try:
-        codecs.getincrementaldecoder("utf-8")().decode(head, final=len(head) < HEAD)  # a longer text is cut here
+        if len(head) < HEAD:
+            return bool(head.decode())
+        codecs.getincrementaldecoder("utf-8")().decode(head)  # a longer text is cut here
     except UnicodeDecodeError:
         return False
     return True
+
+
+def _has_controls(head: bytes) -> bool:
+    return len(head.translate(None, _CONTROLS)) < len(head)
 
 
 def _guess_encoding(head: bytes) -> str | None:
@@ -271,7 +277,7 @@ def check_head(head: bytes, name: str, path: str, compressed: bool = False, clos
         if compressed and advice is _NAME:
             advice = "decompress it once (a program may have compressed what was compressed, by the name)"
         raise ValueError(f"{name} is {what}{inside}, not text: {advice}")
-    if _is_utf8(head) and not _CONTROL.search(head):
+    if _is_utf8(head) and not _has_controls(head):
         return None
     if wide := wide_encoding(head, closely):
         encoding, by = wide
