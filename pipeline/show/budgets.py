@@ -1,7 +1,8 @@
 """What runs that are compared differ in, and whether their budgets allow a verdict.
 
 A verdict needs equal budgets: within a tenth. Of runs whose steps do the same work, steps are the budget; a busy machine takes
-longer for them, and learns no more. Of others it is what all of them were limited by, else model FLOPs.
+longer for them, and learns no more. Of others, whose steps cost more or less, it is seconds if all were limited by these, else
+model FLOPs.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -100,7 +101,7 @@ def budget(rows: Sequence[Trained], options: Mapping[str, Options], found: Seque
         for name in ("steps", "seconds", "epochs")
         if getattr(getattr(options[row.run], phase.split()[0]), name)
     }
-    return "steps" if limited == {"steps"} else "seconds" if limited == {"seconds"} else "flops"
+    return "seconds" if limited == {"seconds"} else "flops"
 
 
 def refusal(rows: Sequence[Trained], by: Budget) -> str | None:
