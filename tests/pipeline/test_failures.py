@@ -100,6 +100,7 @@ def limited(words: list[str], cwd: Path, **limits: int) -> subprocess.CompletedP
     return subprocess.run(command, cwd=cwd, env=environment, capture_output=True, text=True, preexec_fn=limit)
 
 
+@pytest.mark.slow
 def test_a_file_that_cannot_grow_is_named_by_every_stage(run: Path, text: Path, tmp_path: Path) -> None:
     """A limit on the size of files, which the disk tells as it tells that it is full: in the middle of a write."""
     for words, name, size in (

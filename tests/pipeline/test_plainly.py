@@ -102,6 +102,7 @@ def test_an_option_by_another_name_or_value(override: str, advice: str) -> None:
         load(None, [advised[1], *(["iem.correction=none"] if "duplicates" in advised[1] else [])])
 
 
+@pytest.mark.slow
 def test_all_that_is_advised_is_there() -> None:
     for keys in _OPTIONS:
         assert all(type_of(key.replace("…", "train")) is not None for key in keys.split()), keys

@@ -146,7 +146,10 @@ def test_what_is_no_text_is_refused_with_advice(tmp_path: Path) -> None:
     cases = {
         "tar": (ONE, "is a tar.*, not text: unpack it.*source.kind=images.*source.kind=audio"),
         "zip": (a_zip(), "is a zip"),
-        "gzip": (gzip.compress(SHORT), "compressed by gzip.*, not text: name it by its compression .*.gz"),
+        "gzip": (
+            gzip.compress(SHORT),
+            "compressed by gzip(, not text: name it by its compression .*.gz| inside of its compression.*: decompress it once)",
+        ),
         "xz": (lzma.compress(SHORT), "compressed by xz"),
         "bzip2": (bz2.compress(SHORT), "compressed by bzip2"),
         "zstd": (zstd.compress(SHORT), "compressed by zstd"),

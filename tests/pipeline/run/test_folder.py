@@ -240,7 +240,9 @@ def test_an_index_of_another_run_or_checkpoint_is_not_asked(run: Path, whole: Pa
         neighbours(other, ["def "])
     (run / "finetune" / "checkpoints" / "best").unlink()
     finetune(options)
-    with pytest.raises(ValueError, match=rf"\(finetune step 4\) .*step-00000008\): .*{stale.split('.*')[1]}run` again"):
+    with pytest.raises(
+        ValueError, match=rf"\(finetune step 4\) .*step-00000008.*\): .*{stale.split('.*')[1]}run` again"
+    ):
         neighbours(options, ["def "])
     with pytest.raises(ValueError, match="is of another checkpoint"):
         open_run(run).neighbours("def ")
