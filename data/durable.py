@@ -22,8 +22,6 @@ from typing import IO, Any
 
 from data.checked import DamagedFile, named, open_file, open_own, sealed_json
 
-# What a disk says that takes no more: it is full, or the share of a user; a file is too large; it may not be written to; broken.
-DISK_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EIO)
 FLOW_RUN = "HAED_FLOW_RUN"  # of the environment: the Prefect flow run on whose behalf a process works
 _GONE = (errno.ENOENT, errno.ENOTDIR, errno.ESTALE, errno.ELOOP)  # what a path that names nothing any more answers
 
@@ -56,14 +54,6 @@ class Guard:
                 f"the lock file {self.lock[0]} was removed or replaced, so another process may write there: nothing is "
                 "written there any more"
             )
-
-    def is_intact(self) -> bool:
-        """Whether `check` would pass."""
-        try:
-            self.check()
-        except FolderLost:
-            return False
-        return True
 
     def moved_to(self) -> Path | None:
         """Where the folder lies now, with its lock file in it; None: nowhere, or the system does not say."""

@@ -3,6 +3,7 @@
 What is read is bounded by what the manifest says, whatever the other side sends. Connections that break are tried again.
 """
 
+import errno
 import hashlib
 import logging
 import time
@@ -11,7 +12,6 @@ from contextlib import closing
 from pathlib import Path
 from typing import IO, Any, TypeVar
 
-from data.durable import DISK_ERRORS
 from data.locations import CREDENTIALS, check_url, file_of, redact
 from data.remote.cache import Cache
 from data.shards import Damaged, Shard
@@ -23,6 +23,8 @@ _BLOCK = 1 << 20
 _LARGEST_MANIFEST = 256 << 20
 _ANY_SHARD = 1 << 32  # bytes; one of this size is fetched into a cache of any
 _TIMEOUTS: dict[str, Any] = {"total": None, "sock_connect": 20, "sock_read": 60}
+# What a disk says that takes no more: it is full, or the share of a user; a file is too large; it may not be written to; broken.
+_DISK_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EIO)
 _TRANSIENT = (408, 425, 429)  # answers of HTTP below 500 that another attempt may mend
 
 
@@ -135,7 +137,7 @@ def _persistently(once: Callable[[], T], where: str) -> T:
             raise FileNotFoundError(f"{where} is not there") from None
         except Exception as error:  # each protocol has its own
             status = getattr(error, "status", None)
-            if isinstance(error, OSError) and error.errno in DISK_ERRORS:
+            if isinstance(error, OSError) and error.errno in _DISK_ERRORS:
                 raise
             if isinstance(error, PermissionError) or status in (401, 403, 407):
                 raise PermissionError(f"{where} may not be read: {_said(error)}. {CREDENTIALS}") from None
