@@ -223,6 +223,16 @@ def read_yaml(path: Path | str, inside: Path | None = None) -> str:
     return check_yaml(read_bytes(path, CONFIG, inside), path)
 
 
+def stamp_file(path: Path | str) -> list[int]:
+    """Return what changes when a file does: device, inode, size, and times of change of its content and its entry, in ns.
+
+    Raises:
+        OSError: it is not there, or may not be looked at.
+    """
+    status = os.stat(path)
+    return [status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns]
+
+
 def checksum(value: Any, key: str = CHECKSUM) -> str:
     """Of a mapping, but for its entry `key`: the sha256 of it in JSON with sorted keys."""
     rest = {name: each for name, each in value.items() if name != key}

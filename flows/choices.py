@@ -11,7 +11,7 @@ from typing import Any
 
 from data.locations import is_remote
 from pipeline import config
-from pipeline.run.folder import RunFolder
+from pipeline.run.folder import RunFolder, list_runs
 from pipeline.verbatim import write_override
 
 MOST = 200  # runs in a list
@@ -67,8 +67,7 @@ def one_box(schema: dict[str, Any]) -> dict[str, Any]:
 
 def runs_there(runs_dir: str = "runs") -> list[str]:
     """Names of the runs in a folder, the one that was written last first."""
-    found = {path.parent.name: path.stat().st_mtime for path in Path(runs_dir).glob("*/config.yaml")}
-    return sorted(found, key=lambda name: -found[name])[:MOST]
+    return list_runs(runs_dir)[:MOST]
 
 
 def with_runs(properties: dict[str, Any], runs: list[str]) -> None:

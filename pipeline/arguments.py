@@ -8,14 +8,13 @@ import sys
 from collections.abc import Callable, Container, Iterable
 from dataclasses import asdict, dataclass
 from itertools import takewhile
-from pathlib import Path
 from typing import Any, NoReturn
 
 from pipeline.config import ConfigError, given_in, listed, load, put_in
 from pipeline.kinds import is_of, is_of_part, least_heads, shared_limits
 from pipeline.options import Options
 from pipeline.plainly import instead_of, is_known, unequal, unknown_command
-from pipeline.run.folder import RunFolder
+from pipeline.run.folder import RunFolder, list_runs
 from pipeline.shown import printable
 from pipeline.trees import get, leaves
 from pipeline.verbatim import is_option, type_of
@@ -85,8 +84,7 @@ def is_run(name: str, runs_dir: str = "runs") -> bool:
 
 def runs_there(runs_dir: str = "runs") -> str:
     """The runs in a folder, for people: the newest first."""
-    paths = sorted(Path(runs_dir).glob("*/config.yaml"), key=lambda path: -path.stat().st_mtime)
-    names = [path.parent.name for path in paths]
+    names = list_runs(runs_dir)
     if not names:
         return f"there are no runs in {runs_dir}/ yet: `haed run --config quickstart` makes one"
     return f"runs there: {', '.join(names[:10])}{', …' if len(names) > 10 else ''}"

@@ -72,19 +72,25 @@ def _prefer_own_modules() -> None:
     os.environ |= {"PYTHONSAFEPATH": "1", "PYTHONPATH": os.pathsep.join([ROOT, *known])}
 
 
+def _as_json(value: object) -> str:
+    """Write a result in one line, without signs that would steer a terminal."""
+    import json
+
+    return json.dumps(value).replace("\x7f", "\\u007f")
+
+
 def _write_error(typed: list[str], message: str, kind: str, status: int) -> None:
     """Write why a command with --json has no result, as the last line of standard output."""
     words = typed[: typed.index("--")] if "--" in typed else typed
     if "--json" not in words or not _speaks():
         return
-    import json
     from contextlib import suppress
 
     from pipeline.shown import write
 
     with suppress(OSError, ValueError):  # nobody is there to be told
         error = {"message": message, "type": kind, "exit": status}
-        write(json.dumps({"error": error}).replace("\x7f", "\\u007f"))
+        write(_as_json({"error": error}))
 
 
 _TRAINING = "Lower batch.sequences or batch.context, raise batch.pieces, or take a smaller model"
@@ -100,7 +106,6 @@ _LESS_MEMORY = dict.fromkeys(("run", "pretrain", "finetune", "train", "profile")
 
 def _execute(arguments: "argparse.Namespace", typed: list[str]) -> int:
     """Runs a command, shows what it found, and returns the status: also 1 if something that it logs is an error."""
-    import json
     import logging
     import traceback
 
@@ -119,7 +124,7 @@ def _execute(arguments: "argparse.Namespace", typed: list[str]) -> int:
         if _speaks():
             for block in result.raw:
                 shown.write(block)
-            if text := json.dumps(result.value).replace("\x7f", "\\u007f") if arguments.json else result.text:
+            if text := _as_json(result.value) if arguments.json else result.text:
                 shown.write(text)
         return 1 if lines.failed else 0
     except shown.NobodyReads:  # `haed … | head`

@@ -8,6 +8,7 @@ from pathlib import Path
 from threading import Lock
 from typing import Any
 
+from data.checked import stamp_file
 from pipeline.pages.details import Evaluated
 from pipeline.run.folder import PHASES, RunFolder
 
@@ -82,7 +83,6 @@ def _names(folder: Path) -> list[str]:
 
 def _stamp(path: Path) -> tuple[int, ...] | None:
     try:
-        status = os.stat(path)
+        return tuple(stamp_file(path))
     except OSError:
         return None
-    return status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns

@@ -20,7 +20,7 @@ from pathlib import Path
 from threading import Lock
 from typing import Any, cast
 
-from data.checked import RESULT, named, open_file, parse_json, read_bytes
+from data.checked import RESULT, named, open_file, parse_json, read_bytes, stamp_file
 from data.durable import write_atomically
 from pipeline.run.saved import STATE, Saved, State, permitted, pointed, read_state, saved
 
@@ -31,7 +31,7 @@ CHECKED = ".checked"
 _TRIES = 20  # a training replaces checkpoints meanwhile
 _MOST = 1 << 14  # sums that are kept
 
-Stamp = list[int]  # device, inode, size, and times of change of a file's content and of its entry, in ns
+Stamp = list[int]  # see `data.checked.stamp_file`
 
 
 class DamagedCheckpoint(ValueError):
@@ -158,7 +158,7 @@ def _whole_state(path: Path, names: Iterable[str] | None, fresh: bool) -> State:
 
 def _sum(path: Path, fresh: bool) -> str:
     """The sha256 of a file: noted, or worked out, and then kept by this process."""
-    stamp = _stamp(path)
+    stamp = stamp_file(path)
     if not fresh:
         for known in (_sums.get(path), _noted(path.parent.parent).get(f"{path.parent.name}/{path.name}")):
             if known is not None and known[0] == stamp:
@@ -179,11 +179,6 @@ def _sum(path: Path, fresh: bool) -> str:
     return found
 
 
-def _stamp(path: Path) -> Stamp:
-    status = os.stat(path)
-    return [status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns]
-
-
 def _noted(folder: Path) -> dict[str, tuple[Stamp, str]]:
     """What `.checked` says of the checkpoints in a folder, by CHECKPOINT/FILE; nothing if another user wrote it."""
     with suppress(OSError, ValueError, TypeError, AttributeError, RecursionError):
@@ -200,5 +195,5 @@ def note_sums(checkpoint: Path, sums: Mapping[str, str]) -> None:
     with suppress(OSError):
         there = {path.name for path in saved(folder)}
         kept = {name: entry for name, entry in _noted(folder).items() if name.partition("/")[0] in there}
-        new = {f"{checkpoint.name}/{name}": (_stamp(checkpoint / name), found) for name, found in sums.items()}
+        new = {f"{checkpoint.name}/{name}": (stamp_file(checkpoint / name), found) for name, found in sums.items()}
         write_atomically(folder / CHECKED, json.dumps(kept | new).encode())

@@ -18,7 +18,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import IO, Any, Concatenate, ParamSpec, Self, TypeVar
 
-from data.checked import named, open_file
+from data.checked import named, open_file, stamp_file
 from data.chunkers import Chunker, make_chunker
 from data.corpus import MANIFEST, Corpus
 from data.distinct import frequent_words
@@ -113,7 +113,7 @@ class RunFolder:
                 return cls(path)
         if run.exists():
             raise FileNotFoundError(f"{run} is not a run: it has no config.yaml{_instead_of_run(str(run))}")
-        known = sorted(path.parent.name for path in Path(runs_dir).glob("*/config.yaml"))
+        known = sorted(list_runs(runs_dir))
         hint = f"runs there: {', '.join(known[:10])}" if known else f"there are no runs in {runs_dir}/"
         hint += _instead_of_run(str(run))
         raise FileNotFoundError(f"no run {str(run)!r}, neither a folder nor a name under {runs_dir}/; {hint}")
@@ -380,14 +380,13 @@ class RunFolder:
                 return hold(self.path / "lock", refuse, patience=1.0)
 
 
-_options: dict[Path, tuple[tuple[int, ...], Options]] = {}  # of config.yaml files, as this process has read them
+_options: dict[Path, tuple[list[int], Options]] = {}  # of config.yaml files, as this process has read them
 _MOST = 64
 
 
 def _own(path: Path) -> Options:
     """The options of a config.yaml, a copy that may be changed; it is read again if it has changed, which takes long."""
-    path, status = path.absolute(), path.stat()
-    stamp = (status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns)
+    path, stamp = path.absolute(), stamp_file(path)
     known = _options.get(path)
     if known is None or known[0] != stamp:
         known = stamp, load(path)
@@ -423,6 +422,12 @@ def guarding(stage: Callable[Concatenate[Options, P], T]) -> Callable[Concatenat
             return stage(options, *more, **named)
 
     return execute
+
+
+def list_runs(runs_dir: str | Path) -> list[str]:
+    """Return the names of the runs in a folder, the one that was written last first."""
+    written = {path.parent.name: path.stat().st_mtime for path in Path(runs_dir).glob("*/config.yaml")}
+    return sorted(written, key=lambda name: -written[name])
 
 
 def _instead_of_run(name: str) -> str:

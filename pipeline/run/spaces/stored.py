@@ -28,7 +28,7 @@ from typing import IO, Any, Literal
 
 import numpy as np
 
-from data.checked import OpenedFile, named, open_file, read_json
+from data.checked import OpenedFile, named, open_file, read_json, stamp_file
 from data.durable import make_folders, replacing, write_json
 from pipeline.config import ConfigError
 from pipeline.options import IndexOptions, Phase
@@ -377,11 +377,7 @@ def flat_header(number: int, width: int, metric: Metric) -> bytes:
 
 
 def _states(place: Path, meta: Meta) -> dict[str, list[int]]:
-    found = {}
-    for name in (META, *meta.sha256):
-        status = (place / name).stat()
-        found[name] = [status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns]
-    return found
+    return {name: stamp_file(place / name) for name in (META, *meta.sha256)}
 
 
 def _is_whole(place: Path, meta: Meta) -> bool:
