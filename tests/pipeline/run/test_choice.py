@@ -118,7 +118,7 @@ def test_a_sum_is_noted_with_its_file(best_first: Path, monkeypatch: pytest.Monk
 
     place = best_first / "finetune" / "checkpoints"
     read: list[Path] = []
-    stamped = choice._stamp
+    stamped = choice.stamp_file
     choice._sums.clear()
     assert choose(place).step == 2
     known = dict(choice._sums)
