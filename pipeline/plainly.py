@@ -245,7 +245,8 @@ def _by_name(table: dict[str, str]) -> dict[str, str]:
 
 
 _OPTION_OF, _COMMAND_OF = _by_name(_OPTIONS), _by_name(_COMMANDS)
-_TOLD = {name: told for names, told in (_ELSEWHERE | _NO_COMMANDS).items() for name in names.split()}
+_HABITS = {name: told for names, told in _NO_COMMANDS.items() for name in names.split()}
+_TOLD = {name: told for names, told in _ELSEWHERE.items() for name in names.split()} | _HABITS
 
 
 @cache
@@ -357,8 +358,8 @@ def is_known(key: str) -> bool:
 def unknown_command(word: str, known: Iterable[str]) -> str:
     """What is wrong with the name of a command that there is none of, and which one may have been meant."""
     name, known = word.strip("-").lower().replace("_", "-"), list(known)
-    if name in (told := {each: text for names, text in _NO_COMMANDS.items() for each in names.split()}):
-        return f"there is no command {word}: {told[name]}"
+    if name in _HABITS:
+        return f"there is no command {word}: {_HABITS[name]}"
     meant = _COMMAND_OF.get(name) or _COMMAND_OF.get(name.replace("-", "_"))
     close = [meant] if meant in known else difflib.get_close_matches(name, known, 1, 0.6)
     if not close and "=" in word:
@@ -481,7 +482,7 @@ def _takes(kind: Any, text: str) -> bool:
     return True
 
 
-_NO_LIMIT = ("none", "inf", "infinite", "infinity", "unlimited", "never", "no", "off", "all", "-1", "nan", "false")
+_NO_LIMIT = ("none", "inf", "infinite", "infinity", "unlimited", "never", "no", "off", "all", "-1", "nan")
 _SCALES = {
     "k": 1e3,
     "thousand": 1e3,
@@ -532,19 +533,7 @@ def _meant_value(key: str, kind: Any, text: str, optional: bool = False) -> str 
         return words.get(text.lower(), {"f": "false", "null": "false"}.get(text.lower()))
     if kind not in (int, float, int | None, float | None):
         return None
-    if optional and text.lower() in (
-        "none",
-        "inf",
-        "infinite",
-        "infinity",
-        "unlimited",
-        "never",
-        "no",
-        "off",
-        "all",
-        "-1",
-        "nan",
-    ):
+    if optional and text.lower() in _NO_LIMIT:
         return "null"
     number = _number(last, text)
     if number is None or abs(number) > 2**63:

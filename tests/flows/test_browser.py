@@ -45,7 +45,7 @@ class Person:
     @staticmethod
     def label(name: str) -> str:
         """Where a form has the label of a field."""
-        return f"xpath=//label[starts-with(normalize-space(.), '{name} ')]"
+        return f"xpath=//label[starts-with(concat(normalize-space(.), ' '), '{name} ')]"
 
     def runs(self) -> Any:
         found = call(self.address, "/flow_runs/filter", {"sort": "START_TIME_DESC"})
