@@ -1,6 +1,5 @@
 """Files of tensors (safetensors), read and never mapped: a mapped file that is cut meanwhile ends the process with SIGBUS."""
 
-import hashlib
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -13,24 +12,18 @@ from torch import Tensor
 from data.checked import DamagedFile, free_memory, named, open_file
 
 
-def read_tensors(path: Path, sha256: str | None = None) -> dict[str, Tensor]:
+def read_tensors(path: Path) -> dict[str, Tensor]:
     """The tensors of a file by name.
-
-    Args:
-        path: of the file.
-        sha256: of it; None: not checked.
 
     Raises:
         FileNotFoundError: there is none.
-        DamagedFile: it is not what was written, or does not fit into memory.
+        DamagedFile: it is no such file, or does not fit into memory.
         OSError: it cannot be read.
     """
     with named(path), open_file(path) as file:
         size, free = os.fstat(file.fileno()).st_size, free_memory()
         if size > free:
             raise DamagedFile(f"{path} has {size / 1e9:,.1f} GB, but {free / 1e9:,.1f} GB of memory are free")
-        if sha256 is not None and hashlib.file_digest(file, "sha256").hexdigest() != sha256:
-            raise DamagedFile(f"{path} is not what was written")
     with _opened(path) as tensors:
         found: dict[str, Tensor] = tensors.get_tensors()
         return found
