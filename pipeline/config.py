@@ -112,7 +112,7 @@ def load(config: str | Path | None = None, overrides: list[str] | tuple[str, ...
             where = "the command line"
         tree = parse_overrides(overrides)
         _refuse_mistakes(tree)
-        options = OmegaConf.to_object(OmegaConf.merge(merged, protection.protect(tree)))
+        options = OmegaConf.to_object(OmegaConf.merge(merged, protection.protect(tree)) if tree else merged)
     except OmegaConfBaseException as error:
         raise ConfigError(f"{where}: {protection.restore(explain(error))}") from None  # its own may hold a password
     except (YAMLError, UnicodeError, RecursionError, OSError) as error:

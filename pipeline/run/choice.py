@@ -157,7 +157,7 @@ def _whole_state(path: Path, names: Iterable[str] | None, fresh: bool) -> State:
 
 
 def _sum(path: Path, fresh: bool) -> str:
-    """The sha256 of a file: noted, or worked out, and then kept by this process."""
+    """The sha256 of a file: noted, or worked out, and then noted."""
     stamp = stamp_file(path)
     if not fresh:
         for known in (_sums.get(path), _noted(path.parent.parent).get(f"{path.parent.name}/{path.name}")):
@@ -168,10 +168,9 @@ def _sum(path: Path, fresh: bool) -> str:
         while block := file.read(1 << 20):
             summed.update(block)
     found = summed.hexdigest()
-    if fresh:
-        noted = _noted(path.parent.parent).get(f"{path.parent.name}/{path.name}")
-        if noted is not None and noted[0] == stamp and noted[1] != found:  # the disk forgot: all readers are to know
-            note_sums(path.parent, {path.name: found})
+    noted = _noted(path.parent.parent).get(f"{path.parent.name}/{path.name}")
+    if noted != (stamp, found):  # it was copied, or the disk forgot: all readers are to know
+        note_sums(path.parent, {path.name: found})
     with _guard:
         while len(_sums) >= _MOST:
             _sums.pop(next(iter(_sums)))

@@ -6,6 +6,7 @@
 import logging
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
 from statistics import fmean
 from typing import Any, Literal, TypeVar
@@ -76,11 +77,16 @@ def read_as(kind: type[T], path: Path, inside: Path | None = None) -> T:
     """
     found = checked.read_json(path, inside=inside or path.parent, advice=AGAIN.get(path.name, ""), several=True)
     try:
-        return TypeAdapter(kind).validate_python(found)
+        return _adapter(kind).validate_python(found)
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
         place = ".".join(str(part) for part in first["loc"])
         raise ValueError(f"{path} is damaged, or of another version: {place} {first['msg'].lower()}") from error
+
+
+@cache
+def _adapter(kind: type[T]) -> TypeAdapter[T]:
+    return TypeAdapter(kind)
 
 
 @dataclass

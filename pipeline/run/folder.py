@@ -381,7 +381,7 @@ class RunFolder:
 
 
 _options: dict[Path, tuple[list[int], Options]] = {}  # of config.yaml files, as this process has read them
-_MOST = 64
+_MOST = 4096  # a listing or comparison of thousands reads each once
 
 
 def _own(path: Path) -> Options:
