@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 from statistics import fmean
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal, TypeVar, cast
 
 from pydantic import TypeAdapter, ValidationError
 
@@ -77,7 +77,7 @@ def read_as(kind: type[T], path: Path, inside: Path | None = None) -> T:
     """
     found = checked.read_json(path, inside=inside or path.parent, advice=AGAIN.get(path.name, ""), several=True)
     try:
-        return _adapter(kind).validate_python(found)
+        return cast(T, _adapter(kind).validate_python(found))
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
         place = ".".join(str(part) for part in first["loc"])
@@ -85,7 +85,7 @@ def read_as(kind: type[T], path: Path, inside: Path | None = None) -> T:
 
 
 @cache
-def _adapter(kind: type[T]) -> TypeAdapter[T]:
+def _adapter(kind: Any) -> TypeAdapter[Any]:
     return TypeAdapter(kind)
 
 
