@@ -77,7 +77,7 @@ def read_as(kind: type[T], path: Path, inside: Path | None = None) -> T:
     """
     found = checked.read_json(path, inside=inside or path.parent, advice=AGAIN.get(path.name, ""), several=True)
     try:
-        return cast(T, _adapter(kind).validate_python(found))
+        return cast(T, _adapter(cast(Any, kind)).validate_python(found))
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
         place = ".".join(str(part) for part in first["loc"])
