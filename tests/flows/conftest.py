@@ -1,6 +1,8 @@
 """`haed serve` as a process, in a folder of its own."""
 
+import fcntl
 import os
+import shutil
 import signal
 import socket
 import subprocess
@@ -105,9 +107,43 @@ def engine(served: Served) -> psutil.Process:
     )
 
 
-def serving(text: Path, folder: Path, *arguments: str) -> Iterator[Served]:
-    """Started from nothing, with the folder `text` beside it."""
+@pytest.fixture(scope="session")
+def database(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An empty database of Prefect's server, which takes ten seconds to make: once for all workers of pytest."""
+    place = tmp_path_factory.getbasetemp()
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        place = place.parent
+    path = place / "empty-prefect.db"
+    with open(place / "empty-prefect.lock", "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not path.exists():
+            home = place / "prefect-home"
+            clean = {name: value for name, value in os.environ.items() if not name.startswith("PREFECT")}
+            command = [sys.executable, "-m", "prefect", "server", "database", "upgrade", "-y"]
+            done = subprocess.run(command, env=clean | {"PREFECT_HOME": str(home)}, capture_output=True, text=True)
+            assert done.returncode == 0, done.stderr
+            assert [file.name for file in home.glob("prefect.db*")] == ["prefect.db"]  # no journal is left beside it
+            (home / "prefect.db").rename(path)
+    return path
+
+
+def lay_database(database: Path, folder: Path) -> None:
+    """Puts an empty database where `haed`, started in the folder, looks for one."""
+    (folder / ".prefect").mkdir(mode=0o700)
+    shutil.copy(database, folder / ".prefect/prefect.db")
+    (folder / ".prefect/prefect.db").chmod(0o600)
+
+
+@pytest.fixture
+def prefect_home(database: Path, tmp_path: Path) -> None:
+    """An empty database in `tmp_path`."""
+    lay_database(database, tmp_path)
+
+
+def serving(text: Path, database: Path, folder: Path, *arguments: str) -> Iterator[Served]:
+    """Started with an empty database, and with the folder `text` beside it; tests/test_wheel.py starts from nothing."""
     (folder / "text").symlink_to(text)
+    lay_database(database, folder)
     made = Served(folder)
     made.start(*arguments)
     yield made
@@ -116,6 +152,6 @@ def serving(text: Path, folder: Path, *arguments: str) -> Iterator[Served]:
 
 
 @pytest.fixture
-def served(text: Path, tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Served]:
+def served(text: Path, database: Path, tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Served]:
     """Of one test, which may end it; the fixture's parameter has further arguments."""
-    yield from serving(text, tmp_path, *getattr(request, "param", ()))
+    yield from serving(text, database, tmp_path, *getattr(request, "param", ()))

@@ -74,6 +74,7 @@ def test_three_lines_say_what_to_do_next(words: list[str], commands: list[str]) 
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("prefect_home")
 def test_a_failing_stage_ends_in_a_line_too(tiny: list[str], tmp_path: Path) -> None:
     done = haed(tmp_path, "run", *tiny, "name=failing", "resume=required")
     assert done.returncode == 1 and "has no checkpoint: use resume=auto to start" in done.stderr
@@ -90,6 +91,7 @@ def test_a_loss_that_cannot_be_mixed_is_said_before_the_corpus_is_cut(
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("prefect_home")
 def test_a_hierarchy_longer_than_a_window_is_said_before_the_corpus_is_cut(tiny: list[str], tmp_path: Path) -> None:
     words = [*of_kind("hourglass", tiny), "name=long", "model.hourglass.hierarchy=1@1 1@9999 1@1"]
     done = haed(tmp_path, "run", *words)
@@ -97,6 +99,7 @@ def test_a_hierarchy_longer_than_a_window_is_said_before_the_corpus_is_cut(tiny:
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("prefect_home")
 def test_an_empty_test_split_is_said_before_training(tiny: list[str], text: Path, tmp_path: Path) -> None:
     (tmp_path / "train.py").write_bytes((text / "train-textwrap.py").read_bytes())
     done = haed(tmp_path, "run", *tiny, "name=empty", "source.path=train.py")
@@ -105,6 +108,7 @@ def test_an_empty_test_split_is_said_before_training(tiny: list[str], text: Path
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("prefect_home")
 @pytest.mark.timeout(1800)
 def test_a_signal_to_all_its_processes_leaves_a_checkpoint_and_nothing_else(tiny: list[str], tmp_path: Path) -> None:
     """As `timeout`, a batch system or a container's end sends it: the server must not be gone before the flow."""
@@ -142,6 +146,7 @@ def test_a_signal_to_all_its_processes_leaves_a_checkpoint_and_nothing_else(tiny
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("prefect_home")
 @pytest.mark.timeout(1800)
 def test_a_whole_run_says_its_stages_first_and_each_result_once(tiny: list[str], tmp_path: Path) -> None:
     words = [word for word in tiny if "runs_dir" not in word]

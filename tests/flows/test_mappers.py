@@ -33,6 +33,7 @@ if __name__ == "__main__":
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("prefect_home")
 @pytest.mark.timeout(1800)
 def test_parts_are_mapped_over_processes_and_over_dask(tmp_path: Path) -> None:
     pytest.importorskip("prefect_dask")

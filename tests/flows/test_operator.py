@@ -27,9 +27,9 @@ NIGHTLY = ("--cron", "0 2 * * *", "name=nightly")
 
 
 @pytest.fixture(scope="module")
-def standing(text: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+def standing(text: Path, database: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     """One server for the tests of this module, with a chain and a schedule."""
-    yield from serving(text, tmp_path_factory.mktemp("standing"), "--chain", *NIGHTLY)
+    yield from serving(text, database, tmp_path_factory.mktemp("standing"), "--chain", *NIGHTLY)
 
 
 def patch(served: Served, path: str, body: dict[str, Any]) -> None:

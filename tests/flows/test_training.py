@@ -48,6 +48,7 @@ def test_the_last_state_of_a_training_says_that_it_was_too_short() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("prefect_home")
 def test_the_page_is_an_artifact_and_runs_are_made_once(tmp_path: Path) -> None:
     (tmp_path / "script.py").write_text(SCRIPT)
     environment = {k: v for k, v in os.environ.items() if not k.startswith("PREFECT_")}
