@@ -39,17 +39,15 @@ class Chunker(ABC):
         k: tokens per chunk at most, up to 255.
         vocabulary: number of different tokens, up to 256.
         fixed: every chunk has k tokens, but for a document's last, so that ends carry no information.
-        version: of its cuts; raise it when it cuts the same text in another way: that makes another corpus. An instance
-            has the version that cut its corpus.
-        whole: the version from which on what is longer than k bytes is cut between characters of UTF-8, never inside of
-            one; 0: none, it is cut after k tokens.
+        version: of its cuts; raise it when it cuts the same text in another way: that makes another corpus.
+        whole: what is longer than k bytes is cut between characters of UTF-8, never inside of one; False: after k tokens.
         text: cuts text, and makes no sense of pictures or sound.
     """
 
     vocabulary = 256
     fixed = False
     version = 1
-    whole = 0
+    whole = False
     text = False
 
     def __init__(self, options: ChunkerOptions, fitted: dict[str, Any] | None = None) -> None:
@@ -82,7 +80,7 @@ class Chunker(ABC):
         begins = self.begins(text, starts)
         begins[starts] = True
         first = np.flatnonzero(begins)
-        if 0 < self.whole <= self.version and not text.isascii():
+        if self.whole and not text.isascii():
             begins[_between_characters(tokens, first, self.k)] = True
             first = np.flatnonzero(begins)
         lengths = np.empty_like(first)
@@ -152,7 +150,7 @@ class WordChunker(Chunker):
     for the text's last chunk.
     """
 
-    version = whole = 2
+    whole = True
     text = True
 
     @classmethod
@@ -210,7 +208,7 @@ class SentenceChunker(Chunker):
     after white space with a newline in it. It knows no abbreviations.
     """
 
-    version = whole = 2
+    whole = True
     text = True
 
     def begins(self, text: bytes, starts: np.ndarray) -> np.ndarray:
@@ -238,18 +236,17 @@ def make_chunker(options: ChunkerOptions, fitted: dict[str, Any] | None = None, 
     Args:
         options: which one, and its settings.
         fitted: what it learned from the corpus, from the manifest.
-        version: the one that cut the corpus, so that other texts are cut alike; None: the newest.
+        version: the one that cut the corpus; None: it does not matter.
 
     Raises:
         ValueError: there is no chunker of that name or version, or it is not of our kind.
     """
     made = chunker_class(options.kind)(options, fitted)
-    if version is not None:
-        if version > made.version:
-            raise ValueError(
-                f"cut by version {version} of the chunker {options.kind!r}, and here is {made.version}: install a newer one"
-            )
-        made.version = version
+    if version not in (None, made.version):
+        raise ValueError(
+            f"the corpus was cut by version {version} of the chunker {options.kind!r}, and here is version {made.version}. "
+            "Run `haed shard` again, or install the version that cut it."
+        )
     if not 1 <= made.k <= LARGEST_CHUNK or not 2 <= made.vocabulary <= 256:
         raise ValueError(
             f"chunker {options.kind!r}: k={made.k} and vocabulary={made.vocabulary} must be at most {LARGEST_CHUNK} and 256"

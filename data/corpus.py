@@ -24,7 +24,7 @@ from data.statistics import Summary
 
 log = logging.getLogger(__name__)
 MANIFEST = "manifest.json"
-FORMAT, OLDEST = 3, 2  # of shards and manifests: what is written, and the oldest that is read
+FORMAT = 3  # of shards and manifests
 
 
 @dataclass
@@ -84,18 +84,15 @@ class Corpus:
         where = f"{self.location}/{MANIFEST}"
         names = {field.name for field in fields(Shard)}
         try:
-            if not (isinstance(manifest["format"], int) and OLDEST <= manifest["format"] <= FORMAT):
-                raise ValueError(
-                    f"{where} is of format {manifest['format']!r}, and this version reads {OLDEST} to {FORMAT}: "
-                    + ("shard again" if manifest["format"] in range(OLDEST) else "use the version that wrote it")
-                )
+            if manifest["format"] != FORMAT:
+                raise ValueError(f"{where} is of format {manifest['format']!r}, not {FORMAT}. Run `haed shard` again.")
             self.digest: str = manifest["digest"]
             self.options = ChunkerOptions(**manifest["chunker"])
             # A kind that is not installed here is no error: documents can be read without it.
             if not (isinstance(self.options.kind, str) and _is_size(self.options.k)):
                 raise TypeError("chunker")
             self.fitted: dict[str, Any] | None = manifest.get("fitted")
-            self.chunker_version = int(manifest.get("chunker_version", 1))  # format 2 did not say
+            self.chunker_version = int(manifest["chunker_version"])
             self.form = TypeAdapter(dict[str, int]).validate_python(manifest.get("form", {}))
             self.statistics = TypeAdapter(dict[str, Summary]).validate_python(manifest.get("statistics", {}))
             shards = [{name: shard[name] for name in names} for shard in manifest["shards"]]

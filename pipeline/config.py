@@ -137,7 +137,7 @@ def load(config: str | Path | None = None, overrides: list[str] | tuple[str, ...
         _fit_to_kind(options, in_file, tree)
         return options
     for key in _foreign(in_file, kind):
-        if get(options, key) != get(defaults, key):  # what a file of before holds in full may have it so
+        if get(options, key) != get(defaults, key):  # config.yaml holds all options
             raise ConfigError(f"{find(str(config))}: {refusal(key, kind)}")
     return options
 

@@ -117,7 +117,7 @@ def _note_change(head: Manifest, shards_dir: Path) -> None:
             earlier = read_json(manifest, MANY)
             same = earlier["source"]["kind"] == head["source"]["kind"]
             same &= Path(earlier["source"]["path"] or "").resolve() == Path(path).resolve()
-            before = earlier.get("splits", {}).get("by", "by an earlier version")
+            before = earlier["splits"]["by"]
         except (ValueError, OSError, KeyError, TypeError, AttributeError, RecursionError):
             continue  # which says nothing of this path
         if same:

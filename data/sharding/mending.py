@@ -69,7 +69,7 @@ def mend(work: Plan, corpus: Corpus, names: list[str], write: Callable[[tuple[Pa
 
 
 def _noted(work: Plan, corpus: Corpus) -> dict[str, tuple[int, str]]:
-    """The places that the manifest tells, which earlier versions did not note."""
+    """The places that the manifest tells; none where it tells no sane ones."""
     noted = corpus.manifest.get("parts")
     if not (isinstance(noted, list) and len(noted) == len(work.parts)):
         return {}

@@ -5,7 +5,6 @@ import logging
 import re
 import threading
 import time
-from collections.abc import Callable
 from contextlib import suppress
 from datetime import timedelta
 from pathlib import Path
@@ -81,49 +80,6 @@ def deployments(name: str, chain: bool = False) -> list[Any]:
         deployment.model_fields_set.difference_update(KEPT)  # a new one gets them all the same
     offer_runs(made, [])
     return made
-
-
-def adopt(name: str, made: list[Any], apply: Callable[[Any], Any]) -> list[str]:
-    """Moves what was set for deployments of an earlier version, which all had one name, to those of now.
-
-    The earlier ones are deleted: nobody serves them any more, and a schedule of theirs would start nothing.
-
-    Args:
-        name: of the earlier ones.
-        made: those of now.
-        apply: registers one of them, and gives its id.
-
-    Returns:
-        Which there were.
-    """
-    from prefect.client.orchestration import get_client
-    from prefect.client.schemas.actions import DeploymentScheduleCreate, DeploymentUpdate
-    from prefect.exceptions import ObjectNotFound
-
-    moved = []
-    with get_client(sync_client=True) as client:
-        for deployment in made:
-            try:
-                old = client.read_deployment_by_name(f"{deployment.flow_name}/{name}")
-            except ObjectNotFound:
-                continue
-            id = apply(deployment)
-            kept = {
-                each: value
-                for each in ("tags", "description", "parameters", "paused", "concurrency_options")
-                if (value := getattr(old, each)) is not None
-            }
-            if old.global_concurrency_limit is not None:
-                kept["concurrency_limit"] = old.global_concurrency_limit.limit
-            client.update_deployment(id, DeploymentUpdate(**kept))
-            if set_there := [
-                DeploymentScheduleCreate(schedule=each.schedule, active=each.active, parameters=each.parameters)
-                for each in old.schedules
-            ]:
-                client.create_deployment_schedules(id, set_there)
-            client.delete_deployment(old.id)
-            moved.append(f"{deployment.flow_name}/{name}")
-    return moved
 
 
 def offer_runs(made: list[Any], runs: list[str]) -> None:
@@ -202,14 +158,11 @@ def deploy(
         made = deployments(name)
         for deployment in made:
             deployment.job_variables = jobs
-            for known_as in (deployment.full_name, f"{deployment.flow_name}/{name}"):  # the second by earlier versions
-                with suppress(ObjectNotFound):
-                    known = client.read_deployment_by_name(known_as)
-                    deployment.job_variables = _merged(known.job_variables or {}, jobs)
-                    deployment.work_queue_name = known.work_queue_name
-                    break
+            with suppress(ObjectNotFound):
+                known = client.read_deployment_by_name(deployment.full_name)
+                deployment.job_variables = _merged(known.job_variables or {}, jobs)
+                deployment.work_queue_name = known.work_queue_name
     ids = {deployment.flow_name: deployment.apply(work_pool_name=pool) for deployment in made}
-    adopt(name, made, lambda deployment: ids[deployment.flow_name])
     _crash_silent_runs(name, [str(id) for id in ids.values()])
     return [f"{deployment.flow_name}/{deployment.name}" for deployment in made]
 

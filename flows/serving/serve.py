@@ -14,7 +14,7 @@ from typing import Any
 
 from flows.choices import runs_there
 from flows.serving import schedules
-from flows.serving.deployments import adopt, deployments, keep_offering, name_of, names, offer_runs
+from flows.serving.deployments import deployments, keep_offering, name_of, names, offer_runs
 from flows.serving.server import child, lasting_server
 from flows.states.alive import SERVED_BY, settle
 from pipeline.pages.guard import LOOPBACK
@@ -62,17 +62,13 @@ def serve(
         board = held.enter_context(_tensorboard(board_port)) if board_port else None
         os.environ |= {"HAED_TENSORBOARD_URL": board} if board else {}
         known, runs = names(place.deployment), runs_there()
-        if dead := settle([*known, place.deployment]):
+        if dead := settle(known):
             print(f"marked as crashed: {', '.join(dead)}; Retry goes on from their checkpoints")
         from flows.serving.ready_made import propose
 
         made = deployments(place.deployment, chain)
         offer_runs(made, runs)
         propose(made, nightly=wanted is None)
-        if moved := adopt(place.deployment, made, lambda deployment: deployment.apply()):
-            print(
-                f"replaced, with what was set for them: {', '.join(moved)}; a new run of the same name goes on, Retry does not"
-            )
         if missed := schedules.skip_missed(known):
             print(f"cancelled: {missed} scheduled runs, for whose time haed serve was not running")
         if wanted:

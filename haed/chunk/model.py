@@ -6,7 +6,6 @@ of ŷ, V vocabulary, S packed decisions.
 
 import math
 from dataclasses import replace
-from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -109,12 +108,6 @@ class HAED(System):
         """The vector (N, E) whose dot product with a chunk's key, plus the chunk's bias, is the chunk's score."""
         narrow = prediction[..., : self.encoder.width] if self.head is None else self.head(prediction)
         return self.key(narrow) if self.log_scale is None else self.key(narrow) * self.scale(self.log_scale)
-
-    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *arguments: Any) -> None:
-        """Also takes `scale` itself, which earlier versions learned."""
-        if self.log_scale is not None and (old := state_dict.pop(f"{prefix}scale", None)) is not None:
-            state_dict[f"{prefix}log_scale"] = torch.tensor(_unbounded(float(old)))
-        super()._load_from_state_dict(state_dict, prefix, *arguments)
 
     @staticmethod
     def scale(log_scale: Tensor) -> Tensor:

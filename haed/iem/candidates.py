@@ -186,16 +186,11 @@ class Candidates:
         return {f"unigram/{name}": value for name, value in state.items()}
 
     def load_state_dict(self, state: dict[str, Tensor]) -> None:
-        """See `state_dict`. Earlier versions counted chunks, which become windows as if they were independent draws."""
+        """See `state_dict`."""
         found = {name.removeprefix("unigram/"): x for name, x in state.items() if name.startswith("unigram/")}
         if self.counts is None or not found:
             return
-        if "windows" not in found:
-            share = found["counts"].double() / found["total"].clamp(min=1)
-            found["windows"] = found["total"] / self.context
-            self.counts.before = found["windows"] * -torch.expm1(self.context * torch.log1p(-share))
-        else:
-            self.counts.load_state_dict(found)
+        self.counts.load_state_dict(found)
         self.windows, self.turns = float(found["windows"]), int(found.get("turns", 0))
 
 

@@ -23,13 +23,11 @@ class CountMin:
 
     Attributes:
         table: (R, 2^bits) int64.
-        before: counts of a run that an earlier version began, (n,) float64 in n buckets, or None.
     """
 
     def __init__(self, bits: int = 21) -> None:
         self.bits = bits
         self.table = torch.zeros(len(_ODD), 1 << bits, dtype=torch.long)
-        self.before: Tensor | None = None
 
     def update(self, keys: Tensor, counts: Tensor) -> None:
         """Counts distinct keys (C,), each so many times (C,)."""
@@ -39,17 +37,15 @@ class CountMin:
 
     def __call__(self, keys: Tensor) -> Tensor:
         """Counts of keys (C,): (C,) float64."""
-        found = self.table.gather(1, self._cells(keys)).amin(0).double()
-        return found if self.before is None else found + self.before[keys.remainder(len(self.before))]
+        return self.table.gather(1, self._cells(keys)).amin(0).double()
 
     def _cells(self, keys: Tensor) -> Tensor:
         return torch.stack([(keys * odd >> (64 - self.bits)) & ((1 << self.bits) - 1) for odd in _ODD])
 
     def state_dict(self) -> dict[str, Tensor]:
         """For a checkpoint."""
-        return {"table": self.table} | ({} if self.before is None else {"before": self.before})
+        return {"table": self.table}
 
     def load_state_dict(self, state: dict[str, Tensor]) -> None:
         """See `state_dict`."""
         self.table.copy_(state["table"])
-        self.before = state.get("before")

@@ -1,7 +1,6 @@
 """The stage `sample`: continuations of prompts, or lower halves of held-out pictures; printed and kept for the report."""
 
 import logging
-import math
 from codecs import getincrementaldecoder
 from dataclasses import asdict
 from itertools import islice
@@ -80,7 +79,7 @@ def _complete_pictures(run: Run, samples: int) -> list[Sample]:
     corpus, how = run.folder.corpus(), run.options.sample
     split = next((name for name in ("test", "valid", "train") if corpus.counts(name).documents), "train")
     originals = np.stack([tokens for tokens, _ in islice(corpus.documents(split), how.pictures)])
-    shape = _shape(corpus, originals.shape[1])
+    shape = _shape(corpus)
     chunks = -(-originals.shape[1] // run.chunker.k)  # the last one may be shorter
     given = originals[:, : chunks // 2 * run.chunker.k]
     lower = run.complete(given.repeat(samples, 0), chunks - chunks // 2, how)[:, : originals.shape[1] - given.shape[1]]
@@ -95,13 +94,6 @@ def _complete_pictures(run: Run, samples: int) -> list[Sample]:
     return [Sample(f"upper half of picture {number} of {split}: ", str(picture)) for number in range(1, len(rows) + 1)]
 
 
-def _shape(corpus: Corpus, values: int) -> tuple[int, int, int]:
-    """Height, width and channels of its pictures, of so many values each; corpora of an older version do not say it."""
-    if corpus.form:
-        return corpus.form["height"], corpus.form["width"], corpus.form["channels"]
-    side = math.isqrt(values // 3)
-    if side * side * 3 != values:
-        raise ValueError(
-            f"{corpus.location} does not say what shape its pictures of {values:,} values have: shard it again to draw them"
-        )
-    return side, side, 3
+def _shape(corpus: Corpus) -> tuple[int, int, int]:
+    """Height, width and channels of a corpus's pictures."""
+    return corpus.form["height"], corpus.form["width"], corpus.form["channels"]

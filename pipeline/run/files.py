@@ -1,7 +1,4 @@
-"""The files of a run that are read back or shown, and what those in JSON hold.
-
-`data.durable` writes them whole or not at all. Fields with a default are missing in files of earlier versions.
-"""
+"""The files of a run that are read back or shown, and what those in JSON hold."""
 
 import logging
 from collections.abc import Sequence
@@ -113,17 +110,17 @@ class Remembered:
         chunker_version: of that chunker.
         frequent: frequent chunks, as prompts.
         statistics: of its splits.
-        form: of its documents, if they are pictures or sound; None: it was not noted.
+        form: of its documents, if they are pictures or sound; of texts nothing.
     """
 
     location: str
     beside: str | None = None
     digest: str
     fitted: dict[str, Any] | None
-    chunker_version: int = 1
-    frequent: list[str] | None = None
-    statistics: dict[str, Summary] | None = None
-    form: dict[str, int] | None = None
+    chunker_version: int
+    frequent: list[str]
+    statistics: dict[str, Summary]
+    form: dict[str, int]
 
 
 @dataclass
@@ -272,7 +269,7 @@ class Evaluation:
         tokens: number of source tokens.
         characters: of the original; of pictures and sound, their values.
         bytes: of the original.
-        text: digest of them, whatever the order of the documents; None: an earlier version scored them.
+        text: digest of them, whatever the order of the documents; None: of a model of another package.
         bits_per_token: `bits` over tokens.
         bits_per_char: over characters.
         bits_per_byte: over bytes.
@@ -294,20 +291,20 @@ class Evaluation:
     split: str
     stage: str
     step: int
-    checkpoint: str = ""
+    checkpoint: str
     fallback: str | None = None
     bits: float
     tokens: int
     characters: int
     bytes: int
-    text: str | None = None
+    text: str | None
     bits_per_token: float
     bits_per_char: float
     bits_per_byte: float
     bits_per_dim: float | None
     standard_error: float | None = None
     context: int
-    stride: int = 0
+    stride: int
     seconds: float
     precision: Literal["fp32", "bf16"]
     processor: str

@@ -201,19 +201,15 @@ class RunFolder:
 
     def prompts(self) -> list[str]:
         """Prompts out of the corpus: some of its frequent chunks, and the empty one."""
-        found = self._corpus()
-        if found.frequent is None:
-            log.warning("%s/corpus.json is older than such prompts: only the empty one; set sample.prompts=", self.path)
-        return [*(found.frequent or []), ""]
+        return [*self._corpus().frequent, ""]
 
     def statistics(self, split: str) -> Summary | None:
         """Those of a split of that corpus, if they are there."""
-        known = self._corpus().statistics if os.path.lexists(self.path / CORPUS) else None
-        return (known or {}).get(split)
+        return self._corpus().statistics.get(split) if os.path.lexists(self.path / CORPUS) else None
 
     def form(self) -> dict[str, int]:
-        """What the documents of that corpus have alike, see `Corpus.form`; nothing where an older run did not note it."""
-        return self._corpus().form or {}
+        """What the documents of that corpus have alike, see `Corpus.form`."""
+        return self._corpus().form
 
     def remember(self, corpus: Corpus) -> None:
         """Notes the corpus the run is trained on, and what its chunker learned from it."""

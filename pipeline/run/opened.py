@@ -157,7 +157,7 @@ class Run:
         self.digest: str = checkpoint.state["digest"]
         self.compute: Compute = compute(self.options, self.options.evaluate.precision)
         self.chunker: Chunker = folder.chunker()
-        self.of_values = bool(folder.form()) or self.chunker.name == "pixels"
+        self.of_values = bool(folder.form())
         self.checkpoint = checkpoint.saved
         windows = replace(self.options.batch, **self.checkpoint.identity["batch"])  # may be read with others
         as_trained = replace(self.options, batch=windows)

@@ -47,9 +47,8 @@ def evaluate(options: Options, text: Path | None = None) -> Evaluation:
             raise ValueError(f"{name} is empty: nothing to score")
         return _score(run, name, [run.chunker.split(content)], [content], [], None)
     corpus, split = run.folder.corpus(), options.evaluate.split
-    run.of_values = run.of_values or bool(corpus.form)  # an older run did not note it
     check_split(corpus.counts(split).chunks, corpus.location, "evaluate.split", split)
-    pictures = "height" in corpus.form or run.chunker.name == "pixels"
+    pictures = "height" in corpus.form
     reference = _baselines(corpus, split) if options.evaluate.yardsticks and not pictures else []
     release_memory()
     limits = options.evaluate

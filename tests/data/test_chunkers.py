@@ -106,11 +106,8 @@ def test_characters_of_long_texts_and_no_characters() -> None:
     assert cut("words", 4, b"\xff" * 10) == [b"\xff" * 4, b"\xff" * 4, b"\xff" * 2]
 
 
-def test_an_older_version_cuts_as_it_did() -> None:
-    text = "а中文字中文".encode()
-    assert make_chunker(ChunkerOptions(), version=1).split(text)[1].tolist() == [12, 5]
-    assert make_chunker(ChunkerOptions()).split(text)[1].tolist() == [11, 6]
-    with pytest.raises(ValueError, match="cut by version 3 of the chunker 'words', and here is 2"):
+def test_a_corpus_that_another_version_cut_is_refused() -> None:
+    with pytest.raises(ValueError, match="cut by version 3 of the chunker 'words', and here is version 1"):
         make_chunker(ChunkerOptions(), version=3)
 
 

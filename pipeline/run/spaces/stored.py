@@ -38,7 +38,6 @@ from pipeline.run.folder import command as command_of
 
 log = logging.getLogger(__name__)
 VECTORS, SEARCH, TABLE, META, CHECKED = "vectors.faiss", "search.faiss", "table.parquet", "meta.json", ".checked"
-BEFORE = ("chunks.faiss", "chunks.npz", META)  # of earlier versions, in `index/` itself
 HEADER = 45  # bytes
 SMALL = 1 << 28  # bytes of vectors that are kept in memory
 
@@ -138,7 +137,7 @@ class Meta(Indexed):
         queries: on which efforts were compared: rows of the index, and vectors that it does not have.
         curve: what was found at each effort, up to the one that was chosen.
         mean: what is taken off embeddings, where the metric is `centred`.
-        chance: scores of any two, to hold those of answers against; None: too few, or an index from before it was told.
+        chance: scores of any two, to hold those of answers against; None: too few.
     """
 
     sha256: dict[str, str]
@@ -227,13 +226,11 @@ class Files:
 
         Raises:
             FileNotFoundError: this space was not built yet.
-            StaleIndex: it is of another checkpoint, or of an earlier version.
+            StaleIndex: it is of another checkpoint.
             ValueError: it is damaged.
         """
         place, again = place_of(folder, space), f"run `{command(folder, space)}` again"
         if not os.path.lexists(place / META):
-            if space == "chunks" and (folder.path / "index" / META).is_file():
-                raise StaleIndex(f"the index in {folder.path}/index is of an earlier version: {again}")
             others = [path.parent.name for path in sorted(folder.path.glob(f"index/*/{META}"))]
             there = f" (it has {', '.join(others)})" if others else ""
             of = "" if space == "chunks" else f" of {space}"
@@ -413,9 +410,6 @@ def finish(folder: RunFolder, meta: Meta, names: list[str]) -> Meta:
     _note(place, _states(place, meta), True)
     if SEARCH not in names:
         (place / SEARCH).unlink(missing_ok=True)
-    if meta.space == "chunks":
-        for name in BEFORE:
-            (folder.path / "index" / name).unlink(missing_ok=True)
     return meta
 
 

@@ -99,16 +99,6 @@ def test_keys_are_unique_over_a_corpus(folder: Path, tmp_path: Path, monkeypatch
     assert keys[:2] == ["train-00000-000000", "train-00000-000001"]
 
 
-def test_a_corpus_of_format_2_is_read_and_cut_as_it_was(folder: Path, tmp_path: Path) -> None:
-    corpus = sharded(folder, tmp_path)
-    manifest = json.loads((corpus.folder / "manifest.json").read_text())
-    assert manifest.pop("chunker_version") == 2 and manifest.pop("format") == 3
-    write_json(corpus.folder / "manifest.json", manifest | {"format": 2})
-    old, text = Corpus.open(corpus.folder), "а中文字中文".encode()
-    assert next(old.originals("valid")) == (folder / "valid.txt").read_bytes()
-    assert [made.chunker().split(text)[1].tolist() for made in (old, corpus)] == [[12, 5], [11, 6]]
-
-
 @pytest.mark.parametrize(
     ("kind", "name", "needed"),
     [("audio", "a.wav", "set chunker.kind=fixed, and chunker.k="), ("images", "a.png", "set chunker.kind=pixels")],

@@ -235,15 +235,6 @@ def test_the_scale_learns_by_shares_of_itself_and_stays_positive() -> None:
             assert float(model.scale(torch.tensor(far))) == pytest.approx(bound, rel=0.01)
 
 
-def test_a_scale_of_earlier_versions_is_read() -> None:
-    model = small("lstm", iem=IEMOptions(similarity="cosine"))
-    state = model.state_dict()
-    del state["log_scale"]
-    for old, now in ((20.0, 20.0), (-0.5, 1e-3)):  # a negative one, which they could learn, is as small as it can be
-        model.load_state_dict(state | {"scale": torch.tensor(old)})
-        assert float(model.scale(model.log_scale.detach())) == pytest.approx(now, rel=0.01)
-
-
 def test_the_papers_score_is_the_plain_product() -> None:
     model = small("lstm", iem=IEMOptions(scale="none", bias=False, head="none"))
     given = windows(2, 6, 3, 3)

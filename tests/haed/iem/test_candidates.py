@@ -60,8 +60,8 @@ def test_the_loss_is_least_where_the_scores_are_the_logarithms_of_the_probabilit
     start, follows, pi = torch.rand(classes).softmax(0), torch.randn(classes, classes).softmax(1), torch.rand(classes)
     candidates = made()
     keys = chunk_keys(torch.arange(classes)[:, None], torch.ones(classes))
-    candidates.windows, candidates.counts.before = 1e15, torch.zeros(1 << 20, dtype=torch.float64)
-    candidates.counts.before[keys.remainder(1 << 20)] = pi.double() * 1e15  # as if so many windows had been seen
+    candidates.windows = 1e15
+    candidates.counts.update(keys, (pi.double() * 1e15).long())  # as if so many windows had been seen
     total = torch.zeros(classes, classes, dtype=torch.float64)
     scores = (follows.log() + torch.randn(classes, 1)).double().requires_grad_()  # any constant of a row
     for there in itertools.product(
@@ -116,22 +116,3 @@ def test_inclusion_probability() -> None:
         expected = math.log1p(-((1 - p) ** n)) if p < 1 else 0.0
         found = log_inclusion(torch.tensor([p], dtype=torch.float64), n)
         assert float(found) == pytest.approx(expected, rel=1e-6, abs=1e-9)
-
-
-def test_counts_of_earlier_versions_go_on() -> None:
-    """They counted chunks, in one row of float32 buckets: a 10th of 40,000 chunks is in 1 − 0.9⁴ of the windows of 4."""
-    candidates, key = made(), chunk_keys(torch.tensor([[7]]), torch.tensor([1]))
-    counts = torch.zeros(1 << 20)
-    counts[key.remainder(1 << 20)] = 4000
-    total = torch.tensor(40_000, dtype=torch.float64)
-    state = {"unigram/counts": counts, "unigram/total": total, "steps": torch.tensor(1), "bank/next": torch.tensor(0)}
-    candidates.load_state_dict(state)
-    for _ in range(2):
-        found = candidates.of(of_numbers(torch.tensor([[7, 7, 7, 1]])), of_numbers(torch.tensor([[2, 3, -1]])))
-        names = found.chunks.tokens[:, 0].tolist()
-        assert float(found.adjustment[names.index(7)].exp()) == pytest.approx(1 - 0.9**4, rel=1e-3)
-        assert float(found.adjustment[names.index(2)].exp()) < 1e-3
-        again = made()
-        again.load_state_dict(candidates.state_dict())
-        candidates = again
-    assert candidates.windows == 10_004

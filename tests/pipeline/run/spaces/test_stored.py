@@ -14,7 +14,7 @@ from data.durable import write_json
 from pipeline.cli import main
 from pipeline.probe.index import index
 from pipeline.run.folder import RunFolder
-from pipeline.run.index import Index, StaleIndex
+from pipeline.run.index import Index
 from pipeline.run.spaces import stored
 
 
@@ -141,20 +141,3 @@ def test_a_table_that_is_none(run: Path, place: Path, capsys: pytest.CaptureFixt
         assert "is damaged" in refused(run, capsys)
     forged(place, sha256={})
     assert "does not name its files" in refused(run, capsys)
-
-
-def test_an_index_of_an_earlier_version_is_refused_and_then_replaced(
-    run: Path, place: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    shutil.rmtree(place)
-    for name in ("meta.json", "chunks.faiss", "chunks.npz"):
-        (run / "index" / name).write_text("{}")
-    assert "is of an earlier version: run `haed index" in refused(run, capsys)
-    with pytest.raises(StaleIndex):
-        Index.open(RunFolder(run))
-    assert main(["report", str(run)]) == 0 and "earlier version" in (run / "report.html").read_text()
-    capsys.readouterr()
-    assert main(["neighbours", str(run), "def ", "--refresh"]) == 0
-    shown = capsys.readouterr()
-    assert "--refresh: the index in" in shown.err and "def␣" in shown.out
-    assert sorted(path.name for path in (run / "index").iterdir()) == ["chunks"]
