@@ -53,7 +53,7 @@ def test_only_what_is_missing_or_damaged_is_made_anew(
     source: SourceOptions, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, noted: bool
 ) -> None:
     corpus = sharded(source, tmp_path / "shards")
-    if not noted:  # manifests of earlier versions do not say which part made which shard
+    if not noted:  # a manifest that does not say which part made which shard
         manifest = {key: value for key, value in corpus.manifest.items() if key != "parts"}
         write_json(corpus.folder / "manifest.json", manifest)
     whole = contents(corpus.folder)
