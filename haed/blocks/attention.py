@@ -43,7 +43,7 @@ class Grid:
         return torch.arange(count, device=device) * self.step + self.first
 
 
-Shifted = dict[nn.Module, Tensor]  # (B, 1, ·) of each norm that shifts: see `haed.blocks.layer.Norm`
+Shifted = dict[nn.Module, Tensor]  # (B, 1, ·) of each norm that shifts: see `haed.blocks.transformer.Norm`
 
 
 class Past:

@@ -14,8 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from haed.blocks.grams import Grams
-from haed.blocks.lstm import compute_dtype, lstm_step, packed_lstm
-from haed.blocks.rows import RowLinear
+from haed.blocks.lstm import RowLinear, compute_dtype, lstm_step, packed_lstm
 from haed.blocks.transformer import Before, Blocks, Cache
 from haed.chunk.packing import Chunks, Packed, histories, newest, pack
 from haed.options import DecoderOptions

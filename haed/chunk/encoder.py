@@ -16,8 +16,7 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence, pad_packed_sequence
 
 from haed.blocks.grams import Looked
-from haed.blocks.lstm import LSTMLayer
-from haed.blocks.rows import RowLinear
+from haed.blocks.lstm import LSTMLayer, RowLinear
 from haed.blocks.transformer import Blocks
 from haed.chunk.packing import Chunks, chunk_keys, pack
 from haed.options import EncoderOptions

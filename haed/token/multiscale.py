@@ -9,23 +9,151 @@ Top-down may end at a coarse scale k, whose vectors are then repeated: the next 
 knows nothing of the group they are in. Their likelihood is the cross-entropy between it and the uniform distribution over
 them, times k (section 6.2).
 
-Legend: B sequences, L positions, J groups of a scale, W width. How groups lie is said in `haed.token.pooling`.
+The heads of a scale are an attention to themselves: adding what all of them find is what joining heads by one matrix does.
+
+Coarser scales of a sequence are groups of neighbours, pooled to one vector each, causally, as a stream.
+
+At scale k, group j consists of positions (j − 1)·k + 1 … j·k, so it is complete at position j·k, and position t may see groups
+0 … ⌊t / k⌋. Position t holds token t − 1, so these are tokens (j − 1)·k … j·k − 1, as in the listings of Subramanian et al.
+2020. Group 0 is the first position, k times: it knows only that the window starts, and every position has a group to look
+at. Pooling the groups of scale k by a factor r gives those of scale k·r.
+
+Legend: B sequences, L positions, J groups, W width.
 """
 
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field, replace
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from haed.blocks.attention import Past
-from haed.blocks.layer import FeedForward, Stack
+from haed.blocks.attention import Attention, Grid, Past, Shifted
+from haed.blocks.transformer import ATTENTIONS, FeedForward, Stack
 from haed.options import IEMOptions, ModelOptions, TokenOptions
-from haed.system import Cut
-from haed.token.heads import ScaledAttention, ScaledMemory, shares_of_heads
-from haed.token.notation import NUMBER, per_scale
-from haed.token.pooling import Held, Pool
-from haed.token.sequence import TokenSystem
+from haed.system import Cut, Mark, unmarked
+from haed.token.sequence import NUMBER, TokenSystem, parsed, per_scale
+
+
+class Held:
+    """What of a stream (B, L, W) has come and was not used yet."""
+
+    def __init__(self) -> None:
+        self.tensor: Tensor | None = None
+
+    def take(self, new: Tensor | None, number: int | None = None, multiple: int = 1) -> Tensor:
+        """The first `number` of all that is held and new, or as many as are a multiple; what is left is held."""
+        known = [each for each in (self.tensor, new) if each is not None]
+        found = known[0] if len(known) == 1 else torch.cat(known, 1)
+        number = found.shape[1] // multiple * multiple if number is None else number
+        self.tensor = found[:, number:]
+        return found[:, :number]
+
+
+class Pool(nn.Module):
+    """Groups of `factor` neighbours (B, L, W) to one vector each, by their average, maximum, or a convolution.
+
+    The stride of the convolution is its kernel's size, so it is a linear map of a group's vectors, one behind the other.
+    """
+
+    def __init__(self, kind: str, factor: int, width: int) -> None:
+        super().__init__()
+        self.kind, self.factor, self.shift = kind, factor, factor - 1  # with a smaller shift, a group knows the future
+        self.convolution = nn.Linear(factor * width, width) if kind == "convolution" and factor > 1 else None
+
+    def forward(self, x: Tensor, held: Held | None = None) -> Tensor:
+        """Groups (B, J, W) that x (B, L, W) completes; it follows what `held` has seen, where that is given."""
+        if self.factor == 1:
+            return x
+        held = held or Held()
+        if held.tensor is None:
+            held.tensor = x[:, :1].expand(-1, self.shift, -1)
+        x = held.take(x, multiple=self.factor)
+        x = x.reshape(len(x), x.shape[1] // self.factor, self.factor, x.shape[2])
+        if self.convolution is not None:
+            return self.convolution(x.flatten(2))
+        return x.mean(2) if self.kind == "average" else x.amax(2)
+
+
+def shares_of_heads(notation: str, option: str, heads: int, scales: Iterable[int]) -> dict[int, int]:
+    """Heads of each scale, the finest first: as in 2@16 2@4, or, where that is empty, equal parts, the rest to the finest.
+
+    Raises:
+        ValueError: they do not make up all heads, or a scale has none.
+    """
+    ordered = sorted(scales)
+    if not notation:
+        each, rest = divmod(heads, len(ordered))
+        if not each:
+            raise ValueError(f"model.token.heads={heads}: {len(ordered)} scales need a head each; set at least so many")
+        return {scale: each + (place < rest) for place, scale in enumerate(ordered)}
+    found = {scale: int(number) for scale, number in parsed(notation, option, NUMBER).items()}
+    if sorted(found) != ordered or sum(found.values()) != heads:
+        example = " ".join(f"{number}@{scale}" for scale, number in shares_of_heads("", option, heads, ordered).items())
+        raise ValueError(
+            f"{option}={notation!r}: expected heads at the scales {ordered}, {heads} in all (model.token.heads); set {example}"
+        )
+    return dict(sorted(found.items()))
+
+
+@dataclass
+class ScaledMemory:
+    """How many tokens such an attention was given, and what it keeps of each scale's groups, if it keeps any.
+
+    Of the layer it is in, what was shifted last; see `haed.blocks.transformer.Norm`.
+    """
+
+    pasts: Sequence[Past | None]
+    fed: int = 0
+    last: Shifted = field(default_factory=dict)
+
+
+class ScaledAttention(nn.Module):
+    """Attention of tokens to groups, causal.
+
+    Args:
+        options: sizes; the kind of attention, which is rotary for local and LSH.
+        heads: of each scale.
+        longest: tokens of a sequence.
+        windows: of each scale, from which distance on and below which one tokens are looked at; None: at all distances. A
+            group is seen if one of its tokens is that far away and the group complete; by a token before which there is
+            no such group, the first one, which tells nothing.
+    """
+
+    def __init__(
+        self,
+        options: TokenOptions,
+        heads: dict[int, int],
+        longest: int,
+        windows: dict[int, tuple[int, int]] | None = None,
+    ) -> None:
+        super().__init__()
+        self.scales = list(heads)
+        self.attentions = nn.ModuleList()
+        kind = "rotary" if options.attention in ("local", "lsh") else options.attention  # those know no two levels
+        for scale, own in heads.items():
+            attention = ATTENTIONS[kind](replace(options, heads=own), longest)
+            if windows is not None:
+                begin, attention.window = windows[scale]
+                attention.nearest = max(0, begin - scale + 1)
+            self.attentions.append(attention)
+
+    def forward(
+        self, x: Tensor, groups: Iterable[Tensor], memory: ScaledMemory | None = None, mark: Mark = unmarked
+    ) -> Tensor:
+        """What tokens (B, L, W) find in the groups (B, J, W) of each scale, each marked; both follow those in the memory."""
+        memory = memory or ScaledMemory([None] * len(self.scales))
+        found, queries = torch.zeros_like(x), Grid(memory.fed)
+        for attention, scale, new, past in zip(self.attentions, self.scales, groups, memory.pasts, strict=True):
+            assert isinstance(attention, Attention)
+            keys = Grid(past.seen * scale if past is not None else 0, scale)
+            found = mark(f"scale_{scale}", found + attention.between(x, new, queries, keys, past))
+        memory.fed += x.shape[1]
+        return found
+
+    def memory(self) -> ScaledMemory:
+        """Still empty."""
+        return ScaledMemory([Past() for _ in self.scales])
 
 
 class Level(nn.Module):

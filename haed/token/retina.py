@@ -11,13 +11,11 @@ from dataclasses import dataclass
 
 from torch import Tensor, nn
 
-from haed.blocks.layer import FeedForward, Norm
+from haed.blocks.transformer import FeedForward, Norm
 from haed.options import IEMOptions, ModelOptions, TokenOptions
 from haed.system import Cut, Mark, unmarked
-from haed.token.heads import ScaledAttention, ScaledMemory, shares_of_heads
-from haed.token.notation import WINDOW, per_scale
-from haed.token.pooling import Held, Pool
-from haed.token.sequence import TokenSystem
+from haed.token.multiscale import Held, Pool, ScaledAttention, ScaledMemory, shares_of_heads
+from haed.token.sequence import WINDOW, TokenSystem, per_scale
 
 
 @dataclass

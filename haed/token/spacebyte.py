@@ -19,7 +19,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from haed.blocks.attention import Past
-from haed.blocks.layer import Stack
+from haed.blocks.transformer import Stack
 from haed.options import IEMOptions, ModelOptions
 from haed.system import Cut
 from haed.token.sequence import MULTIPLE, Tokens, TokenSystem

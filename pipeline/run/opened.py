@@ -22,8 +22,7 @@ from torch import Tensor
 from data.chunkers import Chunker
 from haed.build import make_sampler
 from haed.chunk.model import HAED
-from haed.chunk.outcomes import likeliest
-from haed.sampling import ChunkSampler, Draw
+from haed.sampling import ChunkSampler, Draw, likeliest
 from haed.system import System, Windows
 from pipeline.config import ConfigError
 from pipeline.kinds import likelihood, most_known
@@ -264,7 +263,7 @@ class Run:
         return Continued([bytes(text) for text in written], summoned, time.perf_counter() - began)
 
     def next(self, prompt: Text = "", count: int = 10) -> NextChunks:
-        """The likeliest next chunks after a prompt, with their exact probabilities; see `haed.chunk.outcomes`.
+        """The likeliest next chunks after a prompt, with their exact probabilities; see `haed.sampling`.
 
         A prompt ends inside a chunk if a letter after it would belong to its last one.
 

@@ -5,9 +5,8 @@ import torch
 from torch import Tensor
 
 from haed.chunk.model import HAED
-from haed.chunk.outcomes import likeliest, outcomes
 from haed.chunk.packing import Chunks
-from haed.sampling import ChunkSampler, Draw
+from haed.sampling import ChunkSampler, Draw, likeliest, outcomes
 from haed.system import Windows
 from tests.haed.chunk.test_mixture import K, V, lexicon, mixed
 from tests.haed.chunk.test_model import windows

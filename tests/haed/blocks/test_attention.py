@@ -9,8 +9,8 @@ from torch import Tensor
 
 from haed.blocks import attention as blocks
 from haed.blocks.attention import Attention, Grid, Past, Relative
-from haed.blocks.layer import ATTENTIONS, Layer, Stack, calm_residuals
 from haed.blocks.lsh import LSH
+from haed.blocks.transformer import ATTENTIONS, Layer, Stack, calm_residuals
 from haed.options import TokenOptions
 
 OPTIONS = TokenOptions(width=10, heads=2, head_width=6, ffn=12, window=5)

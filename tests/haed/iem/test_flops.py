@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
-from haed.blocks import rows
+from haed.blocks import lstm
 from haed.chunk.known import Lexicon
 from haed.chunk.model import HAED
 from haed.chunk.packing import Chunks
@@ -24,7 +24,7 @@ MAIN = MainOptions(layers=2, width=96, heads=2, head_width=32, ffn=128)
 @pytest.fixture(autouse=True)
 def not_rounded(monkeypatch: pytest.MonkeyPatch) -> None:
     """What rounding adds is no FLOP of the model."""
-    monkeypatch.setattr(rows, "_ROWS", 1)
+    monkeypatch.setattr(lstm, "_ROWS", 1)
 
 
 def in_place(_: object, a: torch.Size, b: torch.Size, **__: object) -> int:

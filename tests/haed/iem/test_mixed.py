@@ -8,8 +8,7 @@ from torch import Tensor
 
 from haed.chunk.known import Lexicon
 from haed.chunk.packing import Chunks
-from haed.iem.batch import ChunkBatch, drawn, shares
-from haed.iem.objective import ChunkObjective, log_q
+from haed.iem.objective import ChunkBatch, ChunkObjective, drawn, log_q, shares
 from haed.iem.softmax import blockwise_cross_entropy
 from haed.options import IEMOptions
 from haed.system import Windows

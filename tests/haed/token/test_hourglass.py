@@ -13,8 +13,7 @@ from haed.build import make_system
 from haed.options import HourglassOptions, IEMOptions, ModelOptions, TokenOptions
 from haed.system import Cut
 from haed.token.hourglass import Hourglass, linear_cost
-from haed.token.notation import parse_hierarchy
-from haed.token.sequence import TokenSystem
+from haed.token.sequence import TokenSystem, parse_hierarchy
 from tests.haed.token import reference
 from tests.haed.token.reference import Array, Weights
 

@@ -9,9 +9,8 @@ import torch
 from haed.build import make_system
 from haed.options import GramsOptions, IEMOptions, ModelOptions, MultiscaleOptions, RetinaOptions, TokenOptions
 from haed.system import Cut, Windows
-from haed.token.notation import NUMBER, parsed
-from haed.token.pooling import Pool
-from haed.token.sequence import TokenSystem
+from haed.token.multiscale import Pool
+from haed.token.sequence import NUMBER, TokenSystem, parsed
 from tests.haed.token import reference
 from tests.haed.token.reference import Array, Weights
 
