@@ -25,6 +25,7 @@ _MARKS = {  # the longer mark begins as the shorter one
 _WIDE = {"utf_16_le": "UTF-16LE", "utf_16_be": "UTF-16BE", "utf_32_le": "UTF-32LE", "utf_32_be": "UTF-32BE"}
 _ODD = 0.01  # share of characters that are controls or unassigned, beyond which bytes are no text of that encoding
 _FEWEST = 3  # characters that show a wide encoding
+_BINARY = 0.03  # share of controls beyond which what is no UTF-8 is no text in another encoding either
 _CONTROLS = bytes({*range(32)} - {*b"\t\n\v\f\r\x1b"})  # that no text in UTF-8 has
 _COMMON = re.compile(r"[\t\n\r -~\u3000-\u30ff]")  # among ideographs: their bytes are rare in other encodings
 _ENOUGH = 64  # characters in which one is known by their frequencies
@@ -59,12 +60,23 @@ _MAGIC = (
     (b"GIF8", "a GIF", _TO_PNG),
     (b"II*\x00", "a TIFF", _TO_PNG),
     (b"MM\x00*", "a TIFF", _TO_PNG),
+    (b"II+\x00", "a TIFF", _TO_PNG),
+    (b"MM\x00+", "a TIFF", _TO_PNG),
+    (b"\x00\x00\x00\x0cJXL ", "a JPEG XL", _TO_PNG),
+    (b"v/1\x01", "an OpenEXR picture", _TO_PNG),
+    (b"qoif\x00", "a QOI picture", _TO_PNG),
     (b"OggS", "Ogg", _TO_WAV),
     (b"fLaC", "FLAC", _SOUND),
+    (b"ID3\x02", "MP3", _TO_WAV),
     (b"ID3\x03", "MP3", _TO_WAV),
     (b"ID3\x04", "MP3", _TO_WAV),
     (b"\xff\xfb", "MP3", _TO_WAV),
+    (b"\xff\xfa", "MP3", _TO_WAV),
     (b"\xff\xf3", "MP3", _TO_WAV),
+    (b"\xff\xf2", "MP3", _TO_WAV),
+    (b"\xff\xf1", "AAC", _TO_WAV),
+    (b"#!AMR", "AMR", _TO_WAV),
+    (b"caff\x00", "a recording of Apple's (CAF)", _TO_WAV),
     (b"FORM", "AIFF", _TO_WAV),
     (b".snd\x00", "a recording of Sun", _TO_WAV),
     (b"MThd\x00", "MIDI", _LEAVE),
@@ -269,7 +281,7 @@ def check_head(head: bytes, name: str, path: str, compressed: bool = False, clos
         what is odd about it, though it can be read as it is; None: it is UTF-8.
 
     Raises:
-        ValueError: it is no text, or text in UTF-16 or UTF-32; the message says what, and what to do.
+        ValueError: it is no text, a binary member, or text in UTF-16 or UTF-32; the message says what, and what to do.
     """
     if found := foreign(head):
         what, advice = found
@@ -289,6 +301,11 @@ def check_head(head: bytes, name: str, path: str, compressed: bool = False, clos
         )
         raise ValueError(
             f"{name} is text in {encoding} {'with' if by != encoding else 'without'} a mark, not UTF-8: {how}"
+        )
+    if not path and not _is_utf8(head) and len(head.translate(None, _CONTROLS)) < (1 - _BINARY) * len(head):
+        raise ValueError(
+            f"{name} is binary, not text (no UTF-8, and NUL bytes or other control characters): name the member that holds "
+            "the text by source.field="
         )
     return doubtful(head, bool(path))
 

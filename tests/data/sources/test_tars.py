@@ -5,6 +5,7 @@ import io
 import json
 import pickle
 import tarfile
+import zlib
 from pathlib import Path
 from typing import Any
 
@@ -156,6 +157,11 @@ def array() -> bytes:
         ("npy", array(), "its .npy is an array of NumPy, not text"),
         ("wav", wav(np.zeros(3, np.int16)), "its .wav is a WAV, not text"),
         ("pyd", pickle.dumps({"a": 1}), "its .pyd is a pickle, not text"),
+        ("mp3", b"\xff\xfa\x90\x64" + bytes(99), "its .mp3 is MP3, not text"),
+        ("tif", b"II+\0\x08\0\0\0" + bytes(99), "its .tif is a TIFF, not text"),
+        ("bin", np.random.default_rng(0).bytes(999), "its .bin is binary, not text .*: name the member .* by source.field="),
+        ("z", zlib.compress(b"a text " * 99), "its .z is binary, not text"),
+        ("mp", b"\x82\xa4text\xc4\x03\0\1\2", "its .mp is binary, not text"),
         ("txt", "Привет, мир\n".encode("utf-16-le"), "its .txt is text in UTF-16LE without a mark, not UTF-8"),
         ("json", '{"text": "Привет"}'.encode("utf-32"), "its .json is text in UTF-32LE with a mark, not UTF-8"),
     ],
