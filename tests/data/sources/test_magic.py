@@ -100,7 +100,11 @@ def test_a_binary_member_is_refused_and_one_in_another_encoding_is_not() -> None
         with pytest.raises(ValueError, match="its .bin is binary, not text .*: name the member .* by source.field="):
             check_head(content, "its .bin", "")
         assert check_head(content, "a.bin", "a.bin")  # files may be binary, which is said
-    for encoding, text in (("cp1251", "Все счастливые семьи\r\n"), ("shift_jis", "吾輩は猫である\n"), ("cp437", "║ 5 │\n")):
+    for encoding, text in (
+        ("cp1251", "Все счастливые семьи\r\n"),
+        ("shift_jis", "吾輩は猫である\n"),
+        ("cp437", "║ 5 │\n"),
+    ):
         assert "iconv" in str(check_head(text.encode(encoding) * 30 + b"\x1a", "its .txt", ""))
 
 

@@ -159,7 +159,11 @@ def array() -> bytes:
         ("pyd", pickle.dumps({"a": 1}), "its .pyd is a pickle, not text"),
         ("mp3", b"\xff\xfa\x90\x64" + bytes(99), "its .mp3 is MP3, not text"),
         ("tif", b"II+\0\x08\0\0\0" + bytes(99), "its .tif is a TIFF, not text"),
-        ("bin", np.random.default_rng(0).bytes(999), "its .bin is binary, not text .*: name the member .* by source.field="),
+        (
+            "bin",
+            np.random.default_rng(0).bytes(999),
+            "its .bin is binary, not text .*: name the member .* by source.field=",
+        ),
         ("z", zlib.compress(b"a text " * 99), "its .z is binary, not text"),
         ("mp", b"\x82\xa4text\xc4\x03\0\1\2", "its .mp is binary, not text"),
         ("txt", "Привет, мир\n".encode("utf-16-le"), "its .txt is text in UTF-16LE without a mark, not UTF-8"),
