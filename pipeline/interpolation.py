@@ -8,6 +8,7 @@ import glob
 import os
 import re
 from collections.abc import Iterator
+from dataclasses import is_dataclass
 from typing import Any
 
 from pipeline.verbatim import PATTERNS, type_of
@@ -46,6 +47,8 @@ def pieces(key: str, text: str) -> Iterator[tuple[bool, str]]:
             )
         if not option[1] and type_of(option[2]) is None:
             raise InterpolationError(f"{key}={text[:200]}: there is no option {option[2]} to put in: {itself}")
+        if not option[1] and is_dataclass(type_of(option[2])) and place != text:
+            raise InterpolationError(f"{key}={text[:200]}: {option[2]} is a section of options, no text: {itself}")
         yield True, place
         end = option.end()
     yield False, text[end:]

@@ -13,7 +13,7 @@ _UNPACK = "unpack it, and give the texts"
 _NAME = f"name it by its compression ({', '.join(SUFFIXES)}), and it is read through it"
 _PICTURES, _ROWS = "source.kind=images reads pictures", "source.kind=datasets"
 _SOUND = "source.kind=audio reads WAV and FLAC"
-_TO_PNG, _TO_WAV = "convert it into PNG for source.kind=images", "convert it into WAV for source.kind=audio"
+TO_PNG, _TO_WAV = "convert it into PNG for source.kind=images", "convert it into WAV for source.kind=audio"
 _OWN, _LEAVE = "write a source of your own (docs/data.md)", "leave it out by source.pattern="
 HEAD = 8192  # bytes of a file or member that are looked at
 _MARKS = {  # the longer mark begins as the shorter one
@@ -57,14 +57,14 @@ _MAGIC = (
     (b"\x93NUMPY", "an array of NumPy", "source.kind=images reads .npz of pictures"),
     (b"\x89PNG\r\n\x1a\n", "a PNG", _PICTURES),
     (b"\xff\xd8\xff", "a JPEG", _PICTURES),
-    (b"GIF8", "a GIF", _TO_PNG),
-    (b"II*\x00", "a TIFF", _TO_PNG),
-    (b"MM\x00*", "a TIFF", _TO_PNG),
-    (b"II+\x00", "a TIFF", _TO_PNG),
-    (b"MM\x00+", "a TIFF", _TO_PNG),
-    (b"\x00\x00\x00\x0cJXL ", "a JPEG XL", _TO_PNG),
-    (b"v/1\x01", "an OpenEXR picture", _TO_PNG),
-    (b"qoif\x00", "a QOI picture", _TO_PNG),
+    (b"GIF8", "a GIF", TO_PNG),
+    (b"II*\x00", "a TIFF", TO_PNG),
+    (b"MM\x00*", "a TIFF", TO_PNG),
+    (b"II+\x00", "a TIFF", TO_PNG),
+    (b"MM\x00+", "a TIFF", TO_PNG),
+    (b"\x00\x00\x00\x0cJXL ", "a JPEG XL", TO_PNG),
+    (b"v/1\x01", "an OpenEXR picture", TO_PNG),
+    (b"qoif\x00", "a QOI picture", TO_PNG),
     (b"OggS", "Ogg", _TO_WAV),
     (b"fLaC", "FLAC", _SOUND),
     (b"ID3\x02", "MP3", _TO_WAV),
@@ -82,10 +82,10 @@ _MAGIC = (
     (b"MThd\x00", "MIDI", _LEAVE),
     (b"\x1a\x45\xdf\xa3", "a film", _LEAVE),
     (b"FLV\x01", "a film", _LEAVE),
-    (b"8BPS\x00", "a picture of Photoshop", _TO_PNG),
-    (b"\x00\x00\x00\x0cjP  ", "a JPEG 2000", _TO_PNG),
-    (b"\xff\x4f\xff\x51", "a JPEG 2000", _TO_PNG),
-    (b"\x00\x00\x01\x00", "an icon", _TO_PNG),
+    (b"8BPS\x00", "a picture of Photoshop", TO_PNG),
+    (b"\x00\x00\x00\x0cjP  ", "a JPEG 2000", TO_PNG),
+    (b"\xff\x4f\xff\x51", "a JPEG 2000", TO_PNG),
+    (b"\x00\x00\x01\x00", "an icon", TO_PNG),
     (b"wOFF", "a font", _LEAVE),
     (b"wOF2", "a font", _LEAVE),
     (b"\x1f\x9d", "compressed by compress", "decompress it"),
@@ -120,7 +120,7 @@ _THEN = {
 }
 _BEGINS = re.compile(b"|".join([*(re.escape(magic) for magic, _, _ in _MAGIC), b"RIFF|BM|\\0...ftyp"]), re.DOTALL)
 _CHECKSUM = slice(148, 156)  # of a header of a tar
-_RIFF = {b"AVI ": ("a film", _LEAVE), b"WAVE": ("a WAV", _SOUND), b"WEBP": ("a WebP picture", _TO_PNG)}
+_RIFF = {b"AVI ": ("a film", _LEAVE), b"WAVE": ("a WAV", _SOUND), b"WEBP": ("a WebP picture", TO_PNG)}
 
 
 def foreign(head: bytes) -> tuple[str, str] | None:
@@ -134,9 +134,9 @@ def foreign(head: bytes) -> tuple[str, str] | None:
         return _RIFF[head[8:12]]
     if head[4:8] == b"ftyp" and head[:1] == b"\0":
         picture = head[8:12] in (b"heic", b"heix", b"mif1", b"avif")
-        return ("a HEIF or AVIF picture", _TO_PNG) if picture else ("a film or recording", _LEAVE)
+        return ("a HEIF or AVIF picture", TO_PNG) if picture else ("a film or recording", _LEAVE)
     if head[:2] == b"BM" and head[6:10] == bytes(4) and head[14:18] in (b"\x28\0\0\0", b"\x6c\0\0\0", b"\x7c\0\0\0"):
-        return "a BMP picture", _TO_PNG
+        return "a BMP picture", TO_PNG
     try:
         tarfile.TarInfo.frombuf(head[: tarfile.BLOCKSIZE], "utf-8", "surrogateescape")
     except tarfile.HeaderError:

@@ -91,6 +91,7 @@ def test_names_of_tars_state_splits(tmp_path: Path) -> None:
         ([{"cls": 1}], {}, "has no .txt .it has .cls.: set source.field= to the one to read"),
         ([{"txt": "a"}, {"cls": 1}], {}, "sample deep/000001 has no .txt"),
         ([{"json": b"{"}], {}, "its .json is not JSON"),
+        ([{"png": b"II*\0"}], {}, "it is no PNG and no JPEG, whatever its name: it is a TIFF, convert it into PNG"),
         ([{"png": b"no picture"}], {}, "cannot be read as a picture: it is no PNG and no JPEG, whatever its name$"),
     ],
 )
