@@ -653,6 +653,10 @@ def explain(error: OmegaConfBaseException) -> str:
     """What OmegaConf says of what `find_mistake` lets through, in one line with the full key: of values that are put in."""
     message = str(error).splitlines()[0] if str(error) else type(error).__name__
     message = re.sub(r" of type '\w+' could not be converted to \w+", " is not a whole number or not a number", message)
+    message = re.sub(r"While dereferencing interpolation '(.*?)': ", r"in \1: ", message)
+    message = re.sub(
+        r"Incompatible value 'None' for field of type '\w+'", "null is put in, which is no value here", message
+    )
     if re.search(r"Invalid type assigned: \w+ is not a subclass of \w+", message):
         message = "the section that is put in has other options"
     key = getattr(error, "full_key", None)
