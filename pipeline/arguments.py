@@ -207,7 +207,7 @@ class _Parser(argparse.ArgumentParser):
         if is_known(name):
             return f"options have no dashes: {name}={value or '…'}"
         known = [each for each in self._option_string_actions if each.startswith("--")]
-        if "--config" not in known and name in ("config", "c", "preset"):
+        if "--config" not in known and name in ("config", "preset"):
             return f"{self.prog} takes no preset and no file"
         if flags := [each for each, names in _FLAGS.items() if each in known and name in names.split()]:
             return f"did you mean {flags[0]}?"
