@@ -16,7 +16,7 @@ from urllib.parse import urlsplit
 
 from flows.serving.environment import prepare
 from haed.options import SYSTEMS
-from pipeline.arguments import GOES_ON, Command, Result, asked_options, options_of, settings
+from pipeline.arguments import GOES_ON, Command, Result, asked_options, options_of, port, settings
 from pipeline.config import ConfigError, check_training
 from pipeline.kinds import phases
 from pipeline.options import Options
@@ -129,7 +129,7 @@ def _serve_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--host", default="127.0.0.1", help="address to listen on")
     parser.add_argument(
         "--port",
-        type=int,
+        type=port,
         help="port of the Prefect UI (default: of PREFECT_API_URL if it is on this machine, or 4200)",
     )
     parser.add_argument(
@@ -137,7 +137,7 @@ def _serve_arguments(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="use the server that PREFECT_API_URL names; so is one that is not on this machine, unless --port is given",
     )
-    parser.add_argument("--tensorboard-port", type=int, default=6006, help="0: no TensorBoard")
+    parser.add_argument("--tensorboard-port", type=port, default=6006, help="0: no TensorBoard")
     parser.add_argument(
         "--allowed-host",
         action="append",
@@ -162,9 +162,13 @@ def _serve_arguments(parser: argparse.ArgumentParser) -> None:
 def _serve(arguments: argparse.Namespace) -> Result:
     preset = arguments.config or "quickstart"
     if named := [word for word in arguments.words if "=" not in word]:
+        if named[0].isdecimal():
+            raise ConfigError(f"{named[0]}: the port is an argument, --port {named[0]}")
         raise ConfigError(f"{named[0]}: haed serve has the pages of all runs; `haed explore {named[0]}` those of one")
     if not arguments.cron and (arguments.config or arguments.words):
-        raise ConfigError("--config and key=value are of the runs of --cron: they need it")
+        name, _, value = (arguments.words or [""])[0].partition("=")
+        hint = f"; did you mean --{name} {value}?" if name in ("host", "port", "trainings", "cron") else ""
+        raise ConfigError(f"--config and key=value are of the runs of --cron: they need it{hint}")
     asked_options(preset, arguments.words)
     if arguments.trainings < 0:
         raise ConfigError(f"--trainings {arguments.trainings}: must not be negative")

@@ -146,6 +146,25 @@ def say_put_in(config: str | None, overrides: list[str], options: Options) -> No
         log.info("%s=%s is %s=%s", key, text, key, get(options, key))
 
 
+_FLAGS = {  # arguments, and what other programs call them
+    "--samples": "n num num_samples n_samples num_return_sequences count",
+    "--count": "n k top_k topk top num top_n limit",
+    "--port": "p",
+    "--text": "t f file input data",
+}
+
+
+def port(typed: str) -> int:
+    """The number of a port, as the type of an argument.
+
+    Raises:
+        argparse.ArgumentTypeError: it is none.
+    """
+    if not (typed.isdecimal() and int(typed) < 1 << 16):
+        raise argparse.ArgumentTypeError(f"{typed[:40]} is no port: expected a number up to 65535, such as 4300")
+    return int(typed)
+
+
 class UsageError(SystemExit):
     """What was typed is no command; it has been said."""
 
@@ -188,6 +207,12 @@ class _Parser(argparse.ArgumentParser):
         if is_known(name):
             return f"options have no dashes: {name}={value or '…'}"
         known = [each for each in self._option_string_actions if each.startswith("--")]
+        if "--config" not in known and name in ("config", "preset"):
+            return f"{self.prog} takes no preset and no file"
+        if flags := [each for each, names in _FLAGS.items() if each in known and name in names.split()]:
+            return f"did you mean {flags[0]}?"
+        if is_known(own := f"{self.prog.rpartition(' ')[2]}.{name}"):
+            return f"options have no dashes: {own}={value or '…'}"
         if len(name) == 1 and (wanted := [each for each in known if each.startswith(f"--{name}")]):
             return f"did you mean {' or '.join(wanted)}?"
         if close := difflib.get_close_matches(word, known, 1, 0.7):
@@ -219,7 +244,9 @@ def parse(argv: list[str] | None, program: str, commands: tuple[Command, ...]) -
         sub.set_defaults(command=command.name, execute=command.execute, stopped=command.stopped)
     argv = _command_first(sys.argv[1:] if argv is None else argv, subparsers.choices)
     if not argv or argv[0] not in subparsers.choices:
-        if argv and argv[0][:1] != "-":
+        if argv and argv[0].startswith("--config"):
+            parser.error(f"a command comes first: {program} run {' '.join(argv[:2])}")
+        if argv and argv[0] not in ("-h", "--help", "--json", "--debug"):
             parser.error(unknown_command(argv[0], subparsers.choices))
         return parser.parse_args(argv)
     sub, end = subparsers.choices[argv[0]], argv.index("--") if "--" in argv else len(argv)

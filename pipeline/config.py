@@ -26,7 +26,7 @@ from haed.options import SYSTEMS
 from pipeline.interpolation import InterpolationError, Protection, has_places
 from pipeline.kinds import is_limited, is_mixed, is_of, least_heads, refusal, shared_limits
 from pipeline.options import FinetuneOptions, LauncherOptions, Options, Phase
-from pipeline.plainly import explain, find_mistake, in_words, short, short_text, unequal
+from pipeline.plainly import PRESETS, explain, find_mistake, in_words, presets, short, short_text, unequal
 from pipeline.shown import printable
 from pipeline.trees import drop, get, leaves, put
 from pipeline.verbatim import RESOLVED, TEXTS, dump_yaml, parse_override, parse_yaml, type_of
@@ -34,7 +34,6 @@ from pipeline.verbatim import RESOLVED, TEXTS, dump_yaml, parse_override, parse_
 log = logging.getLogger(__name__)
 _UNSEEN = ("Cc", "Cf", "Cs", "Zl", "Zp")  # categories of Unicode: control, format, surrogates, separators
 _FILLERS = "\u034f\u115f\u1160\u17b4\u17b5\u2800\u3164\uffa0"  # letters and signs that are blank
-PRESETS = Path(__file__).parent / "presets"  # a link to configs/, which a wheel holds as files
 
 
 class ConfigError(ValueError):
@@ -42,11 +41,6 @@ class ConfigError(ValueError):
 
     def __init__(self, message: str) -> None:
         super().__init__(redact(message))
-
-
-def presets() -> list[str]:
-    """Names of the shipped presets."""
-    return sorted(path.stem for path in PRESETS.glob("*.yaml"))
 
 
 def listed() -> str:

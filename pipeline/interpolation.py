@@ -8,9 +8,10 @@ import glob
 import os
 import re
 from collections.abc import Iterator
+from dataclasses import is_dataclass
 from typing import Any
 
-from pipeline.verbatim import PATTERNS, type_of
+from pipeline.verbatim import PATTERNS, TEXTS, type_of
 
 PLACES = ("source.path", "runs_dir", "shards_dir", "loader.cache_dir", "finetune.start_from", "analyse.against")
 _BEGIN = re.compile(r"(\\*)\$\{")
@@ -46,6 +47,8 @@ def pieces(key: str, text: str) -> Iterator[tuple[bool, str]]:
             )
         if not option[1] and type_of(option[2]) is None:
             raise InterpolationError(f"{key}={text[:200]}: there is no option {option[2]} to put in: {itself}")
+        if not option[1] and is_dataclass(type_of(option[2])) and not is_dataclass(type_of(key)):
+            raise InterpolationError(f"{key}={text[:200]}: {option[2]} is a section of options, no text: {itself}")
         yield True, place
         end = option.end()
     yield False, text[end:]
@@ -95,7 +98,9 @@ class Protection:
         if "${" in tree and not resolved and not _is_verbatim(key, tree):
             parts = list(pieces(key, tree))
             if any(is_place for is_place, _ in parts):
-                return "".join(part if is_place else self._mark(part) for is_place, part in parts)
+                is_text = type_of(key) in TEXTS  # else it becomes a number, say, which a mark would not
+                kept = [is_place or not (is_text or "${" in part) for is_place, part in parts]
+                return "".join(part if keep else self._mark(part) for keep, (_, part) in zip(kept, parts, strict=True))
             tree = "".join(part for _, part in parts)
         return self._mark(tree) if "${" in tree or "\0" in tree or tree.strip() == "???" else tree
 

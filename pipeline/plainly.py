@@ -5,10 +5,13 @@ before OmegaConf sees it, so that its terms are met by nobody.
 """
 
 import difflib
+import json
 import re
+import shlex
 from collections.abc import Container, Iterable
 from dataclasses import asdict, is_dataclass
 from functools import cache
+from pathlib import Path
 from types import NoneType
 from typing import Any, Literal, get_args, get_origin
 
@@ -20,6 +23,7 @@ from pipeline.options import Options
 from pipeline.trees import get, leaves
 from pipeline.verbatim import type_of
 
+PRESETS = Path(__file__).parent / "presets"  # a link to configs/, which a wheel holds as files
 _KINDS: dict[str, Container[str]] = {"model.kind": SYSTEMS, "source.kind": SOURCES, "chunker.kind": CHUNKERS}
 _OF_TOKENS = ("model.token.", "model.hourglass.")
 _PHASES = ("pretrain", "finetune", "train")
@@ -108,7 +112,7 @@ _OPTIONS = {
     "evaluate.stride": "stride",
     "evaluate.stage": "stage phase",
     "evaluate.yardsticks": "baselines yardstick",
-    "sample.temperature": "temp sampling_temperature",
+    "sample.temperature": "temp t sampling_temperature",
     "sample.top_k": "topk k",
     "sample.top_p": "topp nucleus p",
     "sample.chunks": "max_new_tokens max_tokens n_tokens num_tokens gen_length generate_length sample_length tokens "
@@ -131,7 +135,7 @@ _ELSEWHERE = {
     "num_samples n_samples samples num_return_sequences": "it is an argument: `haed sample RUN --samples 4`",
     "count top_n n": "it is an argument: `haed neighbours RUN QUERY --count 4`, `haed next RUN --count 4`",
     "config config_file config_name config_path preset cfg": "a preset or file is an argument: `--config quickstart`",
-    "verbose debug quiet log_level loglevel": "`--debug` shows where an error arose; there are no levels of logging",
+    "verbose v debug quiet q log_level loglevel": "`--debug` shows where an error arose; there are no levels of logging",
     "json": "it is an argument: `--json`",
     "gradient_checkpointing activation_checkpointing": "there is none; `batch.pieces=4` needs less memory for the same step",
     "shuffle": "the order of the data follows from `seed=0`; it is always shuffled",
@@ -183,6 +187,7 @@ _VALUES = {
     }
     | {"ndjson": "jsonl", "image": "images", "picture": "images", "pictures": "images", "png": "images", "wav": "audio"}
     | {"sound": "audio", "hf": "datasets", "huggingface": "datasets", "hub": "datasets", "dataset": "datasets"}
+    | {"csv": "datasets", "tsv": "datasets", "parquet": "datasets", "arrow": "datasets"}
     | {"wds": "webdataset", "tar": "webdataset", "python": "stdlib", "-": "stdin", "wikitext2": "wikitext"},
     "chunker.kind": {"word": "words", "sentence": "sentences", "pixel": "pixels", "bytes": "fixed", "byte": "fixed"}
     | {"characters": "fixed", "chars": "fixed", "bpe": "words", "patch": "fixed", "patches": "fixed"},
@@ -204,6 +209,7 @@ _VALUES = {
         "chunk": "chunks",
     },
     "map": {"t-sne": "tsne"},
+    "threads": dict.fromkeys(("auto", "max", "default"), "null"),
 }
 _COMMANDS = {
     "evaluate": "eval test validate score val perplexity ppl measure benchmark-model evaluation",
@@ -231,6 +237,7 @@ _COMMANDS = {
 _NO_COMMANDS = {
     "list ls runs list-runs status ps": "runs are the folders in runs/: `haed serve` shows them in a browser, `haed compare RUN "
     "RUN` beside each other",
+    "logs log metrics tail": "metrics are in runs/NAME, a folder for each phase; `haed serve` shows them, and logs, in a browser",
     "help": "`haed --help` lists the commands, `haed train --help` tells of one",
     "version": "`pip show haed` tells the version",
     "init new create setup install": "nothing is to be set up: `haed run --config quickstart name=mine` makes a run",
@@ -238,6 +245,11 @@ _NO_COMMANDS = {
     "stop kill cancel": "Ctrl-C ends a training, which saves first; the same command goes on from there",
     "download get fetch": "data is given by its path: `haed run --config quickstart source.path=my-texts`",
 }
+
+
+def presets() -> list[str]:
+    """Names of the shipped presets."""
+    return sorted(path.stem for path in PRESETS.glob("*.yaml"))
 
 
 def _by_name(table: dict[str, str]) -> dict[str, str]:
@@ -265,6 +277,11 @@ def keys_like(name: str) -> list[str]:
     above, _, last = name.rpartition(".")
     if name in option_names():
         return [name]
+    if above and type_of(above) is None:
+        if inner := [key for key in option_names() if key.endswith(f".{name}")]:
+            return inner  # decoder.kind
+        if close := difflib.get_close_matches(name, option_names(), 1, 0.85):
+            return close
     if last in _OPTION_OF:
         phases = [above] if above in _PHASES else list(_PHASES)
         keys = _OPTION_OF[last].split()
@@ -304,6 +321,8 @@ def instead_of(name: str, value: Any = None) -> str:
     if len(keys) > 1:
         return f"did you mean {' or '.join(f'{key}=' for key in keys)}?"
     (key,) = keys
+    if last in ("minutes", "hours") and isinstance(value, str):
+        value = f"{value} {last}"
     fits = isinstance(value, str) and value and find_mistake_of_value(key, value) is None and not _of_choice(key, last)
     fits = fits and value in _KINDS.get(key, (value,))
     if last in _OPTION_OF:
@@ -345,6 +364,8 @@ def unequal(word: str) -> str:
         return f"{word!r} begins with a long dash: give --{word.lstrip('–—')}"
     if word in option_names():
         return f"{word!r} is not of the form key=value: give {word}= a value"
+    if "=" in word and is_known(word.partition("=")[0].replace("/", ".")):
+        return f"{word!r} is not of the form key=value: use {word.partition('=')[0].replace('/', '.')}={word.partition('=')[2]}"
     if ":" in word and is_known(word.split(":")[0]):
         return f"{word!r} is not of the form key=value: use {word.split(':')[0]}={word.split(':', 1)[1].strip() or '…'}"
     return f"{word!r} is not of the form key=value"
@@ -360,6 +381,10 @@ def unknown_command(word: str, known: Iterable[str]) -> str:
     name, known = word.strip("-").lower().replace("_", "-"), list(known)
     if name in _HABITS:
         return f"there is no command {word}: {_HABITS[name]}"
+    if name in presets():
+        return f"there is no command {word}: it is a preset, haed run --config {name}"
+    if name == "haed":
+        return "haed stands there twice: leave one out"
     meant = _COMMAND_OF.get(name) or _COMMAND_OF.get(name.replace("-", "_"))
     close = [meant] if meant in known else difflib.get_close_matches(name, known, 1, 0.6)
     if not close and "=" in word:
@@ -392,9 +417,10 @@ def find_mistake(tree: Any, resolved: bool = False, above: str = "") -> str | No
 
 
 def _unknown(key: str, value: Any) -> str:
+    while isinstance(value, dict) and len(value) == 1:
+        (name, value), *_ = value.items()
+        key = f"{key}.{name}"
     hint = instead_of(key, value)
-    if "." in key and isinstance(value, dict | list):
-        value = "…"
     return f"there is no option {short_text(key)}" + (
         f"{'; ' if hint.startswith('did') else ': '}{hint}" if hint else ""
     )
@@ -408,9 +434,13 @@ def _section(key: str, kind: Any, value: Any) -> str:
     choice = f"{key}.kind"
     known = type_of(choice)
     if known is not None and isinstance(value, str):
-        names = get_args(known) if get_origin(known) is Literal else SYSTEMS if key == "model" else ()
-        if value in names or value in _VALUES.get(choice, {}) or not names:
+        names = get_args(known) if get_origin(known) is Literal else _KINDS.get(choice, ())
+        if value in names or value in _VALUES.get(choice, {}):
             return f"{said}: {choice}={_VALUES.get(choice, {}).get(value, value)}"
+        if key == "source":
+            return f"{said}: {key}.path={value}"
+        if key == "model" and value in presets():
+            return f"{said}, or take the preset: --config {value}"
     if key == "optimizer":
         return f"{said}, such as optimizer.learning_rate=0.002; it is always AdamW"
     first = next((each for each in option_names() if each.startswith(f"{key}.") and each != choice), f"{key}.…")
@@ -437,7 +467,7 @@ def find_mistake_of_value(key: str, value: Any, resolved: bool = False) -> str |
     said = f"{key}={short_text(value)}: {_expected(kind)}"
     if _takes(kind, value):
         return None
-    if value.strip("+-").isdecimal():
+    if kind in (int, float) and value.strip("+-").isdecimal():
         return f"{key}={short_text(value)}: has too many digits"
     meant = _meant_value(key, kind, value, optional)
     if meant is not None:
@@ -448,7 +478,11 @@ def find_mistake_of_value(key: str, value: Any, resolved: bool = False) -> str |
 def _list_mistake(key: str, kind: Any, value: Any) -> str | None:
     if not isinstance(value, list):
         items = "1, 2" if kind is int else "a, b"
-        return f"{key}={short(value) if isinstance(value, dict) else short_text(value)}: expected a list, such as [{items}]"
+        said = f"{key}={short(value) if isinstance(value, dict) else short_text(value)}: expected a list, such as [{items}]"
+        if not isinstance(value, str) or not value or "[" in value:
+            return said
+        items = f"[{value}]" if kind is int else json.dumps([value], ensure_ascii=False)
+        return f"{said}. Write {shlex.quote(f'{key}={items}')}"
     for number, each in enumerate(value):
         if each is None:
             return f"{key}[{number}]: null is no value here"
@@ -511,7 +545,7 @@ _NUMBER = r"[+-]?(?:\d[\d_]*)?\.?\d+(?:[eE][+-]?\d+)?"
 
 def _meant_value(key: str, kind: Any, text: str, optional: bool = False) -> str | None:
     """The value that a text stands for, as it is typed here; None: that cannot be told."""
-    text = text.strip().strip("'\"“”‘’`").strip()
+    text = text.strip().strip("'\"“”‘’`=;,").strip()
     last = key.rpartition(".")[2]
     table = _VALUES.get(key) or _VALUES.get(last) or {}
     if text.lower() in table:
@@ -538,6 +572,8 @@ def _meant_value(key: str, kind: Any, text: str, optional: bool = False) -> str 
     number = _number(last, text)
     if number is None or abs(number) > 2**63:
         return None
+    if last.endswith("percent") and 0 < number < 1:
+        number = round(100 * number, 9)
     if number == int(number):
         return str(int(number))
     return None if kind in (int, int | None) else f"{number:.10g}"
@@ -564,7 +600,7 @@ def _number(name: str, text: str) -> float | None:
         return float(found[1]) * _BYTES[found[2]] / of
     if found := re.fullmatch(rf"({_NUMBER})([a-z]+)", text):
         return float(found[1]) * _SCALES[found[2]] if found[2] in _SCALES else None
-    if re.fullmatch(r"[+-]?\d{1,3}([,'’]\d{3})+", text):
+    if re.fullmatch(r"[+-]?[1-9]\d{0,2}([,'’]\d{3})+", text):
         return float(re.sub(r"[,'’]", "", text))
     if re.fullmatch(r"[+-]?\d+,\d+", text):
         return float(text.replace(",", "."))
@@ -608,7 +644,7 @@ def in_words(key: str, item: Any) -> str:
     if item["type"] == "value_error":
         meant = _VALUES.get(key, {}).get(str(value).lower())
         names = re.findall(r"[\w.-]+", said.partition("expected one of ")[2])
-        close = [meant] if meant in names else difflib.get_close_matches(str(value), names, 1, 0.7)
+        close = [meant] if meant in names else difflib.get_close_matches(str(value).lower(), names, 1, 0.7)
         return f"{key}={short(value)}: {said}" + (f". Write {key}={close[0]}" if close else "")
     return f"{key}={short(value)}: {said.lower()}"
 
@@ -617,6 +653,10 @@ def explain(error: OmegaConfBaseException) -> str:
     """What OmegaConf says of what `find_mistake` lets through, in one line with the full key: of values that are put in."""
     message = str(error).splitlines()[0] if str(error) else type(error).__name__
     message = re.sub(r" of type '\w+' could not be converted to \w+", " is not a whole number or not a number", message)
+    message = re.sub(r"While dereferencing interpolation '(.*?)': ", r"in \1: ", message)
+    message = re.sub(
+        r"Incompatible value 'None' for field of type '\w+'", "null is put in, which is no value here", message
+    )
     if re.search(r"Invalid type assigned: \w+ is not a subclass of \w+", message):
         message = "the section that is put in has other options"
     key = getattr(error, "full_key", None)

@@ -21,7 +21,7 @@ from data.sources.files import BLOCK, FREE, File, is_tar, members, read_whole
 from data.sources.source import Input, Piece, Source, Unlike
 from data.sources.splits import SPLITS
 
-RECORDINGS = (".wav", ".flac")
+RECORDINGS = (".wav", ".wave", ".flac")
 _FRAMES = 1 << 18
 _PCM, _FLOAT, _ALAW, _MULAW, _EXTENSIBLE = 1, 3, 6, 7, 0xFFFE  # tags of WAV
 _GUID = bytes.fromhex("000000001000800000aa00389b71")  # behind the tag, in an extensible format
@@ -45,6 +45,18 @@ _CONVERTED = {
     "ULAW": "recordings in µ-law were decoded to 16 bits",
 }
 _ADVICE = "convert it into plain PCM of 16 bits, with `ffmpeg -i OLD.wav -c:a pcm_s16le NEW.wav` say"
+_OTHERS = {  # of what is called WAV
+    b"RIFX": "big-endian",
+    b"FORM": "AIFF",
+    b"riff": "Wave64",
+    b"NIST_1A": "a NIST file",
+    b"ID3": "MP3",
+    b"\xff\xfb": "MP3",
+    b"OggS": "Ogg",
+    b"fLaC": "FLAC",
+    b".snd": "a recording of Sun",
+    b"caff": "CAF",
+}
 _LONG = 0xFFFFFFFF  # a size that stands elsewhere, in RF64
 _LONGEST_FORMAT = 256
 _FLAC_HEADER = 42
@@ -156,7 +168,8 @@ class AudioSource(Source):
         head = file.read(_FLAC_HEADER)
         file.seek(0)
         if len(head) < _FLAC_HEADER or head[:4] != b"fLaC":
-            raise ValueError("it does not begin as FLAC does")
+            tagged = " but with a tag of MP3 (ID3), which is to be taken off" if head[:3] == b"ID3" else ""
+            raise ValueError(f"it does not begin as FLAC does{tagged}: encode it again, with `flac` say")
         bits = 1 + (int.from_bytes(head[20:22], "big") >> 4 & 31)
         if bits not in (8, 16, 24):
             raise ValueError(f"it has {bits} bits a sample, expected 8, 16 or 24: convert it first")
@@ -187,7 +200,7 @@ class AudioSource(Source):
                         f"it was truncated or damaged: {passed:,} of its {sound.frames:,} samples can be read"
                     )
         except soundfile.SoundFileError as error:
-            raise ValueError(str(error)) from error
+            raise ValueError(f"it was truncated or damaged: {error}") from error
         if any(head[26:42]) and digest.digest() != head[26:42]:
             raise ValueError("it is damaged: the checksum of its samples is another")
         self._remark({8: "PCM_U8", 16: "PCM_16", 24: "PCM_24"}[bits], set())
@@ -234,7 +247,8 @@ def read_wav_header(file: IO[bytes]) -> WavHeader:
     """
     head = _exactly(file, 12)
     if head[:4] not in (b"RIFF", b"RF64") or head[8:] != b"WAVE":
-        raise ValueError("it does not begin with RIFF and WAVE")
+        what = next((what for magic, what in _OTHERS.items() if head.startswith(magic)), "")
+        raise ValueError(f"it {f'is {what}, and ' if what else ''}does not begin with RIFF and WAVE: {_ADVICE}")
     said, long = int.from_bytes(head[4:8], "little"), head[:4] == b"RF64"
     sound = 0
     form: tuple[str, int, int, int] | None = None

@@ -21,6 +21,7 @@ from data.sources.text import INFLATED, Texts
 
 _LONGEST_HEADING = 1100
 _JSON = re.compile(r"\.(?:json|jsonl|ndjson|jsonlines)(?:\.|$)", re.IGNORECASE)
+_VALUE = re.compile(rb'[{\["\-0-9]|true|false|null|NaN|Infinity')  # how a value begins in JSON
 _COMPACT = "jq -c ."
 # Between blank lines, unlike the headings of sections, which have more signs. Lines may end as in Windows.
 _HEADING = re.compile(rb"(?<=\n) ?\r?\n ?= (?!=)[^\n]{1,1000}(?<!=) = ?\r?\n(?= ?\r?\n)")
@@ -124,15 +125,34 @@ def check_lines(head: bytes, path: str, field: str) -> None:
     except (ValueError, RecursionError):
         is_array = text[:1] == b"["
         is_long = text[:1] == b"{" and bool(end) and first.rstrip()[-1:] in (b"{", b"[", b",", b":")
-    if is_array:
-        strings = text[1:].lstrip()[:1] == b'"'
-        command = f"jq -c {shlex.quote(f'.[] | {_named(field)}')}" if strings else "jq -c '.[]'"
+    if is_array and re.fullmatch(rb"\[\s*\]\s*", text):
+        raise ValueError(f"{shown(path)} is a JSON array with nothing in it")
+    if is_long and _is_object(first.rstrip().removesuffix(b",")):
+        what, command = "has commas between its JSON objects, not an object per line", "sed 's/,[[:space:]]*$//'"
+    elif text[:1] == b"\x1e":
+        what, command = "has a separator (0x1E) before each JSON object", "tr -d '\\036'"
+    elif text and not _VALUE.match(text):
+        raise ValueError(
+            f"{shown(path)} is no JSON, it begins with {reprlib.repr(first[:40].decode(errors='replace'))}: pick files by "
+            "source.pattern=, or read it as it is: source.kind=text, for CSV source.kind=datasets"
+        )
+    elif is_array:
+        strings = re.match(rb'\[(\s*\[)?\s*"', text)
+        items = ".[][]" if strings and strings[1] else ".[]"
+        command = f"jq -c {shlex.quote(f'{items} | {_named(field)}')}" if strings else "jq -c '.[]'"
         what = "is one JSON array, not an object per line"
     elif is_long:
         what, command = "has a JSON object over several lines, not one per line", _COMPACT
     else:
         return
     raise ValueError(f"{shown(path)} {what}: convert it by `{convert_by(command, path)}`")
+
+
+def _is_object(line: bytes) -> bool:
+    try:
+        return isinstance(json.loads(line, parse_int=float), dict)
+    except (ValueError, RecursionError):
+        return False
 
 
 def _named(field: str) -> str:
@@ -179,7 +199,9 @@ def text_in(
         raise ValueError(f"{where} has no field {field!r} (it has {fields}): set {option}{how}")
     text = record[field]
     if not isinstance(text, str | None):
-        raise ValueError(f"{where} has no text in the field {field!r}, but {reprlib.repr(text)}: set {option}")
+        others = [name for name, value in record.items() if isinstance(value, str)]
+        how = f"set {option}" + (f" to {' or '.join(map(repr, others[:5]))}" if others else ", or write texts there")
+        raise ValueError(f"{where} has no text in the field {field!r}, but {reprlib.repr(text)}: {how}")
     if remarks is not None and content.count(b'"%s"' % field.encode("utf-8", "surrogatepass")) > 1:
         pairs = json.loads(content, object_pairs_hook=list, parse_int=float)
         remarks["lines have the field twice: its last value was taken"] += [key for key, _ in pairs].count(field) > 1
@@ -202,6 +224,10 @@ def _read_json(content: bytes, where: str, path: str) -> Any:
     except UnicodeDecodeError as error:
         raise ValueError(f"{where} is not UTF-8, as JSON has to be: {doubtful(content)}") from error
     except (ValueError, RecursionError) as error:
+        if isinstance(error, RecursionError):
+            raise ValueError(
+                f"{where} is JSON in too many brackets: take what is nested so deeply out of it"
+            ) from error
         several = path and isinstance(error, json.JSONDecodeError) and error.msg == "Extra data"
         how = f"; if values follow each other without ends of lines, convert it by `{convert_by(_COMPACT, path)}`"
         raise ValueError(f"{where} is not JSON: {error}{how if several else ''}") from error

@@ -40,13 +40,19 @@ _ASIDE = {
         rf".*\.{_SUMS}(?:\.txt)?|{_SUMS}(?:\.txt)?|checksums?(?:\.txt)?|.*\.\w+\.(?:asc|sig)", re.IGNORECASE
     ),
     "no data by their names": re.compile(
-        r".*~|#.*#|.*\.sw[op]|thumbs\.db|desktop\.ini|_success|_metadata|_common_metadata|dataset_infos?\.json|croissant\.json",
+        r".*~|#.*#|.*\.(?:sw[op]|bak|orig)|thumbs\.db|desktop\.ini|_success|_metadata|_common_metadata|dataset_infos?\.json|croissant\.json",
         re.IGNORECASE,
     ),
 }
 _ABOUT = re.compile(
     r"(?:read[-_ ]?me|licen[cs]es?|copying|copyright|notice|authors|contributors|contributing|change-?log|citation|credits"
     r"|code[-_]of[-_]conduct|data(?:set)?[-_]?card)(?![a-z]).*",
+    re.IGNORECASE,
+)
+_BESIDE = re.compile(  # of what states no split, where other files do
+    r"(?:disclaimer|history|version|todo|install|terms|info|about|notes?|manifest|metadata|stat(?:e|s|istics)|vocab(?:ulary)?"
+    r"|requirements|makefile|index\.html?|urls?|sources?)(?![a-z]).*|.*[._-](?:read[-_]?me|licen[cs]e)(?:\.[a-z]+)?"
+    r"|.*\.(?:py|sh|ipynb|bat|ps1|toml|cfg|ini|ya?ml|log)",
     re.IGNORECASE,
 )
 _MOST_NAMES = 100_000  # that the braces of a path may stand for
@@ -157,6 +163,11 @@ def _nothing(found: Iterable[str], pattern: str, left_out: LeftOut) -> str:
 def is_about(name: str) -> bool:
     """A file tells of the others, by its name, such as README.md or LICENSE: it may be no data."""
     return _ABOUT.fullmatch(name.rpartition("/")[2]) is not None
+
+
+def is_beside(name: str) -> bool:
+    """A file is no data where others state a split and it does not, by its name, such as download.sh or metadata.json."""
+    return _BESIDE.fullmatch(name.rpartition("/")[2]) is not None
 
 
 def expand_braces(text: str, option: str) -> list[str]:

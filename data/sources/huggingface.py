@@ -2,6 +2,7 @@
 
 import hashlib
 import logging
+import shlex
 from collections.abc import Iterator, Mapping
 from functools import cached_property, lru_cache
 from importlib.metadata import version
@@ -41,7 +42,8 @@ class DatasetsSource(Source):
         try:
             splits = _load(path, self.options.config, self.options.revision, stamp)
         except (IndexError, ValueError) as error:  # as `datasets` says it of files without rows
-            if isinstance(error, IndexError) or "corresponds to no data" in str(error):
+            said = str(error)
+            if isinstance(error, IndexError) or "corresponds to no data" in said or "BatchSize must be" in said:
                 raise ValueError(f"source.path={path} has no document: its files hold no rows") from error
             raise
         for name, rows in splits.items():
@@ -108,10 +110,18 @@ def _explain(where: str, columns: Mapping[str, Any], field: str) -> str:
     strings = [name for name, column in columns.items() if _holds_strings(column)]
     if strings:
         others = f", or {', '.join(map(repr, strings[1:_NAMED]))}" if strings[1:] else ""
-        return f"{wrong}. Set source.field={strings[0]}{others}"
+        return f"{wrong}. Set {shlex.quote(f'source.field={strings[0]}')}{others}"
     within = isinstance(columns.get(field), dict) or any(isinstance(column, dict) for column in columns.values())
     how = "flatten()" if within else "map()"
     return f"{wrong}. No column holds strings: make one with {how} of datasets, save_to_disk(), and give that folder"
+
+
+def _why(error: BaseException) -> str:
+    """What `datasets` met while it read files: its own error says no more than that there was one."""
+    while error.__cause__ is not None and type(error).__module__.startswith("datasets."):
+        error = error.__cause__
+    encoding = "; CSV and JSON have to be UTF-8: `iconv -f … -t UTF-8 < OLD > NEW` converts them"
+    return f"{error}{encoding if isinstance(error, UnicodeError) else ''}"
 
 
 def _describe(column: Any) -> str:
@@ -152,6 +162,11 @@ def _load(
     else:
         try:
             found = datasets.load_dataset(path, config, revision=revision)
-        except ValueError as error:
-            raise ValueError(f"source.path={path} cannot be read as a data set: {error}") from error
+        except datasets.exceptions.DataFilesNotFoundError as error:
+            raise ValueError(
+                f"source.path={path} has no file of a data set: expected .parquet, .arrow, .csv, .tsv, .json or .jsonl; "
+                "source.kind=text reads others"
+            ) from error
+        except (ValueError, datasets.exceptions.DatasetsError) as error:
+            raise ValueError(f"source.path={path} cannot be read as a data set: {_why(error)}") from error
     return dict(found) if isinstance(found, dict) else {"all": found}

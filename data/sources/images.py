@@ -15,6 +15,7 @@ import numpy as np
 
 from data.sources.complete import TRUNCATED, check_jpeg, check_png
 from data.sources.files import FREE, File, bounded, is_tar, members, read_whole
+from data.sources.magic import HEAD, TO_PNG, foreign
 from data.sources.source import Input, Piece, Source
 from data.sources.splits import SPLITS, named_split
 from data.sources.unpickle import read_batch
@@ -38,7 +39,10 @@ class ImageSource(Source):
         """Every picture, batch file and tar, the latter two read by one worker each; other files are left out."""
         files = [file for file in self.files if _is_picture(file) or _is_batch(file) or is_tar(file.path)]
         if not files:
-            raise ValueError(f"source.path={self.options.path} has no PNG, JPEG, tar, .npz or pickled batch file")
+            raise ValueError(
+                f"source.path={self.options.path} has no PNG, JPEG, tar, .npz or pickled batch file: convert other pictures, "
+                "with `magick OLD.webp NEW.png` say"
+            )
         self.leave_out_others(files, "no pictures")
         for file, splits in self.places(files).items():
             yield Input(file.name, file.path, file.size, splits or SPLITS, stated=None if splits else self.stated)
@@ -124,8 +128,10 @@ class ImageSource(Source):
                     colours = colours.resize((side, side), Image.Resampling.BOX)  # as ImageNet32 was made
                 return (colours.height, colours.width), colours.tobytes()
         except UnidentifiedImageError as error:
+            what, how = foreign(content[:HEAD]) or ("", "")
+            is_other = f": it is {what}, convert it into PNG" if how == TO_PNG else ""
             raise ValueError(
-                f"{name} cannot be read as a picture: it is no PNG and no JPEG, whatever its name"
+                f"{name} cannot be read as a picture: it is no PNG and no JPEG, whatever its name{is_other}"
             ) from error
         except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
             raise ValueError(f"{name} cannot be read as a picture: {error}") from error

@@ -13,7 +13,7 @@ _UNPACK = "unpack it, and give the texts"
 _NAME = f"name it by its compression ({', '.join(SUFFIXES)}), and it is read through it"
 _PICTURES, _ROWS = "source.kind=images reads pictures", "source.kind=datasets"
 _SOUND = "source.kind=audio reads WAV and FLAC"
-_TO_PNG, _TO_WAV = "convert it into PNG for source.kind=images", "convert it into WAV for source.kind=audio"
+TO_PNG, _TO_WAV = "convert it into PNG for source.kind=images", "convert it into WAV for source.kind=audio"
 _OWN, _LEAVE = "write a source of your own (docs/data.md)", "leave it out by source.pattern="
 HEAD = 8192  # bytes of a file or member that are looked at
 _MARKS = {  # the longer mark begins as the shorter one
@@ -25,6 +25,7 @@ _MARKS = {  # the longer mark begins as the shorter one
 _WIDE = {"utf_16_le": "UTF-16LE", "utf_16_be": "UTF-16BE", "utf_32_le": "UTF-32LE", "utf_32_be": "UTF-32BE"}
 _ODD = 0.01  # share of characters that are controls or unassigned, beyond which bytes are no text of that encoding
 _FEWEST = 3  # characters that show a wide encoding
+_BINARY = 0.03  # share of controls beyond which what is no UTF-8 is no text in another encoding either
 _CONTROLS = bytes({*range(32)} - {*b"\t\n\v\f\r\x1b"})  # that no text in UTF-8 has
 _COMMON = re.compile(r"[\t\n\r -~\u3000-\u30ff]")  # among ideographs: their bytes are rare in other encodings
 _ENOUGH = 64  # characters in which one is known by their frequencies
@@ -56,24 +57,35 @@ _MAGIC = (
     (b"\x93NUMPY", "an array of NumPy", "source.kind=images reads .npz of pictures"),
     (b"\x89PNG\r\n\x1a\n", "a PNG", _PICTURES),
     (b"\xff\xd8\xff", "a JPEG", _PICTURES),
-    (b"GIF8", "a GIF", _TO_PNG),
-    (b"II*\x00", "a TIFF", _TO_PNG),
-    (b"MM\x00*", "a TIFF", _TO_PNG),
+    (b"GIF8", "a GIF", TO_PNG),
+    (b"II*\x00", "a TIFF", TO_PNG),
+    (b"MM\x00*", "a TIFF", TO_PNG),
+    (b"II+\x00", "a TIFF", TO_PNG),
+    (b"MM\x00+", "a TIFF", TO_PNG),
+    (b"\x00\x00\x00\x0cJXL ", "a JPEG XL", TO_PNG),
+    (b"v/1\x01", "an OpenEXR picture", TO_PNG),
+    (b"qoif\x00", "a QOI picture", TO_PNG),
     (b"OggS", "Ogg", _TO_WAV),
     (b"fLaC", "FLAC", _SOUND),
+    (b"ID3\x02", "MP3", _TO_WAV),
     (b"ID3\x03", "MP3", _TO_WAV),
     (b"ID3\x04", "MP3", _TO_WAV),
     (b"\xff\xfb", "MP3", _TO_WAV),
+    (b"\xff\xfa", "MP3", _TO_WAV),
     (b"\xff\xf3", "MP3", _TO_WAV),
+    (b"\xff\xf2", "MP3", _TO_WAV),
+    (b"\xff\xf1", "AAC", _TO_WAV),
+    (b"#!AMR", "AMR", _TO_WAV),
+    (b"caff\x00", "a recording of Apple's (CAF)", _TO_WAV),
     (b"FORM", "AIFF", _TO_WAV),
     (b".snd\x00", "a recording of Sun", _TO_WAV),
     (b"MThd\x00", "MIDI", _LEAVE),
     (b"\x1a\x45\xdf\xa3", "a film", _LEAVE),
     (b"FLV\x01", "a film", _LEAVE),
-    (b"8BPS\x00", "a picture of Photoshop", _TO_PNG),
-    (b"\x00\x00\x00\x0cjP  ", "a JPEG 2000", _TO_PNG),
-    (b"\xff\x4f\xff\x51", "a JPEG 2000", _TO_PNG),
-    (b"\x00\x00\x01\x00", "an icon", _TO_PNG),
+    (b"8BPS\x00", "a picture of Photoshop", TO_PNG),
+    (b"\x00\x00\x00\x0cjP  ", "a JPEG 2000", TO_PNG),
+    (b"\xff\x4f\xff\x51", "a JPEG 2000", TO_PNG),
+    (b"\x00\x00\x01\x00", "an icon", TO_PNG),
     (b"wOFF", "a font", _LEAVE),
     (b"wOF2", "a font", _LEAVE),
     (b"\x1f\x9d", "compressed by compress", "decompress it"),
@@ -108,7 +120,7 @@ _THEN = {
 }
 _BEGINS = re.compile(b"|".join([*(re.escape(magic) for magic, _, _ in _MAGIC), b"RIFF|BM|\\0...ftyp"]), re.DOTALL)
 _CHECKSUM = slice(148, 156)  # of a header of a tar
-_RIFF = {b"AVI ": ("a film", _LEAVE), b"WAVE": ("a WAV", _SOUND), b"WEBP": ("a WebP picture", _TO_PNG)}
+_RIFF = {b"AVI ": ("a film", _LEAVE), b"WAVE": ("a WAV", _SOUND), b"WEBP": ("a WebP picture", TO_PNG)}
 
 
 def foreign(head: bytes) -> tuple[str, str] | None:
@@ -122,9 +134,9 @@ def foreign(head: bytes) -> tuple[str, str] | None:
         return _RIFF[head[8:12]]
     if head[4:8] == b"ftyp" and head[:1] == b"\0":
         picture = head[8:12] in (b"heic", b"heix", b"mif1", b"avif")
-        return ("a HEIF or AVIF picture", _TO_PNG) if picture else ("a film or recording", _LEAVE)
+        return ("a HEIF or AVIF picture", TO_PNG) if picture else ("a film or recording", _LEAVE)
     if head[:2] == b"BM" and head[6:10] == bytes(4) and head[14:18] in (b"\x28\0\0\0", b"\x6c\0\0\0", b"\x7c\0\0\0"):
-        return "a BMP picture", _TO_PNG
+        return "a BMP picture", TO_PNG
     try:
         tarfile.TarInfo.frombuf(head[: tarfile.BLOCKSIZE], "utf-8", "surrogateescape")
     except tarfile.HeaderError:
@@ -269,7 +281,7 @@ def check_head(head: bytes, name: str, path: str, compressed: bool = False, clos
         what is odd about it, though it can be read as it is; None: it is UTF-8.
 
     Raises:
-        ValueError: it is no text, or text in UTF-16 or UTF-32; the message says what, and what to do.
+        ValueError: it is no text, a binary member, or text in UTF-16 or UTF-32; the message says what, and what to do.
     """
     if found := foreign(head):
         what, advice = found
@@ -289,6 +301,11 @@ def check_head(head: bytes, name: str, path: str, compressed: bool = False, clos
         )
         raise ValueError(
             f"{name} is text in {encoding} {'with' if by != encoding else 'without'} a mark, not UTF-8: {how}"
+        )
+    if not path and not _is_utf8(head) and len(head.translate(None, _CONTROLS)) < (1 - _BINARY) * len(head):
+        raise ValueError(
+            f"{name} is binary, not text (no UTF-8, and NUL bytes or other control characters): name the member that holds "
+            "the text by source.field="
         )
     return doubtful(head, bool(path))
 

@@ -25,7 +25,7 @@ from typing import Any
 from data.checked import named
 from data.options import SOURCES, SourceOptions, known
 from data.processes import available_threads
-from data.sources.files import File, blocks, is_about, is_tar, list_files, members, open_stream
+from data.sources.files import File, blocks, is_about, is_beside, is_tar, list_files, members, open_stream
 from data.sources.splits import SPLITS, Places, Record, allot, digested_split, hashed_split, named_split, rule
 
 UNIFIED = "ends of lines (CRLF or CR) became LF"
@@ -223,13 +223,16 @@ class Source(ABC):
     def without_notes(self, files: list[File]) -> list[File]:
         """The files without those that tell of the others, such as README.md and LICENSE.
 
-        They are left out where the others are no such texts (`prose` is false) or state a split, and they do not. Where
-        nothing else is there, they are the data.
+        They are left out where the others are no such texts (`prose` is false) or state a split, and they do not; beside
+        stated splits so are names such as download.sh and metadata.json. Where nothing else is there, they are the data.
         """
         about = {file for file in files if is_about(file.name) and self.is_note(file)}
         others = [file for file in files if file not in about]
         patterns = self.options.valid_pattern or self.options.test_pattern  # then all names say where they go
-        if self.prose and (patterns or not any(self.stated_split(file.name) for file in others)):
+        if not patterns and any(self.stated_split(file.name) for file in others):
+            about |= {file for file in others if is_beside(file.name) and self.stated_split(file.name) is None}
+            others = [file for file in files if file not in about]
+        elif self.prose:
             return files
         if not others:
             return files

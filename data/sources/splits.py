@@ -118,6 +118,8 @@ class Record:
             others = " and ".join(sorted({split for places in self.files for split in places}))
             empty = self.left_out.get("empty", [])
             but = f" ({some_of(empty, len(empty))}: 0 bytes)" if empty else ""
+            repeated = self.left_out.get("repeated", [])
+            but += f" (left out, repeated: {some_of(repeated, len(repeated))})" if repeated else ""
             raise ValueError(
                 f"{where}: nothing is left for training, it all goes to {others}{but}: give more, or say which are which by "
                 "source.valid_pattern= and source.test_pattern="

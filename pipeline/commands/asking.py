@@ -9,6 +9,7 @@ from pathlib import Path
 from pipeline.arguments import (
     Command,
     Result,
+    port,
     run_options,
     run_settings,
 )
@@ -187,7 +188,7 @@ def _next(arguments: argparse.Namespace) -> Result:
 
 def _explore_arguments(parser: argparse.ArgumentParser) -> None:
     run_settings(parser)
-    parser.add_argument("--port", type=int, help="on this machine alone (default: 7300, or one that is free)")
+    parser.add_argument("--port", type=port, help="on this machine alone (default: 7300, or one that is free)")
 
 
 def _explore(arguments: argparse.Namespace) -> Result:

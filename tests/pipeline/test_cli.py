@@ -165,7 +165,7 @@ def test_bad_input_ends_in_a_line_or_two(
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["pretrain", "--steps", "3"], "did you mean pretrain.steps= or finetune.steps= or train.steps=?"),
+        (["pretrain", "--steps", "3"], "options have no dashes: pretrain.steps=3"),
         (["sample", "nowhere", "--promt", "x"], "did you mean --prompt?"),
         (["sample", "nowhere", "--zzz"], "unrecognized arguments: --zzz"),
         (["neighbours"], "the following arguments are required: RUN"),

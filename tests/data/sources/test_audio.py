@@ -318,3 +318,18 @@ def test_real_recordings(tmp_path: Path) -> None:
                 with wave.open(io.BytesIO(content.read())) as recording:
                     wanted.append(recording.readframes(recording.getnframes()))
     assert found == wanted
+
+
+@pytest.mark.parametrize(("kind", "what"), [("AIFF", "it is AIFF, and "), ("MP3", "it "), ("OGG", "it is Ogg, and ")])
+def test_another_format_that_is_called_wav_is_named_with_advice(kind: str, what: str, tmp_path: Path) -> None:
+    content = io.BytesIO()
+    soundfile.write(content, np.zeros(2000), 8000, format=kind)
+    (tmp_path / "train.wav").write_bytes(content.getvalue())
+    with pytest.raises(ValueError, match=f"{what}.*does not begin with RIFF and WAVE: convert it .*ffmpeg"):
+        sharded(tmp_path, tmp_path / "shards")
+
+
+def test_wave_is_wav(tmp_path: Path) -> None:
+    (tmp_path / "source").mkdir()
+    (tmp_path / "source" / "train.wave").write_bytes(wav(np.arange(99, dtype=np.int16)))
+    assert sharded(tmp_path / "source", tmp_path / "shards").counts("train").documents == 1

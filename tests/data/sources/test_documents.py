@@ -51,8 +51,9 @@ def test_lone_surrogates_of_json_survive(tmp_path: Path) -> None:
         (b'{"text": ', "the line at byte 13 is not JSON"),
         (b'{"txt": "a"}', "no field 'text' .it has 'txt'.: set source.field="),
         (b"[1]", "no field 'text' .no object."),
-        (b'{"text": 3}', "no text in the field 'text', but 3: set source.field="),
-        (b"[" * 100_000, "is not JSON"),
+        (b'{"text": 3}', "no text in the field 'text', but 3: set source.field=, or write texts there"),
+        (b'{"text": 3, "body": "x"}', "no text in the field 'text', but 3: set source.field= to 'body'"),
+        (b"[" * 100_000, "is JSON in too many brackets"),
     ],
 )
 def test_a_wrong_line_is_named(tmp_path: Path, line: bytes, message: str) -> None:
@@ -68,12 +69,36 @@ def test_a_line_without_end_is_refused(tmp_path: Path, monkeypatch: pytest.Monke
         documents(source("jsonl", tmp_path))
 
 
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (
+            b"text,id\nhello,1\n",
+            "is no JSON, it begins with 'text,id': .*source.pattern=.*for CSV source.kind=datasets",
+        ),
+        (b"<html>", "is no JSON, it begins with '<html>'"),
+        (b"[\n]\n", "is a JSON array with nothing in it"),
+    ],
+)
+def test_a_file_that_is_no_json_is_named_beside_others(tmp_path: Path, content: bytes, message: str) -> None:
+    (tmp_path / "a.jsonl").write_bytes(b'{"text": "x"}\n')
+    (tmp_path / "b.csv").write_bytes(content)
+    with pytest.raises(ValueError, match=f"b.csv {message}"):
+        documents(source("jsonl", tmp_path))
+
+
 RECORDS = [{"id": number, "text": f"record {number} says é"} for number in range(60)]
 PRETTY = "\n".join(json.dumps(record, indent=1) for record in RECORDS)
 NO_LINES: dict[str, tuple[bytes, str]] = {
     "an array": (json.dumps(RECORDS).encode(), "is one JSON array, not an object per line"),
     "an array in lines": (json.dumps(RECORDS, indent=2).encode(), "is one JSON array, not an object per line"),
     "an array of strings": (json.dumps([r["text"] for r in RECORDS]).encode(), "is one JSON array"),
+    "an array of lists": (json.dumps([[r["text"]] for r in RECORDS]).encode(), "is one JSON array"),
+    "commas between": (",\n".join(map(json.dumps, RECORDS)).encode(), "has commas between its JSON objects"),
+    "a separator before": (
+        "".join(f"\x1e{json.dumps(r)}\n" for r in RECORDS).encode(),
+        "has a separator .0x1E. before",
+    ),
     "objects over lines": (PRETTY.encode(), "has a JSON object over several lines, not one per line"),
     "one behind the other": ("".join(map(json.dumps, RECORDS)).encode(), "is not JSON: Extra data"),
     "old Mac": ("\r".join(map(json.dumps, RECORDS)).encode(), "is not JSON: Extra data"),

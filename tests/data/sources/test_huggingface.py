@@ -132,3 +132,26 @@ def test_a_saved_data_set_has_no_configuration(tmp_path: Path) -> None:
     datasets.Dataset.from_dict({"text": TEXTS}).save_to_disk(tmp_path / "saved")
     with pytest.raises(ValueError, match="it has no source.config= and no source.revision="):
         sharded(tmp_path / "saved", tmp_path / "shards", revision="v1")
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("a.csv", "text\nné à\n".encode("latin-1"), "cannot be read as a data set: 'utf-8' codec.*iconv -f"),
+        ("a.csv", "text\nwords\n".encode("utf-16"), "cannot be read as a data set: 'utf-8' codec.*iconv -f"),
+        ("a.parquet", None, "has no document: its files hold no rows"),
+        ("a.bin", b"words", "has no file of a data set: expected .parquet, "),
+        ("a.csv", b"text;id\nwords;1\n", "Set 'source.field=text;id'"),
+    ],
+)
+def test_files_that_are_no_data_set_are_an_error_in_words(
+    name: str, content: bytes | None, message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")
+    (tmp_path / "mine").mkdir()
+    if content is None:
+        parquet.write_table(pa.table({"text": pa.array([], pa.string())}), tmp_path / "mine" / name)
+    else:
+        (tmp_path / "mine" / name).write_bytes(content)
+    with pytest.raises(ValueError, match=f"mine.*{message}"):
+        sharded(tmp_path / "mine", tmp_path / "shards")

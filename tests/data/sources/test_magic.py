@@ -4,6 +4,7 @@ import gzip
 import re
 import shutil
 import subprocess
+import zlib
 from pathlib import Path
 
 import numpy as np
@@ -11,7 +12,7 @@ import pytest
 
 from data.options import SourceOptions
 from data.sources import magic
-from data.sources.magic import HEAD, check_text, doubtful, foreign, wide_encoding
+from data.sources.magic import HEAD, check_head, check_text, doubtful, foreign, wide_encoding
 from data.sources.source import make_source
 
 TEXTS = {
@@ -90,6 +91,21 @@ def test_what_is_binary_is_in_no_wide_encoding() -> None:
     }
     assert [name for name, content in binaries.items() if wide_encoding(content[:HEAD])] == []
     assert all("NUL" in str(doubtful(content[:HEAD])) for content in binaries.values())
+
+
+def test_a_binary_member_is_refused_and_one_in_another_encoding_is_not() -> None:
+    rng = np.random.default_rng(0)
+    noise, floats = rng.bytes(HEAD), rng.normal(0, 1, 99).astype("<f4").tobytes()
+    for content in (bytes(range(256)), noise, floats, zlib.compress(b"text" * 99)):
+        with pytest.raises(ValueError, match="its .bin is binary, not text .*: name the member .* by source.field="):
+            check_head(content, "its .bin", "")
+        assert check_head(content, "a.bin", "a.bin")  # files may be binary, which is said
+    for encoding, text in (
+        ("cp1251", "Все счастливые семьи\r\n"),
+        ("shift_jis", "吾輩は猫である\n"),
+        ("cp437", "║ 5 │\n"),
+    ):
+        assert "iconv" in str(check_head(text.encode(encoding) * 30 + b"\x1a", "its .txt", ""))
 
 
 def test_a_few_bytes_of_other_encodings_are_in_no_wide_one() -> None:

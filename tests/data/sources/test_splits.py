@@ -83,14 +83,28 @@ def test_a_file_that_states_no_split_beside_others_is_refused(tmp_path: Path, ki
 NO_DATA = {
     "hidden": [".DS_Store"],
     "checksums": ["SHA256SUMS", "md5sum.txt", "train.txt.sha256"],
-    "no data by their names": ["Thumbs.db", "_metadata", "dataset_info.json", "desktop.ini", "train.txt~"],
+    "no data by their names": [
+        "Thumbs.db",
+        "_metadata",
+        "dataset_info.json",
+        "desktop.ini",
+        "train.txt.bak",
+        "train.txt~",
+    ],
     "about the data, by their names": [
         "CITATION.cff",
+        "DISCLAIMER",
         "LICENSE",
         "LICENSE-MIT.txt",
+        "Makefile",
         "NOTICE",
         "README.md",
         "README_en.rst",
+        "corpus.README",
+        "download.sh",
+        "metadata.json",
+        "requirements.txt",
+        "vocab.txt",
     ],
 }
 

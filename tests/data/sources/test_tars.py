@@ -5,6 +5,7 @@ import io
 import json
 import pickle
 import tarfile
+import zlib
 from pathlib import Path
 from typing import Any
 
@@ -90,6 +91,7 @@ def test_names_of_tars_state_splits(tmp_path: Path) -> None:
         ([{"cls": 1}], {}, "has no .txt .it has .cls.: set source.field= to the one to read"),
         ([{"txt": "a"}, {"cls": 1}], {}, "sample deep/000001 has no .txt"),
         ([{"json": b"{"}], {}, "its .json is not JSON"),
+        ([{"png": b"II*\0"}], {}, "it is no PNG and no JPEG, whatever its name: it is a TIFF, convert it into PNG"),
         ([{"png": b"no picture"}], {}, "cannot be read as a picture: it is no PNG and no JPEG, whatever its name$"),
     ],
 )
@@ -156,6 +158,15 @@ def array() -> bytes:
         ("npy", array(), "its .npy is an array of NumPy, not text"),
         ("wav", wav(np.zeros(3, np.int16)), "its .wav is a WAV, not text"),
         ("pyd", pickle.dumps({"a": 1}), "its .pyd is a pickle, not text"),
+        ("mp3", b"\xff\xfa\x90\x64" + bytes(99), "its .mp3 is MP3, not text"),
+        ("tif", b"II+\0\x08\0\0\0" + bytes(99), "its .tif is a TIFF, not text"),
+        (
+            "bin",
+            np.random.default_rng(0).bytes(999),
+            "its .bin is binary, not text .*: name the member .* by source.field=",
+        ),
+        ("z", zlib.compress(b"a text " * 99), "its .z is binary, not text"),
+        ("mp", b"\x82\xa4text\xc4\x03\0\1\2", "its .mp is binary, not text"),
         ("txt", "Привет, мир\n".encode("utf-16-le"), "its .txt is text in UTF-16LE without a mark, not UTF-8"),
         ("json", '{"text": "Привет"}'.encode("utf-32"), "its .json is text in UTF-32LE with a mark, not UTF-8"),
     ],
