@@ -77,7 +77,7 @@ def read_as(kind: type[T], path: Path, inside: Path | None = None) -> T:
     """
     found = checked.read_json(path, inside=inside or path.parent, advice=AGAIN.get(path.name, ""), several=True)
     try:
-        return _adapter(kind).validate_python(found)
+        return _adapter(kind).validate_python(found)  # type: ignore[arg-type]
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
         place = ".".join(str(part) for part in first["loc"])
