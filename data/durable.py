@@ -46,10 +46,10 @@ class Guard:
 
     def check(self) -> None:
         """Raises FolderLost if the path of the folder, or of its lock file, names another one or nothing."""
-        if not _is_still(self.folder, self.descriptor):
+        if not is_still(self.folder, self.descriptor):
             now = "is another folder now" if self.folder.exists() else "was removed or moved"
             raise FolderLost(f"{self.folder} {now}: nothing is written there any more")
-        if self.lock is not None and not _is_still(self.lock[0], self.lock[1].fileno()):
+        if self.lock is not None and not is_still(self.lock[0], self.lock[1].fileno()):
             raise FolderLost(
                 f"the lock file {self.lock[0]} was removed or replaced, so another process may write there: nothing is "
                 "written there any more"
@@ -61,9 +61,9 @@ class Guard:
             place = Path(os.readlink(f"/proc/self/fd/{self.descriptor}"))
         except OSError:
             return None
-        if place == self.folder or not _is_still(place, self.descriptor):
+        if place == self.folder or not is_still(place, self.descriptor):
             return None
-        if self.lock is not None and not _is_still(place / self.lock[0].name, self.lock[1].fileno()):
+        if self.lock is not None and not is_still(place / self.lock[0].name, self.lock[1].fileno()):
             return None
         return place
 
@@ -71,7 +71,7 @@ class Guard:
 _guards: list[Guard] = []  # of this process
 
 
-def _is_still(path: Path, descriptor: int) -> bool:
+def is_still(path: Path, descriptor: int) -> bool:
     """Whether a path names the open file; an error that says nothing of that, such as a broken connection, does not deny it."""
     try:
         return os.path.samestat(os.stat(path), os.fstat(descriptor))
@@ -180,7 +180,7 @@ def locked(path: Path, waiting: Callable[[str], None] | None = None) -> Iterator
             with guarded(path.parent, (path, file)):
                 yield
         finally:
-            if _is_still(path, file.fileno()):  # else it is another process's
+            if is_still(path, file.fileno()):  # else it is another process's
                 path.unlink(missing_ok=True)
             fcntl.flock(file, fcntl.LOCK_UN)  # forks of this process have the file as well
 

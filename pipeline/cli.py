@@ -82,7 +82,7 @@ def _as_json(value: object) -> str:
 def _write_error(typed: list[str], message: str, kind: str, status: int) -> None:
     """Write why a command with --json has no result, as the last line of standard output."""
     words = typed[: typed.index("--")] if "--" in typed else typed
-    if "--json" not in words or not _speaks():
+    if not any(word.startswith("--js") for word in words) or not _speaks():  # it may be abbreviated
         return
     from contextlib import suppress
 

@@ -23,6 +23,7 @@ from typing import Any, cast
 from data.checked import RESULT, named, open_file, parse_json, read_bytes, stamp_file
 from data.durable import write_atomically
 from pipeline.run.saved import STATE, Saved, State, permitted, pointed, read_state, saved
+from pipeline.run.tensors import read_metadata
 
 log = logging.getLogger(__name__)
 MODEL, AVERAGE, TRAINING = "model.safetensors", "average.safetensors", "training.safetensors"
@@ -163,6 +164,7 @@ def _sum(path: Path, fresh: bool) -> str:
         for known in (_sums.get(path), _noted(path.parent.parent).get(f"{path.parent.name}/{path.name}")):
             if known is not None and known[0] == stamp:
                 return known[1]
+    read_metadata(path)  # what is no such file, or goes on behind its tensors, is not summed: a terabyte takes an hour
     summed = hashlib.sha256()
     with named(path), open_file(path) as file:
         while block := file.read(1 << 20):

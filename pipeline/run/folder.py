@@ -46,7 +46,7 @@ log = logging.getLogger(__name__)
 P = ParamSpec("P")
 T = TypeVar("T")
 PHASES: tuple[Phase, ...] = ("finetune", "train", "pretrain")  # the order in which a finished model is looked for
-CORPUS = "corpus.json"
+CONFIG, ENVIRONMENT, CORPUS = "config.yaml", "environment.json", "corpus.json"
 FREQUENT = 3  # chunks that are noted as prompts
 _EVERY = ("runs_dir", "device", "threads", "deterministic", "evaluate.precision", "loader")
 _TRAINED_IN = "; precision= is of training: evaluate.precision=bf16 computes what is read in another"
@@ -96,9 +96,25 @@ class RunFolder:
         check_guards(run.path)
         run.path.mkdir(parents=True, exist_ok=True)
         sweep(run.path.rglob(".*.partial"))  # files of processes that were killed
-        write_atomically(run.path / "config.yaml", dump(options).encode())
-        run.write_json("environment.json", asdict(environment(options)))
+        write_atomically(run.path / CONFIG, dump(options).encode())
+        run.write_json(ENVIRONMENT, asdict(environment(options)))
         return run
+
+    def keep(self, options: Options, corpus: Corpus) -> None:
+        """Writes again what of a run's own files was removed while it is trained, such as by a cleaner of old files.
+
+        Raises:
+            OSError: it cannot be written.
+        """
+        missing = [name for name in (CONFIG, ENVIRONMENT, CORPUS) if not os.path.lexists(self.path / name)]
+        for name in missing:
+            log.warning("%s was removed while the run is trained: it is written again", self.path / name)
+            if name == CONFIG:
+                write_atomically(self.path / CONFIG, dump(options).encode())
+            elif name == ENVIRONMENT:
+                self.write_json(ENVIRONMENT, asdict(environment(options)))
+            else:
+                self.remember(corpus)
 
     @classmethod
     def find(cls, run: str | Path, runs_dir: str = "runs") -> Self:

@@ -136,6 +136,6 @@ def _say_unkept(path: Path, error: OSError) -> None:
 def _sha256(tensors: dict[str, Tensor]) -> str:
     found = hashlib.sha256()
     for name in sorted(tensors):
-        found.update(name.encode())
+        found.update(f"{name} {tensors[name].dtype} {tuple(tensors[name].shape)} ".encode())
         found.update(tensors[name].contiguous().view(torch.uint8).numpy().data)
     return found.hexdigest()

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from data.checked import MANY, DamagedFile, named, open_file, open_own, parse_json, read_bytes
-from data.durable import make_folders, write_atomically
+from data.durable import is_still, make_folders, write_atomically
 from pipeline.options import PhaseOptions
 from pipeline.shown import duration
 
@@ -50,7 +50,7 @@ class _Log:
     """A file that is only appended to. What the disk does not take is kept, and written with what comes next."""
 
     def __init__(self, path: Path) -> None:
-        self._path = path
+        self.path = path
         self._opened = open_own(path, os.O_RDWR | os.O_CREAT)
         self._file = self._opened.fileno()
         self._end, self._pending = os.lseek(self._file, 0, os.SEEK_END), b""
@@ -62,15 +62,19 @@ class _Log:
     def flush(self) -> None:
         """Raises OSError if the disk does not take it all."""
         while self._pending:  # a full disk may take a part of a line
-            with named(self._path):
+            with named(self.path):
                 taken = os.pwrite(self._file, self._pending, self._end)
             self._end, self._pending = self._end + taken, self._pending[taken:]
 
     def sync(self) -> None:
         """The same, to the disk itself."""
         self.flush()
-        with named(self._path):
+        with named(self.path):
             os.fsync(self._file)
+
+    def is_there(self) -> bool:
+        """Whether its path still names the file."""
+        return is_still(self.path, self._file)
 
     def content(self) -> bytes:
         """All that was written, also where the file was removed meanwhile."""
@@ -156,17 +160,27 @@ class Metrics:
             OSError: the disk does not take the last lines.
         """
         try:
-            self.sync()
+            self._sync()
         finally:
             self._lines.close()
             self._board.log.close()
 
     def sync(self) -> None:
-        """Brings what was written to the disk, before a checkpoint says so.
+        """Brings what was written to the disk, before a checkpoint says so; a file that was removed meanwhile is written again.
 
         Raises:
             OSError: the disk does not take it.
         """
+        if not self._lines.is_there():
+            log.warning("%s was removed or replaced while it was written: it is written again", self._lines.path)
+            content = self._lines.content()
+            make_folders(self._lines.path.parent, within=self._lines.path.parent.parent)
+            write_atomically(self._lines.path, content)
+            self._lines.close()
+            self._lines = _Log(self._lines.path)
+        self._sync()
+
+    def _sync(self) -> None:
         self._lines.sync()
         try:
             self._board.log.flush()

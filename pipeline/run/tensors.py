@@ -4,15 +4,17 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from safetensors import SafetensorError, safe_open
-from torch import Tensor
 
 from data.checked import DamagedFile, free_memory, named, open_file
 
+if TYPE_CHECKING:
+    from torch import Tensor
 
-def read_tensors(path: Path) -> dict[str, Tensor]:
+
+def read_tensors(path: Path) -> "dict[str, Tensor]":
     """The tensors of a file by name.
 
     Raises:
@@ -24,7 +26,7 @@ def read_tensors(path: Path) -> dict[str, Tensor]:
         size, free = os.fstat(file.fileno()).st_size, free_memory()
         if size > free:
             raise DamagedFile(f"{path} has {size / 1e9:,.1f} GB, but {free / 1e9:,.1f} GB of memory are free")
-    with _opened(path) as tensors:
+    with _opened(path, "pt") as tensors:
         found: dict[str, Tensor] = tensors.get_tensors()
         return found
 
@@ -42,10 +44,11 @@ def read_shapes(path: Path) -> dict[str, list[int]]:
 
 
 @contextmanager
-def _opened(path: Path) -> Iterator[Any]:
+def _opened(path: Path, framework: str = "np") -> Iterator[Any]:
+    """A file of tensors; one that is longer or shorter than its head says is damaged, so its size is that of its tensors."""
     open_file(path).close()  # it is a file, and not one that is waited for
     try:
-        with safe_open(path, "pt", backend="pread") as tensors:
+        with safe_open(path, framework, backend="pread") as tensors:
             yield tensors
     except SafetensorError as error:
         raise DamagedFile(f"{path} is damaged: {error}") from error

@@ -264,10 +264,11 @@ def _refusal(rows: list[Row]) -> str | None:
 
 
 def _verdict(rows: list[Row], by: Budget) -> str:
-    """Who needs the fewest bits."""
-    found = (
-        f"{at_equal(by)} {rows[0].run} needs the fewest bits, {rows[1].run} {_bits(rows[1]) - _bits(rows[0]):.4f} more."
-    )
+    """Who needs the fewest bits, if that shows in four places."""
+    more = f"{_bits(rows[1]) - _bits(rows[0]):.4f}"
+    found = f"{at_equal(by)} {rows[0].run} needs the fewest bits, {rows[1].run} {more} more."
+    if float(more) == 0:
+        found = f"{at_equal(by)} {rows[0].run} and {rows[1].run} need the same bits, to four places."
     if not _alike(rows)[0]:
         found += " Evaluated on the same bytes; their corpora or chunkers differ, so validations do not compare."
     return found

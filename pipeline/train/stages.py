@@ -96,8 +96,10 @@ def _run_phase(phase: Phase, options: Options, ranks: Ranks, stop: Stop, listene
             restore_learning(trainer.learner, first)
             _read_on(trainer, first, options)
         ranks.wait()
+        noted = options
         if ranks.first:
-            run = RunFolder.create(as_trained(phase, run, options))
+            noted = as_trained(phase, run, options)
+            run = RunFolder.create(noted)
             run.remember(corpus)
             if is_mixed(options, limits):
                 remember(run, corpus, most_known(options))
@@ -118,7 +120,7 @@ def _run_phase(phase: Phase, options: Options, ranks: Ranks, stop: Stop, listene
         if ranks.first:
             metrics = Metrics(run.phase(phase), resumed, [listener] if launched() else [progress, listener])
         try:
-            position = trainer.fit(metrics)
+            position = trainer.fit(metrics, partial(run.keep, noted, corpus))
         except Interrupted as error:
             raise Interrupted(f"{error} of {phase}") from None
         except Unsaved as error:

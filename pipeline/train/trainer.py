@@ -107,6 +107,7 @@ class Trainer:
         self.state = TrainState()
         self.diagnosis: dict[str, Tensor] = {}
         self.metrics: Metrics | None = None
+        self.keep: Callable[[], object] = lambda: None
         self._read: Read | None = None  # up to the last step, if more was read since
         self._best_before = math.inf  # the best validation, should the checkpoint that is being written be lost
         self._share = 1.0  # of the peak learning rates, in the last step
@@ -117,8 +118,12 @@ class Trainer:
         """In the schedule."""
         return self.state.position
 
-    def fit(self, metrics: Metrics | None) -> Position:
+    def fit(self, metrics: Metrics | None, keep: Callable[[], object] = lambda: None) -> Position:
         """Trains until a limit of the phase is reached or `patience` ends it; metrics are the first rank's.
+
+        Args:
+            metrics: that are written, by the first rank.
+            keep: called before each checkpoint, by the first rank: writes again what of the run was removed.
 
         Raises:
             Interrupted: `stop` was true; a checkpoint was written first.
@@ -128,7 +133,7 @@ class Trainer:
             Unsaved: the run's folder was removed, moved or replaced.
         """
         keep_whole()
-        self.metrics = metrics
+        self.metrics, self.keep = metrics, keep
         with closing(self._ahead()) as batches:
             return self._fit(batches)
 
@@ -437,12 +442,13 @@ class Trainer:
         found = capture(self.state, self.learner, self.read(), each, self.identity, self.options)
         try:
             check_guards(self.checkpoints.folder)
+            self.keep()
             if self.metrics is not None:
                 self.metrics.sync()
         except FolderLost as error:
             raise Unsaved(error, self.position.step, found) from None
         except OSError as error:  # a checkpoint must not be ahead of the metrics
-            why = f"no checkpoint of step {self.position.step}, its metrics could not be written: {error}"
+            why = f"no checkpoint of step {self.position.step}, what belongs to it could not be written: {error}"
             self.checkpoints.refuse(OSError(why))
             return
         log.info("saving step %d", self.position.step)

@@ -61,6 +61,12 @@ def test_every_failure_with_json_ends_with_an_object(
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.parametrize("flag", ["--js", "--json=true"])
+def test_the_flag_may_be_short_or_wrong(flag: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["evaluate", "nowhere", flag]) != 0
+    assert last_error(capsys.readouterr().out)["message"]
+
+
 @pytest.mark.parametrize("words", [["list"], [], ["--nothing"], ["evaluate"], ["sample", "x", "-p", "y"]])
 def test_usage_errors_are_objects_too(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     assert main([*words, "--json"]) == 2

@@ -122,7 +122,9 @@ def test_a_disk_that_fails_for_the_last_checkpoint_alone(
         raise OSError(errno.EIO, os.strerror(errno.EIO))
 
     monkeypatch.setattr(Metrics, "sync", once)
-    with pytest.raises(OSError, match=f"no checkpoint of step {3 if stopped else 8}, its metrics could not be written"):
+    with pytest.raises(
+        OSError, match=f"no checkpoint of step {3 if stopped else 8}, what belongs to it could not be written"
+    ):
         train(often, (lambda: next(steps) == 3) if stopped else (lambda: False))
     assert Checkpoints(Path(often.runs_dir) / often.name / "train" / "checkpoints").newest() is None
     train(often)

@@ -14,7 +14,7 @@ from pipeline import open_run
 from pipeline.cli import main
 from pipeline.pages import details
 from pipeline.run.checkpoints import Checkpoints
-from pipeline.run.choice import choose, forget_what_was_said
+from pipeline.run.choice import choose, forget_what_was_said, whole_state
 from pipeline.run.folder import RunFolder
 
 
@@ -198,3 +198,11 @@ def test_advice_is_gone_once_it_was_taken(
     assert main(command) == 0, command
     forget_what_was_said()
     assert f"haed {stage} " not in said()
+
+
+def test_a_terabyte_behind_the_weights_is_not_read(best_first: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = best_first / "finetune" / "checkpoints" / "step-00000002" / "model.safetensors"
+    os.truncate(model, 1 << 40)
+    monkeypatch.setattr("pipeline.run.choice.open_file", lambda *_: pytest.fail("it is summed"))
+    with pytest.raises(ValueError, match=r"model\.safetensors is damaged"):
+        whole_state(model.parent, fresh=True)

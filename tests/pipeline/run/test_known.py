@@ -1,5 +1,6 @@
 """The cache of known chunks: used as long as it is right, made anew if not, and of the train split alone."""
 
+import json
 import logging
 import shutil
 from collections import Counter
@@ -68,11 +69,21 @@ def flipped(path: Path) -> None:
     path.write_bytes(content)
 
 
+def turned(path: Path) -> None:
+    """The same bytes as a table with rows for columns."""
+    content, size = path.read_bytes(), int.from_bytes(path.read_bytes()[:8], "little")
+    head = json.loads(content[8 : 8 + size])
+    table = next(each for each in head.values() if len(each.get("shape", ())) == 2)
+    table["shape"].reverse()
+    path.write_bytes(content[:8] + json.dumps(head, separators=(",", ":")).encode().ljust(size) + content[8 + size :])
+
+
 @pytest.mark.parametrize("name", [CHUNKS, KEYS])
 def test_a_damaged_one_is_made_anew(name: str, run: Run, caplog: pytest.LogCaptureFixture) -> None:
     right = score(run)
     damages: list[Callable[[Path], object]] = [
         flipped,
+        turned,
         lambda path: path.write_bytes(path.read_bytes()[:-100]),
         lambda path: path.write_bytes(b"garbage, and more of it"),
         lambda path: path.write_bytes(b""),

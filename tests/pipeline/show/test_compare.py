@@ -170,6 +170,17 @@ def test_no_run_wins_at_another_budget(two: tuple[Options, Options], capsys: pyt
     assert "No verdict" in markdown_text and "- steps: " in markdown_text
 
 
+def test_no_run_wins_by_nothing(options: Options) -> None:
+    options.evaluate.yardsticks, options.validation.times = False, 0
+    stages.train(options)
+    evaluate(options)
+    runs = Path(options.runs_dir)
+    shutil.copytree(runs / "tiny", runs / "copy")
+    found = compare(["tiny", "copy", "./tiny"], options.runs_dir, runs / "comparison")
+    assert found.verdict is not None and "fewest" not in found.remark
+    assert found.verdict.endswith("need the same bits, to four places.")
+
+
 @pytest.mark.parametrize(
     ("changed", "spent", "expected"),
     [

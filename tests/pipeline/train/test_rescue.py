@@ -117,6 +117,25 @@ def test_a_run_that_is_moved_is_saved_where_it_lies_now(change: Callable[[Path],
     assert run.is_symlink() == (change is swap_for_a_link) and run.exists() == run.is_symlink()
 
 
+def test_files_that_a_cleaner_took_are_written_again(lasting: Options, caplog: pytest.LogCaptureFixture) -> None:
+    run = RunFolder.of(lasting).path
+    files = ["config.yaml", "corpus.json", "environment.json", "train/metrics.jsonl"]
+    before: dict[str, bytes] = {}
+
+    def clean(run: Path) -> None:
+        before.update({name: (run / name).read_bytes() for name in files})
+        for name in files:
+            (run / name).unlink()
+
+    stages.train(lasting, once(clean, run))
+    assert all(f"{run / name} was removed" in caplog.text for name in files)
+    assert {name: (run / name).read_bytes() for name in files[:3]} == {name: before[name] for name in files[:3]}
+    metrics = (run / files[3]).read_bytes()
+    steps = {json.loads(line)["step"] for line in metrics.splitlines()}
+    assert metrics.startswith(before[files[3]]) and {1, 12} <= steps
+    assert open_run(run).step == 12 and main(["compare", str(run)]) == 0
+
+
 def test_where_no_place_is_left_nothing_is_made(lasting: Options) -> None:
     run = RunFolder.of(lasting).path
     with pytest.raises(FolderLost, match="could not be saved beside it either: No such file or directory"):
