@@ -75,13 +75,13 @@ class Ask:
 
 PLAIN = {
     "preset": Ask(
-        Annotated[Text | None, InForm(of_presets)],
+        Annotated[Place | None, InForm(of_presets)],
         "what is trained and how: of an ordinary machine, or of a paper's size (paper-…); the run's own is that of an "
         "existing run, named below",
         "quickstart",
     ),
     "name": Ask(
-        Annotated[str, Field(max_length=200)],
+        Annotated[str, Field(max_length=200), _NoSecret],
         "of the run, a folder under runs: an existing one goes on; empty: the preset's, with the source's if one is given; "
         "required with the run's own preset",
         "",
@@ -241,9 +241,11 @@ def twin(group: Any) -> Any:
             (said,) = (check for check in checks if isinstance(check, FieldInfo))
             checks = [*said.metadata, *(check for check in checks if check is not said)]
             about = f"{said.description}{'; null: by overrides' if NoneType in get_args(kind) else ''}"
+            extra = said.json_schema_extra
             if kind in (str, str | None):
                 checks = [Field(max_length=LONGEST), *checks]
-            given = Annotated[kind, Field(json_schema_extra=said.json_schema_extra), *checks] | None
+                kind, extra = str, extra or {"pattern": NO_SECRET}  # an empty box is no text anyway
+            given = Annotated[kind, Field(json_schema_extra=extra), *checks] | None
         shown = Field(title=name, description=about, json_schema_extra=None if nested else _as_one_box)
         fields.append((name, Annotated[given, shown], field(default=None)))
     made = make_dataclass(group.__name__, fields, kw_only=True)

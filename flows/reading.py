@@ -16,7 +16,7 @@ from prefect.settings import PREFECT_UI_URL
 from pydantic import Field
 
 from data.checked import PICTURE, read_bytes
-from flows.forms import Count, Run, Split, Temperature, Text, Words, staged
+from flows.forms import Count, Place, Run, Split, Temperature, Words, staged
 from flows.page.artifacts import post_link, post_markdown, post_table
 from flows.page.live import key, run_key
 from flows.states.alive import tag
@@ -169,7 +169,7 @@ def sample(
 
 
 @staged("compare", str)
-def compare(runs: Annotated[Words, Field(min_length=1)], runs_dir: Text = "runs") -> str:
+def compare(runs: Annotated[Words, Field(min_length=1)], runs_dir: Place = "runs") -> str:
     """Table and curves of several runs, against steps, seconds and model FLOPs (the paper's Figure 4).
 
     Args:

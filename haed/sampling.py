@@ -15,6 +15,7 @@ outcomes given it.
 Legend: B samples, N chunks, C known ones, K tokens of a chunk, V vocabulary, W width of ŷ.
 """
 
+import math
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import Any
@@ -160,6 +161,14 @@ class Draw:
     top_k: int = 0
     top_p: float = 1.0
     generator: torch.Generator | None = None
+
+    def __post_init__(self) -> None:
+        """Raises ValueError for what is no way to draw."""
+        if not (0 <= self.temperature < math.inf and self.top_k >= 0 and 0 < self.top_p <= 1):
+            raise ValueError(
+                f"temperature={self.temperature}, top_k={self.top_k}, top_p={self.top_p}: must be at least 0, at least 0, and "
+                "above 0 to 1. Use Draw(temperature=0.8, top_k=0, top_p=0.95)."
+            )
 
     @property
     def plain(self) -> bool:

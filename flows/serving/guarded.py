@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from data.processes import available_threads
 from flows.serving.beside import Beside
+from flows.serving.keepable import Keepable
 from flows.serving.plainly import Plainly
 from pipeline.pages.guard import LOOPBACK, Guarded, Rules, guarded_wsgi, names_of
 
@@ -36,7 +37,7 @@ def prefect(host: str, port: int, bound: int | None, more: list[str], runs: Path
     settings = get_current_settings().server
     _take_turns()
     origins = [item.strip() for item in settings.api.cors_allowed_origins.split(",") if item.strip() != "*"]
-    application: Any = Plainly(create_app(final=True))
+    application: Any = Keepable(Plainly(create_app(final=True)))
     warm = None
     if runs is not None:
         secret = settings.api.auth_string

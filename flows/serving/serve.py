@@ -9,6 +9,7 @@ import socket
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -156,7 +157,7 @@ def _password() -> str:
 def _alone() -> Iterator[None]:
     """Holds the Prefect home; two servers on one SQLite database, or two runners of one deployment, would collide."""
     home = Path(os.environ["PREFECT_HOME"])
-    with open(home / "serve.lock", "a+") as file:
+    with open(home / "serve.lock", "a+", opener=partial(os.open, mode=0o600)) as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:

@@ -29,6 +29,7 @@ if TYPE_CHECKING:  # torch costs two seconds
 
 T = TypeVar("T")
 KEPT, MOST_WAITING = 3, 16
+_LOOKS, _LOOK_SECONDS = 40, 0.05  # for a place, longer than it takes to see that an asker is gone
 
 
 class _Thread:
@@ -172,10 +173,7 @@ class Warm:
             FileNotFoundError: nothing was trained in the run.
             ValueError: a file of it is damaged or was changed; and what the question raises.
         """
-        if self._closed:
-            raise Busy("the server ends: start it again, and ask then")
-        if self.waiting >= MOST_WAITING:
-            raise Busy(f"{self.waiting} questions wait already: ask again in a moment")
+        await self._place()
         self.waiting += 1
         future, gone = self._thread.submit(lambda: self._ask(folder, question))
         answer = self._asked[gone] = asyncio.wrap_future(future)
@@ -189,6 +187,21 @@ class Warm:
             gone.set()
             del self._asked[gone]
             self.waiting -= 1
+
+    async def _place(self) -> None:
+        """Waits a moment for a place among the questions: those whose askers have just left make room.
+
+        Raises:
+            Busy: there is none, or the server ends.
+        """
+        for _ in range(_LOOKS):
+            if self._closed or self.waiting < MOST_WAITING:
+                break
+            await asyncio.sleep(_LOOK_SECONDS)
+        if self._closed:
+            raise Busy("the server ends: start it again, and ask then")
+        if self.waiting >= MOST_WAITING:
+            raise Busy(f"{self.waiting} questions wait already: ask again in a moment")
 
     def drop(self) -> None:
         """Takes no more questions, drops those that wait, and asks the one that is answered to stop: the server ends."""

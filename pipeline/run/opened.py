@@ -24,7 +24,7 @@ from haed.build import make_sampler
 from haed.chunk.model import HAED
 from haed.sampling import ChunkSampler, Draw, likeliest
 from haed.system import System, Windows
-from pipeline.config import ConfigError
+from pipeline.config import ConfigError, check
 from pipeline.kinds import likelihood, most_known
 from pipeline.options import Options, SampleOptions
 from pipeline.run.checkpoints import Checkpoint, Checkpoints
@@ -240,8 +240,15 @@ class Run:
         return self.continued(prompt, samples, options).texts
 
     def continued(self, prompt: Text = "", samples: int = 1, options: SampleOptions | None = None) -> Continued:
-        """The same, and how they came about."""
-        how, system = options or SampleOptions(), self.likelihood
+        """The same, and how they came about.
+
+        Raises:
+            ConfigError: an option is beyond its bounds.
+            TypeError: `samples` is no whole number.
+            ValueError: it is less than 1, or the prompt is none.
+        """
+        how, samples = _within_bounds(options), check_count("samples", samples)
+        system = self.likelihood
         prompt = self._document(prompt, 'run.sample("import ")')
         began = time.perf_counter()
         given = self._chunks(*self.chunker.split(prompt))
@@ -310,7 +317,7 @@ class Run:
 
     def complete(self, beginnings: np.ndarray, chunks: int, options: SampleOptions | None = None) -> np.ndarray:
         """Continues beginnings (n, P·K) of whole chunks of a fixed size by so many chunks, all at once: (n, chunks·K)."""
-        how = options or SampleOptions()
+        how = _within_bounds(options)
         draw = Draw(how.temperature, how.top_k, how.top_p, torch.Generator().manual_seed(how.seed))
         whole = beginnings.shape[1] // self.chunker.k
         tokens = torch.from_numpy(beginnings.astype(np.int64)).unflatten(1, (whole, self.chunker.k))
@@ -406,7 +413,7 @@ class Run:
         """Questions to this checkpoint's indexes, each of which is opened once."""
         return Probe(self.folder, self.digest, lambda stage: self)
 
-    def neighbours(self, *queries: Text, count: int | None = None) -> Answers:
+    def neighbours(self, *queries: Texts, count: int | None = None) -> Answers:
         """Nearest chunks of the corpus to each query; see `Probe`, which has more questions."""
         return self.probe.neighbours(*queries, count=count)
 
@@ -418,6 +425,11 @@ def open_run(run: str | Path, runs_dir: str = "runs") -> Run:
         FileNotFoundError: there is no such run, or nothing was trained in it.
     """
     return Run(RunFolder.find(run, runs_dir))
+
+
+def _within_bounds(how: SampleOptions | None) -> SampleOptions:
+    """Options of sampling, by default those that there are; raises ConfigError where one is beyond its bounds."""
+    return check(Options(sample=how or SampleOptions())).sample
 
 
 def characters(document: bytes) -> int:

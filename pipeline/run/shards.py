@@ -190,6 +190,7 @@ def open_shards(options: Options) -> Corpus:
                 "nothing was sharded from standard input with these options: pipe it to `haed shard`"
             )
         if folder is None:
+            check_corpus(options)  # a run of another corpus could not go on with these either
             raise FileNotFoundError(
                 f"no shards of this source and chunker in {options.shards_dir}: run `haed shard` with the same options"
             )

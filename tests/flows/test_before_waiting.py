@@ -25,6 +25,8 @@ def test_what_would_be_refused_is_said_before_anything_is_waited_for(tiny: list[
     other = load("quickstart", [*tiny, f"source.path={tmp_path / 'other.txt'}"])
     with pytest.raises(ValueError, match="was trained on another corpus, of source.kind=text"):
         check_run("train", other)
+    with pytest.raises(ValueError, match="was trained on another corpus, of source.kind=text"):
+        train(other)  # nor is it told to shard first what it could not go on with
     copy = tmp_path / "copy"
     copy.mkdir()
     for path in Path(str(options.source.path)).iterdir():

@@ -1,5 +1,8 @@
 """Sampling from a mixture: as often as the likelihood says, given a beginning too, and with what `Draw` cuts off."""
 
+import math
+from typing import Any
+
 import pytest
 import torch
 from torch import Tensor
@@ -195,6 +198,14 @@ def test_exactly_as_many_outcomes_stay_as_were_asked_for_where_some_are_equal(
     given = torch.tensor([logits]).expand(400, -1)
     drawn = Draw(**draw, generator=torch.Generator().manual_seed(0))(given)  # type: ignore[arg-type]
     assert set(drawn.tolist()) == left
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"temperature": -1.0}, {"temperature": math.nan}, {"top_k": -1}, {"top_p": 0.0}, {"top_p": math.nan}]
+)
+def test_what_is_no_way_to_draw_is_refused(wrong: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match=r"Use Draw\("):
+        Draw(**wrong)
 
 
 def test_equal_outcomes_are_taken_by_number_among_very_many() -> None:

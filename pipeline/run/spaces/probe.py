@@ -22,7 +22,7 @@ from pipeline.run.folder import RunFolder
 from pipeline.run.index import Answers, Index
 from pipeline.run.spaces.answers import data_frame, spell
 from pipeline.run.spaces.contexts import Contexts
-from pipeline.run.spaces.queries import START, Text, Texts, after, to_texts
+from pipeline.run.spaces.queries import START, Texts, after, to_texts
 from pipeline.shown import visible
 
 if TYPE_CHECKING:
@@ -134,9 +134,10 @@ class Probe:
             raise ValueError(f"space={space!r} has no vectors. Use space='chunks' or space='contexts'.")
         return self.index.query_vectors(asked, self._embed)
 
-    def neighbours(self, *queries: Text, count: int | None = None, min_count: int | None = None) -> Answers:
-        """The chunks nearest to each query, by default to some of the corpus; see `Index.nearest`."""
-        return self.index.nearest(queries, count, self._embed, min_count=min_count)
+    def neighbours(self, *queries: Texts, count: int | None = None, min_count: int | None = None) -> Answers:
+        """The chunks nearest to each query, or to each of a list, by default to some of the corpus; see `Index.nearest`."""
+        asked = _flat(queries, 'run.probe.neighbours("return ")')
+        return self.index.nearest(asked, count, self._embed, min_count=min_count)
 
     def analogy(
         self, like: Texts, minus: Texts = (), plus: Texts = (), count: int | None = None, min_count: int | None = None
@@ -147,23 +148,27 @@ class Probe:
         )
         return self.index.analogy(first, less, more, count, self._embed, min_count)
 
-    def expected(self, *texts: Text, count: int | None = None, min_count: int | None = None) -> Answers:
-        """The chunks nearest to what the model predicts after each text: ŷ asked for among whole embeddings, mean and all.
+    def expected(self, *texts: Texts, count: int | None = None, min_count: int | None = None) -> Answers:
+        """The chunks nearest to what the model predicts after each text, or each of a list.
+
+        That is ŷ, asked for among whole embeddings, mean and all.
 
         Probabilities, with the bias and the counts of chunks, are what `Run.next` tells.
         """
         index = self.index
-        asked = [after(text, index.chunker, index.folder.corpus, index.meta.split) for text in texts]
+        example = 'run.probe.expected("for i in ")'
+        given = _flat(texts, example)
+        if not given:
+            raise ValueError(f"nothing is asked. Use {example}.")
+        asked = [after(text, index.chunker, index.folder.corpus, index.meta.split) for text in given]
         model = self._model(index.meta.stage)
-        if not asked:
-            raise ValueError('nothing is asked. Use run.probe.expected("for i in ").')
         vectors = np.stack([model.expected(text) for text in asked])
         labels = [(spell(text, index.meta.chunker) if text else START, text) for text in asked]
         return index.expected(labels, vectors, count, min_count)
 
-    def contexts(self, *texts: Text, count: int | None = None) -> Answers:
-        """The places of the corpus where the model's state is nearest to that after each text; see `Contexts.nearest`."""
-        return self.places.nearest(texts, count, self._states)
+    def contexts(self, *texts: Texts, count: int | None = None) -> Answers:
+        """The places of the corpus where the model's state is nearest to that after each text, or each of a list."""
+        return self.places.nearest(_flat(texts, 'run.probe.contexts("for i in ")'), count, self._states)
 
     def _states(self, asked: list[bytes]) -> np.ndarray:
         """The states (n, W) after texts."""
@@ -178,3 +183,8 @@ class Probe:
                     meta.scale,
                 )
         return np.stack([model.context(text, meta.layer, meta.scale, meta.context) for text in asked])
+
+
+def _flat(asked: tuple[Texts, ...], example: str) -> list[bytes]:
+    """The texts that were given one by one, or in lists."""
+    return [text for each in asked for text in to_texts(each, example)]

@@ -45,6 +45,29 @@ def test_every_pattern_of_a_form_has_words() -> None:
     assert found == set(WORDS)
 
 
+def texts(schema: Any, definitions: Any, path: str) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Every schema of a text that may be anything, with where it stands."""
+    if isinstance(schema, dict):
+        if "$ref" in schema:
+            yield from texts(definitions[schema["$ref"].rpartition("/")[2]], definitions, path)
+        if schema.get("type") == "string" and "enum" not in schema:
+            yield path, schema
+        for name, part in schema.items():
+            yield from texts(part, definitions, f"{path}.{name}")
+    elif isinstance(schema, list):
+        for part in schema:
+            yield from texts(part, definitions, path)
+
+
+@pytest.mark.parametrize("flow", FLOWS, ids=lambda flow: str(flow.name))
+def test_no_text_of_any_form_takes_an_address_with_a_password(flow: Any) -> None:
+    made = parameter_schema(flow).model_dump()
+    found = list(texts(made["properties"], made.get("definitions") or {}, flow.name))
+    assert found
+    for place, schema in found:
+        assert schema.get("pattern") in WORDS, place
+
+
 @pytest.mark.parametrize("typed", TYPED)
 @pytest.mark.parametrize("given", ["source", "overrides"])
 def test_a_password_in_an_address_is_refused_in_words_that_do_not_repeat_it(typed: str, given: str) -> None:

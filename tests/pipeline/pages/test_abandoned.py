@@ -186,6 +186,22 @@ def test_too_many_questions_are_refused_until_some_leave(serving: Serving) -> No
     wait_for(lambda: serving.warm.waiting == 1)
 
 
+def test_a_question_right_after_many_were_abandoned_has_a_place(serving: Serving) -> None:
+    serving.hold()
+    clients = [serving.send(SHORT) for _ in range(MOST_WAITING - 1)]
+    wait_for(lambda: serving.warm.waiting == MOST_WAITING)
+    for client in clients:
+        client.close()
+    answers: list[Any] = []
+    asking = threading.Thread(target=lambda: answers.append(serving.ask(SHORT)), daemon=True)
+    asking.start()  # before the server has seen that they are gone
+    wait_for(lambda: answers or serving.warm.waiting == 2)
+    assert not answers
+    serving.held.set()
+    ended(asking)
+    assert answers[0][0] == 200
+
+
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_signal_ends_explore_while_questions_are_answered_and_wait(run: Path, number: int) -> None:
     command = [sys.executable, "-m", "pipeline", "explore", str(run), "threads=1", "--port", "0"]

@@ -11,7 +11,7 @@ import torch
 
 from haed.system import Windows
 from pipeline import open_run
-from pipeline.config import load
+from pipeline.config import ConfigError, load
 from pipeline.options import Options, SampleOptions
 from pipeline.run.opened import Run, characters
 from pipeline.run.windows import fixed_subset, overlapping
@@ -54,6 +54,19 @@ def test_open_run_scores_samples_and_embeds(options: Options) -> None:
     assert run.embed([b"def ", b"never seen"]).shape == (2, 16)
     with pytest.raises(ValueError, match="a chunk of this run has 1 to 12"):
         run.embed([b"x" * 13])
+    for wrong in (
+        {"temperature": -1},
+        {"temperature": math.nan},
+        {"top_k": -1},
+        {"top_p": 0},
+        {"chunks": 0},
+        {"seed": 2**70},
+    ):
+        (name,) = wrong
+        with pytest.raises(ConfigError, match=f"sample.{name}"):
+            run.sample("def ", options=SampleOptions(**wrong))  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="samples=0: must be at least 1"):
+        run.sample("def ", samples=0)
 
 
 @pytest.mark.parametrize(

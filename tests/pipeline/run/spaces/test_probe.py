@@ -140,12 +140,17 @@ def test_text_is_taken_as_str_or_bytes_wherever_there_is_a_question(run: Path) -
     for name, ask in asks.items():
         first, *others = (ask(kind) for kind in kinds)
         assert all(other == first for other in others), name
-        for wrong in (1, None, ["a list"], 1.5):
+        for wrong in (1, None, [["a list"]], 1.5):
             with pytest.raises(TypeError, match=r"must be .* not (int|NoneType|list|float)\. Use \w+.*\."):
                 ask(wrong)
         with pytest.raises(ValueError, match="is no text: surrogates not allowed"):
             ask("\ud800")
         assert ask("\udcff") == ask(b"\xff"), name  # as Python has bytes in names of files
+    for question in (opened.neighbours, probe.neighbours, probe.expected, probe.contexts):
+        assert question(["return ", b"for "]) == question("return ", "for ") == question(("return ",), "for ")
+    for question in (probe.neighbours, probe.expected, probe.contexts):
+        with pytest.raises(TypeError, match=rf"Use run\.probe\.{question.__name__}\("):
+            question(None)
     assert (opened.embed("return ") == opened.embed(["return "])).all() and opened.embed([]).shape == (0, 16)
     for count in ("3", 2.5, True, None):
         if count is not None:

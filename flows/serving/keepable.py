@@ -1,0 +1,81 @@
+"""What Prefect's server is asked to keep, looked at before it is kept: values that it could store, but show no more.
+
+It reads JSON by the standard library, and writes its answers by orjson, which knows neither integers of more than 64 bits nor
+half of a character. One of them in the parameters, name or tags of a flow run would break the list of all flow runs for good.
+"""
+
+import json
+import math
+from typing import Any
+
+from pipeline.pages.guard import answer
+
+DEEPEST = 100  # objects and lists within each other
+_MOST = 2**63 - 1
+_SHOWN = 80  # characters
+
+
+def unkeepable(body: bytes) -> str | None:
+    """Why a request's JSON cannot be kept, in words; None: it can, or it is no JSON, which the server says itself."""
+    try:
+        value = json.loads(body)
+    except RecursionError:
+        return f"lists and objects lie within each other: give {DEEPEST} levels at most"
+    except ValueError as error:  # also an integer of thousands of digits
+        return str(error).partition(":")[0] + ": give a smaller one" if "digits" in str(error) else None
+    left: list[tuple[Any, str, int]] = [(value, "", 0)]
+    while left:
+        each, place, depth = left.pop()
+        where = f"{place[:_SHOWN]}: " if place else ""
+        if depth > DEEPEST:
+            return f"{where}lists and objects lie within each other: give {DEEPEST} levels at most"
+        if isinstance(each, dict):
+            left += [(name, place, depth) for name in each]
+            left += [(item, f"{place}.{name}".lstrip("."), depth + 1) for name, item in each.items()]
+        elif isinstance(each, list):
+            left += [(item, f"{place}[{number}]", depth + 1) for number, item in enumerate(each)]
+        elif isinstance(each, str):
+            if any("\ud800" <= character <= "\udfff" for character in each):
+                return f"{_shown(where)}{_shown(repr(each))} holds half of a character (a lone surrogate): remove it"
+        elif isinstance(each, float):
+            if not math.isfinite(each):
+                return f"{_shown(where)}{each} is no number that can be kept: give one, such as 10"
+        elif isinstance(each, int) and abs(each) > _MOST:
+            return f"{_shown(where)}{_shown(str(each))} is greater than can be kept: give at most {_MOST}"
+    return None
+
+
+def _shown(text: str) -> str:
+    """The beginning of a text, without what no answer can hold."""
+    plain = text.encode(errors="backslashreplace").decode()
+    return plain if len(plain) <= _SHOWN + 4 else f"{plain[:_SHOWN]}…"
+
+
+class Keepable:
+    """An ASGI application: another one, but that it is not asked to keep what it could not show."""
+
+    def __init__(self, application: Any) -> None:
+        self._application = application
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        """Passes a request on, or answers 422 with a reason."""
+        path = scope.get("path", "")
+        if scope["type"] != "http" or scope["method"] in ("GET", "HEAD", "OPTIONS") or not path.startswith("/api/"):
+            return await self._application(scope, receive, send)
+        parts: list[bytes] = []
+        while True:
+            message = await receive()
+            if message["type"] != "http.request":  # the client has gone
+                return None
+            parts.append(message.get("body", b""))
+            if not message.get("more_body"):
+                break
+        body = b"".join(parts)
+        if body and (reason := unkeepable(body)):
+            return await answer(send, 422, json.dumps({"detail": reason}), "application/json")
+        given: list[dict[str, Any]] = [{"type": "http.request", "body": body, "more_body": False}]
+
+        async def again() -> Any:
+            return given.pop() if given else await receive()
+
+        await self._application(scope, again, send)
