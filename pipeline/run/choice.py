@@ -100,10 +100,14 @@ def _named(folder: Path) -> tuple[Path | None, list[str]]:
 
 def _say(used: Path, reasons: list[str]) -> str:
     """One sentence on why another checkpoint is used than the best, which is logged once a command."""
-    said = (
+    return warn_once(
         f"{'; '.join(reasons)}; using the newest instead, {used.name} (the name of another in {used.parent / 'best'} "
         "chooses that)"
     )
+
+
+def warn_once(said: str) -> str:
+    """Logs a sentence as a warning, once a command, and returns it."""
     with _guard:
         is_new = said not in _said
         if len(_said) >= _MOST:

@@ -12,7 +12,7 @@ import subprocess
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext, suppress
 from copy import deepcopy
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from functools import wraps
 from importlib.metadata import version
 from pathlib import Path
@@ -38,7 +38,7 @@ from data.locations import is_remote, redact
 from data.statistics import Summary
 from pipeline.config import ConfigError, dump, load, presets
 from pipeline.options import Options, Phase
-from pipeline.run.choice import choose
+from pipeline.run.choice import choose, warn_once
 from pipeline.run.files import Environment, Remembered, read_as, read_json
 from pipeline.run.saved import Saved, has_checkpoint, identity, unlike
 
@@ -301,7 +301,31 @@ class RunFolder:
             FileNotFoundError: nothing was trained yet.
             ValueError: no checkpoint is whole.
         """
-        return choose(self.phase(self.trained_phase(wanted)) / "checkpoints")
+        phase = self.trained_phase(wanted)
+        found = choose(self.phase(phase) / "checkpoints")
+        return found if wanted else replace(found, fallback=self.explain_phase(phase, found.fallback))
+
+    def explain_phase(self, phase: Phase, fallback: str | None) -> str | None:
+        """Say, once a command, that a later phase than the one that is used has begun and has no checkpoint.
+
+        Args:
+            phase: whose checkpoint is used, since it is the last one.
+            fallback: what is wrong with the checkpoint itself.
+
+        Returns:
+            Both; None: nothing is wrong.
+        """
+        for later in PHASES[: PHASES.index(phase)]:
+            if self.has_begun(later):
+                said = warn_once(f"{self.phase(later)} has metrics and no checkpoint; using that of {phase} instead")
+                return "; ".join(filter(None, [said, fallback]))
+        return fallback
+
+    def has_begun(self, phase: Phase) -> bool:
+        """Whether steps of a phase were noted."""
+        with suppress(OSError):
+            return (self.phase(phase) / "metrics.jsonl").stat().st_size > 0
+        return False
 
     def digest(self, wanted: Phase | None = None) -> str:
         """Of the present checkpoint: what was made from it carries the same. It raises what `present` does."""

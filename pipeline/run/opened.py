@@ -147,6 +147,8 @@ class Run:
             raise FileNotFoundError(
                 f"{folder.phase(self.phase)}/checkpoints has no complete checkpoint: train it again"
             )
+        if self.options.evaluate.stage is None:
+            checkpoint = replace(checkpoint, fallback=folder.explain_phase(self.phase, checkpoint.fallback))
         folder.check(self.options, checkpoint.saved)
         trained = checkpoint.state["options"].get(self.phase, {})  # config.yaml may say otherwise since
         of_phase = getattr(self.options, self.phase)

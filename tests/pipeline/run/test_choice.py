@@ -101,6 +101,17 @@ def test_all_readers_use_one_checkpoint_and_say_which(
     assert re.search(expected, json.loads(capsys.readouterr().out)["rows"][0]["fallback"])
 
 
+def test_a_phase_whose_checkpoints_are_all_gone_is_named(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Another phase is used instead, which is said and kept."""
+    shutil.rmtree(run / "finetune" / "checkpoints")
+    (run / "evaluation.json").unlink()
+    assert main(["evaluate", str(run)]) == 0
+    expected = "finetune has metrics and no checkpoint; using that of pretrain instead"
+    assert expected in capsys.readouterr().err
+    found = json.loads((run / "evaluation.json").read_text())
+    assert found["stage"] == "pretrain" and expected in found["fallback"]
+
+
 def test_a_wrong_latest_changes_nothing(best_first: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Resuming and reading go by the checkpoints that are there."""
     place = best_first / "finetune" / "checkpoints"
