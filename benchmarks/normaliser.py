@@ -28,7 +28,7 @@ from pipeline.run.device import compute
 from pipeline.run.folder import RunFolder
 from pipeline.run.windows import as_windows
 from pipeline.train.stages import build_trainer
-from pipeline.train.state import restore
+from pipeline.train.trainer import restore
 
 KINDS = {"2–9": (2, 10), "10–99": (10, 100), "100–999": (100, 1000), "1,000–": (1000, 1 << 62)}
 

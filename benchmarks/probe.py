@@ -52,7 +52,7 @@ def ours(vectors: np.ndarray, place: Path, threads: int) -> dict[str, Any]:
     from dataclasses import asdict
 
     from pipeline.options import IndexOptions
-    from pipeline.run.spaces.building import choose
+    from pipeline.run.spaces.vectors import choose
 
     return asdict(choose(place, vectors, "cosine", vectors[:0], IndexOptions(), threads, 0))
 
@@ -105,8 +105,7 @@ def searches(place: Path, vectors: np.ndarray, found: dict[str, dict[str, Any]])
     """For each name and effort a search, a query (1, E) to rows (10,)."""
     import faiss
 
-    from pipeline.run.spaces.building import opened
-    from pipeline.run.spaces.vectors import Vectors
+    from pipeline.run.spaces.vectors import Vectors, opened
 
     exact = Vectors(vectors, "cosine")
     made: dict[str, dict[int, Search]] = {"exact": {0: lambda q, n: exact.nearest(q, n)[1][0]}}

@@ -47,7 +47,7 @@ sys.path[0] = str(ROOT)  # else `data` would be the script beside this one
 import torch
 
 from data.corpus import Corpus
-from data.processes import available_threads
+from data.durable import available_threads
 from pipeline import open_run
 from pipeline.config import load
 from pipeline.experiments.ours.packaged import RATES, batch_of, endless

@@ -25,8 +25,8 @@ import numpy as np
 
 from data.checked import DamagedFile, OpenedFile
 from data.corpus import Corpus
+from data.durable import allowed, process_pool
 from data.options import LoaderOptions
-from data.processes import allowed, process_pool
 from data.shards import Damaged, Sample
 
 log = logging.getLogger(__name__)

@@ -31,7 +31,7 @@ CHUNKERS = {
     "fixed": "data.chunkers:FixedChunker",
     "pixels": "data.chunkers:PixelChunker",
     "sentences": "data.chunkers:SentenceChunker",
-    "entropy": "data.entropy:EntropyChunker",
+    "entropy": "data.chunkers:EntropyChunker",
 }
 
 

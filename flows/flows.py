@@ -8,8 +8,8 @@ import logging
 from dataclasses import dataclass, field
 
 from flows.forms import Asked, configured, shares
+from flows.page.live import Story
 from flows.page.stages import Stages
-from flows.page.story import Story
 from flows.probing import analyse, following, index, neighbours
 from flows.reading import compare, evaluate, figure, post_report, report, sample, show_places
 from flows.training import experiment, finetune, pretrain, shard, train

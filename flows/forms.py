@@ -22,7 +22,7 @@ from data.locations import NO_SECRET
 from data.options import ChunkerOptions, ShardOptions, SourceOptions
 from flows.choices import InForm, is_typed, kind_of, name_of_source, of_presets, one_box, own_configuration
 from flows.page.ending import ROOMS, concluded, drop_tracebacks
-from flows.page.story import follow
+from flows.page.live import follow
 from flows.states.alive import record, tag
 from haed.options import IEMOptions, ModelOptions
 from pipeline import config, trees

@@ -23,7 +23,7 @@ from flows.states.alive import tag
 from pipeline.arguments import run_options
 from pipeline.config import ConfigError
 from pipeline.options import Options
-from pipeline.pages.rendering import page_of
+from pipeline.pages.app import page_of
 from pipeline.run.files import Evaluation, Sample, pace
 from pipeline.run.folder import RunFolder
 from pipeline.run.index import PIXELS

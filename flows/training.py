@@ -20,8 +20,7 @@ from flows.devices import turn
 from flows.forms import Asked, Place, Seconds, Words, configured, is_inner, staged
 from flows.mappers import as_tasks
 from flows.page.artifacts import post_markdown, post_table
-from flows.page.live import Live, LiveShards, key
-from flows.page.story import follow
+from flows.page.live import Live, LiveShards, follow, key
 from flows.reading import show_places, show_report
 from flows.states.stopping import stopping
 from pipeline.config import load
@@ -34,7 +33,7 @@ from pipeline.run.shards import Size, sizes
 from pipeline.shown import markdown_code
 
 if TYPE_CHECKING:
-    from pipeline.train.state import Trained
+    from pipeline.train.trainer import Trained
 
 FIELDS = "preset name source seconds phase batch model iem optimizer validation checkpoint launcher overrides"
 

@@ -111,7 +111,7 @@ def _execute(arguments: "argparse.Namespace", typed: list[str]) -> int:
 
     from pipeline import shown
     from pipeline.config import ConfigError
-    from pipeline.run.choice import forget_what_was_said
+    from pipeline.run.checkpoints import forget_what_was_said
 
     forget_what_was_said()
     shown.prepare_logs()

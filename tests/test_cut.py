@@ -18,9 +18,9 @@ from data.options import LoaderOptions
 from data.shards import Damaged
 from pipeline.config import dump
 from pipeline.options import Options
+from pipeline.run.checkpoints import saved
 from pipeline.run.folder import RunFolder
 from pipeline.run.index import Index
-from pipeline.run.saved import saved
 from pipeline.run.shards import open_shards
 from pipeline.run.spaces import stored, vectors
 

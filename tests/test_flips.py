@@ -12,9 +12,9 @@ import pytest
 from data.corpus import MANIFEST, Corpus
 from pipeline.cli import main
 from pipeline.run import metrics
+from pipeline.run.checkpoints import read_state
 from pipeline.run.files import Baseline, Environment, Evaluation, KeptSample, Remembered, read_as
 from pipeline.run.folder import RunFolder
-from pipeline.run.saved import read_state
 from pipeline.run.spaces.stored import Meta
 from pipeline.score import evaluate
 

@@ -123,7 +123,7 @@ def test_every_module_has_its_room() -> None:
         ("pipeline.show.report", "pipeline.probe.index", False),
         ("pipeline.run.shards", "pipeline.train.stages", False),
         ("pipeline.pages.asks", "pipeline.probe.sample", True),
-        ("pipeline.show.report", "pipeline.pages.curves", False),
+        ("pipeline.show.report", "pipeline.pages.details", False),
         ("pipeline.score.breakdown", "haed.chunk.packing", True),
         ("pipeline.show.report", "haed.chunk.packing", False),
         ("pipeline.train.trainer", "haed.iem.objective", False),

@@ -2,6 +2,8 @@
 
 What is known stands in `.sources.json` beside the corpora. It is a cache: without it the source is hashed again, and the
 manifests say what they were made of.
+
+What decides the bytes of shards beside the source and the settings: other people's code, which changes with its versions.
 """
 
 import hashlib
@@ -9,9 +11,11 @@ import json
 import logging
 import os
 import re
+import sys
 from collections.abc import Iterator
 from dataclasses import asdict, fields, replace
 from functools import cached_property
+from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
 from typing import Any
 
@@ -19,10 +23,35 @@ from data.checked import MANY, read_json
 from data.chunkers import chunker_class
 from data.corpus import FORMAT, MANIFEST
 from data.durable import locked, sweep, write_json
-from data.options import ChunkerOptions, ShardOptions, SourceOptions
-from data.sharding.versions import versions
+from data.options import CHUNKERS, SOURCES, ChunkerOptions, ShardOptions, SourceOptions
 from data.sources.files import NOTES
-from data.sources.source import Source, make_source, title
+from data.sources.source import Source, load, make_source, title
+
+
+def versions(source: Source, chunker: str) -> dict[str, str]:
+    """Versions of the packages that decode the source, and of those that sources and chunkers of one's own come from.
+
+    Of such a package the file with the source or chunker counts as well, since a package that is being worked on keeps its
+    version; of ours, chunkers have a version of their own.
+    """
+    found = dict(source.versions())
+    for name, table, group in (
+        (source.options.kind, SOURCES, "haed.sources"),
+        (chunker, CHUNKERS, "haed.chunkers"),
+    ):
+        if name not in table:
+            load(name, table, group)
+            found[f"{group}:{name}"] = _version(next(iter(entry_points(group=group, name=name))))
+    return found
+
+
+def _version(entry: EntryPoint) -> str:
+    module = sys.modules[entry.module]
+    path = getattr(module, "__file__", None)
+    content = hashlib.sha256(Path(path).read_bytes()).hexdigest()[:12] if path else "built in"
+    package = f"{entry.dist.name} {entry.dist.version}" if entry.dist else "no package"
+    return f"{package}, {entry.value}, {content}"
+
 
 log = logging.getLogger(__name__)
 _KEPT = 1000

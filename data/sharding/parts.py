@@ -24,9 +24,8 @@ import numpy as np
 from data.checked import MANY, DamagedFile, named, read_bytes, read_json
 from data.chunkers import make_chunker
 from data.corpus import Manifest
-from data.durable import FolderLost, remove, sync_folder, write_atomically, write_json
+from data.durable import FolderLost, allowed, process_pool, remove, sync_folder, write_atomically, write_json
 from data.options import ChunkerOptions, SourceOptions
-from data.processes import allowed, process_pool
 from data.sharding.look import Look, Looked
 from data.sharding.progress import UNFINISHED
 from data.shards import Shard, ShardWriter

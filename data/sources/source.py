@@ -23,8 +23,8 @@ from pathlib import Path
 from typing import Any
 
 from data.checked import named
+from data.durable import available_threads
 from data.options import SOURCES, SourceOptions, known
-from data.processes import available_threads
 from data.sources.files import File, blocks, is_about, is_beside, is_tar, list_files, members, open_stream
 from data.sources.splits import SPLITS, Places, Record, allot, digested_split, hashed_split, named_split, rule
 

@@ -18,7 +18,7 @@ from prefect.exceptions import ParameterTypeError, TerminationSignal
 from prefect.logging.handlers import APILogWorker
 from prefect.states import Cancelled, Completed, Crashed, Failed, State
 
-from flows.page.story import tell
+from flows.page.live import tell
 from pipeline.shown import reason
 
 log = logging.getLogger(__name__)

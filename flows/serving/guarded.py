@@ -10,7 +10,7 @@ import socket
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from data.processes import available_threads
+from data.durable import available_threads
 from flows.serving.beside import Beside
 from flows.serving.keepable import Keepable
 from flows.serving.plainly import Plainly

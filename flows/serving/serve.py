@@ -59,7 +59,7 @@ def serve(
         wanted = schedules.cron_schedule(cron) if cron else None
         if server:
             if held.enter_context(lasting_server(place.address, host, port, allowed_hosts)):
-                os.environ["HAED_PAGES"] = "1"  # of runs/; see pipeline.pages.rendering.page_of
+                os.environ["HAED_PAGES"] = "1"  # of runs/; see pipeline.pages.app.page_of
         board = held.enter_context(_tensorboard(board_port)) if board_port else None
         os.environ |= {"HAED_TENSORBOARD_URL": board} if board else {}
         known, runs = names(place.deployment), runs_there()

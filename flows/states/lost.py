@@ -13,9 +13,9 @@ from prefect.logging.loggers import flow_run_logger
 from prefect.states import Cancelled
 
 from flows.states.alive import PROCESS, RUN, TRAINS, mark_stages
+from pipeline.run.checkpoints import pointed
 from pipeline.run.folder import PHASES, RunFolder
 from pipeline.run.metrics import read
-from pipeline.run.saved import pointed
 
 _KILLED = "Process exited with status code"  # of Prefect's runner, of a run that did not tell of its end itself
 

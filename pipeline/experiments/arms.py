@@ -13,9 +13,9 @@ from pipeline.config import ConfigError, dump, load
 from pipeline.experiments import corpora
 from pipeline.experiments.experiment import Arm, Experiment, Plan
 from pipeline.options import OptimizerOptions, Options, Phase
+from pipeline.run.checkpoints import reached
 from pipeline.run.files import read_json
 from pipeline.run.folder import PHASES, RunFolder
-from pipeline.run.saved import reached
 from pipeline.show.compare import parameters
 from pipeline.train.clock import training, unlimited
 

@@ -18,8 +18,7 @@ from functools import partial
 from pathlib import Path
 
 from data.corpus import Corpus
-from data.durable import write_json
-from data.processes import available_threads
+from data.durable import available_threads, write_json
 from pipeline.experiments.arms import Finished, Ready, ours, ready
 from pipeline.experiments.experiment import Arm, Experiment, Plan
 from pipeline.experiments.measures import OF_SIZES, Measured, kept_at

@@ -2,15 +2,21 @@
 
 Every page is an address that can be kept and sent, whose question stands in it; `format=json` gives its answer to programs.
 Nothing is changed by any of them. Pages work without scripts; the one there is asks again while a training goes on.
+
+How pages are written: their templates, all of whose texts are escaped, and the addresses that stand in them.
 """
 
 import asyncio
 import json
+import os
+import re
 from collections.abc import Callable, Coroutine
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, TypeVar, get_type_hints
+from urllib.parse import quote, urlencode
 
+from jinja2 import Environment, PackageLoader
 from pydantic import TypeAdapter, ValidationError
 from starlette.applications import Starlette
 from starlette.concurrency import run_in_threadpool
@@ -21,15 +27,68 @@ from starlette.routing import Route
 
 from haed.options import SYSTEMS
 from pipeline.pages import asks, details, runs
-from pipeline.pages.curves import curves
+from pipeline.pages.details import curves
 from pipeline.pages.listing import Listing
-from pipeline.pages.rendering import TOOLS, address, templates
 from pipeline.pages.runs import NotFound, Runs, setting
 from pipeline.pages.warm import Busy, Warm
 from pipeline.run.folder import RunFolder
 from pipeline.run.spaces.answers import PIXELS
 from pipeline.show.page import STYLE
-from pipeline.shown import printable, reason
+from pipeline.shown import meant, printable, reason, visible
+
+TOOLS = {"neighbours": "neighbours", "passages": "passages", "next": "next chunks", "samples": "samples"}
+
+
+def address(name: str, page: str = "", **question: Any) -> str:
+    """That of a run's page, with a question in it."""
+    asked = f"?{urlencode(question, doseq=True)}" if question else ""
+    return f"/runs/{quote(name, safe='', errors='surrogateescape')}/{page}{asked}"
+
+
+def page_of(folder: RunFolder) -> str | None:
+    """Address of a run's page beside the Prefect UI, by whatever name that is reached; None: `haed serve` has none of it."""
+    served = os.environ.get("HAED_PAGES") and folder.path.resolve().parent == Path("runs").resolve()
+    return address(folder.path.name) if served else None
+
+
+def templates(links: dict[str, str]) -> Environment:
+    """The templates, with what they call.
+
+    Args:
+        links: addresses by name of what stands beside, at the head of every page.
+    """
+    made = Environment(loader=PackageLoader("pipeline.pages"), autoescape=True, trim_blocks=True, lstrip_blocks=True)
+    made.filters |= {"visible": visible, "line": _line, "pixels": _pixels}
+    made.globals |= {"tools": TOOLS, "links": links, "address": address, "asking": _asking, "heading": _heading}
+    return made
+
+
+def _line(text: str) -> str:
+    """Text around a chunk on one line, with one blank for several."""
+    return re.sub(r"[ \t]{2,}", " ", text.replace("\r", "").replace("\n", "↵"))
+
+
+def _pixels(hexadecimal: str) -> list[str]:
+    """The colours of a chunk of pixels."""
+    return [f"#{hexadecimal[i : i + 6]}" for i in range(0, len(hexadecimal) - 5, 6)]
+
+
+def _heading(found: Any) -> str:
+    from pipeline.probe.next import heading
+
+    return heading(found)
+
+
+def _asking(name: str, hexadecimal: str, pictures: bool, **more: Any) -> str:
+    """Where the neighbours of a chunk are asked for: by its text if it has one that is meant as it is."""
+    try:
+        text = "" if pictures else bytes.fromhex(hexadecimal).decode()
+    except UnicodeDecodeError:
+        text = ""
+    plain = text and meant(visible(text)) == text
+    question = {"query": visible(text)} if plain else {"hex": hexadecimal}
+    return address(name, "neighbours", **question, **{key: value for key, value in more.items() if value is not None})
+
 
 T = TypeVar("T")
 _LOOK_SECONDS = 0.2  # between looks whether a client still waits

@@ -14,9 +14,9 @@ import yaml
 
 from data.checked import DamagedFile, named, open_file, read_yaml
 from pipeline.options import Phase, PhaseOptions
+from pipeline.run.checkpoints import pointed, reached, read_state
 from pipeline.run.folder import PHASES, RunFolder
 from pipeline.run.metrics import Position, Record, parse, read
-from pipeline.run.saved import pointed, reached, read_state
 
 _TAIL = 1 << 16  # bytes of metrics in which the newest figures are looked for
 

@@ -12,7 +12,7 @@ import torch
 from data.corpus import Corpus
 from haed.system import Windows
 from pipeline.config import ConfigError
-from pipeline.probe.written import searched, write_table
+from pipeline.probe.index import searched, write_table
 from pipeline.run.opened import Run
 from pipeline.run.spaces.answers import spell
 from pipeline.run.spaces.contexts import AFTER, BEFORE, NAMED

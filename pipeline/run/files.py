@@ -264,7 +264,7 @@ class Evaluation:
         stage: phase whose checkpoint was used.
         step: of that checkpoint.
         checkpoint: its digest.
-        fallback: why it was used though it is not the best, see `pipeline.run.saved.Saved`; None: nothing was wrong.
+        fallback: why it was used though it is not the best, see `pipeline.run.checkpoints.Saved`; None: nothing was wrong.
         bits: of all tokens and ends of chunks.
         tokens: number of source tokens.
         characters: of the original; of pictures and sound, their values.

@@ -38,9 +38,8 @@ from data.locations import is_remote, redact
 from data.statistics import Summary
 from pipeline.config import ConfigError, dump, load, presets
 from pipeline.options import Options, Phase
-from pipeline.run.choice import choose, warn_once
+from pipeline.run.checkpoints import Saved, choose, has_checkpoint, identity, unlike, warn_once
 from pipeline.run.files import Environment, Remembered, read_as, read_json
-from pipeline.run.saved import Saved, has_checkpoint, identity, unlike
 
 log = logging.getLogger(__name__)
 P = ParamSpec("P")

@@ -20,8 +20,8 @@ from data.durable import make_folders, write_atomically
 from haed.chunk.known import Known, Lexicon
 from haed.chunk.model import HAED
 from haed.chunk.packing import Chunks
+from pipeline.run.checkpoints import Saved
 from pipeline.run.folder import RunFolder
-from pipeline.run.saved import Saved
 from pipeline.run.tensors import read_metadata, read_tensors
 
 log = logging.getLogger(__name__)

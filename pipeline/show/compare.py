@@ -8,10 +8,10 @@ from typing import TypeVar
 from data.durable import write_atomically
 from pipeline.config import check_written
 from pipeline.options import Options
+from pipeline.run.checkpoints import reached
 from pipeline.run.files import Evaluation, Remembered, read_as
 from pipeline.run.folder import CORPUS, RunFolder
 from pipeline.run.metrics import Record, read
-from pipeline.run.saved import reached
 from pipeline.run.tensors import read_shapes
 from pipeline.show.budgets import SHOWN, Budget, Differing, at_equal, budget, differing, refusal
 from pipeline.show.page import escape, image, markdown_table, page, text_table

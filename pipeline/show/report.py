@@ -15,11 +15,11 @@ import numpy as np
 from data.checked import CONFIG, PICTURE, RESULT, read_bytes, read_text
 from data.durable import write_atomically
 from pipeline.options import Options
+from pipeline.run.checkpoints import saved, too_few_steps
 from pipeline.run.files import OF_PARTS, Analysed, Evaluation, KeptSample, pace, read_as, read_json
 from pipeline.run.folder import RunFolder, command, guarding, of_stage
 from pipeline.run.index import Answers, Index, StaleIndex
 from pipeline.run.metrics import Record, read
-from pipeline.run.saved import saved, too_few_steps
 from pipeline.show.page import data_uri, escape, image, markdown_table, page, table
 from pipeline.shown import fenced, markdown_code, markdown_text, printable, visible
 

@@ -18,15 +18,14 @@ from typing import IO
 import torch
 import torch.distributed as dist
 
-from data.processes import available_threads
+from data.durable import available_threads
 from haed.ranks import Ranks, group_size
 from pipeline.config import dump
 from pipeline.options import Options
 from pipeline.run.folder import RunFolder
 from pipeline.run.metrics import Listener, Progress, Tail
 from pipeline.stopping import die_with_parent
-from pipeline.train.state import Trained
-from pipeline.train.trainer import Interrupted
+from pipeline.train.trainer import Interrupted, Trained
 
 log = logging.getLogger(__name__)
 _POLL_SECONDS = 0.2

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from data.processes import available_threads, process_pool
+from data.durable import available_threads, process_pool
 
 _kept: list[object] = []
 

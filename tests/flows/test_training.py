@@ -38,7 +38,7 @@ if __name__ == "__main__":
 
 def test_the_last_state_of_a_training_says_that_it_was_too_short() -> None:
     from flows.training import _outcome
-    from pipeline.train.state import Trained
+    from pipeline.train.trainer import Trained
 
     remark = "pretrain has taken 9 steps, at 2.2 s each; …: pretrain.seconds=220 or more"
     enough = Trained("runs/x", "pretrain", "runs/x/pretrain/checkpoints/step-00000009", 9, 20.0, 0.01, 0)

@@ -22,7 +22,7 @@ from pipeline.run.checkpoints import Checkpoints
 from pipeline.run.metrics import Metrics
 from pipeline.train import trainer
 from pipeline.train.stages import train
-from pipeline.train.validation import Validation
+from pipeline.train.trainer import Validation
 from tests.conftest import TINY
 from tests.pipeline.train.test_stages import newest, stripped, weights
 

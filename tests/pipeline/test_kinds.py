@@ -13,9 +13,8 @@ from pipeline.cli import main
 from pipeline.config import load
 from pipeline.kinds import refusal
 from pipeline.options import Options
-from pipeline.run.checkpoints import Checkpoints
+from pipeline.run.checkpoints import Checkpoints, identity, unlike
 from pipeline.run.device import Compute, compute
-from pipeline.run.saved import identity, unlike
 from pipeline.run.shards import open_shards
 from pipeline.train.profile import Kept
 from pipeline.train.stages import build_trainer, train

@@ -15,8 +15,7 @@ from pipeline.run.checkpoints import Checkpoints
 from pipeline.run.device import Compute, named_device
 from pipeline.run.shards import open_shards
 from pipeline.train.stages import build_trainer, finetune, pretrain
-from pipeline.train.state import restore_learning
-from pipeline.train.trainer import Trainer
+from pipeline.train.trainer import Trainer, restore_learning
 from tests.conftest import TOKEN_KINDS, of_kind
 
 META = Compute(torch.device("meta"), None)

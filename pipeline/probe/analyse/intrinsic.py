@@ -16,7 +16,7 @@ import numpy as np
 
 from pipeline.probe.analyse.geometry import nearest
 from pipeline.probe.analyse.sets import KINDS, PAIRS, Kinds, Pairs, heading
-from pipeline.probe.analyse.spelling import similarity
+from pipeline.probe.analyse.use import similarity
 
 log = logging.getLogger(__name__)
 AT, FEWEST = 10, 4  # neighbours; members without which a set tells nothing

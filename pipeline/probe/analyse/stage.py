@@ -21,7 +21,7 @@ from pipeline.probe.analyse.gathered import Material, gather, labels
 from pipeline.probe.analyse.geometry import nearest, unit
 from pipeline.probe.analyse.page import analysis_page
 from pipeline.probe.analyse.result import Analysis
-from pipeline.probe.maps import projection, projector
+from pipeline.probe.maps import page
 from pipeline.probe.maps.page import Points, map_page
 from pipeline.run.device import release_memory
 from pipeline.run.folder import RunFolder, guarding
@@ -48,16 +48,16 @@ def analyse(options: Options) -> Analysis:
             f"model.kind={kind} embeds no chunk by itself, so there are no embeddings to analyse: `haed evaluate` tells where "
             "its bits are spent, by length and by frequency"
         )
-    kinds = projection.kinds(options.analyse.map)
+    kinds = page.kinds(options.analyse.map)
     folder = RunFolder.of(options)
     run = Run(folder, options)
     before = _before(run)
     made = gather(run, options)
     place = folder.path / ANALYSIS
     log.info("comparing neighbours in use and in spelling")
-    found = figures(options, made, before, str(place), [projection.NAMES[name] for name in kinds])
+    found = figures(options, made, before, str(place), [page.NAMES[name] for name in kinds])
     log.info("drawing")
-    places = {projection.NAMES[name]: projection.project(made.centred, name, options.seed) for name in kinds}
+    places = {page.NAMES[name]: page.project(made.centred, name, options.seed) for name in kinds}
     pictures = _pictures(found, made, places)
     of_map = (
         f"{found.stage} step {found.step:,}: the {found.chunks:,} most frequent chunks of the {found.split} split; lines lead "
@@ -154,7 +154,7 @@ def _export(made: Material, options: Options) -> None:
     """Writes what TensorBoard's projector reads."""
     top = slice(options.analyse.projector)
     chunks = made.every.chunks[top]
-    projector.export(
+    page.export(
         RunFolder.of(options).path / ANALYSIS / "projector",
         f"{options.name} centred",
         made.embedded[top] - made.vectors.mean(0),

@@ -6,7 +6,7 @@ import logging
 import pytest
 
 from flows.page.ending import _NoTracebacks, is_users
-from flows.page.story import _Whole
+from flows.page.live import _Whole
 from pipeline import config
 from pipeline.options import FinetuneOptions, PretrainOptions
 from pipeline.run.metrics import validated

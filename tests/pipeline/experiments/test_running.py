@@ -21,8 +21,8 @@ from pipeline.experiments.ours import packaged
 from pipeline.experiments.ours.packages import PACKAGES, Package
 from pipeline.experiments.result import Figure, Row, row_of, verdict
 from pipeline.experiments.running import Done, make, shard_all, steps, taken_of, timed
+from pipeline.run.checkpoints import reached
 from pipeline.run.device import compute
-from pipeline.run.saved import reached
 from pipeline.run.shards import open_shards, shard
 from pipeline.show.plots import Sketch, experiment
 from pipeline.train import clock

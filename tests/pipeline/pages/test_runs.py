@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from pipeline.pages import details, runs
-from pipeline.pages.curves import curves
+from pipeline.pages.details import curves
 from pipeline.run.folder import RunFolder
 from tests.conftest import write_state
 

@@ -13,8 +13,7 @@ import pytest
 from pipeline import open_run
 from pipeline.cli import main
 from pipeline.pages import details
-from pipeline.run.checkpoints import Checkpoints
-from pipeline.run.choice import choose, forget_what_was_said, whole_state
+from pipeline.run.checkpoints import Checkpoints, choose, forget_what_was_said, whole_state
 from pipeline.run.folder import RunFolder
 
 
@@ -125,17 +124,17 @@ def test_a_wrong_latest_changes_nothing(best_first: Path, capsys: pytest.Capture
 
 def test_a_sum_is_noted_with_its_file(best_first: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """It is worked out once, and again if the file changes in whatever way."""
-    from pipeline.run import choice
+    from pipeline.run import checkpoints
 
     place = best_first / "finetune" / "checkpoints"
     read: list[Path] = []
-    stamped = choice.stamp_file
-    choice._sums.clear()
+    stamped = checkpoints.stamp_file
+    checkpoints._sums.clear()
     assert choose(place).step == 2
-    known = dict(choice._sums)
+    known = dict(checkpoints._sums)
     assert [path.name for path in known] == ["model.safetensors"]  # of the best alone, in a copy
     choose(place)
-    assert choice._sums == known and not read and stamped(next(iter(known))) == next(iter(known.values()))[0]
+    assert checkpoints._sums == known and not read and stamped(next(iter(known))) == next(iter(known.values()))[0]
     flip("model.safetensors")(place)
     assert choose(place).step == 4
 
@@ -214,6 +213,6 @@ def test_advice_is_gone_once_it_was_taken(
 def test_a_terabyte_behind_the_weights_is_not_read(best_first: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     model = best_first / "finetune" / "checkpoints" / "step-00000002" / "model.safetensors"
     os.truncate(model, 1 << 40)
-    monkeypatch.setattr("pipeline.run.choice.open_file", lambda *_: pytest.fail("it is summed"))
+    monkeypatch.setattr("pipeline.run.checkpoints.open_file", lambda *_: pytest.fail("it is summed"))
     with pytest.raises(ValueError, match=r"model\.safetensors is damaged"):
         whole_state(model.parent, fresh=True)

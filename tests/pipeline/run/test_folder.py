@@ -18,10 +18,9 @@ from pipeline.config import ConfigError, load
 from pipeline.options import Options
 from pipeline.probe.index import index
 from pipeline.probe.neighbours import neighbours
-from pipeline.run.checkpoints import Checkpoints
+from pipeline.run.checkpoints import Checkpoints, saved
 from pipeline.run.folder import RunFolder
 from pipeline.run.opened import open_run
-from pipeline.run.saved import saved
 from pipeline.run.shards import shard
 from pipeline.score.evaluate import evaluate
 from pipeline.show.report import report

@@ -5,7 +5,7 @@ from collections.abc import Generator
 
 import pytest
 
-from pipeline.train.ahead import ahead
+from pipeline.train.trainer import ahead
 
 
 class Source:

@@ -16,7 +16,7 @@ from pipeline.run.shards import shard
 from pipeline.stopping import Interrupt, postponed
 from pipeline.train import stages
 from pipeline.train.stages import train
-from pipeline.train.validation import Validation
+from pipeline.train.trainer import Validation
 
 
 def endless(*_: Any) -> Any:

@@ -9,8 +9,7 @@ from pipeline.options import Options
 from pipeline.run.folder import RunFolder
 from pipeline.train import stages
 from pipeline.train.stages import finetune, outcome, pretrain, train
-from pipeline.train.trainer import Interrupted
-from pipeline.train.validation import Validation
+from pipeline.train.trainer import Interrupted, Validation
 from tests.pipeline.train.test_stages import newest, stripped
 
 

@@ -14,7 +14,7 @@ from pipeline.run.known import lexicon
 from pipeline.run.metrics import read
 from pipeline.run.opened import Run
 from pipeline.run.windows import DocumentWindows, Scored, fixed_subset
-from pipeline.train.validation import Validation
+from pipeline.train.trainer import Validation
 
 
 @pytest.fixture

@@ -10,7 +10,7 @@ import pytest
 from PIL import Image
 
 from pipeline.config import ConfigError
-from pipeline.probe.maps import projection, projector
+from pipeline.probe.maps import page
 from pipeline.probe.maps.page import Points, map_page
 
 
@@ -18,19 +18,19 @@ def test_pca_is_the_singular_value_decomposition() -> None:
     vectors = np.random.default_rng(0).normal(size=(50, 5)) * [9, 5, 1, 1, 1]
     centred = vectors - vectors.mean(0)
     left, values, _ = np.linalg.svd(centred, full_matrices=False)
-    found = projection.principal(vectors)
+    found = page.principal(vectors)
     np.testing.assert_allclose(np.abs(found), np.abs(left[:, :2] * values[:2]), atol=1e-4)
     assert (found[np.abs(found).argmax(0), [0, 1]] > 0).all()
-    assert projection.principal(vectors[:, :1]).shape == (50, 2)
+    assert page.principal(vectors[:, :1]).shape == (50, 2)
 
 
 def test_a_map_whose_package_is_missing_is_refused_with_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(projection, "find_spec", lambda name: None)
-    assert projection.kinds("auto") == projection.kinds("pca") == ["pca"]
+    monkeypatch.setattr(page, "find_spec", lambda name: None)
+    assert page.kinds("auto") == page.kinds("pca") == ["pca"]
     with pytest.raises(ConfigError, match=r"analyse.map=umap needs umap-learn.*haed\[maps\]"):
-        projection.kinds("umap")
-    monkeypatch.setattr(projection, "find_spec", lambda name: name == "openTSNE")
-    assert projection.kinds("auto") == projection.kinds("tsne") == ["tsne", "pca"]
+        page.kinds("umap")
+    monkeypatch.setattr(page, "find_spec", lambda name: name == "openTSNE")
+    assert page.kinds("auto") == page.kinds("tsne") == ["tsne", "pca"]
 
 
 @pytest.mark.parametrize(("kind", "module"), [("umap", "umap"), ("tsne", "openTSNE")])
@@ -39,7 +39,7 @@ def test_maps_of_neighbours_keep_groups_together(kind: str, module: str) -> None
         pytest.skip(f"{module} is not installed")
     group = np.arange(90) // 30
     vectors = np.eye(8)[group] + 0.05 * np.random.default_rng(0).normal(size=(90, 8))
-    found = projection.project(vectors, kind, seed=0)
+    found = page.project(vectors, kind, seed=0)
     distances = np.linalg.norm(found[:, None] - found, axis=2) + 1e9 * np.eye(90)
     assert found.shape == (90, 2) and (group[distances.argmin(1)] == group).mean() > 0.9
 
@@ -71,7 +71,7 @@ def test_the_projector_has_vectors_labels_and_sprites(tmp_path) -> None:  # type
     vectors = np.random.default_rng(0).normal(size=(5, 3))
     chunks = [bytes([255, 0, 0] * 2), bytes([0, 0, 255] * 2), *[bytes([9] * 6)] * 3]
     columns = {"count": np.arange(5)}
-    projector.export(tmp_path, 'a "name"', vectors, ["tab\there", "line\nend", "c", "d", "e"], columns, chunks)
+    page.export(tmp_path, 'a "name"', vectors, ["tab\there", "line\nend", "c", "d", "e"], columns, chunks)
     read = np.fromfile(tmp_path / "vectors.bytes", "<f4").reshape(5, 3)
     np.testing.assert_allclose(read, vectors / np.linalg.norm(vectors, axis=1, keepdims=True), atol=1e-6)
     lines = (tmp_path / "metadata.tsv").read_text().splitlines()
@@ -88,7 +88,7 @@ def test_tensorboard_reads_the_projector(tmp_path) -> None:  # type: ignore[no-u
     from tensorboard.plugins import base_plugin
 
     vectors = np.random.default_rng(0).normal(size=(300, 40))
-    projector.export(tmp_path, "run", vectors, ["x"] * 300, {"count": np.arange(300)}, [])
+    page.export(tmp_path, "run", vectors, ["x"] * 300, {"count": np.arange(300)}, [])
 
     class Nothing:
         def list_runs(self, context: object, experiment_id: str) -> list[object]:

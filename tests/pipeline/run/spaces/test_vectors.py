@@ -6,10 +6,9 @@ import numpy as np
 import pytest
 
 from pipeline.options import IndexOptions
-from pipeline.run.spaces import building, vectors
-from pipeline.run.spaces.building import build, choose, kinds_to_try, opened, tune
+from pipeline.run.spaces import vectors
 from pipeline.run.spaces.stored import Metric, growing, open_vectors
-from pipeline.run.spaces.vectors import Vectors, augmented, prepared, whole
+from pipeline.run.spaces.vectors import Vectors, augmented, build, choose, kinds_to_try, opened, prepared, tune, whole
 
 METRICS: tuple[Metric, ...] = ("centred", "cosine", "ip", "l2")
 
@@ -96,7 +95,7 @@ def test_one_more_coordinate_makes_nearest_the_largest_product() -> None:
 def test_a_recall_that_is_not_reached_is_said(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(building, "_PROBES", (1, 2))
+    monkeypatch.setattr(vectors, "_PROBES", (1, 2))
     base = prepared(np.random.default_rng(0).normal(size=(3000, 16)).astype(np.float32), "cosine")
     build(tmp_path / "ivf", base, "cosine", "ivf", 1, 0)
     tuned = tune(opened(tmp_path / "ivf", base, "cosine", "ivf"), 0.99, base[:0], 0)
@@ -114,10 +113,10 @@ def test_auto_goes_by_size(number: int, kind: str) -> None:
 
 @pytest.mark.slow
 def test_auto_takes_the_next_type_where_one_finds_too_little(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(building, "FLAT_UP_TO", 100)
+    monkeypatch.setattr(vectors, "FLAT_UP_TO", 100)
     base = prepared(some(3000, 16), "cosine")
     for links, kind in ((2, "ivf"), (32, "hnsw")):
-        monkeypatch.setattr(building, "_LINKS", links)
+        monkeypatch.setattr(vectors, "_LINKS", links)
         found = choose(tmp_path, base, "cosine", base[:0], IndexOptions(recall=0.999), 1, 0)
         assert found.kind == kind
         assert [path.name for path in tmp_path.iterdir()] == ["search.faiss"]
