@@ -1,28 +1,28 @@
 """The distinct chunks of a corpus and how often each occurs: exact, in one pass, in bounded memory.
 
-A chunk is a record of 64-bit words: its bytes, padded with zeros to K, its length, and in the last word its count. Records
-gather in memory; when they fill `SHARE`, those of equal chunks are joined by sorting, and if more than half of it remains,
-all go to a temporary file, in the order of their hashes. In the end the file is read one range of hashes after the other,
-each of about half a share. So n chunks cost O(n log n), whatever they are. The peak of memory is some five shares (the
-copies of a sort) and what is asked for; that of the file the size of all records.
+DuckDB counts them. It keeps up to `MEMORY` bytes, and writes what is beyond to a temporary folder.
 """
 
-import functools
 import logging
 import tempfile
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from itertools import islice, pairwise
-from typing import IO
+from itertools import islice
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from data.corpus import Corpus
+from data.durable import available_threads
 from data.shards import Sample
-from data.statistics import hashes, mixed
+from data.statistics import hashes
+
+if TYPE_CHECKING:
+    import pyarrow
 
 log = logging.getLogger(__name__)
-SHARE = 1 << 27  # bytes
+MEMORY = 1 << 29  # bytes that DuckDB may use
+SHARE = 1 << 24  # hashes that wait to be sorted
 PART = 1 << 12  # chunks
 _LOOKED_AT = 4  # samples, of about a megabyte
 _FREQUENT, _OFTEN = 1000, 5  # chunks are frequent up to this rank, if they occur so often
@@ -63,10 +63,9 @@ def distinct_chunks(
 
     Raises:
         TooMany: there are more than `limit`, raised as soon as that is certain.
-        OSError: there is no room for the temporary file.
+        OSError: there is no room for temporary files.
     """
-    chunks = sum(corpus.counts(split).chunks for split in splits)
-    return _counted(_samples(corpus, *splits), corpus.chunker().k, chunks, most, at_least, limit)
+    return _counted(_samples(corpus, *splits), corpus.chunker().k, most, at_least, limit)
 
 
 def _samples(corpus: Corpus, *splits: str) -> Iterator[Sample]:
@@ -74,133 +73,82 @@ def _samples(corpus: Corpus, *splits: str) -> Iterator[Sample]:
 
 
 def _counted(
-    samples: Iterable[Sample], k: int, chunks: int, most: int | None = None, at_least: int = 1, limit: int | None = None
+    samples: Iterable[Sample], k: int, most: int | None = None, at_least: int = 1, limit: int | None = None
 ) -> DistinctChunks:
-    """Counts the chunks of samples, no more than `chunks`; see `distinct_chunks`."""
-    with tempfile.SpooledTemporaryFile(1) as file:  # none before something is written
-        counter = _Counter(k, chunks, file)
-        for sample in samples:
-            counter.add(sample)
-            _check(counter.surely, limit)
-        best, total, kept = counter.none, 0, 0
-        for part in counter.parts():
-            total += len(part)
-            _check(total, limit)
-            part = part[part[:, -1] >= at_least]
-            kept += len(part)
-            best = np.concatenate([best, part])
-            if most is not None and len(best) > most + counter.share:
-                best = _first(best, most)
-    best = _first(best, len(best) if most is None else most)
-    table = best.view(np.uint8)
-    return DistinctChunks(table[:, :k], table[:, k], best[:, -1].astype(np.int64), kept - len(best))
+    """Count the chunks of samples; see `distinct_chunks`."""
+    import duckdb
+    import pyarrow
 
+    schema = pyarrow.schema({"chunk": pyarrow.large_binary()})
+    failures: list[BaseException] = []  # DuckDB would tell them in its own words
 
-def _check(found: int, limit: int | None) -> None:
-    if limit is not None and found > limit:
-        raise TooMany(f"there are more than {limit:,} distinct chunks")
-
-
-class _Counter:
-    """Counts chunks of at most k tokens.
-
-    Attributes:
-        none: no records, (0, words).
-        share: number of records that memory holds before those of equal chunks are joined.
-        surely: number of distinct chunks so far, or less.
-    """
-
-    def __init__(self, k: int, chunks: int, file: IO[bytes]) -> None:
-        self.none = np.zeros((0, k // 8 + 2), np.uint64)
-        self._width = 8 * self.none.shape[1]
-        self.share, self.surely = SHARE // self._width, 0
-        self._k, self._file, self._size = k, file, self._width * chunks
-        ranges = max(1, -(-2 * chunks // self.share))
-        self._bounds = np.array([(number << 64) // ranges for number in range(1, ranges)], np.uint64)
-        self._ranges: list[np.ndarray] = []  # of each part of the file the first record of every range, and its end
-        self._waiting: list[np.ndarray] = []
-
-    def add(self, sample: Sample) -> None:
-        """Counts the chunks of a sample."""
-        records = np.zeros((len(sample.lengths), self.none.shape[1]), np.uint64)
-        table = records.view(np.uint8)
-        table[:, : self._k][np.arange(self._k) < sample.lengths[:, None]] = sample.tokens
-        table[:, self._k] = sample.lengths
-        records[:, -1] = 1
-        self._waiting.append(records)
-        if sum(map(len, self._waiting)) > self.share:
-            records, keys = _joined(self._waiting)
-            self._waiting, self.surely = [records], max(self.surely, len(records))
-            if len(records) > self.share // 2:
-                self._spill(records, keys)
-
-    def _spill(self, records: np.ndarray, keys: np.ndarray) -> None:
-        place, end = tempfile.gettempdir(), 0
-        if self._ranges:
-            end = self._ranges[-1][-1]
-        else:
-            log.info("counting distinct chunks by a temporary file in %s", place)
+    def read_batches() -> Iterator[Any]:
         try:
-            self._file.write(records.data)
-        except OSError as error:
-            size = f"counting distinct chunks takes up to {self._size / 1e9:.1f} GB for a while"
-            raise OSError(f"{size}, and {place} has no room ({error}): set TMPDIR to another folder") from error
-        self._ranges.append(end + np.array([0, *np.searchsorted(keys, self._bounds), len(records)]))
-        self._waiting = []
+            for sample in samples if limit is None else _limited(samples, limit):
+                yield _as_batch(sample, schema)
+        except BaseException as error:
+            failures.append(error)
+            raise
 
-    def parts(self) -> Iterator[np.ndarray]:
-        """Distinct records, in parts that have no chunk in common."""
-        records, keys = _joined([self.none, *self._waiting])
-        if not self._ranges:
-            yield records
-            return
-        self._spill(records, keys)
-        del records, keys
-        for begins, ends in pairwise(np.array(self._ranges).T.tolist()):
-            yield _joined([self._read(begin, end) for begin, end in zip(begins, ends, strict=True)])[0]
-
-    def _read(self, begin: int, end: int) -> np.ndarray:
-        self._file.seek(self._width * begin)
-        content = self._file.read(self._width * (end - begin))
-        return np.frombuffer(content, np.uint64).reshape(-1, self.none.shape[1])
-
-
-def _joined(parts: list[np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
-    """One record for each distinct chunk of some records, in the order of their hashes, and these."""
-    records = np.concatenate(parts)
-    keys = _keys(records)
-    order = np.argsort(keys)
-    records, keys = records[order], keys[order]
-    if (_changes(records) & (keys[1:] == keys[:-1])).any():  # different chunks with one hash
-        order = np.lexsort((*records[:, :-1].T, keys))
-        records, keys = records[order], keys[order]
-    first = np.flatnonzero(np.concatenate([[True], _changes(records)])[: len(records)])
-    counts = np.add.reduceat(records[:, -1], first) if len(first) else records[:, -1]
-    records, keys = records[first], keys[first]
-    records[:, -1] = counts
-    return records, keys
+    with tempfile.TemporaryDirectory(prefix="haed-chunks-") as folder:
+        settings: dict[str, Any] = {
+            "memory_limit": f"{MEMORY}B",
+            "temp_directory": folder,
+            "threads": available_threads(),
+        }
+        with duckdb.connect(config=settings | {"preserve_insertion_order": False}) as database:
+            try:
+                database.register("chunks", pyarrow.RecordBatchReader.from_batches(schema, read_batches()))
+                database.execute(
+                    "CREATE TEMP TABLE counted AS SELECT chunk, count(*) AS times FROM chunks GROUP BY chunk"
+                )
+                frequent = database.sql("FROM counted WHERE times >= ?", params=[at_least])
+                ((total,),) = frequent.count("*").fetchall()
+                table = frequent.order("times DESC, chunk").limit(total if most is None else most).to_arrow_table()
+            except duckdb.Error as error:
+                if failures:
+                    raise failures[0] from None
+                if not isinstance(error, duckdb.IOException | duckdb.OutOfMemoryException):
+                    raise
+                place, reason = tempfile.gettempdir(), str(error).split("\n")[0]
+                message = f"counting distinct chunks needs room in {place} ({reason}). Set TMPDIR to another folder."
+                raise OSError(message) from error
+    found = table["chunk"].cast(pyarrow.large_binary()).combine_chunks()
+    tokens, lengths = _as_rows(found, k)
+    return DistinctChunks(tokens, lengths, table["times"].to_numpy().astype(np.int64), total - len(lengths))
 
 
-def _keys(records: np.ndarray) -> np.ndarray:
-    return functools.reduce(lambda key, word: mixed(key ^ word), records[:, :-1].T, np.zeros(len(records), np.uint64))
+def _as_batch(sample: Sample, schema: "pyarrow.Schema") -> Any:
+    """Return the chunks of a sample as an Arrow batch, without a copy of their tokens."""
+    import pyarrow
+
+    ends = np.zeros(len(sample.lengths) + 1, np.int64)
+    np.cumsum(sample.lengths, out=ends[1:])
+    tokens = np.ascontiguousarray(sample.tokens)
+    buffers = [None, pyarrow.py_buffer(ends), pyarrow.py_buffer(tokens)]
+    chunks = pyarrow.Array.from_buffers(pyarrow.large_binary(), len(sample.lengths), buffers)
+    return pyarrow.record_batch([chunks], schema=schema)
 
 
-def _changes(records: np.ndarray) -> np.ndarray:
-    """Whether each record but the first is of another chunk than the one before."""
-    return functools.reduce(np.logical_or, (word[1:] != word[:-1] for word in records[:, :-1].T))
+def _as_rows(chunks: Any, k: int) -> tuple[np.ndarray, np.ndarray]:
+    """Return tokens (C, K) uint8, padded with zeros, and lengths (C,) uint8 of an Arrow array of chunks."""
+    _, offsets, content = chunks.buffers()
+    ends = np.frombuffer(offsets, np.int64)[chunks.offset : chunks.offset + len(chunks) + 1] if len(chunks) else [0]
+    lengths = np.diff(ends)
+    tokens = np.zeros((len(chunks), k), np.uint8)
+    if len(chunks):
+        tokens[np.arange(k) < lengths[:, None]] = np.frombuffer(content, np.uint8)[ends[0] : ends[-1]]
+    return tokens, lengths.astype(np.uint8)
 
 
-def _first(records: np.ndarray, most: int) -> np.ndarray:
-    """The first records in the order of `DistinctChunks`, at most so many."""
-    rarity = np.uint64(0) - records[:, -1]
-    if len(records) > most:  # sorting all takes long where most occur once
-        last = np.partition(rarity, most - 1)[most - 1]
-        before, ties = np.flatnonzero(rarity < last), np.flatnonzero(rarity == last)
-        word, wanted = records[ties, 0].byteswap(), most - len(before)
-        ties = ties[word <= np.partition(word, wanted - 1)[wanted - 1]]
-        records, rarity = (x[np.concatenate([before, ties])] for x in (records, rarity))
-    words = [word.byteswap() for word in records[:, -2::-1].T]  # big-endian numbers are in the order of their bytes
-    return records[np.lexsort((*words, rarity))[:most]]
+def _limited(samples: Iterable[Sample], limit: int) -> Iterator[Sample]:
+    """Pass samples on; raise TooMany once they have more than `limit` distinct chunks, told apart by 64-bit hashes."""
+    known = np.zeros(0, np.uint64)
+    for sample in samples:
+        known = np.union1d(known, hashes(sample.tokens, sample.lengths))
+        if len(known) > limit:
+            raise TooMany(f"there are more than {limit:,} distinct chunks")
+        yield sample
 
 
 class Occurrences:
@@ -217,7 +165,7 @@ class Occurrences:
         for sample in _samples(corpus, among):
             waiting.append(hashes(sample.tokens, sample.lengths))
             size += len(waiting[-1])
-            if size > max(len(self._keys), SHARE // 8):
+            if size > max(len(self._keys), SHARE):
                 self._keys, waiting, size = np.unique(np.concatenate([self._keys, *waiting])), [], 0
         self._keys = np.unique(np.concatenate([self._keys, *waiting]))
         self._counts = np.zeros(len(self._keys), np.int64)
@@ -267,7 +215,7 @@ def documents_with(corpus: Corpus, split: str, chunks: DistinctChunks) -> np.nda
 def frequent_words(corpus: Corpus, number: int) -> list[str]:
     """Some frequent chunks of the train split, as far as its first megabytes tell, if it is text; see `telling`."""
     first = list(islice(_samples(corpus, "train"), _LOOKED_AT))
-    found = _counted(first, corpus.chunker().k, sum(len(sample.lengths) for sample in first))
+    found = _counted(first, corpus.chunker().k)
     return [chunk.decode() for chunk in telling(found, number) if _is_word(chunk)]
 
 

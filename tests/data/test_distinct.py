@@ -1,7 +1,8 @@
 """Counting distinct chunks against a Counter, in memory and beyond it, and what stops it."""
 
-import tempfile
+import resource
 from collections import Counter
+from collections.abc import Iterator
 
 import numpy as np
 import pytest
@@ -11,8 +12,7 @@ from data.corpus import Corpus
 from data.distinct import DistinctChunks, Occurrences, TooMany, distinct_chunks, documents_with
 from data.options import ChunkerOptions, ShardOptions, SourceOptions
 from data.sharding.build import shard
-
-RECORDS = 1000  # that fit in memory in these tests
+from data.shards import Damaged, Sample
 
 
 @pytest.fixture(scope="module")
@@ -46,12 +46,9 @@ def listed(found: DistinctChunks) -> list[tuple[bytes, int]]:
     return [(row.tobytes()[:length], count) for row, length, count in rows]
 
 
-@pytest.mark.parametrize("records", [RECORDS, 8_000, 10**6])  # spilt often, sometimes, never
-def test_counts_are_those_of_a_counter(corpus: Corpus, monkeypatch: pytest.MonkeyPatch, records: int) -> None:
-    monkeypatch.setattr(distinct, "SHARE", records * 24)
+def test_counts_are_those_of_a_counter(corpus: Corpus) -> None:
     for splits in (("train",), ("train", "valid")):
         every = expected(corpus, *splits)
-        assert len(every) > 2 * RECORDS
         found = distinct_chunks(corpus, *splits)
         assert listed(found) == every and found.left_out == 0
         for most in (1, 37, len(every) - 1, len(every), len(every) + 1):
@@ -60,54 +57,58 @@ def test_counts_are_those_of_a_counter(corpus: Corpus, monkeypatch: pytest.Monke
         often = [item for item in every if item[1] >= 3]
         found = distinct_chunks(corpus, *splits, most=50, at_least=3)
         assert listed(found) == often[:50] and found.left_out == len(often) - 50
+    assert listed(distinct_chunks(corpus, "train", at_least=10**9)) == listed(distinct_chunks(corpus)) == []
 
 
-def test_chunks_with_one_hash_stay_apart(corpus: Corpus, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(distinct, "SHARE", RECORDS * 24)
-    monkeypatch.setattr(distinct, "mixed", lambda key: key & np.uint64(7))
-    assert listed(distinct_chunks(corpus, "train")) == expected(corpus, "train")
-
-
-def test_memory_holds_no_more_than_it_may(corpus: Corpus, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Neither while records gather nor in the ranges of the file."""
-    monkeypatch.setattr(distinct, "SHARE", RECORDS * 24)
-    sizes, joined = [], distinct._joined
-    largest = max(len(sample.lengths) for shard in corpus.of("train") for sample in corpus.read(shard))
-
-    def watched(parts: list[np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
-        sizes.append(sum(map(len, parts)))
-        return joined(parts)
-
-    monkeypatch.setattr(distinct, "_joined", watched)
-    distinct_chunks(corpus, "train")
-    assert len(sizes) > 20 and max(sizes) <= RECORDS + largest
-    assert sorted(sizes)[len(sizes) // 2] <= RECORDS  # of the ranges
+def test_more_chunks_than_memory_holds_are_counted_by_temporary_files(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two million distinct chunks, of which each occurs twice, in 32 MB."""
+    monkeypatch.setattr(distinct, "MEMORY", 32 << 20)
+    numbers, samples = 2_000_000, []
+    for first in [*range(0, numbers, 100_000)] * 2:
+        tokens = (np.arange(first, first + 100_000, dtype=">u8") * 0x9E3779B97F4A7C15).view(np.uint8)
+        samples.append(Sample(tokens, np.full(100_000, 8, np.uint8), np.array([100_000]), ["a"]))
+    found = distinct._counted(samples, 8, most=10, at_least=2)
+    assert found.counts.tolist() == [2] * 10 and found.left_out == numbers - 10
 
 
 def test_it_stops_at_a_limit(corpus: Corpus, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Within memory at the end, and beyond it long before that."""
     number = len(expected(corpus, "train"))
     assert len(distinct_chunks(corpus, "train", limit=number).counts) == number
     with pytest.raises(TooMany, match=f"more than {number - 1:,} distinct chunks"):
         distinct_chunks(corpus, "train", limit=number - 1)
-    monkeypatch.setattr(distinct, "SHARE", RECORDS * 24)
     read, samples = [], distinct._samples
     monkeypatch.setattr(distinct, "_samples", lambda *given: (read.append(0) or each for each in samples(*given)))
     with pytest.raises(TooMany):
         distinct_chunks(corpus, "train", limit=300)
     assert len(read) < len(list(samples(corpus, "train"))) / 4
-    with pytest.raises(TooMany):
-        distinct_chunks(corpus, "train", limit=number - 1)
 
 
-def test_a_full_disk_is_said(corpus: Corpus, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(distinct, "SHARE", RECORDS * 24)
-    monkeypatch.setattr(tempfile, "SpooledTemporaryFile", lambda _: open("/dev/full", "wb"))
-    with pytest.raises(OSError, match="takes up to 0.0 GB for a while, .* has no room .*: set TMPDIR"):
-        distinct_chunks(corpus, "train")
+def test_what_goes_wrong_while_chunks_are_read_is_raised_as_it_is(corpus: Corpus) -> None:
+    def samples(error: BaseException) -> Iterator[Sample]:
+        yield next(iter(corpus.read(next(iter(corpus.of("train"))))))
+        raise error
+
+    for error in (Damaged("x.tar", 7, "cut"), KeyboardInterrupt(), MemoryError("1 GB")):
+        with pytest.raises(type(error)) as raised:
+            distinct._counted(samples(error), 12)
+        assert raised.value is error
 
 
-@pytest.mark.parametrize("share", [64, 1 << 27])
+def test_no_room_for_temporary_files_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No file may grow beyond a megabyte; Python ignores the signal that tells so."""
+    monkeypatch.setattr(distinct, "MEMORY", 32 << 20)
+    tokens = (np.arange(2_000_000, dtype=">u8") * 0x9E3779B97F4A7C15).view(np.uint8)
+    sample = Sample(tokens, np.full(2_000_000, 8, np.uint8), np.array([2_000_000]), ["a"])
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20, before[1]))
+    try:
+        with pytest.raises(OSError, match=r"counting distinct chunks needs room in .*Set TMPDIR to another folder\."):
+            distinct._counted([sample], 8)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
+@pytest.mark.parametrize("share", [8, 1 << 24])
 def test_how_often_one_split_has_the_chunks_of_another(
     corpus: Corpus, monkeypatch: pytest.MonkeyPatch, share: int
 ) -> None:
