@@ -4,7 +4,7 @@ import hashlib
 import logging
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import IO, Any, NamedTuple, TypedDict, cast
@@ -215,6 +215,33 @@ class Corpus:
     def is_remote(self) -> bool:
         """Its shards are fetched."""
         return self._remote is not None
+
+    def webdataset(self, split: str) -> Any:
+        """Return the samples of a split as a `webdataset.DataPipeline`, to which further stages may be appended.
+
+        A sample has `tokens.npy` (n,) uint8, `lengths.npy` (N,) uint8, `documents.npy` (D,) int64 and `sample.json` (`names` of
+        the D documents; `continues`: the first is the rest of the document before). Shards are shared out among ranks and
+        loader workers, checked as by `read`, and come from the cache where they lie behind a URL.
+        """
+        import webdataset
+
+        shards = webdataset.SimpleShardList([shard.file for shard in self.of(split)])
+        return webdataset.DataPipeline(
+            shards, webdataset.split_by_node, webdataset.split_by_worker, self._read_for_webdataset
+        )
+
+    def _read_for_webdataset(self, entries: Iterable[dict[str, Any]]) -> Iterator[dict[str, Any]]:
+        shards = {shard.file: shard for shard in self.shards}
+        for entry in entries:
+            for number, sample in enumerate(self.read(shards[entry["url"]])):
+                yield {
+                    "__key__": f"{Path(entry['url']).stem}-{number:06d}",
+                    "__url__": f"{self.location}/{entry['url']}",
+                    "tokens.npy": sample.tokens,
+                    "lengths.npy": sample.lengths,
+                    "documents.npy": sample.documents,
+                    "sample.json": {"names": sample.names, "continues": sample.continues},
+                }
 
     def pieces(self, split: str) -> Iterator[Stretch]:
         """Documents of a split in order, a long one in several pieces."""

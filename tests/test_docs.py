@@ -5,15 +5,19 @@ import re
 import sqlite3
 import subprocess
 import sys
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
+import webdataset
 
 from data.corpus import Corpus
 from data.options import ChunkerOptions, ShardOptions, SourceOptions
 from data.sharding.build import shard
+from data.shards import Damaged
 from haed.build import make_system
 from haed.system import Cut
 from pipeline.config import load
@@ -69,6 +73,26 @@ def test_documents_are_read_with_webdataset_alone(tmp_path: Path, monkeypatch: p
     example, found = python("webdataset").replace("shards/NAME-DIGEST", str(corpus.folder)), dict[str, Any]()
     exec(example.replace('print(name, len(text), "bytes")', "found[name] = text.decode()"), {"found": found})
     assert found == texts
+
+    samples = list(
+        webdataset.WebDataset(sorted(map(str, corpus.folder.glob("train-*.tar"))), shardshuffle=False).decode()
+    )
+    ours = list(corpus.webdataset("train"))
+    assert len(ours) == len(samples) > 2 and len({sample["__key__"] for sample in ours}) == len(ours)
+    for one, other in zip(ours, samples, strict=True):
+        assert all(
+            np.array_equal(one[f"{name}.npy"], other[f"{name}.npy"]) for name in ("tokens", "lengths", "documents")
+        )
+        assert one["sample.json"] == {key: other["sample.json"][key] for key in ("names", "continues")}
+    shared = torch.utils.data.DataLoader(corpus.webdataset("train").compose(_take_key), batch_size=None, num_workers=2)
+    assert sorted(shared) == sorted(sample["__key__"] for sample in ours)
+    os.truncate(corpus.folder / corpus.of("train")[1].file, 5000)
+    with pytest.raises(Damaged):
+        list(Corpus.open(corpus.folder).webdataset("train"))
+
+
+def _take_key(samples: Iterable[dict[str, Any]]) -> Iterator[str]:
+    yield from (sample["__key__"] for sample in samples)
 
 
 @pytest.mark.parametrize("workers", [1, 2])
