@@ -16,9 +16,9 @@ import numpy as np
 from data.sources.complete import TRUNCATED, check_jpeg, check_png
 from data.sources.files import FREE, File, bounded, is_tar, members, read_whole
 from data.sources.magic import HEAD, TO_PNG, foreign
+from data.sources.safe_pickle import read_rows
 from data.sources.source import Input, Piece, Source
 from data.sources.splits import SPLITS, named_split
-from data.sources.unpickle import read_batch
 
 PICTURES = (".png", ".jpg", ".jpeg")
 LARGEST_PICTURE = 1 << 26  # pixels
@@ -197,14 +197,7 @@ def _batches(path: str, expansion: int = 250) -> Iterator[np.ndarray]:
         if path.endswith(".npz"):
             yield from _npz_rows(path, expansion)
             return
-        with open(path, "rb") as file:
-            size = file.seek(0, 2)
-            file.seek(0)
-            data = read_batch(file, size).get("data")
-        if not isinstance(data, np.ndarray):
-            raise ValueError("it has no array 'data'")
-        for row in range(0, len(data), _ROWS):
-            yield data[row : row + _ROWS]
+        yield from read_rows(path, _ROWS)
     except (ValueError, KeyError, OSError, RuntimeError, zipfile.BadZipFile, struct.error, EOFError) as error:
         raise ValueError(f"{path} is not a batch file of pictures: {error}") from error
 
