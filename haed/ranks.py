@@ -124,7 +124,7 @@ class Ranks:
         return tensor.tolist()
 
     def share(self, count: int) -> slice:
-        """Return this rank's slice of `count` rows. All slices have one length, so the last may reach beyond the end."""
+        """Return this rank's slice of `count` rows. All slices have one length; the last may reach beyond the end."""
         each = -(-count // self.size)
         return slice(self.rank * each, (self.rank + 1) * each)
 

@@ -87,7 +87,7 @@ class Grams(nn.Module):
 
     @torch.no_grad()
     def initialise(self) -> None:
-        """Initialise the table and its map to the logits to zero, so that an unseen n-gram has no effect on them.
+        """Initialise the table and its map to the logits to zero, so that an unseen n-gram has no effect.
 
         Call it last, so that the other parameters of a system begin as they would without it.
         """
@@ -96,7 +96,7 @@ class Grams(nn.Module):
         nn.init.normal_(self.layer, std=self.layer.shape[1] ** -0.5)
 
     def look_up(self, last: Tensor) -> Looked:
-        """Return the rows (…, n) of the n-grams that end with `last` (…, longest) symbols on the CPU, the newest last."""
+        """Return the rows (…, n) of the n-grams that end with `last` (…, longest) symbols, the newest last, on the CPU."""
         found = []
         for place, order in enumerate(self.orders):
             key = torch.full(last.shape[:-1], order, dtype=torch.long)

@@ -1,4 +1,4 @@
-"""Attention by locality-sensitive hashing (Reformer: Kitaev et al. 2020, section 2), exactly causal, with rotary positions.
+"""Attention by locality-sensitive hashing, exactly causal, with rotary positions (Reformer: Kitaev et al. 2020, section 2).
 
 In each of several rounds every position gets a bucket, by random rotations of its query. Queries serve as keys too,
 normalised to unit length. Reformer sorts positions by bucket, cuts the sorted sequence into pieces and lets each see
@@ -56,7 +56,10 @@ class LSH(Attention):
 
     @torch.no_grad()
     def buckets(self, q: Tensor) -> Tensor:
-        """Return the buckets (B, H, L, R) of queries (B, H, L, D): the nearest axis or its opposite after each rotation."""
+        """Return the buckets (B, H, L, R) of queries (B, H, L, D).
+
+        The bucket is the nearest axis, or opposite of an axis, after the round's rotation.
+        """
         kind = q.device.type
         with torch.autocast(kind, enabled=False) if torch.amp.is_autocast_available(kind) else nullcontext():
             turned = (q.to(self.rotations.dtype) @ self.rotations).unflatten(-1, (self.rounds, -1))

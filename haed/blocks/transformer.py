@@ -136,7 +136,7 @@ class SelfAttention(nn.Module):
         return causal_attention(q, k, v, seen).transpose(1, 2).flatten(2)
 
     def forward(self, x: Tensor, cache: Cache | None = None, layer: int = 0, before: Before | None = None) -> Tensor:
-        """Attend from x (B, T, W) to itself, to the cached positions before it, if given, and to `before`; see `attend`."""
+        """Attend from x (B, T, W) to itself, to the cached positions before it and to `before`; see `attend`."""
         return self.out(self.attend(*self.split(self.qkv(x)), cache, layer, before))
 
 
@@ -285,7 +285,10 @@ class CrossLayer(nn.Module):
         self.feed_forward = FeedForward(options)
 
     def forward(self, x: Tensor, source: Tensor, queries: Grid, keys: Grid, past: Past) -> Tensor:
-        """Map (B, n, W) to (B, n, W) by attending to others (B, m, W), which follow the past; see `Attention.between`."""
+        """Map (B, n, W) to (B, n, W) by attending to others (B, m, W), which follow the past.
+
+        See `Attention.between`.
+        """
         found = self.attention.between(self.norm(x), self.source_norm(source), queries, keys, past)
         return self.feed_forward(x + self.dropout(found), past.last)
 
