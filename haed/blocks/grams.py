@@ -96,7 +96,10 @@ class Grams(nn.Module):
         nn.init.normal_(self.layer, std=self.layer.shape[1] ** -0.5)
 
     def look_up(self, last: Tensor) -> Looked:
-        """Return the rows (…, n) of the n-grams that end with `last` (…, longest) symbols, the newest last, on the CPU."""
+        """Return the rows (…, n) of the n-grams that end with `last` (…, longest) symbols.
+
+        The symbols are on the CPU, the newest last.
+        """
         found = []
         for place, order in enumerate(self.orders):
             key = torch.full(last.shape[:-1], order, dtype=torch.long)

@@ -1,13 +1,13 @@
-"""Attention by locality-sensitive hashing, exactly causal, with rotary positions (Reformer: Kitaev et al. 2020, section 2).
+"""Causal attention by locality-sensitive hashing, with rotary positions (Reformer: Kitaev et al. 2020, section 2).
 
 In each of several rounds every position gets a bucket, by random rotations of its query. Queries serve as keys too,
 normalised to unit length. Reformer sorts positions by bucket, cuts the sorted sequence into pieces and lets each see
 its own and the one before. There, later positions move the cuts and so change what earlier ones see.
 
-Here a position sees, in each round, the last `window` positions of its own bucket, itself included: a sliding window
-over the positions sorted by (bucket, position). The softmax runs over all positions seen in any round, each once. A
-position sees itself only if there is no other, as in Reformer. Buckets are computed from contents before positions are
-added. Their number depends on the longest sequence, not on each one.
+Here attention is exactly causal. A position sees, in each round, the last `window` positions of its own bucket, itself
+included: a sliding window over the positions sorted by (bucket, position). The softmax runs over all positions seen in
+any round, each once. A position sees itself only if there is no other, as in Reformer. Buckets are computed from
+contents before positions are added. Their number depends on the longest sequence, not on each one.
 
 Legend: B sequences, H heads, L positions, D width of a head, R rounds, w window.
 """

@@ -233,7 +233,7 @@ class TransformerDecoder(Decoder):
         yield from self.grams.products(rows) if self.grams is not None else ()
 
     def earlier(self, before: Chunks | None) -> list[Before | None]:
-        """Return the keys, values and mask of the N chunks before, for each block; empty if the decoder does not see them."""
+        """Return the keys, values and mask of the N chunks before, for each block; empty if there is nothing to see."""
         if before is None or self.positions_before is None:
             return []
         x = self.tokens(before.tokens) + self.positions_before.weight

@@ -202,7 +202,7 @@ class HAED(System):
 
     @torch.no_grad()
     def embedded(self, lexicon: Lexicon, dtype: torch.dtype | None = None) -> Known:
-        """Embed a vocabulary of at least one chunk, in evaluation mode; keys are rounded to `dtype` if that is given."""
+        """Embed a vocabulary of at least one chunk, in evaluation mode; keys are rounded to `dtype` if given."""
         keys, biases = [], []
         for rows in torch.arange(len(lexicon)).split(_EMBEDDED):
             found = self.encode(lexicon.chunks[rows])
@@ -239,7 +239,7 @@ class HAED(System):
         return chunks * inputs(self.main) + tokens * (inputs(self.decoder) + self.cut.vocabulary)
 
     def groups(self) -> list[Group]:
-        """Return the groups: encoder, main model layer by layer, decoder, and what only the IEM loss trains (`head`)."""
+        """Return the groups: encoder, main model by layer, decoder, and what only the IEM loss trains (`head`)."""
         levels = self.main.levels()
 
         def group(role: str, depth: int, *modules: nn.Module | None) -> Group:

@@ -115,7 +115,7 @@ class Packed:
 
 
 def shifted(windows: Windows) -> Chunks:
-    """Return the chunk before each chunk in its document: (B, T, K) and (B, T), length 0 where there is none."""
+    """Return the chunk before each chunk, in its window and document: (B, T, K) and (B, T), length 0 for none."""
     before, ends = windows.tokens.roll(1, 1), windows.lengths.roll(1, 1)
     none = windows.starts.clone()
     none[:, 0] = True
