@@ -102,7 +102,7 @@ def _product(a: Tensor, b: Tensor, wide: torch.dtype) -> Tensor:
 
 
 def _in_place(scores: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Overwrite the scores by probabilities (M, C); also return the largest score and the log normaliser, (M, 1) each."""
+    """Overwrite the scores by probabilities (M, C); return these, the largest score and the log normaliser, (M, 1) each."""
     top = scores.amax(1, keepdim=True)
     normaliser = scores.sub_(top).exp_().sum(1, keepdim=True)
     return scores.div_(normaliser), top, normaliser.log() + top
@@ -111,7 +111,7 @@ def _in_place(scores: Tensor) -> tuple[Tensor, Tensor, Tensor]:
 def _in_one(scores: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Return the results of `_in_place` with a second matrix, but in one pass instead of four.
 
-    On a GPU this is limited by the memory's speed.
+    On a GPU memory bandwidth limits the speed here.
     """
     top, place = scores.max(1, keepdim=True)
     probabilities = scores.softmax(1)
