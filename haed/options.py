@@ -25,7 +25,7 @@ class Family:
     chunks: bool = False
 
 
-# By the name of `model.kind`; `haed.build` makes them.
+# Families by `model.kind`; `haed.build` builds them.
 SYSTEMS = {
     "haed": Family(
         "encoder, main model and decoder of chunks (model.encoder, model.main, model.decoder)",

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 from torch.nn.parallel import DistributedDataParallel
 
-_PATIENCE = timedelta(days=1)  # while the first one counts a corpus or validates; one that dies ends all, by torchrun
+_PATIENCE = timedelta(days=1)  # the first rank may count a corpus or validate; torchrun ends all if one dies
 
 
 class _Join(torch.autograd.Function):

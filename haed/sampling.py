@@ -30,7 +30,7 @@ from haed.chunk.packing import Chunks, distinct
 from haed.system import Windows, moved, occupied
 from haed.token.sequence import TokenSystem
 
-_BEAM = 32  # chunks that are spelled at a time
+_BEAM = 32  # width of the beam search
 
 
 def largest(values: Tensor, number: int | Tensor, nth: Tensor | None = None) -> Tensor:
@@ -76,12 +76,12 @@ def outcomes(system: HAED, prediction: Tensor, before: Chunks, opened: Tensor) -
 class Likeliest:
     """Some chunks that may be next, the likeliest first, on the CPU.
 
-    Probabilities are given the beginning, in float64.
+    Probabilities are conditional on the beginning, in float64.
 
     Attributes:
-        chunks: n of them.
-        probability: (n,) by both ways together.
-        summoned: (n,) the share of that by which a chunk is drawn as a known one; the rest of it is spelled.
+        chunks: n chunks.
+        probability: (n,) probability by both ways together.
+        summoned: (n,) share of that by which a chunk is drawn as a known one; the rest is spelled.
         rows: (n,) rows of the known chunks, −1 for others.
         gate: probability that the next chunk is drawn from the known chunks.
     """
@@ -145,7 +145,7 @@ def _spelled(system: HAED, prediction: Tensor, before: Chunks, opened: Tensor, b
     return Chunks(every, lengths)[best]
 
 
-_MANY = 1024  # outcomes
+_MANY = 1024  # beyond this number of outcomes, cheaper methods are used
 _COLDEST = 1e-30  # a smaller temperature is 0 in float32, and 0 / 0 is not 0
 
 
@@ -185,7 +185,7 @@ class Draw:
         logits = logits.cpu() if many else logits.double().cpu()
         if self.temperature == 0:
             return logits.argmax(-1)
-        if self.top_k:  # before they are divided, which makes unequal logits equal where it rounds
+        if self.top_k:  # before dividing: rounding can make unequal logits equal
             logits = logits.masked_fill(~largest(logits, min(self.top_k, logits.shape[-1])), -torch.inf)
         logits = (logits - logits.amax(-1, keepdim=True)) / max(self.temperature, _COLDEST)
         probabilities = logits.softmax(-1)
@@ -193,7 +193,7 @@ class Draw:
             probabilities = probabilities.masked_fill(~_nucleus(probabilities, self.top_p), 0)
         if not many:
             return torch.multinomial(probabilities, 1, generator=self.generator).squeeze(1)
-        passed = probabilities.cumsum(-1, dtype=torch.float64)  # of many, `multinomial` would draw a number for each
+        passed = probabilities.cumsum(-1, dtype=torch.float64)  # `multinomial` draws a number for each outcome
         share = torch.rand(len(passed), 1, dtype=torch.float64, generator=self.generator)
         drawn = torch.searchsorted(passed, share * passed[:, -1:], right=True)
         return drawn.squeeze(1).clamp(max=logits.shape[-1] - 1)
@@ -205,7 +205,7 @@ def _nucleus(probabilities: Tensor, enough: float) -> Tensor:
     Of equally likely outcomes the lowest indices are taken.
     """
     ranked = _ranked(probabilities, enough).double()
-    rounding = 8 * torch.finfo(probabilities.dtype).eps  # seven tenths, added up, are a little less than 0.7
+    rounding = 8 * torch.finfo(probabilities.dtype).eps  # 0.1 added seven times is a little less than 0.7
     number = (ranked.cumsum(-1) - ranked < enough * (1 - rounding)).sum(-1, keepdim=True).clamp(min=1)
     return largest(probabilities, number, ranked.gather(-1, number - 1).to(probabilities.dtype))
 
@@ -329,7 +329,7 @@ class ChunkSampler(Sampler):
     def _feed(self, drawn: Chunks) -> None:
         """Feed the chunks to the main model, which predicts the next ones."""
         main, context = self.system.main, self.system.cut.context
-        if context > 1:  # else a chunk is scored without the one before
+        if context > 1:  # with a context of 1 no chunk sees the one before
             self.last = drawn
         vector = self._embed(drawn)[:, None]
         self.inputs = torch.cat([self.inputs, vector], 1)
@@ -374,7 +374,7 @@ class TokenSampler(Sampler):
             )
         real = occupied(prompt.lengths, cut.k)
         tokens = prompt.tokens.long()[real].view(len(sizes), -1).expand(samples, -1)
-        self.symbols = torch.cat([torch.full((samples, 1), cut.vocabulary), tokens], 1)  # all of the window
+        self.symbols = torch.cat([torch.full((samples, 1), cut.vocabulary), tokens], 1)  # the whole window
         self._restart(self.window - 1)
 
     @torch.no_grad()

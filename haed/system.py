@@ -350,7 +350,7 @@ def moved(value: Value, device: torch.device) -> Value:
     """
     found: object = value
     if isinstance(value, Tensor):
-        to_gpu = device.type == "cuda" and value.device.type == "cpu"  # towards the CPU, it must wait for the numbers
+        to_gpu = device.type == "cuda" and value.device.type == "cpu"  # a copy to the CPU must wait for the values
         found = (value.pin_memory() if to_gpu else value).to(device, non_blocking=to_gpu)
     elif isinstance(value, list | tuple):
         found = type(value)(moved(each, device) for each in value)

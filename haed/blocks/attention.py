@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from haed.options import TokenOptions
 
-_BLOCK, _CUDA_BLOCK = 128, 1024  # queries at a time
+_BLOCK, _CUDA_BLOCK = 128, 1024  # queries per block
 
 
 @dataclass(frozen=True)
@@ -52,7 +52,7 @@ class Past:
     def __init__(self) -> None:
         self.seen = 0
         self.held: tuple[Tensor, ...] = ()
-        self.table: Tensor | None = None  # of relative attention: (H, D, T), what it has worked out for distances
+        self.table: Tensor | None = None  # relative attention: (H, D, T) cached vectors of distances
         self.last: Shifted = {}
 
     def extend(self, *new: Tensor, keep: int | None = None) -> tuple[Tensor, ...]:

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from haed.blocks.attention import Attention, Grid, Past, rotated
 from haed.options import TokenOptions
 
-_SELF = -1e5  # beside any score, nothing
+_SELF = -1e5  # negligible beside any score
 
 
 class LSH(Attention):
@@ -96,7 +96,7 @@ class LSH(Attention):
             keys, values, theirs = (torch.cat([_before(x), x], 3) for x in (keys, values, mine))
             scores = self._scores(queries, keys, self._seen(mine, theirs, each), self.window)
             elsewhere = [self._seen(mine, theirs, other) for other in range(self.rounds) if other != each]
-            if elsewhere:  # a pair that meets in several rounds counts once in all
+            if elsewhere:  # a pair that meets in several rounds counts once
                 scores = scores - torch.stack(elsewhere).sum(0, dtype=scores.dtype).log1p()
             shares = scores.softmax(-1)
             weight = scores.amax(-1, keepdim=True) - shares.amax(-1, keepdim=True).log()  # logsumexp, with one exp less

@@ -103,7 +103,7 @@ class _PackedLSTM(torch.autograd.Function):
                 gates[rows] = inputs[rows]
             else:
                 torch.add(inputs[rows], context[:size], out=gates[rows])
-            if cell is not None:  # the rows beyond are written anew by the next step
+            if cell is not None:  # the next step overwrites the rows beyond
                 many = rounded(size)
                 gates[start : start + many].addmm_(outputs[before : before + many], weight.t())
                 cell = cell[:size]
@@ -148,7 +148,7 @@ class _PackedLSTM(torch.autograd.Function):
                 torch.mul(narrow * cells[before].to(gates.dtype), f * (1 - f), out=d_f)
             else:
                 d_f.zero_()
-            if ctx.capped:  # where 1 − f stands for i, which has no other bearing; i·(1 − i) is then f·(1 − f)
+            if ctx.capped:  # where i is 1 − f, its gradient goes to f; i·(1 − i) equals f·(1 − f)
                 over = i == 1 - f
                 d_f -= d_i * over
                 d_i.masked_fill_(over, 0)

@@ -56,7 +56,7 @@ class Cache:
         self.layers = [None if pair is None else (pair[0][rows], pair[1][rows]) for pair in self.layers]
 
 
-_SEQUENCES = 65_535  # in one call: CUDA's grids are no larger along the axis that PyTorch's kernels take for them
+_SEQUENCES = 65_535  # per call: the limit of CUDA's grid along the axis that PyTorch's kernels use
 
 
 def causal_attention(q: Tensor, k: Tensor, v: Tensor, seen: Tensor | None = None) -> Tensor:
@@ -170,7 +170,7 @@ class Block(nn.Module):
             seen: (B, T) true within each sequence. If given, every place sees all of its sequence, and `before` is
                 ignored.
         """
-        if not sizes:  # nothing to do on this rank; the gradients are zero, but they are
+        if not sizes:  # nothing to do on this rank; the gradients must still exist, as zeros
             return self(x[:, None], before=before).squeeze(1)
         attention = self.attention
         qkv = PackedSequence(attention.qkv(self.attention_norm(x)), torch.tensor(sizes, dtype=torch.long))

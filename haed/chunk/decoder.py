@@ -139,7 +139,7 @@ class LSTMDecoder(Decoder):
         """Feed `symbol` (N,) to every chunk, update `state` and return logits (N, V + 1) of the next symbol."""
         state.recent = after(state.recent, symbol, state.hidden[0] is None)
         seen, logits = self.added(state.recent)
-        x = self.input(self.tokens(symbol)) + state.context + seen  # of few symbols: the whole table would cost more
+        x = self.input(self.tokens(symbol)) + state.context + seen  # few symbols: the whole table would cost more
         for layer, recurrent in enumerate(self.recurrent):
             gates = x if layer == 0 else self.upper[layer - 1](x)
             hidden = state.hidden[layer]

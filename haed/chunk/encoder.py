@@ -197,7 +197,7 @@ class LSTMEncoder(RowEncoder):
         for layer in self.layers:
             x = layer(x, laid.sizes)
         steps = zip(x[:, : self.width].split(laid.sizes), [*laid.sizes[1:], 0], strict=False)
-        last = [outputs[longer:] for outputs, longer in steps]  # those that end here; the longest came first
+        last = [outputs[longer:] for outputs, longer in steps]  # chunks that end at this step; the longest come first
         return torch.cat(last[::-1] or [x[:, : self.width]])[laid.back]
 
     def products(self, laid: Rows) -> Iterator[tuple[Tensor, int]]:

@@ -11,9 +11,9 @@ from torch import Tensor
 
 from haed.chunk.packing import Chunks, chunk_keys
 
-# Queries and chunks that are scored at a time. On a CPU both and their scores are to stay in its cache (docs/log.md).
+# Queries and chunks that are scored at a time. On a CPU both and their scores should fit into its cache (docs/log.md).
 _BLOCK, _LARGE = {"cpu": (1 << 10, 1 << 11)}, (1 << 11, 1 << 16)
-_KEPT = 1 << 28  # bytes: keys of a smaller set are kept in the type that is computed in
+_KEPT = 1 << 28  # bytes: smaller sets keep their keys in the type of the computation
 
 
 class Lexicon:
@@ -39,7 +39,7 @@ class Lexicon:
         place = torch.searchsorted(self._hashes, chunk_keys(chunks.tokens, chunks.lengths)).clamp(max=len(self) - 1)
         rows = self._order[place]
         same = (self.chunks.lengths[rows] == chunks.lengths) & (self.chunks.tokens[rows] == chunks.tokens).all(1)
-        return rows.where(same, -1)  # by the tokens: two strings with one hash would both have its probability
+        return rows.where(same, -1)  # compare tokens: two strings with one hash would share a probability
 
     def told(self, chunks: Chunks) -> tuple[Tensor, Tensor]:
         """Return the counts of N chunks in the train split, and of its documents that have them: (N,) each.

@@ -103,7 +103,7 @@ class HAED(System):
         if self.log_scale is not None:
             self.log_scale.fill_(_unbounded(1 / self.temperature if self.cosine else self.encoder.width**-0.5))
         if self.encoder.table is not None:
-            nn.init.normal_(self.encoder.table, std=0.5)  # last, so that all else begins as without it
+            nn.init.normal_(self.encoder.table, std=0.5)  # last, so that all other parameters begin as without it
         if self.decoder.grams is not None:
             self.decoder.grams.initialise()
 
@@ -246,7 +246,7 @@ class HAED(System):
             return Group([x for module in modules if module is not None for x in module.parameters()], role, depth)
 
         def apart(whole: Group, has_table: bool) -> list[Group]:
-            """The table, which comes first, and the rest."""
+            """Return the table, which comes first, and the rest."""
             cut, every = int(has_table), whole.parameters
             return [replace(whole, parameters=every[:cut], table=True), replace(whole, parameters=every[cut:])]
 

@@ -41,7 +41,7 @@ from haed.system import Windows
 _ODD = (
     0x9E3779B97F4A7C15 - (1 << 64),
     0xC2B2AE3D27D4EB4F - (1 << 64),
-)  # of multiply-shift hashing (Dietzfelbinger 1997)
+)  # factors of multiply-shift hashing (Dietzfelbinger 1997)
 
 
 class CountMin:

@@ -197,7 +197,7 @@ def chosen_to_decode(
 def shares(elsewhere: Tensor, count: int) -> Tensor:
     """Return the probabilities (M,) of decoding each chunk, higher for rarer chunks; about `count` are decoded in all.
 
-    The IEM score is bad at rare chunks, and the decoder's gradient is weighted by how much better it is. The
+    The IEM score is bad at rare chunks, and the decoder's gradient is weighted by how much better the decoder is. The
     probability of a chunk that n other documents have is proportional to 1/√(n + 1), at most 1.
 
     Args:
@@ -208,8 +208,8 @@ def shares(elsewhere: Tensor, count: int) -> Tensor:
     if not len(rarity):  # a rank without a chunk
         return rarity
     ranked = rarity.sort(descending=True).values
-    rest = ranked.flip(0).cumsum(0).flip(0)  # of each and all after it
-    factors = (count - torch.arange(len(ranked))) / rest  # if those before it are certain
+    rest = ranked.flip(0).cumsum(0).flip(0)  # sum of each and all after it
+    factors = (count - torch.arange(len(ranked))) / rest  # valid if all before it are certain
     certain = int((factors * ranked >= 1).sum())
     return (rarity * torch.cat([factors, factors.new_tensor([torch.inf])])[certain]).clamp(max=1)
 
@@ -347,7 +347,7 @@ class ChunkObjective(Objective):
         if self._compiled is not None:
             try:
                 return self._compiled(grid, starts)
-            except Exception as error:  # of many kinds: no compiler, an operator it does not know, …
+            except Exception as error:  # many kinds: no compiler, an unknown operator, …
                 reason = (str(error).splitlines() or [type(error).__name__])[0]
                 log.warning("torch.compile failed (%s): training goes on without it", reason)
                 self._compiled = None
@@ -400,7 +400,7 @@ class ChunkObjective(Objective):
         result = blockwise_cross_entropy(query, keys, bias, target, self.options.block, changes, diagnose)
         weight = self.ranks.size * batch.targets / max(1, batch.targets_of_all)
         loss = weight * self.system.mark("loss", result.loss)
-        if self.options.duplicates:  # a target is one of its n columns: log n more than all of them together
+        if self.options.duplicates:  # the target is one of n equal columns: its loss is log n larger than that of all n
             loss = loss - weight * batch.adjustment[target].sum() / max(1, batch.targets)
         losses.figures |= {"iem": loss, "iem_accuracy": weight * result.accuracy}
         if diagnose:

@@ -71,7 +71,7 @@ class _BlockwiseSoftmax(torch.autograd.Function):
                 d_candidates.addmm_(narrow.t(), query)
             else:
                 d_candidates += _product(narrow.t(), query, wide)
-            del scores, probabilities, narrow  # else they would live beside the next block's
+            del scores, probabilities, narrow  # else they would coexist with the next block's
         ctx.save_for_backward(d_queries, d_candidates, d_bias)
         count = ctx.count = max(len(queries), 1)
         ctx.dtypes = queries.dtype, candidates.dtype, bias.dtype
@@ -102,7 +102,10 @@ def _product(a: Tensor, b: Tensor, wide: torch.dtype) -> Tensor:
 
 
 def _in_place(scores: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Overwrite the scores by probabilities (M, C); return these, the largest score and the log normaliser, (M, 1) each."""
+    """Overwrite the scores by probabilities (M, C), and return these.
+
+    Also return the largest score and the log of the normaliser, (M, 1) each.
+    """
     top = scores.amax(1, keepdim=True)
     normaliser = scores.sub_(top).exp_().sum(1, keepdim=True)
     return scores.div_(normaliser), top, normaliser.log() + top
@@ -115,7 +118,7 @@ def _in_one(scores: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """
     top, place = scores.max(1, keepdim=True)
     probabilities = scores.softmax(1)
-    return probabilities, top, top - probabilities.gather(1, place).log()  # of the largest one, at least 1 / C
+    return probabilities, top, top - probabilities.gather(1, place).log()  # the largest probability, at least 1 / C
 
 
 def _narrowed(x: Tensor) -> Tensor:

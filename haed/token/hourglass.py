@@ -51,7 +51,8 @@ class Shorten(nn.Module):
     Args:
         options: sizes, dropout.
         kind: average or linear. attention_average and attention_linear add the result of attention, and a feed-forward.
-            A group so summed up attends to all positions up to its last one, without the zeros shifted in.
+            The group's average or linear map attends to all positions up to the group's last one, without the zeros
+            shifted in.
         factor: k.
         attention: kind of that attention.
         longest: maximum number of positions of the finer level.

@@ -42,7 +42,10 @@ class Held:
         self.tensor: Tensor | None = None
 
     def take(self, new: Tensor | None, number: int | None = None, multiple: int = 1) -> Tensor:
-        """Return the first `number` of all held and new vectors, or the largest multiple of `multiple`; hold the rest."""
+        """Return the first `number` of all held and new vectors, and hold the rest.
+
+        Without `number`, return as many as are a multiple of `multiple`.
+        """
         known = [each for each in (self.tensor, new) if each is not None]
         found = known[0] if len(known) == 1 else torch.cat(known, 1)
         number = found.shape[1] // multiple * multiple if number is None else number
@@ -58,11 +61,11 @@ class Pool(nn.Module):
 
     def __init__(self, kind: str, factor: int, width: int) -> None:
         super().__init__()
-        self.kind, self.factor, self.shift = kind, factor, factor - 1  # with a smaller shift, a group knows the future
+        self.kind, self.factor, self.shift = kind, factor, factor - 1  # a smaller shift would leak the future
         self.convolution = nn.Linear(factor * width, width) if kind == "convolution" and factor > 1 else None
 
     def forward(self, x: Tensor, held: Held | None = None) -> Tensor:
-        """Return the groups (B, J, W) that x (B, L, W) completes; x follows the vectors that `held` has seen, if given."""
+        """Return the groups (B, J, W) that x (B, L, W) completes; x follows the vectors in `held`, if given."""
         if self.factor == 1:
             return x
         held = held or Held()
@@ -135,7 +138,7 @@ class ScaledAttention(nn.Module):
         super().__init__()
         self.scales = list(heads)
         self.attentions = nn.ModuleList()
-        kind = "rotary" if options.attention in ("local", "lsh") else options.attention  # those know no two levels
+        kind = "rotary" if options.attention in ("local", "lsh") else options.attention  # these support one level only
         for scale, own in heads.items():
             attention = ATTENTIONS[kind](replace(options, heads=own), longest)
             if windows is not None:

@@ -106,7 +106,10 @@ class Retina(TokenSystem):
         return x
 
     def outlets(self) -> dict[int, nn.Module]:
-        """Return the pools of the coarse scales' groups, as the last layer sees them, and that layer; see `System.outlets`."""
+        """Return the pools from which the last layer gets its coarse groups, and that layer itself for scale 1.
+
+        See `System.outlets`.
+        """
         last = self.scale_1[-1]
         assert isinstance(last, RetinaLayer)
         return {pool.factor: pool for pool in last.pools if isinstance(pool, Pool)} | {1: last}

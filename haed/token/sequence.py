@@ -1,7 +1,8 @@
 """Base of the models of tokens, which read windows as sequences of tokens and know no ends of chunks.
 
-At position t of a sequence a system is fed token t − 1, or the symbol V at the start of a document or of the window,
-and predicts token t. Sequences are padded only behind their tokens. Systems are causal, so padding needs no mask.
+At position t of a sequence a system is fed token t − 1 and predicts token t. At the start of a document or of the
+window it is fed the symbol V. Sequences are padded only behind their tokens. Systems are causal, so padding needs no
+mask.
 
 The module also parses the notations of the options. A hierarchy is written as 2@1 8@4 2@1 (Hourglass), scales as 2@16
 2@4 4@1. Commas may stand between entries, and parentheses, nested or not, around them (Nawrot et al. 2021, section 3).
@@ -49,7 +50,7 @@ class FlopCount(TorchDispatchMode):
 
 
 _SHORT = 1024  # tokens
-MULTIPLE = 16  # lengths of sequences: few different shapes, and such as matrix units like
+MULTIPLE = 16  # sequence lengths are multiples: few different shapes, fast on matrix units
 
 
 @dataclass
@@ -171,7 +172,10 @@ class TokenSystem(System):
         return Memory(0, self.memory(samples))
 
     def look_up(self, symbols: Tensor, memory: Memory | None = None) -> Looked | None:
-        """Look up the n-grams that end with each of the symbols (B, L), on the CPU, which follow those in the memory."""
+        """Look up the n-grams that end with each of the symbols (B, L), which follow those in the memory.
+
+        The symbols are on the CPU. Return None without a table.
+        """
         if self.grams is None:
             return None
         before = symbols.new_full((len(symbols), self.grams.longest - 1), self.cut.vocabulary)
@@ -198,7 +202,10 @@ class TokenSystem(System):
         return x, logits
 
     def forward(self, symbols: Tensor, memory: Memory | None = None) -> Tensor:
-        """Return logits (B, L, V) after each of the symbols (B, L), given on the CPU, that follow those in the memory."""
+        """Return logits (B, L, V) after each of the symbols (B, L), which follow those in the memory.
+
+        The symbols are on the CPU.
+        """
         route = self.route(symbols, memory.body if memory is not None else None)
         there = moved((symbols, route, self.look_up(symbols, memory)), self.device)
         x, logits = self.hidden(*there, memory)
@@ -261,7 +268,7 @@ class TokenSystem(System):
         symbols, seen = torch.zeros(1, length, dtype=torch.long), dict[int, Tensor]()
 
         def note(module: nn.Module, given: tuple[Tensor, ...]) -> None:
-            seen[id(given[0])] = given[0]  # each once, and alive, so that no other has its place
+            seen[id(given[0])] = given[0]  # each once; the reference keeps its id from being reused
 
         hooks = [each.register_forward_pre_hook(note) for each in self.modules() if isinstance(each, nn.Linear)]
         logits = self(symbols)
@@ -276,9 +283,10 @@ class TokenSystem(System):
         return seen
 
     def vectors(self, windows: Windows, space: str, layer: int | None = None, scale: int | None = None) -> Tensor:
-        """Return `contexts`, the output layer's input where a chunk begins, which knows all before it; see `System.vectors`.
+        """Return `contexts`: the output layer's input where a chunk begins, which knows all tokens before it.
 
-        The last group of a scale does not know the last tokens, fewer than `scale`. The first group knows nothing.
+        The last group of a scale does not know the last tokens, fewer than `scale`. The first group knows nothing. See
+        `System.vectors`.
         """
         if space != "contexts" or layer is not None or not (scale is None or scale in self.outlets()):
             return super().vectors(windows, space, layer, scale)
@@ -328,7 +336,7 @@ class Positions(nn.Module):
         return x + sinusoids(torch.arange(fed, fed + x.shape[1], device=x.device), x.shape[2], x.dtype)
 
 
-MOST = 1024  # layers of a level, as of any other stack
+MOST = 1024  # layers of a level at most
 NUMBER, WINDOW = r"[0-9]{1,6}", r"[0-9]{1,9}:[0-9]{1,9}"
 _EXAMPLES = {NUMBER: "2@16 2@4 4@1", WINDOW: "256:512@16 8:256@4 0:8@1"}
 

@@ -1,9 +1,9 @@
 """SpaceByte: larger layers only where a word begins (Slagle 2024, "Towards Deleting Tokenization from LLMs").
 
-Layers with local attention run at every token. Between them, wider layers that see everything run only at some tokens:
-those that end the text between words, where the last token fed is not a letter and the one before it was, and those
-where a document or the window starts. There, the output of the wider layers is added to the residual stream. Their
-input is the stream behind zeros up to their width, and the last coordinates of the stream's width take their output.
+Layers with local attention run at every token. Between them, wider layers with attention to everything run only at some
+tokens. These are the tokens where the last one fed is not a letter and the one before it was, and where a document or
+the window starts. The wider layers get the residual stream there, padded with zeros in front to their width. The last W
+coordinates of their output are added to the stream.
 
 The number of such places differs between rows. Rows are padded behind them, which causal layers do not notice. While
 sampling, rows reach them at different steps, and each continues by itself.
@@ -61,7 +61,7 @@ def letters(ranges: str, vocabulary: int) -> Tensor:
     Raises:
         ValueError: the ranges are not written like 48-57 65-90, or are beyond the vocabulary.
     """
-    found = torch.zeros(vocabulary + 1, dtype=torch.bool, device="cpu")  # where routes are worked out
+    found = torch.zeros(vocabulary + 1, dtype=torch.bool, device="cpu")  # where routes are computed
     for part in ranges.split():
         match = re.fullmatch(r"([0-9]+)-([0-9]+)", part)
         if match is None or not int(match[1]) <= int(match[2]) < vocabulary:
