@@ -1,1 +1,1 @@
-"""The models and losses: tensors in, tensors out."""
+"""Models and losses that map tensors to tensors."""

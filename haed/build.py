@@ -1,7 +1,7 @@
-"""Where models come from: the kinds of system, the loss each phase trains them by, and how they are sampled.
+"""Registry of model kinds: builds models, their training objectives and their samplers.
 
-To add a family: write its `System` (see `haed.system`) in a file of its own, give it options and a line in `SYSTEMS` of
-`haed.options`, and a line in `KINDS` here. Its exact loss is `haed.system.Likelihood`; the loss of phase one, and of
+To add a family, write a `System` (see `haed.system`) in a file of its own. Give it options and a line in `SYSTEMS` of
+`haed.options`, and a line in `KINDS` here. Its exact loss is `haed.system.Likelihood`. The loss of phase one, and of
 chunk models in every phase, is computed in `haed.iem.objective`.
 """
 
@@ -23,7 +23,12 @@ from haed.token.spacebyte import SpaceByte
 
 @dataclass(frozen=True)
 class Kind:
-    """A family of models: `system` of (options, IEM options, cut), `sampler` of (system, prompt, samples)."""
+    """A family of models: the constructors of its model and of its sampler.
+
+    Attributes:
+        system: builds the model from (options, IEM options, cut).
+        sampler: builds the sampler from (system, prompt, samples).
+    """
 
     system: Callable[[ModelOptions, IEMOptions, Cut], System]
     sampler: Callable[..., Sampler]
@@ -40,10 +45,15 @@ KINDS: dict[str, Kind] = {
 
 
 def make_system(options: ModelOptions, iem: IEMOptions, cut: Cut) -> System:
-    """The system that options ask for, for a corpus that is cut so; initialised from PyTorch's global generator.
+    """Build the model that the options describe, initialised from PyTorch's global generator.
+
+    Args:
+        options: options of the model.
+        iem: options of the IEM loss.
+        cut: how the corpus is cut into chunks.
 
     Raises:
-        ValueError: its parts do not fit together.
+        ValueError: the model's parts do not fit together.
     """
     made = KINDS[options.kind].system(options, iem, cut)
     made.kind = options.kind
@@ -60,19 +70,19 @@ def make_objective(
     ranks: Ranks | None = None,
     lexicon: Lexicon | None = None,
 ) -> Objective:
-    """The loss of a phase.
+    """Build the training objective of a phase.
 
     Args:
-        system: that is trained.
+        system: model to train.
         iem: options of the IEM loss.
-        iem_weight: its weight; 0 switches it off.
+        iem_weight: weight of the IEM loss; 0 switches it off.
         decode_fraction: share of the chunks that is decoded for the exact loss.
-        pieces: in which a batch's windows are computed.
+        pieces: number of pieces in which a batch's windows are computed.
         ranks: processes that train together.
-        lexicon: the known chunks of a mixture.
+        lexicon: known chunks of a mixture.
 
     Raises:
-        ValueError: the system cannot be trained so.
+        ValueError: the model cannot be trained with these settings.
     """
     if isinstance(system, HAED):
         return ChunkObjective(system, iem, iem_weight, decode_fraction, pieces, ranks, lexicon)
@@ -86,11 +96,11 @@ def make_objective(
 
 
 def make_sampler(system: System, prompt: Windows, samples: int = 1) -> Sampler:
-    """Continues prompts.
+    """Build a sampler that continues prompts.
 
     Args:
         system: made by `make_system`, in evaluation mode.
-        prompt: (B, P) closed chunks, P may be 0, or (1, P), which all samples go on from.
+        prompt: (B, P) closed chunks, where P may be 0; or (1, P), which all samples continue.
         samples: B.
     """
     return KINDS[system.kind].sampler(system, prompt, samples)

@@ -1,4 +1,7 @@
-"""Options of the models and of the IEM loss. Importing this module imports neither torch nor anything heavy."""
+"""Options of the models and of the IEM loss.
+
+Importing this module imports neither torch nor anything else that is slow to import.
+"""
 
 from dataclasses import dataclass, field
 from typing import Annotated, Literal
@@ -11,9 +14,10 @@ class Family:
     """A family of models.
 
     Attributes:
-        about: what it is, in a few words.
-        sections: of `ModelOptions` that are its own; other families do not take them, unless they name them too.
-        chunks: it is of chunks: it has a phase one and the IEM loss, and an index of embeddings.
+        about: description in a few words.
+        sections: sections of `ModelOptions` that belong to the family; other families reject them unless they list them
+            too.
+        chunks: true for models of chunks, which have a phase one, the IEM loss and an index of embeddings.
     """
 
     about: str
@@ -21,7 +25,7 @@ class Family:
     chunks: bool = False
 
 
-# By the name of `model.kind`; `haed.build` makes them.
+# Families by `model.kind`; `haed.build` builds them.
 SYSTEMS = {
     "haed": Family(
         "encoder, main model and decoder of chunks (model.encoder, model.main, model.decoder)",
@@ -56,7 +60,7 @@ def _known(kind: str) -> str:
 
 @dataclass(kw_only=True)
 class EncoderOptions:
-    """The encoder: a chunk, without context, to its embedding."""
+    """Encoder: maps a chunk, without context, to its embedding."""
 
     kind: Annotated[
         Literal["mlp", "linear", "lstm", "transformer"],
@@ -103,7 +107,7 @@ class EncoderOptions:
 
 @dataclass(kw_only=True)
 class MainOptions:
-    """The main model: embeddings of the chunks so far to a prediction of the next one."""
+    """Main model: predicts the next chunk from the embeddings of the chunks before it."""
 
     kind: Annotated[
         Literal["transformer", "lstm"],
@@ -155,7 +159,7 @@ class GramsOptions:
 
 @dataclass(kw_only=True)
 class DecoderOptions:
-    """The decoder: prediction ŷ and the chunk's tokens so far to the next token."""
+    """Decoder: predicts the next token from ŷ and the chunk's tokens so far."""
 
     kind: Annotated[
         Literal["lstm", "transformer"], Field(description="lstm (paper), or a causal transformer over the chunk")
@@ -184,7 +188,7 @@ class DecoderOptions:
 
 @dataclass(kw_only=True)
 class MixtureOptions:
-    """One likelihood of known chunks, by the IEM score, and of all others, by the decoder."""
+    """Mixture of two likelihoods: the IEM score for known chunks, the decoder for all others."""
 
     known: Annotated[
         int | None,
@@ -200,7 +204,7 @@ class MixtureOptions:
 
 @dataclass(kw_only=True)
 class TokenOptions:
-    """What all systems of tokens share: embedding, blocks, output."""
+    """Embedding, blocks and output, which all models of tokens share."""
 
     width: Annotated[int, Field(ge=1, le=65_536, description="width W of the residual stream")] = 256
     heads: Annotated[int, Field(ge=1, le=4096, description="attention heads")] = 4
@@ -235,7 +239,7 @@ class TokenOptions:
 
 @dataclass(kw_only=True)
 class HourglassOptions:
-    """Hourglass: where the sequence is shortened, and how (Nawrot et al. 2021)."""
+    """Hourglass: its levels, shortening and lengthening (Nawrot et al. 2021)."""
 
     hierarchy: Annotated[
         str,
@@ -263,7 +267,7 @@ class HourglassOptions:
 
 @dataclass(kw_only=True)
 class MultiscaleOptions:
-    """Top-down and Bottom-up: their scales (Subramanian et al. 2020)."""
+    """Scales of Top-down and Bottom-up (Subramanian et al. 2020)."""
 
     layers: Annotated[
         str, Field(description="layers@scale for each scale, in tokens, such as 2@16 2@4 4@1 (section 3)")
@@ -283,7 +287,7 @@ class MultiscaleOptions:
 
 @dataclass(kw_only=True)
 class RetinaOptions:
-    """Retina: what is seen at which scale (Subramanian et al. 2020, section 3.4)."""
+    """Windows and scales of Retina (Subramanian et al. 2020, section 3.4)."""
 
     layers: Annotated[int, Field(ge=1, le=1024, description="layers (paper: 12 and 16)")] = 6
     windows: Annotated[
@@ -326,7 +330,7 @@ class SpaceByteOptions:
 
 @dataclass(kw_only=True)
 class ModelOptions:
-    """A system: which family of models it is of, and its parts."""
+    """The model: its family and the options of its parts."""
 
     kind: Annotated[
         str,
@@ -392,7 +396,7 @@ class IEMOptions:
     ] = None
 
     def check_calibrated(self) -> None:
-        """Raises ValueError if the score that is learned is no likelihood, as a mixture needs it."""
+        """Raise ValueError if the learned score is not a likelihood, which a mixture requires."""
         if self.correction != "inclusion":
             raise ValueError(
                 f"iem.correction={self.correction}: the score is no likelihood, as a mixture needs it: set "

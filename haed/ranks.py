@@ -1,8 +1,9 @@
-"""Processes that train together (torchrun): what they tell each other beside DistributedDataParallel's gradients.
+"""Communication between processes that train together (torchrun), beside DistributedDataParallel's gradients.
 
-Everything whose shape depends on the data is exchanged on the CPU, through gloo: candidates before a step begins, so that no
-device is waited for, and the gradients of tables (`mean_rows`) in it. Only embeddings travel between devices, with their
-gradients. They have a group of their own, so that they never meet the averaging of other gradients.
+Tensors whose shape depends on the data are exchanged on the CPU, through gloo. Candidates are exchanged before a step
+begins, so that no device is waited for. Gradients of tables (`mean_rows`) are exchanged within the step. Only
+embeddings travel between devices, with their gradients. They use a process group of their own, so that they never
+interfere with the averaging of other gradients.
 """
 
 from datetime import timedelta
@@ -14,11 +15,11 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 from torch.nn.parallel import DistributedDataParallel
 
-_PATIENCE = timedelta(days=1)  # while the first one counts a corpus or validates; one that dies ends all, by torchrun
+_PATIENCE = timedelta(days=1)  # the first rank may count a corpus or validate; torchrun ends all if one dies
 
 
 class _Join(torch.autograd.Function):
-    """All ranks' rows, one after the other; the gradient of a row is the sum of all ranks' gradients of it."""
+    """Concatenation of all ranks' rows; the gradient of a row is the sum of all ranks' gradients of it."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, group: dist.ProcessGroup) -> Tensor:
@@ -36,13 +37,13 @@ class _Join(torch.autograd.Function):
 
 
 class Ranks:
-    """This process among those that train together; one alone without `torch.distributed`.
+    """The processes that train together, seen from this one; a single process without `torch.distributed`.
 
     Args:
-        members: their numbers among all processes, this one's included; None: all.
+        members: global ranks of the processes, this one's included; None: all processes.
 
     Attributes:
-        rank: of this process, among them.
+        rank: rank of this process among them.
         size: number of processes.
     """
 
@@ -57,10 +58,11 @@ class Ranks:
         self._devices = dist.new_group(members, use_local_synchronization=True) if self.size > 1 else None
 
     def divided(self, size: int | None) -> "tuple[Ranks, Ranks]":
-        """Of all processes: the group of so many neighbours that this one is in, and those of the same place in all groups.
+        """Return this process's group of neighbours, and the processes with the same place in all groups.
 
         Args:
-            size: of a group; None, or no fewer than there are: all are one, and no other has this one's place.
+            size: size of a group. If it is None or at least the number of processes, all form one group, and no other
+                process has this one's place.
 
         Raises:
             ValueError: groups of this size leave some processes over.
@@ -73,11 +75,14 @@ class Ranks:
 
     @property
     def first(self) -> bool:
-        """This one writes the files."""
+        """True for the process that writes the files."""
         return self.rank == 0
 
     def gather(self, x: Tensor) -> list[Tensor]:
-        """Every rank's tensor, in the order of the ranks; on the CPU, of the same type and any length along dimension 0."""
+        """Return every rank's tensor, in the order of the ranks.
+
+        The tensors are on the CPU, of one type, and of any length along dimension 0.
+        """
         if self.size == 1:
             return [x]
         sizes = [torch.zeros(1, dtype=torch.long) for _ in range(self.size)]
@@ -90,7 +95,10 @@ class Ranks:
         return [part[: int(size)] for part, size in zip(parts, sizes, strict=True)]
 
     def told(self, x: Tensor, by: int) -> Tensor:
-        """One rank's tensor, on all of them; on the CPU, of the same type and number of columns, of any length."""
+        """Broadcast the tensor of rank `by` to all ranks.
+
+        The tensors are on the CPU, of one type and one number of columns. Their lengths may differ.
+        """
         if self._cpu is None:
             return x
         source = dist.get_global_rank(self._cpu, by)
@@ -101,11 +109,11 @@ class Ranks:
         return found
 
     def sum(self, values: list[float]) -> list[float]:
-        """Sums of numbers over all ranks."""
+        """Return the sum of each number over all ranks."""
         return self._reduce(values, dist.ReduceOp.SUM)
 
     def max(self, values: list[float]) -> list[float]:
-        """Largest of numbers over all ranks."""
+        """Return the maximum of each number over all ranks."""
         return self._reduce(values, dist.ReduceOp.MAX)
 
     def _reduce(self, values: list[float], how: "dist.ReduceOp.RedOpType") -> list[float]:
@@ -116,16 +124,22 @@ class Ranks:
         return tensor.tolist()
 
     def share(self, count: int) -> slice:
-        """This rank's share of `count` rows, of which each has as many; the last ones may lie beyond the end."""
+        """Return this rank's slice of `count` rows. All slices have one length; the last may reach beyond the end."""
         each = -(-count // self.size)
         return slice(self.rank * each, (self.rank + 1) * each)
 
     def join(self, x: Tensor) -> Tensor:
-        """Concatenates the ranks' shares (n, …), all of one shape, on their devices; gradients find their way back."""
+        """Concatenate the ranks' shares (n, …), all of one shape, on their devices.
+
+        The gradients of a share flow back to its rank.
+        """
         return _Join.apply(x, self._devices) if self.size > 1 else x
 
     def averaging(self, module: nn.Module, tables: list[nn.Parameter]) -> nn.Module:
-        """The module, whose gradients a backward pass averages over ranks, but those of `tables`: see `mean_rows`."""
+        """Wrap the module so that a backward pass averages its gradients over ranks.
+
+        The gradients of `tables` are left out; see `mean_rows`.
+        """
         if self.size == 1:
             return module
         names = [name for name, x in module.named_parameters() if any(x is table for table in tables)]
@@ -133,7 +147,7 @@ class Ranks:
         return DistributedDataParallel(module, gradient_as_bucket_view=True)
 
     def mean_rows(self, table: Tensor) -> Tensor | None:
-        """The mean of the ranks' gradients of a table, which are sparse, some rows each; it goes by the CPU."""
+        """Return the mean of the ranks' sparse gradients of a table, which are exchanged on the CPU."""
         if self.size == 1:
             return table.grad
         rows, values = torch.empty(0, dtype=torch.long), table.new_empty(0, *table.shape[1:], device="cpu")
@@ -145,16 +159,21 @@ class Ranks:
         return torch.sparse_coo_tensor(rows, values, table.shape, check_invariants=False).coalesce()
 
     def wait(self) -> None:
-        """Until all ranks are here."""
+        """Wait until all ranks have called this (a barrier)."""
         if self.size > 1:
             dist.barrier(group=self._cpu)
 
 
 def group_size(group: int | None, size: int, what: str = "processes") -> int:
-    """How many of so many share candidates, by `iem.group`: all of them, where it is None or there are no more.
+    """Return the number of processes that share candidates, according to `iem.group`.
+
+    Args:
+        group: the option; None or a value of at least `size` means all processes.
+        size: number of processes.
+        what: name of the processes in the error message.
 
     Raises:
-        ValueError: groups leave some of them over, which the message calls `what`.
+        ValueError: groups of this size leave some processes over.
     """
     if group is None or group >= size:
         return size

@@ -1,16 +1,17 @@
-"""Sampling chunk by chunk with cached state: nothing is recomputed from the start.
+"""Sampling chunk by chunk with cached state, and the distribution of the next chunk.
 
-The prompt's last chunk is left open: its tokens are fed to the decoder, which may go on with it or end it, so a prompt
-may stop in the middle of a word. When the window of T chunks is full, the main model's cache is rebuilt from the newest
-half of it, a constant cost per chunk. A system of tokens knows no ends: K tokens are drawn at a time.
+Nothing is recomputed from the start. The prompt's last chunk is left open: its tokens are fed to the decoder, which may
+continue or end it. So a prompt may stop in the middle of a word. When the window of T chunks is full, the main model's
+cache is rebuilt from the newest half of it, a constant cost per chunk. A system of tokens knows no ends: K tokens are
+drawn at a time.
 
-Of a mixture, one of C + 1 outcomes is drawn first: a known chunk, with g · q(c) and without the decoder, or to spell a
-chunk symbol by symbol, with 1 − g. What is spelled may be a known chunk too, so that both ways to it add up. At temperature 1
-and without cut-offs both are drawn as the likelihood has them.
+A mixture first draws one of C + 1 outcomes. An outcome is a known chunk, with probability g · q(c) and without the
+decoder, or to spell a chunk symbol by symbol, with 1 − g. A spelled chunk may be a known one too, so both ways to it
+add up. At temperature 1 and without cut-offs both draws follow the likelihood.
 
-A prompt may end inside a chunk. Then the chunk begins with given tokens: known chunks that do not are impossible, and to spell
-has (1 − g) · p_decoder(these tokens). Divided by their sum, the probability of the beginning, these are by Bayes' rule the
-outcomes given it.
+A prompt may end inside a chunk. Then the chunk begins with given tokens. Known chunks that do not begin with them are
+impossible, and to spell has (1 − g) · p_decoder(these tokens). The sum of these is the probability of the beginning.
+Divided by it they are, by Bayes' rule, the outcomes given the beginning.
 
 Legend: B samples, N chunks, C known ones, K tokens of a chunk, V vocabulary, W width of ŷ.
 """
@@ -29,16 +30,16 @@ from haed.chunk.packing import Chunks, distinct
 from haed.system import Windows, moved, occupied
 from haed.token.sequence import TokenSystem
 
-_BEAM = 32  # chunks that are spelled at a time
+_BEAM = 32  # width of the beam search
 
 
 def largest(values: Tensor, number: int | Tensor, nth: Tensor | None = None) -> Tensor:
-    """Mask (…, n) of exactly so many of the largest values; of equal ones those with the lowest numbers.
+    """Return a mask (…, n) of exactly `number` of the largest values; of equal values the lowest indices are taken.
 
     Args:
         values: (…, n).
         number: how many, 0 to n; or (…, 1).
-        nth: (…, 1) the smallest value that is taken, where it is known; else `number` is an integer.
+        nth: (…, 1) the smallest value that is taken, if known; else `number` must be an integer.
     """
     if nth is None:
         if not number:
@@ -49,13 +50,13 @@ def largest(values: Tensor, number: int | Tensor, nth: Tensor | None = None) -> 
 
 
 def outcomes(system: HAED, prediction: Tensor, before: Chunks, opened: Tensor) -> Tensor:
-    """Log probabilities (N, C + 1), in nats, of each outcome together with the beginning; to spell is the last.
+    """Return log probabilities (N, C + 1), in nats, of each outcome jointly with the beginning; to spell is the last.
 
     Args:
-        system: in evaluation mode; where no chunks are known there is one outcome, to spell.
+        system: in evaluation mode; without known chunks there is one outcome, to spell.
         prediction: ŷ (N, W).
         before: the chunks before, on the CPU, of length 0 for none.
-        opened: (n,) tokens with which the chunks begin, on the CPU, n ≤ K, perhaps none.
+        opened: (n,) tokens with which the chunks begin, on the CPU, 0 ≤ n ≤ K.
     """
     spelled = prediction.new_zeros(len(prediction))
     if n := len(opened):
@@ -73,14 +74,16 @@ def outcomes(system: HAED, prediction: Tensor, before: Chunks, opened: Tensor) -
 
 @dataclass
 class Likeliest:
-    """Some chunks that may be next, the likeliest first, on the CPU; probabilities are given the beginning, float64.
+    """Some chunks that may be next, the likeliest first, on the CPU.
+
+    Probabilities are conditional on the beginning, in float64.
 
     Attributes:
-        chunks: n of them.
-        probability: (n,) by both ways together.
-        summoned: (n,) the share of that by which a chunk is summoned; the rest of it is spelled.
-        rows: (n,) of the known chunks, −1 of others.
-        gate: the probability that the next chunk is summoned, whichever it is.
+        chunks: n chunks.
+        probability: (n,) probability by both ways together.
+        summoned: (n,) share of that by which a chunk is drawn as a known one; the rest is spelled.
+        rows: (n,) rows of the known chunks, −1 for others.
+        gate: probability that the next chunk is drawn from the known chunks.
     """
 
     chunks: Chunks
@@ -92,10 +95,10 @@ class Likeliest:
 
 @torch.no_grad()
 def likeliest(system: HAED, prediction: Tensor, before: Chunks, opened: Tensor, count: int) -> Likeliest:
-    """The likeliest next chunks, at most `count`, of ŷ (1, W); see `outcomes`.
+    """Return the likeliest next chunks, at most `count`, of ŷ (1, W); see `outcomes`.
 
-    Probabilities are exact. Which chunks are considered is not quite: those with the most g · q(c), and those that a beam
-    search among the decoder's finds.
+    Probabilities are exact. The choice of chunks is approximate: those with the most g · q(c), and those that a beam
+    search of the decoder finds.
     """
     shares = outcomes(system, prediction, before, opened)[0].double().cpu()
     found = _spelled(system, prediction, before, opened, max(count, _BEAM))
@@ -117,7 +120,7 @@ def likeliest(system: HAED, prediction: Tensor, before: Chunks, opened: Tensor, 
 
 
 def _spelled(system: HAED, prediction: Tensor, before: Chunks, opened: Tensor, beam: int) -> Chunks:
-    """The decoder's likeliest chunks with a given beginning, at most `beam`, by a beam search."""
+    """Return the decoder's likeliest chunks with a given beginning, at most `beam`, by a beam search."""
     cut = system.cut
     decoder: Any = system.decoder  # each decoder has a state of its own kind
     state = decoder.begin(prediction, moved(before, system.device))
@@ -142,19 +145,20 @@ def _spelled(system: HAED, prediction: Tensor, before: Chunks, opened: Tensor, b
     return Chunks(every, lengths)[best]
 
 
-_MANY = 1024  # outcomes
+_MANY = 1024  # beyond this number of outcomes, cheaper methods are used
 _COLDEST = 1e-30  # a smaller temperature is 0 in float32, and 0 / 0 is not 0
 
 
 @dataclass
 class Draw:
-    """How one of n outcomes is drawn: a symbol of a chunk or its end, or of a mixture a known chunk or to spell one.
+    """Settings for drawing one of n outcomes: a symbol of a chunk or its end, or an outcome of a mixture.
 
     Attributes:
         temperature: divides the logarithms of the probabilities; 0 takes the likeliest outcome.
-        top_k: only the k likeliest; 0: all. Of equal ones those with the lowest numbers stay.
-        top_p: only the fewest likeliest that together have this probability; of equal ones likewise.
-        generator: of the draws, on the CPU.
+        top_k: keep only the k likeliest outcomes; 0 keeps all. Of equal ones the lowest indices are kept.
+        top_p: keep only the fewest likeliest outcomes that together have this probability. Of equal ones the lowest
+            indices are kept.
+        generator: random generator of the draws, on the CPU.
     """
 
     temperature: float = 1.0
@@ -163,7 +167,7 @@ class Draw:
     generator: torch.Generator | None = None
 
     def __post_init__(self) -> None:
-        """Raises ValueError for what is no way to draw."""
+        """Raise ValueError for values out of range."""
         if not (0 <= self.temperature < math.inf and self.top_k >= 0 and 0 < self.top_p <= 1):
             raise ValueError(
                 f"temperature={self.temperature}, top_k={self.top_k}, top_p={self.top_p}: must be at least 0, at least 0, and "
@@ -172,16 +176,16 @@ class Draw:
 
     @property
     def plain(self) -> bool:
-        """Outcomes are drawn with the probabilities that they have."""
+        """True if outcomes are drawn with their own probabilities, without temperature or cut-offs."""
         return self.temperature == 1 and not self.top_k and self.top_p >= 1
 
     def __call__(self, logits: Tensor) -> Tensor:
-        """Draws from logits (B, n): outcomes (B,)."""
+        """Draw outcomes (B,) from logits (B, n)."""
         many = logits.shape[-1] > _MANY
         logits = logits.cpu() if many else logits.double().cpu()
         if self.temperature == 0:
             return logits.argmax(-1)
-        if self.top_k:  # before they are divided, which makes unequal logits equal where it rounds
+        if self.top_k:  # before dividing: rounding can make unequal logits equal
             logits = logits.masked_fill(~largest(logits, min(self.top_k, logits.shape[-1])), -torch.inf)
         logits = (logits - logits.amax(-1, keepdim=True)) / max(self.temperature, _COLDEST)
         probabilities = logits.softmax(-1)
@@ -189,25 +193,25 @@ class Draw:
             probabilities = probabilities.masked_fill(~_nucleus(probabilities, self.top_p), 0)
         if not many:
             return torch.multinomial(probabilities, 1, generator=self.generator).squeeze(1)
-        passed = probabilities.cumsum(-1, dtype=torch.float64)  # of many, `multinomial` would draw a number for each
+        passed = probabilities.cumsum(-1, dtype=torch.float64)  # `multinomial` draws a number for each outcome
         share = torch.rand(len(passed), 1, dtype=torch.float64, generator=self.generator)
         drawn = torch.searchsorted(passed, share * passed[:, -1:], right=True)
         return drawn.squeeze(1).clamp(max=logits.shape[-1] - 1)
 
 
 def _nucleus(probabilities: Tensor, enough: float) -> Tensor:
-    """Mask (B, n) of the fewest likeliest outcomes that have this probability together, at least one.
+    """Return a mask (B, n) of the fewest likeliest outcomes, at least one, that have probability `enough` together.
 
-    Of equally likely outcomes those with the lowest numbers are taken.
+    Of equally likely outcomes the lowest indices are taken.
     """
     ranked = _ranked(probabilities, enough).double()
-    rounding = 8 * torch.finfo(probabilities.dtype).eps  # seven tenths, added up, are a little less than 0.7
+    rounding = 8 * torch.finfo(probabilities.dtype).eps  # 0.1 added seven times is a little less than 0.7
     number = (ranked.cumsum(-1) - ranked < enough * (1 - rounding)).sum(-1, keepdim=True).clamp(min=1)
     return largest(probabilities, number, ranked.gather(-1, number - 1).to(probabilities.dtype))
 
 
 def _ranked(probabilities: Tensor, enough: float) -> Tensor:
-    """The largest probabilities of (B, n) in order, at least those that have `enough` together."""
+    """Return the largest probabilities of (B, n), sorted, at least as many as have `enough` together."""
     count = _MANY
     while count < probabilities.shape[-1]:
         ranked = probabilities.topk(count).values
@@ -221,17 +225,18 @@ class Sampler(ABC):
     """Continues B prompts of the same number of chunks, chunk by chunk.
 
     Attributes:
-        summoned: (B,) how many chunks of each needed no decoder; None where none is known.
+        summoned: (B,) number of chunks of each sample that were drawn as known ones, without the decoder; None without
+            known chunks.
     """
 
     summoned: Tensor | None = None
 
     @abstractmethod
     def chunk(self, draw: Draw, opened: Tensor | None = None) -> Chunks:
-        """Draws the next chunk of every sample, and goes on behind it.
+        """Draw the next chunk of every sample and append it.
 
         Args:
-            draw: how.
+            draw: settings of the draws.
             opened: (n,) tokens with which every chunk begins, n ≤ K.
 
         Returns:
@@ -240,11 +245,11 @@ class Sampler(ABC):
 
 
 class ChunkSampler(Sampler):
-    """Samples of a chunk model.
+    """Sampler of a chunk model.
 
     Args:
         system: in evaluation mode.
-        prompt: (B, P) closed chunks, P may be 0, or (1, P), which all samples go on from.
+        prompt: (B, P) closed chunks, where P may be 0; or (1, P), which all samples continue.
         samples: B.
     """
 
@@ -282,7 +287,7 @@ class ChunkSampler(Sampler):
         return drawn
 
     def _summon(self, draw: Draw, opened: Tensor) -> Tensor:
-        """The rows (B,) of the known chunks that are drawn, −1 where a chunk is to be spelled."""
+        """Draw the rows (B,) of known chunks, −1 where a chunk is to be spelled."""
         system, rows = self.system, torch.full((self.samples,), -1)
         if system.known is None or system.mixture is None:
             return rows
@@ -298,7 +303,7 @@ class ChunkSampler(Sampler):
         return rows
 
     def _spell(self, rows: Tensor, draw: Draw, opened: Tensor) -> Chunks:
-        """Chunks of some of the samples, drawn symbol by symbol from the decoder."""
+        """Draw chunks of some of the samples symbol by symbol from the decoder."""
         cut, batch = self.system.cut, len(rows)
         tokens = torch.zeros(batch, cut.k, dtype=torch.long)
         lengths = torch.full((batch,), cut.k)
@@ -322,9 +327,9 @@ class ChunkSampler(Sampler):
         return Chunks(tokens, lengths)
 
     def _feed(self, drawn: Chunks) -> None:
-        """Lets the main model see the chunks and predict the next ones."""
+        """Feed the chunks to the main model, which predicts the next ones."""
         main, context = self.system.main, self.system.cut.context
-        if context > 1:  # else a chunk is scored without the one before
+        if context > 1:  # with a context of 1 no chunk sees the one before
             self.last = drawn
         vector = self._embed(drawn)[:, None]
         self.inputs = torch.cat([self.inputs, vector], 1)
@@ -334,23 +339,23 @@ class ChunkSampler(Sampler):
         self.prediction = main.step(vector, self.cache)[:, -1]
 
     def _start(self) -> Tensor:
-        """What stands before the first chunk: (B, 1, E)."""
+        """Return the vectors (B, 1, E) before the first chunk."""
         return self.system.main.start.expand(self.samples, 1, -1)
 
     def _embed(self, chunks: Chunks) -> Tensor:
-        """Embeddings (N, E) of chunks on the CPU."""
+        """Return the embeddings (N, E) of chunks on the CPU."""
         return self.system.encode(chunks).vector.to(self.system.main.start.dtype)
 
 
 class TokenSampler(Sampler):
-    """Samples of a system of tokens, K of them a chunk.
+    """Sampler of a system of tokens, K of them a chunk.
 
-    A window has T·K tokens where chunks have a fixed size, and half as many where they have not, as windows of training
-    seldom have more; when it is full, the memory is rebuilt from the newest half of it.
+    A window has T·K tokens if chunks have a fixed size. Otherwise it has half as many, as windows of training seldom
+    have more. When it is full, the memory is rebuilt from the newest half of it.
 
     Args:
         system: in evaluation mode.
-        prompt: (B, P) chunks, P may be 0, or (1, P), which all samples go on from.
+        prompt: (B, P) chunks, where P may be 0; or (1, P), which all samples continue.
         samples: B.
 
     Raises:
@@ -369,7 +374,7 @@ class TokenSampler(Sampler):
             )
         real = occupied(prompt.lengths, cut.k)
         tokens = prompt.tokens.long()[real].view(len(sizes), -1).expand(samples, -1)
-        self.symbols = torch.cat([torch.full((samples, 1), cut.vocabulary), tokens], 1)  # all of the window
+        self.symbols = torch.cat([torch.full((samples, 1), cut.vocabulary), tokens], 1)  # the whole window
         self._restart(self.window - 1)
 
     @torch.no_grad()
@@ -393,7 +398,7 @@ class TokenSampler(Sampler):
 
     @torch.no_grad()
     def _restart(self, newest: int) -> None:
-        """Begins a window with so many of the newest tokens at most."""
+        """Restart the window with at most `newest` of the newest tokens."""
         kept = self.symbols[:, 1:][:, max(0, self.symbols.shape[1] - 1 - newest) :]
         self.symbols = torch.cat([self.symbols.new_full((self.samples, 1), self.system.cut.vocabulary), kept], 1)
         self.memory = self.system.begin(self.samples)

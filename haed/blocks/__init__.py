@@ -1,1 +1,1 @@
-"""Layers that the parts are made of: attention, LSTM."""
+"""Layers that the models are made of: attention, transformer blocks, LSTM, n-gram tables."""

@@ -1,7 +1,7 @@
-"""Causal attention between vectors that stand at positions of one sequence: plain, rotary, local, relative.
+"""Causal attention between vectors at positions of one sequence: plain, rotary, local, relative.
 
-Positions need not be neighbours: a sequence shortened by k stands at every k-th position of the finer one, so that the same
-code attends within a level and between two. LSH attention is in `haed.blocks.lsh`.
+The positions need not be adjacent: a sequence shortened by k has a vector at every k-th position of the finer one. So
+the same code attends within a level and between two levels. LSH attention is in `haed.blocks.lsh`.
 
 Legend: B sequences, L positions, n queries, m keys, W width, H heads, D width of a head; H·D need not be W.
 """
@@ -16,30 +16,30 @@ from torch import Tensor, nn
 
 from haed.options import TokenOptions
 
-_BLOCK, _CUDA_BLOCK = 128, 1024  # queries at a time
+_BLOCK, _CUDA_BLOCK = 128, 1024  # queries per block
 
 
 @dataclass(frozen=True)
 class Grid:
-    """Positions `first`, `first + step`, … of the vectors of a sequence."""
+    """The positions `first`, `first + step`, … of the vectors of a sequence."""
 
     first: int = 0
     step: int = 1
 
     def at(self, index: int) -> int:
-        """Position of the vector of that index."""
+        """Return the position of the vector with this index."""
         return self.first + index * self.step
 
     def skip(self, count: int) -> "Grid":
-        """The same without so many at its start; with more before it, if negative."""
+        """Return the grid without its first `count` positions; with further ones before it, if `count` is negative."""
         return Grid(self.at(count), self.step)
 
     def upto(self, position: int) -> int:
-        """How many vectors stand there or before."""
+        """Return the number of vectors at this position or before."""
         return max(0, (position - self.first) // self.step + 1)
 
     def places(self, count: int, device: torch.device) -> Tensor:
-        """The first so many positions, (count,) integers."""
+        """Return the first `count` positions, (count,) integers."""
         return torch.arange(count, device=device) * self.step + self.first
 
 
@@ -47,16 +47,16 @@ Shifted = dict[nn.Module, Tensor]  # (B, 1, ·) of each norm that shifts: see `h
 
 
 class Past:
-    """What an attention remembers of the vectors it has seen: tensors (B, H, T, ·), such as their keys and values."""
+    """Cache of an attention layer: tensors (B, H, T, ·) of the vectors seen so far, such as their keys and values."""
 
     def __init__(self) -> None:
         self.seen = 0
         self.held: tuple[Tensor, ...] = ()
-        self.table: Tensor | None = None  # of relative attention: (H, D, T), what it has worked out for distances
+        self.table: Tensor | None = None  # relative attention: (H, D, T) cached vectors of distances
         self.last: Shifted = {}
 
     def extend(self, *new: Tensor, keep: int | None = None) -> tuple[Tensor, ...]:
-        """Appends what new vectors bring and returns all that is held then; of that, the last `keep` are held on."""
+        """Append tensors of new vectors and return the whole cache; only the last `keep` vectors stay in it."""
         found = tuple(torch.cat(pair, 2) for pair in zip(self.held, new, strict=True)) if self.held else new
         self.seen += new[0].shape[2]
         self.held = found if keep is None else tuple(x[:, :, max(0, x.shape[2] - keep) :] for x in found)
@@ -64,14 +64,14 @@ class Past:
 
 
 def sinusoids(places: Tensor, width: int, dtype: torch.dtype) -> Tensor:
-    """Sines and cosines by turns, (n, W), of positions or distances (n,) (Vaswani et al. 2017, section 3.5)."""
+    """Return alternating sines and cosines (n, W) of positions or distances (n,) (Vaswani et al. 2017, section 3.5)."""
     pairs = torch.arange(0, width, 2, device=places.device, dtype=torch.promote_types(dtype, torch.float32))
     angle = places[:, None] * 10_000.0 ** (-pairs / width)
     return torch.stack([angle.sin(), angle.cos()], -1).flatten(1)[:, :width].to(dtype)
 
 
 def rotated(x: Tensor, grid: Grid) -> Tensor:
-    """Rotary position embedding (Su et al. 2021) of x (…, n, D), which stands at the positions of a grid."""
+    """Apply the rotary position embedding (Su et al. 2021) to x (…, n, D) at the positions of a grid."""
     half = x.shape[-1] // 2
     wide = torch.promote_types(x.dtype, torch.float32)
     frequency = 10_000.0 ** (-torch.arange(half, device=x.device, dtype=wide) / half)
@@ -80,9 +80,10 @@ def rotated(x: Tensor, grid: Grid) -> Tensor:
 
 
 class _Rotation(torch.autograd.Function):
-    """Turns coordinates i and i + D/2 of x by angles, whose cosines and sines (n, D/2) are given: backwards is back.
+    """Rotation of coordinates i and i + D/2 of x by angles with given cosines and sines (n, D/2).
 
-    Three passes over x in place of seven, and as many backwards (docs/log.md).
+    The backward pass is the opposite rotation. It takes three passes over x in place of seven, and as many backwards
+    (docs/log.md).
     """
 
     @staticmethod
@@ -114,22 +115,23 @@ def attend(
     dropout: float = 0.0,
     bias: Callable[[slice, slice], Tensor] | None = None,
 ) -> Tensor:
-    """Softmax attention (B, H, n, D) of queries to the keys at their own positions and before.
+    """Compute softmax attention (B, H, n, D) of queries to the keys at their own positions and before.
 
-    It is computed in blocks of queries, each with the keys that it may see at all: on a CPU 128 queries, which skips nearly
-    half of the square (1,024 positions in float32 took half as long, as much as PyTorch's flash kernel); on a GPU all at
-    once, or 1,024 where there is a window or a bias, which would fill the square.
+    It is computed in blocks of queries, each with only the keys that it may see. On a CPU a block has 128 queries,
+    which skips nearly half of the square. (1,024 positions in float32 took half as long, as much as PyTorch's flash
+    kernel.) On a GPU all queries are one block, or 1,024 where there is a window or a bias, which would fill the
+    square.
 
     Args:
         q: (B, H, n, D), scaled.
         k: (B, H, m, D).
         v: (B, H, m, D).
-        queries: where the queries stand; each must see a key.
-        keys: where the keys stand.
-        window: positions that a query sees, its own included; None: all before it.
-        nearest: distance of the first key that a query sees; where there is none so far back, it sees the very first.
-        dropout: of the probabilities.
-        bias: gives what is added to the scores (B, H, n', m') of a slice of the queries and one of the keys.
+        queries: positions of the queries; each must see a key.
+        keys: positions of the keys.
+        window: number of positions that a query sees, its own included; None: all before it.
+        nearest: distance of the first key that a query sees; if there is none so far back, it sees the very first.
+        dropout: dropout of the probabilities.
+        bias: returns what is added to the scores (B, H, n', m') of a slice of the queries and one of the keys.
     """
     batch, n = q.shape[:2], q.shape[2]
     if q.is_cuda and queries == keys and n == k.shape[2] and window is None and not nearest and bias is None:
@@ -159,11 +161,11 @@ def attend(
 
 
 class Attention(nn.Module):
-    """Causal attention that knows no positions ("plain").
+    """Causal attention without position information ("plain").
 
     Args:
         options: sizes, dropout of the probabilities.
-        longest: positions of the longest sequence.
+        longest: number of positions of the longest sequence.
     """
 
     def __init__(self, options: TokenOptions, longest: int) -> None:
@@ -177,12 +179,15 @@ class Attention(nn.Module):
         self.out = nn.Linear(inner, options.width)
 
     def forward(self, x: Tensor, past: Past | None = None) -> Tensor:
-        """Mixes x (B, L, W) with itself and, if given, with what came before it."""
+        """Attend from x (B, L, W) to itself and, if given, to the vectors before it."""
         grid = Grid(past.seen if past is not None else 0)
         return self.between(x, x, grid, grid, past)
 
     def between(self, x: Tensor, source: Tensor, queries: Grid, keys: Grid, past: Past | None = None) -> Tensor:
-        """What vectors (B, n, W) find among others (B, m, W), and the past before those, at their own positions or before."""
+        """Attend from vectors (B, n, W) to others (B, m, W) and the past before those.
+
+        Each vector sees those at its own position or before.
+        """
         (q,), (k, v) = self.split(self.query(x)), self.split(self.key_value(source))
         q, k = self.placed(q * q.shape[-1] ** -0.5, queries), self.placed(k, keys)
         if past is not None:
@@ -192,16 +197,16 @@ class Attention(nn.Module):
         return self.out(self.mix(q, k, v, queries, keys, past).transpose(1, 2).flatten(2))
 
     def split(self, x: Tensor) -> tuple[Tensor, ...]:
-        """(B, n, p·H·D) to p tensors (B, H, n, D)."""
+        """Split (B, n, p·H·D) into p tensors (B, H, n, D)."""
         inner = self.out.in_features
         return x.unflatten(-1, (x.shape[-1] // inner, self.heads, -1)).permute(2, 0, 3, 1, 4).unbind(0)
 
     def placed(self, x: Tensor, grid: Grid) -> Tensor:
-        """Queries or keys (B, H, n, D) with their positions worked in."""
+        """Return queries or keys (B, H, n, D) with their positions added; here unchanged."""
         return x
 
     def mix(self, q: Tensor, k: Tensor, v: Tensor, queries: Grid, keys: Grid, past: Past | None) -> Tensor:
-        """See `attend`."""
+        """Compute the attention (B, H, n, D); see `attend`."""
         return self.attended(q, k, v, queries, keys)
 
     def attended(
@@ -213,7 +218,7 @@ class Attention(nn.Module):
         keys: Grid,
         bias: Callable[[slice, slice], Tensor] | None = None,
     ) -> Tensor:
-        """`attend` to the distances that this attention sees, with its dropout."""
+        """Call `attend` with the window, the nearest distance and the dropout of this layer."""
         return attend(q, k, v, queries, keys, self.window, self.nearest, self.dropout if self.training else 0.0, bias)
 
 
@@ -221,12 +226,12 @@ class Rotary(Attention):
     """Attention with rotary positions (Su et al. 2021)."""
 
     def placed(self, x: Tensor, grid: Grid) -> Tensor:
-        """Turned by angles in proportion to their positions."""
+        """Rotate by angles in proportion to the positions."""
         return rotated(x, grid)
 
 
 class Local(Rotary):
-    """Rotary attention to the last `window` positions, the own one included, in time linear in the length."""
+    """Rotary attention to the last `window` positions, its own included, in time linear in the length."""
 
     def __init__(self, options: TokenOptions, longest: int) -> None:
         super().__init__(options, longest)
@@ -236,7 +241,7 @@ class Local(Rotary):
 class Relative(Attention):
     """Transformer-XL's attention (Dai et al. 2019, section 3.3): (q_i + u)·k_j + (q_i + v)·W_r R_{i−j}, scaled.
 
-    R are sinusoids of the distance, as wide as the model. u, v and W_r are each layer's own.
+    R are sinusoids of the distance, as wide as the model. Each layer has its own u, v and W_r.
     """
 
     def __init__(self, options: TokenOptions, longest: int) -> None:
@@ -246,7 +251,10 @@ class Relative(Attention):
         self.distance_bias = nn.Parameter(torch.zeros(options.heads, 1, options.head_width))
 
     def mix(self, q: Tensor, k: Tensor, v: Tensor, queries: Grid, keys: Grid, past: Past | None) -> Tensor:
-        """See `attend`; the scores of distances are computed for each distance once, and shifted to where they belong."""
+        """Compute the attention; see `attend`.
+
+        The scores of distances are computed once for each distance, then shifted to their places.
+        """
         if not q.shape[2]:
             return q
         scale = q.shape[-1] ** -0.5
@@ -260,7 +268,7 @@ class Relative(Attention):
         return self.attended(content, k, v, queries, keys, bias)
 
     def _table(self, count: int, past: Past | None) -> Tensor:
-        """W_r R (H, D, count) of the distances 0, 1, …; what the past has of it is not worked out again."""
+        """Return W_r R (H, D, count) of the distances 0, 1, …, reusing the part that is cached in `past`."""
         known = past.table if past is not None else None
         have = 0 if known is None else known.shape[2]
         if known is None or have < count:
@@ -274,11 +282,11 @@ class Relative(Attention):
 
 
 def relative_shift(q: Tensor, table: Tensor, queries: Grid, keys: Grid, m: int) -> Tensor:
-    """Scores (B, H, n, m) of queries (B, H, n, D) and what belongs to their distances from the first m keys.
+    """Return scores (B, H, n, m) of queries (B, H, n, D) for their distances from the first m keys.
 
-    `table` (H, D, T) belongs to the distances 0, 1, …. Each query meets each distance once; row i, in the order of falling
-    distances, is then read from i·step further left (the relative shift, Dai et al. 2019, appendix B). What is read for keys
-    after the query means nothing.
+    `table` (H, D, T) holds the vectors of the distances 0, 1, …. Each query is multiplied with each distance once. Row
+    i, in the order of falling distances, is then read from i·step further left (the relative shift, Dai et al. 2019,
+    appendix B). Scores of keys after the query are meaningless.
     """
     n = q.shape[2]
     far = queries.at(n - 1) - keys.first  # the largest distance, in column 0

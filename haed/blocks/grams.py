@@ -1,10 +1,10 @@
 """Hashed n-grams of the last tokens, looked up in a table (hash n-gram embeddings: Pagnoni et al. 2024, section 3.2.1).
 
-What often follows a few letters need not be worked out by a layer: each of the last n tokens together, for several n, has a
-row by its hash. Their sum is mapped into what a layer sees and, by a matrix of its own, into the logits.
+A layer then need not learn what often follows a few letters. For several n, the last n tokens together select a row by
+their hash. The sum of these rows is mapped into a layer's input and, by another matrix, into the logits.
 
-Which rows a step needs is worked out on the CPU beforehand, each once, and the gradient of the table has these rows alone
-(a sparse tensor), so that neither the backward pass nor the optimizer depends on the size of the table.
+The rows of a step are determined on the CPU beforehand, each once. The gradient of the table has only these rows (a
+sparse tensor). So neither the backward pass nor the optimizer depends on the size of the table.
 
 Legend: S places, n orders of n-grams, R rows of an order, D width of a row, V vocabulary.
 """
@@ -24,7 +24,7 @@ _MIX = (0x9E3779B97F4A7C15 - (1 << 64), 0xBF58476D1CE4E5B9 - (1 << 64))
 
 
 class _Picked(torch.autograd.Function):
-    """Different rows of a table; its gradient is sparse."""
+    """Selection of different rows of a table, with a sparse gradient."""
 
     @staticmethod
     def forward(ctx: Any, table: Tensor, rows: Tensor) -> Tensor:
@@ -41,11 +41,11 @@ class _Picked(torch.autograd.Function):
 
 @dataclass
 class Looked:
-    """What is looked up in a table.
+    """Row indices of a table look-up.
 
     Attributes:
-        rows: (R,) the different rows, in order.
-        inverse: which of them each of several things has, of any shape.
+        rows: (R,) the distinct row indices, sorted.
+        inverse: index into `rows` of each element, of any shape.
     """
 
     rows: Tensor
@@ -53,29 +53,29 @@ class Looked:
 
     @classmethod
     def of(cls, rows: Tensor) -> "Looked":
-        """Of rows on the CPU, of any shape."""
+        """Return the look-up of row indices of any shape, on the CPU."""
         return cls(*torch.unique(rows, return_inverse=True))
 
     @property
     def each(self) -> Tensor:
-        """The row of each thing, (…)."""
+        """Row index (…) of each element."""
         return self.rows[self.inverse]
 
     def up(self, table: Tensor) -> Tensor:
-        """The rows (…, D), on the table's device."""
+        """Return the rows (…, D) on the table's device."""
         return F.embedding(self.inverse, _Picked.apply(table, self.rows))
 
 
 class Grams(nn.Module):
-    """A table of n-grams, and what it adds to a layer and to the logits.
+    """A table of n-grams, with its terms for a layer and for the logits.
 
     Args:
         options: orders, rows and width.
-        layer: values of the layer that it is added to.
-        symbols: values of the logits.
+        layer: width of the layer's input that it is added to.
+        symbols: number of logits.
 
     Attributes:
-        longest: tokens of the longest n-gram.
+        longest: number of tokens of the longest n-gram.
     """
 
     def __init__(self, options: GramsOptions, layer: int, symbols: int) -> None:
@@ -87,16 +87,19 @@ class Grams(nn.Module):
 
     @torch.no_grad()
     def initialise(self) -> None:
-        """The table and its share of the logits begin at zero: an n-gram that was never seen says nothing.
+        """Initialise the table and its map to the logits to zero, so that an unseen n-gram has no effect.
 
-        To be called last, so that all else of a system begins as without it.
+        Call it last, so that the other parameters of a system begin as they would without it.
         """
         nn.init.zeros_(self.table)
         nn.init.zeros_(self.logits)
         nn.init.normal_(self.layer, std=self.layer.shape[1] ** -0.5)
 
     def look_up(self, last: Tensor) -> Looked:
-        """The rows (…, n) of the n-grams that end with `last` (…, longest) symbols on the CPU, the newest last."""
+        """Return the rows (…, n) of the n-grams that end with `last` (…, longest) symbols.
+
+        The symbols are on the CPU, the newest last.
+        """
         found = []
         for place, order in enumerate(self.orders):
             key = torch.full(last.shape[:-1], order, dtype=torch.long)
@@ -107,11 +110,11 @@ class Grams(nn.Module):
         return Looked.of(torch.stack(found, -1))
 
     def forward(self, looked: Looked) -> tuple[Tensor, Tensor]:
-        """What is added to the layer (…, layer) and to the logits (…, symbols)."""
+        """Return the terms for the layer (…, layer) and for the logits (…, symbols)."""
         found = looked.up(self.table).sum(-2)
         rows, places = found.flatten(0, -2), found.shape[:-1]
         return linear(rows, self.layer).unflatten(0, places), linear(rows, self.logits).unflatten(0, places)
 
     def products(self, places: int) -> list[tuple[Tensor, int]]:
-        """Weights of the products, and the multiply-adds of each in a forward pass over so many places."""
+        """Return the weights of the products with the multiply-adds of each in a forward pass over `places` places."""
         return [(each, places * each.numel()) for each in (self.layer, self.logits)]

@@ -1,11 +1,13 @@
-"""Attention by locality-sensitive hashing (Reformer: Kitaev et al. 2020, section 2), made exactly causal, with rotary positions.
+"""Causal attention by locality-sensitive hashing, with rotary positions (Reformer: Kitaev et al. 2020, section 2).
 
-In each of some rounds every position gets a bucket, by random rotations of its query; queries serve as keys too, these of unit
-length. Reformer sorts positions by bucket, cuts the sorted sequence into pieces and lets each see its own and the one before,
-so that later positions move the cuts and with them what earlier ones see. Here a position sees, in each round, the last
-`window` positions of its own bucket, itself included: a sliding window over the positions sorted by (bucket, position). The
-softmax runs over all that it sees in any round, each position once; itself it sees only where there is nothing else, as in
-Reformer. Buckets belong to contents before positions are worked in, and their number to the longest sequence, not to each.
+In each of several rounds every position gets a bucket, by random rotations of its query. Queries serve as keys too,
+normalised to unit length. Reformer sorts positions by bucket, cuts the sorted sequence into pieces and lets each see
+its own and the one before. There, later positions move the cuts and so change what earlier ones see.
+
+Here attention is exactly causal. A position sees, in each round, the last `window` positions of its own bucket, itself
+included: a sliding window over the positions sorted by (bucket, position). The softmax runs over all positions seen in
+any round, each once. A position sees itself only if there is no other, as in Reformer. Buckets are computed from
+contents before positions are added. Their number depends on the longest sequence, not on each one.
 
 Legend: B sequences, H heads, L positions, D width of a head, R rounds, w window.
 """
@@ -19,11 +21,14 @@ from torch import Tensor, nn
 from haed.blocks.attention import Attention, Grid, Past, rotated
 from haed.options import TokenOptions
 
-_SELF = -1e5  # beside any score, nothing
+_SELF = -1e5  # negligible beside any score
 
 
 class LSH(Attention):
-    """See the module. The random rotations are a buffer (H, D, R·N/2) for N buckets, saved with the weights."""
+    """LSH attention; see the module.
+
+    The random rotations are a buffer (H, D, R·N/2) for N buckets, saved with the weights.
+    """
 
     rotations: Tensor
 
@@ -51,36 +56,39 @@ class LSH(Attention):
 
     @torch.no_grad()
     def buckets(self, q: Tensor) -> Tensor:
-        """(B, H, L, R) integers of queries (B, H, L, D): which of the axes and their opposites is nearest, once rotated."""
+        """Return the buckets (B, H, L, R) of queries (B, H, L, D).
+
+        The bucket is the nearest axis, or opposite of an axis, after the round's rotation.
+        """
         kind = q.device.type
         with torch.autocast(kind, enabled=False) if torch.amp.is_autocast_available(kind) else nullcontext():
             turned = (q.to(self.rotations.dtype) @ self.rotations).unflatten(-1, (self.rounds, -1))
         return torch.cat([turned, -turned], -1).argmax(-1)
 
     def _order(self, buckets: Tensor) -> tuple[Tensor, Tensor]:
-        """Positions sorted by (bucket, position), and codes of positions, each (B, H, L, R).
+        """Return the positions sorted by (bucket, position) and their codes, each (B, H, L, R).
 
-        A position sees those whose code is less than w below its own: codes are places in the order, with a gap of w or more
-        between buckets; the lowest is w, out of sight of the zeros that fill up blocks.
+        A position sees those whose code is less than w below its own. Codes are places in the order, with a gap of w or
+        more between buckets. The lowest code is w, so that the zeros which fill up blocks are never seen.
         """
         length = buckets.shape[2]
         order = (buckets * length + torch.arange(length, device=buckets.device)[:, None]).argsort(2)
         return order, (buckets * (length + self.window) + order.argsort(2) + self.window).int()
 
     def _seen(self, codes: Tensor, others: Tensor, each: int) -> Tensor:
-        """(…, n, m): whether positions see others in a round, by their codes (…, n, R) and (…, m, R)."""
+        """Return a mask (…, n, m) of the positions seen in round `each`, by the codes (…, n, R) and (…, m, R)."""
         below = codes[..., :, None, each] - others[..., None, :, each]
         return (below >= 0) & (below < self.window)
 
     def _scores(self, q: Tensor, k: Tensor, seen: Tensor, own: int) -> Tensor:
-        """Scores (…, n, m), float32 or wider, of what is `seen`; key i + `own` is query i itself."""
+        """Return the scores (…, n, m), float32 or wider, of the pairs in `seen`; key i + `own` is query i itself."""
         itself = torch.zeros(seen.shape[-2:], dtype=q.dtype, device=q.device)
         itself.diagonal(own).fill_(_SELF)
         scores = (q @ k.mT + itself).to(torch.promote_types(q.dtype, torch.float32))
         return scores.masked_fill(~seen, -torch.inf)
 
     def _sorted(self, q: Tensor, k: Tensor, v: Tensor, buckets: Tensor) -> Tensor:
-        """Of a whole sequence, in time linear in its length: in sorted order, blocks of w queries see 2·w keys."""
+        """Attend within a whole sequence, in time linear in its length: blocks of w sorted queries see 2·w keys."""
         order, codes = self._order(buckets)
         outputs, weights = [], []
         for each, place in enumerate(order.unbind(-1)):
@@ -88,7 +96,7 @@ class LSH(Attention):
             keys, values, theirs = (torch.cat([_before(x), x], 3) for x in (keys, values, mine))
             scores = self._scores(queries, keys, self._seen(mine, theirs, each), self.window)
             elsewhere = [self._seen(mine, theirs, other) for other in range(self.rounds) if other != each]
-            if elsewhere:  # a pair that meets in several rounds counts once in all
+            if elsewhere:  # a pair that meets in several rounds counts once
                 scores = scores - torch.stack(elsewhere).sum(0, dtype=scores.dtype).log1p()
             shares = scores.softmax(-1)
             weight = scores.amax(-1, keepdim=True) - shares.amax(-1, keepdim=True).log()  # logsumexp, with one exp less
@@ -99,7 +107,7 @@ class LSH(Attention):
         return (torch.stack(weights).softmax(0).to(v.dtype) * torch.stack(outputs)).sum(0)
 
     def _pairwise(self, q: Tensor, k: Tensor, v: Tensor, buckets: Tensor) -> Tensor:
-        """Of the last positions of a sequence, pair by pair."""
+        """Attend from the last positions of a sequence, comparing all pairs."""
         codes, own = self._order(buckets)[1], k.shape[2] - q.shape[2]
         seen = torch.stack([self._seen(codes[:, :, own:], codes, each) for each in range(self.rounds)]).any(0)
         shares = self._scores(q, k, seen, own).softmax(-1).to(v.dtype)
@@ -107,15 +115,15 @@ class LSH(Attention):
 
 
 def _taken(x: Tensor, place: Tensor) -> Tensor:
-    """Of x (B, H, L, ·), positions (B, H, n): (B, H, n, ·)."""
+    """Return the positions `place` (B, H, n) of x (B, H, L, ·): (B, H, n, ·)."""
     return x.gather(2, place[..., None].expand(-1, -1, -1, x.shape[-1]))
 
 
 def _blocks(x: Tensor, size: int) -> Tensor:
-    """(B, H, L, ·) in blocks (B, H, L / w, w, ·), filled up with zeros."""
+    """Split (B, H, L, ·) into blocks (B, H, L / w, w, ·), padded with zeros."""
     return F.pad(x, (0, 0, 0, -x.shape[2] % size)).unflatten(2, (-1, size))
 
 
 def _before(blocks: Tensor) -> Tensor:
-    """The block before each, zeros before the first."""
+    """Return the block before each block, zeros before the first."""
     return F.pad(blocks, (0, 0, 0, 0, 1, 0))[:, :, :-1]

@@ -1,20 +1,20 @@
 """LSTM over packed sequences: real steps only, with a hand-written backward pass.
 
 The input of a decoder's cell at decision t is a symbol and the context vector ŷ of its chunk. The symbol's part is a
-row of a (V + 1, 4H) table and ŷ's part is constant over a chunk, so both are multiplied once, outside the recurrence;
-inside remains one product with the recurrent weights. In the backward pass the gradients of the weights are single
-large products over all steps instead of one small product a step. Gates are kept in the autocast type, the cell in
-float32 or wider.
+row of a (V + 1, 4H) table, and ŷ's part is constant over a chunk. Both are multiplied once, outside the recurrence.
+Inside remains one product with the recurrent weights. In the backward pass the gradients of the weights are single
+large products over all steps, not one small product a step. Gates are kept in the autocast type, the cell in float32 or
+wider.
 
-A capped LSTM takes min(i, 1 − f) for its input gate i beside the forget gate f (Melis et al. 2017): its cell is a mean of what
-was written into it, within −1 and 1 for ever. `torch.nn.LSTM` has no such gate.
+A capped LSTM takes min(i, 1 − f) for its input gate i, where f is the forget gate (Melis et al. 2017). Its cell is a
+mean of the values written into it, so it stays within −1 and 1. `torch.nn.LSTM` has no such gate.
 
 Hochreiter & Schmidhuber 1997; gates in the order input, forget, cell, output, as `torch.nn.LSTM`.
 
-The number of rows differs from step to step. A CPU library makes a program for every shape that it multiplies (oneDNN, in
-bfloat16), which takes as long as some products themselves, and keeps only some of them; a GPU multiplies numbers of rows that
-are no multiple of 8 more slowly. So a number of rows that comes from the data is rounded up, by rows whose products nobody
-reads. What it saves is in docs/log.md.
+The number of rows differs from step to step. A CPU library (oneDNN, in bfloat16) compiles a program for every shape
+that it multiplies. This takes as long as some products themselves, and only some programs are kept. A GPU is slower if
+the number of rows is not a multiple of 8. So a number of rows that comes from the data is rounded up, and the products
+of the extra rows are ignored. docs/log.md has the time that this saves.
 """
 
 from typing import Any
@@ -29,43 +29,48 @@ SLACK = _ROWS - 1  # rows that rounding adds at most
 
 
 def rounded(rows: int) -> int:
-    """The number of rows that is multiplied in the place of so many; few stay few, as in sampling."""
+    """Round a number of rows up for multiplication; small numbers stay as they are, as in sampling."""
     return rows if rows < _ROWS else -(-rows // _ROWS) * _ROWS
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    """`torch.nn.functional.linear` of rows (S, I) by (O, I): the same, forward and backward over a rounded number of them."""
+    """Compute `torch.nn.functional.linear` of rows (S, I) by (O, I), over a rounded number of rows.
+
+    Its result and its gradients are the same.
+    """
     more = rounded(len(x)) - len(x)
     return F.linear(F.pad(x, (0, 0, 0, more)), weight, bias)[: len(x)] if more else F.linear(x, weight, bias)
 
 
 def taken(x: Tensor, rows: Tensor) -> Tensor:
-    """Rows `x[rows]` of x (N, W), each as often as it is asked for; the gradient of a row is summed in the order of `rows`.
+    """Return the rows `x[rows]` of x (N, W); the gradient of a row is summed in the order of `rows`.
 
-    On a CPU with several threads the gradient of `x[rows]` is summed in any order, so its last bits differ from run to run.
+    On a CPU with several threads the gradient of `x[rows]` is summed in any order, so its last bits differ from run to
+    run.
     """
     return F.embedding(rows, x)
 
 
 class RowLinear(nn.Linear):
-    """`torch.nn.Linear` of rows (S, I) whose number comes from the data."""
+    """A `torch.nn.Linear` for rows (S, I) whose number comes from the data."""
 
     def forward(self, x: Tensor) -> Tensor:
-        """(S, O)."""
+        """Map rows (S, I) to (S, O)."""
         return linear(x, self.weight, self.bias)
 
 
 def compute_dtype(x: Tensor) -> torch.dtype:
-    """The type in which matrix products run: autocast's if it is on, else that of `x`."""
+    """Return the type in which matrix products run: autocast's if it is on, else that of `x`."""
     device = x.device.type
     enabled = torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device)
     return torch.get_autocast_dtype(device) if enabled else x.dtype
 
 
 def _cell(gates: Tensor, cell: Tensor | None, capped: bool) -> tuple[Tensor, Tensor, Tensor]:
-    """Activates gates (n, 4H) in place and steps the cell (n, H): output, new cell, tanh of it.
+    """Activate gates (n, 4H) in place and step the cell (n, H); return the output, the new cell and its tanh.
 
-    The cell's gate goes through tanh x = 2σ(2x) − 1, so that one call activates all four, several times as fast on CPU.
+    The cell's gate uses tanh x = 2σ(2x) − 1, so that one call activates all four. This is several times as fast on a
+    CPU.
     """
     width = gates.shape[1] // 4
     update = gates[:, 2 * width : 3 * width]
@@ -98,7 +103,7 @@ class _PackedLSTM(torch.autograd.Function):
                 gates[rows] = inputs[rows]
             else:
                 torch.add(inputs[rows], context[:size], out=gates[rows])
-            if cell is not None:  # the rows beyond are written anew by the next step
+            if cell is not None:  # the next step overwrites the rows beyond
                 many = rounded(size)
                 gates[start : start + many].addmm_(outputs[before : before + many], weight.t())
                 cell = cell[:size]
@@ -143,7 +148,7 @@ class _PackedLSTM(torch.autograd.Function):
                 torch.mul(narrow * cells[before].to(gates.dtype), f * (1 - f), out=d_f)
             else:
                 d_f.zero_()
-            if ctx.capped:  # where 1 − f stands for i, which has no other bearing; i·(1 − i) is then f·(1 − f)
+            if ctx.capped:  # where i is 1 − f, its gradient goes to f; i·(1 − i) equals f·(1 − f)
                 over = i == 1 - f
                 d_f -= d_i * over
                 d_i.masked_fill_(over, 0)
@@ -160,7 +165,7 @@ class _PackedLSTM(torch.autograd.Function):
 
 
 def _previous_rows(outputs: Tensor, sizes: list[int]) -> list[Tensor]:
-    """For every row after the first step, the output of the same chunk one step before."""
+    """Return, for every row after the first step, the output of the same chunk one step before."""
     rows, start = [], 0
     for before, size in zip(sizes, sizes[1:], strict=False):
         rows.append(outputs[start : start + size])
@@ -171,14 +176,14 @@ def _previous_rows(outputs: Tensor, sizes: list[int]) -> list[Tensor]:
 def packed_lstm(
     inputs: Tensor, context: Tensor | None, weight: Tensor, sizes: list[int], capped: bool = False
 ) -> Tensor:
-    """Runs an LSTM, from a zero state, over packed sequences.
+    """Run an LSTM, from a zero state, over packed sequences.
 
     Args:
         inputs: (S, 4H) each row's own contribution to the gates, in the packed order of `haed.chunk.packing.Packed`.
         context: (N, 4H) each sequence's constant contribution, in the order of `Packed.order`; None for none.
         weight: (4H, H) recurrent weights.
         sizes: number of sequences alive at each step, not increasing.
-        capped: the input gate is at most 1 − forget gate.
+        capped: true if the input gate is at most 1 − forget gate.
 
     Returns:
         (S, H) outputs.
@@ -187,13 +192,13 @@ def packed_lstm(
 
 
 def lstm_step(gates: Tensor, cell: Tensor | None, capped: bool = False) -> tuple[Tensor, Tensor]:
-    """One step for sampling: pre-activations (n, 4H) and cell (n, H) to output (n, H) and new cell."""
+    """Compute one sampling step: from pre-activations (n, 4H) and cell (n, H) to output (n, H) and new cell."""
     hidden, cell, _ = _cell(gates.clone(), cell, capped)
     return hidden, cell
 
 
 class LSTMLayer(nn.Module):
-    """A layer with its input matrix, for sequences of vectors; see `packed_lstm`."""
+    """An LSTM layer with its input matrix, for sequences of vectors; see `packed_lstm`."""
 
     def __init__(self, inputs: int, units: int, capped: bool = False) -> None:
         super().__init__()
@@ -202,12 +207,12 @@ class LSTMLayer(nn.Module):
         self.recurrent = nn.Parameter(torch.empty(4 * units, units))
 
     def forward(self, x: Tensor, sizes: list[int]) -> Tensor:
-        """Packed rows (S, I) to outputs (S, H)."""
+        """Map packed rows (S, I) to outputs (S, H)."""
         gates = self.input(x)
         return packed_lstm(gates, None, self.recurrent.to(gates.dtype), sizes, self.capped)
 
     def step(self, x: Tensor, state: tuple[Tensor, Tensor] | None) -> tuple[Tensor, Tensor]:
-        """One step of all sequences, (N, I): output and cell, each (N, H), from those before."""
+        """Step all sequences, (N, I), once; return the output and the cell, each (N, H)."""
         gates = self.input(x)
         if state is not None:
             gates = gates + nn.functional.linear(state[0], self.recurrent)
@@ -215,7 +220,10 @@ class LSTMLayer(nn.Module):
 
 
 def initialise_lstm(recurrent: Tensor, bias: Tensor) -> None:
-    """Recurrent weights (4H, H) orthogonal, and forget gates open at first: their share of the bias (4H,) is 1."""
+    """Initialise the recurrent weights (4H, H) orthogonally and the forget gates' share of the bias (4H,) to 1.
+
+    The forget gates are then open at first.
+    """
     nn.init.orthogonal_(recurrent)
     width = recurrent.shape[1]
     bias[width : 2 * width] = 1

@@ -1,6 +1,6 @@
-"""Pre-norm transformer blocks: those of the chunk model with a key/value cache, and those of token models.
+"""Pre-norm transformer blocks: for the chunk model, with a key/value cache, and for models of tokens.
 
-Token models take attention of any kind, dropout, and token shift.
+Models of tokens use attention of any kind, dropout, and token shift.
 
 Legend: B sequences, T or L positions, W width, H heads, D width of a head; H·D need not be W.
 """
@@ -21,30 +21,30 @@ from haed.options import TokenOptions
 
 @dataclass
 class Before:
-    """Further keys and values (B, H, P, D) that every position sees, but for those that `seen` (B, P) is false of."""
+    """Further keys and values (B, H, P, D) that every position sees, except where `seen` (B, P) is false."""
 
     key: Tensor
     value: Tensor
     seen: Tensor
 
     def keep(self, rows: Tensor) -> "Before":
-        """Of the sequences that `rows` tells, a mask (B,) or their numbers."""
+        """Return those of the selected sequences; `rows` is a mask (B,) or their indices."""
         return Before(self.key[rows], self.value[rows], self.seen[rows])
 
 
 class Cache:
-    """Keys and values of the positions seen so far, one pair of (B, H, T, D) per block."""
+    """Cache of the keys and values of the positions seen so far, one pair of (B, H, T, D) per block."""
 
     def __init__(self, layers: int) -> None:
         self.layers: list[tuple[Tensor, Tensor] | None] = [None] * layers
 
     def length(self, layer: int = 0) -> int:
-        """Number of positions a block has seen."""
+        """Return the number of positions that a block has seen."""
         pair = self.layers[layer]
         return 0 if pair is None else pair[0].shape[2]
 
     def extend(self, layer: int, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
-        """Appends new keys and values and returns all of them."""
+        """Append new keys and values and return all of them."""
         past = self.layers[layer]
         if past is not None:
             key, value = torch.cat([past[0], key], 2), torch.cat([past[1], value], 2)
@@ -52,18 +52,18 @@ class Cache:
         return key, value
 
     def keep(self, rows: Tensor) -> None:
-        """Leaves the sequences that `rows` tells, a mask (B,) or their numbers."""
+        """Keep only the selected sequences; `rows` is a mask (B,) or their indices."""
         self.layers = [None if pair is None else (pair[0][rows], pair[1][rows]) for pair in self.layers]
 
 
-_SEQUENCES = 65_535  # in one call: CUDA's grids are no larger along the axis that PyTorch's kernels take for them
+_SEQUENCES = 65_535  # per call: the limit of CUDA's grid along the axis that PyTorch's kernels use
 
 
 def causal_attention(q: Tensor, k: Tensor, v: Tensor, seen: Tensor | None = None) -> Tensor:
-    """Attention of the last queries (B, H, t, D) of a sequence to its keys and values (B, H, T, D), t ≤ T.
+    """Compute attention of the last queries (B, H, t, D) of a sequence to its keys and values (B, H, T, D), t ≤ T.
 
-    Keys for which `seen` (B, T) is false are left out. On a CPU the plain products are used: forward and backward took a
-    quarter of the time of PyTorch's flash kernel for windows of 128 and 256 chunks in bfloat16.
+    Keys for which `seen` (B, T) is false are left out. On a CPU the plain products are used. Forward and backward took
+    a quarter of the time of PyTorch's flash kernel for windows of 128 and 256 chunks in bfloat16.
     """
     if len(q) > _SEQUENCES:
         rest = itertools.repeat(None) if seen is None else seen.split(_SEQUENCES)
@@ -87,7 +87,10 @@ def causal_attention(q: Tensor, k: Tensor, v: Tensor, seen: Tensor | None = None
 
 
 def full_attention(q: Tensor, k: Tensor, v: Tensor, seen: Tensor) -> Tensor:
-    """Attention of queries to all keys and values, each (B, H, T, D), for which `seen` (B, T) is true; at least one is."""
+    """Compute attention of queries to all keys and values, each (B, H, T, D), for which `seen` (B, T) is true.
+
+    At least one must be true for each sequence.
+    """
     if len(q) > _SEQUENCES:
         parts = zip(*(x.split(_SEQUENCES) for x in (q, k, v, seen)), strict=True)
         return torch.cat([full_attention(*part) for part in parts])
@@ -104,7 +107,7 @@ class SelfAttention(nn.Module):
         self.out = nn.Linear(heads * head_width, width)
 
     def split(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """(B, T, 3·H·D) to queries, keys and values, each (B, H, T, D)."""
+        """Split (B, T, 3·H·D) into queries, keys and values, each (B, H, T, D)."""
         q, k, v = x.unflatten(-1, (3, self.heads, -1)).permute(2, 0, 3, 1, 4).unbind(0)
         return q, k, v
 
@@ -117,9 +120,9 @@ class SelfAttention(nn.Module):
         layer: int = 0,
         before: Before | None = None,
     ) -> Tensor:
-        """Attention of (B, H, T, D), new positions following those of the cache: (B, T, H·D).
+        """Compute the attention of new positions (B, H, T, D), which follow those of the cache: (B, T, H·D).
 
-        All see what is `before`.
+        All positions see `before`.
         """
         if self.rotary:
             past = cache.length(layer) if cache is not None else 0
@@ -133,12 +136,12 @@ class SelfAttention(nn.Module):
         return causal_attention(q, k, v, seen).transpose(1, 2).flatten(2)
 
     def forward(self, x: Tensor, cache: Cache | None = None, layer: int = 0, before: Before | None = None) -> Tensor:
-        """Mixes x (B, T, W) with itself and, if given, with the cached positions before it and more; see `attend`."""
+        """Attend from x (B, T, W) to itself, to the cached positions before it and to `before`; see `attend`."""
         return self.out(self.attend(*self.split(self.qkv(x)), cache, layer, before))
 
 
 class Block(nn.Module):
-    """Attention and a GELU feed-forward layer, each after a layer norm and beside a residual."""
+    """Attention and a GELU feed-forward layer, each after a layer norm and with a residual connection."""
 
     def __init__(self, width: int, heads: int, head_width: int, ffn: int, rotary: bool) -> None:
         super().__init__()
@@ -149,24 +152,25 @@ class Block(nn.Module):
         self.down = nn.Linear(ffn, width)
 
     def feed_forward(self, x: Tensor) -> Tensor:
-        """The position-wise half of the block, residual included."""
+        """Apply the position-wise half of the block, residual included."""
         return x + self.down(F.gelu(self.up(self.ffn_norm(x))))
 
     def forward(self, x: Tensor, cache: Cache | None = None, layer: int = 0, before: Before | None = None) -> Tensor:
-        """(B, T, W) to (B, T, W); position t sees positions up to t, and `before`, see `SelfAttention.attend`."""
+        """Map (B, T, W) to (B, T, W); position t sees positions up to t, and `before`, see `SelfAttention.attend`."""
         x = x + self.attention(self.attention_norm(x), cache, layer, before)
         return self.feed_forward(x)
 
     def packed(self, x: Tensor, sizes: list[int], before: Before | None = None, seen: Tensor | None = None) -> Tensor:
-        """As `forward` without a cache, on sequences in a packed layout: padding exists inside attention only.
+        """Apply `forward`, without a cache, to sequences in a packed layout; padding exists inside attention only.
 
         Args:
             x: (S, W) rows in time-major order, the longest sequence first.
             sizes: number of sequences that have a place t, for each t.
             before: see `SelfAttention.attend`.
-            seen: (B, T) where each sequence is; then every place sees all of its sequence, `before` nothing.
+            seen: (B, T) true within each sequence. If given, every place sees all of its sequence, and `before` is
+                ignored.
         """
-        if not sizes:  # nothing to do on this rank; the gradients are zero, but they are
+        if not sizes:  # nothing to do on this rank; the gradients must still exist, as zeros
             return self(x[:, None], before=before).squeeze(1)
         attention = self.attention
         qkv = PackedSequence(attention.qkv(self.attention_norm(x)), torch.tensor(sizes, dtype=torch.long))
@@ -180,18 +184,18 @@ class Block(nn.Module):
         return self.feed_forward(x)
 
     def matrices(self) -> list[Tensor]:
-        """The weights that every position is multiplied by."""
+        """Return the weights that every position is multiplied by."""
         return [self.attention.qkv.weight, self.attention.out.weight, self.up.weight, self.down.weight]
 
 
 class Blocks(nn.ModuleList):
-    """So many blocks one after the other; each is of the sizes that `Block` takes."""
+    """A sequence of `layers` blocks; the other arguments are the sizes that `Block` takes."""
 
     def __init__(self, layers: int, width: int, heads: int, head_width: int, ffn: int, rotary: bool) -> None:
         super().__init__(Block(width, heads, head_width, ffn, rotary) for _ in range(layers))
 
     def __iter__(self) -> Iterator[Block]:
-        """The blocks, from the input to the output."""
+        """Iterate over the blocks from the input to the output."""
         return super().__iter__()  # type: ignore[return-value]
 
 
@@ -205,9 +209,10 @@ ATTENTIONS: dict[str, type[Attention]] = {
 
 
 class Norm(nn.LayerNorm):
-    """The layer norm before attention or feed-forward; with `model.token.shift` it gives them pairs of neighbours.
+    """The layer norm before attention or feed-forward, with token shift if `model.token.shift` is set.
 
-    Token shift (Peng et al. 2023, RWKV): the second half of the channels is that of the position before, zeros for the first.
+    Token shift (Peng et al. 2023, RWKV): the second half of the channels is taken from the position before, zeros for
+    the first.
     """
 
     def __init__(self, options: TokenOptions) -> None:
@@ -215,7 +220,10 @@ class Norm(nn.LayerNorm):
         self.shift = options.shift
 
     def forward(self, x: Tensor, last: Shifted | None = None) -> Tensor:
-        """(B, L, W) to (B, L, W); `last`, which is kept up to date, has what this norm gave before; None: nothing."""
+        """Map (B, L, W) to (B, L, W).
+
+        `last` holds this norm's previous output and is updated; None means that there is nothing before.
+        """
         x = super().forward(x)
         if not self.shift:
             return x
@@ -228,7 +236,7 @@ class Norm(nn.LayerNorm):
 
 
 class FeedForward(nn.Module):
-    """Norm, hidden layer, activation and dropout, beside a residual: what follows every attention."""
+    """Norm, hidden layer, activation and dropout with a residual connection, as they follow every attention."""
 
     def __init__(self, options: TokenOptions) -> None:
         super().__init__()
@@ -239,18 +247,18 @@ class FeedForward(nn.Module):
         self.dropout = nn.Dropout(options.dropout)
 
     def forward(self, x: Tensor, last: Shifted | None = None) -> Tensor:
-        """(B, L, W) to (B, L, W), each position by itself or, shifted, with the one before; see `Norm`."""
+        """Map (B, L, W) to (B, L, W), each position by itself or, shifted, with the one before; see `Norm`."""
         hidden = self.dropout(self.activation(self.up(self.norm(x, last))))
         return x + self.dropout(self.down(hidden))
 
 
 class Layer(nn.Module):
-    """Attention and feed-forward, each after a layer norm and beside a residual.
+    """Attention and feed-forward, each after a layer norm and with a residual connection.
 
     Args:
         options: sizes and dropout.
-        kind: of attention, one of `ATTENTIONS`.
-        longest: positions of the longest sequence.
+        kind: kind of attention, one of `ATTENTIONS`.
+        longest: number of positions of the longest sequence.
     """
 
     def __init__(self, options: TokenOptions, kind: str, longest: int) -> None:
@@ -261,13 +269,13 @@ class Layer(nn.Module):
         self.feed_forward = FeedForward(options)
 
     def forward(self, x: Tensor, past: Past | None = None) -> Tensor:
-        """(B, L, W) to (B, L, W); position t sees positions up to t, and what is past."""
+        """Map (B, L, W) to (B, L, W); position t sees positions up to t, and those in the past."""
         last = past.last if past is not None else None
         return self.feed_forward(x + self.dropout(self.attention(self.norm(x, last), past)), last)
 
 
 class CrossLayer(nn.Module):
-    """A layer whose vectors attend to others, such as those of another level; its arguments are those of `Layer`."""
+    """A layer whose vectors attend to others, such as those of another level; it takes the arguments of `Layer`."""
 
     def __init__(self, options: TokenOptions, kind: str, longest: int) -> None:
         super().__init__()
@@ -277,23 +285,26 @@ class CrossLayer(nn.Module):
         self.feed_forward = FeedForward(options)
 
     def forward(self, x: Tensor, source: Tensor, queries: Grid, keys: Grid, past: Past) -> Tensor:
-        """(B, n, W) and others (B, m, W), which follow what is past, to (B, n, W); see `Attention.between`."""
+        """Map (B, n, W) to (B, n, W) by attending to others (B, m, W), which follow the past.
+
+        See `Attention.between`.
+        """
         found = self.attention.between(self.norm(x), self.source_norm(source), queries, keys, past)
         return self.feed_forward(x + self.dropout(found), past.last)
 
 
 class Stack(nn.ModuleList):
-    """Layers one after the other, none perhaps."""
+    """A sequence of layers, which may be empty."""
 
     def __init__(self, options: TokenOptions, kind: str, layers: int, longest: int) -> None:
         super().__init__(Layer(options, kind, longest) for _ in range(layers))
 
     def memory(self) -> list[Past]:
-        """What the layers remember, still empty."""
+        """Return an empty cache for each layer."""
         return [Past() for _ in self]
 
     def forward(self, x: Tensor, memory: list[Past] | None = None) -> Tensor:
-        """(B, L, W) to (B, L, W); with a memory, x follows what that has seen, and L may be 0."""
+        """Map (B, L, W) to (B, L, W); with a memory, x follows the positions seen before, and L may be 0."""
         for number, layer in enumerate(self):
             x = layer(x, memory[number] if memory is not None else None) if x.shape[1] else x
         return x
@@ -301,9 +312,10 @@ class Stack(nn.ModuleList):
 
 @torch.no_grad()
 def calm_residuals(module: nn.Module) -> None:
-    """Divides the matrices that end a residual branch by the root of their number, so that depth adds no variance.
+    """Divide the matrices that end a residual branch by the root of their number, so that depth adds no variance.
 
-    As in GPT-2 (Radford et al. 2019, section 2.3); with the attention and the feed-forward of n layers, by √(2·n).
+    This is as in GPT-2 (Radford et al. 2019, section 2.3). With attention and feed-forward in n layers the divisor is
+    √(2·n).
     """
     ends = [each.out for each in module.modules() if isinstance(each, Attention)]
     ends += [each.down for each in module.modules() if isinstance(each, FeedForward)]

@@ -1,1 +1,1 @@
-"""The chunk model: packed chunks, encoder, main model, decoder."""
+"""The chunk model: packed chunks, encoder, main model, decoder, mixture."""

@@ -1,7 +1,7 @@
-"""Decoders: from ŷ and the tokens of the chunk so far to the next token, with exact likelihood.
+"""Decoders: predict the next token from ŷ and the chunk's tokens so far, with exact likelihood.
 
-Both run on the packed layout of `haed.chunk.packing`, that is on real tokens only. At each decision there are V + 1 symbols:
-the vocabulary and "the chunk ends here", which is impossible before the first token.
+Both run on the packed layout of `haed.chunk.packing`, that is on real tokens only. At each decision there are V + 1
+symbols: the vocabulary and "the chunk ends here", which is impossible before the first token.
 
 Legend: N chunks, S decisions, V vocabulary, W width of ŷ, H width of the decoder.
 """
@@ -22,11 +22,11 @@ from haed.system import moved, occupied
 
 
 class Decoder(nn.Module):
-    """What both have: a table of n-grams, if asked for, that end in the chunk or in the one before.
+    """Base class of the decoders, with an optional table of n-grams that end in the chunk or in the one before.
 
     Attributes:
         vocabulary: V.
-        sees_before: decisions depend on the tokens of the chunk before.
+        sees_before: true if decisions depend on the tokens of the chunk before.
         grams: the table, or None.
     """
 
@@ -37,14 +37,14 @@ class Decoder(nn.Module):
         self.sees_before = options.previous or self.grams is not None
 
     def pack(self, chunks: Chunks, before: Chunks, fixed: bool) -> Packed:
-        """Lays out chunks on the CPU, and what is looked up for them; see `haed.chunk.packing.pack`."""
+        """Lay out chunks and their n-gram look-ups on the CPU; see `haed.chunk.packing.pack`."""
         packed = pack(chunks, self.vocabulary, fixed, before if self.sees_before else None)
         if self.grams is not None:
             packed.looked = self.grams.look_up(histories(packed, self.grams.longest, self.vocabulary))
         return packed
 
     def recent(self, before: Chunks | None, count: int) -> Tensor | None:
-        """The last tokens (N, n) of so many chunks before, on the CPU, for `added`."""
+        """Return the last tokens (N, n) of `count` chunks before, on the CPU, for `added`; None without a table."""
         if self.grams is None:
             return None
         if before is None:
@@ -52,7 +52,7 @@ class Decoder(nn.Module):
         return newest(moved(before, torch.device("cpu")), self.grams.longest, self.vocabulary)
 
     def added(self, recent: Tensor | None) -> tuple[Tensor | float, Tensor | float]:
-        """What n-grams add to the layer and to the logits after the last tokens (N, n)."""
+        """Return the terms of the n-grams that end with the last tokens (N, n), for the layer and for the logits."""
         if self.grams is None or recent is None:
             return 0.0, 0.0
         return self.grams(moved(self.grams.look_up(recent), self.grams.table.device))
@@ -60,9 +60,13 @@ class Decoder(nn.Module):
 
 @dataclass
 class LSTMState:
-    """Output and cell of each layer, (N, H), or None before the first token.
+    """State of the LSTM decoder between two steps.
 
-    And ŷ's share of the gates, (N, 4H), and the last tokens, (N, n) on the CPU, if those are looked up.
+    Attributes:
+        context: (N, 4H) ŷ's share of the gates.
+        hidden: (N, H) output of each layer, or None before the first token.
+        cell: (N, H) cell of each layer, or None before the first token.
+        recent: (N, n) last tokens on the CPU, if n-grams are looked up; else None.
     """
 
     context: Tensor
@@ -71,7 +75,7 @@ class LSTMState:
     recent: Tensor | None
 
     def keep(self, rows: Tensor) -> None:
-        """Leaves the chunks that `rows` tells, a mask (N,) or their numbers, between steps."""
+        """Keep only the selected chunks, between steps; `rows` is a mask (N,) or their indices."""
         self.context = self.context[rows]
         self.hidden = [None if x is None else x[rows] for x in self.hidden]
         self.cell = [None if x is None else x[rows] for x in self.cell]
@@ -98,11 +102,11 @@ class LSTMDecoder(Decoder):
         self.output = RowLinear(width, vocabulary + 1)
 
     def table(self) -> Tensor:
-        """Each symbol's share of the first layer's gates: (V + 1, 4H)."""
+        """Return each symbol's share of the first layer's gates: (V + 1, 4H)."""
         return self.input(self.tokens.weight)
 
     def forward(self, context: Tensor, packed: Packed) -> Tensor:
-        """Logits (S, V + 1) of packed decisions, from ŷ (N, W) in the chunks' original order."""
+        """Return the logits (S, V + 1) of packed decisions, from ŷ (N, W) in the chunks' original order."""
         dtype = compute_dtype(context)
         x, logits = F.embedding(packed.inputs, self.table()).to(dtype), None
         if self.grams is not None and packed.looked is not None:
@@ -115,7 +119,7 @@ class LSTMDecoder(Decoder):
         return self.output(x) if logits is None else self.output(x) + logits
 
     def products(self, pieces: Sequence[Packed]) -> Iterator[tuple[Tensor, int]]:
-        """Weights of the products, and the multiply-adds of each in a forward pass over all pieces.
+        """Yield the weights of the products with the multiply-adds of each in a forward pass over all pieces.
 
         Symbols go through their matrix once each, and the recurrence begins at a chunk's second decision.
         """
@@ -127,15 +131,15 @@ class LSTMDecoder(Decoder):
         yield from self.grams.products(rows) if self.grams is not None else ()
 
     def begin(self, context: Tensor, before: Chunks | None = None) -> LSTMState:
-        """The state before the first token of chunks with ŷ (N, W), after chunks (N, K) of lengths (N,)."""
+        """Return the state before the first token of chunks with ŷ (N, W), after chunks (N, K) of lengths (N,)."""
         layers = len(self.recurrent)
         return LSTMState(self.context(context), [None] * layers, [None] * layers, self.recent(before, len(context)))
 
     def step(self, state: LSTMState, symbol: Tensor) -> Tensor:
-        """Feeds `symbol` (N,) to every chunk, updates `state` and returns logits (N, V + 1) of the next symbol."""
+        """Feed `symbol` (N,) to every chunk, update `state` and return logits (N, V + 1) of the next symbol."""
         state.recent = after(state.recent, symbol, state.hidden[0] is None)
         seen, logits = self.added(state.recent)
-        x = self.input(self.tokens(symbol)) + state.context + seen  # of few symbols: the whole table would cost more
+        x = self.input(self.tokens(symbol)) + state.context + seen  # few symbols: the whole table would cost more
         for layer, recurrent in enumerate(self.recurrent):
             gates = x if layer == 0 else self.upper[layer - 1](x)
             hidden = state.hidden[layer]
@@ -148,9 +152,13 @@ class LSTMDecoder(Decoder):
 
 @dataclass
 class TransformerState:
-    """Keys and values of the chunk so far, ŷ's share of the inputs, and what each block sees of the chunk before.
+    """State of the transformer decoder between two steps.
 
-    And the last tokens, (N, n) on the CPU, if those are looked up.
+    Attributes:
+        context: (N, K, H) or (N, 1, H) ŷ's share of the inputs.
+        cache: keys and values of the chunk so far.
+        before: keys and values of the chunk before, for each block.
+        recent: (N, n) last tokens on the CPU, if n-grams are looked up; else None.
     """
 
     context: Tensor
@@ -159,7 +167,7 @@ class TransformerState:
     recent: Tensor | None
 
     def keep(self, rows: Tensor) -> None:
-        """Leaves the chunks that `rows` tells, a mask (N,) or their numbers, between steps."""
+        """Keep only the selected chunks, between steps; `rows` is a mask (N,) or their indices."""
         self.context = self.context[rows]
         self.cache.keep(rows)
         self.before = [None if x is None else x.keep(rows) for x in self.before]
@@ -169,10 +177,11 @@ class TransformerState:
 class TransformerDecoder(Decoder):
     """A causal transformer within each chunk; ŷ is added to every input.
 
-    It is mapped to their width once, or for each place of the chunk by a matrix of its own (MEGABYTE: Yu et al. 2023,
-    section 2.2, where each is the same matrix on a part of ŷ).
+    ŷ is mapped to the inputs' width once, or for each place of the chunk by a matrix of its own (MEGABYTE: Yu et al.
+    2023, section 2.2, where each is the same matrix on a part of ŷ).
+
     With `previous`, the tokens of the chunk before in the same document and window are further keys and values of every
-    block, by embeddings of their own positions: what ŷ cannot carry of them letter by letter is looked up.
+    block. They have position embeddings of their own. So the decoder can look up letters that ŷ does not carry.
     """
 
     def __init__(self, options: DecoderOptions, context: int, vocabulary: int, k: int) -> None:
@@ -189,7 +198,7 @@ class TransformerDecoder(Decoder):
         self.output = RowLinear(width, vocabulary + 1)
 
     def forward(self, context: Tensor, packed: Packed) -> Tensor:
-        """Logits (S, V + 1) of packed decisions, from ŷ (N, W) in the chunks' original order."""
+        """Return the logits (S, V + 1) of packed decisions, from ŷ (N, W) in the chunks' original order."""
         places = self.places(context[packed.order])
         parts = [
             self.positions.weight[t] + places[:size, min(t, places.shape[1] - 1)] for t, size in enumerate(packed.sizes)
@@ -206,11 +215,14 @@ class TransformerDecoder(Decoder):
         return x if logits is None else x + logits
 
     def places(self, context: Tensor) -> Tensor:
-        """What ŷ (N, W) adds to the inputs of a chunk: (N, K, H), or (N, 1, H) where it is the same for all."""
+        """Return ŷ's (N, W) share of a chunk's inputs: (N, K, H), or (N, 1, H) if it is the same for all places."""
         return self.context(context).unflatten(1, (-1, self.output.in_features))
 
     def products(self, pieces: Sequence[Packed]) -> Iterator[tuple[Tensor, int]]:
-        """See `LSTMDecoder.products`; attention's own, within chunks and to the one before, are left out."""
+        """Yield the weights of the products; see `LSTMDecoder.products`.
+
+        Attention's own products, within chunks and to the chunk before, are left out.
+        """
         rows, chunks = sum(len(each.targets) for each in pieces), sum(len(each.order) for each in pieces)
         before = sum(each.before.tokens.numel() for each in pieces if each.before is not None)  # padding included
         yield self.context.weight, chunks * self.context.weight.numel()
@@ -221,7 +233,7 @@ class TransformerDecoder(Decoder):
         yield from self.grams.products(rows) if self.grams is not None else ()
 
     def earlier(self, before: Chunks | None) -> list[Before | None]:
-        """What each block sees of the N chunks before: keys, values, and where there are any."""
+        """Return the keys, values and mask of the N chunks before, for each block; empty if there is nothing to see."""
         if before is None or self.positions_before is None:
             return []
         x = self.tokens(before.tokens) + self.positions_before.weight
@@ -233,12 +245,12 @@ class TransformerDecoder(Decoder):
         return found
 
     def begin(self, context: Tensor, before: Chunks | None = None) -> TransformerState:
-        """The state before the first token of chunks with ŷ (N, W), after chunks (N, K) of lengths (N,)."""
+        """Return the state before the first token of chunks with ŷ (N, W), after chunks (N, K) of lengths (N,)."""
         cache = Cache(len(self.blocks))
         return TransformerState(self.places(context), cache, self.earlier(before), self.recent(before, len(context)))
 
     def step(self, state: TransformerState, symbol: Tensor) -> Tensor:
-        """Feeds `symbol` (N,) to every chunk, updates `state` and returns logits (N, V + 1) of the next symbol."""
+        """Feed `symbol` (N,) to every chunk, update `state` and return logits (N, V + 1) of the next symbol."""
         place = state.cache.length()
         context = state.context[:, min(place, state.context.shape[1] - 1)]
         state.recent = after(state.recent, symbol, place == 0)
@@ -250,7 +262,7 @@ class TransformerDecoder(Decoder):
 
 
 def after(recent: Tensor | None, symbol: Tensor, first: bool) -> Tensor | None:
-    """The last tokens (N, n) when another one (N,) was fed; the first symbol is none."""
+    """Return the last tokens (N, n) after feeding `symbol` (N,); the first symbol is not a token."""
     if recent is None or first:
         return recent
     return torch.cat([recent[:, 1:], symbol[:, None].cpu()], 1)

@@ -1,7 +1,7 @@
-"""The encoder f_enc: a chunk, without context, to a vector; the rows of an embedding matrix that is never stored.
+"""The encoder f_enc: maps a chunk, without context, to a vector, a row of an embedding matrix that is never stored.
 
-Encoders that read a chunk token by token do so in a packed layout, on real tokens only. It is laid out on the CPU, where the
-chunks are, by `Encoder.lay_out`; what that gives is moved to the device and encoded.
+Encoders that read a chunk token by token use a packed layout, on real tokens only. `Encoder.lay_out` prepares it on the
+CPU, where the chunks are. Its result is moved to the device and encoded.
 
 Legend: N chunks, K tokens of a chunk at most, S tokens of all, E width of an embedding, H width within an encoder.
 """
@@ -25,7 +25,12 @@ from haed.system import occupied
 
 @dataclass
 class Embedding:
-    """What the encoder says of N chunks: `vector` (N, E), and `bias` (N,), their share of the score as candidates."""
+    """The encoder's output for N chunks.
+
+    Attributes:
+        vector: (N, E).
+        bias: (N,) the chunks' share of their score as candidates.
+    """
 
     vector: Tensor
     bias: Tensor
@@ -33,11 +38,11 @@ class Embedding:
 
 @dataclass
 class Laid:
-    """N chunks, laid out.
+    """Prepared input of an encoder for N chunks.
 
     Attributes:
-        chunks: as the kind of encoder reads them.
-        looked: each one's row of the table; None where there is none.
+        chunks: chunks in the layout of the kind of encoder.
+        looked: look-up of each chunk's row of the table; None without a table.
     """
 
     chunks: Any
@@ -48,16 +53,17 @@ class Laid:
 
 
 class Encoder(nn.Module, ABC):
-    """What all encoders have: token embeddings, an end, and the bias, a linear function of the embedding or 0.
+    """Base class of the encoders: token embeddings, an output layer, and the bias.
 
-    With a table each chunk, as a whole, also has a row of its own, or one that it shares with the few others of its hash
-    (Svenstrup et al. 2017; Pagnoni et al. 2024, section 3.2.1, of n-grams). It is added before the end, so that frequent chunks
-    can be what they are, not what they look like.
+    The bias is a linear function of the embedding, or 0. With a table each chunk, as a whole, also has a row of its
+    own, or one that it shares with the few others of its hash (Svenstrup et al. 2017; Pagnoni et al. 2024, section
+    3.2.1, of n-grams). It is added before the output layer. So the embedding of a frequent chunk can differ from those
+    of chunks with similar letters.
 
     Attributes:
         width: E.
         table: (rows, E), or None.
-        output: what ends the encoder; a part of its options.
+        output: output layer; chosen by the options.
     """
 
     width: int
@@ -67,7 +73,7 @@ class Encoder(nn.Module, ABC):
     bias: nn.Linear | None
 
     def end(self, options: EncoderOptions, bias: bool) -> None:
-        """Adds the last parts."""
+        """Add the last layers: table, output layer and bias."""
         self.width = options.width
         self.table = nn.Parameter(torch.empty(options.rows, options.width)) if options.rows else None
         ends = {"norm": nn.LayerNorm(options.width), "relu": nn.ReLU(), "none": nn.Identity()}
@@ -75,14 +81,14 @@ class Encoder(nn.Module, ABC):
         self.bias = nn.Linear(options.width, 1) if bias else None
 
     def lay_out(self, chunks: Chunks) -> Laid:
-        """What `forward` takes, of N chunks on the CPU, each of length 1 or more."""
+        """Prepare the input of `forward` from N chunks on the CPU, each of length 1 or more."""
         looked = None
         if self.table is not None:
             looked = Looked.of(chunk_keys(chunks.tokens, chunks.lengths).remainder(len(self.table)))
         return Laid(self.ordered(chunks), looked)
 
     def forward(self, laid: Laid) -> Embedding:
-        """Embeds N chunks, laid out and on the encoder's device."""
+        """Embed N chunks whose prepared input is on the encoder's device."""
         vector = self.vectors(laid.chunks)
         if self.table is not None and laid.looked is not None:
             vector = vector + laid.looked.up(self.table)
@@ -91,23 +97,23 @@ class Encoder(nn.Module, ABC):
         return Embedding(vector, bias)
 
     def ordered(self, chunks: Chunks) -> Any:
-        """N chunks on the CPU, as `vectors` takes them; by default as they are."""
+        """Return N chunks on the CPU in the layout that `vectors` takes; by default unchanged."""
         return chunks
 
     @abstractmethod
     def vectors(self, laid: Any) -> Tensor:
-        """(N, E) before the table and the end, of chunks that are `ordered`."""
+        """Return vectors (N, E), before the table and the output layer, of chunks from `ordered`."""
 
     @abstractmethod
     def products(self, laid: Any) -> Iterator[tuple[Tensor, int]]:
-        """Weights of the products before the bias, and the multiply-adds of each in a forward pass."""
+        """Yield the weights of the products before the bias, with the multiply-adds of each in a forward pass."""
 
 
 class MLPEncoder(Encoder):
     """Token embeddings of a chunk, concatenated, through an MLP (paper, appendix: (12·10)→256→ReLU→256→ReLU).
 
-    Padding is a symbol of its own, so the length of a chunk is known. The linear kind is a layer norm and one linear map,
-    the patch embedder of MEGABYTE-pytorch (Yu et al. 2023, section 2.2, has neither).
+    Padding is a symbol of its own, so the length of a chunk is known. The linear kind is a layer norm and one linear
+    map, the patch embedder of MEGABYTE-pytorch (Yu et al. 2023, section 2.2, has neither).
     """
 
     def __init__(self, options: EncoderOptions, k: int, vocabulary: int, bias: bool = True) -> None:
@@ -143,7 +149,7 @@ class Rows:
     Attributes:
         tokens: (S,).
         sizes: number of chunks that have a token t, for each t.
-        back: (N,) the place of each chunk in this order.
+        back: (N,) place of each chunk in this order.
         lengths: (N,) in this order.
     """
 
@@ -167,10 +173,10 @@ class RowEncoder(Encoder):
 
 
 class LSTMEncoder(RowEncoder):
-    """An LSTM over the tokens of a chunk; the first E units of its last output are the embedding (HRED: paper, section 3).
+    """An LSTM over a chunk's tokens; the first E units of its last output are the embedding (HRED: paper, section 3).
 
-    Sordoni et al. 2015 have it for words of a query. That an embedding wider than the main model's input is cut is in the
-    paper's appendix A.
+    Sordoni et al. 2015 use it for the words of a query. The paper's appendix A says that an embedding wider than the
+    main model's input is cut.
     """
 
     def __init__(self, options: EncoderOptions, k: int, vocabulary: int, bias: bool = True) -> None:
@@ -191,11 +197,11 @@ class LSTMEncoder(RowEncoder):
         for layer in self.layers:
             x = layer(x, laid.sizes)
         steps = zip(x[:, : self.width].split(laid.sizes), [*laid.sizes[1:], 0], strict=False)
-        last = [outputs[longer:] for outputs, longer in steps]  # those that end here; the longest came first
+        last = [outputs[longer:] for outputs, longer in steps]  # chunks that end at this step; the longest come first
         return torch.cat(last[::-1] or [x[:, : self.width]])[laid.back]
 
     def products(self, laid: Rows) -> Iterator[tuple[Tensor, int]]:
-        """See `Encoder.products`; the recurrence begins at the second token."""
+        """Yield the weights of the products; see `Encoder.products`. The recurrence begins at the second token."""
         for layer in self.layers:
             assert isinstance(layer, LSTMLayer)
             yield layer.input.weight, len(laid.tokens) * layer.input.weight.numel()
@@ -203,7 +209,7 @@ class LSTMEncoder(RowEncoder):
 
 
 class TransformerEncoder(RowEncoder):
-    """A transformer over the tokens of a chunk, each of which sees all; the mean over them, mapped to E, is the embedding."""
+    """A bidirectional transformer over a chunk's tokens; their mean, mapped to E, is the embedding."""
 
     def __init__(self, options: EncoderOptions, k: int, vocabulary: int, bias: bool = True) -> None:
         super().__init__()
@@ -231,7 +237,7 @@ class TransformerEncoder(RowEncoder):
         return self.pooled(x)[laid.back]
 
     def products(self, laid: Rows) -> Iterator[tuple[Tensor, int]]:
-        """See `Encoder.products`; attention's own, within chunks, are left out."""
+        """Yield the weights of the products; see `Encoder.products`. Attention's own, within chunks, are left out."""
         for block in self.blocks:
             yield from ((weight, len(laid.tokens) * weight.numel()) for weight in block.matrices())
         yield self.pooled.weight, len(laid) * self.pooled.weight.numel()

@@ -1,4 +1,4 @@
-"""A set of known chunks, embedded once: the rows of the implicit matrix, among which the IEM score is normalised exactly.
+"""Known chunks with stored embeddings: rows of the implicit matrix over which the IEM score is normalised exactly.
 
 Legend: C chunks of the set, K tokens of a chunk, E width of an embedding, N queries, or chunks that are looked up.
 """
@@ -11,18 +11,18 @@ from torch import Tensor
 
 from haed.chunk.packing import Chunks, chunk_keys
 
-# Queries and chunks that are scored at a time. On a CPU both and their scores are to stay in its cache (docs/log.md).
+# Queries and chunks that are scored at a time. On a CPU both and their scores should fit into its cache (docs/log.md).
 _BLOCK, _LARGE = {"cpu": (1 << 10, 1 << 11)}, (1 << 11, 1 << 16)
-_KEPT = 1 << 28  # bytes: keys of a smaller set are kept in the type that is computed in
+_KEPT = 1 << 28  # bytes: smaller sets keep their keys in the type of the computation
 
 
 class Lexicon:
-    """Chunks by what they are, and how often the train split has them.
+    """A vocabulary of chunks, with their counts in the train split.
 
     Args:
-        chunks: C different ones, on the CPU.
-        counts: (C,) of the train split; None where they have no part in scores.
-        documents: (C,) of the train split that have each; None where nothing is trained.
+        chunks: C different chunks, on the CPU.
+        counts: (C,) counts in the train split; None if scores do not use them.
+        documents: (C,) number of documents of the train split that have each chunk; None if nothing is trained.
     """
 
     def __init__(self, chunks: Chunks, counts: Tensor | None = None, documents: Tensor | None = None) -> None:
@@ -33,16 +33,19 @@ class Lexicon:
         return len(self.chunks)
 
     def find(self, chunks: Chunks) -> Tensor:
-        """The row of each of N chunks on the CPU, −1 of those that are not here: (N,)."""
+        """Return the row (N,) of each of N chunks on the CPU, −1 for those that are not in the vocabulary."""
         if not len(self):
             return torch.full((len(chunks),), -1)
         place = torch.searchsorted(self._hashes, chunk_keys(chunks.tokens, chunks.lengths)).clamp(max=len(self) - 1)
         rows = self._order[place]
         same = (self.chunks.lengths[rows] == chunks.lengths) & (self.chunks.tokens[rows] == chunks.tokens).all(1)
-        return rows.where(same, -1)  # by the tokens: two strings with one hash would both have its probability
+        return rows.where(same, -1)  # compare tokens: two strings with one hash would share a probability
 
     def told(self, chunks: Chunks) -> tuple[Tensor, Tensor]:
-        """Counts of N chunks on the CPU in the train split, and of its documents that have them, 0 of unknown ones: (N,) each."""
+        """Return the counts of N chunks in the train split, and of its documents that have them: (N,) each.
+
+        The chunks are on the CPU. Both counts are 0 for unknown chunks.
+        """
         rows = self.find(chunks)
         none = torch.zeros(len(self) + 1, dtype=torch.long)
         told = (none if x is None else torch.cat([x, none[:1]]) for x in (self.counts, self.documents))
@@ -50,17 +53,18 @@ class Lexicon:
         return counts, documents
 
     def beginning(self, tokens: Tensor) -> Tensor:
-        """(C,) true of the chunks that begin with `tokens` (n,), on the CPU."""
+        """Return a mask (C,) of the chunks that begin with `tokens` (n,), on the CPU."""
         return (self.chunks.lengths >= len(tokens)) & (self.chunks.tokens[:, : len(tokens)] == tokens).all(1)
 
 
 class Known:
-    """A lexicon with its embeddings.
+    """A vocabulary of chunks with its embeddings, which scores queries.
 
     Args:
         lexicon: C chunks.
-        keys: (C, E) what a query is multiplied with, of any floating type, in memory or mapped from a file.
-        bias: (C,) that is added to scores, float32 or wider, which is the type that is computed in; on the keys' device.
+        keys: (C, E) vectors that a query is multiplied with, of any floating type, in memory or mapped from a file.
+        bias: (C,) term added to the scores, on the keys' device. Its type, float32 or wider, is the type of the
+            computation.
 
     Attributes:
         log_counts: (C,) like `bias`; 0 without counts.
@@ -76,7 +80,7 @@ class Known:
         return len(self.lexicon)
 
     def scores(self, queries: Tensor, prior: Tensor | float = 0.0) -> Tensor:
-        """Scores (N, C) of all chunks; `prior` is the factor of the logarithms of their counts."""
+        """Return scores (N, C) of all chunks; `prior` is the factor of the logarithms of their counts."""
         wide = queries.to(self.bias.dtype)
         if self.columns is not None:
             with torch.autocast(queries.device.type, enabled=False):
@@ -85,13 +89,13 @@ class Known:
 
     @cached_property
     def columns(self) -> Tensor | None:
-        """The keys of a small set as columns (E, C): one query is multiplied with them in half the time or less."""
+        """Keys of a small set as columns (E, C), else None; one query is multiplied in half the time or less."""
         return self.keys.t().contiguous() if self._small else None
 
     def log_softmax(self, queries: Tensor, rows: Tensor, prior: Tensor | float = 0.0) -> Tensor:
-        """Log q (N,), in nats, of the chunk in row `rows` (N,) after each query (N, E); −∞ where the row is −1.
+        """Return log q (N,), in nats, of the chunk in row `rows` (N,) after each query (N, E); −∞ where the row is −1.
 
-        The matrix of scores is made block by block, and never held; what is not known costs nothing.
+        The matrix of scores is computed block by block and never held whole. Unknown chunks cost nothing.
         """
         result = queries.new_full((len(queries),), -torch.inf, dtype=self.bias.dtype)
         added, known = self._added(prior), (rows >= 0).nonzero().squeeze(1)
@@ -106,11 +110,11 @@ class Known:
         return result
 
     def _added(self, prior: Tensor | float) -> Tensor:
-        """What is added to the products (C,)."""
+        """Return the terms (C,) added to the products."""
         return self.bias + prior * self.log_counts
 
     def _blocks(self, queries: Tensor, added: Tensor) -> Iterator[Tensor]:
-        """Scores (N, c) of some chunks after the others, in the type that is computed in."""
+        """Yield scores (N, c) of one block of chunks after the other, in the type of the bias."""
         columns = _BLOCK.get(queries.device.type, _LARGE)[1]
         for keys, bias in zip(self.keys.split(columns), added.split(columns), strict=True):
             with torch.autocast(queries.device.type, enabled=False):

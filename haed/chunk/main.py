@@ -1,4 +1,4 @@
-"""The main model f_main: embeddings of the chunks so far to the prediction ŷ of the next one, one step a chunk.
+"""The main model f_main: predicts ŷ of the next chunk from the embeddings of the chunks so far, one step a chunk.
 
 Legend: B sequences, T chunks of a window, E width of an embedding, W width of ŷ, U units of an LSTM.
 """
@@ -18,21 +18,24 @@ from haed.system import SHORTER
 
 
 class Main(nn.Module, ABC):
-    """What all main models have: a learned vector (E,) in place of the chunk before the first one of a document.
+    """Base class of the main models.
+
+    A learned vector `start` (E,) stands in for the chunk before the first one of a document.
 
     Attributes:
-        positions: learned vectors of places, or None.
+        start: (E,) the learned start vector.
+        positions: learned position vectors, or None.
     """
 
     start: nn.Parameter
     positions: nn.Parameter | None
 
     def forward(self, embeddings: Tensor, starts: Tensor) -> Tensor:
-        """Predicts every chunk of a window from the chunks before it.
+        """Predict every chunk of a window from the chunks before it.
 
         Args:
             embeddings: (B, T, E) of the window's chunks.
-            starts: (B, T) true where a chunk begins a document; it is predicted from the start vector, not from the
+            starts: (B, T) true where a chunk begins a document. It is predicted from the start vector, not from the
                 last chunk of another document.
 
         Returns:
@@ -44,7 +47,7 @@ class Main(nn.Module, ABC):
         return self.step(torch.where(first[..., None], self.start.to(before.dtype), before), None)
 
     def states(self, embeddings: Tensor, starts: Tensor) -> list[Tensor]:
-        """What comes out of each layer, (B, T, ·), and ŷ at last; see `forward`."""
+        """Return the output (B, T, ·) of each layer, and ŷ at last; see `forward`."""
         seen: list[Tensor] = []
         hooks = [each.register_forward_hook(lambda _, given, found: seen.append(found)) for each in self.stack()]
         try:
@@ -56,30 +59,30 @@ class Main(nn.Module, ABC):
 
     @abstractmethod
     def stack(self) -> nn.ModuleList:
-        """The layers."""
+        """Return the layers."""
 
     @abstractmethod
     def step(self, inputs: Tensor, cache: Any) -> Tensor:
-        """Feeds inputs (B, T, E), which follow those in the cache, and returns ŷ (B, T, W) after each."""
+        """Feed inputs (B, T, E), which follow those in the cache, and return ŷ (B, T, W) after each."""
 
     @abstractmethod
     def cache(self) -> Any:
-        """An empty cache for `step`."""
+        """Return an empty cache for `step`."""
 
     @abstractmethod
     def levels(self) -> list[tuple[int, list[nn.Parameter]]]:
-        """All parameters in their order, by the number of layers from them to ŷ."""
+        """Return all parameters in their order, grouped by the number of layers from them to ŷ."""
 
     @abstractmethod
     def products(self, batch: int, context: int) -> Iterator[tuple[Tensor, int]]:
-        """Weights of the products, and the multiply-adds of each in a forward pass over (B, T) inputs."""
+        """Yield the weights of the products, with the multiply-adds of each in a forward pass over (B, T) inputs."""
 
 
 class TransformerMain(Main):
     """A causal transformer over chunk embeddings, zero-padded from E to its width W.
 
-    With `positions="concatenated"` learned position vectors stand in the padded coordinates (paper, appendix; the size
-    100 there is 356 − 256), with `learned` they are added to all; with `rotary` queries and keys are rotated.
+    With `positions="concatenated"`, learned position vectors fill the padded coordinates (paper, appendix; the size 100
+    there is 356 − 256). With `learned` they are added to all coordinates. With `rotary` queries and keys are rotated.
     """
 
     def __init__(self, options: MainOptions, embedding: int, context: int) -> None:
@@ -136,7 +139,10 @@ class TransformerMain(Main):
         return [(depth, list(self.parameters(recurse=False))), *blocks, (1, list(self.norm.parameters()))]
 
     def products(self, batch: int, context: int) -> Iterator[tuple[Tensor, int]]:
-        """See `Main.products`; attention's own are beside its output's, as if every chunk saw the whole window."""
+        """Yield the weights of the products; see `Main.products`.
+
+        Attention's own products are counted beside its output's, as if every chunk saw the whole window.
+        """
         places = batch * context
         for block in self.blocks:
             yield from ((weight, places * weight.numel()) for weight in block.matrices())
@@ -152,9 +158,9 @@ class LSTMCache:
 
 
 class LSTMMain(Main):
-    """A capped LSTM over chunk embeddings, the first W units of whose output are ŷ (HRED: paper, appendix A).
+    """A capped LSTM over chunk embeddings; the first W units of its output are ŷ (HRED: paper, appendix A).
 
-    That the input is padded with zeros to the transformer's width, as there, would change nothing here.
+    The paper also pads the input with zeros to the transformer's width. That would change nothing here.
     """
 
     def __init__(self, options: MainOptions, embedding: int, context: int) -> None:
@@ -195,7 +201,7 @@ class LSTMMain(Main):
         return self.layers
 
     def states(self, embeddings: Tensor, starts: Tensor) -> list[Tensor]:
-        """See `Main.states`; layers have all their units."""
+        """Return the layers' outputs with all their units; see `Main.states`."""
         *layers, last = super().states(embeddings, starts)
         return [*(each.unflatten(0, (-1, len(embeddings))).transpose(0, 1) for each in layers), last]
 
@@ -210,7 +216,7 @@ class LSTMMain(Main):
         return [(depth, [self.start]), *layers]
 
     def products(self, batch: int, context: int) -> Iterator[tuple[Tensor, int]]:
-        """See `Main.products`; the recurrence begins at the second chunk."""
+        """Yield the weights of the products; see `Main.products`. The recurrence begins at the second chunk."""
         for layer in self.layers:
             assert isinstance(layer, LSTMLayer)
             yield layer.input.weight, batch * context * layer.input.weight.numel()

@@ -30,13 +30,13 @@ class HAED(System):
     """Encoder, main model, decoder, and the head that turns ŷ into a query for chunk embeddings.
 
     Args:
-        options: what the parts are.
-        iem: the head between ŷ and the score (the rest concerns the loss).
-        cut: how the corpus is cut.
+        options: options of the parts.
+        iem: options of the IEM loss, of which the head between ŷ and the score is used here.
+        cut: how the corpus is cut into chunks.
 
     Attributes:
-        mixture: what joins known chunks and decoder in one likelihood, if `model.mixture.known` asks for it.
-        known: the chunks that are known; while there are none, the decoder alone is the likelihood.
+        mixture: the gate that joins known chunks and decoder in one likelihood, if `model.mixture.known` is not 0.
+        known: the known chunks; while it is None, the decoder alone is the likelihood.
     """
 
     parts = ("encoder", "main", "decoder")
@@ -66,16 +66,19 @@ class HAED(System):
 
     @torch.no_grad()
     def initialise(self) -> None:
-        """Sets every parameter.
+        """Initialise every parameter.
 
-        Matrices: normal with deviation 1/√fan_in, the decoder's output layer too: from zero, the rest learns late
-        (docs/log.md). Those that end a residual branch are divided by √(2·layers) (GPT-2).
-        Token embeddings: normal, 1, so that a concatenation of them feeds the first layer at unit scale; likewise tokens and
-        positions of transformers within chunks; the decoder learns much more slowly from small ones (docs/log.md). The main
-        model's position vectors: 0.1, small beside the content. LSTM: forget gates start at bias 1. Scale: 1/√E, which makes
-        first scores of normalised vectors about unit size; of a cosine the inverse of its temperature.
-        The encoder's table: 0.5, so that chunks differ by what they are from the start, which zeros learn slowly (docs/log.md).
-        Candidate bias: zero, so that the first loss of candidates is about log C.
+        Matrices are normal with deviation 1/√fan_in. This includes the decoder's output layer: from zero, the rest
+        learns late (docs/log.md). Matrices that end a residual branch are divided by √(2·layers) (GPT-2).
+
+        Token embeddings are normal with deviation 1, so that a concatenation of them feeds the first layer at unit
+        scale. So are tokens and positions of transformers within chunks. The decoder learns much more slowly from small
+        ones (docs/log.md). The main model's position vectors have deviation 0.1, small beside the content.
+
+        Forget gates of an LSTM start at bias 1. The scale starts at 1/√E, which gives normalised vectors first scores
+        of about unit size. For the cosine it starts at the inverse of its temperature. The encoder's table has
+        deviation 0.5, so that chunks differ from the start; zeros learn slowly (docs/log.md). The candidate bias is
+        zero, so that the first loss of candidates is about log C.
         """
         self.initialise_layers()
         for part in (self.encoder, self.main, self.decoder):
@@ -100,48 +103,49 @@ class HAED(System):
         if self.log_scale is not None:
             self.log_scale.fill_(_unbounded(1 / self.temperature if self.cosine else self.encoder.width**-0.5))
         if self.encoder.table is not None:
-            nn.init.normal_(self.encoder.table, std=0.5)  # last, so that all else begins as without it
+            nn.init.normal_(self.encoder.table, std=0.5)  # last, so that all other parameters begin as without it
         if self.decoder.grams is not None:
             self.decoder.grams.initialise()
 
     def query(self, prediction: Tensor) -> Tensor:
-        """The vector (N, E) whose dot product with a chunk's key, plus the chunk's bias, is the chunk's score."""
+        """Return the query (N, E). A chunk's score is its dot product with the chunk's key, plus the chunk's bias."""
         narrow = prediction[..., : self.encoder.width] if self.head is None else self.head(prediction)
         return self.key(narrow) if self.log_scale is None else self.key(narrow) * self.scale(self.log_scale)
 
     @staticmethod
     def scale(log_scale: Tensor) -> Tensor:
-        """The factor of all scores: the exponential of a logarithm that is bounded smoothly, so that it is never stuck.
+        """Return the factor of all scores: the exponential of a smoothly bounded logarithm, which never gets stuck.
 
-        What is learned is the logarithm: a step changes it by a share of itself, and it cannot become 0 or negative.
+        The logarithm is what is learned. A step changes the factor by a share of itself, and it cannot become 0 or
+        negative.
         """
         return torch.exp(_SCALE_BOUND * torch.tanh(log_scale / _SCALE_BOUND))
 
     def key(self, vector: Tensor) -> Tensor:
-        """What a query is compared with: embeddings (N, E), of unit length for the cosine."""
+        """Return the keys (N, E) that queries are compared with: the embeddings, of unit length for the cosine."""
         return F.normalize(vector, dim=-1) if self.cosine else vector
 
     def decode(self, prediction: Tensor, packed: Packed) -> Tensor:
-        """Log p of every packed decision, (S,) float32 or wider, from ŷ (N, W) of the packed chunks."""
+        """Return log p of every packed decision, (S,) float32 or wider, from ŷ (N, W) of the packed chunks."""
         logits = self.decoder(prediction, packed)
         logits = mask_end(logits.to(torch.promote_types(logits.dtype, torch.float32)), packed.sizes, self.cut.fixed)
         return -F.cross_entropy(logits, packed.targets, reduction="none")
 
     def encode(self, chunks: Chunks) -> Embedding:
-        """Embeds chunks (N, K) on the CPU, each of length 1 or more, on the model's device."""
+        """Embed chunks (N, K) on the CPU, each of length 1 or more, on the model's device."""
         return self.encoder(moved(self.encoder.lay_out(chunks), self.device))
 
     def predictions(self, windows: Windows) -> Tensor:
-        """ŷ (M, W) of the M real chunks of windows on the CPU, on the model's device."""
+        """Return ŷ (M, W) of the M real chunks of windows on the CPU, on the model's device."""
         return self.main(*self._given(windows))[windows.real.nonzero(as_tuple=True)]
 
     def states(self, windows: Windows) -> list[Tensor]:
-        """What comes out of each layer of the main model, (M, ·) of the M real chunks, and ŷ at last; see `predictions`."""
+        """Return each main-model layer's output (M, ·) for the M real chunks, and ŷ at last; see `predictions`."""
         where = windows.real.nonzero(as_tuple=True)
         return [each[where] for each in self.main.states(*self._given(windows))]
 
     def _given(self, windows: Windows) -> tuple[Tensor, Tensor]:
-        """What the main model is given: embeddings (B, T, E), and where documents start."""
+        """Return the inputs of the main model: embeddings (B, T, E), and a mask of the document starts."""
         real = windows.real
         chunks = distinct(windows.tokens[real], windows.lengths[real])
         vectors = self.encode(Chunks(chunks.tokens, chunks.lengths)).vector
@@ -151,18 +155,21 @@ class HAED(System):
         return grid, windows.starts.to(self.device)
 
     def decisions(self, windows: Windows) -> Tensor:
-        """Of the decoder alone; see `System.decisions`."""
+        """Return log p of the decisions by the decoder alone; see `System.decisions`."""
         windows = moved(windows, torch.device("cpu"))
         chunks, before = (x[windows.real] for x in (Chunks(windows.tokens, windows.lengths), shifted(windows)))
         return self._placed(self.spelled(self.predictions(windows), chunks, before), windows.real)
 
     def log_likelihood(self, windows: Windows) -> Tensor:
-        """Of the mixture where chunks are `known`, else of the decoder; see `System.log_likelihood`."""
+        """Return log p by the mixture if chunks are `known`, else by the decoder; see `System.log_likelihood`."""
         windows = moved(windows, torch.device("cpu"))
         return self._placed(self.score(windows, windows.real).joint, windows.real)
 
     def score(self, windows: Windows, which: Tensor) -> Parts:
-        """Log probabilities of those chunks of windows on the CPU for which `which` (B, T) is true, by each part."""
+        """Return log probabilities, by each part, of the chunks for which `which` (B, T) is true.
+
+        The windows are on the CPU.
+        """
         prediction = self.predictions(windows)[which[windows.real].nonzero().squeeze(1).to(self.device)]
         chunks = Chunks(windows.tokens, windows.lengths)[which]
         parts = Parts(self.spelled(prediction, chunks, shifted(windows)[which]))
@@ -173,7 +180,10 @@ class HAED(System):
         return parts
 
     def spelled(self, prediction: Tensor, chunks: Chunks, before: Chunks) -> Tensor:
-        """The decoder's decisions (N, K + 1) of chunks on the CPU, from ŷ (N, W) and the chunks before; see `decisions`."""
+        """Return the decoder's log p (N, K + 1) of chunks on the CPU, from ŷ (N, W) and the chunks before.
+
+        See `decisions`.
+        """
         packed = moved(self.decoder.pack(chunks, before, self.cut.fixed), self.device)
         scores = self.decode(prediction, packed)
         sizes = torch.tensor(packed.sizes, dtype=torch.long)
@@ -183,7 +193,7 @@ class HAED(System):
         return found
 
     def _placed(self, values: Tensor, which: Tensor) -> Tensor:
-        """Values (N, …) of some chunks of windows at their places (B, T, …), elsewhere 0."""
+        """Return values (N, …) of some chunks of windows at their places (B, T, …), elsewhere 0."""
         result = values.new_zeros(*which.shape, *values.shape[1:])
         result[which.nonzero(as_tuple=True)] = (
             values  # by places, which the host knows: a mask would wait for the device
@@ -192,7 +202,7 @@ class HAED(System):
 
     @torch.no_grad()
     def embedded(self, lexicon: Lexicon, dtype: torch.dtype | None = None) -> Known:
-        """A lexicon of at least one chunk with its keys, rounded to `dtype` if that is given; in evaluation mode."""
+        """Embed a vocabulary of at least one chunk, in evaluation mode; keys are rounded to `dtype` if given."""
         keys, biases = [], []
         for rows in torch.arange(len(lexicon)).split(_EMBEDDED):
             found = self.encode(lexicon.chunks[rows])
@@ -202,7 +212,7 @@ class HAED(System):
         return Known(lexicon, torch.cat(keys), torch.cat(biases))
 
     def vectors(self, windows: Windows, space: str, layer: int | None = None, scale: int | None = None) -> Tensor:
-        """Embeddings (`chunks`), states of the main model (`contexts`), or queries for chunks (`predictions`).
+        """Return embeddings (`chunks`), states of the main model (`contexts`), or queries for chunks (`predictions`).
 
         Without a layer, `contexts` are ŷ. See `System.vectors`.
         """
@@ -221,7 +231,7 @@ class HAED(System):
         return self.predictions(windows) if layer is None else self.states(windows)[layer]
 
     def kept(self, chunks: float, tokens: float) -> float:
-        """What goes into the layers of the main model and the decoder, and the logits; see `System.kept`."""
+        """Return the number of inputs of the layers of main model and decoder, plus the logits; see `System.kept`."""
 
         def inputs(part: nn.Module) -> int:
             return sum(module.in_features for module in part.modules() if isinstance(module, nn.Linear))
@@ -229,14 +239,14 @@ class HAED(System):
         return chunks * inputs(self.main) + tokens * (inputs(self.decoder) + self.cut.vocabulary)
 
     def groups(self) -> list[Group]:
-        """Encoder, main model layer by layer, decoder, and what only the IEM loss trains (`head`)."""
+        """Return the groups: encoder, main model by layer, decoder, and what only the IEM loss trains (`head`)."""
         levels = self.main.levels()
 
         def group(role: str, depth: int, *modules: nn.Module | None) -> Group:
             return Group([x for module in modules if module is not None for x in module.parameters()], role, depth)
 
         def apart(whole: Group, has_table: bool) -> list[Group]:
-            """The table, which comes first, and the rest."""
+            """Return the table, which comes first, and the rest."""
             cut, every = int(has_table), whole.parameters
             return [replace(whole, parameters=every[:cut], table=True), replace(whole, parameters=every[cut:])]
 
@@ -251,13 +261,13 @@ class HAED(System):
 
 
 def mask_end(logits: Tensor, sizes: list[int], fixed: bool) -> Tensor:
-    """Makes the end impossible where it is: before a chunk's first token, and always for chunks of a fixed size."""
+    """Mask the end where it is impossible: before a chunk's first token, and always for chunks of a fixed size."""
     logits = logits.clone()
     logits[: None if fixed else (sizes[0] if sizes else 0), -1] = -torch.inf
     return logits
 
 
 def _unbounded(scale: float) -> float:
-    """The `log_scale` of a scale; the nearest one of a scale that is not within its bounds, or negative."""
+    """Return the `log_scale` of a scale, or the nearest one if the scale is out of bounds or negative."""
     share = math.log(max(scale, 1e-30)) / _SCALE_BOUND
     return _SCALE_BOUND * math.atanh(min(max(share, -0.999), 0.999))

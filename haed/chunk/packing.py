@@ -1,11 +1,11 @@
 """Sets of chunks as tensors: distinct chunks, and the packed layout in which decoders see only real tokens.
 
-A chunk is a row of at most K tokens, padded with zeros, and its length; length 0 marks padding where no chunk is.
+A chunk is a row of at most K tokens, padded with zeros, and its length; length 0 marks padding where there is no chunk.
+
+Shapes that depend on the data (how many distinct chunks, how many decisions) are computed from CPU tensors, before
+anything moves to an accelerator. So a training step never waits for one.
 
 Legend: N chunks, K tokens per chunk at most, V vocabulary, S decoding decisions of all chunks together.
-
-Shapes that depend on the data (how many distinct chunks, how many decisions) are worked out from CPU tensors, before
-anything moves to an accelerator: a training step then never waits for one.
 """
 
 from dataclasses import dataclass
@@ -20,11 +20,12 @@ _MIX = (0x9E3779B97F4A7C15 - (1 << 64), 0xBF58476D1CE4E5B9 - (1 << 64), 0x94D049
 
 
 def chunk_keys(tokens: Tensor, lengths: Tensor) -> Tensor:
-    """64-bit key of every chunk; equal chunks have equal keys.
+    """Return a 64-bit key of every chunk; equal chunks have equal keys.
 
-    Two of n different chunks collide with a probability of at most (K + 1)·n²/2⁶⁵: two in 10⁸ for 200,000 chunks of 12 tokens, a
-    very large step. The shifts are arithmetic, so each token maps two states, x and its complement, to one, and chunks that
-    end alike can meet at each; logical ones would save the factor, and change the keys, by which checkpoints count chunks.
+    Two of n different chunks collide with a probability of at most (K + 1)·n²/2⁶⁵: two in 10⁸ for 200,000 chunks of 12
+    tokens, a very large step. The shifts are arithmetic. So each token maps two states, x and its complement, to one,
+    and chunks that end alike can meet at each. Logical shifts would save the factor, but would change the keys, by
+    which checkpoints count chunks.
 
     Args:
         tokens: (N, K) integers, zero beyond each length.
@@ -42,7 +43,12 @@ def chunk_keys(tokens: Tensor, lengths: Tensor) -> Tensor:
 
 @dataclass
 class Chunks:
-    """A set of chunks: tokens (N, K), zero beyond each length, and lengths (N,), 0 where none is; N may be a shape."""
+    """A set of chunks; N may be a shape.
+
+    Attributes:
+        tokens: (N, K), zero beyond each length.
+        lengths: (N,), 0 where there is no chunk.
+    """
 
     tokens: Tensor
     lengths: Tensor
@@ -74,7 +80,7 @@ class Distinct:
 
 
 def distinct(tokens: Tensor, lengths: Tensor) -> Distinct:
-    """Finds the distinct chunks of `tokens` (N, K), `lengths` (N,)."""
+    """Find the distinct chunks of `tokens` (N, K), `lengths` (N,)."""
     keys, inverse, counts = torch.unique(chunk_keys(tokens, lengths), return_inverse=True, return_counts=True)
     first = torch.empty(len(keys), dtype=torch.long)
     first[inverse] = torch.arange(len(inverse))
@@ -86,8 +92,8 @@ class Packed:
     """Decoding decisions of N chunks in time-major order, longest chunk first, without padding.
 
     Decision t of a chunk is its token t, or "the chunk ends here" (symbol V). A chunk of K tokens, and any chunk of a
-    fixed-size chunker, ends with certainty and needs no decision. Rows of decision t come before those of t + 1, and
-    within a step chunks keep their order, so step t concerns the first `sizes[t]` chunks of `order`.
+    fixed-size chunker, ends with certainty and needs no decision. Rows of decision t come before those of t + 1. Within
+    a step chunks keep their order, so step t concerns the first `sizes[t]` chunks of `order`.
 
     Attributes:
         order: (N,) the chunks from most to fewest decisions.
@@ -96,7 +102,7 @@ class Packed:
         targets: (S,) symbol to predict.
         chunk: (S,) position in `order` of each row's chunk.
         before: the chunks before, in the order of `order`, of length 0 for none; or None.
-        looked: rows of n-grams before each row's symbol, for a decoder that has such a table; or None.
+        looked: look-up of the n-grams before each row's symbol, for a decoder with such a table; or None.
     """
 
     order: Tensor
@@ -109,7 +115,7 @@ class Packed:
 
 
 def shifted(windows: Windows) -> Chunks:
-    """The chunk before each one of windows, in its document: (B, T, K) and (B, T), length 0 where there is none."""
+    """Return the chunk before each chunk, in its window and document: (B, T, K) and (B, T), length 0 for none."""
     before, ends = windows.tokens.roll(1, 1), windows.lengths.roll(1, 1)
     none = windows.starts.clone()
     none[:, 0] = True
@@ -117,12 +123,12 @@ def shifted(windows: Windows) -> Chunks:
 
 
 def pack(chunks: Chunks, vocabulary: int, fixed: bool = False, before: Chunks | None = None) -> Packed:
-    """Lays out the decisions of N chunks, all at least of length 1, on the CPU.
+    """Lay out the decisions of N chunks, each of length 1 or more, on the CPU.
 
     Args:
         chunks: tokens (N, K) in [0, vocabulary), lengths (N,).
-        vocabulary: V; the symbol V stands for the start of a chunk as input and for its end as target.
-        fixed: the chunker's chunks have a fixed size, so that no end is ever predicted.
+        vocabulary: V; the symbol V is the start of a chunk as input and its end as target.
+        fixed: true if the chunker's chunks have a fixed size, so that no end is ever predicted.
         before: the chunks before these, for a decoder that sees them.
     """
     tokens, lengths = chunks.tokens, chunks.lengths.long()
@@ -146,7 +152,10 @@ def pack(chunks: Chunks, vocabulary: int, fixed: bool = False, before: Chunks | 
 
 
 def histories(packed: Packed, size: int, vocabulary: int) -> Tensor:
-    """The last symbols (S, size) before each decision, the newest last: of its chunk and of the one before, V beyond."""
+    """Return the last symbols (S, size) before each decision, the newest last; V beyond the chunk before.
+
+    They are taken from the decision's chunk and from the chunk before it.
+    """
     steps = torch.arange(len(packed.sizes)).repeat_interleave(torch.tensor(packed.sizes, dtype=torch.long))
     grid = torch.full((len(packed.order), size + len(packed.sizes)), vocabulary)
     if packed.before is not None and len(grid):
@@ -157,6 +166,6 @@ def histories(packed: Packed, size: int, vocabulary: int) -> Tensor:
 
 
 def newest(chunks: Chunks, size: int, vocabulary: int) -> Tensor:
-    """The last tokens (N, size) of chunks, V in place of those that they have not."""
+    """Return the last tokens (N, size) of chunks, padded with V in front."""
     place = chunks.lengths.long()[:, None] - size + torch.arange(size, device=chunks.lengths.device)
     return chunks.tokens.long().gather(1, place.clamp(min=0)).masked_fill(place < 0, vocabulary)

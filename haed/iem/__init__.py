@@ -1,1 +1,1 @@
-"""Phase one: the Implicit Embedding Matrix loss and its candidates."""
+"""The Implicit Embedding Matrix loss of phase one, its candidates, and the objective of chunk models."""

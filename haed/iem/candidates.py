@@ -1,27 +1,29 @@
-"""Which chunks a step chooses among, and what their being there is worth: the sampling side of the IEM loss.
+"""Candidates of the IEM loss, and the correction of their scores for candidate sampling.
 
-Each row has candidates of its own. Let S be the chunks of all *other* windows of the step, H those *before* the row in its
-own window, y its target. The row chooses among D = S ∪ H ∪ {y}. What remains of the step's chunks, those that occur only at
-or after the row in its own window, depends on y and is masked.
+Each row has candidates of its own. Let S be the chunks of all *other* windows of the step, H those *before* the row in
+its own window, y its target. The row chooses among D = S ∪ H ∪ {y}. The step's other chunks occur only at or after the
+row in its own window. They depend on y and are masked.
 
-S says nothing of y, and H is part of the context, so how likely D is depends on which of its chunks is the target only
-through that one's own presence. With presences in S independent, π_c for chunk c,
+S says nothing of y, and H is part of the context. So the probability of D depends on which of its chunks is the target
+only through that chunk's own presence. With presences in S independent, π_c for chunk c,
 
     P(D | c, context)  ∝  1 if c ∈ H,  1/π_c if not:
 
-c ∈ H is there anyway; otherwise D is found with c as the target whether or not S has c, which is 1/π_c times as likely as that
-S has it. By Bayes, p(c | D, context) ∝ p(c | context) · P(D | c, context): a softmax over D of log p − log π, with π = 1 in H,
-*is* the distribution of the target, whatever D is. So cross-entropy with scores s − log π, the target's column included, is a
-conditional likelihood; its minimum over s is log p(c | context) up to a constant of the row, at any number of candidates
-(sampling of alternatives: McFadden 1978; ranking NCE: Ma and Collins 2018). See docs/iem.md for what it leaves out.
+c ∈ H is there anyway. Otherwise D is found with c as the target whether or not S has c, which is 1/π_c times as likely
+as that S has it. By Bayes, p(c | D, context) ∝ p(c | context) · P(D | c, context). With π = 1 in H, a softmax over D of
+log p − log π *is* the distribution of the target, whatever D is. So cross-entropy with scores s − log π, the target's
+column included, is a conditional likelihood. Its minimum over s is log p(c | context) up to a constant of the row, at
+any number of candidates (sampling of alternatives: McFadden 1978; ranking NCE: Ma and Collins 2018). See docs/iem.md
+for what it leaves out.
 
 π_c = 1 − (1 − P_c)^n for the n other windows, where P_c is the share of windows that have c.
 
-With `iem.group` ranks share candidates with those of their group only, and n is the number of its windows. Groups take turns in
-being counted, one a step, so that all ranks have the same counts and counting costs no more than in one group; to those, each
-adds its own windows of the step for P.
+With `iem.group` ranks share candidates only within their group, and n is the number of its windows. Groups take turns
+in being counted, one a step. So all ranks have the same counts, and counting costs no more than in one group. For P,
+each group adds its own windows of the step to those counts.
 
-Legend: B windows of this rank, T places of a window, K tokens of a chunk, M real chunks, C candidates of a group of ranks.
+Legend: B windows of this rank, T places of a window, K tokens of a chunk, M real chunks, C candidates of a group of
+ranks.
 """
 
 import logging
@@ -39,19 +41,19 @@ from haed.system import Windows
 _ODD = (
     0x9E3779B97F4A7C15 - (1 << 64),
     0xC2B2AE3D27D4EB4F - (1 << 64),
-)  # of multiply-shift hashing (Dietzfelbinger 1997)
+)  # factors of multiply-shift hashing (Dietzfelbinger 1997)
 
 
 class CountMin:
-    """Counts windows by 64-bit key of a chunk, in bounded memory, on the CPU: a count-min sketch with conservative update.
+    """Count-min sketch with conservative update: counts windows by a chunk's 64-bit key, in bounded memory, on the CPU.
 
-    Every key has a cell in each of some rows. Its count is the smallest of them (Cormode and Muthukrishnan 2005), and an update
-    raises only cells below the new count (Estan and Varghese 2002). Counts are never too small; too large are those of keys
-    that collide in every row. With 4 million distinct keys, each as likely, 2 rows of 2²¹ cells are 1.7 times too large in the
-    geometric mean, where one row of 2²⁰ is 5 times (docs/log.md).
+    Every key has a cell in each of several rows. Its count is the smallest of them (Cormode and Muthukrishnan 2005),
+    and an update raises only cells below the new count (Estan and Varghese 2002). Counts are never too small. They are
+    too large for keys that collide in every row. With 4 million distinct keys, each as likely, 2 rows of 2²¹ cells are
+    1.7 times too large in the geometric mean. One row of 2²⁰ is 5 times too large (docs/log.md).
 
     Args:
-        bits: logarithm of the number of cells of a row.
+        bits: logarithm to base 2 of the number of cells of a row.
 
     Attributes:
         table: (R, 2^bits) int64.
@@ -62,24 +64,24 @@ class CountMin:
         self.table = torch.zeros(len(_ODD), 1 << bits, dtype=torch.long)
 
     def update(self, keys: Tensor, counts: Tensor) -> None:
-        """Counts distinct keys (C,), each so many times (C,)."""
+        """Add counts (C,) to distinct keys (C,)."""
         cells = self._cells(keys)
         new = self.table.gather(1, cells).amin(0) + counts
         self.table.scatter_reduce_(1, cells, new.expand_as(cells), "amax")
 
     def __call__(self, keys: Tensor) -> Tensor:
-        """Counts of keys (C,): (C,) float64."""
+        """Return the counts (C,) of keys (C,), float64."""
         return self.table.gather(1, self._cells(keys)).amin(0).double()
 
     def _cells(self, keys: Tensor) -> Tensor:
         return torch.stack([(keys * odd >> (64 - self.bits)) & ((1 << self.bits) - 1) for odd in _ODD])
 
     def state_dict(self) -> dict[str, Tensor]:
-        """For a checkpoint."""
+        """Return the state for a checkpoint."""
         return {"table": self.table}
 
     def load_state_dict(self, state: dict[str, Tensor]) -> None:
-        """See `state_dict`."""
+        """Restore the result of `state_dict`."""
         self.table.copy_(state["table"])
 
 
@@ -88,13 +90,13 @@ log = logging.getLogger(__name__)
 
 @dataclass
 class OwnWindow:
-    """What a row's own window does to its scores, beside what all rows have in common.
+    """Adjustments of a row's scores for the chunks of its own window, beside those that all rows share.
 
     Attributes:
-        columns: (B, T) the candidate that each place of a window is, 0 where no chunk is.
-        before: (B, T) added in rows behind a chunk's first place: its log π, which takes the correction back; 0 elsewhere.
+        columns: (B, T) candidate at each place of a window, 0 where there is no chunk.
+        before: (B, T) added in rows behind a chunk's first place: its log π, which cancels the correction; 0 elsewhere.
         ahead: (B, T) added in the other rows: −∞ at the first place of a chunk that no other window has; 0 elsewhere.
-        place: (M,) the place of each row among B·T.
+        place: (M,) place of each row among B·T.
     """
 
     columns: Tensor
@@ -103,7 +105,7 @@ class OwnWindow:
     place: Tensor
 
     def changes(self, rows: slice, target: Tensor) -> tuple[Tensor, Tensor]:
-        """Columns (m, T), and what is added to the scores there, for m rows and their targets (m,)."""
+        """Return the columns (m, T), and the terms added to the scores there, for m rows and their targets (m,)."""
         places = self.columns.shape[1]
         place = self.place[rows, None]
         window = place.squeeze(1) // places
@@ -118,10 +120,10 @@ class CandidateSet:
     """The candidates of a step.
 
     Attributes:
-        chunks: distinct chunks of all ranks of a group, whose `inverse` (M,) is of this rank's own windows.
-        adjustment: (C,) float64, taken from the scores of all rows.
-        own: what differs by row; None if nothing does.
-        correction: (M,) what was taken from each row's target, all in all; None without a correction.
+        chunks: distinct chunks of all ranks of a group; their `inverse` (M,) is for this rank's own windows.
+        adjustment: (C,) float64, subtracted from the scores of all rows.
+        own: adjustments that differ between rows; None if there are none.
+        correction: (M,) total amount subtracted from each row's target; None without a correction.
     """
 
     chunks: Distinct
@@ -131,18 +133,18 @@ class CandidateSet:
 
 
 class Candidates:
-    """Finds the candidates of each step, and counts in how many windows they are; the same on all ranks.
+    """Finds the candidates of each step and counts the windows that have each chunk; the same on all ranks.
 
     Args:
-        options: of the IEM loss.
+        options: options of the IEM loss.
         context: T.
         ranks: processes that train together.
 
     Attributes:
-        group: those of them that share their candidates.
-        counts: number of windows that have a chunk; None where no correction asks for it.
-        windows: that were counted.
-        turns: steps in which one of several groups was counted.
+        group: those of the processes that share their candidates.
+        counts: number of windows that have a chunk; None if no correction needs it.
+        windows: number of windows counted.
+        turns: number of steps in which one of several groups was counted.
 
     Raises:
         ValueError: the ranks do not divide into groups.
@@ -155,7 +157,7 @@ class Candidates:
         self.windows, self.turns = 0.0, 0
 
     def of(self, own: Windows, negatives: Windows | None) -> CandidateSet:
-        """The candidates of a step: chunks of this rank's windows, of those read for them alone, and of its group's."""
+        """Return the candidates of a step: the chunks of all windows of this rank's group, `negatives` included."""
         here, holders, windows, is_first = _held([own] if negatives is None else [own, negatives])
         mine = slice(0, int(own.real.sum()))
         chunks, holders = self._together(here, holders)
@@ -177,9 +179,10 @@ class Candidates:
         return CandidateSet(target, log_pi, OwnWindow(grid(inverse), before, ahead, place), correction)
 
     def _together(self, here: Distinct, holders: Tensor) -> tuple[Distinct, Tensor]:
-        """The distinct chunks of a group, and how many windows have each; `inverse` is of this rank's chunks.
+        """Return the distinct chunks of a group, and the number of windows that have each.
 
-        Each rank tells its distinct ones, since those of all grow more slowly than the chunks themselves.
+        `inverse` is for this rank's chunks. Each rank sends its distinct chunks, since the distinct chunks of all ranks
+        grow more slowly than the chunks themselves.
         """
         if self.group.size == 1:
             return here, holders
@@ -193,10 +196,10 @@ class Candidates:
         return replace(chunks, inverse=chunks.inverse[first + here.inverse], counts=totals[:, 0]), totals[:, 1]
 
     def _log_inclusion(self, keys: Tensor, holders: Tensor, windows: int) -> Tensor:
-        """Log π (C,) of chunks that so many (C,) of the group's windows have, which are counted first.
+        """Return log π (C,) of chunks, after counting the numbers `holders` (C,) of the group's windows that have each.
 
-        Counting a chunk before its probability is asked for is add-one smoothing: over the draws, 1/π̂ of a chunk that is
-        present then has the expectation (1 − e^−λ)/π for λ expected windows so far, almost unbiased after a few.
+        Counting a chunk before its probability is asked for is add-one smoothing. Over the draws, 1/π̂ of a chunk that
+        is present then has the expectation (1 − e^−λ)/π for λ expected windows so far, almost unbiased after a few.
         """
         assert self.counts is not None
         if windows < 2 and self.windows == 0:
@@ -215,7 +218,7 @@ class Candidates:
         return log_inclusion(presence.clamp(max=1), windows - 1)
 
     def _take_turns(self, keys: Tensor, holders: Tensor, windows: int) -> None:
-        """Counts the chunks of the group whose turn it is, on all ranks."""
+        """Count the chunks of the group whose turn it is, on all ranks."""
         assert self.counts is not None
         own = torch.cat([torch.stack([keys, holders], 1), torch.tensor([[0, windows]])])
         told = self._elsewhere.told(own, self.turns % self._elsewhere.size)
@@ -224,7 +227,7 @@ class Candidates:
         self.turns += 1
 
     def state_dict(self) -> dict[str, Tensor]:
-        """For a checkpoint."""
+        """Return the state for a checkpoint."""
         if self.counts is None:
             return {}
         state = self.counts.state_dict() | {"windows": torch.tensor(self.windows, dtype=torch.float64)}
@@ -232,7 +235,7 @@ class Candidates:
         return {f"unigram/{name}": value for name, value in state.items()}
 
     def load_state_dict(self, state: dict[str, Tensor]) -> None:
-        """See `state_dict`."""
+        """Restore the result of `state_dict`."""
         found = {name.removeprefix("unigram/"): x for name, x in state.items() if name.startswith("unigram/")}
         if self.counts is None or not found:
             return
@@ -241,10 +244,11 @@ class Candidates:
 
 
 def _held(windows: list[Windows]) -> tuple[Distinct, Tensor, int, Tensor]:
-    """The distinct chunks of windows, as bytes, and what is told of them.
+    """Return the distinct chunks of windows, as bytes, with their numbers of windows.
 
     Returns:
-        The chunks; how many windows have each (C,); the number of windows; which chunks (N,) are a window's first of their kind.
+        The chunks; the number of windows (C,) that have each; the number of windows; a mask (N,) of the chunks that are
+        their window's first occurrence.
     """
     tokens = torch.cat([each.tokens[each.real] for each in windows]).to(torch.uint8)
     lengths = torch.cat([each.lengths[each.real] for each in windows]).to(torch.uint8)
@@ -263,7 +267,7 @@ def _held(windows: list[Windows]) -> tuple[Distinct, Tensor, int, Tensor]:
 
 
 def log_inclusion(presence: Tensor, windows: int) -> Tensor:
-    """Log π with π = 1 − (1 − P)ⁿ, computed without cancellation: (C,) float64; −50 where there are no windows.
+    """Return log π with π = 1 − (1 − P)ⁿ, computed without cancellation: (C,) float64; −50 if there are no windows.
 
     Args:
         presence: P of each candidate, (C,) float64.

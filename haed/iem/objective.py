@@ -1,17 +1,18 @@
-"""What is minimised: the IEM loss, a random share of exact decoding, or both; one object for every phase.
+"""Training objective of chunk models: the IEM loss, a random share of exact decoding, or both, in every phase.
 
-Phase one is `iem_weight` > 0 and a small `decode_fraction` (0 in the paper); of a mixture phase two has the IEM loss as well.
-Training end to end, and phase two of a decoder alone, are `iem_weight` = 0. A `decode_fraction` below 1 is a random share of
-the chunks, which gives an unbiased gradient of the exact loss at that share of the decoder's cost.
+Phase one has `iem_weight` > 0 and a small `decode_fraction` (0 in the paper). Phase two of a mixture has the IEM loss
+as well. Training end to end, and phase two of a decoder alone, have `iem_weight` = 0. A `decode_fraction` below 1
+decodes a random share of the chunks. This gives an unbiased gradient of the exact loss at that share of the decoder's
+cost.
 
-With several ranks the candidates are those of all of them, or of groups of them: each rank encodes a share of the distinct
-chunks, and the embeddings are gathered with their gradients; queries stay where they are. With several pieces, a batch's
-windows are computed one piece at a time and again when their gradient is due (gradient caching, Gao et al. 2021, here as
-activation checkpointing), so that the memory of one piece carries the candidates of the whole batch. Neither changes the
-result, but groups do: each chooses among its own candidates.
+With several ranks, candidates are shared by all of them, or within groups. Each rank encodes a share of the distinct
+chunks, and the embeddings are gathered with their gradients. Queries stay where they are. With several pieces, a
+batch's windows are computed one piece at a time, and again for their gradient (gradient caching, Gao et al. 2021, here
+as activation checkpointing). So the memory of one piece suffices for the candidates of the whole batch. Neither changes
+the result, but groups do: each chooses among its own candidates.
 
-`prepare` works out a batch on the CPU: where its chunks are, which candidate each is, what is decoded. Shapes depend on the
-data there; afterwards a step is tensors of known shapes, and never waits for its device.
+`prepare` works on the CPU. It finds the chunks of a batch, the candidate that each is, and the chunks to decode. Shapes
+depend on the data there. Afterwards a step is tensors of known shapes, and never waits for its device.
 
 Legend: B sequences, T chunks of a window, K tokens of a chunk, M real chunks of this rank's batch, m chunks of a piece,
 C candidates of its group of ranks, E width of an embedding.
@@ -42,16 +43,16 @@ from haed.system import Losses, Objective, Windows
 
 @dataclass
 class Piece:
-    """Some windows of a batch.
+    """Some windows of a batch, which are computed together.
 
     Attributes:
         starts: (b, T) true where a chunk begins a document.
-        where: (m,) the places of its chunks among b·T.
-        inverse: (m,) the candidate that each of them is.
-        decoded: (d,) those that are decoded, in [0, m).
-        packed: their decisions.
-        weights: (d,) inverse of the probability with which each was chosen to be decoded; only of a mixture.
-        unknown: (d,) true where no other document of the train split has the chunk; only of a mixture.
+        where: (m,) places of its chunks among b·T.
+        inverse: (m,) the candidate that each chunk is.
+        decoded: (d,) indices, in [0, m), of the chunks that are decoded.
+        packed: decisions of the decoded chunks.
+        weights: (d,) inverse of the probability with which each was chosen to be decoded; only for a mixture.
+        unknown: (d,) true where no other document of the train split has the chunk; only for a mixture.
     """
 
     starts: Tensor
@@ -68,18 +69,19 @@ class ChunkBatch:
     """A batch, ready for the device.
 
     Attributes:
-        encoded: the distinct chunks that this rank encodes, in pieces, each as the encoder lays them out.
-        shared: they are a share of the group's chunks, to be gathered.
+        encoded: prepared encoder inputs of the distinct chunks that this rank encodes, in pieces.
+        shared: true if they are a share of the group's chunks, to be gathered.
         candidates: C, the number of the group's distinct chunks.
         pieces: the windows, in order.
         adjustment: (C,) correction of the candidates' scores, or None without the IEM loss.
-        own: by which that differs between rows, or None.
+        own: per-row changes to the scores, or None.
         targets: M.
-        targets_of_all: its sum over ranks.
-        decoded: number of decoded chunks of all ranks; of a mixture all chunks, for which they stand by their weights.
-        decoded_tokens: number of tokens in those of this rank, weighed likewise.
-        log_counts: (C,) of the candidates in the train split; only of a mixture.
-        correction: (M,) what the adjustment and `own` took from each row's target; only of a mixture.
+        targets_of_all: sum of `targets` over ranks.
+        decoded: number of decoded chunks of all ranks; of all chunks for a mixture, where weights make the decoded ones
+            stand for all.
+        decoded_tokens: number of tokens in this rank's decoded chunks, weighted likewise.
+        log_counts: (C,) log counts of the candidates in the train split; only for a mixture.
+        correction: (M,) amount that the adjustment and `own` subtracted from each row's target; only with a correction.
     """
 
     encoded: list[Any]
@@ -108,18 +110,18 @@ def prepare(
     ranks: Ranks,
     generator: torch.Generator | None,
 ) -> ChunkBatch:
-    """Works a batch out; see `Objective.prepare`.
+    """Prepare a batch of a chunk model; see `Objective.prepare`.
 
     Args:
         windows: on the CPU.
-        negatives: whose chunks are further candidates.
-        candidates: None without the IEM loss.
-        model: that will see the batch.
+        negatives: windows whose chunks are further candidates.
+        candidates: finds the candidates; None without the IEM loss.
+        model: model that will see the batch.
         lexicon: the known chunks of a mixture.
-        decode_fraction: share of the chunks that is decoded; at least one, if it is not 0.
-        pieces: in which the windows are computed.
+        decode_fraction: share of the chunks that is decoded; at least one chunk, if it is not 0.
+        pieces: number of pieces in which the windows are computed.
         ranks: processes that train together.
-        generator: of the random choice of chunks to decode.
+        generator: generator of the random choice of chunks to decode.
     """
     real = windows.real
     own = Chunks(windows.tokens, windows.lengths)[real]
@@ -172,13 +174,14 @@ def prepare(
 def chosen_to_decode(
     targets: int, fraction: float, elsewhere: Tensor | None, generator: torch.Generator | None
 ) -> tuple[Tensor, Tensor | None]:
-    """Which of M chunks are decoded (M,), and the inverse of the probabilities with which each was chosen (M,).
+    """Choose the chunks to decode: a mask (M,), and the inverse (M,) of the probability of choosing each.
 
     Args:
         targets: M.
-        fraction: of them; at least one, if it is not 0.
-        elsewhere: (M,) how many other documents have each chunk, of a mixture; None: all are as likely, without weights.
-        generator: of the choice.
+        fraction: share of the chunks; at least one chunk, if it is not 0.
+        elsewhere: (M,) number of other documents that have each chunk, for a mixture. None: all are equally likely, and
+            there are no weights.
+        generator: generator of the choice.
     """
     chosen = torch.zeros(targets, dtype=torch.bool)
     if not fraction:
@@ -192,10 +195,10 @@ def chosen_to_decode(
 
 
 def shares(elsewhere: Tensor, count: int) -> Tensor:
-    """Probabilities (M,) with which chunks are decoded, about `count` of them in all: the rarer, the likelier.
+    """Return the probabilities (M,) of decoding each chunk, higher for rarer chunks; about `count` are decoded in all.
 
-    A rare chunk is what the score is bad at, and the decoder's gradient is weighed by how much better it is. The probability of
-    a chunk that n other documents have goes with 1/√(n + 1), up to certainty.
+    The IEM score is bad at rare chunks, and the decoder's gradient is weighted by how much better the decoder is. The
+    probability of a chunk that n other documents have is proportional to 1/√(n + 1), at most 1.
 
     Args:
         elsewhere: (M,) n of each chunk.
@@ -205,16 +208,16 @@ def shares(elsewhere: Tensor, count: int) -> Tensor:
     if not len(rarity):  # a rank without a chunk
         return rarity
     ranked = rarity.sort(descending=True).values
-    rest = ranked.flip(0).cumsum(0).flip(0)  # of each and all after it
-    factors = (count - torch.arange(len(ranked))) / rest  # if those before it are certain
+    rest = ranked.flip(0).cumsum(0).flip(0)  # sum of each and all after it
+    factors = (count - torch.arange(len(ranked))) / rest  # valid if all before it are certain
     certain = int((factors * ranked >= 1).sum())
     return (rarity * torch.cat([factors, factors.new_tensor([torch.inf])])[certain]).clamp(max=1)
 
 
 def drawn(share: Tensor, generator: torch.Generator | None) -> Tensor:
-    """Which of M things are drawn, each with the probability that it has (M,): systematic sampling, in random order.
+    """Draw from M elements, each with its probability `share` (M,), by systematic sampling in random order.
 
-    Their number is that of the sum of the probabilities, rounded up or down.
+    Return a mask (M,). The number drawn is the sum of the probabilities, rounded up or down.
     """
     order = torch.randperm(len(share), generator=generator)
     first = torch.rand((), dtype=torch.float64, generator=generator)
@@ -230,20 +233,20 @@ log = logging.getLogger(__name__)
 class ChunkObjective(Objective):
     """A chunk model with its losses: the IEM loss, the exact one of a random share of the chunks, or both.
 
-    Parameters that the phase has no use for are frozen: the decoder without a decoded share, head, scale and bias of
+    Parameters that the phase does not use are frozen: the decoder without a decoded share; head, scale and bias of
     candidates without an IEM loss.
 
     Args:
         system: the model.
         iem: options of the IEM loss.
-        iem_weight: its weight; 0 switches it off.
+        iem_weight: weight of the IEM loss; 0 switches it off.
         decode_fraction: share of a batch's chunks that is decoded.
-        pieces: in which a batch's windows are computed.
+        pieces: number of pieces in which a batch's windows are computed.
         ranks: processes that train together.
-        lexicon: the known chunks of a mixture, whose likelihood is then trained in the place of the decoder's.
+        lexicon: the known chunks of a mixture, whose likelihood is then trained instead of the decoder's.
 
     Attributes:
-        candidates: where they come from, and in how many windows each chunk was; None without the IEM loss.
+        candidates: finds the candidates and counts the windows that have each chunk; None without the IEM loss.
     """
 
     system: HAED
@@ -278,7 +281,7 @@ class ChunkObjective(Objective):
     def prepare(
         self, windows: Windows, negatives: Windows | None = None, generator: torch.Generator | None = None
     ) -> ChunkBatch:
-        """Chooses what is decoded, finds and counts the candidates; see `Objective.prepare`."""
+        """Choose the chunks to decode, find and count the candidates; see `Objective.prepare`."""
         return prepare(
             windows,
             negatives,
@@ -292,11 +295,11 @@ class ChunkObjective(Objective):
         )
 
     def forward(self, batch: object, diagnose: bool = False) -> Losses:
-        """The losses of a prepared batch; figures are `candidates`, and of the IEM loss itself and its accuracy.
+        """Return the losses of a prepared batch; metrics are `candidates`, the IEM loss and its accuracy.
 
-        The IEM loss is in nats per chunk and depends on the number of candidates: it is no likelihood. Its accuracy is how
-        often the target scores highest. `diagnose` adds the place of the target among the candidates (`iem_rank`) and the
-        number that the softmax hesitates between (`iem_effective`, exp of its entropy).
+        The IEM loss is in nats per chunk and depends on the number of candidates, so it is not a likelihood. Its
+        accuracy is how often the target scores highest. `diagnose` adds the rank of the target among the candidates
+        (`iem_rank`), and the number that the softmax hesitates between (`iem_effective`, exp of its entropy).
         """
         assert isinstance(batch, ChunkBatch)
         parts = [self._remembered(self.system.encoder, part) for part in batch.encoded]
@@ -328,13 +331,13 @@ class ChunkObjective(Objective):
         return losses
 
     def _remembered(self, function: Callable[..., Any], *arguments: Any) -> Any:
-        """The function's value; with several pieces, what happened inside is computed again for its gradient."""
+        """Return the function's value; with several pieces, its inside is computed again for the gradient."""
         if self.pieces == 1:
             return function(*arguments)
         return checkpoint(function, *arguments, use_reentrant=False, preserve_rng_state=False)
 
     def predict(self, vectors: Tensor, piece: Piece) -> Tensor:
-        """ŷ (m, W) of a piece's chunks."""
+        """Return ŷ (m, W) of a piece's chunks."""
         shape = piece.starts.shape
         grid = vectors.new_zeros(shape.numel(), vectors.shape[-1])
         grid = grid.index_copy(0, piece.where, taken(vectors, piece.inverse))
@@ -344,30 +347,30 @@ class ChunkObjective(Objective):
         if self._compiled is not None:
             try:
                 return self._compiled(grid, starts)
-            except Exception as error:  # of many kinds: no compiler, an operator it does not know, …
+            except Exception as error:  # many kinds: no compiler, an unknown operator, …
                 reason = (str(error).splitlines() or [type(error).__name__])[0]
                 log.warning("torch.compile failed (%s): training goes on without it", reason)
                 self._compiled = None
         return self.system.main(grid, starts)
 
     def compile_parts(self) -> None:
-        """A main transformer is compiled, an LSTM would be unrolled; see `Objective.compile_parts`."""
+        """Compile a transformer main model; an LSTM would be unrolled. See `Objective.compile_parts`."""
         if isinstance(self.system.main, TransformerMain):
             self._compiled = torch.compile(self.system.main, dynamic=False)
 
     def decode(self, prediction: Tensor, piece: Piece) -> Tensor:
-        """Log p of the decisions of a piece's decoded chunks, as they are packed."""
+        """Return log p of the packed decisions of a piece's decoded chunks."""
         return self.system.decode(prediction[piece.decoded], piece.packed)
 
     def _mix(
         self, losses: Losses, batch: ChunkBatch, known: Tensor, predictions: list[Tensor], scores: list[Tensor]
     ) -> list[Tensor]:
-        """Log P of the decoded chunks of each piece by the mixture, weighed to stand for all.
+        """Return the mixture's log P of the decoded chunks of each piece, weighted to stand for all.
 
-        The decoder's gradient is weighed by its share of P, its responsibility; the gate learns how often the score says more.
-        A chunk that no other document has counts as unknown, as new ones will be: this one is left out (Good 1953 leaves out
-        occurrences; but a new name is in its own document again and again). `known`, log q (M,), has no gradient: it is trained
-        on all chunks by the IEM loss.
+        The decoder's gradient is weighted by its share of P, its responsibility. The gate learns how often the score
+        says more. A chunk that no other document has counts as unknown, as new ones will be. Its own document is left
+        out. (Good 1953 leaves out occurrences; but a new name occurs in its own document again and again.) `known`, log
+        q (M,), has no gradient: the IEM loss trains it on all chunks.
         """
         assert self.system.mixture is not None
         mixed, gates, sizes = [], [], [len(piece.where) for piece in batch.pieces]
@@ -384,7 +387,7 @@ class ChunkObjective(Objective):
     def _score(
         self, losses: Losses, batch: ChunkBatch, found: Embedding, prediction: Tensor, diagnose: bool
     ) -> SoftmaxLoss:
-        """Adds the IEM loss of ŷ (M, W) among the embedded chunks to the losses."""
+        """Add the IEM loss of ŷ (M, W) among the embedded chunks to the losses."""
         assert batch.adjustment is not None
         query = self.system.query(prediction)
         wide = torch.promote_types(query.dtype, torch.float32)
@@ -397,7 +400,7 @@ class ChunkObjective(Objective):
         result = blockwise_cross_entropy(query, keys, bias, target, self.options.block, changes, diagnose)
         weight = self.ranks.size * batch.targets / max(1, batch.targets_of_all)
         loss = weight * self.system.mark("loss", result.loss)
-        if self.options.duplicates:  # a target is one of its n columns: log n more than all of them together
+        if self.options.duplicates:  # the target is one of n equal columns: its loss is log n larger than that of all n
             loss = loss - weight * batch.adjustment[target].sum() / max(1, batch.targets)
         losses.figures |= {"iem": loss, "iem_accuracy": weight * result.accuracy}
         if diagnose:
@@ -406,11 +409,11 @@ class ChunkObjective(Objective):
         return result
 
     def flops(self, batch: object) -> float:
-        """Of the products that the algorithm asks for, forward and twice that backward; (n, a) · (a, b) is 2·n·a·b.
+        """Return the FLOPs of the required products, forward and twice that backward; (n, a) · (a, b) is 2·n·a·b.
 
-        The encoder sees the distinct chunks, the main model every place of every window, the decoder the decoded chunks; each
-        part knows its `products`. What is frozen is only passed forward. Recomputation (`pieces`), element-wise work, and
-        attention within chunks and to the one before do not count.
+        The encoder sees the distinct chunks, the main model every place of every window, the decoder the decoded
+        chunks. Each part knows its `products`. Frozen parts are only passed forward. Not counted are recomputation
+        (`pieces`), element-wise work, and attention within chunks and to the one before.
         """
         assert isinstance(batch, ChunkBatch)
         system, scored = self.system, batch.adjustment is not None
@@ -428,7 +431,7 @@ class ChunkObjective(Objective):
         return 2.0 * (total + scores) * self.ranks.size
 
     def extra_state(self) -> dict[str, Tensor]:
-        """In how many windows each chunk was; see `Objective.extra_state`."""
+        """Return the number of windows that had each chunk; see `Objective.extra_state`."""
         return {
             f"candidates/{name}": x for name, x in (self.candidates.state_dict() if self.candidates else {}).items()
         }
@@ -441,10 +444,10 @@ class ChunkObjective(Objective):
 
 
 def log_q(found: SoftmaxLoss, correction: Tensor) -> Tensor:
-    """Log q (M,) of the targets among all chunks, as far as a step's candidates tell; without a gradient.
+    """Estimate log q (M,) of the targets among all chunks from a step's candidates; without a gradient.
 
-    The correction, 1/π each, makes the sum over the candidates other than the target an unbiased estimate of that over all other
-    chunks (Horvitz and Thompson 1952). The target is there anyway, and counts once.
+    The correction, 1/π each, makes the sum over the candidates other than the target an unbiased estimate of the sum
+    over all other chunks (Horvitz and Thompson 1952). The target is there anyway, and counts once.
     """
     others = found.normaliser + torch.log1p(-(found.wanted - found.normaliser).exp().clamp(max=1))
     own = found.wanted + correction.to(found.wanted.dtype)

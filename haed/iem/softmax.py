@@ -1,15 +1,15 @@
 """The Implicit Embedding Matrix loss: a softmax over chunks without a matrix of their embeddings.
 
-The logit of candidate chunk c is s = scale · f_enc(c)·q + b(c), where q is the head's image of the main model's prediction; the
-encoder *is* the embedding matrix. The softmax runs over sampled candidates: the distinct chunks among the targets and
-further batches of negatives.
+The logit of candidate chunk c is s = scale · f_enc(c)·q + b(c), where q is the head's image of the main model's
+prediction. The encoder *is* the embedding matrix. The softmax runs over sampled candidates: the distinct chunks among
+the targets and further batches of negatives.
 
-A frequent chunk is nearly always among the candidates, a rare one hardly ever except as a target, so the plain sampled
-loss learns log p(c | context)/Q(c). Which candidates a row has and how their scores are corrected for it is worked out in
-`haed.iem.candidates`.
+A frequent chunk is nearly always among the candidates, a rare one hardly ever except as a target. So the plain sampled
+loss learns log p(c | context)/Q(c). `haed.iem.candidates` determines the candidates of a row and corrects their scores
+for this.
 
-The matrix of logits is never held: blocks of queries are scored, and since the loss is a mean, their gradients are
-accumulated in the same pass. Memory is linear in queries plus candidates and nothing is computed twice.
+The matrix of logits is never held. Blocks of queries are scored, and since the loss is a mean, their gradients are
+accumulated in the same pass. Memory is linear in queries plus candidates, and nothing is computed twice.
 
 Legend: M queries, C candidates, E width of an embedding.
 """
@@ -71,7 +71,7 @@ class _BlockwiseSoftmax(torch.autograd.Function):
                 d_candidates.addmm_(narrow.t(), query)
             else:
                 d_candidates += _product(narrow.t(), query, wide)
-            del scores, probabilities, narrow  # else they would live beside the next block's
+            del scores, probabilities, narrow  # else they would coexist with the next block's
         ctx.save_for_backward(d_queries, d_candidates, d_bias)
         count = ctx.count = max(len(queries), 1)
         ctx.dtypes = queries.dtype, candidates.dtype, bias.dtype
@@ -92,42 +92,52 @@ class _BlockwiseSoftmax(torch.autograd.Function):
 
 
 def _product(a: Tensor, b: Tensor, wide: torch.dtype) -> Tensor:
-    """The product of a and b, wide: a GPU sums in float32 anyway, and need not round the sums and widen them again."""
+    """Return the product of a and b in type `wide`.
+
+    A GPU sums in float32 anyway, and need not round the sums and widen them again.
+    """
     if a.dtype != wide and a.is_cuda and "dtype" in torch.ops.aten.mm.overloads():
         return torch.mm(a, b, out_dtype=wide)
     return (a @ b).to(wide)
 
 
 def _in_place(scores: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Probabilities (M, C) in place of the scores, and the largest score and the log of the normaliser, (M, 1) each."""
+    """Overwrite the scores by probabilities (M, C), and return these.
+
+    Also return the largest score and the log of the normaliser, (M, 1) each.
+    """
     top = scores.amax(1, keepdim=True)
     normaliser = scores.sub_(top).exp_().sum(1, keepdim=True)
     return scores.div_(normaliser), top, normaliser.log() + top
 
 
 def _in_one(scores: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """The same in a second matrix, but in one pass for four: a GPU is as slow here as its memory."""
+    """Return the results of `_in_place` with a second matrix, but in one pass instead of four.
+
+    On a GPU memory bandwidth limits the speed here.
+    """
     top, place = scores.max(1, keepdim=True)
     probabilities = scores.softmax(1)
-    return probabilities, top, top - probabilities.gather(1, place).log()  # of the largest one, at least 1 / C
+    return probabilities, top, top - probabilities.gather(1, place).log()  # the largest probability, at least 1 / C
 
 
 def _narrowed(x: Tensor) -> Tensor:
-    """In autocast's type where there is autocast, whatever a layer norm or a normalisation before made of it."""
+    """Cast float32 to autocast's type if autocast is on, whatever a layer norm or normalisation before made of it."""
     return x.to(compute_dtype(x)) if x.dtype == torch.float32 else x
 
 
 @dataclass
 class SoftmaxLoss:
-    """What `blockwise_cross_entropy` found, as scalars on the device, means over the queries.
+    """Result of `blockwise_cross_entropy`: scalars on the device, means over the queries, and two vectors.
 
     Attributes:
         loss: nats; has gradients.
         accuracy: how often the target scores highest among the candidates.
-        rank: place of the target among them, from 1 on; NaN unless asked for.
-        effective: exp of the entropy, the number of candidates that the softmax hesitates between; NaN likewise.
-        wanted: (M,) score of each row's target, all that is added to it included; without a gradient.
-        normaliser: (M,) logarithm of the sum of the exponentials of a row's scores, likewise.
+        rank: rank of the target among them, from 1 on; NaN unless requested.
+        effective: exp of the entropy, the number of candidates that the softmax hesitates between; NaN unless
+            requested.
+        wanted: (M,) score of each row's target, including everything added to it; without a gradient.
+        normaliser: (M,) logarithm of the sum of the exponentials of a row's scores; without a gradient.
     """
 
     loss: Tensor
@@ -147,18 +157,20 @@ def blockwise_cross_entropy(
     changes: Changes | None = None,
     diagnose: bool = False,
 ) -> SoftmaxLoss:
-    """Mean cross-entropy of softmax(queries · candidatesᵀ + bias), whose products are in autocast's type if that is on.
+    """Return the mean cross-entropy of softmax(queries · candidatesᵀ + bias).
+
+    The products are in autocast's type if that is on.
 
     Args:
         queries: (M, E).
         candidates: (C, E), same type as the queries.
         bias: (C,) float32 or wider, added to every row, the correction included.
         target: (M,) column of each row's target.
-        block: rows scored at a time, which bounds the memory beside inputs and gradients to some block × C numbers; None:
-            as many as the device needs for fast products.
-        changes: given rows and their targets (m,), columns (m, n) and what is added to the scores there, −∞ for what is no
-            candidate of the row; a column may be named more than once.
-        diagnose: also find rank and effective number; costs some passes over the scores.
+        block: number of rows scored at a time, which bounds the memory beside inputs and gradients to some block × C
+            numbers. None: as many as the device needs for fast products.
+        changes: given rows and their targets (m,), returns columns (m, n) and the terms added to the scores there, −∞
+            for non-candidates of the row; a column may be named more than once.
+        diagnose: also compute rank and effective number; costs some passes over the scores.
     """
     rows = block or _ROWS.get(queries.device.type, 1024)
     narrow = _narrowed(queries), _narrowed(candidates)

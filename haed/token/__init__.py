@@ -1,1 +1,1 @@
-"""Models of the tokens themselves: windows as sequences, and the systems that shorten and lengthen them."""
+"""Models of tokens, which read windows as sequences of tokens: Hourglass, Top-down, Bottom-up, Retina, SpaceByte."""

@@ -1,14 +1,14 @@
 """Hourglass: a transformer that shortens its sequence and lengthens it again (Nawrot et al. 2021).
 
-Algorithm 1 there: layers at a scale; shift right by k − 1 and shorten by k; the same at the next scale; lengthen, add to what
-was before shortening; layers again. With one scale it is a flat transformer. What the paper leaves open is as follows: layers
-are pre-norm with no norm at the end of a stack; the attention of resampling is of the kind of the coarser of its two levels,
-and rotary where that is local or LSH, which know no two levels.
+It follows algorithm 1 there: layers at a scale; shift right by k − 1 and shorten by k; the same at the next scale;
+lengthen, add to the vectors before shortening; layers again. With one scale it is a flat transformer. The paper leaves
+some points open. Here layers are pre-norm with no norm at the end of a stack. The attention of resampling is of the
+kind of the coarser of its two levels. It is rotary where that is local or LSH, which do not support two levels.
 
-Shifted right by k − 1, group g of k positions ends with position g·k of the finer level: it is complete as soon as that is
-fed, and the positions g·k to g·k + k − 1, which are given it, come no earlier than all that it holds (sections 2.1 to 2.3).
-`Shorten` and `Lengthen` go on from a memory: positions that complete no group are kept until others do. Attention measures
-distances in positions of the finer level, where group g stands at g·k.
+Shifted right by k − 1, group g of k positions ends with position g·k of the finer level. It is complete as soon as that
+position is fed. It is given to the positions g·k to g·k + k − 1, which come no earlier than anything in it (sections
+2.1 to 2.3). `Shorten` and `Lengthen` continue from a memory: positions that complete no group are kept until others do.
+Attention measures distances in positions of the finer level, where group g stands at g·k.
 
 Legend: B sequences, L positions of the finer level, G groups that they complete, W width, k factor.
 """
@@ -28,14 +28,14 @@ from haed.token.sequence import Scale, TokenSystem, parse_hierarchy
 
 @dataclass
 class Seam:
-    """What is remembered between two levels.
+    """State between two levels while sampling.
 
     Attributes:
-        fed: positions of the finer level so far.
-        rest: (B, ·, W) of those, shifted, which complete no group yet.
-        last: (B, 1, W) the coarser level's vector of the last group, which its positions still to come are given.
-        shorten: what the shortening attention has seen.
-        lengthen: what the lengthening attention has seen.
+        fed: number of positions of the finer level so far.
+        rest: (B, ·, W) shifted positions that do not complete a group yet.
+        last: (B, 1, W) the coarser level's vector of the last group, for that group's later positions.
+        shorten: cache of the shortening attention.
+        lengthen: cache of the lengthening attention.
     """
 
     fed: int = 0
@@ -46,15 +46,16 @@ class Seam:
 
 
 class Shorten(nn.Module):
-    """From a level to the next coarser one.
+    """Downsampling from a level to the next coarser one.
 
     Args:
         options: sizes, dropout.
-        kind: average or linear; attention_average and attention_linear add what the group, so summed up, finds by attention
-            among all positions up to its last one (the zeros shifted in are none), and a feed-forward.
+        kind: average or linear. attention_average and attention_linear add the result of attention, and a feed-forward.
+            The group's average or linear map attends to all positions up to the group's last one, without the zeros
+            shifted in.
         factor: k.
         attention: kind of that attention.
-        longest: positions of the finer level at most.
+        longest: maximum number of positions of the finer level.
     """
 
     def __init__(self, options: TokenOptions, kind: str, factor: int, attention: str, longest: int) -> None:
@@ -64,7 +65,7 @@ class Shorten(nn.Module):
         self.attention = CrossLayer(options, attention, longest) if kind.startswith("attention") else None
 
     def forward(self, x: Tensor, seam: Seam) -> Tensor:
-        """(B, L, W) to the groups that they complete, (B, G, W); G may be 0."""
+        """Map (B, L, W) to the groups that they complete, (B, G, W); G may be 0."""
         k = self.factor
         rest = seam.rest if seam.rest is not None else x.new_zeros(len(x), self.shift, x.shape[2])
         shifted = torch.cat([rest, x], 1)
@@ -79,15 +80,15 @@ class Shorten(nn.Module):
 
 
 class Lengthen(nn.Module):
-    """From the coarser level back to the finer one.
+    """Upsampling from the coarser level back to the finer one.
 
     Args:
         options: sizes, dropout.
-        kind: repeat or linear; attention and attention_linear begin with U = x or x + linear(x'), to which they add what it
-            finds by attention among all groups known, and a feed-forward.
+        kind: repeat or linear. attention and attention_linear begin with U = x or x + linear(x'). They add the result
+            of attention among all groups known, and a feed-forward.
         factor: k.
         attention: kind of that attention.
-        longest: positions of the finer level at most.
+        longest: maximum number of positions of the finer level.
     """
 
     def __init__(self, options: TokenOptions, kind: str, factor: int, attention: str, longest: int) -> None:
@@ -97,7 +98,10 @@ class Lengthen(nn.Module):
         self.attention = CrossLayer(options, attention, longest) if kind.startswith("attention") else None
 
     def forward(self, x: Tensor, coarse: Tensor, seam: Seam) -> Tensor:
-        """The next positions x (B, L, W), as before shortening, and the groups (B, G, W) they complete: to (B, L, W)."""
+        """Map the next positions x (B, L, W), from before shortening, and their groups (B, G, W) to (B, L, W).
+
+        The groups are those that the positions complete.
+        """
         k, fed, length = self.factor, seam.fed, x.shape[1]
         known, kept = -(-fed // k), int(seam.last is not None)
         held = coarse if seam.last is None else torch.cat([seam.last, coarse], 1)
@@ -115,9 +119,10 @@ class Lengthen(nn.Module):
 
 
 def linear_cost(scales: list[Scale], options: HourglassOptions) -> Fraction:
-    """Cost of a token in layers of the finest level, if all work is linear in the length (section 3.1).
+    """Return the cost of a token in layers of the finest level, if all work is linear in the length (section 3.1).
 
-    A layer at scale k costs 1/k, resampling by attention as much as a layer of its finer level, other resampling nothing.
+    A layer at scale k costs 1/k. Resampling by attention costs as much as a layer of its finer level, other resampling
+    nothing.
     """
     by_attention = sum(kind.startswith("attention") for kind in (options.shortening, options.lengthening))
     layers = [Fraction(each.before + each.after, each.factor) for each in scales]
@@ -126,7 +131,7 @@ def linear_cost(scales: list[Scale], options: HourglassOptions) -> Fraction:
 
 @dataclass
 class LevelMemory:
-    """What one level remembers while it samples."""
+    """Caches of one level while sampling."""
 
     before: list[Past]
     after: list[Past]
@@ -134,7 +139,7 @@ class LevelMemory:
 
 
 class Level(nn.Module):
-    """The layers of a scale and, of all but the finest, what comes between the finer scale and this one."""
+    """The layers of a scale and, except for the finest, the resampling between the finer scale and this one."""
 
     def __init__(self, options: ModelOptions, scale: Scale, finer: Scale | None, kind: str, longest: int) -> None:
         super().__init__()
@@ -148,15 +153,15 @@ class Level(nn.Module):
             self.lengthen = Lengthen(token, chosen.lengthening, factor, between, long)
 
     def memory(self) -> LevelMemory:
-        """Of this level, still empty."""
+        """Return an empty memory of this level."""
         return LevelMemory(self.before.memory(), self.after.memory())
 
 
 class Hourglass(TokenSystem):
-    """A hierarchy of levels, `scale_1` and so on by their factors, each a child of its own.
+    """A hierarchy of levels; each is a child module named by its factor, `scale_1` and so on.
 
     Attributes:
-        linear_cost: of the paper's section 3.1.
+        linear_cost: cost of a token by the paper's section 3.1.
     """
 
     def __init__(self, options: ModelOptions, iem: IEMOptions, cut: Cut) -> None:
@@ -177,11 +182,11 @@ class Hourglass(TokenSystem):
         self.initialise()
 
     def levels(self) -> list[tuple[str, Level]]:
-        """From the finest to the coarsest, by name."""
+        """Return the levels from the finest to the coarsest, with their names."""
         return [(name, getattr(self, name)) for name in self.scales]
 
     def outlets(self) -> dict[int, nn.Module]:
-        """See `System.outlets`: of each level, what it gives to the finer one."""
+        """Return the module whose output each level gives to the finer one; see `System.outlets`."""
         return {int(name.removeprefix("scale_")): level.after for name, level in self.levels()}
 
     def memory(self, samples: int) -> list[LevelMemory]:

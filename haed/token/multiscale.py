@@ -1,22 +1,22 @@
-"""Transformers with layers of their own for each scale: Top-down and Bottom-up (Subramanian et al. 2020, section 3).
+"""Transformers with separate layers for each scale: Top-down and Bottom-up (Subramanian et al. 2020, section 3).
 
-Top-down goes from the coarsest scale to the tokens: layers over the pooled embeddings of a scale, joined with what comes from the
-scale above. Bottom-up goes the other way, pooling what the layers of a scale made, and then lets the tokens look at all
-coarse scales at once. Layers are pre-norm ones, with a norm where those of a coarse scale end, as the paper's post-norm
-layers have one.
+Top-down goes from the coarsest scale to the tokens: layers over the pooled embeddings of a scale, joined with the
+output of the scale above. Bottom-up goes the other way and pools the output of each scale's layers. Then the tokens
+attend to all coarse scales at once. Layers are pre-norm, with a norm at the end of a coarse scale's layers, as the
+paper's post-norm layers have one.
 
-Top-down may end at a coarse scale k, whose vectors are then repeated: the next k tokens are told by one distribution, a bag, that
-knows nothing of the group they are in. Their likelihood is the cross-entropy between it and the uniform distribution over
-them, times k (section 6.2).
+Top-down may end at a coarse scale k, whose vectors are then repeated. The next k tokens share one distribution, a bag,
+that knows nothing of the group they are in. Their likelihood is the cross-entropy between it and the uniform
+distribution over them, times k (section 6.2).
 
-The heads of a scale are an attention to themselves: adding what all of them find is what joining heads by one matrix does.
+The heads of a scale are an attention of their own. Adding the results of all scales equals joining the heads by one
+matrix.
 
-Coarser scales of a sequence are groups of neighbours, pooled to one vector each, causally, as a stream.
-
-At scale k, group j consists of positions (j − 1)·k + 1 … j·k, so it is complete at position j·k, and position t may see groups
-0 … ⌊t / k⌋. Position t holds token t − 1, so these are tokens (j − 1)·k … j·k − 1, as in the listings of Subramanian et al.
-2020. Group 0 is the first position, k times: it knows only that the window starts, and every position has a group to look
-at. Pooling the groups of scale k by a factor r gives those of scale k·r.
+Coarser scales of a sequence are groups of neighbours, pooled to one vector each. Pooling is causal and works on a
+stream. At scale k, group j consists of positions (j − 1)·k + 1 … j·k. So it is complete at position j·k, and position t
+may see groups 0 … ⌊t / k⌋. Position t holds token t − 1, so these are tokens (j − 1)·k … j·k − 1, as in the listings of
+Subramanian et al. 2020. Group 0 is the first position, k times. It knows only that the window starts, and every
+position has a group to attend to. Pooling the groups of scale k by a factor r gives those of scale k·r.
 
 Legend: B sequences, L positions, J groups, W width.
 """
@@ -36,13 +36,16 @@ from haed.token.sequence import NUMBER, TokenSystem, parsed, per_scale
 
 
 class Held:
-    """What of a stream (B, L, W) has come and was not used yet."""
+    """The vectors of a stream (B, L, W) that have arrived and were not used yet."""
 
     def __init__(self) -> None:
         self.tensor: Tensor | None = None
 
     def take(self, new: Tensor | None, number: int | None = None, multiple: int = 1) -> Tensor:
-        """The first `number` of all that is held and new, or as many as are a multiple; what is left is held."""
+        """Return the first `number` of all held and new vectors, and hold the rest.
+
+        Without `number`, return as many as are a multiple of `multiple`.
+        """
         known = [each for each in (self.tensor, new) if each is not None]
         found = known[0] if len(known) == 1 else torch.cat(known, 1)
         number = found.shape[1] // multiple * multiple if number is None else number
@@ -51,18 +54,18 @@ class Held:
 
 
 class Pool(nn.Module):
-    """Groups of `factor` neighbours (B, L, W) to one vector each, by their average, maximum, or a convolution.
+    """Pooling of groups of `factor` neighbours (B, L, W) to one vector each: average, maximum, or a convolution.
 
-    The stride of the convolution is its kernel's size, so it is a linear map of a group's vectors, one behind the other.
+    The stride of the convolution is its kernel's size, so it is a linear map of a group's concatenated vectors.
     """
 
     def __init__(self, kind: str, factor: int, width: int) -> None:
         super().__init__()
-        self.kind, self.factor, self.shift = kind, factor, factor - 1  # with a smaller shift, a group knows the future
+        self.kind, self.factor, self.shift = kind, factor, factor - 1  # a smaller shift would leak the future
         self.convolution = nn.Linear(factor * width, width) if kind == "convolution" and factor > 1 else None
 
     def forward(self, x: Tensor, held: Held | None = None) -> Tensor:
-        """Groups (B, J, W) that x (B, L, W) completes; it follows what `held` has seen, where that is given."""
+        """Return the groups (B, J, W) that x (B, L, W) completes; x follows the vectors in `held`, if given."""
         if self.factor == 1:
             return x
         held = held or Held()
@@ -76,7 +79,9 @@ class Pool(nn.Module):
 
 
 def shares_of_heads(notation: str, option: str, heads: int, scales: Iterable[int]) -> dict[int, int]:
-    """Heads of each scale, the finest first: as in 2@16 2@4, or, where that is empty, equal parts, the rest to the finest.
+    """Return the number of heads of each scale, the finest first.
+
+    The notation is as in 2@16 2@4. If it is empty, scales get equal parts, and the finest ones get the rest.
 
     Raises:
         ValueError: they do not make up all heads, or a scale has none.
@@ -98,9 +103,12 @@ def shares_of_heads(notation: str, option: str, heads: int, scales: Iterable[int
 
 @dataclass
 class ScaledMemory:
-    """How many tokens such an attention was given, and what it keeps of each scale's groups, if it keeps any.
+    """Memory of a `ScaledAttention` and of the layer it is in.
 
-    Of the layer it is in, what was shifted last; see `haed.blocks.transformer.Norm`.
+    Attributes:
+        pasts: cache of each scale's groups, or None where none is kept.
+        fed: number of tokens so far.
+        last: previous outputs of the layer's norms; see `haed.blocks.transformer.Norm`.
     """
 
     pasts: Sequence[Past | None]
@@ -109,15 +117,15 @@ class ScaledMemory:
 
 
 class ScaledAttention(nn.Module):
-    """Attention of tokens to groups, causal.
+    """Causal attention of tokens to groups of several scales.
 
     Args:
         options: sizes; the kind of attention, which is rotary for local and LSH.
-        heads: of each scale.
-        longest: tokens of a sequence.
-        windows: of each scale, from which distance on and below which one tokens are looked at; None: at all distances. A
-            group is seen if one of its tokens is that far away and the group complete; by a token before which there is
-            no such group, the first one, which tells nothing.
+        heads: number of heads of each scale.
+        longest: number of tokens of a sequence.
+        windows: distances of each scale, from the first one on and below the second, at which tokens are seen; None:
+            all distances. A group is seen if it is complete and one of its tokens is at such a distance. A token
+            without such a group sees the first one, which has no information.
     """
 
     def __init__(
@@ -130,7 +138,7 @@ class ScaledAttention(nn.Module):
         super().__init__()
         self.scales = list(heads)
         self.attentions = nn.ModuleList()
-        kind = "rotary" if options.attention in ("local", "lsh") else options.attention  # those know no two levels
+        kind = "rotary" if options.attention in ("local", "lsh") else options.attention  # these support one level only
         for scale, own in heads.items():
             attention = ATTENTIONS[kind](replace(options, heads=own), longest)
             if windows is not None:
@@ -141,7 +149,10 @@ class ScaledAttention(nn.Module):
     def forward(
         self, x: Tensor, groups: Iterable[Tensor], memory: ScaledMemory | None = None, mark: Mark = unmarked
     ) -> Tensor:
-        """What tokens (B, L, W) find in the groups (B, J, W) of each scale, each marked; both follow those in the memory."""
+        """Attend from tokens (B, L, W) to the groups (B, J, W) of each scale, and mark each scale.
+
+        Tokens and groups follow those in the memory.
+        """
         memory = memory or ScaledMemory([None] * len(self.scales))
         found, queries = torch.zeros_like(x), Grid(memory.fed)
         for attention, scale, new, past in zip(self.attentions, self.scales, groups, memory.pasts, strict=True):
@@ -152,21 +163,21 @@ class ScaledAttention(nn.Module):
         return found
 
     def memory(self) -> ScaledMemory:
-        """Still empty."""
+        """Return an empty memory."""
         return ScaledMemory([Past() for _ in self.scales])
 
 
 class Level(nn.Module):
-    """The layers of a scale, between what they are given and what they give to the next scale.
+    """The layers of a scale, with the pooling before them and the upsampling to the next scale after them.
 
     Args:
-        options: of its layers.
-        pool: what makes its groups; groups of more than one vector have a norm behind the layers.
-        layers: their number.
-        longest: of its sequences.
-        above: is it joined with a coarser scale?
-        ratio: vectors that each becomes for the next finer scale.
-        repeat: they are the same.
+        options: options of its layers.
+        pool: pooling to its groups; if a group has more than one vector, a norm follows the layers.
+        layers: number of layers.
+        longest: number of positions of its longest sequence.
+        above: true if it is joined with a coarser scale.
+        ratio: number of vectors of the next finer scale that each vector becomes.
+        repeat: true if these vectors are all the same.
     """
 
     def __init__(
@@ -189,7 +200,7 @@ class Level(nn.Module):
         self.up = nn.Linear(width, ratio * width) if ratio > 1 and not repeat else None
 
     def forward(self, x: Tensor, above: Tensor | None, memory: "LevelMemory") -> Tensor:
-        """From x (B, L, W) and new vectors from above (B, J, W) to those (B, J', W) that the next scale is given."""
+        """Map x (B, L, W) and new vectors from above (B, J, W) to the vectors (B, J', W) given to the next scale."""
         x = self.pool(x, memory.below)
         if not x.shape[1]:  # no group was completed
             return x
@@ -203,7 +214,13 @@ class Level(nn.Module):
 
 @dataclass
 class LevelMemory:
-    """What a level was given and has not used yet, and what its layers have seen, if that is kept."""
+    """Memory of a level.
+
+    Attributes:
+        layers: caches of its layers, or None if they keep none.
+        below: input vectors not used yet.
+        above: vectors of the coarser scale not used yet.
+    """
 
     layers: list[Past] | None
     below: Held = field(default_factory=Held)
@@ -211,29 +228,29 @@ class LevelMemory:
 
 
 class MultiScale(TokenSystem):
-    """A system with a `Level` for each scale k of `scales`, its child `scale_k`."""
+    """A system with a `Level` for each scale k of `scales`, as its child `scale_k`."""
 
     scales: list[int]
 
     def levels(self) -> dict[int, Level]:
-        """By scale, in the order of `scales`."""
+        """Return the levels by scale, in the order of `scales`."""
         return {scale: getattr(self, f"scale_{scale}") for scale in self.scales}
 
     def outlets(self) -> dict[int, nn.Module]:
-        """See `System.outlets`: vectors before they are lengthened."""
+        """Return the modules of vectors before they are lengthened; see `System.outlets`."""
         return {scale: level.norm for scale, level in self.levels().items()}
 
     def level_memories(self) -> list[LevelMemory]:
-        """Of each level, still empty."""
+        """Return an empty memory for each level."""
         return [LevelMemory(level.layers.memory()) for level in self.levels().values()]
 
 
 class TopDown(MultiScale):
-    """From the coarsest scale to the tokens, or to bags of them.
+    """A model from the coarsest scale to the tokens, or to bags of them.
 
     Raises:
-        ValueError: the scales do not nest, or are too long; or there are heads per scale, which it has no use for; or bags with
-            n-grams, which would tell what is in them.
+        ValueError: the scales do not nest or are too long; there are heads per scale, which it does not use; or bags
+            have n-grams, which would reveal their tokens.
     """
 
     def __init__(self, options: ModelOptions, iem: IEMOptions, cut: Cut) -> None:
@@ -270,7 +287,7 @@ class TopDown(MultiScale):
 
 
 class Aggregation(nn.Module):
-    """A layer in which tokens look at the groups of all coarse scales (section 3.3)."""
+    """A layer in which tokens attend to the groups of all coarse scales (section 3.3)."""
 
     def __init__(self, options: TokenOptions, heads: dict[int, int], longest: int) -> None:
         super().__init__()
@@ -280,14 +297,14 @@ class Aggregation(nn.Module):
         self.feed_forward = FeedForward(options)
 
     def forward(self, x: Tensor, groups: list[Tensor], memory: ScaledMemory | None = None) -> Tensor:
-        """Tokens x (B, L, W), and the new groups (B, J, W) of each scale, to (B, L, W)."""
+        """Map tokens x (B, L, W), and the new groups (B, J, W) of each scale, to (B, L, W)."""
         found = self.attention(self.norm(x), groups, memory)
         return self.feed_forward(x + self.dropout(found), memory.last if memory is not None else None)
 
 
 @dataclass
 class BottomUpMemory:
-    """Of each coarse scale, of the layer that looks at all, and of the finest scale's layers."""
+    """Memory of each coarse scale, of the aggregation layer, and of the finest scale's layers."""
 
     levels: list[LevelMemory]
     aggregation: ScaledMemory
@@ -295,10 +312,10 @@ class BottomUpMemory:
 
 
 class BottomUp(MultiScale):
-    """From the tokens to the coarsest scale, and back to the tokens by attention.
+    """A model from the tokens to the coarsest scale, and back to the tokens by attention.
 
     Raises:
-        ValueError: the scales do not nest, are too long, or only one; or the heads cannot be divided so.
+        ValueError: the scales do not nest, are too long, or are only one; or the heads cannot be divided like this.
     """
 
     def __init__(self, options: ModelOptions, iem: IEMOptions, cut: Cut) -> None:

@@ -1,7 +1,7 @@
-"""Retina: every layer looks at what is near token by token and at what is far in groups (Subramanian et al. 2020, section 3.4).
+"""Retina: every layer sees near tokens one by one and far ones in groups (Subramanian et al. 2020, section 3.4).
 
-The heads of a layer are divided among scales, and those of a scale look at a window of distances, such as 0:8 at the scale 1,
-8:256 at 4, 256:512 at 16. The distance of a token from itself is 0. Groups are pooled from the layer's normed input.
+The heads of a layer are divided among scales. Those of a scale see a window of distances, such as 0:8 at scale 1, 8:256
+at 4, 256:512 at 16. The distance of a token from itself is 0. Groups are pooled from the layer's normalised input.
 
 Legend: B sequences, L tokens, W width.
 """
@@ -20,14 +20,19 @@ from haed.token.sequence import WINDOW, TokenSystem, per_scale
 
 @dataclass
 class RetinaMemory:
-    """Of a layer: the tokens that no complete group has, by scale, and what its heads keep."""
+    """Memory of a layer.
+
+    Attributes:
+        held: tokens that no complete group has, by scale.
+        attention: memory of its attention.
+    """
 
     held: list[Held]
     attention: ScaledMemory
 
 
 class RetinaLayer(nn.Module):
-    """Attention to groups of its own input, and feed-forward."""
+    """Attention to groups of the layer's own input, and feed-forward."""
 
     def __init__(
         self,
@@ -45,7 +50,7 @@ class RetinaLayer(nn.Module):
         self.feed_forward = FeedForward(options)
 
     def forward(self, x: Tensor, memory: RetinaMemory | None = None, mark: Mark = unmarked) -> Tensor:
-        """(B, L, W) to (B, L, W); with a memory, x follows what that has seen."""
+        """Map (B, L, W) to (B, L, W); with a memory, x follows the tokens seen before."""
         last = memory.attention.last if memory is not None else None
         seen = self.norm(x, last)
         held = memory.held if memory is not None else [Held() for _ in self.pools]
@@ -54,15 +59,15 @@ class RetinaLayer(nn.Module):
         return self.feed_forward(x + self.dropout(found), last)
 
     def memory(self) -> RetinaMemory:
-        """Still empty."""
+        """Return an empty memory."""
         return RetinaMemory([Held() for _ in self.pools], self.attention.memory())
 
 
 class Retina(TokenSystem):
-    """A stack of such layers.
+    """A stack of Retina layers.
 
     Raises:
-        ValueError: the windows or their scales cannot be, or the heads cannot be divided so.
+        ValueError: the windows or their scales are invalid, or the heads cannot be divided like this.
     """
 
     parts = ("embedding", "scale_1", "output")
@@ -101,7 +106,10 @@ class Retina(TokenSystem):
         return x
 
     def outlets(self) -> dict[int, nn.Module]:
-        """See `System.outlets`: of a coarse scale, the groups at which the last layer looks, which it pools from its input."""
+        """Return the pools from which the last layer gets its coarse groups, and that layer itself for scale 1.
+
+        See `System.outlets`.
+        """
         last = self.scale_1[-1]
         assert isinstance(last, RetinaLayer)
         return {pool.factor: pool for pool in last.pools if isinstance(pool, Pool)} | {1: last}

@@ -1,13 +1,13 @@
-"""Systems of tokens: they read windows as sequences of tokens, and know no ends of chunks.
+"""Base of the models of tokens, which read windows as sequences of tokens and know no ends of chunks.
 
-At position t of a sequence a system is fed token t − 1, or the symbol V where a document starts and at the start of the
-window, and predicts token t. Sequences are padded behind their tokens only; whatever a system does is causal, so padding
-needs no mask.
+At position t of a sequence a system is fed token t − 1 and predicts token t. At the start of a document or of the
+window it is fed the symbol V. Sequences are padded only behind their tokens. Systems are causal, so padding needs no
+mask.
+
+The module also parses the notations of the options. A hierarchy is written as 2@1 8@4 2@1 (Hourglass), scales as 2@16
+2@4 4@1. Commas may stand between entries, and parentheses, nested or not, around them (Nawrot et al. 2021, section 3).
 
 Legend: B sequences, T chunks of a window, K tokens of a chunk, L tokens of a sequence, V vocabulary, W width.
-
-A hierarchy is written as 2@1 8@4 2@1 (Hourglass), scales as 2@16 2@4 4@1. Commas may stand between entries, and parentheses,
-nested or not, around them (Nawrot et al. 2021, section 3).
 """
 
 import itertools
@@ -31,7 +31,7 @@ from haed.system import SHORTER, Cut, Group, System, Windows, moved, occupied
 
 
 class FlopCount(TorchDispatchMode):
-    """Adds up the FLOPs of the products computed while it is active, by PyTorch's own formulas.
+    """Counter of the FLOPs of the products computed while it is active, by PyTorch's own formulas.
 
     Unlike torch.utils.flop_counter.FlopCounterMode it puts no hooks on modules, which are global and slow.
     """
@@ -50,7 +50,7 @@ class FlopCount(TorchDispatchMode):
 
 
 _SHORT = 1024  # tokens
-MULTIPLE = 16  # lengths of sequences: few different shapes, and such as matrix units like
+MULTIPLE = 16  # sequence lengths are multiples: few different shapes, fast on matrix units
 
 
 @dataclass
@@ -58,12 +58,12 @@ class Tokens:
     """Windows as sequences.
 
     Attributes:
-        symbols: (B, L) what is fed.
-        targets: (B, L) what is predicted; 0 for padding.
-        real: (B, L) true where a token is.
-        place: (B, L) of each token among the T·(K + 1) decisions of its window; T·(K + 1) for padding.
-        route: what the system's `route` made of the symbols.
-        looked: rows of the n-grams that end with each symbol, of a system that has a table of them; or None.
+        symbols: (B, L) input symbols.
+        targets: (B, L) tokens to predict; 0 for padding.
+        real: (B, L) true where there is a token.
+        place: (B, L) place of each token among the T·(K + 1) decisions of its window; T·(K + 1) for padding.
+        route: result of the system's `route` for the symbols.
+        looked: look-up of the n-grams that end with each symbol, for a system with such a table; or None.
     """
 
     symbols: Tensor
@@ -75,7 +75,7 @@ class Tokens:
 
 
 def as_tokens(windows: Windows, cut: Cut) -> Tokens:
-    """Lays out windows on the CPU, without a route."""
+    """Lay out windows as sequences on the CPU, without a route."""
     k, chunks = cut.k, windows.lengths.shape[1]
     real = occupied(windows.lengths, k)  # (B, T, K)
     counts = real.sum((1, 2))
@@ -92,7 +92,13 @@ def as_tokens(windows: Windows, cut: Cut) -> Tokens:
 
 @dataclass
 class Memory:
-    """What a system remembers of what was fed so far: its length, what its body keeps, the last symbols (B, n) on the CPU."""
+    """State of a system after the symbols fed so far.
+
+    Attributes:
+        fed: number of symbols fed.
+        body: memory of the body.
+        recent: (B, n) the last symbols, on the CPU, if n-grams are looked up.
+    """
 
     fed: int
     body: Any
@@ -100,11 +106,11 @@ class Memory:
 
 
 class TokenSystem(System):
-    """Embedding, a `body` that a family fills in, last norm and output layer.
+    """Embedding, a `body` that a family implements, last norm and output layer.
 
     Args:
-        options: what all families share.
-        cut: how the corpus is cut.
+        options: options that all families share.
+        cut: how the corpus is cut into chunks.
     """
 
     spaces = ("contexts",)
@@ -121,12 +127,12 @@ class TokenSystem(System):
 
     @abstractmethod
     def body(self, x: Tensor, route: Any = None, memory: Any = None) -> Tensor:
-        """What is between embedding and last norm; position t depends on positions up to t alone.
+        """Compute the layers between the embedding and the last norm; position t depends only on positions up to t.
 
         Args:
-            x: (B, L, W) what is fed, embedded; with a memory, it follows what that has seen.
-            route: of `route`, for the same symbols, on the device.
-            memory: of `memory`, which the call extends; None: there is nothing before, and nothing is kept.
+            x: (B, L, W) embedded input; with a memory, it follows the positions seen before.
+            route: result of `route` for the same symbols, on the device.
+            memory: result of `memory`, which the call extends; None: nothing comes before, and nothing is kept.
 
         Returns:
             (B, L, W).
@@ -134,18 +140,19 @@ class TokenSystem(System):
 
     @abstractmethod
     def memory(self, samples: int) -> Any:
-        """What the body remembers while it samples, still empty, for so many sequences."""
+        """Return an empty memory of the body, for sampling `samples` sequences."""
 
     def route(self, symbols: Tensor, memory: Any = None) -> object:
-        """On the CPU, whatever of the body's shapes depends on the symbols (B, L), which follow those in `memory`."""
+        """Compute, on the CPU, what the body's shapes depend on, from symbols (B, L) that follow those in `memory`."""
         return None
 
     @torch.no_grad()
     def initialise(self) -> None:
-        """Sets every parameter but those that a family sets after it.
+        """Initialise every parameter, except those that a family initialises after it.
 
-        Matrices: normal with deviation 1/√fan_in, the output layer too, without which nothing else learns at first
-        (docs/log.md); those that end a residual branch smaller (`calm_residuals`). Embeddings: normal, 1.
+        Matrices are normal with deviation 1/√fan_in. This includes the output layer, without which nothing else learns
+        at first (docs/log.md). Those that end a residual branch are smaller (`calm_residuals`). Embeddings are normal
+        with deviation 1.
         """
         self.initialise_layers()
         calm_residuals(self)
@@ -161,11 +168,14 @@ class TokenSystem(System):
         return [replace(every, parameters=[table], table=True), replace(every, parameters=rest)]
 
     def begin(self, samples: int) -> Memory:
-        """The memory of so many sequences before their first symbol."""
+        """Return the memory of `samples` sequences before their first symbol."""
         return Memory(0, self.memory(samples))
 
     def look_up(self, symbols: Tensor, memory: Memory | None = None) -> Looked | None:
-        """The n-grams that end with each of the symbols (B, L), on the CPU, which follow those in the memory."""
+        """Look up the n-grams that end with each of the symbols (B, L), which follow those in the memory.
+
+        The symbols are on the CPU. Return None without a table.
+        """
         if self.grams is None:
             return None
         before = symbols.new_full((len(symbols), self.grams.longest - 1), self.cut.vocabulary)
@@ -177,9 +187,9 @@ class TokenSystem(System):
     def hidden(
         self, symbols: Tensor, route: object, looked: Looked | None, memory: Memory | None = None
     ) -> tuple[Tensor, Tensor | float]:
-        """What the output layer sees, (B, L, W), of symbols (B, L) on the device, which follow those in the memory.
+        """Return the input (B, L, W) of the output layer, and the n-grams' share of the logits (B, L, V).
 
-        And what n-grams add to the logits (B, L, V).
+        The symbols (B, L) are on the device and follow those in the memory.
         """
         fed, x, logits = memory.fed if memory is not None else 0, self.embedding(symbols), 0.0
         if self.grams is not None and looked is not None:
@@ -192,7 +202,10 @@ class TokenSystem(System):
         return x, logits
 
     def forward(self, symbols: Tensor, memory: Memory | None = None) -> Tensor:
-        """Logits (B, L, V) after each of the symbols (B, L), given on the CPU, that follow those in the memory."""
+        """Return logits (B, L, V) after each of the symbols (B, L), which follow those in the memory.
+
+        The symbols are on the CPU.
+        """
         route = self.route(symbols, memory.body if memory is not None else None)
         there = moved((symbols, route, self.look_up(symbols, memory)), self.device)
         x, logits = self.hidden(*there, memory)
@@ -205,7 +218,7 @@ class TokenSystem(System):
         return found
 
     def scores(self, laid: Tokens) -> Tensor:
-        """Log p (B, L) of every token, float32 or wider, 0 for padding."""
+        """Return log p (B, L) of every token, float32 or wider, 0 for padding."""
         x, added = self.hidden(laid.symbols, laid.route, laid.looked)
         logits = self.output(x) + added
         wide = logits.to(torch.promote_types(logits.dtype, torch.float32))
@@ -230,9 +243,10 @@ class TokenSystem(System):
         return found[:, :-1].unflatten(1, (chunks, k + 1))
 
     def flops(self, laid: object) -> float:
-        """Of the products of weights and of attention; see `System.flops`.
+        """Return the FLOPs of the products of weights and of attention; see `System.flops`.
 
-        All is counted that is multiplied, padding and hidden pairs too: by `total_log_likelihood`, when it meets new shapes.
+        Everything that is multiplied counts, padding and hidden pairs too. `total_log_likelihood` counts it when it
+        meets new shapes.
         """
         assert isinstance(laid, Tokens)
         if self.shapes(laid) not in self._counted:
@@ -241,17 +255,20 @@ class TokenSystem(System):
         return float(self._counted[self.shapes(laid)])
 
     def shapes(self, laid: Tokens) -> tuple[int, ...]:
-        """All that the shapes of a pass depend on."""
+        """Return everything that the shapes of a pass depend on."""
         return tuple(laid.symbols.shape)
 
     @torch.no_grad()
     def kept(self, chunks: float, tokens: float) -> float:
-        """What goes into the layers, and the logits, in proportion to those of a short sequence; see `System.kept`."""
+        """Return the number of inputs of the layers, plus the logits, extrapolated from a short sequence.
+
+        See `System.kept`.
+        """
         length = max(1, min(_SHORT, self.cut.context * self.cut.k, int(tokens)))
         symbols, seen = torch.zeros(1, length, dtype=torch.long), dict[int, Tensor]()
 
         def note(module: nn.Module, given: tuple[Tensor, ...]) -> None:
-            seen[id(given[0])] = given[0]  # each once, and alive, so that no other has its place
+            seen[id(given[0])] = given[0]  # each once; the reference keeps its id from being reused
 
         hooks = [each.register_forward_pre_hook(note) for each in self.modules() if isinstance(each, nn.Linear)]
         logits = self(symbols)
@@ -266,9 +283,10 @@ class TokenSystem(System):
         return seen
 
     def vectors(self, windows: Windows, space: str, layer: int | None = None, scale: int | None = None) -> Tensor:
-        """`contexts`: what the output layer sees where a chunk begins, which knows all before it; see `System.vectors`.
+        """Return `contexts`: the output layer's input where a chunk begins, which knows all tokens before it.
 
-        The last group of a scale does not know the last tokens, fewer than `scale`; the first one knows nothing.
+        The last group of a scale does not know the last tokens, fewer than `scale`. The first group knows nothing. See
+        `System.vectors`.
         """
         if space != "contexts" or layer is not None or not (scale is None or scale in self.outlets()):
             return super().vectors(windows, space, layer, scale)
@@ -278,7 +296,10 @@ class TokenSystem(System):
         return last[row, place] if scale is None else seen[scale][row, place // scale]
 
     def _hidden(self, laid: Tokens, seen: dict[int, Tensor]) -> Tensor:
-        """What the output layer sees, (B, L, W), of what was laid out on the CPU; notes what the `outlets` give in `seen`."""
+        """Return the output layer's input (B, L, W) for windows laid out on the CPU.
+
+        The outputs of the `outlets` are stored in `seen`.
+        """
         laid = moved(laid, self.device)
         hooks = [each.register_forward_hook(partial(_note, seen, scale)) for scale, each in self.outlets().items()]
         try:
@@ -293,7 +314,7 @@ def _note(seen: dict[int, Tensor], scale: int, module: nn.Module, given: object,
 
 
 class Positions(nn.Module):
-    """Adds to embeddings what tells positions apart: learned vectors, or sinusoids (Vaswani et al. 2017, section 3.5)."""
+    """Position information added to embeddings: learned vectors, or sinusoids (Vaswani et al. 2017, section 3.5)."""
 
     def __init__(self, options: TokenOptions, longest: int) -> None:
         super().__init__()
@@ -301,10 +322,10 @@ class Positions(nn.Module):
         self.table = nn.Embedding(longest, options.width) if options.positions == "learned" else None
 
     def forward(self, x: Tensor, fed: int) -> Tensor:
-        """Embeddings (B, L, W), which follow so many others, with their positions added.
+        """Add positions to embeddings (B, L, W), which follow `fed` others.
 
         Raises:
-            ValueError: there are more than were trained.
+            ValueError: there are more positions than were trained.
         """
         if self.kind == "none":
             return x
@@ -315,13 +336,16 @@ class Positions(nn.Module):
         return x + sinusoids(torch.arange(fed, fed + x.shape[1], device=x.device), x.shape[2], x.dtype)
 
 
-MOST = 1024  # layers of a level, as of any other stack
+MOST = 1024  # layers of a level at most
 NUMBER, WINDOW = r"[0-9]{1,6}", r"[0-9]{1,9}:[0-9]{1,9}"
 _EXAMPLES = {NUMBER: "2@16 2@4 4@1", WINDOW: "256:512@16 8:256@4 0:8@1"}
 
 
 def entries(text: str) -> list[str]:
-    """The entries of a notation; where parentheses do not match, they stay a part of the entries, which are none then."""
+    """Return the entries of a notation.
+
+    If parentheses do not match, they stay a part of the entries, which are then invalid.
+    """
     depths = [0, *itertools.accumulate((letter == "(") - (letter == ")") for letter in text)]
     matched = min(depths) == depths[-1] == 0
     return re.sub(r"[,()]" if matched else ",", " ", text).split()
@@ -329,7 +353,13 @@ def entries(text: str) -> list[str]:
 
 @dataclass(frozen=True)
 class Scale:
-    """One level of a hierarchy: tokens of a position; layers before the coarser levels and after them."""
+    """A level of a hierarchy.
+
+    Attributes:
+        factor: number of tokens of a position.
+        before: number of layers before the coarser levels.
+        after: number of layers after the coarser levels.
+    """
 
     factor: int
     before: int
@@ -337,14 +367,14 @@ class Scale:
 
 
 def parse_hierarchy(text: str, longest: int) -> list[Scale]:
-    """Scales from the finest to the coarsest of a hierarchy such as "2@1 1@2 4@4 1@2 2@1", also with commas and parentheses.
+    """Parse a hierarchy such as "2@1 1@2 4@4 1@2 2@1", also with commas and parentheses, from the finest scale on.
 
     Args:
         text: layers@factor from the input to the output.
-        longest: tokens of the longest window.
+        longest: number of tokens of the longest window.
 
     Raises:
-        ValueError: it is none, does not nest, has no layers, or shortens by more than a window.
+        ValueError: it is not a hierarchy, does not nest, has no layers, or shortens by more than a window.
     """
     where = f"model.hourglass.hierarchy={text!r}"
     found = entries(text)
@@ -379,15 +409,15 @@ def parse_hierarchy(text: str, longest: int) -> list[Scale]:
 
 
 def parsed(notation: str, option: str, what: str) -> dict[int, str]:
-    """Reads such as 2@16 2@4 4@1: what stands before each @, by scale.
+    """Parse a notation such as 2@16 2@4 4@1; return the text before each @, by scale.
 
     Args:
         notation: as given by the user.
-        option: its name, for errors.
-        what: a pattern of what stands before each @, `NUMBER` (of layers, or of heads) or `WINDOW`.
+        option: name of the option, for errors.
+        what: pattern of the text before each @, `NUMBER` (of layers, or of heads) or `WINDOW`.
 
     Raises:
-        ValueError: it is not written so, a scale is there twice, or a number is none or too large.
+        ValueError: the notation is invalid, a scale is there twice, or a number is 0 or too large.
     """
     found: dict[int, str] = {}
     given, example = f"{option}={notation!r}", f"set something like {_EXAMPLES[what]}"
@@ -408,10 +438,13 @@ def parsed(notation: str, option: str, what: str) -> dict[int, str]:
 
 
 def per_scale(notation: str, option: str, what: str, cut: Cut, to_tokens: bool = True) -> dict[int, str]:
-    """What is `parsed`, from the coarsest scale to 1, the tokens themselves, or, unless it must go so far, to a coarser one.
+    """Parse a notation as `parsed`, sorted from the coarsest scale to scale 1, the tokens themselves.
+
+    Without `to_tokens` it may end at a coarser scale.
 
     Raises:
-        ValueError: as there, or the scales do not nest, end with 1, or fit into a window of the corpus cut so.
+        ValueError: as for `parsed`, or the scales do not nest, do not end with 1, or do not fit into a window of the
+            corpus.
     """
     found = parsed(notation, option, what)
     scales, window, given = sorted(found, reverse=True), cut.context * cut.k, f"{option}={notation!r}"

@@ -1,12 +1,12 @@
-"""Larger layers where a word begins, and only there: SpaceByte (Slagle 2024, "Towards Deleting Tokenization from LLMs").
+"""SpaceByte: larger layers only where a word begins (Slagle 2024, "Towards Deleting Tokenization from LLMs").
 
-Layers with local attention run at every token. Between them, layers that are wider and see everything run at the tokens that
-end what is between words: the last one fed is no letter, the one before it was one; and where a document or the window
-starts. There, what they add goes into the residual stream: they are given it behind zeros up to their width, and its last
-coordinates take what they give.
+Layers with local attention run at every token. Between them, wider layers with attention to everything run only at some
+tokens. These are the tokens where the last one fed is not a letter and the one before it was, and where a document or
+the window starts. The wider layers get the residual stream there, padded with zeros in front to their width. The last W
+coordinates of their output are added to the stream.
 
-The number of such places is another in each row: rows are padded behind them, which causal layers do not notice. While
-sampling, rows reach them at different steps, and each goes on by itself.
+The number of such places differs between rows. Rows are padded behind them, which causal layers do not notice. While
+sampling, rows reach them at different steps, and each continues by itself.
 
 Legend: B sequences, L tokens, G places at most, V vocabulary, W width.
 """
@@ -27,11 +27,11 @@ from haed.token.sequence import MULTIPLE, Tokens, TokenSystem
 
 @dataclass
 class Words:
-    """Where words begin.
+    """Places where words begin.
 
     Attributes:
         places: (B, G) in rising order, L behind the last one.
-        counts: their number in each row.
+        counts: number of places in each row.
     """
 
     places: Tensor
@@ -40,7 +40,14 @@ class Words:
 
 @dataclass
 class SpaceByteMemory:
-    """Of the layers before and after, and by row of the larger ones; and whether the last symbol was a letter, (B,)."""
+    """Memory of a SpaceByte model.
+
+    Attributes:
+        before: caches of the layers before the larger ones.
+        words: caches of the larger layers, by row.
+        after: caches of the layers after the larger ones.
+        inside: (B,) true if the last symbol was a letter.
+    """
 
     before: list[Past]
     words: list[list[Past]]
@@ -49,12 +56,12 @@ class SpaceByteMemory:
 
 
 def letters(ranges: str, vocabulary: int) -> Tensor:
-    """Which of the symbols 0 … V are inside a word, (V + 1,); V, the start of a document, never is.
+    """Return a mask (V + 1,) of the symbols 0 … V that are inside a word; V, the start of a document, never is.
 
     Raises:
-        ValueError: the ranges are not such as 48-57 65-90, or beyond the vocabulary.
+        ValueError: the ranges are not written like 48-57 65-90, or are beyond the vocabulary.
     """
-    found = torch.zeros(vocabulary + 1, dtype=torch.bool, device="cpu")  # where routes are worked out
+    found = torch.zeros(vocabulary + 1, dtype=torch.bool, device="cpu")  # where routes are computed
     for part in ranges.split():
         match = re.fullmatch(r"([0-9]+)-([0-9]+)", part)
         if match is None or not int(match[1]) <= int(match[2]) < vocabulary:
@@ -69,7 +76,7 @@ class SpaceByte(TokenSystem):
     """Local layers, larger ones where words begin, local layers.
 
     Raises:
-        ValueError: the larger layers are narrower, or the letters cannot be.
+        ValueError: the larger layers are narrower than the others, or the letters are invalid.
     """
 
     parts = ("embedding", "before", "words", "after", "output")
@@ -91,7 +98,7 @@ class SpaceByte(TokenSystem):
         self.initialise()
 
     def route(self, symbols: Tensor, memory: SpaceByteMemory | None = None) -> Words:
-        """Where words begin; see `TokenSystem.route`."""
+        """Find where words begin; see `TokenSystem.route`."""
         inside = self.letters[symbols]
         first = torch.ones_like(inside[:, :1]) if memory is None else memory.inside[:, None]
         begins = (~inside & torch.cat([first, inside[:, :-1]], 1)) | (symbols == self.cut.vocabulary)
