@@ -1,10 +1,11 @@
-"""The distinct chunks of a corpus and how often each occurs: exact, in one pass, in bounded memory.
+"""The distinct chunks of a corpus and their counts: exact, in one pass, in bounded memory.
 
-A chunk is a record of 64-bit words: its bytes, padded with zeros to K, its length, and in the last word its count. Records
-gather in memory; when they fill `SHARE`, those of equal chunks are joined by sorting, and if more than half of it remains,
-all go to a temporary file, in the order of their hashes. In the end the file is read one range of hashes after the other,
-each of about half a share. So n chunks cost O(n log n), whatever they are. The peak of memory is some five shares (the
-copies of a sort) and what is asked for; that of the file the size of all records.
+A chunk is a record of 64-bit words: its bytes, padded with zeros to K, its length, and its count in the last word.
+Records are collected in memory. When they fill `SHARE`, equal chunks are merged by sorting. If more than half of the
+share remains, all records go to a temporary file, in the order of their hashes. At the end the file is read one range
+of hashes after the other, each about half a share. So n chunks always take O(n log n) time.
+
+Peak memory is about five shares (the copies of a sort) plus the result. The file takes at most the size of all records.
 """
 
 import functools
@@ -29,18 +30,18 @@ _FREQUENT, _OFTEN = 1000, 5  # chunks are frequent up to this rank, if they occu
 
 
 class TooMany(ValueError):
-    """There are more distinct chunks than a limit."""
+    """An error: there are more distinct chunks than a limit."""
 
 
 @dataclass
 class DistinctChunks:
-    """C distinct chunks, the most frequent first, equals in the order of their bytes.
+    """A table of C distinct chunks, the most frequent first; equal counts are in the order of their bytes.
 
     Attributes:
         tokens: (C, K) uint8, zero beyond their lengths.
         lengths: (C,) uint8.
-        counts: (C,) int64, how often each occurs.
-        left_out: how many more there are, which would come after these.
+        counts: (C,) int64, occurrences of each.
+        left_out: number of further chunks that would come after these.
     """
 
     tokens: np.ndarray
@@ -52,14 +53,14 @@ class DistinctChunks:
 def distinct_chunks(
     corpus: Corpus, *splits: str, most: int | None = None, at_least: int = 1, limit: int | None = None
 ) -> DistinctChunks:
-    """Counts the distinct chunks of some splits together.
+    """Count the distinct chunks of some splits together.
 
     Args:
-        corpus: what to read.
-        splits: of which splits.
-        most: how many are wanted; None: all, in as much memory as they take.
-        at_least: only those that occur so often.
-        limit: on the number of all.
+        corpus: the corpus.
+        splits: the splits to read.
+        most: maximum number to return; None: all, in as much memory as they take.
+        at_least: minimum count of a returned chunk.
+        limit: maximum number of all distinct chunks.
 
     Raises:
         TooMany: there are more than `limit`, raised as soon as that is certain.
@@ -76,7 +77,7 @@ def _samples(corpus: Corpus, *splits: str) -> Iterator[Sample]:
 def _counted(
     samples: Iterable[Sample], k: int, chunks: int, most: int | None = None, at_least: int = 1, limit: int | None = None
 ) -> DistinctChunks:
-    """Counts the chunks of samples, no more than `chunks`; see `distinct_chunks`."""
+    """Count the chunks of samples, which are at most `chunks`; see `distinct_chunks`."""
     with tempfile.SpooledTemporaryFile(1) as file:  # none before something is written
         counter = _Counter(k, chunks, file)
         for sample in samples:
@@ -102,12 +103,12 @@ def _check(found: int, limit: int | None) -> None:
 
 
 class _Counter:
-    """Counts chunks of at most k tokens.
+    """A counter of chunks of at most k tokens.
 
     Attributes:
-        none: no records, (0, words).
-        share: number of records that memory holds before those of equal chunks are joined.
-        surely: number of distinct chunks so far, or less.
+        none: an empty table of records, (0, words).
+        share: number of records that memory holds before equal chunks are merged.
+        surely: lower bound on the number of distinct chunks so far.
     """
 
     def __init__(self, k: int, chunks: int, file: IO[bytes]) -> None:
@@ -121,7 +122,7 @@ class _Counter:
         self._waiting: list[np.ndarray] = []
 
     def add(self, sample: Sample) -> None:
-        """Counts the chunks of a sample."""
+        """Count the chunks of a sample."""
         records = np.zeros((len(sample.lengths), self.none.shape[1]), np.uint64)
         table = records.view(np.uint8)
         table[:, : self._k][np.arange(self._k) < sample.lengths[:, None]] = sample.tokens
@@ -149,7 +150,7 @@ class _Counter:
         self._waiting = []
 
     def parts(self) -> Iterator[np.ndarray]:
-        """Distinct records, in parts that have no chunk in common."""
+        """Yield distinct records, in parts that have no chunk in common."""
         records, keys = _joined([self.none, *self._waiting])
         if not self._ranges:
             yield records
@@ -166,7 +167,7 @@ class _Counter:
 
 
 def _joined(parts: list[np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
-    """One record for each distinct chunk of some records, in the order of their hashes, and these."""
+    """Merge the records of equal chunks. Return them in the order of their hashes, and the hashes."""
     records = np.concatenate(parts)
     keys = _keys(records)
     order = np.argsort(keys)
@@ -186,12 +187,12 @@ def _keys(records: np.ndarray) -> np.ndarray:
 
 
 def _changes(records: np.ndarray) -> np.ndarray:
-    """Whether each record but the first is of another chunk than the one before."""
+    """Return for each record but the first if its chunk differs from that of the record before."""
     return functools.reduce(np.logical_or, (word[1:] != word[:-1] for word in records[:, :-1].T))
 
 
 def _first(records: np.ndarray, most: int) -> np.ndarray:
-    """The first records in the order of `DistinctChunks`, at most so many."""
+    """Return the first records in the order of `DistinctChunks`, at most `most`."""
     rarity = np.uint64(0) - records[:, -1]
     if len(records) > most:  # sorting all takes long where most occur once
         last = np.partition(rarity, most - 1)[most - 1]
@@ -204,12 +205,14 @@ def _first(records: np.ndarray, most: int) -> np.ndarray:
 
 
 class Occurrences:
-    """How often a split has each of the chunks of another; in 16 bytes for each distinct one of these, by 64-bit hashes.
+    """The counts in one split of the chunks of another, by 64-bit hashes.
+
+    It takes 16 bytes per distinct chunk of the latter.
 
     Args:
         corpus: of both splits.
-        split: that is counted.
-        among: whose chunks can be asked for.
+        split: where chunks are counted.
+        among: the split whose chunks can be looked up.
     """
 
     def __init__(self, corpus: Corpus, split: str, among: str) -> None:
@@ -231,7 +234,10 @@ class Occurrences:
         return place, self._keys[place] == keys
 
     def of(self, tokens: np.ndarray, lengths: np.ndarray) -> np.ndarray:
-        """Occurrences (N,) of chunks, given as tokens (n,) of all and lengths (N,); 0 of those that were not to be asked for."""
+        """Return the counts (N,) of chunks, given all their tokens (n,) and lengths (N,).
+
+        It is 0 for a chunk that is not in `among`.
+        """
         if not len(self._keys):
             return np.zeros(len(lengths), np.int64)
         place, found = self._find(hashes(tokens, lengths))
@@ -239,10 +245,10 @@ class Occurrences:
 
 
 def documents_with(corpus: Corpus, split: str, chunks: DistinctChunks) -> np.ndarray:
-    """In how many documents of a split each of some distinct chunks is: (C,) int64.
+    """Count the documents of a split that contain each of some distinct chunks: (C,) int64.
 
-    A document is taken for several where it is longer than `PART` chunks, and where a sample ends in it: a corpus of one
-    document, too, is to tell what is found all over from what belongs to one place.
+    A document counts as several if it is longer than `PART` chunks, or if a sample ends inside it. So a corpus of one
+    document, too, tells chunks that occur everywhere from those of one place.
     """
     known = hashes(chunks.tokens[np.arange(chunks.tokens.shape[1]) < chunks.lengths[:, None]], chunks.lengths)
     order = np.argsort(known)
@@ -265,16 +271,16 @@ def documents_with(corpus: Corpus, split: str, chunks: DistinctChunks) -> np.nda
 
 
 def frequent_words(corpus: Corpus, number: int) -> list[str]:
-    """Some frequent chunks of the train split, as far as its first megabytes tell, if it is text; see `telling`."""
+    """Return some frequent chunks of the train split if it is text, estimated from its first megabytes; see `telling`."""
     first = list(islice(_samples(corpus, "train"), _LOOKED_AT))
     found = _counted(first, corpus.chunker().k, sum(len(sample.lengths) for sample in first))
     return [chunk.decode() for chunk in telling(found, number) if _is_word(chunk)]
 
 
 def telling(found: DistinctChunks, number: int) -> list[bytes]:
-    """Frequent chunks that show what a corpus is about, from the most frequent to less frequent ones.
+    """Return frequent chunks that show the topics of a corpus, the most frequent first.
 
-    Of text they are whole characters with a letter or digit among them; where few chunks are, any.
+    For text they are whole characters with at least one letter or digit. If few chunks are, any chunk is taken.
     """
     order = np.argsort(-found.counts, kind="stable")[:_FREQUENT]
     rows = [found.tokens[row].tobytes()[: found.lengths[row]] for row in order]
