@@ -302,7 +302,10 @@ class EntropyChunker(Chunker):
         self.uncertain = np.frombuffer(table, np.uint8) > fitted["threshold"]
 
     def begins(self, text: bytes, starts: np.ndarray) -> np.ndarray:
-        """Begin a chunk where the text is hard to predict, but not at a document's second byte, which has too little context."""
+        """Begin a chunk where the text is hard to predict.
+
+        A document's second byte begins none: it has too little context.
+        """
         tokens, begins = np.frombuffer(text, np.uint8), np.zeros(len(text), bool)
         begins[2:] = self.uncertain[tokens[:-2].astype(np.uint16) << 8 | tokens[1:-1]]
         second = starts + 1
@@ -311,7 +314,10 @@ class EntropyChunker(Chunker):
 
     @classmethod
     def fit(cls, options: ChunkerOptions, documents: Iterable[bytes]) -> dict[str, Any]:
-        """Return entropies in units of 1/31 bit, and the threshold for chunks of `mean_length` bytes on average in the sample."""
+        """Return entropies in units of 1/31 bit, and a threshold.
+
+        It gives chunks of about `mean_length` bytes on the sample.
+        """
         counts = _trigrams(documents).reshape(256, 256, 256)  # [a, b, x]
         pairs = counts.sum(0)
         frequent = pairs.sum(1, keepdims=True)

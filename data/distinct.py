@@ -271,7 +271,10 @@ def documents_with(corpus: Corpus, split: str, chunks: DistinctChunks) -> np.nda
 
 
 def frequent_words(corpus: Corpus, number: int) -> list[str]:
-    """Return some frequent chunks of the train split if it is text, estimated from its first megabytes; see `telling`."""
+    """Return some frequent chunks of the train split if it is text.
+
+    Only its first megabytes are counted. See `telling`.
+    """
     first = list(islice(_samples(corpus, "train"), _LOOKED_AT))
     found = _counted(first, corpus.chunker().k, sum(len(sample.lengths) for sample in first))
     return [chunk.decode() for chunk in telling(found, number) if _is_word(chunk)]
