@@ -71,7 +71,10 @@ class Guard:
             )
 
     def moved_to(self) -> Path | None:
-        """Return the new path of a folder that was moved with its lock file; None if it was not, or the system does not tell."""
+        """Return the new path of a folder that was moved with its lock file.
+
+        It is None if the folder was not moved so, or if the system does not tell.
+        """
         try:
             place = Path(os.readlink(f"/proc/self/fd/{self.descriptor}"))
         except OSError:

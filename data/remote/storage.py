@@ -107,7 +107,10 @@ class Cache:
             path.unlink(missing_ok=True)
 
     def _make_room(self, wanted: int, keep: Path | None = None) -> None:
-        """Remove files until `wanted` more bytes fit the limit: first leftovers of killed processes, then the least recently used."""
+        """Remove files until `wanted` more bytes fit the limit.
+
+        Leftovers of killed processes go first, then the least recently used files.
+        """
         found: list[tuple[int, int, Path]] = []
         used = wanted
         for entry in os.scandir(self.folder):

@@ -123,7 +123,7 @@ class Corpora:
         self._write({key: [folder.name, "" if self.piped else self._stamped] for key in self._requests()})
 
     def last(self) -> Path | None:
-        """Return the last finished corpus made with these options, wherever its source is now; None if there is none."""
+        """Return the last finished corpus made with these options, wherever its source is now; None: there is none."""
         known = self._read()
         for key in self._requests():
             folder = self.shards_dir / known.get(key, ["."])[0]
@@ -157,8 +157,7 @@ class Corpora:
     def _requests(self) -> list[str]:
         """Return the keys of these options in the notes.
 
-        There is one for the absolute path of the source, one for its path relative to the corpora, which may be moved
-        together, and one for its real path.
+        They differ in the path of the source: absolute, real, and relative to the corpora, which may be moved together.
         """
         path = "-" if self.piped else self.source.path
         if path in (None, "-"):

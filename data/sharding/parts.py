@@ -43,7 +43,10 @@ KILLED = "a process that wrote shards was killed, perhaps for want of memory"
 
 @dataclass(frozen=True)
 class Part:
-    """A unit of work: the shards of some inputs, written into `folder`. `stamp` is a hash of the times of the inputs' files."""
+    """A unit of work: the shards of some inputs, written into `folder`.
+
+    `stamp` is a hash of the sizes and times of the inputs' files.
+    """
 
     folder: Path
     source: SourceOptions
@@ -232,7 +235,10 @@ def write_persistently(part: Part) -> None:
 
 
 def is_passing(error: object) -> bool:
-    """Return if a retry may help: for a system error such as a broken connection, but not for a full disk or a missing file."""
+    """Return if a retry may help.
+
+    It may after a system error such as a broken connection, but not after a full disk or a missing file.
+    """
     return isinstance(error, OSError) and not isinstance(error, FolderLost) and error.errno not in _FINAL
 
 

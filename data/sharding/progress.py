@@ -1,4 +1,7 @@
-"""Progress of sharding, measured from the files on disk: it is the same for processes, tasks of a flow and a cluster."""
+"""Progress of sharding, measured from the files on disk.
+
+So it is the same for processes, tasks of a flow and a cluster.
+"""
 
 import contextvars
 import threading
