@@ -210,7 +210,10 @@ def _read_scan(frame: _Frame, body: bytes, left: dict[int, list[int | None]]) ->
 
 
 def _read_data(content: bytes, at: int) -> tuple[list[tuple[bytes, bytes]], int]:
-    """Return stretches of entropy-coded data, each with the restart marker behind it (none behind the last), and their end."""
+    """Return stretches of entropy-coded data and their end.
+
+    Each stretch comes with the restart marker behind it; the last has none.
+    """
     stretches = []
     for found in _MARKER.finditer(content, at):
         restart = found[1][0] in range(0xD0, 0xD8)

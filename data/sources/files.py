@@ -67,7 +67,7 @@ UNREADABLE = (EOFError, lzma.LZMAError, zlib.error, zstd.ZstdError)
 
 @dataclass(frozen=True, slots=True)
 class File:
-    """A file of a source: its path relative to the source (which names its contents), its path on disk, and its size."""
+    """A file of a source: its path relative to the source, which names its contents, its path on disk, and its size."""
 
     name: str
     path: str
@@ -80,7 +80,9 @@ LeftOut = dict[str, list[str]]  # names of files that are not read, by the reaso
 def list_files(
     path: str | None, pattern: str, kind: str, follow_links: bool = False, left_out: LeftOut | None = None
 ) -> list[File]:
-    """List the files of a file, folder or glob in order of their names, without hidden and empty files and those that are no data.
+    """List the files of a file, folder or glob in order of their names.
+
+    Hidden and empty files are left out, and those that are no data by their names.
 
     Args:
         path: a file, a folder, or a glob, which is a folder and a pattern; with braces, as in a shell, several of

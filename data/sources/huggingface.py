@@ -1,4 +1,7 @@
-"""Hugging Face `datasets` (optional: `pip install haed[datasets]`): a document per row, from the field `source.field`."""
+"""Hugging Face `datasets`: a document per row, from the field `source.field`.
+
+The package is optional: `pip install haed[datasets]`.
+"""
 
 import hashlib
 import logging

@@ -1,4 +1,7 @@
-"""What is no text in UTF-8, known by how it begins: read as text, a model would learn headers and compressed bytes."""
+"""Detection of files that are not UTF-8 text, by their first bytes.
+
+Read as text, they would teach a model headers and compressed bytes.
+"""
 
 import codecs
 import re
@@ -124,7 +127,7 @@ _RIFF = {b"AVI ": ("a film", _LEAVE), b"WAVE": ("a WAV", _SOUND), b"WEBP": ("a W
 
 
 def foreign(head: bytes) -> tuple[str, str] | None:
-    """What a file is that begins so, and what to do with it; None: it may be a text."""
+    """Return the type of a file that begins so, and what to do with it; None: it may be a text."""
     if not (begins := _BEGINS.match(head)) and not head[_CHECKSUM].strip(b" \0").isdigit():
         return None  # at once, as most are
     for magic, what, advice in _MAGIC if begins else ():
@@ -145,15 +148,15 @@ def foreign(head: bytes) -> tuple[str, str] | None:
 
 
 def wide_encoding(head: bytes, closely: bool = True) -> tuple[str, str] | None:
-    """The encoding of two or four bytes a character that a text is in.
+    """Return the encoding of a text with two or four bytes per character.
 
     Args:
         head: its first bytes.
-        closely: guess also without a mark, which takes milliseconds.
+        closely: also guess without a byte order mark, which takes milliseconds.
 
     Returns:
-        its name, such as `UTF-16LE`, and the one that `iconv` converts it by: with a mark `UTF-16` or `UTF-32`, which
-        takes the mark away. None: it is in no such encoding.
+        its name, such as `UTF-16LE`, and the name for `iconv`. With a mark that is `UTF-16` or `UTF-32`, which removes
+            the mark. None: it is in no such encoding.
     """
     for mark, names in _MARKS.items():
         if head.startswith(mark):
@@ -165,7 +168,7 @@ def wide_encoding(head: bytes, closely: bool = True) -> tuple[str, str] | None:
 
 
 def _is_alphabetic(head: bytes, encoding: str) -> bool:
-    """The bytes are text of letters in this wide encoding, which other bytes, also a few, do not look like."""
+    """Return if the bytes are text of letters in this wide encoding, which even a few other bytes do not look like."""
     text = _decode(head, encoding)
     letters = sum(not 0x2000 <= ord(each) < 0x10000 for each in text)
     enough = letters >= _LETTERS * len(text) or encoding.startswith("utf_32")  # where any character is enough
@@ -173,9 +176,9 @@ def _is_alphabetic(head: bytes, encoding: str) -> bool:
 
 
 def _guess_ideographs(head: bytes) -> str | None:
-    """Python's name of the wide encoding that a text in Chinese, Japanese or Korean is in; None: it is in none.
+    """Return Python's name of the wide encoding of a Chinese, Japanese or Korean text; None: it is in none.
 
-    A few bytes of other encodings look alike, unless there are ends of lines, digits, kana or full stops.
+    A few bytes of other encodings look alike, unless there are line endings, digits, kana or full stops.
     """
     if head.isascii() or (found := _guess_encoding(head)) not in _WIDE:
         return None
@@ -185,7 +188,7 @@ def _guess_ideographs(head: bytes) -> str | None:
 
 
 def _decode(head: bytes, encoding: str) -> str:
-    """The characters, of which the last may be cut."""
+    """Decode the first bytes of a text, whose last character may be cut."""
     return codecs.getincrementaldecoder(encoding)("replace").decode(head)
 
 
@@ -206,7 +209,7 @@ def _has_controls(head: bytes) -> bool:
 
 
 def _guess_encoding(head: bytes) -> str | None:
-    """Python's name of the encoding that a text is probably in; None: it looks like no text."""
+    """Return Python's name of the likely encoding of a text; None: it looks like no text."""
     from charset_normalizer import from_bytes
 
     for cut in range(min(4, len(head))):  # a character may be cut at the end
@@ -219,23 +222,23 @@ def _guess_encoding(head: bytes) -> str | None:
 
 
 def _is_plausible(text: str) -> bool:
-    """Few of the characters are such that no text has them."""
+    """Return if few of the characters are ones that no text has."""
     odd = sum(each not in "\t\n\r\f" and unicodedata.category(each) in ("Cc", "Cn", "Co", "Cs") for each in text)
     return odd + text.count("\ufffd") <= _ODD * len(text)
 
 
 def _is_spooled(path: str) -> bool:
-    """The file is a copy of standard input."""
+    """Return if the file is a copy of standard input."""
     return PurePosixPath(path).parent.name.startswith(".stdin-")
 
 
 def shown(path: str) -> str:
-    """A file, for people."""
+    """Return the name of a file for people."""
     return "standard input" if _is_spooled(path) else path
 
 
 def convert_by(command: str, path: str, new: str = "NEW") -> str:
-    """A line of a shell that reads a file through a command, and its compression, into a new file.
+    """Return a shell command that passes a file, decompressed, through a command into a new file.
 
     Args:
         command: reads standard input.
@@ -250,11 +253,11 @@ def convert_by(command: str, path: str, new: str = "NEW") -> str:
 
 
 def doubtful(head: bytes, is_file: bool = True) -> str | None:
-    """What is odd about a text that begins so, if it is no UTF-8; None: nothing.
+    """Return a description of what is odd about a text that begins so, if it is not UTF-8; None: nothing.
 
     Args:
         head: its first bytes.
-        is_file: it is a file of its own, not a member of a tar: what to do with it is said.
+        is_file: it is a file of its own, not a member of a tar; then the description says what to do.
     """
     if b"\0" in head:
         return "no text (NUL bytes)" + (", which source.pattern= leaves out" if is_file else "")
@@ -268,20 +271,20 @@ def doubtful(head: bytes, is_file: bool = True) -> str | None:
 
 
 def check_head(head: bytes, name: str, path: str, compressed: bool = False, closely: bool = True) -> str | None:
-    """Looks whether a file or a member of a tar is something else than text.
+    """Check that a file or a member of a tar is text.
 
     Args:
-        head: its first bytes, inside of its compression.
+        head: its first bytes, decompressed.
         name: of the file or member, for errors.
-        path: of the file that is to be converted; empty: it is a member.
+        path: of the file to convert; empty for a member.
         compressed: it was compressed.
-        closely: look for UTF-16 and UTF-32 without a mark as well.
+        closely: also look for UTF-16 and UTF-32 without a mark.
 
     Returns:
         what is odd about it, though it can be read as it is; None: it is UTF-8.
 
     Raises:
-        ValueError: it is no text, a binary member, or text in UTF-16 or UTF-32; the message says what, and what to do.
+        ValueError: it is no text, a binary member, or text in UTF-16 or UTF-32. The message says which, and what to do.
     """
     if found := foreign(head):
         what, advice = found
@@ -311,7 +314,7 @@ def check_head(head: bytes, name: str, path: str, compressed: bool = False, clos
 
 
 def check_text(path: str, expansion: int) -> str | None:
-    """Looks whether a file is something else than text, inside of its compression. As `check_head`."""
+    """Check that a file is text, decompressed. See `check_head`."""
     with open_stream(path, expansion) as stream:
         head = stream.read(HEAD)
     return check_head(head, shown(path), path, PurePosixPath(path.lower()).suffix in SUFFIXES)

@@ -1,12 +1,12 @@
 """Pickled CIFAR-10 and ImageNet32 batches, read without running what a pickle may ask for.
 
-A pickle is a program that calls functions. Here its instructions are read with `pickletools` and played on a stack of plain
-values; a call is only written down, never made, and NumPy arrays are recognised by what was written down. Nothing is
-imported, and nothing is allocated but what the file really contains.
+A pickle is a program that calls functions. Here its instructions are read with `pickletools` and run on a stack of
+plain values. A call is only recorded, never made, and NumPy arrays are recognised from the record. Nothing is imported,
+and no more memory is allocated than for what the file really contains.
 
-A small pickle may also describe a value without end: tuples of the same tuple twice, sixty deep, are 2⁶⁰ to whoever
-walks, hashes, compares or prints them. So no value is, but texts: keys and names must be such; and the number of
-instructions is bounded, as are the bytes that they make of what they had before.
+A small pickle may also describe an endless value. Tuples of the same tuple twice, sixty deep, have 2⁶⁰ elements for
+code that walks, hashes, compares or prints them. So only texts are: keys and names must be texts. The number of
+instructions is bounded, and so are the bytes that they make from earlier ones.
 """
 
 import pickletools
@@ -32,7 +32,7 @@ class _Call:
 
 
 def read_batch(file: IO[bytes], size: int) -> dict[str, Any]:
-    """The dictionary of a pickled batch; its NumPy array of bytes `data` becomes one (N, D) uint8, other objects stay inert.
+    """Return the dictionary of a pickled batch. Its NumPy array `data` becomes (N, D) uint8, other objects stay inert.
 
     Args:
         file: the pickle.
@@ -52,7 +52,7 @@ def read_batch(file: IO[bytes], size: int) -> dict[str, Any]:
 
 
 class _Sized:
-    """A file that reads no more than there is, whatever length a pickle claims."""
+    """A file that reads no more than it has, whatever length a pickle claims."""
 
     def __init__(self, file: IO[bytes], size: int) -> None:
         self.file, self.size = file, size
@@ -67,7 +67,7 @@ class _Sized:
 
 
 class _Machine:
-    """Plays a pickle's instructions. Every one costs the same, however much the stack and the memo hold."""
+    """An interpreter of a pickle's instructions. Each costs the same, however much the stack and the memo hold."""
 
     def __init__(self, file: IO[bytes], size: int) -> None:
         self.file = _Sized(file, size)
@@ -77,7 +77,7 @@ class _Machine:
         self.memo: dict[int, Any] = {}
 
     def play(self) -> Any:
-        """What the pickle builds, with calls left as `_Call`."""
+        """Return the value that the pickle builds, with calls left as `_Call`."""
         instructions: Any = pickletools.genops(self.file)  # type: ignore[arg-type]
         for number, (opcode, argument, _) in enumerate(instructions):
             if number == _MOST_INSTRUCTIONS:
@@ -144,7 +144,7 @@ class _Machine:
         return items
 
     def _encoded(self, arguments: Any) -> bytes:
-        """Bytes from Python 3 in protocol 2, which are written as a call."""
+        """Return bytes that Python 3 wrote in protocol 2 as a call."""
         text = arguments[0]
         if not isinstance(text, str):
             raise TypeError("it encodes what is no text")
@@ -167,7 +167,7 @@ def _name(value: Any) -> str:
 
 
 def _array(call: _Call) -> Any:
-    """The array that a call would have made, if it would have made one of bytes in rows; else the inert call."""
+    """Return the array that a call would have made, if it is one of bytes in rows; else the inert call."""
     if call.function in _ARRAY and isinstance(call.state, tuple) and len(call.state) == 5:
         _, shape, dtype, fortran, content = call.state
     elif call.function in _BUFFER and isinstance(call.arguments, tuple) and len(call.arguments) == 4:
