@@ -20,8 +20,8 @@ from pathlib import Path
 from typing import IO, Any, cast
 
 CHECKSUM = "checksum"
-NOTE, CONFIG, RESULT, MANY, PICTURE = 1 << 12, 1 << 20, 1 << 26, 1 << 28, 1 << 28  # bytes of a file, at most
-DEEPEST, NODES = 50, 10_000  # of trees in JSON and YAML; of YAML, where aliases are counted as often as they are used
+NOTE, CONFIG, RESULT, MANY, PICTURE = 1 << 12, 1 << 20, 1 << 26, 1 << 28, 1 << 28  # maximum bytes of a file
+DEEPEST, NODES = 50, 10_000  # maximum depth of JSON and YAML, and values of YAML with aliases expanded
 _JSON = re.compile(rb'"(?:[^"\\]|\\.)*"?|[\[{]|[\]}]', re.DOTALL)
 _KINDS = {
     stat.S_IFDIR: "a folder",
@@ -95,7 +95,7 @@ def open_own(path: Path | str, flags: int) -> IO[bytes]:
 def _opened(path: Path | str, flags: int) -> IO[bytes]:
     mode = "a+b" if flags & os.O_APPEND else "r+b" if flags & os.O_RDWR else "wb" if flags & os.O_WRONLY else "rb"
 
-    def opener(name: str, _: int) -> int:  # whatever flags Python has for the mode
+    def opener(name: str, _: int) -> int:  # ignores Python's own flags for the mode
         descriptor = os.open(name, flags | os.O_NONBLOCK | os.O_CLOEXEC, 0o666)
         try:
             _check_regular(os.fstat(descriptor), path)
@@ -180,7 +180,7 @@ def check_yaml(content: bytes, where: Path | str) -> str:
         text = content.decode()
     except UnicodeDecodeError as error:
         raise DamagedFile(f"{where}: not readable as YAML: it is not UTF-8 ({error.reason})") from error
-    with suppress(YAMLError):  # its reader, which gets no further either, says more
+    with suppress(YAMLError):  # its reader fails at the same place and says more
         check_tree(text, where)
     return text
 
@@ -199,14 +199,14 @@ def check_tree(text: str, where: Path | str, fast: bool = True) -> None:
     """
     import yaml
 
-    sizes: dict[str | None, int] = {}  # of what anchors name
+    sizes: dict[str | None, int] = {}  # number of values by anchor
     above: list[
         tuple[str | None, int]
-    ] = []  # the anchor of each list or mapping that is open, and the values before it
+    ] = []  # for each open list or mapping, its anchor and the number of values before it
     count = 0
     for event in yaml.parse(text, Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader) if fast else yaml.SafeLoader):
         if isinstance(event, yaml.AliasEvent):
-            count += sizes.get(event.anchor, NODES)  # what holds itself has no end
+            count += sizes.get(event.anchor, NODES)  # a value that contains itself is endless
         elif isinstance(event, yaml.NodeEvent):
             count += 1
             if isinstance(event, yaml.CollectionStartEvent):
@@ -248,7 +248,7 @@ def checksum(value: Any, key: str = CHECKSUM) -> str:
 
 def sealed(value: Any) -> Any:
     """Return a mapping, or a list of mappings, with checksums added, as a JSON file stores it."""
-    value = json.loads(json.dumps(value))  # as it will be read: names of numbers become text, tuples lists
+    value = json.loads(json.dumps(value))  # as it will be read: number keys become text, tuples lists
     if isinstance(value, list):
         return [sealed(each) for each in value]
     return value | {CHECKSUM: checksum(value)}
@@ -259,7 +259,7 @@ def sealed_json(value: Any) -> bytes:
     text = json.dumps(sealed(value), indent=2, ensure_ascii=False) + "\n"
     return text.encode(
         errors="backslashreplace"
-    )  # of what is no UTF-8, such as a name of a file, that is JSON's own escape
+    )  # bytes that are not UTF-8, such as those of a file name, get JSON's own escape
 
 
 def unsealed(value: Any, where: Path | str, key: str = CHECKSUM, advice: str = "", several: bool = False) -> Any:

@@ -35,7 +35,7 @@ _SPACE = _table(b" \t\n\r\x0b\x0c")
 _WORD = _table(b"abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_'" + bytes(range(128, 256)))
 _NEWLINE = _table(b"\n")
 _RANKS = np.select([_WORD, _NEWLINE, _SPACE], [3, 0, 1], 2).astype(np.uint8).tobytes()  # punctuation is 2
-_MANY, _LONGEST_WORD = 0.1, 64  # share of words and bytes: beyond, k is advised, and a text has no words
+_MANY, _LONGEST_WORD = 0.1, 64  # share of long words above which k is advised; bytes of the longest useful k
 _STOP, _CLOSING = _table(b".!?"), _table(b"\"')]}")
 
 
@@ -284,7 +284,7 @@ def chunker_class(kind: str) -> type[Chunker]:
     return load(kind, CHUNKERS, "haed.chunkers")
 
 
-_STEPS = 31  # of entropy per bit: 8 bits and a little more in a byte
+_STEPS = 31  # units per bit of entropy, so that 8 bits fit into a byte
 _COUNTED = 4 << 20
 
 

@@ -92,7 +92,7 @@ class Corpus:
                 raise ValueError(f"{where} is of format {manifest['format']!r}, not {FORMAT}. Run `haed shard` again.")
             self.digest: str = manifest["digest"]
             self.options = ChunkerOptions(**manifest["chunker"])
-            # A kind that is not installed here is no error: documents can be read without it.
+            # A chunker that is not installed is no error: its documents can be read without it.
             if not (isinstance(self.options.kind, str) and _is_size(self.options.k)):
                 raise TypeError("chunker")
             self.fitted: dict[str, Any] | None = manifest.get("fitted")
@@ -186,7 +186,7 @@ class Corpus:
         """
         where = f"{self.location}/{shard.file}"
         for last in (self._remote is None, True):
-            with self._file(shard, where) as file:  # another process may take it out of the cache meanwhile
+            with self._file(shard, where) as file:  # another process may remove it from the cache meanwhile
                 opened, status = OpenedFile(where, file), os.fstat(file.fileno())
                 stamp = (status.st_size, status.st_mtime_ns)
                 known = self._checked.get(shard.file) == stamp

@@ -25,8 +25,8 @@ from data.statistics import hashes, mixed
 log = logging.getLogger(__name__)
 SHARE = 1 << 27  # bytes
 PART = 1 << 12  # chunks
-_LOOKED_AT = 4  # samples, of about a megabyte
-_FREQUENT, _OFTEN = 1000, 5  # chunks are frequent up to this rank, if they occur so often
+_LOOKED_AT = 4  # samples to count, of about a megabyte each
+_FREQUENT, _OFTEN = 1000, 5  # maximum rank and minimum count of a frequent chunk
 
 
 class TooMany(ValueError):
@@ -78,7 +78,7 @@ def _counted(
     samples: Iterable[Sample], k: int, chunks: int, most: int | None = None, at_least: int = 1, limit: int | None = None
 ) -> DistinctChunks:
     """Count the chunks of samples, which are at most `chunks`; see `distinct_chunks`."""
-    with tempfile.SpooledTemporaryFile(1) as file:  # none before something is written
+    with tempfile.SpooledTemporaryFile(1) as file:  # it makes no file before the first write
         counter = _Counter(k, chunks, file)
         for sample in samples:
             counter.add(sample)
@@ -118,7 +118,7 @@ class _Counter:
         self._k, self._file, self._size = k, file, self._width * chunks
         ranges = max(1, -(-2 * chunks // self.share))
         self._bounds = np.array([(number << 64) // ranges for number in range(1, ranges)], np.uint64)
-        self._ranges: list[np.ndarray] = []  # of each part of the file the first record of every range, and its end
+        self._ranges: list[np.ndarray] = []  # for each part of the file, first record of each range, and its end
         self._waiting: list[np.ndarray] = []
 
     def add(self, sample: Sample) -> None:
@@ -194,13 +194,13 @@ def _changes(records: np.ndarray) -> np.ndarray:
 def _first(records: np.ndarray, most: int) -> np.ndarray:
     """Return the first records in the order of `DistinctChunks`, at most `most`."""
     rarity = np.uint64(0) - records[:, -1]
-    if len(records) > most:  # sorting all takes long where most occur once
+    if len(records) > most:  # sorting all is slow if most occur once
         last = np.partition(rarity, most - 1)[most - 1]
         before, ties = np.flatnonzero(rarity < last), np.flatnonzero(rarity == last)
         word, wanted = records[ties, 0].byteswap(), most - len(before)
         ties = ties[word <= np.partition(word, wanted - 1)[wanted - 1]]
         records, rarity = (x[np.concatenate([before, ties])] for x in (records, rarity))
-    words = [word.byteswap() for word in records[:, -2::-1].T]  # big-endian numbers are in the order of their bytes
+    words = [word.byteswap() for word in records[:, -2::-1].T]  # big-endian numbers sort like their bytes
     return records[np.lexsort((*words, rarity))[:most]]
 
 

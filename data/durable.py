@@ -35,8 +35,8 @@ from typing import IO, Any
 
 from data.checked import DamagedFile, named, open_file, open_own, sealed_json
 
-FLOW_RUN = "HAED_FLOW_RUN"  # of the environment: the Prefect flow run on whose behalf a process works
-_GONE = (errno.ENOENT, errno.ENOTDIR, errno.ESTALE, errno.ELOOP)  # what a path that names nothing any more answers
+FLOW_RUN = "HAED_FLOW_RUN"  # environment variable: name of the Prefect flow run of this process
+_GONE = (errno.ENOENT, errno.ENOTDIR, errno.ESTALE, errno.ELOOP)  # errors of a path that no longer names anything
 
 
 class FolderLost(OSError):
@@ -174,7 +174,7 @@ def hold(path: Path, waiting: Callable[[str], None] | None = None, patience: flo
             except BlockingIOError:
                 if waiting is not None:
                     file.seek(0)
-                    holder = file.read(1000)  # nothing: it has only just locked it, or looks whether it may be removed
+                    holder = file.read(1000)  # empty if it was only just locked, or is locked to be removed
                     if not holder or time.monotonic() < end:
                         unless_locked.close()
                         time.sleep(0.02)
@@ -186,7 +186,7 @@ def hold(path: Path, waiting: Callable[[str], None] | None = None, patience: flo
                 unless_locked.pop_all()
                 file.seek(0)
                 return file
-            unless_locked.close()  # the one before removed it
+            unless_locked.close()  # the previous holder removed it
 
 
 @contextmanager
@@ -201,9 +201,9 @@ def locked(path: Path, waiting: Callable[[str], None] | None = None) -> Iterator
             with guarded(path.parent, (path, file)):
                 yield
         finally:
-            if is_still(path, file.fileno()):  # else it is another process's
+            if is_still(path, file.fileno()):  # else it belongs to another process
                 path.unlink(missing_ok=True)
-            fcntl.flock(file, fcntl.LOCK_UN)  # forks of this process have the file as well
+            fcntl.flock(file, fcntl.LOCK_UN)  # forks of this process hold the file open too
 
 
 def holder(path: Path) -> str | None:
@@ -211,7 +211,7 @@ def holder(path: Path) -> str | None:
     try:
         with open_file(path) as file:
             try:
-                fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)  # for a moment, in which another waits; see `hold`
+                fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)  # another process waits for this moment; see `hold`
             except BlockingIOError:
                 return file.read(1000).decode(errors="replace")
     except (OSError, DamagedFile):
@@ -376,13 +376,13 @@ def process_pool(
 
     Ctrl-C, or SIGTERM to the process group, reaches this process alone, which may still need the workers to save.
 
-    Workers are forked where that is safe. A process with threads, or with torch imported, is not forked: its workers
-    are spawned, and take the time of their imports to start.
+    Workers are forked where that is safe: on Linux, if this process has no threads and has not imported torch. Else
+    they are spawned, and take the time of their imports to start.
     """
     forks = sys.platform == "linux" and threading.active_count() == 1 and "torch" not in sys.modules
     context = multiprocessing.get_context("fork" if forks else "spawn")
     pool = ProcessPoolExecutor(workers, context, _initialise, (initializer, arguments))
-    # A process that multiprocessing has started waits at its exit for its children before the pool would tell them to end.
+    # At exit, a process started by multiprocessing waits for its children before the pool would end them.
     Finalize(pool, _end, (weakref.ref(pool),), exitpriority=100)
     return pool
 

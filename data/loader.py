@@ -59,8 +59,8 @@ class _Stream:
 
     def __init__(self, samples: list[Sample], file: OpenedFile) -> None:
         self.samples = [replace(each, tokens=_NONE, lengths=each.lengths.copy()) for each in samples]
-        self.file = file  # of which the tokens are read when they are wanted, so that processes share the system's copy
-        self.firsts = np.cumsum([0, *(len(sample.lengths) for sample in samples)])  # chunk of each sample, and the end
+        self.file = file  # tokens are read on demand, so that processes share the page cache
+        self.firsts = np.cumsum([0, *(len(sample.lengths) for sample in samples)])  # first chunk of each, and the end
         self.indices: list[tuple[np.ndarray, np.ndarray] | None] = [None] * len(samples)
 
     def index(self, number: int) -> tuple[np.ndarray, np.ndarray]:
@@ -212,7 +212,7 @@ class Loader:
         Raises:
             Damaged: a shard is damaged, and `loader.damaged` is stop.
         """
-        start = self._epoch * self.windows_per_epoch + self._consumed  # windows of all epochs
+        start = self._epoch * self.windows_per_epoch + self._consumed  # in windows over all epochs
         step = self.sequences * self.ranks
         share, shares = _share()
         positions = count(start + share * step, shares * step)

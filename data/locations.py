@@ -12,25 +12,25 @@ from pathlib import Path
 from urllib.parse import unquote_to_bytes, urlsplit
 
 SCHEMES = ("http", "https", "s3", "gs", "az", "file")
-_LITERAL = ("s3", "gs", "az")  # whose keys are as they are; in others a path is encoded
-_CODES = {" ": "%20", "#": "%23", "?": "%3F", "\\": "%5C"}  # of signs that a path has in codes only
+_LITERAL = ("s3", "gs", "az")  # keys are literal; in other schemes paths are encoded
+_CODES = {" ": "%20", "#": "%23", "?": "%3F", "\\": "%5C"}  # characters that a path must encode
 CREDENTIALS = (
     "http and https take credentials from ~/.netrc (or NETRC=FILE), s3 from the environment (AWS_ACCESS_KEY_ID, "
     "AWS_SECRET_ACCESS_KEY) or ~/.aws, gs from GOOGLE_APPLICATION_CREDENTIALS, az from AZURE_STORAGE_CONNECTION_STRING; "
     "in a deployment of Prefect a block may set these"
 )
-# For forms, whose server keeps what is submitted: a name, password or signature in a URL is refused before.
+# For forms: a URL with a name, password or signature is refused before the server stores it.
 NO_SECRET = (
-    r"^(?![\s\S]*://[^/\s]*@)(?![\s\S]*://[^\s/?#@]*:(?![0-9]+[/?#])\S*@)"  # a password may hold a slash
+    r"^(?![\s\S]*://[^/\s]*@)(?![\s\S]*://[^\s/?#@]*:(?![0-9]+[/?#])\S*@)"  # a password may contain a slash
     r"(?![\s\S]*://\S*\?\S*([Ss]ig|[Tt]oken|[Kk]ey|[Cc]redential|[Pp]assw)[^\s=]*=)"
 )
-_HARMLESS = ("local", "memory", "hf", "zip", "tar", "gzip", "bz2", "xz", "zstd", "lz4")  # beside SCHEMES, in a data set
+_HARMLESS = ("local", "memory", "hf", "zip", "tar", "gzip", "bz2", "xz", "zstd", "lz4")  # also, for data sets
 _URL = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://(.*)")
 _FOLDER_URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:/")  # pathlib makes one slash of two
 _SCHEDULER = re.compile(r"(?:(?:tcp|tls)://)?(?:[A-Za-z0-9_.-]+|\[[0-9A-Fa-f:.]+\]):[0-9]{1,5}")
 _USER = re.compile(
     r'(?<=:/)(/?)(?:[^\s/?#"<>]{0,2000}@|[^\s/?#@"<>]{0,2000}:[^\s"<>]{0,2000}@)'
-)  # a password may hold a slash; pathlib makes one slash of two
+)  # a password may contain a slash; pathlib makes one slash of two
 _PARAMETER = re.compile(r"([?&;])([\w.%-]{1,100})=([^&;\s\"'<>]+)")
 _SECRET = re.compile(r"sig|token|secret|pass|pwd|key|cred|auth|code|session", re.IGNORECASE)
 

@@ -12,7 +12,7 @@ from pydantic import AfterValidator, Field
 
 from data.locations import NO_SECRET
 
-LARGEST_CHUNK = 255  # tokens: lengths are bytes
+LARGEST_CHUNK = 255  # tokens; lengths are stored as bytes
 SOURCES = {
     "stdlib": "data.sources.text:StdlibSource",
     "text": "data.sources.text:TextSource",
@@ -24,7 +24,7 @@ SOURCES = {
     "audio": "data.sources.audio:AudioSource",
     "datasets": "data.sources.huggingface:DatasetsSource",
     "webdataset": "data.sources.tars:WebDatasetSource",
-    "shards": "",  # sharded already: nothing to read
+    "shards": "",  # already sharded, nothing to read
 }
 CHUNKERS = {
     "words": "data.chunkers:WordChunker",

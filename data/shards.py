@@ -103,7 +103,7 @@ class Damaged(ValueError):
     def __init__(self, path: Path | str, offset: int | None, reason: str) -> None:
         where = "" if offset is None else f" at byte {offset:,}"
         advice = "`haed shard shard.verify=true` with its options makes it anew, or copy it again from where it came"
-        if is_remote(path):  # a damaged copy in the cache was fetched again before it comes to this
+        if is_remote(path):  # a damaged copy in the cache was fetched again before this error
             advice = "what is served there is not what its manifest says: whoever serves it must mend it"
         super().__init__(f"shard {path} is damaged{where}: {reason}; {advice}")
         self.path, self.offset, self.reason = path, offset, reason
@@ -246,7 +246,7 @@ class ShardWriter:
             held = self.chunker.join(tokens[end:], lengths[-1:])
             tokens, lengths, size = tokens[:end], lengths[:-1], size - len(held)
             counts[-1] -= 1
-            begins = counts[-1] == 0 and (len(counts) > 1 or not buffer.continues)  # all of that document is held
+            begins = counts[-1] == 0 and (len(counts) > 1 or not buffer.continues)  # the whole document is held back
             self._buffer = _Buffer([held], [0], [buffer.names[-1]], len(held), not begins)
             if counts[-1] == 0:
                 counts = counts[:-1]
@@ -324,7 +324,7 @@ def _samples(path: Path | str, content: bytes, checked: bool) -> Iterator[Sample
     except (tarfile.TarError, KeyError, IndexError, TypeError, ValueError, RecursionError) as error:
         if isinstance(error, Damaged):
             raise
-        at = min(end + -end % tarfile.BLOCKSIZE, len(content))  # it may end in what fills up a block
+        at = min(end + -end % tarfile.BLOCKSIZE, len(content))  # it may end in the padding of a block
         raise Damaged(path, at, f"{type(error).__name__} {error}") from error
     end += -end % tarfile.BLOCKSIZE
     if parts or len(content) < end + 2 * tarfile.BLOCKSIZE or any(content[end : end + 2 * tarfile.BLOCKSIZE]):
@@ -355,7 +355,7 @@ def _array(body: memoryview, dtype: Any) -> np.ndarray:
         raise ValueError("not a .npy of version 1.0")
     try:
         shape, _, found = np.lib.format.read_array_header_1_0(file)
-    except Exception as error:  # Python's parser reads it, and has many ways to refuse one
+    except Exception as error:  # Python's parser reads it, and may raise many kinds of errors
         raise ValueError(f"its header is none: {error or type(error).__name__}") from error
     array = np.frombuffer(body, dtype, offset=file.tell())
     if found != dtype or shape != array.shape:

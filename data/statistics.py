@@ -13,7 +13,7 @@ import numpy as np
 KEPT, HEAD = 1 << 16, 1 << 12
 _WAITING = 1 << 22
 _END = np.uint64(0xFFFFFFFFFFFFFFFF)
-_MASKS = np.array([(1 << (8 * min(n, 8))) - 1 for n in range(256)], np.uint64)  # of the first n bytes of eight
+_MASKS = np.array([(1 << (8 * min(n, 8))) - 1 for n in range(256)], np.uint64)  # masks of the first n of eight bytes
 _MIX = (np.uint64(0x9E3779B97F4A7C15), np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB))
 
 
@@ -155,10 +155,10 @@ class Statistics:
 
     def __init__(self) -> None:
         self.lengths = np.zeros(256, np.int64)
-        self.documents = np.zeros(64, np.int64)  # by the logarithm of their tokens
+        self.documents = np.zeros(64, np.int64)  # by the base-2 logarithm of their tokens
         self.shortest, self.longest = 0, 0
         self.frequencies = Frequencies()
-        # Tokens of a document that an earlier part began, and of the last one, which a later part may go on with.
+        # Tokens of a document that an earlier part began, and of the last one, which a later part may continue.
         self._head, self._last = 0, 0
         self._waiting: list[np.ndarray] = []
 

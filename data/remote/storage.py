@@ -29,7 +29,7 @@ from data.locations import CREDENTIALS, check_url, file_of, redact
 from data.shards import Damaged, Shard
 
 FOLDER = "haed-cache"
-_MARK = "CACHEDIR.TAG"  # https://bford.info/cachedir: programs for backups leave such a folder out
+_MARK = "CACHEDIR.TAG"  # https://bford.info/cachedir: backup programs skip such a folder
 _MARKED = b"Signature: 8a477f597d28d172789f06886806bc55\n# Shards that haed fetched; this folder may be deleted.\n"
 _OURS = re.compile(r"[0-9a-f]{64}\.(tar|partial)")
 
@@ -83,7 +83,7 @@ class Cache:
             if made is None:
                 continue
             try:
-                if path.exists():  # another finished it after we had looked
+                if path.exists():  # another process finished it after the check above
                     partial.unlink()
                     made.close()
                     continue
@@ -96,7 +96,7 @@ class Cache:
                 made.close()
                 raise
             _touch(made)
-            fcntl.flock(made, fcntl.LOCK_UN)  # a map of the file would hold it on
+            fcntl.flock(made, fcntl.LOCK_UN)  # a memory map of the file would keep the lock
             self._make_room(0, keep=path)
             return made
 
@@ -127,7 +127,7 @@ class Cache:
         for _, size, path in sorted(found):
             if used <= self.limit:
                 return
-            with suppress(PermissionError):  # of another user
+            with suppress(PermissionError):  # it belongs to another user
                 path.unlink(missing_ok=True)
                 used -= size
 
@@ -168,7 +168,7 @@ def _is(path: Path, file: IO[bytes]) -> bool:
 
 def _touch(file: IO[bytes]) -> None:
     """Set the access time to now. The modification time stays: a reader recognises a checked file by it."""
-    with suppress(PermissionError):  # of another user
+    with suppress(PermissionError):  # it belongs to another user
         os.utime(file.fileno(), ns=(time.time_ns(), os.fstat(file.fileno()).st_mtime_ns))
 
 
@@ -177,11 +177,11 @@ T = TypeVar("T")
 ATTEMPTS = 8
 _BLOCK = 1 << 20
 _LARGEST_MANIFEST = 256 << 20
-_ANY_SHARD = 1 << 32  # bytes; one of this size is fetched into a cache of any
+_ANY_SHARD = 1 << 32  # bytes of a shard that is fetched whatever the size of the cache
 _TIMEOUTS: dict[str, Any] = {"total": None, "sock_connect": 20, "sock_read": 60}
-# What a disk says that takes no more: it is full, or the share of a user; a file is too large; it may not be written to; broken.
+# Disk errors: full, quota exceeded, file too large, read-only, broken.
 _DISK_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EIO)
-_TRANSIENT = (408, 425, 429)  # answers of HTTP below 500 that another attempt may mend
+_TRANSIENT = (408, 425, 429)  # HTTP statuses below 500 that are worth a retry
 
 
 class Remote:
@@ -209,8 +209,8 @@ class Remote:
 
             # trust_env: credentials of ~/.netrc, and proxies of the environment.
             options = {"client_kwargs": {"timeout": aiohttp.ClientTimeout(**_TIMEOUTS), "trust_env": True}}
-            options["encoded"] = self.url.isascii()  # it is passed as it was given
-            self._how = {"block_size": 0, "size": 1}  # one answer, read as a stream, whatever its length
+            options["encoded"] = self.url.isascii()  # it is passed on unchanged
+            self._how = {"block_size": 0, "size": 1}  # one response, read as a stream, whatever its length
         try:
             scheme, _, rest = self.url.partition("://")
             self.files = fsspec.filesystem(scheme, **options)
@@ -294,7 +294,7 @@ def _persistently(once: Callable[[], T], where: str) -> T:
             return once()
         except FileNotFoundError:
             raise FileNotFoundError(f"{where} is not there") from None
-        except Exception as error:  # each protocol has its own
+        except Exception as error:  # each protocol has its own errors
             status = getattr(error, "status", None)
             if isinstance(error, OSError) and error.errno in _DISK_ERRORS:
                 raise

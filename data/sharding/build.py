@@ -35,10 +35,10 @@ from data.sources.splits import SPLITS, Allotted, describe, some_of
 from data.statistics import Statistics
 
 log = logging.getLogger(__name__)
-_UNEVEN, _LARGE = 3, 10  # what is said of a withheld split: so many times its share, and so many % of the bytes
+_UNEVEN, _LARGE = 3, 10  # a held-out split is reported above this multiple of its share and this % of bytes
 _FIT_BYTES, _FIT_INPUTS = 32 << 20, 64
 _MEASURED, _MEASURED_INPUTS = 1 << 20, 16
-_EARLIER = 100  # manifests that are looked through for one of the same path
+_EARLIER = 100  # maximum manifests to search for one of the same path
 _SLACK = 1 << 20  # a range ends where a document does, a little later than planned
 
 
@@ -122,7 +122,7 @@ def _note_change(head: Manifest, shards_dir: Path) -> None:
             same &= Path(earlier["source"]["path"] or "").resolve() == Path(path).resolve()
             before = earlier["splits"]["by"]
         except (ValueError, OSError, KeyError, TypeError, AttributeError, RecursionError):
-            continue  # which says nothing of this path
+            continue  # it cannot be compared
         if same:
             if before != by:
                 head["splits"]["notes"].append(
@@ -164,7 +164,7 @@ def finish(work: Plan) -> Corpus:
     made = [each.by_name for each in records]
     shards: list[Shard] = []
     for name, (at, own) in places(parts).items():
-        if (work.parts[at].folder / own).is_file():  # else an interrupted `finish` has moved it
+        if (work.parts[at].folder / own).is_file():  # else an interrupted `finish` moved it
             os.replace(work.parts[at].folder / own, work.folder / name)
         shards.append(replace(made[at][own], file=name))
     statistics = {}
@@ -301,7 +301,7 @@ def shard(
         parts = folder / "parts"
         if corpus is None or (
             parts.is_dir() and os.access(folder, os.W_OK)
-        ):  # of one that was killed when all was made
+        ):  # left by a process killed after it finished the corpus
             shards_dir.mkdir(parents=True, exist_ok=True)
 
             def waiting(holder: str) -> None:
@@ -363,7 +363,7 @@ def _filled(
         remove(leftover)
 
     def write(parts: tuple[Part, ...]) -> None:
-        largest_first = tuple(sorted(parts, key=lambda part: -part.size))  # nobody waits for a large one at the end
+        largest_first = tuple(sorted(parts, key=lambda part: -part.size))  # else a large one may come last
         told = Watch(place, {part.folder.name: part.size for part in parts}).told(listener)
         todo = tuple(part for part in largest_first if not part.is_done)
         error: ValueError | None = None
@@ -373,12 +373,12 @@ def _filled(
             else:
                 with told:
                     mapper(write_part, todo)
-        except ValueError as found:  # perhaps because of half of a change
+        except ValueError as found:  # perhaps since the source is being changed
             error = found
         if changed := corpora.changed():
             remove(place)
             with suppress(OSError):
-                work.folder.rmdir()  # unless it has shards, which were to be mended
+                work.folder.rmdir()  # unless it has shards, which were being rebuilt
             raise ValueError(
                 f"{changed} changed while it was being sharded: nothing is kept, run `haed shard` again"
             ) from error

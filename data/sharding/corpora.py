@@ -115,7 +115,7 @@ class Corpora:
         different = set(self._fingerprint) ^ set(made.fingerprint())
         settings = self._settings() | {"versions": self.versions}
         if not different or self.folder.name.endswith(_digest(settings, made.digest(self.options.workers))[:12]):
-            return None  # or only times, of files that were copied or linked
+            return None  # or only times changed, as files were copied or linked
         return min(different).partition("\0")[0]
 
     def remember(self, folder: Path) -> None:
@@ -137,7 +137,7 @@ class Corpora:
         try:
             made = None if self.piped else make_source(self.source)
             if made is None or not stamps or type(made).fingerprint is not Source.fingerprint:
-                return False  # it may not be cheap to say
+                return False  # its fingerprint may be expensive
             settings = self._settings() | {"versions": versions(made, self.chunker.kind)}
             return _digest(settings, made.fingerprint()) not in stamps
         except (OSError, ValueError):

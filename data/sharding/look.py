@@ -10,7 +10,7 @@ from data.sources.magic import foreign
 from data.sources.source import Piece
 from data.sources.splits import Listed, some_of
 
-_KEPT = 100  # names of a kind that a part keeps
+_KEPT = 100  # maximum names of a kind that a part keeps
 _LF, _CRLF, _CR, _ENDS = "LF", "CRLF", "CR", "ends"
 _CUT = re.compile(r"@\d+$")
 _INSIDE = bytes(range(0x80, 0xC0))  # bytes of UTF-8 that begin no character
@@ -60,7 +60,7 @@ class Look:
 
     def _begin(self, name: str | None, goes_on: bool) -> None:
         self._name, self._goes_on = name, goes_on  # it began in an earlier part
-        self._decoder: codecs.IncrementalDecoder | None = None  # from the first piece on that is no UTF-8 as it is
+        self._decoder: codecs.IncrementalDecoder | None = None  # set from the first piece on that alone is not UTF-8
         self._known: set[str] = set()
         self._position, self._ends_in_cr = 0, False
 
@@ -79,7 +79,7 @@ class Look:
 
     def _look_at(self, data: bytes, odd: list[str]) -> None:
         """Add the oddities of a piece, except for line endings."""
-        seen = 0 if self._goes_on else max(0, self.skip - self._position)  # was looked at before, and is said
+        seen = 0 if self._goes_on else max(0, self.skip - self._position)  # bytes checked and reported before
         if b"\0" in data:
             if b"\0" in data[:seen]:
                 self._known.add("NUL")

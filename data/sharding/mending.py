@@ -15,7 +15,10 @@ from data.sources.source import SPLITS
 
 
 def damaged(corpus: Corpus, options: ShardOptions) -> list[str]:
-    """Return the files of missing shards, and of those that differ from the manifest in size; with `verify`, or in sha256."""
+    """Return the files of shards that are missing or differ from the manifest.
+
+    Sizes are compared; with `verify`, also sha256.
+    """
 
     def is_whole(shard: Shard) -> bool:
         path = corpus.folder / shard.file

@@ -33,7 +33,7 @@ from data.sources.source import SPLITS, Form, Input, Piece, Source, make_source
 
 log = logging.getLogger(__name__)
 PAUSES = (1.0, 4.0, 16.0)  # seconds before a part is tried again
-_FINAL = {  # errors of the system that another try does not mend
+_FINAL = {  # system errors that a retry does not help
     *(errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.EEXIST, errno.ENAMETOOLONG, errno.ELOOP),
     *(errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOSPC, errno.EDQUOT, errno.EFBIG),
 }
@@ -167,14 +167,14 @@ def write_part(part: Part) -> None:
         return
     beside = part.folder.with_name(f"{part.folder.name}.{uuid.uuid4().hex[:8]}{UNFINISHED}")
     try:
-        beside.mkdir()  # its parent is there as long as the corpus is being made
+        beside.mkdir()  # its parent exists as long as the corpus is being made
     except FileNotFoundError:
         raise FolderLost(
             f"{part.folder.parent} was removed while shards were written into it: run the same command again"
         ) from None
     try:
         _write_shards(part, beside)
-        remove(part.folder)  # half of a part, of an earlier version, or made of files that were written to since
+        remove(part.folder)  # unfinished, or made from files that were written to since
         try:
             os.rename(beside, part.folder)
         except OSError:
@@ -255,7 +255,7 @@ def write_parts(parts: tuple[Part, ...], workers: int, told: AbstractContextMana
     with process_pool(min(workers, len(parts)) - 1) as pool:
         futures = [pool.submit(write_persistently, part) for part in parts]
         try:
-            with told:  # a thread, so not before there are processes
+            with told:  # it starts a thread, so only after the processes
                 for future, part in reversed(list(zip(futures, parts, strict=True))):
                     if future.cancel():
                         write_persistently(part)

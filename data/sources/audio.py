@@ -45,7 +45,7 @@ _CONVERTED = {
     "ULAW": "recordings in µ-law were decoded to 16 bits",
 }
 _ADVICE = "convert it into plain PCM of 16 bits, with `ffmpeg -i OLD.wav -c:a pcm_s16le NEW.wav` say"
-_OTHERS = {  # of what is called WAV
+_OTHERS = {  # formats of files named .wav
     b"RIFX": "big-endian",
     b"FORM": "AIFF",
     b"riff": "Wave64",
@@ -57,10 +57,10 @@ _OTHERS = {  # of what is called WAV
     b".snd": "a recording of Sun",
     b"caff": "CAF",
 }
-_LONG = 0xFFFFFFFF  # a size that stands elsewhere, in RF64
+_LONG = 0xFFFFFFFF  # marks a size that RF64 stores elsewhere
 _LONGEST_FORMAT = 256
 _FLAC_HEADER = 42
-_SMALL = 1024  # bytes that a recording of no sound may have, for its notes
+_SMALL = 1024  # maximum bytes of a recording without sound, for its metadata
 
 
 def encode_mulaw(samples: np.ndarray) -> np.ndarray:
@@ -124,7 +124,7 @@ class AudioSource(Source):
                 if not self.holds(name):
                     self.remarks["members of tars were left out: hidden, or no recordings"] += 1
                     continue
-                if _is_flac(name):  # its decoder goes back, which a member of a tar does not
+                if _is_flac(name):  # its decoder seeks, and a member of a tar cannot
                     content = io.BytesIO(read_whole(content, size, f"{item.path}: {name}"))
                 yield from self._recording(content, size, f"{item.name}/{name}", item)
         else:
@@ -311,7 +311,7 @@ def _check_length(said: int, size: int, left: int) -> None:
     """
     if left > 0 or said > size + 8:  # 8: some writers count the header twice
         raise ValueError(f"it was truncated, or written to a pipe: its header says {said:,} bytes, it has {size:,}")
-    if size > said + 1:  # an odd one is padded
+    if size > said + 1:  # an odd size is padded
         raise ValueError(f"its header says {said:,} bytes, it has {size:,}: more than one recording, or not whole")
 
 

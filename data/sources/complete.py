@@ -17,7 +17,7 @@ _CHANNELS = {0: 1, 2: 3, 3: 1, 4: 2, 6: 4}  # by the colour type of a PNG
 _INDEXED = 3
 # First column and row, and their steps, of the seven passes of an interlaced PNG (ISO/IEC 15948, section 8.2).
 _PASSES = ((0, 0, 8, 8), (4, 0, 8, 8), (0, 4, 4, 8), (2, 0, 4, 4), (0, 2, 2, 4), (1, 0, 2, 2), (0, 1, 1, 2))
-_SEQUENTIAL, _PROGRESSIVE = (0xC0, 0xC1), 0xC2  # frames that are read, both in Huffman's code
+_SEQUENTIAL, _PROGRESSIVE = (0xC0, 0xC1), 0xC2  # supported frames, all Huffman-coded
 _FRAMES = {*range(0xC0, 0xD0)} - {0xC4, 0xC8, 0xCC}
 _SOI, _EOI, _SOS, _DRI = 0xD8, 0xD9, 0xDA, 0xDD
 _BARE = {0x01, *range(0xD0, 0xD8)}  # markers without a length: TEM and RST0 to RST7
@@ -99,7 +99,7 @@ def _check_rows(compressed: bytes, size: int) -> None:
         if found <= size:
             found += len(
                 inflater.decompress(inflater.unconsumed_tail, 1)
-            )  # nothing, but for the checksum of the stream
+            )  # gives nothing, but checks the checksum of the stream
     except zlib.error as error:
         raise ValueError(f"it is damaged: {error}") from error
     if found < size or not inflater.eof:
@@ -150,7 +150,7 @@ def check_jpeg(content: bytes) -> Jpeg:
         ValueError: something is missing, or the kind of JPEG cannot be checked.
     """
     frame: _Frame | None = None
-    left: dict[int, list[int | None]] = {}  # by component, bits of each coefficient that are still to come
+    left: dict[int, list[int | None]] = {}  # by component, missing bits of each coefficient
     parts: list[bytes | None] = [content[:2]]  # None: where other bytes go
     at, interval = 2, 0
     while True:

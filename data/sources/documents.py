@@ -21,9 +21,9 @@ from data.sources.text import INFLATED, Texts
 
 _LONGEST_HEADING = 1100
 _JSON = re.compile(r"\.(?:json|jsonl|ndjson|jsonlines)(?:\.|$)", re.IGNORECASE)
-_VALUE = re.compile(rb'[{\["\-0-9]|true|false|null|NaN|Infinity')  # how a value begins in JSON
+_VALUE = re.compile(rb'[{\["\-0-9]|true|false|null|NaN|Infinity')  # beginnings of a JSON value
 _COMPACT = "jq -c ."
-# Between blank lines, unlike the headings of sections, which have more signs. Lines may end as in Windows.
+# A title between blank lines. Headings of sections have more = signs. Lines may end in CRLF.
 _HEADING = re.compile(rb"(?<=\n) ?\r?\n ?= (?!=)[^\n]{1,1000}(?<!=) = ?\r?\n(?= ?\r?\n)")
 
 
@@ -220,7 +220,7 @@ def _read_json(content: bytes, where: str, path: str) -> Any:
             return json.loads(content)
         except (json.JSONDecodeError, UnicodeDecodeError):
             raise
-        except ValueError:  # an integer of more digits than Python reads, which may stand in any field
+        except ValueError:  # an integer, in any field, of more digits than Python parses
             return json.loads(content, parse_int=float)
     except UnicodeDecodeError as error:
         raise ValueError(f"{where} is not UTF-8, as JSON has to be: {doubtful(content)}") from error
@@ -307,7 +307,7 @@ def headed(stream: Iterator[bytes], start: int) -> Iterator[Section]:
                 continue  # at the very start: no other document before it
             begin, first, at = base + match.start(), True, match.start()
         if first and block is not None and safe - at < _LONGEST_HEADING:
-            safe = at  # a first piece is long enough to know the document by, wherever the blocks end
+            safe = at  # keep a first piece long enough to hash, wherever blocks end
         if safe > at:
             yield Section(begin, first, buffer[at:safe])
             first = False

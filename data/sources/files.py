@@ -27,14 +27,14 @@ else:
     from backports import zstd
 
 BLOCK = 1 << 20
-_TAR_BLOCK = 1 << 14  # `tarfile` copies what is left of one at each read
-LARGEST_DOCUMENT = 64 << 20  # of documents that have to be in memory whole: a line of JSON, a picture
+_TAR_BLOCK = 1 << 14  # `tarfile` copies the rest of its buffer at each read
+LARGEST_DOCUMENT = 64 << 20  # bytes of a document that must fit into memory: a line of JSON, a picture
 FREE = 64 << 20  # bytes that any compressed file may hold, whatever its ratio
-WINDOW = 27  # 2^27 bytes are the most a decompressor's window may have; xz -9 needs 65 MB
+WINDOW = 27  # log2 of the maximum window of a decompressor; xz -9 needs 65 MB
 _SINGLE = (".gz", ".xz", ".bz2", ".zst")
 SUFFIXES = (*_SINGLE, ".tgz", ".txz")
 _SUMS = r"(?:(?:md5|sha-?(?:1|224|256|384|512))(?:sums?)?|b2sums?|crc(?:32)?)"
-# Names of files that are no data, whatever else is there; those that are about the data can be texts themselves.
+# Names of files that are never data. Files that describe the data (`_ABOUT`) can be texts themselves.
 _ASIDE = {
     "checksums": re.compile(
         rf".*\.{_SUMS}(?:\.txt)?|{_SUMS}(?:\.txt)?|checksums?(?:\.txt)?|.*\.\w+\.(?:asc|sig)", re.IGNORECASE
@@ -49,17 +49,17 @@ _ABOUT = re.compile(
     r"|code[-_]of[-_]conduct|data(?:set)?[-_]?card)(?![a-z]).*",
     re.IGNORECASE,
 )
-_BESIDE = re.compile(  # of what states no split, where other files do
+_BESIDE = re.compile(  # names of files to leave out if they state no split and others do
     r"(?:disclaimer|history|version|todo|install|terms|info|about|notes?|manifest|metadata|stat(?:e|s|istics)|vocab(?:ulary)?"
     r"|requirements|makefile|index\.html?|urls?|sources?)(?![a-z]).*|.*[._-](?:read[-_]?me|licen[cs]e)(?:\.[a-z]+)?"
     r"|.*\.(?:py|sh|ipynb|bat|ps1|toml|cfg|ini|ya?ml|log)",
     re.IGNORECASE,
 )
-_MOST_NAMES = 100_000  # that the braces of a path may stand for
+_MOST_NAMES = 100_000  # maximum number of names that braces may expand to
 _RANGE = re.compile(r"\{(-?\d+|[A-Za-z])\.\.(-?\d+|[A-Za-z])(?:\.\.-?(\d+))?\}")
-ANY = "**/*"  # the pattern of files that nobody chose
-NOTES = ".sources.json"  # lies in a folder of corpora
-# Lie in the folder of a run, and in one of a comparison.
+ANY = "**/*"  # the default pattern
+NOTES = ".sources.json"  # a file in a folder of corpora
+# Files in the folder of a run, and of a comparison.
 MADE = [{"config.yaml", "corpus.json"}, {"comparison.html", "comparison.png"}]
 LINKS = "links out of the folder or to folders, which source.follow_links=true follows"
 UNREADABLE = (EOFError, lzma.LZMAError, zlib.error, zstd.ZstdError)
@@ -130,7 +130,7 @@ def list_files(
                     aside.setdefault(reason, []).append(name)
                 else:
                     inside[name] = place
-            if not inside and is_chosen:  # somebody asks for just these
+            if not inside and is_chosen:  # the pattern asks for just these
                 inside, aside = {name: str(root / name) for names in aside.values() for name in names}, {}
             for reason, names in aside.items():
                 left_out.setdefault(reason, []).extend(names)
@@ -201,7 +201,7 @@ def expand_braces(text: str, option: str) -> list[str]:
 
 def _count_names(text: str) -> int:
     """Count the names that braces expand to, or more if they are nested, without expanding them."""
-    count, inside = 1, list[int]()  # alternatives of the pairs that are open
+    count, inside = 1, list[int]()  # alternatives of each open pair
     for each in text:
         if each == "{":
             inside.append(1)
@@ -247,7 +247,7 @@ def _walk(root: str, patterns: list[list[str]], follow: bool, left_out: LeftOut)
                 leave(name, "hidden")
             elif os.path.islink(place) and not follow:
                 leave(name, LINKS)
-            elif (real := os.path.realpath(place)) not in seen:  # else a loop, or the same again
+            elif (real := os.path.realpath(place)) not in seen:  # else a loop or a repetition
                 seen.add(real)
                 kept.append(each)
         folders[:] = kept
@@ -362,7 +362,7 @@ class _Bounded(io.RawIOBase):
             content = self.stream.read(len(buffer))
         except (*UNREADABLE, OSError) as error:
             if isinstance(error, OSError) and error.errno is not None:
-                raise  # of the disk, not of the contents
+                raise  # an error of the disk, not of the contents
             raise ValueError(f"{self.path} cannot be read: {error}") from error
         self.passed += len(content)
         self.check(self.passed)
@@ -479,7 +479,7 @@ def _members(path: str, expansion: int, remarks: Counter[str]) -> Iterator[Membe
         whole: Any = _Tail(stream)
         with tarfile.open(fileobj=whole, mode="r|", bufsize=_TAR_BLOCK) as tar:
             for member in tar:
-                if member.issparse():  # a kilobyte may stand for any number of zeros
+                if member.issparse():  # a kilobyte may expand to any number of zeros
                     raise ValueError(f"{path}: {member.name} has holes: make the tar again, without --sparse")
                 remarks["links in tars were left out, though they may stand for files"] += (
                     member.issym() or member.islnk()
@@ -489,7 +489,7 @@ def _members(path: str, expansion: int, remarks: Counter[str]) -> Iterator[Membe
                     yield Member(member.name, content, member.size)
                 setattr(tar, "members", [])  # noqa: B010 - else headers pile up
             rest: Any = tar.fileobj
-            while block := rest.read(BLOCK):  # `tarfile` stops without a word at a damaged header, and between two tars
+            while block := rest.read(BLOCK):  # `tarfile` stops silently at a damaged header and between two tars
                 if any(block):
                     raise ValueError(
                         f"{path} is damaged, or holds more than one tar: it goes on behind the end of the first"

@@ -19,7 +19,7 @@ from data.sources.splits import allot, named_split
 
 log = logging.getLogger(__name__)
 _ROWS = 1000
-_NAMED = 10  # columns that an error names
+_NAMED = 10  # maximum columns that an error names
 _STRINGS = ("string", "large_string", "string_view")
 
 
@@ -44,7 +44,7 @@ class DatasetsSource(Source):
         stamp = tuple((str(each), each.stat().st_size, each.stat().st_mtime_ns) for each in there)
         try:
             splits = _load(path, self.options.config, self.options.revision, stamp)
-        except (IndexError, ValueError) as error:  # as `datasets` says it of files without rows
+        except (IndexError, ValueError) as error:  # errors of `datasets` for files without rows
             said = str(error)
             if isinstance(error, IndexError) or "corresponds to no data" in said or "BatchSize must be" in said:
                 raise ValueError(f"source.path={path} has no document: its files hold no rows") from error

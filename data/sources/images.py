@@ -23,7 +23,7 @@ from data.sources.unpickle import read_batch
 PICTURES = (".png", ".jpg", ".jpeg")
 LARGEST_PICTURE = 1 << 26  # pixels
 _MODES = ("1", "L", "LA", "P", "PA", "RGB", "RGBA", "CMYK")  # of Pillow, 8 bits a value at most
-_PNG_DEPTH = 24  # byte of a PNG that holds the bits of a value
+_PNG_DEPTH = 24  # offset in a PNG of the number of bits per value
 _ORIENTATION = 274  # the tag of EXIF
 _ROWS = 256
 _LARGEST_ROW = 1 << 24
@@ -222,7 +222,7 @@ def _npz_rows(path: str, expansion: int) -> Iterator[np.ndarray]:
     """Yield rows of the array `data` of a .npz, read as a stream, so that a false header allocates no memory."""
     with open(path, "rb") as file, zipfile.ZipFile(file) as archive:
         member = archive.getinfo("data.npy")
-        if member.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):  # others take memory as they please
+        if member.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):  # others allocate without a bound
             raise ValueError("it is compressed otherwise than NumPy does")
         with bounded(archive.open(member), file, path, expansion, member.file_size) as stream:
             shape, dtype = _npy_header(stream)
@@ -248,7 +248,7 @@ def _npy_header(file: IO[bytes]) -> tuple[tuple[int, ...], np.dtype]:
         shape, fortran, dtype = reader(file)
     except (OSError, zipfile.BadZipFile):
         raise
-    except Exception as error:  # Python's parser reads the header, and has many ways to refuse one
+    except Exception as error:  # Python's parser reads the header, and may raise many kinds of errors
         raise ValueError(f"its header is none: {error or type(error).__name__}") from error
     if fortran:
         raise ValueError("its array is in Fortran's order")

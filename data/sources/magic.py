@@ -18,7 +18,7 @@ _PICTURES, _ROWS = "source.kind=images reads pictures", "source.kind=datasets"
 _SOUND = "source.kind=audio reads WAV and FLAC"
 TO_PNG, _TO_WAV = "convert it into PNG for source.kind=images", "convert it into WAV for source.kind=audio"
 _OWN, _LEAVE = "write a source of your own (docs/data.md)", "leave it out by source.pattern="
-HEAD = 8192  # bytes of a file or member that are looked at
+HEAD = 8192  # bytes of a file or member that are checked
 _MARKS = {  # the longer mark begins as the shorter one
     codecs.BOM_UTF32_LE: ("UTF-32LE", "UTF-32"),
     codecs.BOM_UTF32_BE: ("UTF-32BE", "UTF-32"),
@@ -26,19 +26,19 @@ _MARKS = {  # the longer mark begins as the shorter one
     codecs.BOM_UTF16_BE: ("UTF-16BE", "UTF-16"),
 }
 _WIDE = {"utf_16_le": "UTF-16LE", "utf_16_be": "UTF-16BE", "utf_32_le": "UTF-32LE", "utf_32_be": "UTF-32BE"}
-_ODD = 0.01  # share of characters that are controls or unassigned, beyond which bytes are no text of that encoding
-_FEWEST = 3  # characters that show a wide encoding
-_BINARY = 0.03  # share of controls beyond which what is no UTF-8 is no text in another encoding either
-_CONTROLS = bytes({*range(32)} - {*b"\t\n\v\f\r\x1b"})  # that no text in UTF-8 has
+_ODD = 0.01  # maximum share of controls and unassigned characters in a text
+_FEWEST = 3  # minimum characters to detect a wide encoding
+_BINARY = 0.03  # maximum share of controls in a text of a legacy encoding
+_CONTROLS = bytes({*range(32)} - {*b"\t\n\v\f\r\x1b"})  # that UTF-8 text does not have
 _COMMON = re.compile(r"[\t\n\r -~\u3000-\u30ff]")  # among ideographs: their bytes are rare in other encodings
-_ENOUGH = 64  # characters in which one is known by their frequencies
-_LETTERS = 0.75  # share of characters in alphabets or beyond the first plane that no bytes of another kind have
-_LEGACY = {  # encodings that are guessed at, by Python's names, and what `iconv` calls them
+_ENOUGH = 64  # characters that are enough to detect an encoding by frequencies
+_LETTERS = 0.75  # minimum share of characters in alphabets or beyond the first plane
+_LEGACY = {  # encodings to guess, by Python's names, with their names for `iconv`
     **{f"cp{number}": f"CP{number}" for number in (1252, 1250, 1251, 1253, 1254, 1255, 1256, 1257, 866, 932, 949)},
     **{"koi8_r": "KOI8-R", "koi8_u": "KOI8-U", "iso8859_2": "ISO8859-2", "tis_620": "TIS-620"},
     **{"gb18030": "GB18030", "big5": "BIG5", "euc_jp": "EUC-JP"},
 }
-_ALIKE = ("cp1250", "cp1254", "cp1257", "iso8859_2")  # of Latin letters: most are where CP1252 has them
+_ALIKE = ("cp1250", "cp1254", "cp1257", "iso8859_2")  # Latin encodings that mostly agree with CP1252
 _DECOMPRESS = {".gz": "gzip", ".tgz": "gzip", ".xz": "xz", ".txz": "xz", ".bz2": "bzip2", ".zst": "zstd"}
 _MAGIC = (
     (b"PK\x03\x04", "a zip", _UNPACK),
@@ -106,7 +106,7 @@ _MAGIC = (
     (b"\xcf\xfa\xed\xfe", "a program", _LEAVE),
     (b"\x00asm", "a program", _LEAVE),
 )
-# Magic that is plain letters may begin a text as well: these bytes have to follow, counted from the start.
+# Magic of plain letters may begin a text as well, so the beginning must also match these patterns.
 _THEN = {
     b"BZh": re.compile(rb"BZh[1-9](1AY&SY|\x17rE8P\x90)"),
     b"GIF8": re.compile(rb"GIF8[79]a[\x00-\xff]{0,6}\x00"),
@@ -122,14 +122,14 @@ _THEN = {
     b"GGUF": re.compile(rb"GGUF[\x01-\x09]\x00"),
 }
 _BEGINS = re.compile(b"|".join([*(re.escape(magic) for magic, _, _ in _MAGIC), b"RIFF|BM|\\0...ftyp"]), re.DOTALL)
-_CHECKSUM = slice(148, 156)  # of a header of a tar
+_CHECKSUM = slice(148, 156)  # in the header of a tar
 _RIFF = {b"AVI ": ("a film", _LEAVE), b"WAVE": ("a WAV", _SOUND), b"WEBP": ("a WebP picture", TO_PNG)}
 
 
 def foreign(head: bytes) -> tuple[str, str] | None:
     """Return the type of a file that begins so, and what to do with it; None: it may be a text."""
     if not (begins := _BEGINS.match(head)) and not head[_CHECKSUM].strip(b" \0").isdigit():
-        return None  # at once, as most are
+        return None  # fast path for most files
     for magic, what, advice in _MAGIC if begins else ():
         if head.startswith(magic) and (magic not in _THEN or _THEN[magic].match(head)):
             return what, advice
@@ -162,7 +162,7 @@ def wide_encoding(head: bytes, closely: bool = True) -> tuple[str, str] | None:
         if head.startswith(mark):
             return names
     if not closely or (_is_utf8(head) and not (head.isascii() and _has_controls(head))):
-        return None  # with controls perhaps, but of what is in a wide encoding bytes beyond ASCII are no UTF-8
+        return None  # it may have controls, but non-ASCII text in a wide encoding is not UTF-8
     found = next((each for each in _WIDE if _is_alphabetic(head, each)), None) or _guess_ideographs(head)
     return (_WIDE[found], _WIDE[found]) if found else None
 
@@ -171,7 +171,7 @@ def _is_alphabetic(head: bytes, encoding: str) -> bool:
     """Return if the bytes are text of letters in this wide encoding, which even a few other bytes do not look like."""
     text = _decode(head, encoding)
     letters = sum(not 0x2000 <= ord(each) < 0x10000 for each in text)
-    enough = letters >= _LETTERS * len(text) or encoding.startswith("utf_32")  # where any character is enough
+    enough = letters >= _LETTERS * len(text) or encoding.startswith("utf_32")  # where one character is enough
     return len(text) >= _FEWEST and enough and _is_plausible(text)
 
 

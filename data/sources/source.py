@@ -1,8 +1,8 @@
 """Sources: they list and read documents, and tell the split of each.
 
-A source lists *inputs*. An input is a cheap description of what one worker reads in one go: a file, a range of a file,
-or rows of a data set. The source reads the documents of an input as a stream of pieces. Listing needs no pass over the
-data, reading needs memory for one piece, and neither depends on the number of workers.
+A source lists *inputs*. An input is what one worker reads in one go: a file, a range of a file, or rows of a data set.
+The source reads its documents as a stream of pieces. Listing needs no pass over the data, reading needs memory for one
+piece, and neither depends on the number of workers.
 
 A whole document belongs to one split, see `data.sources.splits`. Only a source of a few texts may divide them among
 splits.
@@ -32,7 +32,7 @@ from data.sources.splits import SPLITS, Places, Record, allot, digested_split, h
 UNIFIED = "ends of lines (CRLF or CR) became LF"
 Form = tuple[str, dict[str, int]]  # name of a document, and its shape or rate
 _HASHED = 32 << 20
-_THREADS = 8  # that read files side by side, at most
+_THREADS = 8  # maximum threads that read files in parallel
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,7 +168,7 @@ class Source(ABC):
         if self.options.newlines == "keep":
             yield from pieces
             return
-        held: Piece | None = None  # of a document whose last piece ended with a CR, which is not yet passed on
+        held: Piece | None = None  # a document whose last piece ended in a CR that is held back
         for piece in pieces:
             data, continues = piece.data, piece.continues
             if held and continues:
@@ -232,7 +232,7 @@ class Source(ABC):
         """
         about = {file for file in files if is_about(file.name) and self.is_note(file)}
         others = [file for file in files if file not in about]
-        patterns = self.options.valid_pattern or self.options.test_pattern  # then all names say where they go
+        patterns = self.options.valid_pattern or self.options.test_pattern  # then patterns decide for all names
         if not patterns and any(self.stated_split(file.name) for file in others):
             about |= {file for file in others if is_beside(file.name) and self.stated_split(file.name) is None}
             others = [file for file in files if file not in about]
@@ -246,7 +246,10 @@ class Source(ABC):
         return others
 
     def is_note(self, file: File) -> bool:
-        """Return if a file named like README.md is no data when the other files state splits, because its folder states none."""
+        """Return if a file with a name such as README.md may be left out as a note.
+
+        It may if no such file is a document (`prose` is False), or if its folder states no split.
+        """
         folder = file.name.rpartition("/")[0]
         return not self.prose or self.stated_split(f"{folder}/-" if folder else "-") is None
 
@@ -272,7 +275,7 @@ class Source(ABC):
     def _members(self, file: File) -> list[tuple[str, str | None]]:
         """Return the names of the documents of a tar, and the splits that they state."""
         if self.options.valid_pattern or self.options.test_pattern:
-            return []  # which decide alone
+            return []  # patterns alone decide
         inside = members(file.path, self.options.expansion)
         found = [f"{file.name}/{name}" for name, _, _ in inside if self.holds(name)]
         return [(name, self.stated_split(name)) for name in found]
@@ -286,7 +289,7 @@ class Source(ABC):
         some = [file for file in files if sizes[file.size] > 1]
         if self.is_text and self.options.newlines == "lf":
             some = files  # copies may have other sizes
-        elif self.record.by == "hashed" and len(files) > 1:  # then the contents are needed, also of compressed ones
+        elif self.record.by == "hashed" and len(files) > 1:  # then all contents are needed, also of compressed files
             some = [file for file in files if self.single(file)] or some
         kept: dict[bytes, File] = {}
         for file, digest in sorted(self._digests(some), key=lambda each: -SPLITS.index(found[each[0].name][0])):
@@ -305,7 +308,7 @@ class Source(ABC):
 
     def _content(self, file: File) -> bytes:
         content, total = hashlib.sha256(), 0
-        unified = self.is_text and self.options.newlines == "lf"  # then copies are the same whatever ends their lines
+        unified = self.is_text and self.options.newlines == "lf"  # then copies are equal whatever their line endings
         with open_stream(file.path, self.options.expansion) as stream:
             for block in blocks(stream):
                 while unified and block.endswith(b"\r") and (after := stream.read(1)):

@@ -1,10 +1,10 @@
 """Assignment of files and documents to splits: one rule for every source, and the record of the result.
 
-1. `source.valid_pattern` and `source.test_pattern` overrule everything. 2. If the path of any file states a split, the
-stated splits are used. A file that states none beside them is an error: it might be anything, and a licence must not
-turn the test set into training. If train and only one of valid and test are stated, that one is test, and valid is
-taken out of train (`source.valid_percent=0`: neither). 3. If no path does, a hash of each document decides. If there
-are too few texts, a source may cut them in three instead.
+1. `source.valid_pattern` and `source.test_pattern` overrule everything.
+2. If the path of any file states a split, the stated splits are used. A file that states none beside them is an error:
+   it might be anything, and a licence must not turn the test set into training. If only train and one of valid and test
+   are stated, that one is test. Valid is then taken out of train. `source.valid_percent=0` switches both off.
+3. If no path does, a hash of each document decides. If there are too few texts, a source may cut them in three instead.
 
 An empty train split is refused. The split of each file, and what was left out and why, are logged and kept in the
 manifest.
@@ -20,8 +20,8 @@ from typing import TypedDict
 from data.options import SourceOptions
 
 SPLITS = ("train", "valid", "test")
-LISTED = 10_000  # names of a kind that a manifest holds; their number is always exact
-_SHOWN = 3  # names of a kind that are printed
+LISTED = 10_000  # maximum names of a kind in a manifest; their count is always exact
+_SHOWN = 3  # maximum names of a kind that are printed
 _NAMES = {"train": "train", "valid": "valid", "validation": "valid", "val": "valid", "dev": "valid", "test": "test"}
 _STATED = re.compile(rf"(?:^|[^a-z])({'|'.join(sorted(_NAMES, key=len, reverse=True))})(?:[^a-z]|$)")
 _ALMOST = re.compile(rf"(?:^|[^a-z])({'|'.join(SPLITS)})[a-z]+")

@@ -14,7 +14,7 @@ from data.sources.source import Input, Piece
 _PARTS = re.compile(r"((?:.*/)?[^./][^./]*)\.([^/]*)")  # key and extension: the name ends at its first dot
 _FIELD = re.compile(r"\.?(json(?:\.(?:gz|xz|bz2|zst)(?=\.|$))?)\.(.+)", re.IGNORECASE)  # of a .json, perhaps compressed
 _TEXTS = [f"{kind}{suffix}" for kind in ("txt", "json") for suffix in ("", ".gz", ".xz", ".bz2", ".zst")]
-_CLOSELY = 1000  # odd members of a part whose encoding is guessed, which takes milliseconds
+_CLOSELY = 1000  # maximum odd members of a part to guess the encoding of, which takes milliseconds
 _DEFAULT = "text"  # of `source.field`
 
 
@@ -63,7 +63,7 @@ class WebDatasetSource(ImageSource):
     def _samples(self, path: str) -> Iterator[tuple[str, dict[str, bytes]]]:
         """Yield keys of samples, and their members by extension. Members that are not read are empty."""
         before, sample = "", dict[str, bytes]()
-        left = FREE + self.options.expansion * os.path.getsize(path)  # bytes that may be in compressed members of it
+        left = FREE + self.options.expansion * os.path.getsize(path)  # bytes that its compressed members may hold
         for name, content, size in members(path, self.options.expansion, self.remarks):
             parts = _PARTS.fullmatch(name)
             if parts is None:
@@ -114,7 +114,7 @@ class WebDatasetSource(ImageSource):
             if parts := _FIELD.fullmatch(given):
                 return parts[1].lower(), parts[2]
             return given.lower().lstrip("."), ""
-        look = WebDatasetSource(self.options)  # which remarks nothing here
+        look = WebDatasetSource(self.options)  # a separate source, so that remarks are not counted twice
         tars = (file for file in self.files if is_tar(file.path))
         _, sample = next(chain.from_iterable(look._samples(file.path) for file in tars), ("", {}))
         found = [(each, "" if each.startswith("txt") else _DEFAULT) for each in _TEXTS if each in sample]

@@ -18,13 +18,13 @@ from data.sources.magic import HEAD, check_text
 from data.sources.source import Input, Piece, Source
 from data.sources.splits import SPLITS, Places, some_of
 
-_WINDOW = 1 << 16  # where a good place to cut is looked for
+_WINDOW = 1 << 16  # bytes to search for a good place to cut
 _HELD = 32 << 20  # bytes of a compressed file that are kept while its size is found
-INFLATED = 4  # guess at what compression saves, only to share out the work
+INFLATED = 4  # assumed compression ratio, only used to balance the work
 _SKIPPED = {"test", "tests", "site-packages", "dist-packages", "idlelib", "__pycache__"}
 _INSIDE = bytes(range(0x80, 0xC0))  # bytes of UTF-8 that begin no character
-_TEXT = re.compile(rb"[\n\r](?=\S)")  # where text follows an end of a line every chunker begins a chunk
-_BLANK = re.compile(rb"\n\r?\n|\r\r(?!\n)")  # lines may end as in Windows, or as in an old Mac
+_TEXT = re.compile(rb"[\n\r](?=\S)")  # every chunker begins a chunk at text after a line ending
+_BLANK = re.compile(rb"\n\r?\n|\r\r(?!\n)")  # lines may end in LF, CRLF or CR
 
 
 class Texts(Source):
@@ -94,13 +94,13 @@ class TextSource(Texts):
         for file, splits in self.places(self.files).items():
             whole = len(splits) == 1
             if is_compressed(file.path):
-                total = None if whole else self.totals.get(file)  # if it is not known, the worker finds it
+                total = None if whole else self.totals.get(file)  # if unknown, the worker measures it
                 yield Input(file.name, file.path, file.size * INFLATED, splits, 0, total)
                 continue
             parts = [(splits[0], 0, file.size)] if whole else list(self._parts(file, splits))
             for part, start, stop in parts:
                 name = file.name if whole else f"{file.name}@{start}"
-                # Where an end of a line loses a byte, multiples of `align` are not known before it is read.
+                # If line endings lose a byte, multiples of `align` are unknown before reading.
                 loses = align > 1 and self.options.newlines == "lf"
                 for a, b in [(start, stop)] if loses else ranges(file.path, start, stop, size, align):
                     yield Input(name, file.path, b - a, (part,), a, b, a > start)
@@ -129,7 +129,10 @@ class TextSource(Texts):
         return [total * (100 - left * percent) // 100 for left in range(len(splits) - 1, 0, -1)]
 
     def cut(self, window: bytes) -> int:
-        """Return the exact place to cut in the bytes from a target on: after a blank line, else a line, else a character."""
+        """Return the exact place to cut in the bytes from a target on.
+
+        It is after a blank line; without one, after a line; without one, after a character.
+        """
         blank = _BLANK.search(window)
         return blank.end() if blank else _after_line(window)
 
@@ -186,7 +189,7 @@ def _after_line(window: bytes) -> int:
     """Return the end of the first line; without a line, the end of a UTF-8 character that was cut at the beginning."""
     line = window.find(b"\n")
     if line < 0:
-        line = window.find(b"\r", 0, -1)  # of an old Mac; behind the last byte an LF may follow
+        line = window.find(b"\r", 0, -1)  # an old Mac's; an LF may follow the last byte
     if line >= 0:
         return line + 1
     rest = len(window) - len(window.lstrip(_INSIDE))

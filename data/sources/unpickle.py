@@ -5,8 +5,8 @@ plain values. A call is only recorded, never made, and NumPy arrays are recognis
 and no more memory is allocated than for what the file really contains.
 
 A small pickle may also describe an endless value. Tuples of the same tuple twice, sixty deep, have 2⁶⁰ elements for
-code that walks, hashes, compares or prints them. So only texts are: keys and names must be texts. The number of
-instructions is bounded, and so are the bytes that they make from earlier ones.
+code that walks, hashes, compares or prints them. So this is done to texts alone, and keys and names must be texts. The
+number of instructions is bounded, and so are the bytes that they make from earlier ones.
 """
 
 import pickletools
@@ -71,7 +71,7 @@ class _Machine:
 
     def __init__(self, file: IO[bytes], size: int) -> None:
         self.file = _Sized(file, size)
-        self.left = size  # bytes that may be made again of what was read
+        self.left = size  # bytes that may still be made from those read
         self.stack: list[Any] = []
         self.below: list[list[Any]] = []  # the stacks under the marks
         self.memo: dict[int, Any] = {}
