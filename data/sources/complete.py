@@ -115,7 +115,7 @@ def _too_much(size: int) -> str:
 
 
 class Jpeg(NamedTuple):
-    """One or more copies of a JPEG with other bytes where its data end, and the number of bytes behind its end."""
+    """Copies of a JPEG with other bytes where its data end, and the number of bytes behind its end."""
 
     padded: tuple[bytes, ...]
     behind: int

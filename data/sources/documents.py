@@ -68,7 +68,7 @@ class JsonLinesSource(_Documents):
         return not _JSON.search(file.name) and super().is_note(file)
 
     def look_at(self, files: list[File]) -> None:
-        """Also refuse files that are not UTF-8, and JSON that is not in lines."""
+        """Refuse also files that are not UTF-8, and JSON that is not in lines."""
         super().look_at(files)
         for file in files:
             with open_stream(file.path, self.options.expansion) as stream:
