@@ -1,1 +1,1 @@
-"""From bytes to chunks and back: sources, chunkers, WebDataset shards and the loader."""
+"""Data from bytes to chunks and back: sources, chunkers, WebDataset shards and the loader."""

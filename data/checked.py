@@ -1,10 +1,10 @@
-"""Files that are read back: opened without waiting, bounded before they are parsed, and checked against their checksum.
+"""Files that are read back: opened without waiting, bounded before they are parsed, and verified by checksum.
 
-A run or a corpus may come from a stranger, or from a disk that fails. So a file of one is opened here and nowhere else: never
-a device, a named pipe or a folder, never more bytes than its kind may have, and no tree deeper than any of ours. What can be
-read from elsewhere, such as a file of text of a run, is no link that leads out of the run.
+A run or a corpus may come from a stranger or from a failing disk, so its files are opened only through this module. It
+never opens a device, a named pipe or a folder. It never reads more bytes than a file of that kind may have. It parses
+no tree that is nested deeper than any of ours. A file of a run that may be shown elsewhere is no link out of the run.
 
-What we write in JSON carries a checksum of itself. It protects against accidents and edits, not against forgery.
+JSON files that we write carry their own checksum. It protects against accidents and edits, not against forgery.
 """
 
 import errno
@@ -20,8 +20,8 @@ from pathlib import Path
 from typing import IO, Any, cast
 
 CHECKSUM = "checksum"
-NOTE, CONFIG, RESULT, MANY, PICTURE = 1 << 12, 1 << 20, 1 << 26, 1 << 28, 1 << 28  # bytes of a file, at most
-DEEPEST, NODES = 50, 10_000  # of trees in JSON and YAML; of YAML, where aliases are counted as often as they are used
+NOTE, CONFIG, RESULT, MANY, PICTURE = 1 << 12, 1 << 20, 1 << 26, 1 << 28, 1 << 28  # maximum bytes of a file
+DEEPEST, NODES = 50, 10_000  # maximum depth of JSON and YAML, and values of YAML with aliases expanded
 _JSON = re.compile(rb'"(?:[^"\\]|\\.)*"?|[\[{]|[\]}]', re.DOTALL)
 _KINDS = {
     stat.S_IFDIR: "a folder",
@@ -33,12 +33,12 @@ _KINDS = {
 
 
 class DamagedFile(ValueError):
-    """A file is not what was written; the message names it."""
+    """A file that is not what was written. The message names it."""
 
 
 @contextmanager
 def named(path: Path | str) -> Iterator[None]:
-    """Has errors of the system name this file: those of a disk that fails while it is read do not."""
+    """Add this path to operating-system errors that name no file, such as those of a disk that fails during a read."""
     try:
         yield
     except OSError as error:
@@ -48,14 +48,14 @@ def named(path: Path | str) -> Iterator[None]:
 
 
 def open_file(path: Path | str, inside: Path | None = None) -> BufferedReader:
-    """Opens a file for reading, at once, whatever lies there.
+    """Open a file for reading, without waiting on devices or pipes.
 
     Args:
         path: of the file.
-        inside: folder that the file itself must lie in, wherever links lead; None: anywhere.
+        inside: folder that must contain the file after links are resolved; None: any folder.
 
     Raises:
-        FileNotFoundError: there is none.
+        FileNotFoundError: there is no such file.
         DamagedFile: it is no regular file, or a link that leads out of `inside`.
         OSError: it cannot be opened.
     """
@@ -70,15 +70,17 @@ def open_file(path: Path | str, inside: Path | None = None) -> BufferedReader:
 
 
 def open_own(path: Path | str, flags: int) -> IO[bytes]:
-    """Opens, or makes, a file that we write: at once, and never one that a link names, which would be overwritten.
+    """Open or create a file that we write.
+
+    It does not wait, and it follows no link, so that the target of a link is not overwritten.
 
     Args:
         path: of the file.
         flags: of `os.open`, such as O_RDWR | O_CREAT.
 
     Raises:
-        DamagedFile: there is a link, or something else than a file.
-        OSError: it cannot be opened or made.
+        DamagedFile: the path is a link, or something other than a file.
+        OSError: it cannot be opened or created.
     """
     try:
         return _opened(path, flags | os.O_NOFOLLOW)
@@ -93,7 +95,7 @@ def open_own(path: Path | str, flags: int) -> IO[bytes]:
 def _opened(path: Path | str, flags: int) -> IO[bytes]:
     mode = "a+b" if flags & os.O_APPEND else "r+b" if flags & os.O_RDWR else "wb" if flags & os.O_WRONLY else "rb"
 
-    def opener(name: str, _: int) -> int:  # whatever flags Python has for the mode
+    def opener(name: str, _: int) -> int:  # ignores Python's own flags for the mode
         descriptor = os.open(name, flags | os.O_NONBLOCK | os.O_CLOEXEC, 0o666)
         try:
             _check_regular(os.fstat(descriptor), path)
@@ -112,16 +114,16 @@ def _check_regular(status: os.stat_result, path: Path | str) -> None:
 
 
 def read_bytes(path: Path | str, most: int, inside: Path | None = None) -> bytes:
-    """The contents of a file.
+    """Return the contents of a file.
 
     Args:
         path: of the file.
-        most: bytes that it may have.
+        most: maximum size in bytes.
         inside: see `open_file`.
 
     Raises:
-        FileNotFoundError: there is none.
-        DamagedFile: it is larger, or see `open_file`.
+        FileNotFoundError: there is no such file.
+        DamagedFile: it is larger than `most`, or see `open_file`.
         OSError: it cannot be read; the message names it.
     """
     with named(path), open_file(path, inside) as file:
@@ -132,19 +134,22 @@ def read_bytes(path: Path | str, most: int, inside: Path | None = None) -> bytes
 
 
 def read_text(path: Path | str, most: int, inside: Path | None = None) -> str:
-    """The same as text, in which what is no UTF-8 is replaced."""
+    """Return the contents of a file as text.
+
+    Bytes that are not UTF-8 are replaced. See `read_bytes` for the arguments.
+    """
     return read_bytes(path, most, inside).decode(errors="replace")
 
 
 def parse_json(content: bytes | str, where: Path | str) -> Any:
-    """What JSON says, if its tree is no deeper than `DEEPEST`.
+    """Parse JSON whose tree is nested no deeper than `DEEPEST`.
 
     Args:
-        content: in JSON.
-        where: named in errors.
+        content: the JSON.
+        where: name of it for errors.
 
     Raises:
-        DamagedFile: it is deeper, or no JSON.
+        DamagedFile: it is nested deeper, or is no JSON.
     """
     raw = content.encode(errors="surrogatepass") if isinstance(content, str) else content
     depth = 0
@@ -160,14 +165,14 @@ def parse_json(content: bytes | str, where: Path | str) -> Any:
 
 
 def check_yaml(content: bytes, where: Path | str) -> str:
-    """The text of YAML, if no parser can choke on it.
+    """Return YAML as text after checking that no parser can choke on it.
 
     Args:
-        content: in YAML.
-        where: named in errors.
+        content: the YAML.
+        where: name of it for errors.
 
     Raises:
-        DamagedFile: it is nested too deeply, or has too many values, or is no UTF-8.
+        DamagedFile: it is nested too deeply, has too many values, or is not UTF-8.
     """
     from yaml import YAMLError
 
@@ -175,18 +180,18 @@ def check_yaml(content: bytes, where: Path | str) -> str:
         text = content.decode()
     except UnicodeDecodeError as error:
         raise DamagedFile(f"{where}: not readable as YAML: it is not UTF-8 ({error.reason})") from error
-    with suppress(YAMLError):  # its reader, which gets no further either, says more
+    with suppress(YAMLError):  # its reader fails at the same place and says more
         check_tree(text, where)
     return text
 
 
 def check_tree(text: str, where: Path | str, fast: bool = True) -> None:
-    """Looks at the events of YAML one by one, before any tree is made of them.
+    """Check the events of YAML one by one, before any tree is built from them.
 
     Args:
-        text: in YAML.
-        where: named in errors.
-        fast: by libyaml, which takes no escapes of half a character, such as those of JSON.
+        text: the YAML.
+        where: name of it for errors.
+        fast: use libyaml, which rejects escapes of lone surrogates, such as those of JSON.
 
     Raises:
         DamagedFile: it is nested too deeply, or has too many values.
@@ -194,14 +199,14 @@ def check_tree(text: str, where: Path | str, fast: bool = True) -> None:
     """
     import yaml
 
-    sizes: dict[str | None, int] = {}  # of what anchors name
+    sizes: dict[str | None, int] = {}  # number of values by anchor
     above: list[
         tuple[str | None, int]
-    ] = []  # the anchor of each list or mapping that is open, and the values before it
+    ] = []  # for each open list or mapping, its anchor and the number of values before it
     count = 0
     for event in yaml.parse(text, Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader) if fast else yaml.SafeLoader):
         if isinstance(event, yaml.AliasEvent):
-            count += sizes.get(event.anchor, NODES)  # what holds itself has no end
+            count += sizes.get(event.anchor, NODES)  # a value that contains itself is endless
         elif isinstance(event, yaml.NodeEvent):
             count += 1
             if isinstance(event, yaml.CollectionStartEvent):
@@ -219,51 +224,53 @@ def check_tree(text: str, where: Path | str, fast: bool = True) -> None:
 
 
 def read_yaml(path: Path | str, inside: Path | None = None) -> str:
-    """The text of a file of YAML that any parser may be given; see `read_bytes` and `check_yaml` for what is raised."""
+    """Return the text of a YAML file that any parser can take. See `read_bytes` and `check_yaml` for the errors."""
     return check_yaml(read_bytes(path, CONFIG, inside), path)
 
 
 def stamp_file(path: Path | str) -> list[int]:
-    """Return what changes when a file does: device, inode, size, and times of change of its content and its entry, in ns.
+    """Return numbers that change when a file does.
+
+    They are device, inode, size, and change times of its content and its entry in ns.
 
     Raises:
-        OSError: it is not there, or may not be looked at.
+        OSError: it is not there, or its status cannot be read.
     """
     status = os.stat(path)
     return [status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns]
 
 
 def checksum(value: Any, key: str = CHECKSUM) -> str:
-    """Of a mapping, but for its entry `key`: the sha256 of it in JSON with sorted keys."""
+    """Return the sha256 of a mapping without its entry `key`, encoded as JSON with sorted keys."""
     rest = {name: each for name, each in value.items() if name != key}
     return hashlib.sha256(json.dumps(rest, sort_keys=True).encode()).hexdigest()
 
 
 def sealed(value: Any) -> Any:
-    """A mapping with its checksum, or a list of such: what a file of JSON is to hold."""
-    value = json.loads(json.dumps(value))  # as it will be read: names of numbers become text, tuples lists
+    """Return a mapping, or a list of mappings, with checksums added, as a JSON file stores it."""
+    value = json.loads(json.dumps(value))  # as it will be read: number keys become text, tuples lists
     if isinstance(value, list):
         return [sealed(each) for each in value]
     return value | {CHECKSUM: checksum(value)}
 
 
 def sealed_json(value: Any) -> bytes:
-    """The same in JSON."""
+    """Encode a mapping, or a list of mappings, as JSON with checksums added."""
     text = json.dumps(sealed(value), indent=2, ensure_ascii=False) + "\n"
     return text.encode(
         errors="backslashreplace"
-    )  # of what is no UTF-8, such as a name of a file, that is JSON's own escape
+    )  # bytes that are not UTF-8, such as those of a file name, get JSON's own escape
 
 
 def unsealed(value: Any, where: Path | str, key: str = CHECKSUM, advice: str = "", several: bool = False) -> Any:
-    """What was sealed, without its checksums.
+    """Verify the checksums of a value made by `sealed`, and return it without them.
 
     Args:
-        value: a mapping, or a list of such.
-        where: named in errors.
+        value: a mapping, or a list of mappings.
+        where: name of it for errors.
         key: of the checksum.
-        advice: what to do, the end of the error.
-        several: it may be a list.
+        advice: what to do, appended to the error.
+        several: a list is allowed.
 
     Raises:
         DamagedFile: a checksum is missing or wrong.
@@ -280,12 +287,12 @@ def unsealed(value: Any, where: Path | str, key: str = CHECKSUM, advice: str = "
 def read_json(
     path: Path | str, most: int = RESULT, inside: Path | None = None, advice: str = "", several: bool = False
 ) -> Any:
-    """What a file of JSON holds that we wrote; see `read_bytes`, `parse_json` and `unsealed` for what is raised."""
+    """Read and verify a JSON file that we wrote. See `read_bytes`, `parse_json` and `unsealed` for the errors."""
     return unsealed(parse_json(read_bytes(path, most, inside), path), path, advice=advice, several=several)
 
 
 def free_memory() -> float:
-    """Bytes of this machine's memory that are free, or can be freed; infinite where the system does not say."""
+    """Return the bytes of this machine's memory that are free or can be freed; infinity if the system does not say."""
     try:
         with open("/proc/meminfo") as file:
             found = {line.split(":")[0]: line.split()[1] for line in file}
@@ -295,23 +302,23 @@ def free_memory() -> float:
 
 
 class OpenedFile:
-    """A file that stays open, of which pieces are read where they stand. Several threads may.
+    """A file kept open for reads at any position, also by several threads.
 
-    It is not mapped: a mapped file that is cut, or whose disk fails, ends the process with SIGBUS and without a word.
+    It is not memory-mapped. If a mapped file is truncated or its disk fails, SIGBUS ends the process without a message.
 
     Args:
-        path: named in errors.
-        file: of which this keeps a descriptor of its own, until it is collected.
+        path: name of the file for errors.
+        file: the open file; its descriptor is duplicated and kept until this object is collected.
     """
 
     def __init__(self, path: Path | str, file: IO[bytes]) -> None:
         self.path, self._descriptor = path, os.dup(file.fileno())
 
     def read(self, begin: int, size: int) -> bytearray:
-        """So many bytes from a place on.
+        """Return `size` bytes from the offset `begin` on.
 
         Raises:
-            DamagedFile: it ends before.
+            DamagedFile: the file ends before.
             OSError: it cannot be read; the message names it.
         """
         found = bytearray(size)

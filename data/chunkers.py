@@ -1,14 +1,13 @@
-"""Chunkers: documents to chunks of at most K tokens, and back without loss.
+"""Chunkers: they split documents into chunks of at most k tokens and join them back without loss.
 
-All work on whole buffers with NumPy; a buffer may hold many documents, and no chunk crosses from one to the next. For ours
-a token is a byte; a chunker of your own may have other tokens, as long as `join` gives back the bytes.
+A chunker works on a whole buffer with NumPy. A buffer may hold many documents, and no chunk crosses from one to the
+next. A token of ours is a byte. A custom chunker may have other tokens, as long as `join` returns the original bytes.
 
-Chunks that begin where the text is hard to foresee, as the patches of the Byte Latent Transformer.
-
-Pagnoni et al. 2024 (arXiv 2412.09871, section 2.3) begin a patch where the entropy of a small language model's next byte
-passes a global threshold. Here the model is an interpolated byte trigram (Witten-Bell), fitted on a sample of the training
-split. What decides is the entropy of the next byte after each pair of bytes, 65,536 numbers, so these and the threshold are
-what the manifest keeps.
+`EntropyChunker` begins chunks where the text is hard to predict, like the patches of the Byte Latent Transformer.
+Pagnoni et al. 2024 (arXiv 2412.09871, section 2.3) begin a patch where the next-byte entropy of a small language model
+passes a global threshold. Here the model is an interpolated byte trigram (Witten-Bell), fitted on a sample of the
+training split. Only the entropy of the next byte after each pair of bytes matters. So the manifest keeps these 65,536
+numbers and the threshold.
 """
 
 import base64
@@ -36,21 +35,21 @@ _SPACE = _table(b" \t\n\r\x0b\x0c")
 _WORD = _table(b"abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_'" + bytes(range(128, 256)))
 _NEWLINE = _table(b"\n")
 _RANKS = np.select([_WORD, _NEWLINE, _SPACE], [3, 0, 1], 2).astype(np.uint8).tobytes()  # punctuation is 2
-_MANY, _LONGEST_WORD = 0.1, 64  # share of words and bytes: beyond, k is advised, and a text has no words
+_MANY, _LONGEST_WORD = 0.1, 64  # share of long words above which k is advised; bytes of the longest useful k
 _STOP, _CLOSING = _table(b".!?"), _table(b"\"')]}")
 
 
 class Chunker(ABC):
-    """Cuts documents into chunks. Packages add theirs as entry points of `haed.chunkers`.
+    """A base class of chunkers. Packages add theirs as entry points of `haed.chunkers`.
 
     Attributes:
         name: as in `chunker.kind`.
-        k: tokens per chunk at most, up to 255.
+        k: maximum tokens per chunk, up to 255.
         vocabulary: number of different tokens, up to 256.
-        fixed: every chunk has k tokens, but for a document's last, so that ends carry no information.
-        version: of its cuts; raise it when it cuts the same text in another way: that makes another corpus.
-        whole: what is longer than k bytes is cut between characters of UTF-8, never inside of one; False: after k tokens.
-        text: cuts text, and makes no sense of pictures or sound.
+        fixed: every chunk but a document's last has k tokens, so that boundaries carry no information.
+        version: of the boundaries. Raise it when the same text is split differently: that makes another corpus.
+        whole: chunks longer than k bytes are split between UTF-8 characters, never inside one; False: after k tokens.
+        text: for text only, not for pictures or sound.
     """
 
     vocabulary = 256
@@ -60,25 +59,33 @@ class Chunker(ABC):
     text = False
 
     def __init__(self, options: ChunkerOptions, fitted: dict[str, Any] | None = None) -> None:
-        """Makes a chunker of these options and of what `fit` returned for this corpus."""
+        """Create a chunker from its options and from the result of `fit` for this corpus."""
         self.name, self.k = options.kind, options.k
 
     @classmethod
     def fit(cls, options: ChunkerOptions, documents: Iterable[bytes]) -> dict[str, Any] | None:
-        """What is to be learned from a sample of the training documents, as JSON for the manifest; None: nothing."""
+        """Learn from a sample of the training documents.
+
+        Returns:
+            a JSON value for the manifest; None: nothing is learned.
+        """
         return None
 
     @classmethod
     def measure(cls, options: ChunkerOptions, documents: Iterable[bytes]) -> dict[str, Any] | None:
-        """What is worth saying of these options, from a sample of the training documents; `advice` is said. None: nothing."""
+        """Measure how well the options suit a sample of the training documents.
+
+        Returns:
+            a JSON value for the manifest, whose entry `advice` is logged; None: nothing to report.
+        """
         return None
 
     def split(self, text: bytes, starts: np.ndarray | Sequence[int] = ONE) -> tuple[np.ndarray, np.ndarray]:
-        """Cuts a buffer of documents.
+        """Split a buffer of documents into chunks.
 
         Args:
             text: the documents, one after the other, none of them empty.
-            starts: (D,) where each begins; the first is 0.
+            starts: (D,) offsets of the documents; the first is 0.
 
         Returns:
             tokens (n,) uint8, and lengths (N,) uint8 of the chunks, each from 1 to k, that sum to n.
@@ -104,27 +111,28 @@ class Chunker(ABC):
 
     @abstractmethod
     def begins(self, text: bytes, starts: np.ndarray) -> np.ndarray:
-        """Where chunks begin, (n,) bool, for a text of n bytes; longer ones are capped, and documents begin one anyway.
+        """Return a mask (n,) bool of the bytes of `text` that begin a chunk.
 
-        What it says of a document must not depend on the documents before, which `starts` tells apart.
+        Longer chunks are split at k tokens afterwards, and every document begins a chunk anyway. The mask of a document
+        must not depend on the documents before it, which `starts` separates.
         """
 
     def join(self, tokens: np.ndarray, lengths: np.ndarray) -> bytes:
-        """The bytes of these chunks."""
+        """Return the bytes of these chunks."""
         return tokens.tobytes()
 
 
 def _between_characters(tokens: np.ndarray, first: np.ndarray, k: int) -> np.ndarray:
-    """Where chunks of more than k bytes are cut so that no part has more, or ends inside of a character of UTF-8.
+    """Return the positions that split chunks of more than k bytes. No part is longer, or ends inside a UTF-8 character.
 
-    Parts are as long as that allows, but every 64k bytes of a chunk one begins anyway, so that all of it is cut at once.
-    What decides on a cut lies in the bytes before it, so a text and its continuation are cut alike. Where no character
-    ends (bytes that are no UTF-8, a character of more than k bytes), a part has k bytes.
+    Parts are as long as possible, but one begins about every 64k bytes, so that all blocks of a chunk are split at
+    once. A split depends only on the bytes before it, so a text and its continuation are split alike. Where no
+    character ends (bytes that are not UTF-8, a character of more than k bytes), a part has k bytes.
 
     Args:
         tokens: (n,) of the text.
-        first: (N,) where its chunks begin.
-        k: bytes of a part at most.
+        first: (N,) positions where its chunks begin.
+        k: maximum bytes of a part.
     """
 
     def after(at: np.ndarray, size: int | np.ndarray) -> np.ndarray:
@@ -150,13 +158,17 @@ def _between_characters(tokens: np.ndarray, first: np.ndarray, k: int) -> np.nda
 
 
 class WordChunker(Chunker):
-    """A word with the punctuation and white space that follow it, at most k bytes; longer ones are cut between characters.
+    """A chunker of words: a word with the punctuation and white space after it, at most k bytes.
 
-    A chunk begins at the first byte of a word (letters, digits, `_`, `'`, non-ASCII bytes) that follows punctuation or
-    white space, at punctuation that follows white space, and at the indentation of a line. So `hello, ` is one chunk,
-    `self.name(x)` three, and indentation is a chunk of its own: blanks and newlines never become one chunk each.
-    Where chunks begin depends on the byte before and the byte itself, so a text and its continuation are cut alike but
-    for the text's last chunk.
+    Longer words are split between characters. A chunk begins at each of these bytes:
+
+    - the first byte of a word (letters, digits, `_`, `'`, non-ASCII bytes) after punctuation or white space,
+    - punctuation after white space,
+    - the indentation of a line.
+
+    So `hello, ` is one chunk and `self.name(x)` three. Indentation is a chunk of its own: blanks and newlines never
+    become one chunk each. A boundary depends on a byte and the one before it. So a text and its continuation are split
+    alike, except for the text's last chunk.
     """
 
     whole = True
@@ -164,7 +176,7 @@ class WordChunker(Chunker):
 
     @classmethod
     def measure(cls, options: ChunkerOptions, documents: Iterable[bytes]) -> dict[str, Any] | None:
-        """How many words are longer than k bytes, which is much where letters have several."""
+        """Measure the share of words longer than k bytes, which is large where letters have several bytes."""
         text = b"".join(documents)
         lengths = cls(replace(options, k=LARGEST_CHUNK)).split(text)[1]
         if not len(lengths):
@@ -188,7 +200,7 @@ class WordChunker(Chunker):
         return found
 
     def begins(self, text: bytes, starts: np.ndarray) -> np.ndarray:
-        """Wherever a byte ranks above the one before."""
+        """Begin a chunk at each byte of a higher rank than the byte before."""
         ranks = np.frombuffer(text.translate(_RANKS), np.uint8)
         begins = np.empty(len(text), bool)
         begins[0] = True
@@ -197,31 +209,31 @@ class WordChunker(Chunker):
 
 
 class FixedChunker(Chunker):
-    """Chunks of k bytes; the last of a document may be shorter."""
+    """A chunker with chunks of k bytes; the last of a document may be shorter."""
 
     fixed = True
 
     def begins(self, text: bytes, starts: np.ndarray) -> np.ndarray:
-        """Nowhere but at documents, and the cap does the rest."""
+        """Return an empty mask: documents begin chunks anyway, and `split` limits their length."""
         return np.zeros(len(text), bool)
 
 
 class PixelChunker(FixedChunker):
-    """k values of an RGB raster: 12 are four pixels. Rasters stay whole in the loader."""
+    """A chunker with k values of an RGB raster per chunk: 12 are four pixels. The loader keeps rasters whole."""
 
 
 class SentenceChunker(Chunker):
-    """A sentence with the white space after it, for coarse experiments; give it a large k, up to 255.
+    """A chunker of sentences with the white space after them, for coarse experiments. Use a large k, up to 255.
 
-    A chunk begins after white space that follows `.`, `!` or `?`, perhaps with a closing quote or bracket between, and
-    after white space with a newline in it. It knows no abbreviations.
+    A chunk begins after white space that follows `.`, `!` or `?`, with an optional closing quote or bracket between. It
+    also begins after white space with a newline in it. Abbreviations are not recognised.
     """
 
     whole = True
     text = True
 
     def begins(self, text: bytes, starts: np.ndarray) -> np.ndarray:
-        """After the white space that ends a sentence or a line."""
+        """Begin a chunk after the white space that ends a sentence or a line."""
         tokens = np.frombuffer(text, np.uint8)
         space = _SPACE[tokens]
         begins = np.zeros(len(text), bool)
@@ -240,15 +252,15 @@ class SentenceChunker(Chunker):
 
 
 def make_chunker(options: ChunkerOptions, fitted: dict[str, Any] | None = None, version: int | None = None) -> Chunker:
-    """The chunker of `options`.
+    """Create the chunker of `options`.
 
     Args:
-        options: which one, and its settings.
-        fitted: what it learned from the corpus, from the manifest.
-        version: the one that cut the corpus; None: it does not matter.
+        options: its kind and settings.
+        fitted: result of `fit` for the corpus, from the manifest.
+        version: of the chunker that split the corpus; None: any.
 
     Raises:
-        ValueError: there is no chunker of that name or version, or it is not of our kind.
+        ValueError: there is no chunker of that name or version, or its k or vocabulary is out of range.
     """
     made = chunker_class(options.kind)(options, fitted)
     if version not in (None, made.version):
@@ -264,7 +276,7 @@ def make_chunker(options: ChunkerOptions, fitted: dict[str, Any] | None = None, 
 
 
 def chunker_class(kind: str) -> type[Chunker]:
-    """The class of that name, ours or an entry point's.
+    """Return the chunker class of that name, built in or from an entry point.
 
     Raises:
         ValueError: there is none.
@@ -272,12 +284,12 @@ def chunker_class(kind: str) -> type[Chunker]:
     return load(kind, CHUNKERS, "haed.chunkers")
 
 
-_STEPS = 31  # of entropy per bit: 8 bits and a little more in a byte
+_STEPS = 31  # units per bit of entropy, so that 8 bits fit into a byte
 _COUNTED = 4 << 20
 
 
 class EntropyChunker(Chunker):
-    """A chunk begins at a byte whose entropy, given the two bytes before, is above the threshold."""
+    """A chunker that begins a chunk at a byte whose entropy, given the two bytes before, is above the threshold."""
 
     def __init__(self, options: ChunkerOptions, fitted: dict[str, Any] | None = None) -> None:
         super().__init__(options)
@@ -290,7 +302,10 @@ class EntropyChunker(Chunker):
         self.uncertain = np.frombuffer(table, np.uint8) > fitted["threshold"]
 
     def begins(self, text: bytes, starts: np.ndarray) -> np.ndarray:
-        """Where the text is hard to foresee; a document's second byte begins none: nothing is known yet."""
+        """Begin a chunk where the text is hard to predict.
+
+        A document's second byte begins none: it has too little context.
+        """
         tokens, begins = np.frombuffer(text, np.uint8), np.zeros(len(text), bool)
         begins[2:] = self.uncertain[tokens[:-2].astype(np.uint16) << 8 | tokens[1:-1]]
         second = starts + 1
@@ -299,7 +314,10 @@ class EntropyChunker(Chunker):
 
     @classmethod
     def fit(cls, options: ChunkerOptions, documents: Iterable[bytes]) -> dict[str, Any]:
-        """Entropies in 31sts of a bit, and the threshold that gives chunks of `mean_length` bytes on the sample."""
+        """Return entropies in units of 1/31 bit, and a threshold.
+
+        It gives chunks of about `mean_length` bytes on the sample.
+        """
         counts = _trigrams(documents).reshape(256, 256, 256)  # [a, b, x]
         pairs = counts.sum(0)
         frequent = pairs.sum(1, keepdims=True)
@@ -319,7 +337,7 @@ class EntropyChunker(Chunker):
 
 
 def _trigrams(documents: Iterable[bytes]) -> np.ndarray:
-    """How often each three bytes occur, (2^24,) int64."""
+    """Count each sequence of three bytes, (2^24,) int64."""
     counts = np.zeros(1 << 24, np.int64)
     waiting: list[bytes] = []
 

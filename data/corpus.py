@@ -1,4 +1,4 @@
-"""A sharded corpus, here or behind a URL: its manifest, and its documents read back in order."""
+"""A sharded corpus, on this machine or behind a URL: its manifest, and its documents read back in order."""
 
 import hashlib
 import logging
@@ -29,7 +29,7 @@ FORMAT = 3  # of shards and manifests
 
 @dataclass
 class Counts:
-    """Size of a split."""
+    """The size of a split."""
 
     documents: int = 0
     chunks: int = 0
@@ -38,7 +38,7 @@ class Counts:
 
 
 class Manifest(TypedDict, total=False):
-    """manifest.json; docs/data.md says what its entries are."""
+    """The contents of manifest.json; see docs/data.md for its entries."""
 
     digest: str
     source: dict[str, Any]
@@ -57,7 +57,10 @@ class Manifest(TypedDict, total=False):
 
 
 class Stretch(NamedTuple):
-    """A document, or a piece of one: whether it begins here, its tokens (n,) and the lengths (N,) of its chunks."""
+    """A document or a piece of one.
+
+    It has `begins` (the document begins here), its tokens (n,) and the lengths (N,) of its chunks.
+    """
 
     begins: bool
     tokens: np.ndarray
@@ -65,17 +68,18 @@ class Stretch(NamedTuple):
 
 
 class Corpus:
-    """Shards of one source under one chunker.
+    """The shards of one source under one chunker.
 
     Attributes:
         location: folder or URL.
-        folder: where its files lie; for a URL, its folder in the cache.
+        folder: folder of its files; for a URL, its folder in the cache.
         manifest: contents of manifest.json.
         shards: its shards.
         digest: of source, chunker and settings.
         statistics: of each split.
-        chunker_version: of the chunker that cut it.
-        form: what all documents have alike: height, width, channels of pictures, rate and channels of sound; of texts nothing.
+        chunker_version: version of the chunker that split it.
+        form: properties that all documents share: height, width and channels of pictures, rate and channels of sound;
+            empty for text.
     """
 
     def __init__(self, folder: Path, manifest: Manifest, remote: Remote | None = None) -> None:
@@ -88,7 +92,7 @@ class Corpus:
                 raise ValueError(f"{where} is of format {manifest['format']!r}, not {FORMAT}. Run `haed shard` again.")
             self.digest: str = manifest["digest"]
             self.options = ChunkerOptions(**manifest["chunker"])
-            # A kind that is not installed here is no error: documents can be read without it.
+            # A chunker that is not installed is no error: its documents can be read without it.
             if not (isinstance(self.options.kind, str) and _is_size(self.options.k)):
                 raise TypeError("chunker")
             self.fitted: dict[str, Any] | None = manifest.get("fitted")
@@ -112,15 +116,15 @@ class Corpus:
 
     @classmethod
     def open(cls, location: str | Path, options: LoaderOptions | None = None) -> "Corpus":
-        """Opens a corpus by its folder, or by a URL (see `data.locations`), which is logged before it is opened.
+        """Open a corpus by its folder, or by a URL (see `data.locations`), which is logged first.
 
         Args:
             location: of the folder with the manifest.
-            options: where the cache for URLs is, and how large; None: the defaults.
+            options: folder and size of the cache for URLs; None: the defaults.
 
         Raises:
             FileNotFoundError: there is no manifest.
-            ValueError: it is not one of ours, or the URL is none that is opened.
+            ValueError: the manifest is not one of ours, or the URL is not allowed.
         """
         options = options or LoaderOptions()
         if is_remote(location):
@@ -143,15 +147,15 @@ class Corpus:
         return cls(Path(location), _manifest(content, str(path)))
 
     def chunker(self) -> Chunker:
-        """The chunker that cut this corpus."""
+        """Create the chunker that split this corpus."""
         return make_chunker(self.options, self.fitted, self.chunker_version)
 
     def of(self, split: str) -> list[Shard]:
-        """Shards of a split, in order."""
+        """Return the shards of a split, in order."""
         return [shard for shard in self.shards if shard.split == split]
 
     def counts(self, split: str) -> Counts:
-        """Size of a split."""
+        """Return the size of a split."""
         total = Counts()
         for shard in self.of(split):
             for field in fields(Counts):
@@ -159,7 +163,7 @@ class Corpus:
         return total
 
     def raster(self, split: str) -> int | None:
-        """Chunks of a document where documents are rasters, which all have the same number; else None."""
+        """Return the number of chunks of each document if all documents are rasters of one size; else None."""
         shards = self.of(split)
         if self.options.kind != "pixels" or not shards:
             return None
@@ -167,19 +171,22 @@ class Corpus:
         return size if all(shard.chunks == size * shard.documents for shard in shards) else None
 
     def read(self, shard: Shard) -> list[Sample]:
-        """The samples of a shard, in memory; its sum is checked on first use in a process.
+        """Return the samples of a shard, in memory. Its checksum is verified on first use in a process.
 
         Raises:
             Damaged: it is missing, truncated or changed.
-            OSError: it cannot be fetched, or read.
+            OSError: it cannot be fetched or read.
         """
         return self.open_shard(shard)[0]
 
     def open_shard(self, shard: Shard) -> tuple[list[Sample], OpenedFile]:
-        """The same, and the file, in which the tokens of each sample stand at `Sample.at`."""
+        """Return the samples of a shard and its file, where the tokens of each sample begin at `Sample.at`.
+
+        See `read`.
+        """
         where = f"{self.location}/{shard.file}"
         for last in (self._remote is None, True):
-            with self._file(shard, where) as file:  # another process may take it out of the cache meanwhile
+            with self._file(shard, where) as file:  # another process may remove it from the cache meanwhile
                 opened, status = OpenedFile(where, file), os.fstat(file.fileno())
                 stamp = (status.st_size, status.st_mtime_ns)
                 known = self._checked.get(shard.file) == stamp
@@ -204,7 +211,10 @@ class Corpus:
             raise Damaged(where, None, str(error)) from error
 
     def fetch_ahead(self, shards: list[Shard]) -> None:
-        """Brings shards into the cache; nothing to do for a folder. A failure is left for `read` to meet."""
+        """Fetch shards into the cache; do nothing for a folder.
+
+        After a failure it stops, and `read` raises the error later.
+        """
         for shard in shards if self._remote else []:
             try:
                 self._remote.open(shard).close()  # type: ignore[union-attr]
@@ -213,7 +223,7 @@ class Corpus:
 
     @property
     def is_remote(self) -> bool:
-        """Its shards are fetched."""
+        """Its shards are fetched from a URL."""
         return self._remote is not None
 
     def webdataset(self, split: str) -> Any:
@@ -244,7 +254,7 @@ class Corpus:
                 }
 
     def pieces(self, split: str) -> Iterator[Stretch]:
-        """Documents of a split in order, a long one in several pieces."""
+        """Yield the documents of a split in order, long ones in several pieces."""
         for shard in self.of(split):
             for sample in self.read(shard):
                 ends = np.cumsum(sample.documents)
@@ -257,7 +267,7 @@ class Corpus:
                     begin, start = end, stop
 
     def documents(self, split: str) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-        """Whole documents of a split in order: tokens (n,) and lengths (N,) of each."""
+        """Yield whole documents of a split in order: tokens (n,) and lengths (N,) of each."""
         parts: list[tuple[np.ndarray, np.ndarray]] = []
         for begins, tokens, lengths in self.pieces(split):
             if begins and parts:
@@ -268,13 +278,13 @@ class Corpus:
             yield _joined(parts)
 
     def originals(self, split: str) -> Iterator[bytes]:
-        """The original bytes of each document of a split."""
+        """Yield the original bytes of each document of a split."""
         chunker, original = self.chunker(), self._original()
         for tokens, lengths in self.documents(split):
             yield original(chunker.join(tokens, lengths))
 
     def original_blocks(self, split: str) -> Iterator[bytes]:
-        """The original bytes of a split, in blocks of any size."""
+        """Yield the original bytes of a split, in blocks of any size."""
         chunker, original = self.chunker(), self._original()
         for _, tokens, lengths in self.pieces(split):
             yield original(chunker.join(tokens, lengths))
@@ -287,7 +297,7 @@ class Corpus:
 
 
 def _content(opened: OpenedFile, size: int, shard: Shard) -> bytes:
-    """What is in the file of a shard, which is no longer than its manifest says."""
+    """Return the contents of a shard's file, which must be no longer than its manifest entry says."""
     if size > shard.file_bytes:
         raise Damaged(opened.path, shard.file_bytes, f"it has {size:,} bytes, not {shard.file_bytes:,}")
     try:

@@ -29,18 +29,18 @@ _FREQUENT, _OFTEN = 1000, 5  # chunks are frequent up to this rank, if they occu
 
 
 class TooMany(ValueError):
-    """There are more distinct chunks than a limit."""
+    """An error: there are more distinct chunks than a limit."""
 
 
 @dataclass
 class DistinctChunks:
-    """C distinct chunks, the most frequent first, equals in the order of their bytes.
+    """A table of C distinct chunks, the most frequent first; equal counts are in the order of their bytes.
 
     Attributes:
         tokens: (C, K) uint8, zero beyond their lengths.
         lengths: (C,) uint8.
-        counts: (C,) int64, how often each occurs.
-        left_out: how many more there are, which would come after these.
+        counts: (C,) int64, occurrences of each.
+        left_out: number of further chunks that would come after these.
     """
 
     tokens: np.ndarray
@@ -52,18 +52,18 @@ class DistinctChunks:
 def distinct_chunks(
     corpus: Corpus, *splits: str, most: int | None = None, at_least: int = 1, limit: int | None = None
 ) -> DistinctChunks:
-    """Counts the distinct chunks of some splits together.
+    """Count the distinct chunks of some splits together.
 
     Args:
-        corpus: what to read.
-        splits: of which splits.
-        most: how many are wanted; None: all, in as much memory as they take.
-        at_least: only those that occur so often.
-        limit: on the number of all.
+        corpus: the corpus.
+        splits: the splits to read.
+        most: maximum number to return; None: all, in as much memory as they take.
+        at_least: minimum count of a returned chunk.
+        limit: maximum number of all distinct chunks.
 
     Raises:
         TooMany: there are more than `limit`, raised as soon as that is certain.
-        OSError: there is no room for temporary files.
+        OSError: there is no room for the temporary file.
     """
     return _counted(_samples(corpus, *splits), corpus.chunker().k, most, at_least, limit)
 
@@ -152,12 +152,14 @@ def _limited(samples: Iterable[Sample], limit: int) -> Iterator[Sample]:
 
 
 class Occurrences:
-    """How often a split has each of the chunks of another; in 16 bytes for each distinct one of these, by 64-bit hashes.
+    """The counts in one split of the chunks of another, by 64-bit hashes.
+
+    It takes 16 bytes per distinct chunk of the latter.
 
     Args:
         corpus: of both splits.
-        split: that is counted.
-        among: whose chunks can be asked for.
+        split: where chunks are counted.
+        among: the split whose chunks can be looked up.
     """
 
     def __init__(self, corpus: Corpus, split: str, among: str) -> None:
@@ -179,7 +181,10 @@ class Occurrences:
         return place, self._keys[place] == keys
 
     def of(self, tokens: np.ndarray, lengths: np.ndarray) -> np.ndarray:
-        """Occurrences (N,) of chunks, given as tokens (n,) of all and lengths (N,); 0 of those that were not to be asked for."""
+        """Return the counts (N,) of chunks, given all their tokens (n,) and lengths (N,).
+
+        It is 0 for a chunk that is not in `among`.
+        """
         if not len(self._keys):
             return np.zeros(len(lengths), np.int64)
         place, found = self._find(hashes(tokens, lengths))
@@ -187,10 +192,10 @@ class Occurrences:
 
 
 def documents_with(corpus: Corpus, split: str, chunks: DistinctChunks) -> np.ndarray:
-    """In how many documents of a split each of some distinct chunks is: (C,) int64.
+    """Count the documents of a split that contain each of some distinct chunks: (C,) int64.
 
-    A document is taken for several where it is longer than `PART` chunks, and where a sample ends in it: a corpus of one
-    document, too, is to tell what is found all over from what belongs to one place.
+    A document counts as several if it is longer than `PART` chunks, or if a sample ends inside it. So a corpus of one
+    document, too, tells chunks that occur everywhere from those of one place.
     """
     known = hashes(chunks.tokens[np.arange(chunks.tokens.shape[1]) < chunks.lengths[:, None]], chunks.lengths)
     order = np.argsort(known)
@@ -213,16 +218,19 @@ def documents_with(corpus: Corpus, split: str, chunks: DistinctChunks) -> np.nda
 
 
 def frequent_words(corpus: Corpus, number: int) -> list[str]:
-    """Some frequent chunks of the train split, as far as its first megabytes tell, if it is text; see `telling`."""
+    """Return some frequent chunks of the train split if it is text.
+
+    Only its first megabytes are counted. See `telling`.
+    """
     first = list(islice(_samples(corpus, "train"), _LOOKED_AT))
     found = _counted(first, corpus.chunker().k)
     return [chunk.decode() for chunk in telling(found, number) if _is_word(chunk)]
 
 
 def telling(found: DistinctChunks, number: int) -> list[bytes]:
-    """Frequent chunks that show what a corpus is about, from the most frequent to less frequent ones.
+    """Return frequent chunks that show the topics of a corpus, the most frequent first.
 
-    Of text they are whole characters with a letter or digit among them; where few chunks are, any.
+    For text they are whole characters with at least one letter or digit. If few chunks are, any chunk is taken.
     """
     order = np.argsort(-found.counts, kind="stable")[:_FREQUENT]
     rows = [found.tokens[row].tobytes()[: found.lengths[row]] for row in order]

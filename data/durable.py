@@ -1,13 +1,15 @@
-"""Files that appear whole or not at all, and locks that are freed by death.
+"""Atomic writes, file locks, guarded folders and worker processes.
 
-A lock is `flock` on a file: immediate, honoured between machines by NFS version 4 and most cluster file systems, and gone
-with the process that held it, however it ended. So a file that is locked while it is written and found unlocked later is a
-leftover, whoever wrote it and wherever, and may be removed.
+A file is written whole or not at all.
 
-A lock is of a file, not of its name. Who holds one guards its folder: before each write, folder and lock file must still be
-the ones that were there at first. No writer makes a guarded folder anew.
+A lock is `flock` on a file. It takes effect at once, works between machines on NFS version 4 and most cluster file
+systems, and ends with the process that held it. So a file that is locked while it is written, and found unlocked later,
+is a leftover. It may be removed, whoever wrote it.
 
-How many threads a process may use, and worker processes that end when their parent does.
+A lock belongs to a file, not to its name. The holder of a lock guards its folder: before each write, the folder and the
+lock file must still be the original ones. No writer recreates a guarded folder.
+
+The module also says how many threads a process may use, and starts worker processes that end when their parent does.
 """
 
 import errno
@@ -33,22 +35,24 @@ from typing import IO, Any
 
 from data.checked import DamagedFile, named, open_file, open_own, sealed_json
 
-FLOW_RUN = "HAED_FLOW_RUN"  # of the environment: the Prefect flow run on whose behalf a process works
-_GONE = (errno.ENOENT, errno.ENOTDIR, errno.ESTALE, errno.ELOOP)  # what a path that names nothing any more answers
+FLOW_RUN = "HAED_FLOW_RUN"  # environment variable: name of the Prefect flow run of this process
+_GONE = (errno.ENOENT, errno.ENOTDIR, errno.ESTALE, errno.ELOOP)  # errors of a path that no longer names anything
 
 
 class FolderLost(OSError):
-    """A folder in which this process writes was removed, moved or replaced, or its lock file was."""
+    """An error: a folder in which this process writes, or its lock file, was removed, moved or replaced."""
 
 
 @dataclass(eq=False)
 class Guard:
-    """A folder that must stay the one that it was, and the lock file in it; both are held open, so no other gets their number.
+    """A folder that must stay the same folder, and its lock file.
+
+    Both are held open, so that no other gets their inode number.
 
     Attributes:
         folder: its absolute path; links in it are followed at each check.
         descriptor: of the folder.
-        lock: the lock file and its path, if there is one.
+        lock: path of the lock file and the open file, if there is one.
     """
 
     folder: Path
@@ -56,7 +60,7 @@ class Guard:
     lock: tuple[Path, IO[bytes]] | None = None
 
     def check(self) -> None:
-        """Raises FolderLost if the path of the folder, or of its lock file, names another one or nothing."""
+        """Raise FolderLost if the path of the folder, or of its lock file, names another one or nothing."""
         if not is_still(self.folder, self.descriptor):
             now = "is another folder now" if self.folder.exists() else "was removed or moved"
             raise FolderLost(f"{self.folder} {now}: nothing is written there any more")
@@ -67,7 +71,10 @@ class Guard:
             )
 
     def moved_to(self) -> Path | None:
-        """Where the folder lies now, with its lock file in it; None: nowhere, or the system does not say."""
+        """Return the new path of a folder that was moved with its lock file.
+
+        It is None if the folder was not moved so, or if the system does not tell.
+        """
         try:
             place = Path(os.readlink(f"/proc/self/fd/{self.descriptor}"))
         except OSError:
@@ -83,7 +90,10 @@ _guards: list[Guard] = []  # of this process
 
 
 def is_still(path: Path, descriptor: int) -> bool:
-    """Whether a path names the open file; an error that says nothing of that, such as a broken connection, does not deny it."""
+    """Return if a path names the open file.
+
+    Errors that do not show it is gone, such as a broken connection, count as true.
+    """
     try:
         return os.path.samestat(os.stat(path), os.fstat(descriptor))
     except OSError as error:
@@ -92,11 +102,11 @@ def is_still(path: Path, descriptor: int) -> bool:
 
 @contextmanager
 def guarded(folder: Path, lock: tuple[Path, IO[bytes]] | None = None) -> Iterator[Guard]:
-    """Has every write of this process below a folder fail once the folder, or its lock file, is another.
+    """Make every write of this process below a folder fail as soon as the folder or its lock file is replaced.
 
     Args:
-        folder: that is written into.
-        lock: path of its lock file, and the file as it was locked.
+        folder: the folder to be written into.
+        lock: path of its lock file, and the locked file.
 
     Raises:
         FileNotFoundError: there is no such folder.
@@ -113,7 +123,7 @@ def guarded(folder: Path, lock: tuple[Path, IO[bytes]] | None = None) -> Iterato
 
 
 def check_guards(path: Path) -> None:
-    """Raises FolderLost if a guarded folder around `path` is not the one that it was."""
+    """Raise FolderLost if a guarded folder around `path` is no longer the original one."""
     absolute = Path(os.path.abspath(path))
     for guard in tuple(_guards):
         if absolute.is_relative_to(guard.folder):
@@ -121,15 +131,15 @@ def check_guards(path: Path) -> None:
 
 
 def make_folders(path: Path, within: Path) -> None:
-    """Makes a folder and those above it, up to a folder that must be there.
+    """Create a folder and its missing parents, up to a folder that must exist.
 
     Args:
         path: of the folder.
-        within: around it; it is never made, so what was removed does not come back in part.
+        within: existing parent. It is never created, so a removed folder does not come back in part.
 
     Raises:
-        FileNotFoundError: `within` is not there.
-        FolderLost: it is guarded, and another now.
+        FileNotFoundError: `within` does not exist.
+        FolderLost: it is guarded, and is another folder now.
     """
     check_guards(path)
     inner = path.relative_to(within)
@@ -143,17 +153,17 @@ def make_folders(path: Path, within: Path) -> None:
 
 
 def hold(path: Path, waiting: Callable[[str], None] | None = None, patience: float = 0.0) -> IO[bytes]:
-    """Makes a file, if need be, and locks it; closing it frees it.
+    """Create a file if needed, and lock it. Closing it frees the lock.
 
     Args:
         path: of the file.
-        waiting: called once, with what the holder wrote into it, if another one holds the file; then it is waited for. What
-            it raises is raised here.
-        patience: seconds before it is called: a holder that is just being killed gets a moment to be gone.
+        waiting: called once with the text that the holder wrote into the file, if another process holds it. Then this
+            one waits. An exception of `waiting` is raised here.
+        patience: seconds before `waiting` is called, so that a holder that is just being killed has time to end.
 
     Raises:
-        DamagedFile: something else than a file is there.
-        OSError: the file cannot be made.
+        DamagedFile: the path is something other than a file.
+        OSError: the file cannot be created.
     """
     end = time.monotonic() + patience
     with ExitStack() as unless_locked:
@@ -164,7 +174,7 @@ def hold(path: Path, waiting: Callable[[str], None] | None = None, patience: flo
             except BlockingIOError:
                 if waiting is not None:
                     file.seek(0)
-                    holder = file.read(1000)  # nothing: it has only just locked it, or looks whether it may be removed
+                    holder = file.read(1000)  # empty if it was only just locked, or is locked to be removed
                     if not holder or time.monotonic() < end:
                         unless_locked.close()
                         time.sleep(0.02)
@@ -176,12 +186,12 @@ def hold(path: Path, waiting: Callable[[str], None] | None = None, patience: flo
                 unless_locked.pop_all()
                 file.seek(0)
                 return file
-            unless_locked.close()  # the one before removed it
+            unless_locked.close()  # the previous holder removed it
 
 
 @contextmanager
 def locked(path: Path, waiting: Callable[[str], None] | None = None) -> Iterator[None]:
-    """Holds a lock file, which says who does, and is removed afterwards. Its folder is guarded. See `hold`."""
+    """Hold a lock file that names its holder, and guard its folder. The file is removed afterwards. See `hold`."""
     with hold(path, waiting) as file:
         try:
             with named(path):
@@ -191,17 +201,17 @@ def locked(path: Path, waiting: Callable[[str], None] | None = None) -> Iterator
             with guarded(path.parent, (path, file)):
                 yield
         finally:
-            if is_still(path, file.fileno()):  # else it is another process's
+            if is_still(path, file.fileno()):  # else it belongs to another process
                 path.unlink(missing_ok=True)
-            fcntl.flock(file, fcntl.LOCK_UN)  # forks of this process have the file as well
+            fcntl.flock(file, fcntl.LOCK_UN)  # forks of this process hold the file open too
 
 
 def holder(path: Path) -> str | None:
-    """Who holds a lock file now, in its own words; None: nobody, as far as it may be read."""
+    """Return the holder's description of itself in a lock file; None if nobody holds it, or it cannot be read."""
     try:
         with open_file(path) as file:
             try:
-                fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)  # for a moment, in which another waits; see `hold`
+                fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)  # another process waits for this moment; see `hold`
             except BlockingIOError:
                 return file.read(1000).decode(errors="replace")
     except (OSError, DamagedFile):
@@ -210,17 +220,17 @@ def holder(path: Path) -> str | None:
 
 
 def whoami() -> str:
-    """This process, for people."""
+    """Return a description of this process for people."""
     flow_run = f", flow run '{name}'" if (name := os.environ.get(FLOW_RUN)) else ""
     return f"process {os.getpid()} on {socket.gethostname()}{flow_run}"
 
 
 def sweep(paths: Iterable[Path], before: Callable[[Path], None] = lambda path: None) -> None:
-    """Removes those files that nobody holds: their writers are dead. Nothing is said about what cannot be removed.
+    """Remove those files that nobody holds: their writers are dead. Files that cannot be removed are skipped silently.
 
     Args:
         paths: the files.
-        before: called with one that is going to be removed, while it is held.
+        before: called with each file just before it is removed, while it is locked.
     """
     for path in paths:
         try:
@@ -242,10 +252,12 @@ def _is(file: IO[bytes], path: Path) -> bool:
 
 
 def write_atomically(path: Path, content: bytes) -> None:
-    """Writes beside, syncs and renames, so that a reader, or a machine that lost power, finds the old file or the new.
+    """Write a temporary file beside `path`, sync it and rename it.
+
+    Even after a power cut, a reader finds the old file or the new.
 
     Raises:
-        OSError: the disk is full or not writable; `path` is as it was.
+        OSError: the disk is full or not writable; `path` is unchanged.
     """
     with replacing(path) as file:
         file.write(content)
@@ -253,10 +265,10 @@ def write_atomically(path: Path, content: bytes) -> None:
 
 @contextmanager
 def replacing(path: Path) -> Iterator[IO[bytes]]:
-    """The same for what is written piece by piece: an empty file beside, which takes the place of `path` at the end.
+    """Open an empty file for piecewise writing, which replaces `path` at the end. See `write_atomically`.
 
     Raises:
-        OSError: the disk is full or not writable; `path` is as it was, as it is when anything else is raised meanwhile.
+        OSError: the disk is full or not writable. After this or any other exception, `path` is unchanged.
         FolderLost: a guarded folder around it is another now.
     """
     check_guards(path)
@@ -276,12 +288,12 @@ def replacing(path: Path) -> Iterator[IO[bytes]]:
 
 
 def write_json(path: Path, value: Any) -> None:
-    """Writes JSON with its checksum, whole or not at all; `data.checked.read_json` reads it."""
+    """Write JSON with its checksum, whole or not at all. `data.checked.read_json` reads it."""
     write_atomically(path, sealed_json(value))
 
 
 def sync_folder(folder: Path) -> None:
-    """Makes renames in `folder` durable."""
+    """Make renames in `folder` durable."""
     descriptor = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -290,7 +302,7 @@ def sync_folder(folder: Path) -> None:
 
 
 def remove(folder: Path) -> None:
-    """Removes a folder and all in it, as far as that can be done."""
+    """Remove a folder and all its contents, as far as possible."""
     shutil.rmtree(folder, ignore_errors=True)
 
 
@@ -298,13 +310,13 @@ log = logging.getLogger(__name__)
 
 
 def available_threads(root: Path = Path("/")) -> int:
-    """The number of threads that this process may keep busy: the least of all limits that are set for it.
+    """Return the number of threads that this process may keep busy: the smallest of all limits set for it.
 
-    They are the CPUs of the machine, those of its affinity (`taskset`), the quota of its control groups (containers), and
-    OMP_NUM_THREADS.
+    The limits are the CPUs of the machine, the CPU affinity (`taskset`), the quota of its control groups (containers),
+    and OMP_NUM_THREADS.
 
     Args:
-        root: of the file system with `proc` and `sys`.
+        root: root of the file system with `proc` and `sys`.
     """
     try:
         cpus = len(os.sched_getaffinity(0))
@@ -318,7 +330,7 @@ def available_threads(root: Path = Path("/")) -> int:
 
 
 def _quotas(root: Path) -> Iterator[float]:
-    """CPUs that control groups of this process leave it, of version 1 and 2: its own, and all that these are in."""
+    """Yield the CPU quotas of this process's control groups, version 1 and 2, including those of all parent groups."""
     mounted, own = root / "sys/fs/cgroup", ""
     with suppress(OSError):
         own = (root / "proc/self/cgroup").read_text()
@@ -336,7 +348,7 @@ def _quotas(root: Path) -> Iterator[float]:
 
 
 def _quota(group: Path) -> Iterator[float]:
-    """That of one control group, if it has one."""
+    """Yield the CPU quota of one control group, if it has one."""
     with suppress(OSError, ValueError):
         quota, period = (group / "cpu.max").read_text().split()
         yield int(quota) / int(period)
@@ -347,7 +359,10 @@ def _quota(group: Path) -> Iterator[float]:
 
 
 def allowed(workers: int) -> int:
-    """So many workers as this process may have: a daemon of multiprocessing (a DataLoader's worker) may have none."""
+    """Return the number of workers that this process may start.
+
+    A multiprocessing daemon, such as a DataLoader worker, may start none.
+    """
     if workers and multiprocessing.current_process().daemon:
         log.warning("a daemonic process may start no others: it does the work of the %d workers itself", workers)
         return 0
@@ -357,17 +372,17 @@ def allowed(workers: int) -> int:
 def process_pool(
     workers: int, initializer: Callable[..., None] | None = None, arguments: tuple[Any, ...] = ()
 ) -> ProcessPoolExecutor:
-    """A pool of processes; when this one ends, however that came about, so do they.
+    """Create a pool of processes that end when this process does, however it ends.
 
-    Ctrl-C, or SIGTERM to the process group, reaches this one alone, which may still need them to save.
+    Ctrl-C, or SIGTERM to the process group, reaches this process alone, which may still need the workers to save.
 
-    They are forks where that is safe: a process that has threads, or torch with its own, is not copied, and workers start
-    from nothing, which takes the time of its imports.
+    Workers are forked where that is safe: on Linux, if this process has no threads and has not imported torch. Else
+    they are spawned, and take the time of their imports to start.
     """
     forks = sys.platform == "linux" and threading.active_count() == 1 and "torch" not in sys.modules
     context = multiprocessing.get_context("fork" if forks else "spawn")
     pool = ProcessPoolExecutor(workers, context, _initialise, (initializer, arguments))
-    # A process that multiprocessing has started waits at its exit for its children before the pool would tell them to end.
+    # At exit, a process started by multiprocessing waits for its children before the pool would end them.
     Finalize(pool, _end, (weakref.ref(pool),), exitpriority=100)
     return pool
 

@@ -1,11 +1,13 @@
-"""The loader: one global order of windows, from which ranks are dealt, and a position that costs nothing to resume.
+"""The loader: one global order of windows, dealt out to ranks, with a position that resumes at no cost.
 
-The chunks of a shard are one stream, cut into windows of T consecutive chunks; a window may cross documents, and marks
-where they start, so that no chunk is left out. Rasters (pictures) stay whole: as many as fit are a window. The order is a
-function of (seed, epoch, stream): shards are shuffled, then windows within buffers of a few shards, so that reading stays
-sequential. How many windows a shard has follows from the manifest, so the n-th window of an epoch is found by arithmetic.
+The chunks of a shard are one stream, split into windows of T consecutive chunks. A window may cross documents and marks
+where they start, so no chunk is left out. Rasters (pictures) stay whole: a window has as many as fit.
 
-Worker processes make batches ahead. A batch is a function of its position, so they change nothing but the time it takes.
+The order is a function of (seed, epoch, stream). Shards are shuffled, then windows within buffers of a few shards, so
+reading stays sequential. The manifest gives the number of windows of each shard. So the n-th window of an epoch is
+found by arithmetic.
+
+Worker processes make batches ahead. A batch is a function of its position, so workers change only the time it takes.
 
 Legend: B windows per batch of a rank, T chunks per window, K tokens per chunk.
 """
@@ -37,13 +39,13 @@ _NONE = np.zeros(0, np.uint8)
 
 @dataclass
 class Batch:
-    """B windows.
+    """A batch of B windows.
 
     Attributes:
-        tokens: (B, T, K) uint8, zero where no token is.
-        lengths: (B, T) uint8, 0 where no chunk is: after the end of a shard, and in a window of a damaged one.
+        tokens: (B, T, K) uint8, zero where there is no token.
+        lengths: (B, T) uint8, 0 where there is no chunk: after the end of a shard, and in a window of a damaged shard.
         starts: (B, T) bool, the chunk begins a document.
-        skipped: windows that are empty because their shard is damaged.
+        skipped: number of windows that are empty because their shard is damaged.
     """
 
     tokens: np.ndarray
@@ -53,16 +55,16 @@ class Batch:
 
 
 class _Stream:
-    """A shard's chunks, from sample to sample; what a sample needs is worked out when it is used first."""
+    """The chunks of a shard, across samples. The index of a sample is computed on its first use."""
 
     def __init__(self, samples: list[Sample], file: OpenedFile) -> None:
         self.samples = [replace(each, tokens=_NONE, lengths=each.lengths.copy()) for each in samples]
-        self.file = file  # of which the tokens are read when they are wanted, so that processes share the system's copy
-        self.firsts = np.cumsum([0, *(len(sample.lengths) for sample in samples)])  # chunk of each sample, and the end
+        self.file = file  # tokens are read on demand, so that processes share the page cache
+        self.firsts = np.cumsum([0, *(len(sample.lengths) for sample in samples)])  # first chunk of each, and the end
         self.indices: list[tuple[np.ndarray, np.ndarray] | None] = [None] * len(samples)
 
     def index(self, number: int) -> tuple[np.ndarray, np.ndarray]:
-        """Offsets (N + 1,) of a sample's chunks in its tokens, and whether each (N,) begins a document."""
+        """Return for a sample the offsets (N + 1,) of its chunks in its tokens, and a mask (N,) of document starts."""
         found = self.indices[number]
         if found is None:
             sample = self.samples[number]
@@ -75,10 +77,10 @@ class _Stream:
         return found
 
     def window(self, begin: int, size: int, grid: np.ndarray, lengths: np.ndarray, starts: np.ndarray) -> None:
-        """Puts chunks from `begin` on, at most `size`, into tokens (T, K), lengths (T,) and starts (T,).
+        """Copy at most `size` chunks, from `begin` on, into tokens (T, K), lengths (T,) and starts (T,).
 
         Raises:
-            Damaged: the file was cut since it was opened.
+            Damaged: the file was truncated since it was opened.
         """
         at, stop = 0, min(begin + size, int(self.firsts[-1]))
         while begin < stop:
@@ -100,20 +102,20 @@ class Loader:
     """Endless batches of windows in the global order, from a position on.
 
     Args:
-        corpus: what to read.
-        split: of which split.
+        corpus: the corpus to read.
+        split: the split to read.
         context: T.
         sequences: B, per rank.
         seed: of the order.
-        rank: this process, in [0, ranks).
-        ranks: processes that share the order.
-        shuffle: false keeps shards and windows in their order.
-        part: only windows from this share of every shard up to that one.
+        rank: of this process, in [0, ranks).
+        ranks: number of processes that share the order.
+        shuffle: False keeps shards and windows in their order.
+        part: begin and end of the share of every shard to read, as fractions of its windows.
         stream: number of an independent order, for extra negatives.
-        options: worker processes, and what to do about a damaged shard.
+        options: number of worker processes, and what to do about a damaged shard.
 
     Attributes:
-        skipped: windows handed out empty because their shard is damaged, by this rank since it was made.
+        skipped: number of windows that this rank returned empty, since it was created, because their shard is damaged.
 
     Raises:
         ValueError: the split, or the part of it, has no window; or the context is too small for a picture.
@@ -168,29 +170,29 @@ class Loader:
         self._fetching: threading.Thread | None = None
 
     def __getstate__(self) -> dict[str, Any]:
-        """For workers: everything but what is remembered of shards."""
+        """Return the state for workers: everything but cached shards and orders."""
         return {k: v for k, v in vars(self).items() if k not in ("_load", "_order", "_buffers", "_fetching")}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        """In a worker: with shards still to be read."""
+        """Restore the state in a worker, with empty caches."""
         vars(self).update(state)
         self._prepare()
 
     @property
     def epochs(self) -> float:
-        """Passes over the data so far, or since `begin`."""
+        """Passes over the data so far, or since `begin` was called."""
         return (self._epoch * self.windows_per_epoch + self._consumed - self._began) / self.windows_per_epoch
 
     def begin(self) -> None:
-        """Counts epochs from the present position on."""
+        """Count epochs from the present position on."""
         self._began = self._epoch * self.windows_per_epoch + self._consumed
 
     def state_dict(self) -> dict[str, int]:
-        """Position after the last batch that was handed out, over all ranks."""
+        """Return the position after the last batch that was returned, over all ranks."""
         return {"epoch": self._epoch, "windows": self._consumed, "began": self._began}
 
     def load_state_dict(self, state: dict[str, int]) -> None:
-        """Goes on from a position, also with another number of ranks; before the iteration begins.
+        """Continue from a position, also with another number of ranks. Call it before the iteration begins.
 
         Raises:
             ValueError: there is no such position in this corpus.
@@ -201,14 +203,16 @@ class Loader:
         self._epoch, self._consumed, self._began = epoch, windows, int(state.get("began", 0))
 
     def __iter__(self) -> Iterator[Batch]:
-        """Batches from the present position on, without end; workers run until the iterator is closed or dropped.
+        """Yield batches from the present position on, without end.
 
-        A worker of torch's DataLoader gets every n-th of them, so that all together get each once.
+        Workers run until the iterator is closed or collected.
+
+        A worker of torch's DataLoader yields every n-th batch, so that all workers together yield each batch once.
 
         Raises:
-            Damaged: a shard is, and `loader.damaged` is stop.
+            Damaged: a shard is damaged, and `loader.damaged` is stop.
         """
-        start = self._epoch * self.windows_per_epoch + self._consumed  # windows of all epochs
+        start = self._epoch * self.windows_per_epoch + self._consumed  # in windows over all epochs
         step = self.sequences * self.ranks
         share, shares = _share()
         positions = count(start + share * step, shares * step)
@@ -221,12 +225,15 @@ class Loader:
             yield batch
 
     def epoch(self) -> Iterator[Batch]:
-        """Batches of the rest of this epoch, every window once: the last batch may be smaller, or missing on some ranks.
+        """Yield the batches of the rest of this epoch, every window once.
 
-        A worker of torch's DataLoader gets every n-th of them. The position stays, and no processes are started.
+        The last batch may be smaller, or missing on some ranks.
+
+        A worker of torch's DataLoader yields every n-th of them. The position does not change, and no processes are
+        started.
 
         Raises:
-            Damaged: a shard is, and `loader.damaged` is stop.
+            Damaged: a shard is damaged, and `loader.damaged` is stop.
         """
         step, (share, shares) = self.sequences * self.ranks, _share()
         first = self._epoch * self.windows_per_epoch
@@ -236,10 +243,10 @@ class Loader:
                 yield self.batch(position, end)
 
     def batch(self, position: int, end: int | None = None) -> Batch:
-        """This rank's batch of the step that begins at a position, counted in windows over all epochs and ranks.
+        """Return this rank's batch of the step that begins at a position, counted in windows over all epochs and ranks.
 
         Args:
-            position: of its first window, over all ranks.
+            position: of the step's first window, over all ranks.
             end: position that no window of the batch may pass.
         """
         mine = position + self.rank * self.sequences
@@ -253,7 +260,7 @@ class Loader:
         return Batch(tokens, lengths, starts, len(windows) - len(whole))
 
     def _epoch_buffers(self, epoch: int) -> tuple[np.ndarray, np.ndarray]:
-        """Order of the shards in an epoch, and the first window of each buffer and the end."""
+        """Return the order of the shards in an epoch, and the first window of each buffer followed by the end."""
         order = np.arange(len(self._shards))
         if self.shuffle:
             np.random.default_rng((*self._seed, epoch)).shuffle(order)
@@ -261,7 +268,7 @@ class Loader:
         return order, np.concatenate([[0], np.cumsum(sizes)])
 
     def _buffer_order(self, epoch: int, buffer: int) -> np.ndarray:
-        """Windows of a buffer in their order: (n, 2) of shard and window."""
+        """Return the windows of a buffer in their order: (n, 2) of shard and window."""
         order, _ = self._buffers(epoch)
         shards = order[buffer * BUFFER_SHARDS : (buffer + 1) * BUFFER_SHARDS]
         pairs = np.concatenate(
@@ -273,14 +280,14 @@ class Loader:
         return pairs
 
     def _fetch_ahead(self, numbers: np.ndarray) -> None:
-        """While a buffer is read, the shards of the next come into the cache."""
+        """Fetch the shards of the next buffer into the cache while the present one is read."""
         if self.corpus.is_remote and (self._fetching is None or not self._fetching.is_alive()):
             shards = [self._shards[number] for number in numbers]
             self._fetching = threading.Thread(target=self.corpus.fetch_ahead, args=(shards,), daemon=True)
             self._fetching.start()
 
     def _window(self, epoch: int, index: int) -> tuple[np.ndarray, np.ndarray, np.ndarray] | None:
-        """The index-th window of an epoch: tokens (T, K), lengths (T,), starts (T,); None if its shard is skipped."""
+        """Return a window of an epoch: tokens (T, K), lengths (T,), starts (T,); None if its shard is skipped."""
         _, firsts = self._buffers(epoch)
         buffer = int(np.searchsorted(firsts, index, "right")) - 1
         shard, window = self._order(epoch, buffer)[index - firsts[buffer]]
@@ -305,7 +312,7 @@ class Loader:
             return None
 
     def _skip(self, number: int, error: Damaged) -> None:
-        """Says once that a damaged shard is left out, unless that ends the training."""
+        """Raise the error of a damaged shard, or warn once that its windows are skipped, by `loader.damaged`."""
         if self.options.damaged == "stop":
             raise error
         if number not in self._damaged:
@@ -314,14 +321,17 @@ class Loader:
 
 
 def _share() -> tuple[int, int]:
-    """Which worker of torch's DataLoader this process is, and of how many; the only one elsewhere. Torch is not imported."""
+    """Return the number of this worker of torch's DataLoader and the number of workers; (0, 1) elsewhere.
+
+    Torch is not imported.
+    """
     torch_data: Any = sys.modules.get("torch.utils.data")
     worker = torch_data.get_worker_info() if torch_data else None
     return (worker.id, worker.num_workers) if worker else (0, 1)
 
 
 def _made_ahead(loader: Loader, positions: Iterator[int], workers: int) -> Iterator[Batch]:
-    """The same batches, made by worker processes, in order."""
+    """Yield the loader's batches in order, made by worker processes."""
     pool = process_pool(workers, _receive, (loader,))
     try:
         waiting = deque(pool.submit(_make, next(positions)) for _ in repeat(None, _AHEAD * workers))

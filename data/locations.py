@@ -1,9 +1,9 @@
-"""Addresses: which of them are opened, which folders are written to, and what of them is shown.
+"""Addresses: which ones may be opened, which folders may be written to, and how they are shown.
 
-An address may come from a stranger's run, manifest or configuration, and fsspec does what an address says:
-`dask://HOST:PORT::file:///any` connects to a scheduler and works there, `reference://` renders templates. So it is checked
-here before any library sees it. Names and passwords have no place in one: addresses stand in the names of runs, in logs,
-configurations, checkpoints and reports.
+An address may come from a stranger's run, manifest or configuration, and fsspec obeys it.
+`dask://HOST:PORT::file:///any` connects to a scheduler and works there; `reference://` renders templates. So it is
+checked here before any library sees it. An address must hold no name or password: addresses appear in names of runs,
+logs, configurations, checkpoints and reports.
 """
 
 import os
@@ -12,36 +12,36 @@ from pathlib import Path
 from urllib.parse import unquote_to_bytes, urlsplit
 
 SCHEMES = ("http", "https", "s3", "gs", "az", "file")
-_LITERAL = ("s3", "gs", "az")  # whose keys are as they are; in others a path is encoded
-_CODES = {" ": "%20", "#": "%23", "?": "%3F", "\\": "%5C"}  # of signs that a path has in codes only
+_LITERAL = ("s3", "gs", "az")  # keys are literal; in other schemes paths are encoded
+_CODES = {" ": "%20", "#": "%23", "?": "%3F", "\\": "%5C"}  # characters that a path must encode
 CREDENTIALS = (
     "http and https take credentials from ~/.netrc (or NETRC=FILE), s3 from the environment (AWS_ACCESS_KEY_ID, "
     "AWS_SECRET_ACCESS_KEY) or ~/.aws, gs from GOOGLE_APPLICATION_CREDENTIALS, az from AZURE_STORAGE_CONNECTION_STRING; "
     "in a deployment of Prefect a block may set these"
 )
-# For forms, whose server keeps what is submitted: a name, password or signature in a URL is refused before.
+# For forms: a URL with a name, password or signature is refused before the server stores it.
 NO_SECRET = (
-    r"^(?![\s\S]*://[^/\s]*@)(?![\s\S]*://[^\s/?#@]*:(?![0-9]+[/?#])\S*@)"  # a password may hold a slash
+    r"^(?![\s\S]*://[^/\s]*@)(?![\s\S]*://[^\s/?#@]*:(?![0-9]+[/?#])\S*@)"  # a password may contain a slash
     r"(?![\s\S]*://\S*\?\S*([Ss]ig|[Tt]oken|[Kk]ey|[Cc]redential|[Pp]assw)[^\s=]*=)"
 )
-_HARMLESS = ("local", "memory", "hf", "zip", "tar", "gzip", "bz2", "xz", "zstd", "lz4")  # beside SCHEMES, in a data set
+_HARMLESS = ("local", "memory", "hf", "zip", "tar", "gzip", "bz2", "xz", "zstd", "lz4")  # also, for data sets
 _URL = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://(.*)")
 _FOLDER_URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:/")  # pathlib makes one slash of two
 _SCHEDULER = re.compile(r"(?:(?:tcp|tls)://)?(?:[A-Za-z0-9_.-]+|\[[0-9A-Fa-f:.]+\]):[0-9]{1,5}")
 _USER = re.compile(
     r'(?<=:/)(/?)(?:[^\s/?#"<>]{0,2000}@|[^\s/?#@"<>]{0,2000}:[^\s"<>]{0,2000}@)'
-)  # a password may hold a slash; pathlib makes one slash of two
+)  # a password may contain a slash; pathlib makes one slash of two
 _PARAMETER = re.compile(r"([?&;])([\w.%-]{1,100})=([^&;\s\"'<>]+)")
 _SECRET = re.compile(r"sig|token|secret|pass|pwd|key|cred|auth|code|session", re.IGNORECASE)
 
 
 def is_remote(location: str | Path) -> bool:
-    """It is a URL."""
+    """Return if a location is a URL."""
     return "://" in str(location)
 
 
 def redact(text: str) -> str:
-    """The text, with stars for what looks like a name and password, or like a signature, in the URLs in it."""
+    """Return the text with names, passwords and signatures in its URLs replaced by stars."""
 
     def hidden(found: re.Match[str]) -> str:
         return f"{found[1]}{found[2]}=***" if _SECRET.search(found[2]) else found[0]
@@ -50,7 +50,7 @@ def redact(text: str) -> str:
 
 
 def show_url(url: str) -> str:
-    """One URL for a message: without a name and password, whatever they hold, and without what follows a `?`."""
+    """Return a URL for a message, without name and password, whatever they contain, and without the query after `?`."""
     scheme, mark, rest = url.partition("://")
     path, query, _ = rest.partition("?")
     if "@" in rest and ("@" in re.split("[/?#]", rest)[0] or ":" in path.split("/")[0]):
@@ -59,17 +59,18 @@ def show_url(url: str) -> str:
 
 
 def check_url(url: str, option: str = "") -> str:
-    """The URL as it is opened: its scheme in small letters, without a slash at the end.
+    """Return a URL in the form in which it is opened: scheme in lower case, no slash at the end.
 
-    In `http`, `https` and `file` it is a URL as in a browser, where a blank is %20 and a percent sign is %25; it is passed
-    on so, and the path of a file is decoded (RFC 8089). In `s3`, `gs` and `az` the key is as it is, as `aws s3` takes it.
+    `http`, `https` and `file` take URLs as a browser does, with %20 for a blank and %25 for a percent sign. They are
+    passed on unchanged, and the path of a file is decoded (RFC 8089). In `s3`, `gs` and `az` the key is taken
+    literally, as by `aws s3`.
 
     Args:
         url: of a folder.
-        option: that gave it, for the message.
+        option: option that gave the URL, for the message.
 
     Raises:
-        ValueError: it is not a plain address that is opened here; the message hides names and passwords.
+        ValueError: it is not a plain address of a known scheme; the message hides names and passwords.
     """
     shown = (f"{option}: " if option else "") + repr(show_url(url))
     found = _URL.fullmatch(url)
@@ -101,7 +102,7 @@ def check_url(url: str, option: str = "") -> str:
 
 
 def _check_key(rest: str, shown: str) -> None:
-    """Raises ValueError for what looks like a signature in a bucket and key, or like a version, which is not opened."""
+    """Raise ValueError if a bucket and key seem to contain a signature, or name a version, which is not opened."""
     query = "?" + rest.partition("?")[2]
     if any(_SECRET.search(name) for _, name, _ in _PARAMETER.findall(query)):
         raise ValueError(
@@ -112,7 +113,7 @@ def _check_key(rest: str, shown: str) -> None:
 
 
 def _check_encoded(rest: str, shown: str, scheme: str) -> None:
-    """Raises ValueError for what a URL of http, https or file does not hold as it is."""
+    """Raise ValueError if a URL of http, https or file contains characters that must be encoded, or a query."""
     if "?" in rest and scheme != "file":
         raise ValueError(
             f"{shown} has a query or signature behind its path, which would not stay secret: leave it out, and write %3F for "
@@ -130,12 +131,12 @@ def _check_encoded(rest: str, shown: str, scheme: str) -> None:
 
 
 def file_of(url: str) -> str:
-    """The path of a checked `file` URL, decoded."""
+    """Return the decoded path of a checked `file` URL."""
     return os.fsdecode(unquote_to_bytes(url.removeprefix("file://").removeprefix("localhost"))) or "/"
 
 
 def check_scheduler(address: str) -> str:
-    """The address of a Dask scheduler, unchanged: `local`, or host:port, with tcp:// or tls:// before it.
+    """Return the address of a Dask scheduler unchanged: `local`, or host:port with an optional tcp:// or tls://.
 
     Raises:
         ValueError: it is none of these.
@@ -149,7 +150,7 @@ def check_scheduler(address: str) -> str:
 
 
 def check_folder(folder: str | Path, option: str) -> None:
-    """Raises ValueError for a URL where a folder of this machine is written to."""
+    """Raise ValueError if a folder that will be written to is a URL."""
     if _FOLDER_URL.match(str(folder)) or is_remote(folder):
         raise ValueError(
             f"{option}={redact(str(folder))} is a URL, and is written to here: give a folder of this machine. "
@@ -158,9 +159,9 @@ def check_folder(folder: str | Path, option: str) -> None:
 
 
 def guard_fsspec() -> None:
-    """Lets fsspec open nothing else in this process, for a library that takes addresses out of what it reads.
+    """Restrict fsspec in this process to known protocols, for a library that takes addresses from the files it reads.
 
-    A data set's README.md may name `dask://…` as the place of its files, and `datasets` would go there.
+    The README.md of a data set may give `dask://…` as the place of its files, and `datasets` would connect there.
     """
     import fsspec
 

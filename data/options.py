@@ -12,7 +12,7 @@ from pydantic import AfterValidator, Field
 
 from data.locations import NO_SECRET
 
-LARGEST_CHUNK = 255  # tokens: lengths are bytes
+LARGEST_CHUNK = 255  # tokens; lengths are stored as bytes
 SOURCES = {
     "stdlib": "data.sources.text:StdlibSource",
     "text": "data.sources.text:TextSource",
@@ -24,7 +24,7 @@ SOURCES = {
     "audio": "data.sources.audio:AudioSource",
     "datasets": "data.sources.huggingface:DatasetsSource",
     "webdataset": "data.sources.tars:WebDatasetSource",
-    "shards": "",  # sharded already: nothing to read
+    "shards": "",  # already sharded, nothing to read
 }
 CHUNKERS = {
     "words": "data.chunkers:WordChunker",
@@ -36,7 +36,7 @@ CHUNKERS = {
 
 
 def known(table: dict[str, str], group: str) -> Callable[[str], str]:
-    """A check that a name is in the table, or an entry point of the group that some installed package declares."""
+    """Return a validator: a name must be in the table, or an entry point of the group in an installed package."""
 
     def check(name: str) -> str:
         if name not in table:
@@ -49,7 +49,7 @@ def known(table: dict[str, str], group: str) -> Callable[[str], str]:
 
 
 def _expression(pattern: str | None) -> str | None:
-    """A regular expression."""
+    """Check a regular expression and return it."""
     try:
         re.compile(pattern or "")
     except re.error as error:
@@ -58,7 +58,7 @@ def _expression(pattern: str | None) -> str | None:
 
 
 def _glob(pattern: str) -> str:
-    """A glob that is relative to a folder."""
+    """Check that a glob is valid and relative, and return it."""
     if pattern.startswith("/"):
         raise ValueError("expected a glob relative to source.path, which does not begin with /")
     try:
@@ -69,13 +69,16 @@ def _glob(pattern: str) -> str:
 
 
 def _choices(table: dict[str, str], group: str) -> Callable[[dict[str, Any]], None]:
-    """Puts the names into a JSON schema, for forms; asked for only when a schema is made."""
+    """Return a function that adds the names to a JSON schema, for forms.
+
+    Entry points are listed only when a schema is made.
+    """
     return lambda schema: schema.update(enum=[*table, *sorted(entry.name for entry in entry_points(group=group))])
 
 
 @dataclass(kw_only=True)
 class SourceOptions:
-    """What is read, and how it is split into train, valid and test."""
+    """Options of a source: the documents to read, and their division into train, valid and test."""
 
     kind: Annotated[
         str,
@@ -160,7 +163,7 @@ class SourceOptions:
 
 @dataclass(kw_only=True)
 class ChunkerOptions:
-    """How documents are cut into chunks."""
+    """Options of a chunker, which splits documents into chunks."""
 
     kind: Annotated[
         str,
@@ -182,7 +185,7 @@ class ChunkerOptions:
 
 @dataclass(kw_only=True)
 class ShardOptions:
-    """How shards are written."""
+    """Options for writing shards."""
 
     workers: Annotated[
         int, Field(ge=1, le=1024, description="processes that write shards; changes no byte of them")
@@ -197,7 +200,7 @@ class ShardOptions:
 
 @dataclass(kw_only=True)
 class LoaderOptions:
-    """How shards are read."""
+    """Options for reading shards."""
 
     workers: Annotated[
         int, Field(ge=0, le=64, description="processes that make batches ahead; changes no batch. 0: none")

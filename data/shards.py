@@ -1,6 +1,7 @@
-"""Shards: WebDataset tars of plain arrays, written whole or not at all, the same bytes for the same documents.
+"""Shards: WebDataset tars of plain arrays, written whole or not at all, with the same bytes for the same documents.
 
-A sample holds consecutive documents of one split, about a megabyte together; a longer document goes on in the next sample:
+A sample holds consecutive documents of one split, about a megabyte together. A longer document continues in the next
+sample:
 
     KEY.tokens.npy     (n,) uint8, all tokens
     KEY.lengths.npy    (N,) uint8, tokens of each chunk
@@ -8,10 +9,10 @@ A sample holds consecutive documents of one split, about a megabyte together; a 
     KEY.sample.json    {"names": [...], "continues": the first is the rest of the document before,
                         "crc32": of the content of each of the three arrays}
 
-KEY is SPLIT-PART-SAMPLE, such as train-00003-000012, unique in the corpus: the number of the part that wrote the shard, and
-that of the sample among those of the split in that part.
+KEY is SPLIT-PART-SAMPLE, such as train-00003-000012, and unique in the corpus. PART is the number of the part that
+wrote the shard. SAMPLE is the number of the sample among those of the split in that part.
 
-The sha256 in the manifest says whether a shard is whole; the sums inside say where it is not.
+The sha256 in the manifest tells if a shard is whole. The checksums inside tell where it is damaged.
 """
 
 import hashlib
@@ -53,7 +54,10 @@ def _digest(text: str) -> str:
 
 @dataclass
 class Shard:
-    """A finished tar; an entry of `shards` in manifest.json. Counts are of samples, chunks, tokens and bytes."""
+    """A finished tar; an entry of `shards` in manifest.json.
+
+    Its counts are of samples, documents, chunks, tokens and bytes.
+    """
 
     file: str
     split: Annotated[str, AfterValidator(_split)]
@@ -68,15 +72,15 @@ class Shard:
 
 @dataclass
 class Sample:
-    """D documents of N chunks of n tokens, the content of a sample.
+    """The content of a sample: D documents of N chunks of n tokens.
 
     Attributes:
         tokens: (n,) uint8.
         lengths: (N,) uint8, tokens of each chunk.
         documents: (D,) int64, chunks of each document.
         names: of the documents.
-        continues: the first is the rest of the document before.
-        at: byte of its shard where its tokens begin.
+        continues: the first document is the rest of the one before.
+        at: byte offset in its shard where its tokens begin.
     """
 
     tokens: np.ndarray
@@ -88,33 +92,33 @@ class Sample:
 
 
 class Damaged(ValueError):
-    """A shard is not what was written; the message names it, the byte where that shows first, and what to do.
+    """An error: a shard is not what was written. The message names it, the first damaged byte, and what to do.
 
     Attributes:
         path: of the shard, or its URL.
-        offset: of the byte where it shows first; None if the whole file is missing.
+        offset: of the first byte that shows the damage; None if the whole file is missing.
         reason: what is wrong with it.
     """
 
     def __init__(self, path: Path | str, offset: int | None, reason: str) -> None:
         where = "" if offset is None else f" at byte {offset:,}"
         advice = "`haed shard shard.verify=true` with its options makes it anew, or copy it again from where it came"
-        if is_remote(path):  # a damaged copy in the cache was fetched again before it comes to this
+        if is_remote(path):  # a damaged copy in the cache was fetched again before this error
             advice = "what is served there is not what its manifest says: whoever serves it must mend it"
         super().__init__(f"shard {path} is damaged{where}: {reason}; {advice}")
         self.path, self.offset, self.reason = path, offset, reason
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Worker processes send it."""
+        """Return the parts for pickling, as worker processes send it."""
         return Damaged, (self.path, self.offset, self.reason)
 
 
 class ShardFile:
-    """A tar in the making.
+    """A tar that is being written.
 
     Args:
-        path: of the file; `close` makes it whole.
-        split: that it belongs to.
+        path: of the file; `close` completes it.
+        split: the split it belongs to.
         part: number of the part of the corpus that it belongs to.
         first: number of its first sample in that part.
 
@@ -129,7 +133,7 @@ class ShardFile:
         self._sum = hashlib.sha256()
 
     def write(self, sample: Sample, source_bytes: int) -> None:
-        """Adds a sample, and the number of bytes of the source that it stands for."""
+        """Add a sample, and the number of source bytes that it stands for."""
         key, sums = f"{self.shard.split}-{self._part:05d}-{self._first + self.shard.samples:06d}", {}
         parts: list[bytes | memoryview] = []
         for name, kind in _ARRAYS.items():
@@ -156,7 +160,7 @@ class ShardFile:
             self.shard.file_bytes += len(part)
 
     def close(self) -> Shard:
-        """Ends the tar, brings it to the disk, and returns its entry for the manifest."""
+        """Complete the tar, sync it to disk, and return its entry for the manifest."""
         self._put([bytes(2 * tarfile.BLOCKSIZE)])
         with named(self._path):
             os.fsync(self._file.fileno())
@@ -166,7 +170,7 @@ class ShardFile:
 
 
 def _member(name: str, head: bytes, body: memoryview) -> list[bytes | memoryview]:
-    """A member of a tar, whose header depends on its name and size only."""
+    """Return the blocks of a tar member, whose header depends only on its name and size."""
     member = tarfile.TarInfo(name)
     member.size, member.mtime, member.mode = len(head) + len(body), 0, 0o644
     return [member.tobuf(tarfile.USTAR_FORMAT) + head, body, bytes(-member.size % tarfile.BLOCKSIZE)]
@@ -181,7 +185,7 @@ def _npy_header(name: str, size: int) -> bytes:
 
 @dataclass
 class _Buffer:
-    """The next sample: documents with their bytes."""
+    """The documents of the next sample, with their bytes."""
 
     parts: list[bytes] = field(default_factory=list)
     starts: list[int] = field(default_factory=list)
@@ -191,7 +195,7 @@ class _Buffer:
 
 
 class ShardWriter:
-    """Cuts the pieces of one split of a part and writes them as tars of about `limit` source bytes into a folder.
+    """A writer of one split of a part. It splits pieces into chunks, and writes tars of about `limit` source bytes.
 
     Files are named SPLIT-NUMBER.tar from 0 on.
 
@@ -207,7 +211,7 @@ class ShardWriter:
         self._file: ShardFile | None = None
 
     def add(self, piece: Piece) -> None:
-        """Takes the next piece."""
+        """Add the next piece."""
         if not piece.data:
             return
         buffer = self._buffer
@@ -222,13 +226,13 @@ class ShardWriter:
         buffer.size += len(piece.data)
 
     def close(self) -> list[Shard]:
-        """Writes what is left; returns all shards."""
+        """Write the rest, and return all shards."""
         self._flush(False)
         self._finish()
         return self.shards
 
     def _flush(self, continued: bool) -> None:
-        """Writes the sample; of a document that goes on, the last chunk waits for what follows it."""
+        """Write the sample. If its document continues, the last chunk is held back until the next bytes are known."""
         buffer, self._buffer = self._buffer, _Buffer()
         if not buffer.size:
             return
@@ -242,7 +246,7 @@ class ShardWriter:
             held = self.chunker.join(tokens[end:], lengths[-1:])
             tokens, lengths, size = tokens[:end], lengths[:-1], size - len(held)
             counts[-1] -= 1
-            begins = counts[-1] == 0 and (len(counts) > 1 or not buffer.continues)  # all of that document is held
+            begins = counts[-1] == 0 and (len(counts) > 1 or not buffer.continues)  # the whole document is held back
             self._buffer = _Buffer([held], [0], [buffer.names[-1]], len(held), not begins)
             if counts[-1] == 0:
                 counts = counts[:-1]
@@ -264,7 +268,7 @@ class ShardWriter:
             self._file = None
 
     def _split(self, text: bytes, starts: list[int]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Tokens (n,), lengths (N,) and the number of chunks (D,) of each document."""
+        """Return tokens (n,), lengths (N,) and the number of chunks (D,) of each document."""
         if type(self.chunker).join is Chunker.join:  # tokens are bytes, so starts of documents are starts of chunks
             tokens, lengths = self.chunker.split(text, np.array(starts, np.int64))
             ends = np.cumsum(lengths, dtype=np.int64)
@@ -276,12 +280,12 @@ class ShardWriter:
 
 
 def read_shard(path: Path | str, content: bytes, shard: Shard | None = None) -> list[Sample]:
-    """Takes a shard apart; the arrays are views of its content.
+    """Return the samples of a shard; their arrays are views of its content.
 
     Args:
-        path: named in errors.
+        path: name of the file for errors.
         content: of the file.
-        shard: its entry in the manifest; with it, sums and counts are checked.
+        shard: its entry in the manifest; if given, checksum and counts are verified.
 
     Raises:
         Damaged: it is not what was written.
@@ -296,7 +300,7 @@ def read_shard(path: Path | str, content: bytes, shard: Shard | None = None) -> 
 
 
 def _samples(path: Path | str, content: bytes, checked: bool) -> Iterator[Sample]:
-    """The samples of a shard, with their own sums checked where that of the whole is wrong or unknown.
+    """Yield the samples of a shard. With `checked`, their own checksums are verified, to find the damaged place.
 
     Raises:
         Damaged: at the offset of the first member that is not what was written.
@@ -320,7 +324,7 @@ def _samples(path: Path | str, content: bytes, checked: bool) -> Iterator[Sample
     except (tarfile.TarError, KeyError, IndexError, TypeError, ValueError, RecursionError) as error:
         if isinstance(error, Damaged):
             raise
-        at = min(end + -end % tarfile.BLOCKSIZE, len(content))  # it may end in what fills up a block
+        at = min(end + -end % tarfile.BLOCKSIZE, len(content))  # it may end in the padding of a block
         raise Damaged(path, at, f"{type(error).__name__} {error}") from error
     end += -end % tarfile.BLOCKSIZE
     if parts or len(content) < end + 2 * tarfile.BLOCKSIZE or any(content[end : end + 2 * tarfile.BLOCKSIZE]):
@@ -342,13 +346,16 @@ def _sample(
 
 
 def _array(body: memoryview, dtype: Any) -> np.ndarray:
-    """The array of a .npy without a copy; its header cannot make it larger than it is, nor an array of objects."""
+    """Return the array of a .npy without a copy.
+
+    Its header can neither make it larger than it is nor an array of objects.
+    """
     file = io.BytesIO(bytes(body[:1024]))
     if np.lib.format.read_magic(file) != (1, 0):
         raise ValueError("not a .npy of version 1.0")
     try:
         shape, _, found = np.lib.format.read_array_header_1_0(file)
-    except Exception as error:  # Python's parser reads it, and has many ways to refuse one
+    except Exception as error:  # Python's parser reads it, and may raise many kinds of errors
         raise ValueError(f"its header is none: {error or type(error).__name__}") from error
     array = np.frombuffer(body, dtype, offset=file.tell())
     if found != dtype or shape != array.shape:
@@ -357,7 +364,7 @@ def _array(body: memoryview, dtype: Any) -> np.ndarray:
 
 
 def _locate(path: Path | str, content: bytes, shard: Shard) -> None:
-    """Raises Damaged for a shard whose sha256 is wrong, with the first place that shows why."""
+    """Raise Damaged for a shard whose sha256 is wrong, with the first place that shows why."""
     for _ in _samples(path, content, checked=True):
         pass
     if len(content) != shard.file_bytes:

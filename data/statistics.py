@@ -1,9 +1,9 @@
-"""Statistics of a corpus in bounded memory: lengths of chunks and documents, distinct chunks and how often they occur.
+"""Statistics of a corpus in bounded memory: lengths of chunks and documents, distinct chunks and their frequencies.
 
-Chunks are counted by 64-bit hashes. Up to 2^16 distinct ones the counts are exact. Beyond, those with the smallest hashes
-are kept (a uniform sample of the distinct chunks, from which their number and the tail of the rank-frequency curve are
-estimated: the k minimum values of Bar-Yossef et al. 2002), and the most frequent ones for the head of the curve. Sketches
-of parts add up, so workers share the counting.
+Chunks are counted by 64-bit hashes. Up to 2^16 distinct chunks the counts are exact. Beyond, two sets are kept. The
+chunks with the smallest hashes are a uniform sample of the distinct chunks. Their number and the tail of the
+rank-frequency curve are estimated from it (k minimum values, Bar-Yossef et al. 2002). The most frequent chunks give the
+head of the curve. Sketches of parts can be added, so workers share the counting.
 """
 
 from dataclasses import dataclass, field
@@ -13,12 +13,12 @@ import numpy as np
 KEPT, HEAD = 1 << 16, 1 << 12
 _WAITING = 1 << 22
 _END = np.uint64(0xFFFFFFFFFFFFFFFF)
-_MASKS = np.array([(1 << (8 * min(n, 8))) - 1 for n in range(256)], np.uint64)  # of the first n bytes of eight
+_MASKS = np.array([(1 << (8 * min(n, 8))) - 1 for n in range(256)], np.uint64)  # masks of the first n of eight bytes
 _MIX = (np.uint64(0x9E3779B97F4A7C15), np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB))
 
 
 def hashes(tokens: np.ndarray, lengths: np.ndarray) -> np.ndarray:
-    """Hashes (N,) uint64 of chunks; equal chunks have equal ones.
+    """Return hashes (N,) uint64 of chunks; equal chunks have equal hashes.
 
     Args:
         tokens: (n,) uint8 of all chunks.
@@ -41,7 +41,7 @@ def hashes(tokens: np.ndarray, lengths: np.ndarray) -> np.ndarray:
 
 
 def mixed(x: np.ndarray) -> np.ndarray:
-    """The finaliser of SplitMix64 (Steele et al. 2014)."""
+    """Apply the finaliser of SplitMix64 (Steele et al. 2014)."""
     for shift, factor in ((30, _MIX[1]), (27, _MIX[2])):
         x = x ^ (x >> np.uint64(shift))
         x *= factor
@@ -50,12 +50,12 @@ def mixed(x: np.ndarray) -> np.ndarray:
 
 @dataclass
 class Frequencies:
-    """How often distinct chunks occur, of all or a sample of them.
+    """The counts of distinct chunks, of all or of a sample.
 
     Attributes:
         keys: (C,) uint64 ascending.
         counts: (C,) int64.
-        limit: keys up to this one are all here; beyond it only the most frequent.
+        limit: all keys up to this one are included; beyond it only those of the most frequent chunks.
     """
 
     keys: np.ndarray = field(default_factory=lambda: np.zeros(0, np.uint64))
@@ -63,7 +63,7 @@ class Frequencies:
     limit: int = int(_END)
 
     def add(self, other: "Frequencies") -> None:
-        """Adds those of other documents."""
+        """Add the counts of other documents."""
         keys = np.concatenate([self.keys, other.keys])
         order = np.argsort(keys, kind="stable")
         keys, counts = keys[order], np.concatenate([self.counts, other.counts])[order]
@@ -85,7 +85,7 @@ class Frequencies:
 
     @classmethod
     def of(cls, keys: np.ndarray) -> "Frequencies":
-        """Of the chunks with these keys (N,)."""
+        """Count the chunks with these keys (N,)."""
         keys = np.sort(keys)
         first = np.flatnonzero(np.concatenate([[True], keys[1:] != keys[:-1]])[: len(keys)])
         found = cls(keys[first], np.diff(first, append=len(keys)))
@@ -94,7 +94,7 @@ class Frequencies:
 
     @property
     def exact(self) -> bool:
-        """All distinct chunks are here."""
+        """No distinct chunk is missing."""
         return self.limit == int(_END)
 
     @property
@@ -106,7 +106,7 @@ class Frequencies:
         return round((below - 1) / (self.limit / 2**64))
 
     def curve(self, points: int = 60) -> list[tuple[int, int]]:
-        """Pairs of rank and count, evenly spread over the logarithm of the rank."""
+        """Return pairs of rank and count, evenly spaced over the logarithm of the rank."""
         head = np.sort(self.counts)[::-1]
         total = self.distinct
         ranks = np.unique(np.geomspace(1, max(total, 1), points).round().astype(np.int64))
@@ -121,7 +121,10 @@ class Frequencies:
 
 @dataclass
 class DocumentLengths:
-    """Tokens of the shortest and the longest document, and how many documents have from 2^n tokens on, by that number."""
+    """The lengths of documents in tokens: shortest, longest, and a histogram.
+
+    `documents_from` has the number of documents with 2^n to 2^(n+1) − 1 tokens, by 2^n as text.
+    """
 
     shortest: int
     longest: int
@@ -130,13 +133,13 @@ class DocumentLengths:
 
 @dataclass
 class Summary:
-    """Statistics of a split as the manifest has them; see docs/data.md.
+    """The statistics of a split in the manifest; see docs/data.md.
 
     Attributes:
         chunk_lengths: number of chunks of each length, from 0 on.
         distinct_chunks: their number.
-        distinct_chunks_exact: false if that is an estimate.
-        rank_frequency: pairs of the rank of a chunk, by how often it occurs, and how often that is.
+        distinct_chunks_exact: False if it is an estimate.
+        rank_frequency: pairs of rank and count; chunks are ranked by count.
         tokens_per_document: lengths of documents.
     """
 
@@ -148,26 +151,26 @@ class Summary:
 
 
 class Statistics:
-    """Statistics of a split, gathered chunk by chunk and added up over parts in their order."""
+    """The statistics of a split, collected chunk by chunk, and merged over parts in their order."""
 
     def __init__(self) -> None:
         self.lengths = np.zeros(256, np.int64)
-        self.documents = np.zeros(64, np.int64)  # by the logarithm of their tokens
+        self.documents = np.zeros(64, np.int64)  # by the base-2 logarithm of their tokens
         self.shortest, self.longest = 0, 0
         self.frequencies = Frequencies()
-        # Tokens of a document that an earlier part began, and of the last one, which a later part may go on with.
+        # Tokens of a document that an earlier part began, and of the last one, which a later part may continue.
         self._head, self._last = 0, 0
         self._waiting: list[np.ndarray] = []
 
     def chunks(self, tokens: np.ndarray, lengths: np.ndarray) -> None:
-        """Counts chunks."""
+        """Count chunks."""
         self.lengths += np.bincount(lengths, minlength=256)
         self._waiting.append(hashes(tokens, lengths))
         if sum(map(len, self._waiting)) > _WAITING:
             self._count()
 
     def document(self, tokens: int, begins: bool) -> None:
-        """Counts a document, or the rest of the one before, of so many tokens."""
+        """Count a document of so many tokens, or, if `begins` is False, the rest of the one before."""
         if begins:
             self._end_document()
             self._last = tokens
@@ -193,7 +196,7 @@ class Statistics:
                 self.frequencies = found
 
     def add(self, other: "Statistics") -> None:
-        """Adds those of the next part."""
+        """Add the statistics of the next part."""
         self._count()
         other._count()
         self.lengths += other.lengths
@@ -209,7 +212,7 @@ class Statistics:
         self.frequencies.add(other.frequencies)
 
     def arrays(self) -> dict[str, np.ndarray]:
-        """Everything, for a file; `of_arrays` reads it back."""
+        """Return the whole state as arrays for a file, which `of_arrays` reads back."""
         self._count()
         return {
             "lengths": self.lengths,
@@ -222,7 +225,7 @@ class Statistics:
 
     @classmethod
     def of_arrays(cls, arrays: dict[str, np.ndarray]) -> "Statistics":
-        """Those that `arrays` gave."""
+        """Restore statistics from the result of `arrays`."""
         made = cls()
         made.lengths, made.documents = arrays["lengths"], arrays["documents"]
         made.shortest, made.longest, made._head, made._last = (int(x) for x in arrays["ends"])
@@ -230,7 +233,7 @@ class Statistics:
         return made
 
     def summary(self) -> Summary:
-        """For the manifest."""
+        """Return the statistics for the manifest."""
         self._count()
         self._end_document()
         last = int(np.flatnonzero(self.lengths)[-1]) if self.lengths.any() else 0

@@ -1,13 +1,15 @@
-"""Shards behind URLs, through fsspec, each fetched whole, checked against its sha256 and kept in a cache (`data.remote.storage`).
+"""Shards behind a URL, read through fsspec, and their cache on this machine.
 
-What is read is bounded by what the manifest says, whatever the other side sends. Connections that break are tried again.
+Each shard is fetched whole, checked against its sha256 and kept in the cache. The manifest limits the bytes that are
+read, whatever the server sends. Broken connections are retried.
 
-Fetched shards on this machine, up to a size; what was not used for the longest time makes room.
+The cache has a maximum size; the least recently used shards are removed first. It has a folder of its own with a marker
+file, and its files are named by their sha256. So nothing else is ever removed, and a shard behind several addresses is
+kept once.
 
-They lie in a folder of the cache's own, which its mark says, under their sha256, so that nothing else is ever removed, and
-what several addresses serve is kept once. Many processes share it without talking: who makes a file holds a lock on
-it, and the others wait; a file is handed out open, so that it may be removed while it is read. A lock ends with its
-process, so what a killed one left unfinished is known, and taken over or removed.
+Many processes share the cache without communicating. A process holds a lock on the file that it writes, and the others
+wait. A file is returned open, so that it may be removed while it is read. A lock ends with its process. So files that a
+killed process left unfinished are recognised, and are taken over or removed.
 """
 
 import errno
@@ -27,21 +29,21 @@ from data.locations import CREDENTIALS, check_url, file_of, redact
 from data.shards import Damaged, Shard
 
 FOLDER = "haed-cache"
-_MARK = "CACHEDIR.TAG"  # https://bford.info/cachedir: programs for backups leave such a folder out
+_MARK = "CACHEDIR.TAG"  # https://bford.info/cachedir: backup programs skip such a folder
 _MARKED = b"Signature: 8a477f597d28d172789f06886806bc55\n# Shards that haed fetched; this folder may be deleted.\n"
 _OURS = re.compile(r"[0-9a-f]{64}\.(tar|partial)")
 
 
 class Cache:
-    """A bounded folder of files that are known by their sha256.
+    """A bounded folder of files that are identified by their sha256.
 
     Args:
-        place: folder in which the cache has its own; everything else there is let alone.
-        limit: bytes that its files may take; one file may always be there.
+        place: parent of the cache's own folder; everything else there is left alone.
+        limit: maximum bytes of its files; one file may always be kept.
 
     Raises:
-        FileExistsError: a folder of that name is there, and is not a cache's.
-        OSError: it cannot be made.
+        FileExistsError: a folder of that name exists and is no cache.
+        OSError: it cannot be created.
     """
 
     def __init__(self, place: Path, limit: int) -> None:
@@ -49,7 +51,7 @@ class Cache:
         self._make()
 
     def _make(self) -> None:
-        """Makes its folder, which anybody may delete at any time."""
+        """Create the folder, which anybody may delete at any time."""
         self.folder.mkdir(parents=True, exist_ok=True)
         there = os.listdir(self.folder)
         if there and _MARK not in there:
@@ -60,12 +62,12 @@ class Cache:
             (self.folder / _MARK).write_bytes(_MARKED)
 
     def open(self, sha256: str, size: int, fill: Callable[[IO[bytes]], None]) -> IO[bytes]:
-        """The file of that sum, open, made first if it is not there. Of all processes and threads one makes it.
+        """Return the open file of that checksum. If it is missing, one of all processes and threads creates it first.
 
         Args:
             sha256: of the file.
             size: bytes it will have.
-            fill: writes it into an empty file, and checks it; what it raises is raised here.
+            fill: writes the content into an empty file, and checks it; its exceptions are raised here.
         """
         path, partial = self.folder / f"{sha256}.tar", self.folder / f"{sha256}.partial"
         while True:
@@ -81,7 +83,7 @@ class Cache:
             if made is None:
                 continue
             try:
-                if path.exists():  # another finished it after we had looked
+                if path.exists():  # another process finished it after the check above
                     partial.unlink()
                     made.close()
                     continue
@@ -94,18 +96,21 @@ class Cache:
                 made.close()
                 raise
             _touch(made)
-            fcntl.flock(made, fcntl.LOCK_UN)  # a map of the file would hold it on
+            fcntl.flock(made, fcntl.LOCK_UN)  # a memory map of the file would keep the lock
             self._make_room(0, keep=path)
             return made
 
     def forget(self, sha256: str, file: IO[bytes]) -> None:
-        """Removes this file, which is not what it was; not one that was made in its place since."""
+        """Remove this file, which is damaged, unless another was made in its place since."""
         path = self.folder / f"{sha256}.tar"
         if _is(path, file):
             path.unlink(missing_ok=True)
 
     def _make_room(self, wanted: int, keep: Path | None = None) -> None:
-        """Removes what killed processes left, then the longest unused, until so many bytes more are within the limit."""
+        """Remove files until `wanted` more bytes fit the limit.
+
+        Leftovers of killed processes go first, then the least recently used files.
+        """
         found: list[tuple[int, int, Path]] = []
         used = wanted
         for entry in os.scandir(self.folder):
@@ -122,13 +127,13 @@ class Cache:
         for _, size, path in sorted(found):
             if used <= self.limit:
                 return
-            with suppress(PermissionError):  # of another user
+            with suppress(PermissionError):  # it belongs to another user
                 path.unlink(missing_ok=True)
                 used -= size
 
 
 def _taken(partial: Path) -> IO[bytes] | None:
-    """The file of that name, locked; None if it was finished or given up by whom we waited for."""
+    """Open and lock a partial file; return None if another process finished or abandoned it while this one waited."""
     file = os.fdopen(os.open(partial, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o666), "r+b")
     try:
         fcntl.flock(file, fcntl.LOCK_EX)
@@ -142,7 +147,7 @@ def _taken(partial: Path) -> IO[bytes] | None:
 
 
 def _abandoned(partial: Path) -> bool:
-    """Whether nobody was writing this file; it is removed then."""
+    """Remove a partial file that no process is writing. Return if it was abandoned."""
     try:
         with open(partial, "r+b") as file:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -154,7 +159,7 @@ def _abandoned(partial: Path) -> bool:
 
 
 def _is(path: Path, file: IO[bytes]) -> bool:
-    """Whether the open file is the one of that name now."""
+    """Return if the path names the open file now."""
     try:
         return os.path.samestat(path.lstat(), os.fstat(file.fileno()))
     except FileNotFoundError:
@@ -162,8 +167,8 @@ def _is(path: Path, file: IO[bytes]) -> bool:
 
 
 def _touch(file: IO[bytes]) -> None:
-    """It was used now. Its time of change stays: by that a reader knows a file that it has checked."""
-    with suppress(PermissionError):  # of another user
+    """Set the access time to now. The modification time stays: a reader recognises a checked file by it."""
+    with suppress(PermissionError):  # it belongs to another user
         os.utime(file.fileno(), ns=(time.time_ns(), os.fstat(file.fileno()).st_mtime_ns))
 
 
@@ -172,24 +177,24 @@ T = TypeVar("T")
 ATTEMPTS = 8
 _BLOCK = 1 << 20
 _LARGEST_MANIFEST = 256 << 20
-_ANY_SHARD = 1 << 32  # bytes; one of this size is fetched into a cache of any
+_ANY_SHARD = 1 << 32  # bytes of a shard that is fetched whatever the size of the cache
 _TIMEOUTS: dict[str, Any] = {"total": None, "sock_connect": 20, "sock_read": 60}
-# What a disk says that takes no more: it is full, or the share of a user; a file is too large; it may not be written to; broken.
+# Disk errors: full, quota exceeded, file too large, read-only, broken.
 _DISK_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EIO)
-_TRANSIENT = (408, 425, 429)  # answers of HTTP below 500 that another attempt may mend
+_TRANSIENT = (408, 425, 429)  # HTTP statuses below 500 that are worth a retry
 
 
 class Remote:
-    """A folder behind a URL, and the cache for it.
+    """A folder behind a URL, and its cache.
 
     Args:
         url: of the folder.
-        cache: folder of the whole cache.
-        limit: bytes that the shards in the cache may take.
+        cache: parent of the cache's folder.
+        limit: maximum bytes of the shards in the cache.
 
     Raises:
-        ValueError: the URL is not one that is opened, or needs another package.
-        OSError: the cache cannot be made.
+        ValueError: the URL is not allowed, or needs a package that is not installed.
+        OSError: the cache cannot be created.
     """
 
     def __init__(self, url: str, cache: Path, limit: int) -> None:
@@ -204,8 +209,8 @@ class Remote:
 
             # trust_env: credentials of ~/.netrc, and proxies of the environment.
             options = {"client_kwargs": {"timeout": aiohttp.ClientTimeout(**_TIMEOUTS), "trust_env": True}}
-            options["encoded"] = self.url.isascii()  # it is passed as it was given
-            self._how = {"block_size": 0, "size": 1}  # one answer, read as a stream, whatever its length
+            options["encoded"] = self.url.isascii()  # it is passed on unchanged
+            self._how = {"block_size": 0, "size": 1}  # one response, read as a stream, whatever its length
         try:
             scheme, _, rest = self.url.partition("://")
             self.files = fsspec.filesystem(scheme, **options)
@@ -214,12 +219,12 @@ class Remote:
             raise ValueError(f"{self.url} cannot be opened: {redact(str(error))}") from None
 
     def manifest(self, name: str) -> bytes:
-        """The manifest, anew each time.
+        """Fetch the manifest, every time anew.
 
         Raises:
             FileNotFoundError: there is none.
             ValueError: it is too large to be one.
-            OSError: it cannot be had.
+            OSError: it cannot be fetched.
         """
         content = _persistently(lambda: b"".join(self._blocks(name, _LARGEST_MANIFEST)), f"{self.url}/{name}")
         if len(content) > _LARGEST_MANIFEST:
@@ -227,13 +232,13 @@ class Remote:
         return content
 
     def open(self, shard: Shard) -> IO[bytes]:
-        """The file of a shard, open, from the cache, into which it is fetched unless it is there.
+        """Return the open file of a shard from the cache. It is fetched first if needed.
 
         Raises:
             FileNotFoundError: it is not there.
-            Damaged: what comes is not what the manifest says.
+            Damaged: the fetched content is not what the manifest says.
             ValueError: it is larger than the whole cache.
-            OSError: it cannot be had, or not be kept.
+            OSError: it cannot be fetched or stored.
         """
         if shard.file_bytes > max(self.cache.limit, _ANY_SHARD):
             raise ValueError(
@@ -243,7 +248,7 @@ class Remote:
         return self.cache.open(shard.sha256, shard.file_bytes, lambda file: self._fetch(shard, file))
 
     def forget(self, shard: Shard, file: IO[bytes]) -> None:
-        """Takes the copy of a shard out of the cache."""
+        """Remove the copy of a shard from the cache."""
         self.cache.forget(shard.sha256, file)
 
     def _fetch(self, shard: Shard, file: IO[bytes]) -> None:
@@ -267,7 +272,7 @@ class Remote:
             raise Damaged(where, None, str(error)) from None
 
     def _blocks(self, name: str, limit: int) -> Iterator[bytes]:
-        """The bytes of a file, one more than the limit at most."""
+        """Yield the bytes of a file, at most one more than the limit."""
         left = limit + 1
         with closing(self.files.open(f"{self.path}/{name}", "rb", **self._how)) as file:
             while left and (block := file.read(min(_BLOCK, left))):
@@ -276,17 +281,20 @@ class Remote:
 
 
 class _Other(OSError):
-    """What came is not what the manifest says."""
+    """An error: the fetched content is not what the manifest says."""
 
 
 def _persistently(once: Callable[[], T], where: str) -> T:
-    """Tries again with growing pauses, unless the answer was that there is nothing or no permission."""
+    """Call a function, and retry it with growing pauses, up to `ATTEMPTS` times.
+
+    A missing file, denied access, an error of the disk and a final answer of the server (most 4xx) are not retried.
+    """
     for attempt in range(1, ATTEMPTS + 1):
         try:
             return once()
         except FileNotFoundError:
             raise FileNotFoundError(f"{where} is not there") from None
-        except Exception as error:  # each protocol has its own
+        except Exception as error:  # each protocol has its own errors
             status = getattr(error, "status", None)
             if isinstance(error, OSError) and error.errno in _DISK_ERRORS:
                 raise

@@ -1,1 +1,1 @@
-"""From a source to a corpus of shards."""
+"""Conversion of a source into a corpus of shards."""

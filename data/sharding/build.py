@@ -1,8 +1,8 @@
-"""The work of sharding: plan, write the parts in any order and process, finish the manifest.
+"""Sharding: plan the parts, write them in any order and process, and finish the manifest.
 
-The plan is a function of the source alone, so any number of workers, here or elsewhere, writes the same bytes. A part is
-written into a folder of its own, with a record at the end; a part that has its record is not written again after an
-interruption. When all have one, the shards move to their places and the manifest makes the corpus complete.
+The plan is a function of the source alone, so any number of workers, here or elsewhere, writes the same bytes. A part
+is written into a folder of its own, with a record at the end. After an interruption, a part with a record is not
+written again. When all parts have one, the shards move to their places, and the manifest makes the corpus complete.
 """
 
 import hashlib
@@ -35,15 +35,15 @@ from data.sources.splits import SPLITS, Allotted, describe, some_of
 from data.statistics import Statistics
 
 log = logging.getLogger(__name__)
-_UNEVEN, _LARGE = 3, 10  # what is said of a withheld split: so many times its share, and so many % of the bytes
+_UNEVEN, _LARGE = 3, 10  # a held-out split is reported above this multiple of its share and this % of bytes
 _FIT_BYTES, _FIT_INPUTS = 32 << 20, 64
 _MEASURED, _MEASURED_INPUTS = 1 << 20, 16
-_EARLIER = 100  # manifests that are looked through for one of the same path
+_EARLIER = 100  # maximum manifests to search for one of the same path
 _SLACK = 1 << 20  # a range ends where a document does, a little later than planned
 
 
 def plan(corpora: Corpora) -> Plan:
-    """Lists the source and cuts it into parts of about `megabytes`.
+    """List the source and divide it into parts of about `megabytes`.
 
     Raises:
         FileNotFoundError: the source is not there.
@@ -99,7 +99,10 @@ def plan(corpora: Corpora) -> Plan:
 
 
 def _stamp(inputs: list[Input]) -> str:
-    """Stands for sizes and times of the files of inputs: a part of an interrupted run that was made of others is no use."""
+    """Return a hash of the sizes and times of the inputs' files.
+
+    A part of an interrupted run that was made from other files is not reused.
+    """
     found = hashlib.sha256()
     for path in sorted({item.path for item in inputs}):
         if os.path.exists(path):
@@ -109,7 +112,7 @@ def _stamp(inputs: list[Input]) -> str:
 
 
 def _note_change(head: Manifest, shards_dir: Path) -> None:
-    """Notes that the last corpus of the same path was split in another way, so that documents have changed their splits."""
+    """Add a note if the last corpus of the same path was split differently, so that documents have changed splits."""
     path, by = head["source"]["path"], head["splits"]["by"]
     found = sorted(shards_dir.glob(f"*/{MANIFEST}"), key=lambda each: each.lstat().st_mtime_ns, reverse=True)
     for manifest in found[:_EARLIER] if path not in (None, "-") else ():
@@ -119,7 +122,7 @@ def _note_change(head: Manifest, shards_dir: Path) -> None:
             same &= Path(earlier["source"]["path"] or "").resolve() == Path(path).resolve()
             before = earlier["splits"]["by"]
         except (ValueError, OSError, KeyError, TypeError, AttributeError, RecursionError):
-            continue  # which says nothing of this path
+            continue  # it cannot be compared
         if same:
             if before != by:
                 head["splits"]["notes"].append(
@@ -131,16 +134,16 @@ def _note_change(head: Manifest, shards_dir: Path) -> None:
 
 
 def check_chunker(source: SourceOptions, chunker: ChunkerOptions) -> None:
-    """Says at once if the chunker is not for such a source.
+    """Check at once that the chunker suits the source.
 
     Raises:
-        ValueError: it cuts text, and the source gives none; which one it needs.
+        ValueError: it is for text, and the source gives none; the message names the chunker to set.
     """
     make_source(source).check_chunker(chunker.kind, chunker_class(chunker.kind).text)
 
 
 def _sample(source: Source, inputs: list[Input], size: int = _FIT_BYTES, most: int = _FIT_INPUTS) -> Iterator[bytes]:
-    """Training documents from inputs spread over the source, at most so many bytes and inputs."""
+    """Yield training documents from inputs spread over the source, up to `size` bytes and `most` inputs."""
     inputs = [item for item in inputs if "train" in item.splits] or inputs
     chosen = [inputs[i] for i in np.unique(np.linspace(0, len(inputs) - 1, most).astype(int))]
     for item in chosen:
@@ -154,14 +157,14 @@ def _sample(source: Source, inputs: list[Input], size: int = _FIT_BYTES, most: i
 
 
 def finish(work: Plan) -> Corpus:
-    """Moves the shards of all parts to their places and writes the manifest, which makes the corpus complete."""
+    """Move the shards of all parts to their places, and write the manifest, which makes the corpus complete."""
     records = [PartRecord.read(part) for part in work.parts]
     head = _checked(work, records)
     parts = [each.counts for each in records]
     made = [each.by_name for each in records]
     shards: list[Shard] = []
     for name, (at, own) in places(parts).items():
-        if (work.parts[at].folder / own).is_file():  # else an interrupted `finish` has moved it
+        if (work.parts[at].folder / own).is_file():  # else an interrupted `finish` moved it
             os.replace(work.parts[at].folder / own, work.folder / name)
         shards.append(replace(made[at][own], file=name))
     statistics = {}
@@ -180,7 +183,7 @@ def finish(work: Plan) -> Corpus:
 
 
 def _checked(work: Plan, records: list[PartRecord]) -> Manifest:
-    """The head of the manifest with what the parts found.
+    """Return the head of the manifest, completed with the findings of the parts.
 
     Raises:
         ValueError: nothing is left for training, or documents of two parts differ in form.
@@ -208,11 +211,13 @@ def _checked(work: Plan, records: list[PartRecord]) -> Manifest:
 
 
 def _say_what_is_empty(options: SourceOptions, splits: Allotted, remarks: Mapping[str, int], empty: list[str]) -> str:
-    """Why there is nothing for training: no document at all, none in the files that are for training, or all were held out.
+    """Return a message that says why no document is left for training.
+
+    There is no document at all, none in the files for training, or all were held out.
 
     Args:
         options: of the source.
-        splits: which file goes where.
+        splits: the files of each split.
         remarks: what was left out, and how often.
         empty: splits without a document.
     """
@@ -237,7 +242,7 @@ def _say_what_is_empty(options: SourceOptions, splits: Allotted, remarks: Mappin
 
 
 def _uneven(records: list[PartRecord], percent: int) -> list[str]:
-    """Splits that a hash of documents gave far more than their share, where documents are of unlike size."""
+    """Return notes on splits that got far more than their share of bytes from the hash, as documents differ in size."""
     shards = [shard for each in records for those in each.shards.values() for shard in those]
     total = sum(shard.source_bytes for shard in shards)
     shares = {split: sum(x.source_bytes for x in shards if x.split == split) / total for split in ("valid", "test")}
@@ -264,22 +269,22 @@ def shard(
     mapper: Mapper | None = None,
     listener: Listener | None = None,
 ) -> Corpus:
-    """Shards a corpus, or finds it finished; what is missing or damaged is made anew.
+    """Shard a corpus, or find it finished. Missing or damaged shards are rebuilt.
 
-    One process at a time makes a corpus; others wait, and then find it finished.
+    Only one process at a time makes a corpus. Others wait and then find it finished.
 
     Args:
         source: what to read.
-        chunker: how to cut it.
+        chunker: how to split it into chunks.
         options: size of shards and number of processes.
         shards_dir: folder of all corpora.
-        mapper: maps `write_part` over parts in some other way, for example as tasks of a flow or on a cluster.
-        listener: told twice a second where it is.
+        mapper: maps `write_part` over parts in another way, for example as tasks of a flow or on a cluster.
+        listener: called with the progress twice a second.
 
     Raises:
-        FileNotFoundError: the source is not there, and neither are whole shards of it.
+        FileNotFoundError: the source is not there, and no whole corpus of it exists.
         FolderLost: the folder of the corpus, or its lock file, was removed or replaced meanwhile.
-        ValueError: it is empty or not of its kind.
+        ValueError: the source is empty or not of its kind.
     """
     check_folder(shards_dir, "shards_dir")
     check_chunker(source, chunker)
@@ -296,7 +301,7 @@ def shard(
         parts = folder / "parts"
         if corpus is None or (
             parts.is_dir() and os.access(folder, os.W_OK)
-        ):  # of one that was killed when all was made
+        ):  # left by a process killed after it finished the corpus
             shards_dir.mkdir(parents=True, exist_ok=True)
 
             def waiting(holder: str) -> None:
@@ -310,7 +315,7 @@ def shard(
 
 
 def _whole(folder: Path, corpora: Corpora) -> Corpus | None:
-    """The corpus, if it is finished and whole."""
+    """Return the corpus if it is finished and undamaged."""
     if not os.path.lexists(folder / MANIFEST):
         return None
     corpus = open_made(folder, corpora.chunker)
@@ -321,11 +326,11 @@ def _whole(folder: Path, corpora: Corpora) -> Corpus | None:
 
 
 def open_made(folder: Path, chunker: ChunkerOptions) -> Corpus:
-    """A corpus that was found by its source and chunker.
+    """Open a corpus that was found by its source and chunker.
 
     Raises:
         FileNotFoundError: there is no manifest.
-        ValueError: it is not one of ours, or of another corpus.
+        ValueError: the manifest is not one of ours, or belongs to another corpus.
     """
     try:
         corpus = Corpus.open(folder)
@@ -337,7 +342,7 @@ def open_made(folder: Path, chunker: ChunkerOptions) -> Corpus:
 
 
 def _make(corpora: Corpora, options: ShardOptions, mapper: Mapper | None, listener: Listener | None) -> Corpus:
-    """Makes the parts of a corpus that are missing. The corpus is locked.
+    """Make the missing parts of a corpus, which is locked by the caller.
 
     Raises:
         ValueError: the source changed meanwhile; nothing is kept then.
@@ -353,12 +358,12 @@ def _make(corpora: Corpora, options: ShardOptions, mapper: Mapper | None, listen
 def _filled(
     work: Plan, place: Path, corpora: Corpora, options: ShardOptions, mapper: Mapper | None, listener: Listener | None
 ) -> Corpus:
-    """The corpus, once its missing parts are written into `place`."""
+    """Write the missing parts into `place`, finish the corpus, rebuild damaged shards, and return it."""
     for leftover in place.glob(f"*{UNFINISHED}"):
         remove(leftover)
 
     def write(parts: tuple[Part, ...]) -> None:
-        largest_first = tuple(sorted(parts, key=lambda part: -part.size))  # nobody waits for a large one at the end
+        largest_first = tuple(sorted(parts, key=lambda part: -part.size))  # else a large one may come last
         told = Watch(place, {part.folder.name: part.size for part in parts}).told(listener)
         todo = tuple(part for part in largest_first if not part.is_done)
         error: ValueError | None = None
@@ -368,12 +373,12 @@ def _filled(
             else:
                 with told:
                     mapper(write_part, todo)
-        except ValueError as found:  # perhaps because of half of a change
+        except ValueError as found:  # perhaps since the source is being changed
             error = found
         if changed := corpora.changed():
             remove(place)
             with suppress(OSError):
-                work.folder.rmdir()  # unless it has shards, which were to be mended
+                work.folder.rmdir()  # unless it has shards, which were being rebuilt
             raise ValueError(
                 f"{changed} changed while it was being sharded: nothing is kept, run `haed shard` again"
             ) from error
@@ -394,7 +399,7 @@ def _filled(
 
 
 def _without_source(corpora: Corpora, error: FileNotFoundError) -> Corpus:
-    """The corpus that was made last with these options, if it is whole."""
+    """Return the last corpus made with these options, if it is whole."""
     folder = corpora.last()
     if folder is None:
         raise error
@@ -409,7 +414,7 @@ def _without_source(corpora: Corpora, error: FileNotFoundError) -> Corpus:
 
 
 def _say_what_is_lost(corpora: Corpora) -> None:
-    """Warns of a damaged corpus whose source has changed, which nothing can mend."""
+    """Warn of a damaged corpus that cannot be repaired since its source has changed."""
     folder = corpora.last()
     if folder is not None and folder != corpora.folder:
         try:

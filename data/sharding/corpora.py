@@ -1,9 +1,10 @@
-"""Which corpus belongs to which options: by the contents of a source, or, without looking at it, the one made last.
+"""The mapping from options to corpora: by the contents of the source, or, without reading it, the last one made.
 
-What is known stands in `.sources.json` beside the corpora. It is a cache: without it the source is hashed again, and the
-manifests say what they were made of.
+The mapping is stored in `.sources.json` beside the corpora. It is a cache. Without it the source is hashed again, and
+the manifests record the options of each corpus.
 
-What decides the bytes of shards beside the source and the settings: other people's code, which changes with its versions.
+Besides the source and the settings, other packages' code determines the bytes of shards. So its versions are part of
+the digest.
 """
 
 import hashlib
@@ -29,10 +30,10 @@ from data.sources.source import Source, load, make_source, title
 
 
 def versions(source: Source, chunker: str) -> dict[str, str]:
-    """Versions of the packages that decode the source, and of those that sources and chunkers of one's own come from.
+    """Return versions of the packages that decode the source, and of those that provide custom sources and chunkers.
 
-    Of such a package the file with the source or chunker counts as well, since a package that is being worked on keeps its
-    version; of ours, chunkers have a version of their own.
+    For a custom source or chunker the contents of its file count too, since a package in development keeps its version.
+    Our chunkers have a version of their own.
     """
     found = dict(source.versions())
     for name, table, group in (
@@ -60,12 +61,12 @@ _DIGEST = re.compile(r"[0-9a-f]{64}")
 
 
 class Corpora:
-    """The corpora that were made from a source, under a chunker and size of shards, in a folder of all.
+    """The corpora made from a source with a chunker and a shard size, in a folder of all corpora.
 
     Args:
         source: what is read.
-        chunker: how it is cut.
-        options: size of shards; the workers also hash.
+        chunker: how it is split into chunks.
+        options: size of shards; its number of workers is used for hashing too.
         shards_dir: folder of all corpora.
         piped: the source is a copy of standard input.
     """
@@ -85,9 +86,9 @@ class Corpora:
 
     @cached_property
     def folder(self) -> Path:
-        """Where the corpus of the source's present contents lies, whether it is there or not.
+        """Path of the corpus of the source's present contents, which may not exist yet.
 
-        The contents are hashed, which is remembered as long as the files of the source stay the same.
+        The contents are hashed. The hash is remembered as long as the files of the source stay the same.
 
         Raises:
             FileNotFoundError: the source is not there.
@@ -109,20 +110,20 @@ class Corpora:
         return self.source.path or title(self.source)
 
     def changed(self) -> str | None:
-        """What is different in the source since `folder` looked at it: the name of a file; None: nothing."""
+        """Return the name of a file that changed in the source since `folder` hashed it; None if nothing did."""
         made = make_source(self.source)
         different = set(self._fingerprint) ^ set(made.fingerprint())
         settings = self._settings() | {"versions": self.versions}
         if not different or self.folder.name.endswith(_digest(settings, made.digest(self.options.workers))[:12]):
-            return None  # or only times, of files that were copied or linked
+            return None  # or only times changed, as files were copied or linked
         return min(different).partition("\0")[0]
 
     def remember(self, folder: Path) -> None:
-        """Notes that this corpus, that of `folder`, was made, or found finished, last."""
+        """Record that this corpus, the one at `folder`, was the last one made or found finished."""
         self._write({key: [folder.name, "" if self.piped else self._stamped] for key in self._requests()})
 
     def last(self) -> Path | None:
-        """The finished corpus that was made last with these options, wherever its source is now; None: there is none."""
+        """Return the last finished corpus made with these options, wherever its source is now; None: there is none."""
         known = self._read()
         for key in self._requests():
             folder = self.shards_dir / known.get(key, ["."])[0]
@@ -131,19 +132,19 @@ class Corpora:
         return next(self._by_manifest(), None)
 
     def has_changed(self) -> bool:
-        """Whether files of the source are there, and others than when the last corpus was made, by sizes and times."""
+        """Return if files of the source exist and differ, by size and time, from those of the last corpus."""
         stamps = {entry[1] for key, entry in self._read().items() if key in self._requests()}
         try:
             made = None if self.piped else make_source(self.source)
             if made is None or not stamps or type(made).fingerprint is not Source.fingerprint:
-                return False  # it may not be cheap to say
+                return False  # its fingerprint may be expensive
             settings = self._settings() | {"versions": versions(made, self.chunker.kind)}
             return _digest(settings, made.fingerprint()) not in stamps
         except (OSError, ValueError):
             return False
 
     def _settings(self) -> dict[str, Any]:
-        """What the digest of a corpus covers beside the contents: not how the files were found."""
+        """Return the settings that a corpus digest covers besides the contents; how files were found is left out."""
         given = asdict(replace(self.source, path=None, pattern="", follow_links=False))
         return {
             "source": given,
@@ -154,7 +155,10 @@ class Corpora:
         }
 
     def _requests(self) -> list[str]:
-        """Keys of these options: with the path of the source, from here and from the corpora, which may be moved together."""
+        """Return the keys of these options in the notes.
+
+        They differ in the path of the source: absolute, real, and relative to the corpora, which may be moved together.
+        """
         path = "-" if self.piped else self.source.path
         if path in (None, "-"):
             places = [path]
@@ -165,7 +169,7 @@ class Corpora:
         return list(dict.fromkeys(_digest(settings, place) for place in places))
 
     def _by_manifest(self) -> Iterator[Path]:
-        """Corpora whose manifests tell of the same options, the newest first."""
+        """Yield corpora whose manifests record the same options, the newest first."""
         manifests = self.shards_dir.glob(f"*/{MANIFEST}")
         names = {field.name for field in fields(SourceOptions)}
         wanted = replace(self.source, path="-") if self.piped else self.source
@@ -180,7 +184,7 @@ class Corpora:
                 continue
 
     def _read(self) -> dict[str, list[str]]:
-        """The notes: by digest, the name of a corpus, and the stamp of the source that it was made of."""
+        """Return the notes: by digest, the name of a corpus and the stamp of the source that it was made from."""
         path = self.shards_dir / NOTES
         try:
             found = read_json(path)
@@ -192,7 +196,7 @@ class Corpora:
         return {key: entry for key, entry in found.items() if _is_note(key, entry)}
 
     def _write(self, new: dict[str, list[str]]) -> None:
-        """Adds notes; where they cannot be written, they are done without."""
+        """Add notes. If they cannot be written, warn and go on without."""
         path = self.shards_dir / NOTES
         try:
             self.shards_dir.mkdir(parents=True, exist_ok=True)
@@ -217,5 +221,5 @@ def _digest(settings: dict[str, Any], content: Any) -> str:
 
 
 def is_piped(source: SourceOptions) -> bool:
-    """It can be read only once: standard input, or a named pipe, such as that of a shell's `<(…)`."""
+    """Return if the source can be read only once: standard input, or a named pipe such as a shell's `<(…)`."""
     return source.kind == "stdin" or source.path == "-" or (source.path is not None and Path(source.path).is_fifo())

@@ -1,4 +1,4 @@
-"""What is odd about texts, found while they pass: ends of lines, NUL bytes, bytes that are no UTF-8, marks."""
+"""Checks of texts while they are read: line endings, NUL bytes, bytes that are not UTF-8, byte order marks."""
 
 import codecs
 import re
@@ -10,7 +10,7 @@ from data.sources.magic import foreign
 from data.sources.source import Piece
 from data.sources.splits import Listed, some_of
 
-_KEPT = 100  # names of a kind that a part keeps
+_KEPT = 100  # maximum names of a kind that a part keeps
 _LF, _CRLF, _CR, _ENDS = "LF", "CRLF", "CR", "ends"
 _CUT = re.compile(r"@\d+$")
 _INSIDE = bytes(range(0x80, 0xC0))  # bytes of UTF-8 that begin no character
@@ -24,19 +24,19 @@ _NOTES = {
 
 @dataclass
 class Looked:
-    """What was found in the texts of a part.
+    """The findings in the texts of a part.
 
     Attributes:
-        lines: number of lines by how they end.
-        odd: texts by what is odd about them: their number, and the first names. One that began in an earlier part is named,
-            and counted only among few.
+        lines: number of lines by line ending.
+        odd: by oddity, the number of texts that have it and their first names. A text that began in an earlier part is
+            named, but counted only while names are few.
     """
 
     lines: Counter[str] = field(default_factory=Counter)
     odd: dict[str, Listed] = field(default_factory=dict)
 
     def add(self, reason: str, name: str, is_new: bool) -> None:
-        """Adds a text, unless it is known."""
+        """Add a text, unless its name is known."""
         found = self.odd.setdefault(reason, {"count": 0, "names": []})
         if name not in found["names"]:
             if len(found["names"]) < _KEPT:
@@ -47,11 +47,11 @@ class Looked:
 
 
 class Look:
-    """Looks at the texts of a part, piece by piece.
+    """A checker of the texts of a part, piece by piece.
 
     Args:
-        skip: bytes of each beginning that were looked at before; of these ends of lines alone are counted.
-        whole_files: a text is a file, whose name may have an offset behind it.
+        skip: bytes at the beginning of each text that were checked before; there only line endings are counted.
+        whole_files: a text is a file, whose name may end in an offset.
     """
 
     def __init__(self, skip: int, whole_files: bool) -> None:
@@ -60,12 +60,12 @@ class Look:
 
     def _begin(self, name: str | None, goes_on: bool) -> None:
         self._name, self._goes_on = name, goes_on  # it began in an earlier part
-        self._decoder: codecs.IncrementalDecoder | None = None  # from the first piece on that is no UTF-8 as it is
+        self._decoder: codecs.IncrementalDecoder | None = None  # set from the first piece on that alone is not UTF-8
         self._known: set[str] = set()
         self._position, self._ends_in_cr = 0, False
 
     def at(self, piece: Piece) -> None:
-        """Looks at the next piece."""
+        """Check the next piece."""
         if not piece.continues or self._name is None:
             self._begin(_CUT.sub("", piece.name) if self.whole_files else piece.name, piece.continues)
         odd: list[str] = []
@@ -78,8 +78,8 @@ class Look:
         self._position += len(piece.data)
 
     def _look_at(self, data: bytes, odd: list[str]) -> None:
-        """Adds what is odd, but for ends of lines."""
-        seen = 0 if self._goes_on else max(0, self.skip - self._position)  # was looked at before, and is said
+        """Add the oddities of a piece, except for line endings."""
+        seen = 0 if self._goes_on else max(0, self.skip - self._position)  # bytes checked and reported before
         if b"\0" in data:
             if b"\0" in data[:seen]:
                 self._known.add("NUL")
@@ -124,7 +124,7 @@ def _is_utf8(data: bytes) -> bool:
 
 
 def describe_looks(looks: Sequence[Looked]) -> Iterator[str]:
-    """A sentence for each thing that is odd about the texts of all parts, in their order."""
+    """Yield a sentence for each oddity in the texts of all parts, in their order."""
     lines = sum((each.lines for each in looks), Counter[str]())
     for reason in dict.fromkeys(reason for each in looks for reason in each.odd):
         found = [each.odd[reason] for each in looks if reason in each.odd]

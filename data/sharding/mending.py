@@ -1,4 +1,4 @@
-"""Shards that are missing or damaged, and how they are made anew: each by its part, which the same source gives again."""
+"""Repair of missing or damaged shards: each is rebuilt by its part, which the same source gives again."""
 
 import hashlib
 import os
@@ -15,7 +15,10 @@ from data.sources.source import SPLITS
 
 
 def damaged(corpus: Corpus, options: ShardOptions) -> list[str]:
-    """Shards that are missing or have another size than in the manifest; with `verify`, also another sha256."""
+    """Return the files of shards that are missing or differ from the manifest.
+
+    Sizes are compared; with `verify`, also sha256.
+    """
 
     def is_whole(shard: Shard) -> bool:
         path = corpus.folder / shard.file
@@ -34,16 +37,16 @@ def damaged(corpus: Corpus, options: ShardOptions) -> list[str]:
 
 
 def mend(work: Plan, corpus: Corpus, names: list[str], write: Callable[[tuple[Part, ...]], None]) -> None:
-    """Makes shards anew, from those parts of the source that they come from.
+    """Rebuild shards from the parts of the source that they come from.
 
     Args:
         work: plan of the corpus.
         corpus: the corpus.
-        names: of the shards that are missing or damaged.
+        names: file names of the missing or damaged shards.
         write: writes parts.
 
     Raises:
-        ValueError: they come out otherwise than the manifest says.
+        ValueError: the rebuilt shards differ from the manifest.
     """
     known = _noted(work, corpus)
     parts = [work.parts[at] for at in sorted({known[name][0] for name in names})] if known else list(work.parts)
@@ -69,7 +72,7 @@ def mend(work: Plan, corpus: Corpus, names: list[str], write: Callable[[tuple[Pa
 
 
 def _noted(work: Plan, corpus: Corpus) -> dict[str, tuple[int, str]]:
-    """The places that the manifest tells; none where it tells no sane ones."""
+    """Return the places that the manifest records; an empty mapping if they are missing or inconsistent."""
     noted = corpus.manifest.get("parts")
     if not (isinstance(noted, list) and len(noted) == len(work.parts)):
         return {}
@@ -79,7 +82,7 @@ def _noted(work: Plan, corpus: Corpus) -> dict[str, tuple[int, str]]:
 
 
 def places(parts: list[dict[str, int]]) -> dict[str, tuple[int, str]]:
-    """For each shard of a corpus the part that makes it, and its name there.
+    """Map each shard of a corpus to the number of the part that makes it and its file name there.
 
     Args:
         parts: the number of shards of each split in each part.
@@ -96,5 +99,5 @@ def _name(split: str, number: int) -> str:
 
 
 def listed(names: list[str]) -> str:
-    """The first of some names, for people."""
+    """Return the first of some names, for people."""
     return ", ".join(names[:5]) + (f" and {len(names) - 5} more" if len(names) > 5 else "")

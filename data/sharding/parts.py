@@ -1,6 +1,6 @@
-"""The units of work of a sharding: a part is written in any process, here or elsewhere, into a folder of its own.
+"""Parts, the units of work of sharding: each is written in any process, here or elsewhere, into a folder of its own.
 
-A part is there as a whole, with a record, or not at all; one that is there is not written again after an interruption.
+A part exists as a whole, with a record, or not at all. After an interruption, an existing one is not written again.
 """
 
 import errno
@@ -33,7 +33,7 @@ from data.sources.source import SPLITS, Form, Input, Piece, Source, make_source
 
 log = logging.getLogger(__name__)
 PAUSES = (1.0, 4.0, 16.0)  # seconds before a part is tried again
-_FINAL = {  # errors of the system that another try does not mend
+_FINAL = {  # system errors that a retry does not help
     *(errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.EEXIST, errno.ENAMETOOLONG, errno.ELOOP),
     *(errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOSPC, errno.EDQUOT, errno.EFBIG),
 }
@@ -43,7 +43,10 @@ KILLED = "a process that wrote shards was killed, perhaps for want of memory"
 
 @dataclass(frozen=True)
 class Part:
-    """A unit of work: the shards of these inputs, written into `folder`; `stamp` stands for the times of their files."""
+    """A unit of work: the shards of some inputs, written into `folder`.
+
+    `stamp` is a hash of the sizes and times of the inputs' files.
+    """
 
     folder: Path
     source: SourceOptions
@@ -55,17 +58,17 @@ class Part:
 
     @property
     def number(self) -> int:
-        """Its place in the plan."""
+        """Its position in the plan."""
         return int(self.folder.name)
 
     @property
     def size(self) -> int:
-        """About how many bytes of the source it stands for."""
+        """Approximate bytes of the source that it covers."""
         return sum(item.size for item in self.inputs)
 
     @property
     def is_done(self) -> bool:
-        """It has its record, of files that have not been written to since."""
+        """It has a record, and the files it was made from have not been written to since."""
         try:
             return PartRecord.read(self).stamp == self.stamp
         except FileNotFoundError:
@@ -77,13 +80,13 @@ class Part:
 
 @dataclass
 class PartRecord:
-    """What is noted of a finished part, in part.json.
+    """The record of a finished part, stored in part.json.
 
     Attributes:
-        shards: those of each split that it has.
+        shards: its shards, by split.
         form: of its documents, if they have one.
         remarks: what was changed or left out, and how often.
-        looked: what is odd about its texts.
+        looked: oddities of its texts.
         stamp: see `Part`.
         sums: sha256 of the statistics of each split.
     """
@@ -97,10 +100,10 @@ class PartRecord:
 
     @classmethod
     def read(cls, part: Part) -> Self:
-        """Of a part.
+        """Read the record of a part.
 
         Raises:
-            FileNotFoundError: it is not finished.
+            FileNotFoundError: the part is not finished.
             DamagedFile: its record is damaged.
         """
         found = read_json(part.folder / RECORD)
@@ -109,13 +112,13 @@ class PartRecord:
         return cls(shards, found["form"], found["remarks"], looked, found["stamp"], found["sums"])
 
     def write(self, folder: Path) -> None:
-        """Into the folder of the part."""
+        """Write the record into the folder of the part."""
         entries: dict[str, object] = {split: [asdict(shard) for shard in own] for split, own in self.shards.items()}
         entries |= {"form": self.form, "remarks": self.remarks, "lines": self.looked.lines, "odd": self.looked.odd}
         write_json(folder / RECORD, entries | {"stamp": self.stamp, "sums": self.sums})
 
     def statistics(self, part: Part, split: str) -> bytes:
-        """What is in the file of the statistics of a split of that part.
+        """Return the contents of the statistics file of a split of that part.
 
         Raises:
             DamagedFile: it is not what was written.
@@ -133,13 +136,13 @@ class PartRecord:
 
     @property
     def by_name(self) -> dict[str, Shard]:
-        """Shards by the names of their files."""
+        """Shards by file name."""
         return {shard.file: shard for own in self.shards.values() for shard in own}
 
 
 @dataclass(frozen=True)
 class Plan:
-    """All parts of a corpus, its folder, and the head of its manifest."""
+    """A plan of a corpus: all its parts, its folder, and the head of its manifest."""
 
     folder: Path
     parts: tuple[Part, ...]
@@ -150,9 +153,10 @@ Mapper = Callable[[Callable[[Part], None], tuple[Part, ...]], Any]
 
 
 def write_part(part: Part) -> None:
-    """Writes the shards of a part and its record, unless the record is there already.
+    """Write the shards of a part and its record, unless the record exists already.
 
-    They are written beside and renamed, so that it does no harm if somebody else, thought dead, still writes the same part.
+    They are written into a temporary folder that is renamed. So another writer of the same part that was thought dead
+    does no harm.
 
     Raises:
         FolderLost: the folder of the corpus was removed meanwhile.
@@ -163,14 +167,14 @@ def write_part(part: Part) -> None:
         return
     beside = part.folder.with_name(f"{part.folder.name}.{uuid.uuid4().hex[:8]}{UNFINISHED}")
     try:
-        beside.mkdir()  # its parent is there as long as the corpus is being made
+        beside.mkdir()  # its parent exists as long as the corpus is being made
     except FileNotFoundError:
         raise FolderLost(
             f"{part.folder.parent} was removed while shards were written into it: run the same command again"
         ) from None
     try:
         _write_shards(part, beside)
-        remove(part.folder)  # half of a part, of an earlier version, or made of files that were written to since
+        remove(part.folder)  # unfinished, or made from files that were written to since
         try:
             os.rename(beside, part.folder)
         except OSError:
@@ -208,7 +212,7 @@ def _write_shards(part: Part, folder: Path) -> None:
 
 
 def _pieces(source: Source, item: Input) -> Iterator[Piece]:
-    """What is read of an input; an error of the disk names its file."""
+    """Yield the pieces of an input. A disk error names its file."""
     with named(item.path):
         yield from source.read(item)
 
@@ -218,7 +222,7 @@ def _statistics(split: str) -> str:
 
 
 def write_persistently(part: Part) -> None:
-    """Writes a part, and tries again after pauses where that may help. See `write_part`."""
+    """Write a part, and retry after pauses if that may help. See `write_part`."""
     for pause in PAUSES:
         try:
             return write_part(part)
@@ -231,12 +235,18 @@ def write_persistently(part: Part) -> None:
 
 
 def is_passing(error: object) -> bool:
-    """Another try may help: an error of the system, such as a broken connection, but no full disk or missing file."""
+    """Return if a retry may help.
+
+    It may after a system error such as a broken connection, but not after a full disk or a missing file.
+    """
     return isinstance(error, OSError) and not isinstance(error, FolderLost) and error.errno not in _FINAL
 
 
 def write_parts(parts: tuple[Part, ...], workers: int, told: AbstractContextManager[None]) -> None:
-    """Writes parts in this process and `workers` − 1 others: it begins while they start, and takes what they have not."""
+    """Write parts in this process and `workers` − 1 others.
+
+    This process starts while the others are starting, and takes parts that they have not begun.
+    """
     if len(parts) <= 1 or not allowed(workers - 1):
         with told:
             for part in parts:
@@ -245,7 +255,7 @@ def write_parts(parts: tuple[Part, ...], workers: int, told: AbstractContextMana
     with process_pool(min(workers, len(parts)) - 1) as pool:
         futures = [pool.submit(write_persistently, part) for part in parts]
         try:
-            with told:  # a thread, so not before there are processes
+            with told:  # it starts a thread, so only after the processes
                 for future, part in reversed(list(zip(futures, parts, strict=True))):
                     if future.cancel():
                         write_persistently(part)

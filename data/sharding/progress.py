@@ -1,4 +1,7 @@
-"""How far a sharding is, seen from what lies on the disk: so it is the same for processes, tasks of a flow and a cluster."""
+"""Progress of sharding, measured from the files on disk.
+
+So it is the same for processes, tasks of a flow and a cluster.
+"""
 
 import contextvars
 import threading
@@ -14,15 +17,15 @@ UNFINISHED = ".partial"
 
 @dataclass(frozen=True)
 class Sharding:
-    """Where it is.
+    """The progress of a sharding.
 
     Attributes:
-        done: parts that are finished.
-        parts: all there are.
-        share: of the work that is done, in [0, 1].
+        done: number of finished parts.
+        parts: number of all parts.
+        share: fraction of the work that is done, in [0, 1].
         written: bytes of shards.
-        rate: bytes of shards per second, since this process began.
-        left: seconds, if they can be told.
+        rate: bytes of shards per second since this process began.
+        left: estimated seconds left, or None.
     """
 
     done: int
@@ -33,7 +36,7 @@ class Sharding:
     left: float | None
 
     def line(self, what: str) -> str:
-        """All of it, for people: share done and time left, then what is sharded, and how far."""
+        """Return the progress as a line for people: share done, time left, then `what` is sharded, and how far."""
         words = [f"{self.share:.0%}"]
         words += [f"{self.left:,.0f} s left"] if self.left is not None and self.done < self.parts else []
         words += [what, f"part {self.done:,} of {self.parts:,}", f"{self.written / 1e6:,.0f} MB"]
@@ -45,11 +48,11 @@ Listener = Callable[[Sharding], None]
 
 
 class Watch:
-    """Looks at the folder of the parts.
+    """A monitor of the folder of the parts.
 
     Args:
-        folder: where finished parts have their name, and others that name and an ending.
-        sizes: bytes of the source that each part stands for.
+        folder: contains finished parts under their names, and unfinished ones with a suffix.
+        sizes: bytes of the source that each part covers.
     """
 
     def __init__(self, folder: Path, sizes: Mapping[str, int]) -> None:
@@ -60,7 +63,7 @@ class Watch:
         self._first = found.written, found.share
 
     def now(self) -> Sharding:
-        """Where the sharding is."""
+        """Measure the progress."""
         unfinished: dict[str, int] = {}
         for path in self._folder.iterdir():
             name = path.name.partition(".")[0]
@@ -82,7 +85,7 @@ class Watch:
 
     @contextmanager
     def told(self, listener: Listener | None) -> Iterator[None]:
-        """Has a thread tell a listener, twice a second, and once more at the end."""
+        """Run a thread that calls the listener twice a second, and once more at the end."""
         if listener is None:
             yield
             return
@@ -103,7 +106,7 @@ class Watch:
 
 
 def _bytes(folder: Path) -> int:
-    """Of the shards in a folder, which may go away meanwhile."""
+    """Return the bytes of the shards in a folder, which may disappear meanwhile."""
     try:
         return sum(path.stat().st_size for path in folder.iterdir() if path.suffix == ".tar")
     except OSError:

@@ -1,4 +1,4 @@
-"""Standard input, or a named pipe, as a source: a copy of it that can be read twice, and what is left of such copies."""
+"""Standard input or a named pipe as a source: a copy that can be read twice, and the removal of leftover copies."""
 
 import sys
 import tempfile
@@ -16,7 +16,7 @@ from data.sources.files import blocks
 
 
 def sweep_spools(shards_dir: Path) -> None:
-    """Removes what was left by processes that were killed: copies of standard input, halves of parts, and lock files."""
+    """Remove leftovers of killed processes: copies of standard input, unfinished parts, and lock files."""
     if shards_dir.is_dir():
         with suppress(OSError), locked(shards_dir / ".stdin.lock"):  # it may be read-only
             for folder in shards_dir.glob(".stdin-*/"):
@@ -27,14 +27,14 @@ def sweep_spools(shards_dir: Path) -> None:
 
 
 def _remove_halves(lock: Path) -> None:
-    """Of the parts of a corpus that nobody works at; whole parts stay, for whoever goes on."""
+    """Remove unfinished parts of a corpus that no process works on. Finished parts stay, for whoever continues."""
     for half in lock.with_name(lock.name[1 : -len(".lock")]).glob(f"parts/*{UNFINISHED}"):
         remove(half)
 
 
 @contextmanager
 def spooled(source: SourceOptions, shards_dir: Path) -> Iterator[SourceOptions]:
-    """A pipe is copied into a file first: it can be read only once, and its size decides where it is cut."""
+    """Copy a pipe into a file first: it can be read only once, and its size decides where it is split."""
     if not is_piped(source):
         yield source
         return

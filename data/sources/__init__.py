@@ -1,1 +1,1 @@
-"""Where bytes come from: kinds of source, and the files they read."""
+"""Sources of documents, and the files that they read."""

@@ -1,11 +1,11 @@
 """Sound: WAV and FLAC files in folders or tars, as 16 bits a sample, channels interleaved. A document is a recording.
 
-A header is read here, and compared with the file, since libraries read what is there without a word; what is not plain PCM of
-8 or 16 bits is decoded by libsndfile. Only codings are read that are exact to the bit, or rounded once.
+Headers are parsed here and compared with the file, since libraries read what is there without a warning. Anything but
+plain PCM of 8 or 16 bits is decoded by libsndfile. Only codings are read that are exact to the bit, or rounded once.
 
-`mulaw` gives a token per sample: µ-law companding of the sample x in [−1, 1) with µ = 255 (ITU-T G.711's curve, the codes
-in order of the amplitude as in WaveNet, van den Oord et al. 2016, section 2.2). `pcm16` gives two tokens per sample, the
-high byte first, offset by 2^15 so that codes are in order of the amplitude; nothing is lost.
+`mulaw` gives one token per sample: µ-law companding of the sample x in [−1, 1) with µ = 255. It has the curve of ITU-T
+G.711, with codes in order of the amplitude as in WaveNet (van den Oord et al. 2016, section 2.2). `pcm16` gives two
+tokens per sample, the high byte first, offset by 2^15 so that codes are in order of the amplitude. It loses nothing.
 """
 
 import hashlib
@@ -45,7 +45,7 @@ _CONVERTED = {
     "ULAW": "recordings in µ-law were decoded to 16 bits",
 }
 _ADVICE = "convert it into plain PCM of 16 bits, with `ffmpeg -i OLD.wav -c:a pcm_s16le NEW.wav` say"
-_OTHERS = {  # of what is called WAV
+_OTHERS = {  # formats of files named .wav
     b"RIFX": "big-endian",
     b"FORM": "AIFF",
     b"riff": "Wave64",
@@ -57,47 +57,47 @@ _OTHERS = {  # of what is called WAV
     b".snd": "a recording of Sun",
     b"caff": "CAF",
 }
-_LONG = 0xFFFFFFFF  # a size that stands elsewhere, in RF64
+_LONG = 0xFFFFFFFF  # marks a size that RF64 stores elsewhere
 _LONGEST_FORMAT = 256
 _FLAC_HEADER = 42
-_SMALL = 1024  # bytes that a recording of no sound may have, for its notes
+_SMALL = 1024  # maximum bytes of a recording without sound, for its metadata
 
 
 def encode_mulaw(samples: np.ndarray) -> np.ndarray:
-    """Codes uint8 of samples int16, any shape."""
+    """Return codes uint8 of samples int16, any shape."""
     x = samples.astype(np.float64) / 32768
     compressed = np.sign(x) * np.log1p(255 * np.abs(x)) / np.log(256)
     return ((compressed + 1) / 2 * 255 + 0.5).astype(np.uint8)
 
 
 def decode_mulaw(codes: np.ndarray) -> np.ndarray:
-    """Samples int16 of codes uint8; `encode_mulaw` gives the same codes again."""
+    """Return samples int16 of codes uint8, which `encode_mulaw` maps back to the same codes."""
     compressed = codes.astype(np.float64) / 255 * 2 - 1
     x = np.sign(compressed) * (256 ** np.abs(compressed) - 1) / 255
     return np.clip(np.round(x * 32768), -32768, 32767).astype(np.int16)
 
 
 def encode_pcm16(samples: np.ndarray) -> np.ndarray:
-    """Tokens (2n,) uint8 of samples (n,) int16."""
+    """Return tokens (2n,) uint8 of samples (n,) int16."""
     return (samples.astype(np.int32) + 32768).astype(">u2").view(np.uint8)
 
 
 def decode_pcm16(tokens: np.ndarray) -> np.ndarray:
-    """Samples (n,) int16 of tokens (2n,) uint8."""
+    """Return samples (n,) int16 of tokens (2n,) uint8."""
     return (np.frombuffer(tokens.tobytes(), ">u2").astype(np.int32) - 32768).astype(np.int16)
 
 
 class AudioSource(Source):
-    """Recordings of one rate and number of channels.
+    """A source of recordings of one rate and number of channels.
 
-    Where paths do not name a split, a hash of the file decides, in tars one of its first frames.
+    If paths do not name a split, a hash of the file decides, and in tars a hash of the recording's first frames.
     """
 
     needs = "chunker.kind=fixed, and chunker.k= to the samples of a chunk (twice as many with source.encoding=pcm16)"
     unlike = "convert them to one rate and number of channels, or pick those of one kind by source.pattern="
 
     def inputs(self, size: int, align: int) -> Iterator[Input]:
-        """Every file; a tar is read by one worker, and files other than WAV and FLAC are left out."""
+        """Yield every file. A tar is read by one worker, and files other than WAV and FLAC are left out."""
         files = [file for file in self.files if file.path.lower().endswith(RECORDINGS) or is_tar(file.path)]
         if not files:
             raise ValueError(
@@ -109,22 +109,22 @@ class AudioSource(Source):
             yield Input(file.name, file.path, file.size, splits or SPLITS, stated=None if splits else self.stated)
 
     def single(self, file: File) -> bool:
-        """A recording, other than a tar."""
+        """Return if the file is a recording and no tar."""
         return not is_tar(file.path)
 
     def holds(self, name: str) -> bool:
-        """Recordings in a tar, but for hidden files, such as the notes that macOS adds."""
+        """Return if a member of a tar is a recording, and not hidden like the notes that macOS adds."""
         path = PurePosixPath(name)
         return path.suffix.lower() in RECORDINGS and not path.name.startswith(".")
 
     def read(self, item: Input) -> Iterator[Piece]:
-        """Recordings of a file or a tar, encoded, in pieces."""
+        """Yield the encoded recordings of a file or a tar, in pieces."""
         if is_tar(item.path):
             for name, content, size in members(item.path, self.options.expansion, self.remarks):
                 if not self.holds(name):
                     self.remarks["members of tars were left out: hidden, or no recordings"] += 1
                     continue
-                if _is_flac(name):  # its decoder goes back, which a member of a tar does not
+                if _is_flac(name):  # its decoder seeks, and a member of a tar cannot
                     content = io.BytesIO(read_whole(content, size, f"{item.path}: {name}"))
                 yield from self._recording(content, size, f"{item.name}/{name}", item)
         else:
@@ -132,7 +132,10 @@ class AudioSource(Source):
                 yield from self._recording(file, item.size, item.name, item)
 
     def _recording(self, file: IO[bytes], size: int, name: str, item: Input) -> Iterator[Piece]:
-        """A recording in pieces; its split is that of a hash of its first frames, the same under any name."""
+        """Yield a recording in pieces.
+
+        Its split is a hash of its first frames, the same under any name, unless names decide.
+        """
         split, encode = "", encode_mulaw if self.options.encoding == "mulaw" else encode_pcm16
         try:
             for frames, samples in (self._flac if _is_flac(name) else self._wav)(file, size, name):
@@ -146,7 +149,7 @@ class AudioSource(Source):
             raise ValueError(f"{item.path}: {name} cannot be read as {kind}: {error}") from error
 
     def _wav(self, file: IO[bytes], size: int, name: str) -> Iterator[tuple[bytes, np.ndarray]]:
-        """Frames of a WAV as they are stored, and their samples int16."""
+        """Yield frames of a WAV as they are stored, and their samples int16."""
         sound = read_wav_header(file)
         self.same(name, rate=sound.rate, channels=sound.channels)
         if not sound.bytes and size > _SMALL:
@@ -164,7 +167,7 @@ class AudioSource(Source):
         self._remark(sound.coding, said)
 
     def _flac(self, file: IO[bytes], size: int, name: str) -> Iterator[tuple[bytes, np.ndarray]]:
-        """Samples of a FLAC int16, each block behind its bytes."""
+        """Yield blocks of a FLAC as bytes, and their samples int16."""
         head = file.read(_FLAC_HEADER)
         file.seek(0)
         if len(head) < _FLAC_HEADER or head[:4] != b"fLaC":
@@ -206,12 +209,12 @@ class AudioSource(Source):
         self._remark({8: "PCM_U8", 16: "PCM_16", 24: "PCM_24"}[bits], set())
 
     def _remark(self, coding: str, said: set[str]) -> None:
-        """Counts what was done to the samples of a recording."""
+        """Count the conversions of a recording's samples."""
         for note in {*said, _CONVERTED.get(coding, "")} - {""}:
             self.remarks[note] += 1
 
     def original(self, data: bytes) -> bytes:
-        """Samples as WAV files hold them: 16 bits little-endian for pcm16; µ-law codes stay."""
+        """Return samples as WAV files store them: 16 bits little-endian for pcm16; µ-law codes are unchanged."""
         if self.options.encoding == "mulaw":
             return data
         return decode_pcm16(np.frombuffer(data, np.uint8)).astype("<i2").tobytes()
@@ -222,13 +225,13 @@ def _is_flac(name: str) -> bool:
 
 
 class WavHeader(NamedTuple):
-    """What a WAV says before its sound.
+    """The header of a WAV.
 
     Attributes:
-        coding: of a sample, as libsndfile calls it.
+        coding: of a sample, as libsndfile names it.
         frame: bytes of a sample of all channels.
         bytes: of the sound.
-        said: bytes of the whole file.
+        said: bytes of the whole file according to the header.
     """
 
     coding: str
@@ -240,10 +243,10 @@ class WavHeader(NamedTuple):
 
 
 def read_wav_header(file: IO[bytes]) -> WavHeader:
-    """Reads a WAV (RIFF or RF64, plain or extensible) up to its sound; the stream need not be one that can go back.
+    """Read a WAV (RIFF or RF64, plain or extensible) up to its sound. The stream need not be seekable.
 
     Raises:
-        ValueError: it is no WAV, or of a coding that is not read.
+        ValueError: it is no WAV, or its coding is not supported.
     """
     head = _exactly(file, 12)
     if head[:4] not in (b"RIFF", b"RF64") or head[8:] != b"WAVE":
@@ -268,7 +271,7 @@ def read_wav_header(file: IO[bytes]) -> WavHeader:
 
 
 def _read_format(body: bytes) -> tuple[str, int, int, int]:
-    """Coding, rate, channels and bytes of a frame."""
+    """Return coding, rate, channels and bytes of a frame."""
     if len(body) < 16:
         raise ValueError("its format is not whole")
     tag, channels, rate, _, frame, bits = struct.unpack_from("<HHIIHH", body)
@@ -301,22 +304,22 @@ def _skip(file: IO[bytes], size: int) -> None:
 
 
 def _check_length(said: int, size: int, left: int) -> None:
-    """Compares what a WAV's header says with the file's `size`; `left`: bytes of sound that were not there.
+    """Compare the size in a WAV's header with the file's `size`. `left` is the number of missing bytes of sound.
 
     Raises:
-        ValueError: there is less, or more.
+        ValueError: the file is shorter or longer than its header says.
     """
     if left > 0 or said > size + 8:  # 8: some writers count the header twice
         raise ValueError(f"it was truncated, or written to a pipe: its header says {said:,} bytes, it has {size:,}")
-    if size > said + 1:  # an odd one is padded
+    if size > said + 1:  # an odd size is padded
         raise ValueError(f"its header says {said:,} bytes, it has {size:,}: more than one recording, or not whole")
 
 
 def _samples(frames: bytes, coding: str, said: set[str]) -> np.ndarray:
-    """Samples int16 of frames; adds to what is `said` of the recording.
+    """Return samples int16 of frames, and add notes on conversions to `said`.
 
     Raises:
-        ValueError: a float is no number.
+        ValueError: a float is not a finite number.
     """
     if coding == "PCM_16":
         return np.frombuffer(frames, "<i2").astype(np.int16)
@@ -337,5 +340,5 @@ def _samples(frames: bytes, coding: str, said: set[str]) -> np.ndarray:
 
 
 def _rounded(samples: np.ndarray) -> np.ndarray:
-    """Samples int16 of samples int32, whose high bits they are; halves are rounded up."""
+    """Return samples int16 of samples int32 by rounding to their high 16 bits, halves up."""
     return np.minimum((samples.astype(np.int64) + (1 << 15)) >> 16, 32767).astype(np.int16)

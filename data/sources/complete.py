@@ -1,8 +1,9 @@
-"""Whether a PNG or JPEG holds the whole picture that its header announces.
+"""Checks that a PNG or JPEG holds the whole picture that its header announces.
 
-Decoders are made for browsers: what is missing becomes black or grey without a word. Here a missing part is an error. What a
-PNG has is counted. The entropy-coded data of a JPEG cannot be counted without decoding them, so `check_jpeg` gives the
-same file with other bytes behind each stretch of them: a decoder that needs these bytes gives another raster.
+Decoders are made for browsers: they fill a missing part with black or grey without a warning. Here it is an error. The
+data of a PNG are counted. The entropy-coded data of a JPEG cannot be counted without decoding them. So `check_jpeg`
+returns the same file with other bytes behind each stretch of such data. A decoder that needs these bytes returns
+another raster.
 """
 
 import re
@@ -16,7 +17,7 @@ _CHANNELS = {0: 1, 2: 3, 3: 1, 4: 2, 6: 4}  # by the colour type of a PNG
 _INDEXED = 3
 # First column and row, and their steps, of the seven passes of an interlaced PNG (ISO/IEC 15948, section 8.2).
 _PASSES = ((0, 0, 8, 8), (4, 0, 8, 8), (0, 4, 4, 8), (2, 0, 4, 4), (0, 2, 2, 4), (1, 0, 2, 2), (0, 1, 1, 2))
-_SEQUENTIAL, _PROGRESSIVE = (0xC0, 0xC1), 0xC2  # frames that are read, both in Huffman's code
+_SEQUENTIAL, _PROGRESSIVE = (0xC0, 0xC1), 0xC2  # supported frames, all Huffman-coded
 _FRAMES = {*range(0xC0, 0xD0)} - {0xC4, 0xC8, 0xCC}
 _SOI, _EOI, _SOS, _DRI = 0xD8, 0xD9, 0xDA, 0xDD
 _BARE = {0x01, *range(0xD0, 0xD8)}  # markers without a length: TEM and RST0 to RST7
@@ -29,14 +30,14 @@ TRUNCATED = "it ends before its last pixel: it was truncated, or written by a pr
 
 
 class Palette(NamedTuple):
-    """Colours that a PNG may name, None if it names none, and the bytes behind its end."""
+    """The number of colours in a PNG's palette (None without a palette), and the number of bytes behind its end."""
 
     colours: int | None
     behind: int
 
 
 def check_png(content: bytes) -> Palette:
-    """Compares what a PNG holds with its header: checksums, the number of bytes of its rows, the palette, its end.
+    """Compare the contents of a PNG with its header: checksums, bytes of its rows, palette and end.
 
     Returns:
         The number of its palette's colours, beyond which a pixel may not point, and the number of bytes behind its end.
@@ -68,7 +69,7 @@ def check_png(content: bytes) -> Palette:
 
 
 def _png_chunks(content: bytes) -> Iterator[tuple[bytes, bytes, int]]:
-    """Kind, body and end of each chunk of a PNG, up to its last."""
+    """Yield kind, body and end of each chunk of a PNG, up to its last."""
     at, kind = len(_PNG_HEAD), b""
     while kind != b"IEND":
         size, kind = struct.unpack_from(">I4s", content, at) if at + 8 <= len(content) else (0, b"")
@@ -82,7 +83,7 @@ def _png_chunks(content: bytes) -> Iterator[tuple[bytes, bytes, int]]:
 
 
 def _row_bytes(width: int, height: int, bits: int, interlaced: bool) -> int:
-    """Bytes of all rows of a PNG, each with its filter's; of the seven passes if it is interlaced."""
+    """Return the bytes of all rows of a PNG, each with its filter byte; of its seven passes if it is interlaced."""
     total = 0
     for column, row, across, down in _PASSES if interlaced else ((0, 0, 1, 1),):
         wide, high = -(-(width - column) // across), -(-(height - row) // down)
@@ -91,14 +92,14 @@ def _row_bytes(width: int, height: int, bits: int, interlaced: bool) -> int:
 
 
 def _check_rows(compressed: bytes, size: int) -> None:
-    """Raises ValueError if zlib's stream does not give exactly so many bytes."""
+    """Raise ValueError if the zlib stream does not decompress to exactly `size` bytes."""
     inflater = zlib.decompressobj()
     try:
         found = len(inflater.decompress(compressed, size + 1))
         if found <= size:
             found += len(
                 inflater.decompress(inflater.unconsumed_tail, 1)
-            )  # nothing, but for the checksum of the stream
+            )  # gives nothing, but checks the checksum of the stream
     except zlib.error as error:
         raise ValueError(f"it is damaged: {error}") from error
     if found < size or not inflater.eof:
@@ -114,14 +115,14 @@ def _too_much(size: int) -> str:
 
 
 class Jpeg(NamedTuple):
-    """The same JPEG with other bytes where its data end, one or more of these, and the number of bytes behind its end."""
+    """Copies of a JPEG with other bytes where its data end, and the number of bytes behind its end."""
 
     padded: tuple[bytes, ...]
     behind: int
 
 
 class _Frame(NamedTuple):
-    """Size of a JPEG in pixels, and the sampling factors of its components by their numbers."""
+    """The size of a JPEG in pixels, and the sampling factors of its components by number."""
 
     kind: int
     width: int
@@ -129,7 +130,7 @@ class _Frame(NamedTuple):
     sampling: dict[int, tuple[int, int]]
 
     def units(self, components: list[int]) -> int:
-        """Coded units (MCU) of a scan of these components (ITU-T T.81, section A.2)."""
+        """Return the number of coded units (MCU) of a scan of these components (ITU-T T.81, section A.2)."""
         across, down = (max(each[axis] for each in self.sampling.values()) for axis in (0, 1))
         own = self.sampling[components[0]] if len(components) == 1 else (1, 1)
         if len(components) == 1:
@@ -139,17 +140,17 @@ class _Frame(NamedTuple):
 
 
 def check_jpeg(content: bytes) -> Jpeg:
-    """Looks whether a JPEG has all scans, restart markers and its end.
+    """Check that a JPEG has all scans, restart markers and its end.
 
     Returns:
-        Files with other bytes behind each stretch of entropy-coded data: the picture is whole if all decode to the same
-        raster; and the number of bytes behind its end.
+        Copies with other bytes behind each stretch of entropy-coded data, and the number of bytes behind its end. The
+            picture is whole if all copies decode to the same raster as the original.
 
     Raises:
-        ValueError: something is missing, or it is of a kind for which this cannot be told.
+        ValueError: something is missing, or the kind of JPEG cannot be checked.
     """
     frame: _Frame | None = None
-    left: dict[int, list[int | None]] = {}  # by component, bits of each coefficient that are still to come
+    left: dict[int, list[int | None]] = {}  # by component, missing bits of each coefficient
     parts: list[bytes | None] = [content[:2]]  # None: where other bytes go
     at, interval = 2, 0
     while True:
@@ -196,7 +197,7 @@ def _read_frame(marker: int, body: bytes) -> _Frame:
 
 
 def _read_scan(frame: _Frame, body: bytes, left: dict[int, list[int | None]]) -> list[int]:
-    """The components of a scan; what it brings is no longer `left`."""
+    """Return the components of a scan, and record in `left` the bits that are still missing after it."""
     count = body[0]
     components = [body[1 + 2 * number] for number in range(count)]
     first, last, precision = body[1 + 2 * count], body[2 + 2 * count], body[3 + 2 * count] & 15
@@ -209,7 +210,10 @@ def _read_scan(frame: _Frame, body: bytes, left: dict[int, list[int | None]]) ->
 
 
 def _read_data(content: bytes, at: int) -> tuple[list[tuple[bytes, bytes]], int]:
-    """Stretches of entropy-coded data, each with the restart marker behind it, none behind the last; and where they end."""
+    """Return stretches of entropy-coded data and their end.
+
+    Each stretch comes with the restart marker behind it; the last has none.
+    """
     stretches = []
     for found in _MARKER.finditer(content, at):
         restart = found[1][0] in range(0xD0, 0xD8)
@@ -221,7 +225,7 @@ def _read_data(content: bytes, at: int) -> tuple[list[tuple[bytes, bytes]], int]
 
 
 def _check_restarts(stretches: list[tuple[bytes, bytes]], units: int, interval: int) -> None:
-    """Raises ValueError if restart markers are missing: a decoder fills what stood between them."""
+    """Raise ValueError if restart markers are missing, since a decoder fills in the data between them."""
     restarts = [restart[-1] - 0xD0 for _, restart in stretches if restart]
     wanted = -(-units // interval) - 1 if interval else 0
     if len(restarts) < wanted or restarts != [number % 8 for number in range(len(restarts))]:

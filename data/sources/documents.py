@@ -1,7 +1,7 @@
 """Sources of text whose files hold many documents: JSON lines and WikiText.
 
-Plain files are cut into ranges where documents begin, so that many workers share one file; compressed ones are read from start
-to end.
+Plain files are divided into ranges at document boundaries, so that many workers share one file. Compressed files are
+read from start to end.
 """
 
 import codecs
@@ -21,19 +21,19 @@ from data.sources.text import INFLATED, Texts
 
 _LONGEST_HEADING = 1100
 _JSON = re.compile(r"\.(?:json|jsonl|ndjson|jsonlines)(?:\.|$)", re.IGNORECASE)
-_VALUE = re.compile(rb'[{\["\-0-9]|true|false|null|NaN|Infinity')  # how a value begins in JSON
+_VALUE = re.compile(rb'[{\["\-0-9]|true|false|null|NaN|Infinity')  # beginnings of a JSON value
 _COMPACT = "jq -c ."
-# Between blank lines, unlike the headings of sections, which have more signs. Lines may end as in Windows.
+# A title between blank lines. Headings of sections have more = signs. Lines may end in CRLF.
 _HEADING = re.compile(rb"(?<=\n) ?\r?\n ?= (?!=)[^\n]{1,1000}(?<!=) = ?\r?\n(?= ?\r?\n)")
 
 
 class _Documents(Texts):
-    """Files with several documents each; a plain file is cut into ranges where documents begin."""
+    """A source whose files hold several documents each. A plain file is divided into ranges at document boundaries."""
 
     prose = False
 
     def inputs(self, size: int, align: int) -> Iterator[Input]:
-        """Ranges of plain files that begin where documents do; a compressed file is read by one worker."""
+        """Yield ranges of plain files that begin where documents do. A compressed file is read by one worker."""
         for file, splits in self.places(self.files).items():
             if is_compressed(file.path):
                 yield Input(file.name, file.path, file.size * INFLATED, splits)
@@ -46,7 +46,7 @@ class _Documents(Texts):
                     start = stop
 
     def next_document(self, stream: IO[bytes], at: int) -> int:
-        """Where the first document begins that begins after `at`, or the end of the file."""
+        """Return the offset of the first document that begins after `at`, or the end of the file."""
         raise NotImplementedError
 
     def _open(self, item: Input) -> IO[bytes]:
@@ -57,18 +57,18 @@ class _Documents(Texts):
 
 
 class JsonLinesSource(_Documents):
-    """A JSON object per line; the text is in the field `source.field`. A document's split is a hash of its text.
+    """A source of JSON lines: an object per line, with the text in the field `source.field`.
 
-    So the same text is never in two splits. Lone surrogates, which JSON can write and UTF-8 cannot, become the three bytes
-    they would have.
+    A document's split is a hash of its text, so the same text is never in two splits. Lone surrogates, which JSON can
+    write and UTF-8 cannot, become the three bytes that they would have.
     """
 
     def is_note(self, file: File) -> bool:
-        """But for files of JSON."""
+        """Return False for files of JSON; see `Source.is_note` for others."""
         return not _JSON.search(file.name) and super().is_note(file)
 
     def look_at(self, files: list[File]) -> None:
-        """Refuses also what is in no UTF-8, and JSON that is not in lines."""
+        """Refuse also files that are not UTF-8, and JSON that is not in lines."""
         super().look_at(files)
         for file in files:
             with open_stream(file.path, self.options.expansion) as stream:
@@ -78,13 +78,13 @@ class JsonLinesSource(_Documents):
             check_lines(head, file.path, self.options.field)
 
     def next_document(self, stream: IO[bytes], at: int) -> int:
-        """The next line."""
+        """Return the offset of the next line."""
         stream.seek(at)
         stream.readline(LARGEST_DOCUMENT + 1)
         return stream.tell()
 
     def read(self, item: Input) -> Iterator[Piece]:
-        """A document a line."""
+        """Yield a document per line."""
         with self._open(item) as stream:
             at = item.start
             while item.stop is None or at < item.stop:
@@ -106,15 +106,16 @@ class JsonLinesSource(_Documents):
 
 
 def check_lines(head: bytes, path: str, field: str) -> None:
-    """Refuses a file of JSON whose lines are no objects of their own.
+    """Refuse a JSON file that has no object per line.
 
     Args:
         head: its first bytes.
         path: of the file.
-        field: that is to hold the texts.
+        field: name of the field for the texts.
 
     Raises:
-        ValueError: it is one array, or an object over several lines; the message has the command that makes lines of it.
+        ValueError: it is one array, or an object over several lines. The message has the command that converts it into
+            lines.
     """
     text = head.removeprefix(codecs.BOM_UTF8).lstrip()
     first, end, rest = text.partition(b"\n")
@@ -156,7 +157,7 @@ def _is_object(line: bytes) -> bool:
 
 
 def _named(field: str) -> str:
-    """A string as a field of an object, in the language of jq."""
+    """Return a jq expression that wraps a string as a field of an object."""
     return f"{{{json.dumps(field)}: .}}"
 
 
@@ -168,18 +169,18 @@ def text_in(
     path: str = "",
     remarks: Counter[str] | None = None,
 ) -> bytes:
-    """The text in a field of a JSON object, as UTF-8; nothing of null.
+    """Return the text in a field of a JSON object, as UTF-8; empty for null.
 
     Args:
         content: the object, as it is written.
-        field: its name.
+        field: name of the field.
         where: the object's place, for errors.
-        option: what is to be set to another field.
+        option: option to change for another field, for errors.
         path: of a file of JSON lines, for commands that convert it.
         remarks: counts objects that have the field twice.
 
     Raises:
-        ValueError: it is no JSON, there is no such field, or no text in it.
+        ValueError: it is no JSON, has no such field, or no text in it.
     """
     record = _read_json(content, where, path)
     if not isinstance(record, dict):
@@ -209,17 +210,17 @@ def text_in(
 
 
 def _read_json(content: bytes, where: str, path: str) -> Any:
-    """The value of a text in JSON.
+    """Parse a text in JSON.
 
     Raises:
-        ValueError: it is none.
+        ValueError: it is no JSON.
     """
     try:
         try:
             return json.loads(content)
         except (json.JSONDecodeError, UnicodeDecodeError):
             raise
-        except ValueError:  # an integer of more digits than Python reads, which may stand in any field
+        except ValueError:  # an integer, in any field, of more digits than Python parses
             return json.loads(content, parse_int=float)
     except UnicodeDecodeError as error:
         raise ValueError(f"{where} is not UTF-8, as JSON has to be: {doubtful(content)}") from error
@@ -234,10 +235,13 @@ def _read_json(content: bytes, where: str, path: str) -> Any:
 
 
 class WikiTextSource(_Documents):
-    """WikiText, tokenised or raw: a document from each ` = Title = ` to the next; files name the splits, or a hash does."""
+    """A source of WikiText, tokenised or raw: a document from each ` = Title = ` to the next.
+
+    File names state the splits, or else a hash decides.
+    """
 
     def next_document(self, stream: IO[bytes], at: int) -> int:
-        """The next heading."""
+        """Return the offset of the next heading."""
         stream.seek(at)
         stream.readline()
         begin = stream.tell()
@@ -247,7 +251,7 @@ class WikiTextSource(_Documents):
         return stream.tell()
 
     def read(self, item: Input) -> Iterator[Piece]:
-        """A document from each heading to the next, in pieces; its heading decides on its split."""
+        """Yield a document from each heading to the next, in pieces. A hash of its beginning decides its split."""
         return self.lf_pieces(self._read(item))
 
     def _read(self, item: Input) -> Iterator[Piece]:
@@ -264,13 +268,16 @@ class WikiTextSource(_Documents):
         self.remarks["files have no heading such as ` = Title = `: each is one document"] += whole and not titles
 
     def _known_by(self, data: bytes) -> bytes:
-        """The beginning of a document, which its split is a hash of: the same whatever ends its lines, if they become LF."""
+        """Return the beginning of a document, whose hash is its split.
+
+        It does not depend on line endings if they become LF.
+        """
         head = data[:_LONGEST_HEADING]
         return as_lf(head)[: _LONGEST_HEADING // 2] if self.options.newlines == "lf" else head
 
 
 class Section(NamedTuple):
-    """A piece of a document: the offset of the document, whether this is its first piece, and the piece."""
+    """A piece of a document: the offset of the document, `first` for its first piece, and the bytes."""
 
     document: int
     first: bool
@@ -278,7 +285,7 @@ class Section(NamedTuple):
 
 
 def headed(stream: Iterator[bytes], start: int) -> Iterator[Section]:
-    """Cuts WikiText at its headings.
+    """Split WikiText at its headings.
 
     Args:
         stream: the text in blocks; its first byte begins a line.
@@ -300,7 +307,7 @@ def headed(stream: Iterator[bytes], start: int) -> Iterator[Section]:
                 continue  # at the very start: no other document before it
             begin, first, at = base + match.start(), True, match.start()
         if first and block is not None and safe - at < _LONGEST_HEADING:
-            safe = at  # a first piece is long enough to know the document by, wherever the blocks end
+            safe = at  # keep a first piece long enough to hash, wherever blocks end
         if safe > at:
             yield Section(begin, first, buffer[at:safe])
             first = False

@@ -1,7 +1,7 @@
-"""Files as sources read them: listed in a fixed order, opened through their compression, with bounds on everything.
+"""Files of a source: listed in a fixed order and opened through their compression, with bounds on everything.
 
-Nothing is ever unpacked to disk. Compressed input is a stream, so memory does not depend on its size; one that grows out
-of all proportion is refused (a decompression bomb).
+Nothing is ever unpacked to disk. Compressed input is a stream, so memory does not depend on its size. One that grows
+out of all proportion is refused (a decompression bomb).
 """
 
 import bz2
@@ -27,14 +27,14 @@ else:
     from backports import zstd
 
 BLOCK = 1 << 20
-_TAR_BLOCK = 1 << 14  # `tarfile` copies what is left of one at each read
-LARGEST_DOCUMENT = 64 << 20  # of documents that have to be in memory whole: a line of JSON, a picture
+_TAR_BLOCK = 1 << 14  # `tarfile` copies the rest of its buffer at each read
+LARGEST_DOCUMENT = 64 << 20  # bytes of a document that must fit into memory: a line of JSON, a picture
 FREE = 64 << 20  # bytes that any compressed file may hold, whatever its ratio
-WINDOW = 27  # 2^27 bytes are the most a decompressor's window may have; xz -9 needs 65 MB
+WINDOW = 27  # log2 of the maximum window of a decompressor; xz -9 needs 65 MB
 _SINGLE = (".gz", ".xz", ".bz2", ".zst")
 SUFFIXES = (*_SINGLE, ".tgz", ".txz")
 _SUMS = r"(?:(?:md5|sha-?(?:1|224|256|384|512))(?:sums?)?|b2sums?|crc(?:32)?)"
-# Names of files that are no data, whatever else is there; those that are about the data can be texts themselves.
+# Names of files that are never data. Files that describe the data (`_ABOUT`) can be texts themselves.
 _ASIDE = {
     "checksums": re.compile(
         rf".*\.{_SUMS}(?:\.txt)?|{_SUMS}(?:\.txt)?|checksums?(?:\.txt)?|.*\.\w+\.(?:asc|sig)", re.IGNORECASE
@@ -49,17 +49,17 @@ _ABOUT = re.compile(
     r"|code[-_]of[-_]conduct|data(?:set)?[-_]?card)(?![a-z]).*",
     re.IGNORECASE,
 )
-_BESIDE = re.compile(  # of what states no split, where other files do
+_BESIDE = re.compile(  # names of files to leave out if they state no split and others do
     r"(?:disclaimer|history|version|todo|install|terms|info|about|notes?|manifest|metadata|stat(?:e|s|istics)|vocab(?:ulary)?"
     r"|requirements|makefile|index\.html?|urls?|sources?)(?![a-z]).*|.*[._-](?:read[-_]?me|licen[cs]e)(?:\.[a-z]+)?"
     r"|.*\.(?:py|sh|ipynb|bat|ps1|toml|cfg|ini|ya?ml|log)",
     re.IGNORECASE,
 )
-_MOST_NAMES = 100_000  # that the braces of a path may stand for
+_MOST_NAMES = 100_000  # maximum number of names that braces may expand to
 _RANGE = re.compile(r"\{(-?\d+|[A-Za-z])\.\.(-?\d+|[A-Za-z])(?:\.\.-?(\d+))?\}")
-ANY = "**/*"  # the pattern of files that nobody chose
-NOTES = ".sources.json"  # lies in a folder of corpora
-# Lie in the folder of a run, and in one of a comparison.
+ANY = "**/*"  # the default pattern
+NOTES = ".sources.json"  # a file in a folder of corpora
+# Files in the folder of a run, and of a comparison.
 MADE = [{"config.yaml", "corpus.json"}, {"comparison.html", "comparison.png"}]
 LINKS = "links out of the folder or to folders, which source.follow_links=true follows"
 UNREADABLE = (EOFError, lzma.LZMAError, zlib.error, zstd.ZstdError)
@@ -67,7 +67,7 @@ UNREADABLE = (EOFError, lzma.LZMAError, zlib.error, zstd.ZstdError)
 
 @dataclass(frozen=True, slots=True)
 class File:
-    """A file of a source: its path relative to the source (the name of what it holds), where it lies, its size."""
+    """A file of a source: its path relative to the source, which names its contents, its path on disk, and its size."""
 
     name: str
     path: str
@@ -80,14 +80,17 @@ LeftOut = dict[str, list[str]]  # names of files that are not read, by the reaso
 def list_files(
     path: str | None, pattern: str, kind: str, follow_links: bool = False, left_out: LeftOut | None = None
 ) -> list[File]:
-    """Files of a file, folder or glob in the order of their names, but for hidden, empty and other ones that are no data.
+    """List the files of a file, folder or glob in order of their names.
+
+    Hidden and empty files are left out, and those that are no data by their names.
 
     Args:
-        path: a file, a folder, or a glob, which is a folder and a pattern; with braces, as in a shell, several of these.
-        pattern: a glob relative to the folder, perhaps with braces.
+        path: a file, a folder, or a glob, which is a folder and a pattern; with braces, as in a shell, several of
+            these.
+        pattern: a glob relative to the folder, optionally with braces.
         kind: of the source, for errors.
-        follow_links: follow links that lead out of the folder, and those to folders; else they are left out.
-        left_out: takes what is left out.
+        follow_links: follow links that lead out of the folder, and links to folders; else they are left out.
+        left_out: receives the names of files that are left out.
 
     Raises:
         FileNotFoundError: there is no such file or folder.
@@ -127,7 +130,7 @@ def list_files(
                     aside.setdefault(reason, []).append(name)
                 else:
                     inside[name] = place
-            if not inside and is_chosen:  # somebody asks for just these
+            if not inside and is_chosen:  # the pattern asks for just these
                 inside, aside = {name: str(root / name) for names in aside.values() for name in names}, {}
             for reason, names in aside.items():
                 left_out.setdefault(reason, []).extend(names)
@@ -148,7 +151,7 @@ def list_files(
 
 
 def _nothing(found: Iterable[str], pattern: str, left_out: LeftOut) -> str:
-    """Why there is no file to read."""
+    """Return a message that says why there is no file to read."""
     names = list(found)
     more = [f"{len(names):,} {reason}" for reason, names in left_out.items() if reason != "empty"]
     said = "no file there" + (f" matches source.pattern={pattern}" if pattern != ANY else "")
@@ -161,24 +164,26 @@ def _nothing(found: Iterable[str], pattern: str, left_out: LeftOut) -> str:
 
 
 def is_about(name: str) -> bool:
-    """A file tells of the others, by its name, such as README.md or LICENSE: it may be no data."""
+    """Return if a file describes the others, by its name, such as README.md or LICENSE. It may be no data."""
     return _ABOUT.fullmatch(name.rpartition("/")[2]) is not None
 
 
 def is_beside(name: str) -> bool:
-    """A file is no data where others state a split and it does not, by its name, such as download.sh or metadata.json."""
+    """Return if a file that states no split is no data where others state one, by its name, such as download.sh."""
     return _BESIDE.fullmatch(name.rpartition("/")[2]) is not None
 
 
 def expand_braces(text: str, option: str) -> list[str]:
-    """What a text with braces stands for, as in a shell: `{000..002}` and `{a,b}`; without such, itself.
+    """Expand the braces of a text as a shell does: `{000..002}` and `{a,b}`.
+
+    A text without braces is returned as it is.
 
     Args:
         text: a path or a pattern.
-        option: that gave it, for the message.
+        option: option that gave it, for the message.
 
     Raises:
-        ValueError: it stands for too many.
+        ValueError: it expands to too many names.
     """
     if "{" not in text:
         return [text]
@@ -195,8 +200,8 @@ def expand_braces(text: str, option: str) -> list[str]:
 
 
 def _count_names(text: str) -> int:
-    """How many names braces stand for, or more where they lie in one another; nothing is made of them."""
-    count, inside = 1, list[int]()  # alternatives of the pairs that are open
+    """Count the names that braces expand to, or more if they are nested, without expanding them."""
+    count, inside = 1, list[int]()  # alternatives of each open pair
     for each in text:
         if each == "{":
             inside.append(1)
@@ -213,13 +218,13 @@ def _count_names(text: str) -> int:
 
 
 def _at_magic(path: Path) -> tuple[Path, str]:
-    """A glob as a folder and a pattern relative to it."""
+    """Split a glob into a folder and a pattern relative to it."""
     first = next(number for number, part in enumerate(path.parts) if glob.has_magic(part))
     return Path(*path.parts[:first]), "/".join(path.parts[first:])
 
 
 def _walk(root: str, patterns: list[list[str]], follow: bool, left_out: LeftOut) -> Iterator[tuple[str, str]]:
-    """Name and path of the regular files that match one of the patterns, no folder twice."""
+    """Yield name and path of the regular files that match a pattern. No folder is visited twice."""
     home, seen = os.path.realpath(root), {os.path.realpath(root)}
 
     def leave(name: str, reason: str) -> None:
@@ -242,7 +247,7 @@ def _walk(root: str, patterns: list[list[str]], follow: bool, left_out: LeftOut)
                 leave(name, "hidden")
             elif os.path.islink(place) and not follow:
                 leave(name, LINKS)
-            elif (real := os.path.realpath(place)) not in seen:  # else a loop, or the same again
+            elif (real := os.path.realpath(place)) not in seen:  # else a loop or a repetition
                 seen.add(real)
                 kept.append(each)
         folders[:] = kept
@@ -271,7 +276,7 @@ def _within(path: str, folder: str) -> bool:
 
 
 def _fits(parts: tuple[str, ...], pattern: list[str]) -> bool:
-    """A path matches a glob, in which ** stands for any number of folders."""
+    """Return if a path matches a glob, in which ** matches any number of folders."""
     if not pattern or (pattern[0] != "**" and not parts):
         return not pattern and not parts
     if pattern[0] == "**":
@@ -280,34 +285,34 @@ def _fits(parts: tuple[str, ...], pattern: list[str]) -> bool:
 
 
 def is_compressed(path: str) -> bool:
-    """By its suffix."""
+    """Return if a file is compressed, by its suffix."""
     return path.lower().endswith(SUFFIXES)
 
 
 def is_tar(path: str) -> bool:
-    """By its suffix, compressed or not."""
+    """Return if a file is a tar, compressed or not, by its suffix."""
     name = path.lower()
     return name.endswith((".tar", ".tgz", ".txz")) or name.rpartition(".")[0].endswith(".tar")
 
 
 def open_stream(path: str, expansion: int) -> IO[bytes]:
-    """Opens a file for reading from its start to its end, through its compression.
+    """Open a file for reading from start to end, decompressed.
 
     Args:
         path: of the file; the suffix tells the compression.
-        expansion: how many times its own size a compressed file may hold, beyond 64 MB.
+        expansion: maximum ratio of decompressed to compressed size, beyond 64 MB.
     """
     file = open(path, "rb")  # noqa: SIM115 - the stream owns it
     return inflate(file, path, FREE + expansion * os.fstat(file.fileno()).st_size)
 
 
 def inflate(file: IO[bytes], path: str, limit: int) -> IO[bytes]:
-    """What is in a file or a member of a tar, inside of its compression.
+    """Return a stream of the decompressed contents of a file or a member of a tar.
 
     Args:
-        file: opened; closed with the stream.
+        file: the open file, closed with the stream.
         path: its name, whose suffix tells the compression.
-        limit: bytes that may be in it, if it is compressed.
+        limit: maximum bytes of its contents, if it is compressed.
     """
     name = path.lower()
     stream: Any
@@ -326,14 +331,14 @@ def inflate(file: IO[bytes], path: str, limit: int) -> IO[bytes]:
 
 
 def bounded(stream: Any, file: IO[bytes], path: str, expansion: int, claimed: int = 0) -> IO[bytes]:
-    """What a stream decompresses, as long as it is in proportion to the file.
+    """Return a decompressed stream that fails as soon as it is out of proportion to its file.
 
     Args:
-        stream: of what is in the file; only its `read` and `close` are used.
-        file: compressed, opened.
+        stream: of the file's contents; only its `read` and `close` are used.
+        file: the open compressed file.
         path: of the file, for errors.
         expansion: as of `open_stream`.
-        claimed: bytes that the file says are in it; that there are no more is seen by reading.
+        claimed: size of the contents according to the file; the real size is checked by reading.
 
     Raises:
         ValueError: it claims too much, or, while it is read, gives too much.
@@ -344,7 +349,7 @@ def bounded(stream: Any, file: IO[bytes], path: str, expansion: int, claimed: in
 
 
 class _Bounded(io.RawIOBase):
-    """A stream that refuses to go on beyond a number of bytes, and names its file if it cannot."""
+    """A stream that fails beyond a number of bytes, and names its file in errors."""
 
     def __init__(self, stream: Any, file: IO[bytes], path: str, limit: int) -> None:
         self.stream, self.file, self.path, self.limit, self.passed = stream, file, path, limit, 0
@@ -357,7 +362,7 @@ class _Bounded(io.RawIOBase):
             content = self.stream.read(len(buffer))
         except (*UNREADABLE, OSError) as error:
             if isinstance(error, OSError) and error.errno is not None:
-                raise  # of the disk, not of the contents
+                raise  # an error of the disk, not of the contents
             raise ValueError(f"{self.path} cannot be read: {error}") from error
         self.passed += len(content)
         self.check(self.passed)
@@ -378,12 +383,12 @@ class _Bounded(io.RawIOBase):
 
 
 class _Inflated(io.RawIOBase):
-    """Streams of xz, bzip2 or zstd, one after the other, with a bound on memory, which `lzma.open` and others lack.
+    """A stream of concatenated xz, bzip2 or zstd streams with a bound on memory, which `lzma.open` and others lack.
 
     Args:
-        file: compressed.
+        file: the compressed file.
         make: makes a decompressor of one stream.
-        padding: zeros may follow a stream, in multiples of so many bytes (xz: 4); 0: nothing but another stream may.
+        padding: zeros may follow a stream in multiples of this number of bytes (xz: 4); 0: only another stream may.
     """
 
     def __init__(self, file: IO[bytes], make: Callable[[], Any], padding: int = 0) -> None:
@@ -407,7 +412,7 @@ class _Inflated(io.RawIOBase):
                 return found
 
     def _after(self, rest: bytes) -> bytes:
-        """What follows a stream and its padding; nothing at the end of the file."""
+        """Return the bytes after a stream and its padding; nothing at the end of the file."""
         zeros = 0
         while rest := rest or self.file.read(BLOCK):
             stream = rest.lstrip(b"\0") if self.padding else rest
@@ -421,7 +426,7 @@ class _Inflated(io.RawIOBase):
 
 
 def blocks(stream: IO[bytes], size: int | None = None) -> Iterator[bytes]:
-    """The next `size` bytes of a stream (None: all) in blocks of at most a megabyte."""
+    """Yield the next `size` bytes of a stream (None: all) in blocks of at most a megabyte."""
     left = size
     while left is None or left > 0:
         block = stream.read(BLOCK if left is None else min(BLOCK, left))
@@ -432,7 +437,7 @@ def blocks(stream: IO[bytes], size: int | None = None) -> Iterator[bytes]:
 
 
 class _Tail:
-    """A stream that remembers how it ended."""
+    """A stream that remembers its last bytes."""
 
     def __init__(self, stream: IO[bytes]) -> None:
         self.stream, self.tail = stream, b""
@@ -444,7 +449,7 @@ class _Tail:
 
 
 class Member(NamedTuple):
-    """A regular file of a tar: its name, its content and how many bytes that has."""
+    """A regular file of a tar: its name, its content and its size in bytes."""
 
     name: str
     content: IO[bytes]
@@ -452,16 +457,16 @@ class Member(NamedTuple):
 
 
 def members(path: str, expansion: int, remarks: Counter[str] | None = None) -> Iterator[Member]:
-    """Regular files of a tar, compressed or not; the content of each is valid until the next is asked for.
+    """Yield the regular files of a tar, compressed or not. The content of each is valid until the next is requested.
 
     Args:
         path: of the tar.
-        expansion: how many times its size it may hold.
-        remarks: counts links, which are left out: what they lead to has passed by.
+        expansion: maximum ratio of contents to compressed size.
+        remarks: counts links, which are left out: their targets have already been passed.
 
     Raises:
         ValueError: it is damaged, does not end as a tar does, goes on behind its end, or has a sparse member.
-        tarfile.TarError: by reading a member's content, which is not whole.
+        tarfile.TarError: a member's content is truncated, raised when it is read.
     """
     try:
         yield from _members(path, expansion, Counter() if remarks is None else remarks)
@@ -474,7 +479,7 @@ def _members(path: str, expansion: int, remarks: Counter[str]) -> Iterator[Membe
         whole: Any = _Tail(stream)
         with tarfile.open(fileobj=whole, mode="r|", bufsize=_TAR_BLOCK) as tar:
             for member in tar:
-                if member.issparse():  # a kilobyte may stand for any number of zeros
+                if member.issparse():  # a kilobyte may expand to any number of zeros
                     raise ValueError(f"{path}: {member.name} has holes: make the tar again, without --sparse")
                 remarks["links in tars were left out, though they may stand for files"] += (
                     member.issym() or member.islnk()
@@ -484,7 +489,7 @@ def _members(path: str, expansion: int, remarks: Counter[str]) -> Iterator[Membe
                     yield Member(member.name, content, member.size)
                 setattr(tar, "members", [])  # noqa: B010 - else headers pile up
             rest: Any = tar.fileobj
-            while block := rest.read(BLOCK):  # `tarfile` stops without a word at a damaged header, and between two tars
+            while block := rest.read(BLOCK):  # `tarfile` stops silently at a damaged header and between two tars
                 if any(block):
                     raise ValueError(
                         f"{path} is damaged, or holds more than one tar: it goes on behind the end of the first"
@@ -494,13 +499,13 @@ def _members(path: str, expansion: int, remarks: Counter[str]) -> Iterator[Membe
 
 
 def read_whole(content: IO[bytes], size: int, name: str, limit: int = 0) -> bytes:
-    """A document that has to be in memory whole, inside of its compression.
+    """Read a document that has to fit into memory as a whole, decompressed.
 
     Args:
         content: the document.
         size: its bytes.
-        name: of it, whose suffix tells a compression, if `limit` is given.
-        limit: bytes that may be in it, if it is compressed; 0: it is taken as it is.
+        name: of it; the suffix tells the compression if `limit` is given.
+        limit: maximum decompressed bytes; 0: it is not decompressed.
 
     Raises:
         ValueError: it is larger than 64 MB, or out of proportion.

@@ -1,4 +1,7 @@
-"""Hugging Face `datasets` (optional: `pip install haed[datasets]`): a document per row, from the field `source.field`."""
+"""Hugging Face `datasets`: a document per row, from the field `source.field`.
+
+The package is optional: `pip install haed[datasets]`.
+"""
 
 import hashlib
 import logging
@@ -16,14 +19,14 @@ from data.sources.splits import allot, named_split
 
 log = logging.getLogger(__name__)
 _ROWS = 1000
-_NAMED = 10  # columns that an error names
+_NAMED = 10  # maximum columns that an error names
 _STRINGS = ("string", "large_string", "string_view")
 
 
 class DatasetsSource(Source):
-    """A data set saved to disk, a folder of its files, or the name of one on the hub.
+    """A source of Hugging Face data sets: one saved to disk, a folder of its files, or the name of one on the hub.
 
-    Its own splits are kept where it has several; else a hash of the text decides. What is read must be a column of strings.
+    If it has several splits, they are kept; else a hash of the text decides. The field must be a column of strings.
     """
 
     is_text = True
@@ -41,7 +44,7 @@ class DatasetsSource(Source):
         stamp = tuple((str(each), each.stat().st_size, each.stat().st_mtime_ns) for each in there)
         try:
             splits = _load(path, self.options.config, self.options.revision, stamp)
-        except (IndexError, ValueError) as error:  # as `datasets` says it of files without rows
+        except (IndexError, ValueError) as error:  # errors of `datasets` for files without rows
             said = str(error)
             if isinstance(error, IndexError) or "corresponds to no data" in said or "BatchSize must be" in said:
                 raise ValueError(f"source.path={path} has no document: its files hold no rows") from error
@@ -52,7 +55,7 @@ class DatasetsSource(Source):
         return splits
 
     def inputs(self, size: int, align: int) -> Iterator[Input]:
-        """Ranges of rows of each split of the data set."""
+        """Yield ranges of rows of each split of the data set."""
         stated = {name: named_split(name) if len(self.splits) > 1 else None for name in self.splits}
         places = allot(stated, self.options, self.record)
         self.record.place(places, f"source.path={self.options.path}")
@@ -65,7 +68,7 @@ class DatasetsSource(Source):
                 yield Input(name, str(self.options.path), weight, places[name], start, stop)
 
     def read(self, item: Input) -> Iterator[Piece]:
-        """A document a row."""
+        """Yield a document per row."""
         rows = self.splits[item.name].select_columns([self.options.field])
         for start in range(item.start, item.stop or 0, _ROWS):
             try:
@@ -83,15 +86,15 @@ class DatasetsSource(Source):
                 self.remarks["rows without text were left out"] += not text
 
     def versions(self) -> dict[str, str]:
-        """That of `datasets`."""
+        """Return the version of `datasets`."""
         return {"datasets": version("datasets")}
 
     def fingerprint(self) -> list[str]:
-        """The data set's own fingerprints."""
+        """Return the data set's own fingerprints."""
         return [f"{name}\0{rows._fingerprint}\0{len(rows)}" for name, rows in self.splits.items()]
 
     def digest(self, threads: int) -> str:
-        """Of the fingerprint: what a data set holds follows from it."""
+        """Return a hash of the fingerprints, which determine the contents of a data set."""
         return hashlib.sha256("\n".join(self.fingerprint()).encode()).hexdigest()
 
 
@@ -100,7 +103,7 @@ def _holds_strings(column: Any) -> bool:
 
 
 def _explain(where: str, columns: Mapping[str, Any], field: str) -> str:
-    """What is wrong with a column that is no column of strings, and which could be read instead."""
+    """Return what is wrong with a column that holds no strings, and which column could be read instead."""
     if field not in columns:
         there = ", ".join(f"{name!r} of {_describe(column)}" for name, column in list(columns.items())[:_NAMED])
         more = f" and {len(columns) - _NAMED:,} more" if len(columns) > _NAMED else ""
@@ -117,7 +120,7 @@ def _explain(where: str, columns: Mapping[str, Any], field: str) -> str:
 
 
 def _why(error: BaseException) -> str:
-    """What `datasets` met while it read files: its own error says no more than that there was one."""
+    """Return the cause of an error of `datasets`, whose own message does not give it."""
     while error.__cause__ is not None and type(error).__module__.startswith("datasets."):
         error = error.__cause__
     encoding = "; CSV and JSON have to be UTF-8: `iconv -f … -t UTF-8 < OLD > NEW` converts them"
@@ -125,7 +128,7 @@ def _why(error: BaseException) -> str:
 
 
 def _describe(column: Any) -> str:
-    """What a column of a data set holds, for people."""
+    """Return a description of a column of a data set, for people."""
     kind, dtype = type(column).__name__, getattr(column, "dtype", None)
     if isinstance(column, dict):
         return f"records ({', '.join(list(column)[:_NAMED])})"
@@ -140,11 +143,11 @@ def _describe(column: Any) -> str:
 def _load(
     path: str, config: str | None, revision: str | None, stamp: tuple[tuple[str, int, int], ...]
 ) -> dict[str, Any]:
-    """The splits of a data set, once in a process for all parts of it; its rows are mapped into memory.
+    """Load the splits of a data set, once per process for all its parts. Its rows are memory-mapped.
 
     Args:
         path: a folder, or the name on the hub.
-        config: which configuration.
+        config: name of the configuration.
         revision: on the hub.
         stamp: names, sizes and times of the files of the folder.
     """

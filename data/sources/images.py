@@ -1,6 +1,6 @@
 """Pictures: PNG and JPEG in folders or tars, and batch files of ImageNet32 and CIFAR-10. A document is an RGB raster.
 
-Rows from top to bottom, pixels from left to right, red, green, blue of each (H·W·3 bytes).
+Its order is rows from top to bottom, pixels from left to right, red, green and blue of each (H·W·3 bytes).
 """
 
 import io
@@ -23,20 +23,26 @@ from data.sources.splits import SPLITS, named_split
 PICTURES = (".png", ".jpg", ".jpeg")
 LARGEST_PICTURE = 1 << 26  # pixels
 _MODES = ("1", "L", "LA", "P", "PA", "RGB", "RGBA", "CMYK")  # of Pillow, 8 bits a value at most
-_PNG_DEPTH = 24  # byte of a PNG that holds the bits of a value
+_PNG_DEPTH = 24  # offset in a PNG of the number of bits per value
 _ORIENTATION = 274  # the tag of EXIF
 _ROWS = 256
 _LARGEST_ROW = 1 << 24
 
 
 class ImageSource(Source):
-    """Pictures of one shape. Where paths name train and val but no test, val is test, and a hash takes valid out of train."""
+    """A source of pictures of one shape.
+
+    If paths name train and val but no test, val is test, and a hash takes valid out of train.
+    """
 
     unlike = "set source.image_size= to resample them"
     needs = "chunker.kind=pixels (chunker.k=12 are four pixels), and batch.context= to the chunks of a picture"
 
     def inputs(self, size: int, align: int) -> Iterator[Input]:
-        """Every picture, batch file and tar, the latter two read by one worker each; other files are left out."""
+        """Yield every picture, batch file and tar.
+
+        One worker reads a whole batch file or tar; other files are left out.
+        """
         files = [file for file in self.files if _is_picture(file) or _is_batch(file) or is_tar(file.path)]
         if not files:
             raise ValueError(
@@ -48,7 +54,7 @@ class ImageSource(Source):
             yield Input(file.name, file.path, file.size, splits or SPLITS, stated=None if splits else self.stated)
 
     def versions(self) -> dict[str, str]:
-        """Pillow and its decoder of JPEG, where there are pictures to decode."""
+        """Return the versions of Pillow and its JPEG decoder, if there are pictures to decode."""
         if not any(_is_picture(file) or is_tar(file.path) for file in self.files):
             return {}
         from PIL import __version__, features
@@ -57,27 +63,27 @@ class ImageSource(Source):
         return {"pillow": __version__, "jpeg": f"{features.version('jpg')}{turbo}"}
 
     def stated_split(self, name: str) -> str | None:
-        """The batches of CIFAR-10 are its train split."""
+        """Return the split that a path states. The batches of CIFAR-10 are its train split."""
         batch = PurePosixPath(name).name.startswith("data_batch")
         return named_split(name) or ("train" if batch else None)
 
     def single(self, file: File) -> bool:
-        """A picture, other than a batch or tar."""
+        """Return if the file is a picture, and no batch file or tar."""
         return _is_picture(file)
 
     def holds(self, name: str) -> bool:
-        """Pictures in a tar, but for hidden files, such as the notes that macOS adds."""
+        """Return if a member of a tar is a picture, and not hidden like the notes that macOS adds."""
         path = PurePosixPath(name)
         return path.suffix.lower() in PICTURES and not path.name.startswith(".")
 
     def read(self, item: Input) -> Iterator[Piece]:
-        """Rasters of a picture, a batch file or a tar."""
+        """Yield the rasters of a picture, a batch file or a tar."""
         for name, (height, width), raster in self._rasters(item):
             self.same(name, height=height, width=width, channels=3)
             yield Piece(name, self.split_of(name, self.places_in(item, name), raster), raster)
 
     def _rasters(self, item: Input) -> Iterator[tuple[str, tuple[int, int], bytes]]:
-        """Name, height and width, and raster of each picture."""
+        """Yield name, height and width, and raster of each picture."""
         if is_tar(item.path):
             for name, content, size in members(item.path, self.options.expansion, self.remarks):
                 if not self.holds(name):
@@ -103,7 +109,7 @@ class ImageSource(Source):
                     row += 1
 
     def _picture(self, content: bytes, name: str) -> tuple[tuple[int, int], bytes]:
-        """Height, width and raster of a PNG or JPEG; what was converted is remarked."""
+        """Return height, width and raster of a PNG or JPEG. Conversions are counted in `remarks`."""
         from PIL import Image, UnidentifiedImageError
 
         try:
@@ -137,10 +143,10 @@ class ImageSource(Source):
             raise ValueError(f"{name} cannot be read as a picture: {error}") from error
 
     def _check_whole(self, picture: Any, content: bytes) -> bool:
-        """Decodes a picture, and refuses it if some of it is missing, which the decoder would fill.
+        """Decode a picture, and refuse it if a part is missing that the decoder would fill in.
 
         Returns:
-            Something lies behind its end.
+            True if there are bytes behind its end.
 
         Raises:
             ValueError: it is not whole.
@@ -162,7 +168,7 @@ class ImageSource(Source):
         return jpeg.behind > 0
 
     def _remark(self, picture: Any, size: tuple[int, int]) -> None:
-        """Counts what makes the raster another than the picture that people see."""
+        """Count conversions that make the raster differ from the picture that people see."""
         side = self.options.image_size
         turned = "exif" in picture.info and picture.getexif().get(_ORIENTATION, 1) != 1
         for note, holds in {
@@ -182,7 +188,10 @@ def _is_picture(file: File) -> bool:
 
 
 def _is_batch(file: File) -> bool:
-    """A .npz, or a pickle: by its first byte, since CIFAR's files have no suffix."""
+    """Return if a file is a .npz or a pickle.
+
+    A pickle is known by its first byte, since CIFAR's files have no suffix.
+    """
     if file.path.endswith(".npz"):
         return True
     if PurePosixPath(file.name).suffix not in ("", ".pkl", ".pickle"):
@@ -192,7 +201,7 @@ def _is_batch(file: File) -> bool:
 
 
 def _batches(path: str, expansion: int = 250) -> Iterator[np.ndarray]:
-    """Planes (n, D) uint8 of a batch file, D = red, green, blue, a few hundred at a time."""
+    """Yield planes (n, D) uint8 of a batch file, a few hundred at a time. D is red, green, blue."""
     try:
         if path.endswith(".npz"):
             yield from _npz_rows(path, expansion)
@@ -203,10 +212,10 @@ def _batches(path: str, expansion: int = 250) -> Iterator[np.ndarray]:
 
 
 def _npz_rows(path: str, expansion: int) -> Iterator[np.ndarray]:
-    """Rows of the array `data` of a .npz, read as a stream: a claim of its headers allocates nothing."""
+    """Yield rows of the array `data` of a .npz, read as a stream, so that a false header allocates no memory."""
     with open(path, "rb") as file, zipfile.ZipFile(file) as archive:
         member = archive.getinfo("data.npy")
-        if member.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):  # others take memory as they please
+        if member.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):  # others allocate without a bound
             raise ValueError("it is compressed otherwise than NumPy does")
         with bounded(archive.open(member), file, path, expansion, member.file_size) as stream:
             shape, dtype = _npy_header(stream)
@@ -232,7 +241,7 @@ def _npy_header(file: IO[bytes]) -> tuple[tuple[int, ...], np.dtype]:
         shape, fortran, dtype = reader(file)
     except (OSError, zipfile.BadZipFile):
         raise
-    except Exception as error:  # Python's parser reads the header, and has many ways to refuse one
+    except Exception as error:  # Python's parser reads the header, and may raise many kinds of errors
         raise ValueError(f"its header is none: {error or type(error).__name__}") from error
     if fortran:
         raise ValueError("its array is in Fortran's order")

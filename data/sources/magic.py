@@ -1,4 +1,7 @@
-"""What is no text in UTF-8, known by how it begins: read as text, a model would learn headers and compressed bytes."""
+"""Detection of files that are not UTF-8 text, by their first bytes.
+
+Read as text, they would teach a model headers and compressed bytes.
+"""
 
 import codecs
 import re
@@ -15,7 +18,7 @@ _PICTURES, _ROWS = "source.kind=images reads pictures", "source.kind=datasets"
 _SOUND = "source.kind=audio reads WAV and FLAC"
 TO_PNG, _TO_WAV = "convert it into PNG for source.kind=images", "convert it into WAV for source.kind=audio"
 _OWN, _LEAVE = "write a source of your own (docs/data.md)", "leave it out by source.pattern="
-HEAD = 8192  # bytes of a file or member that are looked at
+HEAD = 8192  # bytes of a file or member that are checked
 _MARKS = {  # the longer mark begins as the shorter one
     codecs.BOM_UTF32_LE: ("UTF-32LE", "UTF-32"),
     codecs.BOM_UTF32_BE: ("UTF-32BE", "UTF-32"),
@@ -23,19 +26,19 @@ _MARKS = {  # the longer mark begins as the shorter one
     codecs.BOM_UTF16_BE: ("UTF-16BE", "UTF-16"),
 }
 _WIDE = {"utf_16_le": "UTF-16LE", "utf_16_be": "UTF-16BE", "utf_32_le": "UTF-32LE", "utf_32_be": "UTF-32BE"}
-_ODD = 0.01  # share of characters that are controls or unassigned, beyond which bytes are no text of that encoding
-_FEWEST = 3  # characters that show a wide encoding
-_BINARY = 0.03  # share of controls beyond which what is no UTF-8 is no text in another encoding either
-_CONTROLS = bytes({*range(32)} - {*b"\t\n\v\f\r\x1b"})  # that no text in UTF-8 has
+_ODD = 0.01  # maximum share of controls and unassigned characters in a text
+_FEWEST = 3  # minimum characters to detect a wide encoding
+_BINARY = 0.03  # maximum share of controls in a text of a legacy encoding
+_CONTROLS = bytes({*range(32)} - {*b"\t\n\v\f\r\x1b"})  # that UTF-8 text does not have
 _COMMON = re.compile(r"[\t\n\r -~\u3000-\u30ff]")  # among ideographs: their bytes are rare in other encodings
-_ENOUGH = 64  # characters in which one is known by their frequencies
-_LETTERS = 0.75  # share of characters in alphabets or beyond the first plane that no bytes of another kind have
-_LEGACY = {  # encodings that are guessed at, by Python's names, and what `iconv` calls them
+_ENOUGH = 64  # characters that are enough to detect an encoding by frequencies
+_LETTERS = 0.75  # minimum share of characters in alphabets or beyond the first plane
+_LEGACY = {  # encodings to guess, by Python's names, with their names for `iconv`
     **{f"cp{number}": f"CP{number}" for number in (1252, 1250, 1251, 1253, 1254, 1255, 1256, 1257, 866, 932, 949)},
     **{"koi8_r": "KOI8-R", "koi8_u": "KOI8-U", "iso8859_2": "ISO8859-2", "tis_620": "TIS-620"},
     **{"gb18030": "GB18030", "big5": "BIG5", "euc_jp": "EUC-JP"},
 }
-_ALIKE = ("cp1250", "cp1254", "cp1257", "iso8859_2")  # of Latin letters: most are where CP1252 has them
+_ALIKE = ("cp1250", "cp1254", "cp1257", "iso8859_2")  # Latin encodings that mostly agree with CP1252
 _DECOMPRESS = {".gz": "gzip", ".tgz": "gzip", ".xz": "xz", ".txz": "xz", ".bz2": "bzip2", ".zst": "zstd"}
 _MAGIC = (
     (b"PK\x03\x04", "a zip", _UNPACK),
@@ -103,7 +106,7 @@ _MAGIC = (
     (b"\xcf\xfa\xed\xfe", "a program", _LEAVE),
     (b"\x00asm", "a program", _LEAVE),
 )
-# Magic that is plain letters may begin a text as well: these bytes have to follow, counted from the start.
+# Magic of plain letters may begin a text as well, so the beginning must also match these patterns.
 _THEN = {
     b"BZh": re.compile(rb"BZh[1-9](1AY&SY|\x17rE8P\x90)"),
     b"GIF8": re.compile(rb"GIF8[79]a[\x00-\xff]{0,6}\x00"),
@@ -119,14 +122,14 @@ _THEN = {
     b"GGUF": re.compile(rb"GGUF[\x01-\x09]\x00"),
 }
 _BEGINS = re.compile(b"|".join([*(re.escape(magic) for magic, _, _ in _MAGIC), b"RIFF|BM|\\0...ftyp"]), re.DOTALL)
-_CHECKSUM = slice(148, 156)  # of a header of a tar
+_CHECKSUM = slice(148, 156)  # in the header of a tar
 _RIFF = {b"AVI ": ("a film", _LEAVE), b"WAVE": ("a WAV", _SOUND), b"WEBP": ("a WebP picture", TO_PNG)}
 
 
 def foreign(head: bytes) -> tuple[str, str] | None:
-    """What a file is that begins so, and what to do with it; None: it may be a text."""
+    """Return the type of a file that begins so, and what to do with it; None: it may be a text."""
     if not (begins := _BEGINS.match(head)) and not head[_CHECKSUM].strip(b" \0").isdigit():
-        return None  # at once, as most are
+        return None  # fast path for most files
     for magic, what, advice in _MAGIC if begins else ():
         if head.startswith(magic) and (magic not in _THEN or _THEN[magic].match(head)):
             return what, advice
@@ -145,37 +148,37 @@ def foreign(head: bytes) -> tuple[str, str] | None:
 
 
 def wide_encoding(head: bytes, closely: bool = True) -> tuple[str, str] | None:
-    """The encoding of two or four bytes a character that a text is in.
+    """Return the encoding of a text with two or four bytes per character.
 
     Args:
         head: its first bytes.
-        closely: guess also without a mark, which takes milliseconds.
+        closely: also guess without a byte order mark, which takes milliseconds.
 
     Returns:
-        its name, such as `UTF-16LE`, and the one that `iconv` converts it by: with a mark `UTF-16` or `UTF-32`, which
-        takes the mark away. None: it is in no such encoding.
+        its name, such as `UTF-16LE`, and the name for `iconv`. With a mark that is `UTF-16` or `UTF-32`, which removes
+            the mark. None: it is in no such encoding.
     """
     for mark, names in _MARKS.items():
         if head.startswith(mark):
             return names
     if not closely or (_is_utf8(head) and not (head.isascii() and _has_controls(head))):
-        return None  # with controls perhaps, but of what is in a wide encoding bytes beyond ASCII are no UTF-8
+        return None  # it may have controls, but non-ASCII text in a wide encoding is not UTF-8
     found = next((each for each in _WIDE if _is_alphabetic(head, each)), None) or _guess_ideographs(head)
     return (_WIDE[found], _WIDE[found]) if found else None
 
 
 def _is_alphabetic(head: bytes, encoding: str) -> bool:
-    """The bytes are text of letters in this wide encoding, which other bytes, also a few, do not look like."""
+    """Return if the bytes are text of letters in this wide encoding, which even a few other bytes do not look like."""
     text = _decode(head, encoding)
     letters = sum(not 0x2000 <= ord(each) < 0x10000 for each in text)
-    enough = letters >= _LETTERS * len(text) or encoding.startswith("utf_32")  # where any character is enough
+    enough = letters >= _LETTERS * len(text) or encoding.startswith("utf_32")  # where one character is enough
     return len(text) >= _FEWEST and enough and _is_plausible(text)
 
 
 def _guess_ideographs(head: bytes) -> str | None:
-    """Python's name of the wide encoding that a text in Chinese, Japanese or Korean is in; None: it is in none.
+    """Return Python's name of the wide encoding of a Chinese, Japanese or Korean text; None: it is in none.
 
-    A few bytes of other encodings look alike, unless there are ends of lines, digits, kana or full stops.
+    A few bytes of other encodings look alike, unless there are line endings, digits, kana or full stops.
     """
     if head.isascii() or (found := _guess_encoding(head)) not in _WIDE:
         return None
@@ -185,7 +188,7 @@ def _guess_ideographs(head: bytes) -> str | None:
 
 
 def _decode(head: bytes, encoding: str) -> str:
-    """The characters, of which the last may be cut."""
+    """Decode the first bytes of a text, whose last character may be cut."""
     return codecs.getincrementaldecoder(encoding)("replace").decode(head)
 
 
@@ -206,7 +209,7 @@ def _has_controls(head: bytes) -> bool:
 
 
 def _guess_encoding(head: bytes) -> str | None:
-    """Python's name of the encoding that a text is probably in; None: it looks like no text."""
+    """Return Python's name of the likely encoding of a text; None: it looks like no text."""
     from charset_normalizer import from_bytes
 
     for cut in range(min(4, len(head))):  # a character may be cut at the end
@@ -219,23 +222,23 @@ def _guess_encoding(head: bytes) -> str | None:
 
 
 def _is_plausible(text: str) -> bool:
-    """Few of the characters are such that no text has them."""
+    """Return if few of the characters are ones that no text has."""
     odd = sum(each not in "\t\n\r\f" and unicodedata.category(each) in ("Cc", "Cn", "Co", "Cs") for each in text)
     return odd + text.count("\ufffd") <= _ODD * len(text)
 
 
 def _is_spooled(path: str) -> bool:
-    """The file is a copy of standard input."""
+    """Return if the file is a copy of standard input."""
     return PurePosixPath(path).parent.name.startswith(".stdin-")
 
 
 def shown(path: str) -> str:
-    """A file, for people."""
+    """Return the name of a file for people."""
     return "standard input" if _is_spooled(path) else path
 
 
 def convert_by(command: str, path: str, new: str = "NEW") -> str:
-    """A line of a shell that reads a file through a command, and its compression, into a new file.
+    """Return a shell command that passes a file, decompressed, through a command into a new file.
 
     Args:
         command: reads standard input.
@@ -250,11 +253,11 @@ def convert_by(command: str, path: str, new: str = "NEW") -> str:
 
 
 def doubtful(head: bytes, is_file: bool = True) -> str | None:
-    """What is odd about a text that begins so, if it is no UTF-8; None: nothing.
+    """Return a description of what is odd about a text that begins so, if it is not UTF-8; None: nothing.
 
     Args:
         head: its first bytes.
-        is_file: it is a file of its own, not a member of a tar: what to do with it is said.
+        is_file: it is a file of its own, not a member of a tar; then the description says what to do.
     """
     if b"\0" in head:
         return "no text (NUL bytes)" + (", which source.pattern= leaves out" if is_file else "")
@@ -268,20 +271,20 @@ def doubtful(head: bytes, is_file: bool = True) -> str | None:
 
 
 def check_head(head: bytes, name: str, path: str, compressed: bool = False, closely: bool = True) -> str | None:
-    """Looks whether a file or a member of a tar is something else than text.
+    """Check that a file or a member of a tar is text.
 
     Args:
-        head: its first bytes, inside of its compression.
+        head: its first bytes, decompressed.
         name: of the file or member, for errors.
-        path: of the file that is to be converted; empty: it is a member.
+        path: of the file to convert; empty for a member.
         compressed: it was compressed.
-        closely: look for UTF-16 and UTF-32 without a mark as well.
+        closely: also look for UTF-16 and UTF-32 without a mark.
 
     Returns:
         what is odd about it, though it can be read as it is; None: it is UTF-8.
 
     Raises:
-        ValueError: it is no text, a binary member, or text in UTF-16 or UTF-32; the message says what, and what to do.
+        ValueError: it is no text, a binary member, or text in UTF-16 or UTF-32. The message says which, and what to do.
     """
     if found := foreign(head):
         what, advice = found
@@ -311,7 +314,7 @@ def check_head(head: bytes, name: str, path: str, compressed: bool = False, clos
 
 
 def check_text(path: str, expansion: int) -> str | None:
-    """Looks whether a file is something else than text, inside of its compression. As `check_head`."""
+    """Check that a file is text, decompressed. See `check_head`."""
     with open_stream(path, expansion) as stream:
         head = stream.read(HEAD)
     return check_head(head, shown(path), path, PurePosixPath(path.lower()).suffix in SUFFIXES)

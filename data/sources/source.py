@@ -1,10 +1,11 @@
-"""Sources: where documents come from, and which split each belongs to.
+"""Sources: they list and read documents, and tell the split of each.
 
-A source lists *inputs*, cheap descriptions of what one worker reads in one go (a file, a range of a file, rows of a data
-set), and reads the documents of an input as a stream of pieces. Listing needs no pass over the data, reading needs memory
-for a piece, and neither depends on the number of workers.
+A source lists *inputs*. An input is what one worker reads in one go: a file, a range of a file, or rows of a data set.
+The source reads its documents as a stream of pieces. Listing needs no pass over the data, reading needs memory for one
+piece, and neither depends on the number of workers.
 
-A document belongs to one split as a whole, see `data.sources.splits`; only where a few texts are all there is, they are cut.
+A whole document belongs to one split, see `data.sources.splits`. Only a source of a few texts may divide them among
+splits.
 """
 
 import hashlib
@@ -31,22 +32,22 @@ from data.sources.splits import SPLITS, Places, Record, allot, digested_split, h
 UNIFIED = "ends of lines (CRLF or CR) became LF"
 Form = tuple[str, dict[str, int]]  # name of a document, and its shape or rate
 _HASHED = 32 << 20
-_THREADS = 8  # that read files side by side, at most
+_THREADS = 8  # maximum threads that read files in parallel
 
 
 @dataclass(frozen=True, slots=True)
 class Input:
-    """What one worker reads in one go.
+    """The documents that one worker reads in one go.
 
     Attributes:
         name: of the document, or of the file that holds several.
         path: where it lies.
-        size: about how many bytes it gives.
-        splits: where its documents may go; one: all of them.
+        size: approximate bytes that it gives.
+        splits: splits that its documents may go to; a single one: all go there.
         start: first byte or row.
         stop: end of the range, None for the end of the file.
-        continues: the range begins inside a document, which an earlier input began.
-        stated: of a tar whose members' paths state their splits: where those of each stated split may go.
+        continues: the range begins inside a document that an earlier input began.
+        stated: for a tar whose members' paths state their splits: the splits for documents of each stated split.
     """
 
     name: str
@@ -67,7 +68,7 @@ class Piece:
         name: of the document.
         split: train, valid or test.
         data: its bytes; a few megabytes at most.
-        continues: it goes on with the document of the piece before, of the same split.
+        continues: it continues the document of the piece before, of the same split.
     """
 
     name: str
@@ -77,21 +78,21 @@ class Piece:
 
 
 class Source(ABC):
-    """Lists and reads the documents of a kind of source. Packages add theirs as entry points of `haed.sources`.
+    """A base class that lists and reads documents. Packages add their sources as entry points of `haed.sources`.
 
-    A worker makes the source anew from the same options, and calls `read` only.
+    A worker creates the source anew from the same options, and calls only `read`.
 
     Attributes:
-        record: which file goes where, as `inputs` found it.
+        record: files by split, as `inputs` found them.
         remarks: what `read` changed or left out, and how often.
-        form: a document, and the form that all have (`same`).
-        totals: what those files hold, inside of their compression, whose contents were hashed; in bytes.
-        once: files of the same content are read once.
-        unlike: what to do about documents of several forms.
-        needs: of what is no text: the chunker to set.
-        is_text: gives text, which is looked at while it passes.
-        looked_at: bytes of a document's beginning that were looked at before, and are not again.
-        whole_files: a document is a file, or its part `NAME@OFFSET` where it is cut among splits.
+        form: name of a document, and the form that all documents have (see `same`).
+        totals: decompressed size in bytes of the files whose contents were hashed.
+        once: files with the same content are read once.
+        unlike: advice for documents of several forms.
+        needs: for sources other than text, the chunker to set.
+        is_text: gives text, which is checked while it is read.
+        looked_at: bytes at the beginning of a document that were checked before, and are not checked again.
+        whole_files: a document is a file, or its part `NAME@OFFSET` if the file is divided among splits.
         prose: a file such as README.md can be a document of this kind.
     """
 
@@ -113,18 +114,18 @@ class Source(ABC):
 
     @cached_property
     def files(self) -> list[File]:
-        """The files of the source; what they hold and their names make its digest."""
+        """The files of the source. Their names and contents make its digest."""
         chosen = self.options
         return list_files(chosen.path, chosen.pattern, chosen.kind, chosen.follow_links, self.record.left_out)
 
     @abstractmethod
     def inputs(self, size: int, align: int) -> Iterator[Input]:
-        """Everything there is to read, in the order of the documents.
+        """Yield all inputs, in the order of the documents.
 
         Args:
-            size: bytes an input should have at most; a large file is cut into several where documents begin, and a
-                large document where that does no harm.
-            align: a document may be cut only after a multiple of so many bytes (1: anywhere).
+            size: maximum bytes of an input. A large file is divided at document boundaries, and a large document where
+                that does no harm.
+            align: a document may be divided only after a multiple of this number of bytes (1: anywhere).
 
         Raises:
             FileNotFoundError: the source is not there.
@@ -133,41 +134,41 @@ class Source(ABC):
 
     @abstractmethod
     def read(self, item: Input) -> Iterator[Piece]:
-        """Documents of an input, in pieces.
+        """Yield the documents of an input, in pieces.
 
         Raises:
             ValueError: something in it cannot be read; the message names the file.
         """
 
     def original(self, data: bytes) -> bytes:
-        """The bytes of the source that a document was made from, where they differ from the document's."""
+        """Return the source bytes from which the bytes of a document were made; by default they are the same."""
         return data
 
     def versions(self) -> dict[str, str]:
-        """Packages that decode the source, with their versions: another one may give other bytes."""
+        """Return the versions of packages that decode the source: another version may give other bytes."""
         return {}
 
     def fingerprint(self) -> list[str]:
-        """Says without reading it all whether the source is still the same: names, sizes and times of its files.
+        """Return names, sizes and times of the source's files, which tell cheaply if it is unchanged.
 
-        The time of the last change of a file's entry is among them, since nobody can set it back.
+        The change time of a file's entry is included, since nobody can set it back.
         """
         stats = [(file.path, os.stat(file.path)) for file in self.files]
         return [f"{path}\0{found.st_size}\0{found.st_mtime_ns}\0{found.st_ctime_ns}" for path, found in stats]
 
     def lf(self, data: bytes) -> bytes:
-        """A whole document with the ends of lines that `source.newlines` asks for."""
+        """Return a whole document with the line endings that `source.newlines` sets."""
         if self.options.newlines == "keep" or b"\r" not in data:
             return data
         self.remarks[UNIFIED] += data.count(b"\r")
         return as_lf(data)
 
     def lf_pieces(self, pieces: Iterator[Piece]) -> Iterator[Piece]:
-        """As `lf`, of documents in pieces: an end of a line may lie between two."""
+        """Convert line endings like `lf`, for documents in pieces. A line ending may lie between two pieces."""
         if self.options.newlines == "keep":
             yield from pieces
             return
-        held: Piece | None = None  # of a document whose last piece ended with a CR, which is not yet passed on
+        held: Piece | None = None  # a document whose last piece ended in a CR that is held back
         for piece in pieces:
             data, continues = piece.data, piece.continues
             if held and continues:
@@ -184,7 +185,7 @@ class Source(ABC):
             yield Piece(held.name, held.split, self.lf(b"\r"), held.continues)
 
     def digest(self, threads: int) -> str:
-        """sha256 over names and contents of all files, wherever they lie."""
+        """Return the sha256 of names and contents of all files, independent of their location."""
         ranges = [(file, at) for file in self.files for at in range(0, file.size, _HASHED)]
         with ThreadPoolExecutor(threads) as pool:
             hashes = list(pool.map(lambda each: _hash_range(each[0].path, each[1]), ranges))
@@ -194,10 +195,12 @@ class Source(ABC):
         return whole.hexdigest()
 
     def places(self, files: Iterable[File]) -> dict[File, Places]:
-        """The files with the splits that their documents may go to, for `inputs`; kept in `record`. See `data.sources.splits`.
+        """Map files to the splits that their documents may go to, and keep the result in `record`.
 
-        Files that hold a document each (`single`) get one split. A tar gets none where its members' paths state them:
-        its input then has `stated`. Repeated files are missing if the source takes contents `once`.
+        See `data.sources.splits`.
+
+        `inputs` calls it. A file that holds one document (`single`) gets one split. A tar gets none if its members'
+        paths state splits: its input then has `stated`. Repeated files are left out if `once` is set.
 
         Raises:
             ValueError: some files state a split and some do not, or nothing is for training.
@@ -221,14 +224,15 @@ class Source(ABC):
         return {file: found.get(file.name, ()) for file in files}
 
     def without_notes(self, files: list[File]) -> list[File]:
-        """The files without those that tell of the others, such as README.md and LICENSE.
+        """Return the files without those that describe the others, such as README.md and LICENSE.
 
-        They are left out where the others are no such texts (`prose` is false) or state a split, and they do not; beside
-        stated splits so are names such as download.sh and metadata.json. Where nothing else is there, they are the data.
+        They are left out if the others are no such texts (`prose` is False), or if the others state a split and they do
+        not. Beside stated splits, names such as download.sh and metadata.json are left out too. If there is nothing
+        else, they are the data.
         """
         about = {file for file in files if is_about(file.name) and self.is_note(file)}
         others = [file for file in files if file not in about]
-        patterns = self.options.valid_pattern or self.options.test_pattern  # then all names say where they go
+        patterns = self.options.valid_pattern or self.options.test_pattern  # then patterns decide for all names
         if not patterns and any(self.stated_split(file.name) for file in others):
             about |= {file for file in others if is_beside(file.name) and self.stated_split(file.name) is None}
             others = [file for file in files if file not in about]
@@ -242,44 +246,50 @@ class Source(ABC):
         return others
 
     def is_note(self, file: File) -> bool:
-        """A file with a name such as README.md is none of the data, if the others state splits: no folder says its own."""
+        """Return if a file with a name such as README.md may be left out as a note.
+
+        It may if no such file is a document (`prose` is False), or if its folder states no split.
+        """
         folder = file.name.rpartition("/")[0]
         return not self.prose or self.stated_split(f"{folder}/-" if folder else "-") is None
 
     def leave_out_others(self, files: list[File], reason: str) -> None:
-        """Records the files of the source that are not among these."""
+        """Record the files of the source that are not among these."""
         chosen = set(files)
         for file in self.files:
             if file not in chosen:
                 self.record.leave_out(reason, file.name)
 
     def stated_split(self, name: str) -> str | None:
-        """The split that a relative path states, if it states one."""
+        """Return the split that a relative path states, if it states one."""
         return named_split(name)
 
     def single(self, file: File) -> bool:
-        """The file is a document as a whole."""
+        """Return if the file is one document as a whole."""
         return False
 
     def holds(self, name: str) -> bool:
-        """A member of a tar is a document of this kind, by its name."""
+        """Return if a member of a tar is a document of this kind, by its name."""
         return False
 
     def _members(self, file: File) -> list[tuple[str, str | None]]:
-        """Names of the documents of a tar, and the splits that they state."""
+        """Return the names of the documents of a tar, and the splits that they state."""
         if self.options.valid_pattern or self.options.test_pattern:
-            return []  # which decide alone
+            return []  # patterns alone decide
         inside = members(file.path, self.options.expansion)
         found = [f"{file.name}/{name}" for name, _, _ in inside if self.holds(name)]
         return [(name, self.stated_split(name)) for name in found]
 
     def _once(self, files: list[File], found: dict[str, Places]) -> list[File]:
-        """The files without repeated ones: of those in several splits the one held out is kept, else the first."""
+        """Return the files without repeated ones.
+
+        Of copies in several splits, a held-out one is kept; else the first.
+        """
         sizes = Counter(file.size for file in files)
         some = [file for file in files if sizes[file.size] > 1]
         if self.is_text and self.options.newlines == "lf":
             some = files  # copies may have other sizes
-        elif self.record.by == "hashed" and len(files) > 1:  # then the contents are needed, also of compressed ones
+        elif self.record.by == "hashed" and len(files) > 1:  # then all contents are needed, also of compressed files
             some = [file for file in files if self.single(file)] or some
         kept: dict[bytes, File] = {}
         for file, digest in sorted(self._digests(some), key=lambda each: -SPLITS.index(found[each[0].name][0])):
@@ -290,7 +300,7 @@ class Source(ABC):
         return [file for file in files if file.name in found]
 
     def _digests(self, files: list[File]) -> list[tuple[File, bytes]]:
-        """The files with the sha256 of what each holds, inside of its compression."""
+        """Return the files with the sha256 of the decompressed contents of each."""
         unknown = [file for file in files if file not in self._contents]
         with ThreadPoolExecutor(min(_THREADS, available_threads())) as pool:
             self._contents |= zip(unknown, pool.map(self._content, unknown), strict=True)
@@ -298,7 +308,7 @@ class Source(ABC):
 
     def _content(self, file: File) -> bytes:
         content, total = hashlib.sha256(), 0
-        unified = self.is_text and self.options.newlines == "lf"  # then copies are the same whatever ends their lines
+        unified = self.is_text and self.options.newlines == "lf"  # then copies are equal whatever their line endings
         with open_stream(file.path, self.options.expansion) as stream:
             for block in blocks(stream):
                 while unified and block.endswith(b"\r") and (after := stream.read(1)):
@@ -309,17 +319,17 @@ class Source(ABC):
         return content.digest()
 
     def share_out(self, files: list[File], places: Mapping[str, Places]) -> dict[str, Places]:
-        """The split of each of these files, which are a document each, out of several: by its content."""
+        """Return the split of each of these files, which are one document each, by a hash of its content."""
         splits = {file.name: digested_split(key, self.options.valid_percent) for file, key in self._digests(files)}
         return {name: (split if split in places[name] else "train",) for name, split in splits.items()}
 
     def split_of(self, name: str, splits: Places = SPLITS, content: bytes | None = None) -> str:
-        """Split of a document: by the patterns of the options, else its only one, else by a hash.
+        """Return the split of a document: by the patterns of the options, else its only one, else by a hash.
 
         Args:
             name: of the document.
             splits: those it may go to.
-            content: hash this instead of the name: the same document is then in the same split under every name.
+            content: hash this instead of the name. Then the same document is in the same split under every name.
         """
         if self.options.test_pattern or self.options.valid_pattern:
             for split, pattern in (("test", self.options.test_pattern), ("valid", self.options.valid_pattern)):
@@ -333,14 +343,15 @@ class Source(ABC):
         return split if split in splits else "train"
 
     def places_in(self, item: Input, name: str) -> Places:
-        """Where a document of an input may go; for members of tars."""
+        """Return the splits that a document of an input may go to; used for members of tars."""
         return item.stated[self.stated_split(name) or ""] if item.stated else item.splits
 
     def check_chunker(self, kind: str, text: bool) -> None:
-        """Says which chunker documents need that are no text.
+        """Check that the chunker suits the documents.
 
         Raises:
-            ValueError: the chunker of this kind cuts text, and they are none.
+            ValueError: the chunker of this kind is for text, and the documents are no text; the message says which to
+                set.
         """
         if self.needs and text:
             raise ValueError(
@@ -348,7 +359,7 @@ class Source(ABC):
             )
 
     def same(self, name: str, **form: int) -> None:
-        """Notes the form of a document, such as its shape or rate; all have to have the same.
+        """Check that a document has the same form, such as shape or rate, as all others.
 
         Raises:
             ValueError: it differs from that of another; the message names both.
@@ -359,7 +370,7 @@ class Source(ABC):
 
 
 class Unlike(ValueError):
-    """Two documents differ in form; the message says what to do."""
+    """An error: two documents differ in form. The message says what to do."""
 
     def __init__(self, first: Form, other: Form, advice: str) -> None:
         said = [
@@ -370,12 +381,12 @@ class Unlike(ValueError):
         self.parts = (first, other, advice)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Worker processes send it."""
+        """Return the parts for pickling, as worker processes send it."""
         return Unlike, self.parts
 
 
 def as_lf(data: bytes) -> bytes:
-    """A text whose lines all end in LF."""
+    """Convert all line endings of a text to LF."""
     return data.replace(b"\r\n", b"\n").replace(b"\r", b"\n")
 
 
@@ -389,7 +400,7 @@ def _hash_range(path: str, start: int) -> str:
 
 
 def make_source(options: SourceOptions) -> Source:
-    """The source of `options`.
+    """Create the source of `options`.
 
     Raises:
         ValueError: there is no source of that kind, or a pattern is not a regular expression.
@@ -406,7 +417,7 @@ def make_source(options: SourceOptions) -> Source:
 
 
 def load(name: str, table: dict[str, str], group: str) -> type:
-    """The class of that name, ours or an entry point's.
+    """Return the class of that name, built in or from an entry point.
 
     Raises:
         ValueError: there is none, or two packages have one each.
@@ -424,7 +435,7 @@ def load(name: str, table: dict[str, str], group: str) -> type:
 
 
 def title(options: SourceOptions) -> str:
-    """Short name of a source for folders: that of the path, or of the Python whose library it is."""
+    """Return a short name of a source for folders: the name of its path, or of the Python whose library it is."""
     if options.kind == "stdlib" and options.path is None:
         return f"stdlib-{sys.version_info.major}.{sys.version_info.minor}"
     name = Path(options.path or "").resolve().name

@@ -1,12 +1,13 @@
-"""Which file goes into which split: one rule for every source, and the record of what it did.
+"""Assignment of files and documents to splits: one rule for every source, and the record of the result.
 
 1. `source.valid_pattern` and `source.test_pattern` overrule everything.
-2. If the path of any file states a split, what paths state is honoured, and a file that states none beside them is an
-   error: it might be anything, and a licence must not turn the test set into training. Where train and only one of valid
-   and test are stated, that one is test, and valid is taken out of train (`source.valid_percent=0`: neither).
-3. If none does, a hash of each document decides; a source may cut a text in three instead, where there are too few.
+2. If the path of any file states a split, the stated splits are used. A file that states none beside them is an error:
+   it might be anything, and a licence must not turn the test set into training. If only train and one of valid and test
+   are stated, that one is test. Valid is then taken out of train. `source.valid_percent=0` switches both off.
+3. If no path does, a hash of each document decides. If there are too few texts, a source may cut them in three instead.
 
-An empty train split is refused. What went where, what was left out and why is said, and kept in the manifest.
+An empty train split is refused. The split of each file, and what was left out and why, are logged and kept in the
+manifest.
 """
 
 import hashlib
@@ -19,8 +20,8 @@ from typing import TypedDict
 from data.options import SourceOptions
 
 SPLITS = ("train", "valid", "test")
-LISTED = 10_000  # names of a kind that a manifest holds; their number is always exact
-_SHOWN = 3  # names of a kind that are printed
+LISTED = 10_000  # maximum names of a kind in a manifest; their count is always exact
+_SHOWN = 3  # maximum names of a kind that are printed
 _NAMES = {"train": "train", "valid": "valid", "validation": "valid", "val": "valid", "dev": "valid", "test": "test"}
 _STATED = re.compile(rf"(?:^|[^a-z])({'|'.join(sorted(_NAMES, key=len, reverse=True))})(?:[^a-z]|$)")
 _ALMOST = re.compile(rf"(?:^|[^a-z])({'|'.join(SPLITS)})[a-z]+")
@@ -37,10 +38,10 @@ Places = tuple[str, ...]
 
 
 def named_split(name: str) -> str | None:
-    """Split that a relative path states, if it states one.
+    """Return the split that a relative path states, if it states one.
 
-    A folder of just that name (train, valid, validation, val, dev, test) says it, else the file's name, where such a word
-    stands between other characters than letters.
+    A folder with exactly such a name (train, valid, validation, val, dev, test) states it. Else the file's name does,
+    if such a word stands in it without letters beside it.
     """
     *folders, file = PurePosixPath(name.lower()).parts
     for folder in folders:
@@ -51,18 +52,18 @@ def named_split(name: str) -> str | None:
 
 
 def hashed_split(key: bytes, percent: int) -> str:
-    """Split of a document by a hash: `percent` of them in valid, and as many in test."""
+    """Return the split of a document by a hash: `percent` of the documents are valid, and as many are test."""
     return digested_split(hashlib.sha256(key).digest(), percent)
 
 
 def digested_split(digest: bytes, percent: int) -> str:
-    """The same, by the sha256 of a key."""
+    """Return the split of a document by the sha256 of its key. See `hashed_split`."""
     bucket = int.from_bytes(digest[:8], "big") % 100
     return "valid" if bucket < percent else "test" if bucket < 2 * percent else "train"
 
 
 def rule(stated: Iterable[str], percent: int) -> dict[str, Places]:
-    """Where what states a split goes, by the split that it states."""
+    """Map each stated split to the splits that its documents go to."""
     found, places = set(stated), {split: (split,) for split in SPLITS}
     if percent and len(found) == 2 and "train" in found:
         (held_out,) = found - {"train"}
@@ -71,7 +72,7 @@ def rule(stated: Iterable[str], percent: int) -> dict[str, Places]:
 
 
 class Listed(TypedDict):
-    """So many names, and the first of them."""
+    """A number of names, and the first of them."""
 
     count: int
     names: list[str]
@@ -88,7 +89,7 @@ class Allotted(TypedDict):
 
 @dataclass
 class Record:
-    """What went where.
+    """A record of the assignment to splits.
 
     Attributes:
         by: how it was decided, a key of `_BY`.
@@ -103,11 +104,11 @@ class Record:
     notes: list[str] = field(default_factory=list)
 
     def leave_out(self, reason: str, name: str) -> None:
-        """Adds a file that is not read."""
+        """Add a file that is not read."""
         self.left_out.setdefault(reason, []).append(name)
 
     def place(self, found: Mapping[str, Places], where: str) -> None:
-        """Adds where documents may go.
+        """Add the splits that documents may go to.
 
         Raises:
             ValueError: none of them may go to train.
@@ -126,7 +127,7 @@ class Record:
             )
 
     def manifest(self) -> Allotted:
-        """As JSON; of very many names the first ones."""
+        """Return the record as JSON for the manifest; of very many names, only the first ones."""
         files = {", ".join(places): _listed(names) for places, names in self.files.items()}
         left_out = {reason: _listed(names) for reason, names in self.left_out.items()}
         return {"by": self.by, "files": files, "left_out": left_out, "notes": self.notes}
@@ -137,7 +138,7 @@ def _listed(names: list[str]) -> Listed:
 
 
 def describe(record: Allotted) -> Iterator[str]:
-    """A line for each thing that `Record.manifest` holds."""
+    """Yield a line for each entry of the value of `Record.manifest`."""
     yield f"splits: {_BY.get(record['by'], record['by'])}"
     for places, names in record["files"].items():
         yield f"  {places}: {some_of(names['names'], names['count'])}"
@@ -148,18 +149,18 @@ def describe(record: Allotted) -> Iterator[str]:
 
 
 def some_of(names: list[str], count: int, kind: str = "files") -> str:
-    """The first of so many names, for a message."""
+    """Return the first names of `count`, for a message."""
     more = f", … ({count:,} {kind})" if count > _SHOWN else ""
     return ", ".join(repr(name)[1:-1] for name in names[:_SHOWN]) + more
 
 
 def allot(names: Mapping[str, str | None], options: SourceOptions, record: Record) -> dict[str, Places]:
-    """Where the documents of each file may go, by the rule above.
+    """Return the splits that the documents of each file may go to, by the rule above.
 
     Args:
         names: of files or of members of tars, and the split that each states, if any.
         options: the patterns and the share of a hash.
-        record: is told how it was decided.
+        record: receives how it was decided.
 
     Raises:
         ValueError: some state a split and some do not.

@@ -1,4 +1,4 @@
-"""WebDataset tars of the user's own: of each sample the text or picture in the member with the extension `source.field`."""
+"""WebDataset tars of the user: of each sample, the text or picture in the member with the extension `source.field`."""
 
 import os
 import re
@@ -14,17 +14,17 @@ from data.sources.source import Input, Piece
 _PARTS = re.compile(r"((?:.*/)?[^./][^./]*)\.([^/]*)")  # key and extension: the name ends at its first dot
 _FIELD = re.compile(r"\.?(json(?:\.(?:gz|xz|bz2|zst)(?=\.|$))?)\.(.+)", re.IGNORECASE)  # of a .json, perhaps compressed
 _TEXTS = [f"{kind}{suffix}" for kind in ("txt", "json") for suffix in ("", ".gz", ".xz", ".bz2", ".zst")]
-_CLOSELY = 1000  # odd members of a part whose encoding is guessed, which takes milliseconds
+_CLOSELY = 1000  # maximum odd members of a part to guess the encoding of, which takes milliseconds
 _DEFAULT = "text"  # of `source.field`
 
 
 class WebDatasetSource(ImageSource):
-    """Samples of WebDataset tars: consecutive members whose names are alike up to the first dot.
+    """A source of WebDataset samples: consecutive members whose names are equal up to the first dot.
 
-    `source.field` is the extension of the member that is read: `txt` and others hold text, also compressed (`txt.gz`),
-    `png`, `jpg` and `jpeg` pictures, and `json.caption` is the field `caption` of a `.json`. Left at its default, the first
-    sample decides: a `.txt`, a `.json` with a field `text`, or a picture. A tar's name states its split, else a hash of the
-    document decides.
+    `source.field` is the extension of the member to read. `txt` and others hold text, also compressed (`txt.gz`);
+    `png`, `jpg` and `jpeg` hold pictures; `json.caption` is the field `caption` of a `.json`. At its default, the first
+    sample decides: a `.txt`, a `.json` with a field `text`, or a picture. A tar's name states its split; else a hash of
+    the document decides.
     """
 
     needs, is_text = "", True  # until a sample is a picture
@@ -33,7 +33,7 @@ class WebDatasetSource(ImageSource):
     _odd = 0
 
     def inputs(self, size: int, align: int) -> Iterator[Input]:
-        """Every tar, each read by one worker; other files are left out."""
+        """Yield every tar, each read by one worker. Other files are left out."""
         files = [file for file in self.files if is_tar(file.path)]
         if not files:
             raise ValueError(f"source.path={self.options.path} has no tar")
@@ -42,15 +42,15 @@ class WebDatasetSource(ImageSource):
             yield Input(file.name, file.path, file.size, splits)
 
     def single(self, file: File) -> bool:
-        """Tars have many samples."""
+        """Return False: a tar has many samples."""
         return False
 
     def _members(self, file: File) -> list[tuple[str, str | None]]:
-        """Names of samples state no splits."""
+        """Return nothing: names of samples state no splits."""
         return []
 
     def read(self, item: Input) -> Iterator[Piece]:
-        """The chosen member of each sample of a tar."""
+        """Yield the chosen member of each sample of a tar."""
         self._chosen = self._chosen or self._choose()
         for key, sample in self._samples(item.path):
             name = f"{item.name}/{key}"
@@ -61,9 +61,9 @@ class WebDatasetSource(ImageSource):
                 self.remarks["samples without text were left out"] += 1
 
     def _samples(self, path: str) -> Iterator[tuple[str, dict[str, bytes]]]:
-        """Keys of samples, and their members by extension; those that are not read are empty."""
+        """Yield keys of samples, and their members by extension. Members that are not read are empty."""
         before, sample = "", dict[str, bytes]()
-        left = FREE + self.options.expansion * os.path.getsize(path)  # bytes that may be in compressed members of it
+        left = FREE + self.options.expansion * os.path.getsize(path)  # bytes that its compressed members may hold
         for name, content, size in members(path, self.options.expansion, self.remarks):
             parts = _PARTS.fullmatch(name)
             if parts is None:
@@ -103,18 +103,18 @@ class WebDatasetSource(ImageSource):
         return self.lf(text_in(content, field, f"{where}: its .{extension}", option, remarks=self.remarks))
 
     def _check(self, content: bytes, extension: str, where: str) -> str | None:
-        """As `check_head`; many members in another encoding are not looked at as closely as the first."""
+        """Check a member as `check_head` does. After many members in another encoding, it guesses less closely."""
         packed = is_compressed(f".{extension}")
         return check_head(content[:HEAD], f"{where}: its .{extension}", "", packed, self._odd < _CLOSELY)
 
     def _choose(self) -> tuple[str, str]:
-        """The extension to read, and the field of a .json; the same in every worker."""
+        """Return the extension to read, and the field of a .json. Every worker chooses the same."""
         given = self.options.field
         if given != _DEFAULT:
             if parts := _FIELD.fullmatch(given):
                 return parts[1].lower(), parts[2]
             return given.lower().lstrip("."), ""
-        look = WebDatasetSource(self.options)  # which remarks nothing here
+        look = WebDatasetSource(self.options)  # a separate source, so that remarks are not counted twice
         tars = (file for file in self.files if is_tar(file.path))
         _, sample = next(chain.from_iterable(look._samples(file.path) for file in tars), ("", {}))
         found = [(each, "" if each.startswith("txt") else _DEFAULT) for each in _TEXTS if each in sample]

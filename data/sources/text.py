@@ -1,6 +1,6 @@
 """Sources of text whose files are documents: files, enwik8, the Python standard library's own sources.
 
-Plain files are cut into ranges, so that many workers share one file; compressed ones are read from start to end.
+Plain files are divided into ranges, so that many workers share one file. Compressed files are read from start to end.
 """
 
 import io
@@ -18,22 +18,22 @@ from data.sources.magic import HEAD, check_text
 from data.sources.source import Input, Piece, Source
 from data.sources.splits import SPLITS, Places, some_of
 
-_WINDOW = 1 << 16  # where a good place to cut is looked for
+_WINDOW = 1 << 16  # bytes to search for a good place to cut
 _HELD = 32 << 20  # bytes of a compressed file that are kept while its size is found
-INFLATED = 4  # guess at what compression saves, only to share out the work
+INFLATED = 4  # assumed compression ratio, only used to balance the work
 _SKIPPED = {"test", "tests", "site-packages", "dist-packages", "idlelib", "__pycache__"}
 _INSIDE = bytes(range(0x80, 0xC0))  # bytes of UTF-8 that begin no character
-_TEXT = re.compile(rb"[\n\r](?=\S)")  # where text follows an end of a line every chunker begins a chunk
-_BLANK = re.compile(rb"\n\r?\n|\r\r(?!\n)")  # lines may end as in Windows, or as in an old Mac
+_TEXT = re.compile(rb"[\n\r](?=\S)")  # every chunker begins a chunk at text after a line ending
+_BLANK = re.compile(rb"\n\r?\n|\r\r(?!\n)")  # lines may end in LF, CRLF or CR
 
 
 class Texts(Source):
-    """Files of text: the same content is read once, and what is no text is refused."""
+    """A source of text files. The same content is read once, and files that are no text are refused."""
 
     once = is_text = True
 
     def check_chunker(self, kind: str, text: bool) -> None:
-        """As of any source; and text is no raster."""
+        """Check as every source does, and refuse `pixels`: text is no raster."""
         super().check_chunker(kind, text)
         if kind == "pixels":
             raise ValueError(
@@ -42,7 +42,7 @@ class Texts(Source):
             )
 
     def places(self, files: Iterable[File]) -> dict[File, Places]:
-        """As of any source, after files that are no text were refused."""
+        """Refuse files that are no text, then assign splits as every source does."""
         files = self.without_notes(list(files))
         self.look_at(files)
         found = super().places(files)
@@ -54,7 +54,7 @@ class Texts(Source):
         return found
 
     def look_at(self, files: list[File]) -> None:
-        """Refuses files that are no text, and notes those in another encoding than UTF-8."""
+        """Refuse files that are no text, and note those that are not UTF-8."""
         odd = defaultdict[str, list[str]](list)
         for file in files:
             if what := check_text(file.path, self.options.expansion):
@@ -64,20 +64,20 @@ class Texts(Source):
 
 
 class TextSource(Texts):
-    """A document per file.
+    """A source with a document per file.
 
-    If files' paths state splits, those are theirs; else a hash of the content decides. Where the hash would leave a split
+    If paths of files state splits, these are used; else a hash of the content decides. If the hash would leave a split
     empty (few files), every file is cut in three, 90/5/5, between paragraphs if it has any.
     """
 
     looked_at, whole_files = HEAD, True
 
     def single(self, file: File) -> bool:
-        """Every file is a document."""
+        """Return True: every file is a document."""
         return True
 
     def share_out(self, files: list[File], places: Mapping[str, Places]) -> dict[str, Places]:
-        """As of any source, or nothing where files are to be cut."""
+        """Return the splits as every source does, or nothing if files are to be cut."""
         wanted = {split for file in files for split in places[file.name]}
         cut, enough = self.options.cut, len(files) >= len(wanted) or not self.options.valid_percent
         shared = super().share_out(files, places) if enough and not cut else {}
@@ -90,23 +90,23 @@ class TextSource(Texts):
         return shared
 
     def inputs(self, size: int, align: int) -> Iterator[Input]:
-        """Files as a whole or, of a large one or one that is cut among splits, ranges; what is compressed stays whole."""
+        """Yield whole files, or ranges of a file that is large or cut among splits. Compressed files stay whole."""
         for file, splits in self.places(self.files).items():
             whole = len(splits) == 1
             if is_compressed(file.path):
-                total = None if whole else self.totals.get(file)  # if it is not known, the worker finds it
+                total = None if whole else self.totals.get(file)  # if unknown, the worker measures it
                 yield Input(file.name, file.path, file.size * INFLATED, splits, 0, total)
                 continue
             parts = [(splits[0], 0, file.size)] if whole else list(self._parts(file, splits))
             for part, start, stop in parts:
                 name = file.name if whole else f"{file.name}@{start}"
-                # Where an end of a line loses a byte, multiples of `align` are not known before it is read.
+                # If line endings lose a byte, multiples of `align` are unknown before reading.
                 loses = align > 1 and self.options.newlines == "lf"
                 for a, b in [(start, stop)] if loses else ranges(file.path, start, stop, size, align):
                     yield Input(name, file.path, b - a, (part,), a, b, a > start)
 
     def read(self, item: Input) -> Iterator[Piece]:
-        """A file, or its range, in pieces; of one that several splits share, its parts."""
+        """Yield a file or its range in pieces. Of a file that several splits share, yield its parts."""
         return self.lf_pieces(self._read(item))
 
     def _read(self, item: Input) -> Iterator[Piece]:
@@ -124,17 +124,20 @@ class TextSource(Texts):
             raise ValueError(f"{item.path} changed while it was being read: run `haed shard` again")
 
     def targets(self, total: int, splits: Places) -> list[int]:
-        """Where the splits after the first should begin."""
+        """Return the approximate offsets where the splits after the first begin."""
         percent = self.options.valid_percent
         return [total * (100 - left * percent) // 100 for left in range(len(splits) - 1, 0, -1)]
 
     def cut(self, window: bytes) -> int:
-        """Where to cut exactly, in the bytes from a target on: after a blank line, else a line, else a character."""
+        """Return the exact place to cut in the bytes from a target on.
+
+        It is after a blank line; without one, after a line; without one, after a character.
+        """
         blank = _BLANK.search(window)
         return blank.end() if blank else _after_line(window)
 
     def _parts(self, file: File, splits: Places) -> Iterator[tuple[str, int, int]]:
-        """Split, start and end of the parts of a plain file."""
+        """Yield split, start and end of the parts of a plain file."""
         start = 0
         with open(file.path, "rb") as stream:
             for split, target in zip(splits, (*self.targets(file.size, splits), file.size), strict=True):
@@ -145,7 +148,10 @@ class TextSource(Texts):
                 start = stop
 
     def _read_compressed(self, item: Input) -> Iterator[Piece]:
-        """The parts of a compressed file, whose size decides where it is cut; only a large one is read twice for it."""
+        """Yield the parts of a compressed file, whose size decides where it is cut.
+
+        Only a large one is read twice for this.
+        """
         total = item.stop
         if total is None:
             with open_stream(item.path, self.options.expansion) as stream:
@@ -159,7 +165,7 @@ class TextSource(Texts):
             yield from self._read_parts(stream, item, total)
 
     def _read_parts(self, stream: IO[bytes], item: Input, total: int) -> Iterator[Piece]:
-        """The same parts of a stream of known size."""
+        """Yield the parts of a stream of known size."""
         start = position = 0
         rest = b""
         for split, target in zip(item.splits, (*self.targets(total, item.splits), total), strict=True):
@@ -180,10 +186,10 @@ class TextSource(Texts):
 
 
 def _after_line(window: bytes) -> int:
-    """Where the first line ends, or, without one, the character of UTF-8 that the bytes may begin inside of."""
+    """Return the end of the first line; without a line, the end of a UTF-8 character that was cut at the beginning."""
     line = window.find(b"\n")
     if line < 0:
-        line = window.find(b"\r", 0, -1)  # of an old Mac; behind the last byte an LF may follow
+        line = window.find(b"\r", 0, -1)  # an old Mac's; an LF may follow the last byte
     if line >= 0:
         return line + 1
     rest = len(window) - len(window.lstrip(_INSIDE))
@@ -191,7 +197,7 @@ def _after_line(window: bytes) -> int:
 
 
 def ranges(path: str, start: int, stop: int, size: int, align: int) -> Iterator[tuple[int, int]]:
-    """Cuts a document of a plain file into ranges of about `size` bytes, after a line if it may be cut anywhere."""
+    """Split a document of a plain file into ranges of about `size` bytes, after a line if it may be cut anywhere."""
     count = max(1, -(-(stop - start) // size))
     before = start
     with open(path, "rb") as file:
@@ -215,7 +221,7 @@ class StdlibSource(TextSource):
 
     @cached_property
     def files(self) -> list[File]:
-        """All but tests and what was installed beside."""
+        """The source files, except for tests and installed packages."""
         root = Path(self.options.path or sysconfig.get_paths()["stdlib"])
         if not root.exists():
             raise FileNotFoundError(f"source.path={root}: no such file or folder")
@@ -229,24 +235,24 @@ class StdlibSource(TextSource):
         return sorted((file for file in found if file.size), key=lambda file: file.name)
 
     def stated_split(self, name: str) -> str | None:
-        """None: a module may be called test."""
+        """Return None: a module may be called test."""
         return None
 
     def share_out(self, files: list[File], places: Mapping[str, Places]) -> dict[str, Places]:
-        """By path, so that another version of Python has the same files in a split."""
+        """Return splits by path, so that another version of Python has the same files in a split."""
         return {file.name: (self.split_of(file.name, places[file.name]),) for file in files}
 
 
 class Enwik8Source(TextSource):
-    """One text, cut by offset: 90/5/5 percent, or where `source.offsets` says."""
+    """A source of a single text, cut by offset: 90/5/5 percent, or at `source.offsets`."""
 
     prose = False
 
     def places(self, files: Iterable[File]) -> dict[File, Places]:
-        """The one file goes to all splits, whatever its name.
+        """Map the one file to all splits, whatever its name.
 
         Raises:
-            ValueError: there are several, or patterns are to tell splits.
+            ValueError: there are several files, or patterns are set.
         """
         files = self.without_notes(list(files))
         names = [file.name for file in files]
@@ -265,12 +271,12 @@ class Enwik8Source(TextSource):
         return dict.fromkeys(files, SPLITS)
 
     def targets(self, total: int, splits: Places) -> list[int]:
-        """The given offsets, else those of 90 and 5 %."""
+        """Return the given offsets, or else those at 90 and 95 %."""
         given = self.options.offsets
         if given and not (len(given) == 2 and 0 <= given[0] <= given[1] <= total):
             raise ValueError(f"source.offsets={given}: expected two, ascending, in a text of {total:,} bytes")
         return given or [total * 90 // 100, total * 95 // 100]
 
     def cut(self, window: bytes) -> int:
-        """Exactly at the target."""
+        """Return 0: the cut is exactly at the target."""
         return 0
