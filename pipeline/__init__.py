@@ -1,4 +1,4 @@
-"""What a person runs: shard, pretrain, finetune, train, evaluate, sample, index, neighbours, report.
+"""The commands of haed: shard, pretrain, finetune, train, evaluate, sample, index, neighbours, report.
 
 `open_run` opens a trained run from Python.
 """
@@ -27,7 +27,7 @@ __all__ = ["Run", "open_run"]
 
 
 def __getattr__(name: str) -> object:
-    """Imports torch and the model only when they are asked for."""
+    """Import torch and the model on first access to `Run` or `open_run`."""
     if name in __all__:
         from pipeline.run import opened
 
