@@ -364,7 +364,7 @@ def _example(key: str, name: str, value: Any) -> str:
 
 
 def unequal(word: str) -> str:
-    """Return the error message for a word without `=` that should change an option."""
+    """Return the error message for a word that should change an option but is not of the form key=value."""
     if word.startswith(("–", "—")):
         return f"{word!r} begins with a long dash: give --{word.lstrip('–—')}"
     if word in option_names():

@@ -130,9 +130,9 @@ class Lines(logging.StreamHandler[Any]):
 def prepare_streams() -> None:
     """Make the standard streams safe to write to.
 
-    Characters that the encoding of standard output or error lacks are escaped. The file number of a closed stream would go
-    to the next file that is opened, such as a checkpoint, and a library would then print into it. Such numbers are
-    opened on the null device.
+    Characters that the encoding of standard output or error lacks are escaped. The file number of a closed stream
+    would go to the next file that is opened, such as a checkpoint. A library would then print into that file. Such
+    numbers are therefore opened on the null device.
     """
     for number in range(3):
         try:

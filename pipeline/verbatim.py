@@ -81,7 +81,7 @@ def _joined(text: str) -> str:
 def parse_override(word: str) -> tuple[str, Any]:
     """Split key=value into the key and its value: text, None, or nested lists and dictionaries of these.
 
-    The value of a text option is used as typed, without the quotes around it.
+    The value of a text option is used as typed, except that `null` is None and a quoted text is unquoted.
 
     Raises:
         DamagedFile: the value is nested too deeply.
