@@ -21,7 +21,7 @@ from pipeline.verbatim import is_option, type_of
 
 log = logging.getLogger(__name__)
 GOES_ON = "stopped; the same command goes on from there"
-_LITERAL = "\0"  # before words that stand after `--`; no argument of a process can have it
+_LITERAL = "\0"  # marks words after `--`; no argument of a process can contain it
 
 
 @dataclass
@@ -159,7 +159,7 @@ def say_put_in(config: str | None, overrides: list[str], options: Options) -> No
         log.info("%s=%s is %s=%s", key, text, key, get(options, key))
 
 
-_FLAGS = {  # arguments, and what other programs call them
+_FLAGS = {  # arguments, and their names in other programs
     "--samples": "n num num_samples n_samples num_return_sequences count",
     "--count": "n k top_k topk top num top_n limit",
     "--port": "p",

@@ -58,7 +58,7 @@ def main(
         _write_error(typed, words or "stopped", number.name, 128 + number)
         return 128 + number
     finally:
-        for number, previous in before.items():  # at the end of a process nobody wants to hear of a signal
+        for number, previous in before.items():  # no message about a signal at the end of a process
             signal.signal(number, signal.SIG_DFL if argv is None else previous)
         from pipeline.shown import end_streams
 
@@ -82,13 +82,13 @@ def _as_json(value: object) -> str:
 def _write_error(typed: list[str], message: str, kind: str, status: int) -> None:
     """Write the error of a command with `--json` as the last line of standard output."""
     words = typed[: typed.index("--")] if "--" in typed else typed
-    if not any(word.startswith("--js") for word in words) or not _speaks():  # it may be abbreviated
+    if not any(word.startswith("--js") for word in words) or not _speaks():  # argparse accepts abbreviations
         return
     from contextlib import suppress
 
     from pipeline.shown import write
 
-    with suppress(OSError, ValueError):  # nobody is there to be told
+    with suppress(OSError, ValueError):  # the error cannot be reported
         error = {"message": message, "type": kind, "exit": status}
         write(_as_json({"error": error}))
 

@@ -33,7 +33,7 @@ from pipeline.verbatim import RESOLVED, TEXTS, dump_yaml, parse_override, parse_
 
 log = logging.getLogger(__name__)
 _UNSEEN = ("Cc", "Cf", "Cs", "Zl", "Zp")  # categories of Unicode: control, format, surrogates, separators
-_FILLERS = "\u034f\u115f\u1160\u17b4\u17b5\u2800\u3164\uffa0"  # letters and signs that are blank
+_FILLERS = "\u034f\u115f\u1160\u17b4\u17b5\u2800\u3164\uffa0"  # letters and symbols that are blank
 
 
 class ConfigError(ValueError):
@@ -119,7 +119,7 @@ def load(config: str | Path | None = None, overrides: list[str] | tuple[str, ...
         raise ConfigError(f"{where}: not readable as YAML: {_why_no_yaml(error)}") from error
     except InterpolationError as error:
         raise ConfigError(f"{where}: {error}") from None
-    except ValueError as error:  # of Python, for a number of thousands of digits
+    except ValueError as error:  # from Python, for a number with thousands of digits
         if isinstance(error, ConfigError):
             raise
         raise ConfigError(f"{where}: {error}") from None
@@ -137,7 +137,7 @@ def load(config: str | Path | None = None, overrides: list[str] | tuple[str, ...
         _fit_to_kind(options, in_file, tree)
         return options
     for key in _foreign(in_file, kind):
-        if get(options, key) != get(defaults, key):  # config.yaml holds all options
+        if get(options, key) != get(defaults, key):  # config.yaml holds all options, so defaults are accepted
             raise ConfigError(f"{find(str(config))}: {refusal(key, kind)}")
     return options
 
@@ -317,7 +317,7 @@ def check(options: Options) -> Options:
         _bounds().validate_python(asdict(options))
     except ValidationError as error:
         wrong = [in_words(".".join(map(str, item["loc"])), item) for item in error.errors(include_url=False)]
-        raise ConfigError("; ".join(wrong[:3]) + _preset_of(options.model.kind)) from None  # likewise
+        raise ConfigError("; ".join(wrong[:3]) + _preset_of(options.model.kind)) from None  # it may hold a password
     for key, value in leaves(asdict(options)):
         for text in value if isinstance(value, list) else [value]:
             if isinstance(text, str) and "\0" in text:

@@ -105,7 +105,7 @@ class Protection:
         if "${" in tree and not resolved and not _is_verbatim(key, tree):
             parts = list(pieces(key, tree))
             if any(is_place for is_place, _ in parts):
-                is_text = type_of(key) in TEXTS  # else it becomes a number, say, which a mark would not
+                is_text = type_of(key) in TEXTS  # other types are converted, which fails for a mark
                 kept = [is_place or not (is_text or "${" in part) for is_place, part in parts]
                 return "".join(part if keep else self._mark(part) for keep, (_, part) in zip(kept, parts, strict=True))
             tree = "".join(part for _, part in parts)

@@ -5,7 +5,7 @@ from typing import Any, Literal
 from haed.options import SYSTEMS
 from pipeline.options import Options, Phase, PhaseOptions
 
-# Options, and whole sections, outside `model` that models of chunks alone have a use for, and what others have in their place.
+# Options and sections outside `model` that only models of chunks use, and the option to set instead for other models.
 OF_CHUNKS = {
     "compile": "",
     "batch.pieces": "",
@@ -26,11 +26,11 @@ OF_CHUNKS = {
     "index.neighbours": "",
     "analyse": "",
 }
-# Of the training of a whole run, as presets have it.
+# Share of each phase in the training of a whole run, as in the presets.
 SHARES: dict[Phase, float] = {"pretrain": 0.6, "finetune": 0.4, "train": 1.0}
-LIMITS = ("steps", "seconds", "epochs")  # of a phase
-OF_TOKENS = ("index.scale",)  # what all others alone have a use for
-# Options of a part that some of its kinds alone have a use for.
+LIMITS = ("steps", "seconds", "epochs")  # limits of a phase
+OF_TOKENS = ("index.scale",)  # options that only the other models use
+# Options of a part that only some of its kinds use.
 _OF_PARTS = {
     "model.encoder": {
         "token_width": "mlp linear lstm",
@@ -41,7 +41,7 @@ _OF_PARTS = {
     "model.main": {"units": "lstm"} | dict.fromkeys(("heads", "head_width", "ffn"), "transformer"),
     "model.decoder": {"token_width": "lstm"} | dict.fromkeys(("heads", "ffn"), "transformer"),
 }
-FITTING = 1 << 17  # known chunks of a mixture
+FITTING = 1 << 17  # default number of known chunks of a mixture
 
 
 def phases(kind: str) -> tuple[Phase, ...]:

@@ -23,11 +23,11 @@ from pipeline.options import Options
 from pipeline.trees import get, leaves
 from pipeline.verbatim import type_of
 
-PRESETS = Path(__file__).parent / "presets"  # a link to configs/, which a wheel holds as files
+PRESETS = Path(__file__).parent / "presets"  # a link to configs/; a wheel contains copies
 _KINDS: dict[str, Container[str]] = {"model.kind": SYSTEMS, "source.kind": SOURCES, "chunker.kind": CHUNKERS}
 _OF_TOKENS = ("model.token.", "model.hourglass.")
 _PHASES = ("pretrain", "finetune", "train")
-# Names that other programs have for options: `…` stands for each phase, or for the one that was typed before the name.
+# Names of options in other programs. `…` stands for each phase, or for the phase that was typed before the name.
 _OPTIONS = {
     "optimizer.learning_rate": "lr learning_rate max_lr base_lr peak_lr max_learning_rate adam_lr",
     "….rate_to": "min_lr min_learning_rate final_lr lr_end end_lr lr_min",
@@ -122,7 +122,7 @@ _OPTIONS = {
     "index.kind": "index_type faiss_index",
     "index.metric": "distance metric similarity_metric",
 }
-# Names of what is no option, and what there is instead.
+# Names that correspond to no option, and the alternative.
 _ELSEWHERE = {
     "wandb use_wandb wandb_project wandb_log report_to tensorboard logger mlflow tb comet entity": "metrics are written into the "
     "run's folder, also for TensorBoard, which `haed serve` starts",
@@ -143,7 +143,7 @@ _ELSEWHERE = {
     "port host": "it is an argument: `haed serve --port 4300`, `haed explore RUN --port 4300`",
     "lr_decay_iters lr_decay_steps lr_decay": "a schedule ends with its phase; `train.rate_to=0.05` says at which share",
 }
-# Values that other programs have for those of an option, by its last part.
+# Other programs' values of an option, by the option's last part or full key.
 _VALUES = {
     "device": {
         "gpu": "cuda",
@@ -233,7 +233,7 @@ _COMMANDS = {
     "cat": "decode export dump restore bytes original",
     "next": "predict-next topk likely logits nexttoken",
 }
-# Habits that no command answers.
+# Names of commands that do not exist here, and the alternative.
 _NO_COMMANDS = {
     "list ls runs list-runs status ps": "runs are the folders in runs/: `haed serve` shows them in a browser, `haed compare RUN "
     "RUN` beside each other",
@@ -462,7 +462,7 @@ def find_mistake_of_value(key: str, value: Any, resolved: bool = False) -> str |
     if value is None:
         return None if optional else f"{key}=null: expected a value"
     if isinstance(value, str) and "${" in value and not resolved:
-        return None  # which is put in later
+        return None  # it is substituted later
     if get_origin(kind) is list:
         return _list_mistake(key, get_args(kind)[0], value)
     if not isinstance(value, str):

@@ -17,13 +17,13 @@ from typing import Any
 
 from data.locations import redact
 
-# C0 and C1 but for tab and newline; marks, overrides and isolates of direction; the blank without a width; line separators,
-# invisible operators; the mark of byte order; interlinear marks; what surrogateescape made of bytes; language tags.
+# C0 and C1 except tab and newline; marks, overrides and isolates of direction; the zero-width space; line separators;
+# invisible operators; the byte order mark; interlinear marks; bytes from surrogateescape; language tags.
 _STEERS = re.compile(
     "[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u180e\u200b\u200e\u200f\u2028-\u202e\u2060-\u206f\ufeff\ufff9-\ufffb\ud800-\udfff"
     "\U000e0000-\U000e007f]"
 )
-# What means something in Markdown wherever it stands: emphasis, code, links, tables, formulas, addresses and mentions.
+# Characters with a meaning anywhere in Markdown: emphasis, code, links, tables, formulas, addresses and mentions.
 _MARKS = re.compile(r"[\\`*\[\]#|~$@]|(?<![^\W_])_|_(?![^\W_])|:(?=\S)|(?<=[Ww]{3})\.")
 _SIGNS = str.maketrans({" ": "␣", "\n": "↵", "\t": "⇥", "\r": "␍"})
 _MEANT = {ord(sign): chr(code) for code, sign in _SIGNS.items()}
@@ -36,7 +36,7 @@ def printable(text: str) -> str:
 
 def _escaped(found: re.Match[str]) -> str:
     code = ord(found[0])
-    if 0xDC80 <= code <= 0xDCFF:  # a byte that is no UTF-8
+    if 0xDC80 <= code <= 0xDCFF:  # a byte that is not UTF-8
         code -= 0xDC00
     return f"\\x{code:02x}" if code < 0x100 else f"\\u{code:04x}" if code < 0x10000 else f"\\U{code:08x}"
 
@@ -168,7 +168,7 @@ def markdown_code(text: str) -> str:
     line = visible(text) if "\n" in text else printable(text)
     if not line.strip():
         return markdown_text(visible(text))
-    if "|" in line:  # which would end a cell, and may not be escaped in code
+    if "|" in line:  # it would end a cell, and code cannot escape it
         return markdown_text(line)
     fence = "`" * max([1, *(len(found) + 1 for found in re.findall("`+", line))])
     edge = " " if line[0] in "` " or line[-1] in "` " else ""

@@ -141,7 +141,7 @@ def end_at_once() -> None:
 
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, handler)
-    # Python takes its handlers away before it takes itself down, which is slow on a busy machine: SIGALRM would end it.
+    # Python removes its signal handlers before its exit, which is slow on a busy machine. SIGALRM would then kill it.
     atexit.register(signal.setitimer, signal.ITIMER_REAL, 0)
 
 

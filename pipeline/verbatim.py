@@ -15,13 +15,13 @@ from data.checked import DEEPEST, NODES, DamagedFile, check_tree
 from pipeline.options import Options
 from pipeline.shown import printable
 
-# The first line of a file that `haed` wrote: nothing in it is put in from elsewhere.
+# The first line of a file that `haed` wrote: nothing in it is interpolated.
 RESOLVED = "# Every option, as it was resolved. Values are taken as they stand: ${...} is text here."
 TEXTS = (str, str | None)
 PATTERNS = (
     "source.valid_pattern",
     "source.test_pattern",
-)  # regular expressions, where `\\$` and `${` mean something else
+)  # regular expressions, where `\\$` and `${` have another meaning
 _CORE = "tag:yaml.org,2002:"
 
 
@@ -115,7 +115,7 @@ def write_override(key: str, value: Any) -> str:
     return f"{key}={json.dumps(value)}"
 
 
-_REFERENCE = re.compile(r"(\\*)\$\{")  # what would be read as the place of another option's value
+_REFERENCE = re.compile(r"(\\*)\$\{")  # would be read as a reference to an option
 
 
 class _Dumper(yaml.SafeDumper):

@@ -18,7 +18,7 @@ from pipeline.run.files import pace, write_or_say
 from pipeline.run.folder import RunFolder
 from pipeline.verbatim import write_override
 
-MOST_SAMPLES = 4096  # continuations of a prompt, which are made at once
+MOST_SAMPLES = 4096  # continuations of a prompt, sampled in one batch
 
 
 def _sample_arguments(parser: argparse.ArgumentParser) -> None:

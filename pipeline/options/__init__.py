@@ -1,4 +1,4 @@
-"""All options of a run, composed from those of each package. Importing this module imports nothing heavy."""
+"""The options of a run, composed from those of each package. Importing this module imports nothing heavy."""
 
 from dataclasses import dataclass, field
 from typing import Annotated, Literal

@@ -96,9 +96,9 @@ def _asking(name: str, hexadecimal: str, pictures: bool, **more: Any) -> str:
 
 
 T = TypeVar("T")
-_LOOK_SECONDS = 0.2  # between looks whether a client still waits
+_LOOK_SECONDS = 0.2  # interval of the check whether the client still waits
 _OURS = "default-src 'self'; base-uri 'none'; form-action 'self'; frame-ancestors 'self'; object-src 'none'"
-# A file of a run may be a stranger's: its scripts, if it has any, run apart from our pages, and reach nobody.
+# A file of a run is not trusted: its scripts run apart from our pages and have no network access.
 _THEIRS = (
     "sandbox allow-scripts; default-src 'none'; frame-ancestors 'self'; img-src data: blob:; style-src 'unsafe-inline'; "
     "script-src 'unsafe-inline'"
@@ -107,7 +107,7 @@ _HEADERS = {
     "Cache-Control": "no-store",
     "Content-Security-Policy": _OURS,
 }
-_SHOWN = (".html", ".png")  # of a run's files, by the browser; others are downloads
+_SHOWN = (".html", ".png")  # files of a run that the browser shows; others are downloads
 _MAP = "analysis/map.html"
 _ASSETS = {"pages.css": "text/css", "pages.js": "text/javascript", "pages.svg": "image/svg+xml"}
 
@@ -266,7 +266,7 @@ class _Pages:
             if is_asked(request) or _wants_json(request):
                 asking = self._warm.ask(folder, ask(known["question"]))
                 if (answer := await _unless_gone(request, asking)) is None:
-                    return Response(status_code=499)  # nobody reads it
+                    return Response(status_code=499)  # the client has gone
                 known["answer"] = answer
             else:
                 self._warm.prepare(folder)
@@ -294,7 +294,7 @@ class _Pages:
 async def _unless_gone(request: Request, work: Coroutine[Any, Any, T]) -> T | None:
     """Wait for work as long as the client does; None: the client has gone, and the work is cancelled."""
     task = asyncio.ensure_future(work)
-    task.add_done_callback(lambda done: done.cancelled() or done.exception())  # of one that is gone, nobody asks for it
+    task.add_done_callback(lambda done: done.cancelled() or done.exception())  # retrieved, else it is logged
     try:
         while not task.done():
             await asyncio.wait([task], timeout=_LOOK_SECONDS)

@@ -136,7 +136,7 @@ def neighbours(question: Near) -> Callable[["Opened"], NearBy]:
 
     def ask(opened: "Opened") -> NearBy:
         run, index = opened.run, opened.run.probe.index
-        pictures = run.chunker.name == PIXELS  # which are asked for by colours and places, or in hexadecimal
+        pictures = run.chunker.name == PIXELS  # queries are colours, positions or hexadecimal
         queries = [query.encode(errors="replace") if pictures else _exactly(query) for query in question.query if query]
         queries += [digits.encode() for digits in question.hex] if pictures else exact
         found = run.probe.neighbours(*queries, count=question.count, min_count=question.min_count)

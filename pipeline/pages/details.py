@@ -26,7 +26,7 @@ from pipeline.trees import Difference, differences, leaves
 
 Points = list[tuple[float, float]]
 _WIDTH, _HEIGHT, _LEFT, _RIGHT, _TOP, _BOTTOM = 460, 204, 46, 8, 24, 34
-_MOST = 300  # points of a line
+_MOST = 300  # maximum number of points of a line
 
 
 @dataclass
@@ -74,7 +74,7 @@ def _thinned(points: Points) -> Points:
 def _picture(title: str, lines: list[Line]) -> str:
     every = [point for line in lines for point in line.points]
     right = max(x for x, _ in every) or 1.0
-    values = sorted(y for x, y in every if x > 0.05 * right) or sorted(y for _, y in every)  # without the first fall
+    values = sorted(y for x, y in every if x > 0.05 * right) or sorted(y for _, y in every)  # without the initial drop
     low, high = values[0], values[min(len(values) - 1, int(len(values) * 0.97))]
     low, high = low - 0.05 * (high - low or 1), high + 0.05 * (high - low or 1)
 
@@ -117,9 +117,9 @@ def _ticks(low: float, high: float) -> Iterable[float]:
     return [number * step for number in range(ceil(low / step), floor(high / step) + 1)]
 
 
-_OWN = ("name", "runs_dir", "shards_dir")  # in which every run differs from its preset
+_OWN = ("name", "runs_dir", "shards_dir")  # options in which every run differs from its preset
 
-# What is served of a run, and what it is. Whatever lies in `analysis/` is served as well.
+# Files of a run that are served, with descriptions. Files in `analysis/` are served as well.
 FILES = {
     "report.html": "the report",
     "report.md": "the report as text",

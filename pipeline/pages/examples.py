@@ -9,8 +9,8 @@ import numpy as np
 from data.corpus import Corpus
 from pipeline.run.index import PIXELS
 
-MOST_BYTES = 4 << 20  # of a split that are searched
-_MOST_TRIED = 4000  # places at which the bytes of a chunk begin that may not be one
+MOST_BYTES = 4 << 20  # searched bytes of a split
+_MOST_TRIED = 4000  # tested positions per chunk; its bytes may occur without being a chunk
 _AROUND = 60  # bytes shown on each side
 
 

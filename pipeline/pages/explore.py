@@ -16,8 +16,8 @@ from pipeline.pages.warm import Warm
 from pipeline.run.folder import RunFolder
 from pipeline.shown import end_streams, write
 
-_END_SECONDS = 1.0  # in which a question that is answered may stop by itself
-PORT = 7300  # unless another is asked for, or this one is taken
+_END_SECONDS = 1.0  # time in which a running question may stop by itself
+PORT = 7300  # default port
 
 
 def explore(folder: RunFolder, port: int | None, overrides: tuple[str, ...], programs: bool = False) -> None:

@@ -16,8 +16,8 @@ import socket
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-_ELSEWHERE = ("cross-site", "same-site")  # the latter is this machine's name with another port, or a name beside it
-# Of every answer that does not have one itself: other sites may neither frame, nor embed, nor guess at it.
+_ELSEWHERE = ("cross-site", "same-site")  # same-site: this host with another port, or a sibling domain
+# Added to every response that lacks them: other sites may not frame or embed it, browsers may not guess its type.
 _PROTECTING = {
     b"x-frame-options": b"SAMEORIGIN",
     b"x-content-type-options": b"nosniff",
@@ -96,8 +96,8 @@ def _is_address(name: str) -> bool:
 class Guarded:
     """ASGI middleware that applies the rules to every request.
 
-    Its pages cannot be framed by other sites, where visitors might click on them unknowingly. They load from and connect to
-    this server only, whatever a library or a Markdown text in them requests.
+    Its pages cannot be framed by other sites, where visitors might click on them unknowingly. They load from and
+    connect to this server only, whatever a library or a Markdown text in them requests.
     """
 
     _POLICY = (
@@ -122,7 +122,7 @@ class Guarded:
         if scope["type"] == "websocket":
             if reason is None:
                 return await self._application(scope, receive, send)
-            await receive()  # closed before it is accepted, it is answered 403 as well
+            await receive()  # closing before accepting is answered 403 as well
             return await send({"type": "websocket.close", "code": 1008})
         if reason is not None:
             return await answer(send, 403, f"{reason}\n")

@@ -12,7 +12,7 @@ from data.checked import stamp_file
 from pipeline.pages.details import Evaluated
 from pipeline.run.folder import PHASES, RunFolder
 
-_MOST = 1 << 14  # rows, of a kilobyte or two each
+_MOST = 1 << 14  # maximum number of rows, one or two kB each
 
 Stamps = tuple[tuple[str, tuple[int, ...] | None], ...]
 
@@ -36,7 +36,7 @@ class Listing:
         now = (
             stamps(folder.path),
             folder.holder(),
-        )  # before it is read: what changes meanwhile is noticed the next time
+        )  # before reading: a change during it is noticed next time
         with self._lock:
             was, row = self._rows.pop(folder.path, (None, {}))
         if was != now:

@@ -18,7 +18,7 @@ from pipeline.run.checkpoints import pointed, reached, read_state
 from pipeline.run.folder import PHASES, RunFolder
 from pipeline.run.metrics import Position, Record, parse, read
 
-_TAIL = 1 << 16  # bytes of metrics in which the newest figures are looked for
+_TAIL = 1 << 16  # bytes at the end of a metrics file that are searched
 
 
 class NotFound(LookupError):
@@ -91,7 +91,7 @@ class State:
 
     @property
     def running(self) -> bool:
-        """Whether a process holds the run."""
+        """Return whether a process holds the run."""
         return self.holder is not None
 
 
@@ -105,9 +105,9 @@ def state(folder: RunFolder) -> State:
         changed = status_of(folder.path / "config.yaml")
         when = datetime.fromtimestamp(changed.st_mtime if changed else 0)
         return State("in use" if holder else "not trained", None, 0, 0.0, None, None, None, holder, when)
-    seconds, phase = max(found) if holder else found[0]  # of a copy, times tell nothing
+    seconds, phase = max(found) if holder else found[0]  # a copied run has no meaningful times
     saved = _figures(reached(folder.phase(phase) / "checkpoints"))
-    # What goes on is where its metrics say; what was stopped goes on from its checkpoint, whatever step it passed.
+    # A training in progress is at the step of its metrics. A stopped one resumes from its checkpoint, though it went further.
     last = _newest(folder.phase(phase) / "metrics.jsonl", math.inf if holder or not saved else saved["step"])
     if saved and (not holder or saved["step"] > last.get("step", 0)):
         last |= saved
@@ -159,7 +159,7 @@ def _newest(path: Path, most: float) -> Record:
         file.seek(begin)
         lines = file.read(2 * _TAIL).split(b"\n")[
             1 if begin else 0 : -1
-        ]  # the first may lack its beginning, the last its end
+        ]  # the first and the last line may be incomplete
     found: Record = {}
     for line in lines:
         record = _figures(parse(line, path))
@@ -193,7 +193,7 @@ def setting(folder: RunFolder, key: str) -> Any:
 
 
 _LIMITS = ("steps", "seconds", "epochs", "patience")
-_SETTINGS = {  # all that pages ask for: to construct the others takes longer than to parse the file
+_SETTINGS = {  # the options that pages use; constructing all would take longer than parsing
     *("model.kind", "chunker.kind", "evaluate.stage"),
     *(f"{phase}.{limit}" for phase in PHASES for limit in _LIMITS),
 }

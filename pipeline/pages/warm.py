@@ -29,7 +29,7 @@ if TYPE_CHECKING:  # torch costs two seconds
 
 T = TypeVar("T")
 KEPT, MOST_WAITING = 3, 16
-_LOOKS, _LOOK_SECONDS = 40, 0.05  # for a place, longer than it takes to see that an asker is gone
+_LOOKS, _LOOK_SECONDS = 40, 0.05  # tries for a place; longer than noticing that a client has gone
 
 
 class _Thread:
@@ -93,10 +93,10 @@ class Opened:
 
     @cached_property
     def examples(self) -> Examples:
-        """Examples of the chunks in its index, read at first use."""
+        """Return the examples of the chunks in its index, read at first use."""
         try:
             return Examples.of_split(self.run.folder.corpus(), self.run.probe.index.meta.split)
-        except (OSError, ValueError) as error:  # its shards are gone, or others
+        except (OSError, ValueError) as error:  # its shards are missing or were replaced
             return Examples(f"none, since {error}", [], [], [])
 
 
@@ -234,7 +234,7 @@ class Warm:
         before = self.opened
         found = self._open(folder)
         begun, run = time.perf_counter(), found.run
-        check_asker()  # opening a run may have taken long; the next question finds it open
+        check_asker()  # opening may have taken long; the run stays open
         self._said.lines.clear()
         self.begun += question is not _read
         value = question(found)
@@ -245,7 +245,7 @@ class Warm:
         )
 
     def _open(self, folder: RunFolder) -> Opened:
-        kept = self._kept.pop(folder.path, None)  # let go before another is opened, unless it is still right
+        kept = self._kept.pop(folder.path, None)  # released before another is opened, unless still valid
         stage = kept.run.options.evaluate.stage if kept else folder.options().evaluate.stage
         stamp = (folder.digest(stage), *_stamps(folder.path))
         if kept is None or kept.stamp != stamp:
