@@ -1,8 +1,8 @@
 """Interpolation of options into the texts that users write: `name=run-${seed}`.
 
 OmegaConf substitutes the values. Other texts that mean something to OmegaConf, with `${` in them or equal to `???`, are
-hidden from it: a mark replaces each of them and is reversed at the end. Only options can be referred to, environment
-variables cannot.
+hidden from it: a mark stands in for each of them until the end. Only options can be referred to, environment variables
+cannot.
 """
 
 import glob

@@ -27,7 +27,7 @@ class Request:
     `SAME_SECONDS` of the first therefore count as one.
 
     Attributes:
-        number: of the first signal; None: none has arrived.
+        number: number of the first signal; None: none has arrived.
     """
 
     def __init__(self) -> None:
@@ -59,7 +59,7 @@ class Request:
 
 
 class StopRequested(BaseException):
-    """Raised when a signal comes within `interruptible`, where nothing must be saved."""
+    """Raised when a signal comes within `interruptible`, where nothing needs to be saved."""
 
 
 _is_interruptible = False
@@ -67,7 +67,7 @@ _is_interruptible = False
 
 @contextmanager
 def interruptible() -> Iterator[None]:
-    """Mark code in which nothing must be saved: a signal raises `StopRequested` in it at once.
+    """Mark code in which nothing needs to be saved: a signal raises `StopRequested` in it at once.
 
     It is meant for counting a corpus or for a validation. They may take longer than anyone waits for a process to end
     (Prefect: 30 s).
@@ -113,7 +113,7 @@ class Interrupt(KeyboardInterrupt):
     """Raised when a signal ends a command.
 
     Args:
-        number: of the signal.
+        number: number of the signal.
         words: what became of the work; may be empty.
     """
 
@@ -189,7 +189,7 @@ def end_with_parent(parent: int, number: int = signal.SIGKILL) -> None:
 
     Args:
         parent: process id of the parent. If it has already ended, the signal is sent now.
-        number: of the signal; a later call changes it.
+        number: number of the signal; a later call changes it.
     """
     global _at_death
     _at_death = number

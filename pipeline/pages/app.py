@@ -294,7 +294,7 @@ class _Pages:
 async def _unless_gone(request: Request, work: Coroutine[Any, Any, T]) -> T | None:
     """Wait for work as long as the client does; None: the client has gone, and the work is cancelled."""
     task = asyncio.ensure_future(work)
-    task.add_done_callback(lambda done: done.cancelled() or done.exception())  # retrieved, else it is logged
+    task.add_done_callback(lambda done: done.cancelled() or done.exception())  # else asyncio logs it as never retrieved
     try:
         while not task.done():
             await asyncio.wait([task], timeout=_LOOK_SECONDS)

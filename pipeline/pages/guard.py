@@ -4,7 +4,7 @@ A browser also sends requests of foreign pages to 127.0.0.1. Three headers ident
 
 - `Origin` differs from the address that a foreign page requests.
 - `Host` holds the foreign name if that name was made to point to this machine (DNS rebinding).
-- `Sec-Fetch-Site` identifies frames, pictures and prefetches of foreign pages, which have no `Origin`. Only a link that
+- `Sec-Fetch-Site` reveals frames, pictures and prefetches of foreign pages, which have no `Origin`. Only a link that
   a person follows is allowed.
 
 Programs send neither `Origin` nor `Sec-Fetch-Site`. Plain requests, preflights and websockets are all checked before

@@ -107,7 +107,8 @@ def state(folder: RunFolder) -> State:
         return State("in use" if holder else "not trained", None, 0, 0.0, None, None, None, holder, when)
     seconds, phase = max(found) if holder else found[0]  # a copied run has no meaningful times
     saved = _figures(reached(folder.phase(phase) / "checkpoints"))
-    # A training in progress is at the step of its metrics. A stopped one resumes from its checkpoint, though it went further.
+    # A training in progress is at the step of its metrics.
+    # A stopped one resumes from its checkpoint, though it went further.
     last = _newest(folder.phase(phase) / "metrics.jsonl", math.inf if holder or not saved else saved["step"])
     if saved and (not holder or saved["step"] > last.get("step", 0)):
         last |= saved
