@@ -1,4 +1,4 @@
-"""What a person runs: shard, pretrain, finetune, train, evaluate, sample, index, neighbours, report.
+"""The commands of haed: shard, pretrain, finetune, train, evaluate, sample, index, neighbours, report.
 
 `open_run` opens a trained run from Python.
 """
@@ -6,20 +6,19 @@
 import os
 import sys
 
-# Where several train at once, idle threads of OpenMP sleep; torch must find this when it is loaded. Left to itself libgomp has
-# them spin, which takes the cores from whatever else computes: two trainings then wait for each other. One alone is slower
-# with it (docs/log.md).
+# If several trainings run at once, idle OpenMP threads must sleep. By default libgomp lets them spin, which takes cores
+# from the other trainings. A single training is slower with it (docs/log.md). It must be set before torch is loaded.
 if os.environ.get("HAED_TRAININGS", "1") != "1":
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 ROOT = os.path.dirname(os.path.dirname(os.path.realpath(__file__)))
-sys.path.insert(0, ROOT)  # before the working folder, which may have a data.py
+sys.path.insert(0, ROOT)  # before the working folder, which may contain a data.py
 import data  # noqa: E402, F401
 import haed  # noqa: E402, F401
 
 del sys.path[0]
 
-TYPE_CHECKING = False  # `typing` takes longer to import than all that stands before a signal is met
+TYPE_CHECKING = False  # importing `typing` would delay the handling of signals
 if TYPE_CHECKING:
     from pipeline.run.opened import Run, open_run
 
@@ -27,7 +26,7 @@ __all__ = ["Run", "open_run"]
 
 
 def __getattr__(name: str) -> object:
-    """Imports torch and the model only when they are asked for."""
+    """Import torch and the model on first access to `Run` or `open_run`."""
     if name in __all__:
         from pipeline.run import opened
 

@@ -1,4 +1,4 @@
-"""`python -m pipeline STAGE`: the commands that need no Prefect."""
+"""Entry point of `python -m pipeline COMMAND`: the commands that need no Prefect."""
 
 import sys
 

@@ -1,4 +1,4 @@
-"""What a command is, the arguments that several have, and how what was typed is taken apart."""
+"""Commands, arguments shared by several of them, and the parser of the command line."""
 
 import argparse
 import difflib
@@ -21,12 +21,12 @@ from pipeline.verbatim import is_option, type_of
 
 log = logging.getLogger(__name__)
 GOES_ON = "stopped; the same command goes on from there"
-_LITERAL = "\0"  # before words that stand after `--`; no argument of a process can have it
+_LITERAL = "\0"  # marks words after `--`; no argument of a process can contain it
 
 
 @dataclass
 class Result:
-    """What a command found: bytes and a text for people, a value for programs."""
+    """The result of a command: bytes, a text for people, and a value for programs."""
 
     text: str
     value: Any
@@ -35,7 +35,7 @@ class Result:
 
 @dataclass(frozen=True)
 class Command:
-    """A subcommand: its name, one line of help, its arguments, what it does, and what is said when a signal ended it."""
+    """A subcommand: its name, help line, arguments, function, and the message printed when a signal ended it."""
 
     name: str
     help: str
@@ -45,7 +45,7 @@ class Command:
 
 
 def settings(parser: argparse.ArgumentParser) -> None:
-    """Arguments of a stage that reads a configuration."""
+    """Add the arguments of a command that reads a configuration."""
     parser.add_argument("--config", metavar="PRESET_OR_FILE", help=f"{listed()}; or a YAML file")
     parser.add_argument(
         "words", nargs="*", metavar="[RUN] key=value", help="a run to go on with, and options to change"
@@ -53,13 +53,17 @@ def settings(parser: argparse.ArgumentParser) -> None:
 
 
 def run_settings(parser: argparse.ArgumentParser) -> None:
-    """Arguments of a stage that reads a trained run."""
+    """Add the arguments of a command that reads a trained run."""
     parser.add_argument("run", metavar="RUN", help="name under runs_dir, or folder")
     parser.add_argument("words", nargs="*", metavar="key=value", help="options to change")
 
 
 def options_of(arguments: argparse.Namespace) -> Options:
-    """The configuration that a stage's arguments ask for: a preset or file, or that of an existing run."""
+    """Return the configuration that the arguments name: a preset, a file, or the options of an existing run.
+
+    Raises:
+        ConfigError: more than one configuration is named, or it is not valid.
+    """
     overrides, named = _sorted(arguments.words)
     if named and arguments.config:
         raise ConfigError(_of_two(named[0], arguments.config))
@@ -71,19 +75,19 @@ def options_of(arguments: argparse.Namespace) -> Options:
 
 
 def _of_two(word: str, config: str) -> str:
-    """What is wrong with a word that changes no option beside a configuration."""
+    """Return the error message for a word beside `--config` that changes no option."""
     if "=" not in word and is_run(word):
         return f"{word} is a run, which has its own options: leave --config {config} out"
     return unequal(word)
 
 
 def is_run(name: str, runs_dir: str = "runs") -> bool:
-    """Whether there is a run of that name, or in a folder of that path."""
+    """Return whether a run of that name, or in a folder of that path, exists."""
     return any(os.path.isfile(os.path.join(place, name, "config.yaml")) for place in (".", runs_dir))
 
 
 def runs_there(runs_dir: str = "runs") -> str:
-    """The runs in a folder, for people: the newest first."""
+    """Return a sentence that lists the runs in a folder, newest first, or says how to make one."""
     names = list_runs(runs_dir)
     if not names:
         return f"there are no runs in {runs_dir}/ yet: `haed run --config quickstart` makes one"
@@ -91,7 +95,10 @@ def runs_there(runs_dir: str = "runs") -> str:
 
 
 def _sorted(words: list[str]) -> tuple[list[str], list[str]]:
-    """Words that change options, and those that name runs: those of a sweep may have an equals sign too."""
+    """Return the words that change options, and the words that name runs.
+
+    The name of a run may contain an equals sign, as the runs of a sweep do.
+    """
     runs_dir = next((word[len("runs_dir=") :] for word in words if word.startswith("runs_dir=")), "runs")
 
     def names_run(word: str) -> bool:
@@ -105,14 +112,14 @@ def _sorted(words: list[str]) -> tuple[list[str], list[str]]:
 
 
 def asked_options(config: str | None, overrides: list[str]) -> Options:
-    """A configuration as `load` reads it; it is said what of it the model has no use for."""
+    """Load a configuration as `load` does, and log which of its options have no effect."""
     options = load(config, overrides)
     say_unused(config, overrides, options)
     return options
 
 
 def say_unused(config: str | None, overrides: list[str], options: Options) -> None:
-    """Logs which given options this kind of model, or of its parts, has no use for, and what it makes of others."""
+    """Log the given options that this kind of model does not use, and the values that it derives from others."""
     say_put_in(config, overrides, options)
     tree, kind = given_in(config), options.model.kind
     usual, now = (dict(leaves(asdict(each))) for each in (Options(), options))
@@ -133,7 +140,13 @@ def say_unused(config: str | None, overrides: list[str], options: Options) -> No
 
 
 def run_options(run: str, overrides: list[str], reader: str | None = None) -> Options:
-    """The configuration of an existing run, with some options changed: those that `reader` takes, see `RunFolder.options`."""
+    """Return the configuration of an existing run with overrides applied.
+
+    Args:
+        run: name of the run under `runs_dir`, or path of its folder.
+        overrides: `key=value` pairs.
+        reader: the command that reads the run. It limits which options may be changed, see `RunFolder.options`.
+    """
     runs_dir = load(None, [word for word in overrides if word.startswith("runs_dir=")]).runs_dir
     options = RunFolder.find(run, runs_dir).options(overrides, reader)
     say_put_in(None, overrides, options)
@@ -141,12 +154,12 @@ def run_options(run: str, overrides: list[str], reader: str | None = None) -> Op
 
 
 def say_put_in(config: str | None, overrides: list[str], options: Options) -> None:
-    """Logs what became of the texts into which values of other options were put."""
+    """Log the resolved value of each option whose text refers to other options."""
     for key, text in put_in(config, overrides).items():
         log.info("%s=%s is %s=%s", key, text, key, get(options, key))
 
 
-_FLAGS = {  # arguments, and what other programs call them
+_FLAGS = {  # arguments, and their names in other programs
     "--samples": "n num num_samples n_samples num_return_sequences count",
     "--count": "n k top_k topk top num top_n limit",
     "--port": "p",
@@ -155,10 +168,10 @@ _FLAGS = {  # arguments, and what other programs call them
 
 
 def port(typed: str) -> int:
-    """The number of a port, as the type of an argument.
+    """Parse a port number, as the type of an argument.
 
     Raises:
-        argparse.ArgumentTypeError: it is none.
+        argparse.ArgumentTypeError: the text is not a port number.
     """
     if not (typed.isdecimal() and int(typed) < 1 << 16):
         raise argparse.ArgumentTypeError(f"{typed[:40]} is no port: expected a number up to 65535, such as 4300")
@@ -166,7 +179,7 @@ def port(typed: str) -> int:
 
 
 class UsageError(SystemExit):
-    """What was typed is no command; it has been said."""
+    """A command line that cannot be parsed. The message was already printed."""
 
     def __init__(self, message: str) -> None:
         super().__init__(2)
@@ -174,12 +187,14 @@ class UsageError(SystemExit):
 
 
 class _Parser(argparse.ArgumentParser):
-    """One that repeats what was typed without its control characters, and knows what may have been meant."""
+    """An argument parser that escapes control characters in its messages and suggests what was meant."""
 
     typed: tuple[str, ...] = ()
 
     def error(self, message: str) -> NoReturn:
-        """Of what is missing, without what may be; of what is unknown, with what is like it.
+        """Print the usage and the error, and raise.
+
+        For missing arguments, the message leaves optional ones out. For unknown ones, it suggests the closest match.
 
         Raises:
             UsageError: always.
@@ -196,7 +211,7 @@ class _Parser(argparse.ArgumentParser):
         raise UsageError(message)
 
     def _instead_of(self, named: str) -> str:
-        """What to type in place of an argument that there is none of; empty: nothing is like it."""
+        """Return a suggestion in place of an unknown argument, or an empty text if nothing is similar."""
         word, equals, value = named.split()[0].partition("=")
         if word[:1] != "-":
             return f"{self.prog} takes no key=value" if equals else ""
@@ -224,11 +239,11 @@ class _Parser(argparse.ArgumentParser):
 
 
 def parse(argv: list[str] | None, program: str, commands: tuple[Command, ...]) -> argparse.Namespace:
-    """What was typed: options may stand anywhere among the other words, and what follows `--` is none.
+    """Parse the command line. Options may stand anywhere among the other words; words after `--` are never options.
 
     Raises:
-        UsageError: it is none of the program's commands.
-        SystemExit: help was asked for.
+        UsageError: the words are not a valid command of the program.
+        SystemExit: help was requested.
     """
     parser = _Parser(
         prog=program,
@@ -263,14 +278,17 @@ def parse(argv: list[str] | None, program: str, commands: tuple[Command, ...]) -
 
 
 def _command_first(argv: list[str], known: Container[str]) -> list[str]:
-    """The words with the command before flags that every command has."""
+    """Move the command before the flags that every command has."""
     flags = list(takewhile(lambda word: word in ("--json", "--debug"), argv))
     rest = argv[len(flags) :]
     return [rest[0], *flags, *rest[1:]] if rest and rest[0] in known else argv
 
 
 def _misplaced(words: list[str], are_queries: bool) -> str | None:
-    """What is wrong with words before any of them is understood: blanks about `=`, long dashes, a second --config."""
+    """Return the error message for misplaced words: blanks around `=`, long dashes, a second `--config`.
+
+    The check runs before the words are parsed. None: nothing is wrong.
+    """
     for word, after in zip(words, [*words[1:], ""], strict=False):
         key = word.removesuffix("=")
         if "=" not in key and key[:1] != "-" and (not are_queries or "." in key and type_of(key) is not None):
@@ -287,7 +305,10 @@ def _misplaced(words: list[str], are_queries: bool) -> str | None:
 
 
 def _sort(parser: argparse.ArgumentParser, found: argparse.Namespace) -> None:
-    """RUN is the first of the words that changes no option; where there are queries, they are the others that do not."""
+    """Assign the words to `run`, `queries` and `words`.
+
+    RUN is the first word that changes no option. If the command takes queries, they are the other such words.
+    """
     words = [found.run, *(found.queries if "queries" in found else found.words)]
     changes = [word for word in words if word[:1] != _LITERAL]
     found.words = list(filter(is_option, changes)) if "queries" in found else _sorted(changes)[0]

@@ -1,9 +1,9 @@
-"""The command line: `python -m pipeline STAGE`, and, with the flows beside it, `haed STAGE`.
+"""The command line: `python -m pipeline COMMAND`, and, together with the flows, `haed COMMAND`.
 
-Results go to standard output, for people or, with --json, for programs, as the last line; where there is no result that is
-an object with an `error`. Progress goes to standard error. Exit status: 2 for a usage error, 1 for a failure, 130 and 143
-after SIGINT and SIGTERM. This module imports next to nothing, so that a signal is met from the start; `pipeline.commands`
-has the commands.
+Results go to standard output as text, or with `--json` as one line of JSON, which comes last. If a command with
+`--json` fails, that line is an object with an `error`. Progress goes to standard error. The exit status is 2 for a
+usage error, 1 for a failure, 130 after SIGINT and 143 after SIGTERM. This module imports almost nothing, so that
+signals are handled from the start. The commands are in `pipeline.commands`.
 """
 
 import os
@@ -24,12 +24,12 @@ if TYPE_CHECKING:
 def main(
     argv: list[str] | None = None, program: str = "pipeline", more: "Callable[[], tuple[Command, ...]]" = tuple
 ) -> int:
-    """Runs a command and returns the exit status.
+    """Run a command and return the exit status.
 
     Args:
-        argv: its words; None: those of this process.
-        program: its name.
-        more: gives the commands that this program has beside those of `pipeline`.
+        argv: words of the command line. None: those of this process.
+        program: name of the program.
+        more: returns the commands that this program has in addition to those of `pipeline`.
     """
     before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
     words, typed = "stopped", sys.argv[1:] if argv is None else argv
@@ -58,7 +58,7 @@ def main(
         _write_error(typed, words or "stopped", number.name, 128 + number)
         return 128 + number
     finally:
-        for number, previous in before.items():  # at the end of a process nobody wants to hear of a signal
+        for number, previous in before.items():  # no message about a signal at the end of a process
             signal.signal(number, signal.SIG_DFL if argv is None else previous)
         from pipeline.shown import end_streams
 
@@ -66,29 +66,29 @@ def main(
 
 
 def _prefer_own_modules() -> None:
-    """Has no module of the working folder taken for one of ours, here or by processes that are started from here."""
+    """Put our modules before those of the working folder, here and in processes started from here."""
     sys.path[:] = [ROOT, *(path for path in sys.path if path != ROOT)]
     known = [path for path in os.environ.get("PYTHONPATH", "").split(os.pathsep) if path not in ("", ROOT)]
     os.environ |= {"PYTHONSAFEPATH": "1", "PYTHONPATH": os.pathsep.join([ROOT, *known])}
 
 
 def _as_json(value: object) -> str:
-    """Write a result in one line, without signs that would steer a terminal."""
+    """Return a value as one line of JSON without control characters."""
     import json
 
     return json.dumps(value).replace("\x7f", "\\u007f")
 
 
 def _write_error(typed: list[str], message: str, kind: str, status: int) -> None:
-    """Write why a command with --json has no result, as the last line of standard output."""
+    """Write the error of a command with `--json` as the last line of standard output."""
     words = typed[: typed.index("--")] if "--" in typed else typed
-    if not any(word.startswith("--js") for word in words) or not _speaks():  # it may be abbreviated
+    if not any(word.startswith("--js") for word in words) or not _speaks():  # argparse accepts abbreviations
         return
     from contextlib import suppress
 
     from pipeline.shown import write
 
-    with suppress(OSError, ValueError):  # nobody is there to be told
+    with suppress(OSError, ValueError):  # the error cannot be reported
         error = {"message": message, "type": kind, "exit": status}
         write(_as_json({"error": error}))
 
@@ -105,7 +105,7 @@ _LESS_MEMORY = dict.fromkeys(("run", "pretrain", "finetune", "train", "profile")
 
 
 def _execute(arguments: "argparse.Namespace", typed: list[str]) -> int:
-    """Runs a command, shows what it found, and returns the status: also 1 if something that it logs is an error."""
+    """Run a command, print its result, and return the exit status: also 1 if it logged an error."""
     import logging
     import traceback
 
@@ -146,5 +146,8 @@ def _execute(arguments: "argparse.Namespace", typed: list[str]) -> int:
 
 
 def _speaks() -> bool:
-    """Whether this process is to be heard: of torchrun's the first one alone is. Others may have left a RANK behind."""
+    """Return whether this process prints: under torchrun only the process of rank 0 does.
+
+    Without torchrun, a RANK in the environment is ignored.
+    """
     return "TORCHELASTIC_RUN_ID" not in os.environ or os.environ.get("RANK", "0") == "0"

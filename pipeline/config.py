@@ -1,6 +1,6 @@
-"""Configuration: a YAML preset or file and `key=value` overrides, against one schema.
+"""Load configurations: a YAML preset or file and `key=value` overrides, checked against one schema.
 
-OmegaConf refuses unknown keys and wrong types, Pydantic checks the bounds; both name the key.
+OmegaConf rejects unknown keys and wrong types, Pydantic checks the bounds. Both name the key.
 """
 
 import difflib
@@ -33,27 +33,27 @@ from pipeline.verbatim import RESOLVED, TEXTS, dump_yaml, parse_override, parse_
 
 log = logging.getLogger(__name__)
 _UNSEEN = ("Cc", "Cf", "Cs", "Zl", "Zp")  # categories of Unicode: control, format, surrogates, separators
-_FILLERS = "\u034f\u115f\u1160\u17b4\u17b5\u2800\u3164\uffa0"  # letters and signs that are blank
+_FILLERS = "\u034f\u115f\u1160\u17b4\u17b5\u2800\u3164\uffa0"  # letters and symbols that are blank
 
 
 class ConfigError(ValueError):
-    """A preset, key or value that is not one; a usage error, exit status 2. Names and passwords in URLs are not shown."""
+    """An invalid preset, key or value: a usage error, exit status 2. Names and passwords in URLs are redacted."""
 
     def __init__(self, message: str) -> None:
         super().__init__(redact(message))
 
 
 def listed() -> str:
-    """The presets for people: first those of an ordinary machine, then those of the papers' sizes."""
+    """Return the presets as text: first those for an ordinary machine, then those of the papers' sizes."""
     small, large = ([name for name in presets() if name.startswith("paper-") == paper] for paper in (False, True))
     return f"{', '.join(small)}; of the papers' sizes {', '.join(large)}"
 
 
 def find(config: str) -> Path:
-    """The file of a preset's name, or of a path to a YAML file.
+    """Return the file of a preset, or the given path of a YAML file.
 
     Raises:
-        ConfigError: there is neither.
+        ConfigError: neither exists.
     """
     path = Path(config)
     if path.suffix in (".yaml", ".yml", ".json") or len(path.parts) > 1 or path.is_file() and config not in presets():
@@ -75,18 +75,24 @@ def find(config: str) -> Path:
 
 
 def load(config: str | Path | None = None, overrides: list[str] | tuple[str, ...] = ()) -> Options:
-    """Reads and checks a configuration.
+    """Load and check a configuration.
+
+    An override of `model.kind` may ask for another kind of model than the file. The file is then adapted:
+
+    - Its options that only the other kind uses are reset.
+    - Its name gets the kind as a suffix, unless `overrides` set a name.
+    - Phases without a limit get a share of the file's limits.
+    - A Retina gets at least one attention head for each scale.
+
+    `pipeline.arguments.say_unused` logs these changes.
 
     Args:
-        config: name of a preset, path of a YAML file, or None for the defaults. The address of a Dask cluster in a file is
-            left out with a warning: only the user gives one. Where `overrides` ask for another kind of model than the file
-            does, so are its options of the other kind, its name ends with the kind unless one is given, phases without a
-            limit have a share of those that it has, and a Retina a head for each scale; `pipeline.arguments.say_unused`
-            says so.
+        config: name of a preset, path of a YAML file, or None for the defaults. The address of a Dask cluster in a file
+            is ignored with a warning: only the user may give one.
         overrides: `key=value` pairs, with dots for nested keys: `model.decoder.kind=transformer`.
 
     Raises:
-        ConfigError: with the key or file that is wrong, and what would be right.
+        ConfigError: naming the wrong key or file, and what is accepted.
     """
     where = "the command line"
     in_file: Any = {}
@@ -113,7 +119,7 @@ def load(config: str | Path | None = None, overrides: list[str] | tuple[str, ...
         raise ConfigError(f"{where}: not readable as YAML: {_why_no_yaml(error)}") from error
     except InterpolationError as error:
         raise ConfigError(f"{where}: {error}") from None
-    except ValueError as error:  # of Python, for a number of thousands of digits
+    except ValueError as error:  # from Python, for a number with thousands of digits
         if isinstance(error, ConfigError):
             raise
         raise ConfigError(f"{where}: {error}") from None
@@ -131,16 +137,16 @@ def load(config: str | Path | None = None, overrides: list[str] | tuple[str, ...
         _fit_to_kind(options, in_file, tree)
         return options
     for key in _foreign(in_file, kind):
-        if get(options, key) != get(defaults, key):  # config.yaml holds all options
+        if get(options, key) != get(defaults, key):  # config.yaml holds all options, so defaults are accepted
             raise ConfigError(f"{find(str(config))}: {refusal(key, kind)}")
     return options
 
 
 def parse_overrides(overrides: Iterable[str]) -> dict[str, Any]:
-    """Nested dictionaries of what key=value pairs set, each value as `parse_override` gives it; later ones are stronger.
+    """Return key=value pairs as nested dictionaries, with values as from `parse_override`. Later pairs win.
 
     Raises:
-        ConfigError: a word is not of that form, or a list or section is not readable.
+        ConfigError: a word is not of that form, or a list or section cannot be parsed.
     """
     found: dict[str, Any] = {}
     for word in overrides:
@@ -168,20 +174,20 @@ def parse_overrides(overrides: Iterable[str]) -> dict[str, Any]:
 
 
 def _united(below: Any, above: Any) -> Any:
-    """Nested dictionaries in one, of which the second is stronger."""
+    """Merge two nested dictionaries. Values of the second win."""
     if not isinstance(below, dict) or not isinstance(above, dict):
         return above
     return below | {name: _united(below.get(name), value) for name, value in above.items()}
 
 
 def _refuse_mistakes(tree: dict[str, Any], where: str = "", resolved: bool = False) -> None:
-    """Raises ConfigError for what can be seen to be wrong with options as they were typed."""
+    """Raise ConfigError if `find_mistake` finds one in the options."""
     if mistake := find_mistake(tree, resolved):
         raise ConfigError(f"{where}{mistake}")
 
 
 def _why_no_yaml(error: BaseException, line: str = "") -> str:
-    """What is wrong with a text that is no YAML, in a line; `line` is the one where that is, if it is known."""
+    """Return one line that says why a text is not valid YAML. `line` is the line of the error, if known."""
     problem, mark = getattr(error, "problem", None), getattr(error, "problem_mark", None)
     if not problem or mark is None:
         return " ".join(str(error).split())[:200]
@@ -194,11 +200,14 @@ def _why_no_yaml(error: BaseException, line: str = "") -> str:
 
 
 def _read(path: Path) -> tuple[dict[str, Any], bool]:
-    """What a file sets, every scalar as it is written, and whether nothing is to be put into it, see `dump`.
+    """Read the options that a file sets, with every scalar as text.
+
+    Returns:
+        The nested dictionaries, and whether the file was written by `dump`, so that `${` in its texts has no meaning.
 
     Raises:
-        ConfigError: it holds no options.
-        YAMLError: it is not readable.
+        ConfigError: the file holds no options.
+        YAMLError: the file is not readable as YAML.
     """
     try:
         content = read_yaml(path)
@@ -217,21 +226,21 @@ def _read(path: Path) -> tuple[dict[str, Any], bool]:
 
 
 def _typed(tree: Any, merged: Any) -> Any:
-    """A file's tree with the values that the schema makes of its texts."""
+    """Return the keys of a file's tree with the typed values of the merged configuration."""
     if not isinstance(tree, dict) or not isinstance(merged, dict):
         return merged
     return {name: _typed(value, merged[name]) for name, value in tree.items()}
 
 
 def _at_home(options: Options, resolved: dict[str, Any], asked: dict[str, Any]) -> None:
-    """Has `~` in paths stand for the home folder: a shell leaves it alone behind `=`."""
+    """Expand `~` in paths, because a shell does not expand it after `=`."""
     for key in ("source.path", "runs_dir", "shards_dir", "loader.cache_dir"):
         if (place := get(options, key)) and (key in asked or key not in resolved):
             put(options, key, os.path.expanduser(place))
 
 
 def _fit_to_kind(options: Options, in_file: Any, asked: Any) -> None:
-    """Makes a file's options those of another kind of model that was asked for; see `load`."""
+    """Adapt the options of a file to the kind of model that was requested instead; see `load`."""
     kind, defaults = options.model.kind, Options()
     changed = {key: get(defaults, key) for key in _foreign(in_file, kind)}
     for key, limit in shared_limits(in_file, kind).items():
@@ -244,7 +253,7 @@ def _fit_to_kind(options: Options, in_file: Any, asked: Any) -> None:
 
 
 def given_in(config: str | Path | None) -> Any:
-    """The options that a file sets, as nested dictionaries; none without a file."""
+    """Return the options that a file sets, as nested dictionaries; empty without a file."""
     if config is None:
         return {}
     protection = Protection()
@@ -254,7 +263,7 @@ def given_in(config: str | Path | None) -> Any:
 
 
 def put_in(config: str | Path | None, overrides: Iterable[str]) -> dict[str, str]:
-    """The texts of a file and of overrides into which values of other options are put, by their keys."""
+    """Return the texts of a file and of overrides that refer to other options, by their keys."""
     tree, resolved = ({}, True) if config is None else _read(find(str(config)))
     given = ({} if resolved else dict(leaves(tree))) | dict(leaves(parse_overrides(overrides)))
     return {key: text for key, text in given.items() if has_places(key, text)}
@@ -266,7 +275,7 @@ def _foreign(tree: Any, kind: str) -> list[str]:
 
 @cache
 def _schema() -> Any:
-    """The options and their types, as OmegaConf has them: not to be changed, but to be merged with."""
+    """Return the options and their types as an OmegaConf structure. Merge with it, do not change it."""
     return OmegaConf.structured(Options)
 
 
@@ -276,7 +285,10 @@ def _bounds() -> TypeAdapter[Options]:
 
 
 def _without_scheduler(merged: Any, in_file: Any, path: Path) -> Any:
-    """The configuration of a file without the address of a Dask cluster, which the user gives, since code runs there."""
+    """Remove the address of a Dask cluster that a file sets.
+
+    Code is sent to that address, so only the user may give it.
+    """
     launcher = in_file.get("launcher")
     address = launcher.get("dask") if isinstance(launcher, dict) else launcher
     if address not in (None, "local"):
@@ -293,10 +305,10 @@ def _without_scheduler(merged: Any, in_file: Any, path: Path) -> Any:
 
 
 def check(options: Options) -> Options:
-    """Checks every bound of the schema and returns the options; for values set from Python or a form.
+    """Check the options against every bound of the schema, and return them; for values set from Python or a form.
 
     Raises:
-        ConfigError: naming the keys and what they may be.
+        ConfigError: naming the keys and the values that they accept.
     """
     endless = [key for key, value in leaves(asdict(options)) if isinstance(value, float) and not math.isfinite(value)]
     if endless:
@@ -305,7 +317,7 @@ def check(options: Options) -> Options:
         _bounds().validate_python(asdict(options))
     except ValidationError as error:
         wrong = [in_words(".".join(map(str, item["loc"])), item) for item in error.errors(include_url=False)]
-        raise ConfigError("; ".join(wrong[:3]) + _preset_of(options.model.kind)) from None  # likewise
+        raise ConfigError("; ".join(wrong[:3]) + _preset_of(options.model.kind)) from None  # it may hold a password
     for key, value in leaves(asdict(options)):
         for text in value if isinstance(value, list) else [value]:
             if isinstance(text, str) and "\0" in text:
@@ -328,10 +340,10 @@ def check(options: Options) -> Options:
 
 
 def check_name(name: str) -> str:
-    """The name of a run, without blanks around it.
+    """Return the name of a run without surrounding blanks.
 
     Raises:
-        ConfigError: it names no folder, or looks like another name, or like none.
+        ConfigError: the name is blank, is not a single folder's name, or holds control or invisible characters.
     """
     bare = name.strip()
     if not bare:
@@ -347,12 +359,16 @@ def check_name(name: str) -> str:
 
 
 def _preset_of(kind: str) -> str:
-    """What to say where a preset's name was given as a kind of model."""
+    """Return a hint for the case that a preset's name was given as `model.kind`, or an empty text."""
     return f"; {kind} is a preset: --config {kind}" if kind not in SYSTEMS and kind in presets() else ""
 
 
 def check_phase(phase: Phase, options: Options) -> None:
-    """Raises ConfigError if this kind of model has no such phase, or its loss cannot train what is asked for."""
+    """Check that this kind of model has the phase, and that the phase's options can train it.
+
+    Raises:
+        ConfigError: it has no such phase, nothing would be trained, or the IEM options do not fit the mixture.
+    """
     if not is_of(phase, kind := options.model.kind):
         raise ConfigError(f"model.kind={kind} has no phase one and no phase two: train it end to end, by `haed train`")
     limits = getattr(options, phase)
@@ -369,14 +385,22 @@ def check_phase(phase: Phase, options: Options) -> None:
 
 
 def check_training(phase: Phase, options: Options) -> None:
-    """The same, and raises ConfigError for a phase that would never end."""
+    """Check a phase as `check_phase` does, and that it has a limit.
+
+    Raises:
+        ConfigError: as `check_phase`, or the phase would never end.
+    """
     check_phase(phase, options)
     if not is_limited(getattr(options, phase)):
         raise ConfigError(f"{phase} has no limit: set {phase}.seconds, {phase}.steps or {phase}.epochs")
 
 
 def check_written(folder: str | Path, option: str) -> None:
-    """Raises ConfigError for a URL where a folder of this machine is written to."""
+    """Check that a folder to write to is not a URL.
+
+    Raises:
+        ConfigError: it is one.
+    """
     try:
         check_folder(folder, option)
     except ValueError as error:
@@ -384,7 +408,7 @@ def check_written(folder: str | Path, option: str) -> None:
 
 
 def _check_places(options: Options) -> None:
-    """Checks what is written to and what is opened, before anything else sees it.
+    """Check the paths and addresses of the options before they are used.
 
     Raises:
         ConfigError: naming the option.
@@ -412,11 +436,13 @@ def _check_places(options: Options) -> None:
 
 
 def dump(options: Options, scheduler: bool = False) -> str:
-    """The complete configuration as YAML, without what is of other kinds of model; `load` reads it back unchanged.
+    """Return the complete configuration as YAML, which `load` reads back unchanged.
+
+    Options that only other kinds of model use are left out.
 
     Args:
-        options: to be written.
-        scheduler: also the address of a Dask cluster, which no file has a say in; see `load`.
+        options: the options to write.
+        scheduler: also write the address of a Dask cluster, which `load` ignores in a file.
     """
     found = asdict(options)
     if found["launcher"]["dask"] != "local" and not scheduler:

@@ -1,7 +1,8 @@
-"""The values of other options in the texts that a person types: `name=run-${seed}`.
+"""Interpolation of options into the texts that users write: `name=run-${seed}`.
 
-OmegaConf puts them in. What else holds `${` or is `???`, which means something to OmegaConf, is kept from it: such a text
-goes through as a mark, and takes its place again at the end. Nothing but options is put in: no environment variable.
+OmegaConf substitutes the values. Other texts that mean something to OmegaConf, with `${` in them or equal to `???`, are
+hidden from it: a mark stands in for each of them until the end. Only options can be referred to, environment variables
+cannot.
 """
 
 import glob
@@ -20,14 +21,17 @@ _MARK = re.compile("\0(\\d+)\0")
 
 
 class InterpolationError(ValueError):
-    """What stands in `${…}` cannot be put in."""
+    """A `${…}` that does not refer to an option that can be substituted."""
 
 
 def pieces(key: str, text: str) -> Iterator[tuple[bool, str]]:
-    r"""Parts of a text, in order: whether one is the place of an option's value, and the part; `\${` is `${` itself.
+    r"""Split a text at its references to options; `\${` stands for `${` itself.
+
+    Yields:
+        Whether the part is a reference, and the part, in order.
 
     Raises:
-        InterpolationError: a place is not that of an option.
+        InterpolationError: a `${…}` does not refer to an option that can be substituted.
     """
     end = 0
     for found in _BEGIN.finditer(text):
@@ -55,14 +59,17 @@ def pieces(key: str, text: str) -> Iterator[tuple[bool, str]]:
 
 
 def has_places(key: str, text: Any) -> bool:
-    """Whether values of other options are put into a text that was typed for an option."""
+    """Return whether the text of an option refers to other options."""
     if not isinstance(text, str) or "${" not in text or _is_verbatim(key, text):
         return False
     return any(is_place for is_place, _ in pieces(key, text))
 
 
 def _is_verbatim(key: str, text: str) -> bool:
-    """Whether nothing is put into it: an unknown option, a regular expression, or a path that exists as it is typed."""
+    """Return whether nothing is substituted in a text.
+
+    That holds for an unknown option, for a regular expression, and for a path that exists exactly as written.
+    """
     kind = type_of(key)
     if kind is None or key in PATTERNS:
         return True
@@ -72,7 +79,7 @@ def _is_verbatim(key: str, text: str) -> bool:
 
 
 class Protection:
-    """Keeps texts from OmegaConf that are not to be interpreted."""
+    """A store of the texts that OmegaConf must not interpret."""
 
     def __init__(self) -> None:
         self._kept: list[str] = []
@@ -81,12 +88,12 @@ class Protection:
         """Copy a tree of options with marks in place of texts.
 
         Args:
-            tree: nested dictionaries and lists of text, as `parse_yaml` gives them.
-            resolved: nothing is to be put into any of them.
-            key: of the option or section that it is.
+            tree: nested dictionaries and lists of text, as `parse_yaml` returns them.
+            resolved: nothing is substituted in any of them.
+            key: dotted key of the option or section that the tree belongs to.
 
         Raises:
-            InterpolationError: something in it cannot be put in.
+            InterpolationError: a reference cannot be substituted.
         """
         if isinstance(tree, dict):
             above = f"{key}." if key else ""
@@ -98,7 +105,7 @@ class Protection:
         if "${" in tree and not resolved and not _is_verbatim(key, tree):
             parts = list(pieces(key, tree))
             if any(is_place for is_place, _ in parts):
-                is_text = type_of(key) in TEXTS  # else it becomes a number, say, which a mark would not
+                is_text = type_of(key) in TEXTS  # other types are converted, which fails for a mark
                 kept = [is_place or not (is_text or "${" in part) for is_place, part in parts]
                 return "".join(part if keep else self._mark(part) for keep, (_, part) in zip(kept, parts, strict=True))
             tree = "".join(part for _, part in parts)
@@ -109,7 +116,7 @@ class Protection:
         return f"\0{len(self._kept) - 1}\0" if text else ""
 
     def restore(self, value: Any) -> Any:
-        """What was protected, in a text, or in texts of nested dictionaries and lists."""
+        """Replace marks by the stored texts, in a text or in nested dictionaries and lists."""
         if isinstance(value, str):
             return _MARK.sub(lambda found: self._kept[int(found[1])], value)
         if isinstance(value, list):

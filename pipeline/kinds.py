@@ -1,11 +1,11 @@
-"""What a kind of model has: its options and phases, and whether what a phase trains is a mixture."""
+"""Kinds of models: which options and phases each has, and whether a phase trains a mixture."""
 
 from typing import Any, Literal
 
 from haed.options import SYSTEMS
 from pipeline.options import Options, Phase, PhaseOptions
 
-# Options, and whole sections, outside `model` that models of chunks alone have a use for, and what others have in their place.
+# Options and sections outside `model` that only models of chunks use, and the option to set instead for other models.
 OF_CHUNKS = {
     "compile": "",
     "batch.pieces": "",
@@ -26,11 +26,11 @@ OF_CHUNKS = {
     "index.neighbours": "",
     "analyse": "",
 }
-# Of the training of a whole run, as presets have it.
+# Share of each phase in the training of a whole run, as in the presets.
 SHARES: dict[Phase, float] = {"pretrain": 0.6, "finetune": 0.4, "train": 1.0}
-LIMITS = ("steps", "seconds", "epochs")  # of a phase
-OF_TOKENS = ("index.scale",)  # what all others alone have a use for
-# Options of a part that some of its kinds alone have a use for.
+LIMITS = ("steps", "seconds", "epochs")  # limits of a phase
+OF_TOKENS = ("index.scale",)  # options that only the other models use
+# Options of a part that only some of its kinds use.
 _OF_PARTS = {
     "model.encoder": {
         "token_width": "mlp linear lstm",
@@ -41,21 +41,27 @@ _OF_PARTS = {
     "model.main": {"units": "lstm"} | dict.fromkeys(("heads", "head_width", "ffn"), "transformer"),
     "model.decoder": {"token_width": "lstm"} | dict.fromkeys(("heads", "ffn"), "transformer"),
 }
-FITTING = 1 << 17  # known chunks of a mixture
+FITTING = 1 << 17  # default number of known chunks of a mixture
 
 
 def phases(kind: str) -> tuple[Phase, ...]:
-    """Those that a whole run of a model of this kind trains, in order."""
+    """Return the phases that a whole run of this kind of model trains, in order."""
     return ("pretrain", "finetune") if SYSTEMS[kind].chunks else ("train",)
 
 
 def is_limited(phase: PhaseOptions) -> bool:
-    """Whether a phase has an end."""
+    """Return whether a phase has a limit."""
     return any(getattr(phase, limit) for limit in LIMITS)
 
 
 def shared_limits(tree: Any, kind: str) -> dict[str, float]:
-    """What a model of this kind makes of the limits in a file's tree for another kind: a share for each phase that has none."""
+    """Convert the limits in a file for another kind of model.
+
+    Each phase of this kind without a limit gets its share of their sum.
+
+    Returns:
+        Limits by dotted key, such as `train.steps`.
+    """
     own, found = phases(kind), dict[str, float]()
     endless = [phase for phase in own if not any((tree.get(phase) or {}).get(limit) for limit in LIMITS)]
     for limit in LIMITS:
@@ -67,33 +73,33 @@ def shared_limits(tree: Any, kind: str) -> dict[str, float]:
 
 
 def least_heads(options: Options) -> int:
-    """How many attention heads a model needs: a Retina has one or more for each scale."""
+    """Return the number of attention heads that a model needs at least: a Retina needs one for each scale."""
     return options.model.retina.windows.count("@") if options.model.kind == "retina" else 1
 
 
 def most_known(options: Options) -> int:
-    """How many chunks a run's mixture knows at most; 0: it is none."""
+    """Return the maximum number of known chunks of a run's mixture; 0: the run has no mixture."""
     asked = options.model.mixture.known
     return (0 if options.chunker.kind == "pixels" else FITTING) if asked is None else asked
 
 
 def is_mixed(options: Options, phase: PhaseOptions) -> bool:
-    """Whether the likelihood of a phase's checkpoints is the mixture: only the IEM loss makes it one."""
+    """Return whether checkpoints of a phase have the mixture's likelihood, which needs the IEM loss."""
     return most_known(options) > 0 and phase.iem_weight > 0
 
 
 def likelihood(options: Options, phase: Phase) -> Literal["mixture", "decoder"] | None:
-    """Whose likelihood is asked for, of a phase's checkpoint that has two."""
+    """Return the likelihood to compute for a phase's checkpoint; None: the checkpoint has only one."""
     return options.evaluate.likelihood if is_mixed(options, getattr(options, phase)) else None
 
 
 def is_of(key: str, kind: str) -> bool:
-    """Whether a model of this kind has a use for an option, given as a dotted key."""
+    """Return whether a model of this kind uses an option, given as a dotted key."""
     return kind in _kinds(key)
 
 
 def refusal(key: str, kind: str) -> str:
-    """One line for an option that a model of this kind has no use for: whose it is, and what to set instead."""
+    """Return one line on an option that a model of this kind does not use: which kinds do, and what to set instead."""
     whose = [f"model.kind={other}" for other in _kinds(key)]
     if key.startswith("model."):
         instead = [f"model.{section}.…" for section in SYSTEMS[kind].sections]
@@ -106,7 +112,7 @@ def refusal(key: str, kind: str) -> str:
 
 
 def is_of_part(key: str, options: Options) -> bool:
-    """Whether the kind of an option's part, such as an LSTM for a main model, has a use for it."""
+    """Return whether the chosen kind of a part uses the option, such as an LSTM as the main model."""
     above, _, name = key.rpartition(".")
     kinds = _OF_PARTS.get(above, {}).get(name, "").split()
     return not kinds or getattr(options.model, above.split(".")[1]).kind in kinds

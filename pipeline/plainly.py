@@ -1,7 +1,7 @@
-"""What is wrong with an option or a command, in a sentence, and what to type instead.
+"""Error messages for wrong options and commands, with a suggestion of what to type instead.
 
-Names come from other programs of the field, values with units, commands from habit. `find_mistake` looks at what was typed
-before OmegaConf sees it, so that its terms are met by nobody.
+The tables below map names of other programs, values with units, and common habits to the options and commands here.
+`find_mistake` checks options before OmegaConf does, so that users do not meet OmegaConf's own messages.
 """
 
 import difflib
@@ -23,11 +23,11 @@ from pipeline.options import Options
 from pipeline.trees import get, leaves
 from pipeline.verbatim import type_of
 
-PRESETS = Path(__file__).parent / "presets"  # a link to configs/, which a wheel holds as files
+PRESETS = Path(__file__).parent / "presets"  # a link to configs/; a wheel contains copies
 _KINDS: dict[str, Container[str]] = {"model.kind": SYSTEMS, "source.kind": SOURCES, "chunker.kind": CHUNKERS}
 _OF_TOKENS = ("model.token.", "model.hourglass.")
 _PHASES = ("pretrain", "finetune", "train")
-# Names that other programs have for options: `…` stands for each phase, or for the one that was typed before the name.
+# Names of options in other programs. `…` stands for each phase, or for the phase that was typed before the name.
 _OPTIONS = {
     "optimizer.learning_rate": "lr learning_rate max_lr base_lr peak_lr max_learning_rate adam_lr",
     "….rate_to": "min_lr min_learning_rate final_lr lr_end end_lr lr_min",
@@ -122,7 +122,7 @@ _OPTIONS = {
     "index.kind": "index_type faiss_index",
     "index.metric": "distance metric similarity_metric",
 }
-# Names of what is no option, and what there is instead.
+# Names that correspond to no option, and the alternative.
 _ELSEWHERE = {
     "wandb use_wandb wandb_project wandb_log report_to tensorboard logger mlflow tb comet entity": "metrics are written into the "
     "run's folder, also for TensorBoard, which `haed serve` starts",
@@ -143,7 +143,7 @@ _ELSEWHERE = {
     "port host": "it is an argument: `haed serve --port 4300`, `haed explore RUN --port 4300`",
     "lr_decay_iters lr_decay_steps lr_decay": "a schedule ends with its phase; `train.rate_to=0.05` says at which share",
 }
-# Values that other programs have for those of an option, by its last part.
+# Other programs' values of an option, by the option's last part or full key.
 _VALUES = {
     "device": {
         "gpu": "cuda",
@@ -233,7 +233,7 @@ _COMMANDS = {
     "cat": "decode export dump restore bytes original",
     "next": "predict-next topk likely logits nexttoken",
 }
-# Habits that no command answers.
+# Names of commands that do not exist here, and the alternative.
 _NO_COMMANDS = {
     "list ls runs list-runs status ps": "runs are the folders in runs/: `haed serve` shows them in a browser, `haed compare RUN "
     "RUN` beside each other",
@@ -248,7 +248,7 @@ _NO_COMMANDS = {
 
 
 def presets() -> list[str]:
-    """Names of the shipped presets."""
+    """Return the names of the shipped presets, sorted."""
     return sorted(path.stem for path in PRESETS.glob("*.yaml"))
 
 
@@ -263,15 +263,17 @@ _TOLD = {name: told for names, told in _ELSEWHERE.items() for name in names.spli
 
 @cache
 def option_names() -> tuple[str, ...]:
-    """The dotted names of all options."""
+    """Return the dotted names of all options."""
     return tuple(key for key, _ in leaves(asdict(Options())))
 
 
 def keys_like(name: str) -> list[str]:
-    """The full keys of options that a name may stand for: another program's, a last part alone, or a misspelling.
+    """Return the full keys of options that a name may stand for.
+
+    The name may be that of another program, the last part of a key, or a misspelling.
 
     Args:
-        name: as it was typed, with or without sections before it.
+        name: as typed, with or without sections before it.
     """
     name = name.strip("-").replace("-", "_").lower()
     above, _, last = name.rpartition(".")
@@ -311,7 +313,10 @@ def keys_like(name: str) -> list[str]:
 
 
 def instead_of(name: str, value: Any = None) -> str:
-    """What to type where a name is no option's: `use batch.sequences=8`; empty if there is nothing like it."""
+    """Return a suggestion for a name that is no option, such as `use batch.sequences=8`.
+
+    Empty: nothing is similar.
+    """
     last = name.strip("-").replace("-", "_").lower().rpartition(".")[2]
     if last in _TOLD and last not in _OPTION_OF:
         return _TOLD[last]
@@ -332,12 +337,12 @@ def instead_of(name: str, value: Any = None) -> str:
 
 
 def _of_choice(key: str, name: str) -> bool:
-    """Whether another program's name is itself a value here: fp16=true, gpu=0."""
+    """Return whether another program's name already determines the value: fp16=true, gpu=0."""
     return key == "device" or key == "precision" and name not in ("dtype", "torch_dtype", "mixed_precision")
 
 
 def _example(key: str, name: str, value: Any) -> str:
-    """A value that an option takes: the one that was meant, if that can be told, else its default."""
+    """Return an example value of an option: the intended one if it can be guessed, else the default."""
     if key == "precision":
         off = isinstance(value, str) and value.lower() in ("false", "no", "off", "0")
         return "fp32" if off else _VALUES["precision"].get(name, name if name in ("bf16", "fp32") else "bf16")
@@ -359,7 +364,7 @@ def _example(key: str, name: str, value: Any) -> str:
 
 
 def unequal(word: str) -> str:
-    """What is wrong with a word that should change an option but has no `=`."""
+    """Return the error message for a word that should change an option but is not of the form key=value."""
     if word.startswith(("–", "—")):
         return f"{word!r} begins with a long dash: give --{word.lstrip('–—')}"
     if word in option_names():
@@ -372,12 +377,12 @@ def unequal(word: str) -> str:
 
 
 def is_known(key: str) -> bool:
-    """Whether there is an option of that name."""
+    """Return whether an option of that name exists."""
     return key in option_names()
 
 
 def unknown_command(word: str, known: Iterable[str]) -> str:
-    """What is wrong with the name of a command that there is none of, and which one may have been meant."""
+    """Return the error message for an unknown command, with the one that was probably meant."""
     name, known = word.strip("-").lower().replace("_", "-"), list(known)
     if name in _HABITS:
         return f"there is no command {word}: {_HABITS[name]}"
@@ -393,12 +398,12 @@ def unknown_command(word: str, known: Iterable[str]) -> str:
 
 
 def find_mistake(tree: Any, resolved: bool = False, above: str = "") -> str | None:
-    """What is wrong with nested dictionaries of options as they were typed, in a sentence; None: nothing that can be seen.
+    """Return an error message for the first mistake in options as typed; None: no mistake was found.
 
     Args:
-        tree: texts, nulls, lists and dictionaries, as `parse_yaml` gives them.
-        resolved: nothing is put into them, see `pipeline.interpolation`.
-        above: the name of the section.
+        tree: nested dictionaries with texts, nulls and lists, as `parse_yaml` returns them.
+        resolved: nothing is substituted in the texts, see `pipeline.interpolation`.
+        above: key of the section with a dot at its end; empty at the root.
     """
     for name, value in tree.items():
         key = f"{above}{name}"
@@ -427,7 +432,7 @@ def _unknown(key: str, value: Any) -> str:
 
 
 def _section(key: str, kind: Any, value: Any) -> str:
-    """Says of a section that it is one, where it was given a value."""
+    """Return the error message for a section that was given a value."""
     if value is None:
         return f"{key}=null: expected a value"
     said = f"{key}={short_text(value)}: {key} is a section of options; set one of those in it"
@@ -449,7 +454,7 @@ def _section(key: str, kind: Any, value: Any) -> str:
 
 
 def find_mistake_of_value(key: str, value: Any, resolved: bool = False) -> str | None:
-    """What is wrong with the text that was typed for an option, as far as its type says; None: nothing."""
+    """Return an error message if an option's type does not accept the text; None: it does."""
     kind = type_of(key)
     optional = NoneType in get_args(kind)
     kinds = [each for each in get_args(kind) if each is not NoneType] if optional else [kind]
@@ -457,7 +462,7 @@ def find_mistake_of_value(key: str, value: Any, resolved: bool = False) -> str |
     if value is None:
         return None if optional else f"{key}=null: expected a value"
     if isinstance(value, str) and "${" in value and not resolved:
-        return None  # which is put in later
+        return None  # it is substituted later
     if get_origin(kind) is list:
         return _list_mistake(key, get_args(kind)[0], value)
     if not isinstance(value, str):
@@ -503,7 +508,7 @@ _YES, _NO = ("yes", "y", "on", "true", "1"), ("no", "n", "off", "false", "0")
 
 
 def _takes(kind: Any, text: str) -> bool:
-    """Whether a text is a value of a type, as OmegaConf converts it."""
+    """Return whether a type accepts a text, as OmegaConf converts it."""
     if get_origin(kind) is Literal:
         return text in map(str, get_args(kind))
     if kind is bool:
@@ -544,7 +549,7 @@ _NUMBER = r"[+-]?(?:\d[\d_]*)?\.?\d+(?:[eE][+-]?\d+)?"
 
 
 def _meant_value(key: str, kind: Any, text: str, optional: bool = False) -> str | None:
-    """The value that a text stands for, as it is typed here; None: that cannot be told."""
+    """Return the accepted value that a text probably stands for; None: it cannot be guessed."""
     text = text.strip().strip("'\"“”‘’`=;,").strip()
     last = key.rpartition(".")[2]
     table = _VALUES.get(key) or _VALUES.get(last) or {}
@@ -580,7 +585,7 @@ def _meant_value(key: str, kind: Any, text: str, optional: bool = False) -> str 
 
 
 def _number(name: str, text: str) -> float | None:
-    """A number with a unit, a factor, marks between its digits, or of another base."""
+    """Parse a number with a unit, a factor, digit separators, or in another base; None: it is not a number."""
     text = text.lower().replace(" ", "").replace("\u00a0", "")
     if name.endswith("seconds"):
         if re.fullmatch(r"\d+(:\d\d){1,2}", text):
@@ -617,19 +622,19 @@ def _number(name: str, text: str) -> float | None:
 
 
 def short(value: Any) -> str:
-    """A value as Python writes it, cut if it is long."""
+    """Return the `repr` of a value, truncated beyond 60 characters."""
     shown = repr(value)
     return shown if len(shown) <= 60 else f"{shown[:50]}…"
 
 
 def short_text(value: Any) -> str:
-    """A value as it was typed, cut if it is long."""
+    """Return a value as typed, truncated beyond 60 characters."""
     shown = value if isinstance(value, str) else short(value)
     return shown if len(shown) <= 60 else f"{shown[:50]}…"
 
 
 def in_words(key: str, item: Any) -> str:
-    """What Pydantic says of a value that it refuses, as a sentence, see `pipeline.config.check`.
+    """Return a validation error of Pydantic as a sentence, see `pipeline.config.check`.
 
     Args:
         key: the option.
@@ -650,7 +655,10 @@ def in_words(key: str, item: Any) -> str:
 
 
 def explain(error: OmegaConfBaseException) -> str:
-    """What OmegaConf says of what `find_mistake` lets through, in one line with the full key: of values that are put in."""
+    """Return an error of OmegaConf as one line with the full key.
+
+    `find_mistake` leaves only errors about interpolated values.
+    """
     message = str(error).splitlines()[0] if str(error) else type(error).__name__
     message = re.sub(r" of type '\w+' could not be converted to \w+", " is not a whole number or not a number", message)
     message = re.sub(r"While dereferencing interpolation '(.*?)': ", r"in \1: ", message)

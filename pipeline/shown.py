@@ -1,7 +1,8 @@
-"""What a person is shown: texts of strangers without what would steer the terminal, on streams that may be missing or full.
+"""Safe output: printable text, logs, Markdown, and the standard streams.
 
-Names, chunks, samples and messages may hold any character. Control characters other than newline and tab, bytes that are no
-UTF-8, and marks that reverse the direction of writing become visible escapes, on terminals, in logs and on pages.
+Names, chunks, samples and messages may hold any character. Some are replaced by visible escapes in terminals, logs and
+pages: control characters other than newline and tab, bytes that are not UTF-8, and marks of writing direction. The
+standard streams may be closed, or their disk full.
 """
 
 import errno
@@ -16,49 +17,49 @@ from typing import Any
 
 from data.locations import redact
 
-# C0 and C1 but for tab and newline; marks, overrides and isolates of direction; the blank without a width; line separators,
-# invisible operators; the mark of byte order; interlinear marks; what surrogateescape made of bytes; language tags.
+# C0 and C1 except tab and newline; marks, overrides and isolates of direction; the zero-width space; line separators;
+# invisible operators; the byte order mark; interlinear marks; bytes from surrogateescape; language tags.
 _STEERS = re.compile(
     "[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u180e\u200b\u200e\u200f\u2028-\u202e\u2060-\u206f\ufeff\ufff9-\ufffb\ud800-\udfff"
     "\U000e0000-\U000e007f]"
 )
-# What means something in Markdown wherever it stands: emphasis, code, links, tables, formulas, addresses and mentions.
+# Characters with a meaning anywhere in Markdown: emphasis, code, links, tables, formulas, addresses and mentions.
 _MARKS = re.compile(r"[\\`*\[\]#|~$@]|(?<![^\W_])_|_(?![^\W_])|:(?=\S)|(?<=[Ww]{3})\.")
 _SIGNS = str.maketrans({" ": "␣", "\n": "↵", "\t": "⇥", "\r": "␍"})
 _MEANT = {ord(sign): chr(code) for code, sign in _SIGNS.items()}
 
 
 def printable(text: str) -> str:
-    """Text with control characters as escapes, all but newline and tab."""
+    """Return text with control characters as escapes, except newline and tab."""
     return _STEERS.sub(_escaped, text)
 
 
 def _escaped(found: re.Match[str]) -> str:
     code = ord(found[0])
-    if 0xDC80 <= code <= 0xDCFF:  # a byte that is no UTF-8
+    if 0xDC80 <= code <= 0xDCFF:  # a byte that is not UTF-8
         code -= 0xDC00
     return f"\\x{code:02x}" if code < 0x100 else f"\\u{code:04x}" if code < 0x10000 else f"\\U{code:08x}"
 
 
 def visible(text: str) -> str:
-    """A chunk with its white space made visible too."""
+    """Return a chunk as `printable` does, with signs for white space as well."""
     return printable(text.translate(_SIGNS))
 
 
 def meant(text: str) -> str:
-    """A chunk as it is typed after `visible`: with its white space as signs, or as it is."""
+    """Return the chunk that a user typed, with the signs that `visible` writes replaced by white space."""
     return text.translate(_MEANT)
 
 
 class _Record(logging.LogRecord):
-    """A record whose message is printable, whatever name of a file is in it, and holds no password of a URL."""
+    """A log record whose message is printable and holds no passwords of URLs."""
 
     def getMessage(self) -> str:  # noqa: D102
         return redact(printable(super().getMessage()))
 
 
 def duration(seconds: float) -> str:
-    """Seconds for people: `34 s`, `5 min`, `2 h 10 min`."""
+    """Format seconds for people: `34 s`, `5 min`, `2 h 10 min`."""
     minutes = round(seconds / 60)
     if seconds < 119.5:
         return f"{seconds:.0f} s"
@@ -66,7 +67,7 @@ def duration(seconds: float) -> str:
 
 
 def reason(error: BaseException) -> str:
-    """What an error says, as one line and without passwords; of a disk or of memory that has no more, what to do."""
+    """Return an error's message as one line without passwords, with advice if disk or memory is exhausted."""
     said = printable(redact(" ".join(str(error).split())))
     if isinstance(error, OSError) and (advice := _DISK_ADVICE.get(error.errno or 0)):
         where = redact(os.fsdecode(error.filename)) if isinstance(error.filename, str | bytes | os.PathLike) else ""
@@ -85,7 +86,7 @@ _DISK_ADVICE = {
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Whether an error says that there is no memory left, which every library does in its own way."""
+    """Return whether an error says that memory is exhausted. Libraries report this in different ways."""
     words = ("can't allocate memory", "cannot allocate memory", "bad_alloc", "can't start new thread", "out of memory")
     if isinstance(error, MemoryError) or isinstance(error, OSError) and error.errno == errno.ENOMEM:
         return True
@@ -93,7 +94,7 @@ def is_out_of_memory(error: BaseException) -> bool:
 
 
 def _memory_limit() -> str:
-    """The limit that this process has of its own, if there is one, for people."""
+    """Return the memory limit of this process or its container as text; empty: it has none."""
     limit = resource.getrlimit(resource.RLIMIT_AS)[0]
     with suppress(OSError, ValueError):
         group = int(Path("/sys/fs/cgroup/memory.max").read_text())
@@ -103,12 +104,16 @@ def _memory_limit() -> str:
 
 
 def prepare_logs() -> None:
-    """Has every message of this process, Prefect's too, made printable and without passwords before any handler sees it."""
+    """Make all log messages of this process printable and free of passwords, those of Prefect included."""
     logging.setLogRecordFactory(_Record)
 
 
 class Lines(logging.StreamHandler[Any]):
-    """Messages on standard error, each on a line of its own; `failed` once one of them is an error of ours."""
+    """A log handler that writes each message to standard error on a line of its own.
+
+    Attributes:
+        failed: whether an error was logged.
+    """
 
     failed = False
 
@@ -117,16 +122,17 @@ class Lines(logging.StreamHandler[Any]):
         self.setFormatter(logging.Formatter("\r\x1b[2K%(message)s" if sys.stderr.isatty() else "%(message)s"))
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Writes a message, and remembers one that is an error."""
+        """Write a message, and remember whether it is an error."""
         self.failed = self.failed or record.levelno >= logging.ERROR
         super().emit(record)
 
 
 def prepare_streams() -> None:
-    """Makes standard output and error fit to be written to: signs that their encoding lacks are escaped.
+    """Make the standard streams safe to write to.
 
-    A closed one leaves its number to the next file that is opened, a checkpoint say, into which a library would then print:
-    such numbers are given to the null device.
+    Characters that the encoding of standard output or error lacks are escaped. The file number of a closed stream
+    would go to the next file that is opened, such as a checkpoint. A library would then print into that file. Such
+    numbers are therefore opened on the null device.
     """
     for number in range(3):
         try:
@@ -141,13 +147,13 @@ def prepare_streams() -> None:
 
 
 def say(text: str) -> None:
-    """Writes a line to standard error; where that is not possible, nobody is there to be told."""
+    """Write a line to standard error. Errors of the stream are ignored."""
     with suppress(OSError, ValueError):
         print(printable(text), file=sys.stderr, flush=True)
 
 
 def markdown_text(text: str) -> str:
-    """Text within a line of Markdown, which is shown as it stands: a name, a path, a message, a sentence with any of them."""
+    """Escape text for use within a line of Markdown, so that it is shown unchanged."""
     line = " ".join(printable(text).split())
     line = re.sub(
         r"^([-+=]|\d+(?=[.)]))", lambda found: f"{found[0]}\0" if found[0].isdigit() else f"\0{found[0]}", line
@@ -158,11 +164,11 @@ def markdown_text(text: str) -> str:
 
 
 def markdown_code(text: str) -> str:
-    """Text as code within a line of Markdown, or of a table, which no backticks in it can end."""
+    """Return text as inline code of Markdown, also within a table. Backticks in the text cannot end it."""
     line = visible(text) if "\n" in text else printable(text)
     if not line.strip():
         return markdown_text(visible(text))
-    if "|" in line:  # which would end a cell, and may not be escaped in code
+    if "|" in line:  # it would end a cell, and code cannot escape it
         return markdown_text(line)
     fence = "`" * max([1, *(len(found) + 1 for found in re.findall("`+", line))])
     edge = " " if line[0] in "` " or line[-1] in "` " else ""
@@ -170,21 +176,21 @@ def markdown_code(text: str) -> str:
 
 
 def fenced(text: str, kind: str = "") -> str:
-    """Text as a block of Markdown, which no backticks in it can end."""
+    """Return text as a code block of Markdown. Backticks in the text cannot end it."""
     fence = "`" * max([3, *(len(found) + 1 for found in re.findall("`+", text))])
     return f"{fence}{kind}\n{printable(text)}\n{fence}"
 
 
 class NobodyReads(BrokenPipeError):
-    """Standard output was closed by its reader."""
+    """Raised when the reader of standard output has closed it."""
 
 
 def write(content: bytes | str) -> None:
-    """Writes a part of the result to standard output: bytes as they are, text printable and as a line.
+    """Write a part of the result to standard output: bytes unchanged, text made printable and as a line.
 
     Raises:
-        NobodyReads: its reader has closed it.
-        OSError: it is closed, or its disk is full.
+        NobodyReads: the reader has closed standard output.
+        OSError: standard output is closed, or its disk is full.
     """
     stream: Any = sys.stdout
     if stream is None:
@@ -202,7 +208,7 @@ def write(content: bytes | str) -> None:
 
 
 def end_streams() -> None:
-    """Flushes what can be; what cannot is dropped here, or the interpreter would complain of it at its end."""
+    """Flush the standard streams. Output that cannot be written is dropped, so that Python exits silently."""
     for stream in (sys.stdout, sys.stderr):
         try:
             if stream is not None:

@@ -1,6 +1,6 @@
-"""Signals: what has something to save is asked to stop, and everything else ends at once.
+"""Signals: work that must be saved is asked to stop, everything else ends at once.
 
-Of those that ask, the first counts, and one that comes clearly later insists. Importing this is cheap: it comes first.
+The first signal asks. A clearly later one insists. This module is imported first, so its imports are cheap.
 """
 
 import atexit
@@ -20,11 +20,14 @@ _WATCH = "haed-parent"  # name of a thread
 
 
 class Request:
-    """What has been asked by signals so far; called, whether anything was.
+    """The request to stop that signals have made. Calling it returns whether a signal has arrived.
 
-    One Ctrl-C or SIGTERM often arrives several times: from the terminal or systemd, which signal every process, and from the
-    parent that passes it on; and once for each thread of a parent that was killed (PR_SET_PDEATHSIG). Those within
-    `SAME_SECONDS` of the first are therefore one.
+    One Ctrl-C or SIGTERM often arrives several times. The terminal or systemd signals every process, and the parent
+    passes the signal on. A killed parent sends it once for each of its threads (PR_SET_PDEATHSIG). Signals within
+    `SAME_SECONDS` of the first therefore count as one.
+
+    Attributes:
+        number: number of the first signal; None: none has arrived.
     """
 
     def __init__(self) -> None:
@@ -32,21 +35,21 @@ class Request:
         self._first = 0.0
 
     def __call__(self) -> bool:
-        """Whether a signal came."""
+        """Return whether a signal has arrived."""
         return self.number is not None
 
     def insists(self, number: int) -> bool:
-        """Takes a signal; true if it does not want to wait for the checkpoint that the first one asked for."""
+        """Record a signal, and return whether it insists: the process must end without a checkpoint."""
         now = time.monotonic()
         if self.number is None:
             self.number, self._first = number, now
         return now - self._first >= SAME_SECONDS
 
     def takes(self, number: int) -> bool:
-        """The same, of a handler of signals.
+        """Record a signal in a signal handler, and return whether it insists.
 
         Raises:
-            StopRequested: it came within `interruptible`.
+            StopRequested: the signal came within `interruptible`.
         """
         if self.insists(number):
             return True
@@ -56,7 +59,7 @@ class Request:
 
 
 class StopRequested(BaseException):
-    """A signal came within `interruptible`, where nothing has to be saved."""
+    """Raised when a signal comes within `interruptible`, where nothing needs to be saved."""
 
 
 _is_interruptible = False
@@ -64,9 +67,10 @@ _is_interruptible = False
 
 @contextmanager
 def interruptible() -> Iterator[None]:
-    """Says that there is nothing to save within: a signal that asks to stop raises `StopRequested` there at once.
+    """Mark code in which nothing needs to be saved: a signal raises `StopRequested` in it at once.
 
-    Counting a corpus, or a validation, may take longer than anybody waits for an end (Prefect: 30 s).
+    It is meant for counting a corpus or for a validation. They may take longer than anyone waits for a process to end
+    (Prefect: 30 s).
     """
     global _is_interruptible
     _is_interruptible = True
@@ -77,13 +81,13 @@ def interruptible() -> Iterator[None]:
 
 
 def keep_whole() -> None:
-    """Ends `interruptible` early: from now on there is something to save."""
+    """End `interruptible` early: from now on there is something to save."""
     global _is_interruptible
     _is_interruptible = False
 
 
 class Abandoned(Exception):
-    """Nobody waits for an answer any more."""
+    """Raised when nobody waits for an answer any more."""
 
 
 _IS_GONE: ContextVar[Callable[[], bool] | None] = ContextVar("is_gone", default=None)
@@ -91,7 +95,7 @@ _IS_GONE: ContextVar[Callable[[], bool] | None] = ContextVar("is_gone", default=
 
 @contextmanager
 def asked_by(is_gone: Callable[[], bool]) -> Iterator[None]:
-    """Has long work in this thread end with `Abandoned` at its next `check_asker`, once whoever asked for it is gone."""
+    """Let long work in this thread end with `Abandoned` at its next `check_asker` once `is_gone()` is true."""
     token = _IS_GONE.set(is_gone)
     try:
         yield
@@ -100,13 +104,18 @@ def asked_by(is_gone: Callable[[], bool]) -> Iterator[None]:
 
 
 def check_asker() -> None:
-    """Raises Abandoned if nobody waits for this work any more; loops that take long call it."""
+    """Raise Abandoned if nobody waits for this work any more. Long loops call it."""
     if (is_gone := _IS_GONE.get()) is not None and is_gone():
         raise Abandoned
 
 
 class Interrupt(KeyboardInterrupt):
-    """A signal ends a command; the words, if there are any, say what became of its work."""
+    """Raised when a signal ends a command.
+
+    Args:
+        number: number of the signal.
+        words: what became of the work; may be empty.
+    """
 
     def __init__(self, number: int, words: str = "") -> None:
         super().__init__(number)
@@ -114,10 +123,10 @@ class Interrupt(KeyboardInterrupt):
 
 
 def end_at_once() -> None:
-    """From now on SIGINT and SIGTERM raise Interrupt, wherever this process is.
+    """Let SIGINT and SIGTERM raise Interrupt from now on, wherever this process is.
 
-    What is raised while C code calls Python, in an import say, may be lost. Whoever is still there `SAME_SECONDS` later, or gets
-    a signal then, ends without any further word.
+    Python may lose an exception that is raised while C code calls Python, as in an import. The process therefore exits
+    without a message if a second signal comes `SAME_SECONDS` later or more, or if it still runs after `END_SECONDS`.
     """
     stop = Request()
 
@@ -132,16 +141,19 @@ def end_at_once() -> None:
 
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, handler)
-    # Python takes its handlers away before it takes itself down, which is slow on a busy machine: SIGALRM would end it.
+    # Python removes its signal handlers before its exit, which is slow on a busy machine. SIGALRM would then kill it.
     atexit.register(signal.setitimer, signal.ITIMER_REAL, 0)
 
 
 @contextmanager
 def postponed() -> Iterator[Request]:
-    """Turns SIGINT and SIGTERM into a request to stop, which training honours after its step; one that insists ends it.
+    """Turn SIGINT and SIGTERM into a request to stop, which training honours after its step.
+
+    Yields:
+        The request. A signal that insists raises Interrupt.
 
     Raises:
-        Interrupt: the work was stopped so, with what it said then.
+        Interrupt: the request stopped the work. It holds the message of the work's exception.
     """
     stop = Request()
 
@@ -162,7 +174,7 @@ def postponed() -> Iterator[Request]:
 
 
 def die_with_parent(number: int = signal.SIGKILL) -> None:
-    """Has Linux send a signal to this process when the thread that started it ends; elsewhere nothing happens."""
+    """Let Linux send a signal to this process when the thread that started it ends. Other systems do nothing."""
     import ctypes
 
     with suppress(AttributeError, OSError):
@@ -173,11 +185,11 @@ _at_death = int(signal.SIGKILL)
 
 
 def end_with_parent(parent: int, number: int = signal.SIGKILL) -> None:
-    """Has this process get a signal when its parent ends: from Linux, elsewhere within a second from a thread.
+    """Send this process a signal when its parent ends: by Linux, elsewhere within a second by a thread.
 
     Args:
-        parent: the process that started this one. If it has ended before, the signal comes now.
-        number: of the signal; a later call changes it.
+        parent: process id of the parent. If it has already ended, the signal is sent now.
+        number: number of the signal; a later call changes it.
     """
     global _at_death
     _at_death = number

@@ -1,4 +1,4 @@
-"""Nested dictionaries and options with dotted keys, as configurations and what checkpoints say of them are."""
+"""Access to nested dictionaries and options by dotted keys."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -7,7 +7,7 @@ from typing import Any
 
 
 def leaves(tree: dict[str, Any], above: str = "") -> Iterator[tuple[str, Any]]:
-    """The dotted keys of a nested dictionary, in order, with their values."""
+    """Yield the dotted keys of a nested dictionary with their values, in order."""
     for key, value in tree.items():
         if isinstance(value, dict):
             yield from leaves(value, f"{above}{key}.")
@@ -17,7 +17,7 @@ def leaves(tree: dict[str, Any], above: str = "") -> Iterator[tuple[str, Any]]:
 
 @dataclass
 class Difference:
-    """A dotted key in which two nested dictionaries differ, and its values in both."""
+    """A dotted key with different values in two nested dictionaries, and both values."""
 
     key: str
     was: Any
@@ -25,7 +25,7 @@ class Difference:
 
 
 def differences(was: Any, now: Any, key: str = "") -> Iterator[Difference]:
-    """Where two nested dictionaries differ, in order."""
+    """Yield the differences between two nested dictionaries, in order."""
     if isinstance(was, dict) and isinstance(now, dict):
         for name in [*now, *(name for name in was if name not in now)]:
             yield from differences(was.get(name), now.get(name), f"{key}.{name}" if key else name)
@@ -34,7 +34,7 @@ def differences(was: Any, now: Any, key: str = "") -> Iterator[Difference]:
 
 
 def drop(tree: Any, key: list[str]) -> None:
-    """Takes a key out of nested dictionaries, and those that it leaves empty."""
+    """Delete a key from nested dictionaries, together with dictionaries that become empty."""
     first, *rest = key
     if rest:
         drop(tree[first], rest)
@@ -43,11 +43,11 @@ def drop(tree: Any, key: list[str]) -> None:
 
 
 def get(options: Any, key: str) -> Any:
-    """The value of a dotted key in nested dataclasses."""
+    """Return the value of a dotted key in nested dataclasses."""
     return reduce(getattr, key.split("."), options)
 
 
 def put(options: Any, key: str, value: Any) -> None:
-    """Sets it there."""
+    """Set the value of a dotted key in nested dataclasses."""
     above, _, name = key.rpartition(".")
     setattr(get(options, above) if above else options, name, value)

@@ -1,6 +1,6 @@
-"""Options as they are typed, or stand in a file: every scalar is a text until the schema says what it is.
+"""Parsing of options as written, on the command line or in a file: scalars stay text until the schema gives a type.
 
-In `1e3`, `3:4` and `no` YAML sees numbers and truth; in a name they are text.
+YAML would read `1e3`, `3:4` and `no` as numbers and a boolean, but in a name they are text.
 """
 
 import json
@@ -15,25 +15,25 @@ from data.checked import DEEPEST, NODES, DamagedFile, check_tree
 from pipeline.options import Options
 from pipeline.shown import printable
 
-# The first line of a file that `haed` wrote: nothing in it is put in from elsewhere.
+# The first line of a file that `haed` wrote: nothing in it is interpolated.
 RESOLVED = "# Every option, as it was resolved. Values are taken as they stand: ${...} is text here."
 TEXTS = (str, str | None)
 PATTERNS = (
     "source.valid_pattern",
     "source.test_pattern",
-)  # regular expressions, where `\\$` and `${` mean something else
+)  # regular expressions, where `\\$` and `${` have another meaning
 _CORE = "tag:yaml.org,2002:"
 
 
 def is_option(word: str) -> bool:
-    """Whether a word changes an option: it is key=value, and there is such a key."""
+    """Return whether a word changes an option: it has the form key=value, and the key exists."""
     key, equals, _ = word.partition("=")
     return bool(equals) and type_of(key) is not None
 
 
 @cache
 def type_of(key: str) -> Any:
-    """What the schema says of an option, or None if there is none of that name."""
+    """Return the type of an option in the schema; None: no such option exists."""
     kind: Any = Options
     for part in key.split("."):
         kind = get_type_hints(kind).get(part) if is_dataclass(kind) else None
@@ -41,11 +41,11 @@ def type_of(key: str) -> Any:
 
 
 def parse_yaml(text: str | bytes) -> Any:
-    """Read YAML with every scalar as it is written, and nulls as None.
+    """Parse YAML with every scalar as written, and nulls as None.
 
     Raises:
-        YAMLError: it is no YAML, names a key twice, or has a tag.
-        ValueError: its aliases stand for too much.
+        YAMLError: the text is not YAML, repeats a key, or has an unknown tag.
+        ValueError: it holds too many values, those of expanded aliases included.
     """
     left = NODES
 
@@ -74,17 +74,17 @@ def parse_yaml(text: str | bytes) -> Any:
 
 
 def _joined(text: str) -> str:
-    """Text in which JSON wrote a character beyond U+FFFF as two, with that character."""
+    """Join the surrogate pairs that JSON writes for characters beyond U+FFFF."""
     return text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "surrogatepass")
 
 
 def parse_override(word: str) -> tuple[str, Any]:
-    """The key of a key=value, and its value: text, None, or lists and dictionaries of these.
+    """Split key=value into the key and its value: text, None, or nested lists and dictionaries of these.
 
-    The value of a text option is taken as it is typed, unless it stands in quotes.
+    The value of a text option is used as typed, except that `null` is None and a quoted text is unquoted.
 
     Raises:
-        DamagedFile: it is nested so deeply that a parser could choke on it.
+        DamagedFile: the value is nested too deeply.
     """
     key, typed = word.split("=", 1)
     if key.count(".") > DEEPEST:
@@ -96,7 +96,7 @@ def parse_override(word: str) -> tuple[str, Any]:
 
 
 def _unquoted(typed: str) -> str:
-    """Text without the quotes around it."""
+    """Return text without surrounding quotes."""
     if typed[:1] in ("'", '"'):
         try:
             check_tree(typed, "", fast=False)
@@ -109,17 +109,17 @@ def _unquoted(typed: str) -> str:
 
 
 def write_override(key: str, value: Any) -> str:
-    """The key=value that gives an option exactly this value, whatever text it is."""
+    """Return the key=value that sets an option to exactly this value, whatever characters it holds."""
     if isinstance(value, str) and type_of(key) in TEXTS and key not in PATTERNS:
         value = _REFERENCE.sub(lambda found: f"{found[1] * 2}\\${{", value)
     return f"{key}={json.dumps(value)}"
 
 
-_REFERENCE = re.compile(r"(\\*)\$\{")  # what would be read as the place of another option's value
+_REFERENCE = re.compile(r"(\\*)\$\{")  # would be read as a reference to an option
 
 
 class _Dumper(yaml.SafeDumper):
-    """One that puts text into quotes in which signs are to be escaped."""
+    """A dumper that quotes text with characters that must be escaped."""
 
     def ignore_aliases(self, data: Any) -> bool:
         return True
@@ -133,6 +133,6 @@ _Dumper.add_representer(str, _represent_text)
 
 
 def dump_yaml(tree: dict[str, Any]) -> str:
-    """Nested dictionaries of options as YAML that `parse_yaml` reads back, without signs that would steer a terminal."""
+    """Return options as YAML that `parse_yaml` reads back, without characters that could control a terminal."""
     text = yaml.dump(tree, Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=10**9)
     return f"{RESOLVED}\n{printable(text)}"

@@ -1,4 +1,7 @@
-"""The commands that need no Prefect, a row each: their arguments, and what they do. Who needs heavy packages imports them."""
+"""The commands that need no Prefect, with their arguments and functions.
+
+Each function imports the heavy packages that it needs.
+"""
 
 from pipeline.commands import asking, making, showing
 

@@ -1,4 +1,4 @@
-"""The commands that ask a trained run: sample, next, index, neighbours, explore, analyse."""
+"""The commands that use a trained run: sample, next, index, neighbours, explore, analyse."""
 
 import argparse
 import os
@@ -18,7 +18,7 @@ from pipeline.run.files import pace, write_or_say
 from pipeline.run.folder import RunFolder
 from pipeline.verbatim import write_override
 
-MOST_SAMPLES = 4096  # continuations of a prompt, which are made at once
+MOST_SAMPLES = 4096  # continuations of a prompt, sampled in one batch
 
 
 def _sample_arguments(parser: argparse.ArgumentParser) -> None:
@@ -137,10 +137,12 @@ _ASKED = ("queries", "context", "after", "like", "minus", "plus")
 
 
 def _text(name: str, option: str) -> bytes:
-    """What is in a file, or on standard input, if it is text; a chunk may be a part of a letter.
+    """Return the content of a text file or of standard input. A chunk may end within a character.
 
     Raises:
-        ConfigError: it is something else.
+        ConfigError: the content is not text.
+        FileNotFoundError: no such file exists.
+        OSError: standard input is closed.
     """
     if name == "-":
         if sys.stdin is None:

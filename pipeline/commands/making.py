@@ -1,4 +1,7 @@
-"""The commands that make runs and score them: shard, pretrain, finetune, train, evaluate, experiment; config and cat."""
+"""The commands that make and evaluate runs, and `config` and `cat`.
+
+They are shard, pretrain, finetune, train, evaluate and experiment.
+"""
 
 import argparse
 import math
@@ -47,7 +50,7 @@ def _distinct(count: int | None, exact: bool | None) -> str:
 
 
 def _names_run(word: str) -> bool:
-    """Whether a word names a run."""
+    """Return whether a word names a run."""
     return word.startswith("name=") or not is_option(word)
 
 

@@ -16,7 +16,7 @@ from pipeline.kinds import phases
 from pipeline.verbatim import is_option, write_override
 
 DEVICES, LINK = [4**i for i in range(6)], 25.0
-_LEAST, _MOST = 1e-6, 1e9  # of numbers that a plan is made from
+_LEAST, _MOST = 1e-6, 1e9  # bounds of the numbers that a plan uses
 
 
 def _compare_arguments(parser: argparse.ArgumentParser) -> None:
@@ -61,7 +61,7 @@ def _devices(word: str) -> int:
 
 
 def _profile(arguments: argparse.Namespace) -> Result:
-    others = [word for word in arguments.devices or () if "=" in word]  # options, which may stand anywhere
+    others = [word for word in arguments.devices or () if "=" in word]  # options may stand anywhere
     options = run_options(arguments.run, [*arguments.words, *others], "profile")
     if not 1 <= arguments.steps <= _MOST:
         raise ConfigError(f"--steps {arguments.steps}: must be from 1 to {_MOST:g}")
@@ -78,7 +78,7 @@ def _profile(arguments: argparse.Namespace) -> Result:
 
         rate, link = arguments.rate and arguments.rate * 1e12, (arguments.link or LINK) * 1e9
         if options.iem.group is not None and getattr(options, phase).iem_weight:
-            for number in devices:  # said before anything is measured
+            for number in devices:  # fail before the measurement
                 group_size(options.iem.group, number, "devices")
         step = plan.measure(options, phase, arguments.steps, rate)
         plans = [asdict(step.plan(number, link)) for number in devices]

@@ -1,4 +1,4 @@
-"""Every option of a run, composed from the rooms. Importing this module imports nothing heavy."""
+"""The options of a run, composed from those of each package. Importing this module imports nothing heavy."""
 
 from dataclasses import dataclass, field
 from typing import Annotated, Literal
@@ -42,7 +42,7 @@ __all__ = [
 
 @dataclass(kw_only=True)
 class Options:
-    """A run: what it reads, what it trains, how, and where it writes."""
+    """Options of a run: what it reads, what it trains and how, and where it writes."""
 
     name: Annotated[str, Field(min_length=1, max_length=200, description="the run, a folder under runs_dir")] = "run"
     runs_dir: Annotated[str, Field(description="folder of runs")] = "runs"

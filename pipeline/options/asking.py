@@ -1,4 +1,4 @@
-"""Options of what a trained run is asked: evaluation, samples, index, analyses."""
+"""Options of the commands that use a trained run: evaluation, samples, index, analyses."""
 
 from dataclasses import dataclass, field
 from typing import Annotated, Literal
@@ -10,7 +10,7 @@ from pipeline.options.training import Phase
 
 @dataclass(kw_only=True)
 class EvaluateOptions:
-    """Exact bits on a whole split, and in which precision a trained run is read."""
+    """Options of evaluation on a whole split, and the precision in which a trained run computes."""
 
     split: Annotated[Literal["train", "valid", "test"], Field(description="which split is scored")] = "test"
     stride: Annotated[
@@ -57,7 +57,7 @@ class EvaluateOptions:
 
 @dataclass(kw_only=True)
 class SampleOptions:
-    """Sampling."""
+    """Options of sampling."""
 
     prompts: Annotated[
         list[str], Field(description="prompts of the report's samples; none: frequent chunks of the corpus")
@@ -78,7 +78,7 @@ class SampleOptions:
 
 @dataclass(kw_only=True)
 class IndexOptions:
-    """Indexes of a trained run: of its chunks, and of places in the text."""
+    """Options of a trained run's indexes: of its chunks, and of places in the text."""
 
     space: Annotated[
         Literal["chunks", "contexts", "predictions"],
@@ -159,7 +159,7 @@ class IndexOptions:
 
 @dataclass(kw_only=True)
 class AnalyseOptions:
-    """What `haed analyse` looks at."""
+    """Options of `haed analyse`."""
 
     split: Annotated[
         Literal["train", "valid", "test"], Field(description="whose chunks and contexts are looked at")

@@ -10,7 +10,7 @@ Phase = Literal["pretrain", "finetune", "train"]
 
 @dataclass(kw_only=True)
 class BatchOptions:
-    """One step's windows."""
+    """Options of the batch of windows in one training step."""
 
     sequences: Annotated[int, Field(ge=1, le=65_536, description="windows per step and process (B)")] = 4
     context: Annotated[int, Field(ge=1, le=65_536, description="chunks per window (T); also the model's context")] = 128
@@ -27,7 +27,7 @@ class BatchOptions:
 
 @dataclass(kw_only=True)
 class OptimizerOptions:
-    """AdamW, and a learning rate that is a function of progress: warm-up, then a schedule."""
+    """Options of AdamW and its learning rate, a function of progress: a warm-up, then a schedule."""
 
     learning_rate: Annotated[float, Field(gt=0, le=1e3, description="of encoder, decoder and heads (paper: 2e-3)")] = (
         2e-3
@@ -66,7 +66,7 @@ class OptimizerOptions:
 
 @dataclass(kw_only=True)
 class PhaseOptions:
-    """One training phase. Whichever of its limits is reached first ends it; any may be null."""
+    """Options of a training phase. The limit that is reached first ends the phase; any may be null."""
 
     steps: Annotated[int | None, Field(ge=1, le=10**12, description="limit in steps")] = None
     seconds: Annotated[float | None, Field(gt=0, le=10**10, description="limit in seconds of training")] = None
@@ -97,7 +97,7 @@ class PhaseOptions:
 
 @dataclass(kw_only=True)
 class PretrainOptions(PhaseOptions):
-    """Phase one: encoder and main model learn in the space of chunk embeddings."""
+    """Options of phase one: encoder and main model learn in the space of chunk embeddings."""
 
     iem_weight: Annotated[float, Field(ge=0, le=1e6, description="weight of the IEM loss; 0 switches it off")] = 1.0
     decode_fraction: Annotated[
@@ -107,7 +107,7 @@ class PretrainOptions(PhaseOptions):
 
 @dataclass(kw_only=True)
 class FinetuneOptions(PhaseOptions):
-    """Phase two: everything is trained for exact likelihood."""
+    """Options of phase two: everything is trained for exact likelihood."""
 
     start_from: Annotated[
         str | None, Field(description="another run (name or path) whose phase one to start from; null: this run's")
@@ -121,12 +121,12 @@ class FinetuneOptions(PhaseOptions):
 
 @dataclass(kw_only=True)
 class TrainOptions(PhaseOptions):
-    """Training end to end, without a phase one: the baseline of the paper's Figure 4."""
+    """Options of end-to-end training without a phase one: the baseline of the paper's Figure 4."""
 
 
 @dataclass(kw_only=True)
 class CheckpointOptions:
-    """When a phase saves, and what is kept."""
+    """Options of checkpoints: when a phase saves them, and how many are kept."""
 
     every_steps: Annotated[int | None, Field(ge=1, le=10**12, description="save after so many steps")] = None
     every_seconds: Annotated[
@@ -137,7 +137,10 @@ class CheckpointOptions:
 
 @dataclass(kw_only=True)
 class ValidationOptions:
-    """The loss on a fixed subset of the validation split, while training: in bits, or the IEM loss where nothing is decoded."""
+    """Options of the validation during training, on a fixed subset of the validation split.
+
+    The loss is in bits, or the IEM loss if nothing is decoded.
+    """
 
     times: Annotated[int, Field(ge=0, le=10**6, description="evaluations spread evenly over a phase; 0: none")] = 5
     windows: Annotated[int, Field(ge=1, le=10**7, description="windows of the validation split that are scored")] = 64
@@ -145,7 +148,7 @@ class ValidationOptions:
 
 @dataclass(kw_only=True)
 class LauncherOptions:
-    """Processes that train together."""
+    """Options of the processes that train together."""
 
     processes: Annotated[
         int, Field(ge=1, le=1024, description="training processes on this machine, by torchrun; one GPU each")

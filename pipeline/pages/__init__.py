@@ -1,1 +1,1 @@
-"""Pages of runs: what they are, and questions to their models, beside the Prefect UI or by themselves."""
+"""Web pages of runs, with questions to their models, beside the Prefect UI or on their own."""

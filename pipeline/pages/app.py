@@ -1,9 +1,8 @@
-"""The application of the pages, under `/runs/`: of the runs of a folder beside the Prefect UI, or of one (`haed explore`).
+"""The web application of the pages under `/runs/`: all runs of a folder beside the Prefect UI, or one (`haed explore`).
 
-Every page is an address that can be kept and sent, whose question stands in it; `format=json` gives its answer to programs.
-Nothing is changed by any of them. Pages work without scripts; the one there is asks again while a training goes on.
-
-How pages are written: their templates, all of whose texts are escaped, and the addresses that stand in them.
+Every page has an address that contains its question, so it can be bookmarked and shared. `format=json` returns the
+answer for programs. No page changes anything. Pages work without scripts; the only script refreshes a page during
+training. Templates escape all texts.
 """
 
 import asyncio
@@ -40,22 +39,25 @@ TOOLS = {"neighbours": "neighbours", "passages": "passages", "next": "next chunk
 
 
 def address(name: str, page: str = "", **question: Any) -> str:
-    """That of a run's page, with a question in it."""
+    """Return the address of a run's page, with a question as its parameters."""
     asked = f"?{urlencode(question, doseq=True)}" if question else ""
     return f"/runs/{quote(name, safe='', errors='surrogateescape')}/{page}{asked}"
 
 
 def page_of(folder: RunFolder) -> str | None:
-    """Address of a run's page beside the Prefect UI, by whatever name that is reached; None: `haed serve` has none of it."""
+    """Return the address of a run's page beside the Prefect UI; None: `haed serve` does not serve that run.
+
+    The address has no host, so it works under every name of the server.
+    """
     served = os.environ.get("HAED_PAGES") and folder.path.resolve().parent == Path("runs").resolve()
     return address(folder.path.name) if served else None
 
 
 def templates(links: dict[str, str]) -> Environment:
-    """The templates, with what they call.
+    """Return the Jinja environment with the filters and functions that templates call.
 
     Args:
-        links: addresses by name of what stands beside, at the head of every page.
+        links: addresses by name, shown at the head of every page.
     """
     made = Environment(loader=PackageLoader("pipeline.pages"), autoescape=True, trim_blocks=True, lstrip_blocks=True)
     made.filters |= {"visible": visible, "line": _line, "pixels": _pixels}
@@ -64,12 +66,12 @@ def templates(links: dict[str, str]) -> Environment:
 
 
 def _line(text: str) -> str:
-    """Text around a chunk on one line, with one blank for several."""
+    """Return text around a chunk on one line, with repeated blanks as one."""
     return re.sub(r"[ \t]{2,}", " ", text.replace("\r", "").replace("\n", "↵"))
 
 
 def _pixels(hexadecimal: str) -> list[str]:
-    """The colours of a chunk of pixels."""
+    """Return the colours of a chunk of pixels."""
     return [f"#{hexadecimal[i : i + 6]}" for i in range(0, len(hexadecimal) - 5, 6)]
 
 
@@ -80,7 +82,10 @@ def _heading(found: Any) -> str:
 
 
 def _asking(name: str, hexadecimal: str, pictures: bool, **more: Any) -> str:
-    """Where the neighbours of a chunk are asked for: by its text if it has one that is meant as it is."""
+    """Return the address of a page with the neighbours of a chunk.
+
+    The chunk is given as text if that is unambiguous, else in hexadecimal.
+    """
     try:
         text = "" if pictures else bytes.fromhex(hexadecimal).decode()
     except UnicodeDecodeError:
@@ -91,9 +96,9 @@ def _asking(name: str, hexadecimal: str, pictures: bool, **more: Any) -> str:
 
 
 T = TypeVar("T")
-_LOOK_SECONDS = 0.2  # between looks whether a client still waits
+_LOOK_SECONDS = 0.2  # interval of the check whether the client still waits
 _OURS = "default-src 'self'; base-uri 'none'; form-action 'self'; frame-ancestors 'self'; object-src 'none'"
-# A file of a run may be a stranger's: its scripts, if it has any, run apart from our pages, and reach nobody.
+# A file of a run is not trusted: its scripts run apart from our pages and have no network access.
 _THEIRS = (
     "sandbox allow-scripts; default-src 'none'; frame-ancestors 'self'; img-src data: blob:; style-src 'unsafe-inline'; "
     "script-src 'unsafe-inline'"
@@ -102,18 +107,18 @@ _HEADERS = {
     "Cache-Control": "no-store",
     "Content-Security-Policy": _OURS,
 }
-_SHOWN = (".html", ".png")  # of a run's files, by the browser; others are downloads
+_SHOWN = (".html", ".png")  # files of a run that the browser shows; others are downloads
 _MAP = "analysis/map.html"
 _ASSETS = {"pages.css": "text/css", "pages.js": "text/javascript", "pages.svg": "image/svg+xml"}
 
 
 def application(runs_of: Runs, warm: Warm, links: dict[str, str] | None = None) -> Starlette:
-    """The pages of runs as an ASGI application, to be put behind `pipeline.pages.guard`.
+    """Return the pages of runs as an ASGI application, to be put behind `pipeline.pages.guard`.
 
     Args:
-        runs_of: which runs.
-        warm: where questions go.
-        links: addresses by name of what stands beside, at the head of every page.
+        runs_of: the runs to serve.
+        warm: answers the questions.
+        links: addresses by name, shown at the head of every page.
     """
     pages = _Pages(runs_of, warm, links or {})
     routes = [
@@ -132,7 +137,7 @@ def application(runs_of: Runs, warm: Warm, links: dict[str, str] | None = None) 
 
 
 class _Headers:
-    """Sends our headers with every answer."""
+    """ASGI middleware that adds our headers to every response."""
 
     def __init__(self, app: Any) -> None:
         self._app = app
@@ -149,7 +154,7 @@ class _Headers:
 
 
 class _Pages:
-    """The pages, a method each."""
+    """The pages, one method each."""
 
     def __init__(self, runs_of: Runs, warm: Warm, links: dict[str, str]) -> None:
         self._runs, self._warm, self._listing = runs_of, warm, Listing(_row)
@@ -159,7 +164,7 @@ class _Pages:
         return HTMLResponse(printable(self._templates.get_template(template).render(**known)), status)
 
     async def front(self, request: Request) -> Response:
-        """Leads to the questions of a single run, or to the runs."""
+        """Redirect to the questions of a single run, or to the listing of runs."""
         found = self._runs.all()[0]
         if self._runs.single:
             tool = "neighbours" if _of_chunks(found[0]) else "samples"
@@ -167,7 +172,7 @@ class _Pages:
         return RedirectResponse("/runs/")
 
     async def asset(self, request: Request) -> Response:
-        """The style sheet, which begins as that of the report, the script, and the icon."""
+        """Serve the icon, the script, or the style sheet, which begins with that of the report."""
         name = request.path_params["file"]
         if name not in _ASSETS:
             raise NotFound(f"no file {name!r}")
@@ -175,7 +180,7 @@ class _Pages:
         return Response((STYLE if name == "pages.css" else "") + content, media_type=_ASSETS[name])
 
     async def listing(self, request: Request) -> Response:
-        """All runs."""
+        """Show all runs."""
         rows, elsewhere = await run_in_threadpool(self._listed)
         if _wants_json(request):
             return _json([_facts(row) for row in rows])
@@ -187,20 +192,20 @@ class _Pages:
         return sorted(rows, key=lambda row: row["state"].changed, reverse=True), elsewhere
 
     async def run(self, request: Request) -> Response:
-        """A run."""
+        """Show a run."""
         folder = self._find(request)
         known = await run_in_threadpool(_all_of, folder)
         return self._page("run.html", **known)
 
     async def live(self, request: Request) -> Response:
-        """How far a run is, with its curves: what its page asks for again and again."""
+        """Return the progress of a run with its curves, which its page requests repeatedly."""
         folder = self._find(request)
         known = await run_in_threadpool(lambda: _state(folder) | {"curves": curves(runs.metrics(folder))})
         html = printable(self._templates.get_template("live.html").render(**known))
         return _json(_facts(known) | {"html": html})
 
     async def file(self, request: Request) -> Response:
-        """A file of a run, of those that are served."""
+        """Serve a file of a run, if it is one of those that are served."""
         folder, name = self._find(request), request.path_params["file"]
         phase, _, kind = name.partition("/")
         if kind == "metrics.csv" and phase in runs.metrics(folder):
@@ -218,19 +223,19 @@ class _Pages:
         raise NotFound(f"{folder.path.name} has no file {name!r} that is served")
 
     async def neighbours(self, request: Request) -> Response:
-        """Nearest chunks."""
+        """Show the nearest chunks."""
         return await self._tool(request, "neighbours", asks.Near, asks.neighbours, lambda asked: True)
 
     async def passages(self, request: Request) -> Response:
-        """Places like a text."""
+        """Show the places in the corpus that are similar to a text."""
         return await self._tool(request, "passages", asks.Like, asks.passages, _is_asked)
 
     async def next(self, request: Request) -> Response:
-        """Next chunks."""
+        """Show the most likely next chunks."""
         return await self._tool(request, "next", asks.Next, asks.following, _is_asked)
 
     async def samples(self, request: Request) -> Response:
-        """Continuations."""
+        """Show continuations of a prompt."""
         return await self._tool(request, "samples", asks.Sampling, asks.samples, _is_asked)
 
     async def _tool(
@@ -241,7 +246,15 @@ class _Pages:
         ask: Callable[[T], Callable[[Any], Any]],
         is_asked: Callable[[Request], bool],
     ) -> Response:
-        """A question, and its answer if it was asked."""
+        """Show the form of a question, with the answer if the question was asked.
+
+        Args:
+            request: the request.
+            tool: name of the page and its template.
+            kind: class of the question.
+            ask: returns the function that answers a question with an opened run.
+            is_asked: whether a request asks the question.
+        """
         folder = self._find(request)
         known: dict[str, Any] = {"name": folder.path.name, "tool": tool, "of_chunks": _of_chunks(folder)}
         known["pictures"] = setting(folder, "chunker.kind") == PIXELS
@@ -253,7 +266,7 @@ class _Pages:
             if is_asked(request) or _wants_json(request):
                 asking = self._warm.ask(folder, ask(known["question"]))
                 if (answer := await _unless_gone(request, asking)) is None:
-                    return Response(status_code=499)  # nobody reads it
+                    return Response(status_code=499)  # the client has gone
                 known["answer"] = answer
             else:
                 self._warm.prepare(folder)
@@ -267,7 +280,7 @@ class _Pages:
         return _json(asdict(known["answer"]))
 
     async def refused(self, request: Request, error: Exception) -> Response:
-        """A line on what is wrong."""
+        """Show an error as one line."""
         status = error.status_code if isinstance(error, HTTPException) else 404 if isinstance(error, NotFound) else 500
         said = error.detail if isinstance(error, HTTPException) else reason(error)
         if _wants_json(request):
@@ -279,9 +292,9 @@ class _Pages:
 
 
 async def _unless_gone(request: Request, work: Coroutine[Any, Any, T]) -> T | None:
-    """Waits for work as long as whoever asked for it does; None: they are gone, and the work is cancelled."""
+    """Wait for work as long as the client does; None: the client has gone, and the work is cancelled."""
     task = asyncio.ensure_future(work)
-    task.add_done_callback(lambda done: done.cancelled() or done.exception())  # of one that is gone, nobody asks for it
+    task.add_done_callback(lambda done: done.cancelled() or done.exception())  # else asyncio logs it as never retrieved
     try:
         while not task.done():
             await asyncio.wait([task], timeout=_LOOK_SECONDS)
@@ -305,10 +318,10 @@ def _is_asked(request: Request) -> bool:
 
 
 def _parsed(kind: type[T], request: Request) -> T:
-    """A question out of an address.
+    """Parse a question from the parameters of an address.
 
     Raises:
-        ValueError: a value is none that may be asked.
+        ValueError: a value is out of its bounds or of the wrong type.
     """
     given: dict[str, Any] = {}
     for name, hint in get_type_hints(kind).items():
@@ -335,7 +348,7 @@ def _state(folder: RunFolder) -> dict[str, Any]:
 
 
 def _row(folder: RunFolder) -> dict[str, Any]:
-    """A row of the listing: one of a damaged run has a note, and keeps nobody from the others."""
+    """Return a row of the listing. For a damaged run it holds a note, so that the others are still listed."""
     try:
         return _state(folder) | {"evaluated": details.evaluation(folder)}
     except (OSError, ValueError) as error:
@@ -344,7 +357,7 @@ def _row(folder: RunFolder) -> dict[str, Any]:
 
 
 def _facts(row: dict[str, Any]) -> dict[str, Any]:
-    """The state of a run for programs."""
+    """Return the state of a run as JSON values."""
     state = row["state"]
     found = {"run": row["name"], **asdict(state), "running": state.running, "changed": state.changed.isoformat()}
     if "evaluated" in row:
@@ -355,7 +368,7 @@ def _facts(row: dict[str, Any]) -> dict[str, Any]:
 
 
 def _all_of(folder: RunFolder) -> dict[str, Any]:
-    """What the page of a run shows."""
+    """Return the values that the page of a run shows."""
     return _state(folder) | {
         "curves": curves(runs.metrics(folder)),
         "evaluated": details.evaluation(folder),

@@ -1,4 +1,4 @@
-"""The questions of the pages to an opened run, each with bounds: neighbours, passages, next chunks, samples."""
+"""The questions that pages ask an opened run, each with bounds: neighbours, passages, next chunks, samples."""
 
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
@@ -23,13 +23,13 @@ Prompt = Annotated[str, Field(max_length=4000)]
 
 @dataclass(kw_only=True)
 class Near:
-    """A question for neighbours.
+    """A question for the neighbours of chunks.
 
     Attributes:
         query: chunks; ␣ ↵ ⇥ ␍ stand for white space.
-        hex: further ones, as their exact bytes in hexadecimal.
-        count: neighbours of each.
-        min_count: occurrences of a neighbour; None: the index's floor.
+        hex: further chunks, as their exact bytes in hexadecimal.
+        count: number of neighbours for each query.
+        min_count: minimum number of occurrences of a neighbour; None: the index's floor.
     """
 
     query: Annotated[list[Annotated[str, Field(max_length=1000)]], Field(max_length=16)] = field(default_factory=list)
@@ -40,7 +40,7 @@ class Near:
 
 @dataclass(kw_only=True)
 class Like:
-    """A question for passages whose context is like that after a text."""
+    """A question for passages whose context is similar to that after a text."""
 
     prompt: Prompt = ""
     count: Annotated[int, Field(ge=1, le=100)] = 8
@@ -48,7 +48,7 @@ class Like:
 
 @dataclass(kw_only=True)
 class Next:
-    """A question for next chunks after a prompt."""
+    """A question for the next chunks after a prompt."""
 
     prompt: Prompt = ""
     count: Annotated[int, Field(ge=1, le=200)] = 12
@@ -68,7 +68,7 @@ class Sampling:
 
 @dataclass
 class Placed(Neighbour):
-    """A neighbour, and some places where it stands."""
+    """A neighbour with some of its places in the corpus."""
 
     examples: list[Example] = field(default_factory=list)
 
@@ -78,11 +78,11 @@ class Asked:
     """A query and its answer.
 
     Attributes:
-        query: for people.
-        hex: its exact bytes.
-        count: how often the split has it; None: it is no chunk of the index, and was embedded for this.
-        pieces: the chunks that the text is cut into that was asked, if these are several.
-        neighbours: the nearest first.
+        query: the query as text for people.
+        hex: its exact bytes in hexadecimal.
+        count: its number of occurrences in the split; None: it is not in the index and was embedded for this query.
+        pieces: the chunks that the query's text is cut into, if there are several.
+        neighbours: the neighbours, nearest first.
     """
 
     query: str
@@ -94,16 +94,16 @@ class Asked:
 
 @dataclass
 class NearBy:
-    """What is near.
+    """The answer to a question for neighbours.
 
     Attributes:
-        asked: each query.
-        score: what the scores are.
-        split: that was indexed.
-        least: occurrences of the chunks that were searched.
-        among: how many these are.
-        indexed: of how many.
-        where: examples were looked for, or why not.
+        asked: each query with its answer.
+        score: name of the score.
+        split: the split that was indexed.
+        least: minimum number of occurrences of the chunks that were searched.
+        among: number of the chunks that were searched.
+        indexed: number of chunks in the index.
+        where: where examples were searched, or why they were not.
     """
 
     asked: list[Asked]
@@ -117,14 +117,18 @@ class NearBy:
 
 @dataclass
 class Written:
-    """Continuations of a prompt, and how fast they came."""
+    """Continuations of a prompt, and the speed of sampling."""
 
     samples: list[Sample]
     pace: str
 
 
 def neighbours(question: Near) -> Callable[["Opened"], NearBy]:
-    """Nearest chunks to each query, with examples of each from the corpus."""
+    """Return a function that finds the nearest chunks to each query, with examples from the corpus.
+
+    Raises:
+        ValueError: a text is not hexadecimal.
+    """
     try:
         exact = [bytes.fromhex(digits) for digits in question.hex if digits]
     except ValueError:
@@ -132,7 +136,7 @@ def neighbours(question: Near) -> Callable[["Opened"], NearBy]:
 
     def ask(opened: "Opened") -> NearBy:
         run, index = opened.run, opened.run.probe.index
-        pictures = run.chunker.name == PIXELS  # which are asked for by colours and places, or in hexadecimal
+        pictures = run.chunker.name == PIXELS  # queries are colours, positions or hexadecimal
         queries = [query.encode(errors="replace") if pictures else _exactly(query) for query in question.query if query]
         queries += [digits.encode() for digits in question.hex] if pictures else exact
         found = run.probe.neighbours(*queries, count=question.count, min_count=question.min_count)
@@ -162,17 +166,21 @@ def _asked(opened: "Opened", found: Neighbours, text: bytes) -> Asked:
 
 
 def passages(question: Like) -> Callable[["Opened"], Neighbours]:
-    """The places of the corpus where the model's state is nearest to that after a text."""
+    """Return a function that finds the places of the corpus whose state is nearest to that after a text."""
     return lambda opened: opened.run.probe.contexts(_text(question.prompt), count=question.count)[0]
 
 
 def following(question: Next) -> Callable[["Opened"], "NextChunks"]:
-    """The likeliest next chunks after a prompt."""
+    """Return a function that computes the most likely next chunks after a prompt."""
     return lambda opened: opened.run.next(_text(question.prompt), question.count)
 
 
 def samples(question: Sampling) -> Callable[["Opened"], Written]:
-    """Continuations of a prompt."""
+    """Return a function that samples continuations of a prompt.
+
+    Raises:
+        ConfigError: more than `MOST_CHUNKS` chunks are requested.
+    """
     if question.samples * question.chunks > MOST_CHUNKS:
         raise ConfigError(f"samples × chunks: at most {MOST_CHUNKS:,} here; `haed sample` writes any number")
 
@@ -192,5 +200,5 @@ def samples(question: Sampling) -> Callable[["Opened"], Written]:
 
 
 def _text(prompt: str) -> bytes:
-    """What was typed into a form, whose browsers end lines as HTTP does."""
+    """Return the bytes of a text from a form, whose line ends browsers send as CR LF."""
     return prompt.replace("\r\n", "\n").encode(errors="replace")

@@ -1,6 +1,6 @@
-"""What the page of a run shows of it, beside how far it is: figure, checkpoints, configuration, files.
+"""The parts of a run's page besides its progress: evaluation, checkpoints, configuration, files, and training curves.
 
-Curves of a training as SVG: bits per token and the IEM loss against seconds, as in the report, but drawn in a millisecond.
+Curves show bits per token and the IEM loss against seconds, as the report does. They are SVG, drawn in a millisecond.
 """
 
 import csv
@@ -26,12 +26,18 @@ from pipeline.trees import Difference, differences, leaves
 
 Points = list[tuple[float, float]]
 _WIDTH, _HEIGHT, _LEFT, _RIGHT, _TOP, _BOTTOM = 460, 204, 46, 8, 24, 34
-_MOST = 300  # points of a line
+_MOST = 300  # maximum number of points of a line
 
 
 @dataclass
 class Line:
-    """Points (x, y) in a phase's colour, joined; validations are few, and dots as well."""
+    """A line of a chart, in its phase's colour.
+
+    Attributes:
+        phase: name of the phase.
+        points: points (x, y), joined in order.
+        dots: also draw each point as a dot, for the few validations.
+    """
 
     phase: str
     points: Points
@@ -39,7 +45,7 @@ class Line:
 
 
 def curves(phases: dict[str, list[Record]]) -> str:
-    """Both pictures of a run, the phases one after the other; nothing without metrics."""
+    """Return the SVG of both charts of a run, the phases one after another; empty without metrics."""
     pictures = (
         ("exact bits per token", "bits_per_token"),
         ("IEM loss, nats per chunk (not a likelihood)", "iem"),
@@ -59,7 +65,7 @@ def _lines(phases: dict[str, list[Record]], name: str) -> list[Line]:
 
 
 def _thinned(points: Points) -> Points:
-    """Means of as many neighbours as leave `_MOST` points."""
+    """Return at most `_MOST` points, each the mean of neighbouring points."""
     size = -(-len(points) // _MOST)
     groups = [points[i : i + size] for i in range(0, len(points), size)] if size > 1 else []
     return [tuple(sum(each) / len(group) for each in zip(*group, strict=True)) for group in groups] or points
@@ -68,7 +74,7 @@ def _thinned(points: Points) -> Points:
 def _picture(title: str, lines: list[Line]) -> str:
     every = [point for line in lines for point in line.points]
     right = max(x for x, _ in every) or 1.0
-    values = sorted(y for x, y in every if x > 0.05 * right) or sorted(y for _, y in every)  # without the first fall
+    values = sorted(y for x, y in every if x > 0.05 * right) or sorted(y for _, y in every)  # without the initial drop
     low, high = values[0], values[min(len(values) - 1, int(len(values) * 0.97))]
     low, high = low - 0.05 * (high - low or 1), high + 0.05 * (high - low or 1)
 
@@ -104,16 +110,16 @@ def _picture(title: str, lines: list[Line]) -> str:
 
 
 def _ticks(low: float, high: float) -> Iterable[float]:
-    """Three to six round numbers between two others."""
+    """Return about three to six round numbers between two others."""
     span = high - low
     unit = 10.0 ** floor(log10(span / 3))
     step = next(unit * each for each in (5, 2, 1) if span / (unit * each) >= 2.5 or each == 1)
     return [number * step for number in range(ceil(low / step), floor(high / step) + 1)]
 
 
-_OWN = ("name", "runs_dir", "shards_dir")  # in which every run differs from its preset
+_OWN = ("name", "runs_dir", "shards_dir")  # options in which every run differs from its preset
 
-# What is served of a run, and what it is. Whatever lies in `analysis/` is served as well.
+# Files of a run that are served, with descriptions. Files in `analysis/` are served as well.
 FILES = {
     "report.html": "the report",
     "report.md": "the report as text",
@@ -129,7 +135,13 @@ FILES = {
 
 @dataclass
 class Evaluated:
-    """What a run was evaluated to, sentences on what is to be known of that, and whether it is of another checkpoint now."""
+    """The evaluation of a run.
+
+    Attributes:
+        found: the evaluation; None: there is none that can be read.
+        remarks: warnings about it.
+        is_stale: whether it belongs to another checkpoint than the present one.
+    """
 
     found: Evaluation | None
     remarks: list[str]
@@ -137,7 +149,7 @@ class Evaluated:
 
 
 def evaluation(folder: RunFolder) -> Evaluated:
-    """What a run was evaluated to, if it was, and whether that is of the checkpoint that is asked now."""
+    """Return the evaluation of a run, if there is one, and whether it belongs to the present checkpoint."""
     path = folder.path / "evaluation.json"
     if (status := status_of(path)) is None:
         present = _present(folder)
@@ -169,16 +181,16 @@ def _present(folder: RunFolder) -> Saved | None:
 
 @dataclass
 class Kept:
-    """A checkpoint that lies in a run's folder.
+    """A checkpoint in a run's folder.
 
     Attributes:
-        phase: that it is of.
-        step: likewise.
-        digest: of all it holds; None: it is damaged.
-        score: of its validation; None: it was not validated.
-        unit: of the score.
-        megabytes: of its files.
-        notes: best, latest, and asked: the one that questions go to.
+        phase: its phase.
+        step: its step.
+        digest: digest of its content; None: it is damaged.
+        score: validation loss; None: it was not validated.
+        unit: unit of the score.
+        megabytes: size of its files in MB.
+        notes: best, latest, or asked (questions go to this checkpoint).
     """
 
     phase: str
@@ -191,7 +203,7 @@ class Kept:
 
 
 def checkpoints(folder: RunFolder) -> list[Kept]:
-    """The checkpoints of all phases, in the order of training."""
+    """Return the checkpoints of all phases, in the order of training."""
     found, present = [], _present(folder)
     for phase, records in metrics(folder).items():
         place = folder.phase(phase) / "checkpoints"
@@ -221,9 +233,9 @@ class Configured:
     """The configuration of a run.
 
     Attributes:
-        preset: that it is nearest to.
-        changed: in which options it differs from that.
-        all: every option.
+        preset: name of the nearest preset.
+        changed: differences from that preset.
+        all: every option with its value.
     """
 
     preset: str
@@ -232,7 +244,7 @@ class Configured:
 
 
 def configured(folder: RunFolder) -> Configured | None:
-    """The configuration of a run beside the preset of its kind that is nearest; None: this version cannot read it."""
+    """Return a run's configuration and the nearest preset of its kind; None: it cannot be read."""
     try:
         options = folder.options()
     except (OSError, ValueError):
@@ -257,7 +269,14 @@ def _presets(kind: str) -> dict[str, Options]:
 
 @dataclass
 class File:
-    """A file of a run that is served: its name, as in the address, what it is, and its size."""
+    """A file of a run that is served.
+
+    Attributes:
+        name: its name in the address.
+        about: a short description.
+        bytes: its size.
+        path: its path on disk.
+    """
 
     name: str
     about: str
@@ -266,7 +285,10 @@ class File:
 
 
 def files(folder: RunFolder) -> list[File]:
-    """What is served of a run: `FILES`, and what lies in `analysis/`; no link that leads out of the run."""
+    """Return the files that are served of a run: `FILES` and those in `analysis/`.
+
+    Links are left out, also those to other places within the run.
+    """
     names = dict(FILES)
     for path in sorted((folder.path / "analysis").glob("*")):
         if not path.name.startswith("."):
@@ -280,7 +302,7 @@ def files(folder: RunFolder) -> list[File]:
 
 
 def metrics_csv(folder: RunFolder, phase: str) -> str:
-    """The metrics of a phase as a table, a column for each figure; nothing where there are none."""
+    """Return the metrics of a phase as CSV with a column for each metric; only a line end without metrics."""
     records = metrics(folder).get(phase, [])
     written = io.StringIO()
     table = csv.DictWriter(written, dict.fromkeys(name for record in records for name in record))

@@ -1,4 +1,4 @@
-"""Where chunks stand in a corpus: a few places of each, searched in the beginning of a split."""
+"""Examples of chunks in their context, found in the beginning of a split."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -9,28 +9,35 @@ import numpy as np
 from data.corpus import Corpus
 from pipeline.run.index import PIXELS
 
-MOST_BYTES = 4 << 20  # of a split that are searched
-_MOST_TRIED = 4000  # places at which the bytes of a chunk begin that may not be one
+MOST_BYTES = 4 << 20  # searched bytes of a split
+_MOST_TRIED = 4000  # tested positions per chunk; its bytes may occur without being a chunk
 _AROUND = 60  # bytes shown on each side
 
 
 @dataclass
 class Example:
-    """A place of a chunk, for people: what stands before and after it in its document."""
+    """An occurrence of a chunk: the text before and after it in its document."""
 
     before: str
     after: str
 
 
 class Examples:
-    """The beginning of a split.
+    """A search for examples in the beginning of a split.
 
     Attributes:
-        where: it is, for people; or why there is nothing.
+        where: the text that is searched, in words, or the reason why there is none.
     """
 
     def __init__(self, where: str, pieces: list[bytes], lengths: list[np.ndarray], begins: list[int]) -> None:
-        """Of pieces of documents, the lengths (N,) of the chunks in each, and at which bytes documents begin."""
+        """Join the pieces of documents to one text.
+
+        Args:
+            where: see the class.
+            pieces: bytes of documents or parts of them.
+            lengths: of the chunks in each piece, (N,).
+            begins: bytes at which documents begin.
+        """
         self.where = where
         self._text = b"".join(pieces)
         each = np.concatenate(lengths) if lengths else np.zeros(0, np.uint8)
@@ -39,7 +46,7 @@ class Examples:
 
     @classmethod
     def of_split(cls, corpus: Corpus, split: str) -> Self:
-        """Reads the first 4 MB of a split; nothing of pictures, nor of a corpus behind a URL."""
+        """Read the first 4 MB of a split. Corpora of pictures and corpora at a URL are not read."""
         if corpus.is_remote or corpus.options.kind == PIXELS:
             return cls("not of shards behind a URL" if corpus.is_remote else "not of pictures", [], [], [])
         texts: list[bytes] = []
@@ -61,7 +68,7 @@ class Examples:
         )
 
     def of(self, chunk: bytes, most: int = 3) -> list[Example]:
-        """Some places of a chunk, if possible in different documents."""
+        """Return up to `most` occurrences of a chunk, in different documents if possible."""
         found: list[int] = []
         for place in self._places(chunk, apart=True):
             found.append(place)
@@ -75,7 +82,7 @@ class Examples:
         return [self._example(place, len(chunk)) for place in found]
 
     def _places(self, chunk: bytes, apart: bool = False) -> Iterator[int]:
-        """Where the chunk is one; `apart`: one place of a document."""
+        """Yield the positions where the bytes are a chunk; `apart`: one position per document."""
         place = self._text.find(chunk)
         for _ in range(_MOST_TRIED):
             if place < 0:

@@ -1,4 +1,4 @@
-"""`haed explore RUN`: the pages of one run, on this machine alone, until Ctrl-C."""
+"""`haed explore RUN`: serve the pages of one run on this machine until Ctrl-C."""
 
 import asyncio
 import json
@@ -16,23 +16,23 @@ from pipeline.pages.warm import Warm
 from pipeline.run.folder import RunFolder
 from pipeline.shown import end_streams, write
 
-_END_SECONDS = 1.0  # in which a question that is answered may stop by itself
-PORT = 7300  # unless another is asked for, or this one is taken
+_END_SECONDS = 1.0  # time in which a running question may stop by itself
+PORT = 7300  # default port
 
 
 def explore(folder: RunFolder, port: int | None, overrides: tuple[str, ...], programs: bool = False) -> None:
-    """Serves the pages of a run on 127.0.0.1 until a signal ends it; prints their address once it answers.
+    """Serve the pages of a run on 127.0.0.1 until a signal ends it. The address is printed once the server is ready.
 
     Args:
-        folder: of the run.
-        port: to listen on; None: `PORT`, or any that is free; 0: any.
+        folder: folder of the run.
+        port: port to listen on; None: `PORT`, or a free one if that is taken; 0: a free one.
         overrides: options to change, such as device=cpu.
-        programs: the address is printed for them.
+        programs: print the address as JSON.
 
     Raises:
         FileNotFoundError: nothing was trained in the run.
-        ConfigError: the port is none.
-        OSError: it is taken.
+        ConfigError: the port is out of range.
+        OSError: the port is taken.
     """
     folder.trained_phase()
     warm = Warm(keep=1, overrides=overrides)
@@ -57,21 +57,24 @@ def explore(folder: RunFolder, port: int | None, overrides: tuple[str, ...], pro
 
 
 class Server(uvicorn.Server):
-    """A server that drops the questions to models when it is to end, whose answers nobody will read."""
+    """A uvicorn server that drops pending questions to models when it shuts down."""
 
     def __init__(self, config: uvicorn.Config, warm: Warm | None) -> None:
         super().__init__(config)
         self._warm = warm
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        """Drops them, and shuts down."""
+        """Drop the questions, and shut down."""
         if self._warm is not None:
             self._warm.drop()
         await super().shutdown(sockets)
 
 
 def end_without(warm: Warm, status: int) -> None:
-    """Ends this process at once if a question cannot be stopped: Python would take down the libraries that compute it."""
+    """Exit at once if a question cannot be stopped.
+
+    A normal exit of Python would unload the libraries that still compute it.
+    """
     if not warm.close(_END_SECONDS):
         end_streams()
         os._exit(status)

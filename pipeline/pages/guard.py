@@ -1,9 +1,14 @@
-"""Who may talk to the servers that `haed` starts: whoever addresses them by a name of theirs, and no page of another site.
+"""Host check of the servers that `haed` starts: requests must use a name of the server, and not come from other sites.
 
-A browser sends the requests of any page to 127.0.0.1 too. A page elsewhere shows by its `Origin`, which is not the address it
-asks; one whose own name was made to point here (DNS rebinding) shows by its `Host`. Frames, pictures and prefetches of a page
-elsewhere have no `Origin`; they show by `Sec-Fetch-Site`, and only a link that a person follows is let in. Programs send neither.
-All are looked at before anything else, for plain requests, preflights and websockets alike.
+A browser also sends requests of foreign pages to 127.0.0.1. Three headers identify them:
+
+- `Origin` differs from the address that a foreign page requests.
+- `Host` holds the foreign name if that name was made to point to this machine (DNS rebinding).
+- `Sec-Fetch-Site` reveals frames, pictures and prefetches of foreign pages, which have no `Origin`. Only a link that
+  a person follows is allowed.
+
+Programs send neither `Origin` nor `Sec-Fetch-Site`. Plain requests, preflights and websockets are all checked before
+anything else.
 """
 
 import ipaddress
@@ -11,8 +16,8 @@ import socket
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-_ELSEWHERE = ("cross-site", "same-site")  # the latter is this machine's name with another port, or a name beside it
-# Of every answer that does not have one itself: other sites may neither frame, nor embed, nor guess at it.
+_ELSEWHERE = ("cross-site", "same-site")  # same-site: this host with another port, or a sibling domain
+# Added to every response that lacks them: other sites may not frame or embed it, browsers may not guess its type.
 _PROTECTING = {
     b"x-frame-options": b"SAMEORIGIN",
     b"x-content-type-options": b"nosniff",
@@ -23,7 +28,7 @@ LOOPBACK = ("127.0.0.1", "localhost", "::1")
 
 
 def names_of(host: str) -> list[str]:
-    """By which names a server may be addressed that listens on this one."""
+    """Return the names that clients may use for a server that listens on a host."""
     if host in LOOPBACK:
         return list(LOOPBACK)
     here = socket.gethostname()
@@ -31,10 +36,10 @@ def names_of(host: str) -> list[str]:
 
 
 class Rules:
-    """The names of a server, and the origins beside its own whose pages may use it.
+    """The names of a server, and the other origins whose pages may use it.
 
     Args:
-        names: host names and addresses, without ports; `0.0.0.0` or `::` stand for every address, but for no name.
+        names: host names and addresses, without ports; `0.0.0.0` or `::` allow every address, but no name.
         origins: such as `https://dashboard.example`.
     """
 
@@ -44,12 +49,12 @@ class Rules:
         self._origins = {origin.lower().rstrip("/") for origin in origins}
 
     def refusal(self, hosts: list[str], origins: list[str], fetched: Mapping[str, str] | None = None) -> str | None:
-        """Why a request is refused; None: it is not.
+        """Return why a request is refused; None: it is allowed.
 
         Args:
             hosts: its `Host` headers.
             origins: its `Origin` headers.
-            fetched: its `Sec-` headers, by names in small letters.
+            fetched: its `Sec-` headers, by lower-case name.
         """
         if len(hosts) != 1 or not self._is_ours(hosts[0]):
             return f"not the address of this server: Host {', '.join(hosts) or 'missing'}"[:200]
@@ -60,7 +65,10 @@ class Rules:
 
     @staticmethod
     def _foreign(fetched: Mapping[str, str]) -> str | None:
-        """Why a request without an `Origin` is refused: a page of another site makes it, not somebody who follows a link."""
+        """Return why a request without an `Origin` is refused; None: it is allowed.
+
+        It is refused if a page of another site makes it, unless a person follows a link.
+        """
         if fetched.get("sec-fetch-site") not in _ELSEWHERE:
             return None
         followed = (
@@ -86,10 +94,10 @@ def _is_address(name: str) -> bool:
 
 
 class Guarded:
-    """An ASGI application behind the rules.
+    """ASGI middleware that applies the rules to every request.
 
-    Its pages may not be shown within those of other sites, whose visitors would click there without knowing, and load from and
-    talk to this server alone, whatever a library in them or a Markdown text asks for.
+    Its pages cannot be framed by other sites, where visitors might click on them unknowingly. They load from and
+    connect to this server only, whatever a library or a Markdown text in them requests.
     """
 
     _POLICY = (
@@ -103,7 +111,7 @@ class Guarded:
         self._application, self._rules = application, rules
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
-        """Passes a request on, or answers 403."""
+        """Pass a request on, or answer 403."""
         if scope["type"] not in ("http", "websocket"):
             return await self._application(scope, receive, send)
         hosts, origins = (
@@ -114,7 +122,7 @@ class Guarded:
         if scope["type"] == "websocket":
             if reason is None:
                 return await self._application(scope, receive, send)
-            await receive()  # closed before it is accepted, it is answered 403 as well
+            await receive()  # closing before accepting is answered 403 as well
             return await send({"type": "websocket.close", "code": 1008})
         if reason is not None:
             return await answer(send, 403, f"{reason}\n")
@@ -133,14 +141,22 @@ class Guarded:
 async def answer(
     send: Any, status: int, text: str, kind: str = "text/plain", more: Iterable[tuple[bytes, bytes]] = ()
 ) -> None:
-    """A whole answer of an ASGI application, with further headers."""
+    """Send a complete response of an ASGI application.
+
+    Args:
+        send: the application's `send`.
+        status: HTTP status.
+        text: the body.
+        kind: media type.
+        more: further headers.
+    """
     headers = [(b"content-type", f"{kind}; charset=utf-8".encode()), *more]
     await send({"type": "http.response.start", "status": status, "headers": headers})
     await send({"type": "http.response.body", "body": text.encode()})
 
 
 def guarded_wsgi(application: Any, rules: Rules) -> Any:
-    """A WSGI application behind the rules."""
+    """Return a WSGI application that applies the rules to every request."""
 
     def inner(environment: dict[str, Any], start_response: Any) -> Any:
         hosts, origins = ([environment[name]] if name in environment else [] for name in ("HTTP_HOST", "HTTP_ORIGIN"))

@@ -1,4 +1,4 @@
-"""The listing of runs: a row is worked out again where a file has changed that it was made of, and kept otherwise."""
+"""The listing of runs, whose rows are cached until one of their files changes."""
 
 import os
 from collections import OrderedDict
@@ -12,19 +12,19 @@ from data.checked import stamp_file
 from pipeline.pages.details import Evaluated
 from pipeline.run.folder import PHASES, RunFolder
 
-_MOST = 1 << 14  # rows, of a kilobyte or two each
+_MOST = 1 << 14  # maximum number of rows, one or two kB each
 
 Stamps = tuple[tuple[str, tuple[int, ...] | None], ...]
 
 
 class Listing:
-    """Rows of runs, of which the last ones that were asked for are kept.
+    """A cache of the rows of runs, which keeps those used last.
 
     Args:
-        make: works out the row of a run.
+        make: computes the row of a run.
 
     Attributes:
-        made: how often one was worked out.
+        made: number of rows that were computed.
     """
 
     def __init__(self, make: Callable[[RunFolder], dict[str, Any]]) -> None:
@@ -32,11 +32,11 @@ class Listing:
         self._rows: OrderedDict[Path, tuple[Any, dict[str, Any]]] = OrderedDict()
 
     def row(self, folder: RunFolder) -> dict[str, Any]:
-        """The row of a run."""
+        """Return the row of a run."""
         now = (
             stamps(folder.path),
             folder.holder(),
-        )  # before it is read: what changes meanwhile is noticed the next time
+        )  # before reading: a change during it is noticed next time
         with self._lock:
             was, row = self._rows.pop(folder.path, (None, {}))
         if was != now:
@@ -51,7 +51,7 @@ class Listing:
 
 
 def _brief(evaluated: Evaluated) -> Evaluated:
-    """Without what a row does not show, which is most of it."""
+    """Return an evaluation without the large parts that a row does not show."""
     if evaluated.found is None:
         return evaluated
     brief = replace(evaluated.found, breakdown=None, yardsticks=[], not_beaten=[], iem=None)
@@ -59,7 +59,7 @@ def _brief(evaluated: Evaluated) -> Evaluated:
 
 
 def stamps(run: Path) -> Stamps:
-    """Device, inode, size and times of all files of a run that its row is made of; None of one that is not there."""
+    """Return device, inode, size and times of the files that a run's row depends on; None for a missing file."""
     paths = [run / "config.yaml", run / "evaluation.json", run / "corpus.json"]
     for phase in PHASES:
         paths += [run / phase / "metrics.jsonl", *_checkpoints(run / phase / "checkpoints")]
@@ -67,7 +67,7 @@ def stamps(run: Path) -> Stamps:
 
 
 def _checkpoints(folder: Path) -> Iterator[Path]:
-    """The files of the checkpoints in a folder, and those that name one."""
+    """Yield the files of the checkpoints in a folder, and the files that point to one."""
     yield from (folder / "best", folder / "latest")
     for name in sorted(_names(folder)):
         if name.startswith("step-"):

@@ -1,4 +1,4 @@
-"""What the pages say of runs, from their folders alone: no model is opened, and nothing is written."""
+"""The state of runs for pages, read from their folders only. No model is opened, and nothing is written."""
 
 import math
 import os
@@ -18,26 +18,26 @@ from pipeline.run.checkpoints import pointed, reached, read_state
 from pipeline.run.folder import PHASES, RunFolder
 from pipeline.run.metrics import Position, Record, parse, read
 
-_TAIL = 1 << 16  # bytes of metrics in which the newest figures are looked for
+_TAIL = 1 << 16  # bytes at the end of a metrics file that are searched
 
 
 class NotFound(LookupError):
-    """No run, or no file of one, has that name."""
+    """Raised when no run, or no file of a run, has the requested name."""
 
 
 class Runs:
-    """The runs that pages are made of: those of a folder, or a single one.
+    """The runs that pages show: those of a folder, or a single one.
 
     Args:
-        place: of the runs, or of the run.
-        single: it is one.
+        place: folder of the runs, or of the single run.
+        single: whether `place` is a single run.
     """
 
     def __init__(self, place: Path, single: bool = False) -> None:
         self.place, self.single = place.resolve(), single
 
     def all(self) -> tuple[list[RunFolder], list[str]]:
-        """The runs, by name, and the names of links to folders elsewhere, which are not shown."""
+        """Return the runs, sorted by name, and the names of links to folders elsewhere, which are not shown."""
         if self.single:
             return [RunFolder(self.place)], []
         found, elsewhere = [], []
@@ -52,10 +52,10 @@ class Runs:
         return found, elsewhere
 
     def find(self, name: str) -> RunFolder:
-        """The run of that name, which is only compared, never made a path of.
+        """Return the run of that name. The name is only compared, never used as a path.
 
         Raises:
-            NotFound: there is none.
+            NotFound: no run has that name.
         """
         for folder in self.all()[0]:
             if folder.path.name == name:
@@ -65,18 +65,18 @@ class Runs:
 
 @dataclass
 class State:
-    """How far a run is.
+    """The progress of a run.
 
     Attributes:
-        word: training, in use, finished, stopped, not trained, damaged.
-        phase: that is, or was last, trained; None: none yet.
-        step: of it; of one that nobody trains, that of its newest checkpoint, from which it goes on.
-        share: of it that is done.
-        left: seconds of training that are left of it, as far as that can be told.
-        training: bits per token of the last steps; None where there are none.
-        validation: the same of the last validation.
-        holder: which process holds the run, in its own words.
-        changed: when its metrics, or else its configuration, were written last.
+        word: training, pretrain done, finished, stopped, in use, not trained, or damaged.
+        phase: the phase that is or was last trained; None: none yet.
+        step: its step. If no process trains it: the step of its latest checkpoint, from which it resumes.
+        share: share of the phase that is done, from 0 to 1.
+        left: estimated seconds of training left in the phase; None: unknown.
+        training: bits per token of the last steps; None: there are none.
+        validation: bits per token of the last validation; None: there is none.
+        holder: description of the process that holds the run; None: no process does.
+        changed: when its metrics, or else its configuration, were last written.
     """
 
     word: str
@@ -91,12 +91,12 @@ class State:
 
     @property
     def running(self) -> bool:
-        """Whether a process holds the run."""
+        """Return whether a process holds the run."""
         return self.holder is not None
 
 
 def state(folder: RunFolder) -> State:
-    """How far a run is."""
+    """Return the progress of a run."""
     found = [
         (status.st_mtime, phase) for phase in PHASES if (status := status_of(folder.phase(phase) / "metrics.jsonl"))
     ]
@@ -105,9 +105,10 @@ def state(folder: RunFolder) -> State:
         changed = status_of(folder.path / "config.yaml")
         when = datetime.fromtimestamp(changed.st_mtime if changed else 0)
         return State("in use" if holder else "not trained", None, 0, 0.0, None, None, None, holder, when)
-    seconds, phase = max(found) if holder else found[0]  # of a copy, times tell nothing
+    seconds, phase = max(found) if holder else found[0]  # a copied run has no meaningful times
     saved = _figures(reached(folder.phase(phase) / "checkpoints"))
-    # What goes on is where its metrics say; what was stopped goes on from its checkpoint, whatever step it passed.
+    # A training in progress is at the step of its metrics.
+    # A stopped one resumes from its checkpoint, though it went further.
     last = _newest(folder.phase(phase) / "metrics.jsonl", math.inf if holder or not saved else saved["step"])
     if saved and (not holder or saved["step"] > last.get("step", 0)):
         last |= saved
@@ -127,14 +128,14 @@ def state(folder: RunFolder) -> State:
 
 
 def damaged(folder: RunFolder) -> State:
-    """The state of a run whose files cannot be read."""
+    """Return the state of a run whose files cannot be read."""
     changed = status_of(folder.path)
     when = datetime.fromtimestamp(changed.st_mtime if changed else 0)
     return State("damaged", None, 0, 0.0, None, None, None, None, when)
 
 
 def _share(folder: RunFolder, phase: Phase, last: Record) -> float:
-    """Share of a phase that is done; one that ended by itself, since it no longer improved, is."""
+    """Return the share of a phase that is done; 1 if it ended early because it no longer improved."""
     asked = {name: setting(folder, f"{phase}.{name}") for name in _LIMITS}
     limits = PhaseOptions(**_figures(asked))  # type: ignore[arg-type]
     if limits.patience and (path := pointed(folder.phase(phase) / "checkpoints", "latest")):
@@ -145,7 +146,7 @@ def _share(folder: RunFolder, phase: Phase, last: Record) -> float:
 
 
 def status_of(path: Path) -> os.stat_result | None:
-    """What the system knows of a file; None: there is none."""
+    """Return the status of a file; None: it does not exist or cannot be accessed."""
     try:
         return path.stat()
     except OSError:
@@ -153,13 +154,13 @@ def status_of(path: Path) -> os.stat_result | None:
 
 
 def _newest(path: Path, most: float) -> Record:
-    """The newest of each figure in the last lines of a metrics.jsonl, up to a step."""
+    """Return the newest value of each metric in the last lines of a metrics.jsonl, up to a step."""
     with named(path), open_file(path, path.parent.parent) as file:
         begin = max(0, os.fstat(file.fileno()).st_size - _TAIL)
         file.seek(begin)
         lines = file.read(2 * _TAIL).split(b"\n")[
             1 if begin else 0 : -1
-        ]  # the first may lack its beginning, the last its end
+        ]  # the first and the last line may be incomplete
     found: Record = {}
     for line in lines:
         record = _figures(parse(line, path))
@@ -168,17 +169,24 @@ def _newest(path: Path, most: float) -> Record:
 
 
 def _figures(record: Any) -> Record:
-    """What of a line can be drawn, whoever wrote it: finite numbers."""
+    """Return the finite numbers of a record, whoever wrote it."""
     pairs = record.items() if isinstance(record, dict) else ()
     return {name: value for name, value in pairs if type(value) in (int, float) and math.isfinite(value)}
 
 
 def setting(folder: RunFolder, key: str) -> Any:
-    """An option of a run as its config.yaml has it, with nothing checked, which would take long; None: it has none.
+    """Return an option of a run as written in its config.yaml, unchecked because a check would take long.
+
+    Args:
+        folder: folder of the run.
+        key: dotted key, one of `_SETTINGS`.
+
+    Returns:
+        The value; None: the file does not set it.
 
     Raises:
         ValueError: config.yaml is damaged.
-        OSError: it cannot be read.
+        OSError: config.yaml cannot be read.
     """
     status = status_of(folder.path / "config.yaml")
     stamp = (status.st_ino, status.st_size, status.st_mtime_ns) if status else None
@@ -186,7 +194,7 @@ def setting(folder: RunFolder, key: str) -> Any:
 
 
 _LIMITS = ("steps", "seconds", "epochs", "patience")
-_SETTINGS = {  # all that pages ask for: to construct the others takes longer than to parse the file
+_SETTINGS = {  # the options that pages use; constructing all would take longer than parsing
     *("model.kind", "chunker.kind", "evaluate.stage"),
     *(f"{phase}.{limit}" for phase in PHASES for limit in _LIMITS),
 }
@@ -205,7 +213,7 @@ def _configuration(path: Path, stamp: tuple[int, ...] | None) -> dict[str, Any]:
 
 
 def _settings(loader: Any, node: Any, above: str) -> Iterator[tuple[str, Any]]:
-    """Those of `_SETTINGS` in a tree of YAML; keys of other types name none of them."""
+    """Yield the options of `_SETTINGS` in a YAML tree. Keys that are not text are skipped."""
     if not isinstance(node, yaml.MappingNode):
         return
     for name, value in node.value:
@@ -223,7 +231,7 @@ def _records(path: Path, changed: int, size: int) -> list[Record]:
 
 
 def metrics(folder: RunFolder) -> dict[str, list[Record]]:
-    """Metrics of each phase that has any, in the order of training."""
+    """Return the metrics of each phase that has any, in the order of training."""
     found = {}
     for phase in ("pretrain", "finetune", "train"):
         path = folder.phase(phase) / "metrics.jsonl"

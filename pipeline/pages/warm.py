@@ -1,9 +1,9 @@
-"""Opened runs that are kept, so that the first question to one alone waits for its model.
+"""A cache of opened runs, so that only the first question to a run waits for its model.
 
-One thread opens and asks them all: PyTorch takes the cores it is given by itself, and whoever serves goes on serving. A run is
-opened again when what it was opened from has changed: the present checkpoint, the configuration, the corpus, the index.
+One thread opens all runs and answers all questions: PyTorch uses the cores it is given by itself, and the server stays
+responsive. A run is reopened when its present checkpoint, configuration, corpus or index has changed.
 
-A question whose asker is gone is dropped before it reaches the thread, or stopped where its work looks (`check_asker`).
+A question whose client has gone is dropped before it reaches the thread, or stopped at its next `check_asker`.
 """
 
 import asyncio
@@ -29,11 +29,11 @@ if TYPE_CHECKING:  # torch costs two seconds
 
 T = TypeVar("T")
 KEPT, MOST_WAITING = 3, 16
-_LOOKS, _LOOK_SECONDS = 40, 0.05  # for a place, longer than it takes to see that an asker is gone
+_LOOKS, _LOOK_SECONDS = 40, 0.05  # tries for a place; longer than noticing that a client has gone
 
 
 class _Thread:
-    """One thread that does one piece of work after another, and keeps no process from ending."""
+    """A daemon thread that does one piece of work after another."""
 
     def __init__(self) -> None:
         self._work: SimpleQueue[Callable[[], None]] = SimpleQueue()
@@ -45,13 +45,13 @@ class _Thread:
         return self._thread.ident
 
     def submit(self, work: Callable[[], T]) -> "tuple[Future[T], threading.Event]":
-        """Has work done in turn, unless nobody wants it any more by then.
+        """Queue work, to be skipped if nobody wants it any more at its turn.
 
         Args:
-            work: to be done.
+            work: the function to call.
 
         Returns:
-            The result, and an event to set once nobody wants it.
+            The future result, and an event to set once nobody wants it.
         """
         future: Future[T] = Future()
         gone = threading.Event()
@@ -76,16 +76,16 @@ class _Thread:
 
 
 class Busy(RuntimeError):
-    """So many questions wait that another would not be answered soon."""
+    """Raised when too many questions wait, or when the server shuts down."""
 
 
 @dataclass
 class Opened:
-    """A run that is kept.
+    """An opened run in the cache.
 
     Attributes:
-        run: opened.
-        stamp: of what it was opened from.
+        run: the run.
+        stamp: identifies the files that it was opened from.
     """
 
     run: "Run"
@@ -93,26 +93,26 @@ class Opened:
 
     @cached_property
     def examples(self) -> Examples:
-        """Where the chunks stand that its index has, read at first use."""
+        """Return the examples of the chunks in its index, read at first use."""
         try:
             return Examples.of_split(self.run.folder.corpus(), self.run.probe.index.meta.split)
-        except (OSError, ValueError) as error:  # its shards are gone, or others
+        except (OSError, ValueError) as error:  # its shards are missing or were replaced
             return Examples(f"none, since {error}", [], [], [])
 
 
 @dataclass
 class Answer(Generic[T]):
-    """What a run answered.
+    """The answer of a run.
 
     Attributes:
         value: the answer.
-        run: its name.
-        phase: of the checkpoint that answered.
-        step: likewise.
-        checkpoint: its digest.
-        seconds: that the question took, without those in which the run was opened.
-        opening: seconds in which it was; 0: it was open.
-        remarks: warnings of the log on the question.
+        run: name of the run.
+        phase: phase of the checkpoint that answered.
+        step: step of that checkpoint.
+        checkpoint: digest of that checkpoint.
+        seconds: duration of the question, without opening the run.
+        opening: seconds that opening the run took; 0: it was open.
+        remarks: warnings that were logged during the question.
     """
 
     value: T
@@ -126,7 +126,7 @@ class Answer(Generic[T]):
 
 
 class _Said(logging.Handler):
-    """What a thread logs that people ought to know."""
+    """A log handler that collects the warnings of one thread."""
 
     def __init__(self, thread: int) -> None:
         super().__init__(logging.WARNING)
@@ -138,16 +138,16 @@ class _Said(logging.Handler):
 
 
 class Warm:
-    """Runs, opened when they are asked, of which the last few are kept.
+    """A cache of runs, which are opened when they are first asked. The last few are kept.
 
     Args:
-        keep: so many.
-        overrides: options to change in each, such as its device; see `RunFolder.options`.
+        keep: maximum number of open runs.
+        overrides: options to change in each run, such as its device; see `RunFolder.options`.
 
     Attributes:
-        opened: how often one was opened.
-        begun: questions that reached a model.
-        waiting: questions that are asked now, the one that is answered included.
+        opened: number of times a run was opened.
+        begun: number of questions that reached a model.
+        waiting: number of questions that wait or are being answered.
     """
 
     def __init__(self, keep: int = KEPT, overrides: tuple[str, ...] = ()) -> None:
@@ -162,16 +162,16 @@ class Warm:
             logging.getLogger(room).addHandler(self._said)
 
     async def ask(self, folder: RunFolder, question: Callable[[Opened], T]) -> Answer[T]:
-        """Asks a run. Cancelled, the question is dropped, or stopped if it is being answered.
+        """Ask a run a question. If this task is cancelled, the question is dropped or stopped.
 
         Args:
-            folder: of the run.
-            question: called with it, in the thread of all questions.
+            folder: folder of the run.
+            question: called with the opened run, in the thread of all questions.
 
         Raises:
-            Busy: too many others wait, or the server ends.
+            Busy: too many questions wait, or the server shuts down.
             FileNotFoundError: nothing was trained in the run.
-            ValueError: a file of it is damaged or was changed; and what the question raises.
+            ValueError: a file of the run is damaged or was changed. The question may raise further exceptions.
         """
         await self._place()
         self.waiting += 1
@@ -189,10 +189,10 @@ class Warm:
             self.waiting -= 1
 
     async def _place(self) -> None:
-        """Waits a moment for a place among the questions: those whose askers have just left make room.
+        """Wait briefly for a free place among the questions. Clients that have just left free theirs.
 
         Raises:
-            Busy: there is none, or the server ends.
+            Busy: no place is free, or the server shuts down.
         """
         for _ in range(_LOOKS):
             if self._closed or self.waiting < MOST_WAITING:
@@ -204,7 +204,7 @@ class Warm:
             raise Busy(f"{self.waiting} questions wait already: ask again in a moment")
 
     def drop(self) -> None:
-        """Takes no more questions, drops those that wait, and asks the one that is answered to stop: the server ends."""
+        """Drop all questions for shutdown: refuse new ones, drop those that wait, stop the one being answered."""
         self._closed = True
         for gone, answer in list(self._asked.items()):
             gone.set()
@@ -212,7 +212,10 @@ class Warm:
                 answer.cancel()
 
     def close(self, seconds: float) -> bool:
-        """The same; whether the thread then rests within so many seconds, so that this process can end in good order."""
+        """Drop all questions as `drop` does, and return whether the thread becomes idle within `seconds`.
+
+        If it does, the process can exit normally.
+        """
         self.drop()
         resting, _ = self._thread.submit(lambda: None)
         with suppress(TimeoutError):
@@ -220,7 +223,7 @@ class Warm:
         return resting.done()
 
     def prepare(self, folder: RunFolder) -> None:
-        """Opens a run that will be asked soon, unless others wait; whatever goes wrong, the question will meet again."""
+        """Open a run that will soon be asked, unless questions wait. Errors are left to the question to report."""
         if not (self.waiting or self._closed):
             future, gone = self._thread.submit(lambda: self._ask(folder, _read))
             self._asked[gone] = None
@@ -231,7 +234,7 @@ class Warm:
         before = self.opened
         found = self._open(folder)
         begun, run = time.perf_counter(), found.run
-        check_asker()  # opening a run may have taken long; the next question finds it open
+        check_asker()  # opening may have taken long; the run stays open
         self._said.lines.clear()
         self.begun += question is not _read
         value = question(found)
@@ -242,7 +245,7 @@ class Warm:
         )
 
     def _open(self, folder: RunFolder) -> Opened:
-        kept = self._kept.pop(folder.path, None)  # let go before another is opened, unless it is still right
+        kept = self._kept.pop(folder.path, None)  # released before another is opened, unless still valid
         stage = kept.run.options.evaluate.stage if kept else folder.options().evaluate.stage
         stamp = (folder.digest(stage), *_stamps(folder.path))
         if kept is None or kept.stamp != stamp:
@@ -260,7 +263,7 @@ class Warm:
 
 
 def _read(opened: Opened) -> None:
-    """What the first questions would wait for, too."""
+    """Load the parts that a first question would wait for."""
     opened.run.likelihood  # noqa: B018
     with suppress(ValueError, OSError):
         opened.run.probe.index  # noqa: B018
@@ -268,7 +271,7 @@ def _read(opened: Opened) -> None:
 
 
 def _stamps(folder: Path) -> list[tuple[str, int, int]]:
-    """Size and time of the files beside checkpoints that an opened run has read."""
+    """Return size and modification time of the files of an opened run besides checkpoints."""
     paths = [folder / "config.yaml", folder / CORPUS, *sorted(folder.glob("index/**/[!.]*"))]
     found = [(path, path.stat()) for path in paths if path.is_file()]
     return [(str(path), status.st_size, status.st_mtime_ns) for path, status in found]
