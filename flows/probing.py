@@ -1,4 +1,4 @@
-"""The flows that ask a trained run: what is near, what comes next, what its embeddings know."""
+"""The flows that query a trained run: nearest neighbours, next chunks, and analysis of the embeddings."""
 
 from itertools import pairwise
 from pathlib import Path
@@ -150,15 +150,16 @@ def analyse(run: Run, overrides: Words = []) -> Analysed:  # noqa: B006
 
 
 def _place(item: Neighbours, near: Passage, score: str) -> dict[str, Any]:
-    """A passage in the table: where it is like the end of a text."""
+    """Return the table row of a passage that is similar to the end of a query text."""
     where = {"document": near.name, "byte": near.offset, "before": visible(near.text), "after": visible(near.after)}
     return {"query": visible(item.query), score: round(near.score, 3)} | where
 
 
 def _row(item: Neighbours, index: Index, chunker: Chunker, score: str, is_chunk: bool) -> dict[str, Any]:
-    """A query in the table: how often the indexed split has it, a note if it has not, and what is near to it.
+    """Return the table row of a query: its count in the indexed split, its neighbours, and notes.
 
-    A query that is no chunk itself is a text after which chunks are expected.
+    A note says if the query is not indexed, or was cut into several chunks. A query that is not a chunk itself is a
+    text; its neighbours are the chunks expected after it.
     """
     near = " · ".join(f"{visible(n.text)} {n.score:.3f} ×{n.count:,}" for n in item.neighbours)
     if not is_chunk:

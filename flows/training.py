@@ -1,6 +1,6 @@
-"""The flows that shard and train: they take a preset and what to change of it, and have the same form but for its fields.
+"""The flows that shard and train. They take a preset and changes to it; their forms differ only in their fields.
 
-The last one makes a table or figure of a paper, by many trainings.
+The flow `experiment` reproduces a table or figure of a paper by many trainings.
 """
 
 import os
@@ -40,7 +40,7 @@ FIELDS = "preset name source seconds phase batch model iem optimizer validation 
 
 @dataclass
 class Sharded:
-    """A corpus: where it is, and the sizes of its splits."""
+    """The location of a corpus and the sizes of its splits."""
 
     folder: str
     splits: dict[str, Size]
@@ -65,9 +65,10 @@ def shard(asked: Asked) -> Sharded:
 
 
 def _announce(stage: str, what: str, asked: Asked) -> None:
-    """An event that automations can wait for: `haed.STAGE.completed`; see `haed serve --chain`. A stage of `haed` tells none.
+    """Emit the event `haed.STAGE.completed`, on which automations can act; see `haed serve --chain`.
 
-    `haed.next` of its resource is the stage that follows, of those that a model of this kind is trained in.
+    Stages within the flow `haed` emit none. `haed.next` of its resource is the following training stage of this kind of
+    model.
     """
     if is_inner():
         return
@@ -81,7 +82,7 @@ def _announce(stage: str, what: str, asked: Asked) -> None:
 
 
 def _train(phase: Phase, asked: Asked) -> "Trained":
-    """Trains a phase with a live artifact, saves if it is stopped, and leaves a report of what there is then."""
+    """Train a phase with a live artifact. Save if it is stopped. Post a report of the run afterwards."""
     from pipeline.train.stages import check_run, run_phase
 
     options = asked.options
