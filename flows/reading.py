@@ -102,11 +102,11 @@ def post_report(options: Options) -> None:
 
 @staged("evaluate", figure)
 def evaluate(run: Run, split: Split = None, overrides: Words = []) -> Evaluation:  # noqa: B006
-    """Exact bits of a split, beside yardsticks measured on the same bytes.
+    """Compute the exact bits of a split, with baselines measured on the same bytes.
 
     Args:
         run: a name under runs, or a folder
-        split: which one is scored; empty: as in the run, test if it says nothing
+        split: the split to score; empty: as in the run, test by default
         overrides: options to change, each key=value as on the command line, such as evaluate.stage=pretrain
     """
     from pipeline.score.evaluate import evaluate as run_stage
@@ -139,14 +139,14 @@ def sample(
     temperature: Temperature = None,
     overrides: Words = [],  # noqa: B006
 ) -> list[Sample]:
-    """Continues prompts; a model of pictures completes the lower halves of held-out ones.
+    """Continue prompts. An image model completes the lower halves of held-out images.
 
     Args:
         run: a name under runs, or a folder
         prompts: texts to continue; none: those of sample.prompts, or frequent chunks, which also go into the report
-        prompt_count: of those, or of held-out pictures, so many; empty: all of them, or as many pictures as the run says
+        prompt_count: number of these prompts, or of held-out images; empty: all prompts, or as many images as the run says
         samples: continuations of each
-        temperature: 0: always the likeliest; empty: as in the run, 0.8 if it says nothing
+        temperature: 0: always the likeliest token; empty: as in the run, 0.8 by default
         overrides: options to change, each key=value as on the command line, such as sample.chunks=100
     """
     from pipeline.probe.sample import sample as run_stage
@@ -170,7 +170,7 @@ def sample(
 
 @staged("compare", str)
 def compare(runs: Annotated[Words, Field(min_length=1)], runs_dir: Place = "runs") -> str:
-    """Table and curves of several runs, against steps, seconds and model FLOPs (the paper's Figure 4).
+    """Compare several runs in a table and curves, against steps, seconds and model FLOPs (the paper's Figure 4).
 
     Args:
         runs: names under runs_dir, or folders
@@ -197,7 +197,7 @@ def compare(runs: Annotated[Words, Field(min_length=1)], runs_dir: Place = "runs
 
 @staged("report", str)
 def report(run: Run, overrides: Words = []) -> str:  # noqa: B006
-    """Writes the report of a run, and shows it as an artifact with its pictures.
+    """Write the report of a run, and post it as an artifact with its images.
 
     Args:
         run: a name under runs, or a folder

@@ -52,7 +52,7 @@ def _sizes(found: Sharded) -> str:
 
 @configured("shard", "preset source sources chunker sharding launcher overrides", _sizes)
 def shard(asked: Asked) -> Sharded:
-    """Cuts a source into WebDataset shards with a manifest; a task for every part. What is finished is not done again."""
+    """Cut a source into WebDataset shards with a manifest, one task per part. Finished parts are not repeated."""
     from pipeline.run.shards import shard as run_stage
 
     with LiveShards(title(asked.options.source)) as live:
@@ -111,19 +111,19 @@ def _outcome(found: "Trained") -> str:
 
 @configured("pretrain", FIELDS, _outcome)
 def pretrain(asked: Asked) -> "Trained":
-    """Phase one: learns in the space of chunk embeddings. A run of the same name goes on from its last checkpoint."""
+    """Train phase one, in the space of chunk embeddings. An existing run continues from its last checkpoint."""
     return _train("pretrain", asked)
 
 
 @configured("finetune", FIELDS, _outcome, preset=None)
 def finetune(asked: Asked) -> "Trained":
-    """Phase two: trains for exact likelihood from a phase one. A run of the same name goes on from its last checkpoint."""
+    """Train phase two, for exact likelihood, from phase one. An existing run continues from its last checkpoint."""
     return _train("finetune", asked)
 
 
 @configured("train", FIELDS, _outcome)
 def train(asked: Asked) -> "Trained":
-    """Trains end to end, without a phase one. A run of the same name goes on from its last checkpoint."""
+    """Train end to end, without a phase one. An existing run continues from its last checkpoint."""
     return _train("train", asked)
 
 
@@ -137,15 +137,15 @@ def experiment(
     parallel: Annotated[int, Field(ge=1, le=1024)] = 1,
     overrides: Words = [],  # noqa: B006
 ) -> str:
-    """A table or figure of a paper by models of this project. What was cancelled or has failed goes on by Retry.
+    """Reproduce a table or figure of a paper with this project's models. Retry continues a cancelled or failed run.
 
     Args:
         name: of the table or figure
-        budget: minutes: 20 minutes of two cores; hour: one of training, three seeds; paper: its sizes, which may take months
-        data: folder with wikitext-2 and imagenette32; where it is missing, the Python standard library's sources serve
-        seconds: of training in all; 0: the budget's
+        budget: minutes: 20 minutes on two cores; hour: one hour of training, three seeds; paper: its sizes, may take months
+        data: folder with wikitext-2 and imagenette32; if missing, the Python standard library's sources are used
+        seconds: training time in total; 0: the budget's
         seeds: of each model; 0: the budget's
-        parallel: runs side by side, which share the cores
+        parallel: concurrent runs, which share the cores
         overrides: options for all models, each key=value as on the command line
     """
     from pipeline.experiments.page import markdown
