@@ -88,7 +88,7 @@ def neighbours(
         run: a name under runs, or a folder
         queries: chunks, or texts for the other spaces, where trailing white space matters; for images, colours such as
             #4080c0, or PICTURE:CHUNK, counted from 0; none: chunks of the corpus
-        space: chunks similar to a query, contexts similar to the end of a text, or chunks predicted after a text (predictions)
+        space: chunks similar to a query, contexts similar to the end of a text, or predictions of chunks after a text
         count: neighbours of each query; empty: 8; fewer if there are no more, which is noted
         min_count: least occurrences of a chunk in the results; empty: those of a known chunk; 1: all
         overrides: options to change, each key=value as on the command line, such as runs_dir=/data/runs

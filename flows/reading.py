@@ -144,7 +144,7 @@ def sample(
     Args:
         run: a name under runs, or a folder
         prompts: texts to continue; none: those of sample.prompts, or frequent chunks, which also go into the report
-        prompt_count: number of these prompts, or of held-out images; empty: all prompts, or as many images as the run says
+        prompt_count: number of these prompts, or of held-out images; empty: all prompts, or the run's number of images
         samples: continuations of each
         temperature: 0: always the likeliest token; empty: as in the run, 0.8 by default
         overrides: options to change, each key=value as on the command line, such as sample.chunks=100

@@ -141,7 +141,7 @@ def experiment(
 
     Args:
         name: of the table or figure
-        budget: minutes: 20 minutes on two cores; hour: one hour of training, three seeds; paper: its sizes, may take months
+        budget: minutes: 20 minutes on two cores; hour: 1 h of training, three seeds; paper: its sizes, may take months
         data: folder with wikitext-2 and imagenette32; if missing, the Python standard library's sources are used
         seconds: training time in total; 0: the budget's
         seeds: of each model; 0: the budget's

@@ -1,4 +1,4 @@
-"""The stages of a complete run, logged in order with their expected and actual durations."""
+"""The stages of a complete run, logged in order: what each is expected to take, as far as known, and what it took."""
 
 import logging
 import math
@@ -18,7 +18,7 @@ _BACKWARD = 3  # times as long as scoring a chunk does learning from it take
 
 
 class Stages:
-    """A log of the stages of a run. It begins with the expected duration of all stages."""
+    """A log of the stages of a run. It begins with a plan of all stages."""
 
     def __init__(self, options: Options) -> None:
         self._options, kind = options, options.model.kind

@@ -28,7 +28,7 @@ def name_of(folder: Path, host: str = "") -> str:
 
     Args:
         folder: where the deployments run.
-        host: distinguishes hosts that share a server.
+        host: name of a host or work pool, to tell apart those that share a server.
     """
     digits = hashlib.sha256(f"{host}:{folder.resolve()}".encode()).hexdigest()[:4]
     return "-".join([*filter(None, [host]), re.sub(r"[^\w.]+", "-", folder.resolve().name) or "root", digits])

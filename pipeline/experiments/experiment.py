@@ -62,8 +62,8 @@ class Experiment:
         across: a metric of `measures` on the x-axis, with bits on the y-axis; None: curves are drawn.
         full: the arms at the paper's sizes, under the same names, for `--budget paper`.
         enough: training seconds, of all arms once, beyond which results no longer change; None: no such limit.
-        beside: seconds on two cores that a run takes besides training, at `--budget minutes`: evaluation, validation and
-            measures.
+        beside: seconds on two cores that a run takes besides training, at `--budget minutes`: evaluation, validation
+            and measures.
     """
 
     name: str

@@ -39,8 +39,8 @@ class Row:
         spread: half of the range.
         unit: of both.
         seeds: number of finished runs.
-        word_perplexity: 2 to the bits per word, for text; None for data without words. Words are separated by white space,
-            and each line end counts as one.
+        word_perplexity: 2 to the bits per word, for text; None for data without words. Words are separated by white
+            space, and each line end counts as one.
         steps: of all phases.
         seconds: of training, by the clock.
         flops: model FLOPs of training.
@@ -89,7 +89,7 @@ def columns(rows: Sequence[Row]) -> tuple[list[str], list[str]]:
 
 
 def verdict(experiment: Experiment, rows: Sequence[Row]) -> str:
-    """Judge the claim, pair by pair and bound by bound: it agrees, disagrees, or cannot be told."""
+    """Judge the claim, pair by pair and bound by bound: the result agrees, disagrees, or cannot tell at this size."""
     by = {row.arm: row for row in rows}
     found = [
         *(_ahead(by, pair, name, experiment) for pair in experiment.better for name in experiment.by),

@@ -1,4 +1,6 @@
-"""Public packages at two to three million parameters: their models, from bytes (B, L) to logits (B, L, 256) of the next ones.
+"""Public packages at two to three million parameters.
+
+Their models map bytes (B, L) to the logits (B, L, 256) of the next bytes.
 
 pip install --no-deps -r benchmarks/peers.txt
 """
@@ -30,7 +32,7 @@ def megabyte() -> nn.Module:
 
 
 def hourglass() -> nn.Module:
-    """Return its simple variant, shortened by 2."""
+    """Return the package's simple variant, shortened by 2."""
     from hourglass_transformer_pytorch import HourglassTransformerLM
 
     return HourglassTransformerLM(
