@@ -59,9 +59,9 @@ def concluded(stage: str, work: Callable[[], Any], told: Callable[[Any], str]) -
 def is_users(error: BaseException | None) -> bool:
     """Return whether an error comes from the user's input or the machine, so that its message is enough.
 
-    As on the command line, these are ValueError, OSError and FloatingPointError, and also Prefect's ParameterTypeError. A
-    ValueError or FloatingPointError counts only if our own code raised it, or if it comes from a pool process. One from a
-    library, in Python or C, is a bug of ours.
+    As on the command line, these are ValueError, OSError and FloatingPointError, and also Prefect's
+    ParameterTypeError. A ValueError or FloatingPointError counts only if our own code raised it, or if it comes from
+    a pool process. One from a library, in Python or C, is a bug of ours.
     """
     if not isinstance(error, EXPECTED) or error.__traceback__ is None:
         return False

@@ -116,15 +116,15 @@ class Plan:
 
 @dataclass(frozen=True)
 class Budget:
-    """What all runs of an experiment may take.
+    """Limits on the runs of an experiment together.
 
     Attributes:
-        about: for people.
-        seconds: of training; None: the models are of the paper's sizes, and have its limits.
-        seeds: of each run.
+        about: description for users.
+        seconds: training seconds; None: the models have the paper's sizes and limits.
+        seeds: number of seeds of each arm.
         scored: bytes of valid; None: all.
-        whole: seconds of all, with what runs take beside their training.
-        beside: how much that is, of `Experiment.beside`.
+        whole: seconds in total, including what runs take besides training.
+        beside: factor applied to `Experiment.beside`.
     """
 
     about: str

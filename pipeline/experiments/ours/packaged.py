@@ -3,15 +3,15 @@
     pip install --no-deps -r benchmarks/peers.txt
     python -m pipeline.experiments.ours.packaged NAME RUN key=value … --steps 1000 [--rates 1e-3 2e-3 4e-3 8e-3 1.6e-2]
 
-All packages train on the original bytes of the train split of the text that these options have sharded, one document after
-the other, and are scored on valid. They run in bfloat16 where that is fast, with AdamW, warm-up and a cosine schedule. If
-several learning rates are given, each is tried first in a run of a fifth of the steps, and the best is taken. The cosine and
-the warm-up (a tenth of the steps, at most 100) are those of that shorter run.
+All packages train on the original bytes of the train split, one document after the other, and are scored on valid.
+The options choose the sharded text. They run in bfloat16 where that is fast, with AdamW, warm-up and a cosine
+schedule. If several learning rates are given, each is tried first in a run of a fifth of the steps, and the best is
+taken. The cosine and the warm-up (a tenth of the steps, at most 100) are those of that shorter run.
 
-Windows have 256 bytes, or as many as the name says. When scoring, each window but the first adds half a window of new bytes
-after half a window or more of context. Every byte is scored exactly once. The first byte of all, which cannot be predicted,
-counts 8 bits. Before training a check makes sure that no prediction depends on later bytes. RUN gets evaluation.json and
-package.json at the end, so an interrupted run starts over.
+Windows have 256 bytes, or as many as the name says. When scoring, each window but the first adds half a window of new
+bytes after half a window or more of context. Every byte is scored exactly once. The first byte of all, which cannot
+be predicted, counts 8 bits. Before training a check makes sure that no prediction depends on later bytes. RUN gets
+evaluation.json and package.json at the end, so an interrupted run starts over.
 """
 
 import argparse
