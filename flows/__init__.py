@@ -1,4 +1,4 @@
-"""Thin Prefect flows around the stages; the only room that imports Prefect."""
+"""Thin Prefect flows around the stages. Only this package imports Prefect."""
 
 import os
 import sys

@@ -1,4 +1,4 @@
-"""What forms offer to choose from: presets, and the runs that are there; and what a source is by the looks of it."""
+"""Choices that forms offer (presets and existing runs), and detection of the kind of a source."""
 
 import hashlib
 import re
@@ -38,7 +38,7 @@ _PACKED = (".gz", ".xz", ".bz2", ".zst")
 
 @dataclass(frozen=True)
 class InForm:
-    """Changes the schema of an annotated type, and nothing of what is checked."""
+    """A change to the JSON schema of an annotated type. Validation is not affected."""
 
     change: Callable[[dict[str, Any]], dict[str, Any]]
 
@@ -47,7 +47,7 @@ class InForm:
 
 
 def of_presets(schema: dict[str, Any]) -> dict[str, Any]:
-    """A list of the presets, those of an ordinary machine first, or the path of a file, or nothing."""
+    """Return a schema that offers a list of presets (those for an ordinary machine first), a file path, or nothing."""
     (text,) = (choice for choice in schema["anyOf"] if choice != {"type": "null"})
     names = sorted(config.presets(), key=lambda name: (name != "quickstart", name.startswith("paper-"), name))
     return {
@@ -60,20 +60,20 @@ def of_presets(schema: dict[str, Any]) -> dict[str, Any]:
 
 
 def one_box(schema: dict[str, Any]) -> dict[str, Any]:
-    """A box that may stay empty, in place of a choice between a type and null."""
+    """Return the schema of an optional field as one box that may stay empty, without a choice of null."""
     (kind,) = (choice for choice in schema["anyOf"] if choice != {"type": "null"})
     return dict(kind)
 
 
 def runs_there(runs_dir: str = "runs") -> list[str]:
-    """Names of the runs in a folder, the one that was written last first."""
+    """Return the names of the runs in a folder, most recently written first."""
     return list_runs(runs_dir)[:MOST]
 
 
 def with_runs(properties: dict[str, Any], runs: list[str]) -> None:
-    """Has a form offer these runs in a list, beside a box for any other; the newest one is what a stage reads.
+    """Offer these runs as a list in a form, beside a box for any other. The newest run is the default.
 
-    A box that may stay empty has no default: the form would send its null, and that is refused.
+    An optional field gets no default: the form would send null, which is refused.
     """
     for shown in properties.values():
         if "type" in shown and shown.get("default", "") is None:
@@ -96,10 +96,10 @@ def with_runs(properties: dict[str, Any], runs: list[str]) -> None:
 
 
 def own_configuration(name: str, runs_dir: str) -> tuple[str, list[str]]:
-    """The configuration of an existing run, as a file and what leads back to its folder.
+    """Return the configuration file of an existing run and the overrides that point to its folder.
 
     Raises:
-        ConfigError: no run is named, or there is no such run.
+        ConfigError: no run is named, or it does not exist.
     """
     if not name.strip():
         known = runs_there(runs_dir)[:10]
@@ -113,9 +113,9 @@ def own_configuration(name: str, runs_dir: str) -> tuple[str, list[str]]:
 
 
 def name_of_source(preset: str, source: str, runs_dir: str) -> str:
-    """A name for a run of somebody's own source, so that two sources do not meet in one run: of both, such as quickstart-books.
+    """Return a run name made of preset and source, such as quickstart-books, so that sources do not share a run.
 
-    With some digits of the source's place where a run of that name is of another one.
+    Digits of a hash of the source's location are added if a run of that name has another source.
     """
     words = (Path(preset).stem, Path(source.rstrip("/")).name)
     plain = "-".join(filter(None, (re.sub(r"[^\w.]+", "-", word).strip("-.") for word in words)))
@@ -130,10 +130,10 @@ def name_of_source(preset: str, source: str, runs_dir: str) -> str:
 
 
 def kind_of(path: str, usual: str) -> str:
-    """The kind of a source, by the endings of its files: the usual one, if that reads such, else the one that does.
+    """Return the kind of a source, judged by the file extensions: the usual kind if it reads them, else one that does.
 
-    Files of one kind count if they are the greater part, in number and in bytes together: beside pictures lie lists of
-    them, beside texts lie figures.
+    A kind counts if its files make up the greater part, in number and in bytes together. Image folders often contain
+    lists, and text folders contain images.
 
     Args:
         path: a file, folder or URL.
@@ -166,7 +166,7 @@ def _ending(path: Path) -> str:
 
 
 def is_typed(name: str) -> bool:
-    """Whether somebody chose the name of a flow run: neither Prefect's form nor its server made it up."""
+    """Return whether a user chose the name of a flow run, rather than Prefect's form or server generating it."""
     from coolname.data import config as lists  # of the server
 
     made_up = {word for each in dict[str, Any](lists).values() for word in each.get("words", ())}

@@ -10,7 +10,7 @@ if TYPE_CHECKING:
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Runs a command and returns the exit status."""
+    """Run a command and return the exit status."""
     return pipeline_main(argv, "haed", _more)
 
 

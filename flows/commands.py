@@ -78,7 +78,7 @@ def _run(arguments: argparse.Namespace) -> Result:
 
 
 def _what_to_do_next(options: Options, run: str) -> list[str]:
-    """Three commands for a run that is done, and what each tells."""
+    """Return three commands to try on a finished run, each with a short description."""
     of_chunks, pictures = SYSTEMS[options.model.kind].chunks, options.chunker.kind == "pixels"
     another = "valid" if options.evaluate.split == "test" else "test"
     prompt = '"import "' if options.source.kind == "stdlib" else '"The "'
@@ -99,7 +99,10 @@ def _what_to_do_next(options: Options, run: str) -> list[str]:
 
 
 def _asked(arguments: argparse.Namespace, options: Options) -> tuple[str, list[str]]:
-    """The preset and overrides that give `options`; a run that is gone on with is the folder, whatever its config.yaml says."""
+    """Return the preset and overrides that give `options`.
+
+    A resumed run is given by its folder, whatever its config.yaml says.
+    """
     overrides = [word for word in arguments.words if "=" in word]
     if len(overrides) == len(arguments.words):
         return arguments.config, overrides
@@ -108,7 +111,7 @@ def _asked(arguments: argparse.Namespace, options: Options) -> tuple[str, list[s
 
 
 def _check_server() -> None:
-    """Raises ConnectionError if the server that the environment or a profile names does not answer."""
+    """Raise ConnectionError if the server that the environment or a profile names does not answer."""
     from prefect.client.orchestration import get_client
 
     with get_client(sync_client=True) as client:
@@ -120,7 +123,7 @@ def _check_server() -> None:
 
 
 def _drop_tracebacks() -> None:
-    """Keeps Prefect's tracebacks off the terminal, where the error is said in a line; the UI shows them all the same."""
+    """Keep Prefect's tracebacks off the terminal, where the error is one line. The UI still shows them."""
     for handler in logging.getLogger().handlers:
         handler.addFilter(lambda record: not (record.exc_info and record.name.startswith("prefect")))
 
@@ -208,7 +211,10 @@ def _deploy_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def _variables(words: list[str]) -> dict[str, Any]:
-    """Job variables, with dots for nested ones; values are JSON where they can be read as such, but for the environment."""
+    """Return job variables, with dots for nested ones.
+
+    Values are parsed as JSON if possible, except environment variables (`env.NAME`).
+    """
     found: dict[str, Any] = {}
     for word in words:
         key, sign, text = word.partition("=")

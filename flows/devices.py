@@ -1,7 +1,7 @@
-"""So many trainings at a time on a device, one unless `haed serve --trainings` says otherwise; others wait, and hold nothing.
+"""A limit on concurrent trainings per device: 1 unless `haed serve --trainings` sets another. The others wait.
 
-A turn is a locked file, which is freed by death and needs no server. All flows of a user on a machine share the files, from
-whatever folder they run.
+A turn is a locked file. The lock is released when its process dies and needs no server. All flows of a user on a
+machine share these files, whatever folder they run in.
 """
 
 import fcntl
@@ -27,11 +27,11 @@ _POLL_SECONDS = 0.5
 
 @contextmanager
 def turn(options: Options, stop: Callable[[], bool]) -> Iterator[None]:
-    """Waits for its turn on the devices of a training, and holds them.
+    """Wait until the devices of a training are free, and hold them.
 
     Raises:
-        Interrupted: `stop` was true meanwhile.
-        BlockingIOError: it would wait, and another process trains this run.
+        Interrupted: `stop` became true while waiting.
+        BlockingIOError: the devices are busy and another process is training this run.
     """
     limit = int(os.environ.get(TRAININGS) or 0)
     names = devices(options) if limit else []
@@ -56,7 +56,7 @@ def turn(options: Options, stop: Callable[[], bool]) -> Iterator[None]:
 
 
 def devices(options: Options) -> list[str]:
-    """The devices of this machine on which a training computes, by numbers that all processes mean the same by."""
+    """Return the names of the devices that a training uses, numbered the same way in all processes of this machine."""
     import torch
 
     kind, _, number = options.device.partition(":")
@@ -71,7 +71,7 @@ def devices(options: Options) -> list[str]:
 
 
 def _take(names: list[str], limit: int, held: ExitStack) -> str:
-    """Takes a turn on every device or, where one is not to be had, on none; who has them then."""
+    """Lock every device, or none if one is busy. Return who holds the busy one, or an empty string."""
     busy = []
     with ExitStack() as taken:
         for name in names:
@@ -98,7 +98,7 @@ def _lock(file: Any) -> bool:
 
 
 def _folder() -> Path:
-    """Of this user, for all that runs on this machine."""
+    """Return the folder of lock files of this user, shared by all of the user's flows on this machine."""
     path = Path(tempfile.gettempdir()) / f"haed-{os.getuid()}"
     path.mkdir(mode=0o700, exist_ok=True)
     found = path.lstat()
@@ -109,7 +109,10 @@ def _folder() -> Path:
 
 @contextmanager
 def _name_that_says(what: str) -> Iterator[Callable[[], None]]:
-    """The name of the flow run, as lists show it, says that it waits; what is yielded says it, until the server has heard it."""
+    """Show in the name of the flow run that it waits, and restore the name afterwards.
+
+    The function yielded renames the run. It does nothing once the server has accepted the name.
+    """
     before, heard = os.environ.get(FLOW_RUN, ""), False
 
     def say() -> None:
@@ -124,7 +127,7 @@ def _name_that_says(what: str) -> Iterator[Callable[[], None]]:
 
 
 def _renamed(name: str) -> bool:
-    """Whether the flow run, where there is one, has this name now."""
+    """Rename the flow run, if there is one, and return whether this succeeded."""
     from prefect.client.orchestration import get_client
     from prefect.runtime import flow_run
 

@@ -1,7 +1,7 @@
-"""The flows: one for each stage, and `haed`, which runs them all in order.
+"""The flows: one for each stage, and `haed`, which runs all stages in order.
 
-Those that train take a preset and what to change of it, the others the name of a run; see `flows.forms`. They pass names and
-paths to each other, never tensors. What they write is kept by the stages, on the disk; nothing is cached by Prefect.
+Training flows take a preset and changes to it. The others take the name of a run; see `flows.forms`. Flows exchange
+names and paths, never tensors. Stages keep their results on disk; Prefect caches nothing.
 """
 
 import logging
@@ -28,7 +28,7 @@ TRAINS = {"pretrain": pretrain, "finetune": finetune, "train": train}
 
 @dataclass
 class Everything:
-    """What a whole run left: its folder, its report, its evaluation, and what is wrong with its training, if anything is."""
+    """The result of a complete run: its folder, report, evaluation, and warnings about its training."""
 
     run: str
     report: str
@@ -37,7 +37,7 @@ class Everything:
 
 
 def _told(found: Everything) -> str:
-    """What came of it: bits, and what is wrong with the training behind them."""
+    """Return the headline metric and the training warnings, in one line."""
     return "; ".join([figure(found.evaluation), *found.remarks])
 
 
@@ -47,9 +47,9 @@ def _told(found: Everything) -> str:
     _told,
 )
 def everything(asked: Asked) -> Everything:
-    """All of it, in order: shard, pretrain, finetune, evaluate, index, sample, report. What is finished is not done again.
+    """Run all stages in order: shard, pretrain, finetune, evaluate, index, sample, report. Finished stages are skipped.
 
-    A model of tokens is trained in one phase, `train`, and has no index.
+    A token model is trained in a single phase, `train`, and has no index.
     """
     options = asked.options
     for phase in phases(options.model.kind):

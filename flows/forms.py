@@ -1,7 +1,7 @@
-"""What the forms of the UI ask for, the flows behind them, and the configuration that follows from the answers.
+"""Forms of the Prefect UI: their fields, the flows behind them, and the configuration made from the submitted values.
 
-Groups of options are folded until one is opened, and every field of an opened one is empty: as the preset. What is given
-counts, also a value that equals the schema's default.
+Groups of options are folded until one is opened. Every field of an opened group is empty, which means the preset's
+value. A submitted value counts even if it equals the schema's default.
 """
 
 import inspect
@@ -66,7 +66,7 @@ PHASES = {"pretrain": PretrainOptions, "finetune": FinetuneOptions, "train": Tra
 
 @dataclass(frozen=True)
 class Ask:
-    """A field of a form: its type (of a group: its dataclass), what it is for, and what it is when nothing is typed."""
+    """A field of a form: its type (for a group, its dataclass), its description, and its default."""
 
     kind: Any
     about: str
@@ -114,7 +114,7 @@ GROUPS = {
 
 @dataclass
 class Asked:
-    """What a form asks for: a preset, what to change of it as on the command line, and the options that follow."""
+    """A submitted form: the preset, the overrides as on the command line, and the resulting options."""
 
     preset: str
     overrides: list[str]
@@ -122,11 +122,13 @@ class Asked:
 
 
 def staged(stage: str, told: Callable[[Any], str]) -> Callable[[Callable[..., Any]], Any]:
-    """A flow of a stage, with a speaking name, a record of where it runs, and a last state that says what came of it.
+    """Return a decorator that makes a function the flow of a stage.
+
+    The flow gets a descriptive run name, is labelled with its process, and ends in a state with a one-line summary.
 
     Args:
         stage: its name.
-        told: what came of it, in a line, of what the function returns.
+        told: returns the one-line summary of the function's result.
     """
     from prefect import flow
 
@@ -150,13 +152,13 @@ def staged(stage: str, told: Callable[[Any], str]) -> Callable[[Callable[..., An
 def configured(
     stage: str, fields: str, told: Callable[[Any], str], preset: str | None = "quickstart"
 ) -> Callable[[Callable[[Asked], Any]], Any]:
-    """A flow of a stage that asks for a preset and what to change of it.
+    """Return a decorator that makes a function the flow of a stage whose form takes a preset and changes to it.
 
     Args:
         stage: its name.
         fields: names of `PLAIN` and `GROUPS`, in the order of the form.
-        told: what came of it, see `staged`.
-        preset: which one is taken where none is chosen; None: the configuration of the run.
+        told: returns the one-line summary of the result, see `staged`.
+        preset: the default preset; None: the configuration of the run.
     """
     known = PLAIN | GROUPS | {"phase": Ask(PHASES.get(stage), "limits and weights of the phase")}
     known["preset"] = replace(known["preset"], default=preset)
@@ -193,10 +195,10 @@ def configured(
 
 
 def answers(stage: str, given: dict[str, Any]) -> tuple[str, list[str]]:
-    """The preset, or the file of a run's configuration, and its overrides that a form stands for; see `words`.
+    """Return the preset (or a run's configuration file) and the overrides that a form stands for; see `words`.
 
     Raises:
-        ConfigError: a value is not one, or there is no such run.
+        ConfigError: a value is invalid, or the run does not exist.
     """
     typed = [word for word in given["overrides"] if word]  # one that was added and left empty
     preset: str = given["preset"]
@@ -214,12 +216,12 @@ def answers(stage: str, given: dict[str, Any]) -> tuple[str, list[str]]:
 
 
 def _phases(stage: str, kind: str) -> tuple[str, ...]:
-    """Those that a stage trains, or, of one that trains none itself, those of a whole run of such a model."""
+    """Return the phase that a stage trains or, for a stage that trains none itself, all phases of such a model."""
     return (stage,) if stage in PHASES else phases(kind)
 
 
 def shares(options: Options, phases: Iterable[str]) -> dict[str, float]:
-    """Of the time of training that these phases are given: in proportion to their seconds, or in equal parts."""
+    """Return the share of training time of each phase: in proportion to its seconds, or equal shares."""
     limits = {phase: getattr(options, phase).seconds or 0.0 for phase in phases}
     total = sum(limits.values())
     return {phase: limit / total if total else 1 / len(limits) for phase, limit in limits.items()}
@@ -227,9 +229,9 @@ def shares(options: Options, phases: Iterable[str]) -> dict[str, float]:
 
 @cache
 def twin(group: Any) -> Any:
-    """A dataclass of the same fields, bounds and descriptions, in which each field may be left empty.
+    """Return a dataclass with the same fields, bounds and descriptions, in which every field is optional.
 
-    It is an attribute of this module by its name, so that values of it can be pickled.
+    It becomes an attribute of this module under its name, so that its instances can be pickled.
     """
     fields = []
     for name, hint in get_type_hints(group, include_extras=True).items():
@@ -256,7 +258,7 @@ def twin(group: Any) -> Any:
 
 
 def _as_one_box(schema: dict[str, Any]) -> None:
-    """A box that may stay empty, in place of a choice between a type and null, of which null is the default."""
+    """Turn the schema of an optional field into one box that may stay empty, without a choice of null."""
     schema.pop("default")
     schema |= one_box(schema)
     del schema["anyOf"]
@@ -275,19 +277,19 @@ def words(
     groups: dict[str, Any],
     stage: str = "haed",
 ) -> list[str]:
-    """The overrides of a preset that the fields of a form stand for.
+    """Return the overrides of a preset that the fields of a form stand for.
 
     Args:
         preset: name of a preset, or path of a YAML file.
-        name: of the run; empty: the preset's.
+        name: name of the run; empty: the preset's.
         source: file, folder or URL; empty: the preset's.
-        seconds: of training, over the phases in the preset's proportion, or in equal parts; 0: the preset's limits.
-        overrides: `key=value`, stronger than the other fields.
-        groups: sections of the options, as twins of their dataclasses or dictionaries, or None.
-        stage: whose form it is.
+        seconds: training time, divided among the phases as in the preset, or equally; 0: the preset's limits.
+        overrides: `key=value`; these take precedence over the other fields.
+        groups: sections of the options, as instances of `twin` classes, dictionaries or None.
+        stage: the stage that the form belongs to.
 
     Raises:
-        ConfigError: a value is not one.
+        ConfigError: a value is invalid.
     """
     given = {section: group if isinstance(group, dict) else asdict(group) for section, group in groups.items() if group}
     found = [write_override(key, value) for key, value in trees.leaves(given) if value is not None]
@@ -307,7 +309,7 @@ def words(
 
 
 def _dated(word: str) -> str:
-    """With the day for which the flow run was scheduled, which a retry does not change, in place of {date}."""
+    """Replace {date} by the day for which the flow run was scheduled. A retry does not change that day."""
     if "{date}" not in word:
         return word
     from prefect.runtime import flow_run
@@ -316,10 +318,10 @@ def _dated(word: str) -> str:
 
 
 def resolved(preset: str, given: list[str]) -> Options:
-    """The options that a form asks for; what they change of the preset is the beginning of the run's log.
+    """Return the options that a form asks for, and log how they differ from the preset.
 
     Raises:
-        ConfigError: a preset, key or value is not one.
+        ConfigError: a preset, key or value is invalid.
     """
     options = config.load(preset, given)
     if not is_inner():
@@ -333,7 +335,7 @@ def resolved(preset: str, given: list[str]) -> Options:
 
 
 def is_inner() -> bool:
-    """Whether this flow run is a stage of another, which has said and will tell what there is to be told."""
+    """Return whether this flow run is a stage of another flow run, which does the logging."""
     from prefect.context import FlowRunContext
 
     context = FlowRunContext.get()
@@ -341,7 +343,7 @@ def is_inner() -> bool:
 
 
 def run_name(stage: str) -> Callable[[], str]:
-    """What a flow run is called in lists: the stage, the run and its budget."""
+    """Return a function that names a flow run by its stage, run and budget."""
 
     def name() -> str:
         return printable(" ".join(called().split()))[:_NAMED]  # the server keeps and lists it

@@ -1,4 +1,4 @@
-"""Sharding as Prefect tasks, one for each part: over a pool of processes here, or over a Dask cluster."""
+"""Sharding as Prefect tasks, one per part: on a local process pool, or on a Dask cluster."""
 
 import multiprocessing
 import threading
@@ -18,7 +18,7 @@ _SMALL_BYTES = 1 << 24  # written within seconds
 
 
 def as_tasks(options: Options) -> Mapper:
-    """A mapper for `pipeline.run.shards.shard` that makes tasks of the flow run it is called in; they are tried again."""
+    """Return a mapper for `pipeline.run.shards.shard` that submits tasks in this flow run, with retries."""
 
     def map_parts(write: Any, parts: tuple[Part, ...]) -> None:
         ended: list[bool] = []  # no event, which Dask could not send about with a task
@@ -61,7 +61,10 @@ def as_tasks(options: Options) -> Mapper:
 
 @contextmanager
 def _runner(options: Options, parts: tuple[Part, ...]) -> Iterator[tuple[TaskRunner[Any], Any]]:
-    """A task runner, and how its tasks call a function: there, or in a process of a pool that knows nothing of Prefect."""
+    """Yield a task runner and a function with which its tasks call another.
+
+    The call happens in the task itself, or in a pool process that does not use Prefect.
+    """
     workers = min(options.shard.workers, len(parts))
     if options.launcher.dask:
         with _dask_runner(options.launcher.dask, options.shard.workers) as runner:
@@ -77,7 +80,7 @@ def _runner(options: Options, parts: tuple[Part, ...]) -> Iterator[tuple[TaskRun
 
 
 class _Pool:
-    """Processes that call functions; if one of them is killed, the next calls have new ones."""
+    """A pool of processes that call functions. If a process is killed, later calls use a new pool."""
 
     def __init__(self, workers: int) -> None:
         self._workers, self._lock, self._pool = workers, threading.Lock(), process_pool(workers)
@@ -89,7 +92,7 @@ class _Pool:
         self._pool.shutdown()
 
     def __call__(self, function: Callable[[Part], None], part: Part) -> None:
-        """Calls `function` in a process, and waits for it."""
+        """Call `function` in a process and wait for it."""
         pool = self._pool
         try:
             pool.submit(function, part).result()

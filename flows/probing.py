@@ -1,4 +1,4 @@
-"""The flows that ask a trained run: what is near, what comes next, what its embeddings know."""
+"""The flows that query a trained run: nearest neighbours, next chunks, and analysis of the embeddings."""
 
 from itertools import pairwise
 from pathlib import Path
@@ -29,11 +29,11 @@ def following(
     count: Annotated[int, Field(ge=1, le=1000)] = 10,
     overrides: Words = [],  # noqa: B006
 ) -> list[NextChunks]:
-    """The likeliest next chunks after each prompt, with their probabilities, as a table.
+    """Compute the likeliest next chunks after each prompt, with their probabilities, as a table.
 
     Args:
         run: a name under runs, or a folder
-        prompts: texts, white space at the end counts; none: what a document begins with
+        prompts: texts, where trailing white space matters; none: the start of a document
         count: chunks after each prompt
         overrides: options to change, each key=value as on the command line, such as evaluate.likelihood=decoder
     """
@@ -60,12 +60,12 @@ def index(
     split: Split = None,
     overrides: Words = [],  # noqa: B006
 ) -> Indexed:
-    """FAISS index of the embeddings of all distinct chunks, or of the model's states all over the text.
+    """Build a FAISS index of the embeddings of all distinct chunks, or of the model's states throughout the text.
 
     Args:
         run: a name under runs, or a folder
-        space: chunks, or contexts, which are places in the text; empty: as the run has it, which is chunks
-        split: whose; empty: as in the run, train if it says nothing
+        space: chunks, or contexts, which are positions in the text; empty: as in the run, chunks by default
+        split: the split to index; empty: as in the run, train by default
         overrides: options to change, each key=value as on the command line, such as index.kind=hnsw
     """
     from pipeline.probe.index import index as run_stage
@@ -82,15 +82,15 @@ def neighbours(
     min_count: Annotated[int | None, Field(ge=1, le=10**12)] = None,
     overrides: Words = [],  # noqa: B006
 ) -> list[Neighbours]:
-    """Nearest chunks or passages in an index, as a table, and as a picture if they are chunks of pixels.
+    """Find the nearest chunks or passages in an index, as a table, and as an image if they are chunks of pixels.
 
     Args:
         run: a name under runs, or a folder
-        queries: chunks, or texts for the other spaces; white space at the end counts; of pictures, colours such as #4080c0, or
-            PICTURE:CHUNK, counted from 0; none: chunks of the corpus
-        space: chunks like a query, contexts like the end of a text, or chunks that are expected after a text (predictions)
-        count: neighbours of each query; empty: 8; fewer where there are no more, which is noted
-        min_count: occurrences of a chunk that is an answer; empty: as many as make it known; 1: all
+        queries: chunks, or texts for the other spaces, where trailing white space matters; for images, colours such as
+            #4080c0, or PICTURE:CHUNK, counted from 0; none: chunks of the corpus
+        space: chunks similar to a query, contexts similar to the end of a text, or predictions of chunks after a text
+        count: neighbours of each query; empty: 8; fewer if there are no more, which is noted
+        min_count: least occurrences of a chunk in the results; empty: those of a known chunk; 1: all
         overrides: options to change, each key=value as on the command line, such as runs_dir=/data/runs
     """
     from pipeline.probe.neighbours import Question, ask
@@ -120,7 +120,7 @@ def neighbours(
 
 @staged("analyse", lambda found: f"{len(found.findings)} findings, {found.stage} step {found.step:,}")
 def analyse(run: Run, overrides: Words = []) -> Analysed:  # noqa: B006
-    """What the embeddings know: use and spelling, intrinsic checks beside yardsticks, drift, a map.
+    """Analyse the chunk embeddings: use and spelling, intrinsic checks with baselines, drift, a map.
 
     Args:
         run: a name under runs, or a folder
@@ -150,15 +150,16 @@ def analyse(run: Run, overrides: Words = []) -> Analysed:  # noqa: B006
 
 
 def _place(item: Neighbours, near: Passage, score: str) -> dict[str, Any]:
-    """A passage in the table: where it is like the end of a text."""
+    """Return the table row of a passage that is similar to the end of a query text."""
     where = {"document": near.name, "byte": near.offset, "before": visible(near.text), "after": visible(near.after)}
     return {"query": visible(item.query), score: round(near.score, 3)} | where
 
 
 def _row(item: Neighbours, index: Index, chunker: Chunker, score: str, is_chunk: bool) -> dict[str, Any]:
-    """A query in the table: how often the indexed split has it, a note if it has not, and what is near to it.
+    """Return the table row of a query: its count in the indexed split, its neighbours, and notes.
 
-    A query that is no chunk itself is a text after which chunks are expected.
+    A note says if the query is not indexed, or was cut into several chunks. A query that is not a chunk itself is a
+    text; its neighbours are the chunks expected after it.
     """
     near = " · ".join(f"{visible(n.text)} {n.score:.3f} ×{n.count:,}" for n in item.neighbours)
     if not is_chunk:

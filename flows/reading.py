@@ -1,6 +1,6 @@
-"""The flows that read a trained run, or several: they take its name, and options to change as on the command line.
+"""The flows that read one or several trained runs. They take run names, and overrides as on the command line.
 
-What they show says of which run, phase, step and checkpoint it is.
+Their artifacts name the run, phase, step and checkpoint.
 """
 
 import hashlib
@@ -34,13 +34,13 @@ log = logging.getLogger(__name__)
 
 
 def figure(found: Evaluation) -> str:
-    """What an evaluation came to, of which split and checkpoint."""
+    """Return the headline metric of an evaluation, with its split, phase and step."""
     own = found.headline
     return f"{own.value:.3f} {own.unit}, {found.split}, {found.stage} step {found.step:,}"
 
 
 def options_of(run: str, overrides: list[str], reader: str, **given: object) -> Options:
-    """The configuration of a run that a form asks for, with what its own fields say; the flow run is tagged with it."""
+    """Return the options of a run with the form's changes, and tag the flow run with the run's name."""
     fields = [write_override(key.replace("__", "."), value) for key, value in given.items() if value is not None]
     options = run_options(run.strip(), [*fields, *filter(None, overrides)], reader)
     tag(options.name)
@@ -48,19 +48,19 @@ def options_of(run: str, overrides: list[str], reader: str, **given: object) -> 
 
 
 def origin(options: Options, stage: str, step: int, digest: str) -> str:
-    """Where figures are from: run, phase, step, checkpoint and folder."""
+    """Return the origin of results: run, phase, step, checkpoint and folder."""
     folder = RunFolder.of(options).path.resolve()
     return f"run {options.name} · {stage} step {step:,} · checkpoint {digest[:12] or 'unknown'} · {folder}"
 
 
 def present(options: Options) -> str:
-    """The same of the checkpoint that stages look at."""
+    """Return the origin (see `origin`) for the checkpoint that stages read."""
     found = RunFolder.of(options).present(options.evaluate.stage)
     return origin(options, found.phase, found.step, found.digest)
 
 
 def show_places(options: Options) -> None:
-    """Says, before there is anything else to look at, where the run lies, where it is drawn, and where its report will be."""
+    """Post the locations of the run folder, its report, its page and TensorBoard, before training starts."""
     folder = RunFolder.of(options).path.resolve()
     lines = [f"Run folder: {markdown_code(str(folder))}"]
     lines.append(f"Report: {markdown_code(str(folder / 'report.html'))}, once a phase is done")
@@ -76,7 +76,7 @@ def show_places(options: Options) -> None:
 
 
 def show_report(options: Options) -> str:
-    """Writes the report of a run and shows it as an artifact with its pictures; returns its path."""
+    """Write the report of a run, post it as an artifact with its images, and return its path."""
     from pipeline.show.report import report as run_stage
 
     path = run_stage(options)
@@ -85,7 +85,7 @@ def show_report(options: Options) -> str:
 
 
 def post_report(options: Options) -> None:
-    """Shows the report that lies in a run as an artifact of this flow run."""
+    """Post the existing report of a run as an artifact of this flow run."""
     from pipeline.show.report import inline_markdown
 
     folder = RunFolder.of(options)
@@ -102,11 +102,11 @@ def post_report(options: Options) -> None:
 
 @staged("evaluate", figure)
 def evaluate(run: Run, split: Split = None, overrides: Words = []) -> Evaluation:  # noqa: B006
-    """Exact bits of a split, beside yardsticks measured on the same bytes.
+    """Compute the exact bits of a split, with baselines measured on the same bytes.
 
     Args:
         run: a name under runs, or a folder
-        split: which one is scored; empty: as in the run, test if it says nothing
+        split: the split to score; empty: as in the run, test by default
         overrides: options to change, each key=value as on the command line, such as evaluate.stage=pretrain
     """
     from pipeline.score.evaluate import evaluate as run_stage
@@ -139,14 +139,14 @@ def sample(
     temperature: Temperature = None,
     overrides: Words = [],  # noqa: B006
 ) -> list[Sample]:
-    """Continues prompts; a model of pictures completes the lower halves of held-out ones.
+    """Continue prompts. An image model completes the lower halves of held-out images.
 
     Args:
         run: a name under runs, or a folder
         prompts: texts to continue; none: those of sample.prompts, or frequent chunks, which also go into the report
-        prompt_count: of those, or of held-out pictures, so many; empty: all of them, or as many pictures as the run says
+        prompt_count: number of these prompts, or of held-out images; empty: all prompts, or the run's number of images
         samples: continuations of each
-        temperature: 0: always the likeliest; empty: as in the run, 0.8 if it says nothing
+        temperature: 0: always the likeliest token; empty: as in the run, 0.8 by default
         overrides: options to change, each key=value as on the command line, such as sample.chunks=100
     """
     from pipeline.probe.sample import sample as run_stage
@@ -170,7 +170,7 @@ def sample(
 
 @staged("compare", str)
 def compare(runs: Annotated[Words, Field(min_length=1)], runs_dir: Place = "runs") -> str:
-    """Table and curves of several runs, against steps, seconds and model FLOPs (the paper's Figure 4).
+    """Compare several runs in a table and curves, against steps, seconds and model FLOPs (the paper's Figure 4).
 
     Args:
         runs: names under runs_dir, or folders
@@ -197,7 +197,7 @@ def compare(runs: Annotated[Words, Field(min_length=1)], runs_dir: Place = "runs
 
 @staged("report", str)
 def report(run: Run, overrides: Words = []) -> str:  # noqa: B006
-    """Writes the report of a run, and shows it as an artifact with its pictures.
+    """Write the report of a run, and post it as an artifact with its images.
 
     Args:
         run: a name under runs, or a folder

@@ -1,6 +1,6 @@
-"""The flows that shard and train: they take a preset and what to change of it, and have the same form but for its fields.
+"""The flows that shard and train. They take a preset and changes to it; their forms differ only in their fields.
 
-The last one makes a table or figure of a paper, by many trainings.
+The flow `experiment` reproduces a table or figure of a paper by many trainings.
 """
 
 import os
@@ -40,7 +40,7 @@ FIELDS = "preset name source seconds phase batch model iem optimizer validation 
 
 @dataclass
 class Sharded:
-    """A corpus: where it is, and the sizes of its splits."""
+    """The location of a corpus and the sizes of its splits."""
 
     folder: str
     splits: dict[str, Size]
@@ -52,7 +52,7 @@ def _sizes(found: Sharded) -> str:
 
 @configured("shard", "preset source sources chunker sharding launcher overrides", _sizes)
 def shard(asked: Asked) -> Sharded:
-    """Cuts a source into WebDataset shards with a manifest; a task for every part. What is finished is not done again."""
+    """Cut a source into WebDataset shards with a manifest, one task per part. Finished parts are not repeated."""
     from pipeline.run.shards import shard as run_stage
 
     with LiveShards(title(asked.options.source)) as live:
@@ -65,9 +65,10 @@ def shard(asked: Asked) -> Sharded:
 
 
 def _announce(stage: str, what: str, asked: Asked) -> None:
-    """An event that automations can wait for: `haed.STAGE.completed`; see `haed serve --chain`. A stage of `haed` tells none.
+    """Emit the event `haed.STAGE.completed`, on which automations can act; see `haed serve --chain`.
 
-    `haed.next` of its resource is the stage that follows, of those that a model of this kind is trained in.
+    Stages within the flow `haed` emit none. `haed.next` of its resource is the following training stage of this kind of
+    model.
     """
     if is_inner():
         return
@@ -81,7 +82,7 @@ def _announce(stage: str, what: str, asked: Asked) -> None:
 
 
 def _train(phase: Phase, asked: Asked) -> "Trained":
-    """Trains a phase with a live artifact, saves if it is stopped, and leaves a report of what there is then."""
+    """Train a phase with a live artifact. Save if it is stopped. Post a report of the run afterwards."""
     from pipeline.train.stages import check_run, run_phase
 
     options = asked.options
@@ -110,19 +111,19 @@ def _outcome(found: "Trained") -> str:
 
 @configured("pretrain", FIELDS, _outcome)
 def pretrain(asked: Asked) -> "Trained":
-    """Phase one: learns in the space of chunk embeddings. A run of the same name goes on from its last checkpoint."""
+    """Train phase one, in the space of chunk embeddings. An existing run continues from its last checkpoint."""
     return _train("pretrain", asked)
 
 
 @configured("finetune", FIELDS, _outcome, preset=None)
 def finetune(asked: Asked) -> "Trained":
-    """Phase two: trains for exact likelihood from a phase one. A run of the same name goes on from its last checkpoint."""
+    """Train phase two, for exact likelihood, from phase one. An existing run continues from its last checkpoint."""
     return _train("finetune", asked)
 
 
 @configured("train", FIELDS, _outcome)
 def train(asked: Asked) -> "Trained":
-    """Trains end to end, without a phase one. A run of the same name goes on from its last checkpoint."""
+    """Train end to end, without a phase one. An existing run continues from its last checkpoint."""
     return _train("train", asked)
 
 
@@ -136,15 +137,15 @@ def experiment(
     parallel: Annotated[int, Field(ge=1, le=1024)] = 1,
     overrides: Words = [],  # noqa: B006
 ) -> str:
-    """A table or figure of a paper by models of this project. What was cancelled or has failed goes on by Retry.
+    """Reproduce a table or figure of a paper with this project's models. Retry continues a cancelled or failed run.
 
     Args:
         name: of the table or figure
-        budget: minutes: 20 minutes of two cores; hour: one of training, three seeds; paper: its sizes, which may take months
-        data: folder with wikitext-2 and imagenette32; where it is missing, the Python standard library's sources serve
-        seconds: of training in all; 0: the budget's
+        budget: minutes: 20 minutes on two cores; hour: 1 h of training, three seeds; paper: its sizes, may take months
+        data: folder with wikitext-2 and imagenette32; if missing, the Python standard library's sources are used
+        seconds: training time in total; 0: the budget's
         seeds: of each model; 0: the budget's
-        parallel: runs side by side, which share the cores
+        parallel: concurrent runs, which share the cores
         overrides: options for all models, each key=value as on the command line
     """
     from pipeline.experiments.page import markdown

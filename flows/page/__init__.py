@@ -1,1 +1,1 @@
-"""What the page of a flow run shows while it runs, and says when it has ended."""
+"""The page of a flow run in the Prefect UI: live progress, artifacts and final state."""

@@ -1,4 +1,4 @@
-"""Artifacts of a flow run. The UI shows their descriptions as Markdown, so a description is escaped here, whatever is in it."""
+"""Artifacts of a flow run. The UI renders their descriptions as Markdown, so descriptions are escaped here."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -9,24 +9,24 @@ from pipeline.shown import markdown_text, printable
 
 
 def post_markdown(text: str, key: str, *about: str) -> None:
-    """Posts a text.
+    """Post a Markdown text.
 
     Args:
-        text: in Markdown, whose names, paths and messages went through `pipeline.shown.markdown_text` or `markdown_code`.
+        text: Markdown, whose names, paths and messages went through `pipeline.shown.markdown_text` or `markdown_code`.
         key: of the artifact.
-        about: its description, a plain paragraph each.
+        about: paragraphs of its description, as plain text.
     """
     create_markdown_artifact(text, key, _described(about))
 
 
 def post_table(rows: Sequence[Mapping[str, Any]], key: str, *about: str) -> None:
-    """Posts a table, whose cells the UI shows as plain text; see `post_markdown`."""
+    """Post a table, whose cells the UI shows as plain text; see `post_markdown`."""
     shown = [{name: _cell(value) for name, value in row.items()} for row in rows]
     create_table_artifact(shown, key, _described(about))
 
 
 def post_link(address: str, text: str, key: str, *about: str) -> None:
-    """Posts a link to an address of ours; see `post_markdown`."""
+    """Post a link to one of our addresses; see `post_markdown`."""
     create_link_artifact(address, text, key=key, description=_described(about))
 
 

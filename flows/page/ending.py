@@ -1,6 +1,6 @@
-"""How a flow run ends: what came of it, what was wrong, or what was saved, in the one line that its last state has.
+"""The final state of a flow run, with one line: the result, the error, or what was saved.
 
-What a user can cause is no crash: it needs no traceback, in which the line would be lost. Everything else keeps it.
+Errors that a user can cause are no crashes and get no traceback, which would hide the line. All others keep theirs.
 """
 
 import logging
@@ -27,15 +27,15 @@ EXPECTED = (ValueError, OSError, FloatingPointError, ParameterTypeError)
 
 
 def concluded(stage: str, work: Callable[[], Any], told: Callable[[Any], str]) -> State[Any]:
-    """Does the work of a flow, and returns the state in which it ends.
+    """Run a flow's work and return its final state.
 
     Args:
         stage: name of the flow.
-        work: gives its result.
-        told: what came of it, in a line.
+        work: returns the flow's result.
+        told: returns the one-line summary of the result.
 
     Raises:
-        BaseException: what is no mistake of the user's, and what ends a process.
+        BaseException: an error that the user did not cause, or one that ends a process.
     """
     try:
         found = work()
@@ -57,10 +57,11 @@ def concluded(stage: str, work: Callable[[], Any], told: Callable[[Any], str]) -
 
 
 def is_users(error: BaseException | None) -> bool:
-    """Whether an error is of what was asked for, or of the machine: then its message says all.
+    """Return whether an error comes from the user's input or the machine, so that its message is enough.
 
-    It is, as on the command line, a ValueError, OSError or FloatingPointError; but a ValueError that comes from a library, be it
-    of Python or of C, is a bug of ours: only a `raise` of our own rooms has found something out.
+    As on the command line, these are ValueError, OSError and FloatingPointError, and also Prefect's
+    ParameterTypeError. A ValueError or FloatingPointError counts only if our own code raised it, or if it comes from
+    a pool process. One from a library, in Python or C, is a bug of ours.
     """
     if not isinstance(error, EXPECTED) or error.__traceback__ is None:
         return False
@@ -74,9 +75,9 @@ def is_users(error: BaseException | None) -> bool:
 
 
 class _NoTracebacks(logging.Filter):
-    """Drops what Prefect's engine logs beside what is logged already: a user's error, which the state says, and a result.
+    """A log filter that drops Prefect's log records of user errors and of results, which are logged already.
 
-    The line on a failed state is marked as an error.
+    A record of a failed state is logged as an error.
     """
 
     def filter(self, record: logging.LogRecord) -> bool:  # noqa: D102
@@ -88,14 +89,17 @@ class _NoTracebacks(logging.Filter):
 
 
 def drop_tracebacks() -> None:
-    """Has the engine log no traceback of a user's error."""
+    """Stop Prefect's engine from logging tracebacks of user errors."""
     engine = logging.getLogger("prefect.flow_runs")
     if not any(isinstance(each, _NoTracebacks) for each in engine.filters):
         engine.addFilter(_NoTracebacks())
 
 
 def _say_stopped(error: TerminationSignal) -> None:
-    """Ends this flow run itself, saying what was saved; the engine, which has no word for it, leaves a final state alone."""
+    """Set the final state of this flow run, with a message on what was saved.
+
+    Prefect's engine has no message for this case and leaves a final state alone.
+    """
     saved = str(error.__cause__ or "stopped")
     message = f"{saved}; Retry {'goes on from there' if saved.startswith('saved') else 'does what is left'}"
     log.info("%s", message)

@@ -1,8 +1,9 @@
-"""Training and sharding as the UI shows them: a progress artifact with step, loss, bits, rate and time left, or with parts.
+"""Progress artifacts of training and sharding: step, loss, bits, rate and time left, or finished parts.
 
-A thread of its own talks to the server, so that nobody waits for it, and goes on while there is none.
+A separate thread sends the updates, so that training never waits for the server and continues without one.
 
-The page of `haed` tells what its stages do, each of which has a page of its own: in its log, and in its live line.
+The page of the flow `haed` shows the progress of its stages, in its log and progress artifact. Each stage has its own
+page.
 """
 
 import contextvars
@@ -27,12 +28,12 @@ EVERY_SECONDS = 5.0
 
 
 def key(*parts: str) -> str:
-    """An artifact's key: small letters, digits and dashes."""
+    """Return an artifact's key: lower-case letters, digits and dashes."""
     return re.sub(r"[^a-z0-9]+", "-", "-".join(parts).lower()).strip("-")
 
 
 def run_key(what: str, options: Options) -> str:
-    """The key of an artifact of a run, of this run alone: with some digits where the name does not say all."""
+    """Return the key of a run's artifact, unique to this run; digits of a hash are added to ambiguous names."""
     plain = key(what, options.name)
     if plain == f"{what}-{options.name}" and Path(options.runs_dir).resolve() == Path("runs").resolve():
         return plain
@@ -40,20 +41,20 @@ def run_key(what: str, options: Options) -> str:
 
 
 class Shown(Protocol):
-    """What an artifact shows: it takes news, and makes a line of them."""
+    """The content of a progress artifact: takes updates and formats them as a line."""
 
     def __call__(self, news: Any, /) -> None:
-        """Takes the newest figures."""
+        """Take the newest metrics."""
 
     def progress(self) -> float:
-        """Share that is done, in [0, 1]."""
+        """Return the completed share, in [0, 1]."""
 
     def line(self) -> str:
-        """All of it, for people."""
+        """Return the status as one line."""
 
 
 class LiveArtifact:
-    """A progress artifact that follows what it is told; a context manager within a flow run."""
+    """A progress artifact that shows the updates it receives. Use it as a context manager within a flow run."""
 
     def __init__(self, artifact: str, status: Shown) -> None:
         self._key, self._status = artifact, status
@@ -71,7 +72,7 @@ class LiveArtifact:
         self._thread.join(5)
 
     def __call__(self, news: Any) -> None:
-        """Takes the newest figures."""
+        """Take the newest metrics."""
         self._status(news)
         self._changed.set()
 
@@ -96,7 +97,7 @@ class LiveArtifact:
 
 
 class Live(LiveArtifact):
-    """Listens to the metrics of a phase."""
+    """A progress artifact of a training phase."""
 
     def __init__(self, phase: Phase, options: Options) -> None:
         limits: PhaseOptions = getattr(options, phase)
@@ -104,7 +105,7 @@ class Live(LiveArtifact):
 
 
 class LiveShards(LiveArtifact):
-    """Listens to a sharding."""
+    """A progress artifact of sharding."""
 
     def __init__(self, source: str) -> None:
         super().__init__(key("live", source, "shard"), _Newest(f"{source}: shard"))
@@ -128,13 +129,13 @@ _OUTER: ContextVar["Story | None"] = ContextVar("outer", default=None)
 
 
 def tell(message: str, *values: object) -> None:
-    """Logs on the page of the flow run that this stage is a part of, if it is one."""
+    """Log on the page of the parent flow run, if there is one."""
     if (story := _OUTER.get()) is not None:
         story.log.info(message, *values)
 
 
 def follow(stage: str, record: Record | None = None) -> None:
-    """Moves the live line there: a stage has begun, or told its newest figures; validations are logged too."""
+    """Update the parent's progress artifact: a stage has begun, or has new metrics. Validations are also logged."""
     if (story := _OUTER.get()) is not None:
         story((stage, record or {}))
         if record and (line := validated(record["step"], record)):
@@ -142,14 +143,14 @@ def follow(stage: str, record: Record | None = None) -> None:
 
 
 class _OnPages(logging.Filter):
-    """Keeps off a terminal what a stage has said there already, and was said for the page of the run that it is part of."""
+    """A log filter for terminals that drops records meant for the parent run's page; the stage has logged them."""
 
     def filter(self, record: logging.LogRecord) -> bool:  # noqa: D102
         return not getattr(record, "haed_told", False)
 
 
 def _told_on_pages() -> Any:
-    """The logger of this flow run, of which terminals show nothing."""
+    """Return the logger of this flow run, whose records are hidden from terminals."""
     for name in ("", "prefect"):
         for handler in logging.getLogger(name).handlers:
             if isinstance(handler, logging.StreamHandler) and not any(isinstance(e, _OnPages) for e in handler.filters):
@@ -158,7 +159,7 @@ def _told_on_pages() -> Any:
 
 
 class Story(LiveArtifact):
-    """What a flow run of several stages shows of them; a context manager, within which stages tell it."""
+    """The progress artifact of a flow run with several stages. Within its context, stages report to it."""
 
     def __init__(self, options: Options, shares: Mapping[str, float]) -> None:
         limits = {phase: getattr(options, phase) for phase in shares}
@@ -175,12 +176,12 @@ class Story(LiveArtifact):
 
 
 class _Whole:
-    """How far all phases are, and which stage is at work.
+    """Progress of all phases together, and the current stage.
 
     Args:
-        name: of the run.
-        limits: of its phases.
-        shares: of each of them, of all the training.
+        name: name of the run.
+        limits: limits of each phase.
+        shares: share of each phase in the total training time.
     """
 
     def __init__(self, name: str, limits: Mapping[str, PhaseOptions], shares: Mapping[str, float]) -> None:

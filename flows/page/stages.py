@@ -1,4 +1,4 @@
-"""The stages of a whole run, in order: what each will take, as far as that is known before, and which one is at work."""
+"""The stages of a complete run, logged in order: what each is expected to take, as far as known, and what it took."""
 
 import logging
 import math
@@ -18,7 +18,7 @@ _BACKWARD = 3  # times as long as scoring a chunk does learning from it take
 
 
 class Stages:
-    """Says at which stage a run is; begins with what all of them will take."""
+    """A log of the stages of a run. It begins with a plan of all stages."""
 
     def __init__(self, options: Options) -> None:
         self._options, kind = options, options.model.kind
@@ -28,7 +28,7 @@ class Stages:
         log.info("%s", self.plan())
 
     def plan(self) -> str:
-        """What every stage will take, for people."""
+        """Return a sentence with the stages and the training budget of each phase."""
         budgets = [f"{phase} {budget(getattr(self._options, phase))}" for phase in self._phases]
         others = [name for name in self._names if name not in self._phases]
         return (
@@ -39,11 +39,11 @@ class Stages:
 
     @contextmanager
     def begin(self, name: str, about: float | None = None) -> Iterator[None]:
-        """Says which stage begins and, when it has ended, what it took.
+        """Log the start of a stage and, at its end, its duration.
 
         Args:
             name: of the stage.
-            about: seconds that it will take, where that can be told.
+            about: expected seconds, if known.
         """
         number = self._names.index(name) + 1
         if name in self._phases:
@@ -56,11 +56,11 @@ class Stages:
         log.info("stage %d of %d: %s took %s", number, len(self._names), name, duration(time.monotonic() - began))
 
     def skip(self, name: str) -> None:
-        """Says that a stage was done before."""
+        """Log that a stage was finished before."""
         log.info("stage %d of %d: %s, done before", self._names.index(name) + 1, len(self._names), name)
 
     def of_evaluation(self, chunks: int) -> float | None:
-        """Seconds that scoring so many chunks will take, by the rate at which training went; None: it is not known."""
+        """Return the expected seconds for scoring `chunks` chunks, from the training rate; None if that is unknown."""
         options, folder = self._options, RunFolder.of(self._options)
         rates = [record.get("chunks_per_second") for record in read(folder.phase(self._phases[-1]) / "metrics.jsonl")]
         known = [rate for rate in rates if rate]
@@ -72,7 +72,7 @@ class Stages:
 
 
 def budget(limits: PhaseOptions) -> str:
-    """The limits of a phase, of which the first that is reached ends it."""
+    """Return the limits of a phase as text. The first limit reached ends the phase."""
     found = [
         *([f"{limits.seconds:g} s"] if limits.seconds else []),
         *([f"{limits.steps:,} steps"] if limits.steps else []),

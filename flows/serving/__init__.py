@@ -1,1 +1,1 @@
-"""The Prefect server, deployments, and whom they let in."""
+"""The Prefect server, its deployments, and access control."""

@@ -1,8 +1,8 @@
-"""What stands beside Prefect's UI at its address: the pages of runs, and where a browser is told the password.
+"""Routes beside Prefect's UI at the same address: the pages of runs, and the password form.
 
-With a password, `/enter` asks for it and tells it to Prefect's UI and to the pages, which take a cookie for it; so does
-`/enter#PASSWORD`, whose end browsers do not send. Without that cookie a browser asks for name and password, which programs send
-as they do to Prefect's API.
+With a password, `/enter` asks for it and gives it to Prefect's UI and to the pages, which set a cookie.
+`/enter#PASSWORD` does the same; browsers do not send the part after `#`. Without the cookie a browser asks for name and
+password, which programs send as they do to Prefect's API.
 """
 
 import base64
@@ -31,12 +31,12 @@ _PREFECTS = re.compile(r"/runs/(flow-run|task-run)/[0-9a-f-]{36}")  # in its UI 
 
 
 class Beside:
-    """An ASGI application: Prefect's, but for the pages.
+    """An ASGI application that serves the pages of runs and passes other requests to Prefect.
 
     Args:
-        prefect: Prefect's.
-        pages: those of runs.
-        secret: what both ask for, as NAME:PASSWORD; nothing: neither does.
+        prefect: Prefect's application.
+        pages: the application of the pages.
+        secret: NAME:PASSWORD that both ask for; empty: no password.
     """
 
     def __init__(self, prefect: Any, pages: Any, secret: str) -> None:
@@ -44,7 +44,7 @@ class Beside:
         self._token = hmac.new(self._secret, COOKIE.encode(), hashlib.sha256).hexdigest()
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
-        """Answers, or has one of both do so."""
+        """Answer the request, or pass it to one of the two applications."""
         path = scope.get("path", "")
         if (
             scope["type"] != "http"

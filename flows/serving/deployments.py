@@ -1,4 +1,4 @@
-"""Every flow as a deployment: for `haed serve`, or for the workers of a work pool."""
+"""Deployments of all flows, for `haed serve` or for the workers of a work pool."""
 
 import hashlib
 import logging
@@ -24,26 +24,28 @@ KEPT |= {"enforce_parameter_schema"}
 
 
 def name_of(folder: Path, host: str = "") -> str:
-    """What the deployments are called that run in a folder, on a host of those that share a server.
+    """Return the common part of the names of a folder's deployments: host, folder name, and digits of a hash of both.
 
-    The folder's name, and some digits that tell it from others of that name.
+    Args:
+        folder: where the deployments run.
+        host: name of a host or work pool, to tell apart those that share a server.
     """
     digits = hashlib.sha256(f"{host}:{folder.resolve()}".encode()).hexdigest()[:4]
     return "-".join([*filter(None, [host]), re.sub(r"[^\w.]+", "-", folder.resolve().name) or "root", digits])
 
 
 def names(name: str) -> list[str]:
-    """What the deployments of a folder are called, each by its stage."""
+    """Return the names of a folder's deployments, one per stage."""
     from flows.flows import FLOWS
 
     return [f"{flow.name}-{name}" for flow in FLOWS]
 
 
 def deployments(name: str, chain: bool = False) -> list[Any]:
-    """Every flow as a deployment, called and tagged by its stage.
+    """Return every flow as a deployment, named and tagged by its stage.
 
     Args:
-        name: what they have in common.
+        name: the common part of their names.
         chain: see `flows.serving.serve.serve`.
     """
     from prefect.deployments.runner import EntrypointType
@@ -83,13 +85,13 @@ def deployments(name: str, chain: bool = False) -> list[Any]:
 
 
 def offer_runs(made: list[Any], runs: list[str]) -> None:
-    """Has the forms of deployments that are to be registered offer these runs."""
+    """Offer these runs in the forms of deployments that are not registered yet."""
     for deployment in made:
         with_runs(deployment._parameter_openapi_schema.properties, runs)
 
 
 def keep_offering(made: list[Any], runs: list[str]) -> None:
-    """Does the same for registered ones as long as this process lives, in a thread, whenever there are other runs."""
+    """Start a thread that updates the list of runs in the forms of registered deployments whenever it changes."""
     from prefect.client.orchestration import get_client
     from prefect.client.schemas.actions import DeploymentUpdate
     from prefect.utilities.callables import parameter_schema
@@ -119,18 +121,18 @@ def keep_offering(made: list[Any], runs: list[str]) -> None:
 def deploy(
     pool: str, folder: Path, image: str = "", variables: dict[str, Any] | None = None, limit: int | None = None
 ) -> list[str]:
-    """Registers every flow for the workers of a work pool, which must have this package installed.
+    """Register every flow for the workers of a work pool. They need this package installed.
 
     Args:
-        pool: its name.
-        folder: in which workers run flows, so that `runs/` and `shards/` lie there. Left to themselves, workers of a process
-            pool run them in a temporary folder, and delete it. Those of other kinds run them where the image says.
+        pool: name of the work pool.
+        folder: working folder of the flows, with `runs/` and `shards/`. By default, workers of a process pool use a
+            temporary folder and delete it afterwards. Workers of other pools use the folder of the image.
         image: in which workers run flows, unless they are of a process pool.
-        variables: further job variables of the pool. Those that a deployment has already stay, where they are not set anew.
-        limit: runs of the pool at a time, of whatever deployment; None: as it is.
+        variables: further job variables of the pool. Existing variables of a deployment are kept unless set here.
+        limit: concurrent runs of the pool, over all deployments; None: unchanged.
 
     Raises:
-        ValueError: there is no such pool, or it takes no image.
+        ValueError: the pool does not exist, or takes no image.
     """
     from prefect.client.orchestration import get_client
     from prefect.client.schemas.actions import WorkPoolUpdate
@@ -168,7 +170,7 @@ def deploy(
 
 
 def _merged(was: dict[str, Any], now: dict[str, Any]) -> dict[str, Any]:
-    """Nested dictionaries, the second one stronger."""
+    """Merge nested dictionaries. The second one takes precedence."""
     for key, value in now.items():
         before = was.get(key)
         was = was | {key: _merged(before, value) if isinstance(before, dict) and isinstance(value, dict) else value}
@@ -176,9 +178,9 @@ def _merged(was: dict[str, Any], now: dict[str, Any]) -> dict[str, Any]:
 
 
 def _crash_silent_runs(deployment: str, ids: list[str]) -> None:
-    """An automation that marks runs Crashed which ended with their worker, so that Retry is there.
+    """Create an automation that marks runs as Crashed if their worker has died, which enables Retry.
 
-    A worker tells the server of the end of its runs, but nobody tells of the worker's.
+    A worker reports the end of its runs, but nobody reports the end of a worker.
     """
     from prefect.automations import Automation
     from prefect.client.orchestration import get_client

@@ -1,10 +1,10 @@
-"""A process that has loaded what a flow needs before there is a flow to run: from a click to an answer within seconds.
+"""A spare process that has loaded the modules of flows before a flow run starts, so that runs begin within seconds.
 
-Prefect's runner starts a process for each flow run, and that begins with seconds of imports. Here the next one has them behind
-it, and waits for what Prefect would have given to `python -m prefect.engine`. Where its environment has changed, or a module on
-the disk, it begins again from nothing, so a run is always that of the code that is there now.
+Prefect's runner starts a process for each flow run, which then spends seconds on imports. Here the next process has
+done its imports and waits for what Prefect would pass to `python -m prefect.engine`. It restarts from scratch if its
+environment, or the file of a loaded module, has changed. So a run always uses the current code.
 
-Either way the process of a flow ends with the one that serves it, however that came about.
+The process of a flow always ends with the one that serves it.
 """
 
 import asyncio
@@ -32,7 +32,7 @@ CALM_SECONDS = 5.0  # the next one is loaded when a flow has begun, not beside i
 
 
 class Spare:
-    """Keeps one process ready, and gives it to the next flow run in the place of a new one."""
+    """A manager of one spare process, which the next flow run uses in place of a new process."""
 
     def __init__(self) -> None:
         from prefect.utilities import processutils
@@ -43,7 +43,7 @@ class Spare:
 
     @asynccontextmanager
     async def kept(self) -> AsyncIterator[None]:
-        """Has one ready for the runner of this process within."""
+        """Keep a spare process ready for the runner of this process, within this context."""
         self._processes.open_process = self.open
         self._load_next()
         try:
@@ -57,7 +57,7 @@ class Spare:
 
     @asynccontextmanager
     async def open(self, command: list[str], **settings: Any) -> AsyncIterator[Any]:
-        """Prefect's `open_process`; a flow's process is the one that is ready, if one is."""
+        """Replace Prefect's `open_process`: a flow run gets the spare process if one is ready."""
         ready = self._ready if command == ENGINE and set(settings) <= {"env", "cwd", "stdout", "stderr"} else None
         if ready is None or ready[1].returncode is not None:
             async with self._open(_ANEW if command == ENGINE else command, **settings) as process:
@@ -90,9 +90,9 @@ class Spare:
 
 
 def main() -> None:
-    """Loads, waits for a flow run on standard input, and runs it; ends with nothing done where none comes.
+    """Load the modules, wait for a flow run on standard input, and run it. End if none comes.
 
-    With `anew` as its argument it runs the one of its environment at once.
+    With the argument `anew`, run the flow run of the environment at once.
     """
     end_with_parent(served_by())
     if sys.argv[1:] == ["anew"]:
@@ -121,7 +121,7 @@ def _run_engine() -> None:
 
 
 def _lasting(environment: Any) -> dict[str, str]:
-    """Without what Prefect tells a single run, which it reads when that begins."""
+    """Return the environment without the variables that Prefect sets for a single run."""
     return {key: value for key, value in environment.items() if not key.startswith("PREFECT__")}
 
 

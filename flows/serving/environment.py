@@ -1,6 +1,7 @@
 """Settings of Prefect, made before it is imported: quiet, offline, with its data beside the runs.
 
-What a user has set in the environment stands, then what their active profile sets. Sources: measurements with Prefect 3.8.8.
+Environment variables of the user take precedence, then the settings of the active profile. Sources: measurements with
+Prefect 3.8.8.
 """
 
 import os
@@ -40,12 +41,12 @@ OF_FLOWS = {
 
 
 def prepare() -> None:
-    """Sets what is not set yet; must come before the first import of Prefect.
+    """Set the settings that are not set yet. Call it before Prefect is first imported.
 
-    An active profile of Prefect counts, with all that it sets: that of PREFECT_HOME, else the user's own.
+    The active profile of Prefect is applied: that of PREFECT_HOME, else the user's own.
 
     Raises:
-        ConfigError: the file of profiles is not readable, or the address of a server has a password in it.
+        ConfigError: the profiles file is not readable, or the address of a server contains a password.
     """
     home = Path(os.environ.setdefault("PREFECT_HOME", str(Path(".prefect").resolve())))
     named = os.environ.get("PREFECT_PROFILES_PATH")
@@ -85,9 +86,10 @@ _FOLDERS = ("storage", "concurrency_leases")
 
 
 def keep_private(home: Path) -> None:
-    """Leaves PREFECT_HOME, and what is kept there, for this user alone to read.
+    """Make PREFECT_HOME and Prefect's files in it readable by this user alone.
 
-    A folder that has other things in it, and none of Prefect's, keeps its mode, or a wrong PREFECT_HOME would lock others out.
+    A folder with other files and none of Prefect's keeps its mode. Otherwise a wrong PREFECT_HOME would lock other
+    users out.
     """
     is_new = not home.exists() or not any(home.iterdir())
     home.mkdir(parents=True, exist_ok=True)
@@ -106,7 +108,7 @@ def keep_private(home: Path) -> None:
 
 
 def _check_addresses() -> None:
-    """Raises ConfigError for a password in the address of a server, which is printed, and kept in places."""
+    """Raise ConfigError if the address of a server contains a password, because addresses are printed and stored."""
     for name in ("PREFECT_API_URL", "PREFECT_UI_URL", "PREFECT_UI_API_URL"):
         value = os.environ.get(name, "")
         if redact(value) != value:
@@ -114,7 +116,7 @@ def _check_addresses() -> None:
 
 
 def _active(file: Path) -> tuple[str, dict[str, Any]]:
-    """Name and settings of the profile that is in use."""
+    """Return the name and settings of the active profile."""
     try:
         found = tomllib.loads(file.read_text(encoding="utf-8"))
         name = os.environ.get("PREFECT_PROFILE") or found.get("active") or ""

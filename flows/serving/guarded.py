@@ -1,4 +1,4 @@
-"""The processes that `haed` starts beside itself: Prefect's server and TensorBoard, each behind `pipeline.pages.guard`.
+"""The child processes of `haed`: Prefect's server and TensorBoard, each behind `pipeline.pages.guard`.
 
 python -m flows.serving.guarded prefect --host 127.0.0.1 --port 4200 --runs runs
 python -m flows.serving.guarded board --port 6006 --logdir runs
@@ -21,14 +21,14 @@ if TYPE_CHECKING:
 
 
 def prefect(host: str, port: int, bound: int | None, more: list[str], runs: Path | None) -> None:
-    """Prefect's server as `prefect server start` runs it, but that SQLite's transactions wait for each other.
+    """Run Prefect's server as `prefect server start` does, but make SQLite transactions wait for each other.
 
     Args:
         host: address to listen on.
-        port: likewise.
-        bound: number of an open socket to listen on instead.
-        more: names by which it may be addressed, beside those of the host.
-        runs: folder of runs that have pages beside Prefect's UI; None: there are none.
+        port: port to listen on.
+        bound: file descriptor of an open socket to listen on instead.
+        more: further host names by which the server may be addressed.
+        runs: folder of runs whose pages are served beside Prefect's UI; None: no pages.
     """
     import uvicorn
     from prefect.server.api.server import create_app
@@ -66,7 +66,10 @@ def prefect(host: str, port: int, bound: int | None, more: list[str], runs: Path
 
 
 def _pages(runs: Path) -> "tuple[Any, Warm]":
-    """The pages of a folder of runs, whose models leave the devices and half of the cores to trainings; and where they ask."""
+    """Return the application of the pages of runs, and its cache of models.
+
+    The models run on the CPU with half of the threads, and leave the rest to trainings.
+    """
     from pipeline.pages.app import application
     from pipeline.pages.runs import Runs
     from pipeline.pages.warm import Warm
@@ -77,10 +80,10 @@ def _pages(runs: Path) -> "tuple[Any, Warm]":
 
 
 def _take_turns() -> None:
-    """Has every transaction on SQLite take the write lock when it begins, and wait for it there.
+    """Make every SQLite transaction take the write lock when it begins, and wait for it there.
 
-    Prefect begins most of them as readers. One that writes after it has read fails at once if another has written in between,
-    however long SQLite is told to wait (SQLITE_BUSY_SNAPSHOT), and the client gets 503.
+    Prefect begins most transactions as readers. If one writes after reading, it fails at once when another has written
+    in between, whatever SQLite's timeout (SQLITE_BUSY_SNAPSHOT). The client then gets 503.
     """
     from prefect.server.database import configurations, dependencies
     from prefect.settings import PREFECT_API_DATABASE_CONNECTION_URL
@@ -95,7 +98,7 @@ def _take_turns() -> None:
 
 
 def board(port: int, folder: str) -> None:
-    """TensorBoard on 127.0.0.1."""
+    """Run TensorBoard on 127.0.0.1."""
     from tensorboard import default, main_lib, program
 
     class Server(program.WerkzeugServer):
@@ -109,7 +112,7 @@ def board(port: int, folder: str) -> None:
 
 
 def main() -> None:
-    """Runs one of them until it is ended."""
+    """Run one of the servers until it is ended."""
     parser = argparse.ArgumentParser()
     parser.add_argument("server", choices=("prefect", "board"))
     parser.add_argument("--host", default="127.0.0.1")

@@ -1,7 +1,8 @@
-"""What Prefect's server is asked to keep, looked at before it is kept: values that it could store, but show no more.
+"""A check of requests to Prefect's server for values that it could store but never show again.
 
-It reads JSON by the standard library, and writes its answers by orjson, which knows neither integers of more than 64 bits nor
-half of a character. One of them in the parameters, name or tags of a flow run would break the list of all flow runs for good.
+The server reads JSON with the standard library and writes it with orjson, which supports neither integers of more than
+64 bits nor lone surrogates. One such value in the parameters, name or tags of a flow run would break the list of all
+flow runs for good.
 """
 
 import json
@@ -16,7 +17,7 @@ _SHOWN = 80  # characters
 
 
 def unkeepable(body: bytes) -> str | None:
-    """Why a request's JSON cannot be kept, in words; None: it can, or it is no JSON, which the server says itself."""
+    """Return why a request's JSON cannot be stored; None if it can, or if it is not JSON (the server reports that)."""
     try:
         value = json.loads(body)
     except RecursionError:
@@ -46,19 +47,19 @@ def unkeepable(body: bytes) -> str | None:
 
 
 def _shown(text: str) -> str:
-    """The beginning of a text, without what no answer can hold."""
+    """Return the beginning of a text, with characters escaped that an answer cannot hold."""
     plain = text.encode(errors="backslashreplace").decode()
     return plain if len(plain) <= _SHOWN + 4 else f"{plain[:_SHOWN]}…"
 
 
 class Keepable:
-    """An ASGI application: another one, but that it is not asked to keep what it could not show."""
+    """ASGI middleware that refuses requests with values that the server could store but not show."""
 
     def __init__(self, application: Any) -> None:
         self._application = application
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
-        """Passes a request on, or answers 422 with a reason."""
+        """Pass the request on, or answer 422 with a reason."""
         path = scope.get("path", "")
         if scope["type"] != "http" or scope["method"] in ("GET", "HEAD", "OPTIONS") or not path.startswith("/api/"):
             return await self._application(scope, receive, send)

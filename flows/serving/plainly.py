@@ -1,6 +1,6 @@
-"""What Prefect's server says of a form's values, in words: without regular expressions, and without passwords that were typed.
+"""Plain error messages for the form checks of Prefect's server, without regular expressions and typed passwords.
 
-Its checks come from jsonschema, whose messages repeat the value and the pattern that it does not match.
+The checks use jsonschema, whose messages repeat the value and the pattern that it does not match.
 """
 
 import json
@@ -17,7 +17,7 @@ WORDS = {
 
 
 def plainly(value: Any) -> Any:
-    """JSON of an answer, in whose texts patterns are words and secrets are stars."""
+    """Return the JSON of an answer with patterns replaced by explanations and secrets by stars."""
     if isinstance(value, dict):
         return {key: plainly(each) for key, each in value.items()}
     if isinstance(value, list):
@@ -33,13 +33,13 @@ def plainly(value: Any) -> Any:
 
 
 class Plainly:
-    """An ASGI application: another one, but for what it answers where it checks a form."""
+    """ASGI middleware that rewrites the error messages of form checks."""
 
     def __init__(self, application: Any) -> None:
         self._application = application
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
-        """Answers as the other one, after a look at what that says."""
+        """Answer as the wrapped application does, with rewritten error messages."""
         if scope["type"] != "http" or scope["method"] == "GET" or not _CHECKED.fullmatch(scope.get("path", "")):
             return await self._application(scope, receive, send)
         start: dict[str, Any] = {}

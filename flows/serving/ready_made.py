@@ -1,6 +1,6 @@
-"""What `haed serve` lays out switched off, to be switched on in the UI: a nightly run, a second try, and a notification.
+"""Automations that `haed serve` creates switched off: a nightly run, a retry of crashed trainings, and a notification.
 
-What is there already is left as it is.
+Existing ones are left unchanged. Users switch them on in the UI.
 """
 
 from typing import Any
@@ -23,11 +23,11 @@ _NOWHERE = "http://127.0.0.1:9/"  # until somebody writes the address of a chat 
 
 
 def propose(deployments: list[Any], nightly: bool = True) -> None:
-    """Lays all of it out for deployments that are about to be served, the first of which is that of `haed`.
+    """Create the schedule and automations for deployments that are about to be served.
 
     Args:
-        deployments: all of a folder.
-        nightly: also the schedule, if the deployment was not there before: it stays away once it was deleted.
+        deployments: all deployments of a folder, the first of which is that of `haed`.
+        nightly: also create the schedule if the deployment is new. A deleted schedule is not created again.
     """
     whole = deployments[0]
     with get_client(sync_client=True) as client:
@@ -75,7 +75,7 @@ def _notification(name: str, ids: list[str]) -> None:
 
 
 def _ended(ids: list[str], state: str, labels: dict[str, str], *others: str) -> EventTrigger:
-    """A flow run of these deployments has come to one of these states."""
+    """Return a trigger for flow runs of these deployments that reach one of these states."""
     related: dict[str, str | list[str]] = {
         "prefect.resource.role": "deployment",
         "prefect.resource.id": [f"prefect.deployment.{id}" for id in ids],

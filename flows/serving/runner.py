@@ -1,11 +1,11 @@
-"""Runs the flows of deployments in this process's children until it is told to stop, and lets their trainings save then.
+"""Runners that execute the flows of deployments in child processes until told to stop, then let trainings save.
 
-Left to itself, Prefect's runner ends with its flows: at Ctrl-C or SIGTERM its event loop is cancelled, which kills them at
-once, or after 30 s. Here the signals are taken before it: no new run starts, each flow gets one SIGTERM, and the runner goes
-on until the last has saved, ended, and told the server so.
+By default Prefect's runner ends with its flows. At Ctrl-C or SIGTERM its event loop is cancelled, which kills them at
+once or after 30 s. Here we take the signals first. No new run starts, each flow gets one SIGTERM, and the runner
+continues until the last flow has saved, ended, and told the server so.
 
-Each kind of flow has a runner of its own, with places of its own: trainings that wait for a device, or stages that take hours,
-leave those free in which questions are answered.
+Each kind of flow has its own runner with its own limit. So waiting trainings and stages that take hours leave room for
+queries.
 """
 
 import asyncio
@@ -31,7 +31,7 @@ _WAITING_BYTES = 1 << 29  # memory of a training that waits for its turn, on a C
 
 
 class _Proposer(StateProposer):
-    """Leaves the words in which a flow itself said that it was cancelled, and what was saved; and a Retry that came since."""
+    """A state proposer that keeps the message of a flow that reported its own cancellation, and a Retry made since."""
 
     async def propose_cancelled(self, flow_run: Any, state_updates: dict[str, Any] | None = None) -> bool:
         now = (await self._client.read_flow_run(flow_run.id)).state
@@ -41,10 +41,10 @@ class _Proposer(StateProposer):
 
 
 def run_flows(deployments: list[Any]) -> None:
-    """Serves deployments in the foreground, until SIGINT or SIGTERM.
+    """Serve deployments in the foreground until SIGINT or SIGTERM.
 
     Raises:
-        RuntimeError: some flows were killed before they had saved: a second signal came, or patience ended.
+        RuntimeError: flows were killed before they had saved, by a second signal or after the time limit.
     """
     from flows.flows import FLOWS
 
@@ -60,14 +60,15 @@ def run_flows(deployments: list[Any]) -> None:
 
 
 def kind_of(flow: str) -> int:
-    """Which runner a flow has: 0 for what trains, 1 for other stages that may take hours, 2 for questions."""
+    """Return the index of the runner for a flow: 0 for training, 1 for other long stages, 2 for queries."""
     return 0 if flow in TRAINS else 1 if flow in LONG else 2
 
 
 def waiting_room() -> int:
-    """How many trainings may be processes at a time, most of which wait for a device: as many as half of the memory holds.
+    """Return the maximum number of training processes, most of which wait for a device: what half of the memory holds.
 
-    More of them stay Late. Prefect's own limit (PREFECT_RUNNER_PROCESS_LIMIT, 5) is of what works, and is that of the others.
+    Further ones stay Late. Prefect's own limit (PREFECT_RUNNER_PROCESS_LIMIT, 5) is a lower bound here, and applies to
+    the other runners.
     """
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     return max(Runner(pause_on_shutdown=False).limit or 0, memory // 2 // _WAITING_BYTES)
@@ -113,7 +114,7 @@ async def _run(runners: list[Runner]) -> None:
 
 
 async def _end_flows(runners: list[Runner], insisted: asyncio.Event) -> int:
-    """Asks every flow to end and waits until all have; returns how many had to be killed."""
+    """Ask every flow to end, wait until all have, and return how many had to be killed."""
     managers = [runner._process_manager for runner in runners]
     for each in runners:
         each._scheduled_run_poller.stopping = True

@@ -1,4 +1,4 @@
-"""Schedules of the deployments that `haed serve` serves: those of the command line, and what was missed meanwhile."""
+"""Schedules of the deployments of `haed serve`: the one of the command line, and runs that were missed meanwhile."""
 
 import os
 from datetime import UTC, datetime
@@ -9,14 +9,14 @@ from pipeline.config import ConfigError
 
 
 def timezone() -> str:
-    """The name of this machine's time zone, in which a cron line of its command line is meant; UTC if it has none."""
+    """Return the name of this machine's time zone, which applies to cron lines; UTC if unknown."""
     if zone := os.environ.get("TZ", "").lstrip(":"):
         return zone
     return str(Path("/etc/localtime").resolve()).partition("zoneinfo/")[2] or "UTC"
 
 
 def cron_schedule(line: str) -> Any:
-    """A cron line as a schedule in this machine's time zone.
+    """Return a cron line as a schedule in this machine's time zone.
 
     Raises:
         ConfigError: it is not a cron line.
@@ -30,7 +30,7 @@ def cron_schedule(line: str) -> Any:
 
 
 def add(deployment: Any, wanted: Any, parameters: dict[str, Any]) -> None:
-    """Gives a deployment a schedule, unless it has it already, with these parameters."""
+    """Add a schedule with parameters to a deployment, unless it exists already."""
     from prefect.client.orchestration import get_client
     from prefect.client.schemas.actions import DeploymentScheduleCreate
 
@@ -43,7 +43,7 @@ def add(deployment: Any, wanted: Any, parameters: dict[str, Any]) -> None:
 
 
 def lines(deployments: list[str]) -> list[str]:
-    """What is scheduled in the deployments of these names, a line each."""
+    """Return the schedules of the deployments with these names, one per line."""
     from prefect.client.orchestration import get_client
 
     with get_client(sync_client=True) as client:
@@ -56,7 +56,10 @@ def lines(deployments: list[str]) -> list[str]:
 
 
 def skip_missed(deployments: list[str]) -> int:
-    """Cancels what schedules wanted to start while nothing served it, which would otherwise start all at once; how many."""
+    """Cancel scheduled runs whose time passed while nothing served them, and return their number.
+
+    Otherwise they would all start at once.
+    """
     from prefect.client.orchestration import get_client
     from prefect.client.schemas.filters import FlowRunFilter
     from prefect.states import Cancelled
@@ -82,6 +85,6 @@ def _named(deployments: list[str]) -> Any:
 
 
 def _line(schedule: Any) -> str:
-    """A cron line with its time zone, or what stands for another kind of schedule."""
+    """Format a schedule: its cron line, recurrence rule or interval, with the time zone."""
     said = getattr(schedule, "cron", None) or getattr(schedule, "rrule", None) or f"every {schedule.interval}"
     return f"{said} ({schedule.timezone or 'UTC'})"

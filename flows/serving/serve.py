@@ -1,4 +1,4 @@
-"""`haed serve`: a Prefect server, if none answers, every flow as a deployment in it, and TensorBoard, until Ctrl-C."""
+"""`haed serve`: a Prefect server if none is running, every flow as a deployment, and TensorBoard, until Ctrl-C."""
 
 import fcntl
 import logging
@@ -35,23 +35,23 @@ def serve(
     allowed_hosts: list[str] = [],  # noqa: B006
     password: bool = False,
 ) -> None:
-    """Serves all flows in the foreground, from a server on `host`:`port` that is started if none answers there.
+    """Serve all flows in the foreground. Start a server on `host`:`port` if none answers there.
 
     Args:
         host: address to listen on.
-        port: of the server and its UI.
+        port: port of the server and its UI.
         server: false uses the server that PREFECT_API_URL names.
-        board_port: of TensorBoard; 0 starts none.
-        chain: a finished shard starts a pretrain of the same settings, and that a finetune; of a model of tokens, a train.
-        cron: when to run `haed`, beside what is scheduled already.
-        parameters: of those runs.
-        allowed_hosts: further names by which the server may be addressed, such as that of a proxy before it.
-        password: the server asks for one, which is made once and kept; always so if `host` is not this machine alone.
+        board_port: port of TensorBoard; 0 starts none.
+        chain: a finished shard starts pretrain with the same settings, and that finetune; for token models, train.
+        cron: when to run `haed`, in addition to existing schedules.
+        parameters: parameters of those runs.
+        allowed_hosts: further names by which the server may be addressed, such as that of a proxy.
+        password: protect the server by a password, made once and kept; always so if `host` is not this machine alone.
 
     Raises:
         RuntimeError: the server does not start, PREFECT_API_URL is not set, or flows had to be killed at the end.
         ConfigError: `cron` is not a cron line.
-        BlockingIOError: another `haed serve` serves from the same Prefect home.
+        BlockingIOError: another `haed serve` uses the same Prefect home.
     """
     with ExitStack() as held:
         held.enter_context(_alone())
@@ -84,7 +84,7 @@ def serve(
 
 @dataclass
 class _Place:
-    """Where flows are served: address of the server, name of the deployments, and what the server asks for, if anything."""
+    """The server to use: its address, the common part of the deployment names, and its password, if any."""
 
     address: str
     deployment: str
@@ -92,7 +92,7 @@ class _Place:
 
 
 def _own_place(host: str, port: int, password: bool) -> _Place:
-    """That of a server which is started here, after the environment was told of it."""
+    """Set the environment for a server started here, and return its address, name and password."""
     address = f"http://{_ANY.get(host, host if ':' not in host else f'[{host}]')}:{port}"
     os.environ["PREFECT_API_URL"] = f"{address}/api"
     os.environ.setdefault("PREFECT_UI_URL", f"{address}/v2")
@@ -106,14 +106,14 @@ def _own_place(host: str, port: int, password: bool) -> _Place:
 
 
 def _given_place() -> _Place:
-    """That of the server which the environment names."""
+    """Return the address and name for the server that the environment names."""
     if not os.environ.get("PREFECT_API_URL"):
         raise RuntimeError("--no-server needs the address of a server: set PREFECT_API_URL")
     return _Place(os.environ["PREFECT_API_URL"].removesuffix("/api"), name_of(Path.cwd(), socket.gethostname()))
 
 
 def _say(place: _Place, board: str | None) -> None:
-    """Prints what is served, where, and how to schedule it."""
+    """Print the addresses of what is served, and how to schedule it."""
     name, secret = place.deployment, place.secret
     print(f"Prefect UI:  {place.address}{'/enter' if secret else ''}")
     if secret:  # what is printed may be kept in a log
@@ -135,7 +135,7 @@ def _password_file() -> Path:
 
 
 def _is_kept(secret: str) -> bool:
-    """Whether this is the password that was made here; else the environment gave it."""
+    """Return whether a password is the one generated here, rather than given by the environment."""
     path = _password_file()
     return path.is_file() and path.read_text().strip() == secret
 
@@ -145,7 +145,7 @@ def _where_kept(secret: str) -> str:
 
 
 def _password() -> str:
-    """The server's, made on first use and kept beside its records, for this user alone to read."""
+    """Return the server's password. It is generated on first use, in a file that only this user can read."""
     path = _password_file()
     with suppress(FileExistsError):
         with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
@@ -155,7 +155,10 @@ def _password() -> str:
 
 @contextmanager
 def _alone() -> Iterator[None]:
-    """Holds the Prefect home; two servers on one SQLite database, or two runners of one deployment, would collide."""
+    """Lock the Prefect home.
+
+    Two servers on one SQLite database, or two runners of one deployment, would collide.
+    """
     home = Path(os.environ["PREFECT_HOME"])
     with open(home / "serve.lock", "a+", opener=partial(os.open, mode=0o600)) as file:
         try:
@@ -167,7 +170,7 @@ def _alone() -> Iterator[None]:
 
 @contextmanager
 def _tensorboard(port: int) -> Iterator[str | None]:
-    """TensorBoard on `runs/`, on this machine alone; its address."""
+    """Run TensorBoard on `runs/`, reachable from this machine only, and yield its address."""
     Path("runs").mkdir(exist_ok=True)
     with socket.socket() as tried:
         if tried.connect_ex(("127.0.0.1", port)) == 0:

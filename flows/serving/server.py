@@ -1,7 +1,7 @@
-"""Prefect servers as children of ours: one that is kept up for `haed serve`, and one for a flow run without any.
+"""Prefect servers as child processes: a lasting one for `haed serve`, and a temporary one for a single flow run.
 
-A child has a session of its own: a Ctrl-C, or a SIGTERM to a whole process group, must not end the server before the flow that
-still saves, which would wait for it without end.
+A child has its own session. A Ctrl-C, or a SIGTERM to the process group, must not end the server before a flow that is
+still saving: the flow would wait for it forever.
 """
 
 import atexit
@@ -28,12 +28,12 @@ _LOG_BYTES = 4 << 20
 
 
 def log_of(name: str) -> Path:
-    """Where a child's words are kept: `PREFECT_HOME/NAME.log`, and those before in `NAME.log.old`, 4 MB each."""
+    """Return the path of a child's log, `PREFECT_HOME/NAME.log`. Older output is in `NAME.log.old` (4 MB each)."""
     return Path(os.environ["PREFECT_HOME"]) / f"{name}.log"
 
 
 def _turn_over(path: Path) -> None:
-    """Keeps a log that is written to, always at its end, from growing without bound."""
+    """Limit the size of an append-only log: copy it to `.log.old` and truncate it."""
     with suppress(FileNotFoundError):
         if path.stat().st_size > _LOG_BYTES:
             shutil.copy(path, path.with_suffix(".log.old"))
@@ -44,13 +44,13 @@ def _turn_over(path: Path) -> None:
 def child(
     name: str, *arguments: str, keeps: tuple[int, ...] = (), **environment: str
 ) -> Iterator["subprocess.Popen[bytes]"]:
-    """A process of `flows.serving.guarded` in its own session, which ends with us, however that comes; it writes to a log.
+    """Run `flows.serving.guarded` as a child process in its own session. It ends with this process and writes to a log.
 
     Args:
         name: of the log.
-        arguments: its words.
-        keeps: open files that it has as well, under the same numbers.
-        environment: what is set for it beside our own.
+        arguments: command-line arguments.
+        keeps: open file descriptors that the child inherits under the same numbers.
+        environment: additional environment variables.
     """
     said = log_of(name)
     said.parent.mkdir(parents=True, exist_ok=True)
@@ -86,9 +86,9 @@ def _wait(process: "subprocess.Popen[bytes]", address: str, advice: str, said: P
 
 @contextmanager
 def lasting_server(address: str, host: str, port: int, allowed_hosts: list[str]) -> Iterator[bool]:
-    """A server that is started again if it dies, with pages of `runs/`; or the one that answers there already.
+    """Run a server with the pages of `runs/`, and restart it if it dies, unless one answers at the address.
 
-    Gives whether it is ours.
+    Yield whether the server is ours.
     """
     if answers(address):
         yield False
@@ -109,7 +109,10 @@ def lasting_server(address: str, host: str, port: int, allowed_hosts: list[str])
 
 
 def _keep_up(process: "subprocess.Popen[bytes]", arguments: list[str], ended: threading.Event) -> None:
-    """Starts the server again when it has died; die_with_parent goes by this thread, which lives as long as we."""
+    """Restart the server when it has died.
+
+    A restarted server is tied to this thread by die_with_parent. The thread lives as long as this process.
+    """
     while not ended.wait(1):
         _turn_over(log_of("server"))
         if process.poll() is None:
@@ -123,10 +126,11 @@ def _keep_up(process: "subprocess.Popen[bytes]", arguments: list[str], ended: th
 
 
 def start_temporary_server() -> Callable[[], str]:
-    """Starts a server without a UI, which ends with this process; returns what waits for it, and gives its API's address.
+    """Start a server without a UI that ends with this process.
 
-    Raises:
-        RuntimeError: by the waiting, if it does not start.
+    Returns:
+        A function that waits for the server and returns the address of its API. It raises RuntimeError if the server
+        does not start.
     """
     database = Path(os.environ["PREFECT_HOME"]) / "prefect.db"
     if not database.exists() or not database.stat().st_size:

@@ -1,1 +1,1 @@
-"""How flow runs end otherwise than by themselves: signals, pauses, death."""
+"""Endings of flow runs from outside: signals, pauses, and killed processes."""

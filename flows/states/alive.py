@@ -1,7 +1,6 @@
-"""Who is there: the server, and the process that a flow run runs in, so that only runs are called dead whose process is.
+"""Detection of live servers and flow processes, so that only runs whose process has ended are marked Crashed.
 
-A flow writes its host, process and the start of that process, since numbers of processes are used again, into the labels of
-its run.
+A flow labels its run with its host, process ID and process start time, because process IDs are reused.
 """
 
 import http.client
@@ -36,7 +35,7 @@ OF_PARENT = "its parent ended while it ran"
 
 
 def answers(address: str) -> bool:
-    """Whether a healthy server is there."""
+    """Return whether a healthy Prefect server runs at an address."""
     try:
         with urllib.request.urlopen(f"{address}/api/health", timeout=5) as answer:
             return bool(answer.status == 200)
@@ -45,9 +44,9 @@ def answers(address: str) -> bool:
 
 
 def record() -> None:
-    """Labels this flow run with the process it is in, which from now on ends with the one that serves it.
+    """Label this flow run with its process, and make the process end with the one that serves it.
 
-    Stages within a flow are as alive as that.
+    Stages within a flow share the process of the outer flow run and get no label.
     """
     from prefect.client.orchestration import get_client
     from prefect.context import FlowRunContext
@@ -69,21 +68,21 @@ def record() -> None:
 
 
 def is_served() -> bool:
-    """Whether this process was started for a flow run of a deployment, by `haed serve` or a worker."""
+    """Return whether this process was started by `haed serve` or a worker, to run a flow of a deployment."""
     return "PREFECT__FLOW_RUN_ID" in os.environ
 
 
 def served_by() -> int:
-    """The process that started this one for a flow run."""
+    """Return the ID of the process that started this one for a flow run."""
     return int(os.environ.get(SERVED_BY) or os.getppid())
 
 
 def tag(*runs: str, folder: str | Path = "") -> None:
-    """Tags this flow run, or stage of one, with `run:NAME`, by which the UI finds all that was done with a run.
+    """Tag this flow run or stage with `run:NAME`, so that the UI finds all flow runs of a run.
 
     Args:
-        runs: their names.
-        folder: of the run that it trains, where what it saved can be seen once it was killed.
+        runs: names of the runs.
+        folder: folder of the run that is trained, to find its last checkpoint if the process is killed.
     """
     from prefect.client.orchestration import get_client
     from prefect.context import FlowRunContext
@@ -102,19 +101,19 @@ def tag(*runs: str, folder: str | Path = "") -> None:
 
 
 def settle(deployments: list[str], patience: float = 600.0) -> list[str]:
-    """Marks runs as Crashed whose process is gone, so that Retry is there, and ends processes that nobody serves any more.
+    """Mark runs whose process is gone as Crashed, which enables Retry, and end processes that nobody serves any more.
 
-    Those are the runs of an earlier `haed serve` of these deployments, and of `haed run` on this machine. The caller serves the
-    deployments alone, so what has not begun begins no more. A process that still saves is waited for by a thread, and then
-    killed, after a look at when it started: its number may be another's by then. What another machine runs, or a `haed serve`
-    that is alive, is left alone.
+    These are runs of an earlier `haed serve` of these deployments, and of `haed run` on this machine. The caller must
+    be the only server of the deployments, so pending runs will not start either. A thread waits for processes that are
+    still saving and then kills them. It checks their start time first, because a process ID may have been reused. Runs
+    of other machines and of a live `haed serve` are left alone.
 
     Args:
-        deployments: their names; none: only runs without a deployment are looked at.
+        deployments: their names; an empty list: only runs without a deployment are checked.
         patience: seconds until a process is killed.
 
     Returns:
-        The names of the runs that are marked now.
+        The names of the runs marked now.
     """
     from prefect.client.orchestration import get_client
 
@@ -137,7 +136,7 @@ def settle(deployments: list[str], patience: float = 600.0) -> list[str]:
 
 
 def _unfinished(client: Any, deployments: list[str]) -> list[Any]:
-    """Runs of these deployments, and of flows of ours without one, that are not at their end."""
+    """Return the unfinished runs of these deployments, and those of our flows without a deployment."""
     from prefect.client.schemas.filters import DeploymentFilter, DeploymentFilterName, FlowFilter, FlowRunFilter
 
     of_these = DeploymentFilter(name=DeploymentFilterName(any_=deployments))
@@ -150,7 +149,7 @@ def _unfinished(client: Any, deployments: list[str]) -> list[Any]:
 
 
 def _left_stages(client: Any) -> list[Any]:
-    """Stages of flow runs that have ended, or are no more, which nobody told of it."""
+    """Return the unfinished stages of flow runs that have ended or were deleted."""
     from prefect.client.schemas.filters import FlowFilter, FlowRunFilter
     from prefect.exceptions import ObjectNotFound
 
@@ -169,7 +168,7 @@ def _left_stages(client: Any) -> list[Any]:
 
 
 def _all(client: Any, **filters: Any) -> list[Any]:
-    """All flow runs that a filter finds; the server gives at most 200 at a time."""
+    """Return all flow runs that match a filter. The server returns at most 200 per request."""
     found: list[Any] = []
     while page := client.read_flow_runs(**filters, limit=_PAGE, offset=len(found)):
         found += page
@@ -179,12 +178,12 @@ def _all(client: Any, **filters: Any) -> list[Any]:
 
 
 def _is_served_now(labels: dict[str, Any]) -> bool:
-    """Whether the `haed serve` that started a run's process is still there."""
+    """Return whether the `haed serve` that started a run's process is still alive."""
     return SERVER in labels and started(labels[SERVER]) == labels[SERVER_STARTED]
 
 
 def _wait_for(runs: list[Any], patience: float) -> None:
-    """Marks runs when their process has ended, which it has to within a time."""
+    """Mark runs as Crashed once their process has ended. Kill processes that exceed the time limit."""
     from prefect.client.orchestration import get_client
 
     until = time.monotonic() + patience
@@ -203,7 +202,7 @@ def _wait_for(runs: list[Any], patience: float) -> None:
 
 
 def mark(client: Any, id: Any, why: str) -> None:
-    """Marks a flow run, and the stages in it, as Crashed."""
+    """Mark a flow run and its stages as Crashed."""
     from prefect.states import Crashed
 
     client.set_flow_run_state(id, Crashed(message=why), force=True)
@@ -211,7 +210,7 @@ def mark(client: Any, id: Any, why: str) -> None:
 
 
 def mark_stages(client: Any, id: Any) -> None:
-    """Marks the stages of a flow run that has ended, and its tasks, as Crashed where they are not at their end."""
+    """Mark the unfinished stages and tasks of an ended flow run as Crashed."""
     from prefect.client.schemas.filters import FlowRunFilter, TaskRunFilter
     from prefect.states import Crashed
 
@@ -224,14 +223,14 @@ def mark_stages(client: Any, id: Any) -> None:
 
 
 def lives(labels: dict[str, Any]) -> bool:
-    """Whether the process of a run may still be there."""
+    """Return whether the process of a run may still be alive."""
     if PROCESS not in labels:
         return False
     return labels[HOST] != socket.gethostname() or started(labels[PROCESS]) == labels[STARTED]
 
 
 def started(process: int) -> str | None:
-    """When a process of this machine started, in ticks since the boot; None: it is not there any more."""
+    """Return the start time of a process of this machine, in ticks since boot; None if it has ended."""
     try:
         with open(f"/proc/{process}/stat", encoding="utf-8", errors="replace") as file:
             state, *rest = file.read().rsplit(")", 1)[1].split()

@@ -1,6 +1,6 @@
-"""What is said of a flow run whose process was killed: the last step that was saved, and that later ones are lost.
+"""Messages for flow runs whose process was killed: the last checkpoint, and which later steps are lost.
 
-Prefect kills a cancelled run 30 s after it was asked to end, and calls that a success.
+Prefect kills a cancelled run 30 s after asking it to end, and reports success.
 """
 
 from contextlib import suppress
@@ -21,9 +21,9 @@ _KILLED = "Process exited with status code"  # of Prefect's runner, of a run tha
 
 
 def say_what_is_lost(flow: Any, flow_run: Any, state: Any) -> None:
-    """A hook of Prefect for runs that are cancelled or have crashed: says what is left of one that could not say so itself.
+    """Report what is left of a killed run (a Prefect hook for cancelled and crashed runs).
 
-    It runs in the process that serves. A flow that ended in time has said itself what it saved.
+    It runs in the serving process. A flow that ended in time has already reported what it saved.
     """
     with suppress(ObjectNotFound), get_client(sync_client=True) as client:
         now = client.read_flow_run(flow_run.id)
@@ -42,7 +42,7 @@ def say_what_is_lost(flow: Any, flow_run: Any, state: Any) -> None:
 
 
 def what_is_kept(flow: str, labels: dict[str, Any]) -> str:
-    """What was saved by a killed run that trains, as its folder says, and what came after it."""
+    """Describe the last checkpoint of a killed training, from its run folder, and the lost steps."""
     if flow not in TRAINS:
         return "what was not finished is lost; Retry does it again"
     if RUN not in labels:

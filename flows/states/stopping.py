@@ -1,8 +1,7 @@
-"""Signals inside a flow: training saves first, then Prefect hears of the end in its own words.
+"""Signals and server states that stop a flow: the training saves first, then Prefect is told in its own terms.
 
-Whether the server still takes a training for running; Prefect's runner passes Cancel on to it, and nothing else.
-
-A run that is paused, suspended or deleted, or marked as ended by somebody, would train on unseen, and beside its successor.
+Prefect's runner forwards only Cancel. A run that was paused, suspended, deleted or marked as ended would train on
+unseen, possibly beside its successor. So `Watch` polls the server.
 """
 
 import contextvars
@@ -32,18 +31,18 @@ log = logging.getLogger(__name__)
 
 @contextmanager
 def stopping() -> Iterator[Callable[[], bool]]:
-    """Turns SIGINT and SIGTERM into a request to stop, for the length of a stage.
+    """Turn SIGINT and SIGTERM into a request to stop, for the duration of a stage.
 
-    Prefect's own handler of SIGTERM raises in the middle of a step, and the work since the last checkpoint is lost.
-    Here the stage saves, and the same exception follows: Prefect then records Cancelled, or Crashed if nobody cancelled.
+    Prefect's own SIGTERM handler raises in the middle of a step, and the work since the last checkpoint is lost. Here
+    the stage saves, and the same exception follows. Prefect then records Cancelled, or Crashed if nobody cancelled.
 
-    A run that the server no longer takes for running stops in the same way; see `flows.states.stopping`.
+    A run that the server no longer regards as running stops in the same way.
 
     Raises:
         TerminationSignal: the stage was stopped by SIGTERM and has saved.
         KeyboardInterrupt: the stage was stopped by Ctrl-C and has saved.
-        Pause: its run was paused or suspended; it has saved.
-        Abort: its run was deleted, or marked as ended; it has saved.
+        Pause: the run was paused or suspended; it has saved.
+        Abort: the run was deleted or marked as ended; it has saved.
     """
     asked = Request()
 
@@ -73,7 +72,7 @@ def stopping() -> Iterator[Callable[[], bool]]:
 
 
 def _is_orphan() -> bool:
-    """Whether the `haed serve` that started this flow has ended."""
+    """Return whether the `haed serve` that started this flow has ended."""
     return os.environ.get(SERVED_BY, str(os.getppid())) != str(os.getppid())
 
 
@@ -86,7 +85,7 @@ _GOES_ON = (StateType.RUNNING, StateType.PENDING, StateType.CANCELLING)  # of a 
 
 
 class Watch:
-    """Asks the server every few seconds about this flow run and the one it is part of; a context manager.
+    """A thread that polls the server for the state of this flow run and its parent; a context manager.
 
     A server that does not answer is no reason to stop.
     """
@@ -127,9 +126,9 @@ class Watch:
         return "deleted" if state is None else f"set to {state.name}"
 
     def conclude(self) -> BaseException:
-        """Leaves the server with states from which one can go on, and returns what tells Prefect's engine to end quietly.
+        """Set states on the server that can be continued, and return the exception that ends Prefect's engine quietly.
 
-        Resume starts a suspended run again, but takes a paused one for still alive: that becomes suspended.
+        Resume restarts a suspended run but expects a paused one to be alive, so paused runs become suspended.
         """
         assert self.stopped is not None
         run, state = self.stopped
@@ -147,6 +146,6 @@ class Watch:
 
 
 def _states(client: SyncPrefectClient, runs: Iterable[UUID]) -> dict[UUID, State]:
-    """Those that the server has."""
+    """Return the states of these runs, without those that the server does not have."""
     found = client.read_flow_runs(flow_run_filter=FlowRunFilter(id=FlowRunFilterId(any_=list(runs))))
     return {run.id: run.state for run in found if run.state is not None}

@@ -1,1 +1,1 @@
-"""Tables and figures of the papers, one command each."""
+"""Experiments that reproduce tables and figures of the papers, one command each."""

@@ -1,4 +1,4 @@
-"""The arms of an experiment, ready to be run: by the ordinary commands, or by the package that they are of."""
+"""Arms of an experiment, ready to run: with the ordinary commands, or with a public package."""
 
 import hashlib
 import re
@@ -30,9 +30,9 @@ class Ready(ABC):
     """An arm that can be run.
 
     Attributes:
-        arm: of the experiment.
-        runs_dir: where its runs go.
-        words: after the preset; all of its runs have them.
+        arm: the arm of the experiment.
+        runs_dir: folder of its runs.
+        words: overrides after the preset, shared by all of its runs.
     """
 
     arm: Arm
@@ -41,48 +41,48 @@ class Ready(ABC):
 
     @cached_property
     def options(self) -> Options:
-        """Of its runs, but for name, seed, threads and steps; of a package, what it reads."""
+        """Return the options of its runs, except name, seed, threads and steps. A package reads only some of them."""
         return load(self.arm.preset or None, list(self.words))
 
     @property
     def data(self) -> str:
-        """What its corpus depends on."""
+        """Return a key of the options that determine the corpus."""
         return repr((self.options.source, self.options.chunker))
 
     @property
     @abstractmethod
     def identity(self) -> str:
-        """All that its results depend on, but for seed and steps."""
+        """Return a text of all settings that determine its results, except seed and steps."""
 
     @abstractmethod
     def work(self, phase: Phase) -> str:
-        """What the time of a step of a phase depends on."""
+        """Return a text of all settings that determine the time of a step of a phase."""
 
     @abstractmethod
     def steps(self, phase: Phase, corpus: Corpus, place: Path) -> Iterator[None]:
-        """A phase, one step at a time, for a clock."""
+        """Train a phase one step at a time, to be timed."""
 
     @abstractmethod
     def commands(self, run: Path, seed: int, limits: Mapping[Phase, int], threads: int) -> list[Command]:
-        """What makes a run and evaluates it; of no limits, by its own."""
+        """Return the commands that train a run and evaluate it. Without `limits`, its own limits apply."""
 
     @abstractmethod
     def finished(self, run: Path) -> "Finished":
-        """What a run came to."""
+        """Return the totals of a finished run."""
 
     def shares(self) -> dict[Phase, float]:
-        """The part of a run that each phase has."""
+        """Return each phase's share of the budget."""
         return dict.fromkeys(self.arm.phases, 1.0)
 
     def folder(self, seed: int, limits: Mapping[Phase, int]) -> Path:
-        """Of a run: what was made with the same configuration is there already."""
+        """Return the folder of a run, named by a digest of its configuration, so that equal runs are not repeated."""
         digest = hashlib.sha256(f"{self.identity} {seed} {dict(limits)}".encode()).hexdigest()[:10]
         return self.runs_dir / f"{re.sub('[^a-z0-9]+', '-', self.arm.name.lower()).strip('-')}-{seed}-{digest}"
 
 
 @dataclass
 class Finished:
-    """Of a run, by phase, steps and seconds; model FLOPs of training, and parameters."""
+    """Steps and seconds of a finished run by phase, its model FLOPs of training, and its parameters."""
 
     steps: dict[Phase, int]
     seconds: dict[Phase, float]
@@ -100,7 +100,7 @@ class Ours(Ready):
         return dump(replace(self.options, name="", runs_dir="", shards_dir="", threads=None))
 
     def work(self, phase: Phase) -> str:
-        """See `Ready`: not rates, limits or seeds, so that what differs in these alone has the same steps."""
+        """See `Ready`. Learning rates, limits and seeds are left out, because they do not change the time of a step."""
         own = self.options
         limits = replace(getattr(own, phase), steps=None, seconds=None, epochs=None, rate_from=1.0, rate_to=0.0)
         phases = {each: type(getattr(own, each))() for each in PHASES} | {phase: limits}
@@ -108,7 +108,7 @@ class Ours(Ready):
         return phase + dump(replace(own, name="", runs_dir="", shards_dir="", seed=0, optimizer=optimizer, **phases))
 
     def shares(self) -> dict[Phase, float]:
-        """As the preset divides its seconds."""
+        """Return each phase's share of the preset's seconds."""
         limits = load(self.arm.preset, list(self.arm.options))
         own = {phase: getattr(limits, phase).seconds or 1.0 for phase in self.arm.phases}
         return {phase: seconds / sum(own.values()) for phase, seconds in own.items()}
@@ -137,7 +137,7 @@ class Ours(Ready):
 
 @dataclass(frozen=True)
 class Packaged(Ready):
-    """A public package, which reads the original bytes of the same shards."""
+    """A public package, which is trained on the original bytes of the same shards."""
 
     @property
     def identity(self) -> str:
@@ -167,7 +167,7 @@ class Packaged(Ready):
 
 
 def _given(arms: Sequence[Arm], plan: Plan) -> tuple[tuple[Arm, ...], list[str]]:
-    """The arms for a corpus of one's own, which is of pictures or of text, and what has to be said of it."""
+    """Return the arms that fit the user's own corpus (images or text), and notes on those left out."""
     data = "pictures" if "source.kind=images" in plan.overrides else "text"
     left_out = [arm.name for arm in arms if arm.data != data]
     if len(left_out) == len(arms):
@@ -177,10 +177,10 @@ def _given(arms: Sequence[Arm], plan: Plan) -> tuple[tuple[Arm, ...], list[str]]
 
 
 def ready(experiment: Experiment, plan: Plan) -> tuple[list[Ready], list[str]]:
-    """The arms that can be run, and what has to be said of their data, and of what is missing.
+    """Return the arms that can be run, and notes on their data and on what is missing.
 
     Raises:
-        ConfigError: overrides make two arms one model, or their corpus is of none.
+        ConfigError: overrides make two arms the same model, or no arm fits the corpus.
     """
     full = plan.seconds is None
     chosen = experiment.full if full else experiment.arms
@@ -216,5 +216,5 @@ def ready(experiment: Experiment, plan: Plan) -> tuple[list[Ready], list[str]]:
 
 
 def ours(arms: Sequence[Ready]) -> list[Ours]:
-    """Those of this project."""
+    """Return the arms of this project."""
     return [each for each in arms if isinstance(each, Ours)]

@@ -1,4 +1,4 @@
-"""Every experiment by name, what it may cost, and which results there are."""
+"""Catalogue of experiments by name, with their costs and the state of their results."""
 
 import hashlib
 from pathlib import Path
@@ -37,21 +37,21 @@ def planned(
     parallel: int = 1,
     clock: Clock = "wall",
 ) -> tuple[Experiment, Plan]:
-    """An experiment, and how it is run.
+    """Return an experiment and the plan for running it.
 
     Args:
-        name: of it.
+        name: name of the experiment.
         budget: one of `BUDGETS`.
-        output: where results and runs go; a result with settings of its own does not take the place of the budget's.
+        output: folder of results and runs. Results with custom settings get their own folder.
         data: folder with the corpora.
         overrides: `key=value`, for all of its models.
-        seconds: of training in all; None: the budget's.
-        seeds: of each run; None: the budget's.
-        parallel: runs side by side.
+        seconds: training seconds in total; None: the budget's.
+        seeds: number of seeds of each arm; None: the budget's.
+        parallel: number of concurrent runs.
         clock: see `Plan`.
 
     Raises:
-        ConfigError: there is no such experiment, or it has no such budget; or it sets such an option itself.
+        ConfigError: the experiment or its budget does not exist, or it sets one of the overridden options itself.
     """
     if name not in EXPERIMENTS:
         raise ConfigError(f"no experiment {name!r}: choose one of {', '.join(EXPERIMENTS)}")
@@ -87,7 +87,7 @@ def _folder(name: str, budget: str, output: Path, *own: object) -> Path:
 
 
 def listed(output: Path) -> str:
-    """Names, their number of models, what they take, their state, and what they compare."""
+    """Return a table of the experiments: number of models, cost, state, and question."""
     lines = [f"{'':19}  models  minutes   hour"]
     for name, state in states(output).items():
         each = EXPERIMENTS[name]
@@ -99,18 +99,18 @@ def listed(output: Path) -> str:
 
 
 def _whole(name: str, budget: str) -> float:
-    """Seconds of two cores that an experiment takes at most, about."""
+    """Return an estimate of the most seconds on two cores that an experiment takes."""
     experiment, plan = planned(name, budget, Path())
     return (plan.seconds or 0) + _beside(experiment, BUDGETS[budget], plan.seeds)
 
 
 def _beside(experiment: Experiment, limits: Budget, seeds: int) -> float:
-    """Seconds of that beside training."""
+    """Return the seconds of an experiment that are not training."""
     return len(experiment.arms) * seeds * limits.beside * experiment.beside
 
 
 def states(output: Path) -> dict[str, str]:
-    """By name: the budgets whose result is there, with all of its runs; and those that were begun."""
+    """Return the state of each experiment by name: its budgets with complete results, and those that have begun."""
     found = {}
     for name in EXPERIMENTS:
         said = dict[str, None]()
@@ -125,7 +125,7 @@ def states(output: Path) -> dict[str, str]:
 
 
 def _state(result: Path) -> str:
-    """Of an experiment, by its result: done, begun, or damaged where it cannot be read."""
+    """Return the state of a result file: done, begun, or damaged if it is not readable."""
     if not result.exists():
         return "begun"
     try:

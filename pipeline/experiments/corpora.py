@@ -1,4 +1,4 @@
-"""The data of experiments: folders below `--data`, or what stands in for them."""
+"""Corpora of experiments: folders below `--data`, or replacements for missing ones."""
 
 import hashlib
 import math
@@ -28,12 +28,12 @@ _PICTURE = 3072  # bytes
 
 
 def usable(arms: tuple[Arm, ...], data: Path, scored: int | None) -> tuple[tuple[Arm, ...], list[str]]:
-    """The arms there are data for, and what has to be said of the data.
+    """Return the arms whose data is available, and notes on the data.
 
     Args:
         arms: of an experiment.
         data: folder with the corpora.
-        scored: bytes of each split but train that are kept; None: all.
+        scored: bytes kept of each split except train; None: all.
     """
     notes, missing = [], set()
     part = f", of whose valid split the first {scored / 1e6:g} MB are scored" if scored else ""
@@ -52,13 +52,13 @@ def usable(arms: tuple[Arm, ...], data: Path, scored: int | None) -> tuple[tuple
 
 
 def source(kind: Data, data: Path, scored: int | None, place: Path) -> tuple[str, ...]:
-    """The options that read a corpus.
+    """Return the options that read a corpus.
 
     Args:
-        kind: of data.
+        kind: kind of data.
         data: folder with the corpora.
-        scored: bytes of each split but train that are kept; None: all.
-        place: for what is prepared; made once.
+        scored: bytes kept of each split except train; None: all.
+        place: folder for prepared files, which are made once.
     """
     if kind == "copies":
         return (f"source.path={_once(place / 'copies', _copies)}", *COPIES)
@@ -78,7 +78,7 @@ def _digest(path: Path) -> str:
 
 
 def _once(folder: Path, fill: Callable[[Path], None]) -> Path:
-    """A folder that is filled if it is not there, whole or not at all."""
+    """Return a folder, after filling it if it does not exist. It is filled completely or not at all."""
     if not folder.is_dir():
         folder.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=folder.parent) as place:
@@ -90,7 +90,7 @@ def _once(folder: Path, fill: Callable[[Path], None]) -> Path:
 
 
 def _cut(paths: list[Path], scored: int | None, folder: Path) -> None:
-    """The files, of which those that are not trained on are cut."""
+    """Copy the files, truncating those that are not trained on."""
     for path in paths:
         target = folder / path.name
         if "train" in path.name or scored is None:
@@ -103,7 +103,7 @@ def _cut(paths: list[Path], scored: int | None, folder: Path) -> None:
 
 
 def _modules(scored: int, place: Path) -> tuple[str, ...]:
-    """The standard library's sources, each in the split it has there, until a split but train has so many bytes."""
+    """Prepare the standard library's sources in their usual splits, with about `scored` bytes in valid and in test."""
     files = _library()
     known = [(file.name, file.size, split) for file, split in files]
 
@@ -120,18 +120,21 @@ def _modules(scored: int, place: Path) -> tuple[str, ...]:
 
 @cache
 def _library() -> list[tuple[File, str]]:
-    """The files of the standard library and their splits, once for all arms."""
+    """Return the files of the standard library and their splits, cached for all arms."""
     source = make_source(SourceOptions(kind="stdlib"))
     return [(file, splits[0]) for file, splits in source.places(source.files).items()]
 
 
 def _tagged(name: str, what: list[object]) -> str:
-    """A folder's name that tells what is in it."""
+    """Return a folder name with a digest of its contents."""
     return f"{name}-{hashlib.sha256(repr(what).encode()).hexdigest()[:8]}"
 
 
 def _copies(folder: Path) -> None:
-    """Sequences of a random letter, #, and the letter again (Nawrot et al. 2021, appendix A.1), a file for each split."""
+    """Write sequences of a random letter, #, and the letter again, one file per split.
+
+    See Nawrot et al. 2021, appendix A.1.
+    """
     draw = np.random.default_rng(0)
     for split, count in _COPIES.items():
         letters = draw.integers(97, 97 + _LETTERS, (count, _CHUNKS), dtype=np.uint8)

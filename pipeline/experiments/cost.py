@@ -1,4 +1,4 @@
-"""What the runs of an experiment would cost at the paper's sizes, worked out without training anything."""
+"""Cost estimates of an experiment at the paper's sizes, computed without training."""
 
 import math
 from collections.abc import Sequence
@@ -25,15 +25,15 @@ _DAY = 86_400
 
 @dataclass
 class Cost:
-    """Of a phase of a run.
+    """The cost of one phase of a run.
 
     Attributes:
-        arm: its name.
-        phase: which is trained.
+        arm: name of the arm.
+        phase: the phase that is trained.
         parameters: of the model.
-        steps: by its own limits; of epochs, those of the corpus that is there.
+        steps: by the preset's limits; epochs are converted with the corpus at hand.
         flops: model FLOPs of a step.
-        days: of one device at the rate of its matrix products: no step reaches all of that.
+        days: days of one device at the rate of its matrix products, a lower bound.
     """
 
     arm: str
@@ -45,7 +45,7 @@ class Cost:
 
 
 def costs(arms: Sequence[Ours]) -> list[Cost]:
-    """Of every phase of every arm; models lie on the meta device, so any size can be asked for."""
+    """Return the cost of every phase of every arm. Models lie on the meta device, so any size is possible."""
     rate = product_rate(compute(arms[0].options))
     corpora = shard_all(arms)
     return [_cost(each, phase, rate, corpora[each.data]) for each in arms for phase in each.arm.phases]
@@ -77,7 +77,7 @@ def _cost(ready: Ours, phase: Phase, rate: float, corpus: Corpus) -> Cost:
 
 
 def table(found: Sequence[Cost]) -> str:
-    """For people."""
+    """Format costs as a table with a total."""
     rows = [
         [
             each.arm,

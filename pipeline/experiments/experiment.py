@@ -1,4 +1,4 @@
-"""What an experiment is: its runs, what a paper says of them, and how it is run; one file for each declares it."""
+"""Definitions of an experiment: its arms, the claim of the paper, and the plan for running it."""
 
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -14,16 +14,16 @@ OURS = "this project"  # the source of what no paper has
 
 @dataclass(frozen=True)
 class Arm:
-    """One model of an experiment: a row of its table, a curve of its figure.
+    """A model of an experiment: a row of its table, a curve of its figure.
 
     Attributes:
-        name: as the paper calls it.
-        preset: what its options are on top of.
+        name: the paper's name for it.
+        preset: base of its options.
         options: `key=value`.
-        paper: figures of the paper for it, by what they are of.
-        data: what it is trained on.
-        only: the phases that are trained; none: those of its kind of model.
-        package: in place of a preset: one of `pipeline.experiments.ours.packages`.
+        paper: the paper's results for it, by metric.
+        data: kind of its training data.
+        only: the phases that are trained; empty: those of its kind of model.
+        package: one of `pipeline.experiments.ours.packages`, instead of a preset.
     """
 
     name: str
@@ -36,7 +36,7 @@ class Arm:
 
     @property
     def phases(self) -> tuple[Phase, ...]:
-        """What is trained, in order."""
+        """Return the phases that are trained, in order."""
         if self.package:
             return ("train",)
         return self.only or phases(load(self.preset, list(self.options)).model.kind)
@@ -47,22 +47,23 @@ class Experiment:
     """A table or figure.
 
     Attributes:
-        name: of the command.
-        source: paper, and where it stands there.
+        name: name for the command.
+        source: the paper, and the place in it.
         question: what is compared.
-        arms: its runs.
-        claim: what the paper finds.
-        better: that as pairs of arms, the first of which has less of each figure of `by`.
-        margin: how much less, at least.
+        arms: its models.
+        claim: the paper's finding.
+        better: the claim as pairs of arms, the first of which is lower in each metric of `by`.
+        margin: the least difference required.
         no_better: pairs of arms, the first of which is not ahead of the second in `by`, as a part of the claim.
-        by: "bits", or figures that `measures` find.
-        below: figures of which each arm that has them is to have less than so much, as a part of the claim.
-        equal: what the arms have the same number of; seconds are those of a clock, `pipeline.train.clock`.
-        measures: what else is worked out from each run, by name; see `pipeline.experiments.measures`.
-        across: a figure of `measures` that is drawn across, where bits are drawn upwards; None: curves are drawn.
+        by: "bits", or metrics computed by `measures`.
+        below: upper bounds of metrics, for each arm that has them, as a part of the claim.
+        equal: what the arms share equally; seconds are those of a clock, `pipeline.train.clock`.
+        measures: further measures of each run, by name; see `pipeline.experiments.measures`.
+        across: a metric of `measures` on the x-axis, with bits on the y-axis; None: curves are drawn.
         full: the arms at the paper's sizes, under the same names, for `--budget paper`.
-        enough: seconds of training, of all arms once, beyond which nothing more is to be seen; None: there is always more.
-        beside: seconds of two cores a run takes beside its training, at `--budget minutes`: evaluation, validation, measures.
+        enough: training seconds, of all arms once, beyond which results no longer change; None: no such limit.
+        beside: seconds on two cores that a run takes besides training, at `--budget minutes`: evaluation, validation
+            and measures.
     """
 
     name: str
@@ -88,18 +89,18 @@ Clock = Literal["wall", "process"]
 
 @dataclass(frozen=True)
 class Plan:
-    """How an experiment is run.
+    """The settings for running an experiment.
 
     Attributes:
-        folder: of its results.
-        runs_dir: of the runs of all experiments.
-        seconds: of training, of all arms and seeds together; None: the arms are those of the paper's size, with their own limits.
-        seeds: of each arm.
-        parallel: runs side by side, which share the cores.
+        folder: folder of its results.
+        runs_dir: folder of the runs of all experiments.
+        seconds: training seconds of all arms and seeds together; None: arms of the paper's size, with their own limits.
+        seeds: number of seeds of each arm.
+        parallel: number of concurrent runs, which share the cores.
         data: folder with the corpora.
-        scored: bytes of each split but train that are kept; None: all.
+        scored: bytes kept of each split except train; None: all.
         overrides: `key=value`, for all arms.
-        clock: what a second of a step is: of wall time, or of what the process works ("process").
+        clock: how steps are timed: by wall time, or by CPU time of the process ("process").
     """
 
     folder: Path
@@ -115,15 +116,15 @@ class Plan:
 
 @dataclass(frozen=True)
 class Budget:
-    """What all runs of an experiment may take.
+    """Limits on the runs of an experiment together.
 
     Attributes:
-        about: for people.
-        seconds: of training; None: the models are of the paper's sizes, and have its limits.
-        seeds: of each run.
+        about: description for users.
+        seconds: training seconds; None: the models have the paper's sizes and limits.
+        seeds: number of seeds of each arm.
         scored: bytes of valid; None: all.
-        whole: seconds of all, with what runs take beside their training.
-        beside: how much that is, of `Experiment.beside`.
+        whole: seconds in total, including what runs take besides training.
+        beside: factor applied to `Experiment.beside`.
     """
 
     about: str

@@ -1,4 +1,4 @@
-"""An experiment's result for people: as a table, a picture, and a page."""
+"""Presentation of an experiment's result: a table, a picture, and a page."""
 
 import re
 from collections.abc import Sequence
@@ -15,7 +15,7 @@ from pipeline.shown import markdown_text
 
 
 def cells(result: Result) -> tuple[list[str], list[list[str]]]:
-    """Head and rows of the table."""
+    """Return the header and the rows of the table."""
     measured, paper = columns(result.rows)
     head = ["", "bits", "words, perplexity", "steps", "seconds", "parameters", "TFLOP"]
     head += [*measured, *(f"paper: {name}" for name in paper)]
@@ -34,7 +34,7 @@ def cells(result: Result) -> tuple[list[str], list[list[str]]]:
 
 
 def table(result: Result) -> str:
-    """For people at a terminal."""
+    """Format the result as a text table for a terminal."""
     shown = text_table(*cells(result), words=1)
     return "\n".join([shown, "", result.verdict, "", _notes(result), "", f"{result.folder}/report.html"])
 
@@ -49,7 +49,7 @@ def _noted(result: Result) -> list[str]:
 
 
 def markdown(asked: Experiment, result: Result, picture: str) -> str:
-    """The page as Markdown, with the address of its picture."""
+    """Return the page as Markdown, with the address of its picture."""
     head, lines = cells(result)
     escaped = [[markdown_text(cell) for cell in line] for line in (head, *lines)]
     question, notes = markdown_text(asked.question), "\n".join(f"- {markdown_text(note)}" for note in _noted(result))
@@ -60,7 +60,7 @@ def markdown(asked: Experiment, result: Result, picture: str) -> str:
 
 
 def html(asked: Experiment, result: Result, picture: bytes, examples: dict[str, list[list[str]]]) -> str:
-    """report.html, with tables of examples by arm."""
+    """Return report.html, with tables of examples by arm."""
     head, lines = cells(result)
     shown = html_table(
         [escape(each) for each in head], [[escape(cell).replace(" ", "&nbsp;") for cell in line] for line in lines], 1
@@ -87,12 +87,14 @@ def _is_number(cell: str) -> bool:
 
 
 def drawn(asked: Experiment, rows: Sequence[Row], whole: dict[str, Done]) -> bytes:
-    """What the claim is about beside the paper's; and bits across what is measured, or lines that were measured, or curves.
+    """Draw the metric of the claim beside the paper's, and a second plot.
+
+    The second plot has bits against the metric `across`, the lines that were measured, or validation curves.
 
     Args:
-        asked: what is drawn.
+        asked: the experiment.
         rows: of all arms.
-        whole: a run of each arm that has one.
+        whole: a finished run of each arm that has one.
     """
     sketches, axes = [], ("seconds of training", "validation, bits per token")
     _, paper = columns(rows)
@@ -114,7 +116,7 @@ def drawn(asked: Experiment, rows: Sequence[Row], whole: dict[str, Done]) -> byt
 
 
 def _curve(done: Done) -> list[tuple[float, float]]:
-    """Seconds and bits of a run's validations; phases follow each other."""
+    """Return seconds and bits of a run's validations, the phases one after the other."""
     before, points = 0.0, []
     assert done.finished is not None
     for phase, seconds in done.finished.seconds.items():

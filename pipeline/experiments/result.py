@@ -1,4 +1,4 @@
-"""What came out of an experiment, from run folders alone: rows, and a verdict."""
+"""Results of an experiment, computed from run folders alone: rows, and a verdict."""
 
 import statistics
 from collections.abc import Mapping, Sequence
@@ -17,7 +17,7 @@ _MOST = 64  # bits a word: beyond them white space does not divide the text into
 
 @dataclass
 class Figure:
-    """A mean over some runs, and half of the distance of the extremes."""
+    """A mean over runs, and half of the range."""
 
     mean: float
     spread: float
@@ -25,29 +25,29 @@ class Figure:
 
     @classmethod
     def of(cls, values: Sequence[float]) -> "Figure":
-        """Of each seed's."""
+        """Summarise the values of all seeds."""
         return cls(statistics.mean(values), (max(values) - min(values)) / 2, len(values))
 
 
 @dataclass
 class Row:
-    """An arm.
+    """The results of an arm.
 
     Attributes:
         arm: its name.
-        bits: the mean over seeds of what evaluations put first, or None if none was finished.
-        spread: half of the distance of the extremes.
-        unit: of these.
-        seeds: how many were finished.
-        word_perplexity: 2 to the bits per word, of text; words are what white space divides, and the end of a line is one. None
-            of what has no words.
+        bits: mean of the headline metric over seeds, or None if no run was finished.
+        spread: half of the range.
+        unit: of both.
+        seeds: number of finished runs.
+        word_perplexity: 2 to the bits per word, for text; None for data without words. Words are separated by white
+            space, and each line end counts as one.
         steps: of all phases.
         seconds: of training, by the clock.
         flops: model FLOPs of training.
         parameters: of the model.
-        figures: what was measured beside that, by name.
-        paper: the paper's figures.
-        failures: of seeds that were not finished, and of what was not measured.
+        figures: further metrics, by name.
+        paper: the paper's results.
+        failures: messages on unfinished seeds and failed measures.
     """
 
     arm: str
@@ -65,7 +65,7 @@ class Row:
     failures: list[str] = field(default_factory=list)
 
     def figure(self, name: str) -> Figure | None:
-        """One that verdicts and pictures are made of: "bits", or what was measured."""
+        """Return a metric by name: "bits", or one of the measures."""
         if name == "bits":
             return None if self.bits is None else Figure(self.bits, self.spread, self.seeds)
         return self.figures.get(name)
@@ -73,7 +73,7 @@ class Row:
 
 @dataclass
 class Result:
-    """The rows in the order of the paper, what follows from them, and where all lies."""
+    """The rows in the paper's order, the verdict, notes, and the folder."""
 
     name: str
     folder: str
@@ -83,13 +83,13 @@ class Result:
 
 
 def columns(rows: Sequence[Row]) -> tuple[list[str], list[str]]:
-    """Names of what was measured of any row, and of what a paper has of any."""
+    """Return the names of the metrics and of the paper's results that occur in any row."""
     measured = dict.fromkeys(name for row in rows for name in row.figures)
     return list(measured), list(dict.fromkeys(name for row in rows for name in row.paper))
 
 
 def verdict(experiment: Experiment, rows: Sequence[Row]) -> str:
-    """Agrees, disagrees, or cannot tell: the claim, pair by pair, and what is to be below a bound."""
+    """Judge the claim, pair by pair and bound by bound: the result agrees, disagrees, or cannot tell at this size."""
     by = {row.arm: row for row in rows}
     found = [
         *(_ahead(by, pair, name, experiment) for pair in experiment.better for name in experiment.by),
@@ -115,14 +115,17 @@ def verdict(experiment: Experiment, rows: Sequence[Row]) -> str:
 
 
 def _lacks(row: Row, name: str, asked: Experiment, rows: Sequence[Row]) -> bool:
-    """Whether a row should have a figure: it failed, or has all that another has but this one."""
+    """Return whether a row lacks a metric that it should have.
+
+    It should if it failed, or if it has all metrics of another row except this one.
+    """
     failed = any(f", {measure}: " in failure for measure in asked.measures for failure in row.failures)
     alike = any(name in other.figures and {*row.figures, name} == {*other.figures} for other in rows)
     return row.bits is None or failed or alike
 
 
 def _ahead(by: Mapping[str, Row], pair: tuple[str, str], name: str, asked: Experiment) -> tuple[int, str]:
-    """Whether the first of a pair has less of a figure, by the margin, and what is said of that."""
+    """Return the sign of whether the first of a pair is lower in a metric by the margin, and a text."""
     if (compared := _compared(by, pair, name, asked)) is None:
         return 0, f"{pair[0]} or {pair[1]} is missing"
     said = f"{compared.said} (asked: {asked.margin:g})" if asked.margin else compared.said
@@ -130,7 +133,10 @@ def _ahead(by: Mapping[str, Row], pair: tuple[str, str], name: str, asked: Exper
 
 
 def _no_better(by: Mapping[str, Row], pair: tuple[str, str], name: str, asked: Experiment) -> tuple[int, str]:
-    """Whether the first is ahead of the second by no more than `NOISE`; where seeds lie further apart, nobody can tell."""
+    """Return the sign of whether the first is ahead of the second by at most `NOISE`, and a text.
+
+    It is undecided if the seeds differ by more.
+    """
     if (compared := _compared(by, pair, name, asked)) is None:
         return 0, f"{pair[0]} or {pair[1]} is missing"
     bound = NOISE * compared.unit
@@ -140,7 +146,7 @@ def _no_better(by: Mapping[str, Row], pair: tuple[str, str], name: str, asked: E
 
 @dataclass
 class _Compared:
-    """How far the first of a pair is ahead in a figure; what of that may be noise; its unit; and that in words."""
+    """The lead of the first of a pair in a metric, the part of it that may be noise, its unit, and a text."""
 
     ahead: float
     noise: float
@@ -149,7 +155,7 @@ class _Compared:
 
 
 def _compared(by: Mapping[str, Row], pair: tuple[str, str], name: str, asked: Experiment) -> _Compared | None:
-    """None: one of them has no such figure."""
+    """Compare a pair of arms in a metric. Return None if one of them does not have it."""
     first, second = (by[arm].figure(name) if arm in by else None for arm in pair)
     if first is None or second is None:
         return None
@@ -160,18 +166,18 @@ def _compared(by: Mapping[str, Row], pair: tuple[str, str], name: str, asked: Ex
 
 
 def _noise(figures: Sequence[Figure], unit: float) -> float:
-    """What may be noise: the spreads, and where a figure is of a single run at least `NOISE` units."""
+    """Return the bound of noise: the sum of the spreads, and at least `NOISE` units if a metric is of a single run."""
     spread = sum(each.spread for each in figures)
     return spread if min(each.runs for each in figures) > 1 else max(spread, NOISE * unit)
 
 
 def _sign(ahead: float, noise: float) -> int:
-    """1 for, −1 against a claim, 0 where noise may be all there is."""
+    """Return 1 for, −1 against a claim, 0 if the difference is within noise."""
     return 0 if abs(ahead) <= noise else 1 if ahead > 0 else -1
 
 
 def row_of(arm: Arm, of: Sequence[Done], words: int | None) -> Row:
-    """What the runs of an arm, one for each seed, come to; words are those of the text that was scored."""
+    """Summarise the runs of an arm, one for each seed. `words` is the number of words in the scored text."""
     whole = [each for each in of if each.failure is None]
     failures = [f"seed {each.seed}: {each.failure}" for each in of if each.failure is not None]
     failures += [f"seed {each.seed}, {what}: {why}" for each in of for what, why in each.unmeasured.items()]
@@ -204,7 +210,7 @@ def row_of(arm: Arm, of: Sequence[Done], words: int | None) -> Row:
 
 
 def words(done: Sequence[Done]) -> int | None:
-    """What white space divides in the text that was scored, and the ends of its lines, which count as words too."""
+    """Return the number of words in the scored text, separated by white space; line ends count as words too."""
     for each in done:
         if each.failure is None and each.arm.data == "text" and not each.arm.package:
             text = b"".join(RunFolder(each.run).corpus().original_blocks("valid"))

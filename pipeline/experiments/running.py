@@ -1,8 +1,8 @@
-"""Makes the runs of an experiment that are not there yet, each by the ordinary commands in processes of its own.
+"""Execution of the missing runs of an experiment, each with the ordinary commands in processes of its own.
 
-A run is limited in steps, by a clock that is measured first (`pipeline.train.clock`), so the machine may be shared, and what was
-stopped goes on as it would have. Its name has a digest of its configuration: what was run with the same one is not run again.
-What else an experiment works out from its runs is measured after all of them, one at a time.
+A run is limited in steps, by a clock that is measured first (`pipeline.train.clock`). So the machine may be shared, and
+a stopped run continues as it would have. The run's name has a digest of its configuration, so equal runs are not
+repeated. Further measures of the runs are taken after all of them, one at a time.
 """
 
 import logging
@@ -35,7 +35,7 @@ _POLL = 0.2  # seconds
 
 @dataclass
 class Done:
-    """A run: its folder; what it came to, or why it failed; what was measured of it, and what could not be, and why."""
+    """A run: its folder, its totals or why it failed, its measures, and why others are missing."""
 
     arm: Arm
     seed: int
@@ -48,7 +48,7 @@ class Done:
 
 @dataclass
 class Timings:
-    """The seconds of a step by arm/phase; of arms that cannot take one, why."""
+    """Seconds per step by arm/phase, and errors of arms that cannot take a step."""
 
     seconds: dict[str, float] = field(default_factory=dict)
     failures: dict[str, str] = field(default_factory=dict)
@@ -57,11 +57,11 @@ class Timings:
 def timed(
     arms: Sequence[Ready], corpora: Mapping[str, Corpus], plan: Plan, seconds: float, stop: Callable[[], bool]
 ) -> Timings:
-    """The clock of these models and this budget, measured once; those that do the same work share their seconds.
+    """Return the clock of these models and this budget, measured once. Arms that do the same work share their times.
 
     Raises:
-        Exception: no arm can take a step: what the first one says.
-        ValueError: the clock would not count what a GPU does.
+        Exception: no arm can take a step; the error of the first one.
+        ValueError: the clock would not count the work of a GPU.
     """
     path = plan.folder / "clock.json"
     threads = [each.options.threads for each in ours(arms)]
@@ -112,7 +112,7 @@ def _until(stop: Callable[[], bool], steps: Iterator[None]) -> Iterator[None]:
 
 
 def steps(experiment: Experiment, arms: Sequence[Ready], clock: dict[str, float], seconds: float) -> dict[str, int]:
-    """How many each phase of each arm takes, by arm/phase, so that all together take these seconds."""
+    """Return the number of steps of each phase of each arm, by arm/phase, to take `seconds` in total."""
     shares = {f"{each.arm.name}/{phase}": share for each in arms for phase, share in each.shares().items()}
     if experiment.equal == "seconds":
         number = {name: share * seconds / len(arms) / clock[name] for name, share in shares.items()}
@@ -123,15 +123,15 @@ def steps(experiment: Experiment, arms: Sequence[Ready], clock: dict[str, float]
 
 
 def shard_all(arms: Sequence[Ready]) -> dict[str, Corpus]:
-    """The corpora of all arms, by `Ready.data`; what is there is not made again."""
+    """Return the corpora of all arms, by `Ready.data`. Existing ones are not made again."""
     return {data: shard(each.options) for data, each in {each.data: each for each in arms}.items()}
 
 
 def make(experiment: Experiment, plan: Plan, stop: Callable[[], bool] = lambda: False) -> tuple[list[Done], list[str]]:
-    """All runs of an experiment, and what has to be said of its data.
+    """Make all runs of an experiment, and return them with notes on its data.
 
     Raises:
-        Interrupted: `stop` became true; what was running has saved.
+        Interrupted: `stop` became true; running trainings have saved.
     """
     arms, notes = ready(experiment, plan)
     corpora = shard_all(arms)
@@ -151,7 +151,7 @@ def make(experiment: Experiment, plan: Plan, stop: Callable[[], bool] = lambda: 
 
 
 def taken_of(measure: str, done: Sequence[Done]) -> list[Done]:
-    """The runs that a measure is taken of: all that are whole, or the first of each arm."""
+    """Return the runs that a measure is taken of: all finished ones, or the first of each arm."""
     whole = [each for each in done if each.failure is None]
     if measure not in OF_SIZES:
         return whole
@@ -160,7 +160,7 @@ def taken_of(measure: str, done: Sequence[Done]) -> list[Done]:
 
 
 def _all(tasks: Sequence[Callable[[], Done]], parallel: int, work: "_Work") -> list[Done]:
-    """Has tasks done side by side, and hands a request to stop on."""
+    """Execute tasks in parallel, and forward a request to stop."""
     with ThreadPoolExecutor(parallel) as pool:
         futures: list[Future[Done]] = [pool.submit(task) for task in tasks]
         left = set(futures)
@@ -178,14 +178,14 @@ def _all(tasks: Sequence[Callable[[], Done]], parallel: int, work: "_Work") -> l
 
 
 class _Work:
-    """What makes a run, and the processes that do so now."""
+    """A worker that makes runs, and its current processes."""
 
     def __init__(self, threads: int, stop: Callable[[], bool]) -> None:
         self.threads, self.stop = threads, stop
         self.processes: set[subprocess.Popen[bytes]] = set()
 
     def run(self, ready: Ready, seed: int, clock: Timings, limits: dict[str, int]) -> Done:
-        """A run, if it is not there; one that fails does not end the others."""
+        """Make a run if it does not exist. A failure does not end the other runs."""
         name = ready.arm.name
         if name in clock.failures:
             return Done(ready.arm, seed, ready.folder(seed, {}), failure=clock.failures[name])
@@ -207,7 +207,7 @@ class _Work:
         return done
 
     def measure(self, done: Done, name: str) -> Done:
-        """Adds a measure to a run that was finished, if it is not kept in its folder yet."""
+        """Add a measure to a finished run, computing it if it is not in its folder yet."""
         try:
             if not (kept := kept_at(done.run, name)).is_file():
                 log.info("%s, seed %d: %s", done.arm.name, done.seed, name)
@@ -227,10 +227,10 @@ class _Work:
         return what
 
     def command(self, module: str, *arguments: str) -> None:
-        """Runs a module.
+        """Run a module.
 
         Raises:
-            RuntimeError: it failed; its last words.
+            RuntimeError: it failed; with the last line of its output.
         """
         if self.stop():
             raise RuntimeError("not begun")
@@ -252,7 +252,7 @@ class _Work:
                 raise RuntimeError(f"`{arguments[0]}` ended with {status}: {lines[-1] if lines else 'no word'}")
 
     def end(self, number: int) -> None:
-        """Asks what runs to save and end, or ends it."""
+        """Send a signal to the current processes: SIGTERM lets them save and end, SIGKILL ends them."""
         for process in list(self.processes):
             process.send_signal(number)
 

@@ -1,4 +1,4 @@
-"""The stage `experiment`: makes the runs that are missing, and writes what came out of all of them."""
+"""The stage `experiment`: make the missing runs, and write the results of all of them."""
 
 import csv
 import io
@@ -16,17 +16,17 @@ from pipeline.run.folder import RunFolder
 
 
 def run(experiment: Experiment, plan: Plan, stop: Callable[[], bool] = lambda: False) -> Result:
-    """Makes the runs that are missing, and what follows from all of them; only one process at a time works on a result.
+    """Make the missing runs and write the results. Only one process at a time works on a result.
 
     Raises:
-        Interrupted: `stop` became true; what was running has saved, and the same call goes on.
+        Interrupted: `stop` became true; running trainings have saved, and the same call continues them.
     """
     with RunFolder(plan.folder).lock():
         return gather(experiment, *make(experiment, plan, stop), plan)
 
 
 def gather(experiment: Experiment, done: Sequence[Done], notes: list[str], plan: Plan) -> Result:
-    """Reads the runs, and writes report.html, the picture, and the rows as CSV and JSON into the plan's folder."""
+    """Read the runs, and write report.html, the picture, and the rows as CSV and JSON into the plan's folder."""
     found: dict[str, list[Done]] = defaultdict(list)
     for each in done:
         found[each.arm.name].append(each)

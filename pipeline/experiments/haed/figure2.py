@@ -4,7 +4,7 @@ from pipeline.experiments.experiment import Arm, Experiment
 
 
 def arms(preset: str, units: dict[str, int], width: int) -> tuple[Arm, ...]:
-    """LSTM encoders of so many units, cut or padded to the width of the main model, and an MLP of 256."""
+    """Return LSTM encoders of different widths, cut or padded to the width of the main model, and an MLP of 256."""
     lstms = (
         Arm(name, preset, (f"model.encoder.hidden={n}", f"model.encoder.width={min(n, width)}"), only=("train",))
         for name, n in units.items()
@@ -15,7 +15,7 @@ def arms(preset: str, units: dict[str, int], width: int) -> tuple[Arm, ...]:
 
 
 def named(*units: int) -> dict[str, int]:
-    """Sizes by the name of their arm."""
+    """Return the sizes by the name of their arm."""
     return {f"LSTM, {n} units": n for n in units}
 
 

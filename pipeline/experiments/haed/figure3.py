@@ -9,7 +9,7 @@ UNITS = (64, 128, 256, 512)
 
 
 def arms(preset: str, units: tuple[int, ...], *options: str) -> tuple[Arm, ...]:
-    """HAED end to end, with decoders of so many units."""
+    """Return HAED end to end with decoders of different widths."""
     return tuple(Arm(f"{n} units", preset, (f"model.decoder.width={n}", *options), only=("train",)) for n in units)
 
 

@@ -1,4 +1,4 @@
-"""What more than one table or figure changes of the presets."""
+"""Changes to the presets that several tables and figures share."""
 
 UNTABLED = ("model.encoder.rows=0", "model.decoder.grams.rows=0")
 TABLES = ("model.encoder.rows=32768", "model.decoder.grams.rows=32768")

@@ -7,7 +7,7 @@ MODELS = {"HRED": ("hred", 1.52, 4.13), "HRED with transformer": ("hred-transfor
 
 
 def arms(text: str, pictures: str, *options: str) -> tuple[Arm, ...]:
-    """Both models end to end, on text and on pictures, by the pattern of their presets' names."""
+    """Return both models end to end, on text and on images, by the pattern of their presets' names."""
     found = []
     for name, (model, bits_per_token, bits_per_dim) in MODELS.items():
         found.append(Arm(name, text % model, (), {"WikiText-103 or ImageNet32": bits_per_token}, "text", ("train",)))

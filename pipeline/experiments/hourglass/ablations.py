@@ -1,4 +1,4 @@
-"""Hourglass, Tables 3 to 7: depth, vanilla layers, upsampling, pooling, hierarchies, each on as much data."""
+"""Hourglass, Tables 3 to 7: depth, vanilla layers, upsampling, pooling, hierarchies, with equal amounts of data."""
 
 from pipeline.experiments.experiment import Arm, Experiment
 
@@ -18,7 +18,7 @@ Line = tuple[str, str, tuple[str, ...], float]
 def of(
     number: int, question: str, rows: dict[str, Line], claim: str, better: tuple[tuple[str, str], ...]
 ) -> Experiment:
-    """A table of such rows."""
+    """Return the experiment for a table, from its rows."""
     small, full = (
         tuple(
             Arm(name, preset, (*sizes, hierarchy(depths[which]), *more), {"enwik8": bits})
@@ -31,17 +31,17 @@ def of(
 
 
 def hierarchy(layers: str) -> str:
-    """Layers and factors."""
+    """Return the option of a hierarchy, as layers@factor."""
     return f"model.hourglass.hierarchy={layers}"
 
 
 def as_there(layers: str, bits: float) -> Line:
-    """With the paper's hierarchy at both sizes."""
+    """Return a row with the paper's hierarchy at both sizes."""
     return layers, layers, (), bits
 
 
 def at_baseline(which: str, kinds: dict[str, tuple[str, float]]) -> dict[str, Line]:
-    """Ways to shorten or to lengthen, in the paper's baseline, or a smaller one of its factor."""
+    """Return rows for ways to shorten or lengthen, in the paper's baseline or a smaller one with its factor."""
     base = "1@1 4@4 1@1", "2@1 24@4 2@1"
     return {name: (*base, (f"model.hourglass.{which}={kind}",), bits) for name, (kind, bits) in kinds.items()}
 

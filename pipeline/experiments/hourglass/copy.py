@@ -16,7 +16,7 @@ SMALL = (
 
 
 def hierarchy(layers: str, wrong: float) -> Arm:
-    """Layers and factors, and the share that such a model cannot know."""
+    """Return an arm with these layers and factors, and the error that such a model cannot avoid."""
     return Arm(
         layers, "hourglass", (*SMALL, f"model.hourglass.hierarchy={layers}"), {"wrong, at best": wrong}, "copies"
     )

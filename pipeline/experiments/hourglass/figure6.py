@@ -1,4 +1,4 @@
-"""Hourglass, Figure 6 and Table 9: what memory buys, with shortening and without."""
+"""Hourglass, Figure 6 and Table 9: bits against training memory, with and without shortening."""
 
 from pipeline.experiments.experiment import Arm, Experiment
 from pipeline.experiments.hourglass.ablations import ABLATION, PAPER, SMALL, hierarchy
@@ -18,7 +18,7 @@ ROWS = {
 
 
 def arms(preset: str, *sizes: str) -> tuple[Arm, ...]:
-    """All rows, with a preset's other options."""
+    """Return the arms of all rows, with a preset and further options."""
     return tuple(
         Arm(layers, preset, (*sizes, hierarchy(layers)), {"enwik8": bits, "memory, GB": memory})
         for layers, (bits, memory) in ROWS.items()

@@ -1,7 +1,7 @@
-"""What is worked out from a finished run beside its bits: a module each, by name, and what it found is kept in the run's folder.
+"""Measures of a finished run beside its bits, one module each. Results are kept in the run's folder.
 
-A module has `measure(run) -> Measured`, of an opened run; `python -m pipeline.experiments.measures NAME RUN [key=value …]` calls
-it, in a process of its own.
+A module has `measure(run) -> Measured`, which takes an opened run. `python -m pipeline.experiments.measures NAME RUN
+[key=value …]` calls it in a process of its own.
 """
 
 from dataclasses import dataclass, field
@@ -23,14 +23,14 @@ OF_SIZES = {"profile", "memory", "speed"}  # time and memory, which depend on no
 
 @dataclass
 class Measured:
-    """Figures of a run, and what of it is shown.
+    """Metrics of a run, and further results to show.
 
     Attributes:
-        figures: by name; of those that a claim is about fewer is better. Means over seeds stand in the table.
-        axes: of the lines: what is across, and what upwards.
+        figures: metrics by name; for those in a claim lower is better. The table shows means over seeds.
+        axes: labels of the line's x- and y-axis.
         line: its points.
-        examples: rows of cells, below a first one with their heads.
-        notes: what has to be said of it.
+        examples: rows of cells, below a header row.
+        notes: remarks on the results.
     """
 
     figures: dict[str, float]
@@ -41,5 +41,5 @@ class Measured:
 
 
 def kept_at(run: Path, name: str) -> Path:
-    """Where a run keeps a measure."""
+    """Return the path of a measure's results in a run."""
     return run / "measures" / f"{name}.json"

@@ -1,4 +1,4 @@
-"""Measures a run and keeps what was found in its folder."""
+"""Measure a run and keep the results in its folder."""
 
 import sys
 from dataclasses import asdict
@@ -11,7 +11,7 @@ from pipeline.run.opened import Run
 
 
 def main(name: str, run: str, *words: str) -> None:
-    """`NAME RUN [key=value …]`."""
+    """Run `NAME RUN [key=value …]`."""
     folder = RunFolder.find(run, "")
     found = import_module(f"{__package__}.{MEASURES[name]}").measure(
         Run(folder, folder.options(list(words), "profile"))

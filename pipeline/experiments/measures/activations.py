@@ -1,7 +1,8 @@
-"""What a training step keeps for its backward pass, worked out from the sizes of a model (compare `measures.memory`).
+"""Activation memory that a training step saves for its backward pass, computed from the sizes of a model.
 
-Of layers with rotary attention without dropout, in float32, on a CPU, where attention goes in blocks of queries
-(`haed.blocks.attention`); what other models keep is not known here.
+Compare `measures.memory`, which measures it. The formulas cover layers with rotary attention without dropout, in
+float32, on a CPU, where attention is computed in blocks of queries (`haed.blocks.attention`). Other models are not
+covered.
 
 Legend: J positions of a scale, W width, H·D heads and their width, F hidden units, V vocabulary.
 """
@@ -18,13 +19,13 @@ _FLOAT, _INTEGER, _BLOCK = 4, 8, 128  # bytes, bytes, queries
 
 
 def computed(options: ModelOptions, vocabulary: int, sequences: int, length: int) -> Table | None:
-    """Bytes by part and kind, or None where they are not known.
+    """Return the bytes by part and kind, or None for models that are not covered.
 
     Args:
         options: of the model.
         vocabulary: V.
-        sequences: of a step.
-        length: of them, in tokens.
+        sequences: in a batch.
+        length: of a sequence, in tokens.
     """
     token, found = options.token, Count(options.token, sequences)
     if token.attention != "rotary" or token.dropout or token.grams.rows or token.positions != "none":
@@ -54,7 +55,7 @@ def computed(options: ModelOptions, vocabulary: int, sequences: int, length: int
 
 
 class Count:
-    """Bytes that are worked out.
+    """A counter of activation bytes by part and kind.
 
     Args:
         token: sizes of the layers.
@@ -66,20 +67,23 @@ class Count:
         self.table: Table = Counter()
 
     def add(self, part: str, kind: str, values: int, of_each: bool = True) -> None:
-        """Values of each sequence, or of all together."""
+        """Add a number of values, for each sequence or for all together."""
         self.table[part, kind] += _FLOAT * values * (self.sequences if of_each else 1)
 
     def norm(self, part: str, positions: int) -> None:
-        """Its input, and two figures of each position."""
+        """Add the input of a norm, and two statistics of each position."""
         self.add(part, NORMS, positions * (self.token.width + 2))
 
     def feed_forward(self, part: str, positions: int) -> None:
-        """Norm, what goes into both matrices, and into the activation."""
+        """Add the norm, the inputs of both matrices, and the input of the activation."""
         self.norm(part, positions)
         self.add(part, FEED_FORWARD, positions * (self.token.width + 2 * self.token.ffn))
 
     def attention(self, part: str, queries: int, keys: int, heads: int, step: int = 1) -> None:
-        """Blocks of queries, each with the keys up to its last one; values are copied for each block."""
+        """Add attention by blocks of queries, each with the keys up to its last one.
+
+        Values are copied for each block.
+        """
         width, ends = self.token.head_width, [*range(_BLOCK, queries, _BLOCK), queries]
         seen = [(end - 1) // step + 1 for end in ends]
         rows = [end - begin for begin, end in zip([0, *ends], ends, strict=False)]
@@ -89,7 +93,7 @@ class Count:
         self.add(part, VALUES, heads * width * queries)
 
     def level(self, scale: int, positions: int, depth: int, top_down: bool, coarsest: bool) -> None:
-        """The layers of a scale, and what joins it to others."""
+        """Add the layers of a scale, and its connections to other scales."""
         part, width = f"scale_{scale}", self.token.width
         for _ in range(depth):
             self.norm(part, positions)
@@ -102,7 +106,10 @@ class Count:
             self.add(part, HIERARCHY, positions * width * (3 * (not coarsest) + (scale > 1)))
 
     def aggregation(self, coarse: list[int], length: int) -> None:
-        """The layer that looks at the coarse scales, with equal parts of the heads, the rest to the finest of them."""
+        """Add the layer that attends to the coarse scales.
+
+        The heads are divided equally among them; the remainder goes to the first scales of `coarse`, the finest.
+        """
         part, width = "aggregation", self.token.width
         each, rest = divmod(self.token.heads, len(coarse))
         self.norm(part, length)

@@ -1,6 +1,6 @@
-"""What a model of one coarse scale says of the next k tokens, which it knows as a bag (Subramanian et al. 2020, section 6.2).
+"""Predictions of a model with one coarse scale for the next k tokens as a bag (Subramanian et al. 2020, section 6.2).
 
-Its bits are compared with those of the frequencies of tokens in the train split, which know no context.
+Its bits are compared with those of a unigram model of the train split.
 """
 
 from typing import Any
@@ -20,7 +20,7 @@ WINDOWS, SHOWN, LIKELIEST, BEFORE = 64, 4, 8, 64
 
 @torch.no_grad()
 def measure(run: Run) -> Measured:
-    """Bits of a token, of a unigram model's; and some contexts, what follows, and the likeliest tokens.
+    """Measure the bits as a share of a unigram model's, with example contexts, continuations, and likeliest tokens.
 
     Raises:
         ValueError: the valid split is empty.
@@ -43,7 +43,7 @@ def measure(run: Run) -> Measured:
 
 
 def scale(run: Run) -> int:
-    """k: the finest scale."""
+    """Return k, the finest scale."""
     return min(int(each.split("@")[1]) for each in run.options.model.multiscale.layers.split())
 
 
@@ -53,7 +53,7 @@ def _symbols(run: Run, windows: Any) -> Tensor:
 
 
 def _example(run: Run, symbols: Tensor) -> list[str]:
-    """The group in the middle of a window, whose first token follows the symbol in the place `at`."""
+    """Return a row with the group in the middle of a window: its context, its tokens, and the likeliest ones."""
     k = scale(run)
     at = len(symbols) // 2 // k * k
     likely, which = run.system(symbols[None])[0, at].float().softmax(-1).cpu().topk(LIKELIEST)
@@ -63,6 +63,6 @@ def _example(run: Run, symbols: Tensor) -> list[str]:
 
 
 def _shown(run: Run, symbols: Tensor) -> str:
-    """Tokens for people; where a document starts, there is none."""
+    """Format tokens for display, without symbols of document starts."""
     tokens = bytes(token for token in symbols.tolist() if token < run.system.cut.vocabulary)
     return spell(tokens, run.chunker.name).replace(" ", "␣") if len(symbols) == 1 else spell(tokens, run.chunker.name)

@@ -1,4 +1,4 @@
-"""The share of symbols that the copy task leaves unknown (Nawrot et al. 2021, appendix A.1)."""
+"""Share of symbols that the copy task leaves unknown (Nawrot et al. 2021, appendix A.1)."""
 
 import math
 
@@ -13,7 +13,10 @@ _WINDOWS = 64
 
 @torch.no_grad()
 def measure(run: Run) -> Measured:
-    """`wrong`: symbols given no more than half of the probability; and of the third ones, which are copies."""
+    """Measure `wrong`, the share of symbols given at most half of the probability, also for the third ones alone.
+
+    The third symbols are the copies.
+    """
     windows = subset(run.folder.corpus(), run.options.batch.context, _WINDOWS, whole=True)
     wrong = (run.system.decisions(windows)[..., :3] <= math.log(0.5)).float()
     note = "wrong: given no more than half of the probability, so what is chance is always wrong; for the paper 1 in 26 is right"

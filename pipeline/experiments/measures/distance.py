@@ -1,8 +1,8 @@
-"""What is lost by a chunk when the chunks before it come in random order, by its distance from them.
+"""Loss of a chunk when the chunks before it are shuffled, by its distance from them.
 
-After Khandelwal et al. 2018, and Subramanian et al. 2020, section 5.2: the first half of a window is shuffled, and of
-the second half every chunk is scored with it and with the true one before it. Whole windows alone are looked at, and all systems
-that cut the corpus alike are given the same ones.
+After Khandelwal et al. 2018, and Subramanian et al. 2020, section 5.2. The first half of a window is shuffled. Every
+chunk of the second half is scored after it and after the true one. Only whole windows are used, and all systems that
+cut the corpus alike get the same ones.
 
 Legend: B windows, T chunks of a window, N chunks of its second half.
 """
@@ -21,7 +21,7 @@ WINDOWS, NEAR, FAR = 48, 4, 32
 
 
 def measure(run: Run) -> Measured:
-    """Bits a chunk more, near the shuffled ones and far from them; what is far, of what is near; and a line of means.
+    """Measure the additional bits per chunk near the shuffled chunks, far from them, their ratio, and by distance.
 
     Raises:
         ValueError: the valid split has no whole window.
@@ -42,7 +42,10 @@ def measure(run: Run) -> Measured:
 
 
 def shuffled(windows: Windows) -> Windows:
-    """The same with the chunks of their first half in random order, another one in each window; where documents start stays."""
+    """Return the windows with the chunks of their first halves in random order, a different one in each window.
+
+    Document starts stay in place.
+    """
     count, half = len(windows), windows.lengths.shape[1] // 2
     order = torch.rand(count, half, generator=torch.Generator().manual_seed(0)).argsort(1)
     rows, tokens, lengths = torch.arange(count)[:, None], windows.tokens.clone(), windows.lengths.clone()
@@ -51,7 +54,7 @@ def shuffled(windows: Windows) -> Windows:
 
 
 def increase(run: Run, windows: Windows, other: Windows) -> Tensor:
-    """Bits (B, N) of each chunk of the second halves in the other windows, less those in the given ones."""
+    """Return the bits (B, N) of each chunk of the second halves in the other windows, minus those in the given ones."""
     return _second(run, other) - _second(run, windows)
 
 
@@ -68,7 +71,7 @@ def _second(run: Run, windows: Windows) -> Tensor:
 
 
 def _doubling(more: Tensor) -> list[tuple[float, float]]:
-    """Means over distances 1, 2, 3 to 4, 5 to 8, …, each at the middle of its distances."""
+    """Return means over distances 1, 2, 3 to 4, 5 to 8, …, each at the middle of its distances."""
     line, first, end = [], 0, 1
     while first < len(more):
         end = min(end, len(more))

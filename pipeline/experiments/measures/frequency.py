@@ -1,9 +1,9 @@
-"""Bits by how often training has a chunk: ten bins of as many chunks each, from the rarest to the most frequent.
+"""Bits of chunks by their frequency in training: ten bins of equally many chunks, from the rarest to the most frequent.
 
-After Baevski & Auli 2019, and Subramanian et al. 2020, appendix 6.1. The chunks that are scored are put in the order of
-their counts in the train split, so that bins have equal mass; equal chunks stand together, and a frequent one may fill a bin.
+After Baevski & Auli 2019, and Subramanian et al. 2020, appendix 6.1. The scored chunks are sorted by their counts in
+the train split, so bins have equal mass. Equal chunks are adjacent, and a frequent one may fill a bin.
 
-Legend: N chunks that are scored.
+Legend: N scored chunks.
 """
 
 from dataclasses import dataclass
@@ -26,8 +26,8 @@ class Counted:
 
     Attributes:
         chunks: N of them.
-        counts: (N,) how often the train split has each.
-        bits: (N,) of each.
+        counts: (N,) their counts in the train split.
+        bits: (N,) bits of each.
     """
 
     chunks: list[bytes]
@@ -36,7 +36,7 @@ class Counted:
 
 
 def measure(run: Run) -> Measured:
-    """Bits a byte in the rarest and in the most frequent bin, and how much more those are than these; a line, and the bins.
+    """Measure the bits per byte in the rarest and the most frequent bin, their difference, a line, and a table of bins.
 
     Raises:
         ValueError: the valid split is empty.
@@ -66,7 +66,7 @@ def measure(run: Run) -> Measured:
 
 @torch.no_grad()
 def count(run: Run) -> Counted:
-    """Scores a fixed subset of valid."""
+    """Count and score a fixed subset of valid."""
     corpus, context = run.folder.corpus(), run.options.batch.context
     windows = subset(corpus, context, -(-CHUNKS // context))
     train, chunks, counts, bits = Occurrences(corpus, "train", "valid"), list[bytes](), [], []
@@ -81,6 +81,6 @@ def count(run: Run) -> Counted:
 
 
 def bins(scored: Counted) -> list[list[int]]:
-    """Which chunks each bin has, the rarest first; their numbers are equal, or differ by one."""
+    """Return the chunk indices of each bin, the rarest first. Bin sizes differ by at most one."""
     order = sorted(range(len(scored.chunks)), key=lambda at: (scored.counts[at], scored.chunks[at]))
     return [part.tolist() for part in np.array_split(order, BINS)]

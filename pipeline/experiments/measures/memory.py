@@ -1,7 +1,7 @@
-"""What a training step keeps for its backward pass, by scale and by kind of tensor: measured, and worked out from the sizes.
+"""Activation memory saved for the backward pass, by scale and kind of tensor: measured and computed.
 
-Subramanian et al. 2020, appendix, Table 8. Every tensor that autograd saves is told by the module, and the function, that it is
-saved in; each storage counts once.
+See Subramanian et al. 2020, appendix, Table 8. Every tensor that autograd saves is assigned to the module and function
+that save it. Each storage counts once.
 """
 
 from collections import Counter
@@ -32,7 +32,7 @@ from pipeline.train.profile import Kept
 
 
 class ByKind(Kept):
-    """Bytes by part of the system and kind of tensor, where it is entered."""
+    """Saved bytes by part of the system and kind of tensor, recorded within its context."""
 
     def __init__(self, system: System) -> None:
         super().__init__(system)
@@ -75,7 +75,7 @@ class ByKind(Kept):
 
 
 class _Functions(TorchFunctionMode):
-    """The name of the function of PyTorch that is called."""
+    """A mode that records the name of the PyTorch function being called."""
 
     name = ""
 
@@ -85,7 +85,7 @@ class _Functions(TorchFunctionMode):
 
 
 def kind_of(module: str, function: str) -> str:
-    """What is saved in a function that is called in a module of that name."""
+    """Return the kind of a tensor saved by this function in the module of this name."""
     *_, last = module.split(".")
     if last.endswith("norm"):
         return NORMS
@@ -103,7 +103,7 @@ def kind_of(module: str, function: str) -> str:
 
 
 def measured(system: System, windows: Windows) -> Table:
-    """Of a step on these windows."""
+    """Measure the bytes saved in a training step on these windows."""
     system.train()
     laid, mark = system.lay_out(windows), system.mark
     system.mark = (kept := ByKind(system)).mark
@@ -116,7 +116,7 @@ def measured(system: System, windows: Windows) -> Table:
 
 
 def measure(run: Run) -> Measured:
-    """MB measured, and those worked out; a layer's of each coarse scale by one of the finest; all by part and kind.
+    """Measure the MB saved and compare the computed MB; also per layer of each scale, and by part and kind.
 
     Raises:
         ValueError: there is nothing to train on.
@@ -138,7 +138,7 @@ def measure(run: Run) -> Measured:
 
 
 def _layers(system: System, found: Table) -> list[tuple[int, float]]:
-    """MB of a layer of each scale, without what joins scales, from the finest."""
+    """Return the MB of a layer of each scale, from the finest, without the connections between scales."""
     line = []
     for name, module in system.named_children():
         if name.startswith("scale_"):
@@ -149,7 +149,7 @@ def _layers(system: System, found: Table) -> list[tuple[int, float]]:
 
 
 def _rows(found: Table, worked_out: Table | None) -> list[list[str]]:
-    """By part and kind, what was measured and, below it, what was worked out."""
+    """Return the table by part and kind: measured and, below it, computed."""
     rows = [["MB", *KINDS, "all"]]
     parts = list(dict.fromkeys(part for part, _ in found))
     for name, chosen in [*((part, [part]) for part in parts), ("all", parts)]:

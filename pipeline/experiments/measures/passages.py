@@ -1,8 +1,8 @@
-"""Passages that are nearest by what a model makes of them at each scale, and whether they are of one topic.
+"""Nearest passages by the vectors of a model at each scale, and whether they share a topic.
 
-Subramanian et al. 2020, Table 6. A passage is a window; at each scale it is the mean of the vectors with which the scale's layers
-end, less that mean over all candidates, and passages are near by the cosine. Topics agree by the cosine of the passages'
-words, weighted by their frequency in the passage and their rarity in all (tf-idf), which knows nothing of the model.
+Subramanian et al. 2020, Table 6. A passage is a window. At each scale it is the mean of the outputs of the scale's last
+layer, centred by subtracting the mean over all candidates, and compared by cosine similarity. Topics agree by the
+cosine of the passages' tf-idf vectors, which do not depend on the model.
 
 Legend: Q queries, of valid, N candidates, of train, W width.
 """
@@ -26,7 +26,7 @@ _SHOWN, _LETTERS = 2, 280
 
 
 def measure(run: Run) -> Measured:
-    """The distance of topics between passages and their nearest ones, of that of random ones, by scale; and some of them.
+    """Measure the topic distance of nearest passages relative to random ones, by scale, with examples.
 
     Raises:
         ValueError: a split has no whole window, or the model no scales.
@@ -54,7 +54,7 @@ def measure(run: Run) -> Measured:
 
 @torch.no_grad()
 def vectors(run: Run, windows: Windows) -> dict[int, Tensor]:
-    """Means (n, W) of each scale's vectors, by scale.
+    """Return the mean vectors (n, W) of the windows, by scale.
 
     Raises:
         ValueError: the model has no scales.
@@ -72,14 +72,14 @@ def vectors(run: Run, windows: Windows) -> dict[int, Tensor]:
 
 
 def near(queries: Tensor, candidates: Tensor) -> Tensor:
-    """The nearest candidates (Q, NEAREST) of queries (Q, W) among (N, W), the nearest first."""
+    """Return the indices (Q, NEAREST) of the candidates (N, W) nearest to queries (Q, W), the nearest first."""
     mean = candidates.mean(0)
     cosines = F.normalize(queries - mean, dim=1) @ F.normalize(candidates - mean, dim=1).T
     return cosines.topk(min(NEAREST, len(candidates)), 1).indices
 
 
 def topics(texts: list[str], others: list[str]) -> Tensor:
-    """Cosines (Q, N) of the tf-idf vectors of texts and others."""
+    """Return the cosines (Q, N) of the tf-idf vectors of texts and others."""
     bags = [Counter(re.findall(r"\w+", each.lower())) for each in (*texts, *others)]
     documents = Counter(word for bag in bags for word in bag)
     columns = {word: column for column, word in enumerate(documents)}

@@ -1,4 +1,4 @@
-"""Where the time and the memory of a step go: the decoder's share, and what is kept for the backward pass."""
+"""Profile of a training step: its time, the decoder's share of it, and the memory saved for the backward pass."""
 
 from pipeline.experiments.measures import Measured
 from pipeline.run.opened import Run
@@ -6,7 +6,7 @@ from pipeline.train.profile import profile
 
 
 def measure(run: Run) -> Measured:
-    """Of the last phase: `milliseconds of a step`, `MB kept`, and `share of the decoder` of models that have one."""
+    """Measure `milliseconds of a step`, `MB kept` and, with a decoder, `share of the decoder`, in the last phase."""
     found = profile(run.options, run.phase)
     whole = sum(found.milliseconds.values())
     figures = {"milliseconds of a step": whole, "MB kept": sum(found.kept.values()) / 1e6}

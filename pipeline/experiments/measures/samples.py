@@ -1,9 +1,9 @@
-"""What samples are like: their likelihood under an n-gram model, repeats, BLEU against the text they replace, and their time.
+"""Quality of samples: likelihood under an n-gram model, repeats, BLEU against the replaced text, and time.
 
-Subramanian et al. 2020, appendix 6.3. Prompts of 64 words are spread over the valid split; three samples of each are drawn at
-temperature 0.7 from the 10 likeliest tokens (the paper's number is not told). The n-gram model is the Witten-Bell one over bytes
-that evaluations are compared with, fitted on the train split. Repeats are the share of n-grams of words that are in their sample
-already; BLEU is that of the true text with the samples as its references.
+Subramanian et al. 2020, appendix 6.3. Prompts of 64 words are spread over the valid split. Three samples of each are
+drawn at temperature 0.7 from the 10 likeliest tokens (the paper does not state its number). The n-gram model is the
+Witten-Bell byte model that evaluations use as a baseline, fitted on the train split. Repeats are the share of word
+n-grams that occurred before in their sample. BLEU scores the true text with the samples as references.
 """
 
 import math
@@ -22,10 +22,12 @@ _SHOWN, _LETTERS = 3, 160
 
 
 def measure(run: Run) -> Measured:
-    """Bits a character under the n-gram model, repeats, seconds a sample, BLEU; what the text itself has, as a note.
+    """Measure bits per character under the n-gram model, repeats, seconds per sample, and BLEU.
+
+    A note has the same metrics for the true text.
 
     Raises:
-        ValueError: the valid split is shorter than a prompt and what follows it.
+        ValueError: the valid split is shorter than a prompt and its continuation.
     """
     corpus, k = run.folder.corpus(), run.system.cut.k
     prompts, truths = spread(b"".join(corpus.original_blocks("valid")))
@@ -49,17 +51,17 @@ def measure(run: Run) -> Measured:
 
 
 def _counted(train: bytes, texts: Sequence[str]) -> dict[str, float]:
-    """Bits a character by n-grams of `train`, and the mean of the texts' repeats."""
+    """Return the bits per character under n-grams of `train`, and the texts' mean repeats."""
     (scored, *_) = baselines.measure(train, "".join(texts).encode(), [ORDER])
     repeated = {f"repeated {n}-grams": sum(repeats(each, n) for each in texts) / len(texts) for n in GRAMS}
     return {"bits/char of n-grams": scored.bits_per_char, **repeated}
 
 
 def spread(text: bytes) -> tuple[list[bytes], list[str]]:
-    """Prompts of so many words, and the words that follow each.
+    """Return evenly spaced prompts of WORDS words, and the words that follow each.
 
     Raises:
-        ValueError: there are too few.
+        ValueError: there are too few words.
     """
     words = [match.start() for match in re.finditer(rb"\S+", text)]
     first = len(words) - 2 * WORDS
@@ -71,14 +73,14 @@ def spread(text: bytes) -> tuple[list[bytes], list[str]]:
 
 
 def repeats(text: str, n: int) -> float:
-    """The share of n-grams of words that occurred before in a text."""
+    """Return the share of word n-grams that occurred before in a text."""
     words = text.split()
     grams = [tuple(words[at : at + n]) for at in range(len(words) - n + 1)]
     return 1 - len(set(grams)) / len(grams) if grams else 0.0
 
 
 def bleu(truths: Sequence[str], written: Sequence[Sequence[str]]) -> float:
-    """BLEU of texts with the samples of each as its references, from 0 to 100.
+    """Return the BLEU of texts with the samples of each as its references, from 0 to 100.
 
     Raises:
         ImportError: sacrebleu is not installed.

@@ -1,4 +1,4 @@
-"""How fast a model writes: characters a second of a single text, sampled with cached state."""
+"""Sampling speed: characters per second of a single text, with cached state."""
 
 import math
 
@@ -11,7 +11,7 @@ CHUNKS, BYTES, TURNS = 60, 300, 3  # of a text, in models of chunks and of token
 
 
 def measure(run: Run) -> Measured:
-    """`characters/s, sampled`: the best of some turns, after one that counts for nothing; the more, the better."""
+    """Measure `characters/s, sampled`: the best of several turns after a warm-up. Higher is better."""
     own = SYSTEMS[run.options.model.kind].chunks
     how = SampleOptions(chunks=CHUNKS if own else math.ceil(BYTES / run.system.cut.k), temperature=1.0)
     rates = []

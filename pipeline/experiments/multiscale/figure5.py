@@ -8,7 +8,7 @@ DEPTHS |= {"Retina": ("6", "16")}
 
 
 def arms(which: int, *sizes: str) -> tuple[Arm, ...]:
-    """A model of each kind, small or of the paper's sizes, on words."""
+    """Return a model of each kind on words, small or of the paper's sizes."""
     return tuple(Arm(kind, PRESETS[kind][which], (*sizes, layers(kind, DEPTHS[kind][which]))) for kind in DEPTHS)
 
 

@@ -1,6 +1,6 @@
-"""What the models of these tables and figures have in common: the paper's kinds at half of its depths, and as they are.
+"""Shared options of the models of these tables and figures: the paper's kinds, at half of its depths and in its sizes.
 
-The paper's tokens are BPE tokens, ours are bytes: a scale of 4 is about a word, and a window 512 bytes.
+The paper's tokens are BPE tokens, ours are bytes. A scale of 4 is about a word, and a window is 512 bytes.
 """
 
 SIZE = (
@@ -26,6 +26,6 @@ PRESETS = {  # name: small, and of the paper's sizes
 
 
 def layers(kind: str, depth: str) -> str:
-    """The option of layers: of a vanilla model or a Retina their number, else layers@scale."""
+    """Return the option of layers: their number for a vanilla model or a Retina, else layers@scale."""
     name = {"Vanilla": "hourglass.hierarchy", "Retina": "retina.layers"}.get(kind, "multiscale.layers")
     return f"model.{name}={depth}{'@1' if kind == 'Vanilla' else ''}"

@@ -12,29 +12,32 @@ Line = tuple[str, str, str, tuple[str, str], float, float]
 
 
 def scales(found: str) -> str:
-    """Numbers of layers of the scales 64, 16, 4 and 1, or of the last of them, as the option has them."""
+    """Return the option of layers from their numbers at the scales 64, 16, 4 and 1, or at the last of these."""
     numbers = found.split(",")
     return " ".join(f"{n}@{scale}" for n, scale in zip(numbers, (64, 16, 4, 1)[-len(numbers) :], strict=True))
 
 
 def top_down(small: str, paper: str, perplexity: float, memory: float, option: str = "") -> Line:
-    """With so many layers of each scale."""
+    """Return a row of a top-down model with these numbers of layers at each scale."""
     return "Top-down", scales(small), scales(paper), (option, option), perplexity, memory
 
 
 def vanilla(depth: int, perplexity: float, memory: float, small: str = "", paper: str = "") -> Line:
-    """Of so many layers."""
+    """Return a row of a vanilla model of this depth."""
     return "Vanilla", str(depth // 2), str(depth), (small, paper), perplexity, memory
 
 
 def local(window: int, perplexity: float) -> Line:
-    """Twelve layers that see so many tokens; they are rotary, as local attention is, at both sizes."""
+    """Return a row of twelve layers with local attention to `window` tokens.
+
+    They are rotary at both sizes, as local attention requires.
+    """
     option = f"model.token.attention=local; model.token.window={window}"
     return vanilla(12, perplexity, 23.78, option, f"{option}; model.token.positions=none")
 
 
 def retina(windows: str, perplexity: float) -> Line:
-    """Twelve layers with windows of three scales."""
+    """Return a row of twelve layers with windows of three scales."""
     option = f"model.retina.windows={windows}"
     return "Retina", "6", "12", (option, option), perplexity, 23.95
 
@@ -79,7 +82,7 @@ ROWS = {**SCALES, **CAPACITY, **POOLING, **DEEP, **LOCAL, **RETINA}
 
 
 def arms(which: int, *sizes: str) -> tuple[Arm, ...]:
-    """All rows, small (0) or of the paper's sizes (1)."""
+    """Return the arms of all rows: small (0) or of the paper's sizes (1)."""
     found = []
     for name, (kind, *depths, options, perplexity, memory) in ROWS.items():
         own = [word for word in options[which].split("; ") if word]

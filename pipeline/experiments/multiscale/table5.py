@@ -13,7 +13,7 @@ ROWS = {  # layers, ours and the paper's; and its figures
 
 
 def arms(which: int, *sizes: str) -> tuple[Arm, ...]:
-    """All rows, small (0) or of the paper's sizes (1)."""
+    """Return the arms of all rows: small (0) or of the paper's sizes (1)."""
     return tuple(
         Arm(kind, PRESETS[kind][which], (*sizes, layers(kind, depths[which])), dict(zip(NAMES, paper, strict=True)))
         for kind, (*depths, paper) in ROWS.items()

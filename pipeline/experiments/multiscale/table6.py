@@ -10,7 +10,7 @@ ROWS = {  # layers, ours and the paper's
 
 
 def arms(which: int, *sizes: str) -> tuple[Arm, ...]:
-    """Both, small (0) or of the paper's sizes (1)."""
+    """Return both arms: small (0) or of the paper's sizes (1)."""
     return tuple(Arm(kind, PRESETS[kind][which], (*sizes, layers(kind, each[which]))) for kind, each in ROWS.items())
 
 

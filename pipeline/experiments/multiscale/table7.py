@@ -7,7 +7,7 @@ SCALES = (2, 4, 8, 16, 64)
 
 
 def arms(which: int, depth: int, *sizes: str) -> tuple[Arm, ...]:
-    """A model of so many layers of each scale, small or of the paper's width."""
+    """Return a model with `depth` layers for each scale, small (0) or of the paper's width (1)."""
     bag = "model.multiscale.upsampling=repeat"
     preset = PRESETS["Top-down"][which]
     return tuple(Arm(f"{k}x", preset, (*sizes, f"model.multiscale.layers={depth}@{k}", bag)) for k in SCALES)

@@ -13,7 +13,7 @@ PAPER = ("batch.sequences=32", "train.steps=10", "optimizer.warmup_steps=2")
 
 
 def arms(which: int, *sizes: str) -> tuple[Arm, ...]:
-    """All rows, small (0) or of the paper's sizes (1)."""
+    """Return the arms of all rows: small (0) or of the paper's sizes (1)."""
     return tuple(
         Arm(
             name,

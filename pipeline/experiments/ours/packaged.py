@@ -1,15 +1,17 @@
-"""Trains and scores a public package (`pipeline.experiments.ours.packages`) beside our systems.
+"""Training and scoring of a public package (`pipeline.experiments.ours.packages`) for comparison with our systems.
 
     pip install --no-deps -r benchmarks/peers.txt
     python -m pipeline.experiments.ours.packaged NAME RUN key=value … --steps 1000 [--rates 1e-3 2e-3 4e-3 8e-3 1.6e-2]
 
-All see the original bytes of the train split of text that these options have sharded, one document after the other, and are
-scored on those of valid. They run in bfloat16 where that is fast, with AdamW, warm-up and a cosine; of several learning rates
-the best is taken, each tried in a run of a fifth of the steps first, its cosine and its warm-up (a tenth, 100 at most) of
-those. They see windows of 256 bytes, or as many as the name says; when scored, each window but the first brings half a window
-of new bytes after half a window or more of context. Every byte is scored exactly once (the first one of all, which they cannot
-predict, at 8 bits), and that no prediction depends on later bytes is checked before training. RUN gets evaluation.json and
-package.json at the end: what was stopped begins anew.
+All packages train on the original bytes of the train split, one document after the other, and are scored on valid.
+The options choose the sharded text. They run in bfloat16 where that is fast, with AdamW, warm-up and a cosine
+schedule. If several learning rates are given, each is tried first in a run of a fifth of the steps, and the best is
+taken. The cosine and the warm-up (a tenth of the steps, at most 100) are those of that shorter run.
+
+Windows have 256 bytes, or as many as the name says. When scoring, each window but the first adds half a window of new
+bytes after half a window or more of context. Every byte is scored exactly once. The first byte of all, which cannot
+be predicted, counts 8 bits. Before training a check makes sure that no prediction depends on later bytes. RUN gets
+evaluation.json and package.json at the end, so an interrupted run starts over.
 """
 
 import argparse
@@ -40,12 +42,16 @@ RATES = (1e-3, 2e-3, 4e-3, 8e-3, 1.6e-2)
 
 
 def batch_of(context: int) -> int:
-    """Windows of a step, so that all see about as many bytes."""
+    """Return the windows per step, so that all packages see about as many bytes."""
     return round(TOKENS / context)
 
 
 def check_causality(model: nn.Module, context: int) -> None:
-    """Raises if a prediction changes with a later byte; logits at i are those of byte i + 1."""
+    """Check that no prediction depends on later bytes; logits at i are those of byte i + 1.
+
+    Raises:
+        AssertionError: a prediction changes with a later byte.
+    """
     model.eval()
     generator = torch.Generator().manual_seed(0)
     text = torch.randint(256, (1, context), generator=generator)
@@ -65,7 +71,7 @@ def check_causality(model: nn.Module, context: int) -> None:
 def training(
     model: nn.Module, context: int, rate: float, steps: int, text: Tensor, machine: Compute, seed: int
 ) -> Iterator[None]:
-    """Trains a peer, one step at a time."""
+    """Train a package one step at a time."""
     optimizer = torch.optim.AdamW(model.parameters(), rate, betas=(0.9, 0.95), weight_decay=0.1, fused=True)
     generator, warm_up = torch.Generator().manual_seed(seed), max(1, min(WARM_UP, steps // 10))
     offsets = torch.arange(context + 1)
@@ -87,18 +93,18 @@ def training(
 
 
 def text_of(corpus: Corpus, split: str) -> Tensor:
-    """The original bytes (n,) of a split."""
+    """Return the original bytes (n,) of a split."""
     return torch.frombuffer(bytearray().join(corpus.original_blocks(split)), dtype=torch.uint8)
 
 
 def endless(name: str, corpus: Corpus, options: Options | None = None) -> Iterator[None]:
-    """A package's training, for a clock, on the device and with the threads of the options."""
+    """Train a package to be timed, on the device and with the threads of the options."""
     package, machine, text = PACKAGES[name], compute(options or load(None, [])), text_of(corpus, "train")
     return training(package.build().to(machine.device), package.context, RATES[0], 1000, text, machine, 0)
 
 
 def trained(package: Package, rate: float, steps: int, text: Tensor, machine: Compute, seed: int) -> nn.Module:
-    """A model after so many steps."""
+    """Return a model trained for `steps` steps."""
     torch.manual_seed(seed)
     model = package.build().to(machine.device)
     for _ in training(model, package.context, rate, steps, text, machine, seed):
@@ -108,10 +114,10 @@ def trained(package: Package, rate: float, steps: int, text: Tensor, machine: Co
 
 @torch.no_grad()
 def bits_per_byte(model: nn.Module, context: int, text: Tensor, machine: Compute) -> float:
-    """Every byte once.
+    """Return the bits per byte of a text, scoring every byte once.
 
     Raises:
-        ValueError: there are fewer than a window has.
+        ValueError: the text is shorter than a window.
     """
     if len(text) <= context:
         raise ValueError(f"the text to score has {len(text):,} bytes, and this package needs {context + 1:,}")
@@ -139,7 +145,10 @@ def bits_per_byte(model: nn.Module, context: int, text: Tensor, machine: Compute
 
 
 def flops_per_byte(package: Package) -> float:
-    """Of the products of a step, forward and backward, as PyTorch counts them, those of attention too."""
+    """Return the FLOPs per byte of the matrix products of a step, forward and backward, including attention.
+
+    They are counted by PyTorch's FlopCounterMode.
+    """
     model, generator = package.build(), torch.Generator().manual_seed(0)
     text = torch.randint(97, 123, (batch_of(package.context), package.context), generator=generator)
     text[torch.rand(text.shape, generator=generator) < 0.17] = 32  # where some of them divide it
@@ -150,11 +159,11 @@ def flops_per_byte(package: Package) -> float:
 
 @torch.no_grad()
 def bytes_per_second(name: str, count: int = 192) -> float:
-    """How fast a package writes a single text on one thread, with weights that know nothing, which takes as long.
+    """Return the speed of a package writing a single text on one thread, with untrained weights.
 
-    x-transformers by its own generator with cached keys and values. The others have none that serves (MEGABYTE-pytorch's begins
-    anew for every byte as well): every byte is a pass over all of the text so far, rounded up to 64 bytes, which all factors
-    divide.
+    x-transformers uses its own generator with cached keys and values. The others have no suitable one:
+    MEGABYTE-pytorch's also starts over for every byte. For them every byte takes a pass over the text so far, rounded
+    up to 64 bytes, which all factors divide.
     """
     machine, package = compute(load(None, ["threads=1"])), PACKAGES[name]
     torch.manual_seed(0)
@@ -177,15 +186,15 @@ def bytes_per_second(name: str, count: int = 192) -> float:
 
 @dataclass
 class Trained:
-    """package.json: what a run came to, beside its evaluation.
+    """The contents of package.json: totals of a run, beside its evaluation.
 
     Attributes:
-        rate: the learning rate that was best of those that were tried.
-        tried: bits per byte by rate, after a fifth of the steps, on the first bytes of valid.
+        rate: the best of the learning rates that were tried.
+        tried: bits per byte by learning rate, after a fifth of the steps, on the first bytes of valid.
         parameters: of the model.
-        steps: that were trained at that rate.
-        seconds: that they took.
-        flops: of them.
+        steps: trained at that rate.
+        seconds: of training at that rate.
+        flops: of these steps.
     """
 
     rate: float
@@ -199,7 +208,7 @@ class Trained:
 def train(
     corpus: Corpus, name: str, steps: int, seed: int, rates: list[float], threads: str
 ) -> tuple[Trained, Evaluation]:
-    """Trains and scores a package."""
+    """Train and score a package."""
     package, machine = PACKAGES[name], compute(load(None, [f"threads={threads}"]))
     text, valid = (text_of(corpus, split) for split in ("train", "valid"))
     check_causality(package.build().to(machine.device), package.context)
@@ -244,7 +253,7 @@ def train(
 
 
 def main() -> None:
-    """See above."""
+    """Run the command described above."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("name", choices=PACKAGES)
     parser.add_argument("run", type=Path)

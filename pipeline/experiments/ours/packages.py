@@ -1,4 +1,6 @@
-"""Public packages at two to three million parameters: their models, from bytes (B, L) to logits (B, L, 256) of the next ones.
+"""Public packages at two to three million parameters.
+
+Their models map bytes (B, L) to the logits (B, L, 256) of the next bytes.
 
 pip install --no-deps -r benchmarks/peers.txt
 """
@@ -15,7 +17,7 @@ CONTEXT = 256  # bytes
 
 
 def x_transformers(context: int = CONTEXT) -> nn.Module:
-    """A flat transformer."""
+    """Return a flat transformer."""
     from x_transformers import Decoder, TransformerWrapper
 
     layers = Decoder(dim=192, depth=5, heads=4, attn_dim_head=48, rotary_pos_emb=True, rotary_emb_dim=32)
@@ -23,14 +25,14 @@ def x_transformers(context: int = CONTEXT) -> nn.Module:
 
 
 def megabyte() -> nn.Module:
-    """Patches of four bytes."""
+    """Return a model with patches of four bytes."""
     from MEGABYTE_pytorch import MEGABYTE
 
     return MEGABYTE(num_tokens=256, dim=(256, 128), depth=(2, 2), max_seq_len=(CONTEXT // 4, 4), heads=4, dim_head=48)
 
 
 def hourglass() -> nn.Module:
-    """Its simple variant, shortened by 2."""
+    """Return the package's simple variant, shortened by 2."""
     from hourglass_transformer_pytorch import HourglassTransformerLM
 
     return HourglassTransformerLM(
@@ -51,13 +53,16 @@ class Annotated(nn.Module):
         self.register_buffer("positions", get_positional_encoding(256, CONTEXT), persistent=False)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Logits."""
+        """Return the logits."""
         x = self.embedding(x).transpose(0, 1) * 256**0.5 + self.get_buffer("positions")[: x.shape[1]]
         return self.output(self.norm(self.hourglass(x))).transpose(0, 1)
 
 
 class DynamicChunking(nn.Module):
-    """H-Net (Hwang et al. 2025) of h-net-dynamic-chunking, one level; `auxiliary` is its ratio loss, of the last pass."""
+    """H-Net (Hwang et al. 2025) of h-net-dynamic-chunking, with one level.
+
+    `auxiliary` is its ratio loss in the last pass.
+    """
 
     def __init__(self) -> None:
         from h_net_dynamic_chunking.h_net import HNet
@@ -71,7 +76,7 @@ class DynamicChunking(nn.Module):
         self.auxiliary = torch.zeros(())
 
     def forward(self, x: Tensor) -> Tensor:
-        """Logits."""
+        """Return the logits."""
         found = self.net(self.embedding(x))
         self.auxiliary = found.loss
         return self.output(self.norm(found.output))
@@ -80,8 +85,8 @@ class DynamicChunking(nn.Module):
 class ByteLatent(nn.Module):
     """Byte Latent Transformer (Pagnoni et al. 2024) of transformers, with hashed n-grams.
 
-    Patches by entropy need a model of bytes that was trained before; by spaces, where a patch ends with what is no letter or
-    digit, is the paper's own alternative (section 2.2).
+    Patches by entropy need a byte model trained beforehand. Patches by spaces are the paper's own alternative (section
+    2.2): a patch ends with a character that is neither letter nor digit.
     """
 
     def __init__(self) -> None:
@@ -103,7 +108,7 @@ class ByteLatent(nn.Module):
         )
 
     def forward(self, x: Tensor) -> Tensor:
-        """Logits."""
+        """Return the logits."""
         letters = [range(48, 58), range(65, 91), range(97, 123), range(128, 256)]
         ends = torch.ones(256, dtype=torch.bool, device=x.device)
         ends[[byte for each in letters for byte in each]] = False
@@ -116,7 +121,7 @@ class ByteLatent(nn.Module):
 
 @dataclass(frozen=True)
 class Package:
-    """What builds its model, the module that has to be there, and the bytes that it sees."""
+    """A public package: a function that builds its model, the module it needs, and its context in bytes."""
 
     build: Callable[[], nn.Module]
     module: str
@@ -124,7 +129,7 @@ class Package:
 
     @property
     def is_there(self) -> bool:
-        """Whether it is installed."""
+        """Return whether it is installed."""
         return find_spec(self.module) is not None
 
 

@@ -1,4 +1,4 @@
-"""How the preset `wikitext2` is trained, and its tables of hashed rows: one setting changed at a time, at equal seconds."""
+"""Training of the preset `wikitext2` and its hashed tables: one setting changed at a time, at equal seconds."""
 
 from pipeline.experiments.experiment import OURS, Arm, Experiment
 from pipeline.experiments.haed.sizes import ALONE, UNTABLED
@@ -42,7 +42,10 @@ SPELLING = {f"{SPELT}, {name}": (*ALONE, *options) for name, options in (WHICH |
 
 
 def one_by_one(name: str, question: str, claim: str, *groups: dict[str, tuple[str, ...]]) -> Experiment:
-    """The preset beside itself with each of some changes; the first of a group is to be better than the others."""
+    """Return an experiment that compares groups of changes to the preset.
+
+    The claim is that the first of a group is better than the others.
+    """
     return Experiment(
         name=name,
         source=OURS,

@@ -1,4 +1,4 @@
-"""All systems at equal seconds, and public packages of the same models beside ours; all of two to three million parameters."""
+"""Comparison of all systems and of public packages at equal seconds, with two to three million parameters each."""
 
 from pipeline.experiments.experiment import OURS, Arm, Experiment
 from pipeline.experiments.haed.sizes import ALONE, TABLES, TODAY, UNTABLED
