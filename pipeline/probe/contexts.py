@@ -1,4 +1,4 @@
-"""Index of contexts, for the stage `index`: states of the main model at positions of a whole split, computed in batches."""
+"""Index of contexts, for the stage `index`: states of the main model at positions of a whole split, in batches."""
 
 import logging
 from collections.abc import Iterator
@@ -50,8 +50,9 @@ class Window:
 def contexts(run: Run) -> Meta:
     """Write the index of contexts of a run.
 
-    Windows overlap by half, as in an evaluation. So every position after the first half window of a document has at least
-    half a window before it. If there are more positions than `index.max_contexts`, windows are sampled by the seed.
+    Windows overlap by half, as in an evaluation. So every position after the first half window of a document has at
+    least half a window before it. If there are more positions than `index.max_contexts`, windows are sampled by the
+    seed.
     """
     corpus, limits = run.folder.corpus(), run.options.index
     metric = metric_of(limits, "contexts")

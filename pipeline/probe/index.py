@@ -219,7 +219,7 @@ def _chunks(run: "Run") -> Meta:
 
 
 def _embedded(run: "Run", tokens: np.ndarray, lengths: np.ndarray) -> Iterator[tuple[slice, np.ndarray]]:
-    """Embed chunks, given as tokens (n, K) and lengths (n,), in batches; yield the rows and embeddings of each batch."""
+    """Embed chunks, given as tokens (n, K) and lengths (n,), in batches; yield the rows and embeddings of each."""
     for begin in range(0, len(tokens), _AT_ONCE):
         rows = slice(begin, begin + _AT_ONCE)
         yield rows, run.embed_rows(tokens[rows], lengths[rows])
@@ -228,7 +228,8 @@ def _embedded(run: "Run", tokens: np.ndarray, lengths: np.ndarray) -> Iterator[t
 def _mean(run: "Run", tokens: np.ndarray, lengths: np.ndarray, known: int) -> np.ndarray:
     """Return the mean embedding (E,) float32 of the first `known` chunks, each counted once.
 
-    Weighted by counts, a handful of chunks would dominate the mean. All chunks of the split give the same mean (docs/log.md).
+    Weighted by counts, a handful of chunks would dominate the mean. All chunks of the split give the same mean
+    (docs/log.md).
     """
     summed = sum(vectors.sum(0, dtype=np.float64) for _, vectors in _embedded(run, tokens[:known], lengths[:known]))
     return np.asarray(summed / known, np.float32)

@@ -42,7 +42,7 @@ class Question:
 
 
 def neighbours(options: Options, queries: Sequence[str | bytes] = (), count: int | None = None) -> Answers:
-    """Find the chunks of the index nearest to each query; see `ask`."""
+    """Find the chunks of the index nearest to each query; see `pipeline.probe.neighbours.ask`."""
     return ask(options, Question(queries=queries, count=count))
 
 

@@ -8,7 +8,7 @@ from pipeline.shown import visible
 
 
 def following(options: Options, prompts: Texts = (), count: int = 10) -> list[NextChunks]:
-    """Return the most probable next chunks after each prompt, by default at the beginning of a document; see `Run.next`.
+    """Return the most probable next chunks after each prompt, by default at the start of a document; see `Run.next`.
 
     Raises:
         ConfigError: the model predicts tokens, not chunks.

@@ -1,9 +1,9 @@
-"""Most similar passages by layer: similar positions of a text in each layer of the main model, and the agreement of layers.
+"""Most similar passages by layer of the main model, and the agreement of the layers.
 
-A place is a position in a text, and stands for the text that the model has read before it. Its neighbours are places of other
-windows, so its own surroundings do not count. They are ranked by the cosine of a layer's states after subtracting the mean
-over all places, so a common component does not count either. Three shares describe the neighbours of a layer, each beside the
-share of random places:
+A place is a position in a text, and stands for the text that the model has read before it. Its neighbours are places
+of other windows, so its own surroundings do not count. They are ranked by the cosine of a layer's states after
+subtracting the mean over all places, so a common component does not count either. Three shares describe the
+neighbours of a layer, each beside the share of random places:
 
 - The same chunk before them shows how far the layer encodes the chunk it has just read.
 - The same chunk after them shows how far it encodes the next chunk.

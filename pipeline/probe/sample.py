@@ -1,4 +1,4 @@
-"""Stage `sample`: continue prompts, or complete the lower halves of held-out pictures, and keep the samples for the report."""
+"""Stage `sample`: continue prompts, or complete the lower halves of held-out pictures."""
 
 import logging
 from codecs import getincrementaldecoder

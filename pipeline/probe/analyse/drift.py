@@ -54,8 +54,8 @@ class Drift:
 def turned(source: np.ndarray, target: np.ndarray) -> tuple[np.ndarray, np.ndarray, float]:
     """Centre and scale two sets of vectors (n, E), align the first with the second, and return both and their distance.
 
-    This is the orthogonal Procrustes problem (Schönemann 1966). Hamilton et al. 2016 align word vectors of two periods the
-    same way. The narrower set is padded with zeros.
+    This is the orthogonal Procrustes problem (Schönemann 1966). Hamilton et al. 2016 align word vectors of two
+    periods the same way. The narrower set is padded with zeros.
     """
     width = max(source.shape[1], target.shape[1])
     a, b = (

@@ -1,4 +1,4 @@
-"""Computation of all figures of an analysis from the arrays of `gathered`. Whatever cannot be computed is noted."""
+"""Computation of all figures of an analysis from plain arrays. Whatever cannot be computed is noted."""
 
 import logging
 import os
@@ -65,7 +65,7 @@ def figures(options: Options, made: Material, before: Run | None, folder: str, m
 def _of_use(
     options: Options, made: Material, notes: list[str]
 ) -> tuple[list[Agreement], Classes | None, Intrinsic | None]:
-    """Compute what needs the contexts of chunks: agreement by frequency band, class information and intrinsic checks."""
+    """Compute agreement by frequency band, class information and intrinsic checks, which all need contexts."""
     size = len(made.chunks)
     if size < _FEWEST:
         notes.append(f"use and intrinsic checks are left out: {size} chunks are too few")

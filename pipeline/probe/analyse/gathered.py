@@ -81,7 +81,7 @@ def gather(run: Run, options: Options) -> Material:
 
     Raises:
         FileNotFoundError: the shards are gone.
-        ValueError: see `frequent`.
+        ValueError: the split has too few distinct chunks.
     """
     limits, corpus = options.analyse, run.folder.corpus()
     every = frequent(corpus, limits.split, max(limits.max_chunks, limits.projector), limits.min_count)
@@ -151,8 +151,8 @@ def embedded(run: Run, table: Table, most: int | None = None) -> np.ndarray:
 def stream(corpus: Corpus, split: str, table: Table, most: int) -> tuple[np.ndarray, bool]:
     """Read a split as rows of a table (S,) int32, and return them and whether the split was read to its end.
 
-    Chunks missing from the table are -1. One more -1 precedes each document, so that no pair of neighbours in the stream
-    crosses documents. Reading stops after `most` chunks.
+    Chunks missing from the table are -1. One more -1 precedes each document, so that no pair of neighbours in the
+    stream crosses documents. Reading stops after `most` chunks.
     """
     real = np.arange(table.rows.tokens.shape[1]) < table.rows.lengths[:, None]
     keys = hashes(table.rows.tokens[real], table.rows.lengths)

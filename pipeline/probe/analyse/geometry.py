@@ -64,8 +64,8 @@ def norms(vectors: np.ndarray, counts: np.ndarray) -> Norms:
 def cloud(vectors: np.ndarray) -> Cloud:
     """Measure anisotropy (Ethayarajh 2019) and effective dimension of embeddings (n, E).
 
-    The dimension is the participation ratio, as in Gao et al. 2017. The mean cosine covers all pairs, not a sample: it is
-    (|Σu|² − n) / (n² − n) for unit vectors u.
+    The dimension is the participation ratio, as in Gao et al. 2017. The mean cosine covers all pairs, not a sample:
+    it is (|Σu|² − n) / (n² − n) for unit vectors u.
     """
     exact = vectors.astype(np.float64)
     centred = exact - exact.mean(0)
@@ -101,7 +101,7 @@ def nearest(vectors: np.ndarray, rows: np.ndarray, count: int) -> np.ndarray:
 
 
 def _without(found: np.ndarray, rows: np.ndarray, count: int) -> np.ndarray:
-    """Remove the query from its neighbours (Q, count + 1), or the last neighbour where equal vectors displaced the query."""
+    """Remove each query from its neighbours (Q, count + 1), or the last one where equal vectors displaced the query."""
     own = found == rows[:, None]
     own[~own.any(1), -1] = True
     return found[~own].reshape(len(rows), count)

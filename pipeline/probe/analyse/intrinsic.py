@@ -1,11 +1,11 @@
 """Intrinsic checks: precision@10 of word sets for the model and for baselines.
 
-The baselines are chance, counted contexts (PPMI-SVD), a skip-gram and spelling alone. All systems search the same words: the
-most frequent form of each word of the corpus (see `sets.heading`). For each member of a set, precision@10 is the number of
-other members among its 10 nearest words, divided by the largest possible number. For pairs it is the share whose other half
-is among the 10 nearest. The model is searched by the centred cosine, as an index of chunks is: the mean embedding is
-subtracted first (Mu & Viswanath 2018), so that a common component hides no difference. It is also searched by the plain
-cosine.
+The baselines are chance, counted contexts (PPMI-SVD), a skip-gram and spelling alone. All systems search the same
+words: the most frequent form of each word of the corpus (see `pipeline.probe.analyse.sets.heading`). For each member
+of a set, precision@10 is the number of other members among its 10 nearest words, divided by the largest possible
+number. For pairs it is the share whose other half is among the 10 nearest. The model is searched by the centred
+cosine, as an index of chunks is: the mean embedding is subtracted first (Mu & Viswanath 2018), so that a common
+component hides no difference. It is also searched by the plain cosine.
 """
 
 import logging
@@ -233,8 +233,8 @@ def _difference(values: list[float]) -> Difference:
 def skip_gram(stream: np.ndarray, rows: int, width: int, seed: int) -> np.ndarray | None:
     """Train skip-gram vectors (n, E) on a stream of chunks with gensim (Mikolov et al. 2013).
 
-    Chunks missing from the table are dropped from the stream. The window spans two chunks on each side. Return None if gensim
-    is not installed.
+    Chunks missing from the table are dropped from the stream. The window spans two chunks on each side. Return None
+    if gensim is not installed.
     """
     try:
         from gensim.models import Word2Vec

@@ -25,7 +25,7 @@ _SIGNS = {
 
 
 def agreement(bands: Sequence[Agreement]) -> bytes:
-    """Plot similarity in use and spelling over the centred cosine, scaled from chance (0) to best (1), one panel per band."""
+    """Plot similarity in use and spelling over the centred cosine, from chance (0) to best (1), one panel per band."""
     figure = Figure(figsize=(4.8 * len(bands), 3.2))
     for position, band in enumerate(bands, 1):
         last = band.first + band.among - 1
@@ -134,7 +134,7 @@ def passages(found: ByLayer) -> bytes:
 
 
 def placed(places: np.ndarray, clusters: np.ndarray, labels: Sequence[str], name: str, colours: Sequence[str]) -> bytes:
-    """Plot points (n, 2) in the colours of their clusters, or in `colours`, with labels of frequent chunks where they fit."""
+    """Plot points (n, 2) in their cluster's colour, or in `colours`, with labels of frequent chunks where they fit."""
     figure = Figure(figsize=(9.5, 7))
     axes = figure.add_subplot()
     own = colours or [f"C{cluster % 10}" for cluster in clusters.tolist()]

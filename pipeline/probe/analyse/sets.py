@@ -1,7 +1,8 @@
 """Word sets and word pairs for the intrinsic checks, for text and for code.
 
-Members are written without white space. Members with letters or digits have no other signs at their ends. `heading` reduces
-a chunk to the same form, so that `self.`, `self, ` and `self` are one word.
+Members are written without white space. Members with letters or digits have no other signs at their ends.
+`pipeline.probe.analyse.sets.heading` reduces a chunk to the same form, so that `self.`, `self, ` and `self` are one
+word.
 """
 
 from dataclasses import dataclass
@@ -19,7 +20,10 @@ class Kinds:
 
 @dataclass(frozen=True)
 class Pairs:
-    """Pairs of words that should be neighbours; the words of `spelled` pairs also look alike, so spelling alone finds them."""
+    """Pairs of words that should be neighbours.
+
+    `spelled` pairs also look alike, so that spelling alone finds them.
+    """
 
     name: str
     of: Literal["text", "code"]

@@ -1,7 +1,7 @@
 """Stage `analyse`: figures, plots and a map of a run's embeddings, written to its folder `analysis/`.
 
-It needs no index. The frequent chunks of the split are embedded again by the selected checkpoint, which takes seconds. So two
-checkpoints can be compared, and nothing can be stale.
+It needs no index. The frequent chunks of the split are embedded again by the selected checkpoint, which takes
+seconds. So two checkpoints can be compared, and nothing can be stale.
 """
 
 import logging

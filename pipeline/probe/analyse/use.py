@@ -1,9 +1,9 @@
 """Agreement of embeddings with use and with spelling: are the neighbours of a chunk used alike, or only written alike?
 
-Use is measured by the chunks directly before and after a chunk: its row holds its positive pointwise mutual information (PPMI)
-with the most frequent of them. Two chunks are used alike if the cosine of their rows is high. The same rows in few dimensions
-are the baseline for the embeddings: they need no training and see one chunk on each side. Spelling is measured by the edit
-distance of bytes, or by the distance of pixels.
+Use is measured by the chunks directly before and after a chunk: its row holds its positive pointwise mutual
+information (PPMI) with the most frequent of them. Two chunks are used alike if the cosine of their rows is high. The
+same rows in few dimensions are the baseline for the embeddings: they need no training and see one chunk on each side.
+Spelling is measured by the edit distance of bytes, or by the distance of pixels.
 
 Legend: n chunks, C chunks of context, S positions of the stream, Q queries, E dimensions.
 """
@@ -21,8 +21,8 @@ _ONE = np.uint64(1)
 def similarity(chunks: list[bytes], rows: np.ndarray, pixels: bool = False) -> np.ndarray:
     """Return the spelling similarity (Q, n) float32 of some chunks, given as rows (Q,), to all chunks.
 
-    It is 1 − edit distance / length of the longer chunk, or for pixels 1 − mean absolute difference / 255. Equal chunks have
-    1, chunks with nothing in common 0.
+    It is 1 − edit distance / length of the longer chunk, or for pixels 1 − mean absolute difference / 255. Equal
+    chunks have 1, chunks with nothing in common 0.
     """
     if pixels:
         return np.stack([_pixels(chunks[row], chunks) for row in rows.tolist()])
@@ -192,7 +192,7 @@ def contexts(stream: np.ndarray, rows: int, width: int) -> np.ndarray:
 
 
 def information(counts: np.ndarray) -> np.ndarray:
-    """Compute positive pointwise mutual information (n, C) of counts, with smoothed contexts (Levy, Goldberg & Dagan 2015)."""
+    """Compute the PPMI (n, C) of counts, with smoothed contexts (Levy, Goldberg & Dagan 2015)."""
     columns = counts.sum(0, dtype=np.float64) ** SMOOTHING
     expected = columns / max(float(columns.sum()), 1e-12)
     shares = counts / np.maximum(counts.sum(1, keepdims=True), 1e-12)
@@ -204,8 +204,8 @@ def information(counts: np.ndarray) -> np.ndarray:
 def reduced(matrix: np.ndarray, width: int) -> np.ndarray:
     """Reduce a matrix (n, C) to E dimensions by singular value decomposition.
 
-    Return the first left singular vectors (n, E), scaled by the square roots of their singular values (Levy & Goldberg 2014).
-    They are computed from the eigenvectors of the smaller Gram matrix (C, C).
+    Return the first left singular vectors (n, E), scaled by the square roots of their singular values (Levy &
+    Goldberg 2014). They are computed from the eigenvectors of the smaller Gram matrix (C, C).
     """
     values, vectors = np.linalg.eigh((matrix.T @ matrix).astype(np.float64))
     largest = np.argsort(-values)[:width]
@@ -226,12 +226,12 @@ def agreement(
 ) -> Agreement:
     """Compare the neighbours by embedding with those by use and by spelling, in a frequency band.
 
-    Rare and frequent chunks are compared separately. Norms and directions of embeddings depend on frequency, and so does the
-    reliability of the contexts.
+    Rare and frequent chunks are compared separately. Norms and directions of embeddings depend on frequency, and so
+    does the reliability of the contexts.
 
     Args:
         vectors: (n, E) embeddings, the most frequent chunk first.
-        used: (n, C) rows of `information`.
+        used: (n, C) PPMI rows of the contexts.
         chunks: bytes of each chunk.
         counts: (n,) occurrences of each chunk.
         labels: the displayed chunks.

@@ -1,15 +1,15 @@
 """Maps of embeddings in two dimensions: projection, HTML page, and export for TensorBoard's projector.
 
-The projection is always PCA, and also UMAP or t-SNE if installed (`pip install haed[maps]`). Points far apart in PCA are far
-apart in all dimensions, but near points need not be near. UMAP (McInnes et al. 2018) and t-SNE (van der Maaten & Hinton 2008)
-keep neighbours together; distances between groups and sizes of groups mean little.
+The projection is always PCA, and also UMAP or t-SNE if installed (`pip install haed[maps]`). Points far apart in PCA
+are far apart in all dimensions, but near points need not be near. UMAP (McInnes et al. 2018) and t-SNE (van der
+Maaten & Hinton 2008) keep neighbours together; distances between groups and sizes of groups mean little.
 
-The page is one HTML file that needs no network, with zoom, search, neighbours on hover, and colours by frequency, length or
-cluster. It is `map.html` with the points embedded as JSON. Labels are shown as text, never as markup.
+The page is one HTML file that needs no network, with zoom, search, neighbours on hover, and colours by frequency,
+length or cluster. It is `map.html` with the points embedded as JSON. Labels are shown as text, never as markup.
 
-The export holds vectors, labels and counts, and sprites for chunks of pixels. `tensorboard --logdir RUN/analysis/projector`
-opens it, and so does the TensorBoard of `haed serve`. `vectors.bytes` is float32, row by row, readable by `numpy.fromfile`.
-`projector_config.pbtxt` gives its shape, and `metadata.tsv` has a line for each row.
+The export holds vectors, labels and counts, and sprites for chunks of pixels. `tensorboard --logdir
+RUN/analysis/projector` opens it, and so does the TensorBoard of `haed serve`. `vectors.bytes` is float32, row by row,
+readable by `numpy.fromfile`. `projector_config.pbtxt` gives its shape, and `metadata.tsv` has a line for each row.
 """
 
 import io
@@ -116,7 +116,7 @@ def project(vectors: np.ndarray, kind: str, seed: int) -> np.ndarray:
 
 
 def principal(vectors: np.ndarray) -> np.ndarray:
-    """Return the first two principal components (n, 2), with signs such that the largest coordinate of each is positive."""
+    """Return the first two principal components (n, 2), signed so that the largest coordinate of each is positive."""
     centred = vectors.astype(np.float64) - vectors.mean(0, dtype=np.float64)
     _, directions = np.linalg.eigh(centred.T @ centred)
     found = centred @ np.pad(directions[:, ::-1][:, :2], ((0, 0), (0, max(0, 2 - vectors.shape[1]))))
