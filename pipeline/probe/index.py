@@ -50,7 +50,7 @@ def write_table(run: Run, space: Space, tables: Iterable[Any]) -> None:
             for table in tables:
                 writer = writer or pyarrow.parquet.ParquetWriter(file, table.schema, compression="zstd")
                 writer.write_table(table)
-        finally:  # else it tries to be finished when it is collected, and says that it cannot
+        finally:  # otherwise the garbage collector tries to finish it, and prints an error
             if writer is not None:
                 writer.close()
 
@@ -145,7 +145,7 @@ def index(options: Options) -> Indexed:
     split, corpus = options.index.split, folder.corpus()
     check_split(corpus.counts(split).chunks, corpus.location, "index.split", split)
     place = place_of(folder, space)
-    place.parent.mkdir(exist_ok=True)  # of the lock
+    place.parent.mkdir(exist_ok=True)  # for the lock
 
     def refuse(holder: str) -> None:
         raise BlockingIOError(f"{place} is being built by {holder}; wait for it or stop it")

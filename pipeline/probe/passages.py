@@ -26,9 +26,9 @@ from pipeline.run.index import PIXELS, spell
 from pipeline.run.opened import Run
 from pipeline.shown import visible
 
-OF_WINDOW, QUERIES, NEAREST = 4, 500, 10  # places of a window; places asked for; neighbours of each
+OF_WINDOW, QUERIES, NEAREST = 4, 500, 10  # places per window; queries; neighbours of each
 _AT_ONCE, _SHOWN, _EXAMPLES, _BYTES = 16, 2, 5, 96  # windows; neighbours and passages shown, and bytes of each
-_CHUNKS = 3  # of pixels that are shown
+_CHUNKS = 3  # chunks of pixels shown before a place
 
 
 @dataclass

@@ -25,7 +25,7 @@ def measure(train: bytes, held_out: bytes, orders: Iterable[int] = ORDERS) -> li
     """Measure n-gram models of the given orders (bytes of context), and xz, on `held_out`.
 
     Args:
-        train: text to fit the n-gram models on. Only its first 64 MiB are used; the names then say so.
+        train: text to fit the n-gram models on. Of a longer text only the first 64 MiB are used, and the names say so.
         held_out: bytes to score.
         orders: bytes of context, each at most 6.
 
@@ -48,8 +48,8 @@ def measure(train: bytes, held_out: bytes, orders: Iterable[int] = ORDERS) -> li
             bits = float(-np.log2(probability).sum())
             name = f"n-gram, {order} byte{'s' if order != 1 else ''} of context{note}"
             result.append(Baseline(name, bits, bits / size, bits / length))
-    window = min(max(len(held_out), 1 << 12), 1 << 26)  # that of `xz -9` has 64 MB to be cleared; a longer one than the
-    wide = {"id": lzma.FILTER_LZMA2, "preset": 9, "dict_size": window}  # text finds nothing more
+    window = min(max(len(held_out), 1 << 12), 1 << 26)  # `xz -9` has a window of 64 MB, which is slow to clear;
+    wide = {"id": lzma.FILTER_LZMA2, "preset": 9, "dict_size": window}  # a window longer than the text finds no more
     bits = 8.0 * len(lzma.compress(held_out, filters=[wide]))
     return [*result, Baseline("xz -9", bits, bits / size, bits / length)]
 

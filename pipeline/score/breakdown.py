@@ -69,5 +69,5 @@ def _parts(names: list[str], table: np.ndarray) -> list[Part]:
     return [
         Part(name, int(chunks), int(tokens), float(bits), float(bits / tokens) if tokens else None)
         for name, chunks, tokens, bits in zip(names, *table, strict=True)
-        if chunks and (tokens or bits)  # ends that are certain, or unknown to the model, are no place for bits
+        if chunks and (tokens or bits)  # no bits at certain ends, nor where the model cannot score
     ]

@@ -53,7 +53,7 @@ def evaluate(options: Options, text: Path | None = None) -> Evaluation:
     release_memory()
     limits = options.evaluate
     iem = bool(options.pretrain.iem_weight and run.phase != "train" and limits.closed_set and limits.closed_windows)
-    iem = iem and not most_known(options)  # of a mixture, it is said of the whole split, by what training knew
+    iem = iem and not most_known(options)  # a mixture is scored on the whole split, with the chunks known to training
     tally = Tally(run.chunker.k, Occurrences(corpus, "train", split)) if limits.breakdown else None
     chunks = corpus.counts(split).chunks
     log.info("scoring %s chunks of the %s split by %s step %s", f"{chunks:,}", split, run.phase, f"{run.step:,}")
@@ -219,7 +219,7 @@ def table(result: Evaluation) -> str:
 def _spent(found: Breakdown) -> Iterator[str]:
     """Yield lines with the shares of the bits, and for a mixture with the bits per token of its parts."""
     mixed = found.of_parts()
-    position = "the decoder's bits" if mixed else "bits"  # a mixture's are of whole chunks
+    position = "the decoder's bits" if mixed else "bits"  # the mixture scores whole chunks
     partitions = {
         f"{position} by position": found.by_position,
         "bits by length": found.by_length,

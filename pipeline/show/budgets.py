@@ -14,10 +14,10 @@ from pipeline.options import Options
 from pipeline.trees import leaves
 
 Budget = Literal["steps", "seconds", "flops"]
-WITHIN = 0.1  # of the largest budget, that the smallest may be below it
-SHOWN = 12  # options in a text; programs are given all
+WITHIN = 0.1  # largest relative difference of equal budgets
+SHOWN = 12  # maximum number of options in a text; JSON has all
 _LIMITS = ("steps", "seconds", "epochs", "patience", "part_from", "part_to")
-_WORK = ("model.", "batch.", "iem.", "chunker.", "precision")  # what a step costs
+_WORK = ("model.", "batch.", "iem.", "chunker.", "precision")  # options that change the cost of a step
 _TOLD = ("seed", "threads", *_WORK, "optimizer.", "pretrain.", "finetune.", "train.", "validation.")
 _NAMES: dict[Budget, str] = {"steps": "steps", "seconds": "seconds", "flops": "model FLOPs"}
 

@@ -98,7 +98,7 @@ class Comparison:
     def differences(self) -> list[str]:
         """Return the differences between the runs as lines of text, with at most 12 options."""
         lines = [str(each) for each in self.differing]
-        own = sum("." not in each.what for each in self.differing)  # of data and budgets, and then of options
+        own = sum("." not in each.what for each in self.differing)  # data and budgets; the rest are options
         left = len(lines) - own - SHOWN
         more = f"and {left} more options (--json has all)"
         return lines if left <= 0 else [*lines[: own + SHOWN], more]
@@ -166,7 +166,7 @@ def _read(name: str, folder: RunFolder, options: Options) -> tuple[Row, list[Poi
             totals[key] += max(record.get(key, 0.0) for record in [*records, saved])
     present = folder.present() if folder.is_trained() else None
     if present is not None:
-        folder.check(of=present)  # whose options are read once in a process
+        folder.check(of=present)  # a process reads the options of a run only once
     evaluation, remembered = _read_if(Evaluation, folder, "evaluation.json"), _read_if(Remembered, folder, CORPUS)
     row = Row(
         run=name,

@@ -20,7 +20,7 @@ from pipeline.shown import printable
 
 COLOURS = {"pretrain": "#2a6f97", "finetune": "#c8553d", "train": "#588157"}
 GREY, MODEL = "#b8bec7", "#c8553d"
-# Chunks may hold any character; boxes stand for those that the font lacks, without a warning for each.
+# Chunks may hold any character. Those that the font lacks are drawn as boxes, without a warning for each.
 warnings.filterwarnings("ignore", r"Glyph \d+ .* missing from font")
 
 
@@ -84,7 +84,7 @@ def curves(phases: dict[str, list[Record]]) -> bytes:
                 label=plain(f"{phase}, validation"),
             )
         offset += max((r["seconds"] for r in records), default=0.0)
-    shown = sorted(value for seconds, value in drawn if seconds > 0.05 * offset)  # else the first fall flattens all
+    shown = sorted(value for seconds, value in drawn if seconds > 0.05 * offset)  # else the first drop flattens all
     if len(shown) > 20:
         bits.set_ylim(shown[0] * 0.93, shown[int(len(shown) * 0.97)] * 1.03)
     bits.legend(fontsize=8, frameon=False)
@@ -156,7 +156,7 @@ def experiment(models: Sequence[Sketch], paper: Sequence[str], axes: tuple[str, 
     scattered = any(model.place is not None for model in models)
     panels = 2 + bool(paper) + (scattered and len(paper) > 1)
     figure = Figure(figsize=(4.6 * panels + (0 if scattered else 2), max(3.4, 0.3 * len(models) + 1.2)))
-    numbered = scattered and len(models) > 10  # so many names would cover each other
+    numbered = scattered and len(models) > 10  # more names would cover each other
     spots = [str(number) if numbered else plain(model.name) for number, model in enumerate(models, 1)]
     labels = [f"{plain(model.name)}  {spot}" if numbered else spot for model, spot in zip(models, spots, strict=True)]
     units = " or ".join(dict.fromkeys(model.unit for model in models if model.unit))
@@ -182,7 +182,7 @@ def experiment(models: Sequence[Sketch], paper: Sequence[str], axes: tuple[str, 
         clouds.append((theirs, [_place(model.paper) for model in models]))
     elif across := [x for model in models for x, _ in model.line]:
         distances = axes[0] != "seconds of training"
-        if distances and 0 < 50 * min(across) < max(across):  # else most would lie at the left
+        if distances and 0 < 50 * min(across) < max(across):  # otherwise most points lie at the left
             last.set_xscale("log")
         last.legend(
             fontsize=7, frameon=False, loc="upper left", bbox_to_anchor=(1, 1)
@@ -227,7 +227,7 @@ def _spots(axes: Any, points: Sequence[tuple[float, float] | None], names: Seque
 
 def pictures(rows: np.ndarray, titles: list[str]) -> bytes:
     """Draw rows of RGB pictures (n, columns, H, W, 3), with a title over each column."""
-    shape = (rows.shape[3] / rows.shape[2]) ** 0.5  # all of them have as much room
+    shape = (rows.shape[3] / rows.shape[2]) ** 0.5  # same area for every aspect ratio
     figure = Figure(figsize=(1.3 * shape * rows.shape[1], 1.3 / shape * rows.shape[0] + 0.3))
     for number, raster in enumerate(rows.reshape(-1, *rows.shape[2:])):
         axes = figure.add_subplot(rows.shape[0], rows.shape[1], number + 1)

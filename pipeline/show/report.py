@@ -31,7 +31,7 @@ CAPTIONS = {
     "neighbours.png": "<h2>Neighbours of chunks</h2><p>by the {score} of their embeddings</p>",
     "map.png": "<h2>A map of the embeddings</h2>",
 }
-ANALYSIS = "analysis"  # the folder in which `haed analyse` writes
+ANALYSIS = "analysis"  # folder that `haed analyse` writes to
 PAGES = {"report.html": "all figures and pictures", "map.html": "the map, to zoom and search"}
 
 
@@ -84,7 +84,7 @@ def inline_markdown(folder: RunFolder) -> str:
     """Return report.md with its pictures embedded, for viewers that cannot read the folder."""
     text = read_text(folder.path / "report.md", RESULT, folder.path)
     for name in CAPTIONS:
-        if (path := folder.path / name).is_file():  # its own line, which stands before any sample that may look like it
+        if (path := folder.path / name).is_file():  # replace the first match only: a sample may look like it
             line = f"![{name}]({data_uri(read_bytes(path, PICTURE, folder.path))})"
             text = re.sub(rf"^!\[{name}\]\({name}\)$", line, text, count=1, flags=re.MULTILINE)
     return text

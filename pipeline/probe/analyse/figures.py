@@ -1,4 +1,4 @@
-"""Computation of all figures of an analysis from plain arrays. Whatever cannot be computed is noted."""
+"""Computation of all figures of an analysis. Whatever cannot be computed is noted."""
 
 import logging
 import os
@@ -21,7 +21,7 @@ from pipeline.run.opened import Run
 
 log = logging.getLogger(__name__)
 _CONTEXTS, _BAND, _QUERIES, _NEAREST = 500, 2000, 300, 10
-_FEWEST = 3 * _NEAREST  # chunks of which use can tell anything
+_FEWEST = 3 * _NEAREST  # chunks needed to compare use
 
 
 def figures(options: Options, made: Material, before: Run | None, folder: str, maps: list[str]) -> Analysis:

@@ -1,6 +1,6 @@
 """Input arrays of the analyses: frequent chunks, their counts and embeddings, and the split as a stream of chunk rows.
 
-Only this module reads the run and the corpus. The other modules take plain arrays.
+This module reads the run and the corpus, so that the analyses of embeddings take plain arrays.
 
 Legend: n chunks, E width of an embedding, S positions of the stream.
 """
@@ -20,7 +20,7 @@ from pipeline.run.opened import Run
 from pipeline.shown import visible
 
 log = logging.getLogger(__name__)
-FREQUENT, ENOUGH = 10, 1000  # occurrences, chunks
+FREQUENT, ENOUGH = 10, 1000  # default minimum count, and how many chunks must reach it
 _AT_ONCE = 8192
 
 

@@ -20,7 +20,7 @@ from pipeline.probe.analyse.sets import KINDS, PAIRS, Kinds, Pairs, heading
 from pipeline.probe.analyse.use import similarity
 
 log = logging.getLogger(__name__)
-AT, FEWEST = 10, 4  # neighbours; members without which a set tells nothing
+AT, FEWEST = 10, 4  # neighbours; minimum number of members in the corpus
 MODEL, WHOLE, COUNTED, SKIP_GRAM, SPELLED, CHANCE = (
     "model (centred cosine)",
     "model (cosine)",

@@ -15,7 +15,7 @@ from pipeline.run.files import Part
 from pipeline.show.plots import COLOURS, GREY, MODEL, panel, plain, png
 
 USE, SPELLING = COLOURS["pretrain"], MODEL
-_LABELS = 60  # of a map
+_LABELS = 60  # labels on a map
 _SIGNS = {
     OF_WHOLE: ("<", "#57606a"),
     "PPMI-SVD": ("D", USE),
@@ -142,7 +142,7 @@ def placed(places: np.ndarray, clusters: np.ndarray, labels: Sequence[str], name
     span = np.maximum(np.ptp(places, axis=0), 1e-9)
     taken: list[np.ndarray] = []
     for place, label in zip(places, () if colours else labels, strict=False):
-        size = np.array([0.012 * (len(label) + 1), 0.026])  # of a label, in shares of the picture
+        size = np.array([0.012 * (len(label) + 1), 0.026])  # size of a label, as a share of the picture
         middle = (place / span) + size / 2
         if all((np.abs(middle - other[:2]) > (size + other[2:]) / 2).any() for other in taken):
             taken.append(np.concatenate([middle, size]))

@@ -70,7 +70,7 @@ def analyse(options: Options) -> Analysis:
         "report.html": analysis_page(found, pictures).encode(),
     }
     make_folders(place, within=folder.path)
-    for name in set(PICTURES) - set(content):  # of an analysis before this one
+    for name in set(PICTURES) - set(content):  # left by an earlier analysis
         (place / name).unlink(missing_ok=True)
     for name, written in content.items():
         write_atomically(place / name, written)
@@ -103,7 +103,7 @@ def _before(run: Run) -> Run | None:
     except FileNotFoundError:
         if named is not None:
             raise
-        return None  # phase one is no longer there
+        return None  # phase one was deleted
     if (found.chunker.name, found.chunker.k) != (run.chunker.name, run.chunker.k):
         raise ConfigError(
             f"analyse.against={named}: its chunks are {found.chunker.name} of {found.chunker.k}, those of {run.folder.path} "

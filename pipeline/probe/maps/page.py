@@ -61,7 +61,7 @@ def export(
         shown.append(f'sprite {{ image_path: "{SPRITES}" {sides} }}')
     shape = f"tensor_shape: {vectors.shape[0]} tensor_shape: {vectors.shape[1]}"
     if not any(folder.glob("events.out.tfevents.*")):
-        EventFileWriter(str(folder)).close()  # empty; with it TensorBoard lists the folder if it is told one further up
+        EventFileWriter(str(folder)).close()  # empty; lets TensorBoard find this folder from a parent folder
     safe = "".join(character if character.isalnum() or character in "-_. " else "_" for character in name)
     config = f'embeddings {{ tensor_name: "{safe}" tensor_path: "{VECTORS}" {shape} {" ".join(shown)} }}\n'
     write_atomically(folder / CONFIG, config.encode())
@@ -86,7 +86,7 @@ log = logging.getLogger(__name__)
 Kind = Literal["auto", "pca", "umap", "tsne"]
 NAMES = {"pca": "PCA", "umap": "UMAP", "tsne": "t-SNE"}
 _PACKAGES = {"umap": ("umap", "umap-learn"), "tsne": ("openTSNE", "openTSNE")}
-_FEWEST = 32  # points of a map of neighbours
+_FEWEST = 32  # minimum number of points for UMAP and t-SNE
 
 
 def kinds(asked: Kind) -> list[str]:
@@ -128,7 +128,7 @@ def _umap(units: np.ndarray, seed: int) -> np.ndarray:
     import warnings
 
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of its packages, of what it has no use for here
+        warnings.simplefilter("ignore")  # packages of UMAP warn about unused features
         from umap import UMAP
 
         made = UMAP(n_neighbors=15, min_dist=0.1, metric="cosine", random_state=seed % (1 << 31), n_jobs=1)
@@ -143,7 +143,7 @@ def _tsne(units: np.ndarray, seed: int) -> np.ndarray:
     return np.asarray(made.fit(units))
 
 
-_STEPS = 20_000  # of a coordinate
+_STEPS = 20_000  # largest integer coordinate
 
 
 @dataclass
