@@ -57,7 +57,7 @@ class Layer:
     """Shares that describe the neighbours by the output of a layer.
 
     Attributes:
-        name: `layer 0` and so on, or `ŷ`, the output of the last layer.
+        name: `layer 0` and so on, or `ŷ`, the output of the main model.
         overlap: share of the neighbours that the previous layer has too; None for the first layer.
         last: share of the neighbours with the same chunk before them as the query.
         following: share of the neighbours with the same chunk after them as the query.

@@ -7,9 +7,10 @@ Maaten & Hinton 2008) keep neighbours together; distances between groups and siz
 The page is one HTML file that needs no network, with zoom, search, neighbours on hover, and colours by frequency,
 length or cluster. It is `map.html` with the points embedded as JSON. Labels are shown as text, never as markup.
 
-The export holds vectors, labels and counts, and sprites for chunks of pixels. `tensorboard --logdir
-RUN/analysis/projector` opens it, and so does the TensorBoard of `haed serve`. `vectors.bytes` is float32, row by row,
-readable by `numpy.fromfile`. `projector_config.pbtxt` gives its shape, and `metadata.tsv` has a line for each row.
+The export holds vectors, labels and counts, and sprites for chunks of pixels.
+`tensorboard --logdir RUN/analysis/projector` opens it, and so does the TensorBoard of `haed serve`. `vectors.bytes` is
+float32, row by row, readable by `numpy.fromfile`. `projector_config.pbtxt` gives its shape, and `metadata.tsv` has a
+line for each row.
 """
 
 import io
