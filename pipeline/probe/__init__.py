@@ -1,1 +1,1 @@
-"""Questions to a trained run: index, neighbours, samples."""
+"""Queries to a trained run: index, neighbours, next chunks, samples, analysis."""

@@ -1,4 +1,4 @@
-"""What the stage `index` does for `contexts`: the main model's state at places all over a split, batch by batch."""
+"""Index of contexts, for the stage `index`: states of the main model at positions of a whole split, in batches."""
 
 import logging
 from collections.abc import Iterator
@@ -26,16 +26,16 @@ _AT_ONCE = 16  # windows
 
 @dataclass
 class Window:
-    """Chunks of a document: from which one on they count, and where they are.
+    """Window of chunks in a document. Only its chunks from `new` on are indexed.
 
     Attributes:
-        document: number in the split.
-        name: of the document.
-        tokens: (n,) of the whole document.
-        ends: (N + 1,) byte at which each of its chunks begins, and its end.
+        document: number of the document in the split.
+        name: name of the document.
+        tokens: (n,) tokens of the whole document.
+        ends: (N + 1,) first byte of each chunk of the document, and its end.
         begin: first chunk of the window.
-        new: first that counts.
-        end: behind the last.
+        new: first chunk that is indexed.
+        end: chunk after the last of the window.
     """
 
     document: int
@@ -48,10 +48,11 @@ class Window:
 
 
 def contexts(run: Run) -> Meta:
-    """Writes the index of contexts of a run.
+    """Write the index of contexts of a run.
 
-    Windows overlap by half, as in an evaluation, so that all but the first half of a document is seen with at least so much
-    before it. If there are more places than `index.max_contexts`, windows are drawn by the seed.
+    Windows overlap by half, as in an evaluation. So every position after the first half window of a document has at
+    least half a window before it. If there are more positions than `index.max_contexts`, windows are sampled by the
+    seed.
     """
     corpus, limits = run.folder.corpus(), run.options.index
     metric = metric_of(limits, "contexts")
@@ -93,7 +94,7 @@ def contexts(run: Run) -> Meta:
 
 
 def cut(corpus: Corpus, split: str, context: int) -> Iterator[Window]:
-    """The windows of a split, which overlap by half."""
+    """Yield the windows of a split. Neighbouring windows overlap by half."""
     stride = max(1, context // 2)
     for number, ((tokens, lengths), name) in enumerate(
         zip(corpus.documents(split), _names(corpus, split), strict=True)
@@ -113,7 +114,7 @@ def _names(corpus: Corpus, split: str) -> Iterator[bytes]:
 
 
 def laid_out(batch: list[Window], k: int) -> Windows:
-    """Windows as a model reads them."""
+    """Return windows as the input of a model."""
     longest = max(each.end - each.begin for each in batch)
     tokens, lengths = (
         torch.zeros(len(batch), longest, k, dtype=torch.long),
@@ -130,7 +131,7 @@ def laid_out(batch: list[Window], k: int) -> Windows:
 
 @torch.no_grad()
 def _states(run: Run, batch: list[Window]) -> np.ndarray:
-    """States (M, E) before the chunks that count."""
+    """Return the states (M, E) before the indexed chunks of the windows."""
     limits = run.options.index
     with run.compute.precision():
         found = run.system.vectors(laid_out(batch, run.chunker.k), "contexts", limits.layer, limits.scale)
@@ -139,7 +140,7 @@ def _states(run: Run, batch: list[Window]) -> np.ndarray:
 
 
 def _table(batch: list[Window], kind: str, rows: int) -> Any:
-    """Where the first `rows` chunks that count stand."""
+    """Return the table of positions and surrounding text of the first `rows` indexed chunks."""
     import pyarrow
 
     places = [(each, chunk) for each in batch for chunk in range(each.new, each.end)][:rows]

@@ -1,6 +1,6 @@
-"""The stage `index`: vectors of a run into files that FAISS searches; see `pipeline.run.spaces.stored` for what they hold.
+"""Stage `index`: write the vectors of a run, their table and the FAISS search over them.
 
-What the stage `index` writes beside the vectors of a space: the table, the search, and what is told of them.
+`pipeline.run.spaces.stored` documents the files.
 """
 
 import logging
@@ -41,7 +41,7 @@ _PAIRS = 4000
 
 
 def write_table(run: Run, space: Space, tables: Iterable[Any]) -> None:
-    """Writes the table of a space, given in parts of one schema."""
+    """Write the table of a space from parts of one schema."""
     import pyarrow.parquet
 
     with replacing(place_of(run.folder, space) / TABLE) as file:
@@ -50,20 +50,20 @@ def write_table(run: Run, space: Space, tables: Iterable[Any]) -> None:
             for table in tables:
                 writer = writer or pyarrow.parquet.ParquetWriter(file, table.schema, compression="zstd")
                 writer.write_table(table)
-        finally:  # else it tries to be finished when it is collected, and says that it cannot
+        finally:  # otherwise the garbage collector tries to finish it, and prints an error
             if writer is not None:
                 writer.close()
 
 
 def searched(run: Run, space: Space, metric: Metric, unseen: np.ndarray, known: int, **more: Any) -> Meta:
-    """Builds and tunes the search over the vectors that were written, and finishes the index.
+    """Build and tune the search over the written vectors, and finish the index.
 
     Args:
-        run: of which it is.
-        space: which.
-        metric: of the vectors.
-        unseen: (m, E) vectors that it does not have, to be asked for.
-        known: rows that answers are taken from, the first ones.
+        run: run that is indexed.
+        space: space that is indexed.
+        metric: metric of the vectors.
+        unseen: (m, E) vectors outside the index, used as queries for tuning.
+        known: number of rows, from the first, that results are taken from.
         more: further fields of `Meta`.
     """
     place, limits = place_of(run.folder, space), run.options.index
@@ -99,7 +99,7 @@ def searched(run: Run, space: Space, metric: Metric, unseen: np.ndarray, known: 
 
 
 def by_chance(vectors: np.ndarray | Rows, number: int, metric: Metric, seed: int) -> Chance | None:
-    """Scores of some pairs of the first `number` of vectors (n, E), drawn by the seed; None of fewer than two."""
+    """Score random pairs of the first `number` of vectors (n, E), drawn by the seed; return None for fewer than two."""
     if number < 2:
         return None
     chance = np.random.default_rng(seed)
@@ -120,11 +120,11 @@ _AT_ONCE = 8192
 
 @guarding
 def index(options: Options) -> Indexed:
-    """Builds the index of a space, `index.space`.
+    """Build the index of the space `index.space`.
 
     Raises:
         ConfigError: the model has no such space, or no chunk occurs `index.min_count` times.
-        FileNotFoundError: no such shards, or nothing was trained.
+        FileNotFoundError: there are no such shards, or nothing was trained.
         ValueError: the split is empty.
         BlockingIOError: another process is building it.
     """
@@ -145,7 +145,7 @@ def index(options: Options) -> Indexed:
     split, corpus = options.index.split, folder.corpus()
     check_split(corpus.counts(split).chunks, corpus.location, "index.split", split)
     place = place_of(folder, space)
-    place.parent.mkdir(exist_ok=True)  # of the lock
+    place.parent.mkdir(exist_ok=True)  # for the lock
 
     def refuse(holder: str) -> None:
         raise BlockingIOError(f"{place} is being built by {holder}; wait for it or stop it")
@@ -162,7 +162,7 @@ def index(options: Options) -> Indexed:
 
 
 def _chunks(run: "Run") -> Meta:
-    """Embeds the distinct chunks of a split of the run's corpus, the most frequent first."""
+    """Index the distinct chunks of a split of the run's corpus, the most frequent first."""
     from data.distinct import distinct_chunks
 
     limits, corpus = run.options.index, run.folder.corpus()
@@ -219,23 +219,24 @@ def _chunks(run: "Run") -> Meta:
 
 
 def _embedded(run: "Run", tokens: np.ndarray, lengths: np.ndarray) -> Iterator[tuple[slice, np.ndarray]]:
-    """Chunks, given as tokens (n, K) and lengths (n,), part by part: which rows, and their embeddings."""
+    """Embed chunks, given as tokens (n, K) and lengths (n,), in batches; yield the rows and embeddings of each."""
     for begin in range(0, len(tokens), _AT_ONCE):
         rows = slice(begin, begin + _AT_ONCE)
         yield rows, run.embed_rows(tokens[rows], lengths[rows])
 
 
 def _mean(run: "Run", tokens: np.ndarray, lengths: np.ndarray, known: int) -> np.ndarray:
-    """The mean embedding (E,) float32 of the first chunks, those that answers are taken from, each counted once.
+    """Return the mean embedding (E,) float32 of the first `known` chunks, each counted once.
 
-    By their counts, a handful of chunks would decide where the middle is; all of the split's give the same (docs/log.md).
+    Weighted by counts, a handful of chunks would dominate the mean. All chunks of the split give the same mean
+    (docs/log.md).
     """
     summed = sum(vectors.sum(0, dtype=np.float64) for _, vectors in _embedded(run, tokens[:known], lengths[:known]))
     return np.asarray(summed / known, np.float32)
 
 
 def told(found: Indexed) -> str:
-    """What was built, for people: where, how much, and how well it is searched."""
+    """Describe a built index in text: its folder, its size and the quality of its search."""
     what = "chunks" if found.space == "chunks" else "contexts"
     option = "index.max_chunks" if found.space == "chunks" else "index.max_contexts"
     rarer = "rarer ones" if found.space == "chunks" else "others"

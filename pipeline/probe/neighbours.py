@@ -1,4 +1,4 @@
-"""The stage `neighbours`: questions to the indexes of a run; see `pipeline.run.spaces.probe` for what may be asked."""
+"""Stage `neighbours`: queries to the indexes of a run. `pipeline.run.spaces.probe` documents the kinds of queries."""
 
 import logging
 from collections.abc import Callable, Sequence
@@ -17,18 +17,18 @@ log = logging.getLogger(__name__)
 
 @dataclass(kw_only=True)
 class Question:
-    """What is asked of an index.
+    """Query to an index.
 
     Attributes:
-        space: chunks: which are like a query; contexts: which places are like the end of a text; predictions: which chunks are
-            like what the model expects after a text.
-        queries: of any of them; none, of chunks: frequent ones of the corpus.
-        like: chunks that are added, instead of queries.
-        minus: chunks that are taken away from them.
-        plus: further chunks that are added.
-        count: neighbours of each; None: eight, or as many as there are.
-        min_count: occurrences of a chunk that is an answer; None: as many as make it known.
-        refresh: an index that is missing, damaged or of another checkpoint is built.
+        space: `chunks` finds chunks similar to a query. `contexts` finds positions similar to the end of a text.
+            `predictions` finds chunks similar to those that the model expects after a text.
+        queries: chunks or texts. If there are none, `chunks` uses frequent chunks of the corpus.
+        like: chunks to add up, instead of `queries`.
+        minus: chunks to subtract.
+        plus: further chunks to add.
+        count: neighbours of each query; None: eight, or as many as there are.
+        min_count: minimum count of a chunk in the results; None: the threshold of known chunks.
+        refresh: build the index first if it is missing, damaged or of another checkpoint.
     """
 
     space: Literal["chunks", "contexts", "predictions"] = "chunks"
@@ -42,17 +42,17 @@ class Question:
 
 
 def neighbours(options: Options, queries: Sequence[str | bytes] = (), count: int | None = None) -> Answers:
-    """The nearest chunks of the index to each query; see `ask`."""
+    """Find the chunks of the index nearest to each query; see `pipeline.probe.neighbours.ask`."""
     return ask(options, Question(queries=queries, count=count))
 
 
 def ask(options: Options, question: Question) -> Answers:
-    """Answers a question. A chunk that the corpus has is looked up without the model, which is opened for anything else.
+    """Answer a query. Chunks of the corpus are looked up in the index; the model is opened only for other queries.
 
     Raises:
-        ConfigError: the model has no such space, or the question is none.
+        ConfigError: the model has no such space, or the query is invalid.
         FileNotFoundError: the run has no such index yet.
-        ValueError: a query is none, or the index is damaged, or of another checkpoint.
+        ValueError: a query is invalid, or the index is damaged or of another checkpoint.
     """
     if question.space != "contexts":
         check_chunks(options)
@@ -86,7 +86,7 @@ def _opener(folder: RunFolder, options: Options) -> Callable[[Phase], Model]:
 
 
 def _refresh(options: Options, probe: Probe, space: Literal["chunks", "contexts", "predictions"]) -> None:
-    """Builds the index that is asked unless it can be opened."""
+    """Build the index of the queried space unless it can be opened."""
     try:
         _ = probe.places if space == "contexts" else probe.index
     except (FileNotFoundError, ValueError) as error:

@@ -1,4 +1,4 @@
-"""The stage `next`: which chunks may come after a prompt, and how likely each is."""
+"""Stage `next`: probabilities of the next chunks after a prompt."""
 
 from pipeline.options import Options
 from pipeline.run.folder import RunFolder
@@ -8,7 +8,7 @@ from pipeline.shown import visible
 
 
 def following(options: Options, prompts: Texts = (), count: int = 10) -> list[NextChunks]:
-    """The likeliest next chunks after each prompt, by default after nothing, where a document begins; see `Run.next`.
+    """Return the most probable next chunks after each prompt, by default at the start of a document; see `Run.next`.
 
     Raises:
         ConfigError: the model predicts tokens, not chunks.
@@ -20,7 +20,7 @@ def following(options: Options, prompts: Texts = (), count: int = 10) -> list[Ne
 
 
 def rows(item: NextChunks) -> list[dict[str, str]]:
-    """The chunks after one prompt for people, with white space made visible, and what is left for all others."""
+    """Return table rows of the chunks after one prompt, with visible white space, and the probability of all others."""
 
     def row(text: str, probability: float, chunk: NextChunk | None) -> dict[str, str]:
         summoned = f"{100 * chunk.summoned:.1f}" if chunk and item.gate is not None else ""
@@ -34,7 +34,7 @@ def rows(item: NextChunks) -> list[dict[str, str]]:
 
 
 def heading(item: NextChunks) -> str:
-    """The prompt, how it was cut, and the gate."""
+    """Describe the prompt, how it was cut, and the gate."""
     cut = f"after {visible(item.before)}" if item.before is not None else "where a document begins"
     opened = f", given that it begins with {visible(item.opened)}" if item.opened is not None else ""
     gate = f"; summoned with probability {item.gate:.3f}" if item.gate is not None else ""
@@ -42,7 +42,7 @@ def heading(item: NextChunks) -> str:
 
 
 def table(found: list[NextChunks]) -> str:
-    """All of it as text."""
+    """Format the next chunks of all prompts as text."""
     lines = []
     for item in found:
         lines.append(heading(item))

@@ -1,11 +1,15 @@
-"""Most similar passages by layer: which places of a text are alike to each layer of the main model, and how far layers agree.
+"""Most similar passages by layer of the main model, and the agreement of the layers.
 
-A place stands for what the model has read before it. Its nearest are those of other windows, by the cosine of a layer's states
-less their mean over all places, so that neither the place's own surroundings nor what all states have in common decides. Whether
-neighbours have the same chunk before them tells how far a layer knows what it was just given, the same chunk behind them how far
-it knows what comes, the same document of what the text is; each beside what any two places would give.
+A place is a position in a text, and stands for the text that the model has read before it. Its neighbours are places
+of other windows, so its own surroundings do not count. They are ranked by the cosine of a layer's states after
+subtracting the mean over all places, so a common component does not count either. Three shares describe the
+neighbours of a layer, each beside the share of random places:
 
-Legend: P places, Q of them asked for, W width of a state.
+- The same chunk before them shows how far the layer encodes the chunk it has just read.
+- The same chunk after them shows how far it encodes the next chunk.
+- The same document shows how far it encodes the subject of the text.
+
+Legend: P places, Q queries among them, W width of a state.
 """
 
 import itertools
@@ -22,22 +26,22 @@ from pipeline.run.index import PIXELS, spell
 from pipeline.run.opened import Run
 from pipeline.shown import visible
 
-OF_WINDOW, QUERIES, NEAREST = 4, 500, 10  # places of a window; places asked for; neighbours of each
+OF_WINDOW, QUERIES, NEAREST = 4, 500, 10  # places per window; queries; neighbours of each
 _AT_ONCE, _SHOWN, _EXAMPLES, _BYTES = 16, 2, 5, 96  # windows; neighbours and passages shown, and bytes of each
-_CHUNKS = 3  # of pixels that are shown
+_CHUNKS = 3  # chunks of pixels shown before a place
 
 
 @dataclass
 class Places:
-    """P places of a text.
+    """States, positions and surroundings of P places of a text.
 
     Attributes:
-        states: (P, W) by layer, the last of them ŷ.
-        window: (P,) which one each is in.
-        document: (P,) likewise.
-        last: (P) the chunk before each.
-        following: (P) the chunk behind it.
-        texts: (P) what stands before it, for people.
+        states: (P, W) states of each layer, ŷ last.
+        window: (P,) window of each place.
+        document: (P,) document of each place.
+        last: (P) chunk before each place.
+        following: (P) chunk after each place.
+        texts: (P) displayed text before each place.
     """
 
     states: list[np.ndarray]
@@ -50,14 +54,14 @@ class Places:
 
 @dataclass
 class Layer:
-    """Neighbours by what comes out of a layer.
+    """Shares that describe the neighbours by the output of a layer.
 
     Attributes:
-        name: layer 0 and so on, or ŷ, which comes out of them all.
-        overlap: share of the neighbours that are those of the layer before as well; None of the first.
-        last: share of them that have the same chunk before them as the place asked for.
-        following: likewise behind them.
-        document: share of them in the same document.
+        name: `layer 0` and so on, or `ŷ`, the output of the main model.
+        overlap: share of the neighbours that the previous layer has too; None for the first layer.
+        last: share of the neighbours with the same chunk before them as the query.
+        following: share of the neighbours with the same chunk after them as the query.
+        document: share of the neighbours in the same document as the query.
     """
 
     name: str
@@ -69,7 +73,7 @@ class Layer:
 
 @dataclass
 class Alike:
-    """A passage, and the nearest ones by the name of a layer."""
+    """Displayed passage with its nearest passages by layer name."""
 
     passage: str
     nearest: dict[str, list[str]]
@@ -80,13 +84,13 @@ class ByLayer:
     """Most similar passages, layer by layer.
 
     Attributes:
-        places: that were compared.
-        windows: they are in; neighbours are of other windows.
-        queries: places whose neighbours were looked for.
-        neighbours: of each.
-        chance: the shares that any places would give.
-        layers: from the first to ŷ.
-        examples: some passages.
+        places: number of places compared.
+        windows: number of windows that contain them. Neighbours are of other windows.
+        queries: number of places whose neighbours were searched.
+        neighbours: neighbours of each query.
+        chance: shares expected for random places.
+        layers: shares of each layer, from the first to ŷ.
+        examples: some passages with their neighbours.
     """
 
     places: int
@@ -99,16 +103,16 @@ class ByLayer:
 
 
 def gathered(run: Run, split: str, most: int, seed: int) -> Places | None:
-    """Places of windows that do not overlap, drawn by the seed, each with at least half of what its window has before it.
+    """Draw places from the second halves of windows that do not overlap.
 
     Args:
-        run: of chunks.
-        split: to draw from.
-        most: places.
-        seed: of the draw.
+        run: run of a chunk model.
+        split: split to draw from.
+        most: maximum number of places.
+        seed: seed of the draw.
 
     Returns:
-        None if fewer than two windows have places.
+        The places, or None if fewer than two windows have any.
     """
     system, corpus, context = run.system, run.folder.corpus(), run.options.batch.context
     assert isinstance(system, HAED)
@@ -140,7 +144,7 @@ def gathered(run: Run, split: str, most: int, seed: int) -> Places | None:
 
 
 def _around(window: Window, chunk: int, run: Run) -> tuple[bytes, bytes, str]:
-    """The chunk before a place and the one behind it, and whole chunks of what stands before."""
+    """Return the chunk before a place, the chunk after it, and displayed whole chunks of the text before it."""
     before, at, after = window.ends[chunk - 1 : chunk + 2].tolist()
     shown = window.ends[max(0, chunk - _CHUNKS)] if run.chunker.name == PIXELS else at - _BYTES
     begin = int(window.ends[np.searchsorted(window.ends, shown)])
@@ -149,7 +153,7 @@ def _around(window: Window, chunk: int, run: Run) -> tuple[bytes, bytes, str]:
 
 
 def by_layer(places: Places, seed: int) -> ByLayer:
-    """Holds the layers' neighbours of some places, drawn by the seed, against each other and against chance."""
+    """Compare the neighbours of some places, drawn by the seed, between layers and with chance."""
     size = len(places.window)
     queries = np.sort(np.random.default_rng(seed).permutation(size)[:QUERIES])
     elsewhere = places.window[queries, None] != places.window
@@ -193,13 +197,13 @@ def by_layer(places: Places, seed: int) -> ByLayer:
 
 
 def _nearest(states: np.ndarray, queries: np.ndarray, elsewhere: np.ndarray, count: int) -> np.ndarray:
-    """The nearest places (Q, count) to some, by the centred cosine, the nearest first, among those that are elsewhere (Q, P)."""
+    """Return the places (Q, count) nearest to the queries by the centred cosine, among those in `elsewhere` (Q, P)."""
     units = unit(states - states.mean(0))
     cosines = np.where(elsewhere, units[queries] @ units.T, -np.inf)
     return np.argsort(-cosines, axis=1, kind="stable")[:, :count]
 
 
 def _numbers(chunks: Sequence[bytes]) -> np.ndarray:
-    """The same number for the same chunk."""
+    """Number the chunks. Equal chunks get equal numbers."""
     seen: dict[bytes, int] = {}
     return np.array([seen.setdefault(chunk, len(seen)) for chunk in chunks])

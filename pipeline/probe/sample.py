@@ -1,4 +1,4 @@
-"""The stage `sample`: continuations of prompts, or lower halves of held-out pictures; printed and kept for the report."""
+"""Stage `sample`: continue prompts, or complete the lower halves of held-out pictures."""
 
 import logging
 from codecs import getincrementaldecoder
@@ -22,15 +22,15 @@ log = logging.getLogger(__name__)
 
 @guarding
 def sample(options: Options, prompts: Texts | None = None, samples: int = 1) -> list[Sample]:
-    """Continues prompts, by default those of `sample.prompts`, also written to samples.json, with the checkpoint's digest.
+    """Continue prompts, by default those of `sample.prompts`.
 
-    Where there are none, they are frequent chunks of the corpus, and the empty one.
-
-    A model of pictures completes the lower halves of `sample.pictures` held-out ones instead, into samples.png.
+    If `sample.prompts` is empty, the prompts are frequent chunks of the corpus and the empty prompt. Samples of default
+    prompts are also written to samples.json, with the digest of the checkpoint. A model of pictures completes the lower
+    halves of `sample.pictures` held-out pictures instead, and writes samples.png.
 
     Raises:
         FileNotFoundError: nothing was trained in the run.
-        ValueError: a prompt for a model of pictures.
+        ValueError: a prompt was given for a model of pictures.
     """
     folder = RunFolder.of(options)
     run = Run(folder, options)
@@ -52,7 +52,7 @@ def sample(options: Options, prompts: Texts | None = None, samples: int = 1) -> 
 
 
 def continuations(run: Run, prompt: bytes, samples: int, how: SampleOptions) -> list[Sample]:
-    """So many continuations of a prompt, for people and as bytes."""
+    """Return `samples` continuations of a prompt, as displayed text and as bytes."""
     found = run.continued(prompt, samples, how)
     speed = sum(characters(text) for text in found.texts) / found.seconds
     shares = [None] * samples if found.summoned is None else found.summoned
@@ -67,13 +67,13 @@ def _spelled(text: bytes) -> str:
 
 
 def readable(written: bytes) -> str:
-    """What was written, without the beginning of a character at its end; other bytes that are no UTF-8 as escapes."""
+    """Decode UTF-8 without an incomplete character at the end. Other invalid bytes become escapes."""
     begun = getincrementaldecoder("utf-8")("backslashreplace")
     return begun.decode(written)
 
 
 def _complete_pictures(run: Run, samples: int) -> list[Sample]:
-    """Draws held-out pictures: what is given of each, its completions, and the original."""
+    """Draw held-out pictures, each as its given half, its completions and the original."""
     from pipeline.show import plots
 
     corpus, how = run.folder.corpus(), run.options.sample
@@ -95,5 +95,5 @@ def _complete_pictures(run: Run, samples: int) -> list[Sample]:
 
 
 def _shape(corpus: Corpus) -> tuple[int, int, int]:
-    """Height, width and channels of a corpus's pictures."""
+    """Return the height, width and channels of the pictures of a corpus."""
     return corpus.form["height"], corpus.form["width"], corpus.form["channels"]

@@ -1,1 +1,1 @@
-"""Exact likelihood of a split, and what it is compared with."""
+"""Exact likelihood of a split, and the baselines it is compared with."""

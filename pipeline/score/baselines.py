@@ -1,11 +1,12 @@
-"""Baselines, the `yardsticks` of evaluation.json: what simple models need for the same bytes.
+"""Baselines, the `yardsticks` of evaluation.json: bits that simple models need for the same bytes.
 
 Interpolated Witten-Bell n-gram models over bytes (Witten & Bell 1991), fitted on the train split:
 
     p_n(x | h) = (c(hx) + T(h) · p_{n−1}(x | h′)) / (c(h) + T(h))
 
-where T(h) is the number of different bytes seen after h and h′ is h without its first byte; below them the uniform
-distribution. And `xz -9`. Documents of a split are one buffer: contexts run across their borders.
+T(h) is the number of different bytes seen after h, and h′ is h without its first byte. The lowest order is mixed with
+the uniform distribution. The last baseline is `xz -9`. The documents of a split are joined, so contexts cross their
+borders.
 """
 
 import lzma
@@ -21,15 +22,15 @@ TRAIN_LIMIT = 64 << 20
 
 
 def measure(train: bytes, held_out: bytes, orders: Iterable[int] = ORDERS) -> list[Baseline]:
-    """Measures n-gram models of the given orders (bytes of context) and xz on `held_out`.
+    """Measure n-gram models of the given orders (bytes of context), and xz, on `held_out`.
 
     Args:
-        train: the text the n-gram models are fitted on; of more than 64 MiB the first 64 MiB, which the names then say.
-        held_out: the bytes to score.
+        train: text to fit the n-gram models on. Of a longer text only the first 64 MiB are used, and the names say so.
+        held_out: bytes to score.
         orders: bytes of context, each at most 6.
 
     Raises:
-        ValueError: nothing to score, or an order that does not fit.
+        ValueError: `held_out` is empty, or an order is not from 0 to 6.
     """
     if not held_out:
         raise ValueError("no held-out bytes to measure baselines on")
@@ -47,14 +48,14 @@ def measure(train: bytes, held_out: bytes, orders: Iterable[int] = ORDERS) -> li
             bits = float(-np.log2(probability).sum())
             name = f"n-gram, {order} byte{'s' if order != 1 else ''} of context{note}"
             result.append(Baseline(name, bits, bits / size, bits / length))
-    window = min(max(len(held_out), 1 << 12), 1 << 26)  # that of `xz -9` has 64 MB to be cleared; a longer one than the
-    wide = {"id": lzma.FILTER_LZMA2, "preset": 9, "dict_size": window}  # text finds nothing more
+    window = min(max(len(held_out), 1 << 12), 1 << 26)  # `xz -9` has a window of 64 MB, which is slow to clear;
+    wide = {"id": lzma.FILTER_LZMA2, "preset": 9, "dict_size": window}  # a window longer than the text finds no more
     bits = 8.0 * len(lzma.compress(held_out, filters=[wide]))
     return [*result, Baseline("xz -9", bits, bits / size, bits / length)]
 
 
 def _keys(data: np.ndarray, width: int) -> np.ndarray:
-    """Every run of `width` bytes, packed big-endian: (n − width + 1,) uint64."""
+    """Pack every sequence of `width` bytes big-endian: (n − width + 1,) uint64."""
     count = max(0, len(data) - width + 1)
     keys = np.zeros(count, np.uint64)
     for offset in range(width):
@@ -64,7 +65,7 @@ def _keys(data: np.ndarray, width: int) -> np.ndarray:
 
 
 def _refine(lower: np.ndarray, train: np.ndarray, held: np.ndarray, order: int) -> np.ndarray:
-    """p_n of every held-out byte, from p_{n−1}; bytes without a full context, or with an unseen one, keep theirs."""
+    """Compute p_n of every held-out byte from p_{n−1}. Bytes with a short or unseen context keep p_{n−1}."""
     grams, counts = np.unique(_keys(train, order + 1), return_counts=True)
     if not len(grams):
         return lower
@@ -82,11 +83,11 @@ def _refine(lower: np.ndarray, train: np.ndarray, held: np.ndarray, order: int) 
 
 
 def _look_up(table: np.ndarray, keys: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Index of each key in a sorted table, and whether it is there."""
+    """Return the index of each key in a sorted table, and whether the table contains it."""
     at = np.minimum(np.searchsorted(table, keys), len(table) - 1)
     return at, table[at] == keys
 
 
 def not_beaten(bits_per_char: float, baselines: Iterable[Baseline]) -> list[str]:
-    """Names of the baselines that need no more bits than a model with this figure; NaN beats none."""
+    """Return the names of the baselines that need no more bits than a model with this metric; NaN beats none."""
     return [item.name for item in baselines if not bits_per_char < item.bits_per_char or math.isnan(bits_per_char)]

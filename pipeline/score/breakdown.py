@@ -1,7 +1,7 @@
-"""Where the bits of an evaluation are spent: by position in a chunk, by its length, by how often training saw it.
+"""Breakdown of the bits of an evaluation: by position in a chunk, by chunk length, and by count in the train split.
 
-A mixture's bits are of whole chunks: by frequency they are also told for each of its parts, and by position there are those of
-its decoder alone.
+A mixture scores whole chunks. Its bits by frequency are also given for each part of the mixture. Its bits by position
+are those of the decoder alone.
 
 Legend: B windows, T chunks of a window, K tokens of a chunk.
 """
@@ -16,11 +16,11 @@ _FREQUENCIES = (0, 1, 2, 10, 100, 1000, 10_000)
 
 
 class Tally:
-    """Adds up the bits of scored windows by position, length and frequency.
+    """Accumulator for the bits of scored windows by position, length and frequency.
 
     Args:
-        k: tokens of a chunk.
-        train: how often the train split has each chunk that is scored.
+        k: maximum number of tokens in a chunk.
+        train: counts of the scored chunks in the train split.
     """
 
     def __init__(self, k: int, train: Occurrences) -> None:
@@ -29,7 +29,7 @@ class Tally:
         self._frequency, self._decoder, self._known = np.zeros((3, 3, len(_FREQUENCIES)))
 
     def add(self, scored: Scored) -> None:
-        """Takes in the chunks that count in these windows."""
+        """Add the newly scored chunks of these windows."""
         new = scored.part.new
         tokens, lengths = scored.part.windows.tokens[new].numpy(), scored.part.windows.lengths[new].numpy()
         decisions, bits = scored.decisions.numpy(), scored.bits.numpy()
@@ -48,7 +48,7 @@ class Tally:
             _add(self._known, seen[hit], lengths[hit], known[hit])
 
     def result(self) -> Breakdown:
-        """What was added up so far."""
+        """Return the breakdown of everything added so far."""
         ends = [*(f"{end - 1:,}" for end in _FREQUENCIES[1:]), ""]
         often = [f"{a:,}" if f"{a:,}" == b else f"{a:,}–{b}" for a, b in zip(_FREQUENCIES, ends, strict=True)]
         sizes = [str(size) for size in range(self._length.shape[1])]
@@ -60,7 +60,7 @@ class Tally:
 
 
 def _add(table: np.ndarray, group: np.ndarray, tokens: np.ndarray, bits: np.ndarray) -> None:
-    """Adds chunks, their tokens and bits, (N,) each, to the columns of their groups (N,) in a table (3, groups)."""
+    """Add chunks, their tokens and bits, (N,) each, to the columns of their groups (N,) in a table (3, groups)."""
     for row, weight in zip(table, (np.ones_like(bits), tokens, bits), strict=True):
         row += np.bincount(group, weight, len(row))
 
@@ -69,5 +69,5 @@ def _parts(names: list[str], table: np.ndarray) -> list[Part]:
     return [
         Part(name, int(chunks), int(tokens), float(bits), float(bits / tokens) if tokens else None)
         for name, chunks, tokens, bits in zip(names, *table, strict=True)
-        if chunks and (tokens or bits)  # ends that are certain, or unknown to the model, are no place for bits
+        if chunks and (tokens or bits)  # no bits at certain ends, nor where the model cannot score
     ]

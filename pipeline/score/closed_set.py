@@ -1,9 +1,9 @@
-"""The IEM score as a likelihood: a softmax over *all* distinct chunks, beside the decoder's exact one of the same chunks.
+"""IEM score as a likelihood: a softmax over *all* distinct chunks, beside the exact likelihood of the decoder.
 
-The loss is a sampled softmax, so it says nothing by itself. Over a closed set, the distinct chunks of the train split and of
-the split that is scored, exp(s) can be normalised; a calibrated encoder and main model then give a likelihood of chunks
-that can be held against the decoder's. It is in the encoder's favour: the decoder gives some probability to all other chunks
-as well.
+The IEM loss is a sampled softmax, so its value is not a likelihood. Over a closed set, exp(s) can be normalised. The
+set holds the distinct chunks of the train split and of the scored split. A calibrated encoder and main model then
+give a likelihood of chunks that is comparable with that of the decoder. The comparison favours the encoder: the
+decoder gives some probability to all other chunks as well.
 """
 
 import logging
@@ -25,9 +25,10 @@ log = logging.getLogger(__name__)
 
 @torch.no_grad()
 def closed_set(run: Run, corpus: Corpus, split: str) -> ClosedSet | None:
-    """Scores `evaluate.closed_windows` windows of a split both ways; None if there are too many distinct chunks, or no window.
+    """Score `evaluate.closed_windows` windows of a split by the IEM softmax and by the decoder.
 
-    The windows are the first of a fixed shuffle, each scored from its own first chunk on.
+    The windows are the first of a fixed shuffle. Each is scored from its first chunk on. Return None if there are too
+    many distinct chunks, or no window.
     """
     limits = run.options.evaluate
     windows = fixed_subset(corpus, run.options.batch.context, limits.closed_windows, split)

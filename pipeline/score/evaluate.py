@@ -1,4 +1,4 @@
-"""Exact bits of a split, or of any file, beside yardsticks measured on the same bytes."""
+"""Stage `evaluate`: exact bits of a split or of any file, with baselines measured on the same bytes."""
 
 import hashlib
 import logging
@@ -32,11 +32,11 @@ log = logging.getLogger(__name__)
 
 @guarding
 def evaluate(options: Options, text: Path | None = None) -> Evaluation:
-    """Scores a split of the run's corpus and writes evaluation.json, or scores any file as one document.
+    """Score a split of the run's corpus and write evaluation.json, or score any file as one document.
 
     Raises:
-        FileNotFoundError: no such shards or file, or nothing was trained.
-        ValueError: nothing to score.
+        FileNotFoundError: there are no such shards or file, or nothing was trained.
+        ValueError: there is nothing to score.
     """
     run = Run(RunFolder.of(options), options)
     if text is not None:
@@ -53,7 +53,7 @@ def evaluate(options: Options, text: Path | None = None) -> Evaluation:
     release_memory()
     limits = options.evaluate
     iem = bool(options.pretrain.iem_weight and run.phase != "train" and limits.closed_set and limits.closed_windows)
-    iem = iem and not most_known(options)  # of a mixture, it is said of the whole split, by what training knew
+    iem = iem and not most_known(options)  # a mixture is scored on the whole split, with the chunks known to training
     tally = Tally(run.chunker.k, Occurrences(corpus, "train", split)) if limits.breakdown else None
     chunks = corpus.counts(split).chunks
     log.info("scoring %s chunks of the %s split by %s step %s", f"{chunks:,}", split, run.phase, f"{run.step:,}")
@@ -140,7 +140,7 @@ def _score(
 
 
 def _standard_error(bits: list[float], sizes: list[int]) -> float | None:
-    """Of the ratio Σ bits / Σ sizes, over documents."""
+    """Return the standard error over documents of the ratio Σ bits / Σ sizes."""
     if len(bits) < 2:
         return None
     b, n = np.array(bits), np.array(sizes, float)
@@ -150,14 +150,14 @@ def _standard_error(bits: list[float], sizes: list[int]) -> float | None:
 
 @dataclass
 class _Kept:
-    """A file of yardsticks: of which corpus, and what was measured."""
+    """Cache file of baselines: digest of the corpus, and the baselines measured on it."""
 
     corpus: str
     yardsticks: list[Baseline]
 
 
 def _baselines(corpus: Corpus, split: str) -> list[Baseline]:
-    """N-gram models fitted on the train split and xz, on the split's bytes; kept beside the shards."""
+    """Load the baselines of a split from the cache beside the shards, or measure them: n-gram models and xz."""
     cache = corpus.folder / f"yardsticks-{split}.json"
     try:
         kept = read_as(_Kept, cache)
@@ -182,7 +182,7 @@ def _joined(documents: Iterator[bytes]) -> bytes:
 
 
 def table(result: Evaluation) -> str:
-    """What a person wants to know, plainly."""
+    """Format the evaluation as text."""
     own = result.headline
     lines = [
         f"{result.split}: {own.value:.4f} {own.unit}"
@@ -217,9 +217,9 @@ def table(result: Evaluation) -> str:
 
 
 def _spent(found: Breakdown) -> Iterator[str]:
-    """Shares of the bits; of a mixture also the bits per token of its parts."""
+    """Yield lines with the shares of the bits, and for a mixture with the bits per token of its parts."""
     mixed = found.of_parts()
-    position = "the decoder's bits" if mixed else "bits"  # a mixture's are of whole chunks
+    position = "the decoder's bits" if mixed else "bits"  # the mixture scores whole chunks
     partitions = {
         f"{position} by position": found.by_position,
         "bits by length": found.by_length,

@@ -1,8 +1,8 @@
-"""What runs that are compared differ in, and whether their budgets allow a verdict.
+"""Differences between compared runs, and the check that their budgets are equal.
 
-A verdict needs equal budgets: within a tenth. Of runs whose steps do the same work, steps are the budget; a busy machine takes
-longer for them, and learns no more. Of others, whose steps cost more or less, it is seconds if all were limited by these, else
-model FLOPs.
+A verdict needs equal budgets, within a tenth. If the steps of all runs do the same work, the budget is steps: a busy
+machine takes longer for them, but learns no more. If steps differ in cost, the budget is seconds if all runs were
+limited by seconds, otherwise model FLOPs.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -14,16 +14,16 @@ from pipeline.options import Options
 from pipeline.trees import leaves
 
 Budget = Literal["steps", "seconds", "flops"]
-WITHIN = 0.1  # of the largest budget, that the smallest may be below it
-SHOWN = 12  # options in a text; programs are given all
+WITHIN = 0.1  # largest relative difference of equal budgets
+SHOWN = 12  # maximum number of options in a text; JSON has all
 _LIMITS = ("steps", "seconds", "epochs", "patience", "part_from", "part_to")
-_WORK = ("model.", "batch.", "iem.", "chunker.", "precision")  # what a step costs
+_WORK = ("model.", "batch.", "iem.", "chunker.", "precision")  # options that change the cost of a step
 _TOLD = ("seed", "threads", *_WORK, "optimizer.", "pretrain.", "finetune.", "train.", "validation.")
 _NAMES: dict[Budget, str] = {"steps": "steps", "seconds": "seconds", "flops": "model FLOPs"}
 
 
 class Trained(Protocol):
-    """What is asked of a run that is compared; see `pipeline.show.compare.Row`."""
+    """Properties of a compared run that the budget check needs; see `pipeline.show.compare.Row`."""
 
     run: str
     phases: list[str]
@@ -35,7 +35,7 @@ class Trained(Protocol):
 
 @dataclass
 class Differing:
-    """Something in which runs differ: its name, or the key of an option, and its value by run."""
+    """Difference between runs: a name or the key of an option, and its value by run."""
 
     what: str
     values: dict[str, Any]
@@ -55,11 +55,11 @@ def _shown(value: Any) -> str:
 
 
 def differing(rows: Sequence[Trained], options: Mapping[str, Options]) -> list[Differing]:
-    """Data, steps, seconds and model FLOPs, and then the options that matter to training, in which runs differ.
+    """Return the differences between runs: data, steps, seconds, model FLOPs, then options that affect training.
 
     Args:
         rows: the runs.
-        options: of each, by name.
+        options: options of each run, by its name.
     """
     told: dict[str, Callable[[Trained], Any]] = {
         "data": lambda row: row.corpus and row.corpus[:12],
@@ -82,7 +82,7 @@ def differing(rows: Sequence[Trained], options: Mapping[str, Options]) -> list[D
 
 
 def budget(rows: Sequence[Trained], options: Mapping[str, Options], found: Sequence[Differing]) -> Budget:
-    """By what runs are compared: see above."""
+    """Return the budget by which the runs are compared; see the module's documentation."""
     changed = {each.what for each in found}
     phases = ("pretrain.", "finetune.", "train.")
     of_work = [
@@ -105,7 +105,7 @@ def budget(rows: Sequence[Trained], options: Mapping[str, Options], found: Seque
 
 
 def refusal(rows: Sequence[Trained], by: Budget) -> str | None:
-    """Why there is no verdict, and what to do; None: budgets are equal enough."""
+    """Explain why unequal budgets allow no verdict, and what to do; return None if the budgets are equal enough."""
     spent = {row.run: float(getattr(row, by)) for row in rows}
     least, most = min(spent, key=lambda run: spent[run]), max(spent, key=lambda run: spent[run])
     if spent[least] >= (1 - WITHIN) * spent[most]:
@@ -123,5 +123,5 @@ def _plain(value: float) -> int | float:
 
 
 def at_equal(by: Budget) -> str:
-    """The beginning of a verdict."""
+    """Return the beginning of a verdict, which names the budget."""
     return f"At equal {_NAMES[by]} (within a tenth)"

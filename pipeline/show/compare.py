@@ -1,4 +1,4 @@
-"""Several runs side by side: a table, and curves against steps, seconds and model FLOPs (compare the paper's Figure 4)."""
+"""Stage `compare`: table of several runs, and curves over steps, seconds and model FLOPs (as the paper's Figure 4)."""
 
 import math
 from dataclasses import dataclass, field
@@ -25,27 +25,27 @@ BITS = "validation/bits_per_token"
 
 @dataclass
 class Row:
-    """A run in the table.
+    """Row of the table: a run.
 
     Attributes:
-        run: its name.
-        phases: what was trained, in order.
-        parameters: of the model.
-        steps: of all phases together.
-        seconds: of training in them.
-        flops: model FLOPs of them.
+        run: name of the run.
+        phases: trained phases, in order.
+        parameters: number of parameters of the model.
+        steps: steps of all phases together.
+        seconds: training time of all phases.
+        flops: model FLOPs of all phases.
         validation: last bits per token on the fixed subset of the validation split.
-        validation_error: its standard error.
-        evaluation: the headline of evaluation.json, or None if the run was not evaluated.
-        unit: of that, bits/char, or bits/dim of pictures and sound.
-        decoder: the same by the decoder of a mixture alone.
-        unknown: the share of chunks that this mixture spells.
-        split: that it is of.
-        likelihood: whose it is, of a run with a mixture: `mixture`, or `decoder` alone.
-        stage: the phase whose checkpoint it is of.
-        corpus: digest of the corpus and of how it is cut; validations of different ones do not compare.
-        text: digest of what was evaluated; evaluations of different ones do not compare.
-        fallback: why another checkpoint than the best is used; None: nothing is wrong.
+        validation_error: standard error of `validation`.
+        evaluation: headline metric of evaluation.json, or None if the run was not evaluated.
+        unit: unit of `evaluation`: bits/char, or bits/dim for pictures and sound.
+        decoder: the same metric by the decoder of a mixture alone.
+        unknown: share of chunks outside the vocabulary of the mixture, which its decoder spells.
+        split: split of the evaluation.
+        likelihood: for a run with a mixture, `mixture`, or `decoder` if only the decoder was evaluated.
+        stage: phase of the evaluated checkpoint.
+        corpus: digest of the corpus and its chunking. Validations on different ones are not comparable.
+        text: digest of the evaluated text. Evaluations of different texts are not comparable.
+        fallback: why a checkpoint other than the best is used, or None.
     """
 
     run: str
@@ -70,15 +70,15 @@ class Row:
 
 @dataclass
 class Comparison:
-    """What came out of a comparison.
+    """Result of a comparison of runs.
 
     Attributes:
-        rows: from fewest to most bits.
-        page: that shows them.
-        picture: of their curves.
-        verdict: who needs the fewest bits, at which equal budget; None: that cannot be said.
-        refused: why not; None: there is a verdict, or nothing to compare.
-        differing: data, steps, seconds, FLOPs and options in which the runs differ.
+        rows: the runs, from fewest to most bits.
+        page: path of the HTML page.
+        picture: path of the plot of their curves.
+        verdict: the run with the fewest bits at an equal budget; None: there is no verdict.
+        refused: why there is no verdict; None: there is one, or nothing to compare.
+        differing: differences in data, steps, seconds, FLOPs and options.
     """
 
     rows: list[Row]
@@ -90,26 +90,26 @@ class Comparison:
 
     @property
     def remark(self) -> str:
-        """The verdict, or why there is none, and what else is to be known of the runs."""
+        """Return the verdict, or why there is none, after a note on each run that used a fallback checkpoint."""
         fallen = [f"{row.run}: {row.fallback}." for row in self.rows if row.fallback]
         return " ".join([*fallen, *filter(None, [self.verdict, self.refused])])
 
     @property
     def differences(self) -> list[str]:
-        """What the runs differ in, for people."""
+        """Return the differences between the runs as lines of text, with at most 12 options."""
         lines = [str(each) for each in self.differing]
-        own = sum("." not in each.what for each in self.differing)  # of data and budgets, and then of options
+        own = sum("." not in each.what for each in self.differing)  # data and budgets; the rest are options
         left = len(lines) - own - SHOWN
         more = f"and {left} more options (--json has all)"
         return lines if left <= 0 else [*lines[: own + SHOWN], more]
 
 
 def compare(runs: list[str], runs_dir: str, output: Path) -> Comparison:
-    """Reads the metrics of runs and writes comparison.html and comparison.png into `output`.
+    """Read the metrics of runs and write comparison.html and comparison.png into `output`.
 
     Raises:
         ConfigError: the output is a URL.
-        FileNotFoundError: a run is not there, or was not trained.
+        FileNotFoundError: a run does not exist, or was not trained.
         ValueError: a file of a run is damaged.
     """
     check_written(runs_dir, "runs_dir")
@@ -135,14 +135,14 @@ def compare(runs: list[str], runs_dir: str, output: Path) -> Comparison:
 
 
 def _bits(row: Row) -> float:
-    """What rows are ordered by: the evaluation, or, of those without one, the validation."""
+    """Return the bits that rows are sorted by: of the evaluation, or of the validation if there is no evaluation."""
     return next((bits for bits in (row.evaluation, row.validation) if bits is not None), float("inf"))
 
 
 def _read(name: str, folder: RunFolder, options: Options) -> tuple[Row, list[Point]]:
-    """A run's row, and the points of its curve; phases follow each other.
+    """Read the row of a run and the points of its curve, its phases one after the other.
 
-    A phase that nobody trains counts as far as its newest checkpoint, from which it goes on, whatever step it passed.
+    If the run is not being trained, a phase counts only up to its newest checkpoint, since training would resume there.
     """
     where, holder = folder.history(options), folder.holder()
     metrics = {phase: read(path / "metrics.jsonl") for phase, path in where.items()}
@@ -166,7 +166,7 @@ def _read(name: str, folder: RunFolder, options: Options) -> tuple[Row, list[Poi
             totals[key] += max(record.get(key, 0.0) for record in [*records, saved])
     present = folder.present() if folder.is_trained() else None
     if present is not None:
-        folder.check(of=present)  # whose options are read once in a process
+        folder.check(of=present)  # a process reads the options of a run only once
     evaluation, remembered = _read_if(Evaluation, folder, "evaluation.json"), _read_if(Remembered, folder, CORPUS)
     row = Row(
         run=name,
@@ -192,7 +192,7 @@ def _read(name: str, folder: RunFolder, options: Options) -> tuple[Row, list[Poi
 
 
 def _read_if(kind: type[T], folder: RunFolder, name: str) -> T | None:
-    """A file of a run, unless it is missing; it raises ValueError where it is damaged."""
+    """Read a file of a run; return None if it is missing, raise ValueError if it is damaged."""
     try:
         return read_as(kind, folder.path / name)
     except FileNotFoundError:
@@ -200,7 +200,7 @@ def _read_if(kind: type[T], folder: RunFolder, name: str) -> T | None:
 
 
 def parameters(folder: RunFolder) -> int | None:
-    """Numbers in the model of the present checkpoint."""
+    """Count the parameters of the present checkpoint; return None if it cannot be read."""
     try:
         return sum(math.prod(shape) for shape in read_shapes(folder.present().path / "model.safetensors").values())
     except (OSError, ValueError):
@@ -239,13 +239,13 @@ def _cells(row: Row) -> list[str]:
 
 
 def _alike(rows: list[Row]) -> tuple[bool, bool]:
-    """Whether the runs were trained on one corpus, and whether they were evaluated on the same bytes."""
+    """Return whether the runs were trained on one corpus, and whether they were evaluated on the same bytes."""
     texts = {row.text for row in rows}
     return len({row.corpus for row in rows}) == 1, len(texts) == 1 and None not in texts
 
 
 def _refusal(rows: list[Row]) -> str | None:
-    """Why bits do not compare, whatever the budgets; None: they do."""
+    """Explain why bits are not comparable whatever the budgets; return None if they are."""
     alike, same = _alike(rows)
     if not (alike or same):
         return (
@@ -264,7 +264,7 @@ def _refusal(rows: list[Row]) -> str | None:
 
 
 def _verdict(rows: list[Row], by: Budget) -> str:
-    """Who needs the fewest bits, if that shows in four places."""
+    """Name the run with the fewest bits, or the first two if they are equal to four decimals."""
     more = f"{_bits(rows[1]) - _bits(rows[0]):.4f}"
     found = f"{at_equal(by)} {rows[0].run} needs the fewest bits, {rows[1].run} {more} more."
     if float(more) == 0:
@@ -290,7 +290,7 @@ def _html(found: Comparison, picture: bytes) -> str:
 
 
 def markdown(found: Comparison) -> str:
-    """The table as Markdown, what differs, and who needs the fewest bits, or why that cannot be said."""
+    """Format the comparison as Markdown: table, differences, and the verdict or why there is none."""
     cells = [[markdown_text(cell) for cell in _cells(row)] for row in found.rows]
     lines = [markdown_table(HEAD, cells, 2), ""]
     if found.differing:
@@ -299,7 +299,7 @@ def markdown(found: Comparison) -> str:
 
 
 def table(found: Comparison) -> str:
-    """For people."""
+    """Format the comparison as text for a terminal."""
     shown = text_table(HEAD, [_cells(row) for row in found.rows], 2)
     differ = ["what differs", *(f"  {line}" for line in found.differences)] if found.differing else []
     return "\n".join([shown, *differ, *filter(None, [found.remark])])

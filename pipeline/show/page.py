@@ -1,4 +1,4 @@
-"""What reports and comparisons have in common: self-contained pages, pictures inside of them, tables."""
+"""Building blocks of reports and comparisons: self-contained pages, embedded pictures, tables."""
 
 import base64
 import html
@@ -30,23 +30,23 @@ summary { cursor: pointer; color: #57606a; }
 
 
 def page(title: str, body: str) -> str:
-    """A self-contained page."""
+    """Return a self-contained HTML page."""
     head = f"<!doctype html><html lang=en><meta charset=utf-8><title>{escape(title)}</title><style>{STYLE}</style>"
     return printable(f"{head}<main>{body}</main></html>\n")
 
 
 def data_uri(png: bytes) -> str:
-    """A picture for the inside of a page."""
+    """Return a PNG as a data URI."""
     return f"data:image/png;base64,{base64.b64encode(png).decode()}"
 
 
 def image(alt: str, png: bytes) -> str:
-    """A picture in HTML."""
+    """Return an HTML image with the PNG embedded."""
     return f"<img alt='{escape(alt)}' src='{data_uri(png)}'>"
 
 
 def table(head: Sequence[str], rows: Iterable[Sequence[str]], words: int) -> str:
-    """A table in HTML, whose columns are figures but for the first `words`; head and cells are HTML already."""
+    """Return an HTML table. Columns after the first `words` are numbers; head and cells are already HTML."""
 
     def row(tag: str, cells: Sequence[str]) -> str:
         marked = (f"<{tag}{'' if at < words else ' class=number'}>{cell}" for at, cell in enumerate(cells))
@@ -56,13 +56,13 @@ def table(head: Sequence[str], rows: Iterable[Sequence[str]], words: int) -> str
 
 
 def markdown_table(head: Sequence[str], rows: Iterable[Sequence[str]], words: int) -> str:
-    """The same in Markdown; head and cells are Markdown already, see `markdown_text`."""
+    """Return a Markdown table. Head and cells are already Markdown; see `markdown_text`."""
     rule = ["---" if at < words else "---:" for at in range(len(head))]
     return "\n".join("| " + " | ".join(cells) + " |" for cells in (head, rule, *rows))
 
 
 def text_table(head: Sequence[str], rows: Sequence[Sequence[str]], words: int) -> str:
-    """The same for a terminal: columns as wide as their widest cell."""
+    """Return a table for a terminal, each column as wide as its widest cell."""
     widths = [max(len(line[at]) for line in (head, *rows)) for at in range(len(head))]
     shown = (
         (

@@ -1,4 +1,4 @@
-"""Pictures of a run, as PNG bytes: loss curves against time, and bits beside the baselines."""
+"""Plots of runs, corpora and experiments, as PNG bytes."""
 
 import io
 import warnings
@@ -20,12 +20,12 @@ from pipeline.shown import printable
 
 COLOURS = {"pretrain": "#2a6f97", "finetune": "#c8553d", "train": "#588157"}
 GREY, MODEL = "#b8bec7", "#c8553d"
-# Chunks may hold any character; boxes stand for those that the font lacks, without a warning for each.
+# Chunks may hold any character. Those that the font lacks are drawn as boxes, without a warning for each.
 warnings.filterwarnings("ignore", r"Glyph \d+ .* missing from font")
 
 
 def png(figure: Figure) -> bytes:
-    """A figure as it is written to a file."""
+    """Return a figure as PNG bytes."""
     buffer = io.BytesIO()
     FigureCanvasAgg(figure)
     figure.savefig(buffer, format="png", dpi=150, bbox_inches="tight", metadata={"Software": None})
@@ -33,9 +33,9 @@ def png(figure: Figure) -> bytes:
 
 
 def plain(label: str) -> str:
-    """A label that Matplotlib's own font can draw, takes for no formula, and does not leave out of a legend.
+    """Return a label that Matplotlib's font can draw, does not parse as a formula, and does not omit from a legend.
 
-    Every name, chunk or sentence in a picture goes through here: a formula that is none ends in an error.
+    Every name, chunk or sentence in a plot must pass through here: an invalid formula raises an error.
     """
     label = printable(label).replace("\n", "↵").replace("\t", "⇥")
     drawn = (character if ord(character) < 0x590 or 0x2000 <= ord(character) < 0x2500 else "·" for character in label)
@@ -44,7 +44,7 @@ def plain(label: str) -> str:
 
 
 def panel(figure: Figure, position: int, columns: int, title: str, unit: str = "seconds of training") -> Any:
-    """Axes in the style of all pictures, one of `columns` beside each other."""
+    """Add axes in the common style, at a position in a row of `columns`."""
     axes = figure.add_subplot(1, columns, position)
     axes.set_title(title, fontsize=10, loc="left")
     axes.set_xlabel(unit, fontsize=9)
@@ -55,7 +55,7 @@ def panel(figure: Figure, position: int, columns: int, title: str, unit: str = "
 
 
 def curves(phases: dict[str, list[Record]]) -> bytes:
-    """Exact bits per token, and the IEM loss where there is one, against seconds; the phases follow each other."""
+    """Plot exact bits per token, and the IEM loss if there is one, over seconds, the phases one after the other."""
     with_iem = any("iem" in record for records in phases.values() for record in records)
     figure = Figure(figsize=(9.5 if with_iem else 6, 3.2))
     columns = 2 if with_iem else 1
@@ -84,7 +84,7 @@ def curves(phases: dict[str, list[Record]]) -> bytes:
                 label=plain(f"{phase}, validation"),
             )
         offset += max((r["seconds"] for r in records), default=0.0)
-    shown = sorted(value for seconds, value in drawn if seconds > 0.05 * offset)  # else the first fall flattens all
+    shown = sorted(value for seconds, value in drawn if seconds > 0.05 * offset)  # else the first drop flattens all
     if len(shown) > 20:
         bits.set_ylim(shown[0] * 0.93, shown[int(len(shown) * 0.97)] * 1.03)
     bits.legend(fontsize=8, frameon=False)
@@ -94,7 +94,7 @@ def curves(phases: dict[str, list[Record]]) -> bytes:
 
 @dataclass
 class Point:
-    """A validation: bits per token after so many steps, seconds and model FLOPs of a run."""
+    """Validation of a run: bits per token after a number of steps, seconds and model FLOPs."""
 
     step: float
     seconds: float
@@ -103,7 +103,7 @@ class Point:
 
 
 def comparison(curves: dict[str, list[Point]]) -> bytes:
-    """Validation bits per token of several runs against steps, seconds and model FLOPs (compare the paper's Figure 4)."""
+    """Plot validation bits per token of runs over steps, seconds and model FLOPs (as the paper's Figure 4)."""
     figure = Figure(figsize=(12, 3.8))
     units = (("step", "steps"), ("seconds", "seconds of training"), ("flops", "model FLOPs"))
     for position, (name, unit) in enumerate(units, 1):
@@ -124,16 +124,16 @@ def comparison(curves: dict[str, list[Point]]) -> bytes:
 
 @dataclass
 class Sketch:
-    """A model of an experiment.
+    """Model of an experiment, as it is plotted.
 
     Attributes:
-        name: of it.
-        unit: of what is compared.
-        value: of that, or None where there is none.
-        spread: of it, over seeds.
-        paper: figures of a paper for it: the same, and what it draws across.
-        place: in a picture of bits against something else: where across, and the bits.
-        line: points of its line, where there are lines.
+        name: name of the model.
+        unit: unit of the compared metric.
+        value: value of the metric, or None.
+        spread: spread of the value over seeds.
+        paper: values from a paper: the metric, then the quantity on the x-axis of its figure.
+        place: x and bits in a plot of bits against another quantity, or None.
+        line: points of its line, if lines are plotted.
     """
 
     name: str
@@ -146,17 +146,17 @@ class Sketch:
 
 
 def experiment(models: Sequence[Sketch], paper: Sequence[str], axes: tuple[str, str]) -> bytes:
-    """A figure of some models beside a paper's, if it has any; and bits against something else, or lines.
+    """Plot models beside the values of a paper, if it has any, and bits against another quantity, or lines.
 
     Args:
-        models: in the order of the paper.
-        paper: what its figures are of.
-        axes: what is across, and what upwards, in that.
+        models: models in the order of the paper.
+        paper: names of the quantities that the paper gives.
+        axes: labels of the x-axis and the y-axis of the last plot.
     """
     scattered = any(model.place is not None for model in models)
     panels = 2 + bool(paper) + (scattered and len(paper) > 1)
     figure = Figure(figsize=(4.6 * panels + (0 if scattered else 2), max(3.4, 0.3 * len(models) + 1.2)))
-    numbered = scattered and len(models) > 10  # so many names would cover each other
+    numbered = scattered and len(models) > 10  # more names would cover each other
     spots = [str(number) if numbered else plain(model.name) for number, model in enumerate(models, 1)]
     labels = [f"{plain(model.name)}  {spot}" if numbered else spot for model, spot in zip(models, spots, strict=True)]
     units = " or ".join(dict.fromkeys(model.unit for model in models if model.unit))
@@ -182,7 +182,7 @@ def experiment(models: Sequence[Sketch], paper: Sequence[str], axes: tuple[str, 
         clouds.append((theirs, [_place(model.paper) for model in models]))
     elif across := [x for model in models for x, _ in model.line]:
         distances = axes[0] != "seconds of training"
-        if distances and 0 < 50 * min(across) < max(across):  # else most would lie at the left
+        if distances and 0 < 50 * min(across) < max(across):  # otherwise most points lie at the left
             last.set_xscale("log")
         last.legend(
             fontsize=7, frameon=False, loc="upper left", bbox_to_anchor=(1, 1)
@@ -194,18 +194,18 @@ def experiment(models: Sequence[Sketch], paper: Sequence[str], axes: tuple[str, 
 
 
 def _place(paper: Sequence[float | None]) -> tuple[float, float] | None:
-    """Where a model stands in a paper's picture of its first figure against the second."""
+    """Return the position of a model in a plot of a paper's first quantity over its second, or None."""
     upwards, across, *_ = [*paper, None, None]
     return None if upwards is None or across is None else (across, upwards)
 
 
 def _colour(number: int) -> Any:
-    """Ten colours, and a lighter one of each after these."""
+    """Return one of ten colours, or for numbers 10 to 19 a lighter shade of it."""
     return colormaps["tab20"](number % 10 * 2 + number // 10 % 2)
 
 
 def _spots(axes: Any, points: Sequence[tuple[float, float] | None], names: Sequence[str]) -> None:
-    """Points with their names, each on that side where it covers no other point and no name before it."""
+    """Plot points with their names, each name on the side where it covers the fewest points and earlier names."""
     shown = [(*point, name, number) for number, (point, name) in enumerate(zip(points, names, strict=True)) if point]
     for x, y, _, number in shown:
         axes.plot(x, y, "o", color=_colour(number), markersize=5)
@@ -226,8 +226,8 @@ def _spots(axes: Any, points: Sequence[tuple[float, float] | None], names: Seque
 
 
 def pictures(rows: np.ndarray, titles: list[str]) -> bytes:
-    """Rows of RGB pictures (n, columns, H, W, 3), each column under its title."""
-    shape = (rows.shape[3] / rows.shape[2]) ** 0.5  # all of them have as much room
+    """Draw rows of RGB pictures (n, columns, H, W, 3), with a title over each column."""
+    shape = (rows.shape[3] / rows.shape[2]) ** 0.5  # same area for every aspect ratio
     figure = Figure(figsize=(1.3 * shape * rows.shape[1], 1.3 / shape * rows.shape[0] + 0.3))
     for number, raster in enumerate(rows.reshape(-1, *rows.shape[2:])):
         axes = figure.add_subplot(rows.shape[0], rows.shape[1], number + 1)
@@ -240,7 +240,7 @@ def pictures(rows: np.ndarray, titles: list[str]) -> bytes:
 
 
 def corpus(statistics: Summary) -> bytes:
-    """Statistics of the train split: lengths of chunks, rank and frequency (Zipf), lengths of documents."""
+    """Plot statistics of the train split: chunk lengths, frequency over rank (Zipf), document lengths."""
     figure = Figure(figsize=(9.5, 2.7))
     lengths, zipf, documents = (
         panel(figure, position, 3, title, unit)
@@ -275,7 +275,7 @@ def corpus(statistics: Summary) -> bytes:
 
 
 def baselines(evaluation: Evaluation, name: str) -> bytes:
-    """Bars of bits per character, or value: the model among the baselines, from most to fewest bits."""
+    """Plot bars of bits per character, or per value: the model among the baselines, from most to fewest bits."""
     bars = [(item.name, item.bits_per_char) for item in evaluation.yardsticks]
     bars = sorted([*bars, (name, evaluation.bits_per_char)], key=lambda bar: bar[1])
     figure = Figure(figsize=(9.5, 0.36 * len(bars) + 0.7))
@@ -292,7 +292,7 @@ def baselines(evaluation: Evaluation, name: str) -> bytes:
 
 
 def neighbours(found: list[Neighbours]) -> bytes | None:
-    """Queries and their neighbours, each drawn as a strip over its caption, if they are chunks of whole RGB pixels."""
+    """Draw queries and neighbours as strips over captions; return None unless they are chunks of whole RGB pixels."""
     chunks = [(item.query, bytes.fromhex(item.hex)) for item in found]
     if any(shown != spell(chunk, PIXELS) or len(chunk) % 3 for shown, chunk in chunks):
         return None

@@ -1,7 +1,7 @@
-"""The report of a run: `report.html`, self-contained, and `report.md` with its pictures beside it.
+"""Stage `report`: `report.html`, self-contained, and `report.md` with its pictures beside it.
 
-Both are made from the run's own files and from nothing else, so a report can be made again at any time; parts that were
-not run are left out.
+Both are made only from files of the run, so the report can be made again at any time. Parts that were not run are
+left out.
 """
 
 import json
@@ -31,25 +31,25 @@ CAPTIONS = {
     "neighbours.png": "<h2>Neighbours of chunks</h2><p>by the {score} of their embeddings</p>",
     "map.png": "<h2>A map of the embeddings</h2>",
 }
-ANALYSIS = "analysis"  # the folder in which `haed analyse` writes
+ANALYSIS = "analysis"  # folder that `haed analyse` writes to
 PAGES = {"report.html": "all figures and pictures", "map.html": "the map, to zoom and search"}
 
 
 @dataclass
 class Found:
-    """All that a report shows, as far as it is there.
+    """Data of a report, as far as available.
 
     Attributes:
-        name: of the run.
-        phases: their metrics.
-        evaluation: of evaluation.json.
-        remarks: sentences on what is shown.
+        name: name of the run.
+        phases: metrics of each phase.
+        evaluation: content of evaluation.json, or None.
+        remarks: sentences on the checkpoint, and on outdated or missing parts.
         pictures: PNG files by name.
-        neighbours: of chunks, and by which score; empty where they are drawn.
-        samples: of samples.json.
-        analysis: of analysis.json; None: there is none of this checkpoint.
-        environment: what environment.json holds; nothing where there is none.
-        configuration: config.yaml, as it is.
+        neighbours: neighbours of chunks with their scores; empty if they are drawn as a picture.
+        samples: content of samples.json.
+        analysis: content of analysis.json, or None if it has none of this checkpoint.
+        environment: text of environment.json, empty if there is none.
+        configuration: text of config.yaml.
     """
 
     name: str
@@ -66,7 +66,7 @@ class Found:
 
 @guarding
 def report(options: Options) -> Path:
-    """Writes report.html, report.md and the pictures of a run; returns the path of report.html.
+    """Write report.html, report.md and the pictures of a run; return the path of report.html.
 
     Raises:
         ValueError: a file of the run is damaged, or its configuration was changed since it was trained.
@@ -81,10 +81,10 @@ def report(options: Options) -> Path:
 
 
 def inline_markdown(folder: RunFolder) -> str:
-    """report.md with its pictures inside, for places that have no folder beside them."""
+    """Return report.md with its pictures embedded, for viewers that cannot read the folder."""
     text = read_text(folder.path / "report.md", RESULT, folder.path)
     for name in CAPTIONS:
-        if (path := folder.path / name).is_file():  # its own line, which stands before any sample that may look like it
+        if (path := folder.path / name).is_file():  # replace the first match only: a sample may look like it
             line = f"![{name}]({data_uri(read_bytes(path, PICTURE, folder.path))})"
             text = re.sub(rf"^!\[{name}\]\({name}\)$", line, text, count=1, flags=re.MULTILINE)
     return text
@@ -129,7 +129,7 @@ def _gather(folder: RunFolder, options: Options) -> Found:
 
 
 def _analysis(folder: RunFolder, options: Options, remarks: list[str]) -> Analysed | None:
-    """What `haed analyse` found of the present checkpoint; of another one there is but a remark."""
+    """Read the analysis of the present checkpoint; if it is of another checkpoint, add a remark and return None."""
     path = folder.path / ANALYSIS / "analysis.json"
     if not os.path.lexists(path):
         return None
@@ -144,12 +144,12 @@ def _analysis(folder: RunFolder, options: Options, remarks: list[str]) -> Analys
 
 
 def _again(stage: str, folder: RunFolder, options: Options) -> str:
-    """The command that makes a part of the report of the checkpoint that it is of."""
+    """Return the command that repeats a stage for the reported checkpoint."""
     return command(stage, folder, *of_stage(options.evaluate.stage))
 
 
 def _neighbours(folder: RunFolder, options: Options) -> Answers:
-    """Those of the configured queries; the model is opened only for chunks that the corpus does not have."""
+    """Find the neighbours of the configured queries. The model is opened only for chunks missing from the corpus."""
     index = Index.open(folder)
 
     def embed(chunks: list[bytes]) -> np.ndarray:
@@ -165,7 +165,7 @@ def _neighbours(folder: RunFolder, options: Options) -> Answers:
 def _remarks(
     folder: RunFolder, options: Options, evaluation: Evaluation | None, samples: list[KeptSample]
 ) -> list[str]:
-    """What is to be said of the checkpoint that is looked at: the run's best, which need not be its newest."""
+    """Collect remarks on the reported checkpoint, which is the best and need not be the newest."""
     if not folder.is_trained():
         return []
     present = folder.present(options.evaluate.stage)
@@ -190,7 +190,7 @@ def _remarks(
 
 
 def _trained(found: Found) -> str:
-    """One sentence: phases, steps, seconds."""
+    """Describe the training in a sentence: phases, steps, seconds."""
     parts = [
         f"{phase} {records[-1]['step']:,} steps in {max(r['seconds'] for r in records):,.0f} s"
         for phase, records in found.phases.items()
@@ -199,7 +199,7 @@ def _trained(found: Found) -> str:
 
 
 def _verdict(evaluation: Evaluation) -> str:
-    """Which baselines the model beats and which not, plainly."""
+    """List the baselines that the model beats, and those that it does not beat."""
     if not evaluation.yardsticks:
         return ""
     worse = evaluation.not_beaten
@@ -257,7 +257,7 @@ def _code(chunk: str) -> str:
 
 
 def markdown(found: Found) -> str:
-    """The report as Markdown; pictures are files beside it."""
+    """Format the report as Markdown, with links to the picture files beside it."""
     lines = [f"# {markdown_text(found.name)}", "", markdown_text(_trained(found)), ""]
     if found.evaluation:
         figure = found.evaluation.headline

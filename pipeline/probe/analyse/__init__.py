@@ -1,1 +1,1 @@
-"""What the embeddings of a run know, in figures: use and spelling, intrinsic checks, geometry, drift."""
+"""Analysis of the chunk embeddings of a run: use and spelling, intrinsic checks, geometry, drift."""

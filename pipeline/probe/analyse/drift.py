@@ -1,4 +1,4 @@
-"""How embeddings changed from one checkpoint to another, once what tells nothing is taken off: turning, mirroring and scaling.
+"""Change of the embeddings from one checkpoint to another, after rotation, reflection and scaling are removed.
 
 Legend: n chunks, E width of an embedding.
 """
@@ -14,7 +14,7 @@ _MOVED = 12
 
 @dataclass
 class Moved:
-    """A chunk, for people, and the cosine of what it was, turned, with what it is."""
+    """A displayed chunk, and the cosine of its aligned old embedding with its new one."""
 
     chunk: str
     cosine: float
@@ -22,20 +22,20 @@ class Moved:
 
 @dataclass
 class Drift:
-    """What changed.
+    """Difference between the embeddings of two checkpoints.
 
     Attributes:
-        before: the checkpoint that it is measured from, for people.
-        after: the one it is measured to.
-        distance: of both clouds after the best turn, 0 (the same) to 1 (nothing in common): Procrustes' statistic.
-        cosine: mean of a chunk's cosine with itself after that turn.
-        unaligned: the same without a turn; None where the widths differ.
-        neighbours: of each chunk that are compared, by the centred cosine.
-        queries: chunks whose neighbours are compared.
-        overlap: share of the neighbours that are the same.
-        chance: that share if nothing were left.
-        most: the chunks that moved most, among those compared.
-        least: those that moved least.
+        before: displayed name of the earlier checkpoint.
+        after: displayed name of the later checkpoint.
+        distance: Procrustes' statistic: distance after the best alignment, from 0 (equal) to 1 (nothing in common).
+        cosine: mean cosine of each chunk's two embeddings after that alignment.
+        unaligned: the mean cosine without alignment, or None if the widths differ.
+        neighbours: number of neighbours compared for each chunk, by the centred cosine.
+        queries: number of chunks whose neighbours are compared.
+        overlap: share of the neighbours that both checkpoints have.
+        chance: that share for unrelated embeddings.
+        most: the frequent chunks that moved most.
+        least: the frequent chunks that moved least.
     """
 
     before: str
@@ -52,10 +52,10 @@ class Drift:
 
 
 def turned(source: np.ndarray, target: np.ndarray) -> tuple[np.ndarray, np.ndarray, float]:
-    """Two clouds (n, E), centred and scaled to the same size, the first turned onto the second; and the distance left.
+    """Centre and scale two sets of vectors (n, E), align the first with the second, and return both and their distance.
 
-    The orthogonal Procrustes problem (Schönemann 1966), as Hamilton et al. 2016 align word vectors of two times; the narrower
-    cloud is filled up with zeros.
+    This is the orthogonal Procrustes problem (Schönemann 1966). Hamilton et al. 2016 align word vectors of two
+    periods the same way. The narrower set is padded with zeros.
     """
     width = max(source.shape[1], target.shape[1])
     a, b = (
@@ -77,17 +77,17 @@ def drift(
     frequent: int = 2000,
     count: int = 10,
 ) -> Drift:
-    """Compares the embeddings (n, E) of the same chunks, the most frequent first, by two checkpoints.
+    """Compare the embeddings (n, E) that two checkpoints give the same chunks, the most frequent first.
 
     Args:
-        source: of the first.
-        target: of the second; it may be of another width.
-        labels: the chunks, for people.
-        before: what the first is called.
-        after: what the second is.
-        queries: chunks whose neighbours are compared, spread evenly over the ranks of frequency.
-        frequent: the most frequent chunks, among which those are named that moved most and least.
-        count: neighbours.
+        source: embeddings by the first checkpoint.
+        target: embeddings by the second checkpoint. Their width may differ.
+        labels: the displayed chunks.
+        before: name of the first checkpoint.
+        after: name of the second checkpoint.
+        queries: number of chunks whose neighbours are compared, spread evenly over the frequency ranks.
+        frequent: number of the most frequent chunks from which the most and least moved are chosen.
+        count: neighbours of each chunk.
     """
     moved, onto, distance = turned(source, target)
     cosines = (unit(moved) * unit(onto)).sum(1)

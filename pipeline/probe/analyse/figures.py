@@ -1,4 +1,4 @@
-"""All figures of an analysis, from the arrays that `gathered` made; what cannot be told is noted."""
+"""Computation of all figures of an analysis. Whatever cannot be computed is noted."""
 
 import logging
 import os
@@ -21,18 +21,18 @@ from pipeline.run.opened import Run
 
 log = logging.getLogger(__name__)
 _CONTEXTS, _BAND, _QUERIES, _NEAREST = 500, 2000, 300, 10
-_FEWEST = 3 * _NEAREST  # chunks of which use can tell anything
+_FEWEST = 3 * _NEAREST  # chunks needed to compare use
 
 
 def figures(options: Options, made: Material, before: Run | None, folder: str, maps: list[str]) -> Analysis:
-    """Everything but the pictures.
+    """Compute the analysis without its pictures.
 
     Args:
-        options: of the run.
-        made: its chunks, embeddings and contexts.
-        before: the checkpoint from which drift is measured; None: there is none.
-        folder: where the result is to lie.
-        maps: their names.
+        options: options of the run.
+        made: chunks, embeddings and contexts of the run.
+        before: run whose checkpoint drift is measured from, or None.
+        folder: folder that the result is written to.
+        maps: names of the maps.
     """
     notes, run = list(made.notes), made.run
     agreement, classes, intrinsic = _of_use(options, made, notes)
@@ -65,7 +65,7 @@ def figures(options: Options, made: Material, before: Run | None, folder: str, m
 def _of_use(
     options: Options, made: Material, notes: list[str]
 ) -> tuple[list[Agreement], Classes | None, Intrinsic | None]:
-    """What needs the contexts of chunks: agreement in bands of frequency, classes, and intrinsic checks."""
+    """Compute agreement by frequency band, class information and intrinsic checks, which all need contexts."""
     size = len(made.chunks)
     if size < _FEWEST:
         notes.append(f"use and intrinsic checks are left out: {size} chunks are too few")
@@ -88,7 +88,7 @@ def _of_use(
 
 
 def _intrinsic(options: Options, made: Material, small: np.ndarray, notes: list[str]) -> Intrinsic | None:
-    """The checks, of the model and of the yardsticks; `small` are the vectors of contexts."""
+    """Run the intrinsic checks on the model and the baselines; `small` holds the reduced context vectors."""
     words = checks.words(made.chunks)
     rows = np.array(list(words.values()), int)
     spaces = {checks.MODEL: made.centred[rows], checks.WHOLE: made.vectors[rows], checks.COUNTED: small[rows]}
@@ -108,7 +108,7 @@ def _intrinsic(options: Options, made: Material, small: np.ndarray, notes: list[
 
 
 def _loss(run: Run, notes: list[str]) -> list[Part]:
-    """Bits by frequency, which `haed evaluate` has measured."""
+    """Read the bits by frequency that `haed evaluate` measured, or note why there are none."""
     path = run.folder.path / "evaluation.json"
     words = ("evaluate.breakdown=true", *of_stage(run.options.evaluate.stage))
     again = f"run `{command('evaluate', run.folder, *words)}` first"
@@ -124,7 +124,7 @@ def _loss(run: Run, notes: list[str]) -> list[Part]:
 
 
 def _passages(options: Options, run: Run, notes: list[str]) -> ByLayer | None:
-    """Places all over the split, and what is alike to each layer of the main model."""
+    """Compare the nearest passages layer by layer, at places drawn from the whole split."""
     limits = options.analyse
     if not limits.passages:
         return None

@@ -1,8 +1,8 @@
-"""The arrays that the analyses are made of: frequent chunks, their counts and embeddings, and the split as a stream of them.
+"""Input arrays of the analyses: frequent chunks, their counts and embeddings, and the split as a stream of chunk rows.
 
-This is the one place that reads a run or a corpus for them; all else takes plain arrays.
+This module reads the run and the corpus, so that the analyses of embeddings take plain arrays.
 
-Legend: n chunks, E width of an embedding, S places of the stream.
+Legend: n chunks, E width of an embedding, S positions of the stream.
 """
 
 import logging
@@ -20,20 +20,20 @@ from pipeline.run.opened import Run
 from pipeline.shown import visible
 
 log = logging.getLogger(__name__)
-FREQUENT, ENOUGH = 10, 1000  # occurrences, chunks
+FREQUENT, ENOUGH = 10, 1000  # default minimum count, and how many chunks must reach it
 _AT_ONCE = 8192
 
 
 @dataclass
 class Table:
-    """n distinct chunks, the most frequent first.
+    """Table of n distinct chunks, the most frequent first.
 
     Attributes:
-        chunks: their bytes.
-        counts: (n,) how often the split has each.
-        rows: the same as tokens and lengths, which a run embeds.
-        least: chunks that occur less often are not among them.
-        left_out: how many more there are that occur so often.
+        chunks: bytes of each chunk.
+        counts: (n,) occurrences in the split.
+        rows: the same chunks as tokens and lengths, ready to be embedded.
+        least: minimum count of a chunk in the table.
+        left_out: number of further chunks that reach this count.
     """
 
     chunks: list[bytes]
@@ -45,21 +45,21 @@ class Table:
 
 @dataclass
 class Material:
-    """What an analysis of a run is made of.
+    """Input data of an analysis.
 
     Attributes:
-        run: opened.
-        every: all chunks that were read, for the export.
-        embedded: (N, E) their embeddings.
-        chunks: those n that are analysed, the first of them; likewise all that follows.
-        counts: (n,).
-        vectors: (n, E).
-        centred: (n, E) the same less their mean, whose cosines say which chunks are neighbours, as in an index.
-        labels: (n) for people.
-        stream: (S,) the split, or the beginning of it, as rows of `every`.
-        clusters: (n,) of directions, the mean left in: so they tell more of what follows (docs/log.md).
-        pixels: chunks are of pixels.
-        notes: what was cut or left out.
+        run: the opened run.
+        every: all chunks that were read, including those only exported.
+        embedded: (N, E) embeddings of `every`.
+        chunks: the first n of them, which are analysed; the following fields refer to these.
+        counts: (n,) occurrences in the split.
+        vectors: (n, E) embeddings.
+        centred: (n, E) embeddings less their mean. Their cosines rank neighbours, as in an index.
+        labels: (n) displayed chunks.
+        stream: (S,) the split, or its beginning, as rows of `every`.
+        clusters: (n,) clusters of the uncentred directions, which predict the next chunk better (docs/log.md).
+        pixels: true if chunks consist of pixels.
+        notes: sentences on what was cut or left out.
     """
 
     run: Run
@@ -77,11 +77,11 @@ class Material:
 
 
 def gather(run: Run, options: Options) -> Material:
-    """Reads the corpus of a run and embeds its frequent chunks.
+    """Read the corpus of a run and embed its frequent chunks.
 
     Raises:
         FileNotFoundError: the shards are gone.
-        ValueError: see `frequent`.
+        ValueError: the split has too few distinct chunks.
     """
     limits, corpus = options.analyse, run.folder.corpus()
     every = frequent(corpus, limits.split, max(limits.max_chunks, limits.projector), limits.min_count)
@@ -115,18 +115,18 @@ def gather(run: Run, options: Options) -> Material:
 
 
 def labels(run: Run, chunks: list[bytes]) -> list[str]:
-    """Chunks for people."""
+    """Return the chunks in displayable form."""
     return [visible(spell(chunk, run.chunker.name)) for chunk in chunks]
 
 
 def frequent(corpus: Corpus, split: str, most: int, min_count: int | None) -> Table:
-    """The most frequent chunks of a split, at most so many.
+    """Return the most frequent chunks of a split, at most `most`.
 
-    Without `min_count` they occur 10 times, if 1,000 chunks do: of rarer ones neither a context nor a row of the encoder's
-    table can tell much.
+    Without `min_count` the minimum is 10 occurrences if 1,000 chunks reach it, otherwise 1. For rarer chunks, neither
+    contexts nor rows of the encoder's table are reliable.
 
     Raises:
-        ValueError: there are fewer than three.
+        ValueError: fewer than three chunks remain.
     """
     found = distinct_chunks(corpus, split, most=most, at_least=min_count or FREQUENT)
     least = min_count or FREQUENT
@@ -142,17 +142,17 @@ def frequent(corpus: Corpus, split: str, most: int, min_count: int | None) -> Ta
 
 
 def embedded(run: Run, table: Table, most: int | None = None) -> np.ndarray:
-    """Embeddings (n, E) float32 of the chunks of a table, or of the first `most`, in batches."""
+    """Embed the chunks of a table, or the first `most`, in batches; return (n, E) float32."""
     rows, size = table.rows, len(table.chunks[:most])
     parts = [slice(begin, min(begin + _AT_ONCE, size)) for begin in range(0, size, _AT_ONCE)]
     return np.concatenate([run.embed_rows(rows.tokens[part], rows.lengths[part]) for part in parts])
 
 
 def stream(corpus: Corpus, split: str, table: Table, most: int) -> tuple[np.ndarray, bool]:
-    """A split as rows of a table (S,) int32, and whether that is all of it.
+    """Read a split as rows of a table (S,) int32, and return them and whether the split was read to its end.
 
-    Chunks that the table does not have are -1, and one more stands before each document, so that no pair of neighbours in the
-    stream belongs to two. Reading ends after `most` chunks.
+    Chunks missing from the table are -1. One more -1 precedes each document, so that no pair of neighbours in the
+    stream crosses documents. Reading stops after `most` chunks.
     """
     real = np.arange(table.rows.tokens.shape[1]) < table.rows.lengths[:, None]
     keys = hashes(table.rows.tokens[real], table.rows.lengths)

@@ -1,4 +1,4 @@
-"""The shape of a cloud of embeddings: lengths, direction, dimension; exact neighbours and clusters in it.
+"""Geometry of embeddings: norms, anisotropy, effective dimension, exact neighbours and clusters.
 
 Legend: n chunks, E width of an embedding, Q queries.
 """
@@ -12,13 +12,13 @@ _CLUSTER_ROUNDS = 20
 
 @dataclass
 class Norms:
-    """How the length of an embedding goes with the frequency of its chunk.
+    """Norms of the embeddings and their relation to the frequency of the chunks.
 
     Attributes:
-        mean: of the norms.
-        deviation: of them.
-        correlation: Spearman's, of norm and count.
-        slope: of the norm by the decimal logarithm of the count (least squares), in means.
+        mean: mean norm.
+        deviation: standard deviation of the norms.
+        correlation: Spearman's rank correlation of norm and count.
+        slope: least-squares slope of the norm over log10 of the count, as a multiple of the mean norm.
     """
 
     mean: float
@@ -29,14 +29,14 @@ class Norms:
 
 @dataclass
 class Cloud:
-    """How the embeddings fill their space.
+    """Anisotropy and effective dimension of the embeddings.
 
     Attributes:
-        width: E.
-        mean_cosine: of all pairs: 0 where directions are spread evenly, 1 where all are the same (anisotropy).
-        centred_cosine: the same once the mean vector is taken off.
-        dimension: the participation ratio of the covariance's eigenvalues, 1 to E.
-        half: principal components that hold half of the variance.
+        width: E, width of an embedding.
+        mean_cosine: mean cosine of all pairs (anisotropy): 0 if directions are spread evenly, 1 if all are equal.
+        centred_cosine: mean cosine of all pairs after subtracting the mean vector.
+        dimension: participation ratio of the eigenvalues of the covariance, from 1 to E.
+        half: number of principal components that hold half of the variance.
     """
 
     width: int
@@ -47,13 +47,13 @@ class Cloud:
 
 
 def unit(vectors: np.ndarray) -> np.ndarray:
-    """Vectors (n, E) divided by their lengths, float32; zeros stay."""
+    """Divide vectors (n, E) by their norms; return float32. Zero vectors stay zero."""
     lengths = np.linalg.norm(vectors, axis=1, keepdims=True)
     return np.ascontiguousarray(vectors / np.maximum(lengths, 1e-12), np.float32)
 
 
 def norms(vectors: np.ndarray, counts: np.ndarray) -> Norms:
-    """Norms of embeddings (n, E) against counts (n,); that they go with frequency is known of word vectors (Schakel 2015)."""
+    """Measure how norms of embeddings (n, E) depend on counts (n,), as known of word vectors (Schakel 2015)."""
     lengths = np.linalg.norm(vectors.astype(np.float64), axis=1)
     mean, logarithm = float(lengths.mean()), np.log10(counts)
     spread = logarithm - logarithm.mean()
@@ -62,9 +62,10 @@ def norms(vectors: np.ndarray, counts: np.ndarray) -> Norms:
 
 
 def cloud(vectors: np.ndarray) -> Cloud:
-    """Anisotropy (Ethayarajh 2019) and effective dimension (participation ratio, as Gao et al. 2017) of embeddings (n, E).
+    """Measure anisotropy (Ethayarajh 2019) and effective dimension of embeddings (n, E).
 
-    The mean cosine is of all pairs, not of a sample: it is (|Σu|² − n) / (n² − n) of unit vectors u.
+    The dimension is the participation ratio, as in Gao et al. 2017. The mean cosine covers all pairs, not a sample:
+    it is (|Σu|² − n) / (n² − n) for unit vectors u.
     """
     exact = vectors.astype(np.float64)
     centred = exact - exact.mean(0)
@@ -83,12 +84,12 @@ def _mean_cosine(vectors: np.ndarray) -> float:
 
 
 def nearest(vectors: np.ndarray, rows: np.ndarray, count: int) -> np.ndarray:
-    """The nearest others (Q, count) of some rows (Q,) by cosine, exactly, the nearest first.
+    """Return the exact nearest neighbours (Q, count) of some rows (Q,) by cosine, the nearest first.
 
     Args:
-        vectors: (n, E).
-        rows: queries, as rows of `vectors`.
-        count: neighbours of each, less than n.
+        vectors: (n, E) embeddings.
+        rows: (Q,) queries, as rows of `vectors`.
+        count: neighbours of each query, less than n.
     """
     import faiss
 
@@ -100,14 +101,14 @@ def nearest(vectors: np.ndarray, rows: np.ndarray, count: int) -> np.ndarray:
 
 
 def _without(found: np.ndarray, rows: np.ndarray, count: int) -> np.ndarray:
-    """Neighbours (Q, count + 1) without the query itself; equals of it may have pushed it out, then without the last one."""
+    """Remove each query from its neighbours (Q, count + 1), or the last one where equal vectors displaced the query."""
     own = found == rows[:, None]
     own[~own.any(1), -1] = True
     return found[~own].reshape(len(rows), count)
 
 
 def clusters(vectors: np.ndarray, number: int, seed: int) -> np.ndarray:
-    """A cluster (n,) of each embedding: k-means of directions (spherical, Dhillon & Modha 2001), by FAISS."""
+    """Return the cluster (n,) of each embedding by spherical k-means (Dhillon & Modha 2001) with FAISS."""
     import faiss
 
     units = unit(vectors)
@@ -120,14 +121,14 @@ def clusters(vectors: np.ndarray, number: int, seed: int) -> np.ndarray:
 
 
 def ranks(values: np.ndarray) -> np.ndarray:
-    """Ranks (n,) of values, equal ones their mean rank."""
+    """Return the ranks (n,) of values. Equal values share their mean rank."""
     _, inverse, counts = np.unique(values, return_inverse=True, return_counts=True)
     ends = np.cumsum(counts)
     return ((2 * ends - counts + 1) / 2)[inverse]
 
 
 def spearman(a: np.ndarray, b: np.ndarray) -> float:
-    """Spearman's rank correlation of two columns (n,); 0 where one of them is constant."""
+    """Return Spearman's rank correlation of two columns (n,), or 0 if one of them is constant."""
     x, y = (column - column.mean() for column in (ranks(a), ranks(b)))
     scale = float(np.sqrt((x @ x) * (y @ y)))
     return float(x @ y) / scale if scale else 0.0

@@ -1,10 +1,11 @@
-"""Intrinsic checks: do words of a kind find each other? Beside chance, contexts counted, a skip-gram, and spelling alone.
+"""Intrinsic checks: precision@10 of word sets for the model and for baselines.
 
-Every system is asked the same: among the most frequent form of each word of the corpus (see `sets.heading`), which are the 10
-nearest of a member of a set, and how many of those are other members? Precision@10 is their number over the most that there
-could be. Of pairs it is the share whose other half is among the 10 nearest. The model is asked as an index of chunks is, by
-the centred cosine: the mean embedding is taken off first (Mu & Viswanath 2018), so that what all have in common hides no
-difference; and once more with it.
+The baselines are chance, counted contexts (PPMI-SVD), a skip-gram and spelling alone. All systems search the same
+words: the most frequent form of each word of the corpus (see `pipeline.probe.analyse.sets.heading`). For each member
+of a set, precision@10 is the number of other members among its 10 nearest words, divided by the largest possible
+number. For pairs it is the share whose other half is among the 10 nearest. The model is searched by the centred
+cosine, as an index of chunks is: the mean embedding is subtracted first (Mu & Viswanath 2018), so that a common
+component hides no difference. It is also searched by the plain cosine.
 """
 
 import logging
@@ -19,7 +20,7 @@ from pipeline.probe.analyse.sets import KINDS, PAIRS, Kinds, Pairs, heading
 from pipeline.probe.analyse.use import similarity
 
 log = logging.getLogger(__name__)
-AT, FEWEST = 10, 4  # neighbours; members without which a set tells nothing
+AT, FEWEST = 10, 4  # neighbours; minimum number of members in the corpus
 MODEL, WHOLE, COUNTED, SKIP_GRAM, SPELLED, CHANCE = (
     "model (centred cosine)",
     "model (cosine)",
@@ -35,17 +36,17 @@ Near = Callable[[np.ndarray], np.ndarray]  # words (Q,): the nearest others of e
 
 @dataclass
 class Check:
-    """What one set came to.
+    """Result of one word set.
 
     Attributes:
-        name: of the set.
-        of: text or code.
-        use: its members are alike in use; else in spelling as well, which spelling alone can find.
-        pairs: they are pairs.
-        found: members, or pairs, that the corpus has often enough.
-        members: of the set.
-        missing: some that it has not.
-        precision: @10, by system.
+        name: name of the set.
+        of: `text` or `code`.
+        use: true if members are alike in use only, false if they are also spelled alike.
+        pairs: true if the set consists of pairs.
+        found: number of members, or pairs, that are frequent enough in the corpus.
+        members: number of members, or pairs, of the set.
+        missing: members that the corpus lacks.
+        precision: precision@10 by system.
     """
 
     name: str
@@ -60,28 +61,28 @@ class Check:
 
 @dataclass
 class Difference:
-    """The model's precision less another system's: mean over sets and its standard error (None of one set)."""
+    """Precision of the model less that of another system: mean over sets, and its standard error (None for one set)."""
 
     mean: float
     error: float | None
 
     @property
     def clear(self) -> bool:
-        """The mean is more than two standard errors from nothing."""
+        """Return true if the mean is more than two standard errors away from zero."""
         return self.error is not None and abs(self.mean) > 2 * self.error
 
 
 @dataclass
 class Intrinsic:
-    """All sets that the corpus has enough of.
+    """Results of all sets that are frequent enough in the corpus.
 
     Attributes:
-        words: among which neighbours were looked for.
-        checks: the sets.
-        left_out: sets of which too few are in the corpus, or that are of another kind of corpus.
-        mean: over the sets whose members are alike in use, by system.
-        mean_spelled: over those that are alike in spelling as well.
-        difference: of the first, by other system.
+        words: number of words searched.
+        checks: result of each set.
+        left_out: sets with too few members in the corpus, or meant for another kind of corpus.
+        mean: mean precision over sets alike in use only, by system.
+        mean_spelled: mean precision over sets that are also spelled alike, by system.
+        difference: precision of the model less each baseline, over sets alike in use only.
     """
 
     words: int
@@ -93,7 +94,7 @@ class Intrinsic:
 
     @property
     def verdict(self) -> str:
-        """Which yardsticks the model beats, as far as so few sets can tell."""
+        """List the baselines by significance: beaten, not told apart, better."""
         groups = {
             "beaten": [name for name, found in self.difference.items() if found.clear and found.mean > 0],
             "not told apart": [name for name, found in self.difference.items() if not found.clear],
@@ -103,7 +104,7 @@ class Intrinsic:
 
 
 def words(chunks: list[bytes]) -> dict[str, int]:
-    """The row of the most frequent form of each word, of chunks from the most frequent to the rarest."""
+    """Map each word to the row of its most frequent form; `chunks` are sorted from frequent to rare."""
     found: dict[str, int] = {}
     for row, chunk in enumerate(chunks):
         if word := heading(chunk):
@@ -112,7 +113,7 @@ def words(chunks: list[bytes]) -> dict[str, int]:
 
 
 def systems(chunks: list[bytes], spaces: dict[str, np.ndarray]) -> dict[str, Near]:
-    """How each system finds neighbours among words: by cosine in its space (W, E), and, of the last, by edit distance."""
+    """Return a neighbour search for each system: by cosine in its space (W, E), and by edit distance for spelling."""
 
     def spelled(rows: np.ndarray) -> np.ndarray:
         likeness = similarity(chunks, rows)
@@ -128,16 +129,16 @@ def _nearest(vectors: np.ndarray, rows: np.ndarray) -> np.ndarray:
 
 
 def intrinsic(places: dict[str, int], near: dict[str, Near]) -> Intrinsic | None:
-    """Precision@10 of each set by each system.
+    """Measure the precision@10 of each set for each system.
 
-    Sets for text are asked if the corpus has half of all their words, and so are those for code.
+    Sets for text are used only if the corpus has at least half of their words. The same holds for sets for code.
 
     Args:
-        places: the words, and their places among those that systems know.
-        near: the systems.
+        places: position of each word in the spaces of the systems.
+        near: neighbour search of each system.
 
     Returns:
-        None if the corpus has enough of no set, or not more words than neighbours are asked for.
+        The results, or None if no set is frequent enough or there are too few words for 10 neighbours.
     """
     size = len(places)
     if size <= AT + 1:
@@ -160,12 +161,12 @@ def intrinsic(places: dict[str, int], near: dict[str, Near]) -> Intrinsic | None
 
 
 def _members(each: Kinds | Pairs) -> list[str]:
-    """All words of a set."""
+    """Return all words of a set."""
     return [word for member in _every(each) for word in member]
 
 
 def _chosen(places: dict[str, int]) -> tuple[list[Kinds | Pairs], list[str]]:
-    """The sets that can be asked, and what is left out, and why."""
+    """Return the sets that can be checked, and a line with the reason for each set left out."""
     every: list[Kinds | Pairs] = [*KINDS, *PAIRS]
     chosen, left_out = [], []
     for of in ("text", "code"):
@@ -183,7 +184,7 @@ def _chosen(places: dict[str, int]) -> tuple[list[Kinds | Pairs], list[str]]:
 
 
 def _found(each: Kinds | Pairs, places: dict[str, int]) -> list[tuple[str, ...]]:
-    """The members that the corpus has: words, or whole pairs."""
+    """Return the members, words or whole pairs, that the corpus has."""
     return [member for member in _every(each) if all(word in places for word in member)]
 
 
@@ -198,7 +199,7 @@ def _checked(
     lists: dict[str, np.ndarray],
     size: int,
 ) -> Check:
-    """The check of a set; `line` is where in the lists of neighbours the queries are that are given as rows."""
+    """Check one set; `line` maps query rows to their lines in the neighbour lists."""
     found = _found(each, places)
     rows = np.array([[places[word] for word in member] for member in found], int)
     pairs = isinstance(each, Pairs)
@@ -230,9 +231,10 @@ def _difference(values: list[float]) -> Difference:
 
 
 def skip_gram(stream: np.ndarray, rows: int, width: int, seed: int) -> np.ndarray | None:
-    """Skip-gram vectors (n, E) of the chunks of a stream (Mikolov et al. 2013), by gensim; None where it is not installed.
+    """Train skip-gram vectors (n, E) on a stream of chunks with gensim (Mikolov et al. 2013).
 
-    Chunks that the table does not have are dropped from it; a window reaches two chunks to each side.
+    Chunks missing from the table are dropped from the stream. The window spans two chunks on each side. Return None
+    if gensim is not installed.
     """
     try:
         from gensim.models import Word2Vec

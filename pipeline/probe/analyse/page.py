@@ -1,4 +1,4 @@
-"""The page of an analysis, analysis/report.html: a section for each, self-contained, with links to the map."""
+"""Page of an analysis, `analysis/report.html`: self-contained, one section per analysis, with links to the map."""
 
 from collections.abc import Iterator, Mapping
 
@@ -40,11 +40,11 @@ _ABOUT = {
 
 
 def analysis_page(found: Analysis, pictures: Mapping[str, bytes]) -> str:
-    """The page.
+    """Return the analysis as an HTML page.
 
     Args:
-        found: what was found.
-        pictures: PNG files by name, those of `_ABOUT` are shown.
+        found: the analysis.
+        pictures: PNG files by name. Those listed in `_ABOUT` are shown.
     """
     parts = [
         f"<h1>{escape(found.run)}: what the embeddings know</h1><p class=lead>{found.chunks:,} chunks of the "
@@ -66,7 +66,7 @@ def analysis_page(found: Analysis, pictures: Mapping[str, bytes]) -> str:
 
 
 def _examples(band: Agreement) -> str:
-    """Some chunks of a band, and what is near by embedding, use and spelling."""
+    """Return a table of example chunks of a band with their neighbours by embedding, use and spelling."""
 
     def cells() -> Iterator[tuple[str, ...]]:
         for example in band.examples:

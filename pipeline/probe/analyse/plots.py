@@ -1,4 +1,4 @@
-"""Pictures of an analysis, as PNG bytes."""
+"""Plots of an analysis, as PNG bytes."""
 
 from collections.abc import Sequence
 
@@ -15,7 +15,7 @@ from pipeline.run.files import Part
 from pipeline.show.plots import COLOURS, GREY, MODEL, panel, plain, png
 
 USE, SPELLING = COLOURS["pretrain"], MODEL
-_LABELS = 60  # of a map
+_LABELS = 60  # labels on a map
 _SIGNS = {
     OF_WHOLE: ("<", "#57606a"),
     "PPMI-SVD": ("D", USE),
@@ -25,7 +25,7 @@ _SIGNS = {
 
 
 def agreement(bands: Sequence[Agreement]) -> bytes:
-    """Likeness in use and in spelling by the centred cosine, from chance (0) to the best possible (1), a panel a band."""
+    """Plot similarity in use and spelling over the centred cosine, from chance (0) to best (1), one panel per band."""
     figure = Figure(figsize=(4.8 * len(bands), 3.2))
     for position, band in enumerate(bands, 1):
         last = band.first + band.among - 1
@@ -49,7 +49,7 @@ def agreement(bands: Sequence[Agreement]) -> bytes:
 
 
 def intrinsic(found: Intrinsic) -> bytes:
-    """Precision@10 by set: a bar for the model, a sign for each other system."""
+    """Plot precision@10 by set: a bar for the model and a marker for each other system."""
     checks = sorted(found.checks, key=lambda check: (not check.use, -check.precision[OF_MODEL]))
     figure = Figure(figsize=(9.5, 0.27 * len(checks) + 1.0))
     axes = panel(figure, 1, 1, "", "precision@10: more is better")
@@ -68,7 +68,7 @@ def intrinsic(found: Intrinsic) -> bytes:
 
 
 def norms(vectors: np.ndarray, counts: np.ndarray) -> bytes:
-    """The norm of each chunk's embedding against its count."""
+    """Plot the norm of each chunk's embedding against its count."""
     figure = Figure(figsize=(6, 3.2))
     axes = panel(figure, 1, 1, "norm of the embedding", "occurrences of the chunk")
     axes.semilogx(counts, np.linalg.norm(vectors, axis=1), ".", color=USE, markersize=2, alpha=0.4)
@@ -77,7 +77,7 @@ def norms(vectors: np.ndarray, counts: np.ndarray) -> bytes:
 
 
 def loss(parts: Sequence[Part]) -> bytes:
-    """Bits per token by how often training saw a chunk, and what share of all bits and tokens that is."""
+    """Plot bits per token, and the shares of bits and tokens, by the count of a chunk in the train split."""
     figure = Figure(figsize=(9.5, 2.9))
     names, places = [part.of.replace("–", "–\n") for part in parts], np.arange(len(parts))
     each = panel(figure, 1, 2, "bits per token", "times in the train split")
@@ -94,7 +94,7 @@ def loss(parts: Sequence[Part]) -> bytes:
 
 
 def drift(found: Drift) -> bytes:
-    """The frequent chunks that moved most and least, by the cosine of before and after."""
+    """Plot the frequent chunks that moved most and least, by the cosine of their embeddings before and after."""
     figure = Figure(figsize=(9.5, 0.2 * max(len(found.most), len(found.least)) + 0.9))
     for position, (title, moved) in enumerate((("moved most", found.most), ("moved least", found.least)), 1):
         axes = panel(figure, position, 2, title, "cosine with itself, after the best turn")
@@ -107,7 +107,7 @@ def drift(found: Drift) -> bytes:
 
 
 def passages(found: ByLayer) -> bytes:
-    """How many of a passage's neighbours each layer shares with the one before it, and what else they have in common."""
+    """Plot the neighbours each layer shares with the previous layer, and the shares with equal chunks or documents."""
     figure = Figure(figsize=(9.5, 3.0))
     names, places = [each.name for each in found.layers], np.arange(len(found.layers))
     kept = panel(figure, 1, 2, "nearest passages that the layer before has too, %", "")
@@ -134,7 +134,7 @@ def passages(found: ByLayer) -> bytes:
 
 
 def placed(places: np.ndarray, clusters: np.ndarray, labels: Sequence[str], name: str, colours: Sequence[str]) -> bytes:
-    """A map: points (n, 2) in the colours of their clusters, or their own, and such labels of frequent ones as have room."""
+    """Plot points (n, 2) in their cluster's colour, or in `colours`, with labels of frequent chunks where they fit."""
     figure = Figure(figsize=(9.5, 7))
     axes = figure.add_subplot()
     own = colours or [f"C{cluster % 10}" for cluster in clusters.tolist()]
@@ -142,7 +142,7 @@ def placed(places: np.ndarray, clusters: np.ndarray, labels: Sequence[str], name
     span = np.maximum(np.ptp(places, axis=0), 1e-9)
     taken: list[np.ndarray] = []
     for place, label in zip(places, () if colours else labels, strict=False):
-        size = np.array([0.012 * (len(label) + 1), 0.026])  # of a label, in shares of the picture
+        size = np.array([0.012 * (len(label) + 1), 0.026])  # size of a label, as a share of the picture
         middle = (place / span) + size / 2
         if all((np.abs(middle - other[:2]) > (size + other[2:]) / 2).any() for other in taken):
             taken.append(np.concatenate([middle, size]))

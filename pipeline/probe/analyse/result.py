@@ -1,4 +1,4 @@
-"""What an analysis of a run's embeddings found: analysis.json, and the same as sentences and tables for people."""
+"""Result of an analysis of a run's embeddings: the fields of analysis.json, and their text as sentences and tables."""
 
 from dataclasses import dataclass, field
 
@@ -13,32 +13,32 @@ from pipeline.run.files import Part
 
 @dataclass(kw_only=True)
 class Analysis:
-    """The fields of analysis.json.
+    """Fields of analysis.json.
 
     Attributes:
-        folder: where all of it lies.
+        folder: folder with all files of the analysis.
         run: name of the run.
         stage: phase whose checkpoint was analysed.
-        step: of that checkpoint.
-        checkpoint: its digest.
-        fallback: why it was used though it is not the best; None: nothing was wrong.
-        split: whose chunks and contexts were looked at.
-        chunks: that were analysed, the most frequent ones.
-        least: chunks that occur less often were left out.
-        width: of their embeddings.
-        agreement: in bands of frequency, the most frequent chunks first.
-        classes: what clusters tell of what follows.
-        intrinsic: words that ought to find each other; None: of pixels, or the corpus has too few of them.
-        loss: bits by frequency, of evaluation.json; empty where there is none of this checkpoint.
-        norms: lengths of embeddings.
-        cloud: their directions and dimension.
-        drift: from phase one, or another run; None where there is neither.
-        passages: most similar passages, layer by layer; None: they were not wanted, or there are too few.
-        maps: names of the maps, the first one shown first.
-        findings: the above in sentences.
-        notes: what was left out, cut, or could not be done, and why.
-        files: what was written beside analysis.json.
-        seconds: that it took.
+        step: step of that checkpoint.
+        checkpoint: digest of that checkpoint.
+        fallback: why a checkpoint other than the best was used, or None.
+        split: split whose chunks and contexts were analysed.
+        chunks: number of chunks analysed, the most frequent ones.
+        least: minimum count of an analysed chunk.
+        width: width of their embeddings.
+        agreement: agreement in use and spelling by frequency band, the most frequent chunks first.
+        classes: information that clusters give about the next cluster, or None.
+        intrinsic: intrinsic checks, or None for pixels and for corpora with too few of the words.
+        loss: bits by frequency from evaluation.json, empty if it has none of this checkpoint.
+        norms: norms of the embeddings.
+        cloud: anisotropy and effective dimension of the embeddings.
+        drift: drift from phase one or from another run, or None if there is neither.
+        passages: most similar passages by layer, or None if not requested or too few.
+        maps: names of the maps, in the order they are shown.
+        findings: sentences that summarise the analysis.
+        notes: what was left out, cut or not possible, and why.
+        files: files written beside analysis.json.
+        seconds: duration of the analysis.
     """
 
     folder: str
@@ -67,7 +67,7 @@ class Analysis:
 
 
 def findings(found: Analysis) -> list[str]:
-    """One sentence for each analysis."""
+    """Summarise each part of the analysis in a sentence."""
     told = []
     for band in found.agreement:
         which = "most frequent chunks" if band.first == 1 else f"chunks from rank {band.first:,}"
@@ -126,7 +126,7 @@ def findings(found: Analysis) -> list[str]:
 
 
 def rows(checks: Intrinsic) -> list[tuple[str, ...]]:
-    """Precision@10 of the sets, a line each: name, members found, systems."""
+    """Return the rows of the precision@10 table: name of the set, members found, precision by system."""
     names = list(checks.checks[0].precision)
     lines = [
         (
@@ -143,12 +143,12 @@ def rows(checks: Intrinsic) -> list[tuple[str, ...]]:
 
 
 def head(checks: Intrinsic) -> tuple[str, ...]:
-    """The head of that table."""
+    """Return the header of the precision@10 table."""
     return ("set", "in the corpus", *checks.checks[0].precision)
 
 
 def table(found: Analysis) -> str:
-    """All of it as text."""
+    """Format the analysis as text."""
     lines = [f"{found.run}, {found.stage} step {found.step:,}: {found.chunks:,} chunks of the {found.split} split"]
     lines += [f"- {sentence}" for sentence in found.findings]
     if found.intrinsic is not None:

@@ -1,7 +1,8 @@
-"""Words that are of a kind, and pairs that belong together: what neighbours ought to find, for text and for code.
+"""Word sets and word pairs for the intrinsic checks, for text and for code.
 
-Members stand here without white space and, where they have letters or digits, without signs at their ends: `heading` makes the
-same of a chunk, so that `self.`, `self, ` and `self` are one word.
+Members are written without white space. Members with letters or digits have no other signs at their ends.
+`pipeline.probe.analyse.sets.heading` reduces a chunk to the same form, so that `self.`, `self, ` and `self` are one
+word.
 """
 
 from dataclasses import dataclass
@@ -10,7 +11,7 @@ from typing import Literal
 
 @dataclass(frozen=True)
 class Kinds:
-    """A set of words of which each should find the others."""
+    """Set of words whose members should be neighbours of each other."""
 
     name: str
     of: Literal["text", "code"]
@@ -19,7 +20,10 @@ class Kinds:
 
 @dataclass(frozen=True)
 class Pairs:
-    """Pairs of words of which each should find the other; `spelled` ones also look alike, so spelling alone finds them."""
+    """Pairs of words that should be neighbours.
+
+    `spelled` pairs also look alike, so that spelling alone finds them.
+    """
 
     name: str
     of: Literal["text", "code"]
@@ -145,9 +149,9 @@ PAIRS = (
 
 
 def heading(chunk: bytes) -> str:
-    """The word that a chunk is a form of: without white space, and without signs at the ends of letters and digits.
+    """Return the word in a chunk, without white space and without signs around its letters and digits.
 
-    An empty one stands for what is no word: white space, or bytes that are no UTF-8.
+    Return an empty string for white space and for bytes that are not UTF-8.
     """
     try:
         text = chunk.decode().strip()

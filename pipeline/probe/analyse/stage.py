@@ -1,7 +1,7 @@
-"""The stage `analyse`: figures, pictures and a map of a run's embeddings, into its folder `analysis/`.
+"""Stage `analyse`: figures, plots and a map of a run's embeddings, written to its folder `analysis/`.
 
-It needs no index: the frequent chunks of the split are embedded anew, in seconds, by whichever checkpoint is asked for. So two
-checkpoints can be compared, and nothing can be stale.
+It needs no index. The frequent chunks of the split are embedded again by the selected checkpoint, which takes
+seconds. So two checkpoints can be compared, and nothing can be stale.
 """
 
 import logging
@@ -35,10 +35,10 @@ _ON_MAP = 8  # neighbours of a point
 
 @guarding
 def analyse(options: Options) -> Analysis:
-    """Analyses the embeddings of a run's present checkpoint, or of that of `evaluate.stage`.
+    """Analyse the embeddings of a run's present checkpoint, or of the checkpoint of `evaluate.stage`.
 
     Raises:
-        ConfigError: the model embeds no chunk by itself, or an option cannot be met.
+        ConfigError: the model has no chunk embeddings, or an option cannot be satisfied.
         FileNotFoundError: no such shards or run, or nothing was trained.
         ValueError: the split has too few chunks, or a file of the run is damaged.
     """
@@ -70,7 +70,7 @@ def analyse(options: Options) -> Analysis:
         "report.html": analysis_page(found, pictures).encode(),
     }
     make_folders(place, within=folder.path)
-    for name in set(PICTURES) - set(content):  # of an analysis before this one
+    for name in set(PICTURES) - set(content):  # left by an earlier analysis
         (place / name).unlink(missing_ok=True)
     for name, written in content.items():
         write_atomically(place / name, written)
@@ -85,10 +85,10 @@ def analyse(options: Options) -> Analysis:
 
 
 def _before(run: Run) -> Run | None:
-    """The checkpoint from which drift is measured: of another run, or of phase one; None where there is none.
+    """Open the run that drift is measured from: `analyse.against`, or phase one; return None if there is neither.
 
     Raises:
-        ConfigError: the other one cuts its chunks otherwise, or it is the same.
+        ConfigError: the other run uses another chunker, or its checkpoint is the same.
     """
     options, named = run.options, run.options.analyse.against
     try:
@@ -103,7 +103,7 @@ def _before(run: Run) -> Run | None:
     except FileNotFoundError:
         if named is not None:
             raise
-        return None  # phase one is no longer there
+        return None  # phase one was deleted
     if (found.chunker.name, found.chunker.k) != (run.chunker.name, run.chunker.k):
         raise ConfigError(
             f"analyse.against={named}: its chunks are {found.chunker.name} of {found.chunker.k}, those of {run.folder.path} "
@@ -115,7 +115,7 @@ def _before(run: Run) -> Run | None:
 
 
 def _pictures(found: Analysis, made: Material, places: dict[str, np.ndarray]) -> dict[str, bytes]:
-    """PNG files by name."""
+    """Draw the plots of the analysis; return PNG files by name."""
     first = found.maps[0]
     own = [label.split(",")[0] for label in made.labels] if made.pixels else []
     pictures = {"map.png": plots.placed(places[first], made.clusters, made.labels, first, own)}
@@ -134,7 +134,7 @@ def _pictures(found: Analysis, made: Material, places: dict[str, np.ndarray]) ->
 
 
 def _points(made: Material, places: dict[str, np.ndarray]) -> Points:
-    """The points of the map, each with its nearest ones."""
+    """Return the points of the map, each with its nearest neighbours."""
     size, units = len(made.chunks), unit(made.centred)
     near = nearest(made.centred, np.arange(size), min(_ON_MAP, size - 1))
     cosines = np.stack([(units * units[column]).sum(1) for column in near.T], 1)
@@ -151,7 +151,7 @@ def _points(made: Material, places: dict[str, np.ndarray]) -> Points:
 
 
 def _export(made: Material, options: Options) -> None:
-    """Writes what TensorBoard's projector reads."""
+    """Write the export for TensorBoard's projector."""
     top = slice(options.analyse.projector)
     chunks = made.every.chunks[top]
     page.export(

@@ -1,12 +1,11 @@
-"""Agreement in use, not in spelling: are an embedding's neighbours used alike, or only written alike?
+"""Agreement of embeddings with use and with spelling: are the neighbours of a chunk used alike, or only written alike?
 
-Use is what stands before and after a chunk: its positive pointwise mutual information (PPMI) with the most frequent chunks
-there. Two chunks are used alike if the cosine of these rows is high. The same rows, in few dimensions, are the yardstick that
-an embedding has to beat: they need no training and see one chunk to each side.
+Use is measured by the chunks directly before and after a chunk: its row holds its positive pointwise mutual
+information (PPMI) with the most frequent of them. Two chunks are used alike if the cosine of their rows is high. The
+same rows in few dimensions are the baseline for the embeddings: they need no training and see one chunk on each side.
+Spelling is measured by the edit distance of bytes, or by the distance of pixels.
 
-Legend: n chunks, C chunks of context, S places of the stream, Q queries, E dimensions.
-
-How alike two chunks are spelled: edit distance of bytes, many at a time, or the distance of their pixels.
+Legend: n chunks, C chunks of context, S positions of the stream, Q queries, E dimensions.
 """
 
 from dataclasses import dataclass, field
@@ -20,9 +19,10 @@ _ONE = np.uint64(1)
 
 
 def similarity(chunks: list[bytes], rows: np.ndarray, pixels: bool = False) -> np.ndarray:
-    """Likeness (Q, n) float32 of some chunks, given as rows (Q,), to all: 1 of equal ones, 0 with nothing in common.
+    """Return the spelling similarity (Q, n) float32 of some chunks, given as rows (Q,), to all chunks.
 
-    It is 1 − edit distance / length of the longer, or, of pixels, 1 − mean absolute difference / 255.
+    It is 1 − edit distance / length of the longer chunk, or for pixels 1 − mean absolute difference / 255. Equal
+    chunks have 1, chunks with nothing in common 0.
     """
     if pixels:
         return np.stack([_pixels(chunks[row], chunks) for row in rows.tolist()])
@@ -39,15 +39,15 @@ def similarity(chunks: list[bytes], rows: np.ndarray, pixels: bool = False) -> n
 
 
 def distances(pattern: bytes, table: np.ndarray, lengths: np.ndarray) -> np.ndarray:
-    """Edit distances (n,) of a pattern to n texts, by bit vectors (Myers 1999, in the form of Hyyrö 2001).
+    """Compute the edit distances (n,) of a pattern to n texts with bit vectors (Myers 1999, as in Hyyrö 2001).
 
-    A column of the matrix of dynamic programming is two words of bits: where it rises and where it falls. So a byte of
-    all texts costs a dozen operations on arrays, whatever the pattern's length.
+    Two bit words hold a column of the dynamic-programming matrix: where it rises and where it falls. So one byte of all
+    texts costs a dozen array operations, whatever the length of the pattern.
 
     Args:
         pattern: 1 to 64 bytes.
         table: (K, n) uint8, the texts in columns.
-        lengths: (n,) of them.
+        lengths: (n,) lengths of the texts.
     """
     places = np.zeros(256, np.uint64)
     for at, byte in enumerate(pattern):
@@ -68,7 +68,7 @@ def distances(pattern: bytes, table: np.ndarray, lengths: np.ndarray) -> np.ndar
 
 
 def _pixels(chunk: bytes, chunks: list[bytes]) -> np.ndarray:
-    """Likeness (n,) of a chunk of pixels to all, over the values that both have."""
+    """Return the similarity (n,) of a chunk of pixels to all chunks, over the values that both have."""
     own = np.frombuffer(chunk, np.uint8).astype(np.float32)
     found = np.zeros(len(chunks), np.float32)
     for number, other in enumerate(chunks):
@@ -84,16 +84,16 @@ _BINS, _EXAMPLES = 12, 10
 
 @dataclass
 class Kind:
-    """Likeness of one kind, of use or of spelling, between a chunk and its nearest ones.
+    """Similarity of one kind, use or spelling, between chunks and their neighbours.
 
     Attributes:
-        neighbours: mean, of the neighbours by embedding.
-        chance: of any two chunks.
-        best: of those that are nearest in this very likeness.
-        share: how far the neighbours are from chance to best, 0 to 1.
-        overlap: share of the neighbours by embedding that are among the nearest in this likeness.
-        correlation: Spearman's, of this likeness and the cosine of embeddings, over all pairs.
-        by_cosine: its mean by the cosine of embeddings, in the bins of `Agreement.cosines`.
+        neighbours: mean similarity of the neighbours by embedding.
+        chance: mean similarity of any two chunks.
+        best: mean similarity of the nearest chunks by this similarity itself.
+        share: position of `neighbours` between `chance` (0) and `best` (1).
+        overlap: share of the neighbours by embedding that are also nearest by this similarity.
+        correlation: Spearman's rank correlation of this similarity and the cosine of embeddings, over all pairs.
+        by_cosine: mean similarity by the cosine of embeddings, in the bins of `Agreement.cosines`.
     """
 
     neighbours: float
@@ -107,7 +107,7 @@ class Kind:
 
 @dataclass
 class Example:
-    """A chunk and its nearest ones, for people: by embedding, by use, by spelling."""
+    """Displayed chunk with its nearest chunks by embedding, by use and by spelling."""
 
     chunk: str
     embedding: list[str]
@@ -117,19 +117,19 @@ class Example:
 
 @dataclass
 class Agreement:
-    """What neighbours have in common.
+    """Agreement of the neighbours by embedding with those by use and spelling, in a frequency band.
 
     Attributes:
-        first: rank by frequency of the first chunk of the band in which queries and neighbours lie.
-        among: chunks of the band.
-        counts: how often the last and the first of them occur.
-        queries: chunks that were asked for.
-        neighbours: of each.
-        chance: the overlap of two unrelated lists of neighbours.
-        use: likeness of contexts.
-        spelling: likeness of bytes.
-        cosines: lower ends of bins of the cosine of embeddings.
-        examples: of some queries.
+        first: frequency rank of the first chunk of the band. Queries and neighbours both lie in the band.
+        among: number of chunks in the band.
+        counts: occurrences of the last and the first chunk of the band.
+        queries: number of query chunks.
+        neighbours: neighbours of each query.
+        chance: expected overlap of two unrelated lists of neighbours.
+        use: similarity of contexts.
+        spelling: similarity of bytes.
+        cosines: lower edges of the bins of the cosine of embeddings.
+        examples: some queries with their neighbours.
     """
 
     first: int
@@ -145,7 +145,7 @@ class Agreement:
 
     @property
     def verdict(self) -> str:
-        """What comes first."""
+        """Say which of use and spelling has the larger share."""
         use, spelling = self.use.share, self.spelling.share
         if max(use, spelling) < 0.1:
             return "neither use nor spelling"
@@ -156,15 +156,15 @@ class Agreement:
 
 @dataclass
 class Classes:
-    """Bits that the class of a chunk tells of the class of the next: average mutual information (Brown et al. 1992).
+    """Mutual information, in bits, of the classes of neighbouring chunks (average, as in Brown et al. 1992).
 
     Attributes:
-        classes: clusters of embeddings.
-        pairs: neighbours in the stream that were counted.
-        embedding: of these clusters.
-        use: of as many clusters of the contexts' vectors, the yardstick.
-        shuffled: of clusters of the same sizes by chance: what so few counts give by themselves.
-        spelling: of as many classes by spelling, equal in frequency: chunks in the order of their bytes, cut.
+        classes: number of clusters.
+        pairs: number of neighbouring chunks counted.
+        embedding: bits for the clusters of embeddings.
+        use: bits for as many clusters of context vectors, the baseline.
+        shuffled: bits for shuffled clusters of the same sizes, which estimate the bias of small counts.
+        spelling: bits for as many equally frequent classes of chunks sorted by their bytes.
     """
 
     classes: int
@@ -176,12 +176,12 @@ class Classes:
 
 
 def contexts(stream: np.ndarray, rows: int, width: int) -> np.ndarray:
-    """How often each chunk has each of the most frequent ones before and after it: (n, 2 C) float32.
+    """Count how often each chunk has each of the most frequent chunks before and after it; return (n, 2 C) float32.
 
     Args:
-        stream: (S,) rows, -1 where there is none.
-        rows: n; a lower row is a more frequent chunk.
-        width: C at most.
+        stream: (S,) rows of chunks, -1 for none.
+        rows: n. Lower rows are more frequent chunks.
+        width: upper limit of C.
     """
     width, found = min(width, rows), []
     for own, other in ((stream[1:], stream[:-1]), (stream[:-1], stream[1:])):
@@ -192,7 +192,7 @@ def contexts(stream: np.ndarray, rows: int, width: int) -> np.ndarray:
 
 
 def information(counts: np.ndarray) -> np.ndarray:
-    """Positive pointwise mutual information (n, C) of counts, contexts smoothed by a power (Levy, Goldberg & Dagan 2015)."""
+    """Compute the PPMI (n, C) of counts, with smoothed contexts (Levy, Goldberg & Dagan 2015)."""
     columns = counts.sum(0, dtype=np.float64) ** SMOOTHING
     expected = columns / max(float(columns.sum()), 1e-12)
     shares = counts / np.maximum(counts.sum(1, keepdims=True), 1e-12)
@@ -202,9 +202,10 @@ def information(counts: np.ndarray) -> np.ndarray:
 
 
 def reduced(matrix: np.ndarray, width: int) -> np.ndarray:
-    """The first left singular vectors (n, E) of a matrix (n, C), scaled by the roots of their values (Levy & Goldberg 2014).
+    """Reduce a matrix (n, C) to E dimensions by singular value decomposition.
 
-    By the eigenvectors of the smaller Gram matrix, in which the C columns of contexts fit.
+    Return the first left singular vectors (n, E), scaled by the square roots of their singular values (Levy &
+    Goldberg 2014). They are computed from the eigenvectors of the smaller Gram matrix (C, C).
     """
     values, vectors = np.linalg.eigh((matrix.T @ matrix).astype(np.float64))
     largest = np.argsort(-values)[:width]
@@ -223,21 +224,21 @@ def agreement(
     count: int,
     pixels: bool = False,
 ) -> Agreement:
-    """Compares the neighbours by embedding with those by use and by spelling, in a band of frequencies.
+    """Compare the neighbours by embedding with those by use and by spelling, in a frequency band.
 
-    Rare chunks and frequent ones are looked at apart, because an embedding's length and direction, and how well contexts are
-    known, go with frequency.
+    Rare and frequent chunks are compared separately. Norms and directions of embeddings depend on frequency, and so
+    does the reliability of the contexts.
 
     Args:
         vectors: (n, E) embeddings, the most frequent chunk first.
-        used: (n, C) rows of `information`.
-        chunks: their bytes.
-        counts: (n,) of them.
-        labels: the chunks, for people.
-        band: ranks of frequency, three at least.
-        queries: so many of them at most, spread evenly over the ranks.
-        count: neighbours of each.
-        pixels: chunks are of pixels.
+        used: (n, C) PPMI rows of the contexts.
+        chunks: bytes of each chunk.
+        counts: (n,) occurrences of each chunk.
+        labels: the displayed chunks.
+        band: slice of frequency ranks, at least three.
+        queries: maximum number of queries, spread evenly over the ranks.
+        count: neighbours of each query.
+        pixels: true if chunks consist of pixels.
     """
     vectors, used, chunks, counts, labels = vectors[band], used[band], chunks[band], counts[band], labels[band]
     among = len(chunks)
@@ -290,16 +291,16 @@ def agreement(
 
 
 def _highest(values: np.ndarray, own: np.ndarray, count: int) -> np.ndarray:
-    """Columns (Q, count) of the highest values (Q, n) of each row, itself left out; equals in the order of frequency."""
+    """Return the columns (Q, count) of the highest values (Q, n) of each row except its own; ties go by frequency."""
     return np.argsort(np.where(own, np.inf, -values), axis=1, kind="stable")[:, :count]
 
 
 def mutual_information(stream: np.ndarray, classes: np.ndarray) -> tuple[float, int]:
-    """Bits that the class of a chunk tells of that of the next one, and the number of pairs.
+    """Return the mutual information, in bits, of the classes of neighbouring chunks, and the number of pairs.
 
     Args:
-        stream: (S,) rows of chunks, -1 where there is none.
-        classes: (n,) of them; what is beyond them is left out.
+        stream: (S,) rows of chunks, -1 for none.
+        classes: (n,) class of each row. Rows from n on are left out.
     """
     before, after = stream[:-1], stream[1:]
     pairs = (before >= 0) & (after >= 0) & (before < len(classes)) & (after < len(classes))
@@ -314,15 +315,15 @@ def mutual_information(stream: np.ndarray, classes: np.ndarray) -> tuple[float, 
 def classes(
     stream: np.ndarray, embedding: np.ndarray, use: np.ndarray, chunks: list[bytes], counts: np.ndarray, seed: int
 ) -> Classes:
-    """Part-of-speech-like clusters, measured by what they tell of the next one.
+    """Measure clusters by their mutual information with the cluster of the next chunk, as for parts of speech.
 
     Args:
         stream: (S,) rows of chunks.
         embedding: (n,) clusters of embeddings.
-        use: (n,) as many of the contexts' vectors.
-        chunks: their bytes.
-        counts: (n,) of them.
-        seed: of what is shuffled.
+        use: (n,) as many clusters of context vectors.
+        chunks: bytes of each chunk.
+        counts: (n,) occurrences of each chunk.
+        seed: seed of the shuffled clusters.
     """
     number = int(embedding.max()) + 1
     shuffled = np.random.default_rng(seed).permutation(embedding)

@@ -1,1 +1,1 @@
-"""Embeddings as pictures: a map in two dimensions, and an export for TensorBoard's projector."""
+"""Maps of the embeddings in two dimensions, and an export for TensorBoard's projector."""

@@ -1,16 +1,16 @@
-"""A map as one HTML file that needs no network: zoom, search, neighbours on hover, colours by frequency, length or cluster.
+"""Maps of embeddings in two dimensions: projection, HTML page, and export for TensorBoard's projector.
 
-The page is `map.html` with the points as JSON inside; labels reach the screen as text, never as markup.
+The projection is always PCA, and also UMAP or t-SNE if installed (`pip install haed[maps]`). Points far apart in PCA
+are far apart in all dimensions, but near points need not be near. UMAP (McInnes et al. 2018) and t-SNE (van der
+Maaten & Hinton 2008) keep neighbours together; distances between groups and sizes of groups mean little.
 
-Embeddings in two dimensions: PCA always, UMAP or t-SNE where they are installed (`pip install haed[maps]`).
+The page is one HTML file that needs no network, with zoom, search, neighbours on hover, and colours by frequency,
+length or cluster. It is `map.html` with the points embedded as JSON. Labels are shown as text, never as markup.
 
-PCA is a shadow: what is far apart on it is far apart, what is near may not be. UMAP (McInnes et al. 2018) and t-SNE (van der
-Maaten & Hinton 2008) keep neighbours together; distances between groups, and their sizes, mean little.
-
-An export for TensorBoard's projector: vectors, labels and counts, and sprites of chunks of pixels.
-
-`tensorboard --logdir RUN/analysis/projector` opens it, and so does the TensorBoard of `haed serve`. `vectors.bytes` is float32,
-row after row, which `numpy.fromfile` reads too; `projector_config.pbtxt` says its shape; `metadata.tsv` has a line for each row.
+The export holds vectors, labels and counts, and sprites for chunks of pixels.
+`tensorboard --logdir RUN/analysis/projector` opens it, and so does the TensorBoard of `haed serve`. `vectors.bytes` is
+float32, row by row, readable by `numpy.fromfile`. `projector_config.pbtxt` gives its shape, and `metadata.tsv` has a
+line for each row.
 """
 
 import io
@@ -40,15 +40,15 @@ VECTORS, METADATA, SPRITES, CONFIG = "vectors.bytes", "metadata.tsv", "sprites.p
 def export(
     folder: Path, name: str, vectors: np.ndarray, labels: list[str], columns: dict[str, np.ndarray], chunks: list[bytes]
 ) -> None:
-    """Writes the export; the configuration last, so that TensorBoard meets a whole one.
+    """Write the export. The configuration is written last, so that TensorBoard never reads an incomplete export.
 
     Args:
-        folder: where.
-        name: of the embedding.
-        vectors: (n, E), which are normalised; given less their mean, the projector's cosines are centred ones.
-        labels: of the rows.
-        columns: further ones of the table, (n,) each.
-        chunks: of pixels, each drawn as a sprite; empty: none are drawn.
+        folder: folder to write to.
+        name: name of the embedding.
+        vectors: (n, E) vectors, normalised here. Subtract their mean first to have centred cosines in the projector.
+        labels: label of each row.
+        columns: further columns of the table, (n,) each.
+        chunks: chunks of pixels to draw as sprites, or an empty list.
     """
     make_folders(folder, within=folder.parent)
     write_atomically(folder / VECTORS, unit(vectors).astype("<f4").tobytes())
@@ -62,14 +62,14 @@ def export(
         shown.append(f'sprite {{ image_path: "{SPRITES}" {sides} }}')
     shape = f"tensor_shape: {vectors.shape[0]} tensor_shape: {vectors.shape[1]}"
     if not any(folder.glob("events.out.tfevents.*")):
-        EventFileWriter(str(folder)).close()  # empty; with it TensorBoard lists the folder if it is told one further up
+        EventFileWriter(str(folder)).close()  # empty; lets TensorBoard find this folder from a parent folder
     safe = "".join(character if character.isalnum() or character in "-_. " else "_" for character in name)
     config = f'embeddings {{ tensor_name: "{safe}" tensor_path: "{VECTORS}" {shape} {" ".join(shown)} }}\n'
     write_atomically(folder / CONFIG, config.encode())
 
 
 def sprites(chunks: list[bytes]) -> bytes:
-    """One PNG of all chunks of RGB pixels, row by row in a square, each as vertical strips of its colours."""
+    """Draw all chunks of RGB pixels into one square PNG, row by row, each as vertical strips of its colours."""
     side = math.ceil(math.sqrt(len(chunks)))
     raster = np.full((side * SPRITE, side * SPRITE, 3), 255, np.uint8)
     for number, chunk in enumerate(chunks):
@@ -87,14 +87,14 @@ log = logging.getLogger(__name__)
 Kind = Literal["auto", "pca", "umap", "tsne"]
 NAMES = {"pca": "PCA", "umap": "UMAP", "tsne": "t-SNE"}
 _PACKAGES = {"umap": ("umap", "umap-learn"), "tsne": ("openTSNE", "openTSNE")}
-_FEWEST = 32  # points of a map of neighbours
+_FEWEST = 32  # minimum number of points for UMAP and t-SNE
 
 
 def kinds(asked: Kind) -> list[str]:
-    """The maps that are made, the best one first: that asked for, and PCA. `auto` takes what is installed.
+    """Return the projections to compute, the best first: the requested one, then PCA. `auto` takes an installed one.
 
     Raises:
-        ConfigError: the package of the one asked for is not installed.
+        ConfigError: the package of the requested projection is not installed.
     """
     there = [kind for kind, (module, _) in _PACKAGES.items() if find_spec(module)]
     if asked in _PACKAGES and asked not in there:
@@ -107,7 +107,7 @@ def kinds(asked: Kind) -> list[str]:
 
 
 def project(vectors: np.ndarray, kind: str, seed: int) -> np.ndarray:
-    """Places (n, 2) float32 of embeddings (n, E), which are compared by cosine."""
+    """Project embeddings (n, E), compared by cosine, to positions (n, 2) float32."""
     units = unit(vectors)
     others: dict[str, Callable[[np.ndarray, int], np.ndarray]] = {"umap": _umap, "tsne": _tsne}
     if kind in others and len(units) >= _FEWEST:
@@ -117,7 +117,7 @@ def project(vectors: np.ndarray, kind: str, seed: int) -> np.ndarray:
 
 
 def principal(vectors: np.ndarray) -> np.ndarray:
-    """The first two principal components (n, 2), signs chosen so that the largest coordinate of each is positive."""
+    """Return the first two principal components (n, 2), signed so that the largest coordinate of each is positive."""
     centred = vectors.astype(np.float64) - vectors.mean(0, dtype=np.float64)
     _, directions = np.linalg.eigh(centred.T @ centred)
     found = centred @ np.pad(directions[:, ::-1][:, :2], ((0, 0), (0, max(0, 2 - vectors.shape[1]))))
@@ -129,7 +129,7 @@ def _umap(units: np.ndarray, seed: int) -> np.ndarray:
     import warnings
 
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of its packages, of what it has no use for here
+        warnings.simplefilter("ignore")  # packages of UMAP warn about unused features
         from umap import UMAP
 
         made = UMAP(n_neighbors=15, min_dist=0.1, metric="cosine", random_state=seed % (1 << 31), n_jobs=1)
@@ -144,22 +144,22 @@ def _tsne(units: np.ndarray, seed: int) -> np.ndarray:
     return np.asarray(made.fit(units))
 
 
-_STEPS = 20_000  # of a coordinate
+_STEPS = 20_000  # largest integer coordinate
 
 
 @dataclass
 class Points:
-    """n chunks on maps, the most frequent first.
+    """Points of n chunks on maps, the most frequent first.
 
     Attributes:
-        labels: for people.
-        counts: (n,).
-        lengths: (n,) in bytes.
-        clusters: (n,).
-        near: (n, m) rows of the nearest by embedding, with (n, m) cosines in hundredths.
-        cosines: these.
-        places: (n, 2) by the name of a map, the one to show first.
-        pixels: labels are colours.
+        labels: (n) displayed chunks.
+        counts: (n,) occurrences.
+        lengths: (n,) lengths in bytes.
+        clusters: (n,) clusters.
+        near: (n, m) rows of the nearest chunks by embedding.
+        cosines: (n, m) cosines of these, in hundredths.
+        places: positions (n, 2) by the name of a map. The first map is shown first.
+        pixels: true if the labels are colours.
     """
 
     labels: list[str]
@@ -173,12 +173,12 @@ class Points:
 
 
 def map_page(title: str, about: str, points: Points) -> str:
-    """The page.
+    """Return the map as an HTML page.
 
     Args:
-        title: its heading.
-        about: a sentence on what is shown.
-        points: the points.
+        title: heading of the page.
+        about: a sentence about the map.
+        points: points to show.
     """
     values = {
         "labels": points.labels,
@@ -197,7 +197,7 @@ def map_page(title: str, about: str, points: Points) -> str:
 
 
 def _whole(places: np.ndarray) -> list[int]:
-    """Places (n, 2) as whole numbers x, y, x, y, … of which the longer side has `_STEPS`; y grows downwards."""
+    """Scale positions (n, 2) to integers x, y, x, y, …: the longer side has `_STEPS`, and y grows downwards."""
     low = places.min(0)
     scale = _STEPS / max(float((places.max(0) - low).max()), 1e-12)
     found = (places - low) * scale
