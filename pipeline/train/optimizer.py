@@ -58,7 +58,7 @@ class AdamWAndRows(torch.optim.AdamW):
 
 
 def make_optimizer(system: System, rates: OptimizerOptions, layer_decay: float = 1.0) -> AdamWAndRows:
-    """Create AdamW, with the main model's own learning rate, weight decay of matrices alone, and row-wise Adagrad for tables.
+    """Create AdamW with weight decay of matrices alone and the main model's own learning rate; tables use row-wise Adagrad.
 
     Tables have their own learning rate. Transformer-XL's u and v, which have a row for each head, count as matrices.
 

@@ -1,20 +1,21 @@
-"""What a step would cost on more devices: from a step here, from how distinct chunks grow, and from rates that are given.
+"""Cost of a training step on more devices, estimated from a step here, the growth of distinct chunks, and given rates.
 
-Each device has the run's batch. What is not named below costs on each what it costs here:
+Each device has the run's batch. Every part that is not in this table costs on each device the same as here:
 
-| part | of n devices, in groups of g that share candidates (`iem.group`) |
+| part | on n devices, in groups of g that share candidates (`iem.group`) |
 |---|---|
-| candidates | on the host: so many milliseconds more for the distinct chunks of each further device of a group |
+| candidates | on the host: a constant number of milliseconds more for the distinct chunks of each further device of a group |
 | encoder | a device's share of the group's C distinct chunks |
 | loss | the scores of a device's own chunks with all C |
 | exchange | bytes that a device receives: gradients 8P(n − 1)/n; embeddings 12C(E + 1)(g − 1)/g; chunks D(K + 9)(g − 1); |
-| | counts 16C, of several groups; tables Σ R(4W + 8)(n − 1), where R of the encoder's table shrinks as its share does |
+| | counts 16C, with several groups; tables Σ R(4W + 8)(n − 1), where R of the encoder's table shrinks as its share does |
 
-P parameters but those of tables, D distinct chunks of a device with K tokens, E numbers of an embedding, R rows of W numbers
-that a step looks up. All-reduces and all-gathers go as rings. Seconds of exchanging are bytes over the rate of a link, as if
-nothing were computed meanwhile and no message had a delay: a step lies between that and what hides all of it. What the host does
-before a step (data, candidates) it does while an accelerator computes the one before, and of the two the longer counts; but not
-where several devices wait for each other's rows of tables.
+P is the number of parameters without tables. D is the number of distinct chunks of a device, with K tokens each. E is the width
+of an embedding. A step looks up R rows of width W in a table. All-reduces and all-gathers run as rings. The seconds of exchange
+are bytes divided by the rate of a link, without overlap with computing and without latency. So a real step lies between this
+estimate and one that hides all exchange. On an accelerator, the host prepares a step (data, candidates) while the device
+computes the one before, and the longer of the two counts. This does not hold where several devices wait for each other's rows
+of tables.
 """
 
 import itertools
