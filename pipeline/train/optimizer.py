@@ -58,9 +58,10 @@ class AdamWAndRows(torch.optim.AdamW):
 
 
 def make_optimizer(system: System, rates: OptimizerOptions, layer_decay: float = 1.0) -> AdamWAndRows:
-    """Create AdamW with weight decay of matrices alone and the main model's own learning rate; tables use row-wise Adagrad.
+    """Create AdamW with weight decay of matrices alone and the main model's own learning rate.
 
-    Tables have their own learning rate. Transformer-XL's u and v, which have a row for each head, count as matrices.
+    Tables use row-wise Adagrad with their own learning rate. Transformer-XL's u and v, which have a row for each head,
+    count as matrices.
 
     Args:
         system: the system; parameters that need no gradient are left out.

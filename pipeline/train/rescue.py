@@ -1,4 +1,4 @@
-"""Saves a training whose run folder was removed, moved or replaced: a checkpoint from which it can be resumed."""
+"""Rescue of a training whose run folder was removed, moved or replaced: it is saved where it can be resumed."""
 
 import shlex
 import time

@@ -339,11 +339,11 @@ Stop = Callable[[], bool]
 
 
 class Interrupted(Exception):
-    """Training was asked to stop, and saved first."""
+    """A stop of training that was requested; a checkpoint was saved first."""
 
 
 class Unsaved(Exception):
-    """The run's folder was lost, so nothing was written; `step` and `captured` are the checkpoint that was not saved."""
+    """Loss of the run's folder, in which nothing was written; `step` and `captured` are the unsaved checkpoint."""
 
     def __init__(self, why: FolderLost, step: int, captured: tuple[dict[str, dict[str, Tensor]], State]) -> None:
         super().__init__(str(why))
@@ -351,7 +351,7 @@ class Unsaved(Exception):
 
 
 class NotFinite(FloatingPointError):
-    """The loss is NaN or infinite."""
+    """A loss, gradient or weight that is NaN or infinite."""
 
 
 class Trainer:
@@ -600,7 +600,10 @@ class Trainer:
         return norm
 
     def _choose_what_is_trained(self) -> None:
-        """Train only the decoder at first, if requested; DistributedDataParallel must know which parameters have gradients."""
+        """Train only the decoder at first, if requested, and wrap the module anew when that changes.
+
+        DistributedDataParallel must know which parameters have gradients.
+        """
         alone = self.position.step < self.decoder_alone
         if self.module is None or (self.others and self.others[0].requires_grad == alone):
             for parameter in self.others:
