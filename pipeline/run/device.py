@@ -69,9 +69,10 @@ class Compute:
 
 
 class _Deterministic:
-    """Context in which PyTorch uses deterministic algorithms while any thread is inside; then its settings are restored.
+    """Context in which PyTorch uses deterministic algorithms, while any thread is inside.
 
-    Uninitialised memory is not filled: nothing reads it, and filling it takes time.
+    PyTorch's settings are restored when the last thread leaves. Uninitialised memory is not filled: nothing reads it,
+    and filling it takes time.
     """
 
     def __init__(self) -> None:
@@ -237,7 +238,7 @@ def keep_memory() -> None:
 
 
 def release_memory() -> None:
-    """Return the memory that `keep_memory` kept to the system, at the end of a stage that is not the last in the process."""
+    """Return the memory that `keep_memory` kept to the system, between two stages of a process."""
     gc.collect()
     try:
         ctypes.CDLL(None).malloc_trim(0)

@@ -327,7 +327,7 @@ class Evaluation:
 
     @property
     def whose(self) -> str:
-        """A sentence on which part of a mixture the bits are of, and on the results of its parts; empty if there is none."""
+        """A sentence on which part of a mixture the bits are of, with results of its parts; empty for other runs."""
         if self.likelihood == "decoder":
             return "By the decoder alone (evaluate.likelihood=decoder), not by the run's mixture."
         return f"A mixture. {self.parts}." if self.parts is not None else ""

@@ -335,7 +335,7 @@ class RunFolder:
         return self.present(wanted).digest
 
     def check(self, options: Options | None = None, of: Saved | None = None) -> None:
-        """Check that configuration and corpus are those of the checkpoint; every reader of a trained run calls this first.
+        """Check that configuration and corpus are those of the checkpoint; every reader of a run does so first.
 
         Args:
             options: the configuration that the run is read with; None is the run's own.
@@ -406,7 +406,7 @@ class RunFolder:
                 _rewrite(file, before)
 
     def holder(self) -> str | None:
-        """Return a description of the process that holds the run's lock, as one that trains does; None if it is free."""
+        """Return a description of the process that holds the run's lock, such as a training; None if it is free."""
         return holder(self.path / "lock")
 
     def _held(self) -> IO[bytes]:

@@ -141,7 +141,7 @@ class Index:
         return int(rows[same.argmax()]) if same.any() else None
 
     def known(self, min_count: int | None = None) -> int:
-        """Return the number of chunks with at least this count, which have the first rows; None is the index's floor."""
+        """Return the number of chunks with at least this count (None: the index's floor); they have the first rows."""
         least = self.meta.floor if min_count is None else min_count
         return int(np.searchsorted(-self.chunks.counts, -least, side="right"))
 
@@ -199,7 +199,7 @@ class Index:
         return prepared(self.embedded(self._asked(queries, True), embed), self.meta.metric)
 
     def embedded(self, chunks: list[bytes], embed: Embed) -> np.ndarray:
-        """Return vectors (n, E) of chunks as the index holds them; `embed` is called for chunks that it does not have."""
+        """Return vectors (n, E) of chunks as the index holds them; `embed` is called for chunks it does not have."""
         rows = [self.find(chunk) for chunk in chunks]
         strange = list(dict.fromkeys(chunk for chunk, row in zip(chunks, rows, strict=True) if row is None))
         vectors = prepared(embed(strange), self.meta.metric, self.mean) if strange else ()
@@ -333,7 +333,7 @@ class Index:
         return found or telling(self.chunks, OWN_QUERIES)
 
     def _typed(self, query: Text) -> Text:
-        """Return the query; if it was copied from a result with signs for white space, return the chunk that is shown so."""
+        """Return the query; one that was copied from a result, with signs for white space, stands for the chunk shown."""
         text = to_bytes(query).decode(errors="replace")
         plain = meant(text)
         if plain == text or self.find(text.encode(errors="replace")) is not None:

@@ -1,4 +1,4 @@
-"""Metrics of a phase, written to metrics.jsonl, TensorBoard and listeners such as a progress line, under the same names."""
+"""Metrics of a phase under one set of names, for metrics.jsonl, TensorBoard and listeners."""
 
 import json
 import logging
@@ -86,7 +86,10 @@ class _Log:
 
 
 class _Board:
-    """The TensorBoard file of a phase; TensorBoard's own writer has a thread that fails with a traceback on a full disk."""
+    """The TensorBoard file of a phase.
+
+    TensorBoard's own writer has a thread that ends with a traceback on a full disk.
+    """
 
     def __init__(self, folder: Path, step: int) -> None:
         from tensorboard.compat.proto.event_pb2 import Event, SessionLog

@@ -45,7 +45,10 @@ MOST_NEXT = 10_000  # chunks that `Run.next` lists
 
 @dataclass
 class Score:
-    """Exact bits of a text: of its tokens and the ends of its chunks, as the chunker cuts it; and the parts of a mixture."""
+    """Exact bits of a text as the chunker cuts it: of its tokens and of the ends of its chunks.
+
+    `parts` are the results of a mixture's parts, or None.
+    """
 
     bits: float
     tokens: int
@@ -320,7 +323,7 @@ class Run:
         )
 
     def complete(self, beginnings: np.ndarray, chunks: int, options: SampleOptions | None = None) -> np.ndarray:
-        """Continue beginnings (n, P·K) of whole chunks of a fixed size by this many chunks in one batch: (n, chunks·K)."""
+        """Continue beginnings (n, P·K) of whole chunks of a fixed size by this many chunks, all at once: (n, chunks·K)."""
         how = _within_bounds(options)
         draw = Draw(how.temperature, how.top_k, how.top_p, torch.Generator().manual_seed(how.seed))
         whole = beginnings.shape[1] // self.chunker.k
@@ -403,7 +406,10 @@ class Run:
     def _after(
         self, text: bytes, space: str, layer: int | None = None, scale: int | None = None, seen: int | None = None
     ) -> np.ndarray:
-        """Return a vector for the chunk after a text; it depends on that chunk's place alone, so a dummy stands there."""
+        """Return a vector for the chunk after a text, which depends on that chunk's place alone.
+
+        So a dummy chunk stands there.
+        """
         tokens, lengths = self.chunker.split(text)
         given = self._chunks(np.append(tokens, 0).astype(np.uint8), np.append(lengths, 1).astype(np.uint8))
         seen = seen or self.options.batch.context

@@ -48,7 +48,10 @@ def read_shapes(path: Path) -> dict[str, list[int]]:
 
 @contextmanager
 def _opened(path: Path, framework: str = "np") -> Iterator[Any]:
-    """Open a file of tensors; a file longer or shorter than its header says is damaged, so its size bounds its tensors."""
+    """Open a file of tensors; one that is longer or shorter than its header says is damaged.
+
+    So the size of the file bounds that of its tensors.
+    """
     open_file(path).close()  # it is a file, and not one that is waited for
     try:
         with safe_open(path, framework, backend="pread") as tensors:

@@ -73,9 +73,9 @@ class Scored:
         )
 
     def parts(self) -> Tensor | None:
-        """Return sums (2, 5) over all chunks and over the known ones: count, tokens, bits by decoder, bits by softmax, g.
+        """Return sums (2, 5) over all chunks and over the known ones; None if the system has no known chunks.
 
-        None if the system has no known chunks.
+        The five are number of chunks, tokens, bits by the decoder, bits by the softmax, and g.
         """
         if self.known is None or self.gate is None:
             return None
@@ -121,7 +121,7 @@ def overlapping(
 
 
 class _Window(NamedTuple):
-    """A window of a document: tokens (n, K), lengths (n,), whether it is the first, and its number of context chunks."""
+    """A window of a document: tokens (n, K), lengths (n,), whether it is the first, and its context chunks."""
 
     document: int
     first: bool

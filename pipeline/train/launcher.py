@@ -1,4 +1,4 @@
-"""Several training processes on one machine: starting torchrun around `python -m pipeline STAGE`, and joining its ranks."""
+"""Several training processes on one machine: torchrun around `python -m pipeline STAGE`, and joining its ranks."""
 
 import json
 import logging

@@ -240,7 +240,7 @@ def measure(options: Options, phase: Phase, steps: int = 20, rate: float | None 
 
 
 def _further(trainer: Trainer, batches: int, devices: int = 8, times: int = 3) -> float:
-    """Return the milliseconds that one more device's distinct chunks add to finding all; the minimum of several trials."""
+    """Return the milliseconds that one more device's distinct chunks add to finding all; the least of several trials."""
     made = (as_windows(batch) for batch in itertools.islice(trainer.learner.loader, batches * devices))
     told = []
     while read := list(itertools.islice(made, batches)):

@@ -125,7 +125,7 @@ def say_what_changed(state: State, options: Options, ranks: int) -> None:
 
 
 def say_where(phase: Phase, checkpoint: Checkpoint, trainer: Trainer) -> None:
-    """Log how changed limits affect the learning rate, and why a phase does not continue or its best checkpoint stays."""
+    """Log how changed limits affect the learning rate, and why a phase has ended or its best checkpoint stays."""
     limits, position = trainer.phase, trainer.position
     names = ("steps", "seconds", "epochs", "rate_from", "rate_to")
     before = replace(limits, **{name: checkpoint.state["options"][phase][name] for name in names})
@@ -421,7 +421,10 @@ def build_trainer(
 
 
 def _check_identity(run: RunFolder, wanted: Identity) -> None:
-    """Raise ValueError if any phase of the run was trained with another model or corpus, since a run has one config.yaml."""
+    """Raise ValueError if any phase of the run was trained with another model or corpus.
+
+    A run has one config.yaml, so its phases share both.
+    """
     for phase in PHASES:
         if has_checkpoint(run.phase(phase) / "checkpoints"):
             try:

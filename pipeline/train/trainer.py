@@ -5,8 +5,8 @@ progress, and of steps during warm-up or with `schedule=inverse_root`. Progress 
 seconds trained / seconds, and epochs / epochs. Seconds are those spent in steps; validation and saving do not count.
 
 With several ranks (torchrun) each has its own windows, and gradients are averaged by DistributedDataParallel. The first
-rank alone keeps the clock, writes metrics and saves; see `haed.ranks`. On a GPU a thread prepares the next batch while
-the present one is used.
+rank alone keeps the clock, writes metrics and saves; see `haed.ranks`. With one rank on a GPU, a thread prepares the
+next batch while the present one is used.
 
 Validation is the loss on a fixed subset of the validation split, with the standard error over its windows. A phase that
 decodes is validated by the exact loss, in bits per token. A phase one without a decoded share is validated by the IEM

@@ -170,7 +170,10 @@ class Probe:
         return index.expected(labels, vectors, count, min_count)
 
     def contexts(self, *texts: Texts, count: int | None = None) -> Answers:
-        """Find the places of the corpus whose state is nearest to that after each text; a text may also be a list of texts."""
+        """Find the places of the corpus whose state is nearest to that after each text.
+
+        A text may also be a list of texts.
+        """
         return self.places.nearest(_flat(texts, 'run.probe.contexts("for i in ")'), count, self._states)
 
     def _states(self, asked: list[bytes]) -> np.ndarray:

@@ -2,7 +2,7 @@
 
     vectors.faiss   an `IndexFlat` of FAISS: a header of 45 bytes, then (n, E) float32; read whole if it is small, see `Rows`
     search.faiss    unless the index is flat: FAISS's approximate index, which proposes rows of vectors.faiss
-    table.parquet   row i is of vector i; for all readers of Parquet (pandas, DuckDB, Polars), of which `text` is for them alone
+    table.parquet   row i is of vector i; Parquet readers (pandas, DuckDB, Polars) open it, and alone use `text`
     meta.json       summary of the index, its search quality, and the sha256 of the other files; written last
     .checked        files that were found to have these checksums
 
@@ -187,7 +187,7 @@ def command(folder: RunFolder, space: Space, stage: Phase | None = None) -> str:
 
 
 def _stage_of(folder: RunFolder, digest: str | None, meta: Meta) -> Phase | None:
-    """Return the phase whose checkpoint has this digest; without a digest, the phase requested when the index was made."""
+    """Return the phase whose checkpoint has this digest; without a digest, the phase requested for the index."""
     if digest is None:
         return meta.asked_stage
     for phase in PHASES:
@@ -379,7 +379,11 @@ def _states(place: Path, meta: Meta) -> dict[str, list[int]]:
 
 
 def _is_whole(place: Path, meta: Meta) -> bool:
-    """Return whether this user built the files here; verify their checksums once, and raise ValueError if one is wrong."""
+    """Return whether this user built the files here; verify their checksums once.
+
+    Raises:
+        ValueError: a checksum is wrong.
+    """
     if not set(meta.sha256) <= {VECTORS, SEARCH, TABLE} or not {VECTORS, TABLE} <= set(meta.sha256):
         raise ValueError(f"{META} does not name its files")
     states = _states(place, meta)
@@ -416,7 +420,10 @@ def finish(folder: RunFolder, meta: Meta, names: list[str]) -> Meta:
 
 @contextmanager
 def growing(place: Path, width: int, metric: Metric) -> Iterator["Growing"]:
-    """Write `vectors.faiss` batch by batch; it replaces the old file at the end, and its folder is created if needed."""
+    """Write `vectors.faiss` batch by batch; it replaces the old file at the end.
+
+    Its folder is created if needed.
+    """
     make_folders(place, within=place.parent.parent)  # the run's folder
     with replacing(place / VECTORS) as file:
         file.write(bytes(HEADER))
