@@ -333,7 +333,7 @@ class Index:
         return found or telling(self.chunks, OWN_QUERIES)
 
     def _typed(self, query: Text) -> Text:
-        """Return the query; one that was copied from a result, with signs for white space, stands for the chunk shown."""
+        """Return the query; if it was copied from a result with signs for white space, return that chunk."""
         text = to_bytes(query).decode(errors="replace")
         plain = meant(text)
         if plain == text or self.find(text.encode(errors="replace")) is not None:

@@ -1,8 +1,8 @@
 """Build a run's system, and estimate the least memory it needs, so that options which cannot fit are refused early.
 
-The estimates are lower bounds, because options that might fit must not be refused. They count the weights, with the
-state that Adam keeps for the trained ones, and the activations saved for the backward pass (`System.kept`) at 2 bytes a
-value. Chunks are taken as only a quarter full, unless their size is fixed.
+The estimates are lower bounds, because options that might fit must not be refused. They count the weights, and the
+state that Adam keeps for the trained ones. They also count the activations saved for the backward pass (`System.kept`)
+at 2 bytes a value. Chunks are taken as only a quarter full, unless their size is fixed.
 """
 
 import torch

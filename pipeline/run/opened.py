@@ -323,7 +323,10 @@ class Run:
         )
 
     def complete(self, beginnings: np.ndarray, chunks: int, options: SampleOptions | None = None) -> np.ndarray:
-        """Continue beginnings (n, P·K) of whole chunks of a fixed size by this many chunks, all at once: (n, chunks·K)."""
+        """Continue beginnings (n, P·K) of whole chunks of a fixed size by this many chunks: (n, chunks·K).
+
+        All are continued at once.
+        """
         how = _within_bounds(options)
         draw = Draw(how.temperature, how.top_k, how.top_p, torch.Generator().manual_seed(how.seed))
         whole = beginnings.shape[1] // self.chunker.k

@@ -24,7 +24,7 @@ log = logging.getLogger(__name__)
 
 
 class ShardingStatus:
-    """Listener that shows the progress of sharding: a moving line on a terminal, a log line every few seconds elsewhere."""
+    """Listener that shows the progress of sharding: a moving line on a terminal, else a log line at intervals."""
 
     def __init__(self, listener: Listener = lambda status: None) -> None:
         self._listener, self._shown, self._done = listener, False, False

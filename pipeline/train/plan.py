@@ -4,18 +4,19 @@ Each device has the run's batch. Every part that is not in this table costs on e
 
 | part | on n devices, in groups of g that share candidates (`iem.group`) |
 |---|---|
-| candidates | on the host: a constant number of milliseconds more for the distinct chunks of each further device of a group |
+| candidates | on the host: a constant time more for the distinct chunks of each further device of a group |
 | encoder | a device's share of the group's C distinct chunks |
 | loss | the scores of a device's own chunks with all C |
-| exchange | bytes that a device receives: gradients 8P(n − 1)/n; embeddings 12C(E + 1)(g − 1)/g; chunks D(K + 9)(g − 1); |
-| | counts 16C, with several groups; tables Σ R(4W + 8)(n − 1), where R of the encoder's table shrinks as its share does |
+| exchange | bytes that a device receives: gradients 8P(n − 1)/n; embeddings 12C(E + 1)(g − 1)/g; |
+| | chunks D(K + 9)(g − 1); counts 16C, with several groups; tables Σ R(4W + 8)(n − 1), |
+| | where R of the encoder's table shrinks as its share does |
 
-P is the number of parameters without tables. D is the number of distinct chunks of a device, with K tokens each. E is the width
-of an embedding. A step looks up R rows of width W in a table. All-reduces and all-gathers run as rings. The seconds of exchange
-are bytes divided by the rate of a link, without overlap with computing and without latency. So a real step lies between this
-estimate and one that hides all exchange. On an accelerator, the host prepares a step (data, candidates) while the device
-computes the one before, and the longer of the two counts. This does not hold where several devices wait for each other's rows
-of tables.
+P is the number of parameters without tables. D is the number of distinct chunks of a device, with K tokens each. E is
+the width of an embedding. A step looks up R rows of width W in a table. All-reduces and all-gathers run as rings. The
+seconds of exchange are bytes divided by the rate of a link, without overlap with computing and without latency. So a
+real step lies between this estimate and one that hides all exchange. On an accelerator, the host prepares a step (data,
+candidates) while the device computes the one before, and the longer of the two counts. This does not hold where several
+devices wait for each other's rows of tables.
 """
 
 import itertools
@@ -240,7 +241,7 @@ def measure(options: Options, phase: Phase, steps: int = 20, rate: float | None 
 
 
 def _further(trainer: Trainer, batches: int, devices: int = 8, times: int = 3) -> float:
-    """Return the milliseconds that one more device's distinct chunks add to finding all; the least of several trials."""
+    """Return the milliseconds that one more device's distinct chunks add to finding all; the least of several."""
     made = (as_windows(batch) for batch in itertools.islice(trainer.learner.loader, batches * devices))
     told = []
     while read := list(itertools.islice(made, batches)):

@@ -96,7 +96,7 @@ class Kept(torch.autograd.graph.saved_tensors_hooks):
 
     @property
     def total(self) -> int:
-        """All bytes saved so far."""
+        """The number of bytes saved so far."""
         return sum(self.bytes.values()) + self.pending
 
     def mark(self, part: str, tensor: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""One trainer for every phase.
+"""Trainer of every phase: steps, validation, and saving and restoring its state.
 
 A step reads a batch, works out its shapes on the CPU, and minimises an `Objective`. The learning rate is a function of
 progress, and of steps during warm-up or with `schedule=inverse_root`. Progress is the largest of steps done / steps,

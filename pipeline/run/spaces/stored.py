@@ -1,6 +1,6 @@
 """The files of an index, `index/SPACE/`, and how far they are trusted.
 
-    vectors.faiss   an `IndexFlat` of FAISS: a header of 45 bytes, then (n, E) float32; read whole if it is small, see `Rows`
+    vectors.faiss   FAISS's `IndexFlat`: a header of 45 bytes, then (n, E) float32; read whole if small, see `Rows`
     search.faiss    unless the index is flat: FAISS's approximate index, which proposes rows of vectors.faiss
     table.parquet   row i is of vector i; Parquet readers (pandas, DuckDB, Polars) open it, and alone use `text`
     meta.json       summary of the index, its search quality, and the sha256 of the other files; written last
@@ -367,8 +367,8 @@ def _check_mean(meta: Meta) -> None:
 def flat_header(number: int, width: int, metric: Metric) -> bytes:
     """Return the header of a FAISS `IndexFlatIP` or `IndexFlatL2` file with this many vectors.
 
-    It has a four-letter name, width (int32), number (int64), two unused numbers (int64), whether the index is trained
-    (1 byte), metric (int32), and the number of values that follow (int64).
+    It has a four-letter name, width (int32), number (int64) and two unused numbers (int64). Then follow whether the
+    index is trained (1 byte), the metric (int32), and the number of values (int64).
     """
     code, name = (1, b"IxF2") if metric == "l2" else (0, b"IxFI")
     return name + struct.pack("<iqqqBiQ", width, number, 1 << 20, 1 << 20, 1, code, number * width)

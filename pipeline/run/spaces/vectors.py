@@ -264,8 +264,8 @@ def kinds_to_try(kind: str, number: int, width: int) -> tuple[str, ...]:
     """Return the types of index that are tried in turn until one reaches the requested recall.
 
     `auto` is flat up to 256 MB of vectors: exact search takes some twenty milliseconds, and nothing is built. Up to 8
-    GB of 8-bit codes it is a graph, and then clusters if the graph finds too little (because of hubs, or of queries far
-    from everything). Beyond that, it is clusters of product-quantised vectors.
+    GB of 8-bit codes it is a graph. If the graph finds too little, because of hubs or of queries far from everything,
+    clusters are tried. Beyond 8 GB it is clusters of product-quantised vectors.
     """
     if kind != "auto":
         return (kind,)
