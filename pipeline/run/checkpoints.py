@@ -1,21 +1,24 @@
-"""Checkpoints: whole or not at all, verified when read, and free of code.
+"""Checkpoints: written whole or not at all, verified when read, and free of code.
 
-A checkpoint is a folder `step-00001000/` with `model.safetensors`, `training.safetensors` (optimizer moments, counts and
-random generators), with a moving average of the weights `average.safetensors`, and `state.json` (everything that is not a
-tensor, the sha256 of the other files, and of itself). It is written beside its final name, synced and renamed, by a thread
-while training goes on; `latest` and `best` are one-line files that name one.
+A checkpoint is a folder `step-00001000/` with these files:
 
-Checkpoints as they lie in a folder, without a look at their tensors: which there are, and which run one fits.
+    model.safetensors     weights
+    average.safetensors   their moving average, if there is one
+    training.safetensors  optimizer moments, counts and random generators
+    state.json            everything that is not a tensor, the sha256 of the other files, and its own digest
 
-Which checkpoint of a phase is used: the best by validation if it is whole, else the newest whole one.
+A thread writes it beside its final name, syncs it and renames it, while training goes on. `latest` and `best` are
+one-line files that name a checkpoint.
 
-`choose` decides for all that read a trained run, so that what was made of a checkpoint is compared with the one that is
-asked. What it falls back from is logged once a command, and stands in `Saved.fallback` for whoever keeps a result.
+`choose` decides which checkpoint of a phase is used: the best by validation if it is whole, else the newest whole one.
+Everything that reads a trained run uses it, so results are always compared with the same checkpoint. The reason for a
+fallback is logged once a command, and kept in `Saved.fallback`.
 
-A checkpoint is whole if `state.json` and the file that is evaluated have the sums that were written. Sums of large files take
-seconds. So `.checked` beside the checkpoints keeps them with device, inode, size and times of each file; it counts only if it
-belongs to who reads it and these are the same. Whoever opens a model works its sum out again. It is written with a checkpoint,
-so a copy of a run has none that counts, and its sums are worked out once in each process.
+A checkpoint is whole if `state.json` and the file that is evaluated have the recorded checksums. Hashing large files
+takes seconds. So `.checked` beside the checkpoints caches checksums with the device, inode, size and times of each
+file. An entry counts only if these are unchanged and the file belongs to the current user. Loading a model always
+hashes again. `.checked` is written with a checkpoint, so a copied run has no valid entries, and its files are hashed
+once in each process.
 """
 
 import hashlib
@@ -60,7 +63,7 @@ FEWEST_STEPS = 100  # in which a phase learns anything; a longer warm-up of the 
 
 
 class Identity(TypedDict):
-    """What must be the same for a checkpoint to fit a run: options by section, and the digest of the corpus."""
+    """Everything that must match for a checkpoint to fit a run: options by section, and the digest of the corpus."""
 
     model: dict[str, Any]
     iem: dict[str, str]
@@ -70,22 +73,22 @@ class Identity(TypedDict):
 
 
 class State(TypedDict, total=False):
-    """state.json of a checkpoint: all but tensors.
+    """The contents of a checkpoint's state.json: everything but tensors.
 
     Attributes:
-        step: of training.
+        step: training step.
         sha256: digests of the other files, by name.
-        digest: of all that is in the checkpoint.
-        identity: what must be the same for it to fit a run.
-        options: of the run that wrote it.
-        threads: with which its sums were rounded.
+        digest: digest of the whole checkpoint.
+        identity: everything that must match for it to fit a run.
+        options: options of the run that wrote it.
+        threads: number of CPU threads, which decides how sums are rounded.
         phase: the rest of the position in the schedule.
         loader: position in the data.
-        negatives: position in the negatives' stream, or None.
-        sums: unwritten metrics of each rank.
+        negatives: position in the stream of negatives, or None.
+        sums: metrics of each rank that are not written yet.
         validated_at: position of the last validation.
-        stale: validations since the best one.
-        best: its figure, or None.
+        stale: number of validations since the best one.
+        best: metric of the best validation, or None.
     """
 
     step: int
@@ -105,14 +108,15 @@ class State(TypedDict, total=False):
 
 @dataclass
 class Saved:
-    """What a checkpoint's state.json says of it.
+    """Summary of a checkpoint, from its state.json.
 
     Attributes:
-        path: of the checkpoint.
-        step: of training.
-        digest: of all it holds.
-        identity: of the run it fits.
-        fallback: why it is used though it is not the best by validation, or that cannot be told; None: nothing is wrong.
+        path: folder of the checkpoint.
+        step: training step.
+        digest: digest of the whole checkpoint.
+        identity: identity of the run that it fits.
+        fallback: why it is used although it is not the best by validation, or why that is unknown; None if nothing is
+            wrong.
     """
 
     path: Path
@@ -123,20 +127,20 @@ class Saved:
 
     @classmethod
     def of(cls, path: Path, state: State) -> Self:
-        """Of the contents of a state.json."""
+        """Create the summary from the contents of a state.json."""
         return cls(path, state["step"], state["digest"], state["identity"])
 
     @property
     def phase(self) -> str:
-        """That it is of."""
+        """The training phase of the checkpoint."""
         return self.path.parent.parent.name
 
 
 def read_state(path: Path, keys: tuple[str, ...] = ()) -> State:
-    """state.json of the checkpoint in a folder, which must have these keys, and be what its digest says.
+    """Read the state.json of a checkpoint, and check its digest and that it has these keys.
 
     Raises:
-        FileNotFoundError: there is none.
+        FileNotFoundError: there is no state.json.
         DamagedFile: it is damaged.
     """
     where = path / STATE
@@ -148,7 +152,10 @@ def read_state(path: Path, keys: tuple[str, ...] = ()) -> State:
 
 
 def identity(options: Options, corpus: str) -> Identity:
-    """That of a run with these options on the corpus with this digest; of the model, what its kind has."""
+    """Return the identity of a run with these options on the corpus with this digest.
+
+    Of the model's options, only those that apply to its kind are included.
+    """
     return {
         "model": {
             name: value for name, value in asdict(options.model).items() if is_of(f"model.{name}", options.model.kind)
@@ -161,7 +168,7 @@ def identity(options: Options, corpus: str) -> Identity:
 
 
 def unlike(was: Identity, now: Identity, most: int = 3) -> tuple[str, str] | None:
-    """The first options in which two identities differ, as they were and as they are."""
+    """Return the first options in which two identities differ, as text before and now; None if they are equal."""
     found = list(differences(was, now))[:most]
     if found and found[0].key == "model.kind":
         found = found[:1]  # the rest follows from it
@@ -171,10 +178,10 @@ def unlike(was: Identity, now: Identity, most: int = 3) -> tuple[str, str] | Non
 
 
 def saved(folder: Path) -> list[Path]:
-    """The checkpoints in a folder, whole or not, oldest first.
+    """Return the checkpoints in a folder, whole or not, oldest first.
 
     Raises:
-        PermissionError: it may not be read.
+        PermissionError: the folder may not be read.
     """
     try:
         with permitted(folder):
@@ -184,10 +191,10 @@ def saved(folder: Path) -> list[Path]:
 
 
 def pointed(folder: Path, pointer: str) -> Path | None:
-    """The checkpoint that `latest` or `best` names, whether it is there or not.
+    """Return the checkpoint that `latest` or `best` names, even if it is missing; None if the pointer names none.
 
     Raises:
-        PermissionError: it may not be read.
+        PermissionError: the pointer may not be read.
     """
     try:
         with permitted(folder):
@@ -198,7 +205,7 @@ def pointed(folder: Path, pointer: str) -> Path | None:
 
 
 def _newest_state(folder: Path) -> State:
-    """state.json of the newest checkpoint in a folder; empty where none can be read."""
+    """Return the state.json of the newest readable checkpoint in a folder; empty if there is none."""
     for path in reversed(saved(folder)):
         with suppress(OSError, ValueError):
             return read_state(path)
@@ -206,14 +213,14 @@ def _newest_state(folder: Path) -> State:
 
 
 def trained_with(folder: Path) -> dict[str, Any] | None:
-    """The options of the newest checkpoint in a folder; None where none can be read."""
+    """Return the options of the newest readable checkpoint in a folder; None if there is none."""
     return _newest_state(folder).get("options")
 
 
 def reached(folder: Path) -> dict[str, float]:
-    """Step, seconds, epoch and FLOPs of the newest checkpoint in a folder, as metrics name them; empty where none can be read.
+    """Return step, seconds, epoch and FLOPs of the newest readable checkpoint in a folder; empty if there is none.
 
-    A training that was stopped has saved more steps than its last line of metrics tells of.
+    Keys are those of metrics. An interrupted training may have saved more steps than its last line of metrics shows.
     """
     found = _newest_state(folder)
     with suppress(TypeError, KeyError):
@@ -228,13 +235,13 @@ def reached(folder: Path) -> dict[str, float]:
 
 
 def too_few_steps(folder: Path) -> str:
-    """What to say of a phase that has taken too few steps to learn anything, and which limits would do.
+    """Explain that a phase has taken too few steps to learn anything, and suggest larger limits.
 
     Args:
-        folder: of its checkpoints.
+        folder: folder of the phase's checkpoints.
 
     Returns:
-        A sentence; nothing where there were enough, or no checkpoint can be read.
+        A sentence; empty if there were enough steps or no checkpoint can be read.
     """
     found, phase = _newest_state(folder), folder.parent.name
     with suppress(TypeError, KeyError):
@@ -253,13 +260,13 @@ def too_few_steps(folder: Path) -> str:
 
 
 def has_checkpoint(folder: Path) -> bool:
-    """Whether a checkpoint was ever written there; one that is damaged or gone counts."""
+    """Return whether a checkpoint was ever written to a folder, even if it is now damaged or missing."""
     return bool(saved(folder)) or pointed(folder, "latest") is not None
 
 
 @contextmanager
 def permitted(path: Path) -> Iterator[None]:
-    """Says of a file below `path` that may not be read whose it is."""
+    """Add the owner of the file to the message of a PermissionError below `path`."""
     try:
         yield
     except PermissionError as error:
@@ -282,7 +289,7 @@ Stamp = list[int]  # see `data.checked.stamp_file`
 
 
 class DamagedCheckpoint(ValueError):
-    """A checkpoint that is not what was written."""
+    """A checkpoint whose files are missing, truncated or altered."""
 
 
 _sums: dict[Path, tuple[Stamp, str]] = {}  # sha256 of files as this process found them
@@ -291,15 +298,15 @@ _guard = Lock()
 
 
 def choose(folder: Path) -> Saved:
-    """The checkpoint of a phase that is evaluated, sampled from, indexed and shown.
+    """Choose the checkpoint of a phase that is evaluated, sampled from, indexed and shown.
 
     Args:
-        folder: of the phase's checkpoints.
+        folder: folder of the phase's checkpoints.
 
     Raises:
-        DamagedCheckpoint: there are some, or there were, and none of them is whole.
-        FileNotFoundError: there never was one.
-        PermissionError: one may not be read.
+        DamagedCheckpoint: checkpoints exist or existed, and none of them is whole.
+        FileNotFoundError: there never was a checkpoint.
+        PermissionError: a checkpoint may not be read.
     """
     for _ in range(_TRIES):
         best, reasons = _named(folder)
@@ -328,7 +335,7 @@ def choose(folder: Path) -> Saved:
 
 
 def refuse_lost(folder: Path) -> None:
-    """Raises DamagedCheckpoint if there is no checkpoint, and a file still names one."""
+    """Raise DamagedCheckpoint if there is no checkpoint although `latest` or `best` names one."""
     for pointer in ("latest", "best") if not saved(folder) else ():
         if (named := pointed(folder, pointer)) is not None:
             raise DamagedCheckpoint(
@@ -337,7 +344,7 @@ def refuse_lost(folder: Path) -> None:
 
 
 def _named(folder: Path) -> tuple[Path | None, list[str]]:
-    """The checkpoint that `best` names, and what is wrong with that file."""
+    """Return the checkpoint that `best` names, and a list of problems with that file."""
     best, path = pointed(folder, "best"), folder / "best"
     if best is None and os.path.lexists(path):
         return None, [f"{path} is damaged: it names no checkpoint"]
@@ -345,7 +352,7 @@ def _named(folder: Path) -> tuple[Path | None, list[str]]:
 
 
 def _say(used: Path, reasons: list[str]) -> str:
-    """One sentence on why another checkpoint is used than the best, which is logged once a command."""
+    """Log, once a command, why another checkpoint than the best is used, and return the sentence."""
     return warn_once(
         f"{'; '.join(reasons)}; using the newest instead, {used.name} (the name of another in {used.parent / 'best'} "
         "chooses that)"
@@ -353,7 +360,7 @@ def _say(used: Path, reasons: list[str]) -> str:
 
 
 def warn_once(said: str) -> str:
-    """Logs a sentence as a warning, once a command, and returns it."""
+    """Log a sentence as a warning, once a command, and return it."""
     with _guard:
         is_new = said not in _said
         if len(_said) >= _MOST:
@@ -365,22 +372,23 @@ def warn_once(said: str) -> str:
 
 
 def forget_what_was_said() -> None:
-    """Has each fall-back be logged again: another command begins."""
+    """Reset the record of logged fallbacks, so that the next command logs each of them again."""
     with _guard:
         _said.clear()
 
 
 def whole_state(path: Path, names: Iterable[str] | None = None, fresh: bool = False) -> State:
-    """state.json of a checkpoint, if it and some files are what was written.
+    """Return the state.json of a checkpoint after verifying it and some of its files.
 
     Args:
-        path: of the checkpoint.
-        names: of the files; None: the one that is evaluated, the moving average of the weights if there is one.
-        fresh: work out sums again, whatever was noted of them.
+        path: folder of the checkpoint.
+        names: files to verify; None verifies the one that is evaluated: the moving average if there is one, else the
+            weights.
+        fresh: hash the files again, even if their checksums are cached.
 
     Raises:
-        DamagedCheckpoint: something is missing, truncated or altered.
-        PermissionError: it may not be read.
+        DamagedCheckpoint: a file is missing, truncated or altered.
+        PermissionError: a file may not be read.
     """
     try:
         with permitted(path):
@@ -408,7 +416,7 @@ def _whole_state(path: Path, names: Iterable[str] | None, fresh: bool) -> State:
 
 
 def _sum(path: Path, fresh: bool) -> str:
-    """The sha256 of a file: noted, or worked out, and then noted."""
+    """Return the sha256 of a file, cached or computed and then cached."""
     stamp = stamp_file(path)
     if not fresh:
         for known in (_sums.get(path), _noted(path.parent.parent).get(f"{path.parent.name}/{path.name}")):
@@ -431,7 +439,7 @@ def _sum(path: Path, fresh: bool) -> str:
 
 
 def _noted(folder: Path) -> dict[str, tuple[Stamp, str]]:
-    """What `.checked` says of the checkpoints in a folder, by CHECKPOINT/FILE; nothing if another user wrote it."""
+    """Return the checksums cached in `.checked`, by CHECKPOINT/FILE; empty if another user wrote that file."""
     with suppress(OSError, ValueError, TypeError, AttributeError, RecursionError):
         path = folder / CHECKED
         content = parse_json(read_bytes(path, RESULT), path)
@@ -441,7 +449,10 @@ def _noted(folder: Path) -> dict[str, tuple[Stamp, str]]:
 
 
 def note_sums(checkpoint: Path, sums: Mapping[str, str]) -> None:
-    """Notes the sums of a checkpoint's files, so that others need not work them out; where one may only read, nothing."""
+    """Cache the checksums of a checkpoint's files, so that other processes need not compute them.
+
+    Nothing is cached if the folder is read-only.
+    """
     folder = checkpoint.parent
     with suppress(OSError):
         there = {path.name for path in saved(folder)}
@@ -456,7 +467,7 @@ __all__ = ["AVERAGE", "MODEL", "TRAINING", "Checkpoint", "Checkpoints", "Damaged
 
 @dataclass
 class Checkpoint:
-    """What a checkpoint holds; `training` is empty where only the model was asked for; see `Saved` for `fallback`."""
+    """A loaded checkpoint; `training` is empty if only the model was loaded. See `Saved` for `fallback`."""
 
     path: Path
     model: dict[str, Tensor]
@@ -467,7 +478,7 @@ class Checkpoint:
 
     @property
     def saved(self) -> Saved:
-        """What its state says of it."""
+        """The summary of this checkpoint."""
         return replace(Saved.of(self.path, self.state), fallback=self.fallback)
 
 
@@ -480,46 +491,47 @@ class Checkpoints:
         self._pending: Future[None] | None = None
 
     def save(self, step: int, tensors: dict[str, dict[str, Tensor]], state: State, best: bool) -> None:
-        """Copies a checkpoint's tensors and has them written; returns before they are, see `wait`.
+        """Copy a checkpoint's tensors and start writing them in a thread; see `wait`.
 
         Args:
-            step: of training.
+            step: training step.
             tensors: for each file its tensors by name, on any device; they may change as soon as this returns.
-            state: what else there is; JSON.
-            best: `best` is to name it as well as `latest`.
+            state: everything else, as JSON.
+            best: point `best` to this checkpoint, not only `latest`.
 
         Raises:
-            OSError: the one before could not be written.
+            OSError: the previous checkpoint could not be written.
         """
         self.wait()
         copies = {file: {name: _copy(tensor) for name, tensor in of.items()} for file, of in tensors.items()}
         self._pending = self._writer.submit(self._write, step, copies, state, best)
 
     def wait(self) -> None:
-        """Waits for the checkpoint that is being written.
+        """Wait until the pending checkpoint is written.
 
         Raises:
             FolderLost: the run's folder was removed, moved or replaced.
-            OSError: it could not be written: the disk is full, or read-only; the checkpoints before it are untouched.
+            OSError: the checkpoint could not be written: the disk is full or read-only; earlier checkpoints are
+                untouched.
         """
         pending, self._pending = self._pending, None
         if pending is not None:
             pending.result()
 
     def refuse(self, error: OSError) -> None:
-        """Has the next `wait` say what kept a checkpoint from being begun."""
+        """Make the next `wait` raise this error, because a checkpoint could not be started."""
         self._pending = Future()
         self._pending.set_exception(error)
 
     def close(self) -> None:
-        """Waits for the checkpoint that is being written, whether that succeeds or not; nothing is saved afterwards."""
+        """Wait for the pending checkpoint, whether it succeeds or not; nothing can be saved afterwards."""
         self._writer.shutdown()
 
     def _write(self, step: int, tensors: dict[str, dict[str, Tensor]], state: State, best: bool) -> None:
-        """Writes a checkpoint, points `latest` (and `best`) to it, and removes what is neither new nor best.
+        """Write a checkpoint, point `latest` (and `best`) to it, and remove those that are neither new nor best.
 
         Raises:
-            FolderLost: the run's folder is another now.
+            FolderLost: the run's folder was removed, moved or replaced.
             OSError: see `wait`.
         """
         path = self.folder / f"step-{step:08d}"
@@ -553,7 +565,7 @@ class Checkpoints:
         self._prune()
 
     def point(self, pointer: str, path: Path) -> None:
-        """Has `latest` or `best` name a checkpoint."""
+        """Point `latest` or `best` to a checkpoint."""
         if pointed(self.folder, pointer) != path:
             write_atomically(self.folder / pointer, f"{path.name}\n".encode())
 
@@ -570,16 +582,16 @@ class Checkpoints:
                 shutil.rmtree(beside, ignore_errors=True)
 
     def latest(self) -> Path | None:
-        """Folder of the checkpoint that was written last, or None."""
+        """Return the folder of the checkpoint that was written last, or None."""
         path = pointed(self.folder, "latest")
         return path if path is not None and path.is_dir() else None
 
     def newest(self, training: bool = True) -> Checkpoint | None:
-        """The newest checkpoint that is undamaged, or None if there never was one.
+        """Load the newest whole checkpoint; None if there never was one.
 
         Raises:
-            DamagedCheckpoint: there are some, or there were, and none of them is whole.
-            OSError: one may not be read, or see `wait`.
+            DamagedCheckpoint: checkpoints exist or existed, and none of them is whole.
+            OSError: a checkpoint may not be read, or the pending one could not be written (see `wait`).
         """
         self.wait()
         tried: set[Path] = set()
@@ -596,10 +608,12 @@ class Checkpoints:
         return None
 
     def best(self, training: bool = False) -> Checkpoint | None:
-        """The checkpoint that `choose` names, its model alone unless it is to be trained on; None if there never was one.
+        """Load the checkpoint that `choose` returns; None if there never was one.
+
+        Only the model is loaded unless `training` is set.
 
         Raises:
-            DamagedCheckpoint: there are some, or there were, and none of them is whole.
+            DamagedCheckpoint: checkpoints exist or existed, and none of them is whole.
         """
         self.wait()
         while True:
@@ -615,11 +629,13 @@ class Checkpoints:
 
 
 def load(path: Path, training: bool = True) -> Checkpoint:
-    """Reads and verifies a checkpoint; without `training` its model is the moving average of the weights if there is one.
+    """Read and verify a checkpoint.
+
+    Without `training`, its model is the moving average of the weights if there is one.
 
     Raises:
         DamagedCheckpoint: a file is missing, truncated or altered.
-        PermissionError: it may not be read.
+        PermissionError: a file may not be read.
     """
     state = whole_state(path, FILES if training else None, fresh=True)
     evaluated = AVERAGE if AVERAGE in state["sha256"] else MODEL
@@ -641,7 +657,7 @@ def _copy(tensor: Tensor) -> Tensor:
 
 
 def _write_tensors(path: Path, tensors: dict[str, Tensor]) -> str:
-    """Writes a file of tensors to the disk and returns its sha256."""
+    """Write a file of tensors, sync it to the disk, and return its sha256."""
     path.touch()
     mode = path.stat().st_mode  # as the umask has it; safetensors writes for the owner alone
     save_file(tensors, path)

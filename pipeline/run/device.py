@@ -1,4 +1,4 @@
-"""Where a run computes: device, number of threads, precision, and how the CPU's memory is handed out."""
+"""Device, number of threads and precision of a run's computations, and the CPU's memory allocator."""
 
 import ctypes
 import gc
@@ -24,12 +24,12 @@ _M_TRIM_THRESHOLD, _M_TOP_PAD, _M_MMAP_THRESHOLD = -1, -2, -3
 
 @dataclass
 class Compute:
-    """Where and how a run computes.
+    """Device, precision and determinism of a run's computations.
 
     Attributes:
-        device: of the models.
-        autocast: the type of matrix products; None: float32.
-        deterministic: algorithms give the same bits each time, also with several threads, and on a GPU.
+        device: device of the models.
+        autocast: type of matrix products; None is float32.
+        deterministic: use algorithms that give the same bits each time, also with several threads and on a GPU.
     """
 
     device: torch.device
@@ -37,42 +37,42 @@ class Compute:
     deterministic: bool = True
 
     def wait(self) -> None:
-        """Until the device has computed what it was given."""
+        """Wait until the device has finished its queued work."""
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)
 
     @property
     def name(self) -> Literal["fp32", "bf16"]:
-        """What matrix products are computed in, as the options call it."""
+        """The precision of matrix products, as the options name it."""
         return "fp32" if self.autocast is None else "bf16"
 
     @property
     def processor(self) -> str:
-        """The kind of CPU or GPU, of which the last digits of a result depend."""
+        """The model of CPU or GPU, which affects the last digits of a result."""
         if self.device.type == "cuda":
             return str(torch.cuda.get_device_name(self.device))
         return f"{_cpu_name()} ({torch.backends.cpu.get_cpu_capability()})"
 
     @contextmanager
     def precision(self) -> Iterator[None]:
-        """The context in which models run: types of products, and algorithms."""
+        """Context in which models run: autocast, and deterministic algorithms if requested."""
         types = nullcontext() if self.autocast is None else torch.autocast(self.device.type, self.autocast)
         with self.algorithms(), types:
             yield
 
     def algorithms(self) -> AbstractContextManager[None]:
-        """The context in which gradients are computed too: PyTorch takes deterministic algorithms, if that is asked for.
+        """Return the context in which gradients are computed: PyTorch uses deterministic algorithms if requested.
 
-        Raises, from within it:
-            ValueError: PyTorch has no deterministic algorithm for an operation on this device.
+        The context itself raises ValueError if PyTorch has no deterministic algorithm for an operation on this device.
         """
         return _DETERMINISTIC if self.deterministic else nullcontext()
 
 
 class _Deterministic:
-    """Has PyTorch take deterministic algorithms while anybody is inside, in any thread; then it does what it did before.
+    """Context in which PyTorch uses deterministic algorithms, while any thread is inside.
 
-    Memory that is not written yet stays as it is: nothing reads it, and to fill it takes time.
+    PyTorch's settings are restored when the last thread leaves. Uninitialised memory is not filled: nothing reads it,
+    and filling it takes time.
     """
 
     def __init__(self) -> None:
@@ -103,7 +103,7 @@ _memory: Any = torch.utils.deterministic
 
 
 def _switches() -> tuple[int, bool, bool, bool]:
-    """What `_switch` sets."""
+    """Return the current values of the settings that `_switch` sets."""
     cudnn = torch.backends.cudnn
     return (
         torch.get_deterministic_debug_mode(),
@@ -125,14 +125,15 @@ _DETERMINISTIC = _Deterministic()
 
 
 def compute(options: Options, precision: str | None = None) -> Compute:
-    """Chooses the device and precision and sets the number of threads; processes of torchrun share the machine.
+    """Choose device and precision, and set the number of threads; processes of torchrun share the machine.
+
+    With `deterministic`, CUBLAS_WORKSPACE_CONFIG is set unless it is set already: cuBLAS reads it when it starts.
+    PyTorch accepts only two values of it with deterministic algorithms. With another value on a GPU, deterministic
+    algorithms are not used.
 
     Args:
-        options: of the run.
-        precision: fp32, bf16 or auto; None: that of training.
-
-    With `deterministic` it sets CUBLAS_WORKSPACE_CONFIG, unless somebody has: cuBLAS reads it when it begins. PyTorch refuses
-    other values than two with deterministic algorithms, so they are not asked for where a GPU has another.
+        options: options of the run.
+        precision: fp32, bf16 or auto; None is the precision of training.
 
     Raises:
         ValueError: the device does not exist.
@@ -161,7 +162,7 @@ def compute(options: Options, precision: str | None = None) -> Compute:
 
 
 def agrees_with_cublas(device: torch.device) -> bool:
-    """Whether cuBLAS can be deterministic, as far as this device needs it; says so once where it cannot."""
+    """Return whether cuBLAS can be deterministic on this device; warn once if it cannot."""
     given = os.environ.get(_CUBLAS)
     if device.type != "cuda" or given in _CUBLAS_VALUES:
         return True
@@ -177,9 +178,9 @@ def _warn_once(message: str) -> None:
 
 
 def _use_threads(asked: int | None) -> None:
-    """Sets the number of threads; where none is asked for, to what this process may use, and not above PyTorch's own.
+    """Set the number of threads; by default the cores this process may use, at most PyTorch's own number.
 
-    PyTorch's own is what it began with, or what a caller has set since by `torch.set_num_threads`.
+    PyTorch's own number is the one it started with, or the last one a caller set by `torch.set_num_threads`.
     """
     global _chosen, _own
     if torch.get_num_threads() != _chosen:
@@ -194,10 +195,10 @@ _chosen = _own = torch.get_num_threads()
 
 
 def named_device(name: str) -> torch.device:
-    """The device of that name; of several GPUs the one of this process, since CUDA has to be told which.
+    """Return the device of that name; with several GPUs, `cuda` is the one of this process.
 
     Raises:
-        RuntimeError: PyTorch knows no such kind.
+        RuntimeError: PyTorch knows no such device type.
     """
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "cpu"
@@ -214,7 +215,7 @@ def _cpu_name() -> str:
 
 
 def _fast_bfloat16(device: torch.device) -> bool:
-    """Whether the processor multiplies bfloat16 faster than float32 (AVX512-BF16, AMX; Ampere and later)."""
+    """Return whether the processor multiplies bfloat16 faster than float32 (AVX512-BF16, AMX; Ampere and later)."""
     if device.type == "cuda":
         return torch.cuda.get_device_capability(device)[0] >= 8
     checks = ("_is_avx512_bf16_supported", "_is_amx_tile_supported")
@@ -222,10 +223,10 @@ def _fast_bfloat16(device: torch.device) -> bool:
 
 
 def keep_memory() -> None:
-    """Lets glibc's allocator keep freed memory instead of returning it to the system after every tensor.
+    """Make glibc's allocator keep freed memory instead of returning it to the system after every tensor.
 
-    By default each large tensor is mapped afresh and its pages are faulted in one by one: multiplying two 8192×2048
-    matrices element by element took 16 ms so, and 3.7 ms with this setting. Other C libraries are left as they are.
+    By default each large tensor is mapped afresh and its pages are faulted in one by one. Multiplying two 8192×2048
+    matrices element by element took 16 ms that way, and 3.7 ms with this setting. Other C libraries are left unchanged.
     """
     try:
         mallopt = ctypes.CDLL(None).mallopt
@@ -237,7 +238,7 @@ def keep_memory() -> None:
 
 
 def release_memory() -> None:
-    """Gives what `keep_memory` kept back to the system; for the end of a stage, when another follows in the process."""
+    """Return the memory that `keep_memory` kept to the system, between two stages of a process."""
     gc.collect()
     try:
         ctypes.CDLL(None).malloc_trim(0)

@@ -1,4 +1,4 @@
-"""The files of a run that are read back or shown, and what those in JSON hold."""
+"""Result files of a run, and the dataclasses of their JSON."""
 
 import logging
 from collections.abc import Sequence
@@ -27,12 +27,12 @@ AGAIN = {  # what to do about a file that is damaged
 
 
 def write_or_say(path: Path, content: bytes) -> bool:
-    """Writes a file whose contents are shown as well: they are not lost if it cannot be written, which is logged as an error.
+    """Write a file whose contents are also shown; log an error if it cannot be written.
 
-    Its folder must be there: one that was removed is not made anew.
+    Its folder must exist: a removed folder is not created again.
 
     Returns:
-        Whether it is there.
+        Whether the file was written.
     """
     try:
         write_atomically(path, content)
@@ -43,16 +43,16 @@ def write_or_say(path: Path, content: bytes) -> bool:
 
 
 def read_json(path: Path, keys: tuple[str, ...] = (), inside: Path | None = None) -> dict[str, Any]:
-    """Reads a JSON object that has these keys, and our checksum.
+    """Read a JSON object with our checksum, and check that it has these keys.
 
     Args:
-        path: of the file.
-        keys: that it must have.
-        inside: folder out of which no link may lead; None: its own.
+        path: path of the file.
+        keys: required keys.
+        inside: folder out of which no link may lead; None is the file's own folder.
 
     Raises:
         FileNotFoundError: there is no such file.
-        ValueError: it holds something else.
+        ValueError: its content is damaged or lacks a key.
     """
     found = checked.read_json(path, inside=inside or path.parent, advice=AGAIN.get(path.name, ""))
     if missing := [key for key in keys if key not in found]:
@@ -61,16 +61,16 @@ def read_json(path: Path, keys: tuple[str, ...] = (), inside: Path | None = None
 
 
 def read_as(kind: type[T], path: Path, inside: Path | None = None) -> T:
-    """Reads a JSON file with our checksum as a dataclass, or what is made of them; keys that it does not have are left out.
+    """Read a JSON file with our checksum as a dataclass, or a container of dataclasses; ignore unknown keys.
 
     Args:
-        kind: the dataclass.
-        path: of the file.
-        inside: folder out of which no link may lead; None: its own.
+        kind: the dataclass or container type.
+        path: path of the file.
+        inside: folder out of which no link may lead; None is the file's own folder.
 
     Raises:
         FileNotFoundError: there is no such file.
-        ValueError: it holds something else.
+        ValueError: its content is damaged or does not fit the type.
     """
     found = checked.read_json(path, inside=inside or path.parent, advice=AGAIN.get(path.name, ""), several=True)
     try:
@@ -88,7 +88,7 @@ def _adapter(kind: Any) -> TypeAdapter[Any]:
 
 @dataclass
 class Environment:
-    """environment.json: what a result depends on beside the configuration."""
+    """environment.json: everything besides the configuration that a result depends on."""
 
     versions: dict[str, str]
     commit: str | None
@@ -104,13 +104,13 @@ class Remembered:
 
     Attributes:
         location: folder or URL of its shards.
-        beside: that folder, as it lies from the run; None: a URL.
-        digest: of source, chunker and settings.
-        fitted: what its chunker learned from it.
-        chunker_version: of that chunker.
-        frequent: frequent chunks, as prompts.
-        statistics: of its splits.
-        form: of its documents, if they are pictures or sound; of texts nothing.
+        beside: that folder relative to the run's folder; None for a URL.
+        digest: digest of source, chunker and settings.
+        fitted: state that its chunker learned from it.
+        chunker_version: version of that chunker.
+        frequent: frequent chunks, used as prompts.
+        statistics: statistics of its splits.
+        form: common format of its documents, if they are pictures or sound; empty for text.
     """
 
     location: str
@@ -125,7 +125,7 @@ class Remembered:
 
 @dataclass
 class Baseline:
-    """What a simple model needs: all bits of the held-out bytes, and the same over bytes and over Unicode characters."""
+    """Result of a simple model: bits of the held-out data, in total, per byte and per Unicode character."""
 
     name: str
     bits: float
@@ -135,16 +135,16 @@ class Baseline:
 
 @dataclass
 class ClosedSet:
-    """Bits per token of some windows by both, and how many chunks there were to choose from.
+    """Bits per token of some windows, by the IEM softmax over a closed set of chunks and by the decoder.
 
     Attributes:
         bits_per_token: by the softmax over all candidates.
-        decoder_bits_per_token: by the decoder, of the same chunks.
+        decoder_bits_per_token: by the decoder, on the same chunks.
         candidates: size of the closed set.
         chunks: number of chunks scored.
         tokens: number of tokens in them.
-        calibrated: the loss was corrected so that this ought to be a likelihood; without a correction this is the
-            measurement of what it gives instead.
+        calibrated: the loss was corrected for candidate sampling, so the softmax should be a likelihood; without a
+            correction the result measures how far it is from one.
     """
 
     bits_per_token: float
@@ -157,9 +157,9 @@ class ClosedSet:
 
 @dataclass
 class Part:
-    """Some of the chunks, or of the decisions: `bits` of `decisions` (tokens and ends) in `chunks` with `tokens`.
+    """A subset of chunks or decisions: `bits` for `decisions` (tokens and ends) in `chunks` with `tokens`.
 
-    `bits_per_token` is None where there is no token; at a position, the decision is the token there or the end.
+    `bits_per_token` is None if there is no token. At a position, a decision is the token there or the end of the chunk.
     """
 
     of: str
@@ -171,14 +171,14 @@ class Part:
 
 @dataclass
 class Breakdown:
-    """Bits of a split in partitions, each of which adds up to all of them.
+    """Bits of a split in several partitions, each of which adds up to the total.
 
     Attributes:
-        by_position: of the decoder's decisions; of a mixture, to the bits of its decoder alone.
-        by_length: of whole chunks.
-        by_frequency: likewise.
-        decoder_by_frequency: of a mixture, by its decoder alone.
-        known_by_frequency: of a mixture, by its softmax alone, of the known chunks only.
+        by_position: of the decoder's decisions; for a mixture, these add up to the bits of its decoder alone.
+        by_length: of whole chunks, by length.
+        by_frequency: of whole chunks, by count in train.
+        decoder_by_frequency: for a mixture, by its decoder alone.
+        known_by_frequency: for a mixture, by its softmax alone, over the known chunks only.
     """
 
     by_position: list[Part]
@@ -188,7 +188,7 @@ class Breakdown:
     known_by_frequency: list[Part] = field(default_factory=list)
 
     def of_parts(self) -> list[tuple[str, ...]]:
-        """Bits per token by frequency of a mixture and of its parts alone, as a table; see `OF_PARTS`."""
+        """Return a table of bits per token by frequency, for a mixture and each of its parts; see `OF_PARTS`."""
         tables = (self.by_frequency, self.decoder_by_frequency, self.known_by_frequency)
         found = [{part.of: part.bits_per_token for part in table} for table in tables]
         return [
@@ -199,7 +199,7 @@ class Breakdown:
 
 @dataclass
 class Analysed:
-    """What of analysis/analysis.json a report shows: the checkpoint, and what was found, in sentences."""
+    """The part of analysis/analysis.json that a report shows: the checkpoint, and the findings as sentences."""
 
     stage: str
     step: int
@@ -212,16 +212,17 @@ OF_PARTS = ("times in train", "chunks", "mixture, bits/token", "decoder alone", 
 
 @dataclass
 class MixtureParts:
-    """What the parts of a mixture say of the same chunks, and how they are weighed.
+    """Results of the two parts of a mixture on the same chunks, and their weights.
 
     Attributes:
         known: number of known chunks, |S|.
-        unknown_share: of the scored chunks, those that are not among them.
+        unknown_share: share of the scored chunks that are not known.
         gate: mean of g over the scored chunks.
         decoder_bits_per_token: the decoder alone, on all chunks.
-        known_bits_per_token: the softmax over the known chunks alone, q, on the scored ones among them; None if there is none.
-        known_decoder_bits_per_token: the decoder alone on the same, to compare with.
-        known_flops_per_token: operations of the products with all known chunks, over all tokens.
+        known_bits_per_token: the softmax over the known chunks alone, q, on the known chunks among the scored ones;
+            None if there are none.
+        known_decoder_bits_per_token: the decoder alone on the same chunks, for comparison.
+        known_flops_per_token: FLOPs of the products with all known chunks, divided by all tokens.
     """
 
     known: int
@@ -233,7 +234,7 @@ class MixtureParts:
     known_flops_per_token: float
 
     def __str__(self) -> str:
-        """For people."""
+        """Return a sentence for people."""
         return (
             f"{self.known:,} known chunks, alone {_bits(self.known_bits_per_token)} bits/token where the decoder has "
             f"{_bits(self.known_decoder_bits_per_token)}; the decoder alone on all {_bits(self.decoder_bits_per_token)}; "
@@ -248,7 +249,7 @@ def _bits(value: float | None) -> str:
 
 @dataclass
 class Figure:
-    """A figure, its unit, and what it is over."""
+    """A metric's value, its unit, and the unit it is averaged over."""
 
     value: float
     unit: Literal["bits/char", "bits/dim"]
@@ -260,32 +261,34 @@ class Evaluation:
     """evaluation.json: the result of an evaluation.
 
     Attributes:
-        split: the split, or the file that was scored.
+        split: the split or file that was scored.
         stage: phase whose checkpoint was used.
-        step: of that checkpoint.
-        checkpoint: its digest.
-        fallback: why it was used though it is not the best, see `pipeline.run.checkpoints.Saved`; None: nothing was wrong.
-        bits: of all tokens and ends of chunks.
+        step: training step of that checkpoint.
+        checkpoint: digest of that checkpoint.
+        fallback: why it was used although it is not the best, see `pipeline.run.checkpoints.Saved`; None if nothing was
+            wrong.
+        bits: total of all tokens and ends of chunks.
         tokens: number of source tokens.
-        characters: of the original; of pictures and sound, their values.
-        bytes: of the original.
-        text: digest of them, whatever the order of the documents; None: of a model of another package.
-        bits_per_token: `bits` over tokens.
-        bits_per_char: over characters.
-        bits_per_byte: over bytes.
-        bits_per_dim: of pictures and sound, bits per value: a token, so a channel of a pixel, a µ-law code, a byte of pcm16.
-        standard_error: of bits_per_char over documents (None if there is one).
+        characters: characters of the original; for pictures and sound, their values.
+        bytes: bytes of the original.
+        text: digest of the original, independent of the order of documents; None for a model of another package.
+        bits_per_token: `bits` divided by tokens.
+        bits_per_char: `bits` divided by characters.
+        bits_per_byte: `bits` divided by bytes.
+        bits_per_dim: for pictures and sound, bits per value: a token, so a channel of a pixel, a µ-law code or a byte
+            of pcm16.
+        standard_error: standard error of bits_per_char over documents; None if there is one document.
         context: chunks of a window.
-        stride: how many of them are newly scored by each.
+        stride: number of chunks that each window newly scores.
         seconds: time of scoring.
         precision: fp32 or bf16, in which the model was computed.
-        processor: kind of CPU or GPU that computed it.
-        likelihood: whose bits they are, where a run has two: its mixture's, or its decoder's alone; else None.
-        parts: of the mixture, else None.
+        processor: model of CPU or GPU that computed it.
+        likelihood: for a run with a mixture, whether the bits are the mixture's or its decoder's alone; else None.
+        parts: results of the mixture's parts; else None.
         iem: the IEM score as a likelihood over a closed set of chunks, if the run was trained with that loss.
-        breakdown: bits by position in a chunk, by its length, and by how often the train split has it.
-        yardsticks: other models on the same bytes.
-        not_beaten: names of those that need no more bits.
+        breakdown: bits by position in a chunk, by its length, and by its count in the train split.
+        yardsticks: baselines on the same bytes.
+        not_beaten: names of the baselines that need no more bits.
     """
 
     split: str
@@ -317,21 +320,21 @@ class Evaluation:
 
     @property
     def headline(self) -> Figure:
-        """What is looked at first: bits/dim of pictures and sound, else bits/char."""
+        """The main metric: bits/dim for pictures and sound, else bits/char."""
         if self.bits_per_dim is not None:
             return Figure(self.bits_per_dim, "bits/dim", "values")
         return Figure(self.bits_per_char, "bits/char", "characters")
 
     @property
     def whose(self) -> str:
-        """One sentence on whose bits they are, where a run has a mixture, and what its parts have; else nothing."""
+        """A sentence on which part of a mixture the bits are of, with results of its parts; empty for other runs."""
         if self.likelihood == "decoder":
             return "By the decoder alone (evaluate.likelihood=decoder), not by the run's mixture."
         return f"A mixture. {self.parts}." if self.parts is not None else ""
 
     @property
     def decoder(self) -> float | None:
-        """What the decoder of a mixture has alone, in the unit of `headline`."""
+        """The metric of a mixture's decoder alone, in the unit of `headline`; None without a mixture."""
         return None if self.parts is None else self.parts.decoder_bits_per_token * self.tokens / self.characters
 
 
@@ -340,11 +343,11 @@ class Sample:
     """A prompt and its continuation.
 
     Attributes:
-        prompt: as text for people.
-        text: its continuation, likewise; of pictures, the file in which they are drawn.
-        hex: the exact bytes of both; None of pictures.
-        summoned: the share of its chunks that needed no decoder; None where no chunks are known.
-        characters_per_second: of all continuations of the prompt together; None of pictures.
+        prompt: the prompt as readable text.
+        text: its continuation as readable text; for pictures, the file in which they are drawn.
+        hex: the exact bytes of both; None for pictures.
+        summoned: share of its chunks that needed no decoder; None if no chunks are known.
+        characters_per_second: speed over all continuations of the prompt; None for pictures.
     """
 
     prompt: str
@@ -356,14 +359,14 @@ class Sample:
 
 @dataclass
 class KeptSample(Sample):
-    """An entry of samples.json, with the digest of the checkpoint it is of, and why that was used if it is not the best."""
+    """An entry of samples.json: a sample with its checkpoint's digest, and why that was used if it is not the best."""
 
     checkpoint: str | None = None
     fallback: str | None = None
 
 
 def pace(samples: Sequence[Sample]) -> str:
-    """How fast texts were written, and how much of them without the decoder; of pictures nothing."""
+    """Describe the speed of sampling, and the share of chunks made without the decoder; empty for pictures."""
     speeds = [item.characters_per_second for item in samples if item.characters_per_second is not None]
     shares = [item.summoned for item in samples if item.summoned is not None]
     summoned = f"; {100 * fmean(shares):.1f} % of the chunks were summoned, without the decoder" if shares else ""

@@ -1,7 +1,7 @@
-"""The run folder: configuration, environment, lock, and where everything lies. See the README for its layout.
+"""The run folder: configuration, environment, lock, and paths of all files. See the README for its layout.
 
-Whoever reads a run asks `RunFolder.check` first: its configuration and its corpus must be those its checkpoint was trained
-with. Whoever writes one holds `RunFolder.lock`, and has checked everything that could be refused.
+Every reader of a run calls `RunFolder.check` first: configuration and corpus must be those its checkpoint was trained
+with. Every writer holds `RunFolder.lock`, and has checked before everything that could be refused.
 """
 
 import logging
@@ -81,12 +81,12 @@ class RunFolder:
 
     @classmethod
     def of(cls, options: Options) -> Self:
-        """The folder of the run with these options, whether it is there or not."""
+        """Return the folder of the run with these options, whether it exists or not."""
         return cls(Path(options.runs_dir) / options.name)
 
     @classmethod
     def create(cls, options: Options) -> Self:
-        """Makes the folder of a run, if need be, and writes its complete configuration and environment into it.
+        """Create the folder of a run if needed, and write its full configuration and environment.
 
         Raises:
             OSError: the folder cannot be written.
@@ -100,10 +100,10 @@ class RunFolder:
         return run
 
     def keep(self, options: Options, corpus: Corpus) -> None:
-        """Writes again what of a run's own files was removed while it is trained, such as by a cleaner of old files.
+        """Write a run's own files again if they were removed during training, for example by a cleaner of old files.
 
         Raises:
-            OSError: it cannot be written.
+            OSError: a file cannot be written.
         """
         missing = [name for name in (CONFIG, ENVIRONMENT, CORPUS) if not os.path.lexists(self.path / name)]
         for name in missing:
@@ -117,10 +117,10 @@ class RunFolder:
 
     @classmethod
     def find(cls, run: str | Path, runs_dir: str = "runs") -> Self:
-        """Opens the folder of an existing run by path, or by name under `runs_dir`.
+        """Open the folder of an existing run by path, or by name under `runs_dir`.
 
         Raises:
-            FileNotFoundError: there is none, or it is not a run.
+            FileNotFoundError: it does not exist, or is not a run.
         """
         run, runs_dir = Path(run).expanduser(), os.path.expanduser(runs_dir)
         for path in (run, Path(runs_dir) / run):
@@ -134,14 +134,15 @@ class RunFolder:
         raise FileNotFoundError(f"no run {str(run)!r}, neither a folder nor a name under {runs_dir}/; {hint}")
 
     def options(self, overrides: list[str] | tuple[str, ...] = (), reader: str | None = None) -> Options:
-        """The run's configuration with some options changed, and names that lead back to this folder.
+        """Load the run's configuration with some options changed; `name` and `runs_dir` are set to this folder.
 
         Args:
             overrides: `key=value` pairs.
-            reader: the stage that reads the run, which takes those of `READS`; None: the run is to be trained.
+            reader: the stage that reads the run, which accepts the options in `READS`; None if the run is to be
+                trained.
 
         Raises:
-            ConfigError: it is not one of this version, or an override is wrong or cannot apply.
+            ConfigError: the configuration is not of this version, or an override is wrong or does not apply.
         """
         open_file(self.path / "config.yaml", self.path).close()  # no link that leads out of the run
         options = load(self.path / "config.yaml", overrides) if overrides else _own(self.path / "config.yaml")
@@ -164,11 +165,11 @@ class RunFolder:
         return options
 
     def corpus(self) -> Corpus:
-        """The sharded corpus the run was trained on, found without its source.
+        """Open the sharded corpus that the run was trained on, without its source.
 
         Raises:
-            FileNotFoundError: it is not there any more, or nothing was trained yet.
-            ValueError: there is another one at its place.
+            FileNotFoundError: the shards are missing, or nothing was trained yet.
+            ValueError: another corpus is in its place.
         """
         remembered, options = self._corpus(), self.options()
         location = remembered.location
@@ -198,7 +199,7 @@ class RunFolder:
         raise ValueError(f"{found[0].location} holds another corpus than {self.path} was trained on: {found[0].digest}")
 
     def corpus_digest(self) -> str:
-        """The digest of that corpus, wherever it is.
+        """Return the digest of the run's corpus, without opening it.
 
         Raises:
             FileNotFoundError: nothing was trained yet.
@@ -206,7 +207,7 @@ class RunFolder:
         return str(self._corpus().digest)
 
     def chunker(self) -> Chunker:
-        """The chunker of that corpus, without the corpus.
+        """Return the chunker of the run's corpus, without opening the corpus.
 
         Raises:
             FileNotFoundError: nothing was trained yet.
@@ -215,19 +216,19 @@ class RunFolder:
         return make_chunker(self.options().chunker, found.fitted, found.chunker_version)
 
     def prompts(self) -> list[str]:
-        """Prompts out of the corpus: some of its frequent chunks, and the empty one."""
+        """Return prompts from the corpus: some of its frequent chunks, and the empty prompt."""
         return [*self._corpus().frequent, ""]
 
     def statistics(self, split: str) -> Summary | None:
-        """Those of a split of that corpus, if they are there."""
+        """Return the statistics of a split of the run's corpus; None if they are unknown."""
         return self._corpus().statistics.get(split) if os.path.lexists(self.path / CORPUS) else None
 
     def form(self) -> dict[str, int]:
-        """What the documents of that corpus have alike, see `Corpus.form`."""
+        """Return the common format of the corpus's documents; see `Corpus.form`."""
         return self._corpus().form
 
     def remember(self, corpus: Corpus) -> None:
-        """Notes the corpus the run is trained on, and what its chunker learned from it."""
+        """Write corpus.json: the corpus that the run is trained on, and the state its chunker learned from it."""
         place = corpus.folder.resolve()
         remembered = Remembered(
             location=corpus.location if corpus.is_remote else str(place),
@@ -250,11 +251,11 @@ class RunFolder:
             ) from None
 
     def phase(self, name: str) -> Path:
-        """Folder of a training phase: pretrain, finetune or train."""
+        """Return the folder of a training phase: pretrain, finetune or train."""
         return self.path / name
 
     def first(self, options: Options) -> "RunFolder":
-        """The run whose phase one phase two starts from: this one, or that of `finetune.start_from`.
+        """Return the run whose phase one phase two starts from: this one, or that of `finetune.start_from`.
 
         Raises:
             FileNotFoundError: there is no such run.
@@ -263,7 +264,10 @@ class RunFolder:
         return RunFolder.find(start, options.runs_dir) if start else self
 
     def history(self, options: Options) -> dict[str, Path]:
-        """Folders of the phases behind the model, there or not, by name; phase one may be `pretrain of OTHER`."""
+        """Return the folders of the phases behind the model by name, existing or not.
+
+        With `finetune.start_from`, phase one is named `pretrain of OTHER`.
+        """
         found = {name: self.phase(name) for name in ("train", "pretrain", "finetune")}
         if not found["finetune"].is_dir() or not (start := options.finetune.start_from):
             return found
@@ -275,14 +279,14 @@ class RunFolder:
         return {f"pretrain of {start}" if name == "pretrain" else name: path for name, path in found.items()}
 
     def is_trained(self) -> bool:
-        """Whether any phase has a checkpoint."""
+        """Return whether any phase has a checkpoint."""
         return any(has_checkpoint(self.phase(name) / "checkpoints") for name in PHASES)
 
     def trained_phase(self, wanted: Phase | None = None) -> Phase:
-        """The wanted phase, or the last one that has a checkpoint: finetune, else train, else pretrain.
+        """Return the wanted phase, or the last one that has a checkpoint: finetune, else train, else pretrain.
 
         Raises:
-            FileNotFoundError: it, or anything, was not trained yet.
+            FileNotFoundError: the wanted phase, or every phase, has no checkpoint.
         """
         for name in (wanted,) if wanted else PHASES:
             if has_checkpoint(self.phase(name) / "checkpoints"):
@@ -294,7 +298,7 @@ class RunFolder:
         )
 
     def present(self, wanted: Phase | None = None) -> Saved:
-        """The checkpoint that is evaluated, sampled from, indexed and shown; see `choose`.
+        """Return the checkpoint that is evaluated, sampled from, indexed and shown; see `choose`.
 
         Raises:
             FileNotFoundError: nothing was trained yet.
@@ -305,14 +309,14 @@ class RunFolder:
         return found if wanted else replace(found, fallback=self.explain_phase(phase, found.fallback))
 
     def explain_phase(self, phase: Phase, fallback: str | None) -> str | None:
-        """Say, once a command, that a later phase than the one that is used has begun and has no checkpoint.
+        """Warn, once a command, if a later phase than the one used has begun and has no checkpoint.
 
         Args:
-            phase: whose checkpoint is used, since it is the last one.
-            fallback: what is wrong with the checkpoint itself.
+            phase: the phase whose checkpoint is used, the last one that has any.
+            fallback: a problem with the checkpoint itself, or None.
 
         Returns:
-            Both; None: nothing is wrong.
+            Both explanations, joined; None if nothing is wrong.
         """
         for later in PHASES[: PHASES.index(phase)]:
             if self.has_begun(later):
@@ -321,25 +325,25 @@ class RunFolder:
         return fallback
 
     def has_begun(self, phase: Phase) -> bool:
-        """Whether steps of a phase were noted."""
+        """Return whether a phase has written metrics."""
         with suppress(OSError):
             return (self.phase(phase) / "metrics.jsonl").stat().st_size > 0
         return False
 
     def digest(self, wanted: Phase | None = None) -> str:
-        """Of the present checkpoint: what was made from it carries the same. It raises what `present` does."""
+        """Return the digest of the present checkpoint, which files made from it carry too. Raises as `present` does."""
         return self.present(wanted).digest
 
     def check(self, options: Options | None = None, of: Saved | None = None) -> None:
-        """What all that read a trained run ask first: are configuration and corpus those of its checkpoint?
+        """Check that configuration and corpus are those of the checkpoint; every reader of a run does so first.
 
         Args:
-            options: the configuration it is read with; None: the run's own.
-            of: the checkpoint; None: the present one.
+            options: the configuration that the run is read with; None is the run's own.
+            of: the checkpoint; None is the present one.
 
         Raises:
             FileNotFoundError: nothing was trained yet.
-            ValueError: config.yaml or corpus.json was changed since, or `options` are of another model.
+            ValueError: config.yaml or corpus.json was changed since, or `options` describe another model.
         """
         of = of or self.present(options.evaluate.stage if options else None)
         corpus = self._corpus().digest
@@ -357,7 +361,7 @@ class RunFolder:
             raise ValueError(f"{of.path} was trained with {found[0]}, which {found[1]} cannot change")
 
     def is_made(self, name: str, options: Options, **settings: Any) -> bool:
-        """Whether a JSON file of the run was made from its present checkpoint, with these settings."""
+        """Return whether a JSON file of the run was made from its present checkpoint, with these settings."""
         try:
             found = read_json(self.path / name, ("checkpoint", *settings))
             return found["checkpoint"] == self.digest(options.evaluate.stage) and settings.items() <= found.items()
@@ -365,7 +369,7 @@ class RunFolder:
             return False
 
     def write_json(self, name: str, value: Any) -> Path:
-        """Writes `value` as a JSON file of the run, with its checksum, whole or not at all."""
+        """Write `value` atomically as a JSON file of the run, with its checksum."""
         path = self.path / name
         make_folders(path.parent, within=self.path)
         write_json(path, value)
@@ -373,13 +377,13 @@ class RunFolder:
 
     @contextmanager
     def lock(self) -> Iterator[Guard]:
-        """Holds the run for this process, and guards its folder; freed by the end of the process, however it ends.
+        """Lock the run for this process and guard its folder; the lock ends with the process, however it ends.
 
-        Makes the folder if need be, and takes it away again if nothing was written into it. The environment's HAED_FLOW_RUN,
-        if set, names the Prefect flow run on whose behalf it is held.
+        The folder is created if needed, and removed again if nothing was written into it. The environment variable
+        HAED_FLOW_RUN names the Prefect flow run that holds the lock.
 
         Raises:
-            BlockingIOError: another process holds it; the message names it.
+            BlockingIOError: another process holds the lock; the message names it.
             OSError: the folder cannot be written.
         """
         made = [folder for folder in (self.path, *self.path.parents) if not folder.exists()]
@@ -402,7 +406,7 @@ class RunFolder:
                 _rewrite(file, before)
 
     def holder(self) -> str | None:
-        """Which process holds the run now, as one that trains it does; None: none."""
+        """Return a description of the process that holds the run's lock, such as a training; None if it is free."""
         return holder(self.path / "lock")
 
     def _held(self) -> IO[bytes]:
@@ -420,7 +424,7 @@ _MOST = 4096  # a listing or comparison of thousands reads each once
 
 
 def _own(path: Path) -> Options:
-    """The options of a config.yaml, a copy that may be changed; it is read again if it has changed, which takes long."""
+    """Return a copy of the options in a config.yaml, cached until the file changes; loading takes long."""
     path, stamp = path.absolute(), stamp_file(path)
     known = _options.get(path)
     if known is None or known[0] != stamp:
@@ -432,23 +436,23 @@ def _own(path: Path) -> Options:
 
 
 def command(stage: str, folder: RunFolder, *more: str) -> str:
-    """A command that a person can type as it is, wherever runs are kept.
+    """Return a command that can be typed as it is, wherever runs are kept.
 
     Args:
-        stage: its name.
-        folder: of the run.
+        stage: name of the command.
+        folder: the run.
         more: further words.
     """
     return shlex.join(["haed", stage, str(folder.path), *more])
 
 
 def of_stage(stage: Phase | None) -> list[str]:
-    """The word of a command that asks for the checkpoint of a phase; none for the last one."""
+    """Return the override that selects the checkpoint of a phase; an empty list selects the last phase."""
     return [f"evaluate.stage={stage}"] if stage else []
 
 
 def guarding(stage: Callable[Concatenate[Options, P], T]) -> Callable[Concatenate[Options, P], T]:
-    """Has a stage that reads a run write its results into the folder that it began with, or not at all."""
+    """Decorate a stage that reads a run: its results go into the folder it began with, or are not written."""
 
     @wraps(stage)
     def execute(options: Options, /, *more: P.args, **named: P.kwargs) -> T:
@@ -466,7 +470,7 @@ def list_runs(runs_dir: str | Path) -> list[str]:
 
 
 def _instead_of_run(name: str) -> str:
-    """What to type where there is no run of that name."""
+    """Suggest what to type if there is no run of that name."""
     if name in presets():
         return f"; {name} is a preset: `haed run --config {name}` makes a run of it"
     if Path(name).suffix in (".yaml", ".yml", ".json") and os.path.isfile(name):
@@ -482,7 +486,7 @@ def _rewrite(file: IO[bytes], content: bytes) -> None:
 
 
 def environment(options: Options) -> Environment:
-    """What a result depends on beside the configuration: versions, commit, machine, seed, device."""
+    """Return everything besides the configuration that a result depends on: versions, commit, machine, seed, device."""
     import torch  # whose own version tells the build for CUDA, unlike that of the package
 
     packages = ("numpy", "faiss-cpu", "omegaconf", "pydantic")

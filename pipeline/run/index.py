@@ -1,11 +1,11 @@
-"""The index of a run's chunks, opened once and asked often; see `pipeline.run.spaces.stored` for its files.
+"""The index of a run's chunks, opened once and queried often; see `pipeline.run.spaces.stored` for its files.
 
-A query is a chunk, or some of them added and subtracted, or a vector of that space, such as a prediction. Answers are chunks
-that the model knows: those that occur often enough, unless more are asked for. Rows are in the order of `DistinctChunks`, so
-what occurs so often stands before what does not.
+A query is a chunk, a sum of chunks, or a vector of the same space, such as a prediction. Results are chunks that occur
+often enough to be known to the model, unless more are requested. Rows are in the order of `DistinctChunks`, so frequent
+chunks come first.
 
-Of the metric `centred` the mean embedding of those that are known, each counted once, is taken off all others and off what is
-asked. A prediction is asked for without that: the model compares it with whole embeddings.
+With the metric `centred`, the mean embedding of the known chunks, each counted once, is subtracted from all vectors and
+from the query. It is not subtracted from a prediction, which the model compares with whole embeddings.
 """
 
 import logging
@@ -40,12 +40,15 @@ Search = Callable[[int, int], tuple[np.ndarray, np.ndarray]]  # how many, among 
 
 
 def floor(counts: np.ndarray) -> int:
-    """How often a chunk occurs that the model may be taken to know: ten times, or as often as a thousand chunks do."""
+    """Return the count from which a chunk is taken as known: 10, or less if fewer than 1,000 chunks are that frequent.
+
+    The alternatives are 5, 3, 2 and 1.
+    """
     return next((least for least in FLOORS if int((counts >= least).sum()) >= ENOUGH), 1)
 
 
 def check_count(name: str, value: int) -> int:
-    """A number of answers, or of occurrences, as it was given.
+    """Return a number of results or occurrences as an int, after checking it.
 
     Raises:
         TypeError: it is no whole number.
@@ -59,17 +62,17 @@ def check_count(name: str, value: int) -> int:
 
 
 class Index:
-    """An opened index; it knows no model, so whoever asks for chunks that it does not have embeds them.
+    """An open index of chunks. It has no model, so callers embed chunks that it does not have.
 
-    It may be asked from several threads.
+    It may be queried from several threads.
 
     Attributes:
-        meta: what was indexed.
-        chunks: the chunks, row for row, the most frequent first.
-        find: gives the row of a chunk; None: it has none.
-        norms: (n,) float32, lengths of their embeddings before the metric had its way with them.
-        distances: (n,) float32, of the embeddings from their mean, where that is taken off; else None.
-        mean: (E,) float32, likewise.
+        meta: contents of meta.json.
+        chunks: the chunks, row by row, the most frequent first.
+        find: returns the row of a chunk; None if it has none.
+        norms: (n,) float32, norms of the embeddings before centring and normalisation.
+        distances: (n,) float32, distances of the embeddings from their mean, if that is subtracted; else None.
+        mean: (E,) float32, the subtracted mean, or None.
         search: their vectors, and the search among these.
     """
 
@@ -82,7 +85,7 @@ class Index:
         distances: np.ndarray | None,
         search: Vectors,
     ) -> None:
-        """Of what the files of an index hold."""
+        """Create the index from the contents of its files."""
         self.folder, self.meta, self.chunks, self.search = folder, meta, chunks, search
         self.norms, self.distances = norms, distances
         self.mean = None if meta.mean is None else np.array(meta.mean, np.float32)
@@ -90,7 +93,7 @@ class Index:
 
     @classmethod
     def open(cls, folder: RunFolder, digest: str | None = None) -> Self:
-        """Opens the index of a run, whose vectors stay in their file; see `Files.open` for what is checked and raised."""
+        """Open the index of a run, leaving its vectors in their file; see `Files.open` for checks and errors."""
         files = Files.open(folder, "chunks", digest)
         of_mean = {"from_mean": "FLOAT"} if files.meta.metric == "centred" else {}
         columns = files.columns(tokens="FIXED_LEN_BYTE_ARRAY", length="INT64", count="INT64", norm="FLOAT", **of_mean)
@@ -102,7 +105,7 @@ class Index:
 
     @staticmethod
     def is_there(folder: RunFolder) -> bool:
-        """Whether an index of chunks was built, of this version or an earlier one."""
+        """Return whether an index of chunks was built, by this version or an earlier one."""
         return any(
             os.path.lexists(place / "meta.json") for place in (place_of(folder, "chunks"), folder.path / "index")
         )
@@ -112,12 +115,12 @@ class Index:
 
     @property
     def vectors(self) -> np.ndarray | Rows:
-        """(n, E) float32, as `prepared` gave them."""
+        """Vectors (n, E) float32, as returned by `prepared`."""
         return self.search.exact
 
     @cached_property
     def chunker(self) -> Chunker:
-        """The run's."""
+        """The run's chunker."""
         return self.folder.chunker()
 
     @cached_property
@@ -125,11 +128,11 @@ class Index:
         return self.folder.corpus()
 
     def chunk(self, row: int) -> bytes:
-        """The chunk of a row."""
+        """Return the chunk of a row."""
         return self.chunks.tokens[row].tobytes()[: int(self.chunks.lengths[row])]
 
     def _find(self, chunk: bytes) -> int | None:
-        """The row of a chunk; None: it has none."""
+        """Return the row of a chunk; None if it has none."""
         size = len(chunk)
         if not 1 <= size <= self.chunks.tokens.shape[1]:
             return None
@@ -138,7 +141,7 @@ class Index:
         return int(rows[same.argmax()]) if same.any() else None
 
     def known(self, min_count: int | None = None) -> int:
-        """How many chunks occur so often: they have the first rows; None: as often as the floor says."""
+        """Return the number of chunks with at least this count (None: the index's floor); they have the first rows."""
         least = self.meta.floor if min_count is None else min_count
         return int(np.searchsorted(-self.chunks.counts, -least, side="right"))
 
@@ -150,17 +153,17 @@ class Index:
         strict: bool = True,
         min_count: int | None = None,
     ) -> Answers:
-        """The chunks nearest to each query, the query itself left out.
+        """Find the chunks nearest to each query, without the query itself.
 
         Args:
-            queries: see `pipeline.run.spaces.queries.parse`; none: frequent chunks of the corpus.
-            count: neighbours of each; None: eight. Where there are fewer, all of them, which is said.
-            embed: called with those queries that the index does not have, if there are any.
-            strict: false leaves queries out that are no chunks of this run, meant for another kind of data.
-            min_count: occurrences of a neighbour; None: the index's floor.
+            queries: see `pipeline.run.spaces.queries.parse`; if empty, frequent chunks of the corpus.
+            count: neighbours of each query; None is eight. If there are fewer, all are returned, with a note.
+            embed: called with the queries that the index does not have, if there are any.
+            strict: false skips queries that are no chunks of this run, meant for another kind of data.
+            min_count: minimum count of a neighbour; None is the index's floor.
 
         Raises:
-            ValueError: a query is none.
+            ValueError: a query is not a chunk of this run.
         """
         asked = self._asked(queries, strict)
         vectors = self.embedded(asked, embed)
@@ -175,7 +178,7 @@ class Index:
         embed: Embed,
         min_count: int | None = None,
     ) -> Answers:
-        """The chunks nearest to a sum: what `like` and `plus` name, less what `minus` names, which are left out themselves.
+        """Find the chunks nearest to the sum of `like` and `plus` less `minus`, without these chunks themselves.
 
         Raises:
             ValueError: nothing is added, or as `nearest`.
@@ -190,13 +193,13 @@ class Index:
         return self.answer([(label.removeprefix(" + "), b"".join(asked))], vector[None], count, min_count, [asked])
 
     def query_vectors(self, queries: Sequence[Text], embed: Embed) -> np.ndarray:
-        """Vectors (q, E) of queries as `nearest` searches with them."""
+        """Return vectors (q, E) of queries, as `nearest` uses them."""
         if not queries:
             return np.zeros((0, self.meta.width), np.float32)
         return prepared(self.embedded(self._asked(queries, True), embed), self.meta.metric)
 
     def embedded(self, chunks: list[bytes], embed: Embed) -> np.ndarray:
-        """Vectors (n, E) of chunks as the index holds them: its own, and those that `embed` is called for."""
+        """Return vectors (n, E) of chunks as the index holds them; `embed` is called for chunks it does not have."""
         rows = [self.find(chunk) for chunk in chunks]
         strange = list(dict.fromkeys(chunk for chunk, row in zip(chunks, rows, strict=True) if row is None))
         vectors = prepared(embed(strange), self.meta.metric, self.mean) if strange else ()
@@ -223,17 +226,17 @@ class Index:
         min_count: int | None = None,
         without: Sequence[Sequence[bytes]] | None = None,
     ) -> Answers:
-        """The chunks nearest to vectors (q, E) of the index, or sums of them.
+        """Find the chunks nearest to vectors (q, E) of the index, or to sums of them.
 
         Args:
-            asked: the text and the bytes of each question.
-            vectors: what was asked, without the mean if the index is; for cosines divided by their lengths here.
-            count: neighbours of each; None: eight. Where there are fewer, all of them, which is said.
-            min_count: occurrences of a neighbour; None: the index's floor.
-            without: chunks that are no answers to each; None: the bytes of each question.
+            asked: the text and the bytes of each query.
+            vectors: the query vectors, less the mean if the index is centred; for cosines they are normalised here.
+            count: neighbours of each query; None is eight. If there are fewer, all are returned, with a note.
+            min_count: minimum count of a neighbour; None is the index's floor.
+            without: chunks that are excluded from the results of each query; None is the bytes of the query.
 
         Raises:
-            ValueError: no chunk occurs so often.
+            ValueError: no chunk has this count.
         """
         search = partial(self.search.nearest, prepared(vectors, self.meta.metric))
         found = self._answers(
@@ -245,9 +248,10 @@ class Index:
     def expected(
         self, asked: Sequence[tuple[str, bytes]], vectors: np.ndarray, count: int | None, min_count: int | None = None
     ) -> Answers:
-        """The chunks to which predictions (q, E) point, by the cosine where the metric is `centred`; else by the metric.
+        """Find the chunks nearest to predictions (q, E), by the cosine if the metric is `centred`, else by the metric.
 
-        The search is exact: an approximate one is tuned for chunks. The chance of two chunks is not told, as they are none.
+        The search is exact, because an approximate one is tuned for chunks. Scores of random pairs are not reported,
+        because predictions are not chunks.
 
         Raises:
             ValueError: as `answer`.
@@ -286,10 +290,10 @@ class Index:
         return Answers(found, f"{score}, {self._about(among, least)}", score)
 
     def searched(self, min_count: int | None = None) -> tuple[int, int]:
-        """How many chunks answers are taken from, the first rows, and how often these occur at least.
+        """Return the number of chunks that are searched, which have the first rows, and their minimum count.
 
         Raises:
-            ValueError: none occurs so often.
+            ValueError: no chunk has this count.
         """
         least = self.meta.floor if min_count is None else check_count("min_count", min_count)
         among = self.known(least)
@@ -300,7 +304,7 @@ class Index:
         return among, least
 
     def _fewer(self, count: int, found: int, among: int, least: int) -> str | None:
-        """What is said of an answer with fewer neighbours than were asked for; None: it has as many."""
+        """Return a note for a result with fewer neighbours than requested; None if there are enough."""
         if found >= count:
             return None
         often = f" that occur {least:,} times or more" if least > 1 else ""
@@ -329,7 +333,7 @@ class Index:
         return found or telling(self.chunks, OWN_QUERIES)
 
     def _typed(self, query: Text) -> Text:
-        """A query; one that was copied from an answer, with signs for white space, means the chunk that is shown so."""
+        """Return the query; if it was copied from a result with signs for white space, return that chunk."""
         text = to_bytes(query).decode(errors="replace")
         plain = meant(text)
         if plain == text or self.find(text.encode(errors="replace")) is not None:
@@ -339,7 +343,7 @@ class Index:
 
 
 def check_chunks(options: Options) -> None:
-    """Raises ConfigError for a model that embeds no chunk by itself: it has no index of chunks."""
+    """Raise ConfigError for a model that embeds no chunk by itself, and so has no index of chunks."""
     kind = options.model.kind
     if not SYSTEMS[kind].chunks:
         raise ConfigError(

@@ -1,9 +1,9 @@
-"""The known chunks of a mixture: which there are, and as a checkpoint embeds them; the folder `known/` of a run.
+"""The known chunks of a mixture and their embeddings, cached in the folder `known/` of a run.
 
-`chunks.safetensors` has the most frequent chunks of the train split and their counts; it is also kept beside the shards, since
-all runs have it from there. `keys.safetensors` has what the IEM score needs of them, in bfloat16, and the digest of the
-checkpoint that embedded them. All are caches: one that is damaged, of another corpus or of another checkpoint is not used but
-made anew, and the log says so. Nothing of any other split is in them.
+`chunks.safetensors` has the most frequent chunks of the train split and their counts. It is also kept beside the
+shards, where all runs find it. `keys.safetensors` has the embeddings in bfloat16 and the bias that the IEM score needs,
+and the digest of the checkpoint. Both are caches: a file that is damaged, or of another corpus or checkpoint, is made
+again, which is logged. They contain nothing of any other split.
 """
 
 import hashlib
@@ -29,27 +29,27 @@ CHUNKS, KEYS = "known/chunks.safetensors", "known/keys.safetensors"
 
 
 def lexicon(corpus: Corpus, most: int) -> Lexicon:
-    """The known chunks: the most frequent ones of a corpus's train split, so many at most, and their counts there."""
+    """Return the known chunks: the most frequent ones of the train split, at most this many, with their counts."""
     return _lexicon(_chunks(corpus, most))
 
 
 def remember(folder: RunFolder, corpus: Corpus, most: int) -> None:
-    """Keeps them in the folder of a run, which is then asked what its model knows wherever it is moved."""
+    """Store the known chunks in the folder of a run, so that the run can be moved without its shards."""
     _keep(folder, CHUNKS, _chunks(corpus, most), _told(corpus.digest, most))
 
 
 def known(folder: RunFolder, system: HAED, most: int, checkpoint: Saved, precision: str) -> Known:
-    """The known chunks as a checkpoint embeds them.
+    """Return the known chunks with their embeddings by a checkpoint, cached or computed.
 
     Args:
-        folder: of the run.
-        system: the checkpoint's, in evaluation mode.
-        most: so many at most.
-        checkpoint: where it says what it is.
-        precision: of the products by which the system embeds them.
+        folder: the run.
+        system: the checkpoint's system, in evaluation mode.
+        most: maximum number of known chunks.
+        checkpoint: summary of the checkpoint.
+        precision: precision in which the system embeds them.
 
     Raises:
-        FileNotFoundError: nothing tells the known chunks: neither the run, nor its shards are there.
+        FileNotFoundError: neither the run's cache nor its shards exist.
     """
     told = _told(checkpoint.identity["corpus"], most)
     chunks = _read(folder.path / CHUNKS, told)
@@ -93,7 +93,7 @@ def _lexicon(found: dict[str, Tensor]) -> Lexicon:
 
 
 def _read(path: Path, told: dict[str, str]) -> dict[str, Tensor] | None:
-    """The tensors of a cache, if it says of itself what is asked for and is whole; else None."""
+    """Return the tensors of a cache, if it is whole and its metadata match; else None."""
     try:
         said, found = read_metadata(path), read_tensors(path)
     except FileNotFoundError:
@@ -111,7 +111,7 @@ def _read(path: Path, told: dict[str, str]) -> dict[str, Tensor] | None:
 
 
 def _keep(folder: RunFolder, name: str, tensors: dict[str, Tensor], told: dict[str, str]) -> None:
-    """Writes a cache into a run; one that was removed is not made anew."""
+    """Write a cache into a run, unless the run's folder was removed."""
     path = folder.path / name
     try:
         make_folders(path.parent, within=folder.path)
@@ -129,7 +129,7 @@ def _write(path: Path, tensors: dict[str, Tensor], told: dict[str, str]) -> None
 
 
 def _say_unkept(path: Path, error: OSError) -> None:
-    """Warns: what is asked is answered all the same, so it is no error."""
+    """Warn that a cache was not written; this is no error, because the result is returned anyway."""
     log.warning("%s could not be written: %s; it is made anew each time", path, error.strerror or error)
 
 

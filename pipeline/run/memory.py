@@ -1,8 +1,8 @@
-"""The system of a run, and what it and its batches ask for at least: what cannot fit is refused before it is tried.
+"""Build a run's system, and estimate the least memory it needs, so that options which cannot fit are refused early.
 
-These are lower bounds, since what might fit must not be refused: the weights, with what Adam keeps of those that are trained,
-and what a step must keep for its gradient (`System.kept`), in 2 bytes a value, were chunks only a quarter full, unless their
-size is fixed.
+The estimates are lower bounds, because options that might fit must not be refused. They count the weights, and the
+state that Adam keeps for the trained ones. They also count the activations saved for the backward pass (`System.kept`)
+at 2 bytes a value. Chunks are taken as only a quarter full, unless their size is fixed.
 """
 
 import torch
@@ -20,10 +20,10 @@ _PLAIN = 4  # tables in training, too: gradients and what Adagrad keeps are of r
 
 
 def build_system(options: Options, chunker: Chunker) -> System:
-    """The system of a run for what its chunker cuts, initialised from the seed.
+    """Build the system of a run for its chunker, initialised from the seed.
 
     Raises:
-        ConfigError: options of its parts do not fit together, or not this corpus.
+        ConfigError: options of its parts do not fit together, or do not fit this corpus.
     """
     torch.manual_seed(options.seed)
     cut = Cut(chunker.k, chunker.vocabulary, chunker.fixed, options.batch.context)
@@ -34,20 +34,23 @@ def build_system(options: Options, chunker: Chunker) -> System:
 
 
 def check_system(options: Options) -> None:
-    """Raises ConfigError for a model that cannot be, before a corpus is cut for it; shards that are given say how only later."""
+    """Raise ConfigError for a model that cannot be built, before a corpus is cut for it.
+
+    With `source.kind=shards` the check happens later, since the chunker is not known yet.
+    """
     if options.source.kind != "shards":
         with torch.device("meta"):
             build_system(options, make_chunker(options.chunker))
 
 
 def check_memory(options: Options, chunker: Chunker, machine: Compute, phase: PhaseOptions | None = None) -> None:
-    """Raises ValueError naming the options that ask for more memory than there is.
+    """Raise ValueError naming the options that need more memory than is free.
 
     Args:
-        options: of the run.
-        chunker: of its corpus.
-        machine: where it computes.
-        phase: that is trained; None: the model is only read.
+        options: options of the run.
+        chunker: chunker of its corpus.
+        machine: device and precision.
+        phase: the phase that is trained; None if the model is only read.
     """
     with torch.device("meta"):
         system = build_system(options, chunker)
@@ -70,7 +73,7 @@ def check_memory(options: Options, chunker: Chunker, machine: Compute, phase: Ph
 
 
 def free_memory(device: torch.device) -> float:
-    """Bytes that are free on a device; of the machine, those that can be freed count."""
+    """Return the free bytes of a device; in main memory, reclaimable memory counts as free."""
     if device.type == "cuda":
         return float(torch.cuda.mem_get_info(device)[0])
     return checked.free_memory()

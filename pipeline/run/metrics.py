@@ -1,4 +1,4 @@
-"""Metrics of a phase under one set of names: metrics.jsonl, TensorBoard, and whoever listens, such as a line of progress."""
+"""Metrics of a phase under one set of names, for metrics.jsonl, TensorBoard and listeners."""
 
 import json
 import logging
@@ -33,7 +33,7 @@ _BAR = 20  # columns of a terminal
 
 @dataclass
 class Position:
-    """How far a phase is; `flops` are model FLOPs, see `haed.system.Objective.flops`."""
+    """Position in a phase; `flops` are model FLOPs, see `haed.system.Objective.flops`."""
 
     step: int = 0
     seconds: float = 0.0
@@ -41,13 +41,13 @@ class Position:
     flops: float = 0.0
 
     def progress(self, limits: PhaseOptions) -> float:
-        """Share of the phase that is done: that of the limit which is nearest, or 0 without limits."""
+        """Return the share of the phase that is done, by the nearest limit; 0 without limits."""
         pairs = ((self.step, limits.steps), (self.seconds, limits.seconds), (self.epochs, limits.epochs))
         return min(1.0, max((done / limit for done, limit in pairs if limit), default=0.0))
 
 
 class _Log:
-    """A file that is only appended to. What the disk does not take is kept, and written with what comes next."""
+    """An append-only file; bytes that the disk does not take are kept, and written with the next ones."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -56,37 +56,40 @@ class _Log:
         self._end, self._pending = os.lseek(self._file, 0, os.SEEK_END), b""
 
     def write(self, content: bytes) -> None:
-        """Adds something, which `flush` brings into the file."""
+        """Add bytes, which `flush` writes to the file."""
         self._pending += content
 
     def flush(self) -> None:
-        """Raises OSError if the disk does not take it all."""
+        """Write the pending bytes; raise OSError if the disk does not take them all."""
         while self._pending:  # a full disk may take a part of a line
             with named(self.path):
                 taken = os.pwrite(self._file, self._pending, self._end)
             self._end, self._pending = self._end + taken, self._pending[taken:]
 
     def sync(self) -> None:
-        """The same, to the disk itself."""
+        """Flush the file and sync it to the disk."""
         self.flush()
         with named(self.path):
             os.fsync(self._file)
 
     def is_there(self) -> bool:
-        """Whether its path still names the file."""
+        """Return whether the path still names this file."""
         return is_still(self.path, self._file)
 
     def content(self) -> bytes:
-        """All that was written, also where the file was removed meanwhile."""
+        """Return all bytes written so far, even if the file was removed."""
         return os.pread(self._file, self._end, 0) + self._pending
 
     def close(self) -> None:
-        """Closes the file, whatever is pending."""
+        """Close the file; pending bytes are dropped."""
         self._opened.close()
 
 
 class _Board:
-    """TensorBoard's file of a phase. Its own writer has a thread, which a full disk ends with a traceback."""
+    """The TensorBoard file of a phase.
+
+    TensorBoard's own writer has a thread that ends with a traceback on a full disk.
+    """
 
     def __init__(self, folder: Path, step: int) -> None:
         from tensorboard.compat.proto.event_pb2 import Event, SessionLog
@@ -112,15 +115,15 @@ class _Board:
 
 
 class Metrics:
-    """Appends metrics of a phase to its logs.
+    """Writer of a phase's metrics to its append-only logs.
 
-    The append-only logs are cut back to the checkpoint's step when a phase goes on, so no line is doubled. What the disk
-    does not take is kept, and written with the next line.
+    When a phase is resumed, its logs are cut back to the checkpoint's step, so no record is doubled. Bytes that the
+    disk does not take are kept, and written with the next record.
 
     Args:
         folder: the phase's folder.
-        step: step from which the phase goes on; later lines are dropped.
-        listeners: called with every record, and after every step with where the phase is.
+        step: step from which the phase is resumed; later records are dropped.
+        listeners: called with every record, and after every step with the position.
     """
 
     def __init__(self, folder: Path, step: int, listeners: Sequence[Listener] = ()) -> None:
@@ -131,7 +134,7 @@ class Metrics:
         self._listeners = listeners
 
     def write(self, record: Record) -> None:
-        """Adds one record; it must have a `step`."""
+        """Write one record, which must have a `step`."""
         self._lines.write(as_line(record))
         self._board.write(record)
         try:
@@ -142,11 +145,11 @@ class Metrics:
         self._tell(record)
 
     def content(self) -> bytes:
-        """What metrics.jsonl holds, also where it was removed meanwhile."""
+        """Return the content of metrics.jsonl, even if the file was removed."""
         return self._lines.content()
 
     def moved(self, position: Position) -> None:
-        """Tells the listeners where the phase is."""
+        """Report the position of the phase to the listeners."""
         self._tell({"step": position.step, "seconds": position.seconds, "epoch": position.epochs})
 
     def _tell(self, record: Record) -> None:
@@ -154,10 +157,10 @@ class Metrics:
             listener(record)
 
     def close(self) -> None:
-        """Closes the logs, synced to the disk.
+        """Sync the logs to the disk and close them.
 
         Raises:
-            OSError: the disk does not take the last lines.
+            OSError: the disk does not take the last records.
         """
         try:
             self._sync()
@@ -166,10 +169,10 @@ class Metrics:
             self._board.log.close()
 
     def sync(self) -> None:
-        """Brings what was written to the disk, before a checkpoint says so; a file that was removed meanwhile is written again.
+        """Sync the logs to the disk before a checkpoint relies on them; a removed metrics.jsonl is written again.
 
         Raises:
-            OSError: the disk does not take it.
+            OSError: the disk does not take them.
         """
         if not self._lines.is_there():
             log.warning("%s was removed or replaced while it was written: it is written again", self._lines.path)
@@ -189,21 +192,21 @@ class Metrics:
 
 
 def as_line(record: Record) -> bytes:
-    """A record as it stands in a file: JSON whose last entry is the CRC-32 of what is before it."""
+    """Return a record as a line of metrics.jsonl: JSON whose last entry is the CRC-32 of everything before it."""
     begin = json.dumps(record).encode()[:-1]
     return begin + _END % zlib.crc32(begin) + b"\n"
 
 
 def parse(line: bytes, path: Path, number: int | None = None) -> Record:
-    """The record of a line.
+    """Return the record of a line of metrics.jsonl.
 
     Args:
-        line: without its end.
-        path: of the file, named in errors.
-        number: of the line, likewise.
+        line: the line without its end.
+        path: path of the file, for errors.
+        number: number of the line, for errors.
 
     Raises:
-        DamagedFile: it is not what was written.
+        DamagedFile: the line is not as it was written.
     """
     where = f"{path}{'' if number is None else f', line {number}'}"
     begin = line[:_CUT]
@@ -219,17 +222,17 @@ def parse(line: bytes, path: Path, number: int | None = None) -> Record:
 
 
 def read(path: Path) -> list[Record]:
-    """The records of a metrics.jsonl, which lies in the folder of a phase; an unfinished last line is left out.
+    """Return the records of a phase's metrics.jsonl, without an unfinished last line.
 
     Raises:
-        DamagedFile: a line, which is named, or the file is damaged.
-        OSError: it cannot be read.
+        DamagedFile: a line, named in the message, or the file is damaged.
+        OSError: the file cannot be read.
     """
     return [parse(line, path, number) for number, line in enumerate(_lines(path), 1)]
 
 
 def _lines(path: Path) -> list[bytes]:
-    """The lines of a file that are finished; none where there is no file."""
+    """Return the finished lines of a file; none if there is no file."""
     try:
         *lines, last = read_bytes(path, MANY, path.parent.parent).split(b"\n")
     except (FileNotFoundError, NotADirectoryError):
@@ -239,14 +242,14 @@ def _lines(path: Path) -> list[bytes]:
 
 
 class Tail:
-    """The records that another process adds to a metrics.jsonl, which it may cut back first."""
+    """Reader of the records that another process adds to a metrics.jsonl, which it may cut back first."""
 
     def __init__(self, path: Path) -> None:
         self._path, self._inode, self._read = path, 0, 0
         self._before = set(_lines(path))
 
     def records(self) -> list[Record]:
-        """Those that came since the last call."""
+        """Return the records added since the last call."""
         try:
             with open_file(self._path, self._path.parent.parent) as file:
                 if (inode := os.fstat(file.fileno()).st_ino) != self._inode:
@@ -260,10 +263,10 @@ class Tail:
 
 
 def _cut_back(path: Path, step: int) -> None:
-    """Drops records after `step`, which may be damaged: they were not synced when the machine lost its power.
+    """Drop the records after `step`, which may be damaged: they were not synced if the machine lost power.
 
     Raises:
-        DamagedFile: one before that is damaged.
+        DamagedFile: a record up to `step` is damaged.
     """
     kept, damaged = [], None
     for number, line in enumerate(_lines(path), 1):
@@ -283,20 +286,20 @@ def _cut_back(path: Path, step: int) -> None:
 
 
 def validated(step: float, record: Record) -> str:
-    """A line on the validation in a record, else nothing."""
+    """Return a line about the validation in a record; empty if there is none."""
     found = {name.removeprefix("validation/"): value for name, value in record.items() if "validation/" in name}
     words = [f"{name.replace('_per_', '/').replace('_', ' ')} {value:.4f}" for name, value in found.items()]
     return f"step {step:,}: validation {', '.join(words)}" if words else ""
 
 
 class Pace:
-    """How long the rest takes, by how long what was done since the first call took."""
+    """Estimate of the remaining time, from the time taken since the first call."""
 
     def __init__(self) -> None:
         self._began: tuple[float, float] | None = None
 
     def __call__(self, done: float) -> list[str]:
-        """The share that is done, in percent, and then the time that is left, once that can be told."""
+        """Return the share done in percent, and the remaining time once it can be estimated."""
         now = time.monotonic()
         self._began = self._began or (now, done)
         began, before = self._began
@@ -305,40 +308,40 @@ class Pace:
 
 
 class Status:
-    """Where a phase is: a listener that keeps the newest figures, and makes a line of them."""
+    """Listener that keeps the newest metrics of a phase and formats them as a status line."""
 
     def __init__(self, phase: str, limits: PhaseOptions) -> None:
         self._phase, self._limits, self._pace = phase, limits, Pace()
         self._shown: Record = {"step": 0}
 
     def __call__(self, record: Record) -> None:
-        """Takes a metrics record, or a part of one."""
+        """Take a metrics record, or a part of one."""
         self._shown |= record
         self._pace(self.progress())
 
     def progress(self) -> float:
-        """Share of the phase that is done, in [0, 1]."""
+        """Return the share of the phase that is done, in [0, 1]."""
         shown = self._shown
         return Position(int(shown["step"]), shown.get("seconds", 0.0), shown.get("epoch", 0.0)).progress(self._limits)
 
     def line(self) -> str:
-        """Share done and time left, then step, newest metrics and rate."""
+        """Return share done and time left, then step, newest metrics and rate."""
         return " · ".join([*self._pace(self.progress()), self.figures()])
 
     def figures(self) -> str:
-        """The same without time."""
+        """Return phase, step, newest metrics and rate, without share and time."""
         shown = self._shown
         metrics = [f"{name} {shown[name]:.3f}" for name in SHOWN if name in shown]
         return " · ".join([self._phase, f"step {shown['step']:,}", *metrics])
 
 
 class Counter:
-    """Logs now and then how many of several things are done, and how long the rest takes.
+    """Counter that logs at intervals how many of several things are done, and the remaining time.
 
     Args:
-        what: is being done.
+        what: the activity that is counted.
         total: number of things.
-        unit: what they are called.
+        unit: name of the things.
     """
 
     def __init__(self, what: str, total: int, unit: str) -> None:
@@ -347,7 +350,7 @@ class Counter:
         self._pace(0.0)
 
     def add(self, number: int = 1) -> None:
-        """So many more are done."""
+        """Count this many more as done, and log if it is time."""
         self._done += number
         words, now = self._pace(min(1.0, self._done / max(1, self._total))), time.monotonic()
         if now - self._last >= QUIET_SECONDS:
@@ -357,7 +360,7 @@ class Counter:
 
 
 class Progress(Status):
-    """A line that moves on a terminal, and a quiet line every few seconds elsewhere."""
+    """Listener that shows the status line: in place on a terminal, as a log line every few seconds elsewhere."""
 
     def __init__(self, phase: str, limits: PhaseOptions) -> None:
         super().__init__(phase, limits)
@@ -366,7 +369,7 @@ class Progress(Status):
         self._last = -math.inf  # the first metrics are shown at once
 
     def __call__(self, record: Record) -> None:
-        """Takes a record, and shows the line if it is time."""
+        """Take a record, and show the line if it is time."""
         super().__call__(record)
         now = time.monotonic()
         if now - self._last < self._every:
@@ -383,7 +386,7 @@ class Progress(Status):
             log.info("%s", self.line())
 
     def close(self) -> None:
-        """Leaves the terminal's line."""
+        """Leave the terminal's line."""
         if self._terminal:
             with suppress(OSError):
                 print(file=sys.stderr)

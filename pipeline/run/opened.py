@@ -45,7 +45,10 @@ MOST_NEXT = 10_000  # chunks that `Run.next` lists
 
 @dataclass
 class Score:
-    """Exact bits of some text: of its tokens and of the ends of its chunks, in the canonical cut; and the parts of a mixture."""
+    """Exact bits of a text as the chunker cuts it: of its tokens and of the ends of its chunks.
+
+    `parts` are the results of a mixture's parts, or None.
+    """
 
     bits: float
     tokens: int
@@ -74,9 +77,9 @@ class Continued:
     """Continuations of a prompt.
 
     Attributes:
-        texts: each of them.
-        summoned: the share of its chunks that needed no decoder, of each; None where no chunks are known.
-        seconds: that all of them took together.
+        texts: the continuations.
+        summoned: for each, the share of its chunks that needed no decoder; None if no chunks are known.
+        seconds: time for all of them together.
     """
 
     texts: list[bytes]
@@ -86,14 +89,14 @@ class Continued:
 
 @dataclass
 class NextChunk:
-    """A chunk that may be next.
+    """A possible next chunk.
 
     Attributes:
-        text: for people.
+        text: the chunk as readable text.
         hex: its exact bytes.
-        probability: that it is next, by both ways together.
-        summoned: the share of that by which it is summoned as a known chunk; the rest of it is spelled by the decoder.
-        count: how often the train split has it; None where it is not known.
+        probability: probability that it is next, from both parts of the mixture.
+        summoned: share of that probability from the known chunks (summoned); the rest is spelled by the decoder.
+        count: its count in the train split; None if the chunk is not known.
     """
 
     text: str
@@ -105,15 +108,16 @@ class NextChunk:
 
 @dataclass
 class NextChunks:
-    """What may follow a prompt.
+    """The likeliest chunks after a prompt.
 
     Attributes:
-        prompt: for people.
-        before: the last whole chunk of it, likewise; None where it has none.
-        opened: with what the next chunk begins, since the prompt ends inside of it; None where it does not.
-        gate: the probability that the next chunk is summoned, whichever it is; None of a decoder alone.
-        chunks: the likeliest, the likeliest first; they begin with what is `opened`, and are given that.
-        rest: the probability of all other chunks.
+        prompt: the prompt as readable text.
+        before: its last whole chunk as readable text; None if it has none.
+        opened: the beginning of the next chunk, if the prompt ends inside one; else None.
+        gate: probability that the next chunk is summoned, whichever it is; None for a decoder alone.
+        chunks: the likeliest chunks, in descending order; all begin with `opened`, and their probabilities are given
+            that beginning.
+        rest: total probability of all other chunks.
     """
 
     prompt: str
@@ -125,18 +129,18 @@ class NextChunks:
 
 
 class Run:
-    """A run's model, chunker and folder.
+    """A trained run: its model, chunker and folder.
 
     Attributes:
-        folder: where it lies.
+        folder: folder of the run.
         options: its configuration.
         phase: the phase whose checkpoint was opened.
-        step: of that checkpoint.
-        digest: of all that it holds.
-        system: in evaluation mode.
+        step: training step of that checkpoint.
+        digest: digest of that checkpoint.
+        system: the system, in evaluation mode.
         chunker: as in training.
-        compute: where, and in which precision: one for all answers, which could not be compared otherwise.
-        of_values: the documents are pictures or sound, of which each value counts as one, as each character of a text does.
+        compute: device and precision, the same for all results so that they can be compared.
+        of_values: documents are pictures or sound, whose values are counted as the characters of a text are.
     """
 
     def __init__(self, folder: RunFolder, options: Options | None = None) -> None:
@@ -168,7 +172,7 @@ class Run:
 
     @property
     def likelihood(self) -> System:
-        """The system, with the known chunks of a mixture, found at their first use."""
+        """The system, with the known chunks of a mixture, which are loaded at first use."""
         if self._guesses:
             self._guesses = False  # said once
             log.warning(
@@ -184,7 +188,7 @@ class Run:
         return system
 
     def score(self, text: Text) -> Score:
-        """Exact bits of one document."""
+        """Return the exact bits of one document."""
         document = self._document(text, 'run.score("def f(x):")')
         bits, sums = 0.0, []
         for scored in self.score_documents([self.chunker.split(document)]):
@@ -193,22 +197,22 @@ class Run:
         return Score(bits, len(document), self.size(document), len(document), self.parts(sums))
 
     def _document(self, text: Text, example: str) -> bytes:
-        """The bytes of a text; of pictures and sound a str has none.
+        """Return the bytes of a text; for pictures and sound, a str is refused.
 
         Raises:
             TypeError: it is neither a str nor bytes.
-            ValueError: it is a str, and the model is not of text.
+            ValueError: it is a str, and the model is not a model of text.
         """
         if self.of_values and isinstance(text, str) and text:
             raise ValueError(f"this run's model is not of text: give the values as bytes, not {text[:40]!r}")
         return to_bytes(text, example)
 
     def size(self, document: bytes) -> int:
-        """What bits are divided by: a text's characters, or the values of a picture or a sound."""
+        """Return the divisor of bits: the characters of a text, or the values of a picture or a sound."""
         return len(document) if self.of_values else characters(document)
 
     def parts(self, sums: Sequence[Tensor | None]) -> MixtureParts | None:
-        """What the parts of the mixture say of the chunks that `Scored.parts` was summed over; None of other systems."""
+        """Return the results of the mixture's parts from the sums of `Scored.parts`; None for other systems."""
         found = [each for each in sums if each is not None]
         if not found or not isinstance(self.system, HAED) or self.system.known is None:
             return None
@@ -227,9 +231,10 @@ class Run:
     def score_documents(
         self, documents: Iterable[tuple[np.ndarray, np.ndarray]], stride: int | None = None, at_once: int = 32
     ) -> Iterator[Scored]:
-        """Exact bits of every chunk of documents, given as flat tokens and lengths, in batches of windows.
+        """Score every chunk of documents, given as flat tokens and lengths, exactly and in batches of windows.
 
-        Each window scores `stride` new chunks after the context they have in it (all of the first window's).
+        Each window scores `stride` new chunks after their context in it; the first window of a document scores all its
+        chunks.
         """
         stride = stride or max(1, self.options.batch.context // 2)
         with torch.no_grad(), self.compute.precision():
@@ -238,16 +243,16 @@ class Run:
                 yield Scored.of(self.likelihood, part)
 
     def sample(self, prompt: Text = "", samples: int = 1, options: SampleOptions | None = None) -> list[bytes]:
-        """Continuations of a prompt, which they do not repeat; the same seed gives the same ones on one machine."""
+        """Return continuations of a prompt, without the prompt; the same seed gives the same ones on one machine."""
         return self.continued(prompt, samples, options).texts
 
     def continued(self, prompt: Text = "", samples: int = 1, options: SampleOptions | None = None) -> Continued:
-        """The same, and how they came about.
+        """Return continuations of a prompt with their share of known chunks and their time.
 
         Raises:
-            ConfigError: an option is beyond its bounds.
+            ConfigError: an option is out of bounds.
             TypeError: `samples` is no whole number.
-            ValueError: it is less than 1, or the prompt is none.
+            ValueError: `samples` is less than 1, or the prompt is not a text of this run.
         """
         how, samples = _within_bounds(options), check_count("samples", samples)
         system = self.likelihood
@@ -272,13 +277,13 @@ class Run:
         return Continued([bytes(text) for text in written], summoned, time.perf_counter() - began)
 
     def next(self, prompt: Text = "", count: int = 10) -> NextChunks:
-        """The likeliest next chunks after a prompt, with their exact probabilities; see `haed.sampling`.
+        """Return the likeliest next chunks after a prompt, with their exact probabilities; see `haed.sampling`.
 
-        A prompt ends inside a chunk if a letter after it would belong to its last one.
+        A prompt ends inside a chunk if a letter after it would belong to its last chunk.
 
         Raises:
             ConfigError: the model predicts tokens, not chunks.
-            ValueError: the model is of pictures, and a prompt is given; or the count is not 1 to 10,000.
+            ValueError: the model is of pictures and a prompt is given, or the count is not 1 to 10,000.
         """
         if not 1 <= check_count("count", count) <= MOST_NEXT:
             raise ValueError(f"count {count}: must be 1 to {MOST_NEXT:,}")
@@ -318,7 +323,10 @@ class Run:
         )
 
     def complete(self, beginnings: np.ndarray, chunks: int, options: SampleOptions | None = None) -> np.ndarray:
-        """Continues beginnings (n, P·K) of whole chunks of a fixed size by so many chunks, all at once: (n, chunks·K)."""
+        """Continue beginnings (n, P·K) of whole chunks of a fixed size by this many chunks: (n, chunks·K).
+
+        All are continued at once.
+        """
         how = _within_bounds(options)
         draw = Draw(how.temperature, how.top_k, how.top_p, torch.Generator().manual_seed(how.seed))
         whole = beginnings.shape[1] // self.chunker.k
@@ -330,12 +338,13 @@ class Run:
         return torch.cat(written, 1).numpy().astype(np.uint8)
 
     def embed(self, chunks: Texts) -> np.ndarray:
-        """Embeddings (n, E) float32 of a chunk or several of at most K bytes, seen in training or not.
+        """Return embeddings (n, E) float32 of one or several chunks of at most K bytes, seen in training or not.
 
-        They are as the model has them. Indexes hold them without their mean: see `Probe.vectors` for those.
+        These are the model's own embeddings. A centred index holds them without their mean: see `Probe.vectors`.
 
         Args:
-            chunks: str or bytes, `run.embed(["return "])`. Of pictures a str is a colour or a place, as in `neighbours`.
+            chunks: str or bytes, `run.embed(["return "])`. For pictures, a str is a colour or a place, as in
+                `neighbours`.
 
         Raises:
             TypeError: a chunk is neither a str nor bytes.
@@ -355,7 +364,7 @@ class Run:
         return self._vectors(self._chunks(flat, np.array([len(chunk) for chunk in chunks], np.uint8)))
 
     def embed_rows(self, tokens: np.ndarray, lengths: np.ndarray) -> np.ndarray:
-        """Embeddings (n, E) float32 of chunks given as tokens (n, K) and lengths (n,)."""
+        """Return embeddings (n, E) float32 of chunks given as tokens (n, K) and lengths (n,)."""
         rows, ends = (torch.from_numpy(x.astype(np.int64))[None] for x in (tokens, lengths))
         return self._vectors(Windows.of(rows, ends))
 
@@ -365,25 +374,25 @@ class Run:
             return self.system.vectors(chunks, "chunks").float().cpu().numpy()
 
     def _chunks(self, tokens: np.ndarray, lengths: np.ndarray) -> Windows:
-        """One window of all chunks, given as flat tokens and lengths."""
+        """Return one window of all chunks, given as flat tokens and lengths."""
         rows = torch.from_numpy(grid(tokens, lengths, self.chunker.k))
         return Windows.of(rows[None], torch.from_numpy(lengths.astype(np.int64))[None])
 
     def context(
         self, text: Text, layer: int | None = None, scale: int | None = None, seen: int | None = None
     ) -> np.ndarray:
-        """The main model's state (W,) after a text, of which it sees what its window holds; see `System.vectors`.
+        """Return the main model's state (W,) after a text, as far as its window reaches; see `System.vectors`.
 
         Args:
-            text: of any length.
-            layer: of the main model; None: what comes out of it.
-            scale: likewise of a model of several scales.
-            seen: chunks of the window; None: `batch.context`.
+            text: a text of any length.
+            layer: layer of the main model; None is its output.
+            scale: scale of a model of several scales; None is its output.
+            seen: chunks of the window; None is `batch.context`.
         """
         return self._after(self._document(text, 'run.context("for i in ")'), "contexts", layer, scale, seen)
 
     def expected(self, text: Text) -> np.ndarray:
-        """What the model expects after a text, as a vector (E,) in the space of chunk embeddings: ŷ as the IEM loss has it.
+        """Return the predicted vector (E,) after a text in the space of chunk embeddings: ŷ as in the IEM loss.
 
         Raises:
             ConfigError: the model predicts tokens, not chunks.
@@ -400,7 +409,10 @@ class Run:
     def _after(
         self, text: bytes, space: str, layer: int | None = None, scale: int | None = None, seen: int | None = None
     ) -> np.ndarray:
-        """A vector of the chunk after a text, which depends on that chunk's place alone, so that any may stand there."""
+        """Return a vector for the chunk after a text, which depends on that chunk's place alone.
+
+        So a dummy chunk stands there.
+        """
         tokens, lengths = self.chunker.split(text)
         given = self._chunks(np.append(tokens, 0).astype(np.uint8), np.append(lengths, 1).astype(np.uint8))
         seen = seen or self.options.batch.context
@@ -412,30 +424,30 @@ class Run:
 
     @cached_property
     def probe(self) -> Probe:
-        """Questions to this checkpoint's indexes, each of which is opened once."""
+        """Queries to this checkpoint's indexes, each of which is opened once."""
         return Probe(self.folder, self.digest, lambda stage: self)
 
     def neighbours(self, *queries: Texts, count: int | None = None) -> Answers:
-        """Nearest chunks of the corpus to each query; see `Probe`, which has more questions."""
+        """Find the nearest chunks of the corpus to each query; see `Probe`, which has more queries."""
         return self.probe.neighbours(*queries, count=count)
 
 
 def open_run(run: str | Path, runs_dir: str = "runs") -> Run:
-    """Opens a trained run by folder, or by name under `runs_dir`: its best checkpoint, else its newest.
+    """Open a trained run by folder, or by name under `runs_dir`: its best checkpoint, else its newest.
 
     Raises:
-        FileNotFoundError: there is no such run, or nothing was trained in it.
+        FileNotFoundError: there is no such run, or it has no checkpoint.
     """
     return Run(RunFolder.find(run, runs_dir))
 
 
 def _within_bounds(how: SampleOptions | None) -> SampleOptions:
-    """Options of sampling, by default those that there are; raises ConfigError where one is beyond its bounds."""
+    """Return sampling options, by default the standard ones; raise ConfigError if one is out of bounds."""
     return check(Options(sample=how or SampleOptions())).sample
 
 
 def characters(document: bytes) -> int:
-    """Unicode characters of a document; every invalid byte counts as one."""
+    """Return the number of Unicode characters of a document; every invalid byte counts as one."""
     return len(document.decode("utf-8", errors="surrogateescape"))
 
 

@@ -1,4 +1,4 @@
-"""The stage `shard`, and finding what it made. Nothing but `shard` reads the source."""
+"""The stage `shard`, and opening the corpora it made; only `shard` reads the source."""
 
 import logging
 import os
@@ -24,7 +24,7 @@ log = logging.getLogger(__name__)
 
 
 class ShardingStatus:
-    """Where a sharding is: a line that moves on a terminal, and a quiet line every few seconds elsewhere."""
+    """Listener that shows the progress of sharding: a moving line on a terminal, else a log line at intervals."""
 
     def __init__(self, listener: Listener = lambda status: None) -> None:
         self._listener, self._shown, self._done = listener, False, False
@@ -32,7 +32,7 @@ class ShardingStatus:
         self._last = time.monotonic()
 
     def __call__(self, status: Sharding) -> None:
-        """Shows the line if it is time."""
+        """Show the line if it is time."""
         self._listener(status)
         now, done = time.monotonic(), status.done == status.parts
         if not (done and not self._done) and now - self._last < (TERMINAL_SECONDS if self._terminal else QUIET_SECONDS):
@@ -45,22 +45,23 @@ class ShardingStatus:
             log.info("%s", status.line("shard"))
 
     def close(self) -> None:
-        """Leaves the terminal's line."""
+        """Leave the terminal's line."""
         if self._shown:
             print(file=sys.stderr)
 
 
 def shard(options: Options, mapper: Mapper | None = None, listener: Listener = lambda status: None) -> Corpus:
-    """Cuts the source into shards under `shards_dir`, or finds them finished there.
+    """Cut the source into shards under `shards_dir`, or open them if they are finished.
 
     Args:
         options: the run's options.
-        mapper: maps the work over parts, see `data.sharding.build.shard`; None: over processes here, or on `launcher.dask`.
-        listener: told twice a second where it is.
+        mapper: maps the work over parts, see `data.sharding.build.shard`; None uses local processes, or
+            `launcher.dask`.
+        listener: called with the progress twice a second.
 
     Raises:
-        FileNotFoundError: the source is not there.
-        ValueError: it is empty, or not what `source.kind` says.
+        FileNotFoundError: the source does not exist.
+        ValueError: the source is empty, or not of the kind that `source.kind` says.
     """
     if options.source.kind == "shards":
         return open_shards(options)
@@ -78,7 +79,7 @@ def shard(options: Options, mapper: Mapper | None = None, listener: Listener = l
 
 
 def _on_dask(address: str, workers: int) -> Mapper:
-    """Maps parts over a Dask cluster, or over one of `workers` processes that is started here for it."""
+    """Return a mapper over a Dask cluster, or over a local one of `workers` processes."""
 
     def map_parts(write: Any, parts: Any) -> None:
         try:
@@ -101,11 +102,11 @@ def _on_dask(address: str, workers: int) -> Mapper:
 
 
 def check_source(options: Options) -> None:
-    """Says at once what would go wrong at the first look at the source.
+    """Raise early the errors that the first look at the source would raise.
 
     Raises:
-        FileNotFoundError: it is not there.
-        ValueError: it is empty or not of its kind.
+        FileNotFoundError: the source does not exist.
+        ValueError: the source is empty or not of its kind.
     """
     source = options.source
     if source.kind == "shards" or is_piped(source):
@@ -119,12 +120,12 @@ def check_source(options: Options) -> None:
 
 
 def check_corpus(options: Options) -> str | None:
-    """Compares the corpus of the run of this name with what a source holds now: before that is cut, or anything waited for.
+    """Compare the corpus of the run of this name with the present content of the source, before anything is cut.
 
-    The source's contents are hashed for it, which `shard` does as well, and remembers.
+    The source's contents are hashed for this. `shard` does the same and caches the hashes.
 
     Returns:
-        The digest of the corpus; None: it is not known yet.
+        The digest of the corpus; None if it is not known yet.
 
     Raises:
         ValueError: the run was trained on another corpus.
@@ -165,14 +166,14 @@ def _corpora(options: Options) -> Corpora:
 
 
 def open_shards(options: Options) -> Corpus:
-    """The corpus to train on, without a look into its source.
+    """Open the corpus to train on, without reading its source.
 
-    That is the one of the run, if there is a run of this name that was trained on the same source and chunker; else the one
-    that `haed shard` made last with these options, or, with `source.kind=shards`, the one at `source.path`.
+    If a run of this name was trained on the same source and chunker, its corpus is opened. Else it is the last one that
+    `haed shard` made with these options, or, with `source.kind=shards`, the one at `source.path`.
 
     Raises:
-        FileNotFoundError: it was not sharded yet.
-        ValueError: another chunker is asked for than the one that cut it, or its manifest is of another corpus.
+        FileNotFoundError: the source was not sharded yet.
+        ValueError: the corpus was cut with another chunker, or its manifest is of another corpus.
     """
     own = _own(options)
     if own is not None:
@@ -202,7 +203,7 @@ def open_shards(options: Options) -> Corpus:
 
 
 def _own(options: Options) -> Corpus | None:
-    """The corpus of the run of this name, if it was trained on this source and chunker."""
+    """Return the corpus of the run of this name, if it was trained on this source and chunker; else None."""
     run = RunFolder.of(options)
     if not any(run.path.glob("*/checkpoints/step-*")):
         return None
@@ -242,14 +243,14 @@ def _check_chunker(corpus: Corpus, options: Options) -> None:
 
 @dataclass
 class Size(Counts):
-    """Size of a split, and its number of distinct chunks, if that is known, and whether that was counted or estimated."""
+    """Size of a split, with its number of distinct chunks if known, and whether that was counted or estimated."""
 
     distinct_chunks: int | None = None
     distinct_chunks_exact: bool | None = None
 
 
 def sizes(corpus: Corpus) -> dict[str, Size]:
-    """Those of all splits."""
+    """Return the sizes of all splits of a corpus."""
     found = {split: Size(**asdict(corpus.counts(split))) for split in SPLITS}
     for split, known in corpus.statistics.items():
         found[split].distinct_chunks = known.distinct_chunks
@@ -258,12 +259,12 @@ def sizes(corpus: Corpus) -> dict[str, Size]:
 
 
 def check_split(chunks: int, corpus: str, option: str, split: str) -> None:
-    """Raises ValueError if a split that an option asks for is empty, where that is known: before any training.
+    """Raise ValueError, before any training, if a split that an option selects is known to be empty.
 
     Args:
-        chunks: that the split has.
-        corpus: where it lies, for the message.
-        option: that names the split.
+        chunks: number of chunks of the split.
+        corpus: location of the corpus, for the message.
+        option: option that selects the split.
         split: train, valid or test.
     """
     if not chunks:

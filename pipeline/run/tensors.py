@@ -1,4 +1,7 @@
-"""Files of tensors (safetensors), read and never mapped: a mapped file that is cut meanwhile ends the process with SIGBUS."""
+"""Files of tensors (safetensors), read and never memory-mapped.
+
+If a mapped file is truncated while it is read, the process ends with SIGBUS.
+"""
 
 import os
 from collections.abc import Iterator
@@ -15,11 +18,11 @@ if TYPE_CHECKING:
 
 
 def read_tensors(path: Path) -> "dict[str, Tensor]":
-    """The tensors of a file by name.
+    """Read the tensors of a file, by name.
 
     Raises:
-        FileNotFoundError: there is none.
-        DamagedFile: it is no such file, or does not fit into memory.
+        FileNotFoundError: there is no such file.
+        DamagedFile: it is no file of tensors, or does not fit into memory.
         OSError: it cannot be read.
     """
     with named(path), open_file(path) as file:
@@ -32,20 +35,23 @@ def read_tensors(path: Path) -> "dict[str, Tensor]":
 
 
 def read_metadata(path: Path) -> dict[str, str]:
-    """What a file of tensors says of itself; it raises what `read_tensors` does."""
+    """Read the metadata of a file of tensors; raises as `read_tensors` does."""
     with _opened(path) as tensors:
         return tensors.metadata() or {}
 
 
 def read_shapes(path: Path) -> dict[str, list[int]]:
-    """The shapes of the tensors of a file by name; it raises what `read_tensors` does."""
+    """Read the shapes of the tensors of a file, by name; raises as `read_tensors` does."""
     with _opened(path) as tensors:
         return {name: tensors.get_slice(name).get_shape() for name in tensors.keys()}  # noqa: SIM118 - it is no dict
 
 
 @contextmanager
 def _opened(path: Path, framework: str = "np") -> Iterator[Any]:
-    """A file of tensors; one that is longer or shorter than its head says is damaged, so its size is that of its tensors."""
+    """Open a file of tensors; one that is longer or shorter than its header says is damaged.
+
+    So the size of the file bounds that of its tensors.
+    """
     open_file(path).close()  # it is a file, and not one that is waited for
     try:
         with safe_open(path, framework, backend="pread") as tensors:

@@ -1,4 +1,4 @@
-"""Windows that are scored, overlapping or a fixed subset, and those of training for torch's DataLoader.
+"""Windows of chunks for scoring (overlapping, or a fixed subset) and for torch's DataLoader.
 
 Legend: N chunks of a document, K tokens of a chunk, T chunks of a window, B windows of a batch.
 """
@@ -27,11 +27,11 @@ BATCH = 1 << 14  # chunks
 
 @dataclass
 class DocumentWindows:
-    """Windows of documents, of whose chunks some count and the others are context.
+    """Windows of documents, in which some chunks are scored and the others are context.
 
     Attributes:
-        windows: B of them.
-        new: (B, T) true for the chunks that count in this window.
+        windows: B windows.
+        new: (B, T) true for the chunks that are scored in this window.
         document: (B,) number of each window's document.
     """
 
@@ -42,13 +42,13 @@ class DocumentWindows:
 
 @dataclass
 class Scored:
-    """Windows and the bits of their N chunks that count, in the order of `part.new`.
+    """Windows and the bits of their N scored chunks, in the order of `part.new`.
 
     Attributes:
         part: the windows.
-        bits: (N,) float64 of whole chunks, which is what counts.
-        decisions: (N, K + 1) of the decoder's, or the system's, tokens and ends.
-        known: (N,) of a mixture's softmax over the known chunks, ∞ where a chunk is not known; else None.
+        bits: (N,) float64 bits of whole chunks, the result.
+        decisions: (N, K + 1) bits of each token and end, by the decoder or the system.
+        known: (N,) bits by a mixture's softmax over the known chunks, ∞ if a chunk is not known; else None.
         gate: (N,) a mixture's g; else None.
     """
 
@@ -60,7 +60,7 @@ class Scored:
 
     @classmethod
     def of(cls, system: System, part: DocumentWindows) -> "Scored":
-        """What a system says of windows."""
+        """Score windows with a system."""
         if not isinstance(system, HAED):
             decisions = -system.decisions(part.windows).double().cpu()[part.new] / math.log(2)
             return cls(part, decisions.sum(-1), decisions)
@@ -73,7 +73,10 @@ class Scored:
         )
 
     def parts(self) -> Tensor | None:
-        """Sums (2, 5) over all chunks, and over the known ones: their number, tokens, bits by decoder and softmax, g."""
+        """Return sums (2, 5) over all chunks and over the known ones; None if the system has no known chunks.
+
+        The five are number of chunks, tokens, bits by the decoder, bits by the softmax, and g.
+        """
         if self.known is None or self.gate is None:
             return None
         lengths, decoder = self.part.windows.lengths[self.part.new].double(), self.decisions.sum(-1)
@@ -81,13 +84,13 @@ class Scored:
         return torch.stack([each.sum(1), each[:, self.known.isfinite()].sum(1)])
 
     def per_window(self) -> Tensor:
-        """Bits (B,) of each window."""
+        """Return the bits (B,) of each window."""
         window = self.part.new.nonzero()[:, 0]
         return self.bits.new_zeros(len(self.part.new)).index_add(0, window, self.bits)
 
 
 def grid(tokens: np.ndarray, lengths: np.ndarray, k: int) -> np.ndarray:
-    """Flat tokens (n,) of chunks with `lengths` (N,) as rows (N, K), zero beyond each length."""
+    """Return flat tokens (n,) of chunks with `lengths` (N,) as rows (N, K), padded with zeros."""
     rows = np.zeros((len(lengths), k), tokens.dtype)
     rows[np.arange(k) < lengths[:, None]] = tokens
     return rows
@@ -96,11 +99,11 @@ def grid(tokens: np.ndarray, lengths: np.ndarray, k: int) -> np.ndarray:
 def overlapping(
     documents: Iterable[tuple[np.ndarray, np.ndarray]], k: int, context: int, stride: int, at_once: int
 ) -> Iterator[DocumentWindows]:
-    """Cuts documents, given as flat tokens and lengths, into windows of at most `context` chunks, at most `at_once` a batch.
+    """Cut documents, given as flat tokens and lengths, into batches of windows.
 
-    The first window of a document scores all its chunks; each following one begins `stride` chunks later and scores
-    what is new. Memory follows the text: a batch is as long as its longest window, and has at most `BATCH` chunks unless one
-    window alone has more.
+    A window has at most `context` chunks, and a batch at most `at_once` windows. The first window of a document scores
+    all its chunks. Each following one begins `stride` chunks later and scores the chunks that are new. A batch is as
+    long as its longest window, and has at most `BATCH` chunks unless one window alone has more.
     """
     stride = min(stride, context)
     for batch in _batches(_windows(documents, k, context, stride), at_once):
@@ -118,7 +121,7 @@ def overlapping(
 
 
 class _Window(NamedTuple):
-    """A window of a document: tokens (n, K) and lengths (n,); whether it begins it, and how many chunks are context."""
+    """A window of a document: tokens (n, K), lengths (n,), whether it is the first, and its context chunks."""
 
     document: int
     first: bool
@@ -152,12 +155,15 @@ def _windows(
 
 
 def as_windows(batch: Batch) -> Windows:
-    """A batch of the loader in torch, sharing its memory."""
+    """Return a loader's batch as torch tensors that share its memory."""
     return Windows(*(torch.from_numpy(getattr(batch, name)) for name in ("tokens", "lengths", "starts")))
 
 
 def fixed_subset(corpus: Corpus, context: int, windows: int, split: str = "valid") -> Windows | None:
-    """The first `windows` of a fixed shuffle of a split, without padding; None if it is empty or none are asked for."""
+    """Return the first `windows` of a fixed shuffle of a split, without padding.
+
+    None if the split is empty or no windows are requested.
+    """
     if windows and corpus.counts(split).chunks == 0:
         log.warning("the split %s of %s is empty: nothing of it is scored", split, corpus.location)
         return None
@@ -170,10 +176,10 @@ def fixed_subset(corpus: Corpus, context: int, windows: int, split: str = "valid
 
 
 def subset(corpus: Corpus, context: int, windows: int, split: str = "valid", *, whole: bool = False) -> Windows:
-    """`fixed_subset`, where there has to be one; `whole`: of those that chunks fill, no others.
+    """Return `fixed_subset`, or raise if it is empty; with `whole`, only the windows that chunks fill completely.
 
     Raises:
-        ValueError: there is none.
+        ValueError: there is no such window.
     """
     found = fixed_subset(corpus, context, windows, split)
     if found is None:
@@ -184,19 +190,19 @@ def subset(corpus: Corpus, context: int, windows: int, split: str = "valid", *, 
 
 
 def some_at_once(windows: Windows, most: int = 16) -> Iterator[Windows]:
-    """Windows of a subset, so few at a time that their chunks fit."""
+    """Split the windows of a subset into parts of at most `most` windows and about `BATCH` chunks."""
     return windows.split(max(1, min(most, BATCH // windows.lengths.shape[1])))
 
 
 class WindowDataset(IterableDataset[dict[str, np.ndarray]]):
-    """This rank's batches of an epoch of a loader, for `DataLoader(WindowDataset(loader), batch_size=None, num_workers=2)`.
+    """This rank's batches of one epoch, for `DataLoader(WindowDataset(loader), batch_size=None, num_workers=2)`.
 
-    The order is that of the loader, whatever the number of workers. An item is a batch: `tokens` (B, T, K) uint8, `lengths`
-    (B, T) uint8 and `starts` (B, T) bool, see `data.loader.Batch`; the last one of an epoch may have fewer windows. The
-    first epoch begins at the position of the loader; `set_epoch` chooses another.
+    The order is the loader's, whatever the number of workers. An item is a batch: `tokens` (B, T, K) uint8, `lengths`
+    (B, T) uint8 and `starts` (B, T) bool, see `data.loader.Batch`. The last batch of an epoch may have fewer windows.
+    The first epoch begins at the loader's position; `set_epoch` chooses another.
 
     Args:
-        loader: which windows, in which order, of which rank.
+        loader: chooses the windows, their order and the rank.
     """
 
     def __init__(self, loader: Loader) -> None:
@@ -204,7 +210,7 @@ class WindowDataset(IterableDataset[dict[str, np.ndarray]]):
         self._epoch = torch.tensor(self._from["epoch"]).share_memory_()  # so that workers that persist see it change
 
     def set_epoch(self, epoch: int) -> None:
-        """Chooses the epoch of the next pass."""
+        """Choose the epoch of the next pass."""
         self._epoch.fill_(epoch)
 
     def _seek(self) -> None:
@@ -212,13 +218,13 @@ class WindowDataset(IterableDataset[dict[str, np.ndarray]]):
         self.loader.load_state_dict(self._from if epoch == self._from["epoch"] else {"epoch": epoch, "windows": 0})
 
     def __iter__(self) -> Iterator[dict[str, np.ndarray]]:
-        """The batches of the epoch, or a worker's share of them."""
+        """Iterate over the batches of the epoch, or over a worker's share of them."""
         self._seek()
         for batch in self.loader.epoch():
             yield {"tokens": batch.tokens, "lengths": batch.lengths, "starts": batch.starts}
 
     def __len__(self) -> int:
-        """Number of batches of the epoch, on this rank."""
+        """Return the number of batches of the epoch on this rank."""
         made = self.loader
         done = self._from["windows"] if int(self._epoch) == self._from["epoch"] else 0
         left = made.windows_per_epoch - done - made.rank * made.sequences

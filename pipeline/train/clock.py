@@ -1,10 +1,10 @@
-"""The seconds of a step, by which limits in seconds become limits in steps.
+"""Seconds per training step, which convert limits in seconds into limits in steps.
 
-On a shared machine seconds are not the same for all, and on another machine they are others. So the arms of a comparison take
-some steps in turns first, on a machine that does nothing else, and a run's clock is its steps times what they took. From then
-on steps alone decide what is learned: the machine may be shared, several runs may go side by side, and a comparison that was
-stopped may go on another day or on another machine. A second is one of wall time, for any number of threads; who asks for
-`process` has seconds that a core worked instead: what else the machine does meanwhile does not count.
+Seconds are not comparable on a shared machine, or between machines. So the arms of a comparison first take some steps
+in turns, on an idle machine. From then on a run's time is its number of steps times the seconds of a step, and steps
+alone are the limit: the machine may be shared, runs may go side by side, and a stopped comparison may be resumed later
+or elsewhere. Seconds are wall time, for any number of threads. With the clock `process` they are CPU time of this
+process, without that of other processes.
 """
 
 import random
@@ -24,12 +24,12 @@ from pipeline.train.stages import build_trainer
 
 
 def unlimited(*phases: str) -> list[str]:
-    """Options without which steps are not the only limit."""
+    """Return the overrides that remove all limits but steps."""
     return [f"{phase}.{limit}=null" for phase in phases for limit in ("seconds", "epochs")]
 
 
 def training(phase: str, options: Options, corpus: Corpus, folder: Path) -> Iterator[None]:
-    """A phase of a run of ours, one step at a time, data and optimizer included."""
+    """Train a phase of a run one step at a time, including data and optimizer."""
     machine = compute(options)
     place = Checkpoints(folder / phase)
     trainer = build_trainer(getattr(options, phase), options, corpus, place, machine, lambda: False)
@@ -43,12 +43,13 @@ def seconds_of_a_step(
     before: int = 4,
     clock: Literal["wall", "process"] = "wall",
 ) -> dict[str, float]:
-    """Median over rounds in which each arm takes some steps, in another order each time.
+    """Return the median seconds of a step of each arm, over rounds in which the arms take turns in random order.
 
-    A first round is not counted, nor are the first steps of a turn, which find caches and memory as another arm left them.
+    The first round is not counted, nor the first steps of a turn, which find caches and memory as another arm left
+    them.
 
     Raises:
-        ValueError: the clock is of the process, and a GPU computes.
+        ValueError: the clock is `process`, and a GPU computes.
     """
     if clock == "process" and torch.cuda.is_available():
         raise ValueError("--clock process counts what the CPU works, not the GPU of this machine: leave it out")

@@ -1,4 +1,4 @@
-"""Several training processes on one machine: torchrun around `python -m pipeline STAGE`, and joining it from within."""
+"""Several training processes on one machine: torchrun around `python -m pipeline STAGE`, and joining its ranks."""
 
 import json
 import logging
@@ -35,23 +35,23 @@ _OF_TORCHRUN = re.compile(r"[WEF]\d{4} .*(Sending process|failed \(exitcode)|Tra
 
 
 def started_by_torchrun() -> bool:
-    """Whether this process is one of torchrun's."""
+    """Return whether torchrun started this process."""
     return dist.is_torchelastic_launched()
 
 
 def launched() -> bool:
-    """Whether `launch` started this process, which then shows how far the phase is."""
+    """Return whether this process was started by `launch`, which then shows the progress."""
     return _LAUNCHED in os.environ
 
 
 def backends() -> str:
-    """What carries tensors between ranks, by the device they lie on: a machine with GPUs may still train on its CPU."""
+    """Return the communication backends by device type; a machine with GPUs may still train on its CPU."""
     return "cpu:gloo,cuda:nccl" if torch.cuda.is_available() and dist.is_nccl_available() else "gloo"
 
 
 @contextmanager
 def joined() -> Iterator[Ranks]:
-    """Joins the other processes of torchrun, if it started this one, for the length of a stage."""
+    """Join the other processes of torchrun for the length of a stage, if torchrun started this one."""
     if not started_by_torchrun() or dist.is_initialized():
         yield Ranks()
         return
@@ -64,9 +64,9 @@ def joined() -> Iterator[Ranks]:
 
 
 def _end_with_launcher() -> None:
-    """Has this rank end with torchrun, which ends with its launcher; else it would hold the run's lock.
+    """Make this rank end with torchrun, which ends with its launcher; else it would keep the run's lock.
 
-    Both may have ended while this process was loading: then the launcher is not torchrun's parent any more.
+    Both may have ended while this process was loading. Then torchrun's parent is no longer the launcher.
     """
     die_with_parent()
     launcher = os.environ.get(_LAUNCHED)
@@ -77,15 +77,15 @@ def _end_with_launcher() -> None:
 
 
 def launch(stage: str, options: Options, stop: Callable[[], bool], listener: Listener) -> Trained:
-    """Runs a training stage in `launcher.processes` processes, passes their lines on, and stops them all if asked to.
+    """Run a training stage in `launcher.processes` processes, forward their log lines, and stop them on request.
 
     Returns:
-        What the stage printed.
+        The result that the stage printed.
 
     Raises:
         Interrupted: `stop` was true; the processes saved and ended.
-        ChildProcessError: one of the processes was killed, or said why it failed.
-        RuntimeError: the stage failed; its last words.
+        ChildProcessError: one of the processes was killed, or reported why it failed.
+        RuntimeError: the stage failed; the message is its last line.
         ValueError: the processes do not divide into `iem.group`.
     """
     if getattr(options, stage).iem_weight and options.iem.group is not None:
@@ -153,7 +153,7 @@ def launch(stage: str, options: Options, stop: Callable[[], bool], listener: Lis
 
 
 def _collect(stream: IO[str], lines: "deque[str]", logger: logging.Logger | None, stopping: threading.Event) -> None:
-    """Keeps the last lines of a stream, and logs those of a stage until torchrun, or we, tell the processes to stop."""
+    """Keep the last lines of a stream, and log those of the stage until the processes are told to stop."""
     ended = False
     for line in stream:
         lines.append(line.rstrip())
@@ -163,6 +163,6 @@ def _collect(stream: IO[str], lines: "deque[str]", logger: logging.Logger | None
 
 
 def _reason(said: "deque[str]") -> Exception:
-    """The line in which a process says why it failed, else the last one that is not torchrun's."""
+    """Return the line in which a process reports its error, else the last line, as an exception."""
     errors = [line.removeprefix("error: ") for line in said if line.startswith("error: ")]
     return ChildProcessError(errors[0]) if errors else RuntimeError(next(reversed(said), "the processes failed"))

@@ -1,4 +1,4 @@
-"""How weights move: learning rates, the optimizer's groups, and a moving average of the weights."""
+"""Optimizer of a phase: learning-rate schedule, parameter groups, and a moving average of the weights."""
 
 import math
 from collections.abc import Iterator
@@ -15,9 +15,11 @@ COOLDOWN = 0.2  # the last part of a stable phase
 
 
 def rate(position: Position, phase: PhaseOptions, rates: OptimizerOptions) -> float:
-    """Share of the learning rates: linear warm-up in steps; after it from `rate_from` to `rate_to`, or with 1/√steps.
+    """Return the learning rate as a share of its peak.
 
-    A phase that is stable until its last fifth is the warm-up, stable, decay of MiniCPM (Hu et al. 2024, section 4).
+    It warms up linearly in steps. Then it goes from `rate_from` to `rate_to`, or falls with 1/√steps. The schedule
+    `stable` is the warmup-stable-decay schedule of MiniCPM (Hu et al. 2024, section 4), which decays in the last fifth
+    of a phase.
     """
     step, warmup, done = position.step + 1, max(1, rates.warmup_steps), position.progress(phase)
     warm = min(1.0, step / warmup)
@@ -32,15 +34,16 @@ def rate(position: Position, phase: PhaseOptions, rates: OptimizerOptions) -> fl
 
 
 class AdamWAndRows(torch.optim.AdamW):
-    """AdamW; and for groups with `table`, whose gradients are sparse, Adagrad by rows.
+    """AdamW; and row-wise Adagrad for groups with `table`, whose gradients are sparse.
 
-    A row moves by its gradient over the root of the sum, over all steps that had it, of its mean square (Duchi et al. 2011; by
-    rows: Naumov et al. 2019). It takes time and memory for the rows of a step, and a number a row.
+    A row is updated by its gradient divided by the root of a sum: the mean square of its gradient, over all steps that
+    used it (Duchi et al. 2011; by rows: Naumov et al. 2019). Time and memory depend on the rows of a step, with one
+    number stored a row.
     """
 
     @torch.no_grad()
     def step(self, closure: None = None) -> None:  # type: ignore[override]
-        """One update; see the class."""
+        """Update the parameters once; see the class."""
         for group in self.param_groups:
             for table in group["params"] if group["table"] else ():
                 if table.grad is not None:
@@ -55,14 +58,16 @@ class AdamWAndRows(torch.optim.AdamW):
 
 
 def make_optimizer(system: System, rates: OptimizerOptions, layer_decay: float = 1.0) -> AdamWAndRows:
-    """AdamW with the main model's own learning rate, weight decay of matrices alone; tables by rows, with their own rate.
+    """Create AdamW with weight decay of matrices alone and the main model's own learning rate.
 
-    Transformer-XL's u and v, which have a row for each head, count as matrices.
+    Tables use row-wise Adagrad with their own learning rate. Transformer-XL's u and v, which have a row for each head,
+    count as matrices.
 
     Args:
-        system: parameters that need no gradient are left out.
-        rates: peak learning rates and the rest.
-        layer_decay: factor of the learning rate for each step of `Group.depth` (ELECTRA: Clark et al. 2020, appendix A).
+        system: the system; parameters that need no gradient are left out.
+        rates: peak learning rates and other options.
+        layer_decay: factor of the learning rate for each step of `Group.depth` (ELECTRA: Clark et al. 2020, appendix
+            A).
     """
     groups: dict[tuple[float, float, bool], list[Tensor]] = {}
     for group in system.groups():
@@ -96,19 +101,19 @@ class Average:
 
     @torch.no_grad()
     def update(self, step: int) -> None:
-        """Takes in the model's weights after `step` updates."""
+        """Update the average with the model's weights after `step` updates."""
         decay = min(self.decay, (1 + step) / (10 + step))
         torch._foreach_lerp_(list(self.weights.values()), list(self.model.state_dict().values()), 1 - decay)
 
     def load(self, weights: dict[str, Tensor]) -> None:
-        """Goes on from these weights."""
+        """Continue from these averaged weights."""
         with self.applied():
             self.model.load_state_dict(weights)
             self.weights = {name: value.clone() for name, value in self.model.state_dict().items()}
 
     @contextmanager
     def applied(self) -> Iterator[None]:
-        """Lends the average to the model."""
+        """Put the average into the model for the length of the context."""
         own = {name: value.clone() for name, value in self.model.state_dict().items()}
         self.model.load_state_dict(self.weights)
         try:

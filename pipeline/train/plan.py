@@ -1,20 +1,22 @@
-"""What a step would cost on more devices: from a step here, from how distinct chunks grow, and from rates that are given.
+"""Cost of a training step on more devices, estimated from a step here, the growth of distinct chunks, and given rates.
 
-Each device has the run's batch. What is not named below costs on each what it costs here:
+Each device has the run's batch. Every part that is not in this table costs on each device the same as here:
 
-| part | of n devices, in groups of g that share candidates (`iem.group`) |
+| part | on n devices, in groups of g that share candidates (`iem.group`) |
 |---|---|
-| candidates | on the host: so many milliseconds more for the distinct chunks of each further device of a group |
+| candidates | on the host: a constant time more for the distinct chunks of each further device of a group |
 | encoder | a device's share of the group's C distinct chunks |
 | loss | the scores of a device's own chunks with all C |
-| exchange | bytes that a device receives: gradients 8P(n − 1)/n; embeddings 12C(E + 1)(g − 1)/g; chunks D(K + 9)(g − 1); |
-| | counts 16C, of several groups; tables Σ R(4W + 8)(n − 1), where R of the encoder's table shrinks as its share does |
+| exchange | bytes that a device receives: gradients 8P(n − 1)/n; embeddings 12C(E + 1)(g − 1)/g; |
+| | chunks D(K + 9)(g − 1); counts 16C, with several groups; tables Σ R(4W + 8)(n − 1), |
+| | where R of the encoder's table shrinks as its share does |
 
-P parameters but those of tables, D distinct chunks of a device with K tokens, E numbers of an embedding, R rows of W numbers
-that a step looks up. All-reduces and all-gathers go as rings. Seconds of exchanging are bytes over the rate of a link, as if
-nothing were computed meanwhile and no message had a delay: a step lies between that and what hides all of it. What the host does
-before a step (data, candidates) it does while an accelerator computes the one before, and of the two the longer counts; but not
-where several devices wait for each other's rows of tables.
+P is the number of parameters without tables. D is the number of distinct chunks of a device, with K tokens each. E is
+the width of an embedding. A step looks up R rows of width W in a table. All-reduces and all-gathers run as rings. The
+seconds of exchange are bytes divided by the rate of a link, without overlap with computing and without latency. So a
+real step lies between this estimate and one that hides all exchange. On an accelerator, the host prepares a step (data,
+candidates) while the device computes the one before, and the longer of the two counts. This does not hold where several
+devices wait for each other's rows of tables.
 """
 
 import itertools
@@ -47,12 +49,12 @@ _MENDS |= {"tables": "no table, or fewer n-grams: model.encoder.rows=0, model.*.
 
 @dataclass
 class Growth:
-    """Distinct chunks of so many batches: as counted, then as a power of their number (Heaps' law).
+    """Number of distinct chunks in a number of batches: counted, then extrapolated by a power law (Heaps' law).
 
     Attributes:
         counted: distinct chunks of 1, 2, 4, … batches.
-        exponent: of the power, from the last doublings that were counted.
-        most: of the split; None where nobody knows.
+        exponent: exponent of the power law, from the last counted doublings.
+        most: distinct chunks of the split; None if unknown.
     """
 
     counted: list[int]
@@ -61,7 +63,7 @@ class Growth:
 
     @classmethod
     def of(cls, trainer: Trainer, most: int | None) -> "Growth":
-        """Counts the chunks of a trainer's first batches."""
+        """Count the chunks of a trainer's first batches."""
         keys, counted = torch.empty(0, dtype=torch.long), []
         for number, batch in enumerate(itertools.islice(trainer.learner.loader, _BATCHES), 1):
             windows = as_windows(batch)
@@ -73,7 +75,7 @@ class Growth:
         return cls(counted, math.log2(last[-1] / last[0]) / max(1, len(last) - 1), most)
 
     def __call__(self, batches: float) -> int:
-        """Distinct chunks of so many batches, one or more."""
+        """Return the number of distinct chunks of this many batches, one or more."""
         place = math.log2(batches)
         below = min(int(place), len(self.counted) - 1)
         slope = self.exponent
@@ -85,17 +87,17 @@ class Growth:
 
 @dataclass
 class Plan:
-    """A step on several devices.
+    """Estimate of a step on several devices.
 
     Attributes:
-        devices: their number.
-        candidates: distinct chunks that a device chooses among; 0 without an IEM loss.
-        milliseconds: of computing, by part, of the host and of the device.
-        exchanged: bytes that a device receives, by what they are.
-        memory: bytes on a device, by what they are.
-        seconds: of a step, if nothing of the exchange is hidden.
-        chunks_per_second: of all devices.
-        efficiency: share of n times the chunks per second of one device.
+        devices: number of devices.
+        candidates: distinct chunks that are candidates on a device; 0 without an IEM loss.
+        milliseconds: computing time by part, of host and device.
+        exchanged: bytes that a device receives, by kind.
+        memory: bytes on a device, by kind.
+        seconds: time of a step, if no exchange is hidden.
+        chunks_per_second: throughput of all devices.
+        efficiency: throughput divided by n times that of one device.
     """
 
     devices: int
@@ -110,24 +112,24 @@ class Plan:
 
 @dataclass
 class Step:
-    """What a step here is made of; see the module for what `plan` makes of it.
+    """A measured step on this machine, from which `plan` makes an estimate; see the module.
 
     Attributes:
-        profile: of it.
-        speed: by which a part on the device takes longer there than here.
-        further: milliseconds of finding candidates among the chunks of a further device.
+        profile: profile of the step.
+        speed: factor by which a part on the planned device takes longer than here.
+        further: milliseconds of finding candidates among the chunks of one more device.
         ahead: the host prepares a step while the device computes the one before.
-        counted: windows that have a chunk are, for the correction.
-        chunks: of a device.
+        counted: windows that contain a chunk are counted, for the correction.
+        chunks: chunks of a device.
         tokens: K.
         width: E.
         parameters: P.
-        tables: R and W of each table, its rows, and whether it is the encoder's.
-        growth: of distinct chunks with batches; None without an IEM loss.
-        batches: whose chunks are candidates, for each that is trained on: 1 and `iem.extra_batches`.
+        tables: for each table R, W, its number of rows, and whether it is the encoder's.
+        growth: distinct chunks by batches; None without an IEM loss.
+        batches: batches whose chunks are candidates, for each one that is trained on: 1 and `iem.extra_batches`.
         group: `iem.group`.
         block: queries that are scored at a time.
-        average: weights have a moving average.
+        average: there is a moving average of the weights.
     """
 
     profile: Profile
@@ -147,10 +149,10 @@ class Step:
     average: bool = False
 
     def plan(self, devices: int, link: float) -> Plan:
-        """Works a step on so many devices out, which receive so many bytes a second.
+        """Estimate a step on this many devices, each of which receives `link` bytes a second.
 
         Raises:
-            ValueError: they do not divide into groups.
+            ValueError: the devices do not divide into groups.
         """
         parts, kept = dict(self.profile.milliseconds), dict(self.profile.kept)
         for part in set(parts) - set(_HOST):
@@ -186,14 +188,14 @@ class Step:
 
 
 def measure(options: Options, phase: Phase, steps: int = 20, rate: float | None = None) -> Step:
-    """Measures some steps of a run here; writes nothing.
+    """Measure some steps of a run on this machine; nothing is written.
 
     Args:
-        options: of the run.
-        phase: that is trained.
-        steps: measured.
-        rate: FLOPs a second of matrix products on an accelerator that is planned for, which then reaches the same share of
-            it as this device here; None: the device is like this one.
+        options: options of the run.
+        phase: phase that is trained.
+        steps: number of measured steps.
+        rate: FLOP/s of matrix products on the planned accelerator, which is assumed to reach the same utilisation as
+            this device; None if the planned device is like this one.
 
     Raises:
         ConfigError: this kind of model has no such phase.
@@ -239,7 +241,7 @@ def measure(options: Options, phase: Phase, steps: int = 20, rate: float | None 
 
 
 def _further(trainer: Trainer, batches: int, devices: int = 8, times: int = 3) -> float:
-    """Milliseconds by which a further device's distinct chunks, of so many batches, prolong finding all; the least of some."""
+    """Return the milliseconds that one more device's distinct chunks add to finding all; the least of several."""
     made = (as_windows(batch) for batch in itertools.islice(trainer.learner.loader, batches * devices))
     told = []
     while read := list(itertools.islice(made, batches)):
@@ -256,7 +258,7 @@ def _further(trainer: Trainer, batches: int, devices: int = 8, times: int = 3) -
 
 
 def table(step: Step, devices: list[int], link: float) -> str:
-    """For people; beneath it what breaks first, and what mends it."""
+    """Format the estimates as a table, followed by the first bottleneck and its remedy."""
     heads = ["devices", "candidates", "ms a step", "host", "device", "exchanging", "efficiency", "chunks/s"]
     rows, advice = [[*heads, "MB exchanged", "GB held"]], ""
     alone = step.plan(1, link)

@@ -1,4 +1,4 @@
-"""Where the time and the memory of a training step go, and how much of the device's arithmetic it uses."""
+"""Time and memory of a training step by part, and the utilisation of the device's arithmetic."""
 
 import time
 from dataclasses import dataclass
@@ -27,14 +27,15 @@ class Profile:
     Attributes:
         phase: pretrain, finetune or train.
         steps: number of steps measured.
-        milliseconds: of a step, by part: reading the data, laying out the batch (`candidates` with the IEM loss, whose
-            candidates are found there; else `batch`), the system's parts and the IEM loss, each with its backward pass, and
-            the optimizer.
-        kept: bytes that a part's forward pass keeps for its backward pass, see `Kept`.
+        milliseconds: of a step, by part: reading the data, preparing the batch (`candidates` with the IEM loss, whose
+            candidates are found there; else `batch`), the system's parts and the IEM loss, each with its backward pass,
+            and the optimizer.
+        kept: bytes that a part's forward pass saves for its backward pass, see `Kept`.
         flops: model FLOPs of a step.
-        device_flops: FLOPs per second of a large matrix product on the same device, in the same precision.
+        device_flops: FLOP/s of a large matrix product on the same device, in the same precision.
         utilisation: share of that rate which a step reaches.
-        linear_cost: of a token, in layers of the finest scale, of systems that know it (Nawrot et al. 2021, section 3.1).
+        linear_cost: cost of a token in layers of the finest scale, for systems that know it (Nawrot et al. 2021,
+            section 3.1).
     """
 
     phase: str
@@ -48,10 +49,10 @@ class Profile:
 
 
 class Clock:
-    """Seconds by part, with the device waited for at each mark.
+    """Timer of seconds by part, which synchronises the device at each mark.
 
-    A part of the forward pass lasts from one mark to the next. Its backward pass begins when the gradient of the tensor that
-    ends it is there, and lasts until that of another part's is, or the whole pass is over.
+    A part of the forward pass lasts from one mark to the next. Its backward pass begins when the gradient of the tensor
+    that ends it is computed. It lasts until that of another part begins, or the whole pass ends.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -59,11 +60,11 @@ class Clock:
         self.running, self.since = "", time.perf_counter()
 
     def at(self, part: str) -> None:
-        """The `part` that ran since the last mark has ended; "backward": the whole backward pass."""
+        """End the `part` that ran since the last mark; "backward" ends the whole backward pass."""
         self._ended(self.running if part == "backward" else part)
 
     def mark(self, part: str, tensor: Tensor) -> Tensor:
-        """The same, with the tensor that ends it, whose gradient will tell when its backward pass begins."""
+        """End a part at the tensor that it returns; the tensor's gradient will begin the part's backward pass."""
         self._ended(part)
         if tensor.requires_grad:
             tensor.register_hook(lambda gradient: self._backward(part))
@@ -82,10 +83,10 @@ class Clock:
 
 
 class Kept(torch.autograd.graph.saved_tensors_hooks):
-    """Bytes that stay for the backward pass, by part, where it is entered: each storage once, parameters left out.
+    """Counter of the bytes saved for the backward pass, by part: each storage once, parameters left out.
 
-    Copies of parameters in another precision count. What `batch.pieces` computes again is not kept (Subramanian et al. 2020
-    break memory down so by scale, appendix, Table 8).
+    Counting works inside this context. Copies of parameters in another precision count. Activations that `batch.pieces`
+    computes again are not saved (Subramanian et al. 2020 break memory down so by scale, appendix, Table 8).
     """
 
     def __init__(self, system: System) -> None:
@@ -95,16 +96,16 @@ class Kept(torch.autograd.graph.saved_tensors_hooks):
 
     @property
     def total(self) -> int:
-        """All that is kept."""
+        """The number of bytes saved so far."""
         return sum(self.bytes.values()) + self.pending
 
     def mark(self, part: str, tensor: Tensor) -> Tensor:
-        """The same; what was kept since the last mark is of this part."""
+        """Assign the bytes saved since the last mark to this part, and return the tensor."""
         self.ended(part)
         return tensor
 
     def ended(self, part: str) -> None:
-        """What was kept since the last mark is of this part."""
+        """Assign the bytes saved since the last mark to this part."""
         self.bytes[part] = self.bytes.get(part, 0) + self.pending
         self.pending = 0
 
@@ -117,7 +118,7 @@ class Kept(torch.autograd.graph.saved_tensors_hooks):
 
 
 def profile(options: Options, phase: Literal["pretrain", "finetune", "train"], steps: int = 20) -> Profile:
-    """Trains a fresh model of a run's configuration for some steps of its trainer and measures their parts; writes nothing.
+    """Train a fresh model of a run's configuration for some steps and measure their parts; nothing is written.
 
     Raises:
         ConfigError: this kind of model has no such phase.
@@ -164,7 +165,7 @@ def profile(options: Options, phase: Literal["pretrain", "finetune", "train"], s
 
 
 def product_rate(machine: Compute, repeats: int = 5) -> float:
-    """FLOPs per second of a product of large square matrices, the best of some."""
+    """Return the FLOP/s of a product of large square matrices, the best of several trials."""
     side = _SIDE.get(machine.device.type, 2048)
     dtype = machine.autocast or torch.float32
     a, b = (torch.randn(side, side, device=machine.device).to(dtype) for _ in range(2))
@@ -177,7 +178,7 @@ def product_rate(machine: Compute, repeats: int = 5) -> float:
 
 
 def table(found: Profile) -> str:
-    """For people."""
+    """Format a profile for people."""
     total, kept = sum(found.milliseconds.values()), sum(found.kept.values())
     lines = [
         f"{found.phase}: {total:.1f} ms a step, mean of {found.steps}; {kept / 1e6:,.1f} MB kept for the backward pass"

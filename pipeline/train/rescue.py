@@ -1,4 +1,4 @@
-"""What is left of a training whose run folder was removed, moved or replaced: a checkpoint where it can be gone on with."""
+"""Rescue of a training whose run folder was removed, moved or replaced: it is saved where it can be resumed."""
 
 import shlex
 import time
@@ -22,21 +22,21 @@ _PAUSE = 1.0  # seconds: whoever removes a folder around the run gets a moment t
 def save_beside(
     unsaved: Unsaved, phase: Phase, options: Options, guard: Guard, corpus: Corpus, metrics: bytes
 ) -> FolderLost:
-    """Saves what a training could not: where its run lies now, or as a new run beside it.
+    """Save an unsaved checkpoint in the run's moved folder, or as a new run beside the old place.
 
-    A run that was moved has its lock file with it, so no other process trains it there. What lies at the old place is not
-    touched: it may be another process's.
+    A moved run has its lock file with it, so no other process trains it there. Files at the old place are not touched,
+    because they may belong to another process.
 
     Args:
         unsaved: the checkpoint.
-        phase: that it is of.
-        options: of the run.
-        guard: of its folder.
-        corpus: that it is trained on.
-        metrics: the content of metrics.jsonl.
+        phase: phase of the checkpoint.
+        options: options of the run.
+        guard: guard of its folder.
+        corpus: corpus that it is trained on.
+        metrics: content of metrics.jsonl.
 
     Returns:
-        An error that says what happened, where the checkpoint is, and which command goes on.
+        An error that says what happened, where the checkpoint is, and which command resumes it.
     """
     time.sleep(_PAUSE)
     try:
@@ -77,10 +77,10 @@ def _save(run: RunFolder, unsaved: Unsaved, phase: Phase, options: Options) -> N
 
 
 def _new_run(path: Path) -> RunFolder:
-    """Makes the folder of a new run beside one; where that lay must still be there.
+    """Create the folder of a new run beside another; the parent folder must still exist.
 
     Raises:
-        OSError: it is not, or cannot be written.
+        OSError: the parent is missing, or cannot be written.
     """
     for number in range(1, _MOST):
         with suppress(FileExistsError):

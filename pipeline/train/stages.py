@@ -1,6 +1,7 @@
 """The training stages: pretrain (phase one), finetune (phase two) and train (end to end).
 
-A phase that has a checkpoint: what trained it, whether it is finished, and what is said where it goes on otherwise.
+A phase with a checkpoint is resumed. If it is finished, it keeps the options it was trained with. Options that differ
+from the checkpoint's are logged.
 """
 
 import logging
@@ -65,15 +66,16 @@ _SHARED = ("seed", "batch", "iem", "optimizer", "validation")  # what any phase 
 
 
 def finished(phase: Phase, options: Options, newest: Checkpoint, say: bool) -> Options | None:
-    """Of a phase that is finished, the options with what it was trained with; None: it goes on.
+    """Return the options with those that a finished phase was trained with; None if the phase is resumed.
 
-    It is finished if the limits of its checkpoint are reached and the given ones as well: lower ones only end it where it is.
+    A phase is finished if the limits of its checkpoint are reached, and the given ones as well. Lower limits only end
+    it where it is.
 
     Args:
-        phase: that it is.
-        options: as they are given.
+        phase: the phase.
+        options: the given options.
         newest: its checkpoint.
-        say: whether to log what of them comes too late.
+        say: log the options that come too late to have an effect.
     """
     state = newest.state
     kept, late = _as_in(state["options"], options, (*_SHARED, phase))
@@ -88,7 +90,7 @@ def finished(phase: Phase, options: Options, newest: Checkpoint, say: bool) -> O
 
 
 def as_trained(phase: Phase, run: RunFolder, options: Options) -> Options:
-    """The options with what the other phases of the run were trained with, whatever is given for them now."""
+    """Return the options with those that the run's other phases were trained with, whatever is given for them now."""
     for other in PHASES:
         if other != phase and (then := trained_with(run.phase(other) / "checkpoints")):
             options, late = _as_in(then, options, (other,))
@@ -98,7 +100,7 @@ def as_trained(phase: Phase, run: RunFolder, options: Options) -> Options:
 
 
 def _as_in(then: dict[str, Any], options: Options, sections: tuple[str, ...]) -> tuple[Options, list[Difference]]:
-    """A copy of the options with these sections as a checkpoint has them, and where they differ."""
+    """Return a copy of the options with these sections as in a checkpoint, and the differences."""
     given, kept = asdict(options), deepcopy(options)
     late = [each for name in sections for each in differences(then[name], given[name], name)]
     for each in late:
@@ -107,7 +109,7 @@ def _as_in(then: dict[str, Any], options: Options, sections: tuple[str, ...]) ->
 
 
 def say_what_changed(state: State, options: Options, ranks: int) -> None:
-    """Logs the options of training that are others than those of a checkpoint, and other numbers of ranks and threads."""
+    """Log the training options, and the numbers of ranks and threads, that differ from those of a checkpoint."""
     given, then = asdict(options), state["options"]
     for section in (*PHASES, *_SHARED, "launcher", "precision"):
         for each in differences(then.get(section), given[section], section):
@@ -123,7 +125,7 @@ def say_what_changed(state: State, options: Options, ranks: int) -> None:
 
 
 def say_where(phase: Phase, checkpoint: Checkpoint, trainer: Trainer) -> None:
-    """Logs what other limits do to the learning rate, and why a phase does not go on or its best checkpoint not move."""
+    """Log how changed limits affect the learning rate, and why a phase has ended or its best checkpoint stays."""
     limits, position = trainer.phase, trainer.position
     names = ("steps", "seconds", "epochs", "rate_from", "rate_to")
     before = replace(limits, **{name: checkpoint.state["options"][phase][name] for name in names})
@@ -144,11 +146,11 @@ def say_where(phase: Phase, checkpoint: Checkpoint, trainer: Trainer) -> None:
 
 
 def say_what_was_lost(folder: Path, step: int) -> None:
-    """Warns of steps that a phase had done after its checkpoint, as its metrics tell: a kill took them.
+    """Warn of steps after the checkpoint that were lost in a kill, according to the metrics.
 
     Args:
-        folder: of the phase.
-        step: of the checkpoint from which it goes on, or 0.
+        folder: folder of the phase.
+        step: step of the checkpoint from which it is resumed, or 0.
     """
     done = int(max((record.get("step", 0) for record in read(folder / "metrics.jsonl")), default=0))
     if done > step:
@@ -160,7 +162,7 @@ def say_what_was_lost(folder: Path, step: int) -> None:
 
 
 def phase_one(options: Options) -> Checkpoint:
-    """The checkpoint of the phase one that finetune starts from: the best by its validations, else the newest."""
+    """Load the phase-one checkpoint that finetune starts from: the best by its validations, else the newest."""
     run = RunFolder.of(options).first(options)
     first = Checkpoints(run.phase("pretrain") / "checkpoints").best(training=True)
     if first is None:
@@ -172,7 +174,7 @@ def phase_one(options: Options) -> Checkpoint:
 
 
 def say_where_it_starts(first: Checkpoint) -> None:
-    """Logs with which checkpoint of phase one finetune starts, and why."""
+    """Log which phase-one checkpoint finetune starts from, and why."""
     newest, best = saved(first.path.parent)[-1], pointed(first.path.parent, "best")
     which = "the newest checkpoint of phase one"
     if first.path == best:
@@ -182,7 +184,7 @@ def say_where_it_starts(first: Checkpoint) -> None:
 
 
 def say_what_came_before(phase: Phase, newest: Checkpoint, options: Options) -> None:
-    """Logs that phase one was trained further since phase two last saved, which knows nothing of that."""
+    """Warn if phase one was trained further since phase two last saved; phase two does not use that."""
     if phase != "finetune":
         return
     try:
@@ -204,20 +206,20 @@ log = logging.getLogger(__name__)
 def run_phase(
     phase: Phase, options: Options, stop: Stop = lambda: False, listener: Listener = lambda record: None
 ) -> Trained:
-    """Trains one phase of a run, from its last checkpoint if there is one.
+    """Train one phase of a run, from its last checkpoint if there is one.
 
     Args:
         phase: pretrain, finetune or train.
         options: the run's options.
-        stop: asked after every step; true makes the phase save and raise `trainer.Interrupted`.
-        listener: called with every metrics record, and after every step with where the phase is.
+        stop: called after every step; true makes the phase save and raise `trainer.Interrupted`.
+        listener: called with every metrics record, and after every step with the position.
 
     Raises:
-        ConfigError: the phase has no limit, or this kind of model no such phase.
-        FileNotFoundError: the shards, or the phase one to start from, are not there.
-        ValueError: a checkpoint of another model or corpus, or one where `resume` forbids it.
+        ConfigError: the phase has no limit, or this kind of model has no such phase.
+        FileNotFoundError: the shards, or the phase one to start from, do not exist.
+        ValueError: the checkpoint is of another model or corpus, or `resume` does not allow it.
         BlockingIOError: another process trains this run.
-        FolderLost: the run was removed, moved or replaced meanwhile; what was trained is saved beside, if there is a place.
+        FolderLost: the run was removed, moved or replaced meanwhile; the training is saved beside it, if possible.
     """
     check_training(phase, options)
     if options.launcher.processes > 1 and not started_by_torchrun():
@@ -230,7 +232,7 @@ def run_phase(
 
 
 def _run_phase(phase: Phase, options: Options, ranks: Ranks, stop: Stop, listener: Listener) -> Trained:
-    """Locks the run, makes sure that nothing will be refused, and only then writes into it."""
+    """Lock the run, check everything that could be refused, and only then write into it."""
     limits: PhaseOptions = getattr(options, phase)
     run = RunFolder.of(options)
     with ExitStack() as held:
@@ -316,7 +318,7 @@ train = partial(run_phase, "train")
 
 
 def check_run(phase: Phase, options: Options) -> None:
-    """Raises what `run_phase` would of a run's corpus and model, before anything is waited for."""
+    """Raise early the errors that `run_phase` would raise about a run's corpus and model."""
     digest, run = check_corpus(options), RunFolder.of(options)
     _check_resume(options.resume, Checkpoints(run.phase(phase) / "checkpoints", options.checkpoint.keep))
     if digest is None:
@@ -326,7 +328,7 @@ def check_run(phase: Phase, options: Options) -> None:
 
 
 def _restore(trainer: Trainer, newest: Checkpoint, phase: Phase) -> None:
-    """Puts a trainer where its checkpoint was, but for validations that were of another loss."""
+    """Restore a trainer from its checkpoint, without validations that were of another loss."""
     options, limits = trainer.options, trainer.phase
     trainer.state = restore(trainer.learner, newest, options)
     then = replace(limits, **{name: newest.state["options"][phase][name] for name in ("decode_fraction", "iem_weight")})
@@ -336,12 +338,12 @@ def _restore(trainer: Trainer, newest: Checkpoint, phase: Phase) -> None:
 
 
 def _scored(options: Options, limits: PhaseOptions) -> tuple[bool, bool]:
-    """What a phase's validations are of: the decoder's loss, or the mixture's."""
+    """Return whether a phase is validated by its decoder's loss, and whether by its mixture's."""
     return limits.decode_fraction > 0, is_mixed(options, limits)
 
 
 def _lexicon(limits: PhaseOptions, options: Options, corpus: Corpus, ranks: Ranks) -> Lexicon | None:
-    """The known chunks of a mixture; the first rank finds them for all."""
+    """Return the known chunks of a mixture, which the first rank finds for all; None without a mixture."""
     if not is_mixed(options, limits):
         if options.model.mixture.known != 0 and ranks.first:
             why = "without the IEM loss (iem_weight=0)" if not limits.iem_weight else "of pixels, most of which are new"
@@ -364,7 +366,7 @@ def build_trainer(
     stop: Stop,
     ranks: Ranks | None = None,
 ) -> Trainer:
-    """Puts model, loss, data and optimizer together, not yet restored from anything."""
+    """Build a trainer from model, loss, data and optimizer; nothing is restored yet."""
     ranks = ranks or Ranks()
     check_memory(options, corpus.chunker(), machine, limits)
     known = _lexicon(limits, options, corpus, ranks)
@@ -419,7 +421,10 @@ def build_trainer(
 
 
 def _check_identity(run: RunFolder, wanted: Identity) -> None:
-    """Raises ValueError if any phase of the run was trained with another model or corpus: it has one config.yaml."""
+    """Raise ValueError if any phase of the run was trained with another model or corpus.
+
+    A run has one config.yaml, so its phases share both.
+    """
     for phase in PHASES:
         if has_checkpoint(run.phase(phase) / "checkpoints"):
             try:
@@ -431,12 +436,12 @@ def _check_identity(run: RunFolder, wanted: Identity) -> None:
 
 
 def refuse_another(found: Saved, wanted: Identity, run: RunFolder | None = None) -> None:
-    """Raises ValueError naming the options in which a checkpoint's model or corpus differs from a run's identity.
+    """Raise ValueError naming the options in which a checkpoint's model or corpus differs from a run's identity.
 
     Args:
         found: the checkpoint.
         wanted: the run's identity.
-        run: whose own shards may still be there.
+        run: the run, whose own shards may still exist.
     """
     if other := unlike(found.identity, wanted):
         how = "set it back"
@@ -451,9 +456,10 @@ def refuse_another(found: Saved, wanted: Identity, run: RunFolder | None = None)
 
 
 def _read_on(trainer: Trainer, first: Checkpoint, options: Options) -> None:
-    """Phase two goes on in the data where phase one stopped, if both read the same windows in one order.
+    """Continue in the data where phase one stopped, if both phases read the same windows in one order.
 
-    Tables of hashed rows have by heart what phase one has read: to begin with that again teaches less (docs/log.md).
+    Tables of hashed rows memorise the data that phase one has read. Starting with the same data again teaches less
+    (docs/log.md).
     """
     then = first.state["options"]
     one, two = then["pretrain"], options.finetune
@@ -483,7 +489,7 @@ def _check_resume(resume: str, checkpoints: Checkpoints) -> None:
 
 
 def outcome(trained: Trained) -> str:
-    """One line for people."""
+    """Format the result of a stage as one line for people."""
     resumed = f", resumed at step {trained.resumed_from}" if trained.resumed_from else ""
     if trained.resumed_from == trained.steps:
         resumed = "; finished before, nothing was trained now"

@@ -1,26 +1,22 @@
-"""One trainer for every phase.
+"""Trainer of every phase: steps, validation, and saving and restoring its state.
 
 A step reads a batch, works out its shapes on the CPU, and minimises an `Objective`. The learning rate is a function of
-progress, and of steps while it warms up or with `schedule=inverse_root`. Progress is the largest of steps done / steps,
-seconds trained / seconds, and epochs / epochs. Seconds are those spent in steps; validation and saving do not count. Everything
-that influences the next step goes into a checkpoint.
+progress, and of steps during warm-up or with `schedule=inverse_root`. Progress is the largest of steps done / steps,
+seconds trained / seconds, and epochs / epochs. Seconds are those spent in steps; validation and saving do not count.
 
-With several ranks (torchrun) each has its own windows, gradients are averaged by DistributedDataParallel, and the first
-rank alone keeps the clock, writes metrics and saves; see `haed.ranks`.
+With several ranks (torchrun) each has its own windows, and gradients are averaged by DistributedDataParallel. The first
+rank alone keeps the clock, writes metrics and saves; see `haed.ranks`. With one rank on a GPU, a thread prepares the
+next batch while the present one is used.
 
-Making the next item of an iterator in a thread while the last one is used.
+Validation is the loss on a fixed subset of the validation split, with the standard error over its windows. A phase that
+decodes is validated by the exact loss, in bits per token. A phase one without a decoded share is validated by the IEM
+loss, in nats per chunk. This is a softmax over the distinct chunks of the subset, so windows and candidates are the
+same each time; in a mixture it has the prior of their counts in train. It shows which checkpoint is better, and is no
+likelihood.
 
-A phase's loss on a fixed subset of the validation split while training, with the standard error over its windows.
-
-It is the exact loss, in bits per token, of a phase that decodes. A phase one without a decoded share is scored by the IEM
-loss, in nats per chunk: a softmax over the distinct chunks of the subset, so that windows and candidates are the same each
-time; in a mixture with the prior of their counts in train. That says which checkpoint is better, and is no likelihood.
-
-What a checkpoint holds of a phase: everything that influences its next step, and how it is put back.
-
-Weights and moving average in the system's own names; in `training.safetensors` the optimizer's moments, the objective's own
-state and the random generator; in `state.json` positions of schedule and data, sums of unwritten metrics, the best
-validation, and the options.
+A checkpoint holds everything that influences the next step of a phase. Weights and moving average have the system's own
+names. `training.safetensors` has the optimizer's moments, the objective's own state and the random generator.
+`state.json` has the positions in schedule and data, sums of unwritten metrics, the best validation, and the options.
 """
 
 import logging
@@ -56,7 +52,7 @@ SKIPPED = "skipped_windows"
 
 @dataclass
 class Trained:
-    """Outcome of a training stage; `remark` says what is wrong with it, if anything is."""
+    """Result of a training stage; `remark` is a warning about it, or empty."""
 
     run: str
     phase: str
@@ -70,15 +66,15 @@ class Trained:
 
 @dataclass
 class TrainState:
-    """Where a phase is.
+    """Progress of a phase.
 
     Attributes:
-        position: in the schedule.
-        sums: of metrics since the last record, by name.
-        validated_at: the last validation.
+        position: position in the schedule.
+        sums: sums of metrics since the last record, by name.
+        validated_at: position of the last validation.
         stale: number of validations since the best one.
-        best: its figure: bits per token, or of a phase one that decodes nothing nats per chunk.
-        saved_at: the last checkpoint.
+        best: metric of the best one: bits per token, or nats per chunk for a phase one that decodes nothing.
+        saved_at: position of the last checkpoint.
     """
 
     position: Position = field(default_factory=Position)
@@ -89,24 +85,24 @@ class TrainState:
     saved_at: Position = field(default_factory=Position)
 
     def has_converged(self, limits: PhaseOptions) -> bool:
-        """The validations of the last `patience` times were no better than one before."""
+        """Return whether the last `patience` validations were no better than one before."""
         return bool(limits.patience) and self.stale >= limits.patience
 
     def is_finished(self, limits: PhaseOptions) -> bool:
-        """A limit of the phase is reached, or it no longer improves."""
+        """Return whether a limit of the phase is reached or the phase has converged."""
         return self.position.progress(limits) >= 1 or self.has_converged(limits)
 
 
 @dataclass
 class Read:
-    """What was read up to a step's batch, and what reading it changed.
+    """Position in the data up to a step's batch, and the state that reading it changed.
 
     Attributes:
-        loader: its position.
-        negatives: theirs, or None.
+        loader: position of the loader.
+        negatives: position of the negatives, or None.
         epochs: passes over the data.
-        skipped: windows that were not read.
-        objective: its own state.
+        skipped: number of windows that were not read.
+        objective: the objective's own state.
     """
 
     loader: dict[str, int]
@@ -118,14 +114,14 @@ class Read:
 
 @dataclass
 class Learner:
-    """What learns, and what it learns from.
+    """Model, optimizer and data of a phase.
 
     Attributes:
         objective: system and loss, on the device.
-        optimizer: of the system's parameters.
+        optimizer: optimizer of the system's parameters.
         average: moving average of the weights, or None.
         loader: batches of windows.
-        negatives: read only for their chunks, or None.
+        negatives: batches that are read only for their chunks, or None.
     """
 
     objective: Objective
@@ -135,7 +131,7 @@ class Learner:
     negatives: Loader | None
 
     def read(self) -> Read:
-        """What was read so far."""
+        """Return the present position in the data."""
         return Read(
             self.loader.state_dict(),
             self.negatives.state_dict() if self.negatives is not None else None,
@@ -148,18 +144,18 @@ class Learner:
 def capture(
     state: TrainState, learner: Learner, read: Read, sums: list[list[float]], identity: Identity, options: Options
 ) -> tuple[dict[str, dict[str, Tensor]], State]:
-    """What is saved.
+    """Collect the contents of a checkpoint.
 
     Args:
-        state: of the phase.
-        learner: whose weights and moments are saved.
-        read: up to the last step.
-        sums: each rank's unwritten metrics, in the order of `state.sums`, and its count of skipped windows.
-        identity: what a checkpoint must agree with to be resumed.
-        options: of the run.
+        state: progress of the phase.
+        learner: weights and moments to save.
+        read: position in the data up to the last step.
+        sums: each rank's unwritten metrics, in the order of `state.sums`, and its number of skipped windows.
+        identity: everything that must match for the checkpoint to be resumed.
+        options: options of the run.
 
     Returns:
-        Tensors by file, and what goes into state.json.
+        Tensors by file, and the contents of state.json.
     """
     system = learner.objective.system
     training = dict(read.objective)
@@ -185,7 +181,7 @@ def capture(
 
 
 def restore(learner: Learner, checkpoint: Checkpoint, options: Options) -> TrainState:
-    """Puts back all that a checkpoint holds, so that the phase goes on exactly where it was written."""
+    """Restore everything that a checkpoint holds, so that the phase continues exactly where it was saved."""
     saved, ranks = checkpoint.state, learner.objective.ranks
     restore_learning(learner, checkpoint)
     restore_reading(learner, checkpoint)
@@ -210,14 +206,14 @@ def restore(learner: Learner, checkpoint: Checkpoint, options: Options) -> Train
 
 
 def restore_reading(learner: Learner, checkpoint: Checkpoint) -> None:
-    """Goes on in the data where a checkpoint stopped."""
+    """Continue in the data where a checkpoint stopped."""
     learner.loader.load_state_dict(checkpoint.state["loader"])
     if learner.negatives is not None and checkpoint.state["negatives"] is not None:
         learner.negatives.load_state_dict(checkpoint.state["negatives"])
 
 
 def restore_learning(learner: Learner, checkpoint: Checkpoint) -> None:
-    """Takes over what a checkpoint learned: weights, the optimizer's moments, and the objective's own state."""
+    """Load the learned state of a checkpoint: weights, the optimizer's moments, and the objective's own state."""
     system, training = learner.objective.system, checkpoint.training
     system.load_state_dict(checkpoint.model)
     if learner.average is not None:
@@ -246,11 +242,11 @@ def restore_learning(learner: Learner, checkpoint: Checkpoint) -> None:
 
 @dataclass
 class Validation:
-    """What a system is scored on now and then.
+    """Validation of a system on a fixed subset.
 
     Attributes:
         windows: the subset.
-        exact: by the exact loss, else by the IEM loss.
+        exact: score by the exact loss, else by the IEM loss.
         lexicon: the known chunks of a mixture, which is then the likelihood.
     """
 
@@ -260,12 +256,12 @@ class Validation:
 
     @property
     def figure(self) -> str:
-        """The name of the figure that decides, the lower the better."""
+        """The name of the metric that decides; lower is better."""
         return "validation/bits_per_token" if self.exact else "validation/iem"
 
     @torch.no_grad()
     def score(self, system: System, compute: Compute, stop: Callable[[], bool] = lambda: False) -> dict[str, float]:
-        """The figure and its standard error over windows; empty if `stop` became true before the end."""
+        """Return the metric and its standard error over windows; empty if `stop` became true before the end."""
         training = system.training
         system.eval()
         found: list[Tensor] = []
@@ -285,7 +281,7 @@ class Validation:
 
     @contextmanager
     def _known(self, system: System) -> Iterator[None]:
-        """Lends the system the known chunks, as it embeds them now."""
+        """Give the system the known chunks with their present embeddings, for the length of the context."""
         if self.lexicon is None or not isinstance(system, HAED):
             yield
             return
@@ -296,12 +292,12 @@ class Validation:
             system.known = None
 
     def _bits(self, system: System) -> Iterator[Tensor]:
-        """Exact bits of each window, (b,) float64 on the CPU, some windows at a time."""
+        """Yield exact bits (b,) float64 on the CPU, one value a window, for some windows at a time."""
         for part in some_at_once(self.windows):
             yield -system.log_likelihood(part).double().sum(1).cpu() / math.log(2)
 
     def _nats(self, system: System) -> Iterator[Tensor]:
-        """IEM loss of each window, likewise."""
+        """Yield the IEM loss (b,) float64 on the CPU, one value a window, for some windows at a time."""
         assert isinstance(system, HAED)
         real = self.windows.real
         found = distinct(self.windows.tokens[real], self.windows.lengths[real])
@@ -320,10 +316,10 @@ Item = TypeVar("Item")
 
 
 def ahead(items: Generator[Item]) -> Generator[Item]:
-    """The items of an endless generator in their order, one of them made ahead.
+    """Yield the items of an endless generator in order, and make the next one in a thread meanwhile.
 
-    Nothing is made before the first is asked for. What the generator raises is raised where the item would have come. Closing
-    this one waits for the item that is being made, closes the generator in its own thread, and ends that.
+    No item is made before the first is requested. An exception of the generator is raised in place of its item. Closing
+    this generator waits for the pending item, closes the other generator in its own thread, and ends the thread.
     """
     with ThreadPoolExecutor(1, "ahead") as thread:
         try:
@@ -343,11 +339,11 @@ Stop = Callable[[], bool]
 
 
 class Interrupted(Exception):
-    """Training was asked to stop; it saved first."""
+    """A stop of training that was requested; a checkpoint was saved first."""
 
 
 class Unsaved(Exception):
-    """The run's folder is another now, so nothing was written there; `step` and `captured` are what would have been saved."""
+    """Loss of the run's folder, in which nothing was written; `step` and `captured` are the unsaved checkpoint."""
 
     def __init__(self, why: FolderLost, step: int, captured: tuple[dict[str, dict[str, Tensor]], State]) -> None:
         super().__init__(str(why))
@@ -355,24 +351,24 @@ class Unsaved(Exception):
 
 
 class NotFinite(FloatingPointError):
-    """The loss is NaN or infinite."""
+    """A loss, gradient or weight that is NaN or infinite."""
 
 
 class Trainer:
-    """Trains an objective through one phase, from its last checkpoint if it has one.
+    """Trainer of an objective through one phase, from its last checkpoint if it has one.
 
     Args:
         phase: limits and rates of the phase.
         options: the run's options.
         objective: system and loss, on the device.
         loader: batches of windows.
-        negatives: batches read only for their chunks, or None.
-        checkpoints: where to save.
+        negatives: batches that are read only for their chunks, or None.
+        checkpoints: folder of the phase's checkpoints.
         compute: device and precision.
-        identity: what a checkpoint must agree with to be resumed; see `pipeline.run.checkpoints.identity`.
-        stop: asked after every step; true makes the phase save and raise `Interrupted`.
-        validation: scores the model now and then, or None.
-        decoder_alone: for so many steps the decoder is trained alone.
+        identity: everything that must match for a checkpoint to be resumed; see `pipeline.run.checkpoints.identity`.
+        stop: called after every step; true makes the phase save and raise `Interrupted`.
+        validation: scores the model at intervals, or None.
+        decoder_alone: number of first steps in which only the decoder is trained.
     """
 
     def __init__(
@@ -415,19 +411,19 @@ class Trainer:
 
     @property
     def position(self) -> Position:
-        """In the schedule."""
+        """The position in the schedule."""
         return self.state.position
 
     def fit(self, metrics: Metrics | None, keep: Callable[[], object] = lambda: None) -> Position:
-        """Trains until a limit of the phase is reached or `patience` ends it; metrics are the first rank's.
+        """Train until a limit of the phase is reached or `patience` ends it.
 
         Args:
-            metrics: that are written, by the first rank.
-            keep: called before each checkpoint, by the first rank: writes again what of the run was removed.
+            metrics: writer of metrics, on the first rank.
+            keep: called before each checkpoint, on the first rank; it writes removed files of the run again.
 
         Raises:
             Interrupted: `stop` was true; a checkpoint was written first.
-            NotFinite: the loss, a gradient or a weight became NaN or infinite; the last checkpoint stands.
+            NotFinite: the loss, a gradient or a weight became NaN or infinite; the last checkpoint stays.
             OSError: the last checkpoint, or that of an interruption, could not be written; or data could not be read.
             ValueError: data are damaged; a checkpoint was written first, unless there are other ranks.
             Unsaved: the run's folder was removed, moved or replaced.
@@ -466,7 +462,7 @@ class Trainer:
         return self.position
 
     def _next(self, batches: Iterator[object]) -> object:
-        """The next batch; where it cannot be read, the steps before are saved first."""
+        """Return the next batch; if it cannot be read, save the steps before first."""
         before, read = self._read, self.read()
         try:
             return next(batches)
@@ -490,14 +486,14 @@ class Trainer:
         return Interrupted(f"saved step {self.position.step}")
 
     def _end(self) -> None:
-        """Waits for the last checkpoint, and makes sure that it is where it was to be."""
+        """Wait for the last checkpoint, and save it again if the run's folder was lost."""
         with suppress(FolderLost):
             self.checkpoints.wait()
         if any(self.ranks.max([float(self._is_lost())])):
             self._save()
 
     def _is_to_stop(self) -> bool:
-        """It was asked for, or nothing can be saved any more where the run lies."""
+        """Return whether a stop was requested, or the run's folder was lost."""
         return self.stop() or self._is_lost()
 
     def _is_lost(self) -> bool:
@@ -508,7 +504,7 @@ class Trainer:
         return False
 
     def batches(self) -> Iterator[object]:
-        """Prepared batches from the present position on, without end."""
+        """Yield prepared batches from the present position on, without end."""
         negatives = iter(self.learner.negatives) if self.learner.negatives is not None else None
         for step, batch in enumerate(self.learner.loader, self.position.step):
             extra = None
@@ -521,10 +517,10 @@ class Trainer:
             yield prepared
 
     def _ahead(self) -> Generator[object]:
-        """The same, each prepared in a thread during the step before, where the device leaves the host free.
+        """Yield prepared batches, each prepared in a thread during the step before if the device leaves the host free.
 
-        Ranks agree on candidates while they prepare, and on time and stopping in between, in one order for all: several
-        prepare their batches in turn.
+        With several ranks, batches are prepared in turn. Ranks exchange candidates while they prepare, and times and
+        stops in between, and these exchanges must have the same order on all ranks.
         """
         if self.compute.device.type not in AHEAD or self.ranks.size > 1:
             yield from self.batches()
@@ -542,10 +538,10 @@ class Trainer:
                 yield batch
 
     def endless(self, *, ahead: bool = False) -> Iterator[None]:
-        """Takes one step after the other, for a measurement of them: nothing is saved, written or validated.
+        """Take one step after another, for measurements: nothing is saved, written or validated.
 
         Args:
-            ahead: batches are prepared where a training prepares them; else in turn, so that their time can be told apart.
+            ahead: prepare batches as a training does; else in turn, so that their time can be measured separately.
         """
         if math.isfinite(self.decoder_alone):
             self.decoder_alone = 0  # most steps are of everything
@@ -555,11 +551,11 @@ class Trainer:
             yield
 
     def read(self) -> Read:
-        """What was read up to the last step, which is what a checkpoint holds."""
+        """Return the position in the data up to the last step, which a checkpoint holds."""
         return self._read or self.learner.read()
 
     def step(self, batch: object) -> None:
-        """One update of the weights; nothing in it waits for the device."""
+        """Take one training step; nothing in it waits for the device."""
         with self.compute.algorithms():
             self._step(batch)
 
@@ -589,7 +585,7 @@ class Trainer:
         self.at("optimizer")
 
     def update(self) -> Tensor:
-        """Takes the gradients that are there, clipped, into the weights; returns their norm before."""
+        """Update the weights with the present gradients, clipped, and return the gradients' norm before clipping."""
         self._share = rate(self.position, self.phase, self.options.optimizer)
         for group in self.learner.optimizer.param_groups:
             group["lr"] = group["peak"] * self._share
@@ -604,7 +600,10 @@ class Trainer:
         return norm
 
     def _choose_what_is_trained(self) -> None:
-        """The decoder alone at first, if so asked; DistributedDataParallel must know what has gradients."""
+        """Train only the decoder at first, if requested, and wrap the module anew when that changes.
+
+        DistributedDataParallel must know which parameters have gradients.
+        """
         alone = self.position.step < self.decoder_alone
         if self.module is None or (self.others and self.others[0].requires_grad == alone):
             for parameter in self.others:
@@ -612,7 +611,7 @@ class Trainer:
             self.module = self.ranks.averaging(self.objective, self.tables)
 
     def _diagnose(self, losses: Losses) -> None:
-        """Figures of this step alone: those of the objective, and the gradients of the system's parts."""
+        """Record metrics of this step alone: the objective's own, and the gradient norms of the system's parts."""
         self.diagnosis = {name: value.detach() for name, value in losses.diagnosis.items()}
         for name in self.objective.system.parts:
             parameters = getattr(self.objective.system, name).parameters()
@@ -628,7 +627,7 @@ class Trainer:
         return step % self.options.log_steps == 0 or step in EARLY_RECORDS
 
     def _record(self) -> Record:
-        """Means since the last record over all ranks; the host waits for the device."""
+        """Return the means since the last record over all ranks; the host waits for the device."""
         since, steps = float(self.state.sums.pop("seconds_before", 0.0)), float(self.state.sums.pop("steps"))
         names = [*self.state.sums, *self.diagnosis]
         values = [float(value) / steps for value in self.state.sums.values()] + [
@@ -652,7 +651,7 @@ class Trainer:
         return record
 
     def _check(self, figures: dict[str, float]) -> None:
-        """Raises NotFinite naming those that are NaN or infinite."""
+        """Raise NotFinite naming the metrics that are NaN or infinite."""
         wrong = [name for name, value in figures.items() if not math.isfinite(value)]
         if wrong:
             raise NotFinite(
@@ -666,7 +665,7 @@ class Trainer:
             self.metrics.write(record)
 
     def _validate(self) -> None:
-        """Scores the fixed subset when the phase has passed another n-th of its limit, also of one that was raised."""
+        """Validate if the phase has passed another n-th of its limit, also of a raised limit."""
         times = self.options.validation.times
         last, now = (
             math.floor(x.progress(self.phase) * times + 1e-9) for x in (self.state.validated_at, self.position)
@@ -710,7 +709,7 @@ class Trainer:
         )
 
     def _settle(self) -> None:
-        """Waits for the checkpoint that is being written; were it the best, and is lost, the one before is that again."""
+        """Wait for the pending checkpoint; if it was the best and is lost, restore the best validation before it."""
         try:
             self.checkpoints.wait()
         except FolderLost:  # the next save says so
@@ -720,12 +719,12 @@ class Trainer:
             self.state.best = self._best_before
 
     def _save(self, best_before: float | None = None) -> None:
-        """Has a checkpoint written, by the first rank; the others tell it of theirs.
+        """Start writing a checkpoint on the first rank, with the metrics of all ranks.
 
-        What cannot be written does not end the training; `fit` raises if it was the last checkpoint.
+        A failed write does not end the training; `fit` raises if it was the last checkpoint.
 
         Args:
-            best_before: the best validation until now, of a checkpoint that is better; None: it is not.
+            best_before: the best validation before this one, if this one is better; else None.
         """
         self.state.saved_at = Position(**vars(self.position))
         weights = torch.stack(
@@ -756,5 +755,5 @@ class Trainer:
 
 
 def _seed(*parts: int) -> int:
-    """Of what is random in a step, from the run's seed, the rank and the step: nothing of it need be saved."""
+    """Derive a seed from the run's seed, the rank and the step, so that no random state of a step is saved."""
     return int(np.random.SeedSequence(parts).generate_state(1, np.uint64)[0] >> 1)

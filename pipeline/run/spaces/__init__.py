@@ -1,1 +1,1 @@
-"""Spaces of vectors of a run: their files, exact and approximate search, what may be asked, and answers."""
+"""Vector indexes of a run: their files, exact and approximate search, queries and results."""

@@ -1,4 +1,4 @@
-"""Answers: what is near to what was asked, for people, programs and data frames."""
+"""Search results for people, programs and data frames."""
 
 import csv
 import io
@@ -18,7 +18,7 @@ PIXELS = "pixels"
 
 @dataclass
 class Neighbour:
-    """A chunk near to a query: its text for people and its exact bytes, the score, and how often the split has it."""
+    """A chunk near to a query: its readable text, exact bytes, score, and count in the split."""
 
     text: str
     hex: str
@@ -31,11 +31,11 @@ class Passage(Neighbour):
     """A place in the text whose context is near to a query's; `hex` is of `text`, and `count` is 1.
 
     Attributes:
-        text: what stands before it, as far as it is kept.
-        after: what follows.
-        name: of the document.
-        document: its number in the split.
-        chunk: number of the chunk that follows, in the document.
+        text: stored text before the place.
+        after: stored text after it.
+        name: name of the document.
+        document: number of the document in the split.
+        chunk: number of the chunk after the place, in the document.
         offset: bytes of the document before the place.
     """
 
@@ -48,10 +48,10 @@ class Passage(Neighbour):
 
 @dataclass
 class Neighbours:
-    """A query, likewise, and what is nearest to it, the nearest first.
+    """A query, its exact bytes, and its neighbours, the nearest first.
 
     Attributes:
-        note: why these are fewer than were asked for; None: they are as many.
+        note: why there are fewer neighbours than requested; None if there are enough.
     """
 
     query: str
@@ -60,22 +60,22 @@ class Neighbours:
     note: str | None = None
 
     def record(self) -> dict[str, Any]:
-        """All of it for programs; a note only where there is one."""
+        """Return all fields for programs, with `note` only if there is one."""
         return {name: value for name, value in asdict(self).items() if name != "note" or value}
 
 
 def say_notes(found: Iterable[Neighbours]) -> None:
-    """Logs the notes of answers, each once."""
+    """Log the notes of query results, each once."""
     for note in dict.fromkeys(each.note for each in found if each.note):
         log.warning("%s", note)
 
 
 class Answers(list[Neighbours]):
-    """Answers to several queries, which print as a table.
+    """Results of several queries, which print as a table.
 
     Attributes:
-        about: what was searched, and how the scores are to be read.
-        score: what the scores are.
+        about: description of the searched rows and of the scores.
+        score: name of the score.
     """
 
     def __init__(self, found: Iterable[Neighbours], about: str = "", score: str = "cosine") -> None:
@@ -92,11 +92,11 @@ class Answers(list[Neighbours]):
     __repr__ = __str__
 
     def rows(self) -> list[dict[str, Any]]:
-        """A row for each neighbour, with its query."""
+        """Return a row for each neighbour, with its query."""
         return [{"query": item.query} | asdict(each) for item in self for each in item.neighbours]
 
     def csv(self) -> str:
-        """The rows, as comma-separated values under a line of names."""
+        """Return the rows as comma-separated values with a header."""
         file, rows = io.StringIO(), self.rows()
         writer = csv.DictWriter(file, list(rows[0]) if rows else ["query"], lineterminator="\n")
         writer.writeheader()
@@ -104,7 +104,7 @@ class Answers(list[Neighbours]):
         return file.getvalue().removesuffix("\n")
 
     def to_frame(self) -> "pandas.DataFrame":
-        """The rows as a data frame.
+        """Return the rows as a data frame.
 
         Raises:
             ImportError: pandas is not installed.
@@ -113,7 +113,7 @@ class Answers(list[Neighbours]):
 
 
 def data_frame(columns: Any) -> "pandas.DataFrame":
-    """A data frame of rows or columns.
+    """Return a data frame of rows or columns.
 
     Raises:
         ImportError: pandas is not installed.
@@ -132,7 +132,7 @@ def _where(near: Neighbour) -> str:
 
 
 def spell(chunk: bytes, chunker: str) -> str:
-    """A chunk for people: text, or the colours of its pixels."""
+    """Return a readable form of a chunk: its text, or the colours of its pixels."""
     if chunker != PIXELS:
         return chunk.decode(errors="backslashreplace")
     return ",".join(f"#{chunk[i : i + 3].hex()}" for i in range(0, len(chunk), 3))

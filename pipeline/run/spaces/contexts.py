@@ -1,7 +1,7 @@
-"""The index of places in a text: states of the main model, and where each of them stands.
+"""The index of places in a text: states of the main model, with the position of each.
 
-A vector is what the model knows before a chunk, so it speaks of the text in front of it, as far as the model's window reaches.
-The table has, for each place, where it is, and up to `KEPT` bytes of the text there, so that answers need no shards.
+A vector is the model's state before a chunk, so it describes the preceding text, as far as the model's window reaches.
+The table has the position of each place and some bytes of the text around it, so that results need no shards.
 """
 
 from collections.abc import Callable, Sequence
@@ -26,20 +26,20 @@ Embed = Callable[[list[bytes]], np.ndarray]  # n texts: (n, E) float32
 
 
 class Contexts:
-    """An opened index of places; it may be asked from several threads.
+    """An open index of places, which may be queried from several threads.
 
     Attributes:
-        meta: what was indexed.
+        meta: contents of meta.json.
         search: the vectors, and the search among them.
     """
 
     def __init__(self, folder: RunFolder, meta: Meta, columns: dict[str, np.ndarray], search: Vectors) -> None:
-        """Of what the files of an index hold."""
+        """Create the index from the contents of its files."""
         self.folder, self.meta, self.search, self._columns = folder, meta, search, columns
 
     @classmethod
     def open(cls, folder: RunFolder, digest: str | None = None) -> Self:
-        """Opens the index of a run; see `Files.open` for what is checked and raised."""
+        """Open the index of a run; see `Files.open` for checks and errors."""
         files = Files.open(folder, "contexts", digest)
         columns = files.columns(**_TEXT, **dict.fromkeys(_NUMBERS, "INT64"))
         widths = {"before": BEFORE, "length": BEFORE + AFTER, "named": NAMED}
@@ -49,19 +49,19 @@ class Contexts:
 
     @cached_property
     def chunker(self) -> Chunker:
-        """The run's."""
+        """The run's chunker."""
         return self.folder.chunker()
 
     def __len__(self) -> int:
         return len(self.search)
 
     def nearest(self, texts: Sequence[Text], count: int | None, embed: Embed) -> Answers:
-        """The places whose context is nearest to that at the end of each text.
+        """Find the places whose context is nearest to that at the end of each text.
 
         Args:
             texts: passages, of which the model sees as much as its window holds.
-            count: places for each; None: eight. Where there are fewer, all of them, which is said.
-            embed: gives the state after each text.
+            count: places for each text; None is eight. If there are fewer, all are returned, with a note.
+            embed: returns the state after each text.
 
         Raises:
             ValueError: a text is empty.
@@ -89,13 +89,13 @@ class Contexts:
         return Answers(found, f"{name}{part}, document at byte, text before ▸ after; {among}{meta.against}", name)
 
     def embedded(self, texts: Sequence[Text], embed: Embed) -> tuple[list[bytes], np.ndarray]:
-        """The texts that are asked for, and the states (n, W) after them as the index holds those of its places."""
+        """Return the queried texts, and the states (n, W) after them as the index holds those of its places."""
         asked = [passage(text, self.chunker, self.folder.corpus, self.meta.split) for text in texts]
         states = embed(asked) if asked else np.zeros((0, self.meta.width), np.float32)
         return asked, prepared(states, self.meta.metric)
 
     def passage(self, row: int, score: float) -> Passage:
-        """The place of a row."""
+        """Return the place of a row."""
         number = {name: int(self._columns[name][row]) for name in _NUMBERS}
         text = self._columns["passage"][row].tobytes()[: number["length"]]
         before, after, kind = text[: number["before"]], text[number["before"] :], self.meta.chunker

@@ -32,32 +32,33 @@ log = logging.getLogger(__name__)
 
 
 class Model(Protocol):
-    """What a run's model is asked for; `pipeline.run.opened.Run` is one."""
+    """The methods of a run's model that queries need; `pipeline.run.opened.Run` has them."""
 
     def embed(self, chunks: list[bytes]) -> np.ndarray:
-        """Embeddings (n, E) of chunks."""
+        """Return embeddings (n, E) of chunks."""
 
     def context(
         self, text: bytes, layer: int | None = None, scale: int | None = None, seen: int | None = None
     ) -> np.ndarray:
-        """The state (W,) after a text."""
+        """Return the state (W,) after a text."""
 
     def expected(self, text: bytes) -> np.ndarray:
-        """The vector (E,) that is expected after a text, among those of chunks."""
+        """Return the predicted vector (E,) after a text, in the space of chunk embeddings."""
 
 
 class Probe:
-    """The indexes of a checkpoint, each opened at the first question to it, and the model, opened if it is needed.
+    """Queries to the indexes of a checkpoint. An index is opened at its first query, and the model if it is needed.
 
-    Answers print as a table; `to_frame()` gives them as a data frame of pandas.
+    Results print as a table; `to_frame()` returns them as a pandas data frame.
     """
 
     def __init__(self, folder: RunFolder, digest: str | None, model: Callable[[Phase], Model]) -> None:
-        """Of a run.
+        """Create the probe of a run; nothing is opened yet.
 
         Args:
-            folder: of the run.
-            digest: of the checkpoint that indexes must be of; None: that which each was made of, if it is still the run's.
+            folder: folder of the run.
+            digest: digest of the checkpoint that indexes must be of; None accepts the one each was made of, if it is
+                still the run's.
             model: opens the model of a phase.
         """
         self._folder, self._digest, self._model = folder, digest, model
@@ -78,22 +79,22 @@ class Probe:
     def vectors(
         self, min_count: int | None = None, space: Literal["chunks", "contexts"] = "chunks"
     ) -> tuple[np.ndarray, "pandas.DataFrame"]:
-        """The vectors that questions are answered from, ready for FAISS, and a data frame whose row i is of vector i.
+        """Return the vectors that are searched, ready for FAISS, and a data frame whose row i describes vector i.
 
-        An inner product of two of them is the score that `neighbours` tells (of an index with `l2` their distance is):
-        the mean is taken off already, and they have unit length where the score is a cosine.
+        An inner product of two vectors is the score that `neighbours` returns; for an index with `l2`, their distance
+        is. The mean is subtracted already, and vectors have unit length if the score is a cosine.
 
         Args:
-            min_count: occurrences of a chunk; None: the index's floor. It is of chunks alone.
+            min_count: minimum count of a chunk; None is the index's floor. It applies to chunks only.
             space: chunks, or contexts, the places of the text.
 
         Returns:
-            Vectors (n, E) float32, a copy; and a data frame with `row`, `text`, `hex`, `count`, `length` and `norm`, or of
-            places `row`, `text`, `hex`, `after`, `name`, `document`, `chunk` and `offset`.
+            Vectors (n, E) float32, a copy; and a data frame with `row`, `text`, `hex`, `count`, `length` and `norm`.
+            For places it has `row`, `text`, `hex`, `after`, `name`, `document`, `chunk` and `offset`.
 
         Raises:
             ImportError: pandas is not installed.
-            ValueError: no chunk occurs so often.
+            ValueError: no chunk has this count.
         """
         if space == "contexts":
             if min_count is not None:
@@ -117,15 +118,15 @@ class Probe:
         return np.array(index.vectors[:among]), data_frame(columns)
 
     def query_vectors(self, queries: Texts, space: Literal["chunks", "contexts"] = "chunks") -> np.ndarray:
-        """Vectors (q, E) float32 of what is asked for, in the space of `vectors`: what `neighbours` searches with.
+        """Return vectors (q, E) float32 of queries in the space of `vectors`, as `neighbours` uses them.
 
         Args:
-            queries: a chunk or several; of contexts texts, whose ends are asked for.
+            queries: one or several chunks; for contexts one or several texts, whose ends are the queries.
             space: as in `vectors`.
 
         Raises:
             TypeError: a query is neither a str nor bytes.
-            ValueError: a query is none.
+            ValueError: a query is not valid for this run.
         """
         asked = to_texts(queries, 'run.probe.query_vectors(["return "])')
         if space == "contexts":
@@ -135,25 +136,27 @@ class Probe:
         return self.index.query_vectors(asked, self._embed)
 
     def neighbours(self, *queries: Texts, count: int | None = None, min_count: int | None = None) -> Answers:
-        """The chunks nearest to each query, or to each of a list, by default to some of the corpus; see `Index.nearest`."""
+        """Find the chunks nearest to each query, by default to some of the corpus; see `Index.nearest`.
+
+        A query may also be a list of queries.
+        """
         asked = _flat(queries, 'run.probe.neighbours("return ")')
         return self.index.nearest(asked, count, self._embed, min_count=min_count)
 
     def analogy(
         self, like: Texts, minus: Texts = (), plus: Texts = (), count: int | None = None, min_count: int | None = None
     ) -> Answers:
-        """The chunks nearest to `like` − `minus` + `plus`, each a chunk or several; see `Index.analogy`."""
+        """Find the chunks nearest to `like` − `minus` + `plus`, each one or several chunks; see `Index.analogy`."""
         first, less, more = (
             to_texts(x, 'run.probe.analogy("for ", minus="while ", plus="if ")') for x in (like, minus, plus)
         )
         return self.index.analogy(first, less, more, count, self._embed, min_count)
 
     def expected(self, *texts: Texts, count: int | None = None, min_count: int | None = None) -> Answers:
-        """The chunks nearest to what the model predicts after each text, or each of a list.
+        """Find the chunks nearest to the model's prediction after each text; a text may also be a list of texts.
 
-        That is ŷ, asked for among whole embeddings, mean and all.
-
-        Probabilities, with the bias and the counts of chunks, are what `Run.next` tells.
+        The prediction is ŷ, which is compared with whole embeddings, from which no mean is subtracted. `Run.next`
+        returns probabilities, which take the bias and the counts of chunks into account.
         """
         index = self.index
         example = 'run.probe.expected("for i in ")'
@@ -167,11 +170,14 @@ class Probe:
         return index.expected(labels, vectors, count, min_count)
 
     def contexts(self, *texts: Texts, count: int | None = None) -> Answers:
-        """The places of the corpus where the model's state is nearest to that after each text, or each of a list."""
+        """Find the places of the corpus whose state is nearest to that after each text.
+
+        A text may also be a list of texts.
+        """
         return self.places.nearest(_flat(texts, 'run.probe.contexts("for i in ")'), count, self._states)
 
     def _states(self, asked: list[bytes]) -> np.ndarray:
-        """The states (n, W) after texts."""
+        """Return the states (n, W) after texts."""
         meta = self.places.meta
         model = self._model(meta.stage)
         for text in asked:
@@ -186,5 +192,5 @@ class Probe:
 
 
 def _flat(asked: tuple[Texts, ...], example: str) -> list[bytes]:
-    """The texts that were given one by one, or in lists."""
+    """Return the texts that were given one by one or in lists, as one list."""
     return [text for each in asked for text in to_texts(each, example)]

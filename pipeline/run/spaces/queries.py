@@ -1,4 +1,4 @@
-"""What may be asked: a chunk of text; of pictures a colour, the values of a chunk, or a place in one of them."""
+"""Parsing of queries: a chunk of text; for pictures a colour, the values of a chunk, or a place in one of them."""
 
 import itertools
 import logging
@@ -19,10 +19,10 @@ Texts = Text | Sequence[Text]
 
 
 def to_bytes(text: Text, example: str = 'run.neighbours("return ")') -> bytes:
-    """The bytes of a text: a str in UTF-8, whose lone surrogates stand for bytes as in names of files.
+    """Return the bytes of a text: a str is encoded as UTF-8, and its lone surrogates are bytes, as in file names.
 
     Args:
-        text: bytes are taken as they are.
+        text: str, or bytes, which are returned unchanged.
         example: a call that the error shows.
 
     Raises:
@@ -40,7 +40,7 @@ def to_bytes(text: Text, example: str = 'run.neighbours("return ")') -> bytes:
 
 
 def to_texts(texts: Texts, example: str) -> list[bytes]:
-    """The bytes of a text or of several; see `to_bytes`."""
+    """Return the bytes of one or several texts; see `to_bytes`."""
     if isinstance(texts, Text):
         return [to_bytes(texts, example)]
     if not isinstance(texts, Iterable):
@@ -49,18 +49,17 @@ def to_texts(texts: Texts, example: str) -> list[bytes]:
 
 
 def parse(query: Text, chunker: Chunker, corpus: Callable[[], Corpus], split: str) -> bytes:
-    """The chunk that a query means; what is cut, and what the run's chunker would cut, is logged.
+    """Return the chunk that a query stands for, and log if it is truncated or would be cut by the run's chunker.
 
     Args:
-        query: a chunk of text as it stands, of which no more than K bytes are taken. Of pictures a colour (`#4080c0`) stands for
-            a chunk of that colour, `12:340` for chunk 340 of picture 12 of the split, both from 0, and K values in hexadecimal
-            for themselves.
-        chunker: the run's.
-        corpus: opens the run's, for a place in a picture.
-        split: whose pictures are counted.
+        query: a chunk of text, taken unchanged but for bytes beyond K. For pictures: a colour (`#4080c0`) for a chunk
+            of that colour, `12:340` for chunk 340 of picture 12 of the split (both from 0), or K values in hexadecimal.
+        chunker: the run's chunker.
+        corpus: opens the run's corpus, for a place in a picture.
+        split: split whose pictures are counted.
 
     Raises:
-        ValueError: it is empty, or no chunk of pixels, or there is no such picture.
+        ValueError: the query is empty, or no chunk of pixels, or there is no such picture.
     """
     raw = to_bytes(query)
     if chunker.name == PIXELS:
@@ -111,10 +110,10 @@ def _pixels(query: str, chunker: Chunker, corpus: Callable[[], Corpus], split: s
 
 
 def picture(corpus: Corpus, split: str, number: int, chunk: int) -> list[bytes]:
-    """The chunks of a picture of a split up to one, and that; pictures and chunks are counted from 0.
+    """Return the chunks of a picture of a split, up to and including one; pictures and chunks are counted from 0.
 
     Raises:
-        ValueError: there is no such one.
+        ValueError: there is no such picture or chunk.
     """
     pictures = corpus.counts(split).documents
     if number >= pictures:
@@ -127,10 +126,10 @@ def picture(corpus: Corpus, split: str, number: int, chunk: int) -> list[bytes]:
 
 
 def after(query: Text, chunker: Chunker, corpus: Callable[[], Corpus], split: str) -> bytes:
-    """The text at whose end a state is asked for; of pictures `12:340` stands for the chunks of picture 12 before chunk 340.
+    """Return the text whose final state is the query; for pictures, `12:340` is picture 12 before chunk 340.
 
     Raises:
-        ValueError: it is no place in a picture, in a model of pictures.
+        ValueError: the model is of pictures, and the query is no place in one.
     """
     raw = to_bytes(query, 'run.probe.contexts("for i in ")')
     if chunker.name != PIXELS:
@@ -142,10 +141,10 @@ def after(query: Text, chunker: Chunker, corpus: Callable[[], Corpus], split: st
 
 
 def passage(query: Text, chunker: Chunker, corpus: Callable[[], Corpus], split: str) -> bytes:
-    """As `after`, but not of nothing.
+    """Return the text whose final state is the query, as `after` does, and refuse an empty one.
 
     Raises:
-        ValueError: as there, or it is empty.
+        ValueError: as `after`, or the text is empty.
     """
     if not (raw := after(query, chunker, corpus, split)):
         raise ValueError("an empty passage is like no other: give the text that others are to be like")

@@ -1,19 +1,20 @@
-"""The files of a space, `index/SPACE/`: what they hold, and what is believed of them.
+"""The files of an index, `index/SPACE/`, and how far they are trusted.
 
-    vectors.faiss   an `IndexFlat` of FAISS: a header of 45 bytes, then (n, E) float32; read whole if it is small, see `Rows`
-    search.faiss    unless the index is flat: FAISS's approximate index, which proposes rows of the former
-    table.parquet   row i is of vector i; readers of Parquet (pandas, DuckDB, Polars) open it, `text` is for them alone
-    meta.json       what was indexed, how well it is searched, and the sha256 of the others; written last
-    .checked        which files were found to have these sums
+    vectors.faiss   FAISS's `IndexFlat`: a header of 45 bytes, then (n, E) float32; read whole if small, see `Rows`
+    search.faiss    unless the index is flat: FAISS's approximate index, which proposes rows of vectors.faiss
+    table.parquet   row i is of vector i; Parquet readers (pandas, DuckDB, Polars) open it, and alone use `text`
+    meta.json       summary of the index, its search quality, and the sha256 of the other files; written last
+    .checked        files that were found to have these checksums
 
-Sums are worked out once: `.checked` has device, inode, size and times of each file, and counts only if it belongs to who
-reads it. Nobody can hand over one that fits, since the inode and the time of change are given when a file is unpacked.
+Checksums are computed once: `.checked` has device, inode, size and times of each file, and counts only if it belongs to
+the current user. Nobody can supply one that matches, since the inode and the change time are set when a file is
+unpacked.
 
-FAISS's readers trust what they read, so a stranger's file never meets them. `vectors.faiss` is not read by FAISS but by us,
-after its header was found to fit its size; `search.faiss` is opened only if `.checked` says that this user built it here. In a
-copy of a run, or somebody else's, answers are exact, slower, and the same.
+FAISS's readers trust their input, so they never read a stranger's file. `vectors.faiss` is read by our own code, after
+its header was compared with its size. `search.faiss` is opened only if `.checked` says that this user built it here. In
+a copied or foreign run, results are exact, slower, and the same.
 
-No file is mapped: one that is cut while it is asked, or whose disk fails, would end the process with SIGBUS.
+No file is memory-mapped: if a mapped file were truncated, or its disk failed, the process would end with SIGBUS.
 """
 
 import hashlib
@@ -47,18 +48,18 @@ SCORES: dict[Metric, str] = {"centred": "centred cosine", "cosine": "cosine", "i
 
 
 class StaleIndex(ValueError):
-    """An index that was made from another checkpoint, or by a version whose indexes are not read any more."""
+    """An index of another checkpoint, or of a version whose indexes are no longer read."""
 
 
 @dataclass
 class Point:
-    """What a search finds and costs at one effort.
+    """Recall and latency of a search at one effort.
 
     Attributes:
-        effort: vectors that a graph keeps in view (`efSearch`), or clusters that are looked at (`nprobe`); 0: exact.
+        effort: candidates that a graph keeps (`efSearch`), or clusters that are searched (`nprobe`); 0 is exact.
         recall: share of the exact ten nearest that are among the ten found.
-        p50: milliseconds that half of the queries take at most, one at a time on one core.
-        p99: those of 99 %.
+        p50: median milliseconds of a query, one at a time on one core.
+        p99: 99th percentile of the same.
     """
 
     effort: int
@@ -69,12 +70,12 @@ class Point:
 
 @dataclass
 class Chance:
-    """Scores of two rows that have nothing to do with each other, drawn among those that answers are taken from.
+    """Scores of random pairs of rows, drawn among the rows that results are taken from.
 
     Attributes:
-        mean: of such pairs.
-        deviation: standard, likewise.
-        rare: what one pair in a hundred reaches.
+        mean: mean score of such pairs.
+        deviation: standard deviation of their scores.
+        rare: score that one pair in a hundred reaches.
     """
 
     mean: float
@@ -87,21 +88,21 @@ class Chance:
 
 @dataclass(kw_only=True)
 class Indexed:
-    """What was indexed, of which checkpoint, and how well it is searched.
+    """Summary of an index: its content, its checkpoint, and its search quality.
 
     Attributes:
-        folder: where it lies.
+        folder: folder of the index.
         space: chunks, or contexts.
         chunks: number of vectors: of distinct chunks, or of places in the text.
-        width: of a vector.
-        split: whose chunks or places they are.
+        width: width of a vector.
+        split: split of the chunks or places.
         stage: phase of the checkpoint.
-        step: of the checkpoint.
-        left_out: distinct chunks, or places, for which `index.max_chunks` or `index.max_contexts` left no room.
+        step: step of the checkpoint.
+        left_out: distinct chunks, or places, beyond `index.max_chunks` or `index.max_contexts`.
         kind: flat, hnsw, ivf or ivfpq.
-        metric: of the scores.
-        floor: occurrences that an answer has at least, unless it is said otherwise.
-        found: recall and milliseconds at the effort that was chosen.
+        metric: metric of the scores.
+        floor: default minimum count of a result.
+        found: recall and milliseconds at the chosen effort.
     """
 
     folder: str
@@ -123,21 +124,21 @@ class Meta(Indexed):
     """The fields of meta.json.
 
     Attributes:
-        sha256: of the other files.
+        sha256: checksums of the other files.
         checkpoint: digest of the checkpoint whose vectors they are.
-        fallback: why it was used though it is not the best; None: nothing was wrong.
-        min_count: chunks that occur less often were left out, and are not among `left_out`; None: all were in.
-        max_chunks: of which there are no more; None: all.
-        asked_stage: the phase that was asked for; None: the last one.
-        context: chunks of a window, of contexts: questions to them are seen in windows as long.
+        fallback: why it was used although it is not the best; None if nothing was wrong.
+        min_count: chunks with a lower count were left out, and are not among `left_out`; None if all were included.
+        max_chunks: maximum number of chunks; None if unlimited.
+        asked_stage: the requested phase; None is the last one.
+        context: for contexts, chunks of a window: queries are seen in windows of the same length.
         chunker: kind of the chunks.
-        layer: of the main model, whose state contexts are; None: what comes out of it.
-        scale: likewise of a model of several scales, in tokens.
-        recall: that was asked for.
-        queries: on which efforts were compared: rows of the index, and vectors that it does not have.
-        curve: what was found at each effort, up to the one that was chosen.
-        mean: what is taken off embeddings, where the metric is `centred`.
-        chance: scores of any two, to hold those of answers against; None: too few.
+        layer: for contexts, the layer of the main model; None is its output.
+        scale: for contexts of a model of several scales, the scale in tokens; None is its output.
+        recall: requested recall.
+        queries: number of queries used for tuning: rows of the index, and vectors that it does not have.
+        curve: results at each effort, up to the chosen one.
+        mean: the mean that is subtracted from embeddings, if the metric is `centred`.
+        chance: scores of random pairs, for comparison with those of results; None if there are too few.
     """
 
     sha256: dict[str, str]
@@ -158,15 +159,15 @@ class Meta(Indexed):
 
     @property
     def against(self) -> str:
-        """The end of what is told of an answer: the scores of chance, if they are known."""
+        """The end of a results' description: the scores of random pairs, if known."""
         return "" if self.chance is None else f"; {self.chance}"
 
 
 def metric_of(limits: IndexOptions, space: Space) -> Metric:
-    """The metric that is asked for, or the one that a space has by itself.
+    """Return the requested metric, or the default metric of a space.
 
     Raises:
-        ConfigError: the space has no such metric.
+        ConfigError: the space does not support this metric.
     """
     if limits.metric == "auto":
         return "centred" if space == "chunks" else "cosine"
@@ -176,17 +177,17 @@ def metric_of(limits: IndexOptions, space: Space) -> Metric:
 
 
 def place_of(folder: RunFolder, space: Space) -> Path:
-    """Where the files of a space are."""
+    """Return the folder of a space's files."""
     return folder.path / "index" / space
 
 
 def command(folder: RunFolder, space: Space, stage: Phase | None = None) -> str:
-    """The command that builds it, of the checkpoint of a phase."""
+    """Return the command that builds the index of a space, for the checkpoint of a phase."""
     return command_of("index", folder, *(() if space == "chunks" else ("--space", space)), *of_stage(stage))
 
 
 def _stage_of(folder: RunFolder, digest: str | None, meta: Meta) -> Phase | None:
-    """The phase that is asked for by the digest of its checkpoint, or that was when the index was made."""
+    """Return the phase whose checkpoint has this digest; without a digest, the phase requested for the index."""
     if digest is None:
         return meta.asked_stage
     for phase in PHASES:
@@ -198,14 +199,14 @@ def _stage_of(folder: RunFolder, digest: str | None, meta: Meta) -> Phase | None
 
 @dataclass
 class Files:
-    """The files of a space, found to be whole and of the checkpoint that is wanted.
+    """The files of an index, verified to be whole and of the wanted checkpoint.
 
     Attributes:
         place: their folder.
-        meta: of meta.json.
+        meta: contents of meta.json.
         own: this user built them here.
         vectors: (n, E) float32.
-        again: how they are made again.
+        again: advice how to build them again.
     """
 
     place: Path
@@ -216,16 +217,16 @@ class Files:
 
     @classmethod
     def open(cls, folder: RunFolder, space: Space, digest: str | None = None) -> "Files":
-        """Finds and checks them; what is wrong with them is said together with the command that makes them again.
+        """Find and verify the files; errors include the command that builds them again.
 
         Args:
-            folder: of the run.
-            space: which.
-            digest: of the checkpoint that they must be of; None: that of the run, of the phase that was asked for when they
-                were made.
+            folder: the run.
+            space: the space.
+            digest: digest of the checkpoint that they must be of; None is the run's checkpoint, of the phase requested
+                when they were made.
 
         Raises:
-            FileNotFoundError: this space was not built yet.
+            FileNotFoundError: this index was not built yet.
             StaleIndex: it is of another checkpoint.
             ValueError: it is damaged.
         """
@@ -258,10 +259,10 @@ class Files:
         return cls(place, meta, own, vectors, again)
 
     def columns(self, **wanted: str) -> dict[str, np.ndarray]:
-        """Columns of the table, of a fixed width only, so that what they take is known before they are read.
+        """Read columns of the table; only those of a fixed width, so that their memory is known before they are read.
 
         Args:
-            wanted: the Parquet type of each, such as INT64; FIXED_LEN_BYTE_ARRAY is given as (n, bytes) uint8.
+            wanted: the Parquet type of each, such as INT64; FIXED_LEN_BYTE_ARRAY is returned as (n, bytes) uint8.
 
         Raises:
             ValueError: the table is damaged.
@@ -291,7 +292,7 @@ WIDEST = 512  # bytes of a column of the table
 
 
 def _array(column: Any, width: int) -> np.ndarray:
-    """A column of Arrow without missing values as (n,) numbers, or (n, width) uint8; the table's own memory."""
+    """Return a column of Arrow without nulls as (n,) numbers, or (n, width) uint8, without a copy."""
     if column.null_count:
         raise ValueError("values are missing")
     whole = column.combine_chunks()  # its `to_numpy` would import pandas
@@ -302,10 +303,10 @@ def _array(column: Any, width: int) -> np.ndarray:
 
 
 class Rows:
-    """Vectors (n, E) float32 of a file that stays open; rows are read when they are asked for.
+    """Vectors (n, E) float32 in a file that stays open; rows are read on access.
 
     Args:
-        file: that holds them, after `HEADER` bytes.
+        file: the file, whose vectors begin after `HEADER` bytes.
         shape: n and E.
     """
 
@@ -316,7 +317,7 @@ class Rows:
         return self.shape[0]
 
     def __getitem__(self, rows: slice | int | np.ndarray) -> np.ndarray:
-        """Some rows as an array takes them, but slices without steps alone."""
+        """Return rows, indexed as an array is; slices have no step."""
         number, width = self.shape
         if isinstance(rows, slice):
             begin, end, _ = rows.indices(number)
@@ -332,16 +333,16 @@ class Rows:
 
 
 def open_vectors(path: Path, meta: Meta | None = None) -> np.ndarray | Rows:
-    """The vectors (n, E) of a file that has the header which `haed index` writes, and as many bytes as that says.
+    """Open the vectors (n, E) of a file, after comparing its header and size with those that `haed index` writes.
 
-    They are read at once if they take no more than `SMALL` bytes: exact search, which looks at all, is then quicker.
+    They are read at once if they take at most `SMALL` bytes: exact search, which reads all, is then faster.
 
     Args:
-        path: of the file.
-        meta: what else says how many there are, and of which metric; None: it was just written.
+        path: path of the file.
+        meta: meta.json, whose number, width and metric must agree; None if the file was just written.
 
     Raises:
-        ValueError: it is something else.
+        ValueError: the file is not what `haed index` writes.
     """
     with open_file(path) as file:
         opened, size = OpenedFile(path, file), os.fstat(file.fileno()).st_size
@@ -357,17 +358,17 @@ def open_vectors(path: Path, meta: Meta | None = None) -> np.ndarray | Rows:
 
 
 def _check_mean(meta: Meta) -> None:
-    """Raises ValueError unless there is a mean if, and only if, the metric has a use for it."""
+    """Raise ValueError unless a mean is stored if, and only if, the metric uses one."""
     mean = np.array(meta.mean or (), np.float32)
     if len(mean) != (meta.width if meta.metric == "centred" else 0) or not np.isfinite(mean).all():
         raise ValueError(f"{META} has no mean that goes with metric {meta.metric} and width {meta.width}")
 
 
 def flat_header(number: int, width: int, metric: Metric) -> bytes:
-    """The beginning of a file of FAISS's `IndexFlatIP` or `IndexFlatL2` with so many vectors.
+    """Return the header of a FAISS `IndexFlatIP` or `IndexFlatL2` file with this many vectors.
 
-    Four letters, width (int32), number (int64), two numbers that mean nothing (int64), whether it is trained (1 byte), metric
-    (int32), and how many values follow (int64).
+    It has a four-letter name, width (int32), number (int64) and two unused numbers (int64). Then follow whether the
+    index is trained (1 byte), the metric (int32), and the number of values (int64).
     """
     code, name = (1, b"IxF2") if metric == "l2" else (0, b"IxFI")
     return name + struct.pack("<iqqqBiQ", width, number, 1 << 20, 1 << 20, 1, code, number * width)
@@ -378,7 +379,11 @@ def _states(place: Path, meta: Meta) -> dict[str, list[int]]:
 
 
 def _is_whole(place: Path, meta: Meta) -> bool:
-    """Whether this user built the files here; raises ValueError where a sum is wrong, which is looked at once."""
+    """Return whether this user built the files here; verify their checksums once.
+
+    Raises:
+        ValueError: a checksum is wrong.
+    """
     if not set(meta.sha256) <= {VECTORS, SEARCH, TABLE} or not {VECTORS, TABLE} <= set(meta.sha256):
         raise ValueError(f"{META} does not name its files")
     states = _states(place, meta)
@@ -401,7 +406,7 @@ def _note(place: Path, states: dict[str, list[int]], own: bool) -> None:
 
 
 def finish(folder: RunFolder, meta: Meta, names: list[str]) -> Meta:
-    """Writes meta.json, with the sums of the files that were written before, and notes that they are ours."""
+    """Write meta.json with the checksums of the finished files, and note in `.checked` that this user built them."""
     place = place_of(folder, meta.space)
     for name in names:
         with open_file(place / name) as file:
@@ -415,7 +420,10 @@ def finish(folder: RunFolder, meta: Meta, names: list[str]) -> Meta:
 
 @contextmanager
 def growing(place: Path, width: int, metric: Metric) -> Iterator["Growing"]:
-    """`vectors.faiss`, written batch by batch; it takes its place at the end, in a folder that is made where it lacks."""
+    """Write `vectors.faiss` batch by batch; it replaces the old file at the end.
+
+    Its folder is created if needed.
+    """
     make_folders(place, within=place.parent.parent)  # the run's folder
     with replacing(place / VECTORS) as file:
         file.write(bytes(HEADER))
@@ -427,13 +435,13 @@ def growing(place: Path, width: int, metric: Metric) -> Iterator["Growing"]:
 
 
 class Growing:
-    """A file of vectors of a width that is being written, with so many `rows` yet."""
+    """Writer of a file of vectors of a fixed width; `rows` counts those written so far."""
 
     def __init__(self, file: IO[bytes], width: int) -> None:
         self._file, self._width, self.rows = file, width, 0
 
     def add(self, vectors: np.ndarray) -> None:
-        """Appends vectors (n, E)."""
+        """Append vectors (n, E)."""
         assert vectors.shape[1] == self._width
         self._file.write(np.ascontiguousarray(vectors, "<f4").data)
         self.rows += len(vectors)

@@ -1,20 +1,20 @@
-"""Nearest vectors: exact search over a file, and approximate search that it corrects.
+"""Nearest vectors: exact search over a file, and approximate indexes whose proposals are reranked exactly.
 
-Whatever the type of an index, its vectors lie in one flat file, in the order of the table. An approximate index holds codes
-of 8 bits a coordinate (`ivfpq`: 8 bits for 8 coordinates) and only proposes: of some times as many candidates as are asked for,
-the exact scores decide. So scores are exact, codes cost a quarter of the memory, and recall is lost only where a neighbour was
-not proposed.
+Whatever the type of an index, its vectors are in one flat file, in the order of the table. An approximate index holds
+codes of 8 bits a coordinate (`ivfpq`: 8 bits for 8 coordinates) and only proposes candidates. It proposes several times
+as many as are requested, and their exact scores decide. So scores are exact, codes take a quarter of the memory, and
+recall is lost only if a neighbour is not proposed.
 
-The metric `centred` is the cosine of vectors less their mean: what all embeddings have in common then hides no difference
-(Mu & Viswanath 2018, "All-but-the-top"). Vectors are stored without it and of unit length, so that they are searched as those
-of the cosine are.
+The metric `centred` is the cosine of vectors less their mean, so that their common part hides no difference (Mu &
+Viswanath 2018, "All-but-the-top"). Vectors are stored without the mean and with unit length, so they are searched as
+for the cosine.
 
-All approximate indexes work with Euclidean distances. Of unit vectors (`centred`, `cosine`) these order as cosines do. Inner
-products get one more coordinate, √(φ² − |x|²) with φ the largest norm, 0 in a query, which makes nearest the same as largest
-product: graphs and clusters need a metric (Bachrach et al. 2014, "Speeding up the Xbox recommender system using a Euclidean
-transformation for inner-product spaces").
+All approximate indexes use Euclidean distances. For unit vectors (`centred`, `cosine`) these give the order of cosines.
+Graphs and clusters need a metric, so inner products get one more coordinate: √(φ² − |x|²) with φ the largest norm, and
+0 in a query. Then the nearest vector has the largest product (Bachrach et al. 2014, "Speeding up the Xbox recommender
+system using a Euclidean transformation for inner-product spaces").
 
-Building an approximate index over the vectors of a file, and choosing how hard it searches.
+The module also builds approximate indexes over the vectors of a file, and tunes the effort of their searches.
 """
 
 import logging
@@ -44,7 +44,7 @@ _LOCK = threading.Lock()
 
 
 def prepared(vectors: np.ndarray, metric: Metric, mean: np.ndarray | None = None) -> np.ndarray:
-    """Vectors (n, E) as an index of a metric holds them: less a mean (E,) if there is one, of unit length for cosines."""
+    """Prepare vectors (n, E) for an index: subtract the mean (E,) if given, and normalise them for cosines."""
     if mean is not None:
         vectors = vectors - mean
     if metric in ("centred", "cosine"):
@@ -53,29 +53,32 @@ def prepared(vectors: np.ndarray, metric: Metric, mean: np.ndarray | None = None
 
 
 class Vectors:
-    """Vectors that are searched, by an approximate index where there is one.
+    """Searchable vectors, with an approximate index if there is one.
 
     Attributes:
-        exact: (n, E) float32, as `prepared` gives them.
-        metric: of the scores.
-        kind: of the approximate index; flat: there is none.
-        effort: of its searches, see `Point`.
+        exact: (n, E) float32, as returned by `prepared`.
+        metric: metric of the scores.
+        kind: type of the approximate index; flat if there is none.
+        effort: effort of its searches, see `Point`.
     """
 
     def __init__(
         self, exact: np.ndarray | Rows, metric: Metric, kind: str = "flat", search: Any = None, effort: int = 0
     ) -> None:
-        """Of vectors, and of an index that FAISS has of them."""
+        """Create the search from vectors and FAISS's approximate index of them, if any."""
         self.exact, self.metric, self.kind, self.effort, self._search = exact, metric, kind, effort, search
 
     @property
     def lists(self) -> int:
-        """Clusters of the approximate index; of a graph, its vectors."""
+        """Number of clusters of the approximate index; of a graph, number of vectors."""
         return getattr(self._search, "nlist", len(self.exact))
 
     @classmethod
     def open(cls, files: Files) -> "Vectors":
-        """Those of a space; its approximate index is used if this user built it here, see `pipeline.run.spaces.stored`."""
+        """Open the vectors of a space, with the approximate index if this user built it here.
+
+        See `pipeline.run.spaces.stored` for the reason.
+        """
         meta = files.meta
         if meta.kind == "flat":
             return cls(files.vectors, meta.metric)
@@ -106,17 +109,17 @@ class Vectors:
     def nearest(
         self, queries: np.ndarray, count: int, among: int | None = None, effort: int | None = None
     ) -> tuple[np.ndarray, np.ndarray]:
-        """The nearest of the first rows to each query.
+        """Find the nearest of the first rows to each query.
 
         Args:
-            queries: (q, E) float32, as `prepared` gives them.
-            count: at most so many.
-            among: only rows before this one; None: all.
-            effort: of this search; None: the index's.
+            queries: (q, E) float32, as returned by `prepared`.
+            count: maximum number of results for each.
+            among: search only rows before this one; None searches all.
+            effort: effort of this search; None is the index's.
 
         Returns:
-            Scores (q, n) float32, the best first, which for l2 is the smallest distance, and rows (q, n), with n the smaller of
-            `count` and `among`. Where an approximate index proposes fewer, search is exact.
+            Scores (q, n) float32, the best first (for l2 the smallest distance), and rows (q, n), with n the smaller of
+            `count` and `among`. If an approximate index proposes fewer, the search is exact.
         """
         among = len(self.exact) if among is None else among
         few = among < len(self.exact) and among <= max(_FEW, len(self.exact) // _SHARE)
@@ -137,7 +140,7 @@ class Vectors:
         return self._decided(queries, rows, count)
 
     def exactly(self, queries: np.ndarray, count: int, among: int) -> tuple[np.ndarray, np.ndarray]:
-        """As `nearest`, by comparing each query with all of the rows."""
+        """Find the nearest rows as `nearest` does, by comparing each query with all rows."""
         import faiss
 
         is_l2 = self.metric == "l2"
@@ -155,7 +158,7 @@ class Vectors:
         return (np.sqrt(np.maximum(scores, 0)) if is_l2 else scores), rows
 
     def _decided(self, queries: np.ndarray, rows: np.ndarray, count: int) -> tuple[np.ndarray, np.ndarray]:
-        """The best `count` of proposed rows (q, n), by their exact scores."""
+        """Return the best `count` of proposed rows (q, n), by their exact scores."""
         near = self.exact[rows]  # (q, n, E); of rows that were not found those of the last, whose score is replaced
         if self.metric == "l2":
             keys = np.linalg.norm(near - queries[:, None], axis=2)
@@ -175,15 +178,15 @@ def whole(
     norms: np.ndarray,
     count: int,
 ) -> tuple[np.ndarray, np.ndarray]:
-    """The nearest of centred vectors to queries by the cosine with the mean put back, exactly.
+    """Find the nearest of centred vectors by the cosine of the uncentred ones, exactly.
 
     Args:
-        queries: (q, E) of unit length, from which no mean was taken.
-        vectors: (n, E) of unit length, centred, and perhaps more, which are not looked at.
-        mean: (E,) that was taken off.
-        distances: (n,) lengths of the vectors less the mean.
-        norms: (n,) lengths with it.
-        count: at most so many.
+        queries: (q, E) of unit length, without centring.
+        vectors: (n, E) of unit length, centred; further rows are ignored.
+        mean: (E,) mean that was subtracted.
+        distances: (n,) norms of the vectors less the mean.
+        norms: (n,) norms of the vectors with the mean.
+        count: maximum number of results.
 
     Returns:
         Scores and rows (q, m), the best first, with m the smaller of `count` and n.
@@ -201,13 +204,13 @@ def whole(
 
 
 def augmented(vectors: np.ndarray, metric: Metric, longest: float, width: int) -> np.ndarray:
-    """Vectors (n, E) with the coordinate that inner products need, filled up to a width.
+    """Return vectors (n, E) with the extra coordinate for inner products, padded with zeros to a width.
 
     Args:
-        vectors: of an index, or queries.
-        metric: of the scores.
-        longest: the largest norm of the index; 0: they are queries.
-        width: of the result.
+        vectors: vectors of an index, or queries.
+        metric: metric of the scores.
+        longest: largest norm of the index; 0 for queries.
+        width: width of the result.
     """
     found = np.zeros((len(vectors), width), np.float32)
     found[:, : vectors.shape[1]] = vectors
@@ -218,10 +221,10 @@ def augmented(vectors: np.ndarray, metric: Metric, longest: float, width: int) -
 
 
 def read(path: Path) -> Any:
-    """An approximate index that was built here.
+    """Read an approximate index that was built here.
 
     Raises:
-        ValueError: it ends too early.
+        ValueError: the file is truncated or not an index.
         OSError: it cannot be read.
     """
     import faiss
@@ -235,7 +238,7 @@ def read(path: Path) -> Any:
 
 @contextmanager
 def cores(number: int | None) -> Iterator[None]:
-    """FAISS computes with so many threads; None: with as many as this process may use."""
+    """Set the number of FAISS threads for the length of the context; None is as many as this process may use."""
     import faiss
 
     with _LOCK:
@@ -258,11 +261,11 @@ _SAID = 30.0  # seconds between two lines
 
 
 def kinds_to_try(kind: str, number: int, width: int) -> tuple[str, ...]:
-    """The types of index that `auto` tries, for so many vectors of a width, until one finds as much as is wanted.
+    """Return the types of index that are tried in turn until one reaches the requested recall.
 
-    Flat where exact search reads no more than 256 MB, some twenty milliseconds, and nothing is to be built. Then a graph, and if
-    it does not find enough (hubs keep it from that, and queries far from everything) clusters, while 8-bit codes stay within
-    8 GB; then clusters of product-quantised vectors.
+    `auto` is flat up to 256 MB of vectors: exact search takes some twenty milliseconds, and nothing is built. Up to 8
+    GB of 8-bit codes it is a graph. If the graph finds too little, because of hubs or of queries far from everything,
+    clusters are tried. Beyond 8 GB it is clusters of product-quantised vectors.
     """
     if kind != "auto":
         return (kind,)
@@ -272,9 +275,9 @@ def kinds_to_try(kind: str, number: int, width: int) -> tuple[str, ...]:
 
 
 def build(path: Path, vectors: np.ndarray | Rows, metric: Metric, kind: str, threads: int | None, seed: int) -> None:
-    """Writes an approximate index of vectors (n, E), which may be `Rows`: a part of them is in memory at a time.
+    """Build an approximate index of vectors (n, E) and write it; only a part of `Rows` is in memory at a time.
 
-    Clusters are some 4·√n, found on 64 vectors for each, as FAISS's guidelines have it.
+    There are some 4·√n clusters, trained on 64 vectors each, as FAISS's guidelines recommend.
     """
     import faiss
 
@@ -307,7 +310,7 @@ def build(path: Path, vectors: np.ndarray | Rows, metric: Metric, kind: str, thr
 
 @dataclass
 class Tuned:
-    """The type of index and the effort that were chosen, what they find and cost, and the efforts that were tried."""
+    """The chosen type of index and effort, their recall and latency, and the efforts that were tried."""
 
     kind: str
     found: Point
@@ -316,13 +319,13 @@ class Tuned:
 
 
 def tune(vectors: Vectors, recall: float, unseen: np.ndarray, seed: int) -> Tuned:
-    """Chooses the smallest effort that reaches a recall, on one half of some queries; the other half says what it finds.
+    """Choose the smallest effort that reaches a recall on one half of some queries, and measure it on the other half.
 
     Args:
-        vectors: with an approximate index or without.
-        recall: share of the exact ten nearest that are to be found.
-        unseen: (m, E) vectors that the index does not have; the other queries are rows of it, which leave themselves out.
-        seed: of their choice.
+        vectors: vectors with or without an approximate index.
+        recall: requested share of the exact ten nearest.
+        unseen: (m, E) vectors that the index does not have; the other queries are rows of it, which exclude themselves.
+        seed: seed of the choice of queries.
     """
     chance = np.random.default_rng(seed)
     number = QUERIES if vectors.kind == "flat" else TO_TUNE
@@ -355,7 +358,7 @@ def tune(vectors: Vectors, recall: float, unseen: np.ndarray, seed: int) -> Tune
 
 
 def _point(vectors: Vectors, queries: np.ndarray, itself: np.ndarray, truth: list[np.ndarray], effort: int) -> Point:
-    """Recall, and milliseconds of one query at a time; ties with the tenth count as found."""
+    """Measure recall, and milliseconds of one query at a time; ties with the tenth count as found."""
     recalls, times = [], []
     for i in range(len(queries)):
         began = time.perf_counter()
@@ -368,7 +371,7 @@ def _point(vectors: Vectors, queries: np.ndarray, itself: np.ndarray, truth: lis
 
 
 def _recall(scores: np.ndarray, rows: np.ndarray, truth: np.ndarray, itself: int, small: bool) -> float:
-    """The share of the exact scores' number that is found with a score as good as theirs."""
+    """Return the share of the exact results for which the search found one with as good a score."""
     if not len(truth):
         return 1.0
     if small:
@@ -386,16 +389,16 @@ def choose(
     threads: int | None,
     seed: int,
 ) -> Tuned:
-    """Builds and tunes the types of index that are asked for, and leaves the best as `search.faiss` unless it is flat.
+    """Build and tune the requested types of index, and leave the best as `search.faiss` unless it is flat.
 
     Args:
         place: folder of the space.
-        vectors: (n, E), as `prepared` gives them.
-        metric: of the scores.
-        unseen: (m, E) vectors that the index does not have, to be asked for.
+        vectors: (n, E), as returned by `prepared`.
+        metric: metric of the scores.
+        unseen: (m, E) vectors that the index does not have, used as queries.
         limits: type and recall.
-        threads: for building; None: all cores.
-        seed: of what is trained on and asked for.
+        threads: threads for building; None is all cores.
+        seed: seed of the choice of training vectors and queries.
     """
     tried: list[tuple[bool, float, Tuned, Path]] = []
     for kind in kinds_to_try(limits.kind, *vectors.shape):
@@ -417,7 +420,7 @@ def choose(
 
 
 def opened(path: Path, vectors: np.ndarray | Rows, metric: Metric, kind: str) -> Vectors:
-    """What `build` wrote, or exact search."""
+    """Open the index that `build` wrote, or exact search if `kind` is flat."""
     return Vectors(vectors, metric, kind, read(path) if kind != "flat" else None)
 
 
