@@ -54,21 +54,21 @@ class Ours:
             file = ShardFile(folder / f"train-{number:05d}.tar", "train")
             for sample in samples[number : number + FILE]:
                 chunks = np.array([len(sample["lengths"])])
-                file.write(Sample(sample["tokens"], sample["lengths"], chunks, ["text"]), len(sample["tokens"]))
+                file.write_sample(Sample(sample["tokens"], sample["lengths"], chunks, ["text"]), len(sample["tokens"]))
             made.append(vars(file.close()))
         manifest = {"digest": "0", "chunker": vars(ChunkerOptions()), "source": {"kind": "text"}, "shards": made}
         write_json(folder / "manifest.json", manifest)
 
     def read(self, folder: Path, corpus: Corpus | None = None) -> Iterator[Arrays]:
         corpus = corpus or Corpus.open(folder)
-        for each in corpus.of("train"):
+        for each in corpus.shards_of("train"):
             for sample in corpus.read(each):
                 yield {"tokens": sample.tokens, "lengths": sample.lengths}
 
     def resume(self, folder: Path, position: int) -> Any:
         corpus = Corpus.open(folder)
         before = 0
-        for each in corpus.of("train"):
+        for each in corpus.shards_of("train"):
             if position < before + each.samples:
                 return corpus.read(each)[position - before]
             before += each.samples
@@ -178,7 +178,7 @@ def sharding(texts: Path, place: Path, repeats: int) -> Corpus:
 
 def storage(corpus: Corpus, place: Path, repeats: int) -> None:
     chunker = make_chunker(ChunkerOptions())
-    text = b"".join(corpus.original_blocks("train"))
+    text = b"".join(corpus.iterate_original_blocks("train"))
     cut = [chunker.split(text[at : at + SAMPLE]) for at in range(0, len(text), SAMPLE)]
     samples = [{"tokens": tokens, "lengths": lengths} for tokens, lengths in cut]
     libraries: list[Any] = [Ours(), WebDataset()]
@@ -250,9 +250,9 @@ class Timed:
 
 
 def waiting(corpus: Corpus, place: Path, repeats: int) -> None:
-    from pipeline.config import load
+    from pipeline.config import load_options
     from pipeline.run.checkpoints import Checkpoints  # after part 1, whose workers need no torch
-    from pipeline.run.device import compute
+    from pipeline.run.device import setup_compute
     from pipeline.run.metrics import Metrics
     from pipeline.train.stages import build_trainer
 
@@ -260,10 +260,10 @@ def waiting(corpus: Corpus, place: Path, repeats: int) -> None:
     for _ in range(repeats):
         for workers in (0, 1):
             overrides = [f"loader.workers={workers}", "validation.times=0", "checkpoint.every_seconds=null"]
-            options = load("wikitext2", [*overrides, f"pretrain.steps={STEPS}", "pretrain.seconds=null"])
+            options = load_options("wikitext2", [*overrides, f"pretrain.steps={STEPS}", "pretrain.seconds=null"])
             folder = place / "phase"
             trainer = build_trainer(
-                options.pretrain, options, corpus, Checkpoints(folder), compute(options), lambda: False
+                options.pretrain, options, corpus, Checkpoints(folder), setup_compute(options), lambda: False
             )
             timed = [Timed(trainer.learner.loader), Timed(trainer.learner.negatives)]
             trainer.learner.loader, trainer.learner.negatives = timed

@@ -23,7 +23,7 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import save_file
 
-from haed.chunk.known import Known, Lexicon
+from haed.chunk.known import ChunkVocabulary, VocabularyScorer
 from haed.chunk.packing import Chunks
 
 K = 12
@@ -44,11 +44,11 @@ def measure(path: Path, scored: int, repeats: int) -> None:
     known, width = keys.shape
     numbers = torch.arange(known)
     tokens = torch.stack([numbers >> 8 * place & 255 for place in range(K)], 1)
-    lexicon = Lexicon(Chunks(tokens, torch.full((known,), K)), numbers + 1)
+    lexicon = ChunkVocabulary(Chunks(tokens, torch.full((known,), K)), numbers + 1)
     generator = torch.Generator().manual_seed(1)
     queries = 10 * torch.nn.functional.normalize(torch.randn(scored, width, generator=generator), dim=-1)
     rows = torch.randint(known, (scored,), generator=generator)
-    found, own = Known(lexicon, keys, bias), torch.randn(1 << 11, width)
+    found, own = VocabularyScorer(lexicon, keys, bias), torch.randn(1 << 11, width)
 
     def products() -> None:
         for _ in range(0, known, len(own)):

@@ -30,7 +30,7 @@ SETTLING = 3.0  # seconds after a change of turns that do not count
 sys.path[0] = str(ROOT)  # else `data` would be the script beside this one
 
 from flows.serving.engine import CALM_SECONDS
-from pipeline.run.metrics import read
+from pipeline.run.metrics import read_metrics
 from tests.flows.api import until
 from tests.flows.conftest import Served
 
@@ -94,7 +94,7 @@ def serve(folder: Path, repeats: int) -> None:
 
         def click(served: Served = served, overrides: list[str] = overrides, metrics: Path = metrics) -> None:
             served.trigger("pretrain", {"overrides": overrides})
-            while not read(metrics):
+            while not read_metrics(metrics):
                 time.sleep(0.05)
 
         clicks.append(timed(click))
@@ -162,7 +162,7 @@ def training(folder: Path, turns: int, seconds: float) -> None:
     try:
         served.trigger("pretrain", {"preset": "wikitext2", "overrides": [*settings, "name=flow", "log_steps=1"]})
         logs = {name: folder / "runs" / name / "pretrain" / "metrics.jsonl" for name in ("bare", "flow")}
-        until(120, lambda: all(len(read(path)) > 10 for path in logs.values()))
+        until(120, lambda: all(len(read_metrics(path)) > 10 for path in logs.values()))
         processes = {"bare": bare.pid, "flow": served.process.pid}
         ratios = []
         for turn in range(turns):
@@ -171,9 +171,9 @@ def training(folder: Path, turns: int, seconds: float) -> None:
                 for other, pid in processes.items():
                     _signal(pid, signal.SIGCONT if other == name else signal.SIGSTOP)
                 time.sleep(SETTLING)
-                first = read(logs[name])[-1]
+                first = read_metrics(logs[name])[-1]
                 time.sleep(seconds)
-                last = read(logs[name])[-1]
+                last = read_metrics(logs[name])[-1]
                 rates[name] = (last["step"] - first["step"]) / (last["seconds"] - first["seconds"])
             ratios.append(rates["bare"] / rates["flow"] - 1)
             print(f"turn {turn}: {rates['bare']:.3f} steps/s bare, {rates['flow']:.3f} as a flow", flush=True)

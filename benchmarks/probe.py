@@ -33,9 +33,9 @@ def drawn(number: int, run: Path | None, seed: int) -> np.ndarray:
     chance, fixed = np.random.default_rng(seed), np.random.default_rng(0)
     if run is not None:
         from pipeline.run.folder import RunFolder
-        from pipeline.run.index import Index
+        from pipeline.run.index import ChunkIndex
 
-        base, share = Index.open(RunFolder(run)).vectors[:], 0.5
+        base, share = ChunkIndex.open(RunFolder(run)).vectors[:], 0.5
     else:
         base = fixed.normal(size=(20_000, 32)) @ fixed.normal(size=(32, WIDTH))
         base, share = (base / np.linalg.norm(base, axis=1, keepdims=True)).astype(np.float32), 0.5
@@ -52,9 +52,9 @@ def ours(vectors: np.ndarray, place: Path, threads: int) -> dict[str, Any]:
     from dataclasses import asdict
 
     from pipeline.options import IndexOptions
-    from pipeline.run.spaces.vectors import choose
+    from pipeline.run.spaces.vectors import choose_index
 
-    return asdict(choose(place, vectors, "cosine", vectors[:0], IndexOptions(), threads, 0))
+    return asdict(choose_index(place, vectors, "cosine", vectors[:0], IndexOptions(), threads, 0))
 
 
 def of_hnswlib(vectors: np.ndarray, place: Path, threads: int) -> dict[str, Any]:
@@ -105,15 +105,15 @@ def searches(place: Path, vectors: np.ndarray, found: dict[str, dict[str, Any]])
     """For each name and effort a search, a query (1, E) to rows (10,)."""
     import faiss
 
-    from pipeline.run.spaces.vectors import Vectors, opened
+    from pipeline.run.spaces.vectors import Vectors, open_candidate
 
     exact = Vectors(vectors, "cosine")
-    made: dict[str, dict[int, Search]] = {"exact": {0: lambda q, n: exact.nearest(q, n)[1][0]}}
+    made: dict[str, dict[int, Search]] = {"exact": {0: lambda q, n: exact.find_nearest(q, n)[1][0]}}
     faiss.omp_set_num_threads(1)
     own = found["haed auto"]
-    index = opened(place / "search.faiss", vectors, "cosine", own["kind"])
+    index = open_candidate(place / "search.faiss", vectors, "cosine", own["kind"])
     efforts = [point["effort"] for point in own["curve"]]
-    made["haed auto"] = {e: lambda q, n, e=e: index.nearest(q, n, effort=e)[1][0] for e in efforts}
+    made["haed auto"] = {e: lambda q, n, e=e: index.find_nearest(q, n, effort=e)[1][0] for e in efforts}
     if "hnswlib" in found:
         import hnswlib
 

@@ -79,7 +79,7 @@ def originals(name: str, folder: Path) -> Iterator[bytes]:
 
 def same(name: str, folder: Path, corpus: Corpus) -> bool:
     """Texts are compared as they stand, pictures and recordings as multisets of documents."""
-    made = (document for split in ("train", "valid", "test") for document in corpus.originals(split))
+    made = (document for split in ("train", "valid", "test") for document in corpus.iterate_originals(split))
     if name.startswith(("wikitext", "wikipedia", "enwik8", "tiny-shakespeare")):
         sums = hashlib.sha256(), hashlib.sha256()
         for stream, total in zip((originals(name, folder), made), sums, strict=True):

@@ -81,7 +81,7 @@ def main() -> None:
     run.continued("", 1, SampleOptions(chunks=1))  # the known chunks are found at the first use
     arms = {"ours": lambda batch, how: ours(run, batch, asked.characters, how)}
     if isinstance(run.system, HAED) and run.system.known is not None:
-        alone = Run(run.folder, run.folder.options(["evaluate.likelihood=decoder"], "sample"))
+        alone = Run(run.folder, run.folder.load_options(["evaluate.likelihood=decoder"], "sample"))
         arms["decoder alone"] = lambda batch, how: ours(alone, batch, asked.characters, how)
     print(f"parameters: {parameters(run.system):,}; {torch.get_num_threads()} threads")
     if not asked.no_flat:

@@ -15,10 +15,10 @@ from pathlib import Path
 
 sys.path[0] = str(Path(__file__).resolve().parent.parent)  # else `data` would be the script beside this one
 
-from pipeline.config import load
+from pipeline.config import load_options
 from pipeline.run.checkpoints import Checkpoints
-from pipeline.run.device import compute
-from pipeline.run.shards import shard
+from pipeline.run.device import setup_compute
+from pipeline.run.shards import shard_source
 from pipeline.train.stages import build_trainer
 
 
@@ -30,28 +30,28 @@ def main() -> None:
     parser.add_argument("overrides", nargs="*")
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
-        options = load(arguments.config, ["source.kind=stdlib", f"shards_dir={folder}", *arguments.overrides])
+        options = load_options(arguments.config, ["source.kind=stdlib", f"shards_dir={folder}", *arguments.overrides])
         checkpoints = Checkpoints(Path(folder) / "checkpoints")
-        corpus = shard(options)
-        trainer = build_trainer(options.pretrain, options, corpus, checkpoints, compute(options), lambda: False)
-        batches = trainer.batches()
+        corpus = shard_source(options)
+        trainer = build_trainer(options.pretrain, options, corpus, checkpoints, setup_compute(options), lambda: False)
+        batches = trainer.prepare_batches()
 
         def spent(save: bool) -> tuple[float, float]:
             began = time.perf_counter()
             if save:
                 trainer.position.step += 1
-                trainer._save()
+                trainer._save_checkpoint()
             called = time.perf_counter()
             for _ in range(arguments.steps):
                 trainer.step(next(batches))
-            checkpoints.wait()
+            checkpoints.wait_until_written()
             return called - began, time.perf_counter() - began
 
         spent(True)
         pairs = [(spent(False), spent(True)) for _ in range(arguments.repeats)]
         call = statistics.median(saved[0] for _, saved in pairs)
         plain, saved = (statistics.median(pair[which][1] for pair in pairs) for which in (0, 1))
-        newest = checkpoints.latest()
+        newest = checkpoints.latest_path()
         assert newest is not None
         size = sum(path.stat().st_size for path in newest.iterdir())
         held = sum(p.numel() * p.element_size() for p in trainer.objective.system.parameters())

@@ -18,12 +18,12 @@ from pathlib import Path
 sys.path[0] = str(Path(__file__).resolve().parent.parent)  # else `data` would be the script beside this one
 
 from benchmarks.systems import command
-from pipeline.config import load
+from pipeline.config import load_options
 from pipeline.run.folder import RunFolder
-from pipeline.run.metrics import read
-from pipeline.run.shards import shard
-from pipeline.train.clock import unlimited
-from pipeline.train.plan import measure
+from pipeline.run.metrics import read_metrics
+from pipeline.run.shards import shard_source
+from pipeline.train.clock import lift_other_limits
+from pipeline.train.plan import measure_step
 
 SHORT, LONG = 20, 60
 
@@ -42,23 +42,23 @@ def main() -> None:
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         words = [f"runs_dir={folder}/runs", f"shards_dir={folder}/shards", "threads=1", "validation.times=0"]
-        words += [*arguments.overrides, *unlimited("pretrain"), "log_steps=10"]
-        options = load(arguments.config, [*words, f"pretrain.steps={LONG}", "name=here"])
-        RunFolder.create(options).remember(shard(options))
-        step = measure(options, "pretrain")
+        words += [*arguments.overrides, *lift_other_limits("pretrain"), "log_steps=10"]
+        options = load_options(arguments.config, [*words, f"pretrain.steps={LONG}", "name=here"])
+        RunFolder.create(options).write_corpus_record(shard_source(options))
+        step = measure_step(options, "pretrain")
         print(
             "processes  candidates: foreseen, found   MB a step, all: foreseen, found   ms a step: foreseen, found"
             "   MB of a process: foreseen, found"
         )
         for processes in arguments.processes:
-            plan, bytes_of = step.plan(processes, 1e12), {}
+            plan, bytes_of = step.estimate_step(processes, 1e12), {}
             for steps in (SHORT, LONG):
                 name, before = f"{processes}-{steps}", received()
                 more = [f"name={name}", f"launcher.processes={processes}", f"pretrain.steps={steps}", "--json"]
                 _, memory = command("-m", "pipeline", "pretrain", "--config", arguments.config, *words, *more)
                 bytes_of[steps] = received() - before
             path = Path(folder) / "runs" / name / "pretrain" / "metrics.jsonl"
-            records = [record for record in read(path) if "candidates" in record][-3:]
+            records = [record for record in read_metrics(path) if "candidates" in record][-3:]
             found = statistics.mean(record["candidates"] for record in records)
             spent = statistics.median(1e3 / record["steps_per_second"] for record in records)
             exchanged = (bytes_of[LONG] - bytes_of[SHORT]) / (LONG - SHORT)

@@ -49,14 +49,14 @@ import torch
 from data.corpus import Corpus
 from data.durable import available_threads
 from pipeline import open_run
-from pipeline.config import load
+from pipeline.config import load_options
 from pipeline.experiments.ours.packaged import RATES, batch_of, endless
 from pipeline.experiments.ours.packages import PACKAGES
 from pipeline.experiments.ours.systems import ARMS
 from pipeline.options import SampleOptions
-from pipeline.run.metrics import read
-from pipeline.run.opened import characters
-from pipeline.train.clock import seconds_of_a_step, training, unlimited
+from pipeline.run.metrics import read_metrics
+from pipeline.run.opened import count_characters
+from pipeline.train.clock import lift_other_limits, measure_step_seconds, run_phase_steps
 
 # Preset, phases, and what makes it as large as the others, two to three million parameters beside tables.
 SYSTEMS = {arm.name: (arm.preset, arm.phases, list(arm.options)) for arm in ARMS}
@@ -106,7 +106,14 @@ def corpus_of(folder: Path, place: Path) -> list[str]:
 def asked(name: str, folder: Path, place: Path) -> list[str]:
     """The options of a system of ours."""
     preset, phases, sizes = SYSTEMS[name]
-    return ["--config", preset, *corpus_of(folder, place), *sizes, *unlimited(*phases), f"runs_dir={place}/runs"]
+    return [
+        "--config",
+        preset,
+        *corpus_of(folder, place),
+        *sizes,
+        *lift_other_limits(*phases),
+        f"runs_dir={place}/runs",
+    ]
 
 
 def sharded(name: str, folder: Path, place: Path) -> str:
@@ -130,9 +137,9 @@ def clock(names: list[str], folder: Path, place: Path, known: Result) -> Result:
             preset, phases, _ = SYSTEMS[name]
             _, _, *words = asked(name, folder, place)
             for phase in phases:
-                options = load(preset, [*words, f"{phase}.steps=1000"])
-                arms[f"{name}/{phase}"] = training(phase, options, corpus, Path(runs) / name)
-        found = seconds_of_a_step(arms)
+                options = load_options(preset, [*words, f"{phase}.steps=1000"])
+                arms[f"{name}/{phase}"] = run_phase_steps(phase, options, corpus, Path(runs) / name)
+        found = measure_step_seconds(arms)
     scale = known[f"{REFERENCE}/train"] / found[f"{REFERENCE}/train"] if known else 1.0
     return {each: seconds * scale for each, seconds in found.items()} | known
 
@@ -147,7 +154,7 @@ def measured(names: list[str], folder: Path, place: Path, known: Result) -> Resu
 def ours(name: str, folder: Path, seconds: float, seed: int, threads: str, place: Path, clock: Result) -> Result:
     """Trains and scores one of our systems; that of the first seed stays, for sampling."""
     preset, phases, _ = SYSTEMS[name]
-    own, run = load(preset), run_of(name, folder, seconds, seed)
+    own, run = load_options(preset), run_of(name, folder, seconds, seed)
     total = sum(getattr(own, phase).seconds for phase in phases)
     words = [
         *asked(name, folder, place),
@@ -158,14 +165,14 @@ def ours(name: str, folder: Path, seconds: float, seed: int, threads: str, place
         "--json",
     ]
     train, valid = ((folder / f"{split}.txt").read_bytes() for split in ("train", "valid"))
-    per_token = len(valid) / characters(valid)
+    per_token = len(valid) / count_characters(valid)
     command("-m", "pipeline", "shard", *words)  # not again where they are; the clock may be of another machine
     totals, curve, memory, read_in = {"step": 0.0, "seconds": 0.0, "flops": 0.0}, [], 0, 0.0
     for phase in phases:
         steps = round(getattr(own, phase).seconds / total * seconds / clock[f"{name}/{phase}"])
         trained, most = command("-m", "pipeline", phase, *words, f"{phase}.steps={steps}")
-        memory, read_in = max(memory, most), read_in + trained["epochs"] * characters(train)
-        records = read(place / "runs" / run / phase / "metrics.jsonl")
+        memory, read_in = max(memory, most), read_in + trained["epochs"] * count_characters(train)
+        records = read_metrics(place / "runs" / run / phase / "metrics.jsonl")
         for record in records:
             record["seconds"] = record["step"] * clock[f"{name}/{phase}"]
             if (bits := record.get("validation/bits_per_token")) is not None:
@@ -222,7 +229,7 @@ def sample(run: str, chunks: int = 60) -> None:
     for length in (2, chunks):
         began = time.perf_counter()
         (text,) = opened.sample(" ", 1, SampleOptions(chunks=length))
-    print(json.dumps({"sampled": characters(text) / (time.perf_counter() - began)}))
+    print(json.dumps({"sampled": count_characters(text) / (time.perf_counter() - began)}))
 
 
 def package(

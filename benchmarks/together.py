@@ -25,20 +25,20 @@ def work(overrides: list[str]) -> None:
 
     import torch
 
-    from pipeline.config import load
+    from pipeline.config import load_options
     from pipeline.run.checkpoints import Checkpoints
-    from pipeline.run.device import compute
-    from pipeline.run.shards import shard
+    from pipeline.run.device import setup_compute
+    from pipeline.run.shards import shard_source
     from pipeline.train.stages import build_trainer
 
     if os.environ.get("OMP_NUM_THREADS") == "1":
         overrides = [*overrides, "threads=1"]
-    options = load("quickstart", overrides)
-    machine = compute(options)
+    options = load_options("quickstart", overrides)
+    machine = setup_compute(options)
     trainer = build_trainer(
-        options.pretrain, options, shard(options), Checkpoints(Path("none")), machine, lambda: False
+        options.pretrain, options, shard_source(options), Checkpoints(Path("none")), machine, lambda: False
     )
-    batches = trainer.batches()
+    batches = trainer.prepare_batches()
     for _ in range(3):
         trainer.step(next(batches))
     print("ready", torch.get_num_threads(), flush=True)

@@ -25,7 +25,7 @@ from pathlib import Path
 import torch
 from safetensors.torch import load_file
 
-from pipeline.run.metrics import read
+from pipeline.run.metrics import read_metrics
 
 ROOT = Path(__file__).resolve().parent.parent
 SMALL = {
@@ -148,7 +148,7 @@ class Bench:
             folder = self.folder / "runs" / name / stage
             checkpoint = folder / "checkpoints" / (folder / "checkpoints" / "latest").read_text().strip()
             weights.append({path.name: load_file(path) for path in sorted(checkpoint.glob("*.safetensors"))})
-            records = read(folder / "metrics.jsonl")
+            records = read_metrics(folder / "metrics.jsonl")
             metrics.append([{key: value for key, value in record.items() if key not in TIMED} for record in records])
         different = [
             f"{file} {name}"

@@ -31,10 +31,10 @@ import numpy as np
 import torch
 
 from haed.iem.softmax import blockwise_cross_entropy
-from pipeline.config import load
+from pipeline.config import load_options
 from pipeline.run.checkpoints import Checkpoints
-from pipeline.run.device import compute
-from pipeline.run.shards import shard
+from pipeline.run.device import setup_compute
+from pipeline.run.shards import shard_source
 from pipeline.train.profile import product_rate
 from pipeline.train.stages import build_trainer
 from pipeline.train.trainer import Trainer
@@ -45,14 +45,16 @@ SIZES = {"cpu": (4096, 16384, 32768), "cuda": (16384, 65536, 131072)}
 
 def options_of(preset: str, source: list[str], device: str, more: list[str]) -> Any:
     limits = [f"{arm}.{limit}={value}" for arm in ARMS for limit, value in (("epochs", "null"), ("steps", 1000))]
-    return load(preset, [*source, *limits, f"device={device}", "validation.times=0", *more])
+    return load_options(preset, [*source, *limits, f"device={device}", "validation.times=0", *more])
 
 
 def trainer_of(arm: str, options: Any, folder: str) -> Trainer:
     options.shards_dir = f"{folder}/shards"
-    corpus = shard(options)
+    corpus = shard_source(options)
     limits = getattr(options, arm)
-    return build_trainer(limits, options, corpus, Checkpoints(Path(folder) / arm), compute(options), lambda: False)
+    return build_trainer(
+        limits, options, corpus, Checkpoints(Path(folder) / arm), setup_compute(options), lambda: False
+    )
 
 
 def wait() -> None:
@@ -112,11 +114,11 @@ def memory(*job: Any) -> int:
 
 def memory_of_steps(arm: str, preset: str, source: list[str], device: str, folder: str, more: list[str]) -> int:
     options = options_of(preset, source, device, more)
-    compute(options)
+    setup_compute(options)
     torch.ones(64, 64) @ torch.ones(64, 64)
     peak = Peak()
     trainer = trainer_of(arm, options, folder)
-    batches = trainer.batches()
+    batches = trainer.prepare_batches()
     for _ in range(2):
         trainer.step(next(batches))
     return peak.bytes()
@@ -131,7 +133,7 @@ def one_step(trainer: Trainer, batches: Iterator[object]) -> None:
 
 
 def memory_of_loss(name: str, size: int, device: str) -> int:
-    where = compute(load(None, [f"device={device}"])).device
+    where = setup_compute(load_options(None, [f"device={device}"])).device
     for rows in (256, size):  # the first one loads what products need
         parts, target = inputs(rows, where)
         peak = Peak()
@@ -144,7 +146,7 @@ def steps(arguments: argparse.Namespace, folder: str) -> None:
     for preset, source in sources(arguments, folder).items():
         options = options_of(preset, source, arguments.device, arguments.overrides)
         trainers = {arm: trainer_of(arm, options, folder) for arm in ARMS}
-        batches = {arm: trainer.batches() for arm, trainer in trainers.items()}
+        batches = {arm: trainer.prepare_batches() for arm, trainer in trainers.items()}
         took: dict[str, list[float]] = {arm: [] for arm in ARMS}
         for repeat in range(arguments.repeats + 1):
             for arm in ARMS:
@@ -173,7 +175,7 @@ def inputs(size: int, device: torch.device) -> tuple[list[torch.Tensor], torch.T
 
 
 def loss(arguments: argparse.Namespace) -> None:
-    device = compute(load(None, [f"device={arguments.device}"])).device
+    device = setup_compute(load_options(None, [f"device={arguments.device}"])).device
     print("\nThe IEM loss, forward and backward, bfloat16, 256 dimensions; memory beyond inputs and gradients")
     for size in SIZES[device.type]:
         parts, target = inputs(size, device)
@@ -206,7 +208,7 @@ def utilisation(arguments: argparse.Namespace, folder: str) -> None:
     for arm in ARMS:
         options = options_of("paper-wikitext103", source, arguments.device, [*size, *arguments.overrides])
         trainer = trainer_of(arm, options, folder)
-        batches, spent = trainer.batches(), []
+        batches, spent = trainer.prepare_batches(), []
         for repeat in range(3 * arguments.repeats + 2):
             before = trainer.position.flops
             took = seconds(partial(one_step, trainer, batches))

@@ -32,12 +32,12 @@ _KINDS = {
 }
 
 
-class DamagedFile(ValueError):
+class CorruptFileError(ValueError):
     """A file that is not what was written. The message names it."""
 
 
 @contextmanager
-def named(path: Path | str) -> Iterator[None]:
+def add_path_to_errors(path: Path | str) -> Iterator[None]:
     """Add this path to operating-system errors that name no file, such as those of a disk that fails during a read."""
     try:
         yield
@@ -63,10 +63,10 @@ def open_file(path: Path | str, inside: Path | None = None) -> BufferedReader:
     if inside is not None:
         place, home = os.path.realpath(path), os.path.realpath(inside)
         if os.path.commonpath([place, home]) != home:
-            raise DamagedFile(
+            raise CorruptFileError(
                 f"{path} is a link to {place}, out of {inside}: put the file itself there, or remove the link"
             )
-    return cast(BufferedReader, _opened(path, os.O_RDONLY))
+    return cast(BufferedReader, _open_nonblocking(path, os.O_RDONLY))
 
 
 def open_own(path: Path | str, flags: int) -> IO[bytes]:
@@ -83,16 +83,16 @@ def open_own(path: Path | str, flags: int) -> IO[bytes]:
         OSError: it cannot be opened or created.
     """
     try:
-        return _opened(path, flags | os.O_NOFOLLOW)
+        return _open_nonblocking(path, flags | os.O_NOFOLLOW)
     except OSError as error:
         if error.errno == errno.ELOOP:
-            raise DamagedFile(f"{path} is a link, and what it names would be overwritten: remove it") from error
+            raise CorruptFileError(f"{path} is a link, and what it names would be overwritten: remove it") from error
         if error.errno == errno.ENXIO:  # a named pipe that nobody reads
-            raise DamagedFile(f"{path} is no file: remove it") from error
+            raise CorruptFileError(f"{path} is no file: remove it") from error
         raise
 
 
-def _opened(path: Path | str, flags: int) -> IO[bytes]:
+def _open_nonblocking(path: Path | str, flags: int) -> IO[bytes]:
     mode = "a+b" if flags & os.O_APPEND else "r+b" if flags & os.O_RDWR else "wb" if flags & os.O_WRONLY else "rb"
 
     def opener(name: str, _: int) -> int:  # ignores Python's own flags for the mode
@@ -110,7 +110,7 @@ def _opened(path: Path | str, flags: int) -> IO[bytes]:
 def _check_regular(status: os.stat_result, path: Path | str) -> None:
     if not stat.S_ISREG(status.st_mode):
         kind = _KINDS.get(stat.S_IFMT(status.st_mode), "something else")
-        raise DamagedFile(f"{path} is {kind}, not a file: put the file back, or remove it")
+        raise CorruptFileError(f"{path} is {kind}, not a file: put the file back, or remove it")
 
 
 def read_bytes(path: Path | str, most: int, inside: Path | None = None) -> bytes:
@@ -126,10 +126,10 @@ def read_bytes(path: Path | str, most: int, inside: Path | None = None) -> bytes
         DamagedFile: it is larger than `most`, or see `open_file`.
         OSError: it cannot be read; the message names it.
     """
-    with named(path), open_file(path, inside) as file:
+    with add_path_to_errors(path), open_file(path, inside) as file:
         content = file.read(most + 1)
     if len(content) > most:
-        raise DamagedFile(f"{path} has more than {most:,} bytes, the most that such a file may have: remove it")
+        raise CorruptFileError(f"{path} has more than {most:,} bytes, the most that such a file may have: remove it")
     return content
 
 
@@ -157,11 +157,11 @@ def parse_json(content: bytes | str, where: Path | str) -> Any:
         for match in _JSON.finditer(raw):
             depth += {b"[": 1, b"{": 1, b"]": -1, b"}": -1}.get(match[0], 0)
             if depth > DEEPEST:
-                raise DamagedFile(f"{where} is damaged: it is nested more than {DEEPEST} levels deep")
+                raise CorruptFileError(f"{where} is damaged: it is nested more than {DEEPEST} levels deep")
     try:
         return json.loads(content)
     except (ValueError, RecursionError) as error:
-        raise DamagedFile(f"{where} is damaged: {error}") from error
+        raise CorruptFileError(f"{where} is damaged: {error}") from error
 
 
 def check_yaml(content: bytes, where: Path | str) -> str:
@@ -179,7 +179,7 @@ def check_yaml(content: bytes, where: Path | str) -> str:
     try:
         text = content.decode()
     except UnicodeDecodeError as error:
-        raise DamagedFile(f"{where}: not readable as YAML: it is not UTF-8 ({error.reason})") from error
+        raise CorruptFileError(f"{where}: not readable as YAML: it is not UTF-8 ({error.reason})") from error
     with suppress(YAMLError):  # its reader fails at the same place and says more
         check_tree(text, where)
     return text
@@ -218,9 +218,9 @@ def check_tree(text: str, where: Path | str, fast: bool = True) -> None:
             if anchor:
                 sizes[anchor] = count - before + 1
         if len(above) > DEEPEST:
-            raise DamagedFile(f"{where} is nested more than {DEEPEST} levels deep")
+            raise CorruptFileError(f"{where} is nested more than {DEEPEST} levels deep")
         if count > NODES:
-            raise DamagedFile(f"{where} has more than {NODES:,} values")
+            raise CorruptFileError(f"{where} has more than {NODES:,} values")
 
 
 def read_yaml(path: Path | str, inside: Path | None = None) -> str:
@@ -240,29 +240,31 @@ def stamp_file(path: Path | str) -> list[int]:
     return [status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns]
 
 
-def checksum(value: Any, key: str = CHECKSUM) -> str:
+def compute_checksum(value: Any, key: str = CHECKSUM) -> str:
     """Return the sha256 of a mapping without its entry `key`, encoded as JSON with sorted keys."""
     rest = {name: each for name, each in value.items() if name != key}
     return hashlib.sha256(json.dumps(rest, sort_keys=True).encode()).hexdigest()
 
 
-def sealed(value: Any) -> Any:
+def add_checksums(value: Any) -> Any:
     """Return a mapping, or a list of mappings, with checksums added, as a JSON file stores it."""
     value = json.loads(json.dumps(value))  # as it will be read: number keys become text, tuples lists
     if isinstance(value, list):
-        return [sealed(each) for each in value]
-    return value | {CHECKSUM: checksum(value)}
+        return [add_checksums(each) for each in value]
+    return value | {CHECKSUM: compute_checksum(value)}
 
 
-def sealed_json(value: Any) -> bytes:
+def encode_checked_json(value: Any) -> bytes:
     """Encode a mapping, or a list of mappings, as JSON with checksums added."""
-    text = json.dumps(sealed(value), indent=2, ensure_ascii=False) + "\n"
+    text = json.dumps(add_checksums(value), indent=2, ensure_ascii=False) + "\n"
     return text.encode(
         errors="backslashreplace"
     )  # bytes that are not UTF-8, such as those of a file name, get JSON's own escape
 
 
-def unsealed(value: Any, where: Path | str, key: str = CHECKSUM, advice: str = "", several: bool = False) -> Any:
+def verify_checksums(
+    value: Any, where: Path | str, key: str = CHECKSUM, advice: str = "", several: bool = False
+) -> Any:
     """Verify the checksums of a value made by `sealed`, and return it without them.
 
     Args:
@@ -276,11 +278,13 @@ def unsealed(value: Any, where: Path | str, key: str = CHECKSUM, advice: str = "
         DamagedFile: a checksum is missing or wrong.
     """
     if several and isinstance(value, list):
-        return [unsealed(each, where, key, advice) for each in value]
+        return [verify_checksums(each, where, key, advice) for each in value]
     if not isinstance(value, dict) or key not in value:
-        raise DamagedFile(f"{where} is damaged, or of another version: it has no {key}{advice and f'; {advice}'}")
-    if value[key] != checksum(value, key):
-        raise DamagedFile(f"{where} is damaged or was edited: its {key} is of other contents{advice and f'; {advice}'}")
+        raise CorruptFileError(f"{where} is damaged, or of another version: it has no {key}{advice and f'; {advice}'}")
+    if value[key] != compute_checksum(value, key):
+        raise CorruptFileError(
+            f"{where} is damaged or was edited: its {key} is of other contents{advice and f'; {advice}'}"
+        )
     return {name: each for name, each in value.items() if name != key}
 
 
@@ -288,7 +292,7 @@ def read_json(
     path: Path | str, most: int = RESULT, inside: Path | None = None, advice: str = "", several: bool = False
 ) -> Any:
     """Read and verify a JSON file that we wrote. See `read_bytes`, `parse_json` and `unsealed` for the errors."""
-    return unsealed(parse_json(read_bytes(path, most, inside), path), path, advice=advice, several=several)
+    return verify_checksums(parse_json(read_bytes(path, most, inside), path), path, advice=advice, several=several)
 
 
 def free_memory() -> float:
@@ -314,7 +318,7 @@ class OpenedFile:
     def __init__(self, path: Path | str, file: IO[bytes]) -> None:
         self.path, self._descriptor = path, os.dup(file.fileno())
 
-    def read(self, begin: int, size: int) -> bytearray:
+    def read_range(self, begin: int, size: int) -> bytearray:
         """Return `size` bytes from the offset `begin` on.
 
         Raises:
@@ -323,11 +327,11 @@ class OpenedFile:
         """
         found = bytearray(size)
         view, done = memoryview(found), 0
-        with named(self.path):
+        with add_path_to_errors(self.path):
             while done < size:
                 taken = os.preadv(self._descriptor, [view[done:]], begin + done)
                 if not taken:
-                    raise DamagedFile(f"{self.path} ends at byte {begin + done:,}: it was cut since it was opened")
+                    raise CorruptFileError(f"{self.path} ends at byte {begin + done:,}: it was cut since it was opened")
                 done += taken
         return found
 

@@ -20,23 +20,23 @@ from typing import Any
 import numpy as np
 
 from data.options import CHUNKERS, LARGEST_CHUNK, ChunkerOptions
-from data.sources.source import load
+from data.sources.source import load_plugin_class
 
 ONE = np.zeros(1, np.int64)
 
 
-def _table(characters: bytes) -> np.ndarray:
+def _byte_mask(characters: bytes) -> np.ndarray:
     table = np.zeros(256, bool)
     table[list(characters)] = True
     return table
 
 
-_SPACE = _table(b" \t\n\r\x0b\x0c")
-_WORD = _table(b"abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_'" + bytes(range(128, 256)))
-_NEWLINE = _table(b"\n")
+_SPACE = _byte_mask(b" \t\n\r\x0b\x0c")
+_WORD = _byte_mask(b"abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_'" + bytes(range(128, 256)))
+_NEWLINE = _byte_mask(b"\n")
 _RANKS = np.select([_WORD, _NEWLINE, _SPACE], [3, 0, 1], 2).astype(np.uint8).tobytes()  # punctuation is 2
 _MANY, _LONGEST_WORD = 0.1, 64  # share of long words above which k is advised; bytes of the longest useful k
-_STOP, _CLOSING = _table(b".!?"), _table(b"\"')]}")
+_STOP, _CLOSING = _byte_mask(b".!?"), _byte_mask(b"\"')]}")
 
 
 class Chunker(ABC):
@@ -72,7 +72,7 @@ class Chunker(ABC):
         return None
 
     @classmethod
-    def measure(cls, options: ChunkerOptions, documents: Iterable[bytes]) -> dict[str, Any] | None:
+    def measure_sample(cls, options: ChunkerOptions, documents: Iterable[bytes]) -> dict[str, Any] | None:
         """Measure how well the options suit a sample of the training documents.
 
         Returns:
@@ -175,7 +175,7 @@ class WordChunker(Chunker):
     text = True
 
     @classmethod
-    def measure(cls, options: ChunkerOptions, documents: Iterable[bytes]) -> dict[str, Any] | None:
+    def measure_sample(cls, options: ChunkerOptions, documents: Iterable[bytes]) -> dict[str, Any] | None:
         """Measure the share of words longer than k bytes, which is large where letters have several bytes."""
         text = b"".join(documents)
         lengths = cls(replace(options, k=LARGEST_CHUNK)).split(text)[1]
@@ -281,7 +281,7 @@ def chunker_class(kind: str) -> type[Chunker]:
     Raises:
         ValueError: there is none.
     """
-    return load(kind, CHUNKERS, "haed.chunkers")
+    return load_plugin_class(kind, CHUNKERS, "haed.chunkers")
 
 
 _STEPS = 31  # units per bit of entropy, so that 8 bits fit into a byte
@@ -318,7 +318,7 @@ class EntropyChunker(Chunker):
 
         It gives chunks of about `mean_length` bytes on the sample.
         """
-        counts = _trigrams(documents).reshape(256, 256, 256)  # [a, b, x]
+        counts = _count_trigrams(documents).reshape(256, 256, 256)  # [a, b, x]
         pairs = counts.sum(0)
         frequent = pairs.sum(1, keepdims=True)
         kinds = (pairs > 0).sum(1, keepdims=True)
@@ -336,7 +336,7 @@ class EntropyChunker(Chunker):
         return {"entropies": packed, "threshold": threshold, "threshold_bits": threshold / _STEPS}
 
 
-def _trigrams(documents: Iterable[bytes]) -> np.ndarray:
+def _count_trigrams(documents: Iterable[bytes]) -> np.ndarray:
     """Count each sequence of three bytes, (2^24,) int64."""
     counts = np.zeros(1 << 24, np.int64)
     waiting: list[bytes] = []

@@ -12,12 +12,12 @@ from typing import IO, Any, NamedTuple, TypedDict, cast
 import numpy as np
 from pydantic import TypeAdapter, ValidationError
 
-from data.checked import MANY, DamagedFile, OpenedFile, open_file, parse_json, read_bytes, unsealed
+from data.checked import MANY, CorruptFileError, OpenedFile, open_file, parse_json, read_bytes, verify_checksums
 from data.chunkers import Chunker, make_chunker
 from data.locations import check_folder, check_url, is_remote
 from data.options import LARGEST_CHUNK, ChunkerOptions, LoaderOptions, SourceOptions
-from data.remote.storage import Remote
-from data.shards import Damaged, Sample, Shard, read_shard
+from data.remote.storage import RemoteFolder
+from data.shards import CorruptShardError, Sample, Shard, read_shard
 from data.sources.source import make_source
 from data.sources.splits import Allotted
 from data.statistics import Summary
@@ -56,7 +56,7 @@ class Manifest(TypedDict, total=False):
     shards: list[dict[str, Any]]
 
 
-class Stretch(NamedTuple):
+class CorpusSlice(NamedTuple):
     """A document or a piece of one.
 
     It has `begins` (the document begins here), its tokens (n,) and the lengths (N,) of its chunks.
@@ -82,7 +82,7 @@ class Corpus:
             empty for text.
     """
 
-    def __init__(self, folder: Path, manifest: Manifest, remote: Remote | None = None) -> None:
+    def __init__(self, folder: Path, manifest: Manifest, remote: RemoteFolder | None = None) -> None:
         self.location = remote.url if remote else str(folder)
         self.folder, self.manifest, self._remote = folder, manifest, remote
         where = f"{self.location}/{MANIFEST}"
@@ -131,12 +131,12 @@ class Corpus:
             url = check_url(str(location))
             check_folder(options.cache_dir, "loader.cache_dir")
             log.info("reading shards from %s", url)
-            remote = Remote(url, Path(options.cache_dir), int(options.cache_gigabytes * 1e9))
-            content = remote.manifest(MANIFEST)
+            remote = RemoteFolder(url, Path(options.cache_dir), int(options.cache_gigabytes * 1e9))
+            content = remote.read_manifest(MANIFEST)
             name = re.sub(r"[^A-Za-z0-9._-]+", "-", url.rpartition("/")[2])[-100:]
             folder = remote.cache.folder / f"{name}-{hashlib.sha256(content).hexdigest()[:12]}"
             folder.mkdir(exist_ok=True)
-            return cls(folder, _manifest(content, f"{url}/{MANIFEST}"), remote)
+            return cls(folder, _parse_manifest(content, f"{url}/{MANIFEST}"), remote)
         path = Path(location) / MANIFEST
         try:
             content = read_bytes(path, MANY)
@@ -144,27 +144,27 @@ class Corpus:
             raise FileNotFoundError(
                 f"{location} is not a sharded corpus: it has no {MANIFEST}; run `haed shard` first"
             ) from None
-        return cls(Path(location), _manifest(content, str(path)))
+        return cls(Path(location), _parse_manifest(content, str(path)))
 
-    def chunker(self) -> Chunker:
+    def build_chunker(self) -> Chunker:
         """Create the chunker that split this corpus."""
         return make_chunker(self.options, self.fitted, self.chunker_version)
 
-    def of(self, split: str) -> list[Shard]:
+    def shards_of(self, split: str) -> list[Shard]:
         """Return the shards of a split, in order."""
         return [shard for shard in self.shards if shard.split == split]
 
-    def counts(self, split: str) -> Counts:
+    def split_counts(self, split: str) -> Counts:
         """Return the size of a split."""
         total = Counts()
-        for shard in self.of(split):
+        for shard in self.shards_of(split):
             for field in fields(Counts):
                 setattr(total, field.name, getattr(total, field.name) + getattr(shard, field.name))
         return total
 
-    def raster(self, split: str) -> int | None:
+    def chunks_per_raster(self, split: str) -> int | None:
         """Return the number of chunks of each document if all documents are rasters of one size; else None."""
-        shards = self.of(split)
+        shards = self.shards_of(split)
         if self.options.kind != "pixels" or not shards:
             return None
         size = shards[0].chunks // max(1, shards[0].documents)
@@ -186,29 +186,29 @@ class Corpus:
         """
         where = f"{self.location}/{shard.file}"
         for last in (self._remote is None, True):
-            with self._file(shard, where) as file:  # another process may remove it from the cache meanwhile
+            with self._open_shard_file(shard, where) as file:  # another process may remove it from the cache meanwhile
                 opened, status = OpenedFile(where, file), os.fstat(file.fileno())
                 stamp = (status.st_size, status.st_mtime_ns)
                 known = self._checked.get(shard.file) == stamp
                 try:
-                    samples = read_shard(where, _content(opened, status.st_size, shard), None if known else shard)
-                except Damaged as error:
+                    samples = read_shard(where, _read_content(opened, status.st_size, shard), None if known else shard)
+                except CorruptShardError as error:
                     if last:
                         raise
                     log.warning("%s: its copy in the cache is damaged (%s); fetching it again", where, error.reason)
-                    self._remote.forget(shard, file)  # type: ignore[union-attr]
+                    self._remote.discard_shard(shard, file)  # type: ignore[union-attr]
                     continue
             self._checked[shard.file] = stamp
             return samples, opened
         raise AssertionError
 
-    def _file(self, shard: Shard, where: str) -> IO[bytes]:
+    def _open_shard_file(self, shard: Shard, where: str) -> IO[bytes]:
         try:
-            return self._remote.open(shard) if self._remote else open_file(self.folder / shard.file)
+            return self._remote.open_shard(shard) if self._remote else open_file(self.folder / shard.file)
         except FileNotFoundError as error:
-            raise Damaged(where, None, "it is missing") from error
-        except DamagedFile as error:
-            raise Damaged(where, None, str(error)) from error
+            raise CorruptShardError(where, None, "it is missing") from error
+        except CorruptFileError as error:
+            raise CorruptShardError(where, None, str(error)) from error
 
     def fetch_ahead(self, shards: list[Shard]) -> None:
         """Fetch shards into the cache; do nothing for a folder.
@@ -217,8 +217,8 @@ class Corpus:
         """
         for shard in shards if self._remote else []:
             try:
-                self._remote.open(shard).close()  # type: ignore[union-attr]
-            except (OSError, Damaged):
+                self._remote.open_shard(shard).close()  # type: ignore[union-attr]
+            except (OSError, CorruptShardError):
                 return
 
     @property
@@ -235,7 +235,7 @@ class Corpus:
         """
         import webdataset
 
-        shards = webdataset.SimpleShardList([shard.file for shard in self.of(split)])
+        shards = webdataset.SimpleShardList([shard.file for shard in self.shards_of(split)])
         return webdataset.DataPipeline(
             shards, webdataset.split_by_node, webdataset.split_by_worker, self._read_for_webdataset
         )
@@ -253,23 +253,23 @@ class Corpus:
                     "sample.json": {"names": sample.names, "continues": sample.continues},
                 }
 
-    def pieces(self, split: str) -> Iterator[Stretch]:
+    def iterate_slices(self, split: str) -> Iterator[CorpusSlice]:
         """Yield the documents of a split in order, long ones in several pieces."""
-        for shard in self.of(split):
+        for shard in self.shards_of(split):
             for sample in self.read(shard):
                 ends = np.cumsum(sample.documents)
                 offsets = np.cumsum(sample.lengths, dtype=np.int64)[ends - 1].tolist()
                 begin = start = 0
                 for number, (end, stop) in enumerate(zip(ends.tolist(), offsets, strict=True)):
-                    yield Stretch(
+                    yield CorpusSlice(
                         number > 0 or not sample.continues, sample.tokens[start:stop], sample.lengths[begin:end]
                     )
                     begin, start = end, stop
 
-    def documents(self, split: str) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+    def iterate_documents(self, split: str) -> Iterator[tuple[np.ndarray, np.ndarray]]:
         """Yield whole documents of a split in order: tokens (n,) and lengths (N,) of each."""
         parts: list[tuple[np.ndarray, np.ndarray]] = []
-        for begins, tokens, lengths in self.pieces(split):
+        for begins, tokens, lengths in self.iterate_slices(split):
             if begins and parts:
                 yield _joined(parts)
                 parts = []
@@ -277,33 +277,33 @@ class Corpus:
         if parts:
             yield _joined(parts)
 
-    def originals(self, split: str) -> Iterator[bytes]:
+    def iterate_originals(self, split: str) -> Iterator[bytes]:
         """Yield the original bytes of each document of a split."""
-        chunker, original = self.chunker(), self._original()
-        for tokens, lengths in self.documents(split):
+        chunker, original = self.build_chunker(), self._original_decoder()
+        for tokens, lengths in self.iterate_documents(split):
             yield original(chunker.join(tokens, lengths))
 
-    def original_blocks(self, split: str) -> Iterator[bytes]:
+    def iterate_original_blocks(self, split: str) -> Iterator[bytes]:
         """Yield the original bytes of a split, in blocks of any size."""
-        chunker, original = self.chunker(), self._original()
-        for _, tokens, lengths in self.pieces(split):
+        chunker, original = self.build_chunker(), self._original_decoder()
+        for _, tokens, lengths in self.iterate_slices(split):
             yield original(chunker.join(tokens, lengths))
 
-    def _original(self) -> Any:
+    def _original_decoder(self) -> Any:
         names = {field.name for field in fields(SourceOptions)}
         return make_source(
             SourceOptions(**{name: value for name, value in self.manifest["source"].items() if name in names})
-        ).original
+        ).restore_original
 
 
-def _content(opened: OpenedFile, size: int, shard: Shard) -> bytes:
+def _read_content(opened: OpenedFile, size: int, shard: Shard) -> bytes:
     """Return the contents of a shard's file, which must be no longer than its manifest entry says."""
     if size > shard.file_bytes:
-        raise Damaged(opened.path, shard.file_bytes, f"it has {size:,} bytes, not {shard.file_bytes:,}")
+        raise CorruptShardError(opened.path, shard.file_bytes, f"it has {size:,} bytes, not {shard.file_bytes:,}")
     try:
-        return bytes(opened.read(0, size))
-    except DamagedFile as error:
-        raise Damaged(opened.path, None, str(error)) from error
+        return bytes(opened.read_range(0, size))
+    except CorruptFileError as error:
+        raise CorruptShardError(opened.path, None, str(error)) from error
 
 
 def _joined(parts: list[tuple[np.ndarray, np.ndarray]]) -> tuple[np.ndarray, np.ndarray]:
@@ -316,5 +316,5 @@ def _is_size(k: Any) -> bool:
     return isinstance(k, int) and 1 <= k <= LARGEST_CHUNK
 
 
-def _manifest(content: bytes, where: str) -> Manifest:
-    return cast(Manifest, unsealed(parse_json(content, where), where))
+def _parse_manifest(content: bytes, where: str) -> Manifest:
+    return cast(Manifest, verify_checksums(parse_json(content, where), where))

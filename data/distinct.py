@@ -15,7 +15,7 @@ import numpy as np
 from data.corpus import Corpus
 from data.durable import available_threads
 from data.shards import Sample
-from data.statistics import hashes
+from data.statistics import hash_chunks
 
 if TYPE_CHECKING:
     import pyarrow
@@ -28,7 +28,7 @@ _LOOKED_AT = 4  # samples, of about a megabyte
 _FREQUENT, _OFTEN = 1000, 5  # chunks are frequent up to this rank, if they occur so often
 
 
-class TooMany(ValueError):
+class VocabularyOverflowError(ValueError):
     """An error: there are more distinct chunks than a limit."""
 
 
@@ -49,7 +49,7 @@ class DistinctChunks:
     left_out: int = 0
 
 
-def distinct_chunks(
+def count_distinct_chunks(
     corpus: Corpus, *splits: str, most: int | None = None, at_least: int = 1, limit: int | None = None
 ) -> DistinctChunks:
     """Count the distinct chunks of some splits together.
@@ -65,17 +65,17 @@ def distinct_chunks(
         TooMany: there are more than `limit`, raised as soon as that is certain.
         OSError: there is no room for the temporary file.
     """
-    return _counted(_samples(corpus, *splits), corpus.chunker().k, most, at_least, limit)
+    return _count_samples(_iterate_samples(corpus, *splits), corpus.build_chunker().k, most, at_least, limit)
 
 
-def _samples(corpus: Corpus, *splits: str) -> Iterator[Sample]:
-    return (sample for split in splits for shard in corpus.of(split) for sample in corpus.read(shard))
+def _iterate_samples(corpus: Corpus, *splits: str) -> Iterator[Sample]:
+    return (sample for split in splits for shard in corpus.shards_of(split) for sample in corpus.read(shard))
 
 
-def _counted(
+def _count_samples(
     samples: Iterable[Sample], k: int, most: int | None = None, at_least: int = 1, limit: int | None = None
 ) -> DistinctChunks:
-    """Count the chunks of samples; see `distinct_chunks`."""
+    """Count the chunks of samples; see `count_distinct_chunks`."""
     import duckdb
     import pyarrow
 
@@ -145,9 +145,9 @@ def _limited(samples: Iterable[Sample], limit: int) -> Iterator[Sample]:
     """Pass samples on; raise TooMany once they have more than `limit` distinct chunks, told apart by 64-bit hashes."""
     known = np.zeros(0, np.uint64)
     for sample in samples:
-        known = np.union1d(known, hashes(sample.tokens, sample.lengths))
+        known = np.union1d(known, hash_chunks(sample.tokens, sample.lengths))
         if len(known) > limit:
-            raise TooMany(f"there are more than {limit:,} distinct chunks")
+            raise VocabularyOverflowError(f"there are more than {limit:,} distinct chunks")
         yield sample
 
 
@@ -164,44 +164,44 @@ class Occurrences:
 
     def __init__(self, corpus: Corpus, split: str, among: str) -> None:
         self._keys, waiting, size = np.zeros(0, np.uint64), [], 0
-        for sample in _samples(corpus, among):
-            waiting.append(hashes(sample.tokens, sample.lengths))
+        for sample in _iterate_samples(corpus, among):
+            waiting.append(hash_chunks(sample.tokens, sample.lengths))
             size += len(waiting[-1])
             if size > max(len(self._keys), SHARE):
                 self._keys, waiting, size = np.unique(np.concatenate([self._keys, *waiting])), [], 0
         self._keys = np.unique(np.concatenate([self._keys, *waiting]))
         self._counts = np.zeros(len(self._keys), np.int64)
-        for sample in _samples(corpus, split) if len(self._keys) else ():
-            keys, counts = np.unique(hashes(sample.tokens, sample.lengths), return_counts=True)
-            place, found = self._find(keys)
+        for sample in _iterate_samples(corpus, split) if len(self._keys) else ():
+            keys, counts = np.unique(hash_chunks(sample.tokens, sample.lengths), return_counts=True)
+            place, found = self._find_keys(keys)
             self._counts[place[found]] += counts[found]
 
-    def _find(self, keys: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    def _find_keys(self, keys: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         place = np.searchsorted(self._keys, keys).clip(max=len(self._keys) - 1)
         return place, self._keys[place] == keys
 
-    def of(self, tokens: np.ndarray, lengths: np.ndarray) -> np.ndarray:
+    def count_occurrences(self, tokens: np.ndarray, lengths: np.ndarray) -> np.ndarray:
         """Return the counts (N,) of chunks, given all their tokens (n,) and lengths (N,).
 
         It is 0 for a chunk that is not in `among`.
         """
         if not len(self._keys):
             return np.zeros(len(lengths), np.int64)
-        place, found = self._find(hashes(tokens, lengths))
+        place, found = self._find_keys(hash_chunks(tokens, lengths))
         return np.where(found, self._counts[place], 0)
 
 
-def documents_with(corpus: Corpus, split: str, chunks: DistinctChunks) -> np.ndarray:
+def count_documents_with(corpus: Corpus, split: str, chunks: DistinctChunks) -> np.ndarray:
     """Count the documents of a split that contain each of some distinct chunks: (C,) int64.
 
     A document counts as several if it is longer than `PART` chunks, or if a sample ends inside it. So a corpus of one
     document, too, tells chunks that occur everywhere from those of one place.
     """
-    known = hashes(chunks.tokens[np.arange(chunks.tokens.shape[1]) < chunks.lengths[:, None]], chunks.lengths)
+    known = hash_chunks(chunks.tokens[np.arange(chunks.tokens.shape[1]) < chunks.lengths[:, None]], chunks.lengths)
     order = np.argsort(known)
     known, found = known[order], np.zeros(len(known), np.int64)
-    for sample in _samples(corpus, split) if len(known) else ():
-        keys, ends = hashes(sample.tokens, sample.lengths), np.cumsum(sample.documents)
+    for sample in _iterate_samples(corpus, split) if len(known) else ():
+        keys, ends = hash_chunks(sample.tokens, sample.lengths), np.cumsum(sample.documents)
         within = np.arange(len(keys)) - np.repeat(ends - sample.documents, sample.documents)
         begins = within % PART == 0
         part = np.cumsum(begins)
@@ -222,12 +222,12 @@ def frequent_words(corpus: Corpus, number: int) -> list[str]:
 
     Only its first megabytes are counted. See `telling`.
     """
-    first = list(islice(_samples(corpus, "train"), _LOOKED_AT))
-    found = _counted(first, corpus.chunker().k)
-    return [chunk.decode() for chunk in telling(found, number) if _is_word(chunk)]
+    first = list(islice(_iterate_samples(corpus, "train"), _LOOKED_AT))
+    found = _count_samples(first, corpus.build_chunker().k)
+    return [chunk.decode() for chunk in select_telling_chunks(found, number) if _is_word(chunk)]
 
 
-def telling(found: DistinctChunks, number: int) -> list[bytes]:
+def select_telling_chunks(found: DistinctChunks, number: int) -> list[bytes]:
     """Return frequent chunks that show the topics of a corpus, the most frequent first.
 
     For text they are whole characters with at least one letter or digit. If few chunks are, any chunk is taken.

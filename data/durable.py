@@ -33,13 +33,13 @@ from multiprocessing.util import Finalize
 from pathlib import Path
 from typing import IO, Any
 
-from data.checked import DamagedFile, named, open_file, open_own, sealed_json
+from data.checked import CorruptFileError, add_path_to_errors, encode_checked_json, open_file, open_own
 
 FLOW_RUN = "HAED_FLOW_RUN"  # environment variable: name of the Prefect flow run of this process
 _GONE = (errno.ENOENT, errno.ENOTDIR, errno.ESTALE, errno.ELOOP)  # errors of a path that no longer names anything
 
 
-class FolderLost(OSError):
+class FolderLostError(OSError):
     """An error: a folder in which this process writes, or its lock file, was removed, moved or replaced."""
 
 
@@ -59,13 +59,13 @@ class Guard:
     descriptor: int
     lock: tuple[Path, IO[bytes]] | None = None
 
-    def check(self) -> None:
+    def check_unchanged(self) -> None:
         """Raise FolderLost if the path of the folder, or of its lock file, names another one or nothing."""
         if not is_still(self.folder, self.descriptor):
             now = "is another folder now" if self.folder.exists() else "was removed or moved"
-            raise FolderLost(f"{self.folder} {now}: nothing is written there any more")
+            raise FolderLostError(f"{self.folder} {now}: nothing is written there any more")
         if self.lock is not None and not is_still(self.lock[0], self.lock[1].fileno()):
-            raise FolderLost(
+            raise FolderLostError(
                 f"the lock file {self.lock[0]} was removed or replaced, so another process may write there: nothing is "
                 "written there any more"
             )
@@ -101,7 +101,7 @@ def is_still(path: Path, descriptor: int) -> bool:
 
 
 @contextmanager
-def guarded(folder: Path, lock: tuple[Path, IO[bytes]] | None = None) -> Iterator[Guard]:
+def guard_folder(folder: Path, lock: tuple[Path, IO[bytes]] | None = None) -> Iterator[Guard]:
     """Make every write of this process below a folder fail as soon as the folder or its lock file is replaced.
 
     Args:
@@ -115,7 +115,7 @@ def guarded(folder: Path, lock: tuple[Path, IO[bytes]] | None = None) -> Iterato
     guard = Guard(absolute, descriptor, None if lock is None else (Path(os.path.abspath(lock[0])), lock[1]))
     _guards.append(guard)
     try:
-        guard.check()
+        guard.check_unchanged()
         yield guard
     finally:
         _guards.remove(guard)
@@ -127,7 +127,7 @@ def check_guards(path: Path) -> None:
     absolute = Path(os.path.abspath(path))
     for guard in tuple(_guards):
         if absolute.is_relative_to(guard.folder):
-            guard.check()
+            guard.check_unchanged()
 
 
 def make_folders(path: Path, within: Path) -> None:
@@ -152,7 +152,7 @@ def make_folders(path: Path, within: Path) -> None:
         os.close(descriptor)
 
 
-def hold(path: Path, waiting: Callable[[str], None] | None = None, patience: float = 0.0) -> IO[bytes]:
+def acquire_lock(path: Path, waiting: Callable[[str], None] | None = None, patience: float = 0.0) -> IO[bytes]:
     """Create a file if needed, and lock it. Closing it frees the lock.
 
     Args:
@@ -182,7 +182,7 @@ def hold(path: Path, waiting: Callable[[str], None] | None = None, patience: flo
                     waiting(holder.decode(errors="replace"))
                     waiting = None
                 fcntl.flock(file, fcntl.LOCK_EX)
-            if _is(file, path):
+            if _is_same_file(file, path):
                 unless_locked.pop_all()
                 file.seek(0)
                 return file
@@ -190,15 +190,15 @@ def hold(path: Path, waiting: Callable[[str], None] | None = None, patience: flo
 
 
 @contextmanager
-def locked(path: Path, waiting: Callable[[str], None] | None = None) -> Iterator[None]:
+def file_lock(path: Path, waiting: Callable[[str], None] | None = None) -> Iterator[None]:
     """Hold a lock file that names its holder, and guard its folder. The file is removed afterwards. See `hold`."""
-    with hold(path, waiting) as file:
+    with acquire_lock(path, waiting) as file:
         try:
-            with named(path):
+            with add_path_to_errors(path):
                 file.truncate(0)
-                file.write(whoami().encode())
+                file.write(process_description().encode())
                 file.flush()
-            with guarded(path.parent, (path, file)):
+            with guard_folder(path.parent, (path, file)):
                 yield
         finally:
             if is_still(path, file.fileno()):  # else it belongs to another process
@@ -206,7 +206,7 @@ def locked(path: Path, waiting: Callable[[str], None] | None = None) -> Iterator
             fcntl.flock(file, fcntl.LOCK_UN)  # forks of this process hold the file open too
 
 
-def holder(path: Path) -> str | None:
+def read_lock_holder(path: Path) -> str | None:
     """Return the holder's description of itself in a lock file; None if nobody holds it, or it cannot be read."""
     try:
         with open_file(path) as file:
@@ -214,18 +214,18 @@ def holder(path: Path) -> str | None:
                 fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)  # another process waits for this moment; see `hold`
             except BlockingIOError:
                 return file.read(1000).decode(errors="replace")
-    except (OSError, DamagedFile):
+    except (OSError, CorruptFileError):
         pass
     return None
 
 
-def whoami() -> str:
+def process_description() -> str:
     """Return a description of this process for people."""
     flow_run = f", flow run '{name}'" if (name := os.environ.get(FLOW_RUN)) else ""
     return f"process {os.getpid()} on {socket.gethostname()}{flow_run}"
 
 
-def sweep(paths: Iterable[Path], before: Callable[[Path], None] = lambda path: None) -> None:
+def remove_unlocked_files(paths: Iterable[Path], before: Callable[[Path], None] = lambda path: None) -> None:
     """Remove those files that nobody holds: their writers are dead. Files that cannot be removed are skipped silently.
 
     Args:
@@ -236,14 +236,14 @@ def sweep(paths: Iterable[Path], before: Callable[[Path], None] = lambda path: N
         try:
             with open_file(path) as file:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                if _is(file, path):
+                if _is_same_file(file, path):
                     before(path)
                     path.unlink()
-        except (OSError, DamagedFile):
+        except (OSError, CorruptFileError):
             continue
 
 
-def _is(file: IO[bytes], path: Path) -> bool:
+def _is_same_file(file: IO[bytes], path: Path) -> bool:
     try:
         found, there = os.fstat(file.fileno()), path.stat()
     except FileNotFoundError:
@@ -259,12 +259,12 @@ def write_atomically(path: Path, content: bytes) -> None:
     Raises:
         OSError: the disk is full or not writable; `path` is unchanged.
     """
-    with replacing(path) as file:
+    with replace_atomically(path) as file:
         file.write(content)
 
 
 @contextmanager
-def replacing(path: Path) -> Iterator[IO[bytes]]:
+def replace_atomically(path: Path) -> Iterator[IO[bytes]]:
     """Open an empty file for piecewise writing, which replaces `path` at the end. See `write_atomically`.
 
     Raises:
@@ -273,7 +273,7 @@ def replacing(path: Path) -> Iterator[IO[bytes]]:
     """
     check_guards(path)
     beside = path.with_name(f".{path.name}.{os.getpid()}.partial")
-    with named(path), hold(beside) as file:
+    with add_path_to_errors(path), acquire_lock(beside) as file:
         try:
             file.truncate(0)
             yield file
@@ -289,7 +289,7 @@ def replacing(path: Path) -> Iterator[IO[bytes]]:
 
 def write_json(path: Path, value: Any) -> None:
     """Write JSON with its checksum, whole or not at all. `data.checked.read_json` reads it."""
-    write_atomically(path, sealed_json(value))
+    write_atomically(path, encode_checked_json(value))
 
 
 def sync_folder(folder: Path) -> None:
@@ -301,7 +301,7 @@ def sync_folder(folder: Path) -> None:
         os.close(descriptor)
 
 
-def remove(folder: Path) -> None:
+def remove_folder(folder: Path) -> None:
     """Remove a folder and all its contents, as far as possible."""
     shutil.rmtree(folder, ignore_errors=True)
 
@@ -322,14 +322,14 @@ def available_threads(root: Path = Path("/")) -> int:
         cpus = len(os.sched_getaffinity(0))
     except AttributeError:  # not on macOS
         cpus = os.cpu_count() or 1
-    limits = [cpus, *(math.ceil(quota) for quota in _quotas(root))]
+    limits = [cpus, *(math.ceil(quota) for quota in _read_cpu_quotas(root))]
     asked = os.environ.get("OMP_NUM_THREADS", "").split(",")[0].strip()  # one number for each level of nesting
     if asked.isdecimal() and int(asked):
         limits.append(int(asked))
     return max(1, min(limits))
 
 
-def _quotas(root: Path) -> Iterator[float]:
+def _read_cpu_quotas(root: Path) -> Iterator[float]:
     """Yield the CPU quotas of this process's control groups, version 1 and 2, including those of all parent groups."""
     mounted, own = root / "sys/fs/cgroup", ""
     with suppress(OSError):
@@ -344,10 +344,10 @@ def _quotas(root: Path) -> Iterator[float]:
                 inner,
                 *inner.parents[: len(inner.parts) - len(place.parts)],
             ):  # of a container, the outermost alone
-                yield from _quota(group)
+                yield from _read_group_quota(group)
 
 
-def _quota(group: Path) -> Iterator[float]:
+def _read_group_quota(group: Path) -> Iterator[float]:
     """Yield the CPU quota of one control group, if it has one."""
     with suppress(OSError, ValueError):
         quota, period = (group / "cpu.max").read_text().split()
@@ -358,7 +358,7 @@ def _quota(group: Path) -> Iterator[float]:
             yield int(quota) / int(period)
 
 
-def allowed(workers: int) -> int:
+def allowed_workers(workers: int) -> int:
     """Return the number of workers that this process may start.
 
     A multiprocessing daemon, such as a DataLoader worker, may start none.
@@ -381,18 +381,18 @@ def process_pool(
     """
     forks = sys.platform == "linux" and threading.active_count() == 1 and "torch" not in sys.modules
     context = multiprocessing.get_context("fork" if forks else "spawn")
-    pool = ProcessPoolExecutor(workers, context, _initialise, (initializer, arguments))
+    pool = ProcessPoolExecutor(workers, context, _initialise_worker, (initializer, arguments))
     # At exit, a process started by multiprocessing waits for its children before the pool would end them.
-    Finalize(pool, _end, (weakref.ref(pool),), exitpriority=100)
+    Finalize(pool, _shut_down_pool, (weakref.ref(pool),), exitpriority=100)
     return pool
 
 
-def _end(pool: "weakref.ref[ProcessPoolExecutor]") -> None:
+def _shut_down_pool(pool: "weakref.ref[ProcessPoolExecutor]") -> None:
     if (still := pool()) is not None:
         still.shutdown(cancel_futures=True)
 
 
-def _initialise(initializer: Callable[..., None] | None, arguments: tuple[Any, ...]) -> None:
+def _initialise_worker(initializer: Callable[..., None] | None, arguments: tuple[Any, ...]) -> None:
     os.setsid()
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)

@@ -25,11 +25,11 @@ from typing import Any
 
 import numpy as np
 
-from data.checked import DamagedFile, OpenedFile
+from data.checked import CorruptFileError, OpenedFile
 from data.corpus import Corpus
-from data.durable import allowed, process_pool
+from data.durable import allowed_workers, process_pool
 from data.options import LoaderOptions
-from data.shards import Damaged, Sample
+from data.shards import CorruptShardError, Sample
 
 log = logging.getLogger(__name__)
 BUFFER_SHARDS = 4
@@ -63,7 +63,7 @@ class _Stream:
         self.firsts = np.cumsum([0, *(len(sample.lengths) for sample in samples)])  # first chunk of each, and the end
         self.indices: list[tuple[np.ndarray, np.ndarray] | None] = [None] * len(samples)
 
-    def index(self, number: int) -> tuple[np.ndarray, np.ndarray]:
+    def index_sample(self, number: int) -> tuple[np.ndarray, np.ndarray]:
         """Return for a sample the offsets (N + 1,) of its chunks in its tokens, and a mask (N,) of document starts."""
         found = self.indices[number]
         if found is None:
@@ -76,7 +76,7 @@ class _Stream:
             found = self.indices[number] = (offsets, starts)
         return found
 
-    def window(self, begin: int, size: int, grid: np.ndarray, lengths: np.ndarray, starts: np.ndarray) -> None:
+    def fill_window(self, begin: int, size: int, grid: np.ndarray, lengths: np.ndarray, starts: np.ndarray) -> None:
         """Copy at most `size` chunks, from `begin` on, into tokens (T, K), lengths (T,) and starts (T,).
 
         Raises:
@@ -85,15 +85,15 @@ class _Stream:
         at, stop = 0, min(begin + size, int(self.firsts[-1]))
         while begin < stop:
             number = int(np.searchsorted(self.firsts, begin, "right")) - 1
-            sample, (offsets, marks) = self.samples[number], self.index(number)
+            sample, (offsets, marks) = self.samples[number], self.index_sample(number)
             a = begin - int(self.firsts[number])
             b = min(len(sample.lengths), stop - int(self.firsts[number]))
             end = at + b - a
             lengths[at:end], starts[at:end] = sample.lengths[a:b], marks[a:b]
             try:
-                tokens = self.file.read(sample.at + int(offsets[a]), int(offsets[b] - offsets[a]))
-            except DamagedFile as error:
-                raise Damaged(self.file.path, None, str(error)) from error
+                tokens = self.file.read_range(sample.at + int(offsets[a]), int(offsets[b] - offsets[a]))
+            except CorruptFileError as error:
+                raise CorruptShardError(self.file.path, None, str(error)) from error
             grid[at:end][np.arange(grid.shape[1]) < lengths[at:end, None]] = np.frombuffer(tokens, np.uint8)
             begin, at = begin + b - a, end
 
@@ -141,9 +141,9 @@ class Loader:
         self.options = options or LoaderOptions()
         self.skipped = 0
         self._seed = (seed, stream)
-        self._k = corpus.chunker().k
-        self._shards = corpus.of(split)
-        raster = corpus.raster(split)
+        self._k = corpus.build_chunker().k
+        self._shards = corpus.shards_of(split)
+        raster = corpus.chunks_per_raster(split)
         if raster is not None and raster > context:
             raise ValueError(
                 f"a picture of {corpus.location} has {raster} chunks, and stays whole: a window of {context} is too small; "
@@ -161,9 +161,9 @@ class Loader:
             )
         self._epoch, self._consumed, self._began = 0, 0, 0
         self._damaged: dict[int, bool] = {}
-        self._prepare()
+        self._make_caches()
 
-    def _prepare(self) -> None:
+    def _make_caches(self) -> None:
         self._load = lru_cache(maxsize=2 * BUFFER_SHARDS)(self._load_shard)
         self._order = lru_cache(maxsize=2)(self._buffer_order)
         self._buffers = lru_cache(maxsize=2)(self._epoch_buffers)
@@ -176,14 +176,14 @@ class Loader:
     def __setstate__(self, state: dict[str, Any]) -> None:
         """Restore the state in a worker, with empty caches."""
         vars(self).update(state)
-        self._prepare()
+        self._make_caches()
 
     @property
-    def epochs(self) -> float:
+    def epochs_passed(self) -> float:
         """Passes over the data so far, or since `begin` was called."""
         return (self._epoch * self.windows_per_epoch + self._consumed - self._began) / self.windows_per_epoch
 
-    def begin(self) -> None:
+    def restart_epoch_count(self) -> None:
         """Count epochs from the present position on."""
         self._began = self._epoch * self.windows_per_epoch + self._consumed
 
@@ -214,17 +214,17 @@ class Loader:
         """
         start = self._epoch * self.windows_per_epoch + self._consumed  # in windows over all epochs
         step = self.sequences * self.ranks
-        share, shares = _share()
+        share, shares = _worker_share()
         positions = count(start + share * step, shares * step)
-        workers = allowed(self.options.workers)
-        made = _made_ahead(self, positions, workers) if workers else map(self.batch, positions)
+        workers = allowed_workers(self.options.workers)
+        made = _make_batches_ahead(self, positions, workers) if workers else map(self.batch, positions)
         for number, batch in enumerate(made):
             after = start + (share + number * shares + 1) * step
             self._epoch, self._consumed = divmod(after, self.windows_per_epoch)
             self.skipped += batch.skipped
             yield batch
 
-    def epoch(self) -> Iterator[Batch]:
+    def iterate_epoch(self) -> Iterator[Batch]:
         """Yield the batches of the rest of this epoch, every window once.
 
         The last batch may be smaller, or missing on some ranks.
@@ -235,7 +235,7 @@ class Loader:
         Raises:
             Damaged: a shard is damaged, and `loader.damaged` is stop.
         """
-        step, (share, shares) = self.sequences * self.ranks, _share()
+        step, (share, shares) = self.sequences * self.ranks, _worker_share()
         first = self._epoch * self.windows_per_epoch
         end = first + self.windows_per_epoch
         for position in range(first + self._consumed + share * step, end, shares * step):
@@ -252,7 +252,7 @@ class Loader:
         mine = position + self.rank * self.sequences
         total = self.windows_per_epoch
         stop = mine + self.sequences if end is None else min(end, mine + self.sequences)
-        windows = [self._window(*divmod(each, total)) for each in range(mine, stop)]
+        windows = [self._read_window(*divmod(each, total)) for each in range(mine, stop)]
         whole = [window for window in windows if window is not None]
         empty = np.zeros((self.context, self._k), np.uint8)
         arrays = [window or (empty, empty[:, 0], empty[:, 0] > 0) for window in windows]
@@ -286,7 +286,7 @@ class Loader:
             self._fetching = threading.Thread(target=self.corpus.fetch_ahead, args=(shards,), daemon=True)
             self._fetching.start()
 
-    def _window(self, epoch: int, index: int) -> tuple[np.ndarray, np.ndarray, np.ndarray] | None:
+    def _read_window(self, epoch: int, index: int) -> tuple[np.ndarray, np.ndarray, np.ndarray] | None:
         """Return a window of an epoch: tokens (T, K), lengths (T,), starts (T,); None if its shard is skipped."""
         _, firsts = self._buffers(epoch)
         buffer = int(np.searchsorted(firsts, index, "right")) - 1
@@ -298,20 +298,20 @@ class Loader:
         lengths = np.zeros(self.context, np.uint8)
         starts = np.zeros(self.context, bool)
         try:
-            stream.window(int(window) * self._step, self._step, tokens, lengths, starts)
-        except Damaged as error:
-            self._skip(int(shard), error)
+            stream.fill_window(int(window) * self._step, self._step, tokens, lengths, starts)
+        except CorruptShardError as error:
+            self._skip_shard(int(shard), error)
             return None
         return tokens, lengths, starts
 
     def _load_shard(self, number: int) -> _Stream | None:
         try:
             return _Stream(*self.corpus.open_shard(self._shards[number]))
-        except Damaged as error:
-            self._skip(number, error)
+        except CorruptShardError as error:
+            self._skip_shard(number, error)
             return None
 
-    def _skip(self, number: int, error: Damaged) -> None:
+    def _skip_shard(self, number: int, error: CorruptShardError) -> None:
         """Raise the error of a damaged shard, or warn once that its windows are skipped, by `loader.damaged`."""
         if self.options.damaged == "stop":
             raise error
@@ -320,7 +320,7 @@ class Loader:
         self._damaged[number] = True
 
 
-def _share() -> tuple[int, int]:
+def _worker_share() -> tuple[int, int]:
     """Return the number of this worker of torch's DataLoader and the number of workers; (0, 1) elsewhere.
 
     Torch is not imported.
@@ -330,14 +330,14 @@ def _share() -> tuple[int, int]:
     return (worker.id, worker.num_workers) if worker else (0, 1)
 
 
-def _made_ahead(loader: Loader, positions: Iterator[int], workers: int) -> Iterator[Batch]:
+def _make_batches_ahead(loader: Loader, positions: Iterator[int], workers: int) -> Iterator[Batch]:
     """Yield the loader's batches in order, made by worker processes."""
-    pool = process_pool(workers, _receive, (loader,))
+    pool = process_pool(workers, _set_loader, (loader,))
     try:
-        waiting = deque(pool.submit(_make, next(positions)) for _ in repeat(None, _AHEAD * workers))
+        waiting = deque(pool.submit(_make_batch, next(positions)) for _ in repeat(None, _AHEAD * workers))
         while True:
             batch = waiting.popleft().result()
-            waiting.append(pool.submit(_make, next(positions)))
+            waiting.append(pool.submit(_make_batch, next(positions)))
             yield batch
     except BrokenProcessPool as error:
         raise OSError("a loader worker died (killed, or out of memory?); loader.workers=0 goes without") from error
@@ -348,10 +348,10 @@ def _made_ahead(loader: Loader, positions: Iterator[int], workers: int) -> Itera
 _loader: Loader
 
 
-def _receive(loader: Loader) -> None:
+def _set_loader(loader: Loader) -> None:
     global _loader
     _loader = loader
 
 
-def _make(position: int) -> Batch:
+def _make_batch(position: int) -> Batch:
     return _loader.batch(position)

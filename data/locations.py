@@ -40,7 +40,7 @@ def is_remote(location: str | Path) -> bool:
     return "://" in str(location)
 
 
-def redact(text: str) -> str:
+def redact_urls(text: str) -> str:
     """Return the text with names, passwords and signatures in its URLs replaced by stars."""
 
     def hidden(found: re.Match[str]) -> str:
@@ -55,7 +55,7 @@ def show_url(url: str) -> str:
     path, query, _ = rest.partition("?")
     if "@" in rest and ("@" in re.split("[/?#]", rest)[0] or ":" in path.split("/")[0]):
         path = "***@" + rest.rpartition("@")[2].partition("?")[0]
-    return redact(f"{scheme}{mark}{path}") + ("?***" if query else "")
+    return redact_urls(f"{scheme}{mark}{path}") + ("?***" if query else "")
 
 
 def check_url(url: str, option: str = "") -> str:
@@ -130,7 +130,7 @@ def _check_encoded(rest: str, shown: str, scheme: str) -> None:
         raise ValueError(f"{shown} is no file of this machine: expected file:///, and its path from the root")
 
 
-def file_of(url: str) -> str:
+def path_of_file_url(url: str) -> str:
     """Return the decoded path of a checked `file` URL."""
     return os.fsdecode(unquote_to_bytes(url.removeprefix("file://").removeprefix("localhost"))) or "/"
 
@@ -143,7 +143,7 @@ def check_scheduler(address: str) -> str:
     """
     if address != "local" and not _SCHEDULER.fullmatch(address):
         raise ValueError(
-            f"launcher.dask={redact(address)!r}: expected local, or the address of a scheduler, tcp://HOST:PORT, "
+            f"launcher.dask={redact_urls(address)!r}: expected local, or the address of a scheduler, tcp://HOST:PORT, "
             "tls://HOST:PORT or HOST:PORT"
         )
     return address
@@ -153,7 +153,7 @@ def check_folder(folder: str | Path, option: str) -> None:
     """Raise ValueError if a folder that will be written to is a URL."""
     if _FOLDER_URL.match(str(folder)) or is_remote(folder):
         raise ValueError(
-            f"{option}={redact(str(folder))} is a URL, and is written to here: give a folder of this machine. "
+            f"{option}={redact_urls(str(folder))} is a URL, and is written to here: give a folder of this machine. "
             "To have shards elsewhere, copy their folder there, and read them by source.kind=shards source.path=URL"
         )
 

@@ -35,7 +35,7 @@ CHUNKERS = {
 }
 
 
-def known(table: dict[str, str], group: str) -> Callable[[str], str]:
+def known_name_validator(table: dict[str, str], group: str) -> Callable[[str], str]:
     """Return a validator: a name must be in the table, or an entry point of the group in an installed package."""
 
     def check(name: str) -> str:
@@ -48,7 +48,7 @@ def known(table: dict[str, str], group: str) -> Callable[[str], str]:
     return check
 
 
-def _expression(pattern: str | None) -> str | None:
+def _check_expression(pattern: str | None) -> str | None:
     """Check a regular expression and return it."""
     try:
         re.compile(pattern or "")
@@ -57,7 +57,7 @@ def _expression(pattern: str | None) -> str | None:
     return pattern
 
 
-def _glob(pattern: str) -> str:
+def _check_glob(pattern: str) -> str:
     """Check that a glob is valid and relative, and return it."""
     if pattern.startswith("/"):
         raise ValueError("expected a glob relative to source.path, which does not begin with /")
@@ -68,7 +68,7 @@ def _glob(pattern: str) -> str:
     return pattern
 
 
-def _choices(table: dict[str, str], group: str) -> Callable[[dict[str, Any]], None]:
+def _add_choices(table: dict[str, str], group: str) -> Callable[[dict[str, Any]], None]:
     """Return a function that adds the names to a JSON schema, for forms.
 
     Entry points are listed only when a schema is made.
@@ -88,9 +88,9 @@ class SourceOptions:
             "images: PNG, JPEG, ImageNet32, CIFAR-10; audio: WAV, FLAC; datasets: Hugging Face; webdataset: tars of "
             "samples; shards: an existing corpus, "
             "also behind a URL (http, https, s3, gs, az, file); or a source of your own (docs/data.md)",
-            json_schema_extra=_choices(SOURCES, "haed.sources"),
+            json_schema_extra=_add_choices(SOURCES, "haed.sources"),
         ),
-        AfterValidator(known(SOURCES, "haed.sources")),
+        AfterValidator(known_name_validator(SOURCES, "haed.sources")),
     ] = "stdlib"
     path: Annotated[
         Annotated[str, Field(max_length=4096, json_schema_extra={"pattern": NO_SECRET})] | None,
@@ -99,9 +99,9 @@ class SourceOptions:
             ".zst); - is standard input"
         ),
     ] = None
-    pattern: Annotated[str, Field(description="files of a folder, as a glob relative to it"), AfterValidator(_glob)] = (
-        "**/*"
-    )
+    pattern: Annotated[
+        str, Field(description="files of a folder, as a glob relative to it"), AfterValidator(_check_glob)
+    ] = "**/*"
     follow_links: Annotated[
         bool,
         Field(description="follow links that lead out of the folder, and links to folders; else left out, and said"),
@@ -124,10 +124,12 @@ class SourceOptions:
     valid_pattern: Annotated[
         str | None,
         Field(description="regular expression: documents whose name matches are valid, whatever else says"),
-        AfterValidator(_expression),
+        AfterValidator(_check_expression),
     ] = None
     test_pattern: Annotated[
-        str | None, Field(description="likewise for test; what matches neither is train"), AfterValidator(_expression)
+        str | None,
+        Field(description="likewise for test; what matches neither is train"),
+        AfterValidator(_check_expression),
     ] = None
     cut: Annotated[
         bool | None,
@@ -170,9 +172,9 @@ class ChunkerOptions:
         Field(
             description="words: a word with the white space after it; fixed: k bytes; pixels: k values of a raster; "
             "sentences; entropy: where a byte n-gram model is uncertain; or one of your own (docs/data.md)",
-            json_schema_extra=_choices(CHUNKERS, "haed.chunkers"),
+            json_schema_extra=_add_choices(CHUNKERS, "haed.chunkers"),
         ),
-        AfterValidator(known(CHUNKERS, "haed.chunkers")),
+        AfterValidator(known_name_validator(CHUNKERS, "haed.chunkers")),
     ] = "words"
     k: Annotated[
         int, Field(ge=1, le=LARGEST_CHUNK, description="tokens per chunk at most, of text bytes (paper: 12)")

@@ -30,7 +30,7 @@ from typing import Annotated, Any
 import numpy as np
 from pydantic import AfterValidator, Field
 
-from data.checked import named, parse_json
+from data.checked import add_path_to_errors, parse_json
 from data.chunkers import Chunker
 from data.locations import is_remote
 from data.sources.source import SPLITS, Piece
@@ -40,13 +40,13 @@ SAMPLE_BYTES = 1 << 20
 _ARRAYS = {"tokens": np.uint8, "lengths": np.uint8, "documents": np.int64}
 
 
-def _split(name: str) -> str:
+def _check_split_name(name: str) -> str:
     if name not in SPLITS:
         raise ValueError(f"must be one of {', '.join(SPLITS)}")
     return name
 
 
-def _digest(text: str) -> str:
+def _check_sha256(text: str) -> str:
     if not re.fullmatch("[0-9a-f]{64}", text):
         raise ValueError("must be 64 hexadecimal digits, in small letters")
     return text
@@ -60,14 +60,14 @@ class Shard:
     """
 
     file: str
-    split: Annotated[str, AfterValidator(_split)]
+    split: Annotated[str, AfterValidator(_check_split_name)]
     samples: Annotated[int, Field(ge=0, strict=True)]
     documents: Annotated[int, Field(ge=0, strict=True)]
     chunks: Annotated[int, Field(ge=0, strict=True)]
     tokens: Annotated[int, Field(ge=0, strict=True)]
     source_bytes: Annotated[int, Field(ge=0, strict=True)]
     file_bytes: Annotated[int, Field(ge=0, strict=True)]
-    sha256: Annotated[str, AfterValidator(_digest)]
+    sha256: Annotated[str, AfterValidator(_check_sha256)]
 
 
 @dataclass
@@ -91,7 +91,7 @@ class Sample:
     at: int = 0
 
 
-class Damaged(ValueError):
+class CorruptShardError(ValueError):
     """An error: a shard is not what was written. The message names it, the first damaged byte, and what to do.
 
     Attributes:
@@ -110,7 +110,7 @@ class Damaged(ValueError):
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Return the parts for pickling, as worker processes send it."""
-        return Damaged, (self.path, self.offset, self.reason)
+        return CorruptShardError, (self.path, self.offset, self.reason)
 
 
 class ShardFile:
@@ -132,17 +132,17 @@ class ShardFile:
         self._file = open(path, "wb", buffering=0)  # noqa: SIM115 - until `close`
         self._sum = hashlib.sha256()
 
-    def write(self, sample: Sample, source_bytes: int) -> None:
+    def write_sample(self, sample: Sample, source_bytes: int) -> None:
         """Add a sample, and the number of source bytes that it stands for."""
         key, sums = f"{self.shard.split}-{self._part:05d}-{self._first + self.shard.samples:06d}", {}
         parts: list[bytes | memoryview] = []
         for name, kind in _ARRAYS.items():
             content = np.ascontiguousarray(getattr(sample, name), kind)
             sums[name] = zlib.crc32(content.data)
-            parts += _member(f"{key}.{name}.npy", _npy_header(name, len(content)), content.view(np.uint8).data)
+            parts += _tar_member(f"{key}.{name}.npy", _npy_header(name, len(content)), content.view(np.uint8).data)
         note = {"names": sample.names, "continues": sample.continues, "crc32": sums}
-        parts += _member(f"{key}.sample.json", json.dumps(note, ensure_ascii=True).encode(), memoryview(b""))
-        self._put(parts)
+        parts += _tar_member(f"{key}.sample.json", json.dumps(note, ensure_ascii=True).encode(), memoryview(b""))
+        self._write_parts(parts)
         shard = self.shard
         shard.samples += 1
         shard.documents += len(sample.names) - sample.continues
@@ -150,10 +150,10 @@ class ShardFile:
         shard.tokens += len(sample.tokens)
         shard.source_bytes += source_bytes
 
-    def _put(self, parts: list[bytes | memoryview]) -> None:
+    def _write_parts(self, parts: list[bytes | memoryview]) -> None:
         for part in parts:
             left = memoryview(part)
-            with named(self._path):
+            with add_path_to_errors(self._path):
                 while left:
                     left = left[self._file.write(left) :]
             self._sum.update(part)
@@ -161,15 +161,15 @@ class ShardFile:
 
     def close(self) -> Shard:
         """Complete the tar, sync it to disk, and return its entry for the manifest."""
-        self._put([bytes(2 * tarfile.BLOCKSIZE)])
-        with named(self._path):
+        self._write_parts([bytes(2 * tarfile.BLOCKSIZE)])
+        with add_path_to_errors(self._path):
             os.fsync(self._file.fileno())
             self._file.close()
         self.shard.sha256 = self._sum.hexdigest()
         return self.shard
 
 
-def _member(name: str, head: bytes, body: memoryview) -> list[bytes | memoryview]:
+def _tar_member(name: str, head: bytes, body: memoryview) -> list[bytes | memoryview]:
     """Return the blocks of a tar member, whose header depends only on its name and size."""
     member = tarfile.TarInfo(name)
     member.size, member.mtime, member.mode = len(head) + len(body), 0, 0o644
@@ -210,13 +210,13 @@ class ShardWriter:
         self._buffer = _Buffer()
         self._file: ShardFile | None = None
 
-    def add(self, piece: Piece) -> None:
+    def add_piece(self, piece: Piece) -> None:
         """Add the next piece."""
         if not piece.data:
             return
         buffer = self._buffer
         if buffer.size and buffer.size + len(piece.data) > SAMPLE_BYTES:
-            self._flush(piece.continues)
+            self._flush_sample(piece.continues)
             buffer = self._buffer
         if not piece.continues or not buffer.names:
             buffer.starts.append(buffer.size)
@@ -227,16 +227,16 @@ class ShardWriter:
 
     def close(self) -> list[Shard]:
         """Write the rest, and return all shards."""
-        self._flush(False)
-        self._finish()
+        self._flush_sample(False)
+        self._finish_file()
         return self.shards
 
-    def _flush(self, continued: bool) -> None:
+    def _flush_sample(self, continued: bool) -> None:
         """Write the sample. If its document continues, the last chunk is held back until the next bytes are known."""
         buffer, self._buffer = self._buffer, _Buffer()
         if not buffer.size:
             return
-        tokens, lengths, counts = self._split(b"".join(buffer.parts), buffer.starts)
+        tokens, lengths, counts = self._split_documents(b"".join(buffer.parts), buffer.starts)
         size = buffer.size
         if continued and len(lengths) == 1:
             self._buffer = buffer
@@ -253,21 +253,21 @@ class ShardWriter:
                 buffer.names.pop()
         ends = np.cumsum(lengths, dtype=np.int64)[np.cumsum(counts) - 1]
         for number, tokens_of in enumerate(np.diff(ends, prepend=0).tolist()):
-            self.statistics.document(tokens_of, number > 0 or not buffer.continues)
-        self.statistics.chunks(tokens, lengths)
+            self.statistics.count_document(tokens_of, number > 0 or not buffer.continues)
+        self.statistics.count_chunks(tokens, lengths)
         if self._file is not None and self._file.shard.source_bytes + size > self.limit:
-            self._finish()
+            self._finish_file()
         if self._file is None:
             path = self.folder / f"{self.split}-{len(self.shards):05d}.tar"
             self._file = ShardFile(path, self.split, self.part, sum(shard.samples for shard in self.shards))
-        self._file.write(Sample(tokens, lengths, counts, buffer.names, buffer.continues), size)
+        self._file.write_sample(Sample(tokens, lengths, counts, buffer.names, buffer.continues), size)
 
-    def _finish(self) -> None:
+    def _finish_file(self) -> None:
         if self._file is not None:
             self.shards.append(self._file.close())
             self._file = None
 
-    def _split(self, text: bytes, starts: list[int]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    def _split_documents(self, text: bytes, starts: list[int]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Return tokens (n,), lengths (N,) and the number of chunks (D,) of each document."""
         if type(self.chunker).join is Chunker.join:  # tokens are bytes, so starts of documents are starts of chunks
             tokens, lengths = self.chunker.split(text, np.array(starts, np.int64))
@@ -291,15 +291,15 @@ def read_shard(path: Path | str, content: bytes, shard: Shard | None = None) -> 
         Damaged: it is not what was written.
     """
     if shard is not None and hashlib.sha256(content).hexdigest() != shard.sha256:
-        _locate(path, content, shard)
-    found = list(_samples(path, content, checked=False))
+        _raise_first_damage(path, content, shard)
+    found = list(_read_samples(path, content, checked=False))
     sizes = sum(len(sample.tokens) for sample in found), sum(len(sample.lengths) for sample in found)
     if shard is not None and sizes != (shard.tokens, shard.chunks):
-        raise Damaged(path, None, "it does not hold the number of chunks that the manifest says")
+        raise CorruptShardError(path, None, "it does not hold the number of chunks that the manifest says")
     return found
 
 
-def _samples(path: Path | str, content: bytes, checked: bool) -> Iterator[Sample]:
+def _read_samples(path: Path | str, content: bytes, checked: bool) -> Iterator[Sample]:
     """Yield the samples of a shard. With `checked`, their own checksums are verified, to find the damaged place.
 
     Raises:
@@ -313,39 +313,39 @@ def _samples(path: Path | str, content: bytes, checked: bool) -> Iterator[Sample
                 name = member.name.split(".", 2)[1]
                 body = memoryview(content)[member.offset_data : member.offset_data + member.size]
                 if len(body) != member.size:
-                    raise Damaged(path, len(content), f"it ends inside of {member.name}")
+                    raise CorruptShardError(path, len(content), f"it ends inside of {member.name}")
                 if name != "sample":
-                    parts[name] = _array(body, _ARRAYS[name])
+                    parts[name] = _parse_npy(body, _ARRAYS[name])
                     at = member.offset_data + len(body) - parts[name].nbytes if name == "tokens" else at
                 else:
-                    yield _sample(path, member.offset, parts, parse_json(bytes(body), member.name), at, checked)
+                    yield _make_sample(path, member.offset, parts, parse_json(bytes(body), member.name), at, checked)
                     parts = {}
                 end = member.offset_data + member.size
     except (tarfile.TarError, KeyError, IndexError, TypeError, ValueError, RecursionError) as error:
-        if isinstance(error, Damaged):
+        if isinstance(error, CorruptShardError):
             raise
         at = min(end + -end % tarfile.BLOCKSIZE, len(content))  # it may end in the padding of a block
-        raise Damaged(path, at, f"{type(error).__name__} {error}") from error
+        raise CorruptShardError(path, at, f"{type(error).__name__} {error}") from error
     end += -end % tarfile.BLOCKSIZE
     if parts or len(content) < end + 2 * tarfile.BLOCKSIZE or any(content[end : end + 2 * tarfile.BLOCKSIZE]):
-        raise Damaged(path, min(end, len(content)), "a tar ought to go on or to end here")
+        raise CorruptShardError(path, min(end, len(content)), "a tar ought to go on or to end here")
 
 
-def _sample(
+def _make_sample(
     path: Path | str, offset: int, parts: dict[str, Any], note: dict[str, Any], at: int, checked: bool
 ) -> Sample:
     sample = Sample(**parts, names=note["names"], continues=note["continues"], at=at)
     for name in _ARRAYS if checked else ():
         if zlib.crc32(parts[name].data) != note["crc32"][name]:
-            raise Damaged(path, offset, f"the {name} of the sample that ends here were changed")
+            raise CorruptShardError(path, offset, f"the {name} of the sample that ends here were changed")
     counts = sample.lengths.sum(dtype=np.int64), sample.documents.sum(), len(sample.names)
     wanted = len(sample.tokens), len(sample.lengths), len(sample.documents)
     if counts != wanted or (len(sample.documents) and sample.documents.min() < 1):
-        raise Damaged(path, offset, "its chunks do not add up")
+        raise CorruptShardError(path, offset, "its chunks do not add up")
     return sample
 
 
-def _array(body: memoryview, dtype: Any) -> np.ndarray:
+def _parse_npy(body: memoryview, dtype: Any) -> np.ndarray:
     """Return the array of a .npy without a copy.
 
     Its header can neither make it larger than it is nor an array of objects.
@@ -363,12 +363,12 @@ def _array(body: memoryview, dtype: Any) -> np.ndarray:
     return array
 
 
-def _locate(path: Path | str, content: bytes, shard: Shard) -> None:
+def _raise_first_damage(path: Path | str, content: bytes, shard: Shard) -> None:
     """Raise Damaged for a shard whose sha256 is wrong, with the first place that shows why."""
-    for _ in _samples(path, content, checked=True):
+    for _ in _read_samples(path, content, checked=True):
         pass
     if len(content) != shard.file_bytes:
-        raise Damaged(
+        raise CorruptShardError(
             path, min(len(content), shard.file_bytes), f"it has {len(content):,} bytes, not {shard.file_bytes:,}"
         )
-    raise Damaged(path, 0, "its sha256 is not that of the manifest, in a header or a name")
+    raise CorruptShardError(path, 0, "its sha256 is not that of the manifest, in a header or a name")

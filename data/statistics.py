@@ -17,7 +17,7 @@ _MASKS = np.array([(1 << (8 * min(n, 8))) - 1 for n in range(256)], np.uint64)  
 _MIX = (np.uint64(0x9E3779B97F4A7C15), np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB))
 
 
-def hashes(tokens: np.ndarray, lengths: np.ndarray) -> np.ndarray:
+def hash_chunks(tokens: np.ndarray, lengths: np.ndarray) -> np.ndarray:
     """Return hashes (N,) uint64 of chunks; equal chunks have equal hashes.
 
     Args:
@@ -34,13 +34,13 @@ def hashes(tokens: np.ndarray, lengths: np.ndarray) -> np.ndarray:
     offset = 8
     while len(rows):
         word = words[begins[rows] + offset] & _MASKS[np.minimum(lengths[rows] - offset, 8)]
-        found[rows] = mixed(found[rows]) ^ word
+        found[rows] = mix_bits(found[rows]) ^ word
         offset += 8
         rows = rows[lengths[rows] > offset]
-    return mixed(found)
+    return mix_bits(found)
 
 
-def mixed(x: np.ndarray) -> np.ndarray:
+def mix_bits(x: np.ndarray) -> np.ndarray:
     """Apply the finaliser of SplitMix64 (Steele et al. 2014)."""
     for shift, factor in ((30, _MIX[1]), (27, _MIX[2])):
         x = x ^ (x >> np.uint64(shift))
@@ -62,7 +62,7 @@ class Frequencies:
     counts: np.ndarray = field(default_factory=lambda: np.zeros(0, np.int64))
     limit: int = int(_END)
 
-    def add(self, other: "Frequencies") -> None:
+    def merge_counts(self, other: "Frequencies") -> None:
         """Add the counts of other documents."""
         keys = np.concatenate([self.keys, other.keys])
         order = np.argsort(keys, kind="stable")
@@ -71,9 +71,9 @@ class Frequencies:
         self.keys = keys[first]
         self.counts = np.add.reduceat(counts, first) if len(first) else counts
         self.limit = min(self.limit, other.limit)
-        self._trim()
+        self._trim_rarest()
 
-    def _trim(self) -> None:
+    def _trim_rarest(self) -> None:
         below = int(np.searchsorted(self.keys, np.uint64(self.limit), "right"))
         if below > KEPT:
             self.limit, below = int(self.keys[KEPT - 1]), KEPT
@@ -84,33 +84,33 @@ class Frequencies:
             self.keys, self.counts = self.keys[kept], self.counts[kept]
 
     @classmethod
-    def of(cls, keys: np.ndarray) -> "Frequencies":
+    def from_keys(cls, keys: np.ndarray) -> "Frequencies":
         """Count the chunks with these keys (N,)."""
         keys = np.sort(keys)
         first = np.flatnonzero(np.concatenate([[True], keys[1:] != keys[:-1]])[: len(keys)])
         found = cls(keys[first], np.diff(first, append=len(keys)))
-        found._trim()
+        found._trim_rarest()
         return found
 
     @property
-    def exact(self) -> bool:
+    def is_exact(self) -> bool:
         """No distinct chunk is missing."""
         return self.limit == int(_END)
 
     @property
-    def distinct(self) -> int:
+    def distinct_count(self) -> int:
         """Number of distinct chunks; an estimate with a standard error of 0.4 % unless `exact`."""
-        if self.exact:
+        if self.is_exact:
             return len(self.keys)
         below = int(np.searchsorted(self.keys, np.uint64(self.limit), "right"))
         return round((below - 1) / (self.limit / 2**64))
 
-    def curve(self, points: int = 60) -> list[tuple[int, int]]:
+    def rank_curve(self, points: int = 60) -> list[tuple[int, int]]:
         """Return pairs of rank and count, evenly spaced over the logarithm of the rank."""
         head = np.sort(self.counts)[::-1]
-        total = self.distinct
+        total = self.distinct_count
         ranks = np.unique(np.geomspace(1, max(total, 1), points).round().astype(np.int64))
-        if self.exact:
+        if self.is_exact:
             return [(int(rank), int(head[rank - 1])) for rank in ranks] if total else []
         below = int(np.searchsorted(self.keys, np.uint64(self.limit), "right"))
         sample = np.sort(self.counts[:below])[::-1]
@@ -162,14 +162,14 @@ class Statistics:
         self._head, self._last = 0, 0
         self._waiting: list[np.ndarray] = []
 
-    def chunks(self, tokens: np.ndarray, lengths: np.ndarray) -> None:
+    def count_chunks(self, tokens: np.ndarray, lengths: np.ndarray) -> None:
         """Count chunks."""
         self.lengths += np.bincount(lengths, minlength=256)
-        self._waiting.append(hashes(tokens, lengths))
+        self._waiting.append(hash_chunks(tokens, lengths))
         if sum(map(len, self._waiting)) > _WAITING:
-            self._count()
+            self._count_waiting()
 
-    def document(self, tokens: int, begins: bool) -> None:
+    def count_document(self, tokens: int, begins: bool) -> None:
         """Count a document of so many tokens, or, if `begins` is False, the rest of the one before."""
         if begins:
             self._end_document()
@@ -186,34 +186,34 @@ class Statistics:
             self.longest = max(self.longest, self._last)
         self._last = 0
 
-    def _count(self) -> None:
+    def _count_waiting(self) -> None:
         if self._waiting:
-            found = Frequencies.of(np.concatenate(self._waiting))
+            found = Frequencies.from_keys(np.concatenate(self._waiting))
             self._waiting = []
             if len(self.frequencies.keys):
-                self.frequencies.add(found)
+                self.frequencies.merge_counts(found)
             else:
                 self.frequencies = found
 
-    def add(self, other: "Statistics") -> None:
+    def merge_statistics(self, other: "Statistics") -> None:
         """Add the statistics of the next part."""
-        self._count()
-        other._count()
+        self._count_waiting()
+        other._count_waiting()
         self.lengths += other.lengths
         self.documents += other.documents
         if other._head:
-            self.document(other._head, False)
+            self.count_document(other._head, False)
         if other._last:
             self._end_document()
             self._last = other._last
         if other.shortest:
             self.shortest = min(self.shortest or other.shortest, other.shortest)
         self.longest = max(self.longest, other.longest)
-        self.frequencies.add(other.frequencies)
+        self.frequencies.merge_counts(other.frequencies)
 
-    def arrays(self) -> dict[str, np.ndarray]:
+    def to_arrays(self) -> dict[str, np.ndarray]:
         """Return the whole state as arrays for a file, which `of_arrays` reads back."""
-        self._count()
+        self._count_waiting()
         return {
             "lengths": self.lengths,
             "documents": self.documents,
@@ -224,7 +224,7 @@ class Statistics:
         }
 
     @classmethod
-    def of_arrays(cls, arrays: dict[str, np.ndarray]) -> "Statistics":
+    def from_arrays(cls, arrays: dict[str, np.ndarray]) -> "Statistics":
         """Restore statistics from the result of `arrays`."""
         made = cls()
         made.lengths, made.documents = arrays["lengths"], arrays["documents"]
@@ -232,17 +232,17 @@ class Statistics:
         made.frequencies = Frequencies(arrays["keys"], arrays["counts"], int(arrays["limit"][0]))
         return made
 
-    def summary(self) -> Summary:
+    def make_summary(self) -> Summary:
         """Return the statistics for the manifest."""
-        self._count()
+        self._count_waiting()
         self._end_document()
         last = int(np.flatnonzero(self.lengths)[-1]) if self.lengths.any() else 0
         bins = np.flatnonzero(self.documents)
         found = self.frequencies
         return Summary(
             self.lengths[: last + 1].tolist(),
-            found.distinct,
-            found.exact,
-            found.curve(),
+            found.distinct_count,
+            found.is_exact,
+            found.rank_curve(),
             DocumentLengths(self.shortest, self.longest, {str(1 << int(n)): int(self.documents[n]) for n in bins}),
         )

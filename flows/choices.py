@@ -37,7 +37,7 @@ _PACKED = (".gz", ".xz", ".bz2", ".zst")
 
 
 @dataclass(frozen=True)
-class InForm:
+class FormSchemaChange:
     """A change to the JSON schema of an annotated type. Validation is not affected."""
 
     change: Callable[[dict[str, Any]], dict[str, Any]]
@@ -46,10 +46,10 @@ class InForm:
         return self.change(handler(core))
 
 
-def of_presets(schema: dict[str, Any]) -> dict[str, Any]:
+def offer_presets(schema: dict[str, Any]) -> dict[str, Any]:
     """Return a schema that offers a list of presets (those for an ordinary machine first), a file path, or nothing."""
     (text,) = (choice for choice in schema["anyOf"] if choice != {"type": "null"})
-    names = sorted(config.presets(), key=lambda name: (name != "quickstart", name.startswith("paper-"), name))
+    names = sorted(config.list_presets(), key=lambda name: (name != "quickstart", name.startswith("paper-"), name))
     return {
         "anyOf": [
             {"type": "string", "enum": names, "title": "a preset"},
@@ -59,18 +59,18 @@ def of_presets(schema: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def one_box(schema: dict[str, Any]) -> dict[str, Any]:
+def flatten_optional_field(schema: dict[str, Any]) -> dict[str, Any]:
     """Return the schema of an optional field as one box that may stay empty, without a choice of null."""
     (kind,) = (choice for choice in schema["anyOf"] if choice != {"type": "null"})
     return dict(kind)
 
 
-def runs_there(runs_dir: str = "runs") -> list[str]:
+def list_recent_runs(runs_dir: str = "runs") -> list[str]:
     """Return the names of the runs in a folder, most recently written first."""
     return list_runs(runs_dir)[:MOST]
 
 
-def with_runs(properties: dict[str, Any], runs: list[str]) -> None:
+def add_run_choices(properties: dict[str, Any], runs: list[str]) -> None:
     """Offer these runs as a list in a form, beside a box for any other. The newest run is the default.
 
     An optional field gets no default: the form would send null, which is refused.
@@ -95,14 +95,14 @@ def with_runs(properties: dict[str, Any], runs: list[str]) -> None:
         shown["default"] = runs[:2]
 
 
-def own_configuration(name: str, runs_dir: str) -> tuple[str, list[str]]:
+def find_run_configuration(name: str, runs_dir: str) -> tuple[str, list[str]]:
     """Return the configuration file of an existing run and the overrides that point to its folder.
 
     Raises:
         ConfigError: no run is named, or it does not exist.
     """
     if not name.strip():
-        known = runs_there(runs_dir)[:10]
+        known = list_recent_runs(runs_dir)[:10]
         hint = f"runs there: {', '.join(known)}" if known else f"there are no runs in {runs_dir}/"
         raise config.ConfigError(f"no preset is chosen, and no run is named: give one, such as name=my-run; {hint}")
     try:
@@ -112,7 +112,7 @@ def own_configuration(name: str, runs_dir: str) -> tuple[str, list[str]]:
     return str(path / "config.yaml"), [write_override("name", path.name), write_override("runs_dir", str(path.parent))]
 
 
-def name_of_source(preset: str, source: str, runs_dir: str) -> str:
+def name_run_after_source(preset: str, source: str, runs_dir: str) -> str:
     """Return a run name made of preset and source, such as quickstart-books, so that sources do not share a run.
 
     Digits of a hash of the source's location are added if a run of that name has another source.
@@ -121,7 +121,7 @@ def name_of_source(preset: str, source: str, runs_dir: str) -> str:
     plain = "-".join(filter(None, (re.sub(r"[^\w.]+", "-", word).strip("-.") for word in words)))
     place = source if is_remote(source) else str(Path(source).expanduser().resolve())
     try:
-        then = RunFolder(Path(runs_dir).expanduser() / plain).options().source.path
+        then = RunFolder(Path(runs_dir).expanduser() / plain).load_options().source.path
     except (OSError, ValueError):
         return plain
     if then is None or (then if is_remote(then) else str(Path(then).resolve())) == place:
@@ -129,7 +129,7 @@ def name_of_source(preset: str, source: str, runs_dir: str) -> str:
     return f"{plain}-{hashlib.sha256(place.encode()).hexdigest()[:4]}"
 
 
-def kind_of(path: str, usual: str) -> str:
+def detect_source_kind(path: str, usual: str) -> str:
     """Return the kind of a source, judged by the file extensions: the usual kind if it reads them, else one that does.
 
     A kind counts if its files make up the greater part, in number and in bytes together. Image folders often contain
@@ -147,8 +147,8 @@ def kind_of(path: str, usual: str) -> str:
     files = [place] if place.is_file() else islice((each for each in place.rglob("*") if each.is_file()), _LOOKED_AT)
     number, size = Counter[str](), Counter[str]()
     for each in files:
-        number[_ending(each)] += 1
-        size[_ending(each)] += each.stat().st_size
+        number[_data_extension(each)] += 1
+        size[_data_extension(each)] += each.stat().st_size
     shares = {
         family: sum(count[ending] / max(1, count.total()) for count in (number, size) for ending in endings)
         for family, endings in _FAMILIES.items()
@@ -160,12 +160,12 @@ def kind_of(path: str, usual: str) -> str:
     return "text" if "text" in family else family[0]
 
 
-def _ending(path: Path) -> str:
+def _data_extension(path: Path) -> str:
     endings = [each.lower() for each in path.suffixes if each.lower() not in _PACKED]
     return endings[-1] if endings else ""
 
 
-def is_typed(name: str) -> bool:
+def is_user_chosen(name: str) -> bool:
     """Return whether a user chose the name of a flow run, rather than Prefect's form or server generating it."""
     from coolname.data import config as lists  # of the server
 

@@ -11,10 +11,10 @@ if TYPE_CHECKING:
 
 def main(argv: list[str] | None = None) -> int:
     """Run a command and return the exit status."""
-    return pipeline_main(argv, "haed", _more)
+    return pipeline_main(argv, "haed", _load_flow_commands)
 
 
-def _more() -> "tuple[Command, ...]":
+def _load_flow_commands() -> "tuple[Command, ...]":
     from flows.commands import COMMANDS
 
     return COMMANDS

@@ -16,24 +16,32 @@ from urllib.parse import urlsplit
 
 from flows.serving.environment import prepare
 from haed.options import SYSTEMS
-from pipeline.arguments import GOES_ON, Command, Result, asked_options, options_of, port, settings
+from pipeline.arguments import (
+    GOES_ON,
+    Command,
+    CommandResult,
+    add_config_arguments,
+    load_options_and_log,
+    options_from_arguments,
+    parse_port,
+)
 from pipeline.config import ConfigError, check_training
-from pipeline.kinds import phases
+from pipeline.kinds import training_phases
 from pipeline.options import Options
 from pipeline.run.folder import RunFolder
 from pipeline.stopping import Interrupt
 from pipeline.verbatim import write_override
 
 
-def _run(arguments: argparse.Namespace) -> Result:
+def _run_pipeline_flow(arguments: argparse.Namespace) -> CommandResult:
     if not arguments.config and not any("=" not in word for word in arguments.words):
         arguments.config = "quickstart"
-    options = options_of(arguments)  # a wrong option or source is said before Prefect starts
+    options = options_from_arguments(arguments)  # a wrong option or source is said before Prefect starts
     from pipeline.run.shards import check_corpus, check_source
 
     check_source(options)
     check_corpus(options)
-    for phase in phases(options.model.kind):
+    for phase in training_phases(options.model.kind):
         check_training(phase, options)
     prepare()
     from prefect.settings import PREFECT_API_URL, PREFECT_FLOWS_HEARTBEAT_FREQUENCY, PREFECT_UI_URL, temporary_settings
@@ -45,8 +53,8 @@ def _run(arguments: argparse.Namespace) -> Result:
         _check_server()
     from prefect.exceptions import Abort, Pause, TerminationSignal
 
-    from flows.flows import everything  # loads for seconds, in which the server starts
-    from flows.states.alive import settle
+    from flows.flows import run_pipeline  # loads for seconds, in which the server starts
+    from flows.states.alive import crash_orphaned_runs
     from pipeline.probe import index, sample  # noqa: F401
     from pipeline.score import evaluate  # noqa: F401
     from pipeline.show import report  # noqa: F401
@@ -54,15 +62,15 @@ def _run(arguments: argparse.Namespace) -> Result:
 
     if not arguments.debug:
         _drop_tracebacks()
-    preset, overrides = _asked(arguments, options)
+    preset, overrides = _find_preset_and_overrides(arguments, options)
     known: dict[Any, Any] = {PREFECT_FLOWS_HEARTBEAT_FREQUENCY: None}  # its thread adds a second to every flow
     if answering is not None:
         known |= {PREFECT_API_URL: answering(), PREFECT_UI_URL: ""}
     with temporary_settings(known):
         with suppress(Exception):  # the server's troubles are not the flow's
-            settle([])
+            crash_orphaned_runs([])
         try:
-            found = everything(preset, overrides=overrides)
+            found = run_pipeline(preset, overrides=overrides)
         except (TerminationSignal, Pause, Abort, Interrupt) as error:
             # At the end of a flow Prefect sends the signal on, to our handler from before it.
             if isinstance(error, Interrupt) and not isinstance(error.__context__, TerminationSignal):
@@ -72,12 +80,12 @@ def _run(arguments: argparse.Namespace) -> Result:
     lines = [
         f"{figure.value:.4f} {figure.unit} on the {found.evaluation.split} split",
         f"report: {found.report}",
-        *_what_to_do_next(options, found.run),
+        *_suggest_commands(options, found.run),
     ]
-    return Result("\n".join(lines), asdict(found))
+    return CommandResult("\n".join(lines), asdict(found))
 
 
-def _what_to_do_next(options: Options, run: str) -> list[str]:
+def _suggest_commands(options: Options, run: str) -> list[str]:
     """Return three commands to try on a finished run, each with a short description."""
     of_chunks, pictures = SYSTEMS[options.model.kind].chunks, options.chunker.kind == "pixels"
     another = "valid" if options.evaluate.split == "test" else "test"
@@ -98,7 +106,7 @@ def _what_to_do_next(options: Options, run: str) -> list[str]:
     return [f"{command:{width}}  # {why}" for command, (_, _, why) in zip(commands, tried, strict=False)]
 
 
-def _asked(arguments: argparse.Namespace, options: Options) -> tuple[str, list[str]]:
+def _find_preset_and_overrides(arguments: argparse.Namespace, options: Options) -> tuple[str, list[str]]:
     """Return the preset and overrides that give `options`.
 
     A resumed run is given by its folder, whatever its config.yaml says.
@@ -107,7 +115,7 @@ def _asked(arguments: argparse.Namespace, options: Options) -> tuple[str, list[s
     if len(overrides) == len(arguments.words):
         return arguments.config, overrides
     here = [write_override("name", options.name), write_override("runs_dir", options.runs_dir)]
-    return str(RunFolder.of(options).path / "config.yaml"), [*overrides, *here]
+    return str(RunFolder.from_options(options).path / "config.yaml"), [*overrides, *here]
 
 
 def _check_server() -> None:
@@ -132,7 +140,7 @@ def _serve_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--host", default="127.0.0.1", help="address to listen on")
     parser.add_argument(
         "--port",
-        type=port,
+        type=parse_port,
         help="port of the Prefect UI (default: of PREFECT_API_URL if it is on this machine, or 4200)",
     )
     parser.add_argument(
@@ -140,7 +148,7 @@ def _serve_arguments(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="use the server that PREFECT_API_URL names; so is one that is not on this machine, unless --port is given",
     )
-    parser.add_argument("--tensorboard-port", type=port, default=6006, help="0: no TensorBoard")
+    parser.add_argument("--tensorboard-port", type=parse_port, default=6006, help="0: no TensorBoard")
     parser.add_argument(
         "--allowed-host",
         action="append",
@@ -162,7 +170,7 @@ def _serve_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("words", nargs="*", metavar="key=value", help="options of the runs of --cron")
 
 
-def _serve(arguments: argparse.Namespace) -> Result:
+def _serve_deployments(arguments: argparse.Namespace) -> CommandResult:
     preset = arguments.config or "quickstart"
     if named := [word for word in arguments.words if "=" not in word]:
         if named[0].isdecimal():
@@ -172,12 +180,12 @@ def _serve(arguments: argparse.Namespace) -> Result:
         name, _, value = (arguments.words or [""])[0].partition("=")
         hint = f"; did you mean --{name} {value}?" if name in ("host", "port", "trainings", "cron") else ""
         raise ConfigError(f"--config and key=value are of the runs of --cron: they need it{hint}")
-    asked_options(preset, arguments.words)
+    load_options_and_log(preset, arguments.words)
     if arguments.trainings < 0:
         raise ConfigError(f"--trainings {arguments.trainings}: must not be negative")
     prepare()
     os.environ["HAED_TRAININGS"] = str(arguments.trainings)
-    from flows.serving.serve import serve
+    from flows.serving.serve import serve_flows
 
     for number in (signal.SIGINT, signal.SIGTERM):  # serving has no step to finish: the runner lets its trainings save
         signal.signal(number, signal.default_int_handler)
@@ -190,8 +198,8 @@ def _serve(arguments: argparse.Namespace) -> Result:
     parameters = {"preset": preset, "overrides": arguments.words}
     board, chain = arguments.tensorboard_port, arguments.chain
     names, password = arguments.allowed_host, arguments.password
-    serve(arguments.host, port, server, board, chain, arguments.cron, parameters, names, password)
-    return Result("", None)
+    serve_flows(arguments.host, port, server, board, chain, arguments.cron, parameters, names, password)
+    return CommandResult("", None)
 
 
 def _deploy_arguments(parser: argparse.ArgumentParser) -> None:
@@ -210,7 +218,7 @@ def _deploy_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--limit", type=int, metavar="N", help="runs of the pool at a time (its concurrency limit)")
 
 
-def _variables(words: list[str]) -> dict[str, Any]:
+def _parse_job_variables(words: list[str]) -> dict[str, Any]:
     """Return job variables, with dots for nested ones.
 
     Values are parsed as JSON if possible, except environment variables (`env.NAME`).
@@ -232,8 +240,8 @@ def _variables(words: list[str]) -> dict[str, Any]:
     return found
 
 
-def _deploy(arguments: argparse.Namespace) -> Result:
-    variables = _variables(arguments.job_variable)
+def _register_deployments(arguments: argparse.Namespace) -> CommandResult:
+    variables = _parse_job_variables(arguments.job_variable)
     if arguments.limit is not None and arguments.limit < 1:
         raise ConfigError(f"--limit {arguments.limit}: must be at least 1")
     prepare()
@@ -242,14 +250,14 @@ def _deploy(arguments: argparse.Namespace) -> Result:
             "haed deploy registers flows with a server: set PREFECT_API_URL to its address, or use a profile"
         )
     _check_server()
-    from flows.serving.deployments import deploy
+    from flows.serving.deployments import deploy_to_pool
 
-    made = deploy(arguments.pool, arguments.folder, arguments.image, variables, arguments.limit)
-    return Result("\n".join(made), made)
+    made = deploy_to_pool(arguments.pool, arguments.folder, arguments.image, variables, arguments.limit)
+    return CommandResult("\n".join(made), made)
 
 
 COMMANDS = (
-    Command("run", "all stages in order, as one Prefect flow", settings, _run, GOES_ON),
-    Command("serve", "every flow as a deployment in the Prefect UI", _serve_arguments, _serve, ""),
-    Command("deploy", "register every flow for a work pool", _deploy_arguments, _deploy),
+    Command("run", "all stages in order, as one Prefect flow", add_config_arguments, _run_pipeline_flow, GOES_ON),
+    Command("serve", "every flow as a deployment in the Prefect UI", _serve_arguments, _serve_deployments, ""),
+    Command("deploy", "register every flow for a work pool", _deploy_arguments, _register_deployments),
 )

@@ -18,7 +18,7 @@ from typing import Any
 from data.durable import FLOW_RUN
 from pipeline.options import Options
 from pipeline.run.folder import RunFolder
-from pipeline.train.trainer import Interrupted
+from pipeline.train.trainer import TrainingInterrupted
 
 log = logging.getLogger(__name__)
 TRAININGS = "HAED_TRAININGS"  # at a time on a device; 0 or nothing: any number
@@ -26,7 +26,7 @@ _POLL_SECONDS = 0.5
 
 
 @contextmanager
-def turn(options: Options, stop: Callable[[], bool]) -> Iterator[None]:
+def acquire_device(options: Options, stop: Callable[[], bool]) -> Iterator[None]:
     """Wait until the devices of a training are free, and hold them.
 
     Raises:
@@ -34,28 +34,28 @@ def turn(options: Options, stop: Callable[[], bool]) -> Iterator[None]:
         BlockingIOError: the devices are busy and another process is training this run.
     """
     limit = int(os.environ.get(TRAININGS) or 0)
-    names = devices(options) if limit else []
+    names = list_training_devices(options) if limit else []
     with ExitStack() as held:
-        others = _take(names, limit, held)
+        others = _try_acquire(names, limit, held)
         if others:
-            run = RunFolder.of(options)
+            run = RunFolder.from_options(options)
             if run.path.is_dir():  # a second flow of a run that trains is refused, and need not wait for that
                 with run.lock():
                     pass
             log.info("waits for its turn on %s: %s", ", ".join(names), others)
             began = time.monotonic()
-            with _name_that_says(f"waits for {', '.join(names)}") as say:
+            with _show_in_run_name(f"waits for {', '.join(names)}") as say:
                 while others:
                     if stop():
-                        raise Interrupted("it was waiting for its turn: there is nothing to save")
+                        raise TrainingInterrupted("it was waiting for its turn: there is nothing to save")
                     say()
                     time.sleep(_POLL_SECONDS)
-                    others = _take(names, limit, held)
+                    others = _try_acquire(names, limit, held)
             log.info("has its turn after %.0f s", time.monotonic() - began)
         yield
 
 
-def devices(options: Options) -> list[str]:
+def list_training_devices(options: Options) -> list[str]:
     """Return the names of the devices that a training uses, numbered the same way in all processes of this machine."""
     import torch
 
@@ -70,13 +70,13 @@ def devices(options: Options) -> list[str]:
     return [f"cuda:{visible[n] if n < len(visible) and visible[n] else n}" for n in wanted]
 
 
-def _take(names: list[str], limit: int, held: ExitStack) -> str:
+def _try_acquire(names: list[str], limit: int, held: ExitStack) -> str:
     """Lock every device, or none if one is busy. Return who holds the busy one, or an empty string."""
     busy = []
     with ExitStack() as taken:
         for name in names:
-            files = [taken.enter_context(open(_folder() / f"{name}.{slot}", "a+")) for slot in range(limit)]
-            mine = next(filter(_lock, files), None)
+            files = [taken.enter_context(open(_lock_folder() / f"{name}.{slot}", "a+")) for slot in range(limit)]
+            mine = next(filter(_try_lock_file, files), None)
             if mine is None:
                 for file in files:
                     file.seek(0)
@@ -89,7 +89,7 @@ def _take(names: list[str], limit: int, held: ExitStack) -> str:
     return ""
 
 
-def _lock(file: Any) -> bool:
+def _try_lock_file(file: Any) -> bool:
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -97,7 +97,7 @@ def _lock(file: Any) -> bool:
     return True
 
 
-def _folder() -> Path:
+def _lock_folder() -> Path:
     """Return the folder of lock files of this user, shared by all of the user's flows on this machine."""
     path = Path(tempfile.gettempdir()) / f"haed-{os.getuid()}"
     path.mkdir(mode=0o700, exist_ok=True)
@@ -108,7 +108,7 @@ def _folder() -> Path:
 
 
 @contextmanager
-def _name_that_says(what: str) -> Iterator[Callable[[], None]]:
+def _show_in_run_name(what: str) -> Iterator[Callable[[], None]]:
     """Show in the name of the flow run that it waits, and restore the name afterwards.
 
     The function yielded renames the run. It does nothing once the server has accepted the name.

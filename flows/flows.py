@@ -7,27 +7,27 @@ names and paths, never tensors. Stages keep their results on disk; Prefect cache
 import logging
 from dataclasses import dataclass, field
 
-from flows.forms import Asked, configured, shares
-from flows.page.live import Story
-from flows.page.stages import Stages
-from flows.probing import analyse, following, index, neighbours
-from flows.reading import compare, evaluate, figure, post_report, report, sample, show_places
+from flows.forms import FormSubmission, config_flow, divide_training_time
+from flows.page.live import PipelineArtifact
+from flows.page.stages import StageLog
+from flows.probing import analyse, index, neighbours, next_chunks
+from flows.reading import compare, evaluate, format_headline_metric, post_report, report, sample, show_places
 from flows.training import experiment, finetune, pretrain, shard, train
 from haed.options import SYSTEMS
 from pipeline.config import check_training
-from pipeline.kinds import likelihood, phases
+from pipeline.kinds import requested_likelihood, training_phases
 from pipeline.run.files import Evaluation, read_as
 from pipeline.run.folder import RunFolder
 from pipeline.run.memory import check_system
 from pipeline.run.shards import check_corpus, check_split
-from pipeline.run.spaces.stored import metric_of
+from pipeline.run.spaces.stored import choose_metric
 
 log = logging.getLogger(__name__)
 TRAINS = {"pretrain": pretrain, "finetune": finetune, "train": train}
 
 
 @dataclass
-class Everything:
+class PipelineResult:
     """The result of a complete run: its folder, report, evaluation, and warnings about its training."""
 
     run: str
@@ -36,71 +36,71 @@ class Everything:
     remarks: list[str] = field(default_factory=list)
 
 
-def _told(found: Everything) -> str:
+def _summarize_result(found: PipelineResult) -> str:
     """Return the headline metric and the training warnings, in one line."""
-    return "; ".join([figure(found.evaluation), *found.remarks])
+    return "; ".join([format_headline_metric(found.evaluation), *found.remarks])
 
 
-@configured(
+@config_flow(
     "haed",
     "preset name source seconds sources model batch optimizer launcher overrides",
-    _told,
+    _summarize_result,
 )
-def everything(asked: Asked) -> Everything:
+def run_pipeline(asked: FormSubmission) -> PipelineResult:
     """Run all stages in order: shard, pretrain, finetune, evaluate, index, sample, report. Finished stages are skipped.
 
     A token model is trained in a single phase, `train`, and has no index.
     """
     options = asked.options
-    for phase in phases(options.model.kind):
+    for phase in training_phases(options.model.kind):
         check_training(phase, options)  # not after the corpus was sharded
     check_system(options)
     check_corpus(options)
     show_places(options)
-    with Story(options, shares(options, phases(options.model.kind))):
-        found = _all_stages(asked)
+    with PipelineArtifact(options, divide_training_time(options, training_phases(options.model.kind))):
+        found = _run_stages(asked)
     post_report(options)
     return found
 
 
-def _all_stages(asked: Asked) -> Everything:
+def _run_stages(asked: FormSubmission) -> PipelineResult:
     preset, given, options = asked.preset, asked.overrides, asked.options
-    stages, chunks = Stages(options), SYSTEMS[options.model.kind].chunks
+    stages, chunks = StageLog(options), SYSTEMS[options.model.kind].chunks
     if not chunks:
         log.info("model.kind=%s: trained end to end, without a phase one; no index of chunks", options.model.kind)
-    with stages.begin("shard"):
+    with stages.begin_stage("shard"):
         corpus = shard(preset, overrides=given)
     splits = {"evaluate.split": options.evaluate.split} | ({"index.split": options.index.split} if chunks else {})
     for option, split in splits.items():
         check_split(corpus.splits[split].chunks, corpus.folder, option, split)
     trained = []
-    for phase in phases(options.model.kind):
-        with stages.begin(phase):
+    for phase in training_phases(options.model.kind):
+        with stages.begin_stage(phase):
             trained.append(TRAINS[phase](preset, overrides=given))
-    folder, limits = RunFolder.of(options), options.evaluate
+    folder, limits = RunFolder.from_options(options), options.evaluate
     run = str(folder.path)
-    whose = likelihood(options, folder.trained_phase(limits.stage))
-    if folder.is_made("evaluation.json", options, split=limits.split, likelihood=whose):
-        stages.skip("evaluate")
+    whose = requested_likelihood(options, folder.trained_phase(limits.stage))
+    if folder.is_current("evaluation.json", options, split=limits.split, likelihood=whose):
+        stages.skip_stage("evaluate")
     else:
-        with stages.begin("evaluate", stages.of_evaluation(corpus.splits[limits.split].chunks)):
+        with stages.begin_stage("evaluate", stages.estimate_evaluation_seconds(corpus.splits[limits.split].chunks)):
             evaluate(run)
     wanted = {name: getattr(options.index, name) for name in ("split", "min_count", "max_chunks")}
-    wanted["metric"] = metric_of(options.index, "chunks")
-    if chunks and folder.is_made("index/chunks/meta.json", options, **wanted):
-        stages.skip("index")
+    wanted["metric"] = choose_metric(options.index, "chunks")
+    if chunks and folder.is_current("index/chunks/meta.json", options, **wanted):
+        stages.skip_stage("index")
     elif chunks:
-        with stages.begin("index"):
+        with stages.begin_stage("index"):
             index(run)
-    with stages.begin("sample"):
+    with stages.begin_stage("sample"):
         sample(run)
-    with stages.begin("report"):
+    with stages.begin_stage("report"):
         written = report(run)
     remarks = [each.remark for each in trained if each.remark]
-    return Everything(run, written, read_as(Evaluation, folder.path / "evaluation.json"), remarks)
+    return PipelineResult(run, written, read_as(Evaluation, folder.path / "evaluation.json"), remarks)
 
 
 FLOWS = (
-    *(everything, shard, pretrain, finetune, train, evaluate, sample, report, compare),
-    *(following, index, neighbours, analyse, experiment),
+    *(run_pipeline, shard, pretrain, finetune, train, evaluate, sample, report, compare),
+    *(next_chunks, index, neighbours, analyse, experiment),
 )

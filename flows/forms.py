@@ -20,14 +20,22 @@ from pydantic.fields import FieldInfo
 
 from data.locations import NO_SECRET
 from data.options import ChunkerOptions, ShardOptions, SourceOptions
-from flows.choices import InForm, is_typed, kind_of, name_of_source, of_presets, one_box, own_configuration
-from flows.page.ending import ROOMS, concluded, drop_tracebacks
-from flows.page.live import follow
-from flows.states.alive import record, tag
+from flows.choices import (
+    FormSchemaChange,
+    detect_source_kind,
+    find_run_configuration,
+    flatten_optional_field,
+    is_user_chosen,
+    name_run_after_source,
+    offer_presets,
+)
+from flows.page.ending import ROOMS, drop_tracebacks, finish_flow_run
+from flows.page.live import update_parent_progress
+from flows.states.alive import label_flow_run, tag_flow_run
 from haed.options import IEMOptions, ModelOptions
 from pipeline import config, trees
-from pipeline.arguments import say_unused
-from pipeline.kinds import is_of, phases
+from pipeline.arguments import log_unused_options
+from pipeline.kinds import applies_to, training_phases
 from pipeline.options import (
     BatchOptions,
     CheckpointOptions,
@@ -40,7 +48,7 @@ from pipeline.options import (
     ValidationOptions,
 )
 from pipeline.run.folder import RunFolder
-from pipeline.shown import prepare_logs, printable
+from pipeline.shown import make_printable, prepare_logs
 from pipeline.verbatim import write_override
 
 log = logging.getLogger(__name__)
@@ -57,15 +65,15 @@ Text = Annotated[str, Field(max_length=LONGEST)]
 Place = Annotated[str, Field(max_length=LONGEST), _NoSecret]
 Run = Annotated[str, Field(min_length=1, max_length=LONGEST), _NoSecret]
 Seconds = Annotated[float, Field(ge=0, le=1e10)]
-Split = Annotated[Literal["train", "valid", "test"] | None, InForm(one_box)]
-Temperature = Annotated[Annotated[float, Field(ge=0, le=1000)] | None, InForm(one_box)]
-Count = Annotated[Annotated[int, Field(ge=1, le=10_000)] | None, InForm(one_box)]
+Split = Annotated[Literal["train", "valid", "test"] | None, FormSchemaChange(flatten_optional_field)]
+Temperature = Annotated[Annotated[float, Field(ge=0, le=1000)] | None, FormSchemaChange(flatten_optional_field)]
+Count = Annotated[Annotated[int, Field(ge=1, le=10_000)] | None, FormSchemaChange(flatten_optional_field)]
 _NAMED = 300  # characters of a flow run's name
 PHASES = {"pretrain": PretrainOptions, "finetune": FinetuneOptions, "train": TrainOptions}
 
 
 @dataclass(frozen=True)
-class Ask:
+class FormField:
     """A field of a form: its type (for a group, its dataclass), its description, and its default."""
 
     kind: Any
@@ -74,46 +82,48 @@ class Ask:
 
 
 PLAIN = {
-    "preset": Ask(
-        Annotated[Place | None, InForm(of_presets)],
+    "preset": FormField(
+        Annotated[Place | None, FormSchemaChange(offer_presets)],
         "what is trained and how: of an ordinary machine, or of a paper's size (paper-…); the run's own is that of an "
         "existing run, named below",
         "quickstart",
     ),
-    "name": Ask(
+    "name": FormField(
         Annotated[str, Field(max_length=200), _NoSecret],
         "of the run, a folder under runs: an existing one goes on; empty: the preset's, with the source's if one is given; "
         "required with the run's own preset",
         "",
     ),
-    "source": Ask(
+    "source": FormField(
         Place,
         "file, folder or URL (no password in it) of the data, whose kind is seen by its files; empty: the preset's",
         "",
     ),
-    "seconds": Ask(
+    "seconds": FormField(
         Seconds,
         "of training, divided among the phases as in the preset; 0: the preset's limits",
         0,
     ),
-    "overrides": Ask(Words, "further options, each key=value as on the command line; these come last", ()),
+    "overrides": FormField(Words, "further options, each key=value as on the command line; these come last", ()),
 }
 GROUPS = {
-    "sources": Ask(SourceOptions, "kind of the source and how it is split"),
-    "chunker": Ask(ChunkerOptions, "how it is cut into chunks"),
-    "sharding": Ask(ShardOptions, "size of the shards, and number of worker processes"),
-    "batch": Ask(BatchOptions, "windows of a step"),
-    "model": Ask(ModelOptions, "its kind, and the parts that are of this kind; the same in phase two as in phase one"),
-    "iem": Ask(IEMOptions, "the IEM loss, where the phase gives it a weight"),
-    "optimizer": Ask(OptimizerOptions, "learning rates and the rest"),
-    "validation": Ask(ValidationOptions, "how often, and on how much"),
-    "checkpoint": Ask(CheckpointOptions, "when to save"),
-    "launcher": Ask(LauncherOptions, "processes that train together, and a Dask cluster to shard on"),
+    "sources": FormField(SourceOptions, "kind of the source and how it is split"),
+    "chunker": FormField(ChunkerOptions, "how it is cut into chunks"),
+    "sharding": FormField(ShardOptions, "size of the shards, and number of worker processes"),
+    "batch": FormField(BatchOptions, "windows of a step"),
+    "model": FormField(
+        ModelOptions, "its kind, and the parts that are of this kind; the same in phase two as in phase one"
+    ),
+    "iem": FormField(IEMOptions, "the IEM loss, where the phase gives it a weight"),
+    "optimizer": FormField(OptimizerOptions, "learning rates and the rest"),
+    "validation": FormField(ValidationOptions, "how often, and on how much"),
+    "checkpoint": FormField(CheckpointOptions, "when to save"),
+    "launcher": FormField(LauncherOptions, "processes that train together, and a Dask cluster to shard on"),
 }
 
 
 @dataclass
-class Asked:
+class FormSubmission:
     """A submitted form: the preset, the overrides as on the command line, and the resulting options."""
 
     preset: str
@@ -121,7 +131,7 @@ class Asked:
     options: Options
 
 
-def staged(stage: str, told: Callable[[Any], str]) -> Callable[[Callable[..., Any]], Any]:
+def stage_flow(stage: str, told: Callable[[Any], str]) -> Callable[[Callable[..., Any]], Any]:
     """Return a decorator that makes a function the flow of a stage.
 
     The flow gets a descriptive run name, is labelled with its process, and ends in a state with a one-line summary.
@@ -140,18 +150,18 @@ def staged(stage: str, told: Callable[[Any], str]) -> Callable[[Callable[..., An
     def made(function: Callable[..., Any]) -> Any:
         @wraps(function)
         def begun(*arguments: Any, **named: Any) -> Any:
-            record()
-            follow(stage)
-            return concluded(stage, lambda: function(*arguments, **named), told)
+            label_flow_run()
+            update_parent_progress(stage)
+            return finish_flow_run(stage, lambda: function(*arguments, **named), told)
 
         return flow(name=stage, flow_run_name=run_name(stage))(begun)
 
     return made
 
 
-def configured(
+def config_flow(
     stage: str, fields: str, told: Callable[[Any], str], preset: str | None = "quickstart"
-) -> Callable[[Callable[[Asked], Any]], Any]:
+) -> Callable[[Callable[[FormSubmission], Any]], Any]:
     """Return a decorator that makes a function the flow of a stage whose form takes a preset and changes to it.
 
     Args:
@@ -160,7 +170,7 @@ def configured(
         told: returns the one-line summary of the result, see `staged`.
         preset: the default preset; None: the configuration of the run.
     """
-    known = PLAIN | GROUPS | {"phase": Ask(PHASES.get(stage), "limits and weights of the phase")}
+    known = PLAIN | GROUPS | {"phase": FormField(PHASES.get(stage), "limits and weights of the phase")}
     known["preset"] = replace(known["preset"], default=preset)
     shown = {name: known[name] for name in fields.split()}
     form = Signature(
@@ -169,32 +179,32 @@ def configured(
                 name,
                 Parameter.POSITIONAL_OR_KEYWORD,
                 default=list(ask.default) if isinstance(ask.default, tuple) else ask.default,
-                annotation=ask.kind if name in PLAIN else twin(ask.kind) | Preset,
+                annotation=ask.kind if name in PLAIN else optional_copy(ask.kind) | Preset,
             )
             for name, ask in shown.items()
         ]
     )
 
-    def made(function: Callable[[Asked], Any]) -> Any:
+    def made(function: Callable[[FormSubmission], Any]) -> Any:
         def answered(*arguments: Any, **named: Any) -> Any:
             given = form.bind(*arguments, **named)
             given.apply_defaults()
-            preset, overrides = answers(stage, given.arguments)
-            options = resolved(preset, overrides)
-            tag(options.name, folder=RunFolder.of(options).path)
-            return function(Asked(preset, overrides, options))
+            preset, overrides = read_form(stage, given.arguments)
+            options = load_form_options(preset, overrides)
+            tag_flow_run(options.name, folder=RunFolder.from_options(options).path)
+            return function(FormSubmission(preset, overrides, options))
 
         listed = "\n".join(f"    {name}: {ask.about}" for name, ask in shown.items())
         answered.__doc__ = f"{inspect.cleandoc(function.__doc__ or '')}\n\nArgs:\n{listed}\n"
         answered.__name__ = answered.__qualname__ = function.__name__  # by which a worker finds it in its module
         answered.__module__ = function.__module__
         answered.__signature__ = form  # type: ignore[attr-defined]
-        return staged(stage, told)(answered)
+        return stage_flow(stage, told)(answered)
 
     return made
 
 
-def answers(stage: str, given: dict[str, Any]) -> tuple[str, list[str]]:
+def read_form(stage: str, given: dict[str, Any]) -> tuple[str, list[str]]:
     """Return the preset (or a run's configuration file) and the overrides that a form stands for; see `words`.
 
     Raises:
@@ -205,22 +215,24 @@ def answers(stage: str, given: dict[str, Any]) -> tuple[str, list[str]]:
     own: list[str] = []
     if preset is None:
         known = dict(word.split("=", 1) for word in typed if "=" in word)
-        preset, own = own_configuration(given.get("name") or known.get("name", ""), known.get("runs_dir", "runs"))
+        preset, own = find_run_configuration(given.get("name") or known.get("name", ""), known.get("runs_dir", "runs"))
         typed = [*own, *(word for word in typed if not (own and word.startswith(("name=", "runs_dir="))))]
     sections = {"sources": "source", "sharding": "shard", "phase": stage}
     groups = {sections.get(name, name): value for name, value in given.items() if name not in PLAIN}
     name = "" if own else given.get("name", "")
     if not own and not name and not any(word.startswith("name=") for word in typed) and (source := given.get("source")):
-        name = name_of_source(preset, source, next((w[9:] for w in typed if w.startswith("runs_dir=")), "runs"))
-    return preset, words(preset, name, given.get("source", ""), given.get("seconds", 0), typed, groups, stage)
+        name = name_run_after_source(preset, source, next((w[9:] for w in typed if w.startswith("runs_dir=")), "runs"))
+    return preset, fields_to_overrides(
+        preset, name, given.get("source", ""), given.get("seconds", 0), typed, groups, stage
+    )
 
 
-def _phases(stage: str, kind: str) -> tuple[str, ...]:
+def _phases_to_train(stage: str, kind: str) -> tuple[str, ...]:
     """Return the phase that a stage trains or, for a stage that trains none itself, all phases of such a model."""
-    return (stage,) if stage in PHASES else phases(kind)
+    return (stage,) if stage in PHASES else training_phases(kind)
 
 
-def shares(options: Options, phases: Iterable[str]) -> dict[str, float]:
+def divide_training_time(options: Options, phases: Iterable[str]) -> dict[str, float]:
     """Return the share of training time of each phase: in proportion to its seconds, or equal shares."""
     limits = {phase: getattr(options, phase).seconds or 0.0 for phase in phases}
     total = sum(limits.values())
@@ -228,7 +240,7 @@ def shares(options: Options, phases: Iterable[str]) -> dict[str, float]:
 
 
 @cache
-def twin(group: Any) -> Any:
+def optional_copy(group: Any) -> Any:
     """Return a dataclass with the same fields, bounds and descriptions, in which every field is optional.
 
     It becomes an attribute of this module under its name, so that its instances can be pickled.
@@ -237,7 +249,7 @@ def twin(group: Any) -> Any:
     for name, hint in get_type_hints(group, include_extras=True).items():
         nested = is_dataclass(hint)
         if nested:
-            about, given = (hint.__doc__ or "").split("\n")[0], twin(hint) | Preset
+            about, given = (hint.__doc__ or "").split("\n")[0], optional_copy(hint) | Preset
         else:
             kind, *checks = get_args(hint)
             (said,) = (check for check in checks if isinstance(check, FieldInfo))
@@ -248,7 +260,7 @@ def twin(group: Any) -> Any:
                 checks = [Field(max_length=LONGEST), *checks]
                 kind, extra = str, extra or {"pattern": NO_SECRET}  # an empty box is no text anyway
             given = Annotated[kind, Field(json_schema_extra=extra), *checks] | None
-        shown = Field(title=name, description=about, json_schema_extra=None if nested else _as_one_box)
+        shown = Field(title=name, description=about, json_schema_extra=None if nested else _flatten_optional_schema)
         fields.append((name, Annotated[given, shown], field(default=None)))
     made = make_dataclass(group.__name__, fields, kw_only=True)
     made.__doc__, made.__module__ = "", __name__  # the text stands beside the name already
@@ -257,10 +269,10 @@ def twin(group: Any) -> Any:
     return made
 
 
-def _as_one_box(schema: dict[str, Any]) -> None:
+def _flatten_optional_schema(schema: dict[str, Any]) -> None:
     """Turn the schema of an optional field into one box that may stay empty, without a choice of null."""
     schema.pop("default")
-    schema |= one_box(schema)
+    schema |= flatten_optional_field(schema)
     del schema["anyOf"]
     if schema["type"] == "boolean":
         schema["enum"] = [True, False]  # else a switch, which has no third state
@@ -268,7 +280,7 @@ def _as_one_box(schema: dict[str, Any]) -> None:
         schema["enum"] = [schema.pop("const")]  # else a box for any text
 
 
-def words(
+def fields_to_overrides(
     preset: str,
     name: str,
     source: str,
@@ -292,23 +304,23 @@ def words(
         ConfigError: a value is invalid.
     """
     given = {section: group if isinstance(group, dict) else asdict(group) for section, group in groups.items() if group}
-    found = [write_override(key, value) for key, value in trees.leaves(given) if value is not None]
+    found = [write_override(key, value) for key, value in trees.flatten_tree(given) if value is not None]
     found += [write_override("name", name)] if name else []
     if source:
         found.append(write_override("source.path", source))
         if not any(word.startswith("source.kind=") for word in [*found, *overrides]):
-            usual = config.load(preset).source.kind
-            found += [f"source.kind={kind}"] if (kind := kind_of(source, usual)) != usual else []
+            usual = config.load_options(preset).source.kind
+            found += [f"source.kind={kind}"] if (kind := detect_source_kind(source, usual)) != usual else []
     budget = []
     if seconds:
-        own = config.load(preset, [word for word in [*found, *overrides] if word.startswith("model.kind=")])
-        trained = shares(own, _phases(stage, own.model.kind))
+        own = config.load_options(preset, [word for word in [*found, *overrides] if word.startswith("model.kind=")])
+        trained = divide_training_time(own, _phases_to_train(stage, own.model.kind))
         budget += [f"{phase}.seconds={seconds * share:g}" for phase, share in trained.items() if share]
         budget += [f"{phase}.{other}=null" for phase in trained for other in ("steps", "epochs")]
-    return [_dated(word) if word.startswith("name=") else word for word in [*budget, *found, *overrides]]
+    return [_fill_in_date(word) if word.startswith("name=") else word for word in [*budget, *found, *overrides]]
 
 
-def _dated(word: str) -> str:
+def _fill_in_date(word: str) -> str:
     """Replace {date} by the day for which the flow run was scheduled. A retry does not change that day."""
     if "{date}" not in word:
         return word
@@ -317,20 +329,20 @@ def _dated(word: str) -> str:
     return word.replace("{date}", str(flow_run.scheduled_start_time.astimezone().date()))
 
 
-def resolved(preset: str, given: list[str]) -> Options:
+def load_form_options(preset: str, given: list[str]) -> Options:
     """Return the options that a form asks for, and log how they differ from the preset.
 
     Raises:
         ConfigError: a preset, key or value is invalid.
     """
-    options = config.load(preset, given)
+    options = config.load_options(preset, given)
     if not is_inner():
         kind = options.model.kind
-        changed = trees.differences(asdict(config.load(preset)), asdict(options))
+        changed = trees.diff_trees(asdict(config.load_options(preset)), asdict(options))
         texts = {each.key: f"{each.key}={json.dumps(each.now)} (was {json.dumps(each.was)})" for each in changed}
-        said = ", ".join(text for key, text in texts.items() if is_of(key, kind))
+        said = ", ".join(text for key, text in texts.items() if applies_to(key, kind))
         log.info("preset %s %s", preset, f"with {said}" if said else "as it is")
-        say_unused(preset, given, options)
+        log_unused_options(preset, given, options)
     return options
 
 
@@ -346,24 +358,24 @@ def run_name(stage: str) -> Callable[[], str]:
     """Return a function that names a flow run by its stage, run and budget."""
 
     def name() -> str:
-        return printable(" ".join(called().split()))[:_NAMED]  # the server keeps and lists it
+        return make_printable(" ".join(called().split()))[:_NAMED]  # the server keeps and lists it
 
     def called() -> str:
         from prefect.runtime import flow_run
 
         given: dict[str, Any] = dict(flow_run.parameters)
-        if flow_run.name and is_typed(flow_run.name) and not flow_run.name.startswith(f"{stage} "):
+        if flow_run.name and is_user_chosen(flow_run.name) and not flow_run.name.startswith(f"{stage} "):
             return str(flow_run.name)
         if "preset" not in given:
             run = given.get("run") or ", ".join(given.get("runs", [])) or given.get("name", "")
             return f"{stage} {Path(run).name}"
         try:
-            options = config.load(*answers(stage, given))
+            options = config.load_options(*read_form(stage, given))
         except config.ConfigError:
             return f"{stage} {given.get('name') or given['preset'] or ''}".strip()  # the flow itself says what is wrong
         if stage == "shard":
             return f"shard {options.source.path or options.source.kind}"
-        limits = [getattr(options, phase) for phase in _phases(stage, options.model.kind)]
+        limits = [getattr(options, phase) for phase in _phases_to_train(stage, options.model.kind)]
         budget = [
             f"{sum(found) if unit == 'epochs' else round(sum(found)):g} {unit}"
             for unit in ("seconds", "steps", "epochs")

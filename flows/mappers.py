@@ -18,11 +18,11 @@ _SMALL_BYTES = 1 << 24  # written within seconds
 
 
 def as_tasks(options: Options) -> Mapper:
-    """Return a mapper for `pipeline.run.shards.shard` that submits tasks in this flow run, with retries."""
+    """Return a mapper for `pipeline.run.shards.shard_source` that submits tasks in this flow run, with retries."""
 
     def map_parts(write: Any, parts: tuple[Part, ...]) -> None:
         ended: list[bool] = []  # no event, which Dask could not send about with a task
-        with _runner(options, parts) as (runner, call):
+        with _open_task_runner(options, parts) as (runner, call):
 
             def one(
                 part: Part,
@@ -60,7 +60,7 @@ def as_tasks(options: Options) -> Mapper:
 
 
 @contextmanager
-def _runner(options: Options, parts: tuple[Part, ...]) -> Iterator[tuple[TaskRunner[Any], Any]]:
+def _open_task_runner(options: Options, parts: tuple[Part, ...]) -> Iterator[tuple[TaskRunner[Any], Any]]:
     """Yield a task runner and a function with which its tasks call another.
 
     The call happens in the task itself, or in a pool process that does not use Prefect.
@@ -68,24 +68,24 @@ def _runner(options: Options, parts: tuple[Part, ...]) -> Iterator[tuple[TaskRun
     workers = min(options.shard.workers, len(parts))
     if options.launcher.dask:
         with _dask_runner(options.launcher.dask, options.shard.workers) as runner:
-            yield runner, _here
+            yield runner, _call_directly
         return
     threads: TaskRunner[Any] = ThreadPoolTaskRunner(max_workers=workers)
     if workers == 1 and sum(part.size for part in parts) < _SMALL_BYTES:  # nobody can end a thread
         with threads as runner:
-            yield runner, _here
+            yield runner, _call_directly
     else:
-        with _Pool(workers) as pool, threads as runner:
+        with _ProcessPool(workers) as pool, threads as runner:
             yield runner, pool
 
 
-class _Pool:
+class _ProcessPool:
     """A pool of processes that call functions. If a process is killed, later calls use a new pool."""
 
     def __init__(self, workers: int) -> None:
         self._workers, self._lock, self._pool = workers, threading.Lock(), process_pool(workers)
 
-    def __enter__(self) -> "_Pool":
+    def __enter__(self) -> "_ProcessPool":
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -103,7 +103,7 @@ class _Pool:
             raise ChildProcessError(KILLED) from error
 
 
-def _here(function: Any, part: Part) -> None:
+def _call_directly(function: Any, part: Part) -> None:
     function(part)
 
 

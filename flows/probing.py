@@ -9,21 +9,21 @@ from pydantic import Field
 
 from data.checked import PICTURE, read_bytes
 from data.chunkers import Chunker
-from flows.forms import Run, Split, Words, staged
+from flows.forms import Run, Split, Words, stage_flow
 from flows.page.artifacts import post_markdown, post_table
-from flows.page.live import run_key
-from flows.reading import options_of, origin, present
-from pipeline.run.files import Analysed, read_as
+from flows.page.live import run_artifact_key
+from flows.reading import describe_checkpoint, describe_origin, load_tagged_options
+from pipeline.run.files import AnalysisSummary, read_as
 from pipeline.run.folder import RunFolder
-from pipeline.run.index import PIXELS, Index, Neighbours
+from pipeline.run.index import PIXELS, ChunkIndex, QueryResult
 from pipeline.run.opened import NextChunks
 from pipeline.run.spaces.answers import Passage
-from pipeline.run.spaces.stored import Indexed, Meta, place_of
-from pipeline.shown import markdown_code, markdown_text, visible
+from pipeline.run.spaces.stored import IndexMetadata, IndexSummary, space_folder
+from pipeline.shown import escape_control_characters, markdown_code, markdown_text
 
 
-@staged("next", lambda found: f"after {len(found)} prompts")
-def following(
+@stage_flow("next", lambda found: f"after {len(found)} prompts")
+def next_chunks(
     run: Run,
     prompts: Words = [],  # noqa: B006
     count: Annotated[int, Field(ge=1, le=1000)] = 10,
@@ -37,29 +37,29 @@ def following(
         count: chunks after each prompt
         overrides: options to change, each key=value as on the command line, such as evaluate.likelihood=decoder
     """
-    from pipeline.probe.next import following as run_stage
-    from pipeline.probe.next import heading, rows
+    from pipeline.probe.next import next_chunks as run_stage
+    from pipeline.probe.next import prediction_heading, prediction_rows
 
-    options = options_of(run, overrides, "next")
+    options = load_tagged_options(run, overrides, "next")
     found = run_stage(options, prompts, count)
-    table = [{"prompt": heading(item)} | row for item in found for row in rows(item)]
-    post_table(table, run_key("next", options), f"next chunks, by {present(options)}")
+    table = [{"prompt": prediction_heading(item)} | row for item in found for row in prediction_rows(item)]
+    post_table(table, run_artifact_key("next", options), f"next chunks, by {describe_checkpoint(options)}")
     return found
 
 
-def _told(found: Indexed) -> str:
-    from pipeline.probe.index import told
+def _summarize_index(found: IndexSummary) -> str:
+    from pipeline.probe.index import describe_index
 
-    return "; ".join([*told(found).splitlines(), f"of {found.split}, {found.stage} step {found.step:,}"])
+    return "; ".join([*describe_index(found).splitlines(), f"of {found.split}, {found.stage} step {found.step:,}"])
 
 
-@staged("index", _told)
+@stage_flow("index", _summarize_index)
 def index(
     run: Run,
     space: Literal["chunks", "contexts"] | None = None,
     split: Split = None,
     overrides: Words = [],  # noqa: B006
-) -> Indexed:
+) -> IndexSummary:
     """Build a FAISS index of the embeddings of all distinct chunks, or of the model's states throughout the text.
 
     Args:
@@ -68,12 +68,12 @@ def index(
         split: the split to index; empty: as in the run, train by default
         overrides: options to change, each key=value as on the command line, such as index.kind=hnsw
     """
-    from pipeline.probe.index import index as run_stage
+    from pipeline.probe.index import build_index as run_stage
 
-    return run_stage(options_of(run, overrides, "index", index__split=split, index__space=space))
+    return run_stage(load_tagged_options(run, overrides, "index", index__split=split, index__space=space))
 
 
-@staged("neighbours", lambda found: f"of {len(found)} queries")
+@stage_flow("neighbours", lambda found: f"of {len(found)} queries")
 def neighbours(
     run: Run,
     queries: Words = [],  # noqa: B006
@@ -81,7 +81,7 @@ def neighbours(
     count: Annotated[int | None, Field(ge=1, le=1000)] = None,
     min_count: Annotated[int | None, Field(ge=1, le=10**12)] = None,
     overrides: Words = [],  # noqa: B006
-) -> list[Neighbours]:
+) -> list[QueryResult]:
     """Find the nearest chunks or passages in an index, as a table, and as an image if they are chunks of pixels.
 
     Args:
@@ -93,49 +93,56 @@ def neighbours(
         min_count: least occurrences of a chunk in the results; empty: those of a known chunk; 1: all
         overrides: options to change, each key=value as on the command line, such as runs_dir=/data/runs
     """
-    from pipeline.probe.neighbours import Question, ask
+    from pipeline.probe.neighbours import IndexQuery, query_index
     from pipeline.show import plots
     from pipeline.show.page import data_uri
 
-    options = options_of(run, overrides, "neighbours")
-    asked = Question(space=space, queries=[query for query in queries if query], count=count, min_count=min_count)
-    found = ask(options, asked)
-    folder = RunFolder.of(options)
-    meta = read_as(Meta, place_of(folder, "contexts" if space == "contexts" else "chunks") / "meta.json")
+    options = load_tagged_options(run, overrides, "neighbours")
+    asked = IndexQuery(space=space, queries=[query for query in queries if query], count=count, min_count=min_count)
+    found = query_index(options, asked)
+    folder = RunFolder.from_options(options)
+    meta = read_as(IndexMetadata, space_folder(folder, "contexts" if space == "contexts" else "chunks") / "meta.json")
     nothing = "" if asked.queries else "nothing was asked, so these are frequent chunks; "
-    about = f"{nothing}{found.about}; by {origin(options, meta.stage, meta.step, meta.checkpoint)}"
+    about = f"{nothing}{found.about}; by {describe_origin(options, meta.stage, meta.step, meta.checkpoint)}"
     if space == "contexts":
         rows = [
-            _place(item, each, found.score) for item in found for each in item.neighbours if isinstance(each, Passage)
+            _passage_row(item, each, found.score)
+            for item in found
+            for each in item.neighbours
+            if isinstance(each, Passage)
         ]
     else:
-        opened, chunker = Index.open(folder, meta.checkpoint), folder.chunker()
-        rows = [_row(item, opened, chunker, found.score, space == "chunks") for item in found]
-    post_table(rows, run_key("neighbours", options), f"neighbours: {about}")
-    if drawn := plots.neighbours(found):
+        opened, chunker = ChunkIndex.open(folder, meta.checkpoint), folder.load_chunker()
+        rows = [_query_row(item, opened, chunker, found.score, space == "chunks") for item in found]
+    post_table(rows, run_artifact_key("neighbours", options), f"neighbours: {about}")
+    if drawn := plots.draw_neighbours(found):
         text = f"![queries and their neighbours, with scores]({data_uri(drawn)})"
-        post_markdown(f"{text}\n\n{markdown_text(about)}", run_key("neighbours-drawn", options), f"neighbours: {about}")
+        post_markdown(
+            f"{text}\n\n{markdown_text(about)}", run_artifact_key("neighbours-drawn", options), f"neighbours: {about}"
+        )
     return list(found)
 
 
-@staged("analyse", lambda found: f"{len(found.findings)} findings, {found.stage} step {found.step:,}")
-def analyse(run: Run, overrides: Words = []) -> Analysed:  # noqa: B006
+@stage_flow("analyse", lambda found: f"{len(found.findings)} findings, {found.stage} step {found.step:,}")
+def analyse(run: Run, overrides: Words = []) -> AnalysisSummary:  # noqa: B006
     """Analyse the chunk embeddings: use and spelling, intrinsic checks with baselines, drift, a map.
 
     Args:
         run: a name under runs, or a folder
         overrides: options to change, each key=value as on the command line, such as analyse.against=other
     """
-    from pipeline.probe.analyse.result import head, rows
-    from pipeline.probe.analyse.stage import analyse as run_stage
+    from pipeline.probe.analyse.result import precision_header, precision_rows
+    from pipeline.probe.analyse.stage import analyse_run as run_stage
     from pipeline.show.page import data_uri
 
-    options = options_of(run, overrides, "analyse")
+    options = load_tagged_options(run, overrides, "analyse")
     found = run_stage(options)
-    folder, about = Path(found.folder), origin(options, found.stage, found.step, found.checkpoint)
+    folder, about = Path(found.folder), describe_origin(options, found.stage, found.step, found.checkpoint)
     if found.intrinsic is not None:
-        table = [dict(zip(head(found.intrinsic), row, strict=True)) for row in rows(found.intrinsic)]
-        post_table(table, run_key("analysis", options), f"precision@10 of words of a kind, by {about}")
+        table = [
+            dict(zip(precision_header(found.intrinsic), row, strict=True)) for row in precision_rows(found.intrinsic)
+        ]
+        post_table(table, run_artifact_key("analysis", options), f"precision@10 of words of a kind, by {about}")
     sentences = [*found.findings, *(f"note: {note}" for note in found.notes)]
     told = "\n".join(f"- {markdown_text(sentence)}" for sentence in sentences)
     pictures = "\n\n".join(
@@ -145,34 +152,44 @@ def analyse(run: Run, overrides: Words = []) -> Analysed:  # noqa: B006
     )
     place = f"The map to zoom and search: {markdown_code(str(folder.resolve() / 'map.html'))}"
     text = f"{told}\n\n{markdown_text(about)}\n\n{place}\n\n{pictures}\n"
-    post_markdown(text, run_key("analysis-drawn", options), f"what the embeddings know, by {about}")
-    return Analysed(found.stage, found.step, found.checkpoint, found.findings)
+    post_markdown(text, run_artifact_key("analysis-drawn", options), f"what the embeddings know, by {about}")
+    return AnalysisSummary(found.stage, found.step, found.checkpoint, found.findings)
 
 
-def _place(item: Neighbours, near: Passage, score: str) -> dict[str, Any]:
+def _passage_row(item: QueryResult, near: Passage, score: str) -> dict[str, Any]:
     """Return the table row of a passage that is similar to the end of a query text."""
-    where = {"document": near.name, "byte": near.offset, "before": visible(near.text), "after": visible(near.after)}
-    return {"query": visible(item.query), score: round(near.score, 3)} | where
+    where = {
+        "document": near.name,
+        "byte": near.offset,
+        "before": escape_control_characters(near.text),
+        "after": escape_control_characters(near.after),
+    }
+    return {"query": escape_control_characters(item.query), score: round(near.score, 3)} | where
 
 
-def _row(item: Neighbours, index: Index, chunker: Chunker, score: str, is_chunk: bool) -> dict[str, Any]:
+def _query_row(item: QueryResult, index: ChunkIndex, chunker: Chunker, score: str, is_chunk: bool) -> dict[str, Any]:
     """Return the table row of a query: its count in the indexed split, its neighbours, and notes.
 
     A note says if the query is not indexed, or was cut into several chunks. A query that is not a chunk itself is a
     text; its neighbours are the chunks expected after it.
     """
-    near = " · ".join(f"{visible(n.text)} {n.score:.3f} ×{n.count:,}" for n in item.neighbours)
+    near = " · ".join(f"{escape_control_characters(n.text)} {n.score:.3f} ×{n.count:,}" for n in item.neighbours)
     if not is_chunk:
-        return {"query": visible(item.query), f"{score}, count": near}
+        return {"query": escape_control_characters(item.query), f"{score}, count": near}
     chunk = bytes.fromhex(item.hex)
-    row = index.find(chunk)
+    row = index.find_row(chunk)
     notes = [f"no chunk of the index ({index.meta.split})"] if row is None else []
     if chunker.name != PIXELS:
         ends = np.cumsum(chunker.split(chunk)[1]).tolist()
         parts = [chunk[begin:end] for begin, end in pairwise([0, *ends])]
         if len(parts) > 1:
-            cut = ", ".join(visible(part.decode(errors="backslashreplace")) for part in parts)
+            cut = ", ".join(escape_control_characters(part.decode(errors="backslashreplace")) for part in parts)
             notes.append(f"{len(parts)} chunks ({cut}), taken for one")
     own = 0 if row is None else int(index.chunks.counts[row])
     # The UI does not wrap lines: what is long comes last.
-    return {"query": visible(item.query), "count": own, f"{score}, count": near, "note": "; ".join(notes)}
+    return {
+        "query": escape_control_characters(item.query),
+        "count": own,
+        f"{score}, count": near,
+        "note": "; ".join(notes),
+    }

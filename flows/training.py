@@ -15,56 +15,56 @@ from pydantic import Field
 
 from data.checked import PICTURE, read_bytes
 from data.durable import FLOW_RUN
-from data.sources.source import title
-from flows.devices import turn
-from flows.forms import Asked, Place, Seconds, Words, configured, is_inner, staged
+from data.sources.source import source_title
+from flows.devices import acquire_device
+from flows.forms import FormSubmission, Place, Seconds, Words, config_flow, is_inner, stage_flow
 from flows.mappers import as_tasks
 from flows.page.artifacts import post_markdown, post_table
-from flows.page.live import Live, LiveShards, follow, key
+from flows.page.live import LivePhaseArtifact, LiveShardingArtifact, artifact_key, update_parent_progress
 from flows.reading import show_places, show_report
-from flows.states.stopping import stopping
-from pipeline.config import load
+from flows.states.stopping import stop_on_signals
+from pipeline.config import load_options
 from pipeline.experiments.catalogue import EXPERIMENTS, planned
 from pipeline.experiments.experiment import BUDGETS
-from pipeline.kinds import phases
+from pipeline.kinds import training_phases
 from pipeline.options import Phase
 from pipeline.run.metrics import Record
-from pipeline.run.shards import Size, sizes
+from pipeline.run.shards import SplitSize, split_sizes
 from pipeline.shown import markdown_code
 
 if TYPE_CHECKING:
-    from pipeline.train.trainer import Trained
+    from pipeline.train.trainer import TrainingResult
 
 FIELDS = "preset name source seconds phase batch model iem optimizer validation checkpoint launcher overrides"
 
 
 @dataclass
-class Sharded:
+class ShardedCorpus:
     """The location of a corpus and the sizes of its splits."""
 
     folder: str
-    splits: dict[str, Size]
+    splits: dict[str, SplitSize]
 
 
-def _sizes(found: Sharded) -> str:
+def _summarize_corpus(found: ShardedCorpus) -> str:
     return f"{found.folder}: {', '.join(f'{size.chunks:,} chunks {split}' for split, size in found.splits.items())}"
 
 
-@configured("shard", "preset source sources chunker sharding launcher overrides", _sizes)
-def shard(asked: Asked) -> Sharded:
+@config_flow("shard", "preset source sources chunker sharding launcher overrides", _summarize_corpus)
+def shard(asked: FormSubmission) -> ShardedCorpus:
     """Cut a source into WebDataset shards with a manifest, one task per part. Finished parts are not repeated."""
-    from pipeline.run.shards import shard as run_stage
+    from pipeline.run.shards import shard_source as run_stage
 
-    with LiveShards(title(asked.options.source)) as live:
+    with LiveShardingArtifact(source_title(asked.options.source)) as live:
         corpus = run_stage(asked.options, as_tasks(asked.options), live)
-    found = Sharded(corpus.location, sizes(corpus))
+    found = ShardedCorpus(corpus.location, split_sizes(corpus))
     rows = [{"split": split, **asdict(size)} for split, size in found.splits.items()]
-    post_table(rows, key("corpus", Path(found.folder).name), found.folder)
-    _announce("shard", found.folder, asked)
+    post_table(rows, artifact_key("corpus", Path(found.folder).name), found.folder)
+    _emit_completed("shard", found.folder, asked)
     return found
 
 
-def _announce(stage: str, what: str, asked: Asked) -> None:
+def _emit_completed(stage: str, what: str, asked: FormSubmission) -> None:
     """Emit the event `haed.STAGE.completed`, on which automations can act; see `haed serve --chain`.
 
     Stages within the flow `haed` emit none. `haed.next` of its resource is the following training stage of this kind of
@@ -72,7 +72,7 @@ def _announce(stage: str, what: str, asked: Asked) -> None:
     """
     if is_inner():
         return
-    follows = dict(pairwise(("shard", *phases(asked.options.model.kind)))).get(stage, "")
+    follows = dict(pairwise(("shard", *training_phases(asked.options.model.kind)))).get(stage, "")
     known = {"haed.deployment": deployment.name or "", "haed.next": follows}
     emit_event(
         f"haed.{stage}.completed",
@@ -81,7 +81,7 @@ def _announce(stage: str, what: str, asked: Asked) -> None:
     )
 
 
-def _train(phase: Phase, asked: Asked) -> "Trained":
+def _train_phase(phase: Phase, asked: FormSubmission) -> "TrainingResult":
     """Train a phase with a live artifact. Save if it is stopped. Post a report of the run afterwards."""
     from pipeline.train.stages import check_run, run_phase
 
@@ -90,44 +90,44 @@ def _train(phase: Phase, asked: Asked) -> "Trained":
     os.environ[FLOW_RUN] = str(flow_run.name)
     if not is_inner():
         show_places(options)
-    with stopping() as stop, turn(options, stop), Live(phase, options) as live:
+    with stop_on_signals() as stop, acquire_device(options, stop), LivePhaseArtifact(phase, options) as live:
 
         def listen(record: Record) -> None:
             live(record)
-            follow(phase, record)
+            update_parent_progress(phase, record)
 
         found = run_phase(phase, options, stop, listen)
     show_report(options)
-    _announce(phase, options.name, asked)
+    _emit_completed(phase, options.name, asked)
     return found
 
 
-def _outcome(found: "Trained") -> str:
-    from pipeline.train.stages import outcome
+def _summarize_training(found: "TrainingResult") -> str:
+    from pipeline.train.stages import format_outcome
 
     remark = f"; {found.remark}" if found.remark else ""
-    return outcome(found).removeprefix(f"{found.phase}: ") + remark
+    return format_outcome(found).removeprefix(f"{found.phase}: ") + remark
 
 
-@configured("pretrain", FIELDS, _outcome)
-def pretrain(asked: Asked) -> "Trained":
+@config_flow("pretrain", FIELDS, _summarize_training)
+def pretrain(asked: FormSubmission) -> "TrainingResult":
     """Train phase one, in the space of chunk embeddings. An existing run continues from its last checkpoint."""
-    return _train("pretrain", asked)
+    return _train_phase("pretrain", asked)
 
 
-@configured("finetune", FIELDS, _outcome, preset=None)
-def finetune(asked: Asked) -> "Trained":
+@config_flow("finetune", FIELDS, _summarize_training, preset=None)
+def finetune(asked: FormSubmission) -> "TrainingResult":
     """Train phase two, for exact likelihood, from phase one. An existing run continues from its last checkpoint."""
-    return _train("finetune", asked)
+    return _train_phase("finetune", asked)
 
 
-@configured("train", FIELDS, _outcome)
-def train(asked: Asked) -> "Trained":
+@config_flow("train", FIELDS, _summarize_training)
+def train(asked: FormSubmission) -> "TrainingResult":
     """Train end to end, without a phase one. An existing run continues from its last checkpoint."""
-    return _train("train", asked)
+    return _train_phase("train", asked)
 
 
-@staged("experiment", str)
+@stage_flow("experiment", str)
 def experiment(
     name: Annotated[str, Field(json_schema_extra={"enum": list(EXPERIMENTS)})] = "haed-figure4",
     budget: Annotated[str, Field(json_schema_extra={"enum": list(BUDGETS)})] = "minutes",
@@ -155,10 +155,10 @@ def experiment(
     asked, plan = planned(
         name, budget, Path("experiments"), Path(data), tuple(overrides), seconds or None, seeds or None, parallel
     )
-    options = load(asked.arms[0].preset, [f"runs_dir={plan.runs_dir}", *overrides])
-    with stopping() as stop, turn(options, stop):
+    options = load_options(asked.arms[0].preset, [f"runs_dir={plan.runs_dir}", *overrides])
+    with stop_on_signals() as stop, acquire_device(options, stop):
         found = run(asked, plan, stop)
     drawn, page = (Path(found.folder) / each for each in (f"{name}.png", "report.html"))
     text = f"{markdown(asked, found, data_uri(read_bytes(drawn, PICTURE)))}- {markdown_code(str(page.resolve()))}\n"
-    post_markdown(text, key("experiment", name, budget), f"{name}: {asked.question}")
+    post_markdown(text, artifact_key("experiment", name, budget), f"{name}: {asked.question}")
     return found.folder

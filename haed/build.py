@@ -1,6 +1,6 @@
 """Registry of model kinds: builds models, their training objectives and their samplers.
 
-To add a family, write a `System` (see `haed.system`) in a file of its own. Give it options and a line in `SYSTEMS` of
+To add a family, write a `SequenceModel` (see `haed.system`) in a file of its own. Give it options and a line in `SYSTEMS` of
 `haed.options`, and a line in `KINDS` here. Its exact loss is `haed.system.Likelihood`. The loss of phase one, and of
 chunk models in every phase, is computed in `haed.iem.objective`.
 """
@@ -8,13 +8,13 @@ chunk models in every phase, is computed in `haed.iem.objective`.
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from haed.chunk.known import Lexicon
+from haed.chunk.known import ChunkVocabulary
 from haed.chunk.model import HAED
 from haed.iem.objective import ChunkObjective
 from haed.options import IEMOptions, ModelOptions
 from haed.ranks import Ranks
 from haed.sampling import ChunkSampler, Sampler, TokenSampler
-from haed.system import Cut, Likelihood, Objective, System, Windows
+from haed.system import ChunkingSpec, Likelihood, Objective, SequenceModel, TokenBatch
 from haed.token.hourglass import Hourglass
 from haed.token.multiscale import BottomUp, TopDown
 from haed.token.retina import Retina
@@ -30,7 +30,7 @@ class Kind:
         sampler: builds the sampler from (system, prompt, samples).
     """
 
-    system: Callable[[ModelOptions, IEMOptions, Cut], System]
+    system: Callable[[ModelOptions, IEMOptions, ChunkingSpec], SequenceModel]
     sampler: Callable[..., Sampler]
 
 
@@ -44,7 +44,7 @@ KINDS: dict[str, Kind] = {
 }
 
 
-def make_system(options: ModelOptions, iem: IEMOptions, cut: Cut) -> System:
+def make_system(options: ModelOptions, iem: IEMOptions, cut: ChunkingSpec) -> SequenceModel:
     """Build the model that the options describe, initialised from PyTorch's global generator.
 
     Args:
@@ -61,14 +61,14 @@ def make_system(options: ModelOptions, iem: IEMOptions, cut: Cut) -> System:
 
 
 def make_objective(
-    system: System,
+    system: SequenceModel,
     iem: IEMOptions,
     *,
     iem_weight: float,
     decode_fraction: float,
     pieces: int = 1,
     ranks: Ranks | None = None,
-    lexicon: Lexicon | None = None,
+    lexicon: ChunkVocabulary | None = None,
 ) -> Objective:
     """Build the training objective of a phase.
 
@@ -95,7 +95,7 @@ def make_objective(
     return Likelihood(system, ranks)
 
 
-def make_sampler(system: System, prompt: Windows, samples: int = 1) -> Sampler:
+def make_sampler(system: SequenceModel, prompt: TokenBatch, samples: int = 1) -> Sampler:
     """Build a sampler that continues prompts.
 
     Args:

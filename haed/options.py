@@ -52,7 +52,7 @@ SYSTEMS = {
 }
 
 
-def _known(kind: str) -> str:
+def _check_kind(kind: str) -> str:
     if kind not in SYSTEMS:
         raise ValueError(f"{kind!r} is not known: expected one of {', '.join(SYSTEMS)}")
     return kind
@@ -136,7 +136,7 @@ class MainOptions:
     ] = "rotary"
 
 
-def _orders(orders: list[int]) -> list[int]:
+def _check_orders(orders: list[int]) -> list[int]:
     if not orders or len(set(orders)) < len(orders) or not all(1 <= order <= 64 for order in orders):
         raise ValueError(f"{orders}: expected different lengths of n-grams, from 1 to 64")
     return orders
@@ -152,7 +152,7 @@ class GramsOptions:
     orders: Annotated[
         list[Annotated[int, Field(json_schema_extra={"minimum": 1, "maximum": 64})]],
         Field(description="lengths of n-grams in tokens (BLT: 3 to 8)", max_length=64),
-        AfterValidator(_orders),
+        AfterValidator(_check_orders),
     ] = field(default_factory=lambda: [2, 3, 4, 5])
     width: Annotated[int, Field(ge=1, le=65_536, description="width of a row")] = 32
 
@@ -338,7 +338,7 @@ class ModelOptions:
             description="; ".join(f"{name}: {family.about}" for name, family in SYSTEMS.items()),
             json_schema_extra=lambda schema: schema.update(enum=list(SYSTEMS)),
         ),
-        AfterValidator(_known),
+        AfterValidator(_check_kind),
     ] = "haed"
     encoder: EncoderOptions = field(default_factory=EncoderOptions)
     main: MainOptions = field(default_factory=MainOptions)

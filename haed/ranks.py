@@ -18,7 +18,7 @@ from torch.nn.parallel import DistributedDataParallel
 _PATIENCE = timedelta(days=1)  # the first rank may count a corpus or validate; torchrun ends all if one dies
 
 
-class _Join(torch.autograd.Function):
+class _GatherWithGradients(torch.autograd.Function):
     """Concatenation of all ranks' rows; the gradient of a row is the sum of all ranks' gradients of it."""
 
     @staticmethod
@@ -57,7 +57,7 @@ class Ranks:
         )
         self._devices = dist.new_group(members, use_local_synchronization=True) if self.size > 1 else None
 
-    def divided(self, size: int | None) -> "tuple[Ranks, Ranks]":
+    def split_into_groups(self, size: int | None) -> "tuple[Ranks, Ranks]":
         """Return this process's group of neighbours, and the processes with the same place in all groups.
 
         Args:
@@ -69,16 +69,16 @@ class Ranks:
         """
         size = group_size(size, self.size)
         if size == self.size:
-            return self, _alone()
+            return self, _single_process()
         first = self.rank - self.rank % size
         return Ranks(list(range(first, first + size))), Ranks(list(range(self.rank % size, self.size, size)))
 
     @property
-    def first(self) -> bool:
+    def is_first(self) -> bool:
         """True for the process that writes the files."""
         return self.rank == 0
 
-    def gather(self, x: Tensor) -> list[Tensor]:
+    def gather_tensors(self, x: Tensor) -> list[Tensor]:
         """Return every rank's tensor, in the order of the ranks.
 
         The tensors are on the CPU, of one type, and of any length along dimension 0.
@@ -94,7 +94,7 @@ class Ranks:
         dist.all_gather(parts, padded, group=self._cpu)
         return [part[: int(size)] for part, size in zip(parts, sizes, strict=True)]
 
-    def told(self, x: Tensor, by: int) -> Tensor:
+    def broadcast(self, x: Tensor, by: int) -> Tensor:
         """Broadcast the tensor of rank `by` to all ranks.
 
         The tensors are on the CPU, of one type and one number of columns. Their lengths may differ.
@@ -108,34 +108,34 @@ class Ranks:
         dist.broadcast(found, source, group=self._cpu)
         return found
 
-    def sum(self, values: list[float]) -> list[float]:
+    def sum_over_ranks(self, values: list[float]) -> list[float]:
         """Return the sum of each number over all ranks."""
-        return self._reduce(values, dist.ReduceOp.SUM)
+        return self._all_reduce(values, dist.ReduceOp.SUM)
 
-    def max(self, values: list[float]) -> list[float]:
+    def max_over_ranks(self, values: list[float]) -> list[float]:
         """Return the maximum of each number over all ranks."""
-        return self._reduce(values, dist.ReduceOp.MAX)
+        return self._all_reduce(values, dist.ReduceOp.MAX)
 
-    def _reduce(self, values: list[float], how: "dist.ReduceOp.RedOpType") -> list[float]:
+    def _all_reduce(self, values: list[float], how: "dist.ReduceOp.RedOpType") -> list[float]:
         if self.size == 1:
             return values
         tensor = torch.tensor(values, dtype=torch.float64)
         dist.all_reduce(tensor, how, group=self._cpu)
         return tensor.tolist()
 
-    def share(self, count: int) -> slice:
+    def own_slice(self, count: int) -> slice:
         """Return this rank's slice of `count` rows. All slices have one length; the last may reach beyond the end."""
         each = -(-count // self.size)
         return slice(self.rank * each, (self.rank + 1) * each)
 
-    def join(self, x: Tensor) -> Tensor:
+    def gather_with_gradients(self, x: Tensor) -> Tensor:
         """Concatenate the ranks' shares (n, …), all of one shape, on their devices.
 
         The gradients of a share flow back to its rank.
         """
-        return _Join.apply(x, self._devices) if self.size > 1 else x
+        return _GatherWithGradients.apply(x, self._devices) if self.size > 1 else x
 
-    def averaging(self, module: nn.Module, tables: list[nn.Parameter]) -> nn.Module:
+    def wrap_data_parallel(self, module: nn.Module, tables: list[nn.Parameter]) -> nn.Module:
         """Wrap the module so that a backward pass averages its gradients over ranks.
 
         The gradients of `tables` are left out; see `mean_rows`.
@@ -146,7 +146,7 @@ class Ranks:
         DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(module, names)
         return DistributedDataParallel(module, gradient_as_bucket_view=True)
 
-    def mean_rows(self, table: Tensor) -> Tensor | None:
+    def average_sparse_gradient(self, table: Tensor) -> Tensor | None:
         """Return the mean of the ranks' sparse gradients of a table, which are exchanged on the CPU."""
         if self.size == 1:
             return table.grad
@@ -154,11 +154,11 @@ class Ranks:
         if table.grad is not None:
             gradient = table.grad.coalesce()
             rows, values = gradient.indices()[0].cpu(), gradient.values().cpu()
-        rows, values = torch.cat(self.gather(rows)), torch.cat(self.gather(values)) / self.size
+        rows, values = torch.cat(self.gather_tensors(rows)), torch.cat(self.gather_tensors(values)) / self.size
         rows, values = rows[None].to(table.device), values.to(table.device)
         return torch.sparse_coo_tensor(rows, values, table.shape, check_invariants=False).coalesce()
 
-    def wait(self) -> None:
+    def wait_for_all(self) -> None:
         """Wait until all ranks have called this (a barrier)."""
         if self.size > 1:
             dist.barrier(group=self._cpu)
@@ -184,5 +184,5 @@ def group_size(group: int | None, size: int, what: str = "processes") -> int:
     return group
 
 
-def _alone() -> Ranks:
+def _single_process() -> Ranks:
     return Ranks([dist.get_rank() if dist.is_available() and dist.is_initialized() else 0])

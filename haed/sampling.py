@@ -26,14 +26,14 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from haed.chunk.model import HAED, mask_end
-from haed.chunk.packing import Chunks, distinct
-from haed.system import Windows, moved, occupied
-from haed.token.sequence import TokenSystem
+from haed.chunk.packing import Chunks, find_distinct
+from haed.system import TokenBatch, length_mask, to_device
+from haed.token.sequence import TokenModel
 
 _BEAM = 32  # width of the beam search
 
 
-def largest(values: Tensor, number: int | Tensor, nth: Tensor | None = None) -> Tensor:
+def mask_largest(values: Tensor, number: int | Tensor, nth: Tensor | None = None) -> Tensor:
     """Return a mask (…, n) of exactly `number` of the largest values; of equal values the lowest indices are taken.
 
     Args:
@@ -49,7 +49,7 @@ def largest(values: Tensor, number: int | Tensor, nth: Tensor | None = None) -> 
     return above | (equal & (equal.cumsum(-1) <= number - above.sum(-1, keepdim=True)))
 
 
-def outcomes(system: HAED, prediction: Tensor, before: Chunks, opened: Tensor) -> Tensor:
+def outcome_log_probs(system: HAED, prediction: Tensor, before: Chunks, opened: Tensor) -> Tensor:
     """Return log probabilities (N, C + 1), in nats, of each outcome jointly with the beginning; to spell is the last.
 
     Args:
@@ -61,19 +61,19 @@ def outcomes(system: HAED, prediction: Tensor, before: Chunks, opened: Tensor) -
     spelled = prediction.new_zeros(len(prediction))
     if n := len(opened):
         tokens = F.pad(opened.long(), (0, system.cut.k - n)).expand(len(prediction), -1)
-        decisions = system.spelled(prediction, Chunks(tokens, torch.full((len(tokens),), n)), before)
+        decisions = system.decoder_log_probs(prediction, Chunks(tokens, torch.full((len(tokens),), n)), before)
         spelled = decisions[:, :n].sum(1)  # without the end
     if system.known is None or system.mixture is None:
         return spelled[:, None]
     gate = system.mixture(prediction)[:, None]
-    summoned = system.known.scores(system.query(prediction), system.mixture.prior).log_softmax(1)
+    summoned = system.known.score_queries(system.compute_query(prediction), system.mixture.prior).log_softmax(1)
     if n:
-        summoned[:, ~system.known.lexicon.beginning(opened).to(system.device)] = -torch.inf
+        summoned[:, ~system.known.lexicon.prefix_mask(opened).to(system.device)] = -torch.inf
     return torch.cat([F.logsigmoid(gate) + summoned, F.logsigmoid(-gate) + spelled[:, None]], 1)
 
 
 @dataclass
-class Likeliest:
+class LikeliestChunks:
     """Some chunks that may be next, the likeliest first, on the CPU.
 
     Probabilities are conditional on the beginning, in float64.
@@ -94,36 +94,38 @@ class Likeliest:
 
 
 @torch.no_grad()
-def likeliest(system: HAED, prediction: Tensor, before: Chunks, opened: Tensor, count: int) -> Likeliest:
+def find_likeliest_chunks(
+    system: HAED, prediction: Tensor, before: Chunks, opened: Tensor, count: int
+) -> LikeliestChunks:
     """Return the likeliest next chunks, at most `count`, of ŷ (1, W); see `outcomes`.
 
     Probabilities are exact. The choice of chunks is approximate: those with the most g · q(c), and those that a beam
     search of the decoder finds.
     """
-    shares = outcomes(system, prediction, before, opened)[0].double().cpu()
-    found = _spelled(system, prediction, before, opened, max(count, _BEAM))
+    shares = outcome_log_probs(system, prediction, before, opened)[0].double().cpu()
+    found = _beam_search(system, prediction, before, opened, max(count, _BEAM))
     if system.known is not None:
         possible = int(shares[:-1].isfinite().sum())
-        named = system.known.lexicon.chunks[largest(shares[:-1], min(count, possible)).nonzero().squeeze(1)]
+        named = system.known.lexicon.chunks[mask_largest(shares[:-1], min(count, possible)).nonzero().squeeze(1)]
         found = Chunks(torch.cat([found.tokens, named.tokens]), torch.cat([found.lengths, named.lengths]))
-    every = distinct(found.tokens, found.lengths)
+    every = find_distinct(found.tokens, found.lengths)
     chunks, size = Chunks(every.tokens, every.lengths), len(every.keys)
     repeated = Chunks(before.tokens.expand(size, -1), before.lengths.expand(size))
-    decisions = system.spelled(prediction.expand(size, -1), chunks, repeated).double().cpu()
+    decisions = system.decoder_log_probs(prediction.expand(size, -1), chunks, repeated).double().cpu()
     spelled = shares[-1] + decisions[:, len(opened) :].sum(1)
-    rows = torch.full((size,), -1) if system.known is None else system.known.lexicon.find(chunks)
+    rows = torch.full((size,), -1) if system.known is None else system.known.lexicon.find_rows(chunks)
     summoned = shares[rows].where(rows >= 0, -torch.inf)
     joint, whole = torch.logaddexp(summoned, spelled), shares.logsumexp(0)
     best = joint.argsort(descending=True, stable=True)[:count]
     gate = float((shares[:-1].logsumexp(0) - whole).exp())
-    return Likeliest(chunks[best], (joint - whole)[best].exp(), (summoned - joint)[best].exp(), rows[best], gate)
+    return LikeliestChunks(chunks[best], (joint - whole)[best].exp(), (summoned - joint)[best].exp(), rows[best], gate)
 
 
-def _spelled(system: HAED, prediction: Tensor, before: Chunks, opened: Tensor, beam: int) -> Chunks:
+def _beam_search(system: HAED, prediction: Tensor, before: Chunks, opened: Tensor, beam: int) -> Chunks:
     """Return the decoder's likeliest chunks with a given beginning, at most `beam`, by a beam search."""
     cut = system.cut
     decoder: Any = system.decoder  # each decoder has a state of its own kind
-    state = decoder.begin(prediction, moved(before, system.device))
+    state = decoder.begin(prediction, to_device(before, system.device))
     tokens, score = torch.zeros(1, cut.k, dtype=torch.long), torch.zeros(1, dtype=torch.float64)
     symbol, ended = torch.full((1,), cut.vocabulary), []
     for place in range(cut.k):
@@ -175,7 +177,7 @@ class Draw:
             )
 
     @property
-    def plain(self) -> bool:
+    def is_plain(self) -> bool:
         """True if outcomes are drawn with their own probabilities, without temperature or cut-offs."""
         return self.temperature == 1 and not self.top_k and self.top_p >= 1
 
@@ -186,11 +188,11 @@ class Draw:
         if self.temperature == 0:
             return logits.argmax(-1)
         if self.top_k:  # before dividing: rounding can make unequal logits equal
-            logits = logits.masked_fill(~largest(logits, min(self.top_k, logits.shape[-1])), -torch.inf)
+            logits = logits.masked_fill(~mask_largest(logits, min(self.top_k, logits.shape[-1])), -torch.inf)
         logits = (logits - logits.amax(-1, keepdim=True)) / max(self.temperature, _COLDEST)
         probabilities = logits.softmax(-1)
         if self.top_p < 1:
-            probabilities = probabilities.masked_fill(~_nucleus(probabilities, self.top_p), 0)
+            probabilities = probabilities.masked_fill(~_nucleus_mask(probabilities, self.top_p), 0)
         if not many:
             return torch.multinomial(probabilities, 1, generator=self.generator).squeeze(1)
         passed = probabilities.cumsum(-1, dtype=torch.float64)  # `multinomial` draws a number for each outcome
@@ -199,18 +201,18 @@ class Draw:
         return drawn.squeeze(1).clamp(max=logits.shape[-1] - 1)
 
 
-def _nucleus(probabilities: Tensor, enough: float) -> Tensor:
+def _nucleus_mask(probabilities: Tensor, enough: float) -> Tensor:
     """Return a mask (B, n) of the fewest likeliest outcomes, at least one, that have probability `enough` together.
 
     Of equally likely outcomes the lowest indices are taken.
     """
-    ranked = _ranked(probabilities, enough).double()
+    ranked = _sort_largest(probabilities, enough).double()
     rounding = 8 * torch.finfo(probabilities.dtype).eps  # 0.1 added seven times is a little less than 0.7
     number = (ranked.cumsum(-1) - ranked < enough * (1 - rounding)).sum(-1, keepdim=True).clamp(min=1)
-    return largest(probabilities, number, ranked.gather(-1, number - 1).to(probabilities.dtype))
+    return mask_largest(probabilities, number, ranked.gather(-1, number - 1).to(probabilities.dtype))
 
 
-def _ranked(probabilities: Tensor, enough: float) -> Tensor:
+def _sort_largest(probabilities: Tensor, enough: float) -> Tensor:
     """Return the largest probabilities of (B, n), sorted, at least as many as have `enough` together."""
     count = _MANY
     while count < probabilities.shape[-1]:
@@ -232,7 +234,7 @@ class Sampler(ABC):
     summoned: Tensor | None = None
 
     @abstractmethod
-    def chunk(self, draw: Draw, opened: Tensor | None = None) -> Chunks:
+    def draw_chunk(self, draw: Draw, opened: Tensor | None = None) -> Chunks:
         """Draw the next chunk of every sample and append it.
 
         Args:
@@ -254,61 +256,61 @@ class ChunkSampler(Sampler):
     """
 
     @torch.no_grad()
-    def __init__(self, system: HAED, prompt: Windows, samples: int = 1) -> None:
+    def __init__(self, system: HAED, prompt: TokenBatch, samples: int = 1) -> None:
         self.system, self.samples, self.device = system, samples, system.device
-        self.cache = system.main.cache()
+        self.cache = system.main.create_cache()
         first = max(0, prompt.lengths.shape[1] - system.cut.context + 1)
         tokens, lengths = prompt.tokens[:, first:].long(), prompt.lengths[:, first:]
         tokens, lengths = tokens.expand(samples, -1, -1), lengths.expand(samples, -1)
-        seen = self._embed(Chunks(tokens.flatten(0, 1), lengths.flatten())).unflatten(0, lengths.shape)
-        self.inputs = torch.cat([self._start(), seen], 1)
+        seen = self._embed_chunks(Chunks(tokens.flatten(0, 1), lengths.flatten())).unflatten(0, lengths.shape)
+        self.inputs = torch.cat([self._start_vectors(), seen], 1)
         self.prediction = system.main.step(self.inputs, self.cache)[:, -1]
         none = Chunks(tokens.new_zeros(samples, system.cut.k), lengths.new_zeros(samples))
         self.last = Chunks(tokens[:, -1], lengths[:, -1]) if lengths.shape[1] else none
         self.summoned = None if system.known is None else torch.zeros(samples, dtype=torch.long)
 
     @torch.no_grad()
-    def chunk(self, draw: Draw, opened: Tensor | None = None) -> Chunks:
-        """See `Sampler.chunk`."""
+    def draw_chunk(self, draw: Draw, opened: Tensor | None = None) -> Chunks:
+        """See `Sampler.draw_chunk`."""
         k, known = self.system.cut.k, self.system.known
         drawn = Chunks(torch.zeros(self.samples, k, dtype=torch.long), torch.zeros(self.samples, dtype=torch.long))
         opened = drawn.lengths[:0] if opened is None else opened.long()
-        rows = self._summon(draw, opened)
+        rows = self._draw_known_rows(draw, opened)
         spelled = (rows < 0).nonzero().squeeze(1)
         if len(spelled):
-            found = self._spell(spelled, draw, opened)
+            found = self._decode_chunks(spelled, draw, opened)
             drawn.tokens[spelled], drawn.lengths[spelled] = found.tokens, found.lengths
         if known is not None and self.summoned is not None:
             summoned = rows >= 0
             found = known.lexicon.chunks[rows[summoned]]
             drawn.tokens[summoned], drawn.lengths[summoned] = found.tokens, found.lengths
             self.summoned += summoned
-        self._feed(drawn)
+        self._feed_chunks(drawn)
         return drawn
 
-    def _summon(self, draw: Draw, opened: Tensor) -> Tensor:
+    def _draw_known_rows(self, draw: Draw, opened: Tensor) -> Tensor:
         """Draw the rows (B,) of known chunks, −1 where a chunk is to be spelled."""
         system, rows = self.system, torch.full((self.samples,), -1)
         if system.known is None or system.mixture is None:
             return rows
-        if not draw.plain or len(opened):
-            found = draw(outcomes(system, self.prediction, self.last, opened))
+        if not draw.is_plain or len(opened):
+            found = draw(outcome_log_probs(system, self.prediction, self.last, opened))
             return found.where(found < len(system.known), -1)
         gate = system.mixture(self.prediction).double().sigmoid().cpu()
         chance = torch.rand(len(gate), dtype=torch.float64, generator=draw.generator)
         summoned = (chance < gate).nonzero().squeeze(1)
         if len(summoned):
-            query = system.query(self.prediction[summoned.to(self.device)])
-            rows[summoned] = draw(system.known.scores(query, system.mixture.prior))
+            query = system.compute_query(self.prediction[summoned.to(self.device)])
+            rows[summoned] = draw(system.known.score_queries(query, system.mixture.prior))
         return rows
 
-    def _spell(self, rows: Tensor, draw: Draw, opened: Tensor) -> Chunks:
+    def _decode_chunks(self, rows: Tensor, draw: Draw, opened: Tensor) -> Chunks:
         """Draw chunks of some of the samples symbol by symbol from the decoder."""
         cut, batch = self.system.cut, len(rows)
         tokens = torch.zeros(batch, cut.k, dtype=torch.long)
         lengths = torch.full((batch,), cut.k)
         decoder: Any = self.system.decoder  # each decoder has a state of its own kind
-        state = decoder.begin(self.prediction[rows.to(self.device)], moved(self.last[rows], self.device))
+        state = decoder.begin(self.prediction[rows.to(self.device)], to_device(self.last[rows], self.device))
         open_rows, symbol = torch.arange(batch), torch.full((batch,), cut.vocabulary)
         for position in range(cut.k):
             logits = decoder.step(state, symbol.to(self.device))
@@ -326,23 +328,23 @@ class ChunkSampler(Sampler):
             tokens[open_rows, position] = symbol
         return Chunks(tokens, lengths)
 
-    def _feed(self, drawn: Chunks) -> None:
+    def _feed_chunks(self, drawn: Chunks) -> None:
         """Feed the chunks to the main model, which predicts the next ones."""
         main, context = self.system.main, self.system.cut.context
         if context > 1:  # with a context of 1 no chunk sees the one before
             self.last = drawn
-        vector = self._embed(drawn)[:, None]
+        vector = self._embed_chunks(drawn)[:, None]
         self.inputs = torch.cat([self.inputs, vector], 1)
         if self.inputs.shape[1] > context:
-            self.inputs = torch.cat([self._start(), self.inputs[:, self.inputs.shape[1] - context // 2 :]], 1)
-            self.cache, vector = main.cache(), self.inputs
+            self.inputs = torch.cat([self._start_vectors(), self.inputs[:, self.inputs.shape[1] - context // 2 :]], 1)
+            self.cache, vector = main.create_cache(), self.inputs
         self.prediction = main.step(vector, self.cache)[:, -1]
 
-    def _start(self) -> Tensor:
+    def _start_vectors(self) -> Tensor:
         """Return the vectors (B, 1, E) before the first chunk."""
         return self.system.main.start.expand(self.samples, 1, -1)
 
-    def _embed(self, chunks: Chunks) -> Tensor:
+    def _embed_chunks(self, chunks: Chunks) -> Tensor:
         """Return the embeddings (N, E) of chunks on the CPU."""
         return self.system.encode(chunks).vector.to(self.system.main.start.dtype)
 
@@ -362,7 +364,7 @@ class TokenSampler(Sampler):
         ValueError: the prompts have different numbers of tokens.
     """
 
-    def __init__(self, system: TokenSystem, prompt: Windows, samples: int = 1) -> None:
+    def __init__(self, system: TokenModel, prompt: TokenBatch, samples: int = 1) -> None:
         cut = system.cut
         self.system, self.samples = system, samples
         most = cut.context * cut.k
@@ -372,34 +374,34 @@ class TokenSampler(Sampler):
             raise ValueError(
                 f"prompts of {int(sizes.min())} to {int(sizes.max())} tokens: sample those of a length together"
             )
-        real = occupied(prompt.lengths, cut.k)
+        real = length_mask(prompt.lengths, cut.k)
         tokens = prompt.tokens.long()[real].view(len(sizes), -1).expand(samples, -1)
         self.symbols = torch.cat([torch.full((samples, 1), cut.vocabulary), tokens], 1)  # the whole window
-        self._restart(self.window - 1)
+        self._restart_window(self.window - 1)
 
     @torch.no_grad()
-    def chunk(self, draw: Draw, opened: Tensor | None = None) -> Chunks:
-        """See `Sampler.chunk`."""
+    def draw_chunk(self, draw: Draw, opened: Tensor | None = None) -> Chunks:
+        """See `Sampler.draw_chunk`."""
         k = self.system.cut.k
         known = [] if opened is None else list(opened.long())
         tokens = torch.zeros(self.samples, k, dtype=torch.long)
         for place in range(k):
             symbol = known[place].expand(self.samples) if place < len(known) else draw(self.logits)
             tokens[:, place] = symbol
-            self._feed(symbol[:, None])
+            self._feed_symbols(symbol[:, None])
         return Chunks(tokens, torch.full((self.samples,), k))
 
-    def _feed(self, symbols: Tensor) -> None:
+    def _feed_symbols(self, symbols: Tensor) -> None:
         self.symbols = torch.cat([self.symbols, symbols], 1)
         if self.symbols.shape[1] > self.window:
-            self._restart(self.window // 2)
+            self._restart_window(self.window // 2)
         else:
             self.logits = self.system(symbols, self.memory)[:, -1]
 
     @torch.no_grad()
-    def _restart(self, newest: int) -> None:
+    def _restart_window(self, newest: int) -> None:
         """Restart the window with at most `newest` of the newest tokens."""
         kept = self.symbols[:, 1:][:, max(0, self.symbols.shape[1] - 1 - newest) :]
         self.symbols = torch.cat([self.symbols.new_full((self.samples, 1), self.system.cut.vocabulary), kept], 1)
-        self.memory = self.system.begin(self.samples)
+        self.memory = self.system.create_memory(self.samples)
         self.logits = self.system(self.symbols, self.memory)[:, -1]

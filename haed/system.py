@@ -1,6 +1,6 @@
-"""Interface of a model family to the rest of the project: a `System`, trained through an `Objective`.
+"""Interface of a model family to the rest of the project: a `SequenceModel`, trained through an `Objective`.
 
-A family implements `System` in a file of its own and gets a line in `haed.options` and in `haed.build`. The trainer,
+A family implements `SequenceModel` in a file of its own and gets a line in `haed.options` and in `haed.build`. The trainer,
 evaluation, sampling, profile and comparison know nothing else of it.
 
 Legend: B sequences, T chunks of a window, K tokens of a chunk, M real chunks of a batch, V vocabulary, E width of a
@@ -21,13 +21,13 @@ Mark = Callable[[str, Tensor], Tensor]
 SHORTER = "set a batch.context up to the one it was trained with"
 
 
-def unmarked(part: str, tensor: Tensor) -> Tensor:
+def no_op_timer(part: str, tensor: Tensor) -> Tensor:
     """Return the tensor unchanged (no profiler)."""
     return tensor
 
 
 @dataclass
-class Windows:
+class TokenBatch:
     """A batch of windows of chunks.
 
     Attributes:
@@ -41,35 +41,35 @@ class Windows:
     starts: Tensor
 
     @classmethod
-    def of(cls, tokens: Tensor, lengths: Tensor) -> "Windows":
+    def from_chunks(cls, tokens: Tensor, lengths: Tensor) -> "TokenBatch":
         """Return windows of chunks (B, T, K) of lengths (B, T); only the first chunk of each begins a document."""
         starts = torch.zeros_like(lengths, dtype=torch.bool)
         starts[:, :1] = True
         return cls(tokens, lengths, starts)
 
     @classmethod
-    def cat(cls, parts: "list[Windows]") -> "Windows":
+    def concatenate_batches(cls, parts: "list[TokenBatch]") -> "TokenBatch":
         """Concatenate several batches."""
         return cls(*(torch.cat([getattr(part, each.name) for part in parts]) for each in fields(cls)))
 
     @property
-    def real(self) -> Tensor:
+    def chunk_mask(self) -> Tensor:
         """Mask (B, T), true where there is a chunk."""
         return self.lengths > 0
 
     def __len__(self) -> int:
         return len(self.lengths)
 
-    def __getitem__(self, rows: "Tensor | slice") -> "Windows":
-        return Windows(self.tokens[rows], self.lengths[rows], self.starts[rows])
+    def __getitem__(self, rows: "Tensor | slice") -> "TokenBatch":
+        return TokenBatch(self.tokens[rows], self.lengths[rows], self.starts[rows])
 
-    def split(self, at_once: int) -> "Iterator[Windows]":
+    def split(self, at_once: int) -> "Iterator[TokenBatch]":
         """Yield the windows in batches of at most `at_once`."""
         return (self[first : first + at_once] for first in range(0, len(self), at_once))
 
 
 @dataclass(frozen=True)
-class Cut:
+class ChunkingSpec:
     """The properties of a corpus's chunks that a model needs to know.
 
     Attributes:
@@ -86,7 +86,7 @@ class Cut:
 
 
 @dataclass
-class Group:
+class ParameterGroup:
     """Parameters that are trained alike.
 
     Attributes:
@@ -103,7 +103,7 @@ class Group:
     table: bool = False
 
 
-class System(nn.Module, ABC):
+class SequenceModel(nn.Module, ABC):
     """A model of sequences cut into chunks, with exact likelihood.
 
     Attributes:
@@ -117,17 +117,17 @@ class System(nn.Module, ABC):
             "system".
     """
 
-    parts: tuple[str, ...] = ()
-    spaces: ClassVar[tuple[str, ...]] = ()
+    submodules: tuple[str, ...] = ()
+    vector_spaces: ClassVar[tuple[str, ...]] = ()
 
-    def __init__(self, cut: Cut) -> None:
+    def __init__(self, cut: ChunkingSpec) -> None:
         super().__init__()
         self.cut, self.kind = cut, ""
-        self.remarks: list[str] = []
-        self.mark: Mark = unmarked
+        self.option_warnings: list[str] = []
+        self.mark: Mark = no_op_timer
 
     @abstractmethod
-    def initialise(self) -> None:
+    def initialise_parameters(self) -> None:
         """Initialise every parameter from PyTorch's global generator."""
 
     @torch.no_grad()
@@ -147,7 +147,7 @@ class System(nn.Module, ABC):
                 module.reset_parameters()
 
     @abstractmethod
-    def decisions(self, windows: Windows) -> Tensor:
+    def decision_log_likelihood(self, windows: TokenBatch) -> Tensor:
         """Return exact log p, in nats, of every token and end of a chunk, given what precedes it in its window.
 
         Args:
@@ -158,11 +158,11 @@ class System(nn.Module, ABC):
             last token; 0 where nothing is decided. A system of tokens has no ends, so theirs are 0.
         """
 
-    def log_likelihood(self, windows: Windows) -> Tensor:
+    def log_likelihood(self, windows: TokenBatch) -> Tensor:
         """Return exact log p (B, T), in nats, of whole chunks: the sum of their decisions."""
-        return self.decisions(windows).sum(-1)
+        return self.decision_log_likelihood(windows).sum(-1)
 
-    def lay_out(self, windows: Windows) -> object:
+    def prepare_inputs(self, windows: TokenBatch) -> object:
         """Prepare, on the CPU, everything whose shape depends on the data, for `total_log_likelihood`.
 
         By default, return the windows themselves.
@@ -171,10 +171,10 @@ class System(nn.Module, ABC):
 
     def total_log_likelihood(self, laid: object) -> Tensor:
         """Return log p, in nats, of everything that `lay_out` was given, as a scalar; waits for no device."""
-        assert isinstance(laid, Windows)
+        assert isinstance(laid, TokenBatch)
         return self.mark("system", self.log_likelihood(laid).sum())
 
-    def outlets(self) -> dict[int, nn.Module]:
+    def scale_outputs(self) -> dict[int, nn.Module]:
         """Return, by scale in tokens, the module whose output (B, J, W) are the vectors of that scale's groups.
 
         By default there is none. Group j is complete at position j · scale of the sequence, before the token there is
@@ -182,11 +182,13 @@ class System(nn.Module, ABC):
         """
         return {}
 
-    def at_scales(self, windows: Windows) -> dict[int, Tensor]:
+    def collect_scale_outputs(self, windows: TokenBatch) -> dict[int, Tensor]:
         """Return the outputs (B, J, W) of the `outlets`, by scale, for windows on the CPU."""
         return {}
 
-    def vectors(self, windows: Windows, space: str, layer: int | None = None, scale: int | None = None) -> Tensor:
+    def extract_vectors(
+        self, windows: TokenBatch, space: str, layer: int | None = None, scale: int | None = None
+    ) -> Tensor:
         """Return vectors (M, E) of the real chunks of windows, in one of `spaces`.
 
         Args:
@@ -199,30 +201,32 @@ class System(nn.Module, ABC):
         Raises:
             ValueError: the system has no such space, or no such layer or scale to look at.
         """
-        if space in self.spaces and scale is not None:
-            there = ", ".join(str(each) for each in sorted(self.outlets()))
+        if space in self.vector_spaces and scale is not None:
+            there = ", ".join(str(each) for each in sorted(self.scale_outputs()))
             raise ValueError(f"{type(self).__name__} has no scale {scale} of {space}, only: {there or 'none'}")
-        if space in self.spaces:
+        if space in self.vector_spaces:
             raise ValueError(
                 f"{type(self).__name__} has no layer {layer} of {space} to be looked at: leave the layer out"
             )
-        raise ValueError(f"{type(self).__name__} has no space {space!r}, only: {', '.join(self.spaces) or 'none'}")
+        raise ValueError(
+            f"{type(self).__name__} has no space {space!r}, only: {', '.join(self.vector_spaces) or 'none'}"
+        )
 
-    def groups(self) -> list[Group]:
+    def parameter_groups(self) -> list[ParameterGroup]:
         """Return all parameters in groups, each parameter once."""
-        return [Group(list(self.parameters()), "all", 0)]
+        return [ParameterGroup(list(self.parameters()), "all", 0)]
 
-    def flops(self, laid: object) -> float:
+    def estimate_flops(self, laid: object) -> float:
         """Return the FLOPs of the matrix products of `total_log_likelihood`.
 
         By default every matrix is counted once for every token.
         """
-        assert isinstance(laid, Windows)
+        assert isinstance(laid, TokenBatch)
         embeddings = {id(module.weight) for module in self.modules() if isinstance(module, nn.Embedding)}
         matrices = (x.numel() for x in self.parameters() if x.ndim == 2 and id(x) not in embeddings)
         return 2.0 * sum(matrices) * float(laid.lengths.sum())
 
-    def kept(self, chunks: float, tokens: float) -> float:
+    def activation_size(self, chunks: float, tokens: float) -> float:
         """Return a lower bound on the number of activations saved for the backward pass, 0 if unknown.
 
         Args:
@@ -238,7 +242,7 @@ class System(nn.Module, ABC):
 
 
 @dataclass
-class Losses:
+class StepOutput:
     """A step's loss and metrics; means over ranks are those of the joined batch.
 
     Attributes:
@@ -269,13 +273,13 @@ class Objective(nn.Module, ABC):
         ranks: processes that train together.
     """
 
-    def __init__(self, system: System, ranks: Ranks | None = None) -> None:
+    def __init__(self, system: SequenceModel, ranks: Ranks | None = None) -> None:
         super().__init__()
         self.system, self.ranks = system, ranks or Ranks()
 
     @abstractmethod
-    def prepare(
-        self, windows: Windows, negatives: Windows | None = None, generator: torch.Generator | None = None
+    def prepare_batch(
+        self, windows: TokenBatch, negatives: TokenBatch | None = None, generator: torch.Generator | None = None
     ) -> object:
         """Compute, on the CPU, everything whose shape depends on the data.
 
@@ -289,11 +293,11 @@ class Objective(nn.Module, ABC):
         """
 
     @abstractmethod
-    def forward(self, batch: object, diagnose: bool = False) -> Losses:
+    def forward(self, batch: object, diagnose: bool = False) -> StepOutput:
         """Return the losses of a prepared batch on the system's device; `diagnose` adds metrics that cost time."""
 
     @abstractmethod
-    def flops(self, batch: object) -> float:
+    def estimate_flops(self, batch: object) -> float:
         """Return the model FLOPs of a step on all ranks, assuming that each rank's batch is like this one."""
 
     def compile_parts(self) -> None:
@@ -308,7 +312,7 @@ class Objective(nn.Module, ABC):
 
 
 @dataclass
-class Counted:
+class PreparedBatch:
     """The prepared inputs of a system, with the numbers of chunks and tokens of all ranks together."""
 
     laid: object
@@ -319,31 +323,31 @@ class Counted:
 class Likelihood(Objective):
     """The exact loss of any system: nats per chunk, every token decoded."""
 
-    def prepare(
-        self, windows: Windows, negatives: Windows | None = None, generator: torch.Generator | None = None
-    ) -> Counted:
-        """Count chunks and tokens and prepare the inputs; see `Objective.prepare`."""
-        chunks, tokens = self.ranks.sum([int(windows.real.sum()), int(windows.lengths.sum())])
-        return Counted(self.system.lay_out(windows), int(chunks), int(tokens))
+    def prepare_batch(
+        self, windows: TokenBatch, negatives: TokenBatch | None = None, generator: torch.Generator | None = None
+    ) -> PreparedBatch:
+        """Count chunks and tokens and prepare the inputs; see `Objective.prepare_batch`."""
+        chunks, tokens = self.ranks.sum_over_ranks([int(windows.chunk_mask.sum()), int(windows.lengths.sum())])
+        return PreparedBatch(self.system.prepare_inputs(windows), int(chunks), int(tokens))
 
-    def forward(self, batch: object, diagnose: bool = False) -> Losses:
+    def forward(self, batch: object, diagnose: bool = False) -> StepOutput:
         """See `Objective.forward`."""
-        assert isinstance(batch, Counted)
+        assert isinstance(batch, PreparedBatch)
         nats = -self.system.total_log_likelihood(batch.laid) * self.ranks.size
-        return Losses(nats / max(1, batch.chunks), batch.chunks, nats, batch.tokens)
+        return StepOutput(nats / max(1, batch.chunks), batch.chunks, nats, batch.tokens)
 
-    def flops(self, batch: object) -> float:
-        """See `Objective.flops`; a backward pass costs twice a forward pass."""
-        assert isinstance(batch, Counted)
-        return 3 * self.system.flops(batch.laid) * self.ranks.size
+    def estimate_flops(self, batch: object) -> float:
+        """See `Objective.estimate_flops`; a backward pass costs twice a forward pass."""
+        assert isinstance(batch, PreparedBatch)
+        return 3 * self.system.estimate_flops(batch.laid) * self.ranks.size
 
 
-def occupied(lengths: Tensor, places: int) -> Tensor:
+def length_mask(lengths: Tensor, places: int) -> Tensor:
     """Return a mask (…, places) of the filled places of rows that are filled from the left up to `lengths` (…)."""
     return torch.arange(places, device=lengths.device) < lengths[..., None]
 
 
-def moved(value: Value, device: torch.device) -> Value:
+def to_device(value: Value, device: torch.device) -> Value:
     """Move a tensor, or all tensors in nested dataclasses, lists and tuples, to a device.
 
     Copies to a GPU are asynchronous.
@@ -353,7 +357,7 @@ def moved(value: Value, device: torch.device) -> Value:
         to_gpu = device.type == "cuda" and value.device.type == "cpu"  # a copy to the CPU must wait for the values
         found = (value.pin_memory() if to_gpu else value).to(device, non_blocking=to_gpu)
     elif isinstance(value, list | tuple):
-        found = type(value)(moved(each, device) for each in value)
+        found = type(value)(to_device(each, device) for each in value)
     elif is_dataclass(value) and not isinstance(value, type):
-        found = replace(value, **{each.name: moved(getattr(value, each.name), device) for each in fields(value)})
+        found = replace(value, **{each.name: to_device(getattr(value, each.name), device) for each in fields(value)})
     return found  # type: ignore[return-value]

@@ -10,13 +10,13 @@ from dataclasses import asdict, dataclass
 from itertools import takewhile
 from typing import Any, NoReturn
 
-from pipeline.config import ConfigError, given_in, listed, load, put_in
-from pipeline.kinds import is_of, is_of_part, least_heads, shared_limits
+from pipeline.config import ConfigError, describe_presets, find_interpolations, load_options, read_given_options
+from pipeline.kinds import applies_to, applies_to_part, required_heads, shared_limits
 from pipeline.options import Options
-from pipeline.plainly import instead_of, is_known, unequal, unknown_command
+from pipeline.plainly import explain_malformed_override, explain_unknown_command, is_option_name, suggest_option
 from pipeline.run.folder import RunFolder, list_runs
-from pipeline.shown import printable
-from pipeline.trees import get, leaves
+from pipeline.shown import make_printable
+from pipeline.trees import flatten_tree, get_option
 from pipeline.verbatim import is_option, type_of
 
 log = logging.getLogger(__name__)
@@ -25,7 +25,7 @@ _LITERAL = "\0"  # marks words after `--`; no argument of a process can contain 
 
 
 @dataclass
-class Result:
+class CommandResult:
     """The result of a command: bytes, a text for people, and a value for programs."""
 
     text: str
@@ -40,45 +40,45 @@ class Command:
     name: str
     help: str
     arguments: Callable[[argparse.ArgumentParser], None]
-    execute: Callable[[argparse.Namespace], Result]
+    execute: Callable[[argparse.Namespace], CommandResult]
     stopped: str = "stopped"
 
 
-def settings(parser: argparse.ArgumentParser) -> None:
+def add_config_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of a command that reads a configuration."""
-    parser.add_argument("--config", metavar="PRESET_OR_FILE", help=f"{listed()}; or a YAML file")
+    parser.add_argument("--config", metavar="PRESET_OR_FILE", help=f"{describe_presets()}; or a YAML file")
     parser.add_argument(
         "words", nargs="*", metavar="[RUN] key=value", help="a run to go on with, and options to change"
     )
 
 
-def run_settings(parser: argparse.ArgumentParser) -> None:
+def add_run_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of a command that reads a trained run."""
     parser.add_argument("run", metavar="RUN", help="name under runs_dir, or folder")
     parser.add_argument("words", nargs="*", metavar="key=value", help="options to change")
 
 
-def options_of(arguments: argparse.Namespace) -> Options:
+def options_from_arguments(arguments: argparse.Namespace) -> Options:
     """Return the configuration that the arguments name: a preset, a file, or the options of an existing run.
 
     Raises:
         ConfigError: more than one configuration is named, or it is not valid.
     """
-    overrides, named = _sorted(arguments.words)
+    overrides, named = _split_words(arguments.words)
     if named and arguments.config:
-        raise ConfigError(_of_two(named[0], arguments.config))
+        raise ConfigError(_explain_extra_word(named[0], arguments.config))
     if len(named) > 1:
-        raise ConfigError(unequal(named[-1]))
+        raise ConfigError(explain_malformed_override(named[-1]))
     if named:
-        return run_options(named[0], overrides)
-    return asked_options(arguments.config, overrides)
+        return load_run_options(named[0], overrides)
+    return load_options_and_log(arguments.config, overrides)
 
 
-def _of_two(word: str, config: str) -> str:
+def _explain_extra_word(word: str, config: str) -> str:
     """Return the error message for a word beside `--config` that changes no option."""
     if "=" not in word and is_run(word):
         return f"{word} is a run, which has its own options: leave --config {config} out"
-    return unequal(word)
+    return explain_malformed_override(word)
 
 
 def is_run(name: str, runs_dir: str = "runs") -> bool:
@@ -86,7 +86,7 @@ def is_run(name: str, runs_dir: str = "runs") -> bool:
     return any(os.path.isfile(os.path.join(place, name, "config.yaml")) for place in (".", runs_dir))
 
 
-def runs_there(runs_dir: str = "runs") -> str:
+def describe_runs(runs_dir: str = "runs") -> str:
     """Return a sentence that lists the runs in a folder, newest first, or says how to make one."""
     names = list_runs(runs_dir)
     if not names:
@@ -94,7 +94,7 @@ def runs_there(runs_dir: str = "runs") -> str:
     return f"runs there: {', '.join(names[:10])}{', …' if len(names) > 10 else ''}"
 
 
-def _sorted(words: list[str]) -> tuple[list[str], list[str]]:
+def _split_words(words: list[str]) -> tuple[list[str], list[str]]:
     """Return the words that change options, and the words that name runs.
 
     The name of a run may contain an equals sign, as the runs of a sweep do.
@@ -111,52 +111,52 @@ def _sorted(words: list[str]) -> tuple[list[str], list[str]]:
     return [word for word in words if word not in named], named
 
 
-def asked_options(config: str | None, overrides: list[str]) -> Options:
+def load_options_and_log(config: str | None, overrides: list[str]) -> Options:
     """Load a configuration as `load` does, and log which of its options have no effect."""
-    options = load(config, overrides)
-    say_unused(config, overrides, options)
+    options = load_options(config, overrides)
+    log_unused_options(config, overrides, options)
     return options
 
 
-def say_unused(config: str | None, overrides: list[str], options: Options) -> None:
+def log_unused_options(config: str | None, overrides: list[str], options: Options) -> None:
     """Log the given options that this kind of model does not use, and the values that it derives from others."""
-    say_put_in(config, overrides, options)
-    tree, kind = given_in(config), options.model.kind
-    usual, now = (dict(leaves(asdict(each))) for each in (Options(), options))
-    if lost := [key for key, _ in leaves(tree) if not is_of(key, kind)]:
+    log_interpolations(config, overrides, options)
+    tree, kind = read_given_options(config), options.model.kind
+    usual, now = (dict(flatten_tree(asdict(each))) for each in (Options(), options))
+    if lost := [key for key, _ in flatten_tree(tree) if not applies_to(key, kind)]:
         log.info("model.kind=%s has no use for these options of %s: %s", kind, config, ", ".join(lost))
     if shared := [f"{key}={limit:g}" for key, limit in shared_limits(tree, kind).items() if now[key] == limit]:
         log.info("model.kind=%s shares the limits of %s: %s", kind, config, ", ".join(shared))
     heads = "model.token.heads"
-    if now[heads] == least_heads(options) > dict(leaves(tree)).get(heads, usual[heads]):
+    if now[heads] == required_heads(options) > dict(flatten_tree(tree)).get(heads, usual[heads]):
         log.info("model.kind=%s needs a head for each scale: %s=%d", kind, heads, now[heads])
     given = [
-        *(key for key, value in leaves(tree) if usual.get(key) != value),
+        *(key for key, value in flatten_tree(tree) if usual.get(key) != value),
         *(each.split("=")[0] for each in overrides),
     ]
-    for key in dict.fromkeys(key for key in given if is_of(key, kind) and not is_of_part(key, options)):
+    for key in dict.fromkeys(key for key in given if applies_to(key, kind) and not applies_to_part(key, options)):
         part = key.rpartition(".")[0]
         log.warning("%s has no effect with %s.kind=%s", key, part, now[f"{part}.kind"])
 
 
-def run_options(run: str, overrides: list[str], reader: str | None = None) -> Options:
+def load_run_options(run: str, overrides: list[str], reader: str | None = None) -> Options:
     """Return the configuration of an existing run with overrides applied.
 
     Args:
         run: name of the run under `runs_dir`, or path of its folder.
         overrides: `key=value` pairs.
-        reader: the command that reads the run. It limits which options may be changed, see `RunFolder.options`.
+        reader: the command that reads the run. It limits which options may be changed, see `RunFolder.load_options`.
     """
-    runs_dir = load(None, [word for word in overrides if word.startswith("runs_dir=")]).runs_dir
-    options = RunFolder.find(run, runs_dir).options(overrides, reader)
-    say_put_in(None, overrides, options)
+    runs_dir = load_options(None, [word for word in overrides if word.startswith("runs_dir=")]).runs_dir
+    options = RunFolder.find(run, runs_dir).load_options(overrides, reader)
+    log_interpolations(None, overrides, options)
     return options
 
 
-def say_put_in(config: str | None, overrides: list[str], options: Options) -> None:
+def log_interpolations(config: str | None, overrides: list[str], options: Options) -> None:
     """Log the resolved value of each option whose text refers to other options."""
-    for key, text in put_in(config, overrides).items():
-        log.info("%s=%s is %s=%s", key, text, key, get(options, key))
+    for key, text in find_interpolations(config, overrides).items():
+        log.info("%s=%s is %s=%s", key, text, key, get_option(options, key))
 
 
 _FLAGS = {  # arguments, and their names in other programs
@@ -167,7 +167,7 @@ _FLAGS = {  # arguments, and their names in other programs
 }
 
 
-def port(typed: str) -> int:
+def parse_port(typed: str) -> int:
     """Parse a port number, as the type of an argument.
 
     Raises:
@@ -186,7 +186,7 @@ class UsageError(SystemExit):
         self.message = message
 
 
-class _Parser(argparse.ArgumentParser):
+class _ArgumentParser(argparse.ArgumentParser):
     """An argument parser that escapes control characters in its messages and suggests what was meant."""
 
     typed: tuple[str, ...] = ()
@@ -203,14 +203,14 @@ class _Parser(argparse.ArgumentParser):
         if what.endswith("are required"):
             optional = {action.metavar for action in self._actions if action.nargs == "*"}
             message = f"{what}: {', '.join(each for each in named.split(', ') if each not in optional)}"
-            message += f"; {runs_there()}" if message.endswith(" RUN") else ""
-        elif what == "unrecognized arguments" and (hint := self._instead_of(named)):
+            message += f"; {describe_runs()}" if message.endswith(" RUN") else ""
+        elif what == "unrecognized arguments" and (hint := self._suggest_argument(named)):
             message += f"; {hint}"
         self.print_usage(sys.stderr)
         self._print_message(f"{self.prog}: error: {message}\n", sys.stderr)
         raise UsageError(message)
 
-    def _instead_of(self, named: str) -> str:
+    def _suggest_argument(self, named: str) -> str:
         """Return a suggestion in place of an unknown argument, or an empty text if nothing is similar."""
         word, equals, value = named.split()[0].partition("=")
         if word[:1] != "-":
@@ -219,36 +219,36 @@ class _Parser(argparse.ArgumentParser):
         at = self.typed.index(word) + 1 if word in self.typed else len(self.typed)
         if not equals and at < len(self.typed) and not self.typed[at].startswith("-"):
             value = self.typed[at]
-        if is_known(name):
+        if is_option_name(name):
             return f"options have no dashes: {name}={value or '…'}"
         known = [each for each in self._option_string_actions if each.startswith("--")]
         if "--config" not in known and name in ("config", "preset"):
             return f"{self.prog} takes no preset and no file"
         if flags := [each for each, names in _FLAGS.items() if each in known and name in names.split()]:
             return f"did you mean {flags[0]}?"
-        if is_known(own := f"{self.prog.rpartition(' ')[2]}.{name}"):
+        if is_option_name(own := f"{self.prog.rpartition(' ')[2]}.{name}"):
             return f"options have no dashes: {own}={value or '…'}"
         if len(name) == 1 and (wanted := [each for each in known if each.startswith(f"--{name}")]):
             return f"did you mean {' or '.join(wanted)}?"
         if close := difflib.get_close_matches(word, known, 1, 0.7):
             return f"did you mean {close[0]}?"
-        return instead_of(name, value or None)
+        return suggest_option(name, value or None)
 
     def _print_message(self, message: str, file: Any = None) -> None:
-        super()._print_message(printable(message), file)
+        super()._print_message(make_printable(message), file)
 
 
-def parse(argv: list[str] | None, program: str, commands: tuple[Command, ...]) -> argparse.Namespace:
+def parse_arguments(argv: list[str] | None, program: str, commands: tuple[Command, ...]) -> argparse.Namespace:
     """Parse the command line. Options may stand anywhere among the other words; words after `--` are never options.
 
     Raises:
         UsageError: the words are not a valid command of the program.
         SystemExit: help was requested.
     """
-    parser = _Parser(
+    parser = _ArgumentParser(
         prog=program,
         description="Hierarchical Attention Encoder-Decoders, trained in two phases, and the hierarchical models beside them.",
-        epilog=f"Options are key=value; `{program} config` lists them. Presets: {listed()}.",
+        epilog=f"Options are key=value; `{program} config` lists them. Presets: {describe_presets()}.",
     )
     subparsers = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
     for command in commands:
@@ -257,34 +257,34 @@ def parse(argv: list[str] | None, program: str, commands: tuple[Command, ...]) -
         sub.add_argument("--json", action="store_true", help="end with one line of JSON")
         sub.add_argument("--debug", action="store_true", help="show tracebacks")
         sub.set_defaults(command=command.name, execute=command.execute, stopped=command.stopped)
-    argv = _command_first(sys.argv[1:] if argv is None else argv, subparsers.choices)
+    argv = _move_command_first(sys.argv[1:] if argv is None else argv, subparsers.choices)
     if not argv or argv[0] not in subparsers.choices:
         if argv and argv[0].startswith("--config"):
             parser.error(f"a command comes first: {program} run {' '.join(argv[:2])}")
         if argv and argv[0] not in ("-h", "--help", "--json", "--debug"):
-            parser.error(unknown_command(argv[0], subparsers.choices))
+            parser.error(explain_unknown_command(argv[0], subparsers.choices))
         return parser.parse_args(argv)
     sub, end = subparsers.choices[argv[0]], argv.index("--") if "--" in argv else len(argv)
     sub.typed = tuple(argv[1:end])
-    if mistake := _misplaced(argv[1:end], argv[0] in ("neighbours", "next")):
+    if mistake := _explain_misplaced_word(argv[1:end], argv[0] in ("neighbours", "next")):
         sub.error(mistake)
     found = sub.parse_intermixed_args([*argv[1:end], *(_LITERAL + word for word in argv[end + 1 :])])
     if "run" in found:
-        _sort(sub, found)
+        _assign_words(sub, found)
     for name, value in vars(found).items():
         if isinstance(value, list):
             setattr(found, name, [word.removeprefix(_LITERAL) if isinstance(word, str) else word for word in value])
     return found
 
 
-def _command_first(argv: list[str], known: Container[str]) -> list[str]:
+def _move_command_first(argv: list[str], known: Container[str]) -> list[str]:
     """Move the command before the flags that every command has."""
     flags = list(takewhile(lambda word: word in ("--json", "--debug"), argv))
     rest = argv[len(flags) :]
     return [rest[0], *flags, *rest[1:]] if rest and rest[0] in known else argv
 
 
-def _misplaced(words: list[str], are_queries: bool) -> str | None:
+def _explain_misplaced_word(words: list[str], are_queries: bool) -> str | None:
     """Return the error message for misplaced words: blanks around `=`, long dashes, a second `--config`.
 
     The check runs before the words are parsed. None: nothing is wrong.
@@ -304,14 +304,14 @@ def _misplaced(words: list[str], are_queries: bool) -> str | None:
     return None
 
 
-def _sort(parser: argparse.ArgumentParser, found: argparse.Namespace) -> None:
+def _assign_words(parser: argparse.ArgumentParser, found: argparse.Namespace) -> None:
     """Assign the words to `run`, `queries` and `words`.
 
     RUN is the first word that changes no option. If the command takes queries, they are the other such words.
     """
     words = [found.run, *(found.queries if "queries" in found else found.words)]
     changes = [word for word in words if word[:1] != _LITERAL]
-    found.words = list(filter(is_option, changes)) if "queries" in found else _sorted(changes)[0]
+    found.words = list(filter(is_option, changes)) if "queries" in found else _split_words(changes)[0]
     named = [word for word in words if word not in found.words]
     if not named:
         parser.error("the following arguments are required: RUN")

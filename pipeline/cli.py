@@ -36,25 +36,25 @@ def main(
     try:
         end_at_once()
         from pipeline import commands, shown
-        from pipeline.arguments import parse
+        from pipeline.arguments import parse_arguments
 
         shown.prepare_streams()
         _prefer_own_modules()
-        arguments = parse(argv, program, (*commands.COMMANDS, *more()))
+        arguments = parse_arguments(argv, program, (*commands.COMMANDS, *more()))
         words = arguments.stopped
-        return _execute(arguments, typed)
+        return _execute_command(arguments, typed)
     except SystemExit as error:
         if error.code:
             _write_error(typed, getattr(error, "message", str(error)), "UsageError", 2)
         raise
     except KeyboardInterrupt as error:
-        from pipeline.shown import say
+        from pipeline.shown import print_stderr
 
         number = signal.SIGINT
         if isinstance(error, Interrupt):
             number, words = signal.Signals(error.number), error.words or words
         if words:
-            say(words)
+            print_stderr(words)
         _write_error(typed, words or "stopped", number.name, 128 + number)
         return 128 + number
     finally:
@@ -82,15 +82,15 @@ def _as_json(value: object) -> str:
 def _write_error(typed: list[str], message: str, kind: str, status: int) -> None:
     """Write the error of a command with `--json` as the last line of standard output."""
     words = typed[: typed.index("--")] if "--" in typed else typed
-    if not any(word.startswith("--js") for word in words) or not _speaks():  # argparse accepts abbreviations
+    if not any(word.startswith("--js") for word in words) or not _is_main_process():  # argparse accepts abbreviations
         return
     from contextlib import suppress
 
-    from pipeline.shown import write
+    from pipeline.shown import print_stdout
 
     with suppress(OSError, ValueError):  # the error cannot be reported
         error = {"message": message, "type": kind, "exit": status}
-        write(_as_json({"error": error}))
+        print_stdout(_as_json({"error": error}))
 
 
 _TRAINING = "Lower batch.sequences or batch.context, raise batch.pieces, or take a smaller model"
@@ -104,48 +104,50 @@ _LESS_MEMORY = dict.fromkeys(("run", "pretrain", "finetune", "train", "profile")
 }
 
 
-def _execute(arguments: "argparse.Namespace", typed: list[str]) -> int:
+def _execute_command(arguments: "argparse.Namespace", typed: list[str]) -> int:
     """Run a command, print its result, and return the exit status: also 1 if it logged an error."""
     import logging
     import traceback
 
     from pipeline import shown
     from pipeline.config import ConfigError
-    from pipeline.run.checkpoints import forget_what_was_said
+    from pipeline.run.checkpoints import reset_warnings
 
-    forget_what_was_said()
+    reset_warnings()
     shown.prepare_logs()
-    lines = shown.Lines()
+    lines = shown.StderrHandler()
     logging.getLogger().addHandler(lines)
     for room in ("pipeline", "data", "haed", "flows"):
-        logging.getLogger(room).setLevel(logging.INFO if _speaks() else logging.WARNING)
+        logging.getLogger(room).setLevel(logging.INFO if _is_main_process() else logging.WARNING)
     try:
         result = arguments.execute(arguments)
-        if _speaks():
+        if _is_main_process():
             for block in result.raw:
-                shown.write(block)
+                shown.print_stdout(block)
             if text := _as_json(result.value) if arguments.json else result.text:
-                shown.write(text)
+                shown.print_stdout(text)
         return 1 if lines.failed else 0
-    except shown.NobodyReads:  # `haed … | head`
+    except shown.StdoutClosedError:  # `haed … | head`
         return 1
     except Exception as error:
         status = 2 if isinstance(error, ConfigError) else 1
-        message = shown.reason(error)
+        message = shown.format_error(error)
         if is_memory := shown.is_out_of_memory(error):
             message += f". {_LESS_MEMORY.get(arguments.command, 'Less may fit')}"
         _write_error(typed, message, type(error).__name__, status)
         if arguments.debug:
-            sys.excepthook = lambda *what: shown.say("".join(traceback.format_exception(*what)))
+            sys.excepthook = lambda *what: shown.print_stderr("".join(traceback.format_exception(*what)))
             raise
         is_expected = isinstance(error, ValueError | OSError | FloatingPointError) or is_memory
-        shown.say(f"error: {message}{'' if is_expected else f' ({type(error).__name__}; --debug shows where)'}")
+        shown.print_stderr(
+            f"error: {message}{'' if is_expected else f' ({type(error).__name__}; --debug shows where)'}"
+        )
         return status
     finally:
         logging.getLogger().removeHandler(lines)
 
 
-def _speaks() -> bool:
+def _is_main_process() -> bool:
     """Return whether this process prints: under torchrun only the process of rank 0 does.
 
     Without torchrun, a RANK in the environment is ignored.

@@ -19,16 +19,25 @@ from omegaconf.errors import OmegaConfBaseException
 from pydantic import TypeAdapter, ValidationError
 from yaml import MarkedYAMLError, YAMLError
 
-from data.checked import CONFIG, DamagedFile, read_bytes, read_yaml
-from data.locations import check_folder, check_scheduler, check_url, is_remote, redact, show_url
+from data.checked import CONFIG, CorruptFileError, read_bytes, read_yaml
+from data.locations import check_folder, check_scheduler, check_url, is_remote, redact_urls, show_url
 from data.options import SOURCES
 from haed.options import SYSTEMS
-from pipeline.interpolation import InterpolationError, Protection, has_places
-from pipeline.kinds import is_limited, is_mixed, is_of, least_heads, refusal, shared_limits
+from pipeline.interpolation import InterpolationError, TextProtector, has_references
+from pipeline.kinds import applies_to, explain_inapplicable_option, is_limited, is_mixed, required_heads, shared_limits
 from pipeline.options import FinetuneOptions, LauncherOptions, Options, Phase
-from pipeline.plainly import PRESETS, explain, find_mistake, in_words, presets, short, short_text, unequal
-from pipeline.shown import printable
-from pipeline.trees import drop, get, leaves, put
+from pipeline.plainly import (
+    PRESETS,
+    explain_malformed_override,
+    explain_omegaconf_error,
+    explain_validation_error,
+    find_mistake,
+    list_presets,
+    shorten_text,
+    shorten_value,
+)
+from pipeline.shown import make_printable
+from pipeline.trees import drop_key, flatten_tree, get_option, set_option
 from pipeline.verbatim import RESOLVED, TEXTS, dump_yaml, parse_override, parse_yaml, type_of
 
 log = logging.getLogger(__name__)
@@ -40,41 +49,46 @@ class ConfigError(ValueError):
     """An invalid preset, key or value: a usage error, exit status 2. Names and passwords in URLs are redacted."""
 
     def __init__(self, message: str) -> None:
-        super().__init__(redact(message))
+        super().__init__(redact_urls(message))
 
 
-def listed() -> str:
+def describe_presets() -> str:
     """Return the presets as text: first those for an ordinary machine, then those of the papers' sizes."""
-    small, large = ([name for name in presets() if name.startswith("paper-") == paper] for paper in (False, True))
+    small, large = ([name for name in list_presets() if name.startswith("paper-") == paper] for paper in (False, True))
     return f"{', '.join(small)}; of the papers' sizes {', '.join(large)}"
 
 
-def find(config: str) -> Path:
+def find_config_file(config: str) -> Path:
     """Return the file of a preset, or the given path of a YAML file.
 
     Raises:
         ConfigError: neither exists.
     """
     path = Path(config)
-    if path.suffix in (".yaml", ".yml", ".json") or len(path.parts) > 1 or path.is_file() and config not in presets():
+    if (
+        path.suffix in (".yaml", ".yml", ".json")
+        or len(path.parts) > 1
+        or path.is_file()
+        and config not in list_presets()
+    ):
         if (path / "config.yaml").is_file():
             raise ConfigError(f"{path} is a run: name it without --config, or give {path / 'config.yaml'}")
         if not path.is_file():
-            hint = f"; {path.stem} is a preset: --config {path.stem}" if path.stem in presets() else ""
+            hint = f"; {path.stem} is a preset: --config {path.stem}" if path.stem in list_presets() else ""
             raise ConfigError(f"no configuration file at {path}{hint}")
         return path
     path = PRESETS / f"{config}.yaml"
     if not path.is_file():
         if Path("runs", config, "config.yaml").is_file():
             raise ConfigError(f"no preset {config!r}: it is a run, which is named without --config")
-        known = {name.replace("-", "_"): name for name in presets()}
+        known = {name.replace("-", "_"): name for name in list_presets()}
         close = difflib.get_close_matches(config.lower().replace("-", "_"), known, 1)
         hint = f"did you mean {known[close[0]]}? " if close else ""
-        raise ConfigError(f"no preset {config!r}: {hint}presets are {listed()}; or give a .yaml file")
+        raise ConfigError(f"no preset {config!r}: {hint}presets are {describe_presets()}; or give a .yaml file")
     return path
 
 
-def load(config: str | Path | None = None, overrides: list[str] | tuple[str, ...] = ()) -> Options:
+def load_options(config: str | Path | None = None, overrides: list[str] | tuple[str, ...] = ()) -> Options:
     """Load and check a configuration.
 
     An override of `model.kind` may ask for another kind of model than the file. The file is then adapted:
@@ -84,7 +98,7 @@ def load(config: str | Path | None = None, overrides: list[str] | tuple[str, ...
     - Phases without a limit get a share of the file's limits.
     - A Retina gets at least one attention head for each scale.
 
-    `pipeline.arguments.say_unused` logs these changes.
+    `pipeline.arguments.log_unused_options` logs these changes.
 
     Args:
         config: name of a preset, path of a YAML file, or None for the defaults. The address of a Dask cluster in a file
@@ -97,26 +111,30 @@ def load(config: str | Path | None = None, overrides: list[str] | tuple[str, ...
     where = "the command line"
     in_file: Any = {}
     tree: Any = {}
-    protection = Protection()
+    protection = TextProtector()
     try:
-        merged = _schema()
+        merged = _options_schema()
         resolved = False
         if config is not None:
-            path = find(str(config))
+            path = find_config_file(str(config))
             where = str(path)
-            tree, resolved = _read(path)
+            tree, resolved = _read_config_file(path)
             _refuse_mistakes(tree, f"{path}: ", resolved)
-            merged = OmegaConf.merge(merged, protection.protect(tree, resolved))
-            in_file = protection.restore(_typed(tree, OmegaConf.to_container(merged, resolve=False)))
+            merged = OmegaConf.merge(merged, protection.protect_tree(tree, resolved))
+            in_file = protection.restore_texts(
+                _select_typed_values(tree, OmegaConf.to_container(merged, resolve=False))
+            )
             merged = _without_scheduler(merged, in_file, path)
             where = "the command line"
         tree = parse_overrides(overrides)
         _refuse_mistakes(tree)
-        options = OmegaConf.to_object(OmegaConf.merge(merged, protection.protect(tree)) if tree else merged)
+        options = OmegaConf.to_object(OmegaConf.merge(merged, protection.protect_tree(tree)) if tree else merged)
     except OmegaConfBaseException as error:
-        raise ConfigError(f"{where}: {protection.restore(explain(error))}") from None  # its own may hold a password
+        raise ConfigError(
+            f"{where}: {protection.restore_texts(explain_omegaconf_error(error))}"
+        ) from None  # its own may hold a password
     except (YAMLError, UnicodeError, RecursionError, OSError) as error:
-        raise ConfigError(f"{where}: not readable as YAML: {_why_no_yaml(error)}") from error
+        raise ConfigError(f"{where}: not readable as YAML: {_explain_yaml_error(error)}") from error
     except InterpolationError as error:
         raise ConfigError(f"{where}: {error}") from None
     except ValueError as error:  # from Python, for a number with thousands of digits
@@ -124,21 +142,23 @@ def load(config: str | Path | None = None, overrides: list[str] | tuple[str, ...
             raise
         raise ConfigError(f"{where}: {error}") from None
     assert isinstance(options, Options)
-    for key, value in leaves(asdict(options)):
-        put(options, key, protection.restore(value))
-    _at_home(options, dict(leaves(in_file)) if resolved else {}, dict(leaves(tree)))
-    kind = check(options).model.kind
-    if wrong := _foreign(tree, kind):
-        raise ConfigError(refusal(wrong[0], kind))
+    for key, value in flatten_tree(asdict(options)):
+        set_option(options, key, protection.restore_texts(value))
+    _expand_home(options, dict(flatten_tree(in_file)) if resolved else {}, dict(flatten_tree(tree)))
+    kind = check_options(options).model.kind
+    if wrong := _foreign_keys(tree, kind):
+        raise ConfigError(explain_inapplicable_option(wrong[0], kind))
     defaults = Options()
     if (in_file.get("model") or {}).get("kind", defaults.model.kind) != kind:
         if in_file and "name" not in tree:
             options.name += f"-{kind.replace('_', '-')}"
         _fit_to_kind(options, in_file, tree)
         return options
-    for key in _foreign(in_file, kind):
-        if get(options, key) != get(defaults, key):  # config.yaml holds all options, so defaults are accepted
-            raise ConfigError(f"{find(str(config))}: {refusal(key, kind)}")
+    for key in _foreign_keys(in_file, kind):
+        if get_option(options, key) != get_option(
+            defaults, key
+        ):  # config.yaml holds all options, so defaults are accepted
+            raise ConfigError(f"{find_config_file(str(config))}: {explain_inapplicable_option(key, kind)}")
     return options
 
 
@@ -153,15 +173,15 @@ def parse_overrides(overrides: Iterable[str]) -> dict[str, Any]:
         if word != word.encode(errors="ignore").decode():
             raise ConfigError(f"{word!r} is not UTF-8, in which a configuration is written: rename what it names")
         if "=" not in word:
-            raise ConfigError(unequal(word))
+            raise ConfigError(explain_malformed_override(word))
         try:
             key, value = parse_override(word)
-        except DamagedFile as error:
+        except CorruptFileError as error:
             raise ConfigError(str(error)) from error
         except YAMLError as error:
             signs = " Texts with signs in them stand in quotes." if word.partition("=")[2][:1] == "[" else ""
             why = getattr(error, "problem", None) or "it is not readable"
-            raise ConfigError(f'{short_text(word)}: {why}.{signs} Lists are such as [1, 2] or ["a", "b"]') from None
+            raise ConfigError(f'{shorten_text(word)}: {why}.{signs} Lists are such as [1, 2] or ["a", "b"]') from None
         if value == "???" and type_of(key) not in TEXTS:
             raise ConfigError(f"{word} is no value")
         *above, last = key.split(".")
@@ -169,15 +189,15 @@ def parse_overrides(overrides: Iterable[str]) -> dict[str, Any]:
         for name in above:
             inner = part.get(name)
             part[name] = part = inner if isinstance(inner, dict) else {}
-        part[last] = _united(part.get(last), value)
+        part[last] = _merge_trees(part.get(last), value)
     return found
 
 
-def _united(below: Any, above: Any) -> Any:
+def _merge_trees(below: Any, above: Any) -> Any:
     """Merge two nested dictionaries. Values of the second win."""
     if not isinstance(below, dict) or not isinstance(above, dict):
         return above
-    return below | {name: _united(below.get(name), value) for name, value in above.items()}
+    return below | {name: _merge_trees(below.get(name), value) for name, value in above.items()}
 
 
 def _refuse_mistakes(tree: dict[str, Any], where: str = "", resolved: bool = False) -> None:
@@ -186,7 +206,7 @@ def _refuse_mistakes(tree: dict[str, Any], where: str = "", resolved: bool = Fal
         raise ConfigError(f"{where}{mistake}")
 
 
-def _why_no_yaml(error: BaseException, line: str = "") -> str:
+def _explain_yaml_error(error: BaseException, line: str = "") -> str:
     """Return one line that says why a text is not valid YAML. `line` is the line of the error, if known."""
     problem, mark = getattr(error, "problem", None), getattr(error, "problem_mark", None)
     if not problem or mark is None:
@@ -199,7 +219,7 @@ def _why_no_yaml(error: BaseException, line: str = "") -> str:
     return f"{place}{problem}"[:200]
 
 
-def _read(path: Path) -> tuple[dict[str, Any], bool]:
+def _read_config_file(path: Path) -> tuple[dict[str, Any], bool]:
     """Read the options that a file sets, with every scalar as text.
 
     Returns:
@@ -211,76 +231,76 @@ def _read(path: Path) -> tuple[dict[str, Any], bool]:
     """
     try:
         content = read_yaml(path)
-    except DamagedFile as error:
+    except CorruptFileError as error:
         cause = error.__cause__
         if isinstance(cause, MarkedYAMLError) and cause.problem_mark is not None:
             lines = read_bytes(path, CONFIG).decode().splitlines()
             line = lines[cause.problem_mark.line] if cause.problem_mark.line < len(lines) else ""
-            raise ConfigError(f"{path}: not readable as YAML: {_why_no_yaml(cause, line)}") from error
+            raise ConfigError(f"{path}: not readable as YAML: {_explain_yaml_error(cause, line)}") from error
         raise ConfigError(str(error)) from error
     tree = parse_yaml(content)
     if tree is not None and not isinstance(tree, dict):
-        like = "a list" if isinstance(tree, list) else f"the text {short(tree)}"
+        like = "a list" if isinstance(tree, list) else f"the text {shorten_value(tree)}"
         raise ConfigError(f"{path} is not a mapping of options but {like}: write each on a line, as `seed: 1`")
     return tree or {}, content.startswith(RESOLVED)
 
 
-def _typed(tree: Any, merged: Any) -> Any:
+def _select_typed_values(tree: Any, merged: Any) -> Any:
     """Return the keys of a file's tree with the typed values of the merged configuration."""
     if not isinstance(tree, dict) or not isinstance(merged, dict):
         return merged
-    return {name: _typed(value, merged[name]) for name, value in tree.items()}
+    return {name: _select_typed_values(value, merged[name]) for name, value in tree.items()}
 
 
-def _at_home(options: Options, resolved: dict[str, Any], asked: dict[str, Any]) -> None:
+def _expand_home(options: Options, resolved: dict[str, Any], asked: dict[str, Any]) -> None:
     """Expand `~` in paths, because a shell does not expand it after `=`."""
     for key in ("source.path", "runs_dir", "shards_dir", "loader.cache_dir"):
-        if (place := get(options, key)) and (key in asked or key not in resolved):
-            put(options, key, os.path.expanduser(place))
+        if (place := get_option(options, key)) and (key in asked or key not in resolved):
+            set_option(options, key, os.path.expanduser(place))
 
 
 def _fit_to_kind(options: Options, in_file: Any, asked: Any) -> None:
     """Adapt the options of a file to the kind of model that was requested instead; see `load`."""
     kind, defaults = options.model.kind, Options()
-    changed = {key: get(defaults, key) for key in _foreign(in_file, kind)}
+    changed = {key: get_option(defaults, key) for key in _foreign_keys(in_file, kind)}
     for key, limit in shared_limits(in_file, kind).items():
         if not is_limited(getattr(options, key.split(".")[0])):
             changed[key] = limit
-    if (heads := "model.token.heads") not in dict(leaves(asked)):
-        changed[heads] = max(get(options, heads), least_heads(options))
+    if (heads := "model.token.heads") not in dict(flatten_tree(asked)):
+        changed[heads] = max(get_option(options, heads), required_heads(options))
     for key, value in changed.items():
-        put(options, key, value)
+        set_option(options, key, value)
 
 
-def given_in(config: str | Path | None) -> Any:
+def read_given_options(config: str | Path | None) -> Any:
     """Return the options that a file sets, as nested dictionaries; empty without a file."""
     if config is None:
         return {}
-    protection = Protection()
-    tree, resolved = _read(find(str(config)))
-    merged = OmegaConf.merge(_schema(), protection.protect(tree, resolved))
-    return protection.restore(_typed(tree, OmegaConf.to_container(merged, resolve=False)))
+    protection = TextProtector()
+    tree, resolved = _read_config_file(find_config_file(str(config)))
+    merged = OmegaConf.merge(_options_schema(), protection.protect_tree(tree, resolved))
+    return protection.restore_texts(_select_typed_values(tree, OmegaConf.to_container(merged, resolve=False)))
 
 
-def put_in(config: str | Path | None, overrides: Iterable[str]) -> dict[str, str]:
+def find_interpolations(config: str | Path | None, overrides: Iterable[str]) -> dict[str, str]:
     """Return the texts of a file and of overrides that refer to other options, by their keys."""
-    tree, resolved = ({}, True) if config is None else _read(find(str(config)))
-    given = ({} if resolved else dict(leaves(tree))) | dict(leaves(parse_overrides(overrides)))
-    return {key: text for key, text in given.items() if has_places(key, text)}
+    tree, resolved = ({}, True) if config is None else _read_config_file(find_config_file(str(config)))
+    given = ({} if resolved else dict(flatten_tree(tree))) | dict(flatten_tree(parse_overrides(overrides)))
+    return {key: text for key, text in given.items() if has_references(key, text)}
 
 
-def _foreign(tree: Any, kind: str) -> list[str]:
-    return [key for key, _ in leaves(tree) if not is_of(key, kind)]
+def _foreign_keys(tree: Any, kind: str) -> list[str]:
+    return [key for key, _ in flatten_tree(tree) if not applies_to(key, kind)]
 
 
 @cache
-def _schema() -> Any:
+def _options_schema() -> Any:
     """Return the options and their types as an OmegaConf structure. Merge with it, do not change it."""
     return OmegaConf.structured(Options)
 
 
 @cache
-def _bounds() -> TypeAdapter[Options]:
+def _bounds_validator() -> TypeAdapter[Options]:
     return TypeAdapter(Options)
 
 
@@ -295,7 +315,7 @@ def _without_scheduler(merged: Any, in_file: Any, path: Path) -> Any:
         log.warning(
             "%s names a Dask scheduler, %s, which is left out: to work on it, give launcher.dask=ADDRESS yourself",
             path,
-            redact(str(address)),
+            redact_urls(str(address)),
         )
         if isinstance(launcher, dict):
             merged.launcher.dask = None
@@ -304,28 +324,34 @@ def _without_scheduler(merged: Any, in_file: Any, path: Path) -> Any:
     return merged
 
 
-def check(options: Options) -> Options:
+def check_options(options: Options) -> Options:
     """Check the options against every bound of the schema, and return them; for values set from Python or a form.
 
     Raises:
         ConfigError: naming the keys and the values that they accept.
     """
-    endless = [key for key, value in leaves(asdict(options)) if isinstance(value, float) and not math.isfinite(value)]
+    endless = [
+        key for key, value in flatten_tree(asdict(options)) if isinstance(value, float) and not math.isfinite(value)
+    ]
     if endless:
-        raise ConfigError(f"{endless[0]}={get(options, endless[0])}: must be a finite number")
+        raise ConfigError(f"{endless[0]}={get_option(options, endless[0])}: must be a finite number")
     try:
-        _bounds().validate_python(asdict(options))
+        _bounds_validator().validate_python(asdict(options))
     except ValidationError as error:
-        wrong = [in_words(".".join(map(str, item["loc"])), item) for item in error.errors(include_url=False)]
-        raise ConfigError("; ".join(wrong[:3]) + _preset_of(options.model.kind)) from None  # it may hold a password
-    for key, value in leaves(asdict(options)):
+        wrong = [
+            explain_validation_error(".".join(map(str, item["loc"])), item) for item in error.errors(include_url=False)
+        ]
+        raise ConfigError("; ".join(wrong[:3]) + _preset_hint(options.model.kind)) from None  # it may hold a password
+    for key, value in flatten_tree(asdict(options)):
         for text in value if isinstance(value, list) else [value]:
             if isinstance(text, str) and "\0" in text:
                 raise ConfigError(f"{key}={text!r}: holds a NUL character")
             if isinstance(text, str) and text != text.encode(errors="ignore").decode():
                 raise ConfigError(f"{key}={text!r}: holds half of a character, which no file can hold")
     if not all(0 <= place < 2**62 for place in options.source.offsets):
-        raise ConfigError(f"source.offsets={short(options.source.offsets)}: expected places in a file, in bytes")
+        raise ConfigError(
+            f"source.offsets={shorten_value(options.source.offsets)}: expected places in a file, in bytes"
+        )
     for phase in ("pretrain", "finetune", "train"):
         part = getattr(options, phase)
         if part.part_from >= part.part_to:
@@ -334,7 +360,7 @@ def check(options: Options) -> Options:
         raise ConfigError(
             "iem.duplicates=true needs iem.correction=none: what is corrected is a set of different chunks"
         )
-    _check_places(options)
+    _check_locations(options)
     options.name = check_name(options.name)
     return options
 
@@ -351,16 +377,16 @@ def check_name(name: str) -> str:
     if bare in (".", "..") or "/" in bare:
         raise ConfigError(f"name={name!r}: must be the name of a folder, without slashes")
     unseen = [sign for sign in bare if unicodedata.category(sign) in _UNSEEN or sign in _FILLERS]
-    if unseen or bare != printable(bare):
+    if unseen or bare != make_printable(bare):
         raise ConfigError(
             f"name={name!r}: must have no line ends and no other control characters, and no invisible ones"
         )
     return bare
 
 
-def _preset_of(kind: str) -> str:
+def _preset_hint(kind: str) -> str:
     """Return a hint for the case that a preset's name was given as `model.kind`, or an empty text."""
-    return f"; {kind} is a preset: --config {kind}" if kind not in SYSTEMS and kind in presets() else ""
+    return f"; {kind} is a preset: --config {kind}" if kind not in SYSTEMS and kind in list_presets() else ""
 
 
 def check_phase(phase: Phase, options: Options) -> None:
@@ -369,7 +395,7 @@ def check_phase(phase: Phase, options: Options) -> None:
     Raises:
         ConfigError: it has no such phase, nothing would be trained, or the IEM options do not fit the mixture.
     """
-    if not is_of(phase, kind := options.model.kind):
+    if not applies_to(phase, kind := options.model.kind):
         raise ConfigError(f"model.kind={kind} has no phase one and no phase two: train it end to end, by `haed train`")
     limits = getattr(options, phase)
     if isinstance(limits, FinetuneOptions) and limits.trains != "everything" and not limits.decode_fraction:
@@ -395,7 +421,7 @@ def check_training(phase: Phase, options: Options) -> None:
         raise ConfigError(f"{phase} has no limit: set {phase}.seconds, {phase}.steps or {phase}.epochs")
 
 
-def check_written(folder: str | Path, option: str) -> None:
+def check_output_folder(folder: str | Path, option: str) -> None:
     """Check that a folder to write to is not a URL.
 
     Raises:
@@ -407,16 +433,16 @@ def check_written(folder: str | Path, option: str) -> None:
         raise ConfigError(str(error)) from None
 
 
-def _check_places(options: Options) -> None:
+def _check_locations(options: Options) -> None:
     """Check the paths and addresses of the options before they are used.
 
     Raises:
         ConfigError: naming the option.
     """
     source = options.source
-    check_written(options.shards_dir, "shards_dir")
-    check_written(options.runs_dir, "runs_dir")
-    check_written(options.loader.cache_dir, "loader.cache_dir")
+    check_output_folder(options.shards_dir, "shards_dir")
+    check_output_folder(options.runs_dir, "runs_dir")
+    check_output_folder(options.loader.cache_dir, "loader.cache_dir")
     try:
         if options.launcher.dask:
             check_scheduler(options.launcher.dask)
@@ -435,7 +461,7 @@ def _check_places(options: Options) -> None:
         )
 
 
-def dump(options: Options, scheduler: bool = False) -> str:
+def dump_options(options: Options, scheduler: bool = False) -> str:
     """Return the complete configuration as YAML, which `load` reads back unchanged.
 
     Options that only other kinds of model use are left out.
@@ -447,6 +473,6 @@ def dump(options: Options, scheduler: bool = False) -> str:
     found = asdict(options)
     if found["launcher"]["dask"] != "local" and not scheduler:
         found["launcher"]["dask"] = None
-    for key in _foreign(found, options.model.kind):
-        drop(found, key.split("."))
+    for key in _foreign_keys(found, options.model.kind):
+        drop_key(found, key.split("."))
     return dump_yaml(found)

@@ -24,7 +24,7 @@ class InterpolationError(ValueError):
     """A `${…}` that does not refer to an option that can be substituted."""
 
 
-def pieces(key: str, text: str) -> Iterator[tuple[bool, str]]:
+def split_references(key: str, text: str) -> Iterator[tuple[bool, str]]:
     r"""Split a text at its references to options; `\${` stands for `${` itself.
 
     Yields:
@@ -58,11 +58,11 @@ def pieces(key: str, text: str) -> Iterator[tuple[bool, str]]:
     yield False, text[end:]
 
 
-def has_places(key: str, text: Any) -> bool:
+def has_references(key: str, text: Any) -> bool:
     """Return whether the text of an option refers to other options."""
     if not isinstance(text, str) or "${" not in text or _is_verbatim(key, text):
         return False
-    return any(is_place for is_place, _ in pieces(key, text))
+    return any(is_place for is_place, _ in split_references(key, text))
 
 
 def _is_verbatim(key: str, text: str) -> bool:
@@ -78,13 +78,13 @@ def _is_verbatim(key: str, text: str) -> bool:
     return key in PLACES and "\\${" not in text and (os.path.lexists(text) or any(True for _ in glob.iglob(text)))
 
 
-class Protection:
+class TextProtector:
     """A store of the texts that OmegaConf must not interpret."""
 
     def __init__(self) -> None:
         self._kept: list[str] = []
 
-    def protect(self, tree: Any, resolved: bool = False, key: str = "") -> Any:
+    def protect_tree(self, tree: Any, resolved: bool = False, key: str = "") -> Any:
         """Copy a tree of options with marks in place of texts.
 
         Args:
@@ -97,30 +97,32 @@ class Protection:
         """
         if isinstance(tree, dict):
             above = f"{key}." if key else ""
-            return {name: self.protect(value, resolved, f"{above}{name}") for name, value in tree.items()}
+            return {name: self.protect_tree(value, resolved, f"{above}{name}") for name, value in tree.items()}
         if isinstance(tree, list):
-            return [self.protect(each, True, key) for each in tree]
+            return [self.protect_tree(each, True, key) for each in tree]
         if not isinstance(tree, str):
             return tree
         if "${" in tree and not resolved and not _is_verbatim(key, tree):
-            parts = list(pieces(key, tree))
+            parts = list(split_references(key, tree))
             if any(is_place for is_place, _ in parts):
                 is_text = type_of(key) in TEXTS  # other types are converted, which fails for a mark
                 kept = [is_place or not (is_text or "${" in part) for is_place, part in parts]
-                return "".join(part if keep else self._mark(part) for keep, (_, part) in zip(kept, parts, strict=True))
+                return "".join(
+                    part if keep else self._mark_text(part) for keep, (_, part) in zip(kept, parts, strict=True)
+                )
             tree = "".join(part for _, part in parts)
-        return self._mark(tree) if "${" in tree or "\0" in tree or tree.strip() == "???" else tree
+        return self._mark_text(tree) if "${" in tree or "\0" in tree or tree.strip() == "???" else tree
 
-    def _mark(self, text: str) -> str:
+    def _mark_text(self, text: str) -> str:
         self._kept.append(text)
         return f"\0{len(self._kept) - 1}\0" if text else ""
 
-    def restore(self, value: Any) -> Any:
+    def restore_texts(self, value: Any) -> Any:
         """Replace marks by the stored texts, in a text or in nested dictionaries and lists."""
         if isinstance(value, str):
             return _MARK.sub(lambda found: self._kept[int(found[1])], value)
         if isinstance(value, list):
-            return [self.restore(each) for each in value]
+            return [self.restore_texts(each) for each in value]
         if isinstance(value, dict):
-            return {name: self.restore(each) for name, each in value.items()}
+            return {name: self.restore_texts(each) for name, each in value.items()}
         return value

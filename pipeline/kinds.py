@@ -44,7 +44,7 @@ _OF_PARTS = {
 FITTING = 1 << 17  # default number of known chunks of a mixture
 
 
-def phases(kind: str) -> tuple[Phase, ...]:
+def training_phases(kind: str) -> tuple[Phase, ...]:
     """Return the phases that a whole run of this kind of model trains, in order."""
     return ("pretrain", "finetune") if SYSTEMS[kind].chunks else ("train",)
 
@@ -62,7 +62,7 @@ def shared_limits(tree: Any, kind: str) -> dict[str, float]:
     Returns:
         Limits by dotted key, such as `train.steps`.
     """
-    own, found = phases(kind), dict[str, float]()
+    own, found = training_phases(kind), dict[str, float]()
     endless = [phase for phase in own if not any((tree.get(phase) or {}).get(limit) for limit in LIMITS)]
     for limit in LIMITS:
         total = sum((tree.get(phase) or {}).get(limit) or 0 for phase in SHARES if phase not in own)
@@ -72,12 +72,12 @@ def shared_limits(tree: Any, kind: str) -> dict[str, float]:
     return found
 
 
-def least_heads(options: Options) -> int:
+def required_heads(options: Options) -> int:
     """Return the number of attention heads that a model needs at least: a Retina needs one for each scale."""
     return options.model.retina.windows.count("@") if options.model.kind == "retina" else 1
 
 
-def most_known(options: Options) -> int:
+def max_known_chunks(options: Options) -> int:
     """Return the maximum number of known chunks of a run's mixture; 0: the run has no mixture."""
     asked = options.model.mixture.known
     return (0 if options.chunker.kind == "pixels" else FITTING) if asked is None else asked
@@ -85,22 +85,22 @@ def most_known(options: Options) -> int:
 
 def is_mixed(options: Options, phase: PhaseOptions) -> bool:
     """Return whether checkpoints of a phase have the mixture's likelihood, which needs the IEM loss."""
-    return most_known(options) > 0 and phase.iem_weight > 0
+    return max_known_chunks(options) > 0 and phase.iem_weight > 0
 
 
-def likelihood(options: Options, phase: Phase) -> Literal["mixture", "decoder"] | None:
+def requested_likelihood(options: Options, phase: Phase) -> Literal["mixture", "decoder"] | None:
     """Return the likelihood to compute for a phase's checkpoint; None: the checkpoint has only one."""
     return options.evaluate.likelihood if is_mixed(options, getattr(options, phase)) else None
 
 
-def is_of(key: str, kind: str) -> bool:
+def applies_to(key: str, kind: str) -> bool:
     """Return whether a model of this kind uses an option, given as a dotted key."""
-    return kind in _kinds(key)
+    return kind in _kinds_with_option(key)
 
 
-def refusal(key: str, kind: str) -> str:
+def explain_inapplicable_option(key: str, kind: str) -> str:
     """Return one line on an option that a model of this kind does not use: which kinds do, and what to set instead."""
-    whose = [f"model.kind={other}" for other in _kinds(key)]
+    whose = [f"model.kind={other}" for other in _kinds_with_option(key)]
     if key.startswith("model."):
         instead = [f"model.{section}.…" for section in SYSTEMS[kind].sections]
     else:
@@ -111,14 +111,14 @@ def refusal(key: str, kind: str) -> str:
     )
 
 
-def is_of_part(key: str, options: Options) -> bool:
+def applies_to_part(key: str, options: Options) -> bool:
     """Return whether the chosen kind of a part uses the option, such as an LSTM as the main model."""
     above, _, name = key.rpartition(".")
     kinds = _OF_PARTS.get(above, {}).get(name, "").split()
     return not kinds or getattr(options.model, above.split(".")[1]).kind in kinds
 
 
-def _kinds(key: str) -> list[str]:
+def _kinds_with_option(key: str) -> list[str]:
     if any(_is_within(key, name) for name in OF_CHUNKS):
         return [kind for kind, family in SYSTEMS.items() if family.chunks]
     if key in OF_TOKENS:

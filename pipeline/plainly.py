@@ -20,7 +20,7 @@ from omegaconf.errors import OmegaConfBaseException
 from data.options import CHUNKERS, SOURCES
 from haed.options import SYSTEMS
 from pipeline.options import Options
-from pipeline.trees import get, leaves
+from pipeline.trees import flatten_tree, get_option
 from pipeline.verbatim import type_of
 
 PRESETS = Path(__file__).parent / "presets"  # a link to configs/; a wheel contains copies
@@ -247,16 +247,16 @@ _NO_COMMANDS = {
 }
 
 
-def presets() -> list[str]:
+def list_presets() -> list[str]:
     """Return the names of the shipped presets, sorted."""
     return sorted(path.stem for path in PRESETS.glob("*.yaml"))
 
 
-def _by_name(table: dict[str, str]) -> dict[str, str]:
+def _invert_table(table: dict[str, str]) -> dict[str, str]:
     return {name: meant for meant, names in table.items() for name in names.split()}
 
 
-_OPTION_OF, _COMMAND_OF = _by_name(_OPTIONS), _by_name(_COMMANDS)
+_OPTION_OF, _COMMAND_OF = _invert_table(_OPTIONS), _invert_table(_COMMANDS)
 _HABITS = {name: told for names, told in _NO_COMMANDS.items() for name in names.split()}
 _TOLD = {name: told for names, told in _ELSEWHERE.items() for name in names.split()} | _HABITS
 
@@ -264,10 +264,10 @@ _TOLD = {name: told for names, told in _ELSEWHERE.items() for name in names.spli
 @cache
 def option_names() -> tuple[str, ...]:
     """Return the dotted names of all options."""
-    return tuple(key for key, _ in leaves(asdict(Options())))
+    return tuple(key for key, _ in flatten_tree(asdict(Options())))
 
 
-def keys_like(name: str) -> list[str]:
+def find_similar_keys(name: str) -> list[str]:
     """Return the full keys of options that a name may stand for.
 
     The name may be that of another program, the last part of a key, or a misspelling.
@@ -309,10 +309,10 @@ def keys_like(name: str) -> list[str]:
     close = difflib.get_close_matches(last, dict.fromkeys([*ends.values(), *_OPTION_OF]), 1, 0.8)
     if close and close[0] in ends.values():
         return [key for key, end in ends.items() if end == close[0]]
-    return keys_like(close[0]) if close else []
+    return find_similar_keys(close[0]) if close else []
 
 
-def instead_of(name: str, value: Any = None) -> str:
+def suggest_option(name: str, value: Any = None) -> str:
     """Return a suggestion for a name that is no option, such as `use batch.sequences=8`.
 
     Empty: nothing is similar.
@@ -320,7 +320,7 @@ def instead_of(name: str, value: Any = None) -> str:
     last = name.strip("-").replace("-", "_").lower().rpartition(".")[2]
     if last in _TOLD and last not in _OPTION_OF:
         return _TOLD[last]
-    keys = keys_like(name)[:4]
+    keys = find_similar_keys(name)[:4]
     if not keys:
         return ""
     if len(keys) > 1:
@@ -328,20 +328,25 @@ def instead_of(name: str, value: Any = None) -> str:
     (key,) = keys
     if last in ("minutes", "hours") and isinstance(value, str):
         value = f"{value} {last}"
-    fits = isinstance(value, str) and value and find_mistake_of_value(key, value) is None and not _of_choice(key, last)
+    fits = (
+        isinstance(value, str)
+        and value
+        and find_mistake_of_value(key, value) is None
+        and not _is_value_as_name(key, last)
+    )
     fits = fits and value in _KINDS.get(key, (value,))
     if last in _OPTION_OF:
         of = " with a model of tokens, such as model.kind=hourglass" if key.startswith(_OF_TOKENS) else ""
-        return f"use {key}={value if fits else _example(key, last, value)}{of}"
+        return f"use {key}={value if fits else _example_value(key, last, value)}{of}"
     return f"did you mean {key}={value if fits else ''}?"
 
 
-def _of_choice(key: str, name: str) -> bool:
+def _is_value_as_name(key: str, name: str) -> bool:
     """Return whether another program's name already determines the value: fp16=true, gpu=0."""
     return key == "device" or key == "precision" and name not in ("dtype", "torch_dtype", "mixed_precision")
 
 
-def _example(key: str, name: str, value: Any) -> str:
+def _example_value(key: str, name: str, value: Any) -> str:
     """Return an example value of an option: the intended one if it can be guessed, else the default."""
     if key == "precision":
         off = isinstance(value, str) and value.lower() in ("false", "no", "off", "0")
@@ -355,38 +360,38 @@ def _example(key: str, name: str, value: Any) -> str:
         return f"cuda:{value}" if isinstance(value, str) and value.isdecimal() and value != "1" else "cuda"
     if key == "resume":
         return "required"
-    if isinstance(value, str) and (meant := _meant_value(key, type_of(key), value)):
+    if isinstance(value, str) and (meant := _guess_value(key, type_of(key), value)):
         return meant
-    usual = get(Options(), key)
+    usual = get_option(Options(), key)
     return str(
         {"source.path": "my-texts", "finetune.start_from": "RUN"}.get(key, 100 if usual is None else usual)
     ).lower()
 
 
-def unequal(word: str) -> str:
+def explain_malformed_override(word: str) -> str:
     """Return the error message for a word that should change an option but is not of the form key=value."""
     if word.startswith(("–", "—")):
         return f"{word!r} begins with a long dash: give --{word.lstrip('–—')}"
     if word in option_names():
         return f"{word!r} is not of the form key=value: give {word}= a value"
-    if "=" in word and is_known(word.partition("=")[0].replace("/", ".")):
+    if "=" in word and is_option_name(word.partition("=")[0].replace("/", ".")):
         return f"{word!r} is not of the form key=value: use {word.partition('=')[0].replace('/', '.')}={word.partition('=')[2]}"
-    if ":" in word and is_known(word.split(":")[0]):
+    if ":" in word and is_option_name(word.split(":")[0]):
         return f"{word!r} is not of the form key=value: use {word.split(':')[0]}={word.split(':', 1)[1].strip() or '…'}"
     return f"{word!r} is not of the form key=value"
 
 
-def is_known(key: str) -> bool:
+def is_option_name(key: str) -> bool:
     """Return whether an option of that name exists."""
     return key in option_names()
 
 
-def unknown_command(word: str, known: Iterable[str]) -> str:
+def explain_unknown_command(word: str, known: Iterable[str]) -> str:
     """Return the error message for an unknown command, with the one that was probably meant."""
     name, known = word.strip("-").lower().replace("_", "-"), list(known)
     if name in _HABITS:
         return f"there is no command {word}: {_HABITS[name]}"
-    if name in presets():
+    if name in list_presets():
         return f"there is no command {word}: it is a preset, haed run --config {name}"
     if name == "haed":
         return "haed stands there twice: leave one out"
@@ -409,33 +414,33 @@ def find_mistake(tree: Any, resolved: bool = False, above: str = "") -> str | No
         key = f"{above}{name}"
         kind = type_of(key)
         if kind is None:
-            return _unknown(key, value)
+            return _explain_unknown_option(key, value)
         if is_dataclass(kind):
             if isinstance(value, dict):
                 if mistake := find_mistake(value, resolved, f"{key}."):
                     return mistake
             elif resolved or not (isinstance(value, str) and value.startswith("${")):
-                return _section(key, kind, value)
+                return _explain_section_value(key, kind, value)
         elif mistake := find_mistake_of_value(key, value, resolved):
             return mistake
     return None
 
 
-def _unknown(key: str, value: Any) -> str:
+def _explain_unknown_option(key: str, value: Any) -> str:
     while isinstance(value, dict) and len(value) == 1:
         (name, value), *_ = value.items()
         key = f"{key}.{name}"
-    hint = instead_of(key, value)
-    return f"there is no option {short_text(key)}" + (
+    hint = suggest_option(key, value)
+    return f"there is no option {shorten_text(key)}" + (
         f"{'; ' if hint.startswith('did') else ': '}{hint}" if hint else ""
     )
 
 
-def _section(key: str, kind: Any, value: Any) -> str:
+def _explain_section_value(key: str, kind: Any, value: Any) -> str:
     """Return the error message for a section that was given a value."""
     if value is None:
         return f"{key}=null: expected a value"
-    said = f"{key}={short_text(value)}: {key} is a section of options; set one of those in it"
+    said = f"{key}={shorten_text(value)}: {key} is a section of options; set one of those in it"
     choice = f"{key}.kind"
     known = type_of(choice)
     if known is not None and isinstance(value, str):
@@ -444,12 +449,12 @@ def _section(key: str, kind: Any, value: Any) -> str:
             return f"{said}: {choice}={_VALUES.get(choice, {}).get(value, value)}"
         if key == "source":
             return f"{said}: {key}.path={value}"
-        if key == "model" and value in presets():
+        if key == "model" and value in list_presets():
             return f"{said}, or take the preset: --config {value}"
     if key == "optimizer":
         return f"{said}, such as optimizer.learning_rate=0.002; it is always AdamW"
     first = next((each for each in option_names() if each.startswith(f"{key}.") and each != choice), f"{key}.…")
-    limits = f"{key}.steps=100" if key in _PHASES else f"{first}={str(get(Options(), first)).lower()}"
+    limits = f"{key}.steps=100" if key in _PHASES else f"{first}={str(get_option(Options(), first)).lower()}"
     return f"{said}, such as {limits}"
 
 
@@ -466,15 +471,15 @@ def find_mistake_of_value(key: str, value: Any, resolved: bool = False) -> str |
     if get_origin(kind) is list:
         return _list_mistake(key, get_args(kind)[0], value)
     if not isinstance(value, str):
-        return f"{key}={short(value)}: expected one value, without brackets"
+        return f"{key}={shorten_value(value)}: expected one value, without brackets"
     if kind is str:
         return None
-    said = f"{key}={short_text(value)}: {_expected(kind)}"
-    if _takes(kind, value):
+    said = f"{key}={shorten_text(value)}: {_describe_expected(kind)}"
+    if _is_valid_text(kind, value):
         return None
     if kind in (int, float) and value.strip("+-").isdecimal():
-        return f"{key}={short_text(value)}: has too many digits"
-    meant = _meant_value(key, kind, value, optional)
+        return f"{key}={shorten_text(value)}: has too many digits"
+    meant = _guess_value(key, kind, value, optional)
     if meant is not None:
         return f"{said}. Write {key}={meant}"
     return said
@@ -483,7 +488,7 @@ def find_mistake_of_value(key: str, value: Any, resolved: bool = False) -> str |
 def _list_mistake(key: str, kind: Any, value: Any) -> str | None:
     if not isinstance(value, list):
         items = "1, 2" if kind is int else "a, b"
-        said = f"{key}={short(value) if isinstance(value, dict) else short_text(value)}: expected a list, such as [{items}]"
+        said = f"{key}={shorten_value(value) if isinstance(value, dict) else shorten_text(value)}: expected a list, such as [{items}]"
         if not isinstance(value, str) or not value or "[" in value:
             return said
         items = f"[{value}]" if kind is int else json.dumps([value], ensure_ascii=False)
@@ -491,12 +496,12 @@ def _list_mistake(key: str, kind: Any, value: Any) -> str | None:
     for number, each in enumerate(value):
         if each is None:
             return f"{key}[{number}]: null is no value here"
-        if not isinstance(each, str) or not _takes(kind, each):
-            return f"{key}[{number}]={short_text(each)}: {_expected(kind)}"
+        if not isinstance(each, str) or not _is_valid_text(kind, each):
+            return f"{key}[{number}]={shorten_text(each)}: {_describe_expected(kind)}"
     return None
 
 
-def _expected(kind: Any) -> str:
+def _describe_expected(kind: Any) -> str:
     if get_origin(kind) is Literal:
         return f"expected one of {', '.join(map(str, get_args(kind)))}"
     return {int: "is not a whole number", float: "is not a number", bool: "expected true or false"}.get(
@@ -507,7 +512,7 @@ def _expected(kind: Any) -> str:
 _YES, _NO = ("yes", "y", "on", "true", "1"), ("no", "n", "off", "false", "0")
 
 
-def _takes(kind: Any, text: str) -> bool:
+def _is_valid_text(kind: Any, text: str) -> bool:
     """Return whether a type accepts a text, as OmegaConf converts it."""
     if get_origin(kind) is Literal:
         return text in map(str, get_args(kind))
@@ -548,7 +553,7 @@ _BYTES = {"kb": 1e3, "mb": 1e6, "gb": 1e9, "tb": 1e12, "kib": 2**10, "mib": 2**2
 _NUMBER = r"[+-]?(?:\d[\d_]*)?\.?\d+(?:[eE][+-]?\d+)?"
 
 
-def _meant_value(key: str, kind: Any, text: str, optional: bool = False) -> str | None:
+def _guess_value(key: str, kind: Any, text: str, optional: bool = False) -> str | None:
     """Return the accepted value that a text probably stands for; None: it cannot be guessed."""
     text = text.strip().strip("'\"“”‘’`=;,").strip()
     last = key.rpartition(".")[2]
@@ -574,7 +579,7 @@ def _meant_value(key: str, kind: Any, text: str, optional: bool = False) -> str 
         return None
     if optional and text.lower() in _NO_LIMIT:
         return "null"
-    number = _number(last, text)
+    number = _parse_number(last, text)
     if number is None or abs(number) > 2**63:
         return None
     if last.endswith("percent") and 0 < number < 1:
@@ -584,7 +589,7 @@ def _meant_value(key: str, kind: Any, text: str, optional: bool = False) -> str 
     return None if kind in (int, int | None) else f"{number:.10g}"
 
 
-def _number(name: str, text: str) -> float | None:
+def _parse_number(name: str, text: str) -> float | None:
     """Parse a number with a unit, a factor, digit separators, or in another base; None: it is not a number."""
     text = text.lower().replace(" ", "").replace("\u00a0", "")
     if name.endswith("seconds"):
@@ -621,20 +626,20 @@ def _number(name: str, text: str) -> float | None:
     return None
 
 
-def short(value: Any) -> str:
+def shorten_value(value: Any) -> str:
     """Return the `repr` of a value, truncated beyond 60 characters."""
     shown = repr(value)
     return shown if len(shown) <= 60 else f"{shown[:50]}…"
 
 
-def short_text(value: Any) -> str:
+def shorten_text(value: Any) -> str:
     """Return a value as typed, truncated beyond 60 characters."""
-    shown = value if isinstance(value, str) else short(value)
+    shown = value if isinstance(value, str) else shorten_value(value)
     return shown if len(shown) <= 60 else f"{shown[:50]}…"
 
 
-def in_words(key: str, item: Any) -> str:
-    """Return a validation error of Pydantic as a sentence, see `pipeline.config.check`.
+def explain_validation_error(key: str, item: Any) -> str:
+    """Return a validation error of Pydantic as a sentence, see `pipeline.config.check_options`.
 
     Args:
         key: the option.
@@ -645,16 +650,16 @@ def in_words(key: str, item: Any) -> str:
         meant = "cuda:" + value.rpartition(":")[2] if re.fullmatch(r"(gpu:?)?\d{1,3}", str(value).lower()) else None
         meant = meant or _VALUES.get(key, {}).get(str(value).lower())
         said = "expected auto (a GPU where there is one), cpu, cuda, or cuda:1 for the second GPU"
-        return f"{key}={short(value)}: {said}" + (f". Write {key}={meant}" if meant else "")
+        return f"{key}={shorten_value(value)}: {said}" + (f". Write {key}={meant}" if meant else "")
     if item["type"] == "value_error":
         meant = _VALUES.get(key, {}).get(str(value).lower())
         names = re.findall(r"[\w.-]+", said.partition("expected one of ")[2])
         close = [meant] if meant in names else difflib.get_close_matches(str(value).lower(), names, 1, 0.7)
-        return f"{key}={short(value)}: {said}" + (f". Write {key}={close[0]}" if close else "")
-    return f"{key}={short(value)}: {said.lower()}"
+        return f"{key}={shorten_value(value)}: {said}" + (f". Write {key}={close[0]}" if close else "")
+    return f"{key}={shorten_value(value)}: {said.lower()}"
 
 
-def explain(error: OmegaConfBaseException) -> str:
+def explain_omegaconf_error(error: OmegaConfBaseException) -> str:
     """Return an error of OmegaConf as one line with the full key.
 
     `find_mistake` leaves only errors about interpolated values.

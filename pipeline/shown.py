@@ -15,7 +15,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from data.locations import redact
+from data.locations import redact_urls
 
 # C0 and C1 except tab and newline; marks, overrides and isolates of direction; the zero-width space; line separators;
 # invisible operators; the byte order mark; interlinear marks; bytes from surrogateescape; language tags.
@@ -29,36 +29,36 @@ _SIGNS = str.maketrans({" ": "␣", "\n": "↵", "\t": "⇥", "\r": "␍"})
 _MEANT = {ord(sign): chr(code) for code, sign in _SIGNS.items()}
 
 
-def printable(text: str) -> str:
+def make_printable(text: str) -> str:
     """Return text with control characters as escapes, except newline and tab."""
-    return _STEERS.sub(_escaped, text)
+    return _STEERS.sub(_escape_match, text)
 
 
-def _escaped(found: re.Match[str]) -> str:
+def _escape_match(found: re.Match[str]) -> str:
     code = ord(found[0])
     if 0xDC80 <= code <= 0xDCFF:  # a byte that is not UTF-8
         code -= 0xDC00
     return f"\\x{code:02x}" if code < 0x100 else f"\\u{code:04x}" if code < 0x10000 else f"\\U{code:08x}"
 
 
-def visible(text: str) -> str:
+def escape_control_characters(text: str) -> str:
     """Return a chunk as `printable` does, with signs for white space as well."""
-    return printable(text.translate(_SIGNS))
+    return make_printable(text.translate(_SIGNS))
 
 
-def meant(text: str) -> str:
+def unescape_query(text: str) -> str:
     """Return the chunk that a user typed, with the signs that `visible` writes replaced by white space."""
     return text.translate(_MEANT)
 
 
-class _Record(logging.LogRecord):
+class _PrintableLogRecord(logging.LogRecord):
     """A log record whose message is printable and holds no passwords of URLs."""
 
     def getMessage(self) -> str:  # noqa: D102
-        return redact(printable(super().getMessage()))
+        return redact_urls(make_printable(super().getMessage()))
 
 
-def duration(seconds: float) -> str:
+def format_duration(seconds: float) -> str:
     """Format seconds for people: `34 s`, `5 min`, `2 h 10 min`."""
     minutes = round(seconds / 60)
     if seconds < 119.5:
@@ -66,11 +66,13 @@ def duration(seconds: float) -> str:
     return f"{minutes} min" if minutes < 120 else f"{minutes // 60:,} h {minutes % 60} min"
 
 
-def reason(error: BaseException) -> str:
+def format_error(error: BaseException) -> str:
     """Return an error's message as one line without passwords, with advice if disk or memory is exhausted."""
-    said = printable(redact(" ".join(str(error).split())))
+    said = make_printable(redact_urls(" ".join(str(error).split())))
     if isinstance(error, OSError) and (advice := _DISK_ADVICE.get(error.errno or 0)):
-        where = redact(os.fsdecode(error.filename)) if isinstance(error.filename, str | bytes | os.PathLike) else ""
+        where = (
+            redact_urls(os.fsdecode(error.filename)) if isinstance(error.filename, str | bytes | os.PathLike) else ""
+        )
         return f"{where}: {advice}" if where else f"{said}: {advice}"
     if is_out_of_memory(error):
         return f"out of memory{_memory_limit()}{f': {said}' if said else ''}"
@@ -105,10 +107,10 @@ def _memory_limit() -> str:
 
 def prepare_logs() -> None:
     """Make all log messages of this process printable and free of passwords, those of Prefect included."""
-    logging.setLogRecordFactory(_Record)
+    logging.setLogRecordFactory(_PrintableLogRecord)
 
 
-class Lines(logging.StreamHandler[Any]):
+class StderrHandler(logging.StreamHandler[Any]):
     """A log handler that writes each message to standard error on a line of its own.
 
     Attributes:
@@ -146,15 +148,15 @@ def prepare_streams() -> None:
             stream.reconfigure(errors="backslashreplace")
 
 
-def say(text: str) -> None:
+def print_stderr(text: str) -> None:
     """Write a line to standard error. Errors of the stream are ignored."""
     with suppress(OSError, ValueError):
-        print(printable(text), file=sys.stderr, flush=True)
+        print(make_printable(text), file=sys.stderr, flush=True)
 
 
 def markdown_text(text: str) -> str:
     """Escape text for use within a line of Markdown, so that it is shown unchanged."""
-    line = " ".join(printable(text).split())
+    line = " ".join(make_printable(text).split())
     line = re.sub(
         r"^([-+=]|\d+(?=[.)]))", lambda found: f"{found[0]}\0" if found[0].isdigit() else f"\0{found[0]}", line
     )
@@ -165,9 +167,9 @@ def markdown_text(text: str) -> str:
 
 def markdown_code(text: str) -> str:
     """Return text as inline code of Markdown, also within a table. Backticks in the text cannot end it."""
-    line = visible(text) if "\n" in text else printable(text)
+    line = escape_control_characters(text) if "\n" in text else make_printable(text)
     if not line.strip():
-        return markdown_text(visible(text))
+        return markdown_text(escape_control_characters(text))
     if "|" in line:  # it would end a cell, and code cannot escape it
         return markdown_text(line)
     fence = "`" * max([1, *(len(found) + 1 for found in re.findall("`+", line))])
@@ -175,17 +177,17 @@ def markdown_code(text: str) -> str:
     return f"{fence}{edge}{line}{edge}{fence}"
 
 
-def fenced(text: str, kind: str = "") -> str:
+def code_fence(text: str, kind: str = "") -> str:
     """Return text as a code block of Markdown. Backticks in the text cannot end it."""
     fence = "`" * max([3, *(len(found) + 1 for found in re.findall("`+", text))])
-    return f"{fence}{kind}\n{printable(text)}\n{fence}"
+    return f"{fence}{kind}\n{make_printable(text)}\n{fence}"
 
 
-class NobodyReads(BrokenPipeError):
+class StdoutClosedError(BrokenPipeError):
     """Raised when the reader of standard output has closed it."""
 
 
-def write(content: bytes | str) -> None:
+def print_stdout(content: bytes | str) -> None:
     """Write a part of the result to standard output: bytes unchanged, text made printable and as a line.
 
     Raises:
@@ -199,10 +201,10 @@ def write(content: bytes | str) -> None:
         if isinstance(content, bytes):
             stream.buffer.write(content)
         else:
-            stream.write(printable(content) + "\n")
+            stream.write(make_printable(content) + "\n")
         stream.flush()
     except BrokenPipeError as error:
-        raise NobodyReads from error
+        raise StdoutClosedError from error
     except OSError as error:
         raise OSError(f"standard output does not take the result: {error.strerror or error}") from error
 

@@ -19,7 +19,7 @@ _PR_SET_PDEATHSIG = 1
 _WATCH = "haed-parent"  # name of a thread
 
 
-class Request:
+class StopSignal:
     """The request to stop that signals have made. Calling it returns whether a signal has arrived.
 
     One Ctrl-C or SIGTERM often arrives several times. The terminal or systemd signals every process, and the parent
@@ -38,20 +38,20 @@ class Request:
         """Return whether a signal has arrived."""
         return self.number is not None
 
-    def insists(self, number: int) -> bool:
+    def is_second_request(self, number: int) -> bool:
         """Record a signal, and return whether it insists: the process must end without a checkpoint."""
         now = time.monotonic()
         if self.number is None:
             self.number, self._first = number, now
         return now - self._first >= SAME_SECONDS
 
-    def takes(self, number: int) -> bool:
+    def handle_signal(self, number: int) -> bool:
         """Record a signal in a signal handler, and return whether it insists.
 
         Raises:
             StopRequested: the signal came within `interruptible`.
         """
-        if self.insists(number):
+        if self.is_second_request(number):
             return True
         if _is_interruptible:
             raise StopRequested
@@ -66,7 +66,7 @@ _is_interruptible = False
 
 
 @contextmanager
-def interruptible() -> Iterator[None]:
+def interruptible_section() -> Iterator[None]:
     """Mark code in which nothing needs to be saved: a signal raises `StopRequested` in it at once.
 
     It is meant for counting a corpus or for a validation. They may take longer than anyone waits for a process to end
@@ -80,13 +80,13 @@ def interruptible() -> Iterator[None]:
         _is_interruptible = False
 
 
-def keep_whole() -> None:
+def end_interruptible() -> None:
     """End `interruptible` early: from now on there is something to save."""
     global _is_interruptible
     _is_interruptible = False
 
 
-class Abandoned(Exception):
+class AbandonedError(Exception):
     """Raised when nobody waits for an answer any more."""
 
 
@@ -94,8 +94,8 @@ _IS_GONE: ContextVar[Callable[[], bool] | None] = ContextVar("is_gone", default=
 
 
 @contextmanager
-def asked_by(is_gone: Callable[[], bool]) -> Iterator[None]:
-    """Let long work in this thread end with `Abandoned` at its next `check_asker` once `is_gone()` is true."""
+def abandon_when(is_gone: Callable[[], bool]) -> Iterator[None]:
+    """Let long work in this thread end with `AbandonedError` at its next `check_abandoned` once `is_gone()` is true."""
     token = _IS_GONE.set(is_gone)
     try:
         yield
@@ -103,10 +103,10 @@ def asked_by(is_gone: Callable[[], bool]) -> Iterator[None]:
         _IS_GONE.reset(token)
 
 
-def check_asker() -> None:
+def check_abandoned() -> None:
     """Raise Abandoned if nobody waits for this work any more. Long loops call it."""
     if (is_gone := _IS_GONE.get()) is not None and is_gone():
-        raise Abandoned
+        raise AbandonedError
 
 
 class Interrupt(KeyboardInterrupt):
@@ -128,11 +128,11 @@ def end_at_once() -> None:
     Python may lose an exception that is raised while C code calls Python, as in an import. The process therefore exits
     without a message if a second signal comes `SAME_SECONDS` later or more, or if it still runs after `END_SECONDS`.
     """
-    stop = Request()
+    stop = StopSignal()
 
     def handler(number: int, _: object) -> None:
         asked = stop()
-        if stop.insists(number):
+        if stop.is_second_request(number):
             os._exit(128 + number)
         if not asked:
             signal.signal(signal.SIGALRM, lambda *_: os._exit(128 + number))
@@ -146,7 +146,7 @@ def end_at_once() -> None:
 
 
 @contextmanager
-def postponed() -> Iterator[Request]:
+def postponed_signals() -> Iterator[StopSignal]:
     """Turn SIGINT and SIGTERM into a request to stop, which training honours after its step.
 
     Yields:
@@ -155,10 +155,10 @@ def postponed() -> Iterator[Request]:
     Raises:
         Interrupt: the request stopped the work. It holds the message of the work's exception.
     """
-    stop = Request()
+    stop = StopSignal()
 
     def handler(number: int, _: object) -> None:
-        if stop.takes(number):
+        if stop.handle_signal(number):
             raise Interrupt(number)
 
     before = {number: signal.signal(number, handler) for number in (signal.SIGINT, signal.SIGTERM)}

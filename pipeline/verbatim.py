@@ -11,9 +11,9 @@ from typing import Any, get_type_hints
 
 import yaml
 
-from data.checked import DEEPEST, NODES, DamagedFile, check_tree
+from data.checked import DEEPEST, NODES, CorruptFileError, check_tree
 from pipeline.options import Options
-from pipeline.shown import printable
+from pipeline.shown import make_printable
 
 # The first line of a file that `haed` wrote: nothing in it is interpolated.
 RESOLVED = "# Every option, as it was resolved. Values are taken as they stand: ${...} is text here."
@@ -67,13 +67,13 @@ def parse_yaml(text: str | bytes) -> Any:
             return [plain(each) for each in node.value]
         if not node.tag.startswith(_CORE) or "python" in node.tag:
             raise yaml.MarkedYAMLError(None, None, f"the tag {node.tag} is not known", node.start_mark)
-        return None if node.tag == f"{_CORE}null" and not node.style else _joined(node.value)
+        return None if node.tag == f"{_CORE}null" and not node.style else _join_surrogates(node.value)
 
     root = yaml.compose(text, yaml.SafeLoader)
     return None if root is None else plain(root)
 
 
-def _joined(text: str) -> str:
+def _join_surrogates(text: str) -> str:
     """Join the surrogate pairs that JSON writes for characters beyond U+FFFF."""
     return text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "surrogatepass")
 
@@ -88,14 +88,14 @@ def parse_override(word: str) -> tuple[str, Any]:
     """
     key, typed = word.split("=", 1)
     if key.count(".") > DEEPEST:
-        raise DamagedFile(f"{key[:40]}… is no option")
+        raise CorruptFileError(f"{key[:40]}… is no option")
     if type_of(key) in TEXTS:
-        return key, None if typed == "null" else _unquoted(typed)
+        return key, None if typed == "null" else _strip_quotes(typed)
     check_tree(typed, key, fast=False)
     return key, parse_yaml(typed) if typed.strip() else typed
 
 
-def _unquoted(typed: str) -> str:
+def _strip_quotes(typed: str) -> str:
     """Return text without surrounding quotes."""
     if typed[:1] in ("'", '"'):
         try:
@@ -104,7 +104,7 @@ def _unquoted(typed: str) -> str:
         except (yaml.YAMLError, ValueError):
             return typed
         if isinstance(node, yaml.ScalarNode):
-            return _joined(node.value)
+            return _join_surrogates(node.value)
     return typed
 
 
@@ -126,7 +126,7 @@ class _Dumper(yaml.SafeDumper):
 
 
 def _represent_text(dumper: yaml.SafeDumper, text: str) -> yaml.ScalarNode:
-    return dumper.represent_scalar(f"{_CORE}str", text, style='"' if printable(text) != text else None)
+    return dumper.represent_scalar(f"{_CORE}str", text, style='"' if make_printable(text) != text else None)
 
 
 _Dumper.add_representer(str, _represent_text)
@@ -135,4 +135,4 @@ _Dumper.add_representer(str, _represent_text)
 def dump_yaml(tree: dict[str, Any]) -> str:
     """Return options as YAML that `parse_yaml` reads back, without characters that could control a terminal."""
     text = yaml.dump(tree, Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=10**9)
-    return f"{RESOLVED}\n{printable(text)}"
+    return f"{RESOLVED}\n{make_printable(text)}"

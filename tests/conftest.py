@@ -17,7 +17,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 from haed.options import SYSTEMS
-from pipeline.kinds import is_of
+from pipeline.kinds import applies_to
 from pipeline.options import Options
 
 SHARED = Path(__file__).resolve().parents[2] / "shared" / "data"
@@ -66,7 +66,7 @@ TOKEN_KINDS = [kind for kind, family in SYSTEMS.items() if not family.chunks]
 def of_kind(kind: str, words: list[str]) -> list[str]:
     """`TINY`, or what begins with it, for another kind of model: without what that has no use for."""
     own = [] if SYSTEMS[kind].chunks else [*TOKENS, *MORE.get(kind, [])]
-    return [f"model.kind={kind}", *(word for word in [*own, *words] if is_of(word.split("=")[0], kind))]
+    return [f"model.kind={kind}", *(word for word in [*own, *words] if applies_to(word.split("=")[0], kind))]
 
 
 # A busy machine makes no example fail; `tmp_path` may be written over by each.
@@ -133,34 +133,34 @@ def run(whole: Path, tmp_path: Path) -> Path:
 @pytest.fixture(scope="session")
 def sharded(text: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with the shards of `text`, to be copied."""
-    from pipeline.config import load
-    from pipeline.run.shards import shard
+    from pipeline.config import load_options
+    from pipeline.run.shards import shard_source
 
     folder = tmp_path_factory.mktemp("sharded")
-    shard(load("quickstart", ["source.kind=text", f"source.path={text}", f"shards_dir={folder}"]))
+    shard_source(load_options("quickstart", ["source.kind=text", f"source.path={text}", f"shards_dir={folder}"]))
     return folder
 
 
 @pytest.fixture
 def options(tiny: list[str], sharded: Path, tmp_path: Path) -> Options:
     """The configuration of `tiny`, sharded."""
-    from pipeline.config import load
+    from pipeline.config import load_options
 
     shutil.copytree(sharded, tmp_path / "shards")
-    return load("quickstart", [*tiny, "name=tiny"])
+    return load_options("quickstart", [*tiny, "name=tiny"])
 
 
 @pytest.fixture(scope="session")
 def mixing(text: Path, sharded: Path, tmp_path_factory: pytest.TempPathFactory) -> Options:
     """A run whose likelihood is a mixture with 100 known chunks; to be copied."""
-    from pipeline.config import load
+    from pipeline.config import load_options
     from pipeline.train.stages import finetune, pretrain
 
     place = tmp_path_factory.mktemp("mixing")
     shutil.copytree(sharded, place / "shards")
     asked = ["model.mixture.known=100", "iem.correction=inclusion", "finetune.iem_weight=1", "precision=fp32"]
     where = ["source.kind=text", f"source.path={text}", f"runs_dir={place}/runs", f"shards_dir={place}/shards"]
-    made = load("quickstart", [*TINY, *where, *asked, "name=mixed", "evaluate.yardsticks=false"])
+    made = load_options("quickstart", [*TINY, *where, *asked, "name=mixed", "evaluate.yardsticks=false"])
     pretrain(made)
     finetune(made)
     return made
@@ -185,8 +185,8 @@ def drawn(tmp_path_factory: pytest.TempPathFactory) -> Options:
     """A model of 4×4 pictures, a row a chunk, each row lighter than the one above; to be copied."""
     import numpy as np
 
-    from pipeline.config import load
-    from pipeline.run.shards import shard
+    from pipeline.config import load_options
+    from pipeline.run.shards import shard_source
     from pipeline.train.stages import train
 
     place = tmp_path_factory.mktemp("pictures")
@@ -196,9 +196,9 @@ def drawn(tmp_path_factory: pytest.TempPathFactory) -> Options:
         np.savez(place / f"{split}_data.npz", data=raster.reshape(60, -1), labels=np.zeros(60, np.int64))
     chosen = ["source.kind=images", f"source.path={place}", "source.pattern=*.npz", "chunker.kind=pixels"]
     where = [f"runs_dir={place}/runs", f"shards_dir={place}/shards", "name=pictures"]
-    made = load("quickstart", [*TINY, *chosen, *where, "chunker.k=12", "train.steps=120", "validation.times=0"])
+    made = load_options("quickstart", [*TINY, *chosen, *where, "chunker.k=12", "train.steps=120", "validation.times=0"])
     made.optimizer.learning_rate = made.optimizer.main_learning_rate = 0.02
-    shard(made)
+    shard_source(made)
     train(made)
     return made
 
@@ -212,9 +212,9 @@ def pictures(drawn: Options, tmp_path: Path) -> Options:
 
 def write_state(path: Path, state: dict[str, Any]) -> None:
     """Writes a state.json of a checkpoint with the digest that it then has."""
-    from data.checked import checksum
+    from data.checked import compute_checksum
 
-    path.write_text(json.dumps(state | {"digest": checksum(state, "digest")}))
+    path.write_text(json.dumps(state | {"digest": compute_checksum(state, "digest")}))
 
 
 class Listener:

@@ -11,16 +11,16 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from data.checked import DamagedFile
+from data.checked import CorruptFileError
 from data.corpus import Corpus
 from data.loader import Loader
 from data.options import LoaderOptions
-from data.shards import Damaged
-from pipeline.config import dump
+from data.shards import CorruptShardError
+from pipeline.config import dump_options
 from pipeline.options import Options
-from pipeline.run.checkpoints import saved
+from pipeline.run.checkpoints import list_checkpoints
 from pipeline.run.folder import RunFolder
-from pipeline.run.index import Index
+from pipeline.run.index import ChunkIndex
 from pipeline.run.shards import open_shards
 from pipeline.run.spaces import stored, vectors
 
@@ -38,18 +38,18 @@ def waited(process: "subprocess.Popen[str]", path: Path, lines: int) -> None:
 def test_a_training_whose_shard_is_cut_saves_and_names_it(options: Options, tmp_path: Path, workers: int) -> None:
     options.train.steps, options.validation.times, options.loader.workers = 10**7, 0, workers
     options.checkpoint.every_steps = None
-    (config := tmp_path / "cut.yaml").write_text(dump(options))
+    (config := tmp_path / "cut.yaml").write_text(dump_options(options))
     command = [sys.executable, "-m", "pipeline", "train", "--config", str(config)]
-    run = RunFolder.of(options)
+    run = RunFolder.from_options(options)
     with subprocess.Popen(command, cwd=ROOT, stderr=subprocess.PIPE, text=True) as process:
-        waited(process, run.phase("train") / "metrics.jsonl", 3)
+        waited(process, run.phase_folder("train") / "metrics.jsonl", 3)
         for path in Path(open_shards(options).location).glob("train-*.tar"):
             os.truncate(path, 1024)
         _, said = process.communicate()
     assert process.returncode == 1 and "Traceback" not in said, said
     last = said.splitlines()[-1]
     assert last.startswith("error: shard ") and "train-00000.tar" in last and "it was cut" in last
-    (checkpoint,) = saved(run.phase("train") / "checkpoints")
+    (checkpoint,) = list_checkpoints(run.phase_folder("train") / "checkpoints")
     step = int(checkpoint.name.removeprefix("step-"))
     assert f"saved step {step:,}".replace(",", "") in said.replace(",", "") and step >= 3
 
@@ -59,7 +59,7 @@ def test_windows_of_a_shard_that_is_cut_are_left_out_where_that_is_asked_for(
 ) -> None:
     corpus = Corpus.open(open_shards(options).location)
     asked = {"context": 16, "sequences": 2, "seed": 0}
-    (shard,) = corpus.of("train")
+    (shard,) = corpus.shards_of("train")
     loader = Loader(corpus, "train", **asked, options=LoaderOptions(damaged="skip", workers=0))
     strict = Loader(corpus, "train", **asked, options=LoaderOptions(workers=0))
     batches, whole = iter(loader), iter(strict)
@@ -68,29 +68,29 @@ def test_windows_of_a_shard_that_is_cut_are_left_out_where_that_is_asked_for(
     os.truncate(corpus.folder / shard.file, 1024)
     assert next(batches).skipped == 2 and next(batches).skipped == 2
     assert caplog.text.count("windows are skipped") == 1 and shard.file in caplog.text
-    with pytest.raises(Damaged, match=f"{shard.file} is damaged: .* it was cut since it was opened"):
+    with pytest.raises(CorruptShardError, match=f"{shard.file} is damaged: .* it was cut since it was opened"):
         next(whole)
 
 
 def test_rows_that_are_read_one_by_one_are_those_that_are_kept(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    kept = Index.open(RunFolder(run))
+    kept = ChunkIndex.open(RunFolder(run))
     monkeypatch.setattr(stored, "SMALL", 0)
     monkeypatch.setattr(vectors, "PART", 50)
-    read = Index.open(RunFolder(run))
-    assert isinstance(kept.vectors, np.ndarray) and isinstance(read.vectors, stored.Rows)
+    read = ChunkIndex.open(RunFolder(run))
+    assert isinstance(kept.vectors, np.ndarray) and isinstance(read.vectors, stored.VectorFile)
     every, number = kept.vectors, len(kept)
     rows = np.array([[5, -1, 5], [number - 1, 0, 7]])
     assert (read.vectors[rows] == every[rows]).all() and (read.vectors[3] == every[3]).all()
     assert (read.vectors[:] == every).all() and read.vectors[4:4].shape == (0, every.shape[1])
     for among in (number, 120):
         for mine, theirs in zip(
-            read.search.nearest(every[:9], 8, among), kept.search.nearest(every[:9], 8, among), strict=True
+            read.search.find_nearest(every[:9], 8, among), kept.search.find_nearest(every[:9], 8, among), strict=True
         ):
             np.testing.assert_allclose(mine, theirs, atol=1e-6)
     place = run / "index" / "chunks" / "vectors.faiss"
     os.truncate(place, place.stat().st_size // 2)
-    with pytest.raises(DamagedFile, match="vectors.faiss ends at byte .*: it was cut"):
-        read.search.nearest(every[:1], 8)
+    with pytest.raises(CorruptFileError, match="vectors.faiss ends at byte .*: it was cut"):
+        read.search.find_nearest(every[:1], 8)
 
 
 def asked(address: str) -> tuple[int, dict[str, str]]:

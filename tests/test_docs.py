@@ -17,10 +17,10 @@ import webdataset
 from data.corpus import Corpus
 from data.options import ChunkerOptions, ShardOptions, SourceOptions
 from data.sharding.build import shard
-from data.shards import Damaged
+from data.shards import CorruptShardError
 from haed.build import make_system
-from haed.system import Cut
-from pipeline.config import load
+from haed.system import ChunkingSpec
+from pipeline.config import load_options
 
 ROOT = Path(__file__).resolve().parents[1]
 BLOCKS = dict[str, list[str]]()
@@ -69,7 +69,7 @@ def test_documents_are_read_with_webdataset_alone(tmp_path: Path, monkeypatch: p
         (tmp_path / name).write_text(text)
     chosen = SourceOptions(kind="text", path=str(tmp_path))
     corpus = shard(chosen, ChunkerOptions(), ShardOptions(megabytes=1), tmp_path / "shards")
-    assert len(corpus.of("train")) > 2
+    assert len(corpus.shards_of("train")) > 2
     example, found = python("webdataset").replace("shards/NAME-DIGEST", str(corpus.folder)), dict[str, Any]()
     exec(example.replace('print(name, len(text), "bytes")', "found[name] = text.decode()"), {"found": found})
     assert found == texts
@@ -86,8 +86,8 @@ def test_documents_are_read_with_webdataset_alone(tmp_path: Path, monkeypatch: p
         assert one["sample.json"] == {key: other["sample.json"][key] for key in ("names", "continues")}
     shared = torch.utils.data.DataLoader(corpus.webdataset("train").compose(_take_key), batch_size=None, num_workers=2)
     assert sorted(shared) == sorted(sample["__key__"] for sample in ours)
-    os.truncate(corpus.folder / corpus.of("train")[1].file, 5000)
-    with pytest.raises(Damaged):
+    os.truncate(corpus.folder / corpus.shards_of("train")[1].file, 5000)
+    with pytest.raises(CorruptShardError):
         list(Corpus.open(corpus.folder).webdataset("train"))
 
 
@@ -112,7 +112,11 @@ def test_a_source_and_a_chunker_of_ones_own(tmp_path: Path, workers: int) -> Non
     bash(f"{command} shard.workers={workers}", tmp_path, PYTHONPATH=str(info.parent))
     (folder,) = tmp_path.glob("shards/notes.db-*")
     corpus = Corpus.open(folder)
-    found = [tokens.tobytes().decode() for split in ("train", "valid", "test") for tokens, _ in corpus.documents(split)]
+    found = [
+        tokens.tobytes().decode()
+        for split in ("train", "valid", "test")
+        for tokens, _ in corpus.iterate_documents(split)
+    ]
     assert sorted(found) == sorted(bodies)
     lengths = corpus.manifest["statistics"]["train"]["chunk_lengths"]
     assert len(lengths) == 13 and lengths[4] == 0 < lengths[3]  # "The", and what follows capped at 12
@@ -143,8 +147,8 @@ def test_the_table_of_all_systems_has_its_place(tmp_path: Path) -> None:
     assert "| flat | 2.050 ± 0.050 | 2 |" in found and found.index("| flat |") < found.index("| retina | 2.250 | 1 |")
     assert (tmp_path / "systems.png").read_bytes()[:4] == b"\x89PNG"
     for name, (preset, _, sizes) in SYSTEMS.items():
-        made = load(preset, sizes)
+        made = load_options(preset, sizes)
         with torch.device("meta"):
-            system = make_system(made.model, made.iem, Cut(made.chunker.k, 256, False, made.batch.context))
-        dense = (x.numel() for group in system.groups() if not group.table for x in group.parameters)
+            system = make_system(made.model, made.iem, ChunkingSpec(made.chunker.k, 256, False, made.batch.context))
+        dense = (x.numel() for group in system.parameter_groups() if not group.table for x in group.parameters)
         assert SMALLEST <= sum(dense) <= LARGEST, name

@@ -11,35 +11,35 @@ from haed import build
 from haed.chunk.packing import Chunks
 from haed.options import SYSTEMS, Family, IEMOptions, ModelOptions
 from haed.sampling import Draw, Sampler
-from haed.system import Cut, System, Windows
+from haed.system import ChunkingSpec, SequenceModel, TokenBatch
 from pipeline import open_run
-from pipeline.config import ConfigError, load
+from pipeline.config import ConfigError, load_options
 from pipeline.options import Options
 from pipeline.probe.sample import sample
-from pipeline.score.evaluate import evaluate
-from pipeline.show.compare import compare
-from pipeline.train.profile import profile
+from pipeline.score.evaluate import evaluate_run
+from pipeline.show.compare import compare_runs
+from pipeline.train.profile import profile_phase
 from pipeline.train.stages import pretrain, train
 from tests.conftest import of_kind
 
 
-class Unigram(System):
+class Unigram(SequenceModel):
     """Every token alone: the simplest system of tokens."""
 
-    parts = ("logits",)
+    submodules = ("logits",)
 
-    def __init__(self, options: ModelOptions, iem: IEMOptions, cut: Cut) -> None:
+    def __init__(self, options: ModelOptions, iem: IEMOptions, cut: ChunkingSpec) -> None:
         super().__init__(cut)
         self.logits = nn.Linear(1, cut.vocabulary, bias=False)
-        self.initialise()
+        self.initialise_parameters()
 
-    def initialise(self) -> None:
+    def initialise_parameters(self) -> None:
         nn.init.zeros_(self.logits.weight)
 
     def distribution(self) -> Tensor:
         return self.logits.weight[:, 0].float().log_softmax(0)
 
-    def decisions(self, windows: Windows) -> Tensor:
+    def decision_log_likelihood(self, windows: TokenBatch) -> Tensor:
         tokens = windows.tokens.long().to(self.device)
         real = torch.arange(self.cut.k) < windows.lengths.cpu()[..., None]
         found = torch.where(real.to(self.device), self.distribution()[tokens], 0.0)
@@ -47,10 +47,10 @@ class Unigram(System):
 
 
 class UnigramSampler(Sampler):
-    def __init__(self, system: Unigram, prompt: Windows, samples: int) -> None:
+    def __init__(self, system: Unigram, prompt: TokenBatch, samples: int) -> None:
         self.system, self.samples = system, samples
 
-    def chunk(self, draw: Draw, opened: Tensor | None = None) -> Chunks:
+    def draw_chunk(self, draw: Draw, opened: Tensor | None = None) -> Chunks:
         k, known = self.system.cut.k, torch.zeros(0) if opened is None else opened
         rows = [draw(self.system.distribution().detach().expand(k, -1)) for _ in range(self.samples)]
         tokens = torch.stack(rows)
@@ -66,35 +66,39 @@ def registered(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def trained(registered: None, options: Options, tiny: list[str]) -> Options:
-    made = load("quickstart", [*of_kind("unigram", tiny), "name=unigram", "train.steps=60", "validation.times=1"])
+    made = load_options(
+        "quickstart", [*of_kind("unigram", tiny), "name=unigram", "train.steps=60", "validation.times=1"]
+    )
     made.optimizer.learning_rate = 0.3
     train(made)
     return made
 
 
 def test_a_registered_family_goes_through_every_stage(trained: Options, options: Options, tmp_path: Path) -> None:
-    corpus = open_run("unigram", trained.runs_dir).folder.corpus()
-    text = {split: np.concatenate([tokens for tokens, _ in corpus.documents(split)]) for split in ("train", "test")}
+    corpus = open_run("unigram", trained.runs_dir).folder.open_corpus()
+    text = {
+        split: np.concatenate([tokens for tokens, _ in corpus.iterate_documents(split)]) for split in ("train", "test")
+    }
     counts = np.bincount(text["train"], minlength=256) + 1
     fitted = -np.log2(counts / counts.sum())[text["test"]].mean()
-    found = evaluate(trained)
+    found = evaluate_run(trained)
     assert found.stage == "train" and found.bits_per_token == pytest.approx(float(fitted), abs=0.25)
 
     written = sample(trained, ["def "], 2)
     assert len(written) == 2 and all(bytes.fromhex(each.hex or "").startswith(b"def ") for each in written)
 
-    measured = profile(trained, "train", 2)
+    measured = profile_phase(trained, "train", 2)
     most = trained.batch.sequences * trained.batch.context * trained.chunker.k
     assert measured.milliseconds["system"] > 0 and 0 < measured.flops <= 6 * 256 * most
 
     train(options)
-    evaluate(options)
-    both = compare([trained.name, options.name], trained.runs_dir, tmp_path)
+    evaluate_run(options)
+    both = compare_runs([trained.name, options.name], trained.runs_dir, tmp_path)
     assert {row.run for row in both.rows} == {"unigram", "tiny"}
 
 
 def test_what_only_models_of_chunks_can_is_refused_by_name(registered: None, tiny: list[str], options: Options) -> None:
-    made = load("quickstart", [*of_kind("unigram", tiny), "name=unigram"])
+    made = load_options("quickstart", [*of_kind("unigram", tiny), "name=unigram"])
     with pytest.raises(ConfigError, match="unigram has no phase one and no phase two: .* by `haed train`"):
         pretrain(made)
     assert not (Path(made.runs_dir) / "unigram").exists()
@@ -104,4 +108,4 @@ def test_what_only_models_of_chunks_can_is_refused_by_name(registered: None, tin
 
 def test_an_unknown_kind_names_those_there_are(tiny: list[str]) -> None:
     with pytest.raises(ValueError, match="model.kind.*'nothing' is not known: expected one of haed"):
-        load("quickstart", [*tiny, "model.kind=nothing"])
+        load_options("quickstart", [*tiny, "model.kind=nothing"])

@@ -13,9 +13,9 @@ from data.corpus import MANIFEST, Corpus
 from pipeline.cli import main
 from pipeline.run import metrics
 from pipeline.run.checkpoints import read_state
-from pipeline.run.files import Baseline, Environment, Evaluation, KeptSample, Remembered, read_as
+from pipeline.run.files import Baseline, CorpusRecord, Environment, Evaluation, KeptSample, read_as
 from pipeline.run.folder import RunFolder
-from pipeline.run.spaces.stored import Meta
+from pipeline.run.spaces.stored import IndexMetadata
 from pipeline.score import evaluate
 
 FLIPS = 150
@@ -24,9 +24,9 @@ READERS: dict[str, Callable[[Path], Any]] = {
     "evaluation.json": lambda path: read_as(Evaluation, path),
     "samples.json": lambda path: read_as(list[KeptSample], path),
     "environment.json": lambda path: read_as(Environment, path),
-    "corpus.json": lambda path: read_as(Remembered, path),
-    "index/chunks/meta.json": lambda path: read_as(Meta, path),
-    "pretrain/metrics.jsonl": metrics.read,
+    "corpus.json": lambda path: read_as(CorpusRecord, path),
+    "index/chunks/meta.json": lambda path: read_as(IndexMetadata, path),
+    "pretrain/metrics.jsonl": metrics.read_metrics,
     f"{STEP}/state.json": lambda path: read_state(path.parent),
 }
 
@@ -81,18 +81,21 @@ def test_yardsticks_are_measured_anew_when_they_were_changed(
     (folder,) = (path.parent for path in sharded.glob(f"*/{MANIFEST}"))
     corpus = Corpus.open(Path(shutil.copytree(folder, tmp_path / "corpus")))
     true = [Baseline("xz -9", 800.0, 2.0, 2.0)]
-    monkeypatch.setattr(evaluate, "measure", lambda *_: true)  # which takes a second
+    monkeypatch.setattr(evaluate, "measure_baselines", lambda *_: true)  # which takes a second
     cache = corpus.folder / "yardsticks-test.json"
-    assert evaluate._baselines(corpus, "test") == true
+    assert evaluate._load_or_measure_baselines(corpus, "test") == true
     content = cache.read_bytes()
     for _ in range(FLIPS):
         cache.write_bytes(flipped(content, chance))
-        assert evaluate._baselines(corpus, "test") == true
+        assert evaluate._load_or_measure_baselines(corpus, "test") == true
     assert "yardsticks-test.json is damaged or was edited" in caplog.text and "it is made anew" in caplog.text
     cache.write_bytes(content)
     corpus.digest = "0" * 12
     caplog.clear()
-    assert evaluate._baselines(corpus, "test") == true and "is of another corpus: it is made anew" in caplog.text
+    assert (
+        evaluate._load_or_measure_baselines(corpus, "test") == true
+        and "is of another corpus: it is made anew" in caplog.text
+    )
 
 
 def test_a_result_that_was_edited_is_printed_by_nobody(run: Path, capsys: pytest.CaptureFixture[str]) -> None:

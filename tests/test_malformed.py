@@ -21,9 +21,9 @@ from data.corpus import Corpus
 from data.durable import write_json
 from data.remote import storage
 from pipeline.cli import main
-from pipeline.config import ConfigError, load
-from pipeline.run.checkpoints import DamagedCheckpoint
-from pipeline.run.checkpoints import load as load_checkpoint
+from pipeline.config import ConfigError, load_options
+from pipeline.run.checkpoints import CorruptCheckpointError
+from pipeline.run.checkpoints import load_checkpoint as load_checkpoint
 from tests.conftest import Listener
 
 PWNED = Path("pwned")
@@ -286,7 +286,7 @@ def test_any_yaml_is_a_configuration_or_a_short_error(tmp_path: Path, tree: Any)
     path = tmp_path / "any.yaml"
     path.write_text(json.dumps(tree))
     try:
-        load(path)
+        load_options(path)
     except ConfigError as error:
         assert 0 < len(" ".join(str(error).split())) < 1000
 
@@ -296,7 +296,7 @@ def test_any_bytes_are_a_configuration_or_a_short_error(tmp_path: Path, content:
     path = tmp_path / "any.yaml"
     path.write_bytes(content)
     try:
-        load(path)
+        load_options(path)
     except ConfigError as error:
         assert 0 < len(" ".join(str(error).split())) < 1000
 
@@ -304,7 +304,7 @@ def test_any_bytes_are_a_configuration_or_a_short_error(tmp_path: Path, content:
 @given(st.lists(st.tuples(KEYS, st.text(max_size=12)), max_size=3))
 def test_any_override_is_taken_or_refused(pairs: list[tuple[str, str]]) -> None:
     try:
-        load(None, [f"{key}={value}" for key, value in pairs])
+        load_options(None, [f"{key}={value}" for key, value in pairs])
     except ConfigError as error:
         assert str(error)
 
@@ -321,12 +321,12 @@ MANIFESTS = st.recursive(
 def test_any_tree_is_a_manifest_or_an_error(tree: dict[str, Any], shard: dict[str, Any]) -> None:
     for manifest in (tree, {"digest": "x", "chunker": {"kind": "words", "k": 4}, "shards": [shard]}):
         with contextlib.suppress(ValueError):
-            Corpus(Path("nowhere"), manifest).counts("train")
+            Corpus(Path("nowhere"), manifest).split_counts("train")
 
 
 @given(st.binary(max_size=300), st.binary(max_size=300))
 def test_any_bytes_are_a_checkpoint_or_damaged(tmp_path: Path, state: bytes, model: bytes) -> None:
     (tmp_path / "state.json").write_bytes(state)
     (tmp_path / "model.safetensors").write_bytes(model)
-    with pytest.raises(DamagedCheckpoint):
+    with pytest.raises(CorruptCheckpointError):
         load_checkpoint(tmp_path, training=False)

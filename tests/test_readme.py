@@ -13,7 +13,7 @@ import pytest
 
 from flows.cli import main
 from haed.options import SYSTEMS
-from pipeline.config import load
+from pipeline.config import load_options
 from tests.conftest import TINY, of_kind
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -57,10 +57,14 @@ def small(command: str) -> list[str]:
     rest = [word for word in arguments if "=" not in word]
     budget = ["finetune.steps=6"] if "seconds=90" in command else []
     preset = rest[rest.index("--config") + 1] if "--config" in rest else None
-    kind = next((word.split("=")[1] for word in given if word.startswith("model.kind=")), load(preset).model.kind)
+    kind = next(
+        (word.split("=")[1] for word in given if word.startswith("model.kind=")), load_options(preset).model.kind
+    )
     words = TINY if SYSTEMS[kind].chunks else of_kind(kind, TINY)
     source = (
-        ["source.path=python"] if preset and load(preset).source.kind == "stdlib" and "source." not in command else []
+        ["source.path=python"]
+        if preset and load_options(preset).source.kind == "stdlib" and "source." not in command
+        else []
     )
     return [*rest, *words, *source, *given, *budget]
 

@@ -87,12 +87,12 @@ def page(address: str) -> str:
 
 
 def test_presets_travel_with_the_wheel(haed: Path, folder: Path) -> None:
-    from pipeline.config import presets
+    from pipeline.config import list_presets
 
     code = "import haed, data, pipeline, flows, pipeline.config as c\nprint(c.presets())\n"
     code += "print([m.__file__ for m in (haed, data, pipeline, flows)])"
     names, files = said_by(haed.with_name("python"), "-c", code).splitlines()
-    assert names == str(presets()) and files.count(str(haed.parents[1])) == 4 and str(ROOT) not in files
+    assert names == str(list_presets()) and files.count(str(haed.parents[1])) == 4 and str(ROOT) not in files
     for preset in ("quickstart", "paper-wikitext103"):
         assert f"name: {preset}\n" in said_by(haed, "config", preset)
 

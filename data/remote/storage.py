@@ -25,8 +25,8 @@ from pathlib import Path
 from typing import IO, Any, TypeVar
 
 from data.checked import open_file
-from data.locations import CREDENTIALS, check_url, file_of, redact
-from data.shards import Damaged, Shard
+from data.locations import CREDENTIALS, check_url, path_of_file_url, redact_urls
+from data.shards import CorruptShardError, Shard
 
 FOLDER = "haed-cache"
 _MARK = "CACHEDIR.TAG"  # https://bford.info/cachedir: backup programs skip such a folder
@@ -34,7 +34,7 @@ _MARKED = b"Signature: 8a477f597d28d172789f06886806bc55\n# Shards that haed fetc
 _OURS = re.compile(r"[0-9a-f]{64}\.(tar|partial)")
 
 
-class Cache:
+class ShardCache:
     """A bounded folder of files that are identified by their sha256.
 
     Args:
@@ -48,9 +48,9 @@ class Cache:
 
     def __init__(self, place: Path, limit: int) -> None:
         self.folder, self.limit = place / FOLDER, limit
-        self._make()
+        self._make_folder()
 
-    def _make(self) -> None:
+    def _make_folder(self) -> None:
         """Create the folder, which anybody may delete at any time."""
         self.folder.mkdir(parents=True, exist_ok=True)
         there = os.listdir(self.folder)
@@ -61,7 +61,7 @@ class Cache:
         if not there:
             (self.folder / _MARK).write_bytes(_MARKED)
 
-    def open(self, sha256: str, size: int, fill: Callable[[IO[bytes]], None]) -> IO[bytes]:
+    def open_or_fill(self, sha256: str, size: int, fill: Callable[[IO[bytes]], None]) -> IO[bytes]:
         """Return the open file of that checksum. If it is missing, one of all processes and threads creates it first.
 
         Args:
@@ -73,12 +73,12 @@ class Cache:
         while True:
             with suppress(FileNotFoundError):
                 found = open_file(path)
-                _touch(found)
+                _mark_used(found)
                 return found
             try:
-                made = _taken(partial)
+                made = _lock_partial(partial)
             except FileNotFoundError:
-                self._make()
+                self._make_folder()
                 continue
             if made is None:
                 continue
@@ -95,15 +95,15 @@ class Cache:
                 partial.unlink(missing_ok=True)
                 made.close()
                 raise
-            _touch(made)
+            _mark_used(made)
             fcntl.flock(made, fcntl.LOCK_UN)  # a memory map of the file would keep the lock
             self._make_room(0, keep=path)
             return made
 
-    def forget(self, sha256: str, file: IO[bytes]) -> None:
+    def discard_file(self, sha256: str, file: IO[bytes]) -> None:
         """Remove this file, which is damaged, unless another was made in its place since."""
         path = self.folder / f"{sha256}.tar"
-        if _is(path, file):
+        if _is_same_file(path, file):
             path.unlink(missing_ok=True)
 
     def _make_room(self, wanted: int, keep: Path | None = None) -> None:
@@ -118,7 +118,7 @@ class Cache:
                 continue
             path = Path(entry.path)
             with suppress(FileNotFoundError):
-                if path.suffix == ".partial" and _abandoned(path):
+                if path.suffix == ".partial" and _remove_if_abandoned(path):
                     continue
                 status = path.stat()
                 used += status.st_size
@@ -132,12 +132,12 @@ class Cache:
                 used -= size
 
 
-def _taken(partial: Path) -> IO[bytes] | None:
+def _lock_partial(partial: Path) -> IO[bytes] | None:
     """Open and lock a partial file; return None if another process finished or abandoned it while this one waited."""
     file = os.fdopen(os.open(partial, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o666), "r+b")
     try:
         fcntl.flock(file, fcntl.LOCK_EX)
-        if _is(partial, file):
+        if _is_same_file(partial, file):
             return file
     except BaseException:
         file.close()
@@ -146,19 +146,19 @@ def _taken(partial: Path) -> IO[bytes] | None:
     return None
 
 
-def _abandoned(partial: Path) -> bool:
+def _remove_if_abandoned(partial: Path) -> bool:
     """Remove a partial file that no process is writing. Return if it was abandoned."""
     try:
         with open(partial, "r+b") as file:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            if _is(partial, file):
+            if _is_same_file(partial, file):
                 partial.unlink()
             return True
     except (BlockingIOError, PermissionError):
         return False
 
 
-def _is(path: Path, file: IO[bytes]) -> bool:
+def _is_same_file(path: Path, file: IO[bytes]) -> bool:
     """Return if the path names the open file now."""
     try:
         return os.path.samestat(path.lstat(), os.fstat(file.fileno()))
@@ -166,7 +166,7 @@ def _is(path: Path, file: IO[bytes]) -> bool:
         return False
 
 
-def _touch(file: IO[bytes]) -> None:
+def _mark_used(file: IO[bytes]) -> None:
     """Set the access time to now. The modification time stays: a reader recognises a checked file by it."""
     with suppress(PermissionError):  # it belongs to another user
         os.utime(file.fileno(), ns=(time.time_ns(), os.fstat(file.fileno()).st_mtime_ns))
@@ -184,7 +184,7 @@ _DISK_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EIO)
 _TRANSIENT = (408, 425, 429)  # HTTP statuses below 500 that are worth a retry
 
 
-class Remote:
+class RemoteFolder:
     """A folder behind a URL, and its cache.
 
     Args:
@@ -201,7 +201,7 @@ class Remote:
         import fsspec
 
         self.url = check_url(url)
-        self.cache = Cache(cache, limit)
+        self.cache = ShardCache(cache, limit)
         self._how: dict[str, Any] = {}
         options: dict[str, Any] = {}
         if self.url.startswith(("http://", "https://")):
@@ -214,11 +214,13 @@ class Remote:
         try:
             scheme, _, rest = self.url.partition("://")
             self.files = fsspec.filesystem(scheme, **options)
-            self.path = self.url if scheme in ("http", "https") else file_of(self.url) if scheme == "file" else rest
+            self.path = (
+                self.url if scheme in ("http", "https") else path_of_file_url(self.url) if scheme == "file" else rest
+            )
         except (ImportError, ValueError) as error:
-            raise ValueError(f"{self.url} cannot be opened: {redact(str(error))}") from None
+            raise ValueError(f"{self.url} cannot be opened: {redact_urls(str(error))}") from None
 
-    def manifest(self, name: str) -> bytes:
+    def read_manifest(self, name: str) -> bytes:
         """Fetch the manifest, every time anew.
 
         Raises:
@@ -226,12 +228,12 @@ class Remote:
             ValueError: it is too large to be one.
             OSError: it cannot be fetched.
         """
-        content = _persistently(lambda: b"".join(self._blocks(name, _LARGEST_MANIFEST)), f"{self.url}/{name}")
+        content = _retry_with_pauses(lambda: b"".join(self._read_blocks(name, _LARGEST_MANIFEST)), f"{self.url}/{name}")
         if len(content) > _LARGEST_MANIFEST:
             raise ValueError(f"{self.url}/{name} has more than {_LARGEST_MANIFEST:,} bytes: not a manifest")
         return content
 
-    def open(self, shard: Shard) -> IO[bytes]:
+    def open_shard(self, shard: Shard) -> IO[bytes]:
         """Return the open file of a shard from the cache. It is fetched first if needed.
 
         Raises:
@@ -245,33 +247,33 @@ class Remote:
                 f"{self.url}/{shard.file} has {shard.file_bytes:,} bytes, its manifest says, more than the cache may: "
                 "raise loader.cache_gigabytes if that is so"
             )
-        return self.cache.open(shard.sha256, shard.file_bytes, lambda file: self._fetch(shard, file))
+        return self.cache.open_or_fill(shard.sha256, shard.file_bytes, lambda file: self._fetch_shard(shard, file))
 
-    def forget(self, shard: Shard, file: IO[bytes]) -> None:
+    def discard_shard(self, shard: Shard, file: IO[bytes]) -> None:
         """Remove the copy of a shard from the cache."""
-        self.cache.forget(shard.sha256, file)
+        self.cache.discard_file(shard.sha256, file)
 
-    def _fetch(self, shard: Shard, file: IO[bytes]) -> None:
+    def _fetch_shard(self, shard: Shard, file: IO[bytes]) -> None:
         where = f"{self.url}/{shard.file}"
 
         def once() -> str | None:
             file.seek(0)
             file.truncate()
             found, size = hashlib.sha256(), 0
-            for block in self._blocks(shard.file, shard.file_bytes):
+            for block in self._read_blocks(shard.file, shard.file_bytes):
                 file.write(block)
                 found.update(block)
                 size += len(block)
             if found.hexdigest() != shard.sha256:
-                raise _Other(f"{size:,} of {shard.file_bytes:,} bytes, or others than the manifest says")
+                raise _WrongContentError(f"{size:,} of {shard.file_bytes:,} bytes, or others than the manifest says")
             return None
 
         try:
-            _persistently(once, where)
-        except _Other as error:
-            raise Damaged(where, None, str(error)) from None
+            _retry_with_pauses(once, where)
+        except _WrongContentError as error:
+            raise CorruptShardError(where, None, str(error)) from None
 
-    def _blocks(self, name: str, limit: int) -> Iterator[bytes]:
+    def _read_blocks(self, name: str, limit: int) -> Iterator[bytes]:
         """Yield the bytes of a file, at most one more than the limit."""
         left = limit + 1
         with closing(self.files.open(f"{self.path}/{name}", "rb", **self._how)) as file:
@@ -280,11 +282,11 @@ class Remote:
                 yield block
 
 
-class _Other(OSError):
+class _WrongContentError(OSError):
     """An error: the fetched content is not what the manifest says."""
 
 
-def _persistently(once: Callable[[], T], where: str) -> T:
+def _retry_with_pauses(once: Callable[[], T], where: str) -> T:
     """Call a function, and retry it with growing pauses, up to `ATTEMPTS` times.
 
     A missing file, denied access, an error of the disk and a final answer of the server (most 4xx) are not retried.
@@ -299,17 +301,17 @@ def _persistently(once: Callable[[], T], where: str) -> T:
             if isinstance(error, OSError) and error.errno in _DISK_ERRORS:
                 raise
             if isinstance(error, PermissionError) or status in (401, 403, 407):
-                raise PermissionError(f"{where} may not be read: {_said(error)}. {CREDENTIALS}") from None
-            if attempt == ATTEMPTS and isinstance(error, _Other):
+                raise PermissionError(f"{where} may not be read: {_describe_error(error)}. {CREDENTIALS}") from None
+            if attempt == ATTEMPTS and isinstance(error, _WrongContentError):
                 raise
             refused = isinstance(status, int) and 400 <= status < 500 and status not in _TRANSIENT
             if attempt == ATTEMPTS or refused:
                 # Not `from error`: its own message has not been redacted.
-                raise OSError(f"{where} cannot be had (attempts: {attempt}): {_said(error)}") from None
-            log.info("%s: %s; trying again", where, _said(error))
+                raise OSError(f"{where} cannot be had (attempts: {attempt}): {_describe_error(error)}") from None
+            log.info("%s: %s; trying again", where, _describe_error(error))
             time.sleep(min(0.1 * 2**attempt, 10.0))
     raise AssertionError
 
 
-def _said(error: Exception) -> str:
-    return redact(f"{type(error).__name__} {error}")
+def _describe_error(error: Exception) -> str:
+    return redact_urls(f"{type(error).__name__} {error}")

@@ -20,18 +20,18 @@ import numpy as np
 from data.checked import MANY, read_json
 from data.chunkers import chunker_class
 from data.corpus import FORMAT, MANIFEST, Corpus, Manifest
-from data.durable import guarded, locked, remove, sweep, sync_folder, write_json
+from data.durable import file_lock, guard_folder, remove_folder, remove_unlocked_files, sync_folder, write_json
 from data.locations import check_folder
 from data.options import ChunkerOptions, ShardOptions, SourceOptions
 from data.sharding.corpora import Corpora
-from data.sharding.look import describe_looks
-from data.sharding.mending import damaged, listed, mend, places
+from data.sharding.look import describe_findings
+from data.sharding.mending import find_damaged_shards, format_names, locate_shards, rebuild_shards
 from data.sharding.parts import Mapper, Part, PartRecord, Plan, write_part, write_parts
-from data.sharding.progress import UNFINISHED, Listener, Watch
-from data.sharding.spool import spooled, sweep_spools
+from data.sharding.progress import UNFINISHED, Listener, ProgressMonitor
+from data.sharding.spool import save_stdin, sweep_spools
 from data.shards import Shard
-from data.sources.source import Input, Source, Unlike, make_source
-from data.sources.splits import SPLITS, Allotted, describe, some_of
+from data.sources.source import FormatMismatchError, Input, Source, make_source
+from data.sources.splits import SPLITS, Allotted, describe_splits, some_of
 from data.statistics import Statistics
 
 log = logging.getLogger(__name__)
@@ -42,7 +42,7 @@ _EARLIER = 100  # maximum manifests to search for one of the same path
 _SLACK = 1 << 20  # a range ends where a document does, a little later than planned
 
 
-def plan(corpora: Corpora) -> Plan:
+def make_plan(corpora: Corpora) -> Plan:
     """List the source and divide it into parts of about `megabytes`.
 
     Raises:
@@ -54,7 +54,7 @@ def plan(corpora: Corpora) -> Plan:
     made, kind = make_source(source), chunker_class(chunker.kind)
     inputs = list(made.inputs(limit, chunker.k if kind.fixed else 1))
     if not inputs:
-        raise ValueError(_say_what_is_empty(source, made.record.manifest(), made.remarks, list(SPLITS)))
+        raise ValueError(_explain_empty_splits(source, made.record.to_manifest(), made.remarks, list(SPLITS)))
     if not made.record.files:  # a source that did not ask for `places`
         for item in inputs:
             made.record.files.setdefault(item.splits, []).append(item.name)
@@ -66,8 +66,12 @@ def plan(corpora: Corpora) -> Plan:
             size = 0
         groups[-1].append(item)
         size += item.size
-    fitted = kind.fit(chunker, _sample(made, inputs))
-    measured = kind.measure(chunker, _sample(made, inputs, _MEASURED, _MEASURED_INPUTS)) if kind.text else None
+    fitted = kind.fit(chunker, _sample_documents(made, inputs))
+    measured = (
+        kind.measure_sample(chunker, _sample_documents(made, inputs, _MEASURED, _MEASURED_INPUTS))
+        if kind.text
+        else None
+    )
     parts = tuple(
         Part(
             folder / "parts" / f"{number:05d}",
@@ -76,7 +80,7 @@ def plan(corpora: Corpora) -> Plan:
             fitted,
             limit + _SLACK,
             tuple(group),
-            "" if corpora.piped else _stamp(group),
+            "" if corpora.piped else _stamp_inputs(group),
         )
         for number, group in enumerate(groups)
     )
@@ -88,7 +92,7 @@ def plan(corpora: Corpora) -> Plan:
         "megabytes": corpora.options.megabytes,
         "format": FORMAT,
         "versions": corpora.versions,
-        "splits": made.record.manifest(),
+        "splits": made.record.to_manifest(),
     }
     _note_change(head, corpora.shards_dir)
     if fitted is not None:
@@ -98,7 +102,7 @@ def plan(corpora: Corpora) -> Plan:
     return Plan(folder, parts, head)
 
 
-def _stamp(inputs: list[Input]) -> str:
+def _stamp_inputs(inputs: list[Input]) -> str:
     """Return a hash of the sizes and times of the inputs' files.
 
     A part of an interrupted run that was made from other files is not reused.
@@ -142,7 +146,9 @@ def check_chunker(source: SourceOptions, chunker: ChunkerOptions) -> None:
     make_source(source).check_chunker(chunker.kind, chunker_class(chunker.kind).text)
 
 
-def _sample(source: Source, inputs: list[Input], size: int = _FIT_BYTES, most: int = _FIT_INPUTS) -> Iterator[bytes]:
+def _sample_documents(
+    source: Source, inputs: list[Input], size: int = _FIT_BYTES, most: int = _FIT_INPUTS
+) -> Iterator[bytes]:
     """Yield training documents from inputs spread over the source, up to `size` bytes and `most` inputs."""
     inputs = [item for item in inputs if "train" in item.splits] or inputs
     chosen = [inputs[i] for i in np.unique(np.linspace(0, len(inputs) - 1, most).astype(int))]
@@ -156,14 +162,14 @@ def _sample(source: Source, inputs: list[Input], size: int = _FIT_BYTES, most: i
                 break
 
 
-def finish(work: Plan) -> Corpus:
+def finish_corpus(work: Plan) -> Corpus:
     """Move the shards of all parts to their places, and write the manifest, which makes the corpus complete."""
-    records = [PartRecord.read(part) for part in work.parts]
-    head = _checked(work, records)
-    parts = [each.counts for each in records]
-    made = [each.by_name for each in records]
+    records = [PartRecord.read_record(part) for part in work.parts]
+    head = _complete_head(work, records)
+    parts = [each.shard_counts for each in records]
+    made = [each.shards_by_name for each in records]
     shards: list[Shard] = []
-    for name, (at, own) in places(parts).items():
+    for name, (at, own) in locate_shards(parts).items():
         if (work.parts[at].folder / own).is_file():  # else an interrupted `finish` moved it
             os.replace(work.parts[at].folder / own, work.folder / name)
         shards.append(replace(made[at][own], file=name))
@@ -172,17 +178,17 @@ def finish(work: Plan) -> Corpus:
         total = Statistics()
         for part, each in zip(work.parts, records, strict=True):
             if split in each.shards:
-                with np.load(BytesIO(each.statistics(part, split)), allow_pickle=False) as arrays:
-                    total.add(Statistics.of_arrays(dict(arrays)))
-        statistics[split] = asdict(total.summary())
+                with np.load(BytesIO(each.read_statistics(part, split)), allow_pickle=False) as arrays:
+                    total.merge_statistics(Statistics.from_arrays(dict(arrays)))
+        statistics[split] = asdict(total.make_summary())
     sync_folder(work.folder)
     head |= {"statistics": statistics, "parts": parts, "shards": [asdict(each) for each in shards]}
     write_json(work.folder / MANIFEST, head)
-    remove(work.folder / "parts")
+    remove_folder(work.folder / "parts")
     return Corpus.open(work.folder)
 
 
-def _checked(work: Plan, records: list[PartRecord]) -> Manifest:
+def _complete_head(work: Plan, records: list[PartRecord]) -> Manifest:
     """Return the head of the manifest, completed with the findings of the parts.
 
     Raises:
@@ -192,15 +198,17 @@ def _checked(work: Plan, records: list[PartRecord]) -> Manifest:
     forms = [each.form for each in records if each.form]
     for form in forms:
         if form[1] != forms[0][1]:
-            raise Unlike(forms[0], form, source.unlike)
+            raise FormatMismatchError(forms[0], form, source.unlike)
     empty = [split for split in SPLITS if not any(each.shards.get(split) for each in records)]
     remarks = sum((Counter(each.remarks) for each in records), Counter())
     if "train" in empty:
-        raise ValueError(_say_what_is_empty(source.options, work.head["splits"], remarks, empty))
+        raise ValueError(_explain_empty_splits(source.options, work.head["splits"], remarks, empty))
     notes = [f"{remark}: {count:,}" for remark, count in sorted(remarks.items())]
-    notes += describe_looks([each.looked for each in records])
+    notes += describe_findings([each.looked for each in records])
     notes += [f"{split} is empty" for split in empty]
-    notes += _uneven(records, source.options.valid_percent) if work.head["splits"]["by"] == "hashed" else []
+    notes += (
+        _describe_uneven_splits(records, source.options.valid_percent) if work.head["splits"]["by"] == "hashed" else []
+    )
     for note in notes:
         log.info("  %s", note)
     head = work.head.copy()
@@ -210,7 +218,9 @@ def _checked(work: Plan, records: list[PartRecord]) -> Manifest:
     return head
 
 
-def _say_what_is_empty(options: SourceOptions, splits: Allotted, remarks: Mapping[str, int], empty: list[str]) -> str:
+def _explain_empty_splits(
+    options: SourceOptions, splits: Allotted, remarks: Mapping[str, int], empty: list[str]
+) -> str:
     """Return a message that says why no document is left for training.
 
     There is no document at all, none in the files for training, or all were held out.
@@ -241,7 +251,7 @@ def _say_what_is_empty(options: SourceOptions, splits: Allotted, remarks: Mappin
     )
 
 
-def _uneven(records: list[PartRecord], percent: int) -> list[str]:
+def _describe_uneven_splits(records: list[PartRecord], percent: int) -> list[str]:
     """Return notes on splits that got far more than their share of bytes from the hash, as documents differ in size."""
     shards = [shard for each in records for those in each.shards.values() for shard in those]
     total = sum(shard.source_bytes for shard in shards)
@@ -254,8 +264,8 @@ def _uneven(records: list[PartRecord], percent: int) -> list[str]:
     ]
 
 
-def _say(head: Manifest) -> None:
-    for line in describe(head["splits"]) if "splits" in head else ():
+def _log_splits(head: Manifest) -> None:
+    for line in describe_splits(head["splits"]) if "splits" in head else ():
         log.info("%s", line)
     if advice := (head.get("words") or {}).get("advice"):
         log.info("%s", advice)
@@ -289,15 +299,15 @@ def shard(
     check_folder(shards_dir, "shards_dir")
     check_chunker(source, chunker)
     sweep_spools(shards_dir)
-    with spooled(source, shards_dir) as readable:
+    with save_stdin(source, shards_dir) as readable:
         corpora = Corpora(readable, chunker, options, shards_dir, readable is not source)
         try:
             folder = corpora.folder
         except FileNotFoundError as error:
-            return _without_source(corpora, error)
-        sweep(folder.glob(f".*{UNFINISHED}"))
-        _say_what_is_lost(corpora)
-        corpus = None if options.verify else _whole(folder, corpora)
+            return _open_without_source(corpora, error)
+        remove_unlocked_files(folder.glob(f".*{UNFINISHED}"))
+        _warn_of_lost_shards(corpora)
+        corpus = None if options.verify else _open_if_whole(folder, corpora)
         parts = folder / "parts"
         if corpus is None or (
             parts.is_dir() and os.access(folder, os.W_OK)
@@ -307,25 +317,25 @@ def shard(
             def waiting(holder: str) -> None:
                 log.info("%s is being sharded by %s: waiting for it", folder, holder)
 
-            with locked(shards_dir / f".{folder.name}.lock", waiting):
-                corpus = _whole(folder, corpora) or _make(corpora, options, mapper, listener)
-                remove(parts)
-        corpora.remember(folder)
+            with file_lock(shards_dir / f".{folder.name}.lock", waiting):
+                corpus = _open_if_whole(folder, corpora) or _make_corpus(corpora, options, mapper, listener)
+                remove_folder(parts)
+        corpora.remember_corpus(folder)
         return corpus
 
 
-def _whole(folder: Path, corpora: Corpora) -> Corpus | None:
+def _open_if_whole(folder: Path, corpora: Corpora) -> Corpus | None:
     """Return the corpus if it is finished and undamaged."""
     if not os.path.lexists(folder / MANIFEST):
         return None
-    corpus = open_made(folder, corpora.chunker)
-    if damaged(corpus, corpora.options):
+    corpus = open_built_corpus(folder, corpora.chunker)
+    if find_damaged_shards(corpus, corpora.options):
         return None
-    _say(corpus.manifest)
+    _log_splits(corpus.manifest)
     return corpus
 
 
-def open_made(folder: Path, chunker: ChunkerOptions) -> Corpus:
+def open_built_corpus(folder: Path, chunker: ChunkerOptions) -> Corpus:
     """Open a corpus that was found by its source and chunker.
 
     Raises:
@@ -341,30 +351,30 @@ def open_made(folder: Path, chunker: ChunkerOptions) -> Corpus:
         raise ValueError(f"{error}; delete {MANIFEST} and run `haed shard` again to have it made anew") from error
 
 
-def _make(corpora: Corpora, options: ShardOptions, mapper: Mapper | None, listener: Listener | None) -> Corpus:
+def _make_corpus(corpora: Corpora, options: ShardOptions, mapper: Mapper | None, listener: Listener | None) -> Corpus:
     """Make the missing parts of a corpus, which is locked by the caller.
 
     Raises:
         ValueError: the source changed meanwhile; nothing is kept then.
     """
-    work = plan(corpora)
-    _say(work.head)
+    work = make_plan(corpora)
+    _log_splits(work.head)
     place = work.folder / "parts"
     place.mkdir(parents=True, exist_ok=True)
-    with guarded(work.folder):
-        return _filled(work, place, corpora, options, mapper, listener)
+    with guard_folder(work.folder):
+        return _fill_parts(work, place, corpora, options, mapper, listener)
 
 
-def _filled(
+def _fill_parts(
     work: Plan, place: Path, corpora: Corpora, options: ShardOptions, mapper: Mapper | None, listener: Listener | None
 ) -> Corpus:
     """Write the missing parts into `place`, finish the corpus, rebuild damaged shards, and return it."""
     for leftover in place.glob(f"*{UNFINISHED}"):
-        remove(leftover)
+        remove_folder(leftover)
 
     def write(parts: tuple[Part, ...]) -> None:
         largest_first = tuple(sorted(parts, key=lambda part: -part.size))  # else a large one may come last
-        told = Watch(place, {part.folder.name: part.size for part in parts}).told(listener)
+        told = ProgressMonitor(place, {part.folder.name: part.size for part in parts}).report_to(listener)
         todo = tuple(part for part in largest_first if not part.is_done)
         error: ValueError | None = None
         try:
@@ -375,8 +385,8 @@ def _filled(
                     mapper(write_part, todo)
         except ValueError as found:  # perhaps since the source is being changed
             error = found
-        if changed := corpora.changed():
-            remove(place)
+        if changed := corpora.find_changed_file():
+            remove_folder(place)
             with suppress(OSError):
                 work.folder.rmdir()  # unless it has shards, which were being rebuilt
             raise ValueError(
@@ -387,38 +397,38 @@ def _filled(
 
     if not os.path.lexists(work.folder / MANIFEST):
         write(work.parts)
-        corpus = finish(work)
+        corpus = finish_corpus(work)
     else:
-        corpus = open_made(work.folder, work.parts[0].chunker)
-    names = damaged(corpus, options)
+        corpus = open_built_corpus(work.folder, work.parts[0].chunker)
+    names = find_damaged_shards(corpus, options)
     if names:
         place.mkdir(exist_ok=True)
-        log.warning("%s lacks %s, or has them damaged: they are made anew", work.folder, listed(names))
-        mend(work, corpus, names, write)
+        log.warning("%s lacks %s, or has them damaged: they are made anew", work.folder, format_names(names))
+        rebuild_shards(work, corpus, names, write)
     return corpus
 
 
-def _without_source(corpora: Corpora, error: FileNotFoundError) -> Corpus:
+def _open_without_source(corpora: Corpora, error: FileNotFoundError) -> Corpus:
     """Return the last corpus made with these options, if it is whole."""
-    folder = corpora.last()
+    folder = corpora.find_last_corpus()
     if folder is None:
         raise error
-    corpus = open_made(folder, corpora.chunker)
-    names = damaged(corpus, corpora.options)
+    corpus = open_built_corpus(folder, corpora.chunker)
+    names = find_damaged_shards(corpus, corpora.options)
     if names:
         raise FileNotFoundError(
-            f"{folder} lacks {listed(names)}, or has them damaged, and they cannot be made anew: {error}"
+            f"{folder} lacks {format_names(names)}, or has them damaged, and they cannot be made anew: {error}"
         )
     log.warning("%s; the shards that were made of it are whole: %s", error, folder)
     return corpus
 
 
-def _say_what_is_lost(corpora: Corpora) -> None:
+def _warn_of_lost_shards(corpora: Corpora) -> None:
     """Warn of a damaged corpus that cannot be repaired since its source has changed."""
-    folder = corpora.last()
+    folder = corpora.find_last_corpus()
     if folder is not None and folder != corpora.folder:
         try:
-            names = damaged(Corpus.open(folder), corpora.options)
+            names = find_damaged_shards(Corpus.open(folder), corpora.options)
         except ValueError as error:
             log.warning("%s", error)
             return
@@ -427,5 +437,5 @@ def _say_what_is_lost(corpora: Corpora) -> None:
                 "%s, made of these options before, lacks %s, or has them damaged; they cannot be made anew, since the "
                 "source, or this version, is another now",
                 folder,
-                listed(names),
+                format_names(names),
             )

@@ -23,30 +23,30 @@ from typing import Any
 from data.checked import MANY, read_json
 from data.chunkers import chunker_class
 from data.corpus import FORMAT, MANIFEST
-from data.durable import locked, sweep, write_json
+from data.durable import file_lock, remove_unlocked_files, write_json
 from data.options import CHUNKERS, SOURCES, ChunkerOptions, ShardOptions, SourceOptions
 from data.sources.files import NOTES
-from data.sources.source import Source, load, make_source, title
+from data.sources.source import Source, load_plugin_class, make_source, source_title
 
 
-def versions(source: Source, chunker: str) -> dict[str, str]:
+def collect_versions(source: Source, chunker: str) -> dict[str, str]:
     """Return versions of the packages that decode the source, and of those that provide custom sources and chunkers.
 
     For a custom source or chunker the contents of its file count too, since a package in development keeps its version.
     Our chunkers have a version of their own.
     """
-    found = dict(source.versions())
+    found = dict(source.decoder_versions())
     for name, table, group in (
         (source.options.kind, SOURCES, "haed.sources"),
         (chunker, CHUNKERS, "haed.chunkers"),
     ):
         if name not in table:
-            load(name, table, group)
-            found[f"{group}:{name}"] = _version(next(iter(entry_points(group=group, name=name))))
+            load_plugin_class(name, table, group)
+            found[f"{group}:{name}"] = _package_version(next(iter(entry_points(group=group, name=name))))
     return found
 
 
-def _version(entry: EntryPoint) -> str:
+def _package_version(entry: EntryPoint) -> str:
     module = sys.modules[entry.module]
     path = getattr(module, "__file__", None)
     content = hashlib.sha256(Path(path).read_bytes()).hexdigest()[:12] if path else "built in"
@@ -95,55 +95,57 @@ class Corpora:
             ValueError: it is empty.
         """
         made = make_source(self.source)
-        self.versions, self._fingerprint = versions(made, self.chunker.kind), made.fingerprint()
-        settings = self._settings() | {"versions": self.versions}
-        self._stamped = stamp = _digest(settings, self._fingerprint)
-        known = self._read().get(stamp, [""])[0]
-        if known.rpartition("-")[0] != title(self.source):
-            known = f"{title(self.source)}-{_digest(settings, made.digest(self.options.workers))[:12]}"
-            self._write({stamp: [known, ""]})
+        self.versions, self._fingerprint = collect_versions(made, self.chunker.kind), made.fingerprint()
+        settings = self._digest_settings() | {"versions": self.versions}
+        self._stamped = stamp = _hash_settings(settings, self._fingerprint)
+        known = self._read_notes().get(stamp, [""])[0]
+        if known.rpartition("-")[0] != source_title(self.source):
+            known = f"{source_title(self.source)}-{_hash_settings(settings, made.compute_digest(self.options.workers))[:12]}"
+            self._write_notes({stamp: [known, ""]})
         return self.shards_dir / known
 
     @property
-    def place(self) -> str:
+    def source_name(self) -> str:
         """The source, for people."""
-        return self.source.path or title(self.source)
+        return self.source.path or source_title(self.source)
 
-    def changed(self) -> str | None:
+    def find_changed_file(self) -> str | None:
         """Return the name of a file that changed in the source since `folder` hashed it; None if nothing did."""
         made = make_source(self.source)
         different = set(self._fingerprint) ^ set(made.fingerprint())
-        settings = self._settings() | {"versions": self.versions}
-        if not different or self.folder.name.endswith(_digest(settings, made.digest(self.options.workers))[:12]):
+        settings = self._digest_settings() | {"versions": self.versions}
+        if not different or self.folder.name.endswith(
+            _hash_settings(settings, made.compute_digest(self.options.workers))[:12]
+        ):
             return None  # or only times changed, as files were copied or linked
         return min(different).partition("\0")[0]
 
-    def remember(self, folder: Path) -> None:
+    def remember_corpus(self, folder: Path) -> None:
         """Record that this corpus, the one at `folder`, was the last one made or found finished."""
-        self._write({key: [folder.name, "" if self.piped else self._stamped] for key in self._requests()})
+        self._write_notes({key: [folder.name, "" if self.piped else self._stamped] for key in self._request_keys()})
 
-    def last(self) -> Path | None:
+    def find_last_corpus(self) -> Path | None:
         """Return the last finished corpus made with these options, wherever its source is now; None: there is none."""
-        known = self._read()
-        for key in self._requests():
+        known = self._read_notes()
+        for key in self._request_keys():
             folder = self.shards_dir / known.get(key, ["."])[0]
             if folder.name and os.path.lexists(folder / MANIFEST):
                 return folder
-        return next(self._by_manifest(), None)
+        return next(self._find_by_manifest(), None)
 
     def has_changed(self) -> bool:
         """Return if files of the source exist and differ, by size and time, from those of the last corpus."""
-        stamps = {entry[1] for key, entry in self._read().items() if key in self._requests()}
+        stamps = {entry[1] for key, entry in self._read_notes().items() if key in self._request_keys()}
         try:
             made = None if self.piped else make_source(self.source)
             if made is None or not stamps or type(made).fingerprint is not Source.fingerprint:
                 return False  # its fingerprint may be expensive
-            settings = self._settings() | {"versions": versions(made, self.chunker.kind)}
-            return _digest(settings, made.fingerprint()) not in stamps
+            settings = self._digest_settings() | {"versions": collect_versions(made, self.chunker.kind)}
+            return _hash_settings(settings, made.fingerprint()) not in stamps
         except (OSError, ValueError):
             return False
 
-    def _settings(self) -> dict[str, Any]:
+    def _digest_settings(self) -> dict[str, Any]:
         """Return the settings that a corpus digest covers besides the contents; how files were found is left out."""
         given = asdict(replace(self.source, path=None, pattern="", follow_links=False))
         return {
@@ -154,7 +156,7 @@ class Corpora:
             "format": FORMAT,
         }
 
-    def _requests(self) -> list[str]:
+    def _request_keys(self) -> list[str]:
         """Return the keys of these options in the notes.
 
         They differ in the path of the source: absolute, real, and relative to the corpora, which may be moved together.
@@ -165,10 +167,10 @@ class Corpora:
         else:
             absolute = os.path.abspath(str(path))
             places = [absolute, os.path.relpath(absolute, os.path.abspath(self.shards_dir)), os.path.realpath(absolute)]
-        settings = self._settings() | {"format": None, "files": [self.source.pattern, self.source.follow_links]}
-        return list(dict.fromkeys(_digest(settings, place) for place in places))
+        settings = self._digest_settings() | {"format": None, "files": [self.source.pattern, self.source.follow_links]}
+        return list(dict.fromkeys(_hash_settings(settings, place) for place in places))
 
-    def _by_manifest(self) -> Iterator[Path]:
+    def _find_by_manifest(self) -> Iterator[Path]:
         """Yield corpora whose manifests record the same options, the newest first."""
         manifests = self.shards_dir.glob(f"*/{MANIFEST}")
         names = {field.name for field in fields(SourceOptions)}
@@ -183,7 +185,7 @@ class Corpora:
             except (OSError, ValueError, KeyError, TypeError, AttributeError):
                 continue
 
-    def _read(self) -> dict[str, list[str]]:
+    def _read_notes(self) -> dict[str, list[str]]:
         """Return the notes: by digest, the name of a corpus and the stamp of the source that it was made from."""
         path = self.shards_dir / NOTES
         try:
@@ -195,17 +197,17 @@ class Corpora:
             return {}
         return {key: entry for key, entry in found.items() if _is_note(key, entry)}
 
-    def _write(self, new: dict[str, list[str]]) -> None:
+    def _write_notes(self, new: dict[str, list[str]]) -> None:
         """Add notes. If they cannot be written, warn and go on without."""
         path = self.shards_dir / NOTES
         try:
             self.shards_dir.mkdir(parents=True, exist_ok=True)
-            with locked(path.with_name(f"{NOTES}.lock")):
-                known = {key: entry for key, entry in self._read().items() if key not in new}
+            with file_lock(path.with_name(f"{NOTES}.lock")):
+                known = {key: entry for key, entry in self._read_notes().items() if key not in new}
                 if len(known) + len(new) > _KEPT:
                     known = dict(list(known.items())[len(new) - _KEPT :])
                 write_json(path, known | new)
-                sweep(self.shards_dir.glob(f".{NOTES}.*.partial"))
+                remove_unlocked_files(self.shards_dir.glob(f".{NOTES}.*.partial"))
         except OSError as error:
             log.warning("%s is not kept: %s", path, error)
 
@@ -216,7 +218,7 @@ def _is_note(key: str, entry: Any) -> bool:
     return bool(_DIGEST.fullmatch(key) and _FOLDER.fullmatch(entry[0]))
 
 
-def _digest(settings: dict[str, Any], content: Any) -> str:
+def _hash_settings(settings: dict[str, Any], content: Any) -> str:
     return hashlib.sha256(json.dumps([settings, content], sort_keys=True).encode()).hexdigest()
 
 

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
-from data.sources.magic import foreign
+from data.sources.magic import detect_foreign_format
 from data.sources.source import Piece
 from data.sources.splits import Listed, some_of
 
@@ -23,7 +23,7 @@ _NOTES = {
 
 
 @dataclass
-class Looked:
+class TextFindings:
     """The findings in the texts of a part.
 
     Attributes:
@@ -35,7 +35,7 @@ class Looked:
     lines: Counter[str] = field(default_factory=Counter)
     odd: dict[str, Listed] = field(default_factory=dict)
 
-    def add(self, reason: str, name: str, is_new: bool) -> None:
+    def add_text(self, reason: str, name: str, is_new: bool) -> None:
         """Add a text, unless its name is known."""
         found = self.odd.setdefault(reason, {"count": 0, "names": []})
         if name not in found["names"]:
@@ -46,7 +46,7 @@ class Looked:
                 found["count"] += is_new
 
 
-class Look:
+class TextInspector:
     """A checker of the texts of a part, piece by piece.
 
     Args:
@@ -55,29 +55,29 @@ class Look:
     """
 
     def __init__(self, skip: int, whole_files: bool) -> None:
-        self.found, self.skip, self.whole_files = Looked(), skip, whole_files
-        self._begin(None, False)
+        self.found, self.skip, self.whole_files = TextFindings(), skip, whole_files
+        self._begin_text(None, False)
 
-    def _begin(self, name: str | None, goes_on: bool) -> None:
+    def _begin_text(self, name: str | None, goes_on: bool) -> None:
         self._name, self._goes_on = name, goes_on  # it began in an earlier part
         self._decoder: codecs.IncrementalDecoder | None = None  # set from the first piece on that alone is not UTF-8
         self._known: set[str] = set()
         self._position, self._ends_in_cr = 0, False
 
-    def at(self, piece: Piece) -> None:
+    def inspect_piece(self, piece: Piece) -> None:
         """Check the next piece."""
         if not piece.continues or self._name is None:
-            self._begin(_CUT.sub("", piece.name) if self.whole_files else piece.name, piece.continues)
+            self._begin_text(_CUT.sub("", piece.name) if self.whole_files else piece.name, piece.continues)
         odd: list[str] = []
         self._count_ends(piece.data, odd)
-        self._look_at(piece.data, odd)
+        self._find_oddities(piece.data, odd)
         for reason in odd:
             if reason not in self._known:
                 self._known.add(reason)
-                self.found.add(reason, str(self._name), not self._goes_on)
+                self.found.add_text(reason, str(self._name), not self._goes_on)
         self._position += len(piece.data)
 
-    def _look_at(self, data: bytes, odd: list[str]) -> None:
+    def _find_oddities(self, data: bytes, odd: list[str]) -> None:
         """Add the oddities of a piece, except for line endings."""
         seen = 0 if self._goes_on else max(0, self.skip - self._position)  # bytes checked and reported before
         if b"\0" in data:
@@ -87,7 +87,7 @@ class Look:
         if not self._position and not self._goes_on:
             if data.startswith(codecs.BOM_UTF8):
                 odd.append("mark")
-            if not self.skip and foreign(data[:64]):
+            if not self.skip and detect_foreign_format(data[:64]):
                 odd.append("foreign")
         if "encoding" in self._known or (not self._decoder and _is_utf8(data)):
             return
@@ -123,7 +123,7 @@ def _is_utf8(data: bytes) -> bool:
         return False
 
 
-def describe_looks(looks: Sequence[Looked]) -> Iterator[str]:
+def describe_findings(looks: Sequence[TextFindings]) -> Iterator[str]:
     """Yield a sentence for each oddity in the texts of all parts, in their order."""
     lines = sum((each.lines for each in looks), Counter[str]())
     for reason in dict.fromkeys(reason for each in looks for reason in each.odd):

@@ -21,12 +21,20 @@ from typing import Any, Self
 
 import numpy as np
 
-from data.checked import MANY, DamagedFile, named, read_bytes, read_json
+from data.checked import MANY, CorruptFileError, add_path_to_errors, read_bytes, read_json
 from data.chunkers import make_chunker
 from data.corpus import Manifest
-from data.durable import FolderLost, allowed, process_pool, remove, sync_folder, write_atomically, write_json
+from data.durable import (
+    FolderLostError,
+    allowed_workers,
+    process_pool,
+    remove_folder,
+    sync_folder,
+    write_atomically,
+    write_json,
+)
 from data.options import ChunkerOptions, SourceOptions
-from data.sharding.look import Look, Looked
+from data.sharding.look import TextFindings, TextInspector
 from data.sharding.progress import UNFINISHED
 from data.shards import Shard, ShardWriter
 from data.sources.source import SPLITS, Form, Input, Piece, Source, make_source
@@ -57,7 +65,7 @@ class Part:
     stamp: str = ""
 
     @property
-    def number(self) -> int:
+    def part_number(self) -> int:
         """Its position in the plan."""
         return int(self.folder.name)
 
@@ -70,10 +78,10 @@ class Part:
     def is_done(self) -> bool:
         """It has a record, and the files it was made from have not been written to since."""
         try:
-            return PartRecord.read(self).stamp == self.stamp
+            return PartRecord.read_record(self).stamp == self.stamp
         except FileNotFoundError:
             return False
-        except DamagedFile as error:
+        except CorruptFileError as error:
             log.warning("%s; the part is made anew", error)
             return False
 
@@ -94,12 +102,12 @@ class PartRecord:
     shards: dict[str, list[Shard]]
     form: Form | None
     remarks: Mapping[str, int]
-    looked: Looked
+    looked: TextFindings
     stamp: str
     sums: dict[str, str]
 
     @classmethod
-    def read(cls, part: Part) -> Self:
+    def read_record(cls, part: Part) -> Self:
         """Read the record of a part.
 
         Raises:
@@ -108,34 +116,34 @@ class PartRecord:
         """
         found = read_json(part.folder / RECORD)
         shards = {split: [Shard(**entry) for entry in found[split]] for split in SPLITS if split in found}
-        looked = Looked(Counter(found["lines"]), found["odd"])
+        looked = TextFindings(Counter(found["lines"]), found["odd"])
         return cls(shards, found["form"], found["remarks"], looked, found["stamp"], found["sums"])
 
-    def write(self, folder: Path) -> None:
+    def write_record(self, folder: Path) -> None:
         """Write the record into the folder of the part."""
         entries: dict[str, object] = {split: [asdict(shard) for shard in own] for split, own in self.shards.items()}
         entries |= {"form": self.form, "remarks": self.remarks, "lines": self.looked.lines, "odd": self.looked.odd}
         write_json(folder / RECORD, entries | {"stamp": self.stamp, "sums": self.sums})
 
-    def statistics(self, part: Part, split: str) -> bytes:
+    def read_statistics(self, part: Part, split: str) -> bytes:
         """Return the contents of the statistics file of a split of that part.
 
         Raises:
             DamagedFile: it is not what was written.
         """
-        path = part.folder / _statistics(split)
+        path = part.folder / _statistics_name(split)
         content = read_bytes(path, MANY)
         if hashlib.sha256(content).hexdigest() != self.sums[split]:
-            raise DamagedFile(f"{path} is damaged: remove {part.folder} and run the same command again")
+            raise CorruptFileError(f"{path} is damaged: remove {part.folder} and run the same command again")
         return content
 
     @property
-    def counts(self) -> dict[str, int]:
+    def shard_counts(self) -> dict[str, int]:
         """Number of shards of each split."""
         return {split: len(own) for split, own in self.shards.items()}
 
     @property
-    def by_name(self) -> dict[str, Shard]:
+    def shards_by_name(self) -> dict[str, Shard]:
         """Shards by file name."""
         return {shard.file: shard for own in self.shards.values() for shard in own}
 
@@ -169,12 +177,12 @@ def write_part(part: Part) -> None:
     try:
         beside.mkdir()  # its parent exists as long as the corpus is being made
     except FileNotFoundError:
-        raise FolderLost(
+        raise FolderLostError(
             f"{part.folder.parent} was removed while shards were written into it: run the same command again"
         ) from None
     try:
         _write_shards(part, beside)
-        remove(part.folder)  # unfinished, or made from files that were written to since
+        remove_folder(part.folder)  # unfinished, or made from files that were written to since
         try:
             os.rename(beside, part.folder)
         except OSError:
@@ -182,42 +190,42 @@ def write_part(part: Part) -> None:
                 raise
         sync_folder(part.folder.parent)
     finally:
-        remove(beside)
+        remove_folder(beside)
 
 
 def _write_shards(part: Part, folder: Path) -> None:
     source, chunker = make_source(part.source), make_chunker(part.chunker, part.fitted)
     writers: dict[str, ShardWriter] = {}
-    look = Look(source.looked_at, source.whole_files)
+    look = TextInspector(source.looked_at, source.whole_files)
     for item in part.inputs:
         try:
-            for piece in _pieces(source, item):
+            for piece in _read_pieces(source, item):
                 source.check_chunker(chunker.name, chunker.text)
                 if source.is_text:
-                    look.at(piece)
+                    look.inspect_piece(piece)
                 if piece.split not in writers:
-                    writers[piece.split] = ShardWriter(folder, piece.split, chunker, part.limit, part.number)
-                writers[piece.split].add(piece)
+                    writers[piece.split] = ShardWriter(folder, piece.split, chunker, part.limit, part.part_number)
+                writers[piece.split].add_piece(piece)
         except tarfile.TarError as error:
             raise ValueError(f"{item.path} cannot be read: {error}") from error
     shards = {split: writers[split].close() for split in SPLITS if split in writers}
     sums = {}
     for split, writer in writers.items():
-        arrays: dict[str, Any] = dict(writer.statistics.arrays())
+        arrays: dict[str, Any] = dict(writer.statistics.to_arrays())
         packed = io.BytesIO()
         np.savez(packed, **arrays)
         sums[split] = hashlib.sha256(packed.getbuffer()).hexdigest()
-        write_atomically(folder / _statistics(split), packed.getvalue())
-    PartRecord(shards, source.form, +source.remarks, look.found, part.stamp, sums).write(folder)
+        write_atomically(folder / _statistics_name(split), packed.getvalue())
+    PartRecord(shards, source.form, +source.remarks, look.found, part.stamp, sums).write_record(folder)
 
 
-def _pieces(source: Source, item: Input) -> Iterator[Piece]:
+def _read_pieces(source: Source, item: Input) -> Iterator[Piece]:
     """Yield the pieces of an input. A disk error names its file."""
-    with named(item.path):
+    with add_path_to_errors(item.path):
         yield from source.read(item)
 
 
-def _statistics(split: str) -> str:
+def _statistics_name(split: str) -> str:
     return f"{split}-statistics.npz"
 
 
@@ -239,7 +247,7 @@ def is_passing(error: object) -> bool:
 
     It may after a system error such as a broken connection, but not after a full disk or a missing file.
     """
-    return isinstance(error, OSError) and not isinstance(error, FolderLost) and error.errno not in _FINAL
+    return isinstance(error, OSError) and not isinstance(error, FolderLostError) and error.errno not in _FINAL
 
 
 def write_parts(parts: tuple[Part, ...], workers: int, told: AbstractContextManager[None]) -> None:
@@ -247,7 +255,7 @@ def write_parts(parts: tuple[Part, ...], workers: int, told: AbstractContextMana
 
     This process starts while the others are starting, and takes parts that they have not begun.
     """
-    if len(parts) <= 1 or not allowed(workers - 1):
+    if len(parts) <= 1 or not allowed_workers(workers - 1):
         with told:
             for part in parts:
                 write_persistently(part)

@@ -16,7 +16,7 @@ UNFINISHED = ".partial"
 
 
 @dataclass(frozen=True)
-class Sharding:
+class ShardingProgress:
     """The progress of a sharding.
 
     Attributes:
@@ -35,7 +35,7 @@ class Sharding:
     rate: float
     left: float | None
 
-    def line(self, what: str) -> str:
+    def format_line(self, what: str) -> str:
         """Return the progress as a line for people: share done, time left, then `what` is sharded, and how far."""
         words = [f"{self.share:.0%}"]
         words += [f"{self.left:,.0f} s left"] if self.left is not None and self.done < self.parts else []
@@ -44,10 +44,10 @@ class Sharding:
         return " · ".join(words)
 
 
-Listener = Callable[[Sharding], None]
+Listener = Callable[[ShardingProgress], None]
 
 
-class Watch:
+class ProgressMonitor:
     """A monitor of the folder of the parts.
 
     Args:
@@ -59,18 +59,18 @@ class Watch:
         self._folder, self._sizes = folder, sizes
         self._finished: dict[str, int] = {}
         self._began, self._first = time.monotonic(), (0, 0.0)
-        found = self.now()
+        found = self.measure_progress()
         self._first = found.written, found.share
 
-    def now(self) -> Sharding:
+    def measure_progress(self) -> ShardingProgress:
         """Measure the progress."""
         unfinished: dict[str, int] = {}
         for path in self._folder.iterdir():
             name = path.name.partition(".")[0]
             if path.name.endswith(UNFINISHED):
-                unfinished[name] = max(_bytes(path), unfinished.get(name, 0))
+                unfinished[name] = max(_count_shard_bytes(path), unfinished.get(name, 0))
             elif name in self._sizes and name not in self._finished:
-                self._finished[name] = _bytes(path)
+                self._finished[name] = _count_shard_bytes(path)
         live = {name: size for name, size in unfinished.items() if name in self._sizes and name not in self._finished}
         work = float(sum(self._sizes[name] for name in self._finished))
         work += sum(
@@ -81,10 +81,10 @@ class Watch:
         gained = share - self._first[1]
         left = (1 - share) * seconds / gained if gained > 0 else None
         rate = max(0, written - self._first[0]) / seconds
-        return Sharding(len(self._finished), len(self._sizes), share, written, rate, left)
+        return ShardingProgress(len(self._finished), len(self._sizes), share, written, rate, left)
 
     @contextmanager
-    def told(self, listener: Listener | None) -> Iterator[None]:
+    def report_to(self, listener: Listener | None) -> Iterator[None]:
         """Run a thread that calls the listener twice a second, and once more at the end."""
         if listener is None:
             yield
@@ -93,7 +93,7 @@ class Watch:
 
         def tell() -> None:
             while not ended.wait(SECONDS):
-                listener(self.now())
+                listener(self.measure_progress())
 
         thread = threading.Thread(target=contextvars.copy_context().run, args=(tell,), daemon=True)
         thread.start()
@@ -102,10 +102,10 @@ class Watch:
         finally:
             ended.set()
             thread.join()
-        listener(self.now())
+        listener(self.measure_progress())
 
 
-def _bytes(folder: Path) -> int:
+def _count_shard_bytes(folder: Path) -> int:
     """Return the bytes of the shards in a folder, which may disappear meanwhile."""
     try:
         return sum(path.stat().st_size for path in folder.iterdir() if path.suffix == ".tar")

@@ -17,8 +17,8 @@ from typing import IO, NamedTuple
 
 import numpy as np
 
-from data.sources.files import BLOCK, FREE, File, is_tar, members, read_whole
-from data.sources.source import Input, Piece, Source, Unlike
+from data.sources.files import BLOCK, FREE, File, is_tar, iterate_members, read_whole
+from data.sources.source import FormatMismatchError, Input, Piece, Source
 from data.sources.splits import SPLITS
 
 RECORDINGS = (".wav", ".wave", ".flac")
@@ -108,11 +108,11 @@ class AudioSource(Source):
         for file, splits in self.places(files).items():
             yield Input(file.name, file.path, file.size, splits or SPLITS, stated=None if splits else self.stated)
 
-    def single(self, file: File) -> bool:
+    def is_single_file(self, file: File) -> bool:
         """Return if the file is a recording and no tar."""
         return not is_tar(file.path)
 
-    def holds(self, name: str) -> bool:
+    def accepts(self, name: str) -> bool:
         """Return if a member of a tar is a recording, and not hidden like the notes that macOS adds."""
         path = PurePosixPath(name)
         return path.suffix.lower() in RECORDINGS and not path.name.startswith(".")
@@ -120,38 +120,38 @@ class AudioSource(Source):
     def read(self, item: Input) -> Iterator[Piece]:
         """Yield the encoded recordings of a file or a tar, in pieces."""
         if is_tar(item.path):
-            for name, content, size in members(item.path, self.options.expansion, self.remarks):
-                if not self.holds(name):
+            for name, content, size in iterate_members(item.path, self.options.expansion, self.remarks):
+                if not self.accepts(name):
                     self.remarks["members of tars were left out: hidden, or no recordings"] += 1
                     continue
                 if _is_flac(name):  # its decoder seeks, and a member of a tar cannot
                     content = io.BytesIO(read_whole(content, size, f"{item.path}: {name}"))
-                yield from self._recording(content, size, f"{item.name}/{name}", item)
+                yield from self._read_recording(content, size, f"{item.name}/{name}", item)
         else:
             with open(item.path, "rb") as file:
-                yield from self._recording(file, item.size, item.name, item)
+                yield from self._read_recording(file, item.size, item.name, item)
 
-    def _recording(self, file: IO[bytes], size: int, name: str, item: Input) -> Iterator[Piece]:
+    def _read_recording(self, file: IO[bytes], size: int, name: str, item: Input) -> Iterator[Piece]:
         """Yield a recording in pieces.
 
         Its split is a hash of its first frames, the same under any name, unless names decide.
         """
         split, encode = "", encode_mulaw if self.options.encoding == "mulaw" else encode_pcm16
         try:
-            for frames, samples in (self._flac if _is_flac(name) else self._wav)(file, size, name):
+            for frames, samples in (self._read_flac if _is_flac(name) else self._read_wav)(file, size, name):
                 continues = bool(split)
                 split = split or self.split_of(name, self.places_in(item, name), frames)
                 yield Piece(name, split, encode(samples).tobytes(), continues)
-        except Unlike:
+        except FormatMismatchError:
             raise
         except ValueError as error:
             kind = "FLAC" if _is_flac(name) else "WAV"
             raise ValueError(f"{item.path}: {name} cannot be read as {kind}: {error}") from error
 
-    def _wav(self, file: IO[bytes], size: int, name: str) -> Iterator[tuple[bytes, np.ndarray]]:
+    def _read_wav(self, file: IO[bytes], size: int, name: str) -> Iterator[tuple[bytes, np.ndarray]]:
         """Yield frames of a WAV as they are stored, and their samples int16."""
         sound = read_wav_header(file)
-        self.same(name, rate=sound.rate, channels=sound.channels)
+        self.check_consistent_format(name, rate=sound.rate, channels=sound.channels)
         if not sound.bytes and size > _SMALL:
             raise ValueError(f"its header says that its {size:,} bytes hold no sound: was it written to a pipe?")
         width = sound.frame
@@ -162,11 +162,11 @@ class AudioSource(Source):
         while frames := file.read(min(left, max(1, _FRAMES // sound.channels) * width)):
             left -= len(frames)
             frames = frames[: len(frames) // width * width]
-            yield frames, _samples(frames, sound.coding, said)
+            yield frames, _convert_samples(frames, sound.coding, said)
         _check_length(sound.said, size, left)
-        self._remark(sound.coding, said)
+        self._count_conversions(sound.coding, said)
 
-    def _flac(self, file: IO[bytes], size: int, name: str) -> Iterator[tuple[bytes, np.ndarray]]:
+    def _read_flac(self, file: IO[bytes], size: int, name: str) -> Iterator[tuple[bytes, np.ndarray]]:
         """Yield blocks of a FLAC as bytes, and their samples int16."""
         head = file.read(_FLAC_HEADER)
         file.seek(0)
@@ -181,7 +181,7 @@ class AudioSource(Source):
         digest, passed = hashlib.md5(usedforsecurity=False), 0
         try:
             with soundfile.SoundFile(file) as sound:
-                self.same(name, rate=sound.samplerate, channels=sound.channels)
+                self.check_consistent_format(name, rate=sound.samplerate, channels=sound.channels)
                 if not int.from_bytes(head[21:26], "big") & (1 << 36) - 1:
                     raise ValueError(
                         "its header does not say how long it is: was it written to a pipe? Encode it again"
@@ -196,7 +196,7 @@ class AudioSource(Source):
                     passed += len(block)
                     stored = (block >> (32 - bits)).astype("<i4")
                     digest.update(stored.view(np.uint8).reshape(-1, 4)[:, : bits // 8].tobytes())
-                    samples = _rounded(block.reshape(-1))
+                    samples = _round_to_int16(block.reshape(-1))
                     yield samples.tobytes(), samples
                 if passed != sound.frames:
                     raise ValueError(
@@ -206,14 +206,14 @@ class AudioSource(Source):
             raise ValueError(f"it was truncated or damaged: {error}") from error
         if any(head[26:42]) and digest.digest() != head[26:42]:
             raise ValueError("it is damaged: the checksum of its samples is another")
-        self._remark({8: "PCM_U8", 16: "PCM_16", 24: "PCM_24"}[bits], set())
+        self._count_conversions({8: "PCM_U8", 16: "PCM_16", 24: "PCM_24"}[bits], set())
 
-    def _remark(self, coding: str, said: set[str]) -> None:
+    def _count_conversions(self, coding: str, said: set[str]) -> None:
         """Count the conversions of a recording's samples."""
         for note in {*said, _CONVERTED.get(coding, "")} - {""}:
             self.remarks[note] += 1
 
-    def original(self, data: bytes) -> bytes:
+    def restore_original(self, data: bytes) -> bytes:
         """Return samples as WAV files store them: 16 bits little-endian for pcm16; µ-law codes are unchanged."""
         if self.options.encoding == "mulaw":
             return data
@@ -248,7 +248,7 @@ def read_wav_header(file: IO[bytes]) -> WavHeader:
     Raises:
         ValueError: it is no WAV, or its coding is not supported.
     """
-    head = _exactly(file, 12)
+    head = _read_exactly(file, 12)
     if head[:4] not in (b"RIFF", b"RF64") or head[8:] != b"WAVE":
         what = next((what for magic, what in _OTHERS.items() if head.startswith(magic)), "")
         raise ValueError(f"it {f'is {what}, and ' if what else ''}does not begin with RIFF and WAVE: {_ADVICE}")
@@ -256,18 +256,18 @@ def read_wav_header(file: IO[bytes]) -> WavHeader:
     sound = 0
     form: tuple[str, int, int, int] | None = None
     while True:
-        kind, size = struct.unpack("<4sI", _exactly(file, 8))
+        kind, size = struct.unpack("<4sI", _read_exactly(file, 8))
         if kind == b"data":
             if form is None:
                 raise ValueError("its sound comes before its format")
             coding, rate, channels, frame = form
             return WavHeader(coding, rate, channels, frame, sound if long and size == _LONG else size, said + 8)
-        body = _exactly(file, min(size, _LONGEST_FORMAT))
+        body = _read_exactly(file, min(size, _LONGEST_FORMAT))
         if kind == b"ds64" and long and len(body) >= 16:
             said, sound = struct.unpack_from("<QQ", body)
         elif kind == b"fmt ":
             form = _read_format(body)
-        _skip(file, size + size % 2 - len(body))
+        _skip_bytes(file, size + size % 2 - len(body))
 
 
 def _read_format(body: bytes) -> tuple[str, int, int, int]:
@@ -291,16 +291,16 @@ def _read_format(body: bytes) -> tuple[str, int, int, int]:
     return coding, rate, channels, frame
 
 
-def _exactly(file: IO[bytes], size: int) -> bytes:
+def _read_exactly(file: IO[bytes], size: int) -> bytes:
     content = file.read(size)
     if len(content) != size:
         raise ValueError("it ends inside of its header: it was truncated")
     return content
 
 
-def _skip(file: IO[bytes], size: int) -> None:
+def _skip_bytes(file: IO[bytes], size: int) -> None:
     while size > 0:
-        size -= len(_exactly(file, min(size, BLOCK)))
+        size -= len(_read_exactly(file, min(size, BLOCK)))
 
 
 def _check_length(said: int, size: int, left: int) -> None:
@@ -315,7 +315,7 @@ def _check_length(said: int, size: int, left: int) -> None:
         raise ValueError(f"its header says {said:,} bytes, it has {size:,}: more than one recording, or not whole")
 
 
-def _samples(frames: bytes, coding: str, said: set[str]) -> np.ndarray:
+def _convert_samples(frames: bytes, coding: str, said: set[str]) -> np.ndarray:
     """Return samples int16 of frames, and add notes on conversions to `said`.
 
     Raises:
@@ -331,7 +331,7 @@ def _samples(frames: bytes, coding: str, said: set[str]) -> np.ndarray:
     raw = {"samplerate": 8000, "channels": 1, "format": "RAW", "subtype": coding, "endian": "LITTLE"}
     found = soundfile.read(io.BytesIO(frames), dtype="float64" if floats else "int32", **raw)[0]
     if not floats:
-        return _rounded(found)
+        return _round_to_int16(found)
     if not np.isfinite(found).all():
         raise ValueError("some of its samples are no numbers (NaN or infinite)")
     if np.abs(found).max(initial=0) > 1:
@@ -339,6 +339,6 @@ def _samples(frames: bytes, coding: str, said: set[str]) -> np.ndarray:
     return np.clip(np.round(found * 32768), -32768, 32767).astype(np.int16)
 
 
-def _rounded(samples: np.ndarray) -> np.ndarray:
+def _round_to_int16(samples: np.ndarray) -> np.ndarray:
     """Return samples int16 of samples int32 by rounding to their high 16 bits, halves up."""
     return np.minimum((samples.astype(np.int64) + (1 << 15)) >> 16, 32767).astype(np.int16)

@@ -129,7 +129,7 @@ class _Frame(NamedTuple):
     height: int
     sampling: dict[int, tuple[int, int]]
 
-    def units(self, components: list[int]) -> int:
+    def count_units(self, components: list[int]) -> int:
         """Return the number of coded units (MCU) of a scan of these components (ITU-T T.81, section A.2)."""
         across, down = (max(each[axis] for each in self.sampling.values()) for axis in (0, 1))
         own = self.sampling[components[0]] if len(components) == 1 else (1, 1)
@@ -175,7 +175,7 @@ def check_jpeg(content: bytes) -> Jpeg:
             elif marker == _SOS and frame:
                 components = _read_scan(frame, body, left)
                 stretches, at = _read_data(content, end)
-                _check_restarts(stretches, frame.units(components), interval)
+                _check_restarts(stretches, frame.count_units(components), interval)
                 parts += [part for data, restart in stretches for part in (data, None, restart)]
         except (IndexError, KeyError) as error:
             raise ValueError("it is damaged: the header of its frame or of a scan is not whole") from error

@@ -14,8 +14,8 @@ from collections import Counter
 from collections.abc import Iterator
 from typing import IO, Any, NamedTuple
 
-from data.sources.files import LARGEST_DOCUMENT, File, blocks, is_compressed, open_stream
-from data.sources.magic import HEAD, convert_by, doubtful, shown
+from data.sources.files import LARGEST_DOCUMENT, File, is_compressed, open_stream, read_blocks
+from data.sources.magic import HEAD, convert_by, describe_doubt, display_path
 from data.sources.source import Input, Piece, as_lf
 from data.sources.text import INFLATED, Texts
 
@@ -49,7 +49,7 @@ class _Documents(Texts):
         """Return the offset of the first document that begins after `at`, or the end of the file."""
         raise NotImplementedError
 
-    def _open(self, item: Input) -> IO[bytes]:
+    def _open_range(self, item: Input) -> IO[bytes]:
         stream = open_stream(item.path, self.options.expansion)
         if item.start:
             stream.seek(item.start)
@@ -73,8 +73,8 @@ class JsonLinesSource(_Documents):
         for file in files:
             with open_stream(file.path, self.options.expansion) as stream:
                 head = stream.read(HEAD)
-            if odd := doubtful(head):
-                raise ValueError(f"{shown(file.path)} is {odd}; JSON has to be UTF-8")
+            if odd := describe_doubt(head):
+                raise ValueError(f"{display_path(file.path)} is {odd}; JSON has to be UTF-8")
             check_lines(head, file.path, self.options.field)
 
     def next_document(self, stream: IO[bytes], at: int) -> int:
@@ -85,7 +85,7 @@ class JsonLinesSource(_Documents):
 
     def read(self, item: Input) -> Iterator[Piece]:
         """Yield a document per line."""
-        with self._open(item) as stream:
+        with self._open_range(item) as stream:
             at = item.start
             while item.stop is None or at < item.stop:
                 line = stream.readline(LARGEST_DOCUMENT + 1)
@@ -98,7 +98,9 @@ class JsonLinesSource(_Documents):
                         raise ValueError(
                             f"{where} is longer than the {LARGEST_DOCUMENT:,} bytes that one document may have"
                         )
-                    text = self.lf(text_in(line, self.options.field, where, path=item.path, remarks=self.remarks))
+                    text = self.convert_newlines(
+                        extract_json_text(line, self.options.field, where, path=item.path, remarks=self.remarks)
+                    )
                     if text:
                         yield Piece(name, self.split_of(name, item.splits, text), text)
                     self.remarks["lines of empty text were left out"] += not text
@@ -127,26 +129,26 @@ def check_lines(head: bytes, path: str, field: str) -> None:
         is_array = text[:1] == b"["
         is_long = text[:1] == b"{" and bool(end) and first.rstrip()[-1:] in (b"{", b"[", b",", b":")
     if is_array and re.fullmatch(rb"\[\s*\]\s*", text):
-        raise ValueError(f"{shown(path)} is a JSON array with nothing in it")
+        raise ValueError(f"{display_path(path)} is a JSON array with nothing in it")
     if is_long and _is_object(first.rstrip().removesuffix(b",")):
         what, command = "has commas between its JSON objects, not an object per line", "sed 's/,[[:space:]]*$//'"
     elif text[:1] == b"\x1e":
         what, command = "has a separator (0x1E) before each JSON object", "tr -d '\\036'"
     elif text and not _VALUE.match(text):
         raise ValueError(
-            f"{shown(path)} is no JSON, it begins with {reprlib.repr(first[:40].decode(errors='replace'))}: pick files by "
+            f"{display_path(path)} is no JSON, it begins with {reprlib.repr(first[:40].decode(errors='replace'))}: pick files by "
             "source.pattern=, or read it as it is: source.kind=text, for CSV source.kind=datasets"
         )
     elif is_array:
         strings = re.match(rb'\[(\s*\[)?\s*"', text)
         items = ".[][]" if strings and strings[1] else ".[]"
-        command = f"jq -c {shlex.quote(f'{items} | {_named(field)}')}" if strings else "jq -c '.[]'"
+        command = f"jq -c {shlex.quote(f'{items} | {_wrap_in_field(field)}')}" if strings else "jq -c '.[]'"
         what = "is one JSON array, not an object per line"
     elif is_long:
         what, command = "has a JSON object over several lines, not one per line", _COMPACT
     else:
         return
-    raise ValueError(f"{shown(path)} {what}: convert it by `{convert_by(command, path)}`")
+    raise ValueError(f"{display_path(path)} {what}: convert it by `{convert_by(command, path)}`")
 
 
 def _is_object(line: bytes) -> bool:
@@ -156,12 +158,12 @@ def _is_object(line: bytes) -> bool:
         return False
 
 
-def _named(field: str) -> str:
+def _wrap_in_field(field: str) -> str:
     """Return a jq expression that wraps a string as a field of an object."""
     return f"{{{json.dumps(field)}: .}}"
 
 
-def text_in(
+def extract_json_text(
     content: bytes,
     field: str,
     where: str,
@@ -186,7 +188,7 @@ def text_in(
     if not isinstance(record, dict):
         how = f'write objects such as {{"{field}": "…"}}'
         if isinstance(record, str) and path:
-            how = f"convert it by `{convert_by(f'jq -c {shlex.quote(_named(field))}', path)}`"
+            how = f"convert it by `{convert_by(f'jq -c {shlex.quote(_wrap_in_field(field))}', path)}`"
         raise ValueError(f"{where} has no field {field!r} (no object): {how}")
     if field not in record:
         fields = ", ".join(map(repr, list(record)[:10])) or "none"
@@ -223,7 +225,7 @@ def _read_json(content: bytes, where: str, path: str) -> Any:
         except ValueError:  # an integer, in any field, of more digits than Python parses
             return json.loads(content, parse_int=float)
     except UnicodeDecodeError as error:
-        raise ValueError(f"{where} is not UTF-8, as JSON has to be: {doubtful(content)}") from error
+        raise ValueError(f"{where} is not UTF-8, as JSON has to be: {describe_doubt(content)}") from error
     except (ValueError, RecursionError) as error:
         if isinstance(error, RecursionError):
             raise ValueError(
@@ -245,29 +247,29 @@ class WikiTextSource(_Documents):
         stream.seek(at)
         stream.readline()
         begin = stream.tell()
-        for start, first, _ in headed(blocks(stream), begin):
+        for start, first, _ in split_at_headings(read_blocks(stream), begin):
             if first and start > begin:
                 return start
         return stream.tell()
 
     def read(self, item: Input) -> Iterator[Piece]:
         """Yield a document from each heading to the next, in pieces. A hash of its beginning decides its split."""
-        return self.lf_pieces(self._read(item))
+        return self.convert_piece_newlines(self._read_sections(item))
 
-    def _read(self, item: Input) -> Iterator[Piece]:
-        with self._open(item) as stream:
+    def _read_sections(self, item: Input) -> Iterator[Piece]:
+        with self._open_range(item) as stream:
             size = None if item.stop is None else item.stop - item.start
             split, titles = "", 0
-            for at, first, data in headed(blocks(stream, size), item.start):
+            for at, first, data in split_at_headings(read_blocks(stream, size), item.start):
                 name = f"{item.name}@{at}"
                 if first:
-                    split = self.split_of(name, item.splits, self._known_by(data))
+                    split = self.split_of(name, item.splits, self._split_key(data))
                     titles += _HEADING.search(b"\n\n" + data[:_LONGEST_HEADING]) is not None
                 yield Piece(name, split, data, not first)
         whole = not item.start and item.stop in (None, os.path.getsize(item.path))
         self.remarks["files have no heading such as ` = Title = `: each is one document"] += whole and not titles
 
-    def _known_by(self, data: bytes) -> bytes:
+    def _split_key(self, data: bytes) -> bytes:
         """Return the beginning of a document, whose hash is its split.
 
         It does not depend on line endings if they become LF.
@@ -284,7 +286,7 @@ class Section(NamedTuple):
     data: bytes
 
 
-def headed(stream: Iterator[bytes], start: int) -> Iterator[Section]:
+def split_at_headings(stream: Iterator[bytes], start: int) -> Iterator[Section]:
     """Split WikiText at its headings.
 
     Args:

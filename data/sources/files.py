@@ -105,7 +105,7 @@ def list_files(
     patterns = [each.split("/") for each in dict.fromkeys((pattern, *expand_braces(pattern, "source.pattern")))]
     base = Path(os.path.dirname(path.partition("{")[0]))  # names of files are relative to it
     if glob.has_magic(str(base)):
-        base = _at_magic(base)[0]
+        base = _split_glob(base)[0]
     missing = [each for each in paths if not (glob.has_magic(each) or os.path.exists(each))]
     if missing and len(paths) > 1:
         raise FileNotFoundError(
@@ -117,14 +117,14 @@ def list_files(
     for each in paths:
         root, wanted = Path(each), patterns
         if glob.has_magic(each) and not root.exists():
-            root, one = _at_magic(root)
+            root, one = _split_glob(root)
             wanted, is_chosen = [one.split("/")], True
         before = f"{os.path.relpath(root, base)}/" if len(paths) > 1 and root != base else ""
         if root.is_file():
             found[before[:-1] or root.name] = str(root)
         elif root.is_dir():
             inside, aside = dict[str, str](), LeftOut()
-            for name, place in sorted(_walk(str(root), wanted, follow_links, left_out)):
+            for name, place in sorted(_walk_files(str(root), wanted, follow_links, left_out)):
                 reason = next((why for why, names in _ASIDE.items() if names.fullmatch(name.rpartition("/")[2])), None)
                 if reason:
                     aside.setdefault(reason, []).append(name)
@@ -146,11 +146,11 @@ def list_files(
         else:
             left_out.setdefault("empty", []).append(name)
     if not files:
-        raise ValueError(f"source.path={path} has no data: {_nothing(found, pattern, left_out)}")
+        raise ValueError(f"source.path={path} has no data: {_explain_no_files(found, pattern, left_out)}")
     return files
 
 
-def _nothing(found: Iterable[str], pattern: str, left_out: LeftOut) -> str:
+def _explain_no_files(found: Iterable[str], pattern: str, left_out: LeftOut) -> str:
     """Return a message that says why there is no file to read."""
     names = list(found)
     more = [f"{len(names):,} {reason}" for reason, names in left_out.items() if reason != "empty"]
@@ -217,13 +217,13 @@ def _count_names(text: str) -> int:
     return count
 
 
-def _at_magic(path: Path) -> tuple[Path, str]:
+def _split_glob(path: Path) -> tuple[Path, str]:
     """Split a glob into a folder and a pattern relative to it."""
     first = next(number for number, part in enumerate(path.parts) if glob.has_magic(part))
     return Path(*path.parts[:first]), "/".join(path.parts[first:])
 
 
-def _walk(root: str, patterns: list[list[str]], follow: bool, left_out: LeftOut) -> Iterator[tuple[str, str]]:
+def _walk_files(root: str, patterns: list[list[str]], follow: bool, left_out: LeftOut) -> Iterator[tuple[str, str]]:
     """Yield name and path of the regular files that match a pattern. No folder is visited twice."""
     home, seen = os.path.realpath(root), {os.path.realpath(root)}
 
@@ -243,7 +243,7 @@ def _walk(root: str, patterns: list[list[str]], follow: bool, left_out: LeftOut)
         kept = []
         for each in sorted(folders):
             place, name = os.path.join(folder, each), "/".join((*parts, each, ""))
-            if _hidden(each):
+            if _is_hidden(each):
                 leave(name, "hidden")
             elif os.path.islink(place) and not follow:
                 leave(name, LINKS)
@@ -253,13 +253,13 @@ def _walk(root: str, patterns: list[list[str]], follow: bool, left_out: LeftOut)
         folders[:] = kept
         for each in names:
             place, name = os.path.join(folder, each), "/".join((*parts, each))
-            if not any(_fits((*parts, each), pattern) for pattern in patterns):
+            if not any(_matches_glob((*parts, each), pattern) for pattern in patterns):
                 continue
-            if _hidden(each):
+            if _is_hidden(each):
                 leave(name, "hidden")
             elif os.path.islink(place) and not os.path.exists(place):
                 leave(name, "links to nowhere")
-            elif os.path.islink(place) and not follow and not _within(os.path.realpath(place), home):
+            elif os.path.islink(place) and not follow and not _is_within(os.path.realpath(place), home):
                 leave(name, LINKS)
             elif not os.path.isfile(place):
                 leave(name, "no regular files")
@@ -267,21 +267,21 @@ def _walk(root: str, patterns: list[list[str]], follow: bool, left_out: LeftOut)
                 yield name, place
 
 
-def _hidden(name: str) -> bool:
+def _is_hidden(name: str) -> bool:
     return name.startswith(".") or name == "__MACOSX"
 
 
-def _within(path: str, folder: str) -> bool:
+def _is_within(path: str, folder: str) -> bool:
     return os.path.commonpath((path, folder)) == folder
 
 
-def _fits(parts: tuple[str, ...], pattern: list[str]) -> bool:
+def _matches_glob(parts: tuple[str, ...], pattern: list[str]) -> bool:
     """Return if a path matches a glob, in which ** matches any number of folders."""
     if not pattern or (pattern[0] != "**" and not parts):
         return not pattern and not parts
     if pattern[0] == "**":
-        return _fits(parts, pattern[1:]) or (bool(parts) and _fits(parts[1:], pattern))
-    return fnmatchcase(parts[0], pattern[0]) and _fits(parts[1:], pattern[1:])
+        return _matches_glob(parts, pattern[1:]) or (bool(parts) and _matches_glob(parts[1:], pattern))
+    return fnmatchcase(parts[0], pattern[0]) and _matches_glob(parts[1:], pattern[1:])
 
 
 def is_compressed(path: str) -> bool:
@@ -303,10 +303,10 @@ def open_stream(path: str, expansion: int) -> IO[bytes]:
         expansion: maximum ratio of decompressed to compressed size, beyond 64 MB.
     """
     file = open(path, "rb")  # noqa: SIM115 - the stream owns it
-    return inflate(file, path, FREE + expansion * os.fstat(file.fileno()).st_size)
+    return open_decompressed(file, path, FREE + expansion * os.fstat(file.fileno()).st_size)
 
 
-def inflate(file: IO[bytes], path: str, limit: int) -> IO[bytes]:
+def open_decompressed(file: IO[bytes], path: str, limit: int) -> IO[bytes]:
     """Return a stream of the decompressed contents of a file or a member of a tar.
 
     Args:
@@ -319,18 +319,18 @@ def inflate(file: IO[bytes], path: str, limit: int) -> IO[bytes]:
     if name.endswith((".gz", ".tgz")):
         stream = gzip.GzipFile(fileobj=file)
     elif name.endswith((".xz", ".txz")):
-        stream = _Inflated(file, lambda: lzma.LZMADecompressor(memlimit=1 << WINDOW), 4)
+        stream = _DecompressedStream(file, lambda: lzma.LZMADecompressor(memlimit=1 << WINDOW), 4)
     elif name.endswith(".bz2"):
-        stream = _Inflated(file, bz2.BZ2Decompressor)
+        stream = _DecompressedStream(file, bz2.BZ2Decompressor)
     elif name.endswith(".zst"):
         bound: dict[int, int] = {int(zstd.DecompressionParameter.window_log_max): WINDOW}
-        stream = _Inflated(file, lambda: zstd.ZstdDecompressor(options=bound))
+        stream = _DecompressedStream(file, lambda: zstd.ZstdDecompressor(options=bound))
     else:
         return file
-    return io.BufferedReader(_Bounded(stream, file, path, limit), BLOCK)
+    return io.BufferedReader(_BoundedStream(stream, file, path, limit), BLOCK)
 
 
-def bounded(stream: Any, file: IO[bytes], path: str, expansion: int, claimed: int = 0) -> IO[bytes]:
+def bound_stream(stream: Any, file: IO[bytes], path: str, expansion: int, claimed: int = 0) -> IO[bytes]:
     """Return a decompressed stream that fails as soon as it is out of proportion to its file.
 
     Args:
@@ -343,12 +343,12 @@ def bounded(stream: Any, file: IO[bytes], path: str, expansion: int, claimed: in
     Raises:
         ValueError: it claims too much, or, while it is read, gives too much.
     """
-    made = _Bounded(stream, file, path, FREE + expansion * os.fstat(file.fileno()).st_size)
-    made.check(claimed)
+    made = _BoundedStream(stream, file, path, FREE + expansion * os.fstat(file.fileno()).st_size)
+    made.check_size(claimed)
     return io.BufferedReader(made, BLOCK)
 
 
-class _Bounded(io.RawIOBase):
+class _BoundedStream(io.RawIOBase):
     """A stream that fails beyond a number of bytes, and names its file in errors."""
 
     def __init__(self, stream: Any, file: IO[bytes], path: str, limit: int) -> None:
@@ -365,11 +365,11 @@ class _Bounded(io.RawIOBase):
                 raise  # an error of the disk, not of the contents
             raise ValueError(f"{self.path} cannot be read: {error}") from error
         self.passed += len(content)
-        self.check(self.passed)
+        self.check_size(self.passed)
         buffer[: len(content)] = content
         return len(content)
 
-    def check(self, size: int) -> None:
+    def check_size(self, size: int) -> None:
         if size > self.limit:
             raise ValueError(
                 f"{self.path} holds more than {self.limit:,} bytes, out of proportion to its size: a decompression bomb? "
@@ -382,7 +382,7 @@ class _Bounded(io.RawIOBase):
         super().close()
 
 
-class _Inflated(io.RawIOBase):
+class _DecompressedStream(io.RawIOBase):
     """A stream of concatenated xz, bzip2 or zstd streams with a bound on memory, which `lzma.open` and others lack.
 
     Args:
@@ -398,7 +398,7 @@ class _Inflated(io.RawIOBase):
     def read(self, size: int = -1) -> bytes:
         while True:
             if self.inflater.eof:
-                self.rest = self._after(self.inflater.unused_data)
+                self.rest = self._skip_padding(self.inflater.unused_data)
                 if not self.rest:
                     return b""
                 self.inflater = self.make()
@@ -411,7 +411,7 @@ class _Inflated(io.RawIOBase):
             if found:
                 return found
 
-    def _after(self, rest: bytes) -> bytes:
+    def _skip_padding(self, rest: bytes) -> bytes:
         """Return the bytes after a stream and its padding; nothing at the end of the file."""
         zeros = 0
         while rest := rest or self.file.read(BLOCK):
@@ -425,7 +425,7 @@ class _Inflated(io.RawIOBase):
         return rest
 
 
-def blocks(stream: IO[bytes], size: int | None = None) -> Iterator[bytes]:
+def read_blocks(stream: IO[bytes], size: int | None = None) -> Iterator[bytes]:
     """Yield the next `size` bytes of a stream (None: all) in blocks of at most a megabyte."""
     left = size
     while left is None or left > 0:
@@ -456,7 +456,7 @@ class Member(NamedTuple):
     size: int
 
 
-def members(path: str, expansion: int, remarks: Counter[str] | None = None) -> Iterator[Member]:
+def iterate_members(path: str, expansion: int, remarks: Counter[str] | None = None) -> Iterator[Member]:
     """Yield the regular files of a tar, compressed or not. The content of each is valid until the next is requested.
 
     Args:
@@ -469,12 +469,12 @@ def members(path: str, expansion: int, remarks: Counter[str] | None = None) -> I
         tarfile.TarError: a member's content is truncated, raised when it is read.
     """
     try:
-        yield from _members(path, expansion, Counter() if remarks is None else remarks)
+        yield from _iterate_members(path, expansion, Counter() if remarks is None else remarks)
     except tarfile.TarError as error:
         raise ValueError(f"{path} cannot be read: {error}") from error
 
 
-def _members(path: str, expansion: int, remarks: Counter[str]) -> Iterator[Member]:
+def _iterate_members(path: str, expansion: int, remarks: Counter[str]) -> Iterator[Member]:
     with open_stream(path, expansion) as stream:
         whole: Any = _Tail(stream)
         with tarfile.open(fileobj=whole, mode="r|", bufsize=_TAR_BLOCK) as tar:
@@ -511,7 +511,7 @@ def read_whole(content: IO[bytes], size: int, name: str, limit: int = 0) -> byte
         ValueError: it is larger than 64 MB, or out of proportion.
     """
     if size <= LARGEST_DOCUMENT and limit and name.lower().endswith(_SINGLE):
-        whole = inflate(content, name, limit).read(LARGEST_DOCUMENT + 1)
+        whole = open_decompressed(content, name, limit).read(LARGEST_DOCUMENT + 1)
         size = len(whole)
     elif size <= LARGEST_DOCUMENT:
         whole = content.read(LARGEST_DOCUMENT + 1)

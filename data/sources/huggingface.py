@@ -15,7 +15,7 @@ from typing import Any
 from data.locations import guard_fsspec
 from data.options import SourceOptions
 from data.sources.source import Input, Piece, Source
-from data.sources.splits import allot, named_split
+from data.sources.splits import assign_splits, named_split
 
 log = logging.getLogger(__name__)
 _ROWS = 1000
@@ -37,13 +37,13 @@ class DatasetsSource(Source):
             raise ValueError("source.kind=datasets needs source.path=, a folder or the name of a data set")
 
     @cached_property
-    def splits(self) -> dict[str, Any]:
+    def dataset_splits(self) -> dict[str, Any]:
         """The data set's splits by their names there."""
         path = str(self.options.path)
         there = sorted(each for each in Path(path).rglob("*") if each.is_file())
         stamp = tuple((str(each), each.stat().st_size, each.stat().st_mtime_ns) for each in there)
         try:
-            splits = _load(path, self.options.config, self.options.revision, stamp)
+            splits = _load_splits(path, self.options.config, self.options.revision, stamp)
         except (IndexError, ValueError) as error:  # errors of `datasets` for files without rows
             said = str(error)
             if isinstance(error, IndexError) or "corresponds to no data" in said or "BatchSize must be" in said:
@@ -51,15 +51,17 @@ class DatasetsSource(Source):
             raise
         for name, rows in splits.items():
             if not _holds_strings(rows.features.get(self.options.field)):
-                raise ValueError(_explain(f"{self.options.path}, split {name!r}", rows.features, self.options.field))
+                raise ValueError(
+                    _explain_column(f"{self.options.path}, split {name!r}", rows.features, self.options.field)
+                )
         return splits
 
     def inputs(self, size: int, align: int) -> Iterator[Input]:
         """Yield ranges of rows of each split of the data set."""
-        stated = {name: named_split(name) if len(self.splits) > 1 else None for name in self.splits}
-        places = allot(stated, self.options, self.record)
-        self.record.place(places, f"source.path={self.options.path}")
-        for name, rows in self.splits.items():
+        stated = {name: named_split(name) if len(self.dataset_splits) > 1 else None for name in self.dataset_splits}
+        places = assign_splits(stated, self.options, self.record)
+        self.record.add_places(places, f"source.path={self.options.path}")
+        for name, rows in self.dataset_splits.items():
             total = int(rows.data.nbytes)
             step = max(1, len(rows) * size // max(total, 1))
             for start in range(0, len(rows), step):
@@ -69,7 +71,7 @@ class DatasetsSource(Source):
 
     def read(self, item: Input) -> Iterator[Piece]:
         """Yield a document per row."""
-        rows = self.splits[item.name].select_columns([self.options.field])
+        rows = self.dataset_splits[item.name].select_columns([self.options.field])
         for start in range(item.start, item.stop or 0, _ROWS):
             try:
                 texts = rows[start : min(start + _ROWS, item.stop or 0)][self.options.field]
@@ -80,20 +82,20 @@ class DatasetsSource(Source):
                 ) from error
             for number, text in enumerate(texts, start):
                 if text:
-                    data = self.lf(text.encode("utf-8", "surrogatepass"))
+                    data = self.convert_newlines(text.encode("utf-8", "surrogatepass"))
                     name = f"{item.name}@{number}"
                     yield Piece(name, self.split_of(name, item.splits, data), data)
                 self.remarks["rows without text were left out"] += not text
 
-    def versions(self) -> dict[str, str]:
+    def decoder_versions(self) -> dict[str, str]:
         """Return the version of `datasets`."""
         return {"datasets": version("datasets")}
 
     def fingerprint(self) -> list[str]:
         """Return the data set's own fingerprints."""
-        return [f"{name}\0{rows._fingerprint}\0{len(rows)}" for name, rows in self.splits.items()]
+        return [f"{name}\0{rows._fingerprint}\0{len(rows)}" for name, rows in self.dataset_splits.items()]
 
-    def digest(self, threads: int) -> str:
+    def compute_digest(self, threads: int) -> str:
         """Return a hash of the fingerprints, which determine the contents of a data set."""
         return hashlib.sha256("\n".join(self.fingerprint()).encode()).hexdigest()
 
@@ -102,14 +104,14 @@ def _holds_strings(column: Any) -> bool:
     return getattr(column, "dtype", None) in _STRINGS
 
 
-def _explain(where: str, columns: Mapping[str, Any], field: str) -> str:
+def _explain_column(where: str, columns: Mapping[str, Any], field: str) -> str:
     """Return what is wrong with a column that holds no strings, and which column could be read instead."""
     if field not in columns:
-        there = ", ".join(f"{name!r} of {_describe(column)}" for name, column in list(columns.items())[:_NAMED])
+        there = ", ".join(f"{name!r} of {_describe_column(column)}" for name, column in list(columns.items())[:_NAMED])
         more = f" and {len(columns) - _NAMED:,} more" if len(columns) > _NAMED else ""
         wrong = f"{where}, has no column {field!r}. It has {there or 'none'}{more}"
     else:
-        wrong = f"{where}: column {field!r} holds {_describe(columns[field])}, not strings"
+        wrong = f"{where}: column {field!r} holds {_describe_column(columns[field])}, not strings"
     strings = [name for name, column in columns.items() if _holds_strings(column)]
     if strings:
         others = f", or {', '.join(map(repr, strings[1:_NAMED]))}" if strings[1:] else ""
@@ -119,7 +121,7 @@ def _explain(where: str, columns: Mapping[str, Any], field: str) -> str:
     return f"{wrong}. No column holds strings: make one with {how} of datasets, save_to_disk(), and give that folder"
 
 
-def _why(error: BaseException) -> str:
+def _find_cause(error: BaseException) -> str:
     """Return the cause of an error of `datasets`, whose own message does not give it."""
     while error.__cause__ is not None and type(error).__module__.startswith("datasets."):
         error = error.__cause__
@@ -127,7 +129,7 @@ def _why(error: BaseException) -> str:
     return f"{error}{encoding if isinstance(error, UnicodeError) else ''}"
 
 
-def _describe(column: Any) -> str:
+def _describe_column(column: Any) -> str:
     """Return a description of a column of a data set, for people."""
     kind, dtype = type(column).__name__, getattr(column, "dtype", None)
     if isinstance(column, dict):
@@ -135,12 +137,12 @@ def _describe(column: Any) -> str:
     if kind == "Value":
         return {"null": "nothing but nulls", "binary": "bytes (binary)"}.get(str(dtype), str(dtype))
     if kind in ("List", "LargeList", "Sequence"):
-        return f"lists of {_describe(column.feature)}"
+        return f"lists of {_describe_column(column.feature)}"
     return f"{kind} ({dtype})" if isinstance(dtype, str) else kind
 
 
 @lru_cache(maxsize=2)
-def _load(
+def _load_splits(
     path: str, config: str | None, revision: str | None, stamp: tuple[tuple[str, int, int], ...]
 ) -> dict[str, Any]:
     """Load the splits of a data set, once per process for all its parts. Its rows are memory-mapped.
@@ -171,5 +173,5 @@ def _load(
                 "source.kind=text reads others"
             ) from error
         except (ValueError, datasets.exceptions.DatasetsError) as error:
-            raise ValueError(f"source.path={path} cannot be read as a data set: {_why(error)}") from error
+            raise ValueError(f"source.path={path} cannot be read as a data set: {_find_cause(error)}") from error
     return dict(found) if isinstance(found, dict) else {"all": found}

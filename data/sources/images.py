@@ -14,8 +14,8 @@ from typing import IO, Any
 import numpy as np
 
 from data.sources.complete import TRUNCATED, check_jpeg, check_png
-from data.sources.files import FREE, File, bounded, is_tar, members, read_whole
-from data.sources.magic import HEAD, TO_PNG, foreign
+from data.sources.files import FREE, File, bound_stream, is_tar, iterate_members, read_whole
+from data.sources.magic import HEAD, TO_PNG, detect_foreign_format
 from data.sources.safe_pickle import read_rows
 from data.sources.source import Input, Piece, Source
 from data.sources.splits import SPLITS, named_split
@@ -53,7 +53,7 @@ class ImageSource(Source):
         for file, splits in self.places(files).items():
             yield Input(file.name, file.path, file.size, splits or SPLITS, stated=None if splits else self.stated)
 
-    def versions(self) -> dict[str, str]:
+    def decoder_versions(self) -> dict[str, str]:
         """Return the versions of Pillow and its JPEG decoder, if there are pictures to decode."""
         if not any(_is_picture(file) or is_tar(file.path) for file in self.files):
             return {}
@@ -67,37 +67,37 @@ class ImageSource(Source):
         batch = PurePosixPath(name).name.startswith("data_batch")
         return named_split(name) or ("train" if batch else None)
 
-    def single(self, file: File) -> bool:
+    def is_single_file(self, file: File) -> bool:
         """Return if the file is a picture, and no batch file or tar."""
         return _is_picture(file)
 
-    def holds(self, name: str) -> bool:
+    def accepts(self, name: str) -> bool:
         """Return if a member of a tar is a picture, and not hidden like the notes that macOS adds."""
         path = PurePosixPath(name)
         return path.suffix.lower() in PICTURES and not path.name.startswith(".")
 
     def read(self, item: Input) -> Iterator[Piece]:
         """Yield the rasters of a picture, a batch file or a tar."""
-        for name, (height, width), raster in self._rasters(item):
-            self.same(name, height=height, width=width, channels=3)
+        for name, (height, width), raster in self._read_rasters(item):
+            self.check_consistent_format(name, height=height, width=width, channels=3)
             yield Piece(name, self.split_of(name, self.places_in(item, name), raster), raster)
 
-    def _rasters(self, item: Input) -> Iterator[tuple[str, tuple[int, int], bytes]]:
+    def _read_rasters(self, item: Input) -> Iterator[tuple[str, tuple[int, int], bytes]]:
         """Yield name, height and width, and raster of each picture."""
         if is_tar(item.path):
-            for name, content, size in members(item.path, self.options.expansion, self.remarks):
-                if not self.holds(name):
+            for name, content, size in iterate_members(item.path, self.options.expansion, self.remarks):
+                if not self.accepts(name):
                     self.remarks["members of tars were left out: hidden, or no pictures"] += 1
                 else:
                     whole = read_whole(content, size, f"{item.path}: {name}")
-                    yield f"{item.name}/{name}", *self._picture(whole, f"{item.path}: {name}")
+                    yield f"{item.name}/{name}", *self._decode_picture(whole, f"{item.path}: {name}")
         elif PurePosixPath(item.path.lower()).suffix in PICTURES:
             with open(item.path, "rb") as file:
                 whole = read_whole(file, item.size, item.path)
-            yield item.name, *self._picture(whole, item.path)
+            yield item.name, *self._decode_picture(whole, item.path)
         else:
             row = 0
-            for planes in _batches(item.path, self.options.expansion):
+            for planes in _read_batches(item.path, self.options.expansion):
                 side = isqrt(planes.shape[1] // 3)
                 if 3 * side * side != planes.shape[1] or self.options.image_size not in (None, side):
                     raise ValueError(
@@ -108,7 +108,7 @@ class ImageSource(Source):
                     yield f"{item.name}@{row}", (side, side), raster.tobytes()
                     row += 1
 
-    def _picture(self, content: bytes, name: str) -> tuple[tuple[int, int], bytes]:
+    def _decode_picture(self, content: bytes, name: str) -> tuple[tuple[int, int], bytes]:
         """Return height, width and raster of a PNG or JPEG. Conversions are counted in `remarks`."""
         from PIL import Image, UnidentifiedImageError
 
@@ -127,14 +127,14 @@ class ImageSource(Source):
                     raise ValueError(f"its pixels are {picture.mode}, expected grey or RGB: convert it first")
                 behind = self._check_whole(picture, content)
                 colours = picture.convert("RGB")
-                self._remark(picture, colours.size)
+                self._count_conversions(picture, colours.size)
                 self.remarks["bytes behind the end of pictures were left out, in"] += behind
                 side = self.options.image_size
                 if side and colours.size != (side, side):
                     colours = colours.resize((side, side), Image.Resampling.BOX)  # as ImageNet32 was made
                 return (colours.height, colours.width), colours.tobytes()
         except UnidentifiedImageError as error:
-            what, how = foreign(content[:HEAD]) or ("", "")
+            what, how = detect_foreign_format(content[:HEAD]) or ("", "")
             is_other = f": it is {what}, convert it into PNG" if how == TO_PNG else ""
             raise ValueError(
                 f"{name} cannot be read as a picture: it is no PNG and no JPEG, whatever its name{is_other}"
@@ -167,7 +167,7 @@ class ImageSource(Source):
                     raise ValueError(TRUNCATED)
         return jpeg.behind > 0
 
-    def _remark(self, picture: Any, size: tuple[int, int]) -> None:
+    def _count_conversions(self, picture: Any, size: tuple[int, int]) -> None:
         """Count conversions that make the raster differ from the picture that people see."""
         side = self.options.image_size
         turned = "exif" in picture.info and picture.getexif().get(_ORIENTATION, 1) != 1
@@ -200,7 +200,7 @@ def _is_batch(file: File) -> bool:
         return content.read(1) == b"\x80"
 
 
-def _batches(path: str, expansion: int = 250) -> Iterator[np.ndarray]:
+def _read_batches(path: str, expansion: int = 250) -> Iterator[np.ndarray]:
     """Yield planes (n, D) uint8 of a batch file, a few hundred at a time. D is red, green, blue."""
     try:
         if path.endswith(".npz"):
@@ -217,7 +217,7 @@ def _npz_rows(path: str, expansion: int) -> Iterator[np.ndarray]:
         member = archive.getinfo("data.npy")
         if member.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):  # others allocate without a bound
             raise ValueError("it is compressed otherwise than NumPy does")
-        with bounded(archive.open(member), file, path, expansion, member.file_size) as stream:
+        with bound_stream(archive.open(member), file, path, expansion, member.file_size) as stream:
             shape, dtype = _npy_header(stream)
             if len(shape) == 4 and shape[-1] == 3:
                 raise ValueError(f"expected planes (N, 3·pixels), got pictures {shape}")

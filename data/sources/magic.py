@@ -126,7 +126,7 @@ _CHECKSUM = slice(148, 156)  # in the header of a tar
 _RIFF = {b"AVI ": ("a film", _LEAVE), b"WAVE": ("a WAV", _SOUND), b"WEBP": ("a WebP picture", TO_PNG)}
 
 
-def foreign(head: bytes) -> tuple[str, str] | None:
+def detect_foreign_format(head: bytes) -> tuple[str, str] | None:
     """Return the type of a file that begins so, and what to do with it; None: it may be a text."""
     if not (begins := _BEGINS.match(head)) and not head[_CHECKSUM].strip(b" \0").isdigit():
         return None  # fast path for most files
@@ -169,7 +169,7 @@ def wide_encoding(head: bytes, closely: bool = True) -> tuple[str, str] | None:
 
 def _is_alphabetic(head: bytes, encoding: str) -> bool:
     """Return if the bytes are text of letters in this wide encoding, which even a few other bytes do not look like."""
-    text = _decode(head, encoding)
+    text = _decode_head(head, encoding)
     letters = sum(not 0x2000 <= ord(each) < 0x10000 for each in text)
     enough = letters >= _LETTERS * len(text) or encoding.startswith("utf_32")  # where one character is enough
     return len(text) >= _FEWEST and enough and _is_plausible(text)
@@ -182,12 +182,12 @@ def _guess_ideographs(head: bytes) -> str | None:
     """
     if head.isascii() or (found := _guess_encoding(head)) not in _WIDE:
         return None
-    text = _decode(head, found)
+    text = _decode_head(head, found)
     is_known = len(text) >= _ENOUGH or (len(text) >= _FEWEST and _COMMON.search(text) is not None)
     return found if is_known and _is_plausible(text) else None
 
 
-def _decode(head: bytes, encoding: str) -> str:
+def _decode_head(head: bytes, encoding: str) -> str:
     """Decode the first bytes of a text, whose last character may be cut."""
     return codecs.getincrementaldecoder(encoding)("replace").decode(head)
 
@@ -232,7 +232,7 @@ def _is_spooled(path: str) -> bool:
     return PurePosixPath(path).parent.name.startswith(".stdin-")
 
 
-def shown(path: str) -> str:
+def display_path(path: str) -> str:
     """Return the name of a file for people."""
     return "standard input" if _is_spooled(path) else path
 
@@ -252,7 +252,7 @@ def convert_by(command: str, path: str, new: str = "NEW") -> str:
     return f"{command} < {shlex.quote(path)} > {new}"
 
 
-def doubtful(head: bytes, is_file: bool = True) -> str | None:
+def describe_doubt(head: bytes, is_file: bool = True) -> str | None:
     """Return a description of what is odd about a text that begins so, if it is not UTF-8; None: nothing.
 
     Args:
@@ -286,7 +286,7 @@ def check_head(head: bytes, name: str, path: str, compressed: bool = False, clos
     Raises:
         ValueError: it is no text, a binary member, or text in UTF-16 or UTF-32. The message says which, and what to do.
     """
-    if found := foreign(head):
+    if found := detect_foreign_format(head):
         what, advice = found
         inside = " inside of its compression" if compressed else ""
         if compressed and advice is _NAME:
@@ -310,11 +310,11 @@ def check_head(head: bytes, name: str, path: str, compressed: bool = False, clos
             f"{name} is binary, not text (no UTF-8, and NUL bytes or other control characters): name the member that holds "
             "the text by source.field="
         )
-    return doubtful(head, bool(path))
+    return describe_doubt(head, bool(path))
 
 
 def check_text(path: str, expansion: int) -> str | None:
     """Check that a file is text, decompressed. See `check_head`."""
     with open_stream(path, expansion) as stream:
         head = stream.read(HEAD)
-    return check_head(head, shown(path), path, PurePosixPath(path.lower()).suffix in SUFFIXES)
+    return check_head(head, display_path(path), path, PurePosixPath(path.lower()).suffix in SUFFIXES)

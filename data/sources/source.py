@@ -23,11 +23,20 @@ from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any
 
-from data.checked import named
+from data.checked import add_path_to_errors
 from data.durable import available_threads
-from data.options import SOURCES, SourceOptions, known
-from data.sources.files import File, blocks, is_about, is_beside, is_tar, list_files, members, open_stream
-from data.sources.splits import SPLITS, Places, Record, allot, digested_split, hashed_split, named_split, rule
+from data.options import SOURCES, SourceOptions, known_name_validator
+from data.sources.files import File, is_about, is_beside, is_tar, iterate_members, list_files, open_stream, read_blocks
+from data.sources.splits import (
+    SPLITS,
+    Places,
+    Record,
+    assign_splits,
+    digested_split,
+    hashed_split,
+    named_split,
+    split_rule,
+)
 
 UNIFIED = "ends of lines (CRLF or CR) became LF"
 Form = tuple[str, dict[str, int]]  # name of a document, and its shape or rate
@@ -140,11 +149,11 @@ class Source(ABC):
             ValueError: something in it cannot be read; the message names the file.
         """
 
-    def original(self, data: bytes) -> bytes:
+    def restore_original(self, data: bytes) -> bytes:
         """Return the source bytes from which the bytes of a document were made; by default they are the same."""
         return data
 
-    def versions(self) -> dict[str, str]:
+    def decoder_versions(self) -> dict[str, str]:
         """Return the versions of packages that decode the source: another version may give other bytes."""
         return {}
 
@@ -156,14 +165,14 @@ class Source(ABC):
         stats = [(file.path, os.stat(file.path)) for file in self.files]
         return [f"{path}\0{found.st_size}\0{found.st_mtime_ns}\0{found.st_ctime_ns}" for path, found in stats]
 
-    def lf(self, data: bytes) -> bytes:
+    def convert_newlines(self, data: bytes) -> bytes:
         """Return a whole document with the line endings that `source.newlines` sets."""
         if self.options.newlines == "keep" or b"\r" not in data:
             return data
         self.remarks[UNIFIED] += data.count(b"\r")
         return as_lf(data)
 
-    def lf_pieces(self, pieces: Iterator[Piece]) -> Iterator[Piece]:
+    def convert_piece_newlines(self, pieces: Iterator[Piece]) -> Iterator[Piece]:
         """Convert line endings like `lf`, for documents in pieces. A line ending may lie between two pieces."""
         if self.options.newlines == "keep":
             yield from pieces
@@ -174,17 +183,17 @@ class Source(ABC):
             if held and continues:
                 data, continues = b"\r" + data, held.continues
             elif held:
-                yield Piece(held.name, held.split, self.lf(b"\r"), held.continues)
+                yield Piece(held.name, held.split, self.convert_newlines(b"\r"), held.continues)
             held = None
             if data.endswith(b"\r"):
                 data = data[:-1]
                 held = Piece(piece.name, piece.split, b"", continues or bool(data))
             if data:
-                yield Piece(piece.name, piece.split, self.lf(data), continues)
+                yield Piece(piece.name, piece.split, self.convert_newlines(data), continues)
         if held:
-            yield Piece(held.name, held.split, self.lf(b"\r"), held.continues)
+            yield Piece(held.name, held.split, self.convert_newlines(b"\r"), held.continues)
 
-    def digest(self, threads: int) -> str:
+    def compute_digest(self, threads: int) -> str:
         """Return the sha256 of names and contents of all files, independent of their location."""
         ranges = [(file, at) for file in self.files for at in range(0, file.size, _HASHED)]
         with ThreadPoolExecutor(threads) as pool:
@@ -209,18 +218,18 @@ class Source(ABC):
         names: dict[str, str | None] = {}
         for file in files:
             split = self.stated_split(file.name)
-            inside = self._members(file) if split is None and is_tar(file.path) else []
+            inside = self._list_tar_documents(file) if split is None and is_tar(file.path) else []
             names |= dict(inside) if any(split for _, split in inside) else {file.name: split}
-        found = allot(names, self.options, self.record)
+        found = assign_splits(names, self.options, self.record)
         if self.record.by == "patterns":
-            found |= {file.name: (self.split_of(file.name),) for file in files if self.single(file)}
+            found |= {file.name: (self.split_of(file.name),) for file in files if self.is_single_file(file)}
         if self.once:
-            files = self._once(files, found)
-        shared = [file for file in files if len(found.get(file.name, ())) > 1 and self.single(file)]
+            files = self._drop_repeated(files, found)
+        shared = [file for file in files if len(found.get(file.name, ())) > 1 and self.is_single_file(file)]
         if shared:
             found |= self.share_out(shared, found)
-        self.stated = rule((split for split in names.values() if split), self.options.valid_percent)
-        self.record.place(found, f"source.path={self.options.path}")
+        self.stated = split_rule((split for split in names.values() if split), self.options.valid_percent)
+        self.record.add_places(found, f"source.path={self.options.path}")
         return {file: found.get(file.name, ()) for file in files}
 
     def without_notes(self, files: list[File]) -> list[File]:
@@ -264,23 +273,23 @@ class Source(ABC):
         """Return the split that a relative path states, if it states one."""
         return named_split(name)
 
-    def single(self, file: File) -> bool:
+    def is_single_file(self, file: File) -> bool:
         """Return if the file is one document as a whole."""
         return False
 
-    def holds(self, name: str) -> bool:
+    def accepts(self, name: str) -> bool:
         """Return if a member of a tar is a document of this kind, by its name."""
         return False
 
-    def _members(self, file: File) -> list[tuple[str, str | None]]:
+    def _list_tar_documents(self, file: File) -> list[tuple[str, str | None]]:
         """Return the names of the documents of a tar, and the splits that they state."""
         if self.options.valid_pattern or self.options.test_pattern:
             return []  # patterns alone decide
-        inside = members(file.path, self.options.expansion)
-        found = [f"{file.name}/{name}" for name, _, _ in inside if self.holds(name)]
+        inside = iterate_members(file.path, self.options.expansion)
+        found = [f"{file.name}/{name}" for name, _, _ in inside if self.accepts(name)]
         return [(name, self.stated_split(name)) for name in found]
 
-    def _once(self, files: list[File], found: dict[str, Places]) -> list[File]:
+    def _drop_repeated(self, files: list[File], found: dict[str, Places]) -> list[File]:
         """Return the files without repeated ones.
 
         Of copies in several splits, a held-out one is kept; else the first.
@@ -290,27 +299,27 @@ class Source(ABC):
         if self.is_text and self.options.newlines == "lf":
             some = files  # copies may have other sizes
         elif self.record.by == "hashed" and len(files) > 1:  # then all contents are needed, also of compressed files
-            some = [file for file in files if self.single(file)] or some
+            some = [file for file in files if self.is_single_file(file)] or some
         kept: dict[bytes, File] = {}
-        for file, digest in sorted(self._digests(some), key=lambda each: -SPLITS.index(found[each[0].name][0])):
+        for file, digest in sorted(self._hash_files(some), key=lambda each: -SPLITS.index(found[each[0].name][0])):
             first = kept.setdefault(digest, file)
             if first is not file:
                 self.record.leave_out("repeated", f"{file.name} (the same as {first.name})")
                 del found[file.name]
         return [file for file in files if file.name in found]
 
-    def _digests(self, files: list[File]) -> list[tuple[File, bytes]]:
+    def _hash_files(self, files: list[File]) -> list[tuple[File, bytes]]:
         """Return the files with the sha256 of the decompressed contents of each."""
         unknown = [file for file in files if file not in self._contents]
         with ThreadPoolExecutor(min(_THREADS, available_threads())) as pool:
-            self._contents |= zip(unknown, pool.map(self._content, unknown), strict=True)
+            self._contents |= zip(unknown, pool.map(self._hash_content, unknown), strict=True)
         return [(file, self._contents[file]) for file in files]
 
-    def _content(self, file: File) -> bytes:
+    def _hash_content(self, file: File) -> bytes:
         content, total = hashlib.sha256(), 0
         unified = self.is_text and self.options.newlines == "lf"  # then copies are equal whatever their line endings
         with open_stream(file.path, self.options.expansion) as stream:
-            for block in blocks(stream):
+            for block in read_blocks(stream):
                 while unified and block.endswith(b"\r") and (after := stream.read(1)):
                     block += after
                 total += len(block)
@@ -320,7 +329,7 @@ class Source(ABC):
 
     def share_out(self, files: list[File], places: Mapping[str, Places]) -> dict[str, Places]:
         """Return the split of each of these files, which are one document each, by a hash of its content."""
-        splits = {file.name: digested_split(key, self.options.valid_percent) for file, key in self._digests(files)}
+        splits = {file.name: digested_split(key, self.options.valid_percent) for file, key in self._hash_files(files)}
         return {name: (split if split in places[name] else "train",) for name, split in splits.items()}
 
     def split_of(self, name: str, splits: Places = SPLITS, content: bytes | None = None) -> str:
@@ -358,7 +367,7 @@ class Source(ABC):
                 f"source.kind={self.options.kind} gives no text, which chunker.kind={kind} cuts: set {self.needs}"
             )
 
-    def same(self, name: str, **form: int) -> None:
+    def check_consistent_format(self, name: str, **form: int) -> None:
         """Check that a document has the same form, such as shape or rate, as all others.
 
         Raises:
@@ -366,10 +375,10 @@ class Source(ABC):
         """
         self.form = self.form or (name, form)
         if self.form[1] != form:
-            raise Unlike(self.form, (name, form), self.unlike)
+            raise FormatMismatchError(self.form, (name, form), self.unlike)
 
 
-class Unlike(ValueError):
+class FormatMismatchError(ValueError):
     """An error: two documents differ in form. The message says what to do."""
 
     def __init__(self, first: Form, other: Form, advice: str) -> None:
@@ -382,7 +391,7 @@ class Unlike(ValueError):
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Return the parts for pickling, as worker processes send it."""
-        return Unlike, self.parts
+        return FormatMismatchError, self.parts
 
 
 def as_lf(data: bytes) -> bytes:
@@ -392,9 +401,9 @@ def as_lf(data: bytes) -> bytes:
 
 def _hash_range(path: str, start: int) -> str:
     found = hashlib.sha256()
-    with named(path), open(path, "rb", buffering=0) as file:
+    with add_path_to_errors(path), open(path, "rb", buffering=0) as file:
         file.seek(start)
-        for block in blocks(file, _HASHED):
+        for block in read_blocks(file, _HASHED):
             found.update(block)
     return found.hexdigest()
 
@@ -412,17 +421,17 @@ def make_source(options: SourceOptions) -> Source:
             raise ValueError(
                 f"source.{name}={getattr(options, name)!r} is not a regular expression: {error}"
             ) from error
-    made: Source = load(options.kind, SOURCES, "haed.sources")(options)
+    made: Source = load_plugin_class(options.kind, SOURCES, "haed.sources")(options)
     return made
 
 
-def load(name: str, table: dict[str, str], group: str) -> type:
+def load_plugin_class(name: str, table: dict[str, str], group: str) -> type:
     """Return the class of that name, built in or from an entry point.
 
     Raises:
         ValueError: there is none, or two packages have one each.
     """
-    known(table, group)(name)
+    known_name_validator(table, group)(name)
     if name in table:
         module, _, attribute = table[name].partition(":")
         found: type = getattr(import_module(module), attribute)
@@ -434,7 +443,7 @@ def load(name: str, table: dict[str, str], group: str) -> type:
     return loaded
 
 
-def title(options: SourceOptions) -> str:
+def source_title(options: SourceOptions) -> str:
     """Return a short name of a source for folders: the name of its path, or of the Python whose library it is."""
     if options.kind == "stdlib" and options.path is None:
         return f"stdlib-{sys.version_info.major}.{sys.version_info.minor}"

@@ -62,7 +62,7 @@ def digested_split(digest: bytes, percent: int) -> str:
     return "valid" if bucket < percent else "test" if bucket < 2 * percent else "train"
 
 
-def rule(stated: Iterable[str], percent: int) -> dict[str, Places]:
+def split_rule(stated: Iterable[str], percent: int) -> dict[str, Places]:
     """Map each stated split to the splits that its documents go to."""
     found, places = set(stated), {split: (split,) for split in SPLITS}
     if percent and len(found) == 2 and "train" in found:
@@ -107,7 +107,7 @@ class Record:
         """Add a file that is not read."""
         self.left_out.setdefault(reason, []).append(name)
 
-    def place(self, found: Mapping[str, Places], where: str) -> None:
+    def add_places(self, found: Mapping[str, Places], where: str) -> None:
         """Add the splits that documents may go to.
 
         Raises:
@@ -126,19 +126,19 @@ class Record:
                 "source.valid_pattern= and source.test_pattern="
             )
 
-    def manifest(self) -> Allotted:
+    def to_manifest(self) -> Allotted:
         """Return the record as JSON for the manifest; of very many names, only the first ones."""
-        files = {", ".join(places): _listed(names) for places, names in self.files.items()}
-        left_out = {reason: _listed(names) for reason, names in self.left_out.items()}
+        files = {", ".join(places): _list_names(names) for places, names in self.files.items()}
+        left_out = {reason: _list_names(names) for reason, names in self.left_out.items()}
         return {"by": self.by, "files": files, "left_out": left_out, "notes": self.notes}
 
 
-def _listed(names: list[str]) -> Listed:
+def _list_names(names: list[str]) -> Listed:
     return {"count": len(names), "names": names[:LISTED]}
 
 
-def describe(record: Allotted) -> Iterator[str]:
-    """Yield a line for each entry of the value of `Record.manifest`."""
+def describe_splits(record: Allotted) -> Iterator[str]:
+    """Yield a line for each entry of the value of `Record.to_manifest`."""
     yield f"splits: {_BY.get(record['by'], record['by'])}"
     for places, names in record["files"].items():
         yield f"  {places}: {some_of(names['names'], names['count'])}"
@@ -154,7 +154,7 @@ def some_of(names: list[str], count: int, kind: str = "files") -> str:
     return ", ".join(repr(name)[1:-1] for name in names[:_SHOWN]) + more
 
 
-def allot(names: Mapping[str, str | None], options: SourceOptions, record: Record) -> dict[str, Places]:
+def assign_splits(names: Mapping[str, str | None], options: SourceOptions, record: Record) -> dict[str, Places]:
     """Return the splits that the documents of each file may go to, by the rule above.
 
     Args:
@@ -187,7 +187,7 @@ def allot(names: Mapping[str, str | None], options: SourceOptions, record: Recor
         )
     record.by = "stated"
     found = {split for split in names.values() if split}
-    places = rule(found, options.valid_percent)
+    places = split_rule(found, options.valid_percent)
     if places.get("train", ("train",)) != ("train",):
         (other,) = found - {"train"}
         renamed = "valid is test, and " if other == "valid" else ""

@@ -5,8 +5,8 @@ import re
 from collections.abc import Iterator
 from itertools import chain
 
-from data.sources.documents import text_in
-from data.sources.files import FREE, File, is_compressed, is_tar, members, read_whole
+from data.sources.documents import extract_json_text
+from data.sources.files import FREE, File, is_compressed, is_tar, iterate_members, read_whole
 from data.sources.images import PICTURES, ImageSource
 from data.sources.magic import HEAD, check_head
 from data.sources.source import Input, Piece
@@ -41,30 +41,30 @@ class WebDatasetSource(ImageSource):
         for file, splits in self.places(files).items():
             yield Input(file.name, file.path, file.size, splits)
 
-    def single(self, file: File) -> bool:
+    def is_single_file(self, file: File) -> bool:
         """Return False: a tar has many samples."""
         return False
 
-    def _members(self, file: File) -> list[tuple[str, str | None]]:
+    def _list_tar_documents(self, file: File) -> list[tuple[str, str | None]]:
         """Return nothing: names of samples state no splits."""
         return []
 
     def read(self, item: Input) -> Iterator[Piece]:
         """Yield the chosen member of each sample of a tar."""
-        self._chosen = self._chosen or self._choose()
-        for key, sample in self._samples(item.path):
+        self._chosen = self._chosen or self._choose_member()
+        for key, sample in self._read_samples(item.path):
             name = f"{item.name}/{key}"
-            data = self._document(sample, name, f"{item.path}: sample {key}")
+            data = self._read_document(sample, name, f"{item.path}: sample {key}")
             if data:
                 yield Piece(name, self.split_of(name, item.splits, data), data)
             else:
                 self.remarks["samples without text were left out"] += 1
 
-    def _samples(self, path: str) -> Iterator[tuple[str, dict[str, bytes]]]:
+    def _read_samples(self, path: str) -> Iterator[tuple[str, dict[str, bytes]]]:
         """Yield keys of samples, and their members by extension. Members that are not read are empty."""
         before, sample = "", dict[str, bytes]()
         left = FREE + self.options.expansion * os.path.getsize(path)  # bytes that its compressed members may hold
-        for name, content, size in members(path, self.options.expansion, self.remarks):
+        for name, content, size in iterate_members(path, self.options.expansion, self.remarks):
             parts = _PARTS.fullmatch(name)
             if parts is None:
                 self.remarks["members of tars without a key and an extension were left out"] += 1
@@ -81,8 +81,8 @@ class WebDatasetSource(ImageSource):
         if sample:
             yield before, sample
 
-    def _document(self, sample: dict[str, bytes], name: str, where: str) -> bytes:
-        extension, field = self._chosen or self._choose()
+    def _read_document(self, sample: dict[str, bytes], name: str, where: str) -> bytes:
+        extension, field = self._chosen or self._choose_member()
         if extension not in sample:
             there = ", ".join(f".{each}" for each in sample)
             raise ValueError(f"{where} has no .{extension} (it has {there}): set source.field= to the one to read")
@@ -90,24 +90,26 @@ class WebDatasetSource(ImageSource):
             self.remarks[f"members .{other} of samples were left out"] += other != extension
         if _is_picture(extension):
             self.needs, self.is_text = super().needs, False
-            (height, width), raster = self._picture(sample[extension], where)
-            self.same(name, height=height, width=width, channels=3)
+            (height, width), raster = self._decode_picture(sample[extension], where)
+            self.check_consistent_format(name, height=height, width=width, channels=3)
             return raster
         content = sample[extension]
-        self._odd += (odd := self._check(content, extension, where)) is not None
+        self._odd += (odd := self._check_content(content, extension, where)) is not None
         if odd:
             self.remarks[f"members .{extension} are {odd}; the bytes are read as they are"] += 1
         if not field:
-            return self.lf(content)
+            return self.convert_newlines(content)
         option = f"source.field={extension}.FIELD"
-        return self.lf(text_in(content, field, f"{where}: its .{extension}", option, remarks=self.remarks))
+        return self.convert_newlines(
+            extract_json_text(content, field, f"{where}: its .{extension}", option, remarks=self.remarks)
+        )
 
-    def _check(self, content: bytes, extension: str, where: str) -> str | None:
+    def _check_content(self, content: bytes, extension: str, where: str) -> str | None:
         """Check a member as `check_head` does. After many members in another encoding, it guesses less closely."""
         packed = is_compressed(f".{extension}")
         return check_head(content[:HEAD], f"{where}: its .{extension}", "", packed, self._odd < _CLOSELY)
 
-    def _choose(self) -> tuple[str, str]:
+    def _choose_member(self) -> tuple[str, str]:
         """Return the extension to read, and the field of a .json. Every worker chooses the same."""
         given = self.options.field
         if given != _DEFAULT:
@@ -116,7 +118,7 @@ class WebDatasetSource(ImageSource):
             return given.lower().lstrip("."), ""
         look = WebDatasetSource(self.options)  # a separate source, so that remarks are not counted twice
         tars = (file for file in self.files if is_tar(file.path))
-        _, sample = next(chain.from_iterable(look._samples(file.path) for file in tars), ("", {}))
+        _, sample = next(chain.from_iterable(look._read_samples(file.path) for file in tars), ("", {}))
         found = [(each, "" if each.startswith("txt") else _DEFAULT) for each in _TEXTS if each in sample]
         found += [(each, "") for each in sample if _is_picture(each)]
         return found[0] if found else ("txt", "")

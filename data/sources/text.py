@@ -13,7 +13,7 @@ from itertools import chain
 from pathlib import Path
 from typing import IO
 
-from data.sources.files import File, blocks, is_about, is_compressed, open_stream
+from data.sources.files import File, is_about, is_compressed, open_stream, read_blocks
 from data.sources.magic import HEAD, check_text
 from data.sources.source import Input, Piece, Source
 from data.sources.splits import SPLITS, Places, some_of
@@ -72,7 +72,7 @@ class TextSource(Texts):
 
     looked_at, whole_files = HEAD, True
 
-    def single(self, file: File) -> bool:
+    def is_single_file(self, file: File) -> bool:
         """Return True: every file is a document."""
         return True
 
@@ -97,19 +97,19 @@ class TextSource(Texts):
                 total = None if whole else self.totals.get(file)  # if unknown, the worker measures it
                 yield Input(file.name, file.path, file.size * INFLATED, splits, 0, total)
                 continue
-            parts = [(splits[0], 0, file.size)] if whole else list(self._parts(file, splits))
+            parts = [(splits[0], 0, file.size)] if whole else list(self._split_parts(file, splits))
             for part, start, stop in parts:
                 name = file.name if whole else f"{file.name}@{start}"
                 # If line endings lose a byte, multiples of `align` are unknown before reading.
                 loses = align > 1 and self.options.newlines == "lf"
-                for a, b in [(start, stop)] if loses else ranges(file.path, start, stop, size, align):
+                for a, b in [(start, stop)] if loses else split_into_ranges(file.path, start, stop, size, align):
                     yield Input(name, file.path, b - a, (part,), a, b, a > start)
 
     def read(self, item: Input) -> Iterator[Piece]:
         """Yield a file or its range in pieces. Of a file that several splits share, yield its parts."""
-        return self.lf_pieces(self._read(item))
+        return self.convert_piece_newlines(self._read_pieces(item))
 
-    def _read(self, item: Input) -> Iterator[Piece]:
+    def _read_pieces(self, item: Input) -> Iterator[Piece]:
         if len(item.splits) > 1:
             yield from self._read_compressed(item)
             return
@@ -117,18 +117,18 @@ class TextSource(Texts):
             if item.start:
                 stream.seek(item.start)
             continues, passed = item.continues, 0
-            for block in blocks(stream, None if item.stop is None else item.stop - item.start):
+            for block in read_blocks(stream, None if item.stop is None else item.stop - item.start):
                 yield Piece(item.name, item.splits[0], block, continues)
                 continues, passed = True, passed + len(block)
         if item.stop is not None and passed != item.stop - item.start:
             raise ValueError(f"{item.path} changed while it was being read: run `haed shard` again")
 
-    def targets(self, total: int, splits: Places) -> list[int]:
+    def split_targets(self, total: int, splits: Places) -> list[int]:
         """Return the approximate offsets where the splits after the first begin."""
         percent = self.options.valid_percent
         return [total * (100 - left * percent) // 100 for left in range(len(splits) - 1, 0, -1)]
 
-    def cut(self, window: bytes) -> int:
+    def find_cut(self, window: bytes) -> int:
         """Return the exact place to cut in the bytes from a target on.
 
         It is after a blank line; without one, after a line; without one, after a character.
@@ -136,13 +136,13 @@ class TextSource(Texts):
         blank = _BLANK.search(window)
         return blank.end() if blank else _after_line(window)
 
-    def _parts(self, file: File, splits: Places) -> Iterator[tuple[str, int, int]]:
+    def _split_parts(self, file: File, splits: Places) -> Iterator[tuple[str, int, int]]:
         """Yield split, start and end of the parts of a plain file."""
         start = 0
         with open(file.path, "rb") as stream:
-            for split, target in zip(splits, (*self.targets(file.size, splits), file.size), strict=True):
+            for split, target in zip(splits, (*self.split_targets(file.size, splits), file.size), strict=True):
                 stream.seek(max(start, target))
-                stop = max(start, target) + self.cut(stream.read(_WINDOW)) if target < file.size else file.size
+                stop = max(start, target) + self.find_cut(stream.read(_WINDOW)) if target < file.size else file.size
                 if stop > start:
                     yield split, start, stop
                 start = stop
@@ -159,7 +159,7 @@ class TextSource(Texts):
                 if len(content) < _HELD:
                     yield from self._read_parts(io.BytesIO(content), item, len(content))
                     return
-                total = len(content) + sum(len(block) for block in blocks(stream))
+                total = len(content) + sum(len(block) for block in read_blocks(stream))
                 del content
         with open_stream(item.path, self.options.expansion) as stream:
             yield from self._read_parts(stream, item, total)
@@ -168,17 +168,17 @@ class TextSource(Texts):
         """Yield the parts of a stream of known size."""
         start = position = 0
         rest = b""
-        for split, target in zip(item.splits, (*self.targets(total, item.splits), total), strict=True):
+        for split, target in zip(item.splits, (*self.split_targets(total, item.splits), total), strict=True):
             title = f"{item.name}@{start}"
             head, rest = rest[: max(0, target - position)], rest[max(0, target - position) :]
             continues = False
-            for block in chain((head,), blocks(stream, max(0, target - position - len(head)))):
+            for block in chain((head,), read_blocks(stream, max(0, target - position - len(head)))):
                 if block:
                     yield Piece(title, split, block, continues)
                     continues, position = True, position + len(block)
             if target < total:
                 rest += stream.read(_WINDOW - len(rest))
-                cut = self.cut(rest)
+                cut = self.find_cut(rest)
                 if cut:
                     yield Piece(title, split, rest[:cut], continues)
                 rest, position = rest[cut:], position + cut
@@ -196,7 +196,7 @@ def _after_line(window: bytes) -> int:
     return rest if rest < 4 else 0  # four in a row are no UTF-8
 
 
-def ranges(path: str, start: int, stop: int, size: int, align: int) -> Iterator[tuple[int, int]]:
+def split_into_ranges(path: str, start: int, stop: int, size: int, align: int) -> Iterator[tuple[int, int]]:
     """Split a document of a plain file into ranges of about `size` bytes, after a line if it may be cut anywhere."""
     count = max(1, -(-(stop - start) // size))
     before = start
@@ -270,13 +270,13 @@ class Enwik8Source(TextSource):
         self.record.by, self.record.files = "offsets", {SPLITS: names}
         return dict.fromkeys(files, SPLITS)
 
-    def targets(self, total: int, splits: Places) -> list[int]:
+    def split_targets(self, total: int, splits: Places) -> list[int]:
         """Return the given offsets, or else those at 90 and 95 %."""
         given = self.options.offsets
         if given and not (len(given) == 2 and 0 <= given[0] <= given[1] <= total):
             raise ValueError(f"source.offsets={given}: expected two, ascending, in a text of {total:,} bytes")
         return given or [total * 90 // 100, total * 95 // 100]
 
-    def cut(self, window: bytes) -> int:
+    def find_cut(self, window: bytes) -> int:
         """Return 0: the cut is exactly at the target."""
         return 0

@@ -5,7 +5,7 @@ from typing import Any
 
 from prefect.artifacts import create_link_artifact, create_markdown_artifact, create_table_artifact
 
-from pipeline.shown import markdown_text, printable
+from pipeline.shown import make_printable, markdown_text
 
 
 def post_markdown(text: str, key: str, *about: str) -> None:
@@ -16,23 +16,23 @@ def post_markdown(text: str, key: str, *about: str) -> None:
         key: of the artifact.
         about: paragraphs of its description, as plain text.
     """
-    create_markdown_artifact(text, key, _described(about))
+    create_markdown_artifact(text, key, _join_paragraphs(about))
 
 
 def post_table(rows: Sequence[Mapping[str, Any]], key: str, *about: str) -> None:
     """Post a table, whose cells the UI shows as plain text; see `post_markdown`."""
-    shown = [{name: _cell(value) for name, value in row.items()} for row in rows]
-    create_table_artifact(shown, key, _described(about))
+    shown = [{name: _escape_cell(value) for name, value in row.items()} for row in rows]
+    create_table_artifact(shown, key, _join_paragraphs(about))
 
 
 def post_link(address: str, text: str, key: str, *about: str) -> None:
     """Post a link to one of our addresses; see `post_markdown`."""
-    create_link_artifact(address, text, key=key, description=_described(about))
+    create_link_artifact(address, text, key=key, description=_join_paragraphs(about))
 
 
-def _described(about: Sequence[str]) -> str:
+def _join_paragraphs(about: Sequence[str]) -> str:
     return "\n\n".join(markdown_text(each) for each in about)
 
 
-def _cell(value: Any) -> Any:
-    return printable(value) if isinstance(value, str) else value
+def _escape_cell(value: Any) -> Any:
+    return make_printable(value) if isinstance(value, str) else value

@@ -18,15 +18,15 @@ from prefect.exceptions import ParameterTypeError, TerminationSignal
 from prefect.logging.handlers import APILogWorker
 from prefect.states import Cancelled, Completed, Crashed, Failed, State
 
-from flows.page.live import tell
-from pipeline.shown import reason
+from flows.page.live import log_to_parent_run
+from pipeline.shown import format_error
 
 log = logging.getLogger(__name__)
 ROOMS = ("pipeline", "data", "haed", "flows")
 EXPECTED = (ValueError, OSError, FloatingPointError, ParameterTypeError)
 
 
-def concluded(stage: str, work: Callable[[], Any], told: Callable[[Any], str]) -> State[Any]:
+def finish_flow_run(stage: str, work: Callable[[], Any], told: Callable[[Any], str]) -> State[Any]:
     """Run a flow's work and return its final state.
 
     Args:
@@ -40,23 +40,23 @@ def concluded(stage: str, work: Callable[[], Any], told: Callable[[Any], str]) -
     try:
         found = work()
     except TerminationSignal as error:
-        _say_stopped(error)
+        _finish_stopped_run(error)
         raise
     except Exception as error:
-        if not is_users(error):
+        if not is_user_error(error):
             raise
         inner = next(iter(getattr(error, "__notes__", ())), "")  # the stage of this flow in which it came up
         if not inner:
             error.add_note(stage)
-        return Failed(message=f"{inner}{': ' if inner else ''}{reason(error)}", data=error)
+        return Failed(message=f"{inner}{': ' if inner else ''}{format_error(error)}", data=error)
     message = told(found)
     if stage != "haed":  # whose result is that of a stage
         log.info("%s: %s", stage, message)
-    tell("%s: %s", stage, message)
+    log_to_parent_run("%s: %s", stage, message)
     return Completed(message=message, data=found)
 
 
-def is_users(error: BaseException | None) -> bool:
+def is_user_error(error: BaseException | None) -> bool:
     """Return whether an error comes from the user's input or the machine, so that its message is enough.
 
     As on the command line, these are ValueError, OSError and FloatingPointError, and also Prefect's
@@ -85,7 +85,7 @@ class _NoTracebacks(logging.Filter):
             record.levelno, record.levelname = logging.ERROR, "ERROR"
         if str(record.msg).startswith("Finished in state Completed("):
             return False
-        return not (record.exc_info and is_users(record.exc_info[1]))
+        return not (record.exc_info and is_user_error(record.exc_info[1]))
 
 
 def drop_tracebacks() -> None:
@@ -95,7 +95,7 @@ def drop_tracebacks() -> None:
         engine.addFilter(_NoTracebacks())
 
 
-def _say_stopped(error: TerminationSignal) -> None:
+def _finish_stopped_run(error: TerminationSignal) -> None:
     """Set the final state of this flow run, with a message on what was saved.
 
     Prefect's engine has no message for this case and leaves a final state alone.

@@ -19,28 +19,28 @@ from typing import Any, Protocol, Self
 from prefect.artifacts import create_progress_artifact, update_progress_artifact
 from prefect.logging import get_run_logger
 
-from data.sharding.progress import Sharding
+from data.sharding.progress import ShardingProgress
 from pipeline.options import Options, Phase, PhaseOptions
-from pipeline.run.metrics import Pace, Record, Status, validated
+from pipeline.run.metrics import PhaseStatus, Record, RemainingTime, format_validation
 from pipeline.shown import markdown_text
 
 EVERY_SECONDS = 5.0
 
 
-def key(*parts: str) -> str:
+def artifact_key(*parts: str) -> str:
     """Return an artifact's key: lower-case letters, digits and dashes."""
     return re.sub(r"[^a-z0-9]+", "-", "-".join(parts).lower()).strip("-")
 
 
-def run_key(what: str, options: Options) -> str:
+def run_artifact_key(what: str, options: Options) -> str:
     """Return the key of a run's artifact, unique to this run; digits of a hash are added to ambiguous names."""
-    plain = key(what, options.name)
+    plain = artifact_key(what, options.name)
     if plain == f"{what}-{options.name}" and Path(options.runs_dir).resolve() == Path("runs").resolve():
         return plain
     return f"{plain}-{hashlib.sha256(str(Path(options.runs_dir, options.name).resolve()).encode()).hexdigest()[:4]}"
 
 
-class Shown(Protocol):
+class ProgressStatus(Protocol):
     """The content of a progress artifact: takes updates and formats them as a line."""
 
     def __call__(self, news: Any, /) -> None:
@@ -56,11 +56,11 @@ class Shown(Protocol):
 class LiveArtifact:
     """A progress artifact that shows the updates it receives. Use it as a context manager within a flow run."""
 
-    def __init__(self, artifact: str, status: Shown) -> None:
+    def __init__(self, artifact: str, status: ProgressStatus) -> None:
         self._key, self._status = artifact, status
         self._changed, self._ended = threading.Event(), threading.Event()
         context = contextvars.copy_context()  # the artifact belongs to this flow run
-        self._thread = threading.Thread(target=context.run, args=(self._tell,), daemon=True)
+        self._thread = threading.Thread(target=context.run, args=(self._publish_updates,), daemon=True)
 
     def __enter__(self) -> Self:
         self._thread.start()
@@ -76,7 +76,7 @@ class LiveArtifact:
         self._status(news)
         self._changed.set()
 
-    def _tell(self) -> None:
+    def _publish_updates(self) -> None:
         artifact: Any = None
         last = False
         while not last:
@@ -96,75 +96,79 @@ class LiveArtifact:
             self._ended.wait(EVERY_SECONDS)
 
 
-class Live(LiveArtifact):
+class LivePhaseArtifact(LiveArtifact):
     """A progress artifact of a training phase."""
 
     def __init__(self, phase: Phase, options: Options) -> None:
         limits: PhaseOptions = getattr(options, phase)
-        super().__init__(f"{run_key('live', options)}-{phase}", Status(f"{options.name}: {phase}", limits))
+        super().__init__(
+            f"{run_artifact_key('live', options)}-{phase}", PhaseStatus(f"{options.name}: {phase}", limits)
+        )
 
 
-class LiveShards(LiveArtifact):
+class LiveShardingArtifact(LiveArtifact):
     """A progress artifact of sharding."""
 
     def __init__(self, source: str) -> None:
-        super().__init__(key("live", source, "shard"), _Newest(f"{source}: shard"))
+        super().__init__(artifact_key("live", source, "shard"), _ShardingStatus(f"{source}: shard"))
 
 
-class _Newest:
+class _ShardingStatus:
     def __init__(self, title: str) -> None:
         self._title = title
 
-    def __call__(self, news: Sharding) -> None:
+    def __call__(self, news: ShardingProgress) -> None:
         self._news = news
 
     def progress(self) -> float:
         return self._news.share
 
     def line(self) -> str:
-        return self._news.line(self._title)
+        return self._news.format_line(self._title)
 
 
-_OUTER: ContextVar["Story | None"] = ContextVar("outer", default=None)
+_OUTER: ContextVar["PipelineArtifact | None"] = ContextVar("outer", default=None)
 
 
-def tell(message: str, *values: object) -> None:
+def log_to_parent_run(message: str, *values: object) -> None:
     """Log on the page of the parent flow run, if there is one."""
     if (story := _OUTER.get()) is not None:
         story.log.info(message, *values)
 
 
-def follow(stage: str, record: Record | None = None) -> None:
+def update_parent_progress(stage: str, record: Record | None = None) -> None:
     """Update the parent's progress artifact: a stage has begun, or has new metrics. Validations are also logged."""
     if (story := _OUTER.get()) is not None:
         story((stage, record or {}))
-        if record and (line := validated(record["step"], record)):
+        if record and (line := format_validation(record["step"], record)):
             story.log.info("%s %s", stage, line)
 
 
-class _OnPages(logging.Filter):
+class _TerminalFilter(logging.Filter):
     """A log filter for terminals that drops records meant for the parent run's page; the stage has logged them."""
 
     def filter(self, record: logging.LogRecord) -> bool:  # noqa: D102
         return not getattr(record, "haed_told", False)
 
 
-def _told_on_pages() -> Any:
+def _page_only_logger() -> Any:
     """Return the logger of this flow run, whose records are hidden from terminals."""
     for name in ("", "prefect"):
         for handler in logging.getLogger(name).handlers:
-            if isinstance(handler, logging.StreamHandler) and not any(isinstance(e, _OnPages) for e in handler.filters):
-                handler.addFilter(_OnPages())
+            if isinstance(handler, logging.StreamHandler) and not any(
+                isinstance(e, _TerminalFilter) for e in handler.filters
+            ):
+                handler.addFilter(_TerminalFilter())
     return get_run_logger(haed_told=True)
 
 
-class Story(LiveArtifact):
+class PipelineArtifact(LiveArtifact):
     """The progress artifact of a flow run with several stages. Within its context, stages report to it."""
 
     def __init__(self, options: Options, shares: Mapping[str, float]) -> None:
         limits = {phase: getattr(options, phase) for phase in shares}
-        super().__init__(run_key("live", options), _Whole(options.name, limits, shares))
-        self.log = _told_on_pages()
+        super().__init__(run_artifact_key("live", options), _PipelineStatus(options.name, limits, shares))
+        self.log = _page_only_logger()
 
     def __enter__(self) -> Self:
         self._before = _OUTER.set(self)
@@ -175,7 +179,7 @@ class Story(LiveArtifact):
         super().__exit__(*what)
 
 
-class _Whole:
+class _PipelineStatus:
     """Progress of all phases together, and the current stage.
 
     Args:
@@ -185,9 +189,9 @@ class _Whole:
     """
 
     def __init__(self, name: str, limits: Mapping[str, PhaseOptions], shares: Mapping[str, float]) -> None:
-        self._name, self._stage, self._shares, self._pace = name, "", shares, Pace()
+        self._name, self._stage, self._shares, self._pace = name, "", shares, RemainingTime()
         self._done: set[str] = set()
-        self._phases = {phase: Status(f"{name}: {phase}", each) for phase, each in limits.items()}
+        self._phases = {phase: PhaseStatus(f"{name}: {phase}", each) for phase, each in limits.items()}
 
     def __call__(self, news: tuple[str, Record]) -> None:
         stage, record = news
@@ -207,7 +211,9 @@ class _Whole:
     def line(self) -> str:
         phase = self._phases.get(self._stage)
         share, *left = self._pace(self.progress())
-        return " · ".join([f"{share} of training", *left, phase.figures() if phase else f"{self._name}: {self._stage}"])
+        return " · ".join(
+            [f"{share} of training", *left, phase.format_metrics() if phase else f"{self._name}: {self._stage}"]
+        )
 
 
 log = logging.getLogger(__name__)

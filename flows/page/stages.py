@@ -7,29 +7,29 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from haed.options import SYSTEMS
-from pipeline.kinds import phases
+from pipeline.kinds import training_phases
 from pipeline.options import Options, PhaseOptions
 from pipeline.run.folder import RunFolder
-from pipeline.run.metrics import read
-from pipeline.shown import duration
+from pipeline.run.metrics import read_metrics
+from pipeline.shown import format_duration
 
 log = logging.getLogger(__name__)
 _BACKWARD = 3  # times as long as scoring a chunk does learning from it take
 
 
-class Stages:
+class StageLog:
     """A log of the stages of a run. It begins with a plan of all stages."""
 
     def __init__(self, options: Options) -> None:
         self._options, kind = options, options.model.kind
-        self._phases = phases(kind)
+        self._phases = training_phases(kind)
         index = ["index"] if SYSTEMS[kind].chunks else []
         self._names = ["shard", *self._phases, "evaluate", *index, "sample", "report"]
-        log.info("%s", self.plan())
+        log.info("%s", self.describe_plan())
 
-    def plan(self) -> str:
+    def describe_plan(self) -> str:
         """Return a sentence with the stages and the training budget of each phase."""
-        budgets = [f"{phase} {budget(getattr(self._options, phase))}" for phase in self._phases]
+        budgets = [f"{phase} {format_budget(getattr(self._options, phase))}" for phase in self._phases]
         others = [name for name in self._names if name not in self._phases]
         return (
             f"{len(self._names)} stages: {', '.join(self._names)}. Training takes what its budget says ({', '.join(budgets)}), "
@@ -38,7 +38,7 @@ class Stages:
         )
 
     @contextmanager
-    def begin(self, name: str, about: float | None = None) -> Iterator[None]:
+    def begin_stage(self, name: str, about: float | None = None) -> Iterator[None]:
         """Log the start of a stage and, at its end, its duration.
 
         Args:
@@ -47,22 +47,27 @@ class Stages:
         """
         number = self._names.index(name) + 1
         if name in self._phases:
-            expected = f", {budget(getattr(self._options, name))} of training"
+            expected = f", {format_budget(getattr(self._options, name))} of training"
         else:
-            expected = "" if about is None else f", about {duration(about)}"
+            expected = "" if about is None else f", about {format_duration(about)}"
         log.info("stage %d of %d: %s%s", number, len(self._names), name, expected)
         began = time.monotonic()
         yield
-        log.info("stage %d of %d: %s took %s", number, len(self._names), name, duration(time.monotonic() - began))
+        log.info(
+            "stage %d of %d: %s took %s", number, len(self._names), name, format_duration(time.monotonic() - began)
+        )
 
-    def skip(self, name: str) -> None:
+    def skip_stage(self, name: str) -> None:
         """Log that a stage was finished before."""
         log.info("stage %d of %d: %s, done before", self._names.index(name) + 1, len(self._names), name)
 
-    def of_evaluation(self, chunks: int) -> float | None:
+    def estimate_evaluation_seconds(self, chunks: int) -> float | None:
         """Return the expected seconds for scoring `chunks` chunks, from the training rate; None if that is unknown."""
-        options, folder = self._options, RunFolder.of(self._options)
-        rates = [record.get("chunks_per_second") for record in read(folder.phase(self._phases[-1]) / "metrics.jsonl")]
+        options, folder = self._options, RunFolder.from_options(self._options)
+        rates = [
+            record.get("chunks_per_second")
+            for record in read_metrics(folder.phase_folder(self._phases[-1]) / "metrics.jsonl")
+        ]
         known = [rate for rate in rates if rate]
         if not known:
             return None
@@ -71,7 +76,7 @@ class Stages:
         return chunks * math.ceil(context / stride) / (_BACKWARD * known[-1])
 
 
-def budget(limits: PhaseOptions) -> str:
+def format_budget(limits: PhaseOptions) -> str:
     """Return the limits of a phase as text. The first limit reached ends the phase."""
     found = [
         *([f"{limits.seconds:g} s"] if limits.seconds else []),

@@ -12,7 +12,7 @@ import re
 from http.cookies import CookieError, SimpleCookie
 from typing import Any
 
-from pipeline.pages.guard import answer
+from pipeline.pages.guard import send_response
 
 COOKIE = "haed-pages"
 _SECONDS = 30 * 24 * 3600
@@ -30,7 +30,7 @@ _ENTER = (
 _PREFECTS = re.compile(r"/runs/(flow-run|task-run)/[0-9a-f-]{36}")  # in its UI of before
 
 
-class Beside:
+class RunPagesMiddleware:
     """An ASGI application that serves the pages of runs and passes other requests to Prefect.
 
     Args:
@@ -53,22 +53,22 @@ class Beside:
         ):
             return await self._prefect(scope, receive, send)
         if path == "/enter" and scope["method"] == "GET":
-            return await answer(send, 200, _ENTER, "text/html")
+            return await send_response(send, 200, _ENTER, "text/html")
         headers = {name: value.decode("latin-1") for name, value in scope["headers"]}
-        known = not self._secret or self._knows(headers)
+        known = not self._secret or self._has_password(headers)
         if path == "/enter":
             cookie = f"{COOKIE}={self._token}; Path=/runs; Max-Age={_SECONDS}; HttpOnly; SameSite=Lax"
-            return await answer(
+            return await send_response(
                 send, 204 if known else 401, "", more=[(b"set-cookie", cookie.encode())] if known else ()
             )
         if not known and not self._has_cookie(headers):
             asked = (b"www-authenticate", b'Basic realm="haed", charset="UTF-8"')
-            return await answer(
+            return await send_response(
                 send, 401, "haed serve has a password: /enter asks for it, and lets a browser in\n", more=[asked]
             )
         await self._pages(scope, receive, send)
 
-    def _knows(self, headers: dict[bytes, str]) -> bool:
+    def _has_password(self, headers: dict[bytes, str]) -> bool:
         scheme, _, given = headers.get(b"authorization", "").partition(" ")
         try:
             return scheme.lower() == "basic" and hmac.compare_digest(base64.b64decode(given), self._secret)

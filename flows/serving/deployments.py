@@ -10,7 +10,7 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
-from flows.choices import runs_there, with_runs
+from flows.choices import add_run_choices, list_recent_runs
 from flows.serving.environment import OF_FLOWS
 
 log = logging.getLogger(__name__)
@@ -23,7 +23,7 @@ KEPT = {"schedules", "paused", "concurrency_limit", "concurrency_options", "tags
 KEPT |= {"enforce_parameter_schema"}
 
 
-def name_of(folder: Path, host: str = "") -> str:
+def deployment_suffix(folder: Path, host: str = "") -> str:
     """Return the common part of the names of a folder's deployments: host, folder name, and digits of a hash of both.
 
     Args:
@@ -34,19 +34,19 @@ def name_of(folder: Path, host: str = "") -> str:
     return "-".join([*filter(None, [host]), re.sub(r"[^\w.]+", "-", folder.resolve().name) or "root", digits])
 
 
-def names(name: str) -> list[str]:
+def list_deployment_names(name: str) -> list[str]:
     """Return the names of a folder's deployments, one per stage."""
     from flows.flows import FLOWS
 
     return [f"{flow.name}-{name}" for flow in FLOWS]
 
 
-def deployments(name: str, chain: bool = False) -> list[Any]:
+def build_deployments(name: str, chain: bool = False) -> list[Any]:
     """Return every flow as a deployment, named and tagged by its stage.
 
     Args:
         name: the common part of their names.
-        chain: see `flows.serving.serve.serve`.
+        chain: see `flows.serving.serve.serve_flows`.
     """
     from prefect.deployments.runner import EntrypointType
     from prefect.events import DeploymentEventTrigger
@@ -87,7 +87,7 @@ def deployments(name: str, chain: bool = False) -> list[Any]:
 def offer_runs(made: list[Any], runs: list[str]) -> None:
     """Offer these runs in the forms of deployments that are not registered yet."""
     for deployment in made:
-        with_runs(deployment._parameter_openapi_schema.properties, runs)
+        add_run_choices(deployment._parameter_openapi_schema.properties, runs)
 
 
 def keep_offering(made: list[Any], runs: list[str]) -> None:
@@ -102,13 +102,13 @@ def keep_offering(made: list[Any], runs: list[str]) -> None:
         offered = runs
         while True:
             time.sleep(LOOK_SECONDS)
-            if (now := runs_there()) == offered:
+            if (now := list_recent_runs()) == offered:
                 continue
             try:
                 with get_client(sync_client=True) as client:
                     for flow, deployment in zip(FLOWS, made, strict=True):
                         schema = parameter_schema(flow)
-                        with_runs(schema.properties, now)
+                        add_run_choices(schema.properties, now)
                         id = client.read_deployment_by_name(deployment.full_name).id
                         client.update_deployment(id, DeploymentUpdate(parameter_openapi_schema=schema.model_dump()))
                 offered = now
@@ -118,7 +118,7 @@ def keep_offering(made: list[Any], runs: list[str]) -> None:
     threading.Thread(target=look, daemon=True).start()
 
 
-def deploy(
+def deploy_to_pool(
     pool: str, folder: Path, image: str = "", variables: dict[str, Any] | None = None, limit: int | None = None
 ) -> list[str]:
     """Register every flow for the workers of a work pool. They need this package installed.
@@ -153,27 +153,29 @@ def deploy(
             log.warning(
                 "pool %s is of kind %s: runs lie in the working folder of its image, or in runs_dir=", pool, kind
             )
-        jobs = _merged(jobs, variables or {})
+        jobs = _merge_nested(jobs, variables or {})
         if limit is not None:
             client.update_work_pool(pool, WorkPoolUpdate(concurrency_limit=limit))
-        name = name_of(folder, pool) if kind == "process" else pool
-        made = deployments(name)
+        name = deployment_suffix(folder, pool) if kind == "process" else pool
+        made = build_deployments(name)
         for deployment in made:
             deployment.job_variables = jobs
             with suppress(ObjectNotFound):
                 known = client.read_deployment_by_name(deployment.full_name)
-                deployment.job_variables = _merged(known.job_variables or {}, jobs)
+                deployment.job_variables = _merge_nested(known.job_variables or {}, jobs)
                 deployment.work_queue_name = known.work_queue_name
     ids = {deployment.flow_name: deployment.apply(work_pool_name=pool) for deployment in made}
     _crash_silent_runs(name, [str(id) for id in ids.values()])
     return [f"{deployment.flow_name}/{deployment.name}" for deployment in made]
 
 
-def _merged(was: dict[str, Any], now: dict[str, Any]) -> dict[str, Any]:
+def _merge_nested(was: dict[str, Any], now: dict[str, Any]) -> dict[str, Any]:
     """Merge nested dictionaries. The second one takes precedence."""
     for key, value in now.items():
         before = was.get(key)
-        was = was | {key: _merged(before, value) if isinstance(before, dict) and isinstance(value, dict) else value}
+        was = was | {
+            key: _merge_nested(before, value) if isinstance(before, dict) and isinstance(value, dict) else value
+        }
     return was
 
 

@@ -21,7 +21,7 @@ from pathlib import Path
 from subprocess import PIPE
 from typing import Any
 
-from flows.states.alive import served_by
+from flows.states.alive import serving_process_id
 from pipeline.stopping import end_with_parent
 
 ENGINE = [sys.executable, "-m", "prefect.engine"]
@@ -31,7 +31,7 @@ _LOADED += ["faiss", "pipeline.probe.neighbours", "pipeline.probe.next", "pipeli
 CALM_SECONDS = 5.0  # the next one is loaded when a flow has begun, not beside its beginning
 
 
-class Spare:
+class SpareProcess:
     """A manager of one spare process, which the next flow run uses in place of a new process."""
 
     def __init__(self) -> None:
@@ -42,9 +42,9 @@ class Spare:
         self._loading: asyncio.Task[None] | None = None
 
     @asynccontextmanager
-    async def kept(self) -> AsyncIterator[None]:
+    async def keep_ready(self) -> AsyncIterator[None]:
         """Keep a spare process ready for the runner of this process, within this context."""
-        self._processes.open_process = self.open
+        self._processes.open_process = self.provide_process
         self._load_next()
         try:
             yield
@@ -56,7 +56,7 @@ class Spare:
                 await self._ready[0].__aexit__(None, None, None)
 
     @asynccontextmanager
-    async def open(self, command: list[str], **settings: Any) -> AsyncIterator[Any]:
+    async def provide_process(self, command: list[str], **settings: Any) -> AsyncIterator[Any]:
         """Replace Prefect's `open_process`: a flow run gets the spare process if one is ready."""
         ready = self._ready if command == ENGINE and set(settings) <= {"env", "cwd", "stdout", "stderr"} else None
         if ready is None or ready[1].returncode is not None:
@@ -94,10 +94,10 @@ def main() -> None:
 
     With the argument `anew`, run the flow run of the environment at once.
     """
-    end_with_parent(served_by())
+    end_with_parent(serving_process_id())
     if sys.argv[1:] == ["anew"]:
         return _run_engine()
-    begun, environment = time.time(), _lasting(os.environ)
+    begun, environment = time.time(), _drop_run_variables(os.environ)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal sends it to all that serve
     for name in _LOADED:
         importlib.import_module(name)
@@ -110,7 +110,7 @@ def main() -> None:
     os.environ.update(given["environment"])
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
     signal.signal(signal.SIGINT, signal.default_int_handler)
-    if _lasting(os.environ) != environment or _changed_since(begun):
+    if _drop_run_variables(os.environ) != environment or _changed_since(begun):
         os.execv(_ANEW[0], _ANEW)
     _run_engine()
 
@@ -120,7 +120,7 @@ def _run_engine() -> None:
     runpy.run_path(sys.argv[0], run_name="__main__")
 
 
-def _lasting(environment: Any) -> dict[str, str]:
+def _drop_run_variables(environment: Any) -> dict[str, str]:
     """Return the environment without the variables that Prefect sets for a single run."""
     return {key: value for key, value in environment.items() if not key.startswith("PREFECT__")}
 

@@ -12,7 +12,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from data.locations import redact
+from data.locations import redact_urls
 from pipeline.config import ConfigError
 
 DEFAULTS = {
@@ -53,7 +53,7 @@ def prepare() -> None:
     files = [Path(named)] if named else [home / "profiles.toml", Path("~/.prefect/profiles.toml").expanduser()]
     for file in filter(Path.is_file, files):
         os.environ["PREFECT_PROFILES_PATH"] = str(file)
-        name, settings = _active(file)
+        name, settings = _read_active_profile(file)
         for key, value in settings.items():
             os.environ.setdefault(key, str(value))
         _check_addresses()
@@ -111,11 +111,11 @@ def _check_addresses() -> None:
     """Raise ConfigError if the address of a server contains a password, because addresses are printed and stored."""
     for name in ("PREFECT_API_URL", "PREFECT_UI_URL", "PREFECT_UI_API_URL"):
         value = os.environ.get(name, "")
-        if redact(value) != value:
+        if redact_urls(value) != value:
             raise ConfigError(f"{name}={value} holds a name or password: leave it out, and set PREFECT_API_AUTH_STRING")
 
 
-def _active(file: Path) -> tuple[str, dict[str, Any]]:
+def _read_active_profile(file: Path) -> tuple[str, dict[str, Any]]:
     """Return the name and settings of the active profile."""
     try:
         found = tomllib.loads(file.read_text(encoding="utf-8"))

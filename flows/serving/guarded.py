@@ -11,16 +11,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from data.durable import available_threads
-from flows.serving.beside import Beside
-from flows.serving.keepable import Keepable
-from flows.serving.plainly import Plainly
-from pipeline.pages.guard import LOOPBACK, Guarded, Rules, guarded_wsgi, names_of
+from flows.serving.beside import RunPagesMiddleware
+from flows.serving.keepable import StorableBodyMiddleware
+from flows.serving.plainly import PlainErrorMiddleware
+from pipeline.pages.guard import LOOPBACK, AllowedHosts, HostCheckMiddleware, host_checked_wsgi, host_names
 
 if TYPE_CHECKING:
-    from pipeline.pages.warm import Warm
+    from pipeline.pages.warm import ModelCache
 
 
-def prefect(host: str, port: int, bound: int | None, more: list[str], runs: Path | None) -> None:
+def serve_prefect(host: str, port: int, bound: int | None, more: list[str], runs: Path | None) -> None:
     """Run Prefect's server as `prefect server start` does, but make SQLite transactions wait for each other.
 
     Args:
@@ -37,14 +37,14 @@ def prefect(host: str, port: int, bound: int | None, more: list[str], runs: Path
     settings = get_current_settings().server
     _take_turns()
     origins = [item.strip() for item in settings.api.cors_allowed_origins.split(",") if item.strip() != "*"]
-    application: Any = Keepable(Plainly(create_app(final=True)))
+    application: Any = StorableBodyMiddleware(PlainErrorMiddleware(create_app(final=True)))
     warm = None
     if runs is not None:
         secret = settings.api.auth_string
-        pages, warm = _pages(runs)
-        application = Beside(application, pages, secret.get_secret_value() if secret else "")
+        pages, warm = _build_run_pages(runs)
+        application = RunPagesMiddleware(application, pages, secret.get_secret_value() if secret else "")
     serving = uvicorn.Config(
-        Guarded(application, Rules([*names_of(host), *more], origins)),
+        HostCheckMiddleware(application, AllowedHosts([*host_names(host), *more], origins)),
         host=host,
         port=port,
         timeout_keep_alive=settings.api.keepalive_timeout,
@@ -57,26 +57,26 @@ def prefect(host: str, port: int, bound: int | None, more: list[str], runs: Path
     if warm is None:
         uvicorn.Server(serving).run(sockets)
         return
-    from pipeline.pages.explore import Server, end_without
+    from pipeline.pages.explore import PageServer, exit_if_busy
 
     try:
-        Server(serving, warm).run(sockets)
+        PageServer(serving, warm).run(sockets)
     finally:
-        end_without(warm, 128 + signal.SIGINT)
+        exit_if_busy(warm, 128 + signal.SIGINT)
 
 
-def _pages(runs: Path) -> "tuple[Any, Warm]":
+def _build_run_pages(runs: Path) -> "tuple[Any, ModelCache]":
     """Return the application of the pages of runs, and its cache of models.
 
     The models run on the CPU with half of the threads, and leave the rest to trainings.
     """
-    from pipeline.pages.app import application
-    from pipeline.pages.runs import Runs
-    from pipeline.pages.warm import Warm
+    from pipeline.pages.app import make_application
+    from pipeline.pages.runs import ServedRuns
+    from pipeline.pages.warm import ModelCache
 
     threads = max(1, available_threads() // 2)
-    warm = Warm(overrides=("device=cpu", f"threads={threads}"))
-    return application(Runs(runs), warm, {"Prefect UI": "/v2/"}), warm
+    warm = ModelCache(overrides=("device=cpu", f"threads={threads}"))
+    return make_application(ServedRuns(runs), warm, {"Prefect UI": "/v2/"}), warm
 
 
 def _take_turns() -> None:
@@ -97,13 +97,13 @@ def _take_turns() -> None:
         dependencies.MODELS_DEPENDENCIES["database_config"] = TakingTurns(connection_url=address)
 
 
-def board(port: int, folder: str) -> None:
+def serve_tensorboard(port: int, folder: str) -> None:
     """Run TensorBoard on 127.0.0.1."""
     from tensorboard import default, main_lib, program
 
     class Server(program.WerkzeugServer):
         def __init__(self, application: Any, flags: Any) -> None:
-            super().__init__(guarded_wsgi(application, Rules(LOOPBACK)), flags)
+            super().__init__(host_checked_wsgi(application, AllowedHosts(LOOPBACK)), flags)
 
     main_lib.global_init()
     made = program.TensorBoard(default.get_plugins(), server_class=Server)
@@ -124,9 +124,9 @@ def main() -> None:
     parser.add_argument("--runs", type=Path)
     given = parser.parse_args()
     if given.server == "board":
-        board(given.port, given.logdir)
+        serve_tensorboard(given.port, given.logdir)
     else:
-        prefect(given.host, given.port, given.socket, given.allowed_host, given.runs)
+        serve_prefect(given.host, given.port, given.socket, given.allowed_host, given.runs)
 
 
 if __name__ == "__main__":

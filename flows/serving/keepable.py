@@ -9,14 +9,14 @@ import json
 import math
 from typing import Any
 
-from pipeline.pages.guard import answer
+from pipeline.pages.guard import send_response
 
 DEEPEST = 100  # objects and lists within each other
 _MOST = 2**63 - 1
 _SHOWN = 80  # characters
 
 
-def unkeepable(body: bytes) -> str | None:
+def find_unstorable_value(body: bytes) -> str | None:
     """Return why a request's JSON cannot be stored; None if it can, or if it is not JSON (the server reports that)."""
     try:
         value = json.loads(body)
@@ -37,22 +37,22 @@ def unkeepable(body: bytes) -> str | None:
             left += [(item, f"{place}[{number}]", depth + 1) for number, item in enumerate(each)]
         elif isinstance(each, str):
             if any("\ud800" <= character <= "\udfff" for character in each):
-                return f"{_shown(where)}{_shown(repr(each))} holds half of a character (a lone surrogate): remove it"
+                return f"{_shorten_text(where)}{_shorten_text(repr(each))} holds half of a character (a lone surrogate): remove it"
         elif isinstance(each, float):
             if not math.isfinite(each):
-                return f"{_shown(where)}{each} is no number that can be kept: give one, such as 10"
+                return f"{_shorten_text(where)}{each} is no number that can be kept: give one, such as 10"
         elif isinstance(each, int) and abs(each) > _MOST:
-            return f"{_shown(where)}{_shown(str(each))} is greater than can be kept: give at most {_MOST}"
+            return f"{_shorten_text(where)}{_shorten_text(str(each))} is greater than can be kept: give at most {_MOST}"
     return None
 
 
-def _shown(text: str) -> str:
+def _shorten_text(text: str) -> str:
     """Return the beginning of a text, with characters escaped that an answer cannot hold."""
     plain = text.encode(errors="backslashreplace").decode()
     return plain if len(plain) <= _SHOWN + 4 else f"{plain[:_SHOWN]}…"
 
 
-class Keepable:
+class StorableBodyMiddleware:
     """ASGI middleware that refuses requests with values that the server could store but not show."""
 
     def __init__(self, application: Any) -> None:
@@ -72,8 +72,8 @@ class Keepable:
             if not message.get("more_body"):
                 break
         body = b"".join(parts)
-        if body and (reason := unkeepable(body)):
-            return await answer(send, 422, json.dumps({"detail": reason}), "application/json")
+        if body and (reason := find_unstorable_value(body)):
+            return await send_response(send, 422, json.dumps({"detail": reason}), "application/json")
         given: list[dict[str, Any]] = [{"type": "http.request", "body": body, "more_body": False}]
 
         async def again() -> Any:

@@ -7,7 +7,7 @@ import json
 import re
 from typing import Any
 
-from data.locations import NO_SECRET, redact
+from data.locations import NO_SECRET, redact_urls
 
 _CHECKED = re.compile(r"/api/(deployments/[^/]+/create_flow_run(/bulk)?|deployments/?([^/]+)?|ui/schemas/validate)")
 WORDS = {
@@ -16,12 +16,12 @@ WORDS = {
 }
 
 
-def plainly(value: Any) -> Any:
+def explain_errors(value: Any) -> Any:
     """Return the JSON of an answer with patterns replaced by explanations and secrets by stars."""
     if isinstance(value, dict):
-        return {key: plainly(each) for key, each in value.items()}
+        return {key: explain_errors(each) for key, each in value.items()}
     if isinstance(value, list):
-        return [plainly(each) for each in value]
+        return [explain_errors(each) for each in value]
     if not isinstance(value, str):
         return value
     for pattern, words in WORDS.items():
@@ -29,10 +29,10 @@ def plainly(value: Any) -> Any:
             before = value.partition(end)[0]
             where, reason, _ = before.partition("Failure reason: ")
             return f"{where}{words}" if reason else words
-    return redact(value)
+    return redact_urls(value)
 
 
-class Plainly:
+class PlainErrorMiddleware:
     """ASGI middleware that rewrites the error messages of form checks."""
 
     def __init__(self, application: Any) -> None:
@@ -56,7 +56,7 @@ class Plainly:
             said = body
             if start["status"] in (400, 409, 422) or scope["path"].endswith("/validate"):
                 try:
-                    said = json.dumps(plainly(json.loads(body))).encode()
+                    said = json.dumps(explain_errors(json.loads(body))).encode()
                 except ValueError:
                     pass
             kept = [(name, value) for name, value in start["headers"] if name.lower() != b"content-length"]

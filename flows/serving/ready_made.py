@@ -22,7 +22,7 @@ _BLOCK = "haed-notification"
 _NOWHERE = "http://127.0.0.1:9/"  # until somebody writes the address of a chat or a service into the block
 
 
-def propose(deployments: list[Any], nightly: bool = True) -> None:
+def propose_automations(deployments: list[Any], nightly: bool = True) -> None:
     """Create the schedule and automations for deployments that are about to be served.
 
     Args:
@@ -41,11 +41,11 @@ def propose(deployments: list[Any], nightly: bool = True) -> None:
                 client.create_deployment_schedules(whole.apply(), [every_night])
     ids = [str(each.apply()) for each in deployments if each.flow_name in TRAIN]
     name = whole.name.removeprefix("haed-")
-    _second_try(f"haed: a second try of crashed trainings of {name}", ids)
-    _notification(f"haed: tell what came of trainings of {name}", ids)
+    _propose_retry(f"haed: a second try of crashed trainings of {name}", ids)
+    _propose_notification(f"haed: tell what came of trainings of {name}", ids)
 
 
-def _second_try(name: str, ids: list[str]) -> None:
+def _propose_retry(name: str, ids: list[str]) -> None:
     retry = ChangeFlowRunState(
         name="AwaitingRetry",
         state=StateType.SCHEDULED,
@@ -53,10 +53,10 @@ def _second_try(name: str, ids: list[str]) -> None:
         force=True,
     )
     about = "Retries a training that crashed in its first try; it goes on from its checkpoint. Switch it on to have it."
-    _automate(name, about, _ended(ids, "Crashed", {"prefect.run-count": "1"}), retry)
+    _create_automation(name, about, _run_ended_trigger(ids, "Crashed", {"prefect.run-count": "1"}), retry)
 
 
-def _notification(name: str, ids: list[str]) -> None:
+def _propose_notification(name: str, ids: list[str]) -> None:
     with get_client(sync_client=True) as client:
         if client.read_automations_by_name(name):
             return
@@ -71,10 +71,10 @@ def _notification(name: str, ids: list[str]) -> None:
         body="{{ flow_run.state.message }}",  # of a completed run its headline
     )
     about = f"Sends what came of a training, its headline or its error. Write an address into the block {_BLOCK} first."
-    _automate(name, about, _ended(ids, "Completed", {}, "Failed", "Crashed"), tell)
+    _create_automation(name, about, _run_ended_trigger(ids, "Completed", {}, "Failed", "Crashed"), tell)
 
 
-def _ended(ids: list[str], state: str, labels: dict[str, str], *others: str) -> EventTrigger:
+def _run_ended_trigger(ids: list[str], state: str, labels: dict[str, str], *others: str) -> EventTrigger:
     """Return a trigger for flow runs of these deployments that reach one of these states."""
     related: dict[str, str | list[str]] = {
         "prefect.resource.role": "deployment",
@@ -89,7 +89,7 @@ def _ended(ids: list[str], state: str, labels: dict[str, str], *others: str) -> 
     )
 
 
-def _automate(name: str, about: str, trigger: EventTrigger, action: Any) -> None:
+def _create_automation(name: str, about: str, trigger: EventTrigger, action: Any) -> None:
     with get_client(sync_client=True) as client:
         if client.read_automations_by_name(name):
             return

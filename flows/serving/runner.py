@@ -19,10 +19,10 @@ from typing import Any
 from prefect.runner import Runner, runner
 from prefect.runner._state_proposer import StateProposer
 
-from flows.serving.engine import Spare
+from flows.serving.engine import SpareProcess
 from flows.states.alive import ASKS, LONG, TRAINS
-from flows.states.lost import say_what_is_lost
-from pipeline.stopping import SAME_SECONDS, Request
+from flows.states.lost import report_lost_work
+from pipeline.stopping import SAME_SECONDS, StopSignal
 
 log = logging.getLogger(__name__)
 PATIENCE_SECONDS = 600.0  # for a slow step, a validation and a checkpoint
@@ -49,22 +49,22 @@ def run_flows(deployments: list[Any]) -> None:
     from flows.flows import FLOWS
 
     for flow in FLOWS:
-        flow.on_cancellation(say_what_is_lost)
-        flow.on_crashed(say_what_is_lost)
+        flow.on_cancellation(report_lost_work)
+        flow.on_crashed(report_lost_work)
     runner.StateProposer = _Proposer  # type: ignore[misc]
-    made = [Runner(pause_on_shutdown=False, limit=waiting_room())]
+    made = [Runner(pause_on_shutdown=False, limit=max_training_processes())]
     made += [Runner(pause_on_shutdown=False) for _ in (LONG, ASKS)]
     for deployment in deployments:
-        made[kind_of(deployment.flow_name)].add_deployment(deployment)
-    asyncio.run(_serve(made))
+        made[runner_index(deployment.flow_name)].add_deployment(deployment)
+    asyncio.run(_serve_runners(made))
 
 
-def kind_of(flow: str) -> int:
+def runner_index(flow: str) -> int:
     """Return the index of the runner for a flow: 0 for training, 1 for other long stages, 2 for queries."""
     return 0 if flow in TRAINS else 1 if flow in LONG else 2
 
 
-def waiting_room() -> int:
+def max_training_processes() -> int:
     """Return the maximum number of training processes, most of which wait for a device: what half of the memory holds.
 
     Further ones stay Late. Prefect's own limit (PREFECT_RUNNER_PROCESS_LIMIT, 5) is a lower bound here, and applies to
@@ -74,17 +74,17 @@ def waiting_room() -> int:
     return max(Runner(pause_on_shutdown=False).limit or 0, memory // 2 // _WAITING_BYTES)
 
 
-async def _serve(made: list[Runner]) -> None:
-    async with Spare().kept():
-        await _run(made)
+async def _serve_runners(made: list[Runner]) -> None:
+    async with SpareProcess().keep_ready():
+        await _run_until_stopped(made)
 
 
-async def _run(runners: list[Runner]) -> None:
-    loop, request = asyncio.get_running_loop(), Request()
+async def _run_until_stopped(runners: list[Runner]) -> None:
+    loop, request = asyncio.get_running_loop(), StopSignal()
     asked, insisted = asyncio.Event(), asyncio.Event()
 
     def take(number: int) -> None:
-        if request.insists(number):
+        if request.is_second_request(number):
             insisted.set()
         asked.set()
 

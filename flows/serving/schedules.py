@@ -8,7 +8,7 @@ from typing import Any
 from pipeline.config import ConfigError
 
 
-def timezone() -> str:
+def local_timezone() -> str:
     """Return the name of this machine's time zone, which applies to cron lines; UTC if unknown."""
     if zone := os.environ.get("TZ", "").lstrip(":"):
         return zone
@@ -24,12 +24,14 @@ def cron_schedule(line: str) -> Any:
     from prefect.client.schemas.schedules import CronSchedule
 
     try:
-        return CronSchedule(cron=line, timezone=timezone())
+        return CronSchedule(cron=line, timezone=local_timezone())
     except ValueError as error:
-        raise ConfigError(f"--cron {line!r}: not a cron line such as '0 2 * * *' (time zone {timezone()})") from error
+        raise ConfigError(
+            f"--cron {line!r}: not a cron line such as '0 2 * * *' (time zone {local_timezone()})"
+        ) from error
 
 
-def add(deployment: Any, wanted: Any, parameters: dict[str, Any]) -> None:
+def add_schedule(deployment: Any, wanted: Any, parameters: dict[str, Any]) -> None:
     """Add a schedule with parameters to a deployment, unless it exists already."""
     from prefect.client.orchestration import get_client
     from prefect.client.schemas.actions import DeploymentScheduleCreate
@@ -42,15 +44,15 @@ def add(deployment: Any, wanted: Any, parameters: dict[str, Any]) -> None:
         client.create_deployment_schedules(id, [DeploymentScheduleCreate(schedule=wanted, parameters=parameters)])
 
 
-def lines(deployments: list[str]) -> list[str]:
+def describe_schedules(deployments: list[str]) -> list[str]:
     """Return the schedules of the deployments with these names, one per line."""
     from prefect.client.orchestration import get_client
 
     with get_client(sync_client=True) as client:
         return [
-            f"{client.read_flow(found.flow_id).name} {_line(each.schedule)}"
+            f"{client.read_flow(found.flow_id).name} {_format_schedule(each.schedule)}"
             + ("" if each.active and not found.paused else " (paused)")
-            for found in client.read_deployments(deployment_filter=_named(deployments))
+            for found in client.read_deployments(deployment_filter=_filter_by_names(deployments))
             for each in found.schedules
         ]
 
@@ -70,7 +72,9 @@ def skip_missed(deployments: list[str]) -> int:
     }
     with get_client(sync_client=True) as client:
         found = client.read_flow_runs(
-            deployment_filter=_named(deployments), flow_run_filter=FlowRunFilter.model_validate(missed), limit=200
+            deployment_filter=_filter_by_names(deployments),
+            flow_run_filter=FlowRunFilter.model_validate(missed),
+            limit=200,
         )
         runs = [run for run in found if run.auto_scheduled]
         for run in runs:
@@ -78,13 +82,13 @@ def skip_missed(deployments: list[str]) -> int:
     return len(runs)
 
 
-def _named(deployments: list[str]) -> Any:
+def _filter_by_names(deployments: list[str]) -> Any:
     from prefect.client.schemas.filters import DeploymentFilter, DeploymentFilterName
 
     return DeploymentFilter(name=DeploymentFilterName(any_=deployments))
 
 
-def _line(schedule: Any) -> str:
+def _format_schedule(schedule: Any) -> str:
     """Format a schedule: its cron line, recurrence rule or interval, with the time zone."""
     said = getattr(schedule, "cron", None) or getattr(schedule, "rrule", None) or f"every {schedule.interval}"
     return f"{said} ({schedule.timezone or 'UTC'})"

@@ -13,18 +13,24 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from flows.choices import runs_there
+from flows.choices import list_recent_runs
 from flows.serving import schedules
-from flows.serving.deployments import deployments, keep_offering, name_of, names, offer_runs
-from flows.serving.server import child, lasting_server
-from flows.states.alive import SERVED_BY, settle
+from flows.serving.deployments import (
+    build_deployments,
+    deployment_suffix,
+    keep_offering,
+    list_deployment_names,
+    offer_runs,
+)
+from flows.serving.server import lasting_server, run_child_process
+from flows.states.alive import SERVED_BY, crash_orphaned_runs
 from pipeline.pages.guard import LOOPBACK
 
 log = logging.getLogger(__name__)
 _ANY = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}
 
 
-def serve(
+def serve_flows(
     host: str = "127.0.0.1",
     port: int = 4200,
     server: bool = True,
@@ -54,28 +60,28 @@ def serve(
         BlockingIOError: another `haed serve` uses the same Prefect home.
     """
     with ExitStack() as held:
-        held.enter_context(_alone())
-        place = _own_place(host, port, password) if server else _given_place()
+        held.enter_context(_lock_prefect_home())
+        place = _own_server_target(host, port, password) if server else _external_server_target()
         wanted = schedules.cron_schedule(cron) if cron else None
         if server:
             if held.enter_context(lasting_server(place.address, host, port, allowed_hosts)):
-                os.environ["HAED_PAGES"] = "1"  # of runs/; see pipeline.pages.app.page_of
-        board = held.enter_context(_tensorboard(board_port)) if board_port else None
+                os.environ["HAED_PAGES"] = "1"  # of runs/; see pipeline.pages.app.served_page_url
+        board = held.enter_context(_run_tensorboard(board_port)) if board_port else None
         os.environ |= {"HAED_TENSORBOARD_URL": board} if board else {}
-        known, runs = names(place.deployment), runs_there()
-        if dead := settle(known):
+        known, runs = list_deployment_names(place.deployment), list_recent_runs()
+        if dead := crash_orphaned_runs(known):
             print(f"marked as crashed: {', '.join(dead)}; Retry goes on from their checkpoints")
-        from flows.serving.ready_made import propose
+        from flows.serving.ready_made import propose_automations
 
-        made = deployments(place.deployment, chain)
+        made = build_deployments(place.deployment, chain)
         offer_runs(made, runs)
-        propose(made, nightly=wanted is None)
+        propose_automations(made, nightly=wanted is None)
         if missed := schedules.skip_missed(known):
             print(f"cancelled: {missed} scheduled runs, for whose time haed serve was not running")
         if wanted:
-            schedules.add(made[0], wanted, parameters or {})
+            schedules.add_schedule(made[0], wanted, parameters or {})
         keep_offering(made, runs)
-        _say(place, board)
+        _print_summary(place, board)
         from flows.serving.runner import run_flows
 
         os.environ[SERVED_BY] = str(os.getpid())
@@ -83,7 +89,7 @@ def serve(
 
 
 @dataclass
-class _Place:
+class _ServingTarget:
     """The server to use: its address, the common part of the deployment names, and its password, if any."""
 
     address: str
@@ -91,7 +97,7 @@ class _Place:
     secret: str = ""
 
 
-def _own_place(host: str, port: int, password: bool) -> _Place:
+def _own_server_target(host: str, port: int, password: bool) -> _ServingTarget:
     """Set the environment for a server started here, and return its address, name and password."""
     address = f"http://{_ANY.get(host, host if ':' not in host else f'[{host}]')}:{port}"
     os.environ["PREFECT_API_URL"] = f"{address}/api"
@@ -99,20 +105,22 @@ def _own_place(host: str, port: int, password: bool) -> _Place:
     os.environ.setdefault("PREFECT_UI_API_URL", "/api")  # by whatever name the page was reached
     os.environ.setdefault("PREFECT_SERVER_CORS_ALLOWED_ORIGINS", address)
     if password or host not in LOOPBACK:
-        os.environ.setdefault("PREFECT_SERVER_API_AUTH_STRING", _password())
+        os.environ.setdefault("PREFECT_SERVER_API_AUTH_STRING", _load_or_create_password())
     if secret := os.environ.get("PREFECT_SERVER_API_AUTH_STRING", ""):
         os.environ.setdefault("PREFECT_API_AUTH_STRING", secret)
-    return _Place(address, name_of(Path.cwd()), secret)
+    return _ServingTarget(address, deployment_suffix(Path.cwd()), secret)
 
 
-def _given_place() -> _Place:
+def _external_server_target() -> _ServingTarget:
     """Return the address and name for the server that the environment names."""
     if not os.environ.get("PREFECT_API_URL"):
         raise RuntimeError("--no-server needs the address of a server: set PREFECT_API_URL")
-    return _Place(os.environ["PREFECT_API_URL"].removesuffix("/api"), name_of(Path.cwd(), socket.gethostname()))
+    return _ServingTarget(
+        os.environ["PREFECT_API_URL"].removesuffix("/api"), deployment_suffix(Path.cwd(), socket.gethostname())
+    )
 
 
-def _say(place: _Place, board: str | None) -> None:
+def _print_summary(place: _ServingTarget, board: str | None) -> None:
     """Print the addresses of what is served, and how to schedule it."""
     name, secret = place.deployment, place.secret
     print(f"Prefect UI:  {place.address}{'/enter' if secret else ''}")
@@ -122,7 +130,7 @@ def _say(place: _Place, board: str | None) -> None:
         print(f"Runs:        {place.address}/runs/")
     print(f"Prefect API: {place.address}/api\nTensorBoard: {board or 'not started'}")
     print(f"Deployments: haed/haed-{name}, and one of each stage")
-    for line in schedules.lines(names(name)):
+    for line in schedules.describe_schedules(list_deployment_names(name)):
         print(f"Scheduled:   {line}")
     kept = f"$(cat {shlex.quote(str(_password_file()))})" if _is_kept(secret) else "$PREFECT_SERVER_API_AUTH_STRING"
     known = f' PREFECT_API_AUTH_STRING="{kept}"' if secret else ""
@@ -144,7 +152,7 @@ def _where_kept(secret: str) -> str:
     return f"in {_password_file()}" if _is_kept(secret) else "that of PREFECT_SERVER_API_AUTH_STRING"
 
 
-def _password() -> str:
+def _load_or_create_password() -> str:
     """Return the server's password. It is generated on first use, in a file that only this user can read."""
     path = _password_file()
     with suppress(FileExistsError):
@@ -154,7 +162,7 @@ def _password() -> str:
 
 
 @contextmanager
-def _alone() -> Iterator[None]:
+def _lock_prefect_home() -> Iterator[None]:
     """Lock the Prefect home.
 
     Two servers on one SQLite database, or two runners of one deployment, would collide.
@@ -169,7 +177,7 @@ def _alone() -> Iterator[None]:
 
 
 @contextmanager
-def _tensorboard(port: int) -> Iterator[str | None]:
+def _run_tensorboard(port: int) -> Iterator[str | None]:
     """Run TensorBoard on `runs/`, reachable from this machine only, and yield its address."""
     Path("runs").mkdir(exist_ok=True)
     with socket.socket() as tried:
@@ -177,5 +185,5 @@ def _tensorboard(port: int) -> Iterator[str | None]:
             log.warning("port %d is taken: no TensorBoard; choose another with --tensorboard-port", port)
             yield None
             return
-    with child("tensorboard", "board", "--port", str(port)):
+    with run_child_process("tensorboard", "board", "--port", str(port)):
         yield f"http://127.0.0.1:{port}"

@@ -18,7 +18,7 @@ from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
 from pathlib import Path
 
-from flows.states.alive import answers
+from flows.states.alive import is_server_healthy
 from pipeline.stopping import die_with_parent
 
 log = logging.getLogger(__name__)
@@ -27,12 +27,12 @@ _PATIENCE = 15
 _LOG_BYTES = 4 << 20
 
 
-def log_of(name: str) -> Path:
+def log_path(name: str) -> Path:
     """Return the path of a child's log, `PREFECT_HOME/NAME.log`. Older output is in `NAME.log.old` (4 MB each)."""
     return Path(os.environ["PREFECT_HOME"]) / f"{name}.log"
 
 
-def _turn_over(path: Path) -> None:
+def _rotate_log(path: Path) -> None:
     """Limit the size of an append-only log: copy it to `.log.old` and truncate it."""
     with suppress(FileNotFoundError):
         if path.stat().st_size > _LOG_BYTES:
@@ -41,7 +41,7 @@ def _turn_over(path: Path) -> None:
 
 
 @contextmanager
-def child(
+def run_child_process(
     name: str, *arguments: str, keeps: tuple[int, ...] = (), **environment: str
 ) -> Iterator["subprocess.Popen[bytes]"]:
     """Run `flows.serving.guarded` as a child process in its own session. It ends with this process and writes to a log.
@@ -52,9 +52,9 @@ def child(
         keeps: open file descriptors that the child inherits under the same numbers.
         environment: additional environment variables.
     """
-    said = log_of(name)
+    said = log_path(name)
     said.parent.mkdir(parents=True, exist_ok=True)
-    _turn_over(said)
+    _rotate_log(said)
     with open(said, "ab", opener=partial(os.open, mode=0o600)) as file:
         process = subprocess.Popen(
             [sys.executable, "-m", "flows.serving.guarded", *arguments],
@@ -78,7 +78,7 @@ def child(
 
 def _wait(process: "subprocess.Popen[bytes]", address: str, advice: str, said: Path) -> None:
     until = time.monotonic() + START_SECONDS
-    while not answers(address):
+    while not is_server_healthy(address):
         if process.poll() is not None or time.monotonic() > until:
             raise RuntimeError(f"the Prefect server did not start on {address}: {advice} (its log: {said})")
         time.sleep(0.2)
@@ -90,16 +90,16 @@ def lasting_server(address: str, host: str, port: int, allowed_hosts: list[str])
 
     Yield whether the server is ours.
     """
-    if answers(address):
+    if is_server_healthy(address):
         yield False
         return
     arguments = ["server", "prefect", "--host", host, "--port", str(port), "--runs", "runs"]
     arguments += [word for name in allowed_hosts for word in ("--allowed-host", name)]
     ended = threading.Event()
     with ExitStack() as first:
-        process = first.enter_context(child(*arguments))
-        _wait(process, address, "is the port taken? try --port", log_of("server"))
-        watch = threading.Thread(target=_keep_up, args=(process, arguments, ended), daemon=True)
+        process = first.enter_context(run_child_process(*arguments))
+        _wait(process, address, "is the port taken? try --port", log_path("server"))
+        watch = threading.Thread(target=_restart_on_exit, args=(process, arguments, ended), daemon=True)
         watch.start()
         try:
             yield True
@@ -108,20 +108,20 @@ def lasting_server(address: str, host: str, port: int, allowed_hosts: list[str])
             watch.join(_PATIENCE)
 
 
-def _keep_up(process: "subprocess.Popen[bytes]", arguments: list[str], ended: threading.Event) -> None:
+def _restart_on_exit(process: "subprocess.Popen[bytes]", arguments: list[str], ended: threading.Event) -> None:
     """Restart the server when it has died.
 
     A restarted server is tied to this thread by die_with_parent. The thread lives as long as this process.
     """
     while not ended.wait(1):
-        _turn_over(log_of("server"))
+        _rotate_log(log_path("server"))
         if process.poll() is None:
             continue
-        said = log_of("server")
+        said = log_path("server")
         log.warning("the Prefect server ended with status %s: starting it again; its log: %s", process.returncode, said)
-        with child(*arguments) as again:
+        with run_child_process(*arguments) as again:
             while again.poll() is None and not ended.wait(1):
-                _turn_over(said)
+                _rotate_log(said)
             process = again
 
 
@@ -141,11 +141,13 @@ def start_temporary_server() -> Callable[[], str]:
         bound.bind(("127.0.0.1", 0))
         address = f"http://127.0.0.1:{bound.getsockname()[1]}"
         number = bound.fileno()
-        process = held.enter_context(child("temporary", "prefect", "--socket", str(number), keeps=(number,), **quiet))
+        process = held.enter_context(
+            run_child_process("temporary", "prefect", "--socket", str(number), keeps=(number,), **quiet)
+        )
     atexit.register(held.close)  # so early that all that Prefect has to say at the end comes before it
 
     def wait() -> str:
-        _wait(process, address, "try again, or set PREFECT_API_URL to a server's", log_of("temporary"))
+        _wait(process, address, "try again, or set PREFECT_API_URL to a server's", log_path("temporary"))
         return f"{address}/api"
 
     return wait

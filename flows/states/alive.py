@@ -34,7 +34,7 @@ ENDED = "the process that ran it, or served it, ended while it ran"
 OF_PARENT = "its parent ended while it ran"
 
 
-def answers(address: str) -> bool:
+def is_server_healthy(address: str) -> bool:
     """Return whether a healthy Prefect server runs at an address."""
     try:
         with urllib.request.urlopen(f"{address}/api/health", timeout=5) as answer:
@@ -43,7 +43,7 @@ def answers(address: str) -> bool:
         return False
 
 
-def record() -> None:
+def label_flow_run() -> None:
     """Label this flow run with its process, and make the process end with the one that serves it.
 
     Stages within a flow share the process of the outer flow run and get no label.
@@ -52,14 +52,14 @@ def record() -> None:
     from prefect.context import FlowRunContext
 
     if is_served():
-        end_with_parent(served_by())
+        end_with_parent(serving_process_id())
     context = FlowRunContext.get()
     if context is None or context.flow_run is None or context.flow_run.parent_task_run_id is not None:
         return
     here: dict[str, Any] = {HOST: socket.gethostname(), PROCESS: os.getpid()}
-    here[STARTED] = started(os.getpid()) or ""  # without /proc it counts as dead
+    here[STARTED] = process_start_ticks(os.getpid()) or ""  # without /proc it counts as dead
     if is_served():
-        here |= {SERVER: served_by(), SERVER_STARTED: started(served_by()) or ""}
+        here |= {SERVER: serving_process_id(), SERVER_STARTED: process_start_ticks(serving_process_id()) or ""}
     try:
         with get_client(sync_client=True) as client:
             client.update_flow_run_labels(context.flow_run.id, here)
@@ -72,12 +72,12 @@ def is_served() -> bool:
     return "PREFECT__FLOW_RUN_ID" in os.environ
 
 
-def served_by() -> int:
+def serving_process_id() -> int:
     """Return the ID of the process that started this one for a flow run."""
     return int(os.environ.get(SERVED_BY) or os.getppid())
 
 
-def tag(*runs: str, folder: str | Path = "") -> None:
+def tag_flow_run(*runs: str, folder: str | Path = "") -> None:
     """Tag this flow run or stage with `run:NAME`, so that the UI finds all flow runs of a run.
 
     Args:
@@ -100,7 +100,7 @@ def tag(*runs: str, folder: str | Path = "") -> None:
         log.debug("no tags: %s", error)
 
 
-def settle(deployments: list[str], patience: float = 600.0) -> list[str]:
+def crash_orphaned_runs(deployments: list[str], patience: float = 600.0) -> list[str]:
     """Mark runs whose process is gone as Crashed, which enables Retry, and end processes that nobody serves any more.
 
     These are runs of an earlier `haed serve` of these deployments, and of `haed run` on this machine. The caller must
@@ -119,23 +119,23 @@ def settle(deployments: list[str], patience: float = 600.0) -> list[str]:
 
     with get_client(sync_client=True) as client:
         dead, saving = [], []
-        for run in _unfinished(client, deployments):
+        for run in _read_unfinished_runs(client, deployments):
             is_ours = run.labels.get(HOST, "") == socket.gethostname()
-            if not lives(run.labels):
+            if not is_alive(run.labels):
                 if run.deployment_id is not None or is_ours:
                     dead.append(run)
             elif run.deployment_id is not None and is_ours and not _is_served_now(run.labels):
                 saving.append(run)
         for run in dead:
-            mark(client, run.id, ENDED)
-        for stage in _left_stages(client):
-            mark(client, stage.id, OF_PARENT)
+            mark_crashed(client, run.id, ENDED)
+        for stage in _read_orphaned_stages(client):
+            mark_crashed(client, stage.id, OF_PARENT)
     if saving:
-        threading.Thread(target=_wait_for, args=(saving, patience), daemon=True).start()
+        threading.Thread(target=_wait_and_mark_crashed, args=(saving, patience), daemon=True).start()
     return [run.name for run in dead]
 
 
-def _unfinished(client: Any, deployments: list[str]) -> list[Any]:
+def _read_unfinished_runs(client: Any, deployments: list[str]) -> list[Any]:
     """Return the unfinished runs of these deployments, and those of our flows without a deployment."""
     from prefect.client.schemas.filters import DeploymentFilter, DeploymentFilterName, FlowFilter, FlowRunFilter
 
@@ -144,11 +144,11 @@ def _unfinished(client: Any, deployments: list[str]) -> list[Any]:
     direct: dict[str, Any] = {"deployment_id": {"is_null_": True}, "parent_task_run_id": {"is_null_": True}}
     of_no_deployment = FlowRunFilter.model_validate(_STATE | direct)
     served = FlowRunFilter.model_validate(_STATE)
-    found = _all(client, flow_run_filter=served, deployment_filter=of_these) if deployments else []
-    return [*found, *_all(client, flow_run_filter=of_no_deployment, flow_filter=ours)]
+    found = _read_all_flow_runs(client, flow_run_filter=served, deployment_filter=of_these) if deployments else []
+    return [*found, *_read_all_flow_runs(client, flow_run_filter=of_no_deployment, flow_filter=ours)]
 
 
-def _left_stages(client: Any) -> list[Any]:
+def _read_orphaned_stages(client: Any) -> list[Any]:
     """Return the unfinished stages of flow runs that have ended or were deleted."""
     from prefect.client.schemas.filters import FlowFilter, FlowRunFilter
     from prefect.exceptions import ObjectNotFound
@@ -156,7 +156,7 @@ def _left_stages(client: Any) -> list[Any]:
     ours = FlowFilter.model_validate({"name": {"any_": [*TRAINS, *LONG, *ASKS]}})
     inner = FlowRunFilter.model_validate(_STATE | {"parent_task_run_id": {"is_null_": False}})
     found = []
-    for stage in _all(client, flow_run_filter=inner, flow_filter=ours):
+    for stage in _read_all_flow_runs(client, flow_run_filter=inner, flow_filter=ours):
         try:
             outer = client.read_flow_run(client.read_task_run(stage.parent_task_run_id).flow_run_id)
         except ObjectNotFound:
@@ -167,7 +167,7 @@ def _left_stages(client: Any) -> list[Any]:
     return found
 
 
-def _all(client: Any, **filters: Any) -> list[Any]:
+def _read_all_flow_runs(client: Any, **filters: Any) -> list[Any]:
     """Return all flow runs that match a filter. The server returns at most 200 per request."""
     found: list[Any] = []
     while page := client.read_flow_runs(**filters, limit=_PAGE, offset=len(found)):
@@ -179,57 +179,57 @@ def _all(client: Any, **filters: Any) -> list[Any]:
 
 def _is_served_now(labels: dict[str, Any]) -> bool:
     """Return whether the `haed serve` that started a run's process is still alive."""
-    return SERVER in labels and started(labels[SERVER]) == labels[SERVER_STARTED]
+    return SERVER in labels and process_start_ticks(labels[SERVER]) == labels[SERVER_STARTED]
 
 
-def _wait_for(runs: list[Any], patience: float) -> None:
+def _wait_and_mark_crashed(runs: list[Any], patience: float) -> None:
     """Mark runs as Crashed once their process has ended. Kill processes that exceed the time limit."""
     from prefect.client.orchestration import get_client
 
     until = time.monotonic() + patience
     while runs:
-        for run in [run for run in runs if lives(run.labels)] if time.monotonic() > until else []:
+        for run in [run for run in runs if is_alive(run.labels)] if time.monotonic() > until else []:
             log.warning("%s: process %d has not ended, and is killed", run.name, run.labels[PROCESS])
             with suppress(ProcessLookupError):
                 os.kill(run.labels[PROCESS], signal.SIGKILL)
-        for run in [run for run in runs if not lives(run.labels)]:
+        for run in [run for run in runs if not is_alive(run.labels)]:
             with suppress(Exception), get_client(sync_client=True) as client:  # a server that is busy is asked again
                 if client.read_flow_run(run.id).state_type in UNFINISHED:
-                    mark(client, run.id, ENDED)
+                    mark_crashed(client, run.id, ENDED)
                     log.warning("marked as crashed: %s; Retry goes on from its checkpoint", run.name)
                 runs.remove(run)
         time.sleep(_POLL_SECONDS)
 
 
-def mark(client: Any, id: Any, why: str) -> None:
+def mark_crashed(client: Any, id: Any, why: str) -> None:
     """Mark a flow run and its stages as Crashed."""
     from prefect.states import Crashed
 
     client.set_flow_run_state(id, Crashed(message=why), force=True)
-    mark_stages(client, id)
+    mark_stages_crashed(client, id)
 
 
-def mark_stages(client: Any, id: Any) -> None:
+def mark_stages_crashed(client: Any, id: Any) -> None:
     """Mark the unfinished stages and tasks of an ended flow run as Crashed."""
     from prefect.client.schemas.filters import FlowRunFilter, TaskRunFilter
     from prefect.states import Crashed
 
     inner = FlowRunFilter.model_validate(_STATE | {"parent_flow_run_id": {"any_": [id]}})
     for stage in client.read_flow_runs(flow_run_filter=inner):
-        mark(client, stage.id, OF_PARENT)
+        mark_crashed(client, stage.id, OF_PARENT)
     of_it = FlowRunFilter.model_validate({"id": {"any_": [id]}})
     for task in client.read_task_runs(flow_run_filter=of_it, task_run_filter=TaskRunFilter.model_validate(_STATE)):
         client.set_task_run_state(task.id, Crashed(message=OF_PARENT), force=True)
 
 
-def lives(labels: dict[str, Any]) -> bool:
+def is_alive(labels: dict[str, Any]) -> bool:
     """Return whether the process of a run may still be alive."""
     if PROCESS not in labels:
         return False
-    return labels[HOST] != socket.gethostname() or started(labels[PROCESS]) == labels[STARTED]
+    return labels[HOST] != socket.gethostname() or process_start_ticks(labels[PROCESS]) == labels[STARTED]
 
 
-def started(process: int) -> str | None:
+def process_start_ticks(process: int) -> str | None:
     """Return the start time of a process of this machine, in ticks since boot; None if it has ended."""
     try:
         with open(f"/proc/{process}/stat", encoding="utf-8", errors="replace") as file:

@@ -1,7 +1,7 @@
 """Signals and server states that stop a flow: the training saves first, then Prefect is told in its own terms.
 
 Prefect's runner forwards only Cancel. A run that was paused, suspended, deleted or marked as ended would train on
-unseen, possibly beside its successor. So `Watch` polls the server.
+unseen, possibly beside its successor. So `FlowRunWatcher` polls the server.
 """
 
 import contextvars
@@ -22,15 +22,15 @@ from prefect.settings import PREFECT_API_URL
 from prefect.states import Crashed, Suspended
 from rich.console import Console
 
-from flows.states.alive import SERVED_BY, answers, is_served, served_by
-from pipeline.stopping import Request, StopRequested, die_with_parent, end_with_parent
-from pipeline.train.trainer import Interrupted
+from flows.states.alive import SERVED_BY, is_served, is_server_healthy, serving_process_id
+from pipeline.stopping import StopRequested, StopSignal, die_with_parent, end_with_parent
+from pipeline.train.trainer import TrainingInterrupted
 
 log = logging.getLogger(__name__)
 
 
 @contextmanager
-def stopping() -> Iterator[Callable[[], bool]]:
+def stop_on_signals() -> Iterator[Callable[[], bool]]:
     """Turn SIGINT and SIGTERM into a request to stop, for the duration of a stage.
 
     Prefect's own SIGTERM handler raises in the middle of a step, and the work since the last checkpoint is lost. Here
@@ -44,26 +44,26 @@ def stopping() -> Iterator[Callable[[], bool]]:
         Pause: the run was paused or suspended; it has saved.
         Abort: the run was deleted or marked as ended; it has saved.
     """
-    asked = Request()
+    asked = StopSignal()
 
     def handler(number: int, _: object) -> None:
-        if asked.takes(number):
-            raise _ending(number)
+        if asked.handle_signal(number):
+            raise _exception_for_signal(number)
 
     before = {number: signal.signal(number, handler) for number in (signal.SIGINT, signal.SIGTERM)}
     if is_served():  # when the process that serves flows is killed, training saves and ends
         # Nobody reads its lines then; rich, with which Prefect writes them, would end the process at the next one.
         Console.on_broken_pipe = lambda self: None  # type: ignore[method-assign]
-        end_with_parent(served_by(), signal.SIGTERM)
+        end_with_parent(serving_process_id(), signal.SIGTERM)
     try:
-        with Watch() as watch:
+        with FlowRunWatcher() as watch:
             yield lambda: asked() or watch.stopped is not None
-    except (Interrupted, StopRequested) as error:
-        if _is_orphan() and not answers(str(PREFECT_API_URL.value()).removesuffix("/api")):
+    except (TrainingInterrupted, StopRequested) as error:
+        if _is_orphan() and not is_server_healthy(str(PREFECT_API_URL.value()).removesuffix("/api")):
             log.info("%s; the server is gone: it is not told", error)  # Prefect would try for minutes
             logging.shutdown()
             os._exit(128 + signal.SIGTERM)
-        raise (_ending(asked.number) if asked() else watch.conclude()) from error
+        raise (_exception_for_signal(asked.number) if asked() else watch.finish_runs()) from error
     finally:
         if is_served():
             die_with_parent(signal.SIGKILL)  # there is nothing more to save
@@ -76,7 +76,7 @@ def _is_orphan() -> bool:
     return os.environ.get(SERVED_BY, str(os.getppid())) != str(os.getppid())
 
 
-def _ending(number: int | None) -> BaseException:
+def _exception_for_signal(number: int | None) -> BaseException:
     return KeyboardInterrupt() if number == signal.SIGINT else TerminationSignal(signal=signal.SIGTERM)
 
 
@@ -84,7 +84,7 @@ EVERY_SECONDS = 3.0
 _GOES_ON = (StateType.RUNNING, StateType.PENDING, StateType.CANCELLING)  # of a cancelled one Prefect takes care
 
 
-class Watch:
+class FlowRunWatcher:
     """A thread that polls the server for the state of this flow run and its parent; a context manager.
 
     A server that does not answer is no reason to stop.
@@ -95,37 +95,37 @@ class Watch:
         self._runs = [UUID(run) for run in dict.fromkeys(known) if run]
         self._ended = threading.Event()
         # In the settings of `haed run`, which name its server; without them Prefect would start another one.
-        self._thread = threading.Thread(target=contextvars.copy_context().run, args=(self._look,), daemon=True)
+        self._thread = threading.Thread(target=contextvars.copy_context().run, args=(self._poll_server,), daemon=True)
         self.stopped: tuple[UUID, State | None] | None = (
             None  # the run, and its state, which is None once it is deleted
         )
 
-    def __enter__(self) -> "Watch":
+    def __enter__(self) -> "FlowRunWatcher":
         self._thread.start()
         return self
 
     def __exit__(self, *_: object) -> None:
         self._ended.set()
 
-    def _look(self) -> None:
+    def _poll_server(self) -> None:
         while self.stopped is None and not self._ended.wait(EVERY_SECONDS):
             try:
                 with get_client(sync_client=True) as client:
-                    states = _states(client, self._runs)
+                    states = _read_states(client, self._runs)
             except Exception as error:  # whatever it is
                 log.debug("the server says nothing of this run: %s", error)
                 continue
             gone = [run for run in self._runs if (state := states.get(run)) is None or state.type not in _GOES_ON]
             if gone:
                 self.stopped = gone[0], states.get(gone[0])
-                log.info("the run was %s: saving, then stopping", self._what())
+                log.info("the run was %s: saving, then stopping", self._describe_state())
 
-    def _what(self) -> str:
+    def _describe_state(self) -> str:
         assert self.stopped is not None
         state = self.stopped[1]
         return "deleted" if state is None else f"set to {state.name}"
 
-    def conclude(self) -> BaseException:
+    def finish_runs(self) -> BaseException:
         """Set states on the server that can be continued, and return the exception that ends Prefect's engine quietly.
 
         Resume restarts a suspended run but expects a paused one to be alive, so paused runs become suspended.
@@ -133,7 +133,7 @@ class Watch:
         assert self.stopped is not None
         run, state = self.stopped
         paused = state is not None and state.is_paused()
-        message = f"saved and stopped: its {'part' if run != self._runs[0] else 'parent'} was {self._what()}"
+        message = f"saved and stopped: its {'part' if run != self._runs[0] else 'parent'} was {self._describe_state()}"
         with suppress(Exception), get_client(sync_client=True) as client:
             if paused and run == self._runs[0]:
                 client.set_flow_run_state(run, Suspended(), force=True)
@@ -145,7 +145,7 @@ class Watch:
         return Pause(state=state) if paused else Abort(message)
 
 
-def _states(client: SyncPrefectClient, runs: Iterable[UUID]) -> dict[UUID, State]:
+def _read_states(client: SyncPrefectClient, runs: Iterable[UUID]) -> dict[UUID, State]:
     """Return the states of these runs, without those that the server does not have."""
     found = client.read_flow_runs(flow_run_filter=FlowRunFilter(id=FlowRunFilterId(any_=list(runs))))
     return {run.id: run.state for run in found if run.state is not None}

@@ -26,19 +26,19 @@ class Grid:
     first: int = 0
     step: int = 1
 
-    def at(self, index: int) -> int:
+    def position_at(self, index: int) -> int:
         """Return the position of the vector with this index."""
         return self.first + index * self.step
 
-    def skip(self, count: int) -> "Grid":
+    def skip_first(self, count: int) -> "Grid":
         """Return the grid without its first `count` positions; with further ones before it, if `count` is negative."""
-        return Grid(self.at(count), self.step)
+        return Grid(self.position_at(count), self.step)
 
-    def upto(self, position: int) -> int:
+    def count_up_to(self, position: int) -> int:
         """Return the number of vectors at this position or before."""
         return max(0, (position - self.first) // self.step + 1)
 
-    def places(self, count: int, device: torch.device) -> Tensor:
+    def first_positions(self, count: int, device: torch.device) -> Tensor:
         """Return the first `count` positions, (count,) integers."""
         return torch.arange(count, device=device) * self.step + self.first
 
@@ -46,7 +46,7 @@ class Grid:
 Shifted = dict[nn.Module, Tensor]  # (B, 1, ·) of each norm that shifts: see `haed.blocks.transformer.Norm`
 
 
-class Past:
+class AttentionCache:
     """Cache of an attention layer: tensors (B, H, T, ·) of the vectors seen so far, such as their keys and values."""
 
     def __init__(self) -> None:
@@ -55,7 +55,7 @@ class Past:
         self.table: Tensor | None = None  # relative attention: (H, D, T) cached vectors of distances
         self.last: Shifted = {}
 
-    def extend(self, *new: Tensor, keep: int | None = None) -> tuple[Tensor, ...]:
+    def append_tensors(self, *new: Tensor, keep: int | None = None) -> tuple[Tensor, ...]:
         """Append tensors of new vectors and return the whole cache; only the last `keep` vectors stay in it."""
         found = tuple(torch.cat(pair, 2) for pair in zip(self.held, new, strict=True)) if self.held else new
         self.seen += new[0].shape[2]
@@ -63,19 +63,19 @@ class Past:
         return found
 
 
-def sinusoids(places: Tensor, width: int, dtype: torch.dtype) -> Tensor:
+def sinusoidal_embedding(places: Tensor, width: int, dtype: torch.dtype) -> Tensor:
     """Return alternating sines and cosines (n, W) of positions or distances (n,) (Vaswani et al. 2017, section 3.5)."""
     pairs = torch.arange(0, width, 2, device=places.device, dtype=torch.promote_types(dtype, torch.float32))
     angle = places[:, None] * 10_000.0 ** (-pairs / width)
     return torch.stack([angle.sin(), angle.cos()], -1).flatten(1)[:, :width].to(dtype)
 
 
-def rotated(x: Tensor, grid: Grid) -> Tensor:
+def apply_rotary_embedding(x: Tensor, grid: Grid) -> Tensor:
     """Apply the rotary position embedding (Su et al. 2021) to x (…, n, D) at the positions of a grid."""
     half = x.shape[-1] // 2
     wide = torch.promote_types(x.dtype, torch.float32)
     frequency = 10_000.0 ** (-torch.arange(half, device=x.device, dtype=wide) / half)
-    angle = grid.places(x.shape[-2], x.device)[:, None] * frequency
+    angle = grid.first_positions(x.shape[-2], x.device)[:, None] * frequency
     return _Rotation.apply(x, angle.cos().to(x.dtype), angle.sin().to(x.dtype))
 
 
@@ -89,22 +89,22 @@ class _Rotation(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
         ctx.save_for_backward(cos, sin)
-        return _turned(x, cos, sin)
+        return _rotate_pairs(x, cos, sin)
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None]:
         cos, sin = ctx.saved_tensors
-        return _turned(gradient, cos, -sin), None, None
+        return _rotate_pairs(gradient, cos, -sin), None, None
 
 
-def _turned(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+def _rotate_pairs(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     half = cos.shape[-1]
     one, zero = x.new_ones(len(cos), x.shape[-1] - 2 * half), x.new_zeros(len(cos), x.shape[-1] - 2 * half)
     other = torch.cat([x[..., half : 2 * half], x[..., :half], x[..., 2 * half :]], -1)
     return other.mul_(torch.cat([-sin, sin, zero], -1)).addcmul_(x, torch.cat([cos, cos, one], -1))
 
 
-def attend(
+def attention(
     q: Tensor,
     k: Tensor,
     v: Tensor,
@@ -138,11 +138,11 @@ def attend(
         return F.scaled_dot_product_attention(q, k, v, is_causal=True, dropout_p=dropout, scale=1.0)
     size, parts = _BLOCK if not q.is_cuda else n if window is None and bias is None else _CUDA_BLOCK, []
     for first in range(0, n, max(1, size)):
-        rows, at = slice(first, min(n, first + size)), queries.skip(first)
-        part, high = q[:, :, rows], keys.upto(queries.at(min(n, first + size) - 1))
-        low = 0 if window is None else keys.upto(at.first - window)
-        places = at.places(part.shape[2], q.device)[:, None]
-        back = places - keys.skip(low).places(high - low, q.device)
+        rows, at = slice(first, min(n, first + size)), queries.skip_first(first)
+        part, high = q[:, :, rows], keys.count_up_to(queries.position_at(min(n, first + size) - 1))
+        low = 0 if window is None else keys.count_up_to(at.first - window)
+        places = at.first_positions(part.shape[2], q.device)[:, None]
+        back = places - keys.skip_first(low).first_positions(high - low, q.device)
         hidden = back < places.clamp(max=nearest)
         hidden = hidden if window is None else hidden | (back >= window)
         added = torch.zeros_like(hidden, dtype=q.dtype) if bias is None else bias(rows, slice(low, high))
@@ -178,38 +178,42 @@ class Attention(nn.Module):
         self.key_value = nn.Linear(options.width, 2 * inner)
         self.out = nn.Linear(inner, options.width)
 
-    def forward(self, x: Tensor, past: Past | None = None) -> Tensor:
+    def forward(self, x: Tensor, past: AttentionCache | None = None) -> Tensor:
         """Attend from x (B, L, W) to itself and, if given, to the vectors before it."""
         grid = Grid(past.seen if past is not None else 0)
-        return self.between(x, x, grid, grid, past)
+        return self.cross_attention(x, x, grid, grid, past)
 
-    def between(self, x: Tensor, source: Tensor, queries: Grid, keys: Grid, past: Past | None = None) -> Tensor:
+    def cross_attention(
+        self, x: Tensor, source: Tensor, queries: Grid, keys: Grid, past: AttentionCache | None = None
+    ) -> Tensor:
         """Attend from vectors (B, n, W) to others (B, m, W) and the past before those.
 
         Each vector sees those at its own position or before.
         """
-        (q,), (k, v) = self.split(self.query(x)), self.split(self.key_value(source))
-        q, k = self.placed(q * q.shape[-1] ** -0.5, queries), self.placed(k, keys)
+        (q,), (k, v) = self.split_heads(self.query(x)), self.split_heads(self.key_value(source))
+        q, k = self.add_positions(q * q.shape[-1] ** -0.5, queries), self.add_positions(k, keys)
         if past is not None:
             new = k.shape[2]
-            k, v = past.extend(k, v, keep=None if self.window is None else -(-(self.window - 1) // keys.step))
-            keys = keys.skip(new - k.shape[2])
-        return self.out(self.mix(q, k, v, queries, keys, past).transpose(1, 2).flatten(2))
+            k, v = past.append_tensors(k, v, keep=None if self.window is None else -(-(self.window - 1) // keys.step))
+            keys = keys.skip_first(new - k.shape[2])
+        return self.out(self.combine_heads(q, k, v, queries, keys, past).transpose(1, 2).flatten(2))
 
-    def split(self, x: Tensor) -> tuple[Tensor, ...]:
+    def split_heads(self, x: Tensor) -> tuple[Tensor, ...]:
         """Split (B, n, p·H·D) into p tensors (B, H, n, D)."""
         inner = self.out.in_features
         return x.unflatten(-1, (x.shape[-1] // inner, self.heads, -1)).permute(2, 0, 3, 1, 4).unbind(0)
 
-    def placed(self, x: Tensor, grid: Grid) -> Tensor:
+    def add_positions(self, x: Tensor, grid: Grid) -> Tensor:
         """Return queries or keys (B, H, n, D) with their positions added; here unchanged."""
         return x
 
-    def mix(self, q: Tensor, k: Tensor, v: Tensor, queries: Grid, keys: Grid, past: Past | None) -> Tensor:
+    def combine_heads(
+        self, q: Tensor, k: Tensor, v: Tensor, queries: Grid, keys: Grid, past: AttentionCache | None
+    ) -> Tensor:
         """Compute the attention (B, H, n, D); see `attend`."""
-        return self.attended(q, k, v, queries, keys)
+        return self.windowed_attention(q, k, v, queries, keys)
 
-    def attended(
+    def windowed_attention(
         self,
         q: Tensor,
         k: Tensor,
@@ -219,15 +223,17 @@ class Attention(nn.Module):
         bias: Callable[[slice, slice], Tensor] | None = None,
     ) -> Tensor:
         """Call `attend` with the window, the nearest distance and the dropout of this layer."""
-        return attend(q, k, v, queries, keys, self.window, self.nearest, self.dropout if self.training else 0.0, bias)
+        return attention(
+            q, k, v, queries, keys, self.window, self.nearest, self.dropout if self.training else 0.0, bias
+        )
 
 
 class Rotary(Attention):
     """Attention with rotary positions (Su et al. 2021)."""
 
-    def placed(self, x: Tensor, grid: Grid) -> Tensor:
+    def add_positions(self, x: Tensor, grid: Grid) -> Tensor:
         """Rotate by angles in proportion to the positions."""
-        return rotated(x, grid)
+        return apply_rotary_embedding(x, grid)
 
 
 class Local(Rotary):
@@ -250,7 +256,9 @@ class Relative(Attention):
         self.content_bias = nn.Parameter(torch.zeros(options.heads, 1, options.head_width))
         self.distance_bias = nn.Parameter(torch.zeros(options.heads, 1, options.head_width))
 
-    def mix(self, q: Tensor, k: Tensor, v: Tensor, queries: Grid, keys: Grid, past: Past | None) -> Tensor:
+    def combine_heads(
+        self, q: Tensor, k: Tensor, v: Tensor, queries: Grid, keys: Grid, past: AttentionCache | None
+    ) -> Tensor:
         """Compute the attention; see `attend`.
 
         The scores of distances are computed once for each distance, then shifted to their places.
@@ -258,22 +266,22 @@ class Relative(Attention):
         if not q.shape[2]:
             return q
         scale = q.shape[-1] ** -0.5
-        table = self._table(queries.at(q.shape[2] - 1) - keys.first + 1, past)
+        table = self._distance_table(queries.position_at(q.shape[2] - 1) - keys.first + 1, past)
         content, distance = q + self.content_bias * scale, q + self.distance_bias * scale
 
         def bias(rows: slice, seen: slice) -> Tensor:
-            first, those = queries.skip(rows.start), keys.skip(seen.start)
+            first, those = queries.skip_first(rows.start), keys.skip_first(seen.start)
             return relative_shift(distance[:, :, rows], table, first, those, seen.stop - seen.start)
 
-        return self.attended(content, k, v, queries, keys, bias)
+        return self.windowed_attention(content, k, v, queries, keys, bias)
 
-    def _table(self, count: int, past: Past | None) -> Tensor:
+    def _distance_table(self, count: int, past: AttentionCache | None) -> Tensor:
         """Return W_r R (H, D, count) of the distances 0, 1, …, reusing the part that is cached in `past`."""
         known = past.table if past is not None else None
         have = 0 if known is None else known.shape[2]
         if known is None or have < count:
             weight = self.distance.weight
-            waves = sinusoids(torch.arange(have, count, device=weight.device), weight.shape[1], weight.dtype)
+            waves = sinusoidal_embedding(torch.arange(have, count, device=weight.device), weight.shape[1], weight.dtype)
             new = self.distance(waves).unflatten(-1, (self.heads, -1)).permute(1, 2, 0)
             known = new if known is None else torch.cat([known, new], 2)
         if past is not None:
@@ -289,7 +297,7 @@ def relative_shift(q: Tensor, table: Tensor, queries: Grid, keys: Grid, m: int) 
     appendix B). Scores of keys after the query are meaningless.
     """
     n = q.shape[2]
-    far = queries.at(n - 1) - keys.first  # the largest distance, in column 0
+    far = queries.position_at(n - 1) - keys.first  # the largest distance, in column 0
     columns = max(far, (m - 1) * keys.step + queries.step) + 1
     by_distance = q @ F.pad(table[..., : far + 1].flip(-1), (0, columns - far - 1))  # (B, H, n, columns)
     *outer, row, column = by_distance.stride()

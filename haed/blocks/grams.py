@@ -17,13 +17,13 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
-from haed.blocks.lstm import linear
+from haed.blocks.lstm import linear_rows
 from haed.options import GramsOptions
 
 _MIX = (0x9E3779B97F4A7C15 - (1 << 64), 0xBF58476D1CE4E5B9 - (1 << 64))
 
 
-class _Picked(torch.autograd.Function):
+class _GatherRows(torch.autograd.Function):
     """Selection of different rows of a table, with a sparse gradient."""
 
     @staticmethod
@@ -40,7 +40,7 @@ class _Picked(torch.autograd.Function):
 
 
 @dataclass
-class Looked:
+class SparseLookup:
     """Row indices of a table look-up.
 
     Attributes:
@@ -52,18 +52,18 @@ class Looked:
     inverse: Tensor
 
     @classmethod
-    def of(cls, rows: Tensor) -> "Looked":
+    def from_rows(cls, rows: Tensor) -> "SparseLookup":
         """Return the look-up of row indices of any shape, on the CPU."""
         return cls(*torch.unique(rows, return_inverse=True))
 
     @property
-    def each(self) -> Tensor:
+    def row_indices(self) -> Tensor:
         """Row index (…) of each element."""
         return self.rows[self.inverse]
 
-    def up(self, table: Tensor) -> Tensor:
+    def embed_rows(self, table: Tensor) -> Tensor:
         """Return the rows (…, D) on the table's device."""
-        return F.embedding(self.inverse, _Picked.apply(table, self.rows))
+        return F.embedding(self.inverse, _GatherRows.apply(table, self.rows))
 
 
 class Grams(nn.Module):
@@ -86,7 +86,7 @@ class Grams(nn.Module):
         self.logits = nn.Parameter(torch.empty(symbols, options.width))
 
     @torch.no_grad()
-    def initialise(self) -> None:
+    def initialise_parameters(self) -> None:
         """Initialise the table and its map to the logits to zero, so that an unseen n-gram has no effect.
 
         Call it last, so that the other parameters of a system begin as they would without it.
@@ -95,7 +95,7 @@ class Grams(nn.Module):
         nn.init.zeros_(self.logits)
         nn.init.normal_(self.layer, std=self.layer.shape[1] ** -0.5)
 
-    def look_up(self, last: Tensor) -> Looked:
+    def look_up(self, last: Tensor) -> SparseLookup:
         """Return the rows (…, n) of the n-grams that end with `last` (…, longest) symbols.
 
         The symbols are on the CPU, the newest last.
@@ -107,14 +107,14 @@ class Grams(nn.Module):
                 key = (key ^ column) * _MIX[0]
                 key = (key ^ (key >> 29)) * _MIX[1]
             found.append((key ^ (key >> 32)).remainder(self.rows) + place * self.rows)
-        return Looked.of(torch.stack(found, -1))
+        return SparseLookup.from_rows(torch.stack(found, -1))
 
-    def forward(self, looked: Looked) -> tuple[Tensor, Tensor]:
+    def forward(self, looked: SparseLookup) -> tuple[Tensor, Tensor]:
         """Return the terms for the layer (…, layer) and for the logits (…, symbols)."""
-        found = looked.up(self.table).sum(-2)
+        found = looked.embed_rows(self.table).sum(-2)
         rows, places = found.flatten(0, -2), found.shape[:-1]
-        return linear(rows, self.layer).unflatten(0, places), linear(rows, self.logits).unflatten(0, places)
+        return linear_rows(rows, self.layer).unflatten(0, places), linear_rows(rows, self.logits).unflatten(0, places)
 
-    def products(self, places: int) -> list[tuple[Tensor, int]]:
+    def flop_terms(self, places: int) -> list[tuple[Tensor, int]]:
         """Return the weights of the products with the multiply-adds of each in a forward pass over `places` places."""
         return [(each, places * each.numel()) for each in (self.layer, self.logits)]

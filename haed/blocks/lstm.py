@@ -28,21 +28,21 @@ _ROWS = 32
 SLACK = _ROWS - 1  # rows that rounding adds at most
 
 
-def rounded(rows: int) -> int:
+def round_up_rows(rows: int) -> int:
     """Round a number of rows up for multiplication; small numbers stay as they are, as in sampling."""
     return rows if rows < _ROWS else -(-rows // _ROWS) * _ROWS
 
 
-def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+def linear_rows(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     """Compute `torch.nn.functional.linear` of rows (S, I) by (O, I), over a rounded number of rows.
 
     Its result and its gradients are the same.
     """
-    more = rounded(len(x)) - len(x)
+    more = round_up_rows(len(x)) - len(x)
     return F.linear(F.pad(x, (0, 0, 0, more)), weight, bias)[: len(x)] if more else F.linear(x, weight, bias)
 
 
-def taken(x: Tensor, rows: Tensor) -> Tensor:
+def gather_rows(x: Tensor, rows: Tensor) -> Tensor:
     """Return the rows `x[rows]` of x (N, W); the gradient of a row is summed in the order of `rows`.
 
     On a CPU with several threads the gradient of `x[rows]` is summed in any order, so its last bits differ from run to
@@ -56,7 +56,7 @@ class RowLinear(nn.Linear):
 
     def forward(self, x: Tensor) -> Tensor:
         """Map rows (S, I) to (S, O)."""
-        return linear(x, self.weight, self.bias)
+        return linear_rows(x, self.weight, self.bias)
 
 
 def compute_dtype(x: Tensor) -> torch.dtype:
@@ -66,7 +66,7 @@ def compute_dtype(x: Tensor) -> torch.dtype:
     return torch.get_autocast_dtype(device) if enabled else x.dtype
 
 
-def _cell(gates: Tensor, cell: Tensor | None, capped: bool) -> tuple[Tensor, Tensor, Tensor]:
+def _step_cell(gates: Tensor, cell: Tensor | None, capped: bool) -> tuple[Tensor, Tensor, Tensor]:
     """Activate gates (n, 4H) in place and step the cell (n, H); return the output, the new cell and its tanh.
 
     The cell's gate uses tanh x = 2σ(2x) − 1, so that one call activates all four. This is several times as fast on a
@@ -104,10 +104,10 @@ class _PackedLSTM(torch.autograd.Function):
             else:
                 torch.add(inputs[rows], context[:size], out=gates[rows])
             if cell is not None:  # the next step overwrites the rows beyond
-                many = rounded(size)
+                many = round_up_rows(size)
                 gates[start : start + many].addmm_(outputs[before : before + many], weight.t())
                 cell = cell[:size]
-            outputs[rows], cell, squashed[rows] = _cell(gates[rows], cell, capped)
+            outputs[rows], cell, squashed[rows] = _step_cell(gates[rows], cell, capped)
             cells[rows] = cell
             start, before = start + size, start
         ctx.save_for_backward(weight, gates, cells, squashed, outputs)
@@ -154,11 +154,11 @@ class _PackedLSTM(torch.autograd.Function):
                 d_i.masked_fill_(over, 0)
             if t > 0:
                 carried *= f
-                d_hidden = (d_gates[start : start + rounded(size)] @ weight)[:size]
+                d_hidden = (d_gates[start : start + round_up_rows(size)] @ weight)[:size]
             if d_context is not None:
                 d_context[:size] += d_gates[rows]
         first = sizes[0] if sizes else 0
-        many = rounded(total - first)
+        many = round_up_rows(total - first)
         previous = torch.cat([*_previous_rows(outputs, sizes), outputs.new_zeros(first + many - total, width)])
         d_weight = d_gates[first : first + many].t() @ previous
         return d_gates[:total], None if d_context is None else d_context.to(gates.dtype), d_weight, None, None
@@ -193,7 +193,7 @@ def packed_lstm(
 
 def lstm_step(gates: Tensor, cell: Tensor | None, capped: bool = False) -> tuple[Tensor, Tensor]:
     """Compute one sampling step: from pre-activations (n, 4H) and cell (n, H) to output (n, H) and new cell."""
-    hidden, cell, _ = _cell(gates.clone(), cell, capped)
+    hidden, cell, _ = _step_cell(gates.clone(), cell, capped)
     return hidden, cell
 
 

@@ -14,36 +14,45 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence, pad_packed_sequence
 
-from haed.blocks.attention import Attention, Grid, Local, Past, Relative, Rotary, Shifted, rotated
+from haed.blocks.attention import (
+    Attention,
+    AttentionCache,
+    Grid,
+    Local,
+    Relative,
+    Rotary,
+    Shifted,
+    apply_rotary_embedding,
+)
 from haed.blocks.lsh import LSH
 from haed.options import TokenOptions
 
 
 @dataclass
-class Before:
+class PrefixKeyValues:
     """Further keys and values (B, H, P, D) that every position sees, except where `seen` (B, P) is false."""
 
     key: Tensor
     value: Tensor
     seen: Tensor
 
-    def keep(self, rows: Tensor) -> "Before":
+    def select_rows(self, rows: Tensor) -> "PrefixKeyValues":
         """Return those of the selected sequences; `rows` is a mask (B,) or their indices."""
-        return Before(self.key[rows], self.value[rows], self.seen[rows])
+        return PrefixKeyValues(self.key[rows], self.value[rows], self.seen[rows])
 
 
-class Cache:
+class KeyValueCache:
     """Cache of the keys and values of the positions seen so far, one pair of (B, H, T, D) per block."""
 
     def __init__(self, layers: int) -> None:
         self.layers: list[tuple[Tensor, Tensor] | None] = [None] * layers
 
-    def length(self, layer: int = 0) -> int:
+    def count_positions(self, layer: int = 0) -> int:
         """Return the number of positions that a block has seen."""
         pair = self.layers[layer]
         return 0 if pair is None else pair[0].shape[2]
 
-    def extend(self, layer: int, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
+    def append_key_value(self, layer: int, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
         """Append new keys and values and return all of them."""
         past = self.layers[layer]
         if past is not None:
@@ -51,7 +60,7 @@ class Cache:
         self.layers[layer] = (key, value)
         return key, value
 
-    def keep(self, rows: Tensor) -> None:
+    def select_rows(self, rows: Tensor) -> None:
         """Keep only the selected sequences; `rows` is a mask (B,) or their indices."""
         self.layers = [None if pair is None else (pair[0][rows], pair[1][rows]) for pair in self.layers]
 
@@ -106,38 +115,40 @@ class SelfAttention(nn.Module):
         self.qkv = nn.Linear(width, 3 * heads * head_width)
         self.out = nn.Linear(heads * head_width, width)
 
-    def split(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    def split_heads(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Split (B, T, 3·H·D) into queries, keys and values, each (B, H, T, D)."""
         q, k, v = x.unflatten(-1, (3, self.heads, -1)).permute(2, 0, 3, 1, 4).unbind(0)
         return q, k, v
 
-    def attend(
+    def cached_attention(
         self,
         q: Tensor,
         k: Tensor,
         v: Tensor,
-        cache: Cache | None = None,
+        cache: KeyValueCache | None = None,
         layer: int = 0,
-        before: Before | None = None,
+        before: PrefixKeyValues | None = None,
     ) -> Tensor:
         """Compute the attention of new positions (B, H, T, D), which follow those of the cache: (B, T, H·D).
 
         All positions see `before`.
         """
         if self.rotary:
-            past = cache.length(layer) if cache is not None else 0
-            q, k = rotated(torch.stack([q, k]), Grid(past)).unbind(0)
+            past = cache.count_positions(layer) if cache is not None else 0
+            q, k = apply_rotary_embedding(torch.stack([q, k]), Grid(past)).unbind(0)
         if cache is not None:
-            k, v = cache.extend(layer, k, v)
+            k, v = cache.append_key_value(layer, k, v)
         seen = None
         if before is not None:
             seen = torch.cat([before.seen, before.seen.new_ones(len(q), k.shape[2])], 1)
             k, v = torch.cat([before.key, k], 2), torch.cat([before.value, v], 2)
         return causal_attention(q, k, v, seen).transpose(1, 2).flatten(2)
 
-    def forward(self, x: Tensor, cache: Cache | None = None, layer: int = 0, before: Before | None = None) -> Tensor:
+    def forward(
+        self, x: Tensor, cache: KeyValueCache | None = None, layer: int = 0, before: PrefixKeyValues | None = None
+    ) -> Tensor:
         """Attend from x (B, T, W) to itself, to the cached positions before it and to `before`; see `attend`."""
-        return self.out(self.attend(*self.split(self.qkv(x)), cache, layer, before))
+        return self.out(self.cached_attention(*self.split_heads(self.qkv(x)), cache, layer, before))
 
 
 class Block(nn.Module):
@@ -155,18 +166,22 @@ class Block(nn.Module):
         """Apply the position-wise half of the block, residual included."""
         return x + self.down(F.gelu(self.up(self.ffn_norm(x))))
 
-    def forward(self, x: Tensor, cache: Cache | None = None, layer: int = 0, before: Before | None = None) -> Tensor:
-        """Map (B, T, W) to (B, T, W); position t sees positions up to t, and `before`, see `SelfAttention.attend`."""
+    def forward(
+        self, x: Tensor, cache: KeyValueCache | None = None, layer: int = 0, before: PrefixKeyValues | None = None
+    ) -> Tensor:
+        """Map (B, T, W) to (B, T, W); position t sees positions up to t, and `before`, see `SelfAttention.cached_attention`."""
         x = x + self.attention(self.attention_norm(x), cache, layer, before)
         return self.feed_forward(x)
 
-    def packed(self, x: Tensor, sizes: list[int], before: Before | None = None, seen: Tensor | None = None) -> Tensor:
+    def forward_packed(
+        self, x: Tensor, sizes: list[int], before: PrefixKeyValues | None = None, seen: Tensor | None = None
+    ) -> Tensor:
         """Apply `forward`, without a cache, to sequences in a packed layout; padding exists inside attention only.
 
         Args:
             x: (S, W) rows in time-major order, the longest sequence first.
             sizes: number of sequences that have a place t, for each t.
-            before: see `SelfAttention.attend`.
+            before: see `SelfAttention.cached_attention`.
             seen: (B, T) true within each sequence. If given, every place sees all of its sequence, and `before` is
                 ignored.
         """
@@ -175,15 +190,15 @@ class Block(nn.Module):
         attention = self.attention
         qkv = PackedSequence(attention.qkv(self.attention_norm(x)), torch.tensor(sizes, dtype=torch.long))
         grid, lengths = pad_packed_sequence(qkv, batch_first=True)
-        q, k, v = attention.split(grid)
+        q, k, v = attention.split_heads(grid)
         if seen is None:
-            mixed = attention.attend(q, k, v, before=before)
+            mixed = attention.cached_attention(q, k, v, before=before)
         else:
             mixed = full_attention(q, k, v, seen).transpose(1, 2).flatten(2)
         x = x + attention.out(pack_padded_sequence(mixed, lengths, batch_first=True).data)
         return self.feed_forward(x)
 
-    def matrices(self) -> list[Tensor]:
+    def weight_matrices(self) -> list[Tensor]:
         """Return the weights that every position is multiplied by."""
         return [self.attention.qkv.weight, self.attention.out.weight, self.up.weight, self.down.weight]
 
@@ -268,7 +283,7 @@ class Layer(nn.Module):
         self.dropout = nn.Dropout(options.dropout)
         self.feed_forward = FeedForward(options)
 
-    def forward(self, x: Tensor, past: Past | None = None) -> Tensor:
+    def forward(self, x: Tensor, past: AttentionCache | None = None) -> Tensor:
         """Map (B, L, W) to (B, L, W); position t sees positions up to t, and those in the past."""
         last = past.last if past is not None else None
         return self.feed_forward(x + self.dropout(self.attention(self.norm(x, last), past)), last)
@@ -284,12 +299,12 @@ class CrossLayer(nn.Module):
         self.dropout = nn.Dropout(options.dropout)
         self.feed_forward = FeedForward(options)
 
-    def forward(self, x: Tensor, source: Tensor, queries: Grid, keys: Grid, past: Past) -> Tensor:
+    def forward(self, x: Tensor, source: Tensor, queries: Grid, keys: Grid, past: AttentionCache) -> Tensor:
         """Map (B, n, W) to (B, n, W) by attending to others (B, m, W), which follow the past.
 
-        See `Attention.between`.
+        See `Attention.cross_attention`.
         """
-        found = self.attention.between(self.norm(x), self.source_norm(source), queries, keys, past)
+        found = self.attention.cross_attention(self.norm(x), self.source_norm(source), queries, keys, past)
         return self.feed_forward(x + self.dropout(found), past.last)
 
 
@@ -299,11 +314,11 @@ class Stack(nn.ModuleList):
     def __init__(self, options: TokenOptions, kind: str, layers: int, longest: int) -> None:
         super().__init__(Layer(options, kind, longest) for _ in range(layers))
 
-    def memory(self) -> list[Past]:
+    def create_memory(self) -> list[AttentionCache]:
         """Return an empty cache for each layer."""
-        return [Past() for _ in self]
+        return [AttentionCache() for _ in self]
 
-    def forward(self, x: Tensor, memory: list[Past] | None = None) -> Tensor:
+    def forward(self, x: Tensor, memory: list[AttentionCache] | None = None) -> Tensor:
         """Map (B, L, W) to (B, L, W); with a memory, x follows the positions seen before, and L may be 0."""
         for number, layer in enumerate(self):
             x = layer(x, memory[number] if memory is not None else None) if x.shape[1] else x
@@ -311,7 +326,7 @@ class Stack(nn.ModuleList):
 
 
 @torch.no_grad()
-def calm_residuals(module: nn.Module) -> None:
+def scale_residual_init(module: nn.Module) -> None:
     """Divide the matrices that end a residual branch by the root of their number, so that depth adds no variance.
 
     This is as in GPT-2 (Radford et al. 2019, section 2.3). With attention and feed-forward in n layers the divisor is

@@ -15,10 +15,10 @@ from torch import Tensor, nn
 
 from haed.blocks.grams import Grams
 from haed.blocks.lstm import RowLinear, compute_dtype, lstm_step, packed_lstm
-from haed.blocks.transformer import Before, Blocks, Cache
-from haed.chunk.packing import Chunks, Packed, histories, newest, pack
+from haed.blocks.transformer import Blocks, KeyValueCache, PrefixKeyValues
+from haed.chunk.packing import Chunks, Packed, last_tokens, pack_decisions, symbol_histories
 from haed.options import DecoderOptions
-from haed.system import moved, occupied
+from haed.system import length_mask, to_device
 
 
 class Decoder(nn.Module):
@@ -36,26 +36,26 @@ class Decoder(nn.Module):
         self.grams = Grams(options.grams, layer, vocabulary + 1) if options.grams.rows else None
         self.sees_before = options.previous or self.grams is not None
 
-    def pack(self, chunks: Chunks, before: Chunks, fixed: bool) -> Packed:
-        """Lay out chunks and their n-gram look-ups on the CPU; see `haed.chunk.packing.pack`."""
-        packed = pack(chunks, self.vocabulary, fixed, before if self.sees_before else None)
+    def pack_chunks(self, chunks: Chunks, before: Chunks, fixed: bool) -> Packed:
+        """Lay out chunks and their n-gram look-ups on the CPU; see `haed.chunk.packing.pack_decisions`."""
+        packed = pack_decisions(chunks, self.vocabulary, fixed, before if self.sees_before else None)
         if self.grams is not None:
-            packed.looked = self.grams.look_up(histories(packed, self.grams.longest, self.vocabulary))
+            packed.looked = self.grams.look_up(symbol_histories(packed, self.grams.longest, self.vocabulary))
         return packed
 
-    def recent(self, before: Chunks | None, count: int) -> Tensor | None:
+    def recent_tokens(self, before: Chunks | None, count: int) -> Tensor | None:
         """Return the last tokens (N, n) of `count` chunks before, on the CPU, for `added`; None without a table."""
         if self.grams is None:
             return None
         if before is None:
             return torch.full((count, self.grams.longest), self.vocabulary)
-        return newest(moved(before, torch.device("cpu")), self.grams.longest, self.vocabulary)
+        return last_tokens(to_device(before, torch.device("cpu")), self.grams.longest, self.vocabulary)
 
-    def added(self, recent: Tensor | None) -> tuple[Tensor | float, Tensor | float]:
+    def ngram_terms(self, recent: Tensor | None) -> tuple[Tensor | float, Tensor | float]:
         """Return the terms of the n-grams that end with the last tokens (N, n), for the layer and for the logits."""
         if self.grams is None or recent is None:
             return 0.0, 0.0
-        return self.grams(moved(self.grams.look_up(recent), self.grams.table.device))
+        return self.grams(to_device(self.grams.look_up(recent), self.grams.table.device))
 
 
 @dataclass
@@ -74,7 +74,7 @@ class LSTMState:
     cell: list[Tensor | None]
     recent: Tensor | None
 
-    def keep(self, rows: Tensor) -> None:
+    def select_rows(self, rows: Tensor) -> None:
         """Keep only the selected chunks, between steps; `rows` is a mask (N,) or their indices."""
         self.context = self.context[rows]
         self.hidden = [None if x is None else x[rows] for x in self.hidden]
@@ -101,14 +101,14 @@ class LSTMDecoder(Decoder):
         self.upper = nn.ModuleList(RowLinear(width, 4 * width) for _ in range(options.layers - 1))
         self.output = RowLinear(width, vocabulary + 1)
 
-    def table(self) -> Tensor:
+    def gate_table(self) -> Tensor:
         """Return each symbol's share of the first layer's gates: (V + 1, 4H)."""
         return self.input(self.tokens.weight)
 
     def forward(self, context: Tensor, packed: Packed) -> Tensor:
         """Return the logits (S, V + 1) of packed decisions, from ŷ (N, W) in the chunks' original order."""
         dtype = compute_dtype(context)
-        x, logits = F.embedding(packed.inputs, self.table()).to(dtype), None
+        x, logits = F.embedding(packed.inputs, self.gate_table()).to(dtype), None
         if self.grams is not None and packed.looked is not None:
             layer, logits = self.grams(packed.looked)
             x = x + layer.to(dtype)
@@ -118,7 +118,7 @@ class LSTMDecoder(Decoder):
             x = packed_lstm(upper(x), None, recurrent.to(dtype), packed.sizes)
         return self.output(x) if logits is None else self.output(x) + logits
 
-    def products(self, pieces: Sequence[Packed]) -> Iterator[tuple[Tensor, int]]:
+    def flop_terms(self, pieces: Sequence[Packed]) -> Iterator[tuple[Tensor, int]]:
         """Yield the weights of the products with the multiply-adds of each in a forward pass over all pieces.
 
         Symbols go through their matrix once each, and the recurrence begins at a chunk's second decision.
@@ -128,17 +128,19 @@ class LSTMDecoder(Decoder):
         yield self.context.weight, chunks * self.context.weight.numel()
         yield from ((recurrent, (rows - chunks) * recurrent.numel()) for recurrent in self.recurrent)
         yield from ((layer.weight, rows * layer.weight.numel()) for layer in (*self.upper, self.output))
-        yield from self.grams.products(rows) if self.grams is not None else ()
+        yield from self.grams.flop_terms(rows) if self.grams is not None else ()
 
-    def begin(self, context: Tensor, before: Chunks | None = None) -> LSTMState:
+    def initial_state(self, context: Tensor, before: Chunks | None = None) -> LSTMState:
         """Return the state before the first token of chunks with ŷ (N, W), after chunks (N, K) of lengths (N,)."""
         layers = len(self.recurrent)
-        return LSTMState(self.context(context), [None] * layers, [None] * layers, self.recent(before, len(context)))
+        return LSTMState(
+            self.context(context), [None] * layers, [None] * layers, self.recent_tokens(before, len(context))
+        )
 
     def step(self, state: LSTMState, symbol: Tensor) -> Tensor:
         """Feed `symbol` (N,) to every chunk, update `state` and return logits (N, V + 1) of the next symbol."""
-        state.recent = after(state.recent, symbol, state.hidden[0] is None)
-        seen, logits = self.added(state.recent)
+        state.recent = append_symbol(state.recent, symbol, state.hidden[0] is None)
+        seen, logits = self.ngram_terms(state.recent)
         x = self.input(self.tokens(symbol)) + state.context + seen  # few symbols: the whole table would cost more
         for layer, recurrent in enumerate(self.recurrent):
             gates = x if layer == 0 else self.upper[layer - 1](x)
@@ -162,15 +164,15 @@ class TransformerState:
     """
 
     context: Tensor
-    cache: Cache
-    before: list[Before | None]
+    cache: KeyValueCache
+    before: list[PrefixKeyValues | None]
     recent: Tensor | None
 
-    def keep(self, rows: Tensor) -> None:
+    def select_rows(self, rows: Tensor) -> None:
         """Keep only the selected chunks, between steps; `rows` is a mask (N,) or their indices."""
         self.context = self.context[rows]
-        self.cache.keep(rows)
-        self.before = [None if x is None else x.keep(rows) for x in self.before]
+        self.cache.select_rows(rows)
+        self.before = [None if x is None else x.select_rows(rows) for x in self.before]
         self.recent = None if self.recent is None else self.recent[rows.cpu()]
 
 
@@ -199,7 +201,7 @@ class TransformerDecoder(Decoder):
 
     def forward(self, context: Tensor, packed: Packed) -> Tensor:
         """Return the logits (S, V + 1) of packed decisions, from ŷ (N, W) in the chunks' original order."""
-        places = self.places(context[packed.order])
+        places = self.position_terms(context[packed.order])
         parts = [
             self.positions.weight[t] + places[:size, min(t, places.shape[1] - 1)] for t, size in enumerate(packed.sizes)
         ]
@@ -208,18 +210,18 @@ class TransformerDecoder(Decoder):
         if self.grams is not None and packed.looked is not None:
             layer, logits = self.grams(packed.looked)
             x = x + layer
-        earlier = self.earlier(packed.before) or [None] * len(self.blocks)
+        earlier = self.previous_key_values(packed.before) or [None] * len(self.blocks)
         for block, before in zip(self.blocks, earlier, strict=True):
-            x = block.packed(x, packed.sizes, before)
+            x = block.forward_packed(x, packed.sizes, before)
         x = self.output(self.norm(x))
         return x if logits is None else x + logits
 
-    def places(self, context: Tensor) -> Tensor:
+    def position_terms(self, context: Tensor) -> Tensor:
         """Return ŷ's (N, W) share of a chunk's inputs: (N, K, H), or (N, 1, H) if it is the same for all places."""
         return self.context(context).unflatten(1, (-1, self.output.in_features))
 
-    def products(self, pieces: Sequence[Packed]) -> Iterator[tuple[Tensor, int]]:
-        """Yield the weights of the products; see `LSTMDecoder.products`.
+    def flop_terms(self, pieces: Sequence[Packed]) -> Iterator[tuple[Tensor, int]]:
+        """Yield the weights of the products; see `LSTMDecoder.flop_terms`.
 
         Attention's own products, within chunks and to the chunk before, are left out.
         """
@@ -227,41 +229,46 @@ class TransformerDecoder(Decoder):
         before = sum(each.before.tokens.numel() for each in pieces if each.before is not None)  # padding included
         yield self.context.weight, chunks * self.context.weight.numel()
         for block in self.blocks:
-            yield from ((weight, rows * weight.numel()) for weight in block.matrices())
+            yield from ((weight, rows * weight.numel()) for weight in block.weight_matrices())
             yield (qkv := block.attention.qkv.weight), before * qkv.numel()  # keys and values of the chunks before
         yield self.output.weight, rows * self.output.weight.numel()
-        yield from self.grams.products(rows) if self.grams is not None else ()
+        yield from self.grams.flop_terms(rows) if self.grams is not None else ()
 
-    def earlier(self, before: Chunks | None) -> list[Before | None]:
+    def previous_key_values(self, before: Chunks | None) -> list[PrefixKeyValues | None]:
         """Return the keys, values and mask of the N chunks before, for each block; empty if there is nothing to see."""
         if before is None or self.positions_before is None:
             return []
         x = self.tokens(before.tokens) + self.positions_before.weight
-        seen = occupied(before.lengths, x.shape[1])
-        found: list[Before | None] = []
+        seen = length_mask(before.lengths, x.shape[1])
+        found: list[PrefixKeyValues | None] = []
         for block in self.blocks:
-            _, key, value = block.attention.split(block.attention.qkv(block.attention_norm(x)))
-            found.append(Before(key, value, seen))
+            _, key, value = block.attention.split_heads(block.attention.qkv(block.attention_norm(x)))
+            found.append(PrefixKeyValues(key, value, seen))
         return found
 
-    def begin(self, context: Tensor, before: Chunks | None = None) -> TransformerState:
+    def initial_state(self, context: Tensor, before: Chunks | None = None) -> TransformerState:
         """Return the state before the first token of chunks with ŷ (N, W), after chunks (N, K) of lengths (N,)."""
-        cache = Cache(len(self.blocks))
-        return TransformerState(self.places(context), cache, self.earlier(before), self.recent(before, len(context)))
+        cache = KeyValueCache(len(self.blocks))
+        return TransformerState(
+            self.position_terms(context),
+            cache,
+            self.previous_key_values(before),
+            self.recent_tokens(before, len(context)),
+        )
 
     def step(self, state: TransformerState, symbol: Tensor) -> Tensor:
         """Feed `symbol` (N,) to every chunk, update `state` and return logits (N, V + 1) of the next symbol."""
-        place = state.cache.length()
+        place = state.cache.count_positions()
         context = state.context[:, min(place, state.context.shape[1] - 1)]
-        state.recent = after(state.recent, symbol, place == 0)
-        seen, logits = self.added(state.recent)
+        state.recent = append_symbol(state.recent, symbol, place == 0)
+        seen, logits = self.ngram_terms(state.recent)
         x = (self.tokens(symbol) + self.positions.weight[place] + context + seen)[:, None]
         for layer, block in enumerate(self.blocks):
             x = block(x, state.cache, layer, state.before[layer] if state.before else None)
         return self.output(self.norm(x[:, 0])) + logits
 
 
-def after(recent: Tensor | None, symbol: Tensor, first: bool) -> Tensor | None:
+def append_symbol(recent: Tensor | None, symbol: Tensor, first: bool) -> Tensor | None:
     """Return the last tokens (N, n) after feeding `symbol` (N,); the first symbol is not a token."""
     if recent is None or first:
         return recent

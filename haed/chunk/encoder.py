@@ -1,6 +1,6 @@
 """The encoder f_enc: maps a chunk, without context, to a vector, a row of an embedding matrix that is never stored.
 
-Encoders that read a chunk token by token use a packed layout, on real tokens only. `Encoder.lay_out` prepares it on the
+Encoders that read a chunk token by token use a packed layout, on real tokens only. `Encoder.prepare_inputs` prepares it on the
 CPU, where the chunks are. Its result is moved to the device and encoded.
 
 Legend: N chunks, K tokens of a chunk at most, S tokens of all, E width of an embedding, H width within an encoder.
@@ -15,12 +15,12 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence, pad_packed_sequence
 
-from haed.blocks.grams import Looked
+from haed.blocks.grams import SparseLookup
 from haed.blocks.lstm import LSTMLayer, RowLinear
 from haed.blocks.transformer import Blocks
-from haed.chunk.packing import Chunks, chunk_keys, pack
+from haed.chunk.packing import Chunks, chunk_keys, pack_decisions
 from haed.options import EncoderOptions
-from haed.system import occupied
+from haed.system import length_mask
 
 
 @dataclass
@@ -37,7 +37,7 @@ class Embedding:
 
 
 @dataclass
-class Laid:
+class EncoderInput:
     """Prepared input of an encoder for N chunks.
 
     Attributes:
@@ -46,7 +46,7 @@ class Laid:
     """
 
     chunks: Any
-    looked: Looked | None
+    looked: SparseLookup | None
 
     def __len__(self) -> int:
         return len(self.chunks)
@@ -72,7 +72,7 @@ class Encoder(nn.Module, ABC):
     output: nn.Module
     bias: nn.Linear | None
 
-    def end(self, options: EncoderOptions, bias: bool) -> None:
+    def add_output_layers(self, options: EncoderOptions, bias: bool) -> None:
         """Add the last layers: table, output layer and bias."""
         self.width = options.width
         self.table = nn.Parameter(torch.empty(options.rows, options.width)) if options.rows else None
@@ -80,32 +80,32 @@ class Encoder(nn.Module, ABC):
         self.output = ends[options.output]
         self.bias = nn.Linear(options.width, 1) if bias else None
 
-    def lay_out(self, chunks: Chunks) -> Laid:
+    def prepare_inputs(self, chunks: Chunks) -> EncoderInput:
         """Prepare the input of `forward` from N chunks on the CPU, each of length 1 or more."""
         looked = None
         if self.table is not None:
-            looked = Looked.of(chunk_keys(chunks.tokens, chunks.lengths).remainder(len(self.table)))
-        return Laid(self.ordered(chunks), looked)
+            looked = SparseLookup.from_rows(chunk_keys(chunks.tokens, chunks.lengths).remainder(len(self.table)))
+        return EncoderInput(self.arrange_chunks(chunks), looked)
 
-    def forward(self, laid: Laid) -> Embedding:
+    def forward(self, laid: EncoderInput) -> Embedding:
         """Embed N chunks whose prepared input is on the encoder's device."""
-        vector = self.vectors(laid.chunks)
+        vector = self.embed_tokens(laid.chunks)
         if self.table is not None and laid.looked is not None:
-            vector = vector + laid.looked.up(self.table)
+            vector = vector + laid.looked.embed_rows(self.table)
         vector = self.output(vector)
         bias = self.bias(vector).squeeze(1) if self.bias is not None else vector.new_zeros(len(vector))
         return Embedding(vector, bias)
 
-    def ordered(self, chunks: Chunks) -> Any:
+    def arrange_chunks(self, chunks: Chunks) -> Any:
         """Return N chunks on the CPU in the layout that `vectors` takes; by default unchanged."""
         return chunks
 
     @abstractmethod
-    def vectors(self, laid: Any) -> Tensor:
+    def embed_tokens(self, laid: Any) -> Tensor:
         """Return vectors (N, E), before the table and the output layer, of chunks from `ordered`."""
 
     @abstractmethod
-    def products(self, laid: Any) -> Iterator[tuple[Tensor, int]]:
+    def flop_terms(self, laid: Any) -> Iterator[tuple[Tensor, int]]:
         """Yield the weights of the products before the bias, with the multiply-adds of each in a forward pass."""
 
 
@@ -125,25 +125,25 @@ class MLPEncoder(Encoder):
         widths = [k * options.token_width, *hidden, options.width]
         self.layers = nn.ModuleList(RowLinear(a, b) for a, b in zip(widths, widths[1:], strict=False))
         self.activation = nn.ReLU() if options.output == "relu" else nn.GELU()
-        self.end(options, bias)
+        self.add_output_layers(options, bias)
 
-    def vectors(self, laid: Chunks) -> Tensor:
-        """See `Encoder.vectors`."""
-        real = occupied(laid.lengths, laid.tokens.shape[1])
+    def embed_tokens(self, laid: Chunks) -> Tensor:
+        """See `Encoder.embed_tokens`."""
+        real = length_mask(laid.lengths, laid.tokens.shape[1])
         x = self.norm(self.tokens(laid.tokens.long().masked_fill(~real, self.padding)).flatten(1))
         for layer in self.layers[:-1]:
             x = self.activation(layer(x))
         return self.layers[-1](x)
 
-    def products(self, laid: Chunks) -> Iterator[tuple[Tensor, int]]:
-        """See `Encoder.products`."""
+    def flop_terms(self, laid: Chunks) -> Iterator[tuple[Tensor, int]]:
+        """See `Encoder.flop_terms`."""
         for weight in self.layers.parameters():
             if weight.ndim == 2:
                 yield weight, len(laid) * weight.numel()
 
 
 @dataclass
-class Rows:
+class PackedTokens:
     """Tokens of N chunks in time-major order, longest chunk first, as in `haed.chunk.packing.Packed`.
 
     Attributes:
@@ -165,11 +165,11 @@ class Rows:
 class RowEncoder(Encoder):
     """An encoder that reads tokens one by one."""
 
-    def ordered(self, chunks: Chunks) -> Rows:
-        """See `Encoder.ordered`."""
-        packed = pack(chunks, 0, fixed=True)  # without ends, so that the targets are the tokens themselves
+    def arrange_chunks(self, chunks: Chunks) -> PackedTokens:
+        """See `Encoder.arrange_chunks`."""
+        packed = pack_decisions(chunks, 0, fixed=True)  # without ends, so that the targets are the tokens themselves
         lengths = chunks.lengths[packed.order].long()
-        return Rows(packed.targets, packed.sizes, packed.order.argsort(), lengths)
+        return PackedTokens(packed.targets, packed.sizes, packed.order.argsort(), lengths)
 
 
 class LSTMEncoder(RowEncoder):
@@ -189,10 +189,10 @@ class LSTMEncoder(RowEncoder):
         self.tokens = nn.Embedding(vocabulary, options.token_width)
         widths = [options.token_width, *[options.hidden] * options.layers]
         self.layers = nn.ModuleList(LSTMLayer(a, b) for a, b in zip(widths, widths[1:], strict=False))
-        self.end(options, bias)
+        self.add_output_layers(options, bias)
 
-    def vectors(self, laid: Rows) -> Tensor:
-        """See `Encoder.vectors`."""
+    def embed_tokens(self, laid: PackedTokens) -> Tensor:
+        """See `Encoder.embed_tokens`."""
         x = self.tokens(laid.tokens)
         for layer in self.layers:
             x = layer(x, laid.sizes)
@@ -200,8 +200,8 @@ class LSTMEncoder(RowEncoder):
         last = [outputs[longer:] for outputs, longer in steps]  # chunks that end at this step; the longest come first
         return torch.cat(last[::-1] or [x[:, : self.width]])[laid.back]
 
-    def products(self, laid: Rows) -> Iterator[tuple[Tensor, int]]:
-        """Yield the weights of the products; see `Encoder.products`. The recurrence begins at the second token."""
+    def flop_terms(self, laid: PackedTokens) -> Iterator[tuple[Tensor, int]]:
+        """Yield the weights of the products; see `Encoder.flop_terms`. The recurrence begins at the second token."""
         for layer in self.layers:
             assert isinstance(layer, LSTMLayer)
             yield layer.input.weight, len(laid.tokens) * layer.input.weight.numel()
@@ -221,25 +221,25 @@ class TransformerEncoder(RowEncoder):
         self.blocks = Blocks(options.layers, width, options.heads, width // options.heads, options.ffn, rotary=False)
         self.norm = nn.LayerNorm(width)
         self.pooled = nn.Linear(width, options.width)
-        self.end(options, bias)
+        self.add_output_layers(options, bias)
 
-    def vectors(self, laid: Rows) -> Tensor:
-        """See `Encoder.vectors`."""
+    def embed_tokens(self, laid: PackedTokens) -> Tensor:
+        """See `Encoder.embed_tokens`."""
         positions = [row.expand(size, -1) for row, size in zip(self.positions.weight, laid.sizes, strict=False)]
         x = self.tokens(laid.tokens) + torch.cat([self.positions.weight[:0], *positions])
-        real = occupied(laid.lengths, len(laid.sizes))
+        real = length_mask(laid.lengths, len(laid.sizes))
         for block in self.blocks:
-            x = block.packed(x, laid.sizes, seen=real)
+            x = block.forward_packed(x, laid.sizes, seen=real)
         x = self.norm(x)
         if laid.sizes:
             grid, _ = pad_packed_sequence(PackedSequence(x, torch.tensor(laid.sizes)), batch_first=True)
             x = grid.sum(1) / laid.lengths[:, None]
         return self.pooled(x)[laid.back]
 
-    def products(self, laid: Rows) -> Iterator[tuple[Tensor, int]]:
-        """Yield the weights of the products; see `Encoder.products`. Attention's own, within chunks, are left out."""
+    def flop_terms(self, laid: PackedTokens) -> Iterator[tuple[Tensor, int]]:
+        """Yield the weights of the products; see `Encoder.flop_terms`. Attention's own, within chunks, are left out."""
         for block in self.blocks:
-            yield from ((weight, len(laid.tokens) * weight.numel()) for weight in block.matrices())
+            yield from ((weight, len(laid.tokens) * weight.numel()) for weight in block.weight_matrices())
         yield self.pooled.weight, len(laid) * self.pooled.weight.numel()
 
 

@@ -16,7 +16,7 @@ _BLOCK, _LARGE = {"cpu": (1 << 10, 1 << 11)}, (1 << 11, 1 << 16)
 _KEPT = 1 << 28  # bytes: smaller sets keep their keys in the type of the computation
 
 
-class Lexicon:
+class ChunkVocabulary:
     """A vocabulary of chunks, with their counts in the train split.
 
     Args:
@@ -32,7 +32,7 @@ class Lexicon:
     def __len__(self) -> int:
         return len(self.chunks)
 
-    def find(self, chunks: Chunks) -> Tensor:
+    def find_rows(self, chunks: Chunks) -> Tensor:
         """Return the row (N,) of each of N chunks on the CPU, −1 for those that are not in the vocabulary."""
         if not len(self):
             return torch.full((len(chunks),), -1)
@@ -41,23 +41,23 @@ class Lexicon:
         same = (self.chunks.lengths[rows] == chunks.lengths) & (self.chunks.tokens[rows] == chunks.tokens).all(1)
         return rows.where(same, -1)  # compare tokens: two strings with one hash would share a probability
 
-    def told(self, chunks: Chunks) -> tuple[Tensor, Tensor]:
+    def counts_of(self, chunks: Chunks) -> tuple[Tensor, Tensor]:
         """Return the counts of N chunks in the train split, and of its documents that have them: (N,) each.
 
         The chunks are on the CPU. Both counts are 0 for unknown chunks.
         """
-        rows = self.find(chunks)
+        rows = self.find_rows(chunks)
         none = torch.zeros(len(self) + 1, dtype=torch.long)
         told = (none if x is None else torch.cat([x, none[:1]]) for x in (self.counts, self.documents))
         counts, documents = (x[rows] for x in told)
         return counts, documents
 
-    def beginning(self, tokens: Tensor) -> Tensor:
+    def prefix_mask(self, tokens: Tensor) -> Tensor:
         """Return a mask (C,) of the chunks that begin with `tokens` (n,), on the CPU."""
         return (self.chunks.lengths >= len(tokens)) & (self.chunks.tokens[:, : len(tokens)] == tokens).all(1)
 
 
-class Known:
+class VocabularyScorer:
     """A vocabulary of chunks with its embeddings, which scores queries.
 
     Args:
@@ -70,7 +70,7 @@ class Known:
         log_counts: (C,) like `bias`; 0 without counts.
     """
 
-    def __init__(self, lexicon: Lexicon, keys: Tensor, bias: Tensor) -> None:
+    def __init__(self, lexicon: ChunkVocabulary, keys: Tensor, bias: Tensor) -> None:
         self._small = keys.numel() * bias.element_size() <= _KEPT
         self.lexicon, self.keys, self.bias = lexicon, keys.to(bias.dtype) if self._small else keys, bias
         counts = lexicon.counts
@@ -79,16 +79,16 @@ class Known:
     def __len__(self) -> int:
         return len(self.lexicon)
 
-    def scores(self, queries: Tensor, prior: Tensor | float = 0.0) -> Tensor:
+    def score_queries(self, queries: Tensor, prior: Tensor | float = 0.0) -> Tensor:
         """Return scores (N, C) of all chunks; `prior` is the factor of the logarithms of their counts."""
         wide = queries.to(self.bias.dtype)
-        if self.columns is not None:
+        if self.key_columns is not None:
             with torch.autocast(queries.device.type, enabled=False):
-                return wide @ self.columns + self._added(prior)
-        return torch.cat([wide.new_empty(len(wide), 0), *self._blocks(wide, self._added(prior))], 1)
+                return wide @ self.key_columns + self._score_bias(prior)
+        return torch.cat([wide.new_empty(len(wide), 0), *self._score_blocks(wide, self._score_bias(prior))], 1)
 
     @cached_property
-    def columns(self) -> Tensor | None:
+    def key_columns(self) -> Tensor | None:
         """Keys of a small set as columns (E, C), else None; one query is multiplied in half the time or less."""
         return self.keys.t().contiguous() if self._small else None
 
@@ -98,22 +98,22 @@ class Known:
         The matrix of scores is computed block by block and never held whole. Unknown chunks cost nothing.
         """
         result = queries.new_full((len(queries),), -torch.inf, dtype=self.bias.dtype)
-        added, known = self._added(prior), (rows >= 0).nonzero().squeeze(1)
+        added, known = self._score_bias(prior), (rows >= 0).nonzero().squeeze(1)
         for some in known.split(_BLOCK.get(queries.device.type, _LARGE)[0]):
             here, own = some.to(result.device), rows[some].to(result.device)
             wide = queries[here].to(result.dtype)
             wanted = (wide * self.keys[own].to(wide.dtype)).sum(1) + added[own]
             normaliser = torch.full_like(wanted, -torch.inf)
-            for block in self._blocks(wide, added):
+            for block in self._score_blocks(wide, added):
                 normaliser = torch.logaddexp(normaliser, block.logsumexp(1))
             result[here] = wanted - normaliser
         return result
 
-    def _added(self, prior: Tensor | float) -> Tensor:
+    def _score_bias(self, prior: Tensor | float) -> Tensor:
         """Return the terms (C,) added to the products."""
         return self.bias + prior * self.log_counts
 
-    def _blocks(self, queries: Tensor, added: Tensor) -> Iterator[Tensor]:
+    def _score_blocks(self, queries: Tensor, added: Tensor) -> Iterator[Tensor]:
         """Yield scores (N, c) of one block of chunks after the other, in the type of the bias."""
         columns = _BLOCK.get(queries.device.type, _LARGE)[1]
         for keys, bias in zip(self.keys.split(columns), added.split(columns), strict=True):

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from haed.blocks.lstm import LSTMLayer
-from haed.blocks.transformer import Blocks, Cache
+from haed.blocks.transformer import Blocks, KeyValueCache
 from haed.options import MainOptions
 from haed.system import SHORTER
 
@@ -46,10 +46,10 @@ class Main(nn.Module, ABC):
         first[:, 0] = True
         return self.step(torch.where(first[..., None], self.start.to(before.dtype), before), None)
 
-    def states(self, embeddings: Tensor, starts: Tensor) -> list[Tensor]:
+    def layer_states(self, embeddings: Tensor, starts: Tensor) -> list[Tensor]:
         """Return the output (B, T, ·) of each layer, and ŷ at last; see `forward`."""
         seen: list[Tensor] = []
-        hooks = [each.register_forward_hook(lambda _, given, found: seen.append(found)) for each in self.stack()]
+        hooks = [each.register_forward_hook(lambda _, given, found: seen.append(found)) for each in self.get_layers()]
         try:
             last = self(embeddings, starts)
         finally:
@@ -58,7 +58,7 @@ class Main(nn.Module, ABC):
         return [*seen, last]
 
     @abstractmethod
-    def stack(self) -> nn.ModuleList:
+    def get_layers(self) -> nn.ModuleList:
         """Return the layers."""
 
     @abstractmethod
@@ -66,15 +66,15 @@ class Main(nn.Module, ABC):
         """Feed inputs (B, T, E), which follow those in the cache, and return ŷ (B, T, W) after each."""
 
     @abstractmethod
-    def cache(self) -> Any:
+    def create_cache(self) -> Any:
         """Return an empty cache for `step`."""
 
     @abstractmethod
-    def levels(self) -> list[tuple[int, list[nn.Parameter]]]:
+    def parameters_by_depth(self) -> list[tuple[int, list[nn.Parameter]]]:
         """Return all parameters in their order, grouped by the number of layers from them to ŷ."""
 
     @abstractmethod
-    def products(self, batch: int, context: int) -> Iterator[tuple[Tensor, int]]:
+    def flop_terms(self, batch: int, context: int) -> Iterator[tuple[Tensor, int]]:
         """Yield the weights of the products, with the multiply-adds of each in a forward pass over (B, T) inputs."""
 
 
@@ -104,9 +104,9 @@ class TransformerMain(Main):
         self.blocks = Blocks(options.layers, *sizes, rotary=options.positions == "rotary")
         self.norm = nn.LayerNorm(options.width)
 
-    def step(self, inputs: Tensor, cache: Cache | None) -> Tensor:
+    def step(self, inputs: Tensor, cache: KeyValueCache | None) -> Tensor:
         """See `Main.step`."""
-        past = cache.length() if cache is not None else 0
+        past = cache.count_positions() if cache is not None else 0
         length = inputs.shape[1]
         if self.padding and not self.concatenated:
             inputs = nn.functional.pad(inputs, (0, self.padding))
@@ -124,28 +124,28 @@ class TransformerMain(Main):
             inputs = block(inputs, cache, layer)
         return self.norm(inputs)
 
-    def stack(self) -> nn.ModuleList:
-        """See `Main.stack`."""
+    def get_layers(self) -> nn.ModuleList:
+        """See `Main.get_layers`."""
         return self.blocks
 
-    def cache(self) -> Cache:
-        """See `Main.cache`."""
-        return Cache(len(self.blocks))
+    def create_cache(self) -> KeyValueCache:
+        """See `Main.create_cache`."""
+        return KeyValueCache(len(self.blocks))
 
-    def levels(self) -> list[tuple[int, list[nn.Parameter]]]:
-        """See `Main.levels`."""
+    def parameters_by_depth(self) -> list[tuple[int, list[nn.Parameter]]]:
+        """See `Main.parameters_by_depth`."""
         depth = len(self.blocks)
         blocks = [(depth - number, list(block.parameters())) for number, block in enumerate(self.blocks)]
         return [(depth, list(self.parameters(recurse=False))), *blocks, (1, list(self.norm.parameters()))]
 
-    def products(self, batch: int, context: int) -> Iterator[tuple[Tensor, int]]:
-        """Yield the weights of the products; see `Main.products`.
+    def flop_terms(self, batch: int, context: int) -> Iterator[tuple[Tensor, int]]:
+        """Yield the weights of the products; see `Main.flop_terms`.
 
         Attention's own products are counted beside its output's, as if every chunk saw the whole window.
         """
         places = batch * context
         for block in self.blocks:
-            yield from ((weight, places * weight.numel()) for weight in block.matrices())
+            yield from ((weight, places * weight.numel()) for weight in block.weight_matrices())
             out = block.attention.out
             yield out.weight, 2 * places * context * out.in_features  # scores and values
 
@@ -196,27 +196,27 @@ class LSTMMain(Main):
             x = torch.stack(outputs)
         return x.transpose(0, 1)[..., : self.width]
 
-    def stack(self) -> nn.ModuleList:
-        """See `Main.stack`."""
+    def get_layers(self) -> nn.ModuleList:
+        """See `Main.get_layers`."""
         return self.layers
 
-    def states(self, embeddings: Tensor, starts: Tensor) -> list[Tensor]:
-        """Return the layers' outputs with all their units; see `Main.states`."""
-        *layers, last = super().states(embeddings, starts)
+    def layer_states(self, embeddings: Tensor, starts: Tensor) -> list[Tensor]:
+        """Return the layers' outputs with all their units; see `Main.layer_states`."""
+        *layers, last = super().layer_states(embeddings, starts)
         return [*(each.unflatten(0, (-1, len(embeddings))).transpose(0, 1) for each in layers), last]
 
-    def cache(self) -> LSTMCache:
-        """See `Main.cache`."""
+    def create_cache(self) -> LSTMCache:
+        """See `Main.create_cache`."""
         return LSTMCache()
 
-    def levels(self) -> list[tuple[int, list[nn.Parameter]]]:
-        """See `Main.levels`."""
+    def parameters_by_depth(self) -> list[tuple[int, list[nn.Parameter]]]:
+        """See `Main.parameters_by_depth`."""
         depth = len(self.layers)
         layers = [(depth - number, list(layer.parameters())) for number, layer in enumerate(self.layers)]
         return [(depth, [self.start]), *layers]
 
-    def products(self, batch: int, context: int) -> Iterator[tuple[Tensor, int]]:
-        """Yield the weights of the products; see `Main.products`. The recurrence begins at the second chunk."""
+    def flop_terms(self, batch: int, context: int) -> Iterator[tuple[Tensor, int]]:
+        """Yield the weights of the products; see `Main.flop_terms`. The recurrence begins at the second chunk."""
         for layer in self.layers:
             assert isinstance(layer, LSTMLayer)
             yield layer.input.weight, batch * context * layer.input.weight.numel()

@@ -17,11 +17,11 @@ from torch import Tensor, nn
 
 
 @dataclass
-class Parts:
+class MixtureScores:
     """Log probabilities, in nats, of N chunks by each part of the mixture, and the weight of the parts.
 
     Attributes:
-        decisions: (N, K + 1) of the decoder's tokens and end, see `System.decisions`.
+        decisions: (N, K + 1) of the decoder's tokens and end, see `SequenceModel.decision_log_likelihood`.
         known: (N,) log q; −∞ for unknown chunks. None if the decoder is the only part.
         gate: (N,) logit of the gate, g = σ(gate). None if the decoder is the only part.
     """
@@ -31,19 +31,19 @@ class Parts:
     gate: Tensor | None = None
 
     @property
-    def decoder(self) -> Tensor:
+    def decoder_log_prob(self) -> Tensor:
         """Log p_decoder (N,)."""
         return self.decisions.sum(-1)
 
     @property
-    def joint(self) -> Tensor:
+    def joint_log_prob(self) -> Tensor:
         """Log P (N,), the likelihood of the mixture."""
         if self.known is None or self.gate is None:
-            return self.decoder
-        return joint(self.gate, self.known, self.decoder)
+            return self.decoder_log_prob
+        return mixture_log_prob(self.gate, self.known, self.decoder_log_prob)
 
 
-def joint(gate: Tensor, known: Tensor, decoder: Tensor) -> Tensor:
+def mixture_log_prob(gate: Tensor, known: Tensor, decoder: Tensor) -> Tensor:
     """Return log(σ(gate) · q + (1 − σ(gate)) · p) from log q and log p, (N,) each."""
     return torch.logaddexp(F.logsigmoid(gate) + known, F.logsigmoid(-gate) + decoder)
 
@@ -64,7 +64,7 @@ class Mixture(nn.Module):
         self.prior = nn.Parameter(torch.empty(()))
 
     @torch.no_grad()
-    def initialise(self) -> None:
+    def initialise_parameters(self) -> None:
         """Initialise the gate to odds of e² : 1 for known chunks everywhere, as in most corpora of words."""
         nn.init.zeros_(self.gate.weight)
         self.gate.bias.fill_(2.0)

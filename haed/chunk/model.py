@@ -15,18 +15,18 @@ from haed.blocks.lstm import LSTMLayer, initialise_lstm
 from haed.blocks.transformer import Block
 from haed.chunk.decoder import LSTMDecoder, TransformerDecoder
 from haed.chunk.encoder import ENCODERS, Embedding, Encoder
-from haed.chunk.known import Known, Lexicon
+from haed.chunk.known import ChunkVocabulary, VocabularyScorer
 from haed.chunk.main import MAINS, Main
-from haed.chunk.mixture import Mixture, Parts
-from haed.chunk.packing import Chunks, Packed, distinct, shifted
+from haed.chunk.mixture import Mixture, MixtureScores
+from haed.chunk.packing import Chunks, Packed, find_distinct, previous_chunks
 from haed.options import IEMOptions, ModelOptions
-from haed.system import Cut, Group, System, Windows, moved
+from haed.system import ChunkingSpec, ParameterGroup, SequenceModel, TokenBatch, to_device
 
 _SCALE_BOUND = math.log(1000)
 _EMBEDDED = 1 << 13  # known chunks at a time
 
 
-class HAED(System):
+class HAED(SequenceModel):
     """Encoder, main model, decoder, and the head that turns ŷ into a query for chunk embeddings.
 
     Args:
@@ -39,10 +39,10 @@ class HAED(System):
         known: the known chunks; while it is None, the decoder alone is the likelihood.
     """
 
-    parts = ("encoder", "main", "decoder")
-    spaces = ("chunks", "contexts", "predictions")
+    submodules = ("encoder", "main", "decoder")
+    vector_spaces = ("chunks", "contexts", "predictions")
 
-    def __init__(self, options: ModelOptions, iem: IEMOptions, cut: Cut) -> None:
+    def __init__(self, options: ModelOptions, iem: IEMOptions, cut: ChunkingSpec) -> None:
         super().__init__(cut)
         width = options.main.width
         self.encoder: Encoder = ENCODERS[options.encoder.kind](options.encoder, cut.k, cut.vocabulary, iem.bias)
@@ -61,11 +61,11 @@ class HAED(System):
         else:
             self.decoder = TransformerDecoder(options.decoder, width, cut.vocabulary, cut.k)
         self.mixture = Mixture(width) if options.mixture.known != 0 else None
-        self.known: Known | None = None
-        self.initialise()
+        self.known: VocabularyScorer | None = None
+        self.initialise_parameters()
 
     @torch.no_grad()
-    def initialise(self) -> None:
+    def initialise_parameters(self) -> None:
         """Initialise every parameter.
 
         Matrices are normal with deviation 1/√fan_in. This includes the decoder's output layer: from zero, the rest
@@ -97,23 +97,27 @@ class HAED(System):
             if isinstance(module, LSTMLayer):
                 initialise_lstm(module.recurrent, module.input.bias)
         if self.mixture is not None:
-            self.mixture.initialise()
+            self.mixture.initialise_parameters()
         if self.encoder.bias is not None:
             nn.init.zeros_(self.encoder.bias.weight)
         if self.log_scale is not None:
-            self.log_scale.fill_(_unbounded(1 / self.temperature if self.cosine else self.encoder.width**-0.5))
+            self.log_scale.fill_(_invert_scale(1 / self.temperature if self.cosine else self.encoder.width**-0.5))
         if self.encoder.table is not None:
             nn.init.normal_(self.encoder.table, std=0.5)  # last, so that all other parameters begin as without it
         if self.decoder.grams is not None:
-            self.decoder.grams.initialise()
+            self.decoder.grams.initialise_parameters()
 
-    def query(self, prediction: Tensor) -> Tensor:
+    def compute_query(self, prediction: Tensor) -> Tensor:
         """Return the query (N, E). A chunk's score is its dot product with the chunk's key, plus the chunk's bias."""
         narrow = prediction[..., : self.encoder.width] if self.head is None else self.head(prediction)
-        return self.key(narrow) if self.log_scale is None else self.key(narrow) * self.scale(self.log_scale)
+        return (
+            self.compute_key(narrow)
+            if self.log_scale is None
+            else self.compute_key(narrow) * self.bounded_scale(self.log_scale)
+        )
 
     @staticmethod
-    def scale(log_scale: Tensor) -> Tensor:
+    def bounded_scale(log_scale: Tensor) -> Tensor:
         """Return the factor of all scores: the exponential of a smoothly bounded logarithm, which never gets stuck.
 
         The logarithm is what is learned. A step changes the factor by a share of itself, and it cannot become 0 or
@@ -121,11 +125,11 @@ class HAED(System):
         """
         return torch.exp(_SCALE_BOUND * torch.tanh(log_scale / _SCALE_BOUND))
 
-    def key(self, vector: Tensor) -> Tensor:
+    def compute_key(self, vector: Tensor) -> Tensor:
         """Return the keys (N, E) that queries are compared with: the embeddings, of unit length for the cosine."""
         return F.normalize(vector, dim=-1) if self.cosine else vector
 
-    def decode(self, prediction: Tensor, packed: Packed) -> Tensor:
+    def score_decisions(self, prediction: Tensor, packed: Packed) -> Tensor:
         """Return log p of every packed decision, (S,) float32 or wider, from ŷ (N, W) of the packed chunks."""
         logits = self.decoder(prediction, packed)
         logits = mask_end(logits.to(torch.promote_types(logits.dtype, torch.float32)), packed.sizes, self.cut.fixed)
@@ -133,66 +137,70 @@ class HAED(System):
 
     def encode(self, chunks: Chunks) -> Embedding:
         """Embed chunks (N, K) on the CPU, each of length 1 or more, on the model's device."""
-        return self.encoder(moved(self.encoder.lay_out(chunks), self.device))
+        return self.encoder(to_device(self.encoder.prepare_inputs(chunks), self.device))
 
-    def predictions(self, windows: Windows) -> Tensor:
+    def predict_vectors(self, windows: TokenBatch) -> Tensor:
         """Return ŷ (M, W) of the M real chunks of windows on the CPU, on the model's device."""
-        return self.main(*self._given(windows))[windows.real.nonzero(as_tuple=True)]
+        return self.main(*self._main_inputs(windows))[windows.chunk_mask.nonzero(as_tuple=True)]
 
-    def states(self, windows: Windows) -> list[Tensor]:
+    def layer_states(self, windows: TokenBatch) -> list[Tensor]:
         """Return each main-model layer's output (M, ·) for the M real chunks, and ŷ at last; see `predictions`."""
-        where = windows.real.nonzero(as_tuple=True)
-        return [each[where] for each in self.main.states(*self._given(windows))]
+        where = windows.chunk_mask.nonzero(as_tuple=True)
+        return [each[where] for each in self.main.layer_states(*self._main_inputs(windows))]
 
-    def _given(self, windows: Windows) -> tuple[Tensor, Tensor]:
+    def _main_inputs(self, windows: TokenBatch) -> tuple[Tensor, Tensor]:
         """Return the inputs of the main model: embeddings (B, T, E), and a mask of the document starts."""
-        real = windows.real
-        chunks = distinct(windows.tokens[real], windows.lengths[real])
+        real = windows.chunk_mask
+        chunks = find_distinct(windows.tokens[real], windows.lengths[real])
         vectors = self.encode(Chunks(chunks.tokens, chunks.lengths)).vector
         where = real.nonzero(as_tuple=True)
         grid = vectors.new_zeros(*real.shape, vectors.shape[-1])
         grid[where] = vectors[chunks.inverse.to(self.device)]
         return grid, windows.starts.to(self.device)
 
-    def decisions(self, windows: Windows) -> Tensor:
-        """Return log p of the decisions by the decoder alone; see `System.decisions`."""
-        windows = moved(windows, torch.device("cpu"))
-        chunks, before = (x[windows.real] for x in (Chunks(windows.tokens, windows.lengths), shifted(windows)))
-        return self._placed(self.spelled(self.predictions(windows), chunks, before), windows.real)
+    def decision_log_likelihood(self, windows: TokenBatch) -> Tensor:
+        """Return log p of the decisions by the decoder alone; see `SequenceModel.decision_log_likelihood`."""
+        windows = to_device(windows, torch.device("cpu"))
+        chunks, before = (
+            x[windows.chunk_mask] for x in (Chunks(windows.tokens, windows.lengths), previous_chunks(windows))
+        )
+        return self._place_values(
+            self.decoder_log_probs(self.predict_vectors(windows), chunks, before), windows.chunk_mask
+        )
 
-    def log_likelihood(self, windows: Windows) -> Tensor:
-        """Return log p by the mixture if chunks are `known`, else by the decoder; see `System.log_likelihood`."""
-        windows = moved(windows, torch.device("cpu"))
-        return self._placed(self.score(windows, windows.real).joint, windows.real)
+    def log_likelihood(self, windows: TokenBatch) -> Tensor:
+        """Return log p by the mixture if chunks are `known`, else by the decoder; see `SequenceModel.log_likelihood`."""
+        windows = to_device(windows, torch.device("cpu"))
+        return self._place_values(self.score(windows, windows.chunk_mask).joint_log_prob, windows.chunk_mask)
 
-    def score(self, windows: Windows, which: Tensor) -> Parts:
+    def score(self, windows: TokenBatch, which: Tensor) -> MixtureScores:
         """Return log probabilities, by each part, of the chunks for which `which` (B, T) is true.
 
         The windows are on the CPU.
         """
-        prediction = self.predictions(windows)[which[windows.real].nonzero().squeeze(1).to(self.device)]
+        prediction = self.predict_vectors(windows)[which[windows.chunk_mask].nonzero().squeeze(1).to(self.device)]
         chunks = Chunks(windows.tokens, windows.lengths)[which]
-        parts = Parts(self.spelled(prediction, chunks, shifted(windows)[which]))
+        parts = MixtureScores(self.decoder_log_probs(prediction, chunks, previous_chunks(windows)[which]))
         if self.known is not None and self.mixture is not None:
-            rows = self.known.lexicon.find(chunks)
-            parts.known = self.known.log_softmax(self.query(prediction), rows, self.mixture.prior)
+            rows = self.known.lexicon.find_rows(chunks)
+            parts.known = self.known.log_softmax(self.compute_query(prediction), rows, self.mixture.prior)
             parts.gate = self.mixture(prediction)
         return parts
 
-    def spelled(self, prediction: Tensor, chunks: Chunks, before: Chunks) -> Tensor:
+    def decoder_log_probs(self, prediction: Tensor, chunks: Chunks, before: Chunks) -> Tensor:
         """Return the decoder's log p (N, K + 1) of chunks on the CPU, from ŷ (N, W) and the chunks before.
 
         See `decisions`.
         """
-        packed = moved(self.decoder.pack(chunks, before, self.cut.fixed), self.device)
-        scores = self.decode(prediction, packed)
+        packed = to_device(self.decoder.pack_chunks(chunks, before, self.cut.fixed), self.device)
+        scores = self.score_decisions(prediction, packed)
         sizes = torch.tensor(packed.sizes, dtype=torch.long)
         place = torch.arange(len(packed.sizes)).repeat_interleave(sizes).to(self.device)
         found = scores.new_zeros(len(prediction), self.cut.k + 1)
         found[packed.order[packed.chunk], place] = scores
         return found
 
-    def _placed(self, values: Tensor, which: Tensor) -> Tensor:
+    def _place_values(self, values: Tensor, which: Tensor) -> Tensor:
         """Return values (N, …) of some chunks of windows at their places (B, T, …), elsewhere 0."""
         result = values.new_zeros(*which.shape, *values.shape[1:])
         result[which.nonzero(as_tuple=True)] = (
@@ -201,60 +209,64 @@ class HAED(System):
         return result
 
     @torch.no_grad()
-    def embedded(self, lexicon: Lexicon, dtype: torch.dtype | None = None) -> Known:
+    def embed_vocabulary(self, lexicon: ChunkVocabulary, dtype: torch.dtype | None = None) -> VocabularyScorer:
         """Embed a vocabulary of at least one chunk, in evaluation mode; keys are rounded to `dtype` if given."""
         keys, biases = [], []
         for rows in torch.arange(len(lexicon)).split(_EMBEDDED):
             found = self.encode(lexicon.chunks[rows])
-            key = self.key(found.vector)
+            key = self.compute_key(found.vector)
             keys.append(key.to(dtype or key.dtype))
             biases.append(found.bias.to(torch.promote_types(found.bias.dtype, torch.float32)))
-        return Known(lexicon, torch.cat(keys), torch.cat(biases))
+        return VocabularyScorer(lexicon, torch.cat(keys), torch.cat(biases))
 
-    def vectors(self, windows: Windows, space: str, layer: int | None = None, scale: int | None = None) -> Tensor:
+    def extract_vectors(
+        self, windows: TokenBatch, space: str, layer: int | None = None, scale: int | None = None
+    ) -> Tensor:
         """Return embeddings (`chunks`), states of the main model (`contexts`), or queries for chunks (`predictions`).
 
-        Without a layer, `contexts` are ŷ. See `System.vectors`.
+        Without a layer, `contexts` are ŷ. See `SequenceModel.extract_vectors`.
         """
-        real = windows.real
+        real = windows.chunk_mask
         if scale is not None:
-            return super().vectors(windows, space, layer, scale)
+            return super().extract_vectors(windows, space, layer, scale)
         if space == "chunks" and layer is None:
             return self.encode(Chunks(windows.tokens[real], windows.lengths[real])).vector
         if space == "predictions" and layer is None:
-            return self.query(self.predictions(windows))
-        layers = len(self.main.stack())
+            return self.compute_query(self.predict_vectors(windows))
+        layers = len(self.main.get_layers())
         if space != "contexts":
-            return super().vectors(windows, space, layer)
+            return super().extract_vectors(windows, space, layer)
         if layer is not None and layer >= layers:
             raise ValueError(f"{type(self).__name__} has no layer {layer} of contexts, only 0 to {layers - 1}")
-        return self.predictions(windows) if layer is None else self.states(windows)[layer]
+        return self.predict_vectors(windows) if layer is None else self.layer_states(windows)[layer]
 
-    def kept(self, chunks: float, tokens: float) -> float:
-        """Return the number of inputs of the layers of main model and decoder, plus the logits; see `System.kept`."""
+    def activation_size(self, chunks: float, tokens: float) -> float:
+        """Return the number of inputs of the layers of main model and decoder, plus the logits; see `SequenceModel.activation_size`."""
 
         def inputs(part: nn.Module) -> int:
             return sum(module.in_features for module in part.modules() if isinstance(module, nn.Linear))
 
         return chunks * inputs(self.main) + tokens * (inputs(self.decoder) + self.cut.vocabulary)
 
-    def groups(self) -> list[Group]:
+    def parameter_groups(self) -> list[ParameterGroup]:
         """Return the groups: encoder, main model by layer, decoder, and what only the IEM loss trains (`head`)."""
-        levels = self.main.levels()
+        levels = self.main.parameters_by_depth()
 
-        def group(role: str, depth: int, *modules: nn.Module | None) -> Group:
-            return Group([x for module in modules if module is not None for x in module.parameters()], role, depth)
+        def group(role: str, depth: int, *modules: nn.Module | None) -> ParameterGroup:
+            return ParameterGroup(
+                [x for module in modules if module is not None for x in module.parameters()], role, depth
+            )
 
-        def apart(whole: Group, has_table: bool) -> list[Group]:
+        def apart(whole: ParameterGroup, has_table: bool) -> list[ParameterGroup]:
             """Return the table, which comes first, and the rest."""
             cut, every = int(has_table), whole.parameters
             return [replace(whole, parameters=every[:cut], table=True), replace(whole, parameters=every[cut:])]
 
         encoder = group("encoder", 1 + max(depth for depth, _ in levels), self.encoder)
         return [
-            Group([self.log_scale] if self.log_scale is not None else [], "head", 0),
+            ParameterGroup([self.log_scale] if self.log_scale is not None else [], "head", 0),
             *apart(encoder, self.encoder.table is not None),
-            *(Group(parameters, "main", depth) for depth, parameters in levels),
+            *(ParameterGroup(parameters, "main", depth) for depth, parameters in levels),
             group("head", 0, self.head, self.mixture),
             *apart(group("decoder", 0, self.decoder), self.decoder.grams is not None),
         ]
@@ -267,7 +279,7 @@ def mask_end(logits: Tensor, sizes: list[int], fixed: bool) -> Tensor:
     return logits
 
 
-def _unbounded(scale: float) -> float:
+def _invert_scale(scale: float) -> float:
     """Return the `log_scale` of a scale, or the nearest one if the scale is out of bounds or negative."""
     share = math.log(max(scale, 1e-30)) / _SCALE_BOUND
     return _SCALE_BOUND * math.atanh(min(max(share, -0.999), 0.999))

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from haed.blocks.grams import Looked
-from haed.system import Windows, occupied
+from haed.blocks.grams import SparseLookup
+from haed.system import TokenBatch, length_mask
 
 _MIX = (0x9E3779B97F4A7C15 - (1 << 64), 0xBF58476D1CE4E5B9 - (1 << 64), 0x94D049BB133111EB - (1 << 64))
 
@@ -79,7 +79,7 @@ class Distinct:
     counts: Tensor
 
 
-def distinct(tokens: Tensor, lengths: Tensor) -> Distinct:
+def find_distinct(tokens: Tensor, lengths: Tensor) -> Distinct:
     """Find the distinct chunks of `tokens` (N, K), `lengths` (N,)."""
     keys, inverse, counts = torch.unique(chunk_keys(tokens, lengths), return_inverse=True, return_counts=True)
     first = torch.empty(len(keys), dtype=torch.long)
@@ -111,10 +111,10 @@ class Packed:
     targets: Tensor
     chunk: Tensor
     before: Chunks | None = None
-    looked: Looked | None = None
+    looked: SparseLookup | None = None
 
 
-def shifted(windows: Windows) -> Chunks:
+def previous_chunks(windows: TokenBatch) -> Chunks:
     """Return the chunk before each chunk, in its window and document: (B, T, K) and (B, T), length 0 for none."""
     before, ends = windows.tokens.roll(1, 1), windows.lengths.roll(1, 1)
     none = windows.starts.clone()
@@ -122,7 +122,7 @@ def shifted(windows: Windows) -> Chunks:
     return Chunks(before.masked_fill(none[..., None], 0), ends.masked_fill(none, 0))
 
 
-def pack(chunks: Chunks, vocabulary: int, fixed: bool = False, before: Chunks | None = None) -> Packed:
+def pack_decisions(chunks: Chunks, vocabulary: int, fixed: bool = False, before: Chunks | None = None) -> Packed:
     """Lay out the decisions of N chunks, each of length 1 or more, on the CPU.
 
     Args:
@@ -138,7 +138,7 @@ def pack(chunks: Chunks, vocabulary: int, fixed: bool = False, before: Chunks | 
     steps = int(decisions[0]) if n else 0
     sizes = [int(x) for x in (decisions[:, None] > torch.arange(steps)).sum(0)]
     symbols = torch.full((n, k + 1), vocabulary, dtype=torch.long)
-    symbols[:, 1:] = torch.where(occupied(lengths, k), tokens.long(), vocabulary)
+    symbols[:, 1:] = torch.where(length_mask(lengths, k), tokens.long(), vocabulary)
     symbols = symbols[order]
     empty = torch.empty(0, dtype=torch.long)
     return Packed(
@@ -151,7 +151,7 @@ def pack(chunks: Chunks, vocabulary: int, fixed: bool = False, before: Chunks | 
     )
 
 
-def histories(packed: Packed, size: int, vocabulary: int) -> Tensor:
+def symbol_histories(packed: Packed, size: int, vocabulary: int) -> Tensor:
     """Return the last symbols (S, size) before each decision, the newest last; V beyond the chunk before.
 
     They are taken from the decision's chunk and from the chunk before it.
@@ -159,13 +159,13 @@ def histories(packed: Packed, size: int, vocabulary: int) -> Tensor:
     steps = torch.arange(len(packed.sizes)).repeat_interleave(torch.tensor(packed.sizes, dtype=torch.long))
     grid = torch.full((len(packed.order), size + len(packed.sizes)), vocabulary)
     if packed.before is not None and len(grid):
-        grid[:, :size] = newest(packed.before, size, vocabulary)
+        grid[:, :size] = last_tokens(packed.before, size, vocabulary)
     later = steps > 0  # the first input is the start of the chunk, not a token
     grid[packed.chunk[later], size - 1 + steps[later]] = packed.inputs[later]
     return grid[packed.chunk[:, None], steps[:, None] + torch.arange(size)]
 
 
-def newest(chunks: Chunks, size: int, vocabulary: int) -> Tensor:
+def last_tokens(chunks: Chunks, size: int, vocabulary: int) -> Tensor:
     """Return the last tokens (N, size) of chunks, padded with V in front."""
     place = chunks.lengths.long()[:, None] - size + torch.arange(size, device=chunks.lengths.device)
     return chunks.tokens.long().gather(1, place.clamp(min=0)).masked_fill(place < 0, vocabulary)

@@ -33,10 +33,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from haed.chunk.packing import Distinct, distinct
+from haed.chunk.packing import Distinct, find_distinct
 from haed.options import IEMOptions
 from haed.ranks import Ranks
-from haed.system import Windows
+from haed.system import TokenBatch
 
 _ODD = (
     0x9E3779B97F4A7C15 - (1 << 64),
@@ -65,15 +65,15 @@ class CountMin:
 
     def update(self, keys: Tensor, counts: Tensor) -> None:
         """Add counts (C,) to distinct keys (C,)."""
-        cells = self._cells(keys)
+        cells = self._cell_indices(keys)
         new = self.table.gather(1, cells).amin(0) + counts
         self.table.scatter_reduce_(1, cells, new.expand_as(cells), "amax")
 
     def __call__(self, keys: Tensor) -> Tensor:
         """Return the counts (C,) of keys (C,), float64."""
-        return self.table.gather(1, self._cells(keys)).amin(0).double()
+        return self.table.gather(1, self._cell_indices(keys)).amin(0).double()
 
-    def _cells(self, keys: Tensor) -> Tensor:
+    def _cell_indices(self, keys: Tensor) -> Tensor:
         return torch.stack([(keys * odd >> (64 - self.bits)) & ((1 << self.bits) - 1) for odd in _ODD])
 
     def state_dict(self) -> dict[str, Tensor]:
@@ -89,7 +89,7 @@ log = logging.getLogger(__name__)
 
 
 @dataclass
-class OwnWindow:
+class WindowAdjustment:
     """Adjustments of a row's scores for the chunks of its own window, beside those that all rows share.
 
     Attributes:
@@ -104,7 +104,7 @@ class OwnWindow:
     ahead: Tensor
     place: Tensor
 
-    def changes(self, rows: slice, target: Tensor) -> tuple[Tensor, Tensor]:
+    def score_adjustments(self, rows: slice, target: Tensor) -> tuple[Tensor, Tensor]:
         """Return the columns (m, T), and the terms added to the scores there, for m rows and their targets (m,)."""
         places = self.columns.shape[1]
         place = self.place[rows, None]
@@ -128,7 +128,7 @@ class CandidateSet:
 
     chunks: Distinct
     adjustment: Tensor
-    own: OwnWindow | None
+    own: WindowAdjustment | None
     correction: Tensor | None = None
 
 
@@ -152,33 +152,35 @@ class Candidates:
 
     def __init__(self, options: IEMOptions, context: int, ranks: Ranks) -> None:
         self.options, self.context = options, context
-        self.group, self._elsewhere = ranks.divided(options.group)
+        self.group, self._elsewhere = ranks.split_into_groups(options.group)
         self.counts = CountMin() if options.correction == "inclusion" else None
         self.windows, self.turns = 0.0, 0
 
-    def of(self, own: Windows, negatives: Windows | None) -> CandidateSet:
+    def candidates_for_windows(self, own: TokenBatch, negatives: TokenBatch | None) -> CandidateSet:
         """Return the candidates of a step: the chunks of all windows of this rank's group, `negatives` included."""
-        here, holders, windows, is_first = _held([own] if negatives is None else [own, negatives])
-        mine = slice(0, int(own.real.sum()))
-        chunks, holders = self._together(here, holders)
+        here, holders, windows, is_first = _chunks_and_windows([own] if negatives is None else [own, negatives])
+        mine = slice(0, int(own.chunk_mask.sum()))
+        chunks, holders = self._merge_group_chunks(here, holders)
         target = replace(chunks, inverse=chunks.inverse[mine])
         if self.counts is None:
             times = chunks.counts if self.options.duplicates else torch.ones_like(chunks.counts)
             return CandidateSet(target, -times.double().log(), None)
-        log_pi = self._log_inclusion(chunks.keys, holders, int(sum(self.group.sum([windows]))))
-        place = own.real.flatten().nonzero().squeeze(1)
+        log_pi = self._log_inclusion(chunks.keys, holders, int(sum(self.group.sum_over_ranks([windows]))))
+        place = own.chunk_mask.flatten().nonzero().squeeze(1)
         inverse, new = target.inverse, is_first[mine]
         correction = torch.where(new, log_pi[inverse], 0)
 
         def grid(values: Tensor) -> Tensor:
-            return values.new_zeros(own.real.numel()).index_copy(0, place, values).unflatten(0, own.real.shape)
+            return (
+                values.new_zeros(own.chunk_mask.numel()).index_copy(0, place, values).unflatten(0, own.chunk_mask.shape)
+            )
 
         before = grid(correction.float())
         alone = new & (holders[inverse] == 1)
         ahead = grid(torch.zeros(len(inverse)).masked_fill(alone, -torch.inf))
-        return CandidateSet(target, log_pi, OwnWindow(grid(inverse), before, ahead, place), correction)
+        return CandidateSet(target, log_pi, WindowAdjustment(grid(inverse), before, ahead, place), correction)
 
-    def _together(self, here: Distinct, holders: Tensor) -> tuple[Distinct, Tensor]:
+    def _merge_group_chunks(self, here: Distinct, holders: Tensor) -> tuple[Distinct, Tensor]:
         """Return the distinct chunks of a group, and the number of windows that have each.
 
         `inverse` is for this rank's chunks. Each rank sends its distinct chunks, since the distinct chunks of all ranks
@@ -187,10 +189,10 @@ class Candidates:
         if self.group.size == 1:
             return here, holders
         numbers = torch.stack([here.counts, holders], 1).int().view(torch.uint8)
-        parts = self.group.gather(torch.cat([here.tokens, here.lengths[:, None], numbers], 1))
+        parts = self.group.gather_tensors(torch.cat([here.tokens, here.lengths[:, None], numbers], 1))
         first, k = sum(len(part) for part in parts[: self.group.rank]), here.tokens.shape[1]
         every = torch.cat(parts)
-        chunks = distinct(every[:, :k], every[:, k])
+        chunks = find_distinct(every[:, :k], every[:, k])
         numbers = every[:, k + 1 :].contiguous().view(torch.int32).long()
         totals = torch.zeros(len(chunks.keys), 2, dtype=torch.long).index_add_(0, chunks.inverse, numbers)
         return replace(chunks, inverse=chunks.inverse[first + here.inverse], counts=totals[:, 0]), totals[:, 1]
@@ -221,7 +223,7 @@ class Candidates:
         """Count the chunks of the group whose turn it is, on all ranks."""
         assert self.counts is not None
         own = torch.cat([torch.stack([keys, holders], 1), torch.tensor([[0, windows]])])
-        told = self._elsewhere.told(own, self.turns % self._elsewhere.size)
+        told = self._elsewhere.broadcast(own, self.turns % self._elsewhere.size)
         self.counts.update(*told[:-1].unbind(1))
         self.windows += float(told[-1, 1])
         self.turns += 1
@@ -243,17 +245,17 @@ class Candidates:
         self.windows, self.turns = float(found["windows"]), int(found.get("turns", 0))
 
 
-def _held(windows: list[Windows]) -> tuple[Distinct, Tensor, int, Tensor]:
+def _chunks_and_windows(windows: list[TokenBatch]) -> tuple[Distinct, Tensor, int, Tensor]:
     """Return the distinct chunks of windows, as bytes, with their numbers of windows.
 
     Returns:
         The chunks; the number of windows (C,) that have each; the number of windows; a mask (N,) of the chunks that are
         their window's first occurrence.
     """
-    tokens = torch.cat([each.tokens[each.real] for each in windows]).to(torch.uint8)
-    lengths = torch.cat([each.lengths[each.real] for each in windows]).to(torch.uint8)
-    begins = torch.cat([(each.real & (each.real.cumsum(1) == 1))[each.real] for each in windows])
-    chunks = distinct(tokens, lengths)
+    tokens = torch.cat([each.tokens[each.chunk_mask] for each in windows]).to(torch.uint8)
+    lengths = torch.cat([each.lengths[each.chunk_mask] for each in windows]).to(torch.uint8)
+    begins = torch.cat([(each.chunk_mask & (each.chunk_mask.cumsum(1) == 1))[each.chunk_mask] for each in windows])
+    chunks = find_distinct(tokens, lengths)
     size = max(1, len(chunks.keys))
     pairs, where = np.unique(((begins.cumsum(0) - 1) * size + chunks.inverse).numpy(), return_index=True)
     is_first = torch.zeros(len(tokens), dtype=torch.bool)

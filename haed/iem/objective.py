@@ -27,22 +27,22 @@ import torch
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
-from haed.blocks.lstm import taken
+from haed.blocks.lstm import gather_rows
 from haed.chunk.encoder import Embedding
-from haed.chunk.known import Lexicon
+from haed.chunk.known import ChunkVocabulary
 from haed.chunk.main import TransformerMain
-from haed.chunk.mixture import joint
+from haed.chunk.mixture import mixture_log_prob
 from haed.chunk.model import HAED
-from haed.chunk.packing import Chunks, Packed, distinct, shifted
-from haed.iem.candidates import Candidates, OwnWindow
+from haed.chunk.packing import Chunks, Packed, find_distinct, previous_chunks
+from haed.iem.candidates import Candidates, WindowAdjustment
 from haed.iem.softmax import SoftmaxLoss, blockwise_cross_entropy
 from haed.options import IEMOptions
 from haed.ranks import Ranks
-from haed.system import Losses, Objective, Windows
+from haed.system import Objective, StepOutput, TokenBatch
 
 
 @dataclass
-class Piece:
+class MicroBatch:
     """Some windows of a batch, which are computed together.
 
     Attributes:
@@ -87,9 +87,9 @@ class ChunkBatch:
     encoded: list[Any]
     shared: bool
     candidates: int
-    pieces: list[Piece]
+    pieces: list[MicroBatch]
     adjustment: Tensor | None
-    own: OwnWindow | None
+    own: WindowAdjustment | None
     targets: int
     targets_of_all: int
     decoded: int
@@ -98,19 +98,19 @@ class ChunkBatch:
     correction: Tensor | None = None
 
 
-def prepare(
-    windows: Windows,
-    negatives: Windows | None,
+def prepare_chunk_batch(
+    windows: TokenBatch,
+    negatives: TokenBatch | None,
     candidates: Candidates | None,
     model: HAED,
-    lexicon: Lexicon | None = None,
+    lexicon: ChunkVocabulary | None = None,
     *,
     decode_fraction: float,
     pieces: int,
     ranks: Ranks,
     generator: torch.Generator | None,
 ) -> ChunkBatch:
-    """Prepare a batch of a chunk model; see `Objective.prepare`.
+    """Prepare a batch of a chunk model; see `Objective.prepare_batch`.
 
     Args:
         windows: on the CPU.
@@ -123,40 +123,40 @@ def prepare(
         ranks: processes that train together.
         generator: generator of the random choice of chunks to decode.
     """
-    real = windows.real
+    real = windows.chunk_mask
     own = Chunks(windows.tokens, windows.lengths)[real]
     targets, adjustment, differing, correction = len(own), None, None, None
     if candidates is None:
-        chunks = distinct(own.tokens, own.lengths)
+        chunks = find_distinct(own.tokens, own.lengths)
         share = torch.arange(len(chunks.keys))
     else:
-        found = candidates.of(windows, negatives)
+        found = candidates.candidates_for_windows(windows, negatives)
         chunks, adjustment, differing = found.chunks, found.adjustment.float(), found.own
         correction = found.correction
-        rows = candidates.group.share(len(chunks.keys))
+        rows = candidates.group.own_slice(len(chunks.keys))
         share = torch.arange(rows.start, rows.stop).clamp(max=max(0, len(chunks.keys) - 1))
     distinct_ones = Chunks(chunks.tokens, chunks.lengths)
     log_counts = elsewhere = None
     if lexicon is not None:
-        counts, documents = lexicon.told(distinct_ones)
+        counts, documents = lexicon.counts_of(distinct_ones)
         log_counts = counts.clamp(min=1).float().log()
         elsewhere = documents[chunks.inverse] - 1
-    chosen, weights = chosen_to_decode(targets, decode_fraction, elsewhere, generator)
-    earlier = shifted(windows)[real]
+    chosen, weights = select_decoded(targets, decode_fraction, elsewhere, generator)
+    earlier = previous_chunks(windows)[real]
     made, first = [], 0
     for part, begins in zip(real.tensor_split(pieces), windows.starts.tensor_split(pieces), strict=True):
         where = part.flatten().nonzero().squeeze(1)
         mine = torch.arange(first, first := first + len(where))
         decoded = chosen[mine].nonzero().squeeze(1)
-        packed = model.decoder.pack(own[mine[decoded]], earlier[mine[decoded]], model.cut.fixed)
-        piece = Piece(begins, where, chunks.inverse[mine], decoded, packed)
+        packed = model.decoder.pack_chunks(own[mine[decoded]], earlier[mine[decoded]], model.cut.fixed)
+        piece = MicroBatch(begins, where, chunks.inverse[mine], decoded, packed)
         if weights is not None and elsewhere is not None:
             piece.weights, piece.unknown = weights[mine[decoded]].float(), elsewhere[mine[decoded]] < 1
         made.append(piece)
-    all_targets, all_decoded = ranks.sum([targets, int(chosen.sum()) if weights is None else targets])
+    all_targets, all_decoded = ranks.sum_over_ranks([targets, int(chosen.sum()) if weights is None else targets])
     tokens = own.lengths[chosen] if weights is None else own.lengths[chosen] * weights[chosen]
     return ChunkBatch(
-        encoded=[model.encoder.lay_out(distinct_ones[rows]) for rows in share.tensor_split(pieces)],
+        encoded=[model.encoder.prepare_inputs(distinct_ones[rows]) for rows in share.tensor_split(pieces)],
         shared=candidates is not None and candidates.group.size > 1,
         candidates=len(chunks.keys),
         pieces=made,
@@ -171,7 +171,7 @@ def prepare(
     )
 
 
-def chosen_to_decode(
+def select_decoded(
     targets: int, fraction: float, elsewhere: Tensor | None, generator: torch.Generator | None
 ) -> tuple[Tensor, Tensor | None]:
     """Choose the chunks to decode: a mask (M,), and the inverse (M,) of the probability of choosing each.
@@ -188,13 +188,13 @@ def chosen_to_decode(
         return chosen, None
     count = max(round(targets * fraction), min(1, targets))
     if elsewhere is not None:
-        likely = shares(elsewhere, count)
-        return drawn(likely, generator), 1 / likely
+        likely = inclusion_probabilities(elsewhere, count)
+        return systematic_sample(likely, generator), 1 / likely
     chosen[torch.randperm(targets, generator=generator)[:count] if count < targets else slice(None)] = True
     return chosen, None
 
 
-def shares(elsewhere: Tensor, count: int) -> Tensor:
+def inclusion_probabilities(elsewhere: Tensor, count: int) -> Tensor:
     """Return the probabilities (M,) of decoding each chunk, higher for rarer chunks; about `count` are decoded in all.
 
     The IEM score is bad at rare chunks, and the decoder's gradient is weighted by how much better the decoder is. The
@@ -214,7 +214,7 @@ def shares(elsewhere: Tensor, count: int) -> Tensor:
     return (rarity * torch.cat([factors, factors.new_tensor([torch.inf])])[certain]).clamp(max=1)
 
 
-def drawn(share: Tensor, generator: torch.Generator | None) -> Tensor:
+def systematic_sample(share: Tensor, generator: torch.Generator | None) -> Tensor:
     """Draw from M elements, each with its probability `share` (M,), by systematic sampling in random order.
 
     Return a mask (M,). The number drawn is the sum of the probabilities, rounded up or down.
@@ -259,7 +259,7 @@ class ChunkObjective(Objective):
         decode_fraction: float,
         pieces: int = 1,
         ranks: Ranks | None = None,
-        lexicon: Lexicon | None = None,
+        lexicon: ChunkVocabulary | None = None,
     ) -> None:
         super().__init__(system, ranks)
         if iem_weight == 0 and decode_fraction == 0:
@@ -278,11 +278,11 @@ class ChunkObjective(Objective):
             system.mixture.prior.requires_grad_(self.lexicon is not None)
             system.mixture.gate.requires_grad_(self.lexicon is not None and decode_fraction > 0)
 
-    def prepare(
-        self, windows: Windows, negatives: Windows | None = None, generator: torch.Generator | None = None
+    def prepare_batch(
+        self, windows: TokenBatch, negatives: TokenBatch | None = None, generator: torch.Generator | None = None
     ) -> ChunkBatch:
-        """Choose the chunks to decode, find and count the candidates; see `Objective.prepare`."""
-        return prepare(
+        """Choose the chunks to decode, find and count the candidates; see `Objective.prepare_batch`."""
+        return prepare_chunk_batch(
             windows,
             negatives,
             self.candidates,
@@ -294,7 +294,7 @@ class ChunkObjective(Objective):
             generator=generator,
         )
 
-    def forward(self, batch: object, diagnose: bool = False) -> Losses:
+    def forward(self, batch: object, diagnose: bool = False) -> StepOutput:
         """Return the losses of a prepared batch; metrics are `candidates`, the IEM loss and its accuracy.
 
         The IEM loss is in nats per chunk and depends on the number of candidates, so it is not a likelihood. Its
@@ -302,48 +302,50 @@ class ChunkObjective(Objective):
         (`iem_rank`), and the number that the softmax hesitates between (`iem_effective`, exp of its entropy).
         """
         assert isinstance(batch, ChunkBatch)
-        parts = [self._remembered(self.system.encoder, part) for part in batch.encoded]
+        parts = [self._checkpointed(self.system.encoder, part) for part in batch.encoded]
         vectors, bias = (torch.cat([getattr(part, name) for part in parts]) for name in ("vector", "bias"))
         if batch.shared:
             assert self.candidates is not None
-            both = self.candidates.group.join(torch.cat([vectors, bias[:, None].to(vectors.dtype)], 1))
+            both = self.candidates.group.gather_with_gradients(torch.cat([vectors, bias[:, None].to(vectors.dtype)], 1))
             vectors, bias = both[:, :-1], both[:, -1]
         vectors = self.system.mark("encoder", vectors)
         predictions = [
-            self.system.mark("main", self._remembered(self.predict, vectors, piece)) for piece in batch.pieces
+            self.system.mark("main", self._checkpointed(self.predict_vectors, vectors, piece)) for piece in batch.pieces
         ]
-        losses = Losses(vectors.new_zeros((), dtype=torch.float32), batch.targets_of_all)
+        losses = StepOutput(vectors.new_zeros((), dtype=torch.float32), batch.targets_of_all)
         losses.figures["candidates"] = float(batch.candidates)
         found = None
         if batch.adjustment is not None:
-            found = self._score(losses, batch, Embedding(vectors, bias), torch.cat(predictions), diagnose)
+            found = self._iem_loss(losses, batch, Embedding(vectors, bias), torch.cat(predictions), diagnose)
         if self.decode_fraction:
             scores = [
-                self._remembered(self.decode, prediction, piece)
+                self._checkpointed(self.score_decisions, prediction, piece)
                 for prediction, piece in zip(predictions, batch.pieces, strict=True)
             ]
             if found is not None and batch.correction is not None and batch.log_counts is not None:
-                scores = self._mix(losses, batch, log_q(found, batch.correction), predictions, scores)
+                scores = self._mixture_loss(
+                    losses, batch, target_log_prob(found, batch.correction), predictions, scores
+                )
             total = torch.stack([each.sum() for each in scores]).sum()
             exact = -self.system.mark("decoder", total) * (self.ranks.size / max(1, batch.decoded))
             losses.total = losses.total + exact
             losses.nats, losses.tokens = exact * batch.decoded, batch.decoded_tokens * self.ranks.size
         return losses
 
-    def _remembered(self, function: Callable[..., Any], *arguments: Any) -> Any:
+    def _checkpointed(self, function: Callable[..., Any], *arguments: Any) -> Any:
         """Return the function's value; with several pieces, its inside is computed again for the gradient."""
         if self.pieces == 1:
             return function(*arguments)
         return checkpoint(function, *arguments, use_reentrant=False, preserve_rng_state=False)
 
-    def predict(self, vectors: Tensor, piece: Piece) -> Tensor:
+    def predict_vectors(self, vectors: Tensor, piece: MicroBatch) -> Tensor:
         """Return ŷ (m, W) of a piece's chunks."""
         shape = piece.starts.shape
         grid = vectors.new_zeros(shape.numel(), vectors.shape[-1])
-        grid = grid.index_copy(0, piece.where, taken(vectors, piece.inverse))
-        return self._main(grid.unflatten(0, shape), piece.starts).flatten(0, 1)[piece.where]
+        grid = grid.index_copy(0, piece.where, gather_rows(vectors, piece.inverse))
+        return self._run_main_model(grid.unflatten(0, shape), piece.starts).flatten(0, 1)[piece.where]
 
-    def _main(self, grid: Tensor, starts: Tensor) -> Tensor:
+    def _run_main_model(self, grid: Tensor, starts: Tensor) -> Tensor:
         if self._compiled is not None:
             try:
                 return self._compiled(grid, starts)
@@ -358,12 +360,12 @@ class ChunkObjective(Objective):
         if isinstance(self.system.main, TransformerMain):
             self._compiled = torch.compile(self.system.main, dynamic=False)
 
-    def decode(self, prediction: Tensor, piece: Piece) -> Tensor:
+    def score_decisions(self, prediction: Tensor, piece: MicroBatch) -> Tensor:
         """Return log p of the packed decisions of a piece's decoded chunks."""
-        return self.system.decode(prediction[piece.decoded], piece.packed)
+        return self.system.score_decisions(prediction[piece.decoded], piece.packed)
 
-    def _mix(
-        self, losses: Losses, batch: ChunkBatch, known: Tensor, predictions: list[Tensor], scores: list[Tensor]
+    def _mixture_loss(
+        self, losses: StepOutput, batch: ChunkBatch, known: Tensor, predictions: list[Tensor], scores: list[Tensor]
     ) -> list[Tensor]:
         """Return the mixture's log P of the decoded chunks of each piece, weighted to stand for all.
 
@@ -379,24 +381,24 @@ class ChunkObjective(Objective):
             decoder = score.new_zeros(len(piece.decoded)).index_add(0, piece.packed.order[piece.packed.chunk], score)
             gate = self.system.mixture(prediction[piece.decoded])
             named = log_q[piece.decoded].masked_fill(piece.unknown, -torch.inf)
-            mixed.append(piece.weights * joint(gate, named.to(decoder.dtype), decoder))
+            mixed.append(piece.weights * mixture_log_prob(gate, named.to(decoder.dtype), decoder))
             gates.append((piece.weights * gate.detach().sigmoid()).sum())
         losses.figures["gate"] = torch.stack(gates).sum() * (self.ranks.size / max(1, batch.decoded))
         return mixed
 
-    def _score(
-        self, losses: Losses, batch: ChunkBatch, found: Embedding, prediction: Tensor, diagnose: bool
+    def _iem_loss(
+        self, losses: StepOutput, batch: ChunkBatch, found: Embedding, prediction: Tensor, diagnose: bool
     ) -> SoftmaxLoss:
         """Add the IEM loss of ŷ (M, W) among the embedded chunks to the losses."""
         assert batch.adjustment is not None
-        query = self.system.query(prediction)
+        query = self.system.compute_query(prediction)
         wide = torch.promote_types(query.dtype, torch.float32)
         bias = found.bias[: batch.candidates].to(wide) - batch.adjustment.to(wide)
         if batch.log_counts is not None and self.system.mixture is not None:
             bias = bias + self.system.mixture.prior * batch.log_counts.to(wide)
-        keys = self.system.key(found.vector[: batch.candidates]).to(query.dtype)
+        keys = self.system.compute_key(found.vector[: batch.candidates]).to(query.dtype)
         target = torch.cat([piece.inverse for piece in batch.pieces])
-        changes = batch.own.changes if batch.own is not None else None
+        changes = batch.own.score_adjustments if batch.own is not None else None
         result = blockwise_cross_entropy(query, keys, bias, target, self.options.block, changes, diagnose)
         weight = self.ranks.size * batch.targets / max(1, batch.targets_of_all)
         loss = weight * self.system.mark("loss", result.loss)
@@ -408,7 +410,7 @@ class ChunkObjective(Objective):
         losses.total = losses.total + self.iem_weight * loss
         return result
 
-    def flops(self, batch: object) -> float:
+    def estimate_flops(self, batch: object) -> float:
         """Return the FLOPs of the required products, forward and twice that backward; (n, a) · (a, b) is 2·n·a·b.
 
         The encoder sees the distinct chunks, the main model every place of every window, the decoder the decoded
@@ -417,9 +419,9 @@ class ChunkObjective(Objective):
         """
         assert isinstance(batch, ChunkBatch)
         system, scored = self.system, batch.adjustment is not None
-        found = [pair for laid in batch.encoded for pair in system.encoder.products(laid.chunks)]
-        found += [pair for piece in batch.pieces for pair in system.main.products(*piece.starts.shape)]
-        found += system.decoder.products([piece.packed for piece in batch.pieces])
+        found = [pair for laid in batch.encoded for pair in system.encoder.flop_terms(laid.chunks)]
+        found += [pair for piece in batch.pieces for pair in system.main.flop_terms(*piece.starts.shape)]
+        found += system.decoder.flop_terms([piece.packed for piece in batch.pieces])
         for layer, rows in (system.encoder.bias, sum(map(len, batch.encoded))), (system.head, batch.targets):
             if scored and layer is not None:
                 found.append((layer.weight, rows * layer.weight.numel()))
@@ -443,7 +445,7 @@ class ChunkObjective(Objective):
             self.candidates.load_state_dict(found)
 
 
-def log_q(found: SoftmaxLoss, correction: Tensor) -> Tensor:
+def target_log_prob(found: SoftmaxLoss, correction: Tensor) -> Tensor:
     """Estimate log q (M,) of the targets among all chunks from a step's candidates; without a gradient.
 
     The correction, 1/π each, makes the sum over the candidates other than the target an unbiased estimate of the sum

@@ -26,7 +26,7 @@ from haed.blocks.lstm import compute_dtype
 
 _ROWS = {"cpu": 256, "cuda": 2048}  # queries scored at a time: enough for fast products
 
-Changes = Callable[[slice, Tensor], tuple[Tensor, Tensor]]
+ScoreAdjustments = Callable[[slice, Tensor], tuple[Tensor, Tensor]]
 
 
 class _BlockwiseSoftmax(torch.autograd.Function):
@@ -37,7 +37,7 @@ class _BlockwiseSoftmax(torch.autograd.Function):
         candidates: Tensor,
         bias: Tensor,
         target: Tensor,
-        changes: Changes | None,
+        changes: ScoreAdjustments | None,
         block: int,
         diagnose: bool,
     ) -> tuple[Tensor, Tensor, Tensor]:
@@ -50,7 +50,7 @@ class _BlockwiseSoftmax(torch.autograd.Function):
         for start in range(0, len(queries), block):
             part = slice(start, start + block)
             query, column = queries[part], target[part, None]
-            scores = _product(query, candidates.t(), wide).add_(bias)
+            scores = _wide_product(query, candidates.t(), wide).add_(bias)
             if changes is not None:
                 columns, added = changes(part, target[part])
                 scores.scatter_add_(1, columns, added.to(scores.dtype))
@@ -70,7 +70,7 @@ class _BlockwiseSoftmax(torch.autograd.Function):
             if narrow.dtype == wide:
                 d_candidates.addmm_(narrow.t(), query)
             else:
-                d_candidates += _product(narrow.t(), query, wide)
+                d_candidates += _wide_product(narrow.t(), query, wide)
             del scores, probabilities, narrow  # else they would coexist with the next block's
         ctx.save_for_backward(d_queries, d_candidates, d_bias)
         count = ctx.count = max(len(queries), 1)
@@ -91,7 +91,7 @@ class _BlockwiseSoftmax(torch.autograd.Function):
         ), *[None] * 4
 
 
-def _product(a: Tensor, b: Tensor, wide: torch.dtype) -> Tensor:
+def _wide_product(a: Tensor, b: Tensor, wide: torch.dtype) -> Tensor:
     """Return the product of a and b in type `wide`.
 
     A GPU sums in float32 anyway, and need not round the sums and widen them again.
@@ -121,7 +121,7 @@ def _in_one(scores: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     return probabilities, top, top - probabilities.gather(1, place).log()  # the largest probability, at least 1 / C
 
 
-def _narrowed(x: Tensor) -> Tensor:
+def _to_autocast_dtype(x: Tensor) -> Tensor:
     """Cast float32 to autocast's type if autocast is on, whatever a layer norm or normalisation before made of it."""
     return x.to(compute_dtype(x)) if x.dtype == torch.float32 else x
 
@@ -154,7 +154,7 @@ def blockwise_cross_entropy(
     bias: Tensor,
     target: Tensor,
     block: int | None = None,
-    changes: Changes | None = None,
+    changes: ScoreAdjustments | None = None,
     diagnose: bool = False,
 ) -> SoftmaxLoss:
     """Return the mean cross-entropy of softmax(queries · candidatesᵀ + bias).
@@ -173,6 +173,6 @@ def blockwise_cross_entropy(
         diagnose: also compute rank and effective number; costs some passes over the scores.
     """
     rows = block or _ROWS.get(queries.device.type, 1024)
-    narrow = _narrowed(queries), _narrowed(candidates)
+    narrow = _to_autocast_dtype(queries), _to_autocast_dtype(candidates)
     loss, figures, each = _BlockwiseSoftmax.apply(*narrow, bias, target, changes, rows, diagnose)
     return SoftmaxLoss(loss, *figures.unbind(), *each.unbind())

@@ -7,7 +7,7 @@ kind of the coarser of its two levels. It is rotary where that is local or LSH, 
 
 Shifted right by k − 1, group g of k positions ends with position g·k of the finer level. It is complete as soon as that
 position is fed. It is given to the positions g·k to g·k + k − 1, which come no earlier than anything in it (sections
-2.1 to 2.3). `Shorten` and `Lengthen` continue from a memory: positions that complete no group are kept until others do.
+2.1 to 2.3). `Downsample` and `Upsample` continue from a memory: positions that complete no group are kept until others do.
 Attention measures distances in positions of the finer level, where group g stands at g·k.
 
 Legend: B sequences, L positions of the finer level, G groups that they complete, W width, k factor.
@@ -19,15 +19,15 @@ from fractions import Fraction
 import torch
 from torch import Tensor, nn
 
-from haed.blocks.attention import Grid, Past
+from haed.blocks.attention import AttentionCache, Grid
 from haed.blocks.transformer import CrossLayer, Stack
 from haed.options import HourglassOptions, IEMOptions, ModelOptions, TokenOptions
-from haed.system import Cut
-from haed.token.sequence import Scale, TokenSystem, parse_hierarchy
+from haed.system import ChunkingSpec
+from haed.token.sequence import Scale, TokenModel, parse_hierarchy
 
 
 @dataclass
-class Seam:
+class ResamplingMemory:
     """State between two levels while sampling.
 
     Attributes:
@@ -41,11 +41,11 @@ class Seam:
     fed: int = 0
     rest: Tensor | None = None
     last: Tensor | None = None
-    shorten: Past = field(default_factory=Past)
-    lengthen: Past = field(default_factory=Past)
+    shorten: AttentionCache = field(default_factory=AttentionCache)
+    lengthen: AttentionCache = field(default_factory=AttentionCache)
 
 
-class Shorten(nn.Module):
+class Downsample(nn.Module):
     """Downsampling from a level to the next coarser one.
 
     Args:
@@ -64,7 +64,7 @@ class Shorten(nn.Module):
         self.linear = nn.Linear(factor * options.width, options.width) if kind.endswith("linear") else None
         self.attention = CrossLayer(options, attention, longest) if kind.startswith("attention") else None
 
-    def forward(self, x: Tensor, seam: Seam) -> Tensor:
+    def forward(self, x: Tensor, seam: ResamplingMemory) -> Tensor:
         """Map (B, L, W) to the groups that they complete, (B, G, W); G may be 0."""
         k = self.factor
         rest = seam.rest if seam.rest is not None else x.new_zeros(len(x), self.shift, x.shape[2])
@@ -79,7 +79,7 @@ class Shorten(nn.Module):
         return self.attention(found, x, ends, Grid(seam.fed), seam.shorten)
 
 
-class Lengthen(nn.Module):
+class Upsample(nn.Module):
     """Upsampling from the coarser level back to the finer one.
 
     Args:
@@ -97,7 +97,7 @@ class Lengthen(nn.Module):
         self.linear = nn.Linear(options.width, factor * options.width) if kind.endswith("linear") else None
         self.attention = CrossLayer(options, attention, longest) if kind.startswith("attention") else None
 
-    def forward(self, x: Tensor, coarse: Tensor, seam: Seam) -> Tensor:
+    def forward(self, x: Tensor, coarse: Tensor, seam: ResamplingMemory) -> Tensor:
         """Map the next positions x (B, L, W), from before shortening, and their groups (B, G, W) to (B, L, W).
 
         The groups are those that the positions complete.
@@ -133,9 +133,9 @@ def linear_cost(scales: list[Scale], options: HourglassOptions) -> Fraction:
 class LevelMemory:
     """Caches of one level while sampling."""
 
-    before: list[Past]
-    after: list[Past]
-    seam: Seam = field(default_factory=Seam)
+    before: list[AttentionCache]
+    after: list[AttentionCache]
+    seam: ResamplingMemory = field(default_factory=ResamplingMemory)
 
 
 class Level(nn.Module):
@@ -149,22 +149,22 @@ class Level(nn.Module):
         if finer is not None:
             factor, long = scale.factor // finer.factor, -(-longest // finer.factor)
             between = "rotary" if kind in ("local", "lsh") else kind
-            self.shorten = Shorten(token, chosen.shortening, factor, between, long)
-            self.lengthen = Lengthen(token, chosen.lengthening, factor, between, long)
+            self.shorten = Downsample(token, chosen.shortening, factor, between, long)
+            self.lengthen = Upsample(token, chosen.lengthening, factor, between, long)
 
-    def memory(self) -> LevelMemory:
+    def create_memory(self) -> LevelMemory:
         """Return an empty memory of this level."""
-        return LevelMemory(self.before.memory(), self.after.memory())
+        return LevelMemory(self.before.create_memory(), self.after.create_memory())
 
 
-class Hourglass(TokenSystem):
+class Hourglass(TokenModel):
     """A hierarchy of levels; each is a child module named by its factor, `scale_1` and so on.
 
     Attributes:
         linear_cost: cost of a token by the paper's section 3.1.
     """
 
-    def __init__(self, options: ModelOptions, iem: IEMOptions, cut: Cut) -> None:
+    def __init__(self, options: ModelOptions, iem: IEMOptions, cut: ChunkingSpec) -> None:
         super().__init__(options.token, cut)
         longest, kinds = cut.context * cut.k, options.hourglass.attention or [options.token.attention]
         scales = parse_hierarchy(options.hourglass.hierarchy, longest)
@@ -175,28 +175,28 @@ class Hourglass(TokenSystem):
             )
         self.linear_cost = float(linear_cost(scales, options.hourglass))
         self.scales = [f"scale_{scale.factor}" for scale in scales]
-        self.parts = ("embedding", *self.scales, "output")
+        self.submodules = ("embedding", *self.scales, "output")
         for i, (name, scale) in enumerate(zip(self.scales, scales, strict=True)):
             finer, kind = scales[i - 1] if i else None, kinds[min(i, len(kinds) - 1)]
             self.add_module(name, Level(options, scale, finer, kind, longest))
-        self.initialise()
+        self.initialise_parameters()
 
-    def levels(self) -> list[tuple[str, Level]]:
+    def named_levels(self) -> list[tuple[str, Level]]:
         """Return the levels from the finest to the coarsest, with their names."""
         return [(name, getattr(self, name)) for name in self.scales]
 
-    def outlets(self) -> dict[int, nn.Module]:
-        """Return the module whose output each level gives to the finer one; see `System.outlets`."""
-        return {int(name.removeprefix("scale_")): level.after for name, level in self.levels()}
+    def scale_outputs(self) -> dict[int, nn.Module]:
+        """Return the module whose output each level gives to the finer one; see `SequenceModel.scale_outputs`."""
+        return {int(name.removeprefix("scale_")): level.after for name, level in self.named_levels()}
 
-    def memory(self, samples: int) -> list[LevelMemory]:
-        """See `TokenSystem.memory`."""
-        return [level.memory() for _, level in self.levels()]
+    def create_body_memory(self, samples: int) -> list[LevelMemory]:
+        """See `TokenModel.create_body_memory`."""
+        return [level.create_memory() for _, level in self.named_levels()]
 
-    def body(self, x: Tensor, route: object = None, memory: list[LevelMemory] | None = None) -> Tensor:
-        """See `TokenSystem.body`."""
-        levels, finer = self.levels(), []
-        seams = [Seam() for _ in levels] if memory is None else [each.seam for each in memory]
+    def forward_body(self, x: Tensor, route: object = None, memory: list[LevelMemory] | None = None) -> Tensor:
+        """See `TokenModel.forward_body`."""
+        levels, finer = self.named_levels(), []
+        seams = [ResamplingMemory() for _ in levels] if memory is None else [each.seam for each in memory]
         for i, (name, level) in enumerate(levels):
             if i:
                 finer.append(x)

@@ -28,20 +28,20 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from haed.blocks.attention import Attention, Grid, Past, Shifted
+from haed.blocks.attention import Attention, AttentionCache, Grid, Shifted
 from haed.blocks.transformer import ATTENTIONS, FeedForward, Stack
 from haed.options import IEMOptions, ModelOptions, TokenOptions
-from haed.system import Cut, Mark, unmarked
-from haed.token.sequence import NUMBER, TokenSystem, parsed, per_scale
+from haed.system import ChunkingSpec, Mark, no_op_timer
+from haed.token.sequence import NUMBER, TokenModel, parse_nested_scales, parse_scales
 
 
-class Held:
+class PendingTokens:
     """The vectors of a stream (B, L, W) that have arrived and were not used yet."""
 
     def __init__(self) -> None:
         self.tensor: Tensor | None = None
 
-    def take(self, new: Tensor | None, number: int | None = None, multiple: int = 1) -> Tensor:
+    def take_first(self, new: Tensor | None, number: int | None = None, multiple: int = 1) -> Tensor:
         """Return the first `number` of all held and new vectors, and hold the rest.
 
         Without `number`, return as many as are a multiple of `multiple`.
@@ -64,21 +64,21 @@ class Pool(nn.Module):
         self.kind, self.factor, self.shift = kind, factor, factor - 1  # a smaller shift would leak the future
         self.convolution = nn.Linear(factor * width, width) if kind == "convolution" and factor > 1 else None
 
-    def forward(self, x: Tensor, held: Held | None = None) -> Tensor:
+    def forward(self, x: Tensor, held: PendingTokens | None = None) -> Tensor:
         """Return the groups (B, J, W) that x (B, L, W) completes; x follows the vectors in `held`, if given."""
         if self.factor == 1:
             return x
-        held = held or Held()
+        held = held or PendingTokens()
         if held.tensor is None:
             held.tensor = x[:, :1].expand(-1, self.shift, -1)
-        x = held.take(x, multiple=self.factor)
+        x = held.take_first(x, multiple=self.factor)
         x = x.reshape(len(x), x.shape[1] // self.factor, self.factor, x.shape[2])
         if self.convolution is not None:
             return self.convolution(x.flatten(2))
         return x.mean(2) if self.kind == "average" else x.amax(2)
 
 
-def shares_of_heads(notation: str, option: str, heads: int, scales: Iterable[int]) -> dict[int, int]:
+def divide_heads(notation: str, option: str, heads: int, scales: Iterable[int]) -> dict[int, int]:
     """Return the number of heads of each scale, the finest first.
 
     The notation is as in 2@16 2@4. If it is empty, scales get equal parts, and the finest ones get the rest.
@@ -92,9 +92,9 @@ def shares_of_heads(notation: str, option: str, heads: int, scales: Iterable[int
         if not each:
             raise ValueError(f"model.token.heads={heads}: {len(ordered)} scales need a head each; set at least so many")
         return {scale: each + (place < rest) for place, scale in enumerate(ordered)}
-    found = {scale: int(number) for scale, number in parsed(notation, option, NUMBER).items()}
+    found = {scale: int(number) for scale, number in parse_scales(notation, option, NUMBER).items()}
     if sorted(found) != ordered or sum(found.values()) != heads:
-        example = " ".join(f"{number}@{scale}" for scale, number in shares_of_heads("", option, heads, ordered).items())
+        example = " ".join(f"{number}@{scale}" for scale, number in divide_heads("", option, heads, ordered).items())
         raise ValueError(
             f"{option}={notation!r}: expected heads at the scales {ordered}, {heads} in all (model.token.heads); set {example}"
         )
@@ -111,7 +111,7 @@ class ScaledMemory:
         last: previous outputs of the layer's norms; see `haed.blocks.transformer.Norm`.
     """
 
-    pasts: Sequence[Past | None]
+    pasts: Sequence[AttentionCache | None]
     fed: int = 0
     last: Shifted = field(default_factory=dict)
 
@@ -147,7 +147,7 @@ class ScaledAttention(nn.Module):
             self.attentions.append(attention)
 
     def forward(
-        self, x: Tensor, groups: Iterable[Tensor], memory: ScaledMemory | None = None, mark: Mark = unmarked
+        self, x: Tensor, groups: Iterable[Tensor], memory: ScaledMemory | None = None, mark: Mark = no_op_timer
     ) -> Tensor:
         """Attend from tokens (B, L, W) to the groups (B, J, W) of each scale, and mark each scale.
 
@@ -158,13 +158,13 @@ class ScaledAttention(nn.Module):
         for attention, scale, new, past in zip(self.attentions, self.scales, groups, memory.pasts, strict=True):
             assert isinstance(attention, Attention)
             keys = Grid(past.seen * scale if past is not None else 0, scale)
-            found = mark(f"scale_{scale}", found + attention.between(x, new, queries, keys, past))
+            found = mark(f"scale_{scale}", found + attention.cross_attention(x, new, queries, keys, past))
         memory.fed += x.shape[1]
         return found
 
-    def memory(self) -> ScaledMemory:
+    def create_memory(self) -> ScaledMemory:
         """Return an empty memory."""
-        return ScaledMemory([Past() for _ in self.scales])
+        return ScaledMemory([AttentionCache() for _ in self.scales])
 
 
 class Level(nn.Module):
@@ -205,7 +205,7 @@ class Level(nn.Module):
         if not x.shape[1]:  # no group was completed
             return x
         if self.join is not None:
-            x = F.gelu(self.join(torch.cat([x, memory.above.take(above, x.shape[1])], -1)))
+            x = F.gelu(self.join(torch.cat([x, memory.above.take_first(above, x.shape[1])], -1)))
         x = self.norm(self.layers(x, memory.layers))
         if self.up is None:
             return x.repeat_interleave(self.ratio, 1) if self.ratio > 1 else x
@@ -222,27 +222,27 @@ class LevelMemory:
         above: vectors of the coarser scale not used yet.
     """
 
-    layers: list[Past] | None
-    below: Held = field(default_factory=Held)
-    above: Held = field(default_factory=Held)
+    layers: list[AttentionCache] | None
+    below: PendingTokens = field(default_factory=PendingTokens)
+    above: PendingTokens = field(default_factory=PendingTokens)
 
 
-class MultiScale(TokenSystem):
+class MultiScale(TokenModel):
     """A system with a `Level` for each scale k of `scales`, as its child `scale_k`."""
 
     scales: list[int]
 
-    def levels(self) -> dict[int, Level]:
+    def levels_by_scale(self) -> dict[int, Level]:
         """Return the levels by scale, in the order of `scales`."""
         return {scale: getattr(self, f"scale_{scale}") for scale in self.scales}
 
-    def outlets(self) -> dict[int, nn.Module]:
-        """Return the modules of vectors before they are lengthened; see `System.outlets`."""
-        return {scale: level.norm for scale, level in self.levels().items()}
+    def scale_outputs(self) -> dict[int, nn.Module]:
+        """Return the modules of vectors before they are lengthened; see `SequenceModel.scale_outputs`."""
+        return {scale: level.norm for scale, level in self.levels_by_scale().items()}
 
-    def level_memories(self) -> list[LevelMemory]:
+    def create_level_memories(self) -> list[LevelMemory]:
         """Return an empty memory for each level."""
-        return [LevelMemory(level.layers.memory()) for level in self.levels().values()]
+        return [LevelMemory(level.layers.create_memory()) for level in self.levels_by_scale().values()]
 
 
 class TopDown(MultiScale):
@@ -253,7 +253,7 @@ class TopDown(MultiScale):
             have n-grams, which would reveal their tokens.
     """
 
-    def __init__(self, options: ModelOptions, iem: IEMOptions, cut: Cut) -> None:
+    def __init__(self, options: ModelOptions, iem: IEMOptions, cut: ChunkingSpec) -> None:
         super().__init__(options.token, cut)
         token, chosen, longest = options.token, options.multiscale, cut.context * cut.k
         if chosen.heads:
@@ -261,7 +261,7 @@ class TopDown(MultiScale):
                 f"model.multiscale.heads={chosen.heads!r}: top_down has no heads per scale; leave it empty"
             )
         repeat = chosen.upsampling == "repeat"
-        layers = per_scale(chosen.layers, "model.multiscale.layers", NUMBER, cut, to_tokens=not repeat)
+        layers = parse_nested_scales(chosen.layers, "model.multiscale.layers", NUMBER, cut, to_tokens=not repeat)
         self.scales = list(layers)
         if self.scales[-1] > 1 and self.grams is not None:
             raise ValueError(
@@ -271,19 +271,19 @@ class TopDown(MultiScale):
             pool, above = Pool(chosen.pooling, scale, token.width), scale < self.scales[0]
             level = Level(token, pool, int(layers[scale]), longest // scale + 1, above, scale // finer, repeat)
             self.add_module(f"scale_{scale}", level)
-        self.parts = ("embedding", *(f"scale_{scale}" for scale in self.scales), "output")
-        self.initialise()
+        self.submodules = ("embedding", *(f"scale_{scale}" for scale in self.scales), "output")
+        self.initialise_parameters()
 
-    def body(self, x: Tensor, route: object = None, memory: list[LevelMemory] | None = None) -> Tensor:
-        """See `TokenSystem.body`."""
+    def forward_body(self, x: Tensor, route: object = None, memory: list[LevelMemory] | None = None) -> Tensor:
+        """See `TokenModel.forward_body`."""
         found, (*levels, tokens) = None, memory or [LevelMemory(None) for _ in (*self.scales, 1)]
-        for kept, (scale, level) in zip(levels, self.levels().items(), strict=True):
+        for kept, (scale, level) in zip(levels, self.levels_by_scale().items(), strict=True):
             found = self.mark(f"scale_{scale}", level(x, found, kept))
-        return tokens.above.take(found, x.shape[1])
+        return tokens.above.take_first(found, x.shape[1])
 
-    def memory(self, samples: int) -> list[LevelMemory]:
-        """See `TokenSystem.memory`."""
-        return [*self.level_memories(), LevelMemory(None)]
+    def create_body_memory(self, samples: int) -> list[LevelMemory]:
+        """See `TokenModel.create_body_memory`."""
+        return [*self.create_level_memories(), LevelMemory(None)]
 
 
 class Aggregation(nn.Module):
@@ -308,7 +308,7 @@ class BottomUpMemory:
 
     levels: list[LevelMemory]
     aggregation: ScaledMemory
-    finest: list[Past]
+    finest: list[AttentionCache]
 
 
 class BottomUp(MultiScale):
@@ -318,38 +318,46 @@ class BottomUp(MultiScale):
         ValueError: the scales do not nest, are too long, or are only one; or the heads cannot be divided like this.
     """
 
-    def __init__(self, options: ModelOptions, iem: IEMOptions, cut: Cut) -> None:
+    def __init__(self, options: ModelOptions, iem: IEMOptions, cut: ChunkingSpec) -> None:
         super().__init__(options.token, cut)
         token, chosen, longest = options.token, options.multiscale, cut.context * cut.k
         if chosen.upsampling == "repeat":
             raise ValueError("model.multiscale.upsampling=repeat: bottom_up lengthens nothing; leave it out")
-        layers = per_scale(chosen.layers, "model.multiscale.layers", NUMBER, cut)
+        layers = parse_nested_scales(chosen.layers, "model.multiscale.layers", NUMBER, cut)
         self.scales = sorted(layers)[1:]
         if not self.scales:
             raise ValueError(f"model.multiscale.layers={chosen.layers!r}: bottom_up needs a coarse scale; add 2@4")
         for finer, scale in zip([1, *self.scales], self.scales, strict=False):
             pool = Pool(chosen.pooling, scale // finer, token.width)
             self.add_module(f"scale_{scale}", Level(token, pool, int(layers[scale]), longest // scale + 1))
-        heads = shares_of_heads(chosen.heads, "model.multiscale.heads", token.heads, self.scales)
+        heads = divide_heads(chosen.heads, "model.multiscale.heads", token.heads, self.scales)
         self.aggregation = Aggregation(token, heads, longest)
         self.scale_1 = Stack(token, token.attention, int(layers[1]), longest)
-        self.parts = ("embedding", *(f"scale_{scale}" for scale in self.scales), "aggregation", "scale_1", "output")
-        self.initialise()
+        self.submodules = (
+            "embedding",
+            *(f"scale_{scale}" for scale in self.scales),
+            "aggregation",
+            "scale_1",
+            "output",
+        )
+        self.initialise_parameters()
 
-    def body(self, x: Tensor, route: object = None, memory: BottomUpMemory | None = None) -> Tensor:
-        """See `TokenSystem.body`."""
+    def forward_body(self, x: Tensor, route: object = None, memory: BottomUpMemory | None = None) -> Tensor:
+        """See `TokenModel.forward_body`."""
         levels = memory.levels if memory is not None else [LevelMemory(None) for _ in self.scales]
         below, groups = x, []
-        for kept, (scale, level) in zip(levels, self.levels().items(), strict=True):
+        for kept, (scale, level) in zip(levels, self.levels_by_scale().items(), strict=True):
             below = self.mark(f"scale_{scale}", level(below, None, kept))
             groups.append(below)
         x = self.mark("aggregation", self.aggregation(x, groups, memory.aggregation if memory else None))
         return self.mark("scale_1", self.scale_1(x, memory.finest if memory else None))
 
-    def outlets(self) -> dict[int, nn.Module]:
-        """See `System.outlets`."""
-        return super().outlets() | {1: self.scale_1}
+    def scale_outputs(self) -> dict[int, nn.Module]:
+        """See `SequenceModel.scale_outputs`."""
+        return super().scale_outputs() | {1: self.scale_1}
 
-    def memory(self, samples: int) -> BottomUpMemory:
-        """See `TokenSystem.memory`."""
-        return BottomUpMemory(self.level_memories(), self.aggregation.attention.memory(), self.scale_1.memory())
+    def create_body_memory(self, samples: int) -> BottomUpMemory:
+        """See `TokenModel.create_body_memory`."""
+        return BottomUpMemory(
+            self.create_level_memories(), self.aggregation.attention.create_memory(), self.scale_1.create_memory()
+        )

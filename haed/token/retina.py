@@ -13,9 +13,9 @@ from torch import Tensor, nn
 
 from haed.blocks.transformer import FeedForward, Norm
 from haed.options import IEMOptions, ModelOptions, TokenOptions
-from haed.system import Cut, Mark, unmarked
-from haed.token.multiscale import Held, Pool, ScaledAttention, ScaledMemory, shares_of_heads
-from haed.token.sequence import WINDOW, TokenSystem, per_scale
+from haed.system import ChunkingSpec, Mark, no_op_timer
+from haed.token.multiscale import PendingTokens, Pool, ScaledAttention, ScaledMemory, divide_heads
+from haed.token.sequence import WINDOW, TokenModel, parse_nested_scales
 
 
 @dataclass
@@ -27,7 +27,7 @@ class RetinaMemory:
         attention: memory of its attention.
     """
 
-    held: list[Held]
+    held: list[PendingTokens]
     attention: ScaledMemory
 
 
@@ -49,30 +49,30 @@ class RetinaLayer(nn.Module):
         self.dropout = nn.Dropout(options.dropout)
         self.feed_forward = FeedForward(options)
 
-    def forward(self, x: Tensor, memory: RetinaMemory | None = None, mark: Mark = unmarked) -> Tensor:
+    def forward(self, x: Tensor, memory: RetinaMemory | None = None, mark: Mark = no_op_timer) -> Tensor:
         """Map (B, L, W) to (B, L, W); with a memory, x follows the tokens seen before."""
         last = memory.attention.last if memory is not None else None
         seen = self.norm(x, last)
-        held = memory.held if memory is not None else [Held() for _ in self.pools]
+        held = memory.held if memory is not None else [PendingTokens() for _ in self.pools]
         groups = (pool(seen, each) for pool, each in zip(self.pools, held, strict=True))  # each before its attention
         found = self.attention(seen, groups, memory.attention if memory is not None else None, mark)
         return self.feed_forward(x + self.dropout(found), last)
 
-    def memory(self) -> RetinaMemory:
+    def create_memory(self) -> RetinaMemory:
         """Return an empty memory."""
-        return RetinaMemory([Held() for _ in self.pools], self.attention.memory())
+        return RetinaMemory([PendingTokens() for _ in self.pools], self.attention.create_memory())
 
 
-class Retina(TokenSystem):
+class Retina(TokenModel):
     """A stack of Retina layers.
 
     Raises:
         ValueError: the windows or their scales are invalid, or the heads cannot be divided like this.
     """
 
-    parts = ("embedding", "scale_1", "output")
+    submodules = ("embedding", "scale_1", "output")
 
-    def __init__(self, options: ModelOptions, iem: IEMOptions, cut: Cut) -> None:
+    def __init__(self, options: ModelOptions, iem: IEMOptions, cut: ChunkingSpec) -> None:
         super().__init__(options.token, cut)
         token, chosen = options.token, options.retina
         if token.attention in ("local", "lsh"):
@@ -80,7 +80,7 @@ class Retina(TokenSystem):
                 f"model.token.attention={token.attention}: retina has windows of its own; set rotary, relative or plain"
             )
         windows = {}
-        for scale, window in per_scale(chosen.windows, "model.retina.windows", WINDOW, cut).items():
+        for scale, window in parse_nested_scales(chosen.windows, "model.retina.windows", WINDOW, cut).items():
             begin, end = map(int, window.split(":"))
             if begin >= end or end < scale or (scale == 1 and begin):
                 raise ValueError(  # the last complete group may end scale − 1 tokens back: a shorter window misses it
@@ -89,31 +89,31 @@ class Retina(TokenSystem):
                 )
             windows[scale] = (begin, end)
             if begin >= (longest := cut.context * cut.k):
-                self.remarks.append(
+                self.option_warnings.append(
                     f"model.retina.windows: {window}@{scale} begins behind windows of at most {longest} tokens (batch.context × "
                     "chunker.k), so its heads see nothing but the start: leave it out, or set longer windows"
                 )
-        heads = shares_of_heads(chosen.heads, "model.retina.heads", token.heads, windows)
+        heads = divide_heads(chosen.heads, "model.retina.heads", token.heads, windows)
         self.scale_1 = nn.ModuleList(
             RetinaLayer(token, heads, windows, chosen.pooling, cut.context * cut.k) for _ in range(chosen.layers)
         )
-        self.initialise()
+        self.initialise_parameters()
 
-    def body(self, x: Tensor, route: object = None, memory: list[RetinaMemory] | None = None) -> Tensor:
-        """See `TokenSystem.body`."""
+    def forward_body(self, x: Tensor, route: object = None, memory: list[RetinaMemory] | None = None) -> Tensor:
+        """See `TokenModel.forward_body`."""
         for layer, kept in zip(self.scale_1, memory or itertools.repeat(None), strict=False):
             x = self.mark("scale_1", layer(x, kept, self.mark))
         return x
 
-    def outlets(self) -> dict[int, nn.Module]:
+    def scale_outputs(self) -> dict[int, nn.Module]:
         """Return the pools from which the last layer gets its coarse groups, and that layer itself for scale 1.
 
-        See `System.outlets`.
+        See `SequenceModel.scale_outputs`.
         """
         last = self.scale_1[-1]
         assert isinstance(last, RetinaLayer)
         return {pool.factor: pool for pool in last.pools if isinstance(pool, Pool)} | {1: last}
 
-    def memory(self, samples: int) -> list[RetinaMemory]:
-        """See `TokenSystem.memory`."""
-        return [layer.memory() for layer in self.scale_1 if isinstance(layer, RetinaLayer)]
+    def create_body_memory(self, samples: int) -> list[RetinaMemory]:
+        """See `TokenModel.create_body_memory`."""
+        return [layer.create_memory() for layer in self.scale_1 if isinstance(layer, RetinaLayer)]

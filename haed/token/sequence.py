@@ -23,11 +23,11 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import flop_registry
 
-from haed.blocks.attention import sinusoids
-from haed.blocks.grams import Grams, Looked
-from haed.blocks.transformer import calm_residuals
+from haed.blocks.attention import sinusoidal_embedding
+from haed.blocks.grams import Grams, SparseLookup
+from haed.blocks.transformer import scale_residual_init
 from haed.options import TokenOptions
-from haed.system import SHORTER, Cut, Group, System, Windows, moved, occupied
+from haed.system import SHORTER, ChunkingSpec, ParameterGroup, SequenceModel, TokenBatch, length_mask, to_device
 
 
 class FlopCount(TorchDispatchMode):
@@ -71,13 +71,13 @@ class Tokens:
     real: Tensor
     place: Tensor
     route: object
-    looked: Looked | None = None
+    looked: SparseLookup | None = None
 
 
-def as_tokens(windows: Windows, cut: Cut) -> Tokens:
+def as_tokens(windows: TokenBatch, cut: ChunkingSpec) -> Tokens:
     """Lay out windows as sequences on the CPU, without a route."""
     k, chunks = cut.k, windows.lengths.shape[1]
-    real = occupied(windows.lengths, k)  # (B, T, K)
+    real = length_mask(windows.lengths, k)  # (B, T, K)
     counts = real.sum((1, 2))
     longest = max(1, int(counts.max()) if len(counts) else 1)
     order = (~real).flatten(1).byte().argsort(dim=1, stable=True)[:, : longest + -longest % MULTIPLE]
@@ -105,7 +105,7 @@ class Memory:
     recent: Tensor | None = None
 
 
-class TokenSystem(System):
+class TokenModel(SequenceModel):
     """Embedding, a `body` that a family implements, last norm and output layer.
 
     Args:
@@ -113,9 +113,9 @@ class TokenSystem(System):
         cut: how the corpus is cut into chunks.
     """
 
-    spaces = ("contexts",)
+    vector_spaces = ("contexts",)
 
-    def __init__(self, options: TokenOptions, cut: Cut) -> None:
+    def __init__(self, options: TokenOptions, cut: ChunkingSpec) -> None:
         super().__init__(cut)
         self.grams = Grams(options.grams, options.width, cut.vocabulary) if options.grams.rows else None
         self.embedding = nn.Embedding(cut.vocabulary + 1, options.width)
@@ -126,7 +126,7 @@ class TokenSystem(System):
         self._counted: dict[tuple[object, ...], int] = {}
 
     @abstractmethod
-    def body(self, x: Tensor, route: Any = None, memory: Any = None) -> Tensor:
+    def forward_body(self, x: Tensor, route: Any = None, memory: Any = None) -> Tensor:
         """Compute the layers between the embedding and the last norm; position t depends only on positions up to t.
 
         Args:
@@ -139,39 +139,39 @@ class TokenSystem(System):
         """
 
     @abstractmethod
-    def memory(self, samples: int) -> Any:
+    def create_body_memory(self, samples: int) -> Any:
         """Return an empty memory of the body, for sampling `samples` sequences."""
 
-    def route(self, symbols: Tensor, memory: Any = None) -> object:
+    def route_symbols(self, symbols: Tensor, memory: Any = None) -> object:
         """Compute, on the CPU, what the body's shapes depend on, from symbols (B, L) that follow those in `memory`."""
         return None
 
     @torch.no_grad()
-    def initialise(self) -> None:
+    def initialise_parameters(self) -> None:
         """Initialise every parameter, except those that a family initialises after it.
 
         Matrices are normal with deviation 1/√fan_in. This includes the output layer, without which nothing else learns
-        at first (docs/log.md). Those that end a residual branch are smaller (`calm_residuals`). Embeddings are normal
+        at first (docs/log.md). Those that end a residual branch are smaller (`scale_residual_init`). Embeddings are normal
         with deviation 1.
         """
         self.initialise_layers()
-        calm_residuals(self)
+        scale_residual_init(self)
         if self.grams is not None:
-            self.grams.initialise()
+            self.grams.initialise_parameters()
 
-    def groups(self) -> list[Group]:
-        """See `System.groups`."""
-        (every,) = super().groups()
+    def parameter_groups(self) -> list[ParameterGroup]:
+        """See `SequenceModel.parameter_groups`."""
+        (every,) = super().parameter_groups()
         if self.grams is None:
             return [every]
         table, *rest = every.parameters
         return [replace(every, parameters=[table], table=True), replace(every, parameters=rest)]
 
-    def begin(self, samples: int) -> Memory:
+    def create_memory(self, samples: int) -> Memory:
         """Return the memory of `samples` sequences before their first symbol."""
-        return Memory(0, self.memory(samples))
+        return Memory(0, self.create_body_memory(samples))
 
-    def look_up(self, symbols: Tensor, memory: Memory | None = None) -> Looked | None:
+    def look_up(self, symbols: Tensor, memory: Memory | None = None) -> SparseLookup | None:
         """Look up the n-grams that end with each of the symbols (B, L), which follow those in the memory.
 
         The symbols are on the CPU. Return None without a table.
@@ -184,8 +184,8 @@ class TokenSystem(System):
             memory.recent = every[:, symbols.shape[1] :]
         return self.grams.look_up(every.unfold(1, self.grams.longest, 1))
 
-    def hidden(
-        self, symbols: Tensor, route: object, looked: Looked | None, memory: Memory | None = None
+    def hidden_states(
+        self, symbols: Tensor, route: object, looked: SparseLookup | None, memory: Memory | None = None
     ) -> tuple[Tensor, Tensor | float]:
         """Return the input (B, L, W) of the output layer, and the n-grams' share of the logits (B, L, V).
 
@@ -196,7 +196,7 @@ class TokenSystem(System):
             layer, logits = self.grams(looked)
             x = x + layer
         x = self.mark("embedding", self.dropout(self.positions(x, fed)))
-        x = self.norm(self.body(x, route, memory.body if memory is not None else None))
+        x = self.norm(self.forward_body(x, route, memory.body if memory is not None else None))
         if memory is not None:
             memory.fed += symbols.shape[1]
         return x, logits
@@ -206,63 +206,63 @@ class TokenSystem(System):
 
         The symbols are on the CPU.
         """
-        route = self.route(symbols, memory.body if memory is not None else None)
-        there = moved((symbols, route, self.look_up(symbols, memory)), self.device)
-        x, logits = self.hidden(*there, memory)
+        route = self.route_symbols(symbols, memory.body if memory is not None else None)
+        there = to_device((symbols, route, self.look_up(symbols, memory)), self.device)
+        x, logits = self.hidden_states(*there, memory)
         return self.output(x) + logits
 
-    def lay_out(self, windows: Windows) -> Tokens:
-        """See `System.lay_out`."""
+    def prepare_inputs(self, windows: TokenBatch) -> Tokens:
+        """See `SequenceModel.prepare_inputs`."""
         found = as_tokens(windows, self.cut)
-        found.route, found.looked = self.route(found.symbols), self.look_up(found.symbols)
+        found.route, found.looked = self.route_symbols(found.symbols), self.look_up(found.symbols)
         return found
 
-    def scores(self, laid: Tokens) -> Tensor:
+    def token_log_likelihood(self, laid: Tokens) -> Tensor:
         """Return log p (B, L) of every token, float32 or wider, 0 for padding."""
-        x, added = self.hidden(laid.symbols, laid.route, laid.looked)
+        x, added = self.hidden_states(laid.symbols, laid.route, laid.looked)
         logits = self.output(x) + added
         wide = logits.to(torch.promote_types(logits.dtype, torch.float32))
         found = -F.cross_entropy(wide.flatten(0, 1), laid.targets.flatten(), reduction="none")
         return self.mark("output", found.unflatten(0, laid.targets.shape) * laid.real)
 
     def total_log_likelihood(self, laid: object) -> Tensor:
-        """See `System.total_log_likelihood`."""
+        """See `SequenceModel.total_log_likelihood`."""
         assert isinstance(laid, Tokens)
-        if self.shapes(laid) in self._counted:
-            return self.scores(laid).sum()
+        if self.shape_key(laid) in self._counted:
+            return self.token_log_likelihood(laid).sum()
         with FlopCount() as counter:
-            found = self.scores(laid).sum()
-        self._counted[self.shapes(laid)] = counter.flops
+            found = self.token_log_likelihood(laid).sum()
+        self._counted[self.shape_key(laid)] = counter.flops
         return found
 
-    def decisions(self, windows: Windows) -> Tensor:
-        """See `System.decisions`; nothing is decided at the end of a chunk."""
-        laid = moved(self.lay_out(moved(windows, torch.device("cpu"))), self.device)
-        scores, (chunks, k) = self.scores(laid), (windows.lengths.shape[1], self.cut.k)
+    def decision_log_likelihood(self, windows: TokenBatch) -> Tensor:
+        """See `SequenceModel.decision_log_likelihood`; nothing is decided at the end of a chunk."""
+        laid = to_device(self.prepare_inputs(to_device(windows, torch.device("cpu"))), self.device)
+        scores, (chunks, k) = self.token_log_likelihood(laid), (windows.lengths.shape[1], self.cut.k)
         found = scores.new_zeros(len(scores), chunks * (k + 1) + 1).scatter(1, laid.place, scores)
         return found[:, :-1].unflatten(1, (chunks, k + 1))
 
-    def flops(self, laid: object) -> float:
-        """Return the FLOPs of the products of weights and of attention; see `System.flops`.
+    def estimate_flops(self, laid: object) -> float:
+        """Return the FLOPs of the products of weights and of attention; see `SequenceModel.estimate_flops`.
 
         Everything that is multiplied counts, padding and hidden pairs too. `total_log_likelihood` counts it when it
         meets new shapes.
         """
         assert isinstance(laid, Tokens)
-        if self.shapes(laid) not in self._counted:
+        if self.shape_key(laid) not in self._counted:
             with torch.no_grad():
-                self.total_log_likelihood(moved(laid, self.device))
-        return float(self._counted[self.shapes(laid)])
+                self.total_log_likelihood(to_device(laid, self.device))
+        return float(self._counted[self.shape_key(laid)])
 
-    def shapes(self, laid: Tokens) -> tuple[int, ...]:
+    def shape_key(self, laid: Tokens) -> tuple[int, ...]:
         """Return everything that the shapes of a pass depend on."""
         return tuple(laid.symbols.shape)
 
     @torch.no_grad()
-    def kept(self, chunks: float, tokens: float) -> float:
+    def activation_size(self, chunks: float, tokens: float) -> float:
         """Return the number of inputs of the layers, plus the logits, extrapolated from a short sequence.
 
-        See `System.kept`.
+        See `SequenceModel.activation_size`.
         """
         length = max(1, min(_SHORT, self.cut.context * self.cut.k, int(tokens)))
         symbols, seen = torch.zeros(1, length, dtype=torch.long), dict[int, Tensor]()
@@ -276,40 +276,45 @@ class TokenSystem(System):
             hook.remove()
         return (logits.numel() + sum(x.numel() for x in seen.values())) * tokens / symbols.numel()
 
-    def at_scales(self, windows: Windows) -> dict[int, Tensor]:
-        """See `System.at_scales`."""
+    def collect_scale_outputs(self, windows: TokenBatch) -> dict[int, Tensor]:
+        """See `SequenceModel.collect_scale_outputs`."""
         seen: dict[int, Tensor] = {}
-        self._hidden(self.lay_out(windows), seen)
+        self._hidden_at_scales(self.prepare_inputs(windows), seen)
         return seen
 
-    def vectors(self, windows: Windows, space: str, layer: int | None = None, scale: int | None = None) -> Tensor:
+    def extract_vectors(
+        self, windows: TokenBatch, space: str, layer: int | None = None, scale: int | None = None
+    ) -> Tensor:
         """Return `contexts`: the output layer's input where a chunk begins, which knows all tokens before it.
 
         The last group of a scale does not know the last tokens, fewer than `scale`. The first group knows nothing. See
-        `System.vectors`.
+        `SequenceModel.extract_vectors`.
         """
-        if space != "contexts" or layer is not None or not (scale is None or scale in self.outlets()):
-            return super().vectors(windows, space, layer, scale)
-        laid, seen = self.lay_out(windows), dict[int, Tensor]()
+        if space != "contexts" or layer is not None or not (scale is None or scale in self.scale_outputs()):
+            return super().extract_vectors(windows, space, layer, scale)
+        laid, seen = self.prepare_inputs(windows), dict[int, Tensor]()
         row, place = ((laid.place % (self.cut.k + 1) == 0) & laid.real).nonzero(as_tuple=True)
-        last = self._hidden(laid, seen)
+        last = self._hidden_at_scales(laid, seen)
         return last[row, place] if scale is None else seen[scale][row, place // scale]
 
-    def _hidden(self, laid: Tokens, seen: dict[int, Tensor]) -> Tensor:
+    def _hidden_at_scales(self, laid: Tokens, seen: dict[int, Tensor]) -> Tensor:
         """Return the output layer's input (B, L, W) for windows laid out on the CPU.
 
         The outputs of the `outlets` are stored in `seen`.
         """
-        laid = moved(laid, self.device)
-        hooks = [each.register_forward_hook(partial(_note, seen, scale)) for scale, each in self.outlets().items()]
+        laid = to_device(laid, self.device)
+        hooks = [
+            each.register_forward_hook(partial(_record_output, seen, scale))
+            for scale, each in self.scale_outputs().items()
+        ]
         try:
-            return self.hidden(laid.symbols, laid.route, laid.looked)[0]
+            return self.hidden_states(laid.symbols, laid.route, laid.looked)[0]
         finally:
             for hook in hooks:
                 hook.remove()
 
 
-def _note(seen: dict[int, Tensor], scale: int, module: nn.Module, given: object, found: Tensor) -> None:
+def _record_output(seen: dict[int, Tensor], scale: int, module: nn.Module, given: object, found: Tensor) -> None:
     seen[scale] = found
 
 
@@ -333,7 +338,7 @@ class Positions(nn.Module):
             if (asked := fed + x.shape[1]) > (known := self.table.num_embeddings):
                 raise ValueError(f"{asked} tokens are more than the {known} this model has positions for: {SHORTER}")
             return x + self.table.weight[fed : fed + x.shape[1]]
-        return x + sinusoids(torch.arange(fed, fed + x.shape[1], device=x.device), x.shape[2], x.dtype)
+        return x + sinusoidal_embedding(torch.arange(fed, fed + x.shape[1], device=x.device), x.shape[2], x.dtype)
 
 
 MOST = 1024  # layers of a level at most
@@ -341,7 +346,7 @@ NUMBER, WINDOW = r"[0-9]{1,6}", r"[0-9]{1,9}:[0-9]{1,9}"
 _EXAMPLES = {NUMBER: "2@16 2@4 4@1", WINDOW: "256:512@16 8:256@4 0:8@1"}
 
 
-def entries(text: str) -> list[str]:
+def split_entries(text: str) -> list[str]:
     """Return the entries of a notation.
 
     If parentheses do not match, they stay a part of the entries, which are then invalid.
@@ -377,7 +382,7 @@ def parse_hierarchy(text: str, longest: int) -> list[Scale]:
         ValueError: it is not a hierarchy, does not nest, has no layers, or shortens by more than a window.
     """
     where = f"model.hourglass.hierarchy={text!r}"
-    found = entries(text)
+    found = split_entries(text)
     if not found or not all(re.fullmatch(rf"{NUMBER}@[1-9][0-9]{{0,6}}", entry) for entry in found):
         raise ValueError(f"{where}: entries are layers@factor; set something like 2@1 8@4 2@1")
     layers, factors = zip(*((int(number) for number in entry.split("@")) for entry in found), strict=True)
@@ -408,7 +413,7 @@ def parse_hierarchy(text: str, longest: int) -> list[Scale]:
     return [Scale(factor, layers[i], backwards[i] if i < middle else 0) for i, factor in enumerate(down)]
 
 
-def parsed(notation: str, option: str, what: str) -> dict[int, str]:
+def parse_scales(notation: str, option: str, what: str) -> dict[int, str]:
     """Parse a notation such as 2@16 2@4 4@1; return the text before each @, by scale.
 
     Args:
@@ -421,7 +426,7 @@ def parsed(notation: str, option: str, what: str) -> dict[int, str]:
     """
     found: dict[int, str] = {}
     given, example = f"{option}={notation!r}", f"set something like {_EXAMPLES[what]}"
-    for part in (parts := entries(notation)):
+    for part in (parts := split_entries(notation)):
         match = re.fullmatch(rf"({what})@([1-9][0-9]{{0,6}})", part)
         if match is None:
             raise ValueError(f"{given}: {part!r} does not say what is at which scale; {example}")
@@ -437,7 +442,9 @@ def parsed(notation: str, option: str, what: str) -> dict[int, str]:
     return found
 
 
-def per_scale(notation: str, option: str, what: str, cut: Cut, to_tokens: bool = True) -> dict[int, str]:
+def parse_nested_scales(
+    notation: str, option: str, what: str, cut: ChunkingSpec, to_tokens: bool = True
+) -> dict[int, str]:
     """Parse a notation as `parsed`, sorted from the coarsest scale to scale 1, the tokens themselves.
 
     Without `to_tokens` it may end at a coarser scale.
@@ -446,7 +453,7 @@ def per_scale(notation: str, option: str, what: str, cut: Cut, to_tokens: bool =
         ValueError: as for `parsed`, or the scales do not nest, do not end with 1, or do not fit into a window of the
             corpus.
     """
-    found = parsed(notation, option, what)
+    found = parse_scales(notation, option, what)
     scales, window, given = sorted(found, reverse=True), cut.context * cut.k, f"{option}={notation!r}"
     if to_tokens and scales[-1] != 1:
         raise ValueError(

@@ -18,11 +18,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from haed.blocks.attention import Past
+from haed.blocks.attention import AttentionCache
 from haed.blocks.transformer import Stack
 from haed.options import IEMOptions, ModelOptions
-from haed.system import Cut
-from haed.token.sequence import MULTIPLE, Tokens, TokenSystem
+from haed.system import ChunkingSpec
+from haed.token.sequence import MULTIPLE, TokenModel, Tokens
 
 
 @dataclass
@@ -49,13 +49,13 @@ class SpaceByteMemory:
         inside: (B,) true if the last symbol was a letter.
     """
 
-    before: list[Past]
-    words: list[list[Past]]
-    after: list[Past]
+    before: list[AttentionCache]
+    words: list[list[AttentionCache]]
+    after: list[AttentionCache]
     inside: Tensor
 
 
-def letters(ranges: str, vocabulary: int) -> Tensor:
+def letter_mask(ranges: str, vocabulary: int) -> Tensor:
     """Return a mask (V + 1,) of the symbols 0 … V that are inside a word; V, the start of a document, never is.
 
     Raises:
@@ -72,16 +72,16 @@ def letters(ranges: str, vocabulary: int) -> Tensor:
     return found
 
 
-class SpaceByte(TokenSystem):
+class SpaceByte(TokenModel):
     """Local layers, larger ones where words begin, local layers.
 
     Raises:
         ValueError: the larger layers are narrower than the others, or the letters are invalid.
     """
 
-    parts = ("embedding", "before", "words", "after", "output")
+    submodules = ("embedding", "before", "words", "after", "output")
 
-    def __init__(self, options: ModelOptions, iem: IEMOptions, cut: Cut) -> None:
+    def __init__(self, options: ModelOptions, iem: IEMOptions, cut: ChunkingSpec) -> None:
         super().__init__(options.token, cut)
         token, chosen, longest = options.token, options.spacebyte, cut.context * cut.k
         sizes = {name: getattr(chosen, name) or getattr(token, name) * 3 // 2 for name in ("width", "heads", "ffn")}
@@ -90,15 +90,15 @@ class SpaceByte(TokenSystem):
                 f"model.spacebyte.width={chosen.width}: less than model.token.width={token.width}; set at least that"
             )
         self.wider = sizes["width"] - token.width
-        self.letters = letters(chosen.letters, cut.vocabulary)
+        self.letters = letter_mask(chosen.letters, cut.vocabulary)
         larger = replace(token, **sizes)
         self.before = Stack(token, "local", chosen.before, longest)
         self.words = Stack(larger, token.attention, chosen.layers, longest)
         self.after = Stack(token, "local", chosen.after, longest)
-        self.initialise()
+        self.initialise_parameters()
 
-    def route(self, symbols: Tensor, memory: SpaceByteMemory | None = None) -> Words:
-        """Find where words begin; see `TokenSystem.route`."""
+    def route_symbols(self, symbols: Tensor, memory: SpaceByteMemory | None = None) -> Words:
+        """Find where words begin; see `TokenModel.route_symbols`."""
         inside = self.letters[symbols]
         first = torch.ones_like(inside[:, :1]) if memory is None else memory.inside[:, None]
         begins = (~inside & torch.cat([first, inside[:, :-1]], 1)) | (symbols == self.cut.vocabulary)
@@ -112,8 +112,8 @@ class SpaceByte(TokenSystem):
         places = order.masked_fill(torch.arange(order.shape[1]) >= counts[:, None], symbols.shape[1])
         return Words(places, counts.tolist())
 
-    def body(self, x: Tensor, route: Words | None = None, memory: SpaceByteMemory | None = None) -> Tensor:
-        """See `TokenSystem.body`."""
+    def forward_body(self, x: Tensor, route: Words | None = None, memory: SpaceByteMemory | None = None) -> Tensor:
+        """See `TokenModel.forward_body`."""
         assert route is not None
         x = self.mark("before", self.before(x, memory.before if memory is not None else None))
         index = route.places[:, :, None].expand(-1, -1, x.shape[2])
@@ -128,12 +128,14 @@ class SpaceByte(TokenSystem):
         x = self.mark("words", F.pad(x, (0, 0, 0, 1)).scatter_add(1, index, found)[:, :-1])
         return self.mark("after", self.after(x, memory.after if memory is not None else None))
 
-    def shapes(self, laid: Tokens) -> tuple[int, ...]:
-        """See `TokenSystem.shapes`."""
+    def shape_key(self, laid: Tokens) -> tuple[int, ...]:
+        """See `TokenModel.shape_key`."""
         assert isinstance(laid.route, Words)
         return (*laid.symbols.shape, laid.route.places.shape[1])
 
-    def memory(self, samples: int) -> SpaceByteMemory:
-        """See `TokenSystem.memory`."""
-        words = [self.words.memory() for _ in range(samples)]
-        return SpaceByteMemory(self.before.memory(), words, self.after.memory(), torch.ones(samples, dtype=torch.bool))
+    def create_body_memory(self, samples: int) -> SpaceByteMemory:
+        """See `TokenModel.create_body_memory`."""
+        words = [self.words.create_memory() for _ in range(samples)]
+        return SpaceByteMemory(
+            self.before.create_memory(), words, self.after.create_memory(), torch.ones(samples, dtype=torch.bool)
+        )

@@ -8,13 +8,13 @@ from pathlib import Path
 
 from pipeline.arguments import (
     Command,
-    Result,
-    port,
-    run_options,
-    run_settings,
+    CommandResult,
+    add_run_arguments,
+    load_run_options,
+    parse_port,
 )
 from pipeline.config import ConfigError
-from pipeline.run.files import pace, write_or_say
+from pipeline.run.files import describe_speed, write_or_log
 from pipeline.run.folder import RunFolder
 from pipeline.verbatim import write_override
 
@@ -22,7 +22,7 @@ MOST_SAMPLES = 4096  # continuations of a prompt, sampled in one batch
 
 
 def _sample_arguments(parser: argparse.ArgumentParser) -> None:
-    run_settings(parser)
+    add_run_arguments(parser)
     parser.add_argument("--prompt", action="append", help="text to continue (may be repeated; default sample.prompts)")
     parser.add_argument("--samples", type=int, default=1, help="continuations of each prompt")
     parser.add_argument(
@@ -30,8 +30,8 @@ def _sample_arguments(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def _sample(arguments: argparse.Namespace) -> Result:
-    options = run_options(arguments.run, arguments.words, "sample")
+def _run_sample(arguments: argparse.Namespace) -> CommandResult:
+    options = load_run_options(arguments.run, arguments.words, "sample")
     if not 1 <= arguments.samples <= MOST_SAMPLES:
         raise ConfigError(f"--samples {arguments.samples}: must be from 1 to {MOST_SAMPLES:,}")
     if arguments.raw and arguments.json:
@@ -43,24 +43,24 @@ def _sample(arguments: argparse.Namespace) -> Result:
     prompts = None if arguments.prompt is None else [os.fsencode(prompt) for prompt in arguments.prompt]
     written = sample(options, prompts, arguments.samples)
     if arguments.raw:
-        return Result("", None, [bytes.fromhex(item.hex or "") for item in written])
+        return CommandResult("", None, [bytes.fromhex(item.hex or "") for item in written])
     text = "\n\n".join(f"--- {item.prompt!r}\n{item.prompt}{item.text}" for item in written)
-    text += f"\n\n{speed}" if (speed := pace(written)) else ""
-    return Result(text, [asdict(item) for item in written])
+    text += f"\n\n{speed}" if (speed := describe_speed(written)) else ""
+    return CommandResult(text, [asdict(item) for item in written])
 
 
 def _index_arguments(parser: argparse.ArgumentParser) -> None:
-    run_settings(parser)
+    add_run_arguments(parser)
     parser.add_argument("--space", choices=("chunks", "contexts", "predictions"), help="the same as index.space=")
 
 
-def _index(arguments: argparse.Namespace) -> Result:
+def _run_index(arguments: argparse.Namespace) -> CommandResult:
     words = [*arguments.words, *([f"index.space={arguments.space}"] if arguments.space else [])]
-    options = run_options(arguments.run, words, "index")
-    from pipeline.probe.index import index, told
+    options = load_run_options(arguments.run, words, "index")
+    from pipeline.probe.index import build_index, describe_index
 
-    found = index(options)
-    return Result(told(found), asdict(found))
+    found = build_index(options)
+    return CommandResult(describe_index(found), asdict(found))
 
 
 def _neighbours_arguments(parser: argparse.ArgumentParser) -> None:
@@ -89,31 +89,31 @@ def _neighbours_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--runs-dir", default="runs", help="where RUN is looked for by name")
 
 
-def _neighbours(arguments: argparse.Namespace) -> Result:
-    from pipeline.probe.neighbours import Question, ask
+def _run_neighbours(arguments: argparse.Namespace) -> CommandResult:
+    from pipeline.probe.neighbours import IndexQuery, query_index
 
     for name in ("count", "min_count"):
         if (value := getattr(arguments, name)) is not None and value < 1:
             raise ConfigError(f"--{name.replace('_', '-')} {value}: must be at least 1")
     if arguments.csv and arguments.json:
         raise ConfigError("--csv and --json: choose one of them")
-    options = run_options(
+    options = load_run_options(
         arguments.run, [write_override("runs_dir", arguments.runs_dir), *arguments.words], "neighbours"
     )
     words = {name: [os.fsencode(each) for each in getattr(arguments, name) or ()] for name in _ASKED}
     if arguments.file:
-        lines = _text(arguments.file, "--file").splitlines()
+        lines = _read_query_file(arguments.file, "--file").splitlines()
         words["queries"] += [line for line in lines if line]
         if not words["queries"]:
             raise ConfigError(f"--file {arguments.file}: there is no query in it")
     if arguments.context_file:
-        words["context"].append(_text(arguments.context_file, "--context-file"))
+        words["context"].append(_read_query_file(arguments.context_file, "--context-file"))
     told = [name for name in ("queries", "context", "after") if words[name]]
     if len(told) + any(words[name] for name in ("like", "minus", "plus")) > 1:
         raise ConfigError("one question at a time: queries, --context, --after, or --like with --minus and --plus")
-    found = ask(
+    found = query_index(
         options,
-        Question(
+        IndexQuery(
             space="contexts" if words["context"] else "predictions" if words["after"] else "chunks",
             queries=words["queries"] or words["context"] or words["after"],
             **{name: words[name] for name in ("like", "minus", "plus")},
@@ -123,20 +123,20 @@ def _neighbours(arguments: argparse.Namespace) -> Result:
         ),
     )
     if arguments.csv:
-        return Result(found.csv(), None)
-    text, path = str(found), RunFolder.of(options).path / "neighbours.png"
+        return CommandResult(found.csv(), None)
+    text, path = str(found), RunFolder.from_options(options).path / "neighbours.png"
     if options.chunker.kind == "pixels" and not (words["context"] or words["after"]):
         from pipeline.show import plots
 
-        if (drawn := plots.neighbours(found)) and write_or_say(path, drawn):
+        if (drawn := plots.draw_neighbours(found)) and write_or_log(path, drawn):
             text += f"\n{path}"
-    return Result(text, [item.record() for item in found])
+    return CommandResult(text, [item.as_record() for item in found])
 
 
 _ASKED = ("queries", "context", "after", "like", "minus", "plus")
 
 
-def _text(name: str, option: str) -> bytes:
+def _read_query_file(name: str, option: str) -> bytes:
     """Return the content of a text file or of standard input. A chunk may end within a character.
 
     Raises:
@@ -157,13 +157,13 @@ def _text(name: str, option: str) -> bytes:
     return content
 
 
-def _analyse(arguments: argparse.Namespace) -> Result:
-    options = run_options(arguments.run, arguments.words, "analyse")
-    from pipeline.probe.analyse.result import table
-    from pipeline.probe.analyse.stage import analyse
+def _run_analyse(arguments: argparse.Namespace) -> CommandResult:
+    options = load_run_options(arguments.run, arguments.words, "analyse")
+    from pipeline.probe.analyse.result import format_analysis
+    from pipeline.probe.analyse.stage import analyse_run
 
-    found = analyse(options)
-    return Result(table(found), asdict(found))
+    found = analyse_run(options)
+    return CommandResult(format_analysis(found), asdict(found))
 
 
 def _next_arguments(parser: argparse.ArgumentParser) -> None:
@@ -178,39 +178,41 @@ def _next_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--count", type=int, default=10, help="chunks after each prompt")
 
 
-def _next(arguments: argparse.Namespace) -> Result:
+def _run_next(arguments: argparse.Namespace) -> CommandResult:
     if arguments.count < 1:
         raise ConfigError(f"--count {arguments.count}: must be at least 1")
-    options = run_options(arguments.run, arguments.words, "next")
-    from pipeline.probe.next import following, table
+    options = load_run_options(arguments.run, arguments.words, "next")
+    from pipeline.probe.next import format_predictions, next_chunks
 
-    found = following(options, [os.fsencode(prompt) for prompt in arguments.queries], arguments.count)
-    return Result(table(found), [asdict(item) for item in found])
+    found = next_chunks(options, [os.fsencode(prompt) for prompt in arguments.queries], arguments.count)
+    return CommandResult(format_predictions(found), [asdict(item) for item in found])
 
 
 def _explore_arguments(parser: argparse.ArgumentParser) -> None:
-    run_settings(parser)
-    parser.add_argument("--port", type=port, help="on this machine alone (default: 7300, or one that is free)")
+    add_run_arguments(parser)
+    parser.add_argument("--port", type=parse_port, help="on this machine alone (default: 7300, or one that is free)")
 
 
-def _explore(arguments: argparse.Namespace) -> Result:
-    options = run_options(arguments.run, arguments.words, "neighbours")
-    from pipeline.pages.explore import explore
+def _run_explore(arguments: argparse.Namespace) -> CommandResult:
+    options = load_run_options(arguments.run, arguments.words, "neighbours")
+    from pipeline.pages.explore import serve_run_pages
 
-    explore(RunFolder.of(options), arguments.port, tuple(arguments.words), arguments.json)
-    return Result("", None)
+    serve_run_pages(RunFolder.from_options(options), arguments.port, tuple(arguments.words), arguments.json)
+    return CommandResult("", None)
 
 
 COMMANDS = (
-    Command("sample", "continue prompts", _sample_arguments, _sample),
-    Command("next", "the likeliest next chunks, with their probabilities", _next_arguments, _next),
-    Command("index", "FAISS index of chunks, or of places in the text", _index_arguments, _index),
+    Command("sample", "continue prompts", _sample_arguments, _run_sample),
+    Command("next", "the likeliest next chunks, with their probabilities", _next_arguments, _run_next),
+    Command("index", "FAISS index of chunks, or of places in the text", _index_arguments, _run_index),
     Command(
         "neighbours",
         "what is near to chunks, sums of them, passages and predictions",
         _neighbours_arguments,
-        _neighbours,
+        _run_neighbours,
     ),
-    Command("explore", "pages of a run, with questions to its model, in a browser", _explore_arguments, _explore, ""),
-    Command("analyse", "what the embeddings know, in figures and a map", run_settings, _analyse),
+    Command(
+        "explore", "pages of a run, with questions to its model, in a browser", _explore_arguments, _run_explore, ""
+    ),
+    Command("analyse", "what the embeddings know, in figures and a map", add_run_arguments, _run_analyse),
 )

@@ -7,12 +7,12 @@ from pathlib import Path
 
 from pipeline.arguments import (
     Command,
-    Result,
-    run_options,
-    run_settings,
+    CommandResult,
+    add_run_arguments,
+    load_run_options,
 )
-from pipeline.config import ConfigError, load
-from pipeline.kinds import phases
+from pipeline.config import ConfigError, load_options
+from pipeline.kinds import training_phases
 from pipeline.verbatim import is_option, write_override
 
 DEVICES, LINK = [4**i for i in range(6)], 25.0
@@ -25,8 +25,8 @@ def _compare_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--output", type=Path, metavar="FOLDER", help="of the page (default: RUNS_DIR/comparison)")
 
 
-def _compare(arguments: argparse.Namespace) -> Result:
-    from pipeline.show.compare import compare, table
+def _run_compare(arguments: argparse.Namespace) -> CommandResult:
+    from pipeline.show.compare import compare_runs, format_comparison
 
     runs = [word for word in arguments.runs if not is_option(word)]
     words = [word for word in arguments.runs if is_option(word)]
@@ -35,13 +35,13 @@ def _compare(arguments: argparse.Namespace) -> Result:
             raise ConfigError(f"{word}: runs are compared as they are; runs_dir= says where they are looked for")
     if not runs:
         raise ConfigError("compare needs the names or folders of runs")
-    runs_dir = load(None, words or [write_override("runs_dir", arguments.runs_dir)]).runs_dir
-    found = compare(runs, runs_dir, arguments.output or Path(runs_dir) / "comparison")
-    return Result(f"{table(found)}\n{found.page}", asdict(found))
+    runs_dir = load_options(None, words or [write_override("runs_dir", arguments.runs_dir)]).runs_dir
+    found = compare_runs(runs, runs_dir, arguments.output or Path(runs_dir) / "comparison")
+    return CommandResult(f"{format_comparison(found)}\n{found.page}", asdict(found))
 
 
 def _profile_arguments(parser: argparse.ArgumentParser) -> None:
-    run_settings(parser)
+    add_run_arguments(parser)
     parser.add_argument(
         "--phase", choices=("pretrain", "finetune", "train"), help="default: pretrain, or train of a model of tokens"
     )
@@ -54,15 +54,15 @@ def _profile_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--rate", type=float, metavar="TFLOP/S", help="--plan: of a device (default: as measured here)")
 
 
-def _devices(word: str) -> int:
+def _parse_device_count(word: str) -> int:
     if not re.fullmatch(r"[1-9][0-9]{0,8}", word):
         raise ConfigError(f"--devices {word}: expected whole numbers from 1 on, and below {_MOST:g}")
     return int(word)
 
 
-def _profile(arguments: argparse.Namespace) -> Result:
+def _run_profile(arguments: argparse.Namespace) -> CommandResult:
     others = [word for word in arguments.devices or () if "=" in word]  # options may stand anywhere
-    options = run_options(arguments.run, [*arguments.words, *others], "profile")
+    options = load_run_options(arguments.run, [*arguments.words, *others], "profile")
     if not 1 <= arguments.steps <= _MOST:
         raise ConfigError(f"--steps {arguments.steps}: must be from 1 to {_MOST:g}")
     for name in ("link", "rate", "devices"):
@@ -70,8 +70,8 @@ def _profile(arguments: argparse.Namespace) -> Result:
             raise ConfigError(f"--{name} is of a plan: give --plan as well")
         if isinstance(value, float) and not _LEAST <= value <= _MOST:
             raise ConfigError(f"--{name} {value}: must be a number from {_LEAST:g} to {_MOST:g}")
-    devices = [_devices(word) for word in arguments.devices or () if word not in others] or DEVICES
-    phase = arguments.phase or phases(options.model.kind)[0]
+    devices = [_parse_device_count(word) for word in arguments.devices or () if word not in others] or DEVICES
+    phase = arguments.phase or training_phases(options.model.kind)[0]
     if arguments.plan:
         from haed.ranks import group_size
         from pipeline.train import plan
@@ -80,24 +80,24 @@ def _profile(arguments: argparse.Namespace) -> Result:
         if options.iem.group is not None and getattr(options, phase).iem_weight:
             for number in devices:  # fail before the measurement
                 group_size(options.iem.group, number, "devices")
-        step = plan.measure(options, phase, arguments.steps, rate)
-        plans = [asdict(step.plan(number, link)) for number in devices]
-        return Result(plan.table(step, devices, link), plans)
-    from pipeline.train.profile import profile, table
+        step = plan.measure_step(options, phase, arguments.steps, rate)
+        plans = [asdict(step.estimate_step(number, link)) for number in devices]
+        return CommandResult(plan.format_estimates(step, devices, link), plans)
+    from pipeline.train.profile import format_profile, profile_phase
 
-    found = profile(options, phase, arguments.steps)
-    return Result(table(found), asdict(found))
+    found = profile_phase(options, phase, arguments.steps)
+    return CommandResult(format_profile(found), asdict(found))
 
 
-def _report(arguments: argparse.Namespace) -> Result:
-    from pipeline.show.report import report
+def _run_report(arguments: argparse.Namespace) -> CommandResult:
+    from pipeline.show.report import write_report
 
-    path = report(run_options(arguments.run, arguments.words, "report"))
-    return Result(str(path), {"report": str(path)})
+    path = write_report(load_run_options(arguments.run, arguments.words, "report"))
+    return CommandResult(str(path), {"report": str(path)})
 
 
 COMMANDS = (
-    Command("compare", "table and curves of several runs", _compare_arguments, _compare),
-    Command("profile", "where the time of a training step goes", _profile_arguments, _profile),
-    Command("report", "write report.html and report.md of a run", run_settings, _report),
+    Command("compare", "table and curves of several runs", _compare_arguments, _run_compare),
+    Command("profile", "where the time of a training step goes", _profile_arguments, _run_profile),
+    Command("report", "write report.html and report.md of a run", add_run_arguments, _run_report),
 )

@@ -9,15 +9,15 @@ from functools import cached_property
 from pathlib import Path
 
 from data.corpus import Corpus
-from pipeline.config import ConfigError, dump, load
+from pipeline.config import ConfigError, dump_options, load_options
 from pipeline.experiments import corpora
 from pipeline.experiments.experiment import Arm, Experiment, Plan
 from pipeline.options import OptimizerOptions, Options, Phase
-from pipeline.run.checkpoints import reached
+from pipeline.run.checkpoints import read_position
 from pipeline.run.files import read_json
 from pipeline.run.folder import PHASES, RunFolder
-from pipeline.show.compare import parameters
-from pipeline.train.clock import training, unlimited
+from pipeline.show.compare import count_parameters
+from pipeline.train.clock import lift_other_limits, run_phase_steps
 
 Command = tuple[str, ...]  # a module, and what it is called with
 
@@ -42,7 +42,7 @@ class Ready(ABC):
     @cached_property
     def options(self) -> Options:
         """Return the options of its runs, except name, seed, threads and steps. A package reads only some of them."""
-        return load(self.arm.preset or None, list(self.words))
+        return load_options(self.arm.preset or None, list(self.words))
 
     @property
     def data(self) -> str:
@@ -97,7 +97,7 @@ class Ours(Ready):
     @property
     def identity(self) -> str:
         """See `Ready`."""
-        return dump(replace(self.options, name="", runs_dir="", shards_dir="", threads=None))
+        return dump_options(replace(self.options, name="", runs_dir="", shards_dir="", threads=None))
 
     def work(self, phase: Phase) -> str:
         """See `Ready`. Learning rates, limits and seeds are left out, because they do not change the time of a step."""
@@ -105,17 +105,21 @@ class Ours(Ready):
         limits = replace(getattr(own, phase), steps=None, seconds=None, epochs=None, rate_from=1.0, rate_to=0.0)
         phases = {each: type(getattr(own, each))() for each in PHASES} | {phase: limits}
         optimizer = OptimizerOptions(ema=own.optimizer.ema)
-        return phase + dump(replace(own, name="", runs_dir="", shards_dir="", seed=0, optimizer=optimizer, **phases))
+        return phase + dump_options(
+            replace(own, name="", runs_dir="", shards_dir="", seed=0, optimizer=optimizer, **phases)
+        )
 
     def shares(self) -> dict[Phase, float]:
         """Return each phase's share of the preset's seconds."""
-        limits = load(self.arm.preset, list(self.arm.options))
+        limits = load_options(self.arm.preset, list(self.arm.options))
         own = {phase: getattr(limits, phase).seconds or 1.0 for phase in self.arm.phases}
         return {phase: seconds / sum(own.values()) for phase, seconds in own.items()}
 
     def steps(self, phase: Phase, corpus: Corpus, place: Path) -> Iterator[None]:
         """See `Ready`."""
-        return training(phase, load(self.arm.preset, [*self.words, f"{phase}.steps=1000"]), corpus, place)
+        return run_phase_steps(
+            phase, load_options(self.arm.preset, [*self.words, f"{phase}.steps=1000"]), corpus, place
+        )
 
     def commands(self, run: Path, seed: int, limits: Mapping[Phase, int], threads: int) -> list[Command]:
         """See `Ready`."""
@@ -126,12 +130,12 @@ class Ours(Ready):
 
     def finished(self, run: Path) -> Finished:
         """See `Ready`."""
-        last = {phase: reached(run / phase / "checkpoints") for phase in self.arm.phases}
+        last = {phase: read_position(run / phase / "checkpoints") for phase in self.arm.phases}
         return Finished(
             {phase: int(where["step"]) for phase, where in last.items()},
             {phase: where["seconds"] for phase, where in last.items()},
             sum(where["flops"] for where in last.values()),
-            parameters(RunFolder(run)),
+            count_parameters(RunFolder(run)),
         )
 
 
@@ -202,7 +206,7 @@ def ready(experiment: Experiment, plan: Plan) -> tuple[list[Ready], list[str]]:
             else:
                 missing.append(arm.package)
             continue
-        limits = ("validation.times=8", "evaluate.split=valid", *(() if full else unlimited(*arm.phases)))
+        limits = ("validation.times=8", "evaluate.split=valid", *(() if full else lift_other_limits(*arm.phases)))
         found.append(Ours(arm, plan.runs_dir, (*words, *arm.options, *places, *limits, *plan.overrides)))
     alone: dict[object, str] = {}
     for each in ours(found):

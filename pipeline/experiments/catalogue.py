@@ -48,7 +48,7 @@ def planned(
         seconds: training seconds in total; None: the budget's.
         seeds: number of seeds of each arm; None: the budget's.
         parallel: number of concurrent runs.
-        clock: see `Plan`.
+        clock: see `ScalingEstimate`.
 
     Raises:
         ConfigError: the experiment or its budget does not exist, or it sets one of the overridden options itself.

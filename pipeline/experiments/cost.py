@@ -10,11 +10,11 @@ import torch
 from data.corpus import Corpus
 from data.loader import Loader
 from haed.build import make_objective
-from haed.system import Windows
+from haed.system import TokenBatch
 from pipeline.experiments.arms import Ours
 from pipeline.experiments.running import shard_all
 from pipeline.options import Phase
-from pipeline.run.device import compute
+from pipeline.run.device import setup_compute
 from pipeline.run.memory import build_system
 from pipeline.run.windows import as_windows
 from pipeline.show.page import text_table
@@ -46,7 +46,7 @@ class Cost:
 
 def costs(arms: Sequence[Ours]) -> list[Cost]:
     """Return the cost of every phase of every arm. Models lie on the meta device, so any size is possible."""
-    rate = product_rate(compute(arms[0].options))
+    rate = product_rate(setup_compute(arms[0].options))
     corpora = shard_all(arms)
     return [_cost(each, phase, rate, corpora[each.data]) for each in arms for phase in each.arm.phases]
 
@@ -63,14 +63,16 @@ def _cost(ready: Ours, phase: Phase, rate: float, corpus: Corpus) -> Cost:
         part=(limits.part_from, limits.part_to),
     )
     with torch.device("meta"):
-        system = build_system(options, corpus.chunker())
+        system = build_system(options, corpus.build_chunker())
     objective = make_objective(
         system, options.iem, iem_weight=limits.iem_weight, decode_fraction=limits.decode_fraction, pieces=batch.pieces
     )
     further = options.iem.extra_batches if limits.iem_weight else 0
     windows, *negatives = (as_windows(each) for each in islice(loader, 1 + further))
-    prepared = objective.prepare(windows, Windows.cat(negatives) if negatives else None, torch.Generator())
-    flops = objective.flops(prepared)
+    prepared = objective.prepare_batch(
+        windows, TokenBatch.concatenate_batches(negatives) if negatives else None, torch.Generator()
+    )
+    flops = objective.estimate_flops(prepared)
     steps = limits.steps or math.ceil((limits.epochs or 1) * loader.windows_per_epoch / batch.sequences)
     parameters = sum(each.numel() for each in system.parameters())
     return Cost(ready.arm.name, phase, parameters, steps, flops, steps * flops / rate / _DAY)

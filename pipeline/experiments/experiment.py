@@ -4,8 +4,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
-from pipeline.config import load
-from pipeline.kinds import phases
+from pipeline.config import load_options
+from pipeline.kinds import training_phases
 from pipeline.options import Phase
 
 Data = Literal["text", "pictures", "copies"]
@@ -39,7 +39,7 @@ class Arm:
         """Return the phases that are trained, in order."""
         if self.package:
             return ("train",)
-        return self.only or phases(load(self.preset, list(self.options)).model.kind)
+        return self.only or training_phases(load_options(self.preset, list(self.options)).model.kind)
 
 
 @dataclass(frozen=True)

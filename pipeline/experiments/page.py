@@ -6,11 +6,11 @@ from collections.abc import Sequence
 from pipeline.experiments.experiment import Experiment
 from pipeline.experiments.result import Result, Row, columns
 from pipeline.experiments.running import Done
-from pipeline.run.metrics import read
+from pipeline.run.metrics import read_metrics
 from pipeline.show.compare import BITS
-from pipeline.show.page import escape, image, markdown_table, page, text_table
-from pipeline.show.page import table as html_table
-from pipeline.show.plots import Sketch, experiment
+from pipeline.show.page import escape, markdown_table, render_image, render_page, text_table
+from pipeline.show.page import render_table as html_table
+from pipeline.show.plots import PlottedModel, plot_experiment
 from pipeline.shown import markdown_text
 
 
@@ -69,7 +69,7 @@ def html(asked: Experiment, result: Result, picture: bytes, examples: dict[str, 
     failed = "".join(f"<li>{escape(row.arm)}, {escape(why)}" for row in result.rows for why in row.failures)
     body = (
         f"<h1>{escape(asked.name)}</h1><p class=lead>{escape(asked.source)}: {escape(asked.question)}</p>"
-        f"<p>{escape(result.verdict)}</p>{image(asked.question, picture)}<h2>Figures</h2><div class=wide>{shown}</div>"
+        f"<p>{escape(result.verdict)}</p>{render_image(asked.question, picture)}<h2>Figures</h2><div class=wide>{shown}</div>"
         f"<ul>{notes}</ul>"
     )
     if failed:
@@ -79,7 +79,7 @@ def html(asked: Experiment, result: Result, picture: bytes, examples: dict[str, 
         words = 1 if all(_is_number(cell) for row in rows[1:] for cell in row[1:]) else len(escaped[0])
         style = "examples wide" if words == 1 else "examples"
         body += f"<h2>{escape(name)}</h2><div class='{style}'>{html_table(escaped[0], escaped[1:], words)}</div>"
-    return page(asked.name, body)
+    return render_page(asked.name, body)
 
 
 def _is_number(cell: str) -> bool:
@@ -101,7 +101,7 @@ def drawn(asked: Experiment, rows: Sequence[Row], whole: dict[str, Done]) -> byt
     paper.sort(key=lambda name: name != asked.by[0])  # first what is drawn of ours
     for row in rows:
         shown, unit = row.figure(asked.by[0]), row.unit if asked.by[0] == "bits" else asked.by[0]
-        sketches.append(sketch := Sketch(row.arm, unit, paper=[row.paper.get(name) for name in paper]))
+        sketches.append(sketch := PlottedModel(row.arm, unit, paper=[row.paper.get(name) for name in paper]))
         if shown is not None:
             sketch.value, sketch.spread = shown.mean, shown.spread
         if asked.across is not None:
@@ -112,7 +112,7 @@ def drawn(asked: Experiment, rows: Sequence[Row], whole: dict[str, Done]) -> byt
             lines = [each for each in whole[row.arm].measured.values() if each.line]
             sketch.line = lines[0].line if lines else _curve(whole[row.arm])
             axes = lines[0].axes if lines else axes
-    return experiment(sketches, paper, axes)
+    return plot_experiment(sketches, paper, axes)
 
 
 def _curve(done: Done) -> list[tuple[float, float]]:
@@ -121,7 +121,7 @@ def _curve(done: Done) -> list[tuple[float, float]]:
     assert done.finished is not None
     for phase, seconds in done.finished.seconds.items():
         path, a_step = done.run / phase / "metrics.jsonl", seconds / max(1, done.finished.steps[phase])
-        records = read(path) if path.is_file() else []
+        records = read_metrics(path) if path.is_file() else []
         points += [(before + record["step"] * a_step, record[BITS]) for record in records if BITS in record]
         before += seconds
     return points

@@ -213,6 +213,6 @@ def words(done: Sequence[Done]) -> int | None:
     """Return the number of words in the scored text, separated by white space; line ends count as words too."""
     for each in done:
         if each.failure is None and each.arm.data == "text" and not each.arm.package:
-            text = b"".join(RunFolder(each.run).corpus().original_blocks("valid"))
+            text = b"".join(RunFolder(each.run).open_corpus().iterate_original_blocks("valid"))
             return len(text.split()) + text.count(b"\n")
     return None

@@ -24,10 +24,10 @@ from pipeline.experiments.experiment import Arm, Experiment, Plan
 from pipeline.experiments.measures import OF_SIZES, Measured, kept_at
 from pipeline.run.device import release_memory
 from pipeline.run.files import Evaluation, read_as, read_json
-from pipeline.run.shards import shard
+from pipeline.run.shards import shard_source
 from pipeline.stopping import Interrupt, die_with_parent
-from pipeline.train.clock import seconds_of_a_step
-from pipeline.train.trainer import Interrupted
+from pipeline.train.clock import measure_step_seconds
+from pipeline.train.trainer import TrainingInterrupted
 
 log = logging.getLogger(__name__)
 _POLL = 0.2  # seconds
@@ -83,7 +83,7 @@ def timed(
                         own[work] = _until(stop, each.steps(phase, corpora[each.data], Path(place) / str(number)))
                         next(own[work])
                 turns |= own
-            except Interrupted:
+            except TrainingInterrupted:
                 raise
             except Exception as failure:
                 error = error or failure.with_traceback(None)  # its frames hold a model
@@ -94,7 +94,7 @@ def timed(
             del own
         if error is not None and not turns:
             raise error
-        took = seconds_of_a_step(turns, *((3, 3, 1) if seconds < 60 * len(turns) else (3, 8, 3)), clock=plan.clock)
+        took = measure_step_seconds(turns, *((3, 3, 1) if seconds < 60 * len(turns) else (3, 8, 3)), clock=plan.clock)
     del turns
     release_memory()  # of all models, which would be kept beside the runs
     found.seconds = {name: took[work] for name, work in works.items() if name.rpartition("/")[0] not in found.failures}
@@ -107,7 +107,7 @@ def timed(
 def _until(stop: Callable[[], bool], steps: Iterator[None]) -> Iterator[None]:
     for step in steps:
         if stop():
-            raise Interrupted("stopped while steps were timed")
+            raise TrainingInterrupted("stopped while steps were timed")
         yield step
 
 
@@ -124,7 +124,7 @@ def steps(experiment: Experiment, arms: Sequence[Ready], clock: dict[str, float]
 
 def shard_all(arms: Sequence[Ready]) -> dict[str, Corpus]:
     """Return the corpora of all arms, by `Ready.data`. Existing ones are not made again."""
-    return {data: shard(each.options) for data, each in {each.data: each for each in arms}.items()}
+    return {data: shard_source(each.options) for data, each in {each.data: each for each in arms}.items()}
 
 
 def make(experiment: Experiment, plan: Plan, stop: Callable[[], bool] = lambda: False) -> tuple[list[Done], list[str]]:
@@ -170,7 +170,9 @@ def _all(tasks: Sequence[Callable[[], Done]], parallel: int, work: "_Work") -> l
                 if work.stop():
                     work.end(signal.SIGTERM)
                     wait(futures)
-                    raise Interrupted("stopped; what was under way has saved, but for packages, which begin anew")
+                    raise TrainingInterrupted(
+                        "stopped; what was under way has saved, but for packages, which begin anew"
+                    )
             except Interrupt:  # one that insists
                 work.end(signal.SIGKILL)
                 raise

@@ -26,62 +26,68 @@ from starlette.routing import Route
 
 from haed.options import SYSTEMS
 from pipeline.pages import asks, details, runs
-from pipeline.pages.details import curves
-from pipeline.pages.listing import Listing
-from pipeline.pages.runs import NotFound, Runs, setting
-from pipeline.pages.warm import Busy, Warm
+from pipeline.pages.details import draw_curves
+from pipeline.pages.listing import RunListing
+from pipeline.pages.runs import NotFoundError, ServedRuns, read_setting
+from pipeline.pages.warm import ModelCache, ServerBusyError
 from pipeline.run.folder import RunFolder
 from pipeline.run.spaces.answers import PIXELS
 from pipeline.show.page import STYLE
-from pipeline.shown import meant, printable, reason, visible
+from pipeline.shown import escape_control_characters, format_error, make_printable, unescape_query
 
 TOOLS = {"neighbours": "neighbours", "passages": "passages", "next": "next chunks", "samples": "samples"}
 
 
-def address(name: str, page: str = "", **question: Any) -> str:
+def run_page_url(name: str, page: str = "", **question: Any) -> str:
     """Return the address of a run's page, with a question as its parameters."""
     asked = f"?{urlencode(question, doseq=True)}" if question else ""
     return f"/runs/{quote(name, safe='', errors='surrogateescape')}/{page}{asked}"
 
 
-def page_of(folder: RunFolder) -> str | None:
+def served_page_url(folder: RunFolder) -> str | None:
     """Return the address of a run's page beside the Prefect UI; None: `haed serve` does not serve that run.
 
     The address has no host, so it works under every name of the server.
     """
     served = os.environ.get("HAED_PAGES") and folder.path.resolve().parent == Path("runs").resolve()
-    return address(folder.path.name) if served else None
+    return run_page_url(folder.path.name) if served else None
 
 
-def templates(links: dict[str, str]) -> Environment:
+def make_templates(links: dict[str, str]) -> Environment:
     """Return the Jinja environment with the filters and functions that templates call.
 
     Args:
         links: addresses by name, shown at the head of every page.
     """
     made = Environment(loader=PackageLoader("pipeline.pages"), autoescape=True, trim_blocks=True, lstrip_blocks=True)
-    made.filters |= {"visible": visible, "line": _line, "pixels": _pixels}
-    made.globals |= {"tools": TOOLS, "links": links, "address": address, "asking": _asking, "heading": _heading}
+    made.filters |= {"visible": escape_control_characters, "line": _join_lines, "pixels": _pixel_colours}
+    made.globals |= {
+        "tools": TOOLS,
+        "links": links,
+        "address": run_page_url,
+        "asking": _neighbours_url,
+        "heading": _next_chunks_heading,
+    }
     return made
 
 
-def _line(text: str) -> str:
+def _join_lines(text: str) -> str:
     """Return text around a chunk on one line, with repeated blanks as one."""
     return re.sub(r"[ \t]{2,}", " ", text.replace("\r", "").replace("\n", "↵"))
 
 
-def _pixels(hexadecimal: str) -> list[str]:
+def _pixel_colours(hexadecimal: str) -> list[str]:
     """Return the colours of a chunk of pixels."""
     return [f"#{hexadecimal[i : i + 6]}" for i in range(0, len(hexadecimal) - 5, 6)]
 
 
-def _heading(found: Any) -> str:
-    from pipeline.probe.next import heading
+def _next_chunks_heading(found: Any) -> str:
+    from pipeline.probe.next import prediction_heading
 
-    return heading(found)
+    return prediction_heading(found)
 
 
-def _asking(name: str, hexadecimal: str, pictures: bool, **more: Any) -> str:
+def _neighbours_url(name: str, hexadecimal: str, pictures: bool, **more: Any) -> str:
     """Return the address of a page with the neighbours of a chunk.
 
     The chunk is given as text if that is unambiguous, else in hexadecimal.
@@ -90,9 +96,11 @@ def _asking(name: str, hexadecimal: str, pictures: bool, **more: Any) -> str:
         text = "" if pictures else bytes.fromhex(hexadecimal).decode()
     except UnicodeDecodeError:
         text = ""
-    plain = text and meant(visible(text)) == text
-    question = {"query": visible(text)} if plain else {"hex": hexadecimal}
-    return address(name, "neighbours", **question, **{key: value for key, value in more.items() if value is not None})
+    plain = text and unescape_query(escape_control_characters(text)) == text
+    question = {"query": escape_control_characters(text)} if plain else {"hex": hexadecimal}
+    return run_page_url(
+        name, "neighbours", **question, **{key: value for key, value in more.items() if value is not None}
+    )
 
 
 T = TypeVar("T")
@@ -112,7 +120,7 @@ _MAP = "analysis/map.html"
 _ASSETS = {"pages.css": "text/css", "pages.js": "text/javascript", "pages.svg": "image/svg+xml"}
 
 
-def application(runs_of: Runs, warm: Warm, links: dict[str, str] | None = None) -> Starlette:
+def make_application(runs_of: ServedRuns, warm: ModelCache, links: dict[str, str] | None = None) -> Starlette:
     """Return the pages of runs as an ASGI application, to be put behind `pipeline.pages.guard`.
 
     Args:
@@ -122,21 +130,21 @@ def application(runs_of: Runs, warm: Warm, links: dict[str, str] | None = None) 
     """
     pages = _Pages(runs_of, warm, links or {})
     routes = [
-        Route("/", pages.front),
-        Route("/runs/", pages.listing),
-        Route("/runs/.pages/{file}", pages.asset),
-        Route("/runs/{name}/", pages.run),
-        Route("/runs/{name}/live", pages.live),
+        Route("/", pages.redirect_front),
+        Route("/runs/", pages.show_listing),
+        Route("/runs/.pages/{file}", pages.serve_asset),
+        Route("/runs/{name}/", pages.show_run),
+        Route("/runs/{name}/live", pages.show_progress),
         *(Route(f"/runs/{{name}}/{tool}", getattr(pages, tool)) for tool in TOOLS),
-        Route("/runs/{name}/files/{file:path}", pages.file),
+        Route("/runs/{name}/files/{file:path}", pages.serve_file),
     ]
-    mistakes = (NotFound, ValueError, OSError, FloatingPointError, Busy, HTTPException)
-    made = Starlette(routes=routes, exception_handlers={kind: pages.refused for kind in mistakes})
-    made.add_middleware(_Headers)
+    mistakes = (NotFoundError, ValueError, OSError, FloatingPointError, ServerBusyError, HTTPException)
+    made = Starlette(routes=routes, exception_handlers={kind: pages.show_error for kind in mistakes})
+    made.add_middleware(_HeaderMiddleware)
     return made
 
 
-class _Headers:
+class _HeaderMiddleware:
     """ASGI middleware that adds our headers to every response."""
 
     def __init__(self, app: Any) -> None:
@@ -156,63 +164,65 @@ class _Headers:
 class _Pages:
     """The pages, one method each."""
 
-    def __init__(self, runs_of: Runs, warm: Warm, links: dict[str, str]) -> None:
-        self._runs, self._warm, self._listing = runs_of, warm, Listing(_row)
-        self._templates = templates(links)
+    def __init__(self, runs_of: ServedRuns, warm: ModelCache, links: dict[str, str]) -> None:
+        self._runs, self._warm, self._listing = runs_of, warm, RunListing(_make_row)
+        self._templates = make_templates(links)
 
-    def _page(self, template: str, status: int = 200, **known: Any) -> HTMLResponse:
-        return HTMLResponse(printable(self._templates.get_template(template).render(**known)), status)
+    def _render_page(self, template: str, status: int = 200, **known: Any) -> HTMLResponse:
+        return HTMLResponse(make_printable(self._templates.get_template(template).render(**known)), status)
 
-    async def front(self, request: Request) -> Response:
+    async def redirect_front(self, request: Request) -> Response:
         """Redirect to the questions of a single run, or to the listing of runs."""
-        found = self._runs.all()[0]
+        found = self._runs.list_folders()[0]
         if self._runs.single:
-            tool = "neighbours" if _of_chunks(found[0]) else "samples"
-            return RedirectResponse(address(found[0].path.name, tool))
+            tool = "neighbours" if _is_chunk_model(found[0]) else "samples"
+            return RedirectResponse(run_page_url(found[0].path.name, tool))
         return RedirectResponse("/runs/")
 
-    async def asset(self, request: Request) -> Response:
+    async def serve_asset(self, request: Request) -> Response:
         """Serve the icon, the script, or the style sheet, which begins with that of the report."""
         name = request.path_params["file"]
         if name not in _ASSETS:
-            raise NotFound(f"no file {name!r}")
+            raise NotFoundError(f"no file {name!r}")
         content = (Path(__file__).parent / "assets" / name).read_text(encoding="utf-8")
         return Response((STYLE if name == "pages.css" else "") + content, media_type=_ASSETS[name])
 
-    async def listing(self, request: Request) -> Response:
+    async def show_listing(self, request: Request) -> Response:
         """Show all runs."""
-        rows, elsewhere = await run_in_threadpool(self._listed)
+        rows, elsewhere = await run_in_threadpool(self._list_rows)
         if _wants_json(request):
-            return _json([_facts(row) for row in rows])
-        return self._page("runs.html", rows=rows, elsewhere=elsewhere, place=self._runs.place)
+            return _json_response([_state_facts(row) for row in rows])
+        return self._render_page("runs.html", rows=rows, elsewhere=elsewhere, place=self._runs.place)
 
-    def _listed(self) -> tuple[list[dict[str, Any]], list[str]]:
-        folders, elsewhere = self._runs.all()
-        rows = [self._listing.row(folder) for folder in folders]
+    def _list_rows(self) -> tuple[list[dict[str, Any]], list[str]]:
+        folders, elsewhere = self._runs.list_folders()
+        rows = [self._listing.get_row(folder) for folder in folders]
         return sorted(rows, key=lambda row: row["state"].changed, reverse=True), elsewhere
 
-    async def run(self, request: Request) -> Response:
+    async def show_run(self, request: Request) -> Response:
         """Show a run."""
-        folder = self._find(request)
-        known = await run_in_threadpool(_all_of, folder)
-        return self._page("run.html", **known)
+        folder = self._find_run(request)
+        known = await run_in_threadpool(_run_page_values, folder)
+        return self._render_page("run.html", **known)
 
-    async def live(self, request: Request) -> Response:
+    async def show_progress(self, request: Request) -> Response:
         """Return the progress of a run with its curves, which its page requests repeatedly."""
-        folder = self._find(request)
-        known = await run_in_threadpool(lambda: _state(folder) | {"curves": curves(runs.metrics(folder))})
-        html = printable(self._templates.get_template("live.html").render(**known))
-        return _json(_facts(known) | {"html": html})
+        folder = self._find_run(request)
+        known = await run_in_threadpool(
+            lambda: _state_row(folder) | {"curves": draw_curves(runs.phase_metrics(folder))}
+        )
+        html = make_printable(self._templates.get_template("live.html").render(**known))
+        return _json_response(_state_facts(known) | {"html": html})
 
-    async def file(self, request: Request) -> Response:
+    async def serve_file(self, request: Request) -> Response:
         """Serve a file of a run, if it is one of those that are served."""
-        folder, name = self._find(request), request.path_params["file"]
+        folder, name = self._find_run(request), request.path_params["file"]
         phase, _, kind = name.partition("/")
-        if kind == "metrics.csv" and phase in runs.metrics(folder):
+        if kind == "metrics.csv" and phase in runs.phase_metrics(folder):
             table = await run_in_threadpool(details.metrics_csv, folder, phase)
             named = {"Content-Disposition": f'attachment; filename="{phase}-metrics.csv"'}
             return Response(table, media_type="text/csv", headers=named)
-        for file in details.files(folder):
+        for file in details.list_served_files(folder):
             if file.name == name:
                 how = (
                     "inline" if file.path.suffix in _SHOWN and "download" not in request.query_params else "attachment"
@@ -220,25 +230,27 @@ class _Pages:
                 saved_as = f"{folder.path.name}-{name.replace('/', '-')}"
                 policy = {"Content-Security-Policy": _THEIRS}
                 return FileResponse(file.path, headers=policy, filename=saved_as, content_disposition_type=how)
-        raise NotFound(f"{folder.path.name} has no file {name!r} that is served")
+        raise NotFoundError(f"{folder.path.name} has no file {name!r} that is served")
 
     async def neighbours(self, request: Request) -> Response:
         """Show the nearest chunks."""
-        return await self._tool(request, "neighbours", asks.Near, asks.neighbours, lambda asked: True)
+        return await self._answer_tool(
+            request, "neighbours", asks.NeighbourQuestion, asks.ask_neighbours, lambda asked: True
+        )
 
     async def passages(self, request: Request) -> Response:
         """Show the places in the corpus that are similar to a text."""
-        return await self._tool(request, "passages", asks.Like, asks.passages, _is_asked)
+        return await self._answer_tool(request, "passages", asks.PassageQuestion, asks.ask_passages, _has_prompt)
 
     async def next(self, request: Request) -> Response:
         """Show the most likely next chunks."""
-        return await self._tool(request, "next", asks.Next, asks.following, _is_asked)
+        return await self._answer_tool(request, "next", asks.NextChunkQuestion, asks.ask_next_chunks, _has_prompt)
 
     async def samples(self, request: Request) -> Response:
         """Show continuations of a prompt."""
-        return await self._tool(request, "samples", asks.Sampling, asks.samples, _is_asked)
+        return await self._answer_tool(request, "samples", asks.SampleQuestion, asks.ask_samples, _has_prompt)
 
-    async def _tool(
+    async def _answer_tool(
         self,
         request: Request,
         tool: str,
@@ -255,43 +267,45 @@ class _Pages:
             ask: returns the function that answers a question with an opened run.
             is_asked: whether a request asks the question.
         """
-        folder = self._find(request)
-        known: dict[str, Any] = {"name": folder.path.name, "tool": tool, "of_chunks": _of_chunks(folder)}
-        known["pictures"] = setting(folder, "chunker.kind") == PIXELS
-        if tool == "neighbours" and any(file.name == _MAP for file in details.files(folder)):
-            known["map"] = address(folder.path.name, f"files/{_MAP}")
+        folder = self._find_run(request)
+        known: dict[str, Any] = {"name": folder.path.name, "tool": tool, "of_chunks": _is_chunk_model(folder)}
+        known["pictures"] = read_setting(folder, "chunker.kind") == PIXELS
+        if tool == "neighbours" and any(file.name == _MAP for file in details.list_served_files(folder)):
+            known["map"] = run_page_url(folder.path.name, f"files/{_MAP}")
         known["question"], status = kind(), 200
         try:
-            known["question"] = _parsed(kind, request)
+            known["question"] = _parse_question(kind, request)
             if is_asked(request) or _wants_json(request):
-                asking = self._warm.ask(folder, ask(known["question"]))
-                if (answer := await _unless_gone(request, asking)) is None:
+                asking = self._warm.ask_run(folder, ask(known["question"]))
+                if (answer := await _wait_unless_gone(request, asking)) is None:
                     return Response(status_code=499)  # the client has gone
                 known["answer"] = answer
             else:
-                self._warm.prepare(folder)
-        except (ValueError, OSError, FloatingPointError, Busy) as error:
-            status = 503 if isinstance(error, Busy) else 409 if isinstance(error, OSError) else 400
-            known["error"] = reason(error)
+                self._warm.prepare_run(folder)
+        except (ValueError, OSError, FloatingPointError, ServerBusyError) as error:
+            status = 503 if isinstance(error, ServerBusyError) else 409 if isinstance(error, OSError) else 400
+            known["error"] = format_error(error)
         if not _wants_json(request):
-            return self._page(f"{tool}.html", status, **known)
+            return self._render_page(f"{tool}.html", status, **known)
         if "error" in known:
-            return _json({"error": known["error"]}, status)
-        return _json(asdict(known["answer"]))
+            return _json_response({"error": known["error"]}, status)
+        return _json_response(asdict(known["answer"]))
 
-    async def refused(self, request: Request, error: Exception) -> Response:
+    async def show_error(self, request: Request, error: Exception) -> Response:
         """Show an error as one line."""
-        status = error.status_code if isinstance(error, HTTPException) else 404 if isinstance(error, NotFound) else 500
-        said = error.detail if isinstance(error, HTTPException) else reason(error)
+        status = (
+            error.status_code if isinstance(error, HTTPException) else 404 if isinstance(error, NotFoundError) else 500
+        )
+        said = error.detail if isinstance(error, HTTPException) else format_error(error)
         if _wants_json(request):
-            return _json({"error": said}, status)
-        return self._page("error.html", status, error=said)
+            return _json_response({"error": said}, status)
+        return self._render_page("error.html", status, error=said)
 
-    def _find(self, request: Request) -> RunFolder:
-        return self._runs.find(request.path_params["name"])
+    def _find_run(self, request: Request) -> RunFolder:
+        return self._runs.find_folder(request.path_params["name"])
 
 
-async def _unless_gone(request: Request, work: Coroutine[Any, Any, T]) -> T | None:
+async def _wait_unless_gone(request: Request, work: Coroutine[Any, Any, T]) -> T | None:
     """Wait for work as long as the client does; None: the client has gone, and the work is cancelled."""
     task = asyncio.ensure_future(work)
     task.add_done_callback(lambda done: done.cancelled() or done.exception())  # else asyncio logs it as never retrieved
@@ -305,7 +319,7 @@ async def _unless_gone(request: Request, work: Coroutine[Any, Any, T]) -> T | No
         task.cancel()
 
 
-def _json(value: Any, status: int = 200) -> Response:
+def _json_response(value: Any, status: int = 200) -> Response:
     return Response(json.dumps(value) + "\n", status, media_type="application/json")
 
 
@@ -313,11 +327,11 @@ def _wants_json(request: Request) -> bool:
     return request.query_params.get("format") == "json"
 
 
-def _is_asked(request: Request) -> bool:
+def _has_prompt(request: Request) -> bool:
     return "prompt" in request.query_params
 
 
-def _parsed(kind: type[T], request: Request) -> T:
+def _parse_question(kind: type[T], request: Request) -> T:
     """Parse a question from the parameters of an address.
 
     Raises:
@@ -338,25 +352,25 @@ def _parsed(kind: type[T], request: Request) -> T:
         raise ValueError(f"{place}={str(first['input'])[:40]}: {first['msg'].lower()}") from None
 
 
-def _of_chunks(folder: RunFolder) -> bool:
-    family = SYSTEMS.get(str(setting(folder, "model.kind")))
+def _is_chunk_model(folder: RunFolder) -> bool:
+    family = SYSTEMS.get(str(read_setting(folder, "model.kind")))
     return family is None or family.chunks
 
 
-def _state(folder: RunFolder) -> dict[str, Any]:
-    return {"name": folder.path.name, "state": runs.state(folder)}
+def _state_row(folder: RunFolder) -> dict[str, Any]:
+    return {"name": folder.path.name, "state": runs.determine_state(folder)}
 
 
-def _row(folder: RunFolder) -> dict[str, Any]:
+def _make_row(folder: RunFolder) -> dict[str, Any]:
     """Return a row of the listing. For a damaged run it holds a note, so that the others are still listed."""
     try:
-        return _state(folder) | {"evaluated": details.evaluation(folder)}
+        return _state_row(folder) | {"evaluated": details.evaluation_status(folder)}
     except (OSError, ValueError) as error:
-        found = details.Evaluated(None, [reason(error)])
-        return {"name": folder.path.name, "state": runs.damaged(folder), "evaluated": found}
+        found = details.EvaluationStatus(None, [format_error(error)])
+        return {"name": folder.path.name, "state": runs.damaged_state(folder), "evaluated": found}
 
 
-def _facts(row: dict[str, Any]) -> dict[str, Any]:
+def _state_facts(row: dict[str, Any]) -> dict[str, Any]:
     """Return the state of a run as JSON values."""
     state = row["state"]
     found = {"run": row["name"], **asdict(state), "running": state.running, "changed": state.changed.isoformat()}
@@ -367,14 +381,14 @@ def _facts(row: dict[str, Any]) -> dict[str, Any]:
     return found
 
 
-def _all_of(folder: RunFolder) -> dict[str, Any]:
+def _run_page_values(folder: RunFolder) -> dict[str, Any]:
     """Return the values that the page of a run shows."""
-    return _state(folder) | {
-        "curves": curves(runs.metrics(folder)),
-        "evaluated": details.evaluation(folder),
-        "checkpoints": details.checkpoints(folder),
-        "configured": details.configured(folder),
-        "files": details.files(folder),
-        "of_chunks": _of_chunks(folder),
+    return _state_row(folder) | {
+        "curves": draw_curves(runs.phase_metrics(folder)),
+        "evaluated": details.evaluation_status(folder),
+        "checkpoints": details.describe_checkpoints(folder),
+        "configured": details.summarise_configuration(folder),
+        "files": details.list_served_files(folder),
+        "of_chunks": _is_chunk_model(folder),
         "place": folder.path.resolve(),
     }

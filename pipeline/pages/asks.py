@@ -9,12 +9,12 @@ from pydantic import Field
 from pipeline.config import ConfigError
 from pipeline.options import SampleOptions
 from pipeline.pages.examples import Example
-from pipeline.run.files import Sample, pace
-from pipeline.run.spaces.answers import PIXELS, Neighbour, Neighbours, spell
-from pipeline.shown import meant
+from pipeline.run.files import Sample, describe_speed
+from pipeline.run.spaces.answers import PIXELS, Neighbour, QueryResult, display_chunk
+from pipeline.shown import unescape_query
 
 if TYPE_CHECKING:  # torch costs two seconds
-    from pipeline.pages.warm import Opened
+    from pipeline.pages.warm import LoadedRun
     from pipeline.run.opened import NextChunks
 
 MOST_CHUNKS = 2000  # of all samples together
@@ -22,7 +22,7 @@ Prompt = Annotated[str, Field(max_length=4000)]
 
 
 @dataclass(kw_only=True)
-class Near:
+class NeighbourQuestion:
     """A question for the neighbours of chunks.
 
     Attributes:
@@ -39,7 +39,7 @@ class Near:
 
 
 @dataclass(kw_only=True)
-class Like:
+class PassageQuestion:
     """A question for passages whose context is similar to that after a text."""
 
     prompt: Prompt = ""
@@ -47,7 +47,7 @@ class Like:
 
 
 @dataclass(kw_only=True)
-class Next:
+class NextChunkQuestion:
     """A question for the next chunks after a prompt."""
 
     prompt: Prompt = ""
@@ -55,7 +55,7 @@ class Next:
 
 
 @dataclass(kw_only=True)
-class Sampling:
+class SampleQuestion:
     """A question for continuations of a prompt; see `SampleOptions`."""
 
     prompt: Prompt = ""
@@ -67,14 +67,14 @@ class Sampling:
 
 
 @dataclass
-class Placed(Neighbour):
+class NeighbourWithExamples(Neighbour):
     """A neighbour with some of its places in the corpus."""
 
     examples: list[Example] = field(default_factory=list)
 
 
 @dataclass
-class Asked:
+class QueryResponse:
     """A query and its answer.
 
     Attributes:
@@ -89,11 +89,11 @@ class Asked:
     hex: str
     count: int | None
     pieces: list[str]
-    neighbours: list[Placed]
+    neighbours: list[NeighbourWithExamples]
 
 
 @dataclass
-class NearBy:
+class NeighbourResult:
     """The answer to a question for neighbours.
 
     Attributes:
@@ -106,7 +106,7 @@ class NearBy:
         where: where examples were searched, or why they were not.
     """
 
-    asked: list[Asked]
+    asked: list[QueryResponse]
     score: str
     split: str
     least: int
@@ -116,14 +116,14 @@ class NearBy:
 
 
 @dataclass
-class Written:
+class SampleResult:
     """Continuations of a prompt, and the speed of sampling."""
 
     samples: list[Sample]
     pace: str
 
 
-def neighbours(question: Near) -> Callable[["Opened"], NearBy]:
+def ask_neighbours(question: NeighbourQuestion) -> Callable[["LoadedRun"], NeighbourResult]:
     """Return a function that finds the nearest chunks to each query, with examples from the corpus.
 
     Raises:
@@ -134,48 +134,56 @@ def neighbours(question: Near) -> Callable[["Opened"], NearBy]:
     except ValueError:
         raise ValueError(f"hex={question.hex[0][:40]}: not the bytes of a chunk in hexadecimal") from None
 
-    def ask(opened: "Opened") -> NearBy:
+    def ask(opened: "LoadedRun") -> NeighbourResult:
         run, index = opened.run, opened.run.probe.index
         pictures = run.chunker.name == PIXELS  # queries are colours, positions or hexadecimal
-        queries = [query.encode(errors="replace") if pictures else _exactly(query) for query in question.query if query]
+        queries = [
+            query.encode(errors="replace") if pictures else _query_bytes(query) for query in question.query if query
+        ]
         queries += [digits.encode() for digits in question.hex] if pictures else exact
         found = run.probe.neighbours(*queries, count=question.count, min_count=question.min_count)
         texts = [b""] * len(found) if pictures or not queries else queries
-        asked = [_asked(opened, each, text) for each, text in zip(found, texts, strict=True)]
+        asked = [_make_query_response(opened, each, text) for each, text in zip(found, texts, strict=True)]
         meta, least = index.meta, question.min_count or index.meta.floor
-        return NearBy(asked, found.score, meta.split, least, index.known(least), len(index), opened.examples.where)
+        return NeighbourResult(
+            asked, found.score, meta.split, least, index.count_known(least), len(index), opened.corpus_examples.where
+        )
 
     return ask
 
 
-def _exactly(query: str) -> bytes:
-    return meant(query).encode(errors="replace")
+def _query_bytes(query: str) -> bytes:
+    return unescape_query(query).encode(errors="replace")
 
 
-def _asked(opened: "Opened", found: Neighbours, text: bytes) -> Asked:
+def _make_query_response(opened: "LoadedRun", found: QueryResult, text: bytes) -> QueryResponse:
     run, index = opened.run, opened.run.probe.index
     tokens, lengths = run.chunker.split(text)
     ends = lengths.cumsum(dtype=int).tolist()
     pieces = [
-        spell(text[end - length : end], run.chunker.name) for end, length in zip(ends, lengths.tolist(), strict=True)
+        display_chunk(text[end - length : end], run.chunker.name)
+        for end, length in zip(ends, lengths.tolist(), strict=True)
     ]
-    placed = [Placed(**asdict(near), examples=opened.examples.of(bytes.fromhex(near.hex))) for near in found.neighbours]
-    row = index.find(bytes.fromhex(found.hex))
+    placed = [
+        NeighbourWithExamples(**asdict(near), examples=opened.corpus_examples.find_examples(bytes.fromhex(near.hex)))
+        for near in found.neighbours
+    ]
+    row = index.find_row(bytes.fromhex(found.hex))
     count = None if row is None else int(index.chunks.counts[row])
-    return Asked(found.query, found.hex, count, pieces if len(pieces) > 1 else [], placed)
+    return QueryResponse(found.query, found.hex, count, pieces if len(pieces) > 1 else [], placed)
 
 
-def passages(question: Like) -> Callable[["Opened"], Neighbours]:
+def ask_passages(question: PassageQuestion) -> Callable[["LoadedRun"], QueryResult]:
     """Return a function that finds the places of the corpus whose state is nearest to that after a text."""
-    return lambda opened: opened.run.probe.contexts(_text(question.prompt), count=question.count)[0]
+    return lambda opened: opened.run.probe.contexts(_prompt_bytes(question.prompt), count=question.count)[0]
 
 
-def following(question: Next) -> Callable[["Opened"], "NextChunks"]:
+def ask_next_chunks(question: NextChunkQuestion) -> Callable[["LoadedRun"], "NextChunks"]:
     """Return a function that computes the most likely next chunks after a prompt."""
-    return lambda opened: opened.run.next(_text(question.prompt), question.count)
+    return lambda opened: opened.run.next(_prompt_bytes(question.prompt), question.count)
 
 
-def samples(question: Sampling) -> Callable[["Opened"], Written]:
+def ask_samples(question: SampleQuestion) -> Callable[["LoadedRun"], SampleResult]:
     """Return a function that samples continuations of a prompt.
 
     Raises:
@@ -184,21 +192,21 @@ def samples(question: Sampling) -> Callable[["Opened"], Written]:
     if question.samples * question.chunks > MOST_CHUNKS:
         raise ConfigError(f"samples × chunks: at most {MOST_CHUNKS:,} here; `haed sample` writes any number")
 
-    def ask(opened: "Opened") -> Written:
-        from pipeline.probe.sample import continuations
+    def ask(opened: "LoadedRun") -> SampleResult:
+        from pipeline.probe.sample import continue_prompt
 
-        run, prompt = opened.run, _text(question.prompt)
+        run, prompt = opened.run, _prompt_bytes(question.prompt)
         if run.chunker.name == PIXELS:
             raise ValueError("this run's model is of pictures: `haed sample` draws its completions, samples.png")
         how = SampleOptions(
             chunks=question.chunks, temperature=question.temperature, top_p=question.top_p, seed=question.seed
         )
-        written = continuations(run, prompt, question.samples, how)
-        return Written(written, pace(written))
+        written = continue_prompt(run, prompt, question.samples, how)
+        return SampleResult(written, describe_speed(written))
 
     return ask
 
 
-def _text(prompt: str) -> bytes:
+def _prompt_bytes(prompt: str) -> bytes:
     """Return the bytes of a text from a form, whose line ends browsers send as CR LF."""
     return prompt.replace("\r\n", "\n").encode(errors="replace")

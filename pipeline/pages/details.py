@@ -14,15 +14,15 @@ from math import ceil, floor, log10
 from pathlib import Path
 from typing import Any
 
-from pipeline.config import load, presets
-from pipeline.kinds import is_of
+from pipeline.config import list_presets, load_options
+from pipeline.kinds import applies_to
 from pipeline.options import Options
-from pipeline.pages.runs import metrics, setting, status_of
-from pipeline.run.checkpoints import Saved, pointed, read_state, saved
+from pipeline.pages.runs import phase_metrics, read_setting, status_of
+from pipeline.run.checkpoints import CheckpointSummary, list_checkpoints, read_state, resolve_pointer
 from pipeline.run.files import Evaluation, read_as
-from pipeline.run.folder import PHASES, RunFolder, command
+from pipeline.run.folder import PHASES, RunFolder, format_command
 from pipeline.run.metrics import Record
-from pipeline.trees import Difference, differences, leaves
+from pipeline.trees import Difference, diff_trees, flatten_tree
 
 Points = list[tuple[float, float]]
 _WIDTH, _HEIGHT, _LEFT, _RIGHT, _TOP, _BOTTOM = 460, 204, 46, 8, 24, 34
@@ -30,7 +30,7 @@ _MOST = 300  # maximum number of points of a line
 
 
 @dataclass
-class Line:
+class CurveLine:
     """A line of a chart, in its phase's colour.
 
     Attributes:
@@ -44,34 +44,34 @@ class Line:
     dots: bool = False
 
 
-def curves(phases: dict[str, list[Record]]) -> str:
+def draw_curves(phases: dict[str, list[Record]]) -> str:
     """Return the SVG of both charts of a run, the phases one after another; empty without metrics."""
     pictures = (
         ("exact bits per token", "bits_per_token"),
         ("IEM loss, nats per chunk (not a likelihood)", "iem"),
     )
-    drawn = [(title, _lines(phases, name)) for title, name in pictures]
-    return "".join(_picture(title, lines) for title, lines in drawn if any(line.points for line in lines))
+    drawn = [(title, _curve_lines(phases, name)) for title, name in pictures]
+    return "".join(_draw_picture(title, lines) for title, lines in drawn if any(line.points for line in lines))
 
 
-def _lines(phases: dict[str, list[Record]], name: str) -> list[Line]:
+def _curve_lines(phases: dict[str, list[Record]], name: str) -> list[CurveLine]:
     offset, found = 0.0, []
     for phase, records in phases.items():
         for key, dots in ((name, False), (f"validation/{name}", True)):
             points = [(offset + r["seconds"], r[key]) for r in records if key in r and "seconds" in r]
-            found.append(Line(phase, _thinned(points) if not dots else points, dots))
+            found.append(CurveLine(phase, _thin_points(points) if not dots else points, dots))
         offset += max((record.get("seconds", 0.0) for record in records), default=0.0)
     return found
 
 
-def _thinned(points: Points) -> Points:
+def _thin_points(points: Points) -> Points:
     """Return at most `_MOST` points, each the mean of neighbouring points."""
     size = -(-len(points) // _MOST)
     groups = [points[i : i + size] for i in range(0, len(points), size)] if size > 1 else []
     return [tuple(sum(each) / len(group) for each in zip(*group, strict=True)) for group in groups] or points
 
 
-def _picture(title: str, lines: list[Line]) -> str:
+def _draw_picture(title: str, lines: list[CurveLine]) -> str:
     every = [point for line in lines for point in line.points]
     right = max(x for x, _ in every) or 1.0
     values = sorted(y for x, y in every if x > 0.05 * right) or sorted(y for _, y in every)  # without the initial drop
@@ -86,11 +86,11 @@ def _picture(title: str, lines: list[Line]) -> str:
         )
 
     parts = [f"<text x='{_LEFT}' y='14' class='title'>{escape(title)}</text>"]
-    for y in _ticks(low, high):
+    for y in _tick_values(low, high):
         at = place(0, y)[1]
         parts.append(f"<line x1='{_LEFT}' x2='{_WIDTH - _RIGHT}' y1='{at:.1f}' y2='{at:.1f}' class='grid'/>")
         parts.append(f"<text x='{_LEFT - 5}' y='{at + 3.5:.1f}' text-anchor='end'>{y:.4g}</text>")
-    for x in _ticks(0, right):
+    for x in _tick_values(0, right):
         at = place(x, low)[0]
         parts.append(f"<text x='{at:.1f}' y='{_HEIGHT - 19}' text-anchor='middle'>{x:,.6g}</text>")
     parts.append(f"<text x='{_WIDTH - _RIGHT}' y='{_HEIGHT - 5}' text-anchor='end'>seconds of training</text>")
@@ -109,7 +109,7 @@ def _picture(title: str, lines: list[Line]) -> str:
     return f"<svg viewBox='0 0 {_WIDTH} {_HEIGHT}' role='img' aria-label='{escape(title)}'>{''.join(parts)}</svg>"
 
 
-def _ticks(low: float, high: float) -> Iterable[float]:
+def _tick_values(low: float, high: float) -> Iterable[float]:
     """Return about three to six round numbers between two others."""
     span = high - low
     unit = 10.0 ** floor(log10(span / 3))
@@ -134,7 +134,7 @@ FILES = {
 
 
 @dataclass
-class Evaluated:
+class EvaluationStatus:
     """The evaluation of a run.
 
     Attributes:
@@ -148,39 +148,39 @@ class Evaluated:
     is_stale: bool = False
 
 
-def evaluation(folder: RunFolder) -> Evaluated:
+def evaluation_status(folder: RunFolder) -> EvaluationStatus:
     """Return the evaluation of a run, if there is one, and whether it belongs to the present checkpoint."""
     path = folder.path / "evaluation.json"
     if (status := status_of(path)) is None:
-        present = _present(folder)
-        return Evaluated(None, [present.fallback] if present is not None and present.fallback else [])
+        present = _present_checkpoint(folder)
+        return EvaluationStatus(None, [present.fallback] if present is not None and present.fallback else [])
     try:
-        found = _evaluation(path, status.st_mtime_ns)
+        found = _read_evaluation(path, status.st_mtime_ns)
     except (OSError, ValueError) as error:
-        return Evaluated(None, [str(error)])
-    present = _present(folder)
+        return EvaluationStatus(None, [str(error)])
+    present = _present_checkpoint(folder)
     fallen = [present.fallback] if present is not None and present.fallback else []
     if present is None or present.digest == found.checkpoint:
-        return Evaluated(found, fallen)
+        return EvaluationStatus(found, fallen)
     now = f"the run's present checkpoint is {present.phase} step {present.step:,}"
-    again = f"{now}, not the one that was evaluated: run `{command('evaluate', folder)}` again"
-    return Evaluated(found, [*fallen, again], is_stale=True)
+    again = f"{now}, not the one that was evaluated: run `{format_command('evaluate', folder)}` again"
+    return EvaluationStatus(found, [*fallen, again], is_stale=True)
 
 
 @lru_cache(64)
-def _evaluation(path: Path, changed: int) -> Evaluation:
+def _read_evaluation(path: Path, changed: int) -> Evaluation:
     return read_as(Evaluation, path)
 
 
-def _present(folder: RunFolder) -> Saved | None:
+def _present_checkpoint(folder: RunFolder) -> CheckpointSummary | None:
     try:
-        return folder.present(setting(folder, "evaluate.stage"))
+        return folder.select_checkpoint(read_setting(folder, "evaluate.stage"))
     except (OSError, ValueError):
         return None
 
 
 @dataclass
-class Kept:
+class CheckpointInfo:
     """A checkpoint in a run's folder.
 
     Attributes:
@@ -202,22 +202,22 @@ class Kept:
     notes: list[str]
 
 
-def checkpoints(folder: RunFolder) -> list[Kept]:
+def describe_checkpoints(folder: RunFolder) -> list[CheckpointInfo]:
     """Return the checkpoints of all phases, in the order of training."""
-    found, present = [], _present(folder)
-    for phase, records in metrics(folder).items():
-        place = folder.phase(phase) / "checkpoints"
-        names = {"best": pointed(place, "best"), "latest": pointed(place, "latest")}
-        for path in saved(place):
+    found, present = [], _present_checkpoint(folder)
+    for phase, records in phase_metrics(folder).items():
+        place = folder.phase_folder(phase) / "checkpoints"
+        names = {"best": resolve_pointer(place, "best"), "latest": resolve_pointer(place, "latest")}
+        for path in list_checkpoints(place):
             if not path.name.removeprefix("step-").isdecimal():
                 continue
             notes = [name for name, named in names.items() if named == path]
             notes += ["asked"] if present and path == present.path else []
-            found.append(_kept(phase, path, records, notes))
+            found.append(_checkpoint_info(phase, path, records, notes))
     return found
 
 
-def _kept(phase: str, path: Path, records: list[Record], notes: list[str]) -> Kept:
+def _checkpoint_info(phase: str, path: Path, records: list[Record], notes: list[str]) -> CheckpointInfo:
     digest, step = None, int(path.name.removeprefix("step-"))
     with suppress(OSError, ValueError):
         digest = read_state(path)["digest"]
@@ -225,11 +225,11 @@ def _kept(phase: str, path: Path, records: list[Record], notes: list[str]) -> Ke
     scores = [(record[name], name) for record in records if record["step"] == step for name in names if name in record]
     score, unit = scores[-1] if scores else (None, "")
     size = sum(status.st_size for file in path.glob("*") if (status := status_of(file)))
-    return Kept(phase, step, digest, score, unit.partition("/")[2].replace("_", " "), size / 1e6, notes)
+    return CheckpointInfo(phase, step, digest, score, unit.partition("/")[2].replace("_", " "), size / 1e6, notes)
 
 
 @dataclass
-class Configured:
+class ConfigurationSummary:
     """The configuration of a run.
 
     Attributes:
@@ -243,32 +243,34 @@ class Configured:
     all: list[tuple[str, Any]]
 
 
-def configured(folder: RunFolder) -> Configured | None:
+def summarise_configuration(folder: RunFolder) -> ConfigurationSummary | None:
     """Return a run's configuration and the nearest preset of its kind; None: it cannot be read."""
     try:
-        options = folder.options()
+        options = folder.load_options()
     except (OSError, ValueError):
         return None
     now = asdict(options)
-    near = {name: list(_unlike(asdict(found), now)) for name, found in _presets(options.model.kind).items()}
+    near = {
+        name: list(_option_differences(asdict(found), now)) for name, found in _load_presets(options.model.kind).items()
+    }
     preset = min(near, key=lambda name: len(near[name]))
-    shown = [(key, value) for key, value in leaves(now) if is_of(key, options.model.kind)]
-    return Configured(preset, near[preset], shown)
+    shown = [(key, value) for key, value in flatten_tree(now) if applies_to(key, options.model.kind)]
+    return ConfigurationSummary(preset, near[preset], shown)
 
 
-def _unlike(was: dict[str, Any], now: dict[str, Any]) -> Iterator[Difference]:
+def _option_differences(was: dict[str, Any], now: dict[str, Any]) -> Iterator[Difference]:
     kind = now["model"]["kind"]
-    return (each for each in differences(was, now) if each.key not in _OWN and is_of(each.key, kind))
+    return (each for each in diff_trees(was, now) if each.key not in _OWN and applies_to(each.key, kind))
 
 
 @cache
-def _presets(kind: str) -> dict[str, Options]:
-    found = {name: load(name) for name in presets()}
+def _load_presets(kind: str) -> dict[str, Options]:
+    found = {name: load_options(name) for name in list_presets()}
     return {name: options for name, options in found.items() if options.model.kind == kind} or found
 
 
 @dataclass
-class File:
+class ServedFile:
     """A file of a run that is served.
 
     Attributes:
@@ -284,7 +286,7 @@ class File:
     path: Path
 
 
-def files(folder: RunFolder) -> list[File]:
+def list_served_files(folder: RunFolder) -> list[ServedFile]:
     """Return the files that are served of a run: `FILES` and those in `analysis/`.
 
     Links are left out, also those to other places within the run.
@@ -297,13 +299,13 @@ def files(folder: RunFolder) -> list[File]:
     for name, about in names.items():
         path = (folder.path / name).resolve()
         if path.is_file() and path == inside / name:
-            found.append(File(name, about, path.stat().st_size, path))
+            found.append(ServedFile(name, about, path.stat().st_size, path))
     return found
 
 
 def metrics_csv(folder: RunFolder, phase: str) -> str:
     """Return the metrics of a phase as CSV with a column for each metric; only a line end without metrics."""
-    records = metrics(folder).get(phase, [])
+    records = phase_metrics(folder).get(phase, [])
     written = io.StringIO()
     table = csv.DictWriter(written, dict.fromkeys(name for record in records for name in record))
     table.writeheader()

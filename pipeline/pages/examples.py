@@ -22,7 +22,7 @@ class Example:
     after: str
 
 
-class Examples:
+class ExampleFinder:
     """A search for examples in the beginning of a split.
 
     Attributes:
@@ -45,7 +45,7 @@ class Examples:
         self._documents = np.array([*begins, len(self._text)], np.int64)
 
     @classmethod
-    def of_split(cls, corpus: Corpus, split: str) -> Self:
+    def from_split(cls, corpus: Corpus, split: str) -> Self:
         """Read the first 4 MB of a split. Corpora of pictures and corpora at a URL are not read."""
         if corpus.is_remote or corpus.options.kind == PIXELS:
             return cls("not of shards behind a URL" if corpus.is_remote else "not of pictures", [], [], [])
@@ -53,7 +53,7 @@ class Examples:
         lengths: list[np.ndarray] = []
         begins: list[int] = []
         size = 0
-        for piece in corpus.pieces(split):
+        for piece in corpus.iterate_slices(split):
             if size >= MOST_BYTES:
                 break
             chunks = int(np.searchsorted(np.cumsum(piece.lengths, dtype=np.int64), MOST_BYTES - size)) + 1
@@ -62,26 +62,26 @@ class Examples:
             if piece.begins or not begins:
                 begins.append(size)
             size += len(texts[-1])
-        whole = size >= corpus.counts(split).tokens
+        whole = size >= corpus.split_counts(split).tokens
         return cls(
             f"{'the' if whole else f'the first {size / 1e6:.1f} MB of the'} {split} split", texts, lengths, begins
         )
 
-    def of(self, chunk: bytes, most: int = 3) -> list[Example]:
+    def find_examples(self, chunk: bytes, most: int = 3) -> list[Example]:
         """Return up to `most` occurrences of a chunk, in different documents if possible."""
         found: list[int] = []
-        for place in self._places(chunk, apart=True):
+        for place in self._find_positions(chunk, apart=True):
             found.append(place)
             if len(found) == most:
                 break
-        for place in self._places(chunk) if 0 < len(found) < most else ():
+        for place in self._find_positions(chunk) if 0 < len(found) < most else ():
             if place not in found:
                 found.append(place)
             if len(found) == most:
                 break
-        return [self._example(place, len(chunk)) for place in found]
+        return [self._make_example(place, len(chunk)) for place in found]
 
-    def _places(self, chunk: bytes, apart: bool = False) -> Iterator[int]:
+    def _find_positions(self, chunk: bytes, apart: bool = False) -> Iterator[int]:
         """Yield the positions where the bytes are a chunk; `apart`: one position per document."""
         place = self._text.find(chunk)
         for _ in range(_MOST_TRIED):
@@ -91,15 +91,15 @@ class Examples:
             begin, after = place, place + 1
             if self._bounds[number] == begin and self._bounds[number + 1] == begin + len(chunk):
                 yield begin
-                after = self._document(begin)[1] if apart else begin + len(chunk)
+                after = self._document_bounds(begin)[1] if apart else begin + len(chunk)
             place = self._text.find(chunk, after)
 
-    def _document(self, place: int) -> tuple[int, int]:
+    def _document_bounds(self, place: int) -> tuple[int, int]:
         number = int(np.searchsorted(self._documents, place, side="right"))
         return int(self._documents[number - 1]), int(self._documents[number])
 
-    def _example(self, place: int, length: int) -> Example:
-        begin, end = self._document(place)
+    def _make_example(self, place: int, length: int) -> Example:
+        begin, end = self._document_bounds(place)
         before = self._text[max(begin, place - _AROUND) : place]
         after = self._text[place + length : min(end, place + length + _AROUND)]
         return Example(*(part.decode(errors="ignore") for part in (before, after)))

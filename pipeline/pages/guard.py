@@ -27,7 +27,7 @@ _PROTECTING = {
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
 
 
-def names_of(host: str) -> list[str]:
+def host_names(host: str) -> list[str]:
     """Return the names that clients may use for a server that listens on a host."""
     if host in LOOPBACK:
         return list(LOOPBACK)
@@ -35,7 +35,7 @@ def names_of(host: str) -> list[str]:
     return [*LOOPBACK, host, here, here.split(".")[0], socket.getfqdn()]
 
 
-class Rules:
+class AllowedHosts:
     """The names of a server, and the other origins whose pages may use it.
 
     Args:
@@ -48,7 +48,9 @@ class Rules:
         self._any_address = bool(self._names & {"0.0.0.0", "::"})
         self._origins = {origin.lower().rstrip("/") for origin in origins}
 
-    def refusal(self, hosts: list[str], origins: list[str], fetched: Mapping[str, str] | None = None) -> str | None:
+    def refusal_reason(
+        self, hosts: list[str], origins: list[str], fetched: Mapping[str, str] | None = None
+    ) -> str | None:
         """Return why a request is refused; None: it is allowed.
 
         Args:
@@ -61,10 +63,10 @@ class Rules:
         own = {f"{scheme}://{hosts[0].lower()}" for scheme in ("http", "https")}
         if foreign := [origin for origin in origins if origin.lower() not in own | self._origins]:
             return f"not for pages of other sites: Origin {', '.join(foreign)}"[:200]
-        return None if origins else self._foreign(fetched or {})
+        return None if origins else self._foreign_refusal(fetched or {})
 
     @staticmethod
-    def _foreign(fetched: Mapping[str, str]) -> str | None:
+    def _foreign_refusal(fetched: Mapping[str, str]) -> str | None:
         """Return why a request without an `Origin` is refused; None: it is allowed.
 
         It is refused if a page of another site makes it, unless a person follows a link.
@@ -93,7 +95,7 @@ def _is_address(name: str) -> bool:
     return True
 
 
-class Guarded:
+class HostCheckMiddleware:
     """ASGI middleware that applies the rules to every request.
 
     Its pages cannot be framed by other sites, where visitors might click on them unknowingly. They load from and
@@ -107,7 +109,7 @@ class Guarded:
         b"base-uri 'self'; form-action 'self'; frame-ancestors 'self'",
     )
 
-    def __init__(self, application: Any, rules: Rules) -> None:
+    def __init__(self, application: Any, rules: AllowedHosts) -> None:
         self._application, self._rules = application, rules
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
@@ -118,14 +120,14 @@ class Guarded:
             [v.decode("latin-1") for k, v in scope["headers"] if k == wanted] for wanted in (b"host", b"origin")
         )
         fetched = {k.decode("latin-1"): v.decode("latin-1") for k, v in scope["headers"] if k.startswith(b"sec-")}
-        reason = self._rules.refusal(hosts, origins, None if scope["type"] == "websocket" else fetched)
+        reason = self._rules.refusal_reason(hosts, origins, None if scope["type"] == "websocket" else fetched)
         if scope["type"] == "websocket":
             if reason is None:
                 return await self._application(scope, receive, send)
             await receive()  # closing before accepting is answered 403 as well
             return await send({"type": "websocket.close", "code": 1008})
         if reason is not None:
-            return await answer(send, 403, f"{reason}\n")
+            return await send_response(send, 403, f"{reason}\n")
 
         async def send_with_policy(message: Any) -> None:
             if message["type"] == "http.response.start":
@@ -138,7 +140,7 @@ class Guarded:
         await self._application(scope, receive, send_with_policy)
 
 
-async def answer(
+async def send_response(
     send: Any, status: int, text: str, kind: str = "text/plain", more: Iterable[tuple[bytes, bytes]] = ()
 ) -> None:
     """Send a complete response of an ASGI application.
@@ -155,7 +157,7 @@ async def answer(
     await send({"type": "http.response.body", "body": text.encode()})
 
 
-def guarded_wsgi(application: Any, rules: Rules) -> Any:
+def host_checked_wsgi(application: Any, rules: AllowedHosts) -> Any:
     """Return a WSGI application that applies the rules to every request."""
 
     def inner(environment: dict[str, Any], start_response: Any) -> Any:
@@ -165,7 +167,7 @@ def guarded_wsgi(application: Any, rules: Rules) -> Any:
             for name, value in environment.items()
             if name.startswith("HTTP_SEC_")
         }
-        reason = rules.refusal(hosts, origins, fetched)
+        reason = rules.refusal_reason(hosts, origins, fetched)
         if reason is None:
 
             def start_protected(status: str, headers: list[tuple[str, str]], *more: Any) -> Any:

@@ -9,7 +9,7 @@ from threading import Lock
 from typing import Any
 
 from data.checked import stamp_file
-from pipeline.pages.details import Evaluated
+from pipeline.pages.details import EvaluationStatus
 from pipeline.run.folder import PHASES, RunFolder
 
 _MOST = 1 << 14  # maximum number of rows, one or two kB each
@@ -17,7 +17,7 @@ _MOST = 1 << 14  # maximum number of rows, one or two kB each
 Stamps = tuple[tuple[str, tuple[int, ...] | None], ...]
 
 
-class Listing:
+class RunListing:
     """A cache of the rows of runs, which keeps those used last.
 
     Args:
@@ -31,17 +31,17 @@ class Listing:
         self._make, self._lock, self.made = make, Lock(), 0
         self._rows: OrderedDict[Path, tuple[Any, dict[str, Any]]] = OrderedDict()
 
-    def row(self, folder: RunFolder) -> dict[str, Any]:
+    def get_row(self, folder: RunFolder) -> dict[str, Any]:
         """Return the row of a run."""
         now = (
-            stamps(folder.path),
-            folder.holder(),
+            stamp_run(folder.path),
+            folder.lock_holder(),
         )  # before reading: a change during it is noticed next time
         with self._lock:
             was, row = self._rows.pop(folder.path, (None, {}))
         if was != now:
             row = self._make(folder)
-            row["evaluated"] = _brief(row["evaluated"])
+            row["evaluated"] = _shorten_evaluation(row["evaluated"])
         with self._lock:
             self.made += was != now
             self._rows[folder.path] = (now, row)
@@ -50,7 +50,7 @@ class Listing:
         return row
 
 
-def _brief(evaluated: Evaluated) -> Evaluated:
+def _shorten_evaluation(evaluated: EvaluationStatus) -> EvaluationStatus:
     """Return an evaluation without the large parts that a row does not show."""
     if evaluated.found is None:
         return evaluated
@@ -58,30 +58,30 @@ def _brief(evaluated: Evaluated) -> Evaluated:
     return replace(evaluated, found=brief)
 
 
-def stamps(run: Path) -> Stamps:
+def stamp_run(run: Path) -> Stamps:
     """Return device, inode, size and times of the files that a run's row depends on; None for a missing file."""
     paths = [run / "config.yaml", run / "evaluation.json", run / "corpus.json"]
     for phase in PHASES:
-        paths += [run / phase / "metrics.jsonl", *_checkpoints(run / phase / "checkpoints")]
-    return tuple((str(path), _stamp(path)) for path in paths)
+        paths += [run / phase / "metrics.jsonl", *_checkpoint_files(run / phase / "checkpoints")]
+    return tuple((str(path), _stamp_or_none(path)) for path in paths)
 
 
-def _checkpoints(folder: Path) -> Iterator[Path]:
+def _checkpoint_files(folder: Path) -> Iterator[Path]:
     """Yield the files of the checkpoints in a folder, and the files that point to one."""
     yield from (folder / "best", folder / "latest")
-    for name in sorted(_names(folder)):
+    for name in sorted(_list_names(folder)):
         if name.startswith("step-"):
-            yield from (folder / name / file for file in sorted(_names(folder / name)))
+            yield from (folder / name / file for file in sorted(_list_names(folder / name)))
 
 
-def _names(folder: Path) -> list[str]:
+def _list_names(folder: Path) -> list[str]:
     try:
         return os.listdir(folder)
     except OSError:
         return []
 
 
-def _stamp(path: Path) -> tuple[int, ...] | None:
+def _stamp_or_none(path: Path) -> tuple[int, ...] | None:
     try:
         return tuple(stamp_file(path))
     except OSError:

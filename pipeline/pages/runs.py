@@ -12,20 +12,20 @@ from typing import Any
 
 import yaml
 
-from data.checked import DamagedFile, named, open_file, read_yaml
+from data.checked import CorruptFileError, add_path_to_errors, open_file, read_yaml
 from pipeline.options import Phase, PhaseOptions
-from pipeline.run.checkpoints import pointed, reached, read_state
+from pipeline.run.checkpoints import read_position, read_state, resolve_pointer
 from pipeline.run.folder import PHASES, RunFolder
-from pipeline.run.metrics import Position, Record, parse, read
+from pipeline.run.metrics import Position, Record, parse_record, read_metrics
 
 _TAIL = 1 << 16  # bytes at the end of a metrics file that are searched
 
 
-class NotFound(LookupError):
+class NotFoundError(LookupError):
     """Raised when no run, or no file of a run, has the requested name."""
 
 
-class Runs:
+class ServedRuns:
     """The runs that pages show: those of a folder, or a single one.
 
     Args:
@@ -36,7 +36,7 @@ class Runs:
     def __init__(self, place: Path, single: bool = False) -> None:
         self.place, self.single = place.resolve(), single
 
-    def all(self) -> tuple[list[RunFolder], list[str]]:
+    def list_folders(self) -> tuple[list[RunFolder], list[str]]:
         """Return the runs, sorted by name, and the names of links to folders elsewhere, which are not shown."""
         if self.single:
             return [RunFolder(self.place)], []
@@ -51,20 +51,20 @@ class Runs:
                 elsewhere.append(folder.name)
         return found, elsewhere
 
-    def find(self, name: str) -> RunFolder:
+    def find_folder(self, name: str) -> RunFolder:
         """Return the run of that name. The name is only compared, never used as a path.
 
         Raises:
             NotFound: no run has that name.
         """
-        for folder in self.all()[0]:
+        for folder in self.list_folders()[0]:
             if folder.path.name == name:
                 return folder
-        raise NotFound(f"no run {name!r} in {self.place}")
+        raise NotFoundError(f"no run {name!r} in {self.place}")
 
 
 @dataclass
-class State:
+class RunState:
     """The progress of a run.
 
     Attributes:
@@ -95,26 +95,30 @@ class State:
         return self.holder is not None
 
 
-def state(folder: RunFolder) -> State:
+def determine_state(folder: RunFolder) -> RunState:
     """Return the progress of a run."""
     found = [
-        (status.st_mtime, phase) for phase in PHASES if (status := status_of(folder.phase(phase) / "metrics.jsonl"))
+        (status.st_mtime, phase)
+        for phase in PHASES
+        if (status := status_of(folder.phase_folder(phase) / "metrics.jsonl"))
     ]
-    holder = folder.holder()
+    holder = folder.lock_holder()
     if not found:
         changed = status_of(folder.path / "config.yaml")
         when = datetime.fromtimestamp(changed.st_mtime if changed else 0)
-        return State("in use" if holder else "not trained", None, 0, 0.0, None, None, None, holder, when)
+        return RunState("in use" if holder else "not trained", None, 0, 0.0, None, None, None, holder, when)
     seconds, phase = max(found) if holder else found[0]  # a copied run has no meaningful times
-    saved = _figures(reached(folder.phase(phase) / "checkpoints"))
+    saved = _finite_numbers(read_position(folder.phase_folder(phase) / "checkpoints"))
     # A training in progress is at the step of its metrics.
     # A stopped one resumes from its checkpoint, though it went further.
-    last = _newest(folder.phase(phase) / "metrics.jsonl", math.inf if holder or not saved else saved["step"])
+    last = _newest_metrics(
+        folder.phase_folder(phase) / "metrics.jsonl", math.inf if holder or not saved else saved["step"]
+    )
     if saved and (not holder or saved["step"] > last.get("step", 0)):
         last |= saved
-    share = _share(folder, phase, last)
+    share = _share_done(folder, phase, last)
     done = f"{phase} done" if phase == "pretrain" else "finished"
-    return State(
+    return RunState(
         word="training" if holder else done if share >= 1 else "stopped",
         phase=phase,
         step=int(last.get("step", 0)),
@@ -127,18 +131,18 @@ def state(folder: RunFolder) -> State:
     )
 
 
-def damaged(folder: RunFolder) -> State:
+def damaged_state(folder: RunFolder) -> RunState:
     """Return the state of a run whose files cannot be read."""
     changed = status_of(folder.path)
     when = datetime.fromtimestamp(changed.st_mtime if changed else 0)
-    return State("damaged", None, 0, 0.0, None, None, None, None, when)
+    return RunState("damaged", None, 0, 0.0, None, None, None, None, when)
 
 
-def _share(folder: RunFolder, phase: Phase, last: Record) -> float:
+def _share_done(folder: RunFolder, phase: Phase, last: Record) -> float:
     """Return the share of a phase that is done; 1 if it ended early because it no longer improved."""
-    asked = {name: setting(folder, f"{phase}.{name}") for name in _LIMITS}
-    limits = PhaseOptions(**_figures(asked))  # type: ignore[arg-type]
-    if limits.patience and (path := pointed(folder.phase(phase) / "checkpoints", "latest")):
+    asked = {name: read_setting(folder, f"{phase}.{name}") for name in _LIMITS}
+    limits = PhaseOptions(**_finite_numbers(asked))  # type: ignore[arg-type]
+    if limits.patience and (path := resolve_pointer(folder.phase_folder(phase) / "checkpoints", "latest")):
         with suppress(OSError, ValueError, TypeError):
             if read_state(path).get("stale", 0) >= limits.patience:
                 return 1.0
@@ -153,9 +157,9 @@ def status_of(path: Path) -> os.stat_result | None:
         return None
 
 
-def _newest(path: Path, most: float) -> Record:
+def _newest_metrics(path: Path, most: float) -> Record:
     """Return the newest value of each metric in the last lines of a metrics.jsonl, up to a step."""
-    with named(path), open_file(path, path.parent.parent) as file:
+    with add_path_to_errors(path), open_file(path, path.parent.parent) as file:
         begin = max(0, os.fstat(file.fileno()).st_size - _TAIL)
         file.seek(begin)
         lines = file.read(2 * _TAIL).split(b"\n")[
@@ -163,18 +167,18 @@ def _newest(path: Path, most: float) -> Record:
         ]  # the first and the last line may be incomplete
     found: Record = {}
     for line in lines:
-        record = _figures(parse(line, path))
+        record = _finite_numbers(parse_record(line, path))
         found |= record if record.get("step", 0) <= most else {}
     return found
 
 
-def _figures(record: Any) -> Record:
+def _finite_numbers(record: Any) -> Record:
     """Return the finite numbers of a record, whoever wrote it."""
     pairs = record.items() if isinstance(record, dict) else ()
     return {name: value for name, value in pairs if type(value) in (int, float) and math.isfinite(value)}
 
 
-def setting(folder: RunFolder, key: str) -> Any:
+def read_setting(folder: RunFolder, key: str) -> Any:
     """Return an option of a run as written in its config.yaml, unchecked because a check would take long.
 
     Args:
@@ -190,7 +194,7 @@ def setting(folder: RunFolder, key: str) -> Any:
     """
     status = status_of(folder.path / "config.yaml")
     stamp = (status.st_ino, status.st_size, status.st_mtime_ns) if status else None
-    return _configuration(folder.path / "config.yaml", stamp).get(key)
+    return _read_settings(folder.path / "config.yaml", stamp).get(key)
 
 
 _LIMITS = ("steps", "seconds", "epochs", "patience")
@@ -201,18 +205,18 @@ _SETTINGS = {  # the options that pages use; constructing all would take longer 
 
 
 @lru_cache(512)
-def _configuration(path: Path, stamp: tuple[int, ...] | None) -> dict[str, Any]:
+def _read_settings(path: Path, stamp: tuple[int, ...] | None) -> dict[str, Any]:
     try:
         loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)(read_yaml(path, path.parent))
         try:
-            return dict(_settings(loader, loader.get_single_node(), ""))
+            return dict(_select_settings(loader, loader.get_single_node(), ""))
         finally:
             loader.dispose()
     except (RecursionError, yaml.YAMLError) as error:
-        raise DamagedFile(f"{path}: not readable as YAML: {error}") from error
+        raise CorruptFileError(f"{path}: not readable as YAML: {error}") from error
 
 
-def _settings(loader: Any, node: Any, above: str) -> Iterator[tuple[str, Any]]:
+def _select_settings(loader: Any, node: Any, above: str) -> Iterator[tuple[str, Any]]:
     """Yield the options of `_SETTINGS` in a YAML tree. Keys that are not text are skipped."""
     if not isinstance(node, yaml.MappingNode):
         return
@@ -221,20 +225,20 @@ def _settings(loader: Any, node: Any, above: str) -> Iterator[tuple[str, Any]]:
         if key in _SETTINGS:
             yield key, loader.construct_object(value, deep=True)
         elif not above:
-            yield from _settings(loader, value, f"{key}.")
+            yield from _select_settings(loader, value, f"{key}.")
 
 
 @lru_cache(64)
-def _records(path: Path, changed: int, size: int) -> list[Record]:
-    found = (_figures(record) for record in read(path))
+def _read_records(path: Path, changed: int, size: int) -> list[Record]:
+    found = (_finite_numbers(record) for record in read_metrics(path))
     return [record for record in found if "step" in record]
 
 
-def metrics(folder: RunFolder) -> dict[str, list[Record]]:
+def phase_metrics(folder: RunFolder) -> dict[str, list[Record]]:
     """Return the metrics of each phase that has any, in the order of training."""
     found = {}
     for phase in ("pretrain", "finetune", "train"):
-        path = folder.phase(phase) / "metrics.jsonl"
-        if (status := status_of(path)) and (records := _records(path, status.st_mtime_ns, status.st_size)):
+        path = folder.phase_folder(phase) / "metrics.jsonl"
+        if (status := status_of(path)) and (records := _read_records(path, status.st_mtime_ns, status.st_size)):
             found[phase] = records
     return found

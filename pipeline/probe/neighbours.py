@@ -9,14 +9,14 @@ from typing import Literal
 from pipeline.config import ConfigError
 from pipeline.options import Options, Phase
 from pipeline.run.folder import RunFolder
-from pipeline.run.index import Answers, check_chunks
+from pipeline.run.index import SearchResults, check_chunks
 from pipeline.run.spaces.probe import Model, Probe
 
 log = logging.getLogger(__name__)
 
 
 @dataclass(kw_only=True)
-class Question:
+class IndexQuery:
     """Query to an index.
 
     Attributes:
@@ -41,12 +41,12 @@ class Question:
     refresh: bool = False
 
 
-def neighbours(options: Options, queries: Sequence[str | bytes] = (), count: int | None = None) -> Answers:
-    """Find the chunks of the index nearest to each query; see `pipeline.probe.neighbours.ask`."""
-    return ask(options, Question(queries=queries, count=count))
+def find_neighbours(options: Options, queries: Sequence[str | bytes] = (), count: int | None = None) -> SearchResults:
+    """Find the chunks of the index nearest to each query; see `pipeline.probe.neighbours.query_index`."""
+    return query_index(options, IndexQuery(queries=queries, count=count))
 
 
-def ask(options: Options, question: Question) -> Answers:
+def query_index(options: Options, question: IndexQuery) -> SearchResults:
     """Answer a query. Chunks of the corpus are looked up in the index; the model is opened only for other queries.
 
     Raises:
@@ -61,12 +61,12 @@ def ask(options: Options, question: Question) -> Answers:
     summed = [*question.like, *question.minus, *question.plus]
     if question.space != "chunks" and not question.queries:
         raise ConfigError(f"{question.space} are asked for by texts: give one")
-    folder = RunFolder.of(options)
-    folder.check(options)
+    folder = RunFolder.from_options(options)
+    folder.check_unchanged(options)
     asked = options.evaluate.stage
-    probe = Probe(folder, folder.digest(asked) if asked else None, _opener(folder, options))
+    probe = Probe(folder, folder.checkpoint_digest(asked) if asked else None, _cached_opener(folder, options))
     if question.refresh:
-        _refresh(options, probe, question.space)
+        _refresh_index(options, probe, question.space)
     if summed:
         return probe.analogy(question.like, question.minus, question.plus, question.count, question.min_count)
     if question.space == "contexts":
@@ -75,7 +75,7 @@ def ask(options: Options, question: Question) -> Answers:
     return told(*question.queries, count=question.count, min_count=question.min_count)
 
 
-def _opener(folder: RunFolder, options: Options) -> Callable[[Phase], Model]:
+def _cached_opener(folder: RunFolder, options: Options) -> Callable[[Phase], Model]:
     @cache
     def opened(stage: Phase) -> Model:
         from pipeline.run.opened import Run
@@ -85,12 +85,12 @@ def _opener(folder: RunFolder, options: Options) -> Callable[[Phase], Model]:
     return opened
 
 
-def _refresh(options: Options, probe: Probe, space: Literal["chunks", "contexts", "predictions"]) -> None:
+def _refresh_index(options: Options, probe: Probe, space: Literal["chunks", "contexts", "predictions"]) -> None:
     """Build the index of the queried space unless it can be opened."""
     try:
         _ = probe.places if space == "contexts" else probe.index
     except (FileNotFoundError, ValueError) as error:
-        from pipeline.probe.index import index
+        from pipeline.probe.index import build_index
 
         log.info("--refresh: %s", error)
-        index(replace(options, index=replace(options.index, space=space)))
+        build_index(replace(options, index=replace(options.index, space=space)))

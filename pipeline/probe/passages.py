@@ -20,11 +20,11 @@ import numpy as np
 import torch
 
 from haed.chunk.model import HAED
-from pipeline.probe.analyse.geometry import unit
-from pipeline.probe.contexts import Window, cut, laid_out
-from pipeline.run.index import PIXELS, spell
+from pipeline.probe.analyse.geometry import normalise_rows
+from pipeline.probe.contexts import Window, cut_windows, to_token_batch
+from pipeline.run.index import PIXELS, display_chunk
 from pipeline.run.opened import Run
-from pipeline.shown import visible
+from pipeline.shown import escape_control_characters
 
 OF_WINDOW, QUERIES, NEAREST = 4, 500, 10  # places per window; queries; neighbours of each
 _AT_ONCE, _SHOWN, _EXAMPLES, _BYTES = 16, 2, 5, 96  # windows; neighbours and passages shown, and bytes of each
@@ -72,7 +72,7 @@ class Layer:
 
 
 @dataclass
-class Alike:
+class SimilarPassages:
     """Displayed passage with its nearest passages by layer name."""
 
     passage: str
@@ -99,10 +99,10 @@ class ByLayer:
     neighbours: int
     chance: Layer
     layers: list[Layer]
-    examples: list[Alike]
+    examples: list[SimilarPassages]
 
 
-def gathered(run: Run, split: str, most: int, seed: int) -> Places | None:
+def sample_places(run: Run, split: str, most: int, seed: int) -> Places | None:
     """Draw places from the second halves of windows that do not overlap.
 
     Args:
@@ -114,11 +114,11 @@ def gathered(run: Run, split: str, most: int, seed: int) -> Places | None:
     Returns:
         The places, or None if fewer than two windows have any.
     """
-    system, corpus, context = run.system, run.folder.corpus(), run.options.batch.context
+    system, corpus, context = run.system, run.folder.open_corpus(), run.options.batch.context
     assert isinstance(system, HAED)
-    share = most / OF_WINDOW * context / max(1, corpus.counts(split).chunks)
+    share = most / OF_WINDOW * context / max(1, corpus.split_counts(split).chunks)
     chance, number = np.random.default_rng(seed), itertools.count()
-    apart = (each for each in cut(corpus, split, context) if each.begin % (2 * max(1, context // 2)) == 0)
+    apart = (each for each in cut_windows(corpus, split, context) if each.begin % (2 * max(1, context // 2)) == 0)
     long = (each for each in apart if each.end - each.begin > 1 and chance.random() < share)
     drawn = itertools.islice(long, -(-most // OF_WINDOW))
     places: list[tuple[int, int, bytes, bytes, str]] = []
@@ -130,11 +130,13 @@ def gathered(run: Run, split: str, most: int, seed: int) -> Places | None:
         ]
         for each, chunks in zip(batch, chosen, strict=True):
             own = next(number)
-            places += [(own, each.document, *_around(each, each.begin + chunk, run)) for chunk in chunks.tolist()]
+            places += [
+                (own, each.document, *_read_surroundings(each, each.begin + chunk, run)) for chunk in chunks.tolist()
+            ]
         before = np.cumsum([0, *(each.end - each.begin for each in batch)])
         rows = np.concatenate([begin + chunks for begin, chunks in zip(before, chosen, strict=False)])
-        with torch.no_grad(), run.compute.precision():
-            found = system.states(laid_out(batch, run.chunker.k))
+        with torch.no_grad(), run.compute.use_precision():
+            found = system.layer_states(to_token_batch(batch, run.chunker.k))
         states.append([layer.float().cpu().numpy()[rows] for layer in found])
     if next(number) < 2:
         return None
@@ -143,16 +145,16 @@ def gathered(run: Run, split: str, most: int, seed: int) -> Places | None:
     return Places(layers, np.array(window), np.array(document), list(last), list(following), list(texts))
 
 
-def _around(window: Window, chunk: int, run: Run) -> tuple[bytes, bytes, str]:
+def _read_surroundings(window: Window, chunk: int, run: Run) -> tuple[bytes, bytes, str]:
     """Return the chunk before a place, the chunk after it, and displayed whole chunks of the text before it."""
     before, at, after = window.ends[chunk - 1 : chunk + 2].tolist()
     shown = window.ends[max(0, chunk - _CHUNKS)] if run.chunker.name == PIXELS else at - _BYTES
     begin = int(window.ends[np.searchsorted(window.ends, shown)])
-    text = spell(window.tokens[min(begin, before) : at].tobytes(), run.chunker.name)
-    return window.tokens[before:at].tobytes(), window.tokens[at:after].tobytes(), visible(text)
+    text = display_chunk(window.tokens[min(begin, before) : at].tobytes(), run.chunker.name)
+    return window.tokens[before:at].tobytes(), window.tokens[at:after].tobytes(), escape_control_characters(text)
 
 
-def by_layer(places: Places, seed: int) -> ByLayer:
+def compare_layers(places: Places, seed: int) -> ByLayer:
     """Compare the neighbours of some places, drawn by the seed, between layers and with chance."""
     size = len(places.window)
     queries = np.sort(np.random.default_rng(seed).permutation(size)[:QUERIES])
@@ -162,12 +164,12 @@ def by_layer(places: Places, seed: int) -> ByLayer:
     same = {
         name: (values[queries, None] == values) & elsewhere
         for name, values in (
-            ("last", _numbers(places.last)),
-            ("following", _numbers(places.following)),
+            ("last", _number_chunks(places.last)),
+            ("following", _number_chunks(places.following)),
             ("document", places.document),
         )
     }
-    near = [_nearest(states, queries, elsewhere, count) for states in places.states]
+    near = [_nearest_places(states, queries, elsewhere, count) for states in places.states]
     names = [*(f"layer {number}" for number in range(len(near) - 1)), "ŷ"]
     layers = []
     for name, own, below in zip(names, near, [None, *near], strict=False):
@@ -184,7 +186,7 @@ def by_layer(places: Places, seed: int) -> ByLayer:
         chance=Layer("chance", float((count / others).mean()), **by_chance),
         layers=layers,
         examples=[
-            Alike(
+            SimilarPassages(
                 places.texts[queries[row]],
                 {
                     name: [places.texts[place] for place in own[row, :_SHOWN]]
@@ -196,14 +198,14 @@ def by_layer(places: Places, seed: int) -> ByLayer:
     )
 
 
-def _nearest(states: np.ndarray, queries: np.ndarray, elsewhere: np.ndarray, count: int) -> np.ndarray:
+def _nearest_places(states: np.ndarray, queries: np.ndarray, elsewhere: np.ndarray, count: int) -> np.ndarray:
     """Return the places (Q, count) nearest to the queries by the centred cosine, among those in `elsewhere` (Q, P)."""
-    units = unit(states - states.mean(0))
+    units = normalise_rows(states - states.mean(0))
     cosines = np.where(elsewhere, units[queries] @ units.T, -np.inf)
     return np.argsort(-cosines, axis=1, kind="stable")[:, :count]
 
 
-def _numbers(chunks: Sequence[bytes]) -> np.ndarray:
+def _number_chunks(chunks: Sequence[bytes]) -> np.ndarray:
     """Number the chunks. Equal chunks get equal numbers."""
     seen: dict[bytes, int] = {}
     return np.array([seen.setdefault(chunk, len(seen)) for chunk in chunks])

@@ -12,7 +12,7 @@ one-line files that name a checkpoint.
 
 `choose` decides which checkpoint of a phase is used: the best by validation if it is whole, else the newest whole one.
 Everything that reads a trained run uses it, so results are always compared with the same checkpoint. The reason for a
-fallback is logged once a command, and kept in `Saved.fallback`.
+fallback is logged once a command, and kept in `CheckpointSummary.fallback`.
 
 A checkpoint is whole if `state.json` and the file that is evaluated have the recorded checksums. Hashing large files
 takes seconds. So `.checked` beside the checkpoints caches checksums with the device, inode, size and times of each
@@ -42,21 +42,21 @@ from torch import Tensor
 from data.checked import (
     NOTE,
     RESULT,
-    DamagedFile,
-    checksum,
-    named,
+    CorruptFileError,
+    add_path_to_errors,
+    compute_checksum,
     open_file,
     parse_json,
     read_bytes,
     read_text,
     stamp_file,
-    unsealed,
+    verify_checksums,
 )
 from data.durable import check_guards, make_folders, sync_folder, write_atomically
-from pipeline.kinds import is_of
+from pipeline.kinds import applies_to
 from pipeline.options import Options
 from pipeline.run.tensors import read_metadata, read_tensors
-from pipeline.trees import differences
+from pipeline.trees import diff_trees
 
 STATE = "state.json"
 FEWEST_STEPS = 100  # in which a phase learns anything; a longer warm-up of the learning rate must be over, too
@@ -107,7 +107,7 @@ class State(TypedDict, total=False):
 
 
 @dataclass
-class Saved:
+class CheckpointSummary:
     """Summary of a checkpoint, from its state.json.
 
     Attributes:
@@ -126,7 +126,7 @@ class Saved:
     fallback: str | None = None
 
     @classmethod
-    def of(cls, path: Path, state: State) -> Self:
+    def from_state(cls, path: Path, state: State) -> Self:
         """Create the summary from the contents of a state.json."""
         return cls(path, state["step"], state["digest"], state["identity"])
 
@@ -145,20 +145,22 @@ def read_state(path: Path, keys: tuple[str, ...] = ()) -> State:
     """
     where = path / STATE
     found = parse_json(read_bytes(where, RESULT), where)
-    unsealed(found, where, "digest")
+    verify_checksums(found, where, "digest")
     if missing := [key for key in keys if key not in found]:
-        raise DamagedFile(f"{where} is damaged, or of another version: it lacks {', '.join(missing)}")
+        raise CorruptFileError(f"{where} is damaged, or of another version: it lacks {', '.join(missing)}")
     return cast(State, found)
 
 
-def identity(options: Options, corpus: str) -> Identity:
+def make_identity(options: Options, corpus: str) -> Identity:
     """Return the identity of a run with these options on the corpus with this digest.
 
     Of the model's options, only those that apply to its kind are included.
     """
     return {
         "model": {
-            name: value for name, value in asdict(options.model).items() if is_of(f"model.{name}", options.model.kind)
+            name: value
+            for name, value in asdict(options.model).items()
+            if applies_to(f"model.{name}", options.model.kind)
         },
         "iem": {name: getattr(options.iem, name) for name in ("head", "similarity", "scale", "bias")},
         "batch": {"context": options.batch.context},
@@ -167,9 +169,9 @@ def identity(options: Options, corpus: str) -> Identity:
     }
 
 
-def unlike(was: Identity, now: Identity, most: int = 3) -> tuple[str, str] | None:
+def identity_differences(was: Identity, now: Identity, most: int = 3) -> tuple[str, str] | None:
     """Return the first options in which two identities differ, as text before and now; None if they are equal."""
-    found = list(differences(was, now))[:most]
+    found = list(diff_trees(was, now))[:most]
     if found and found[0].key == "model.kind":
         found = found[:1]  # the rest follows from it
     if not found:
@@ -177,47 +179,47 @@ def unlike(was: Identity, now: Identity, most: int = 3) -> tuple[str, str] | Non
     return ", ".join(f"{each.key}={each.was}" for each in found), ", ".join(f"{each.key}={each.now}" for each in found)
 
 
-def saved(folder: Path) -> list[Path]:
+def list_checkpoints(folder: Path) -> list[Path]:
     """Return the checkpoints in a folder, whole or not, oldest first.
 
     Raises:
         PermissionError: the folder may not be read.
     """
     try:
-        with permitted(folder):
+        with explain_permission_error(folder):
             return sorted(folder / name for name in os.listdir(folder) if name.startswith("step-"))
     except (FileNotFoundError, NotADirectoryError):
         return []
 
 
-def pointed(folder: Path, pointer: str) -> Path | None:
+def resolve_pointer(folder: Path, pointer: str) -> Path | None:
     """Return the checkpoint that `latest` or `best` names, even if it is missing; None if the pointer names none.
 
     Raises:
         PermissionError: the pointer may not be read.
     """
     try:
-        with permitted(folder):
+        with explain_permission_error(folder):
             name = read_text(folder / pointer, NOTE).strip()
-    except (FileNotFoundError, NotADirectoryError, DamagedFile):
+    except (FileNotFoundError, NotADirectoryError, CorruptFileError):
         return None
     return folder / name if name.startswith("step-") and Path(name).name == name else None
 
 
 def _newest_state(folder: Path) -> State:
     """Return the state.json of the newest readable checkpoint in a folder; empty if there is none."""
-    for path in reversed(saved(folder)):
+    for path in reversed(list_checkpoints(folder)):
         with suppress(OSError, ValueError):
             return read_state(path)
     return {}
 
 
-def trained_with(folder: Path) -> dict[str, Any] | None:
+def read_trained_options(folder: Path) -> dict[str, Any] | None:
     """Return the options of the newest readable checkpoint in a folder; None if there is none."""
     return _newest_state(folder).get("options")
 
 
-def reached(folder: Path) -> dict[str, float]:
+def read_position(folder: Path) -> dict[str, float]:
     """Return step, seconds, epoch and FLOPs of the newest readable checkpoint in a folder; empty if there is none.
 
     Keys are those of metrics. An interrupted training may have saved more steps than its last line of metrics shows.
@@ -234,7 +236,7 @@ def reached(folder: Path) -> dict[str, float]:
     return {}
 
 
-def too_few_steps(folder: Path) -> str:
+def explain_too_few_steps(folder: Path) -> str:
     """Explain that a phase has taken too few steps to learn anything, and suggest larger limits.
 
     Args:
@@ -261,11 +263,11 @@ def too_few_steps(folder: Path) -> str:
 
 def has_checkpoint(folder: Path) -> bool:
     """Return whether a checkpoint was ever written to a folder, even if it is now damaged or missing."""
-    return bool(saved(folder)) or pointed(folder, "latest") is not None
+    return bool(list_checkpoints(folder)) or resolve_pointer(folder, "latest") is not None
 
 
 @contextmanager
-def permitted(path: Path) -> Iterator[None]:
+def explain_permission_error(path: Path) -> Iterator[None]:
     """Add the owner of the file to the message of a PermissionError below `path`."""
     try:
         yield
@@ -288,7 +290,7 @@ _MOST = 1 << 14  # sums that are kept
 Stamp = list[int]  # see `data.checked.stamp_file`
 
 
-class DamagedCheckpoint(ValueError):
+class CorruptCheckpointError(ValueError):
     """A checkpoint whose files are missing, truncated or altered."""
 
 
@@ -297,7 +299,7 @@ _said: set[str] = set()
 _guard = Lock()
 
 
-def choose(folder: Path) -> Saved:
+def choose_checkpoint(folder: Path) -> CheckpointSummary:
     """Choose the checkpoint of a phase that is evaluated, sampled from, indexed and shown.
 
     Args:
@@ -309,49 +311,49 @@ def choose(folder: Path) -> Saved:
         PermissionError: a checkpoint may not be read.
     """
     for _ in range(_TRIES):
-        best, reasons = _named(folder)
-        newest_first = [path for path in reversed(saved(folder)) if path != best]
+        best, reasons = _read_best_pointer(folder)
+        newest_first = [path for path in reversed(list_checkpoints(folder)) if path != best]
         for path in [*([best] if best else []), *newest_first]:
             try:
-                state = whole_state(path)
-            except DamagedCheckpoint as error:
+                state = read_verified_state(path)
+            except CorruptCheckpointError as error:
                 is_gone = not os.path.lexists(path)
-                if _named(folder)[0] != best or (is_gone and path != best):
+                if _read_best_pointer(folder)[0] != best or (is_gone and path != best):
                     break  # a training has just replaced it
                 reasons.append(f"{path} is gone, which {folder / 'best'} names" if is_gone else str(error))
                 continue
             if best is None and not reasons and state.get("best") is not None:
                 reasons.append(f"{folder / 'best'} is missing, though there were validations")
-            found = Saved.of(path, state)
-            return replace(found, fallback=_say(path, reasons)) if reasons else found
+            found = CheckpointSummary.from_state(path, state)
+            return replace(found, fallback=_warn_fallback(path, reasons)) if reasons else found
         else:
             break
     else:
-        raise DamagedCheckpoint(f"the checkpoints in {folder} are replaced faster than they are read: try again")
-    refuse_lost(folder)
+        raise CorruptCheckpointError(f"the checkpoints in {folder} are replaced faster than they are read: try again")
+    check_pointers(folder)
     if not reasons:
         raise FileNotFoundError(f"{folder} has no checkpoint yet")
-    raise DamagedCheckpoint(f"no checkpoint in {folder} is whole; move them away to start afresh ({reasons[0]})")
+    raise CorruptCheckpointError(f"no checkpoint in {folder} is whole; move them away to start afresh ({reasons[0]})")
 
 
-def refuse_lost(folder: Path) -> None:
+def check_pointers(folder: Path) -> None:
     """Raise DamagedCheckpoint if there is no checkpoint although `latest` or `best` names one."""
-    for pointer in ("latest", "best") if not saved(folder) else ():
-        if (named := pointed(folder, pointer)) is not None:
-            raise DamagedCheckpoint(
+    for pointer in ("latest", "best") if not list_checkpoints(folder) else ():
+        if (named := resolve_pointer(folder, pointer)) is not None:
+            raise CorruptCheckpointError(
                 f"{named} is gone, which {folder / pointer} names: bring it back, or remove {pointer} to start afresh"
             )
 
 
-def _named(folder: Path) -> tuple[Path | None, list[str]]:
+def _read_best_pointer(folder: Path) -> tuple[Path | None, list[str]]:
     """Return the checkpoint that `best` names, and a list of problems with that file."""
-    best, path = pointed(folder, "best"), folder / "best"
+    best, path = resolve_pointer(folder, "best"), folder / "best"
     if best is None and os.path.lexists(path):
         return None, [f"{path} is damaged: it names no checkpoint"]
     return best, []
 
 
-def _say(used: Path, reasons: list[str]) -> str:
+def _warn_fallback(used: Path, reasons: list[str]) -> str:
     """Log, once a command, why another checkpoint than the best is used, and return the sentence."""
     return warn_once(
         f"{'; '.join(reasons)}; using the newest instead, {used.name} (the name of another in {used.parent / 'best'} "
@@ -371,13 +373,13 @@ def warn_once(said: str) -> str:
     return said
 
 
-def forget_what_was_said() -> None:
+def reset_warnings() -> None:
     """Reset the record of logged fallbacks, so that the next command logs each of them again."""
     with _guard:
         _said.clear()
 
 
-def whole_state(path: Path, names: Iterable[str] | None = None, fresh: bool = False) -> State:
+def read_verified_state(path: Path, names: Iterable[str] | None = None, fresh: bool = False) -> State:
     """Return the state.json of a checkpoint after verifying it and some of its files.
 
     Args:
@@ -391,44 +393,44 @@ def whole_state(path: Path, names: Iterable[str] | None = None, fresh: bool = Fa
         PermissionError: a file may not be read.
     """
     try:
-        with permitted(path):
-            return _whole_state(path, names, fresh)
-    except (DamagedCheckpoint, PermissionError):
+        with explain_permission_error(path):
+            return _verify_state(path, names, fresh)
+    except (CorruptCheckpointError, PermissionError):
         raise
     except (OSError, KeyError, TypeError, AttributeError, ValueError, RecursionError) as error:
-        raise DamagedCheckpoint(f"checkpoint {path} is damaged: {_reason(error)}") from error
+        raise CorruptCheckpointError(f"checkpoint {path} is damaged: {_format_error(error)}") from error
 
 
-def _reason(error: Exception) -> str:
+def _format_error(error: Exception) -> str:
     return f"{type(error).__name__}: {error}"
 
 
-def _whole_state(path: Path, names: Iterable[str] | None, fresh: bool) -> State:
+def _verify_state(path: Path, names: Iterable[str] | None, fresh: bool) -> State:
     state: Any = read_state(path, ("step", "identity", "options", "sha256", "digest"))
     sums: Mapping[str, str] = state["sha256"]
     for name in names or [AVERAGE if AVERAGE in sums else MODEL]:
-        if name in FILES and name in sums and _sum(path / name, fresh) != sums[name]:
-            raise DamagedCheckpoint(f"checkpoint {path} is damaged: {name} is not what was written")
+        if name in FILES and name in sums and _hash_file(path / name, fresh) != sums[name]:
+            raise CorruptCheckpointError(f"checkpoint {path} is damaged: {name} is not what was written")
     for key, kind in (("step", int), ("identity", dict), ("options", dict)):
         if not isinstance(state[key], kind):
-            raise DamagedCheckpoint(f"checkpoint {path} is damaged: {STATE} has a {key} of another kind")
+            raise CorruptCheckpointError(f"checkpoint {path} is damaged: {STATE} has a {key} of another kind")
     return cast(State, state)
 
 
-def _sum(path: Path, fresh: bool) -> str:
+def _hash_file(path: Path, fresh: bool) -> str:
     """Return the sha256 of a file, cached or computed and then cached."""
     stamp = stamp_file(path)
     if not fresh:
-        for known in (_sums.get(path), _noted(path.parent.parent).get(f"{path.parent.name}/{path.name}")):
+        for known in (_sums.get(path), _read_noted_sums(path.parent.parent).get(f"{path.parent.name}/{path.name}")):
             if known is not None and known[0] == stamp:
                 return known[1]
     read_metadata(path)  # what is no such file, or goes on behind its tensors, is not summed: a terabyte takes an hour
     summed = hashlib.sha256()
-    with named(path), open_file(path) as file:
+    with add_path_to_errors(path), open_file(path) as file:
         while block := file.read(1 << 20):
             summed.update(block)
     found = summed.hexdigest()
-    noted = _noted(path.parent.parent).get(f"{path.parent.name}/{path.name}")
+    noted = _read_noted_sums(path.parent.parent).get(f"{path.parent.name}/{path.name}")
     if noted != (stamp, found):  # it was copied, or the disk forgot: all readers are to know
         note_sums(path.parent, {path.name: found})
     with _guard:
@@ -438,7 +440,7 @@ def _sum(path: Path, fresh: bool) -> str:
     return found
 
 
-def _noted(folder: Path) -> dict[str, tuple[Stamp, str]]:
+def _read_noted_sums(folder: Path) -> dict[str, tuple[Stamp, str]]:
     """Return the checksums cached in `.checked`, by CHECKPOINT/FILE; empty if another user wrote that file."""
     with suppress(OSError, ValueError, TypeError, AttributeError, RecursionError):
         path = folder / CHECKED
@@ -455,19 +457,19 @@ def note_sums(checkpoint: Path, sums: Mapping[str, str]) -> None:
     """
     folder = checkpoint.parent
     with suppress(OSError):
-        there = {path.name for path in saved(folder)}
-        kept = {name: entry for name, entry in _noted(folder).items() if name.partition("/")[0] in there}
+        there = {path.name for path in list_checkpoints(folder)}
+        kept = {name: entry for name, entry in _read_noted_sums(folder).items() if name.partition("/")[0] in there}
         new = {f"{checkpoint.name}/{name}": (stamp_file(checkpoint / name), found) for name, found in sums.items()}
         write_atomically(folder / CHECKED, json.dumps(kept | new).encode())
 
 
 log = logging.getLogger(__name__)
-__all__ = ["AVERAGE", "MODEL", "TRAINING", "Checkpoint", "Checkpoints", "DamagedCheckpoint", "load"]
+__all__ = ["AVERAGE", "MODEL", "TRAINING", "Checkpoint", "Checkpoints", "CorruptCheckpointError", "load_checkpoint"]
 
 
 @dataclass
 class Checkpoint:
-    """A loaded checkpoint; `training` is empty if only the model was loaded. See `Saved` for `fallback`."""
+    """A loaded checkpoint; `training` is empty if only the model was loaded. See `CheckpointSummary` for `fallback`."""
 
     path: Path
     model: dict[str, Tensor]
@@ -477,9 +479,9 @@ class Checkpoint:
     fallback: str | None = None
 
     @property
-    def saved(self) -> Saved:
+    def summary(self) -> CheckpointSummary:
         """The summary of this checkpoint."""
-        return replace(Saved.of(self.path, self.state), fallback=self.fallback)
+        return replace(CheckpointSummary.from_state(self.path, self.state), fallback=self.fallback)
 
 
 class Checkpoints:
@@ -502,11 +504,11 @@ class Checkpoints:
         Raises:
             OSError: the previous checkpoint could not be written.
         """
-        self.wait()
-        copies = {file: {name: _copy(tensor) for name, tensor in of.items()} for file, of in tensors.items()}
-        self._pending = self._writer.submit(self._write, step, copies, state, best)
+        self.wait_until_written()
+        copies = {file: {name: _copy_to_cpu(tensor) for name, tensor in of.items()} for file, of in tensors.items()}
+        self._pending = self._writer.submit(self._write_checkpoint, step, copies, state, best)
 
-    def wait(self) -> None:
+    def wait_until_written(self) -> None:
         """Wait until the pending checkpoint is written.
 
         Raises:
@@ -518,7 +520,7 @@ class Checkpoints:
         if pending is not None:
             pending.result()
 
-    def refuse(self, error: OSError) -> None:
+    def fail_next_wait(self, error: OSError) -> None:
         """Make the next `wait` raise this error, because a checkpoint could not be started."""
         self._pending = Future()
         self._pending.set_exception(error)
@@ -527,7 +529,7 @@ class Checkpoints:
         """Wait for the pending checkpoint, whether it succeeds or not; nothing can be saved afterwards."""
         self._writer.shutdown()
 
-    def _write(self, step: int, tensors: dict[str, dict[str, Tensor]], state: State, best: bool) -> None:
+    def _write_checkpoint(self, step: int, tensors: dict[str, dict[str, Tensor]], state: State, best: bool) -> None:
         """Write a checkpoint, point `latest` (and `best`) to it, and remove those that are neither new nor best.
 
         Raises:
@@ -543,7 +545,7 @@ class Checkpoints:
             beside.mkdir()
             digests = {name: _write_tensors(beside / name, of) for name, of in tensors.items()}
             state = state | {"step": step, "sha256": digests}
-            content = json.dumps(state | {"digest": checksum(state, "digest")}, indent=2)
+            content = json.dumps(state | {"digest": compute_checksum(state, "digest")}, indent=2)
             write_atomically(beside / STATE, content.encode())
             check_guards(self.folder)
             shutil.rmtree(path, ignore_errors=True)
@@ -551,63 +553,65 @@ class Checkpoints:
             sync_folder(self.folder)
             note_sums(path, digests)
             if best:
-                self.point("best", path)
-            self.point("latest", path)
+                self.set_pointer("best", path)
+            self.set_pointer("latest", path)
         except (OSError, SafetensorError) as error:
             check_guards(self.folder)  # what is there now may be another process's
-            last = self.latest()
+            last = self.latest_path()
             for unfinished in (beside, path if path != last else beside):
                 shutil.rmtree(unfinished, ignore_errors=True)
             raise OSError(
                 f"the checkpoint of step {step} could not be written to {self.folder}: {error}; "
                 + (f"the last good one is {last.name}" if last else "there is none yet")
             ) from error
-        self._prune()
+        self._remove_old()
 
-    def point(self, pointer: str, path: Path) -> None:
+    def set_pointer(self, pointer: str, path: Path) -> None:
         """Point `latest` or `best` to a checkpoint."""
-        if pointed(self.folder, pointer) != path:
+        if resolve_pointer(self.folder, pointer) != path:
             write_atomically(self.folder / pointer, f"{path.name}\n".encode())
 
-    def _prune(self) -> None:
+    def _remove_old(self) -> None:
         check_guards(self.folder)
         for path in self.folder.glob(".*.partial"):  # of a process that was killed
             shutil.rmtree(path, ignore_errors=True) if path.is_dir() else path.unlink(missing_ok=True)
-        kept = {pointed(self.folder, "best"), *saved(self.folder)[-self.keep :]}
-        for path in saved(self.folder):
+        kept = {resolve_pointer(self.folder, "best"), *list_checkpoints(self.folder)[-self.keep :]}
+        for path in list_checkpoints(self.folder):
             if path not in kept:
                 beside = path.with_name(f".{path.name}.partial")  # never half of one under its name
                 with suppress(OSError):
                     path.rename(beside)
                 shutil.rmtree(beside, ignore_errors=True)
 
-    def latest(self) -> Path | None:
+    def latest_path(self) -> Path | None:
         """Return the folder of the checkpoint that was written last, or None."""
-        path = pointed(self.folder, "latest")
+        path = resolve_pointer(self.folder, "latest")
         return path if path is not None and path.is_dir() else None
 
-    def newest(self, training: bool = True) -> Checkpoint | None:
+    def load_newest(self, training: bool = True) -> Checkpoint | None:
         """Load the newest whole checkpoint; None if there never was one.
 
         Raises:
             DamagedCheckpoint: checkpoints exist or existed, and none of them is whole.
             OSError: a checkpoint may not be read, or the pending one could not be written (see `wait`).
         """
-        self.wait()
+        self.wait_until_written()
         tried: set[Path] = set()
-        while new := [path for path in saved(self.folder) if path not in tried]:  # training may replace them meanwhile
+        while new := [
+            path for path in list_checkpoints(self.folder) if path not in tried
+        ]:  # training may replace them meanwhile
             tried.add(new[-1])
             try:
-                return load(new[-1], training)
-            except DamagedCheckpoint as error:
+                return load_checkpoint(new[-1], training)
+            except CorruptCheckpointError as error:
                 if new[-1].exists():
                     log.warning("%s; trying the one before", error)
         if tried:
-            raise DamagedCheckpoint(f"no checkpoint in {self.folder} is whole; move them away to start afresh")
-        refuse_lost(self.folder)
+            raise CorruptCheckpointError(f"no checkpoint in {self.folder} is whole; move them away to start afresh")
+        check_pointers(self.folder)
         return None
 
-    def best(self, training: bool = False) -> Checkpoint | None:
+    def load_best(self, training: bool = False) -> Checkpoint | None:
         """Load the checkpoint that `choose` returns; None if there never was one.
 
         Only the model is loaded unless `training` is set.
@@ -615,20 +619,22 @@ class Checkpoints:
         Raises:
             DamagedCheckpoint: checkpoints exist or existed, and none of them is whole.
         """
-        self.wait()
+        self.wait_until_written()
         while True:
             try:
-                chosen = choose(self.folder)
+                chosen = choose_checkpoint(self.folder)
             except FileNotFoundError:
                 return None
             try:
-                return replace(load(chosen.path, training), fallback=chosen.fallback)
-            except DamagedCheckpoint:  # it has changed since its sum was noted, or is replaced; `choose` knows by now
-                if choose(self.folder).path == chosen.path:
+                return replace(load_checkpoint(chosen.path, training), fallback=chosen.fallback)
+            except (
+                CorruptCheckpointError
+            ):  # it has changed since its sum was noted, or is replaced; `choose` knows by now
+                if choose_checkpoint(self.folder).path == chosen.path:
                     raise
 
 
-def load(path: Path, training: bool = True) -> Checkpoint:
+def load_checkpoint(path: Path, training: bool = True) -> Checkpoint:
     """Read and verify a checkpoint.
 
     Without `training`, its model is the moving average of the weights if there is one.
@@ -637,10 +643,10 @@ def load(path: Path, training: bool = True) -> Checkpoint:
         DamagedCheckpoint: a file is missing, truncated or altered.
         PermissionError: a file may not be read.
     """
-    state = whole_state(path, FILES if training else None, fresh=True)
+    state = read_verified_state(path, FILES if training else None, fresh=True)
     evaluated = AVERAGE if AVERAGE in state["sha256"] else MODEL
     try:
-        with permitted(path):
+        with explain_permission_error(path):
             wanted = [name for name in FILES if name in state["sha256"]] if training else [evaluated]
             tensors = {name: read_tensors(path / name) for name in wanted}
             if training:
@@ -649,10 +655,10 @@ def load(path: Path, training: bool = True) -> Checkpoint:
     except PermissionError:
         raise
     except (OSError, KeyError, ValueError) as error:
-        raise DamagedCheckpoint(f"checkpoint {path} is damaged: {type(error).__name__}: {error}") from error
+        raise CorruptCheckpointError(f"checkpoint {path} is damaged: {type(error).__name__}: {error}") from error
 
 
-def _copy(tensor: Tensor) -> Tensor:
+def _copy_to_cpu(tensor: Tensor) -> Tensor:
     return tensor.detach().to("cpu", copy=True).contiguous()
 
 

@@ -36,31 +36,31 @@ class Compute:
     autocast: torch.dtype | None
     deterministic: bool = True
 
-    def wait(self) -> None:
+    def wait_for_device(self) -> None:
         """Wait until the device has finished its queued work."""
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)
 
     @property
-    def name(self) -> Literal["fp32", "bf16"]:
+    def precision_name(self) -> Literal["fp32", "bf16"]:
         """The precision of matrix products, as the options name it."""
         return "fp32" if self.autocast is None else "bf16"
 
     @property
-    def processor(self) -> str:
+    def processor_name(self) -> str:
         """The model of CPU or GPU, which affects the last digits of a result."""
         if self.device.type == "cuda":
             return str(torch.cuda.get_device_name(self.device))
         return f"{_cpu_name()} ({torch.backends.cpu.get_cpu_capability()})"
 
     @contextmanager
-    def precision(self) -> Iterator[None]:
+    def use_precision(self) -> Iterator[None]:
         """Context in which models run: autocast, and deterministic algorithms if requested."""
         types = nullcontext() if self.autocast is None else torch.autocast(self.device.type, self.autocast)
-        with self.algorithms(), types:
+        with self.use_algorithms(), types:
             yield
 
-    def algorithms(self) -> AbstractContextManager[None]:
+    def use_algorithms(self) -> AbstractContextManager[None]:
         """Return the context in which gradients are computed: PyTorch uses deterministic algorithms if requested.
 
         The context itself raises ValueError if PyTorch has no deterministic algorithm for an operation on this device.
@@ -77,20 +77,20 @@ class _Deterministic:
 
     def __init__(self) -> None:
         self._lock, self._inside = threading.Lock(), 0
-        self._before = _switches()
+        self._before = _read_switches()
 
     def __enter__(self) -> None:
         with self._lock:
             self._inside += 1
             if self._inside == 1:
-                self._before = _switches()
-                _switch(2, True, False, False)
+                self._before = _read_switches()
+                _set_switches(2, True, False, False)
 
     def __exit__(self, _kind: object, error: BaseException | None, _trace: object) -> None:
         with self._lock:
             self._inside -= 1
             if not self._inside:
-                _switch(*self._before)
+                _set_switches(*self._before)
         name, found, _ = str(error).partition(" does not have a deterministic implementation")
         if found and isinstance(error, RuntimeError):
             raise ValueError(
@@ -102,8 +102,8 @@ class _Deterministic:
 _memory: Any = torch.utils.deterministic
 
 
-def _switches() -> tuple[int, bool, bool, bool]:
-    """Return the current values of the settings that `_switch` sets."""
+def _read_switches() -> tuple[int, bool, bool, bool]:
+    """Return the current values of the settings that `_set_switches` sets."""
     cudnn = torch.backends.cudnn
     return (
         torch.get_deterministic_debug_mode(),
@@ -113,7 +113,7 @@ def _switches() -> tuple[int, bool, bool, bool]:
     )
 
 
-def _switch(mode: int, deterministic: bool, benchmark: bool, fills: bool) -> None:
+def _set_switches(mode: int, deterministic: bool, benchmark: bool, fills: bool) -> None:
     torch.set_deterministic_debug_mode(
         mode
     )  # `use_deterministic_algorithms` would import Inductor, which takes seconds
@@ -124,7 +124,7 @@ def _switch(mode: int, deterministic: bool, benchmark: bool, fills: bool) -> Non
 _DETERMINISTIC = _Deterministic()
 
 
-def compute(options: Options, precision: str | None = None) -> Compute:
+def setup_compute(options: Options, precision: str | None = None) -> Compute:
     """Choose device and precision, and set the number of threads; processes of torchrun share the machine.
 
     With `deterministic`, CUBLAS_WORKSPACE_CONFIG is set unless it is set already: cuBLAS reads it when it starts.
@@ -144,24 +144,24 @@ def compute(options: Options, precision: str | None = None) -> Compute:
             "TORCHINDUCTOR_DETERMINISTIC", "1"
         )  # of torch.compile: kernels are not chosen by their times
     try:
-        device = named_device(options.device)
+        device = resolve_device(options.device)
         torch.empty(0, device=device)
     except (RuntimeError, AssertionError, NotImplementedError) as error:
         reason = str(error).splitlines()[0]
         raise ValueError(f"device={options.device} is not available here ({reason}); use device=auto or cpu") from error
     _use_threads(options.threads)
-    deterministic = options.deterministic and agrees_with_cublas(device)
+    deterministic = options.deterministic and is_cublas_deterministic(device)
     if device.type == "cuda":
         torch.cuda.set_device(device)
     if device.type == "cpu":
         keep_memory()
         torch.set_flush_denormal(True)  # probabilities near 1e-40 would take a hundred times as long as others
     chosen = precision or options.precision
-    precise = chosen == "fp32" or (chosen == "auto" and not _fast_bfloat16(device))
+    precise = chosen == "fp32" or (chosen == "auto" and not _has_fast_bfloat16(device))
     return Compute(device, None if precise else torch.bfloat16, deterministic)
 
 
-def agrees_with_cublas(device: torch.device) -> bool:
+def is_cublas_deterministic(device: torch.device) -> bool:
     """Return whether cuBLAS can be deterministic on this device; warn once if it cannot."""
     given = os.environ.get(_CUBLAS)
     if device.type != "cuda" or given in _CUBLAS_VALUES:
@@ -194,7 +194,7 @@ def _use_threads(asked: int | None) -> None:
 _chosen = _own = torch.get_num_threads()
 
 
-def named_device(name: str) -> torch.device:
+def resolve_device(name: str) -> torch.device:
     """Return the device of that name; with several GPUs, `cuda` is the one of this process.
 
     Raises:
@@ -214,7 +214,7 @@ def _cpu_name() -> str:
     return platform.processor() or platform.machine()
 
 
-def _fast_bfloat16(device: torch.device) -> bool:
+def _has_fast_bfloat16(device: torch.device) -> bool:
     """Return whether the processor multiplies bfloat16 faster than float32 (AVX512-BF16, AMX; Ampere and later)."""
     if device.type == "cuda":
         return torch.cuda.get_device_capability(device)[0] >= 8

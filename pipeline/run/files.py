@@ -26,7 +26,7 @@ AGAIN = {  # what to do about a file that is damaged
 }
 
 
-def write_or_say(path: Path, content: bytes) -> bool:
+def write_or_log(path: Path, content: bytes) -> bool:
     """Write a file whose contents are also shown; log an error if it cannot be written.
 
     Its folder must exist: a removed folder is not created again.
@@ -74,7 +74,7 @@ def read_as(kind: type[T], path: Path, inside: Path | None = None) -> T:
     """
     found = checked.read_json(path, inside=inside or path.parent, advice=AGAIN.get(path.name, ""), several=True)
     try:
-        return cast(T, _adapter(cast(Any, kind)).validate_python(found))
+        return cast(T, _type_adapter(cast(Any, kind)).validate_python(found))
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
         place = ".".join(str(part) for part in first["loc"])
@@ -82,7 +82,7 @@ def read_as(kind: type[T], path: Path, inside: Path | None = None) -> T:
 
 
 @cache
-def _adapter(kind: Any) -> TypeAdapter[Any]:
+def _type_adapter(kind: Any) -> TypeAdapter[Any]:
     return TypeAdapter(kind)
 
 
@@ -99,7 +99,7 @@ class Environment:
 
 
 @dataclass(kw_only=True)
-class Remembered:
+class CorpusRecord:
     """corpus.json: the corpus that a run is trained on.
 
     Attributes:
@@ -187,18 +187,18 @@ class Breakdown:
     decoder_by_frequency: list[Part] = field(default_factory=list)
     known_by_frequency: list[Part] = field(default_factory=list)
 
-    def of_parts(self) -> list[tuple[str, ...]]:
-        """Return a table of bits per token by frequency, for a mixture and each of its parts; see `OF_PARTS`."""
+    def mixture_rows(self) -> list[tuple[str, ...]]:
+        """Return a table of bits per token by frequency, for a mixture and each of its parts; see `MIXTURE_COLUMNS`."""
         tables = (self.by_frequency, self.decoder_by_frequency, self.known_by_frequency)
         found = [{part.of: part.bits_per_token for part in table} for table in tables]
         return [
-            (part.of, f"{part.chunks:,}", *(_bits(each.get(part.of)) for each in found))
+            (part.of, f"{part.chunks:,}", *(_format_bits(each.get(part.of)) for each in found))
             for part in (self.by_frequency if self.decoder_by_frequency else [])
         ]
 
 
 @dataclass
-class Analysed:
+class AnalysisSummary:
     """The part of analysis/analysis.json that a report shows: the checkpoint, and the findings as sentences."""
 
     stage: str
@@ -207,7 +207,7 @@ class Analysed:
     findings: list[str]
 
 
-OF_PARTS = ("times in train", "chunks", "mixture, bits/token", "decoder alone", "known chunks alone")
+MIXTURE_COLUMNS = ("times in train", "chunks", "mixture, bits/token", "decoder alone", "known chunks alone")
 
 
 @dataclass
@@ -236,19 +236,19 @@ class MixtureParts:
     def __str__(self) -> str:
         """Return a sentence for people."""
         return (
-            f"{self.known:,} known chunks, alone {_bits(self.known_bits_per_token)} bits/token where the decoder has "
-            f"{_bits(self.known_decoder_bits_per_token)}; the decoder alone on all {_bits(self.decoder_bits_per_token)}; "
+            f"{self.known:,} known chunks, alone {_format_bits(self.known_bits_per_token)} bits/token where the decoder has "
+            f"{_format_bits(self.known_decoder_bits_per_token)}; the decoder alone on all {_format_bits(self.decoder_bits_per_token)}; "
             f"{self.unknown_share:.2%} of the chunks unknown, gate {self.gate:.3f}, "
             f"{self.known_flops_per_token / 1e6:.3g} MFLOP per token"
         )
 
 
-def _bits(value: float | None) -> str:
+def _format_bits(value: float | None) -> str:
     return "–" if value is None else f"{value:.4f}"
 
 
 @dataclass
-class Figure:
+class HeadlineMetric:
     """A metric's value, its unit, and the unit it is averaged over."""
 
     value: float
@@ -265,7 +265,7 @@ class Evaluation:
         stage: phase whose checkpoint was used.
         step: training step of that checkpoint.
         checkpoint: digest of that checkpoint.
-        fallback: why it was used although it is not the best, see `pipeline.run.checkpoints.Saved`; None if nothing was
+        fallback: why it was used although it is not the best, see `pipeline.run.checkpoints.CheckpointSummary`; None if nothing was
             wrong.
         bits: total of all tokens and ends of chunks.
         tokens: number of source tokens.
@@ -319,11 +319,11 @@ class Evaluation:
     not_beaten: list[str]
 
     @property
-    def headline(self) -> Figure:
+    def headline(self) -> HeadlineMetric:
         """The main metric: bits/dim for pictures and sound, else bits/char."""
         if self.bits_per_dim is not None:
-            return Figure(self.bits_per_dim, "bits/dim", "values")
-        return Figure(self.bits_per_char, "bits/char", "characters")
+            return HeadlineMetric(self.bits_per_dim, "bits/dim", "values")
+        return HeadlineMetric(self.bits_per_char, "bits/char", "characters")
 
     @property
     def whose(self) -> str:
@@ -333,7 +333,7 @@ class Evaluation:
         return f"A mixture. {self.parts}." if self.parts is not None else ""
 
     @property
-    def decoder(self) -> float | None:
+    def decoder_metric(self) -> float | None:
         """The metric of a mixture's decoder alone, in the unit of `headline`; None without a mixture."""
         return None if self.parts is None else self.parts.decoder_bits_per_token * self.tokens / self.characters
 
@@ -365,7 +365,7 @@ class KeptSample(Sample):
     fallback: str | None = None
 
 
-def pace(samples: Sequence[Sample]) -> str:
+def describe_speed(samples: Sequence[Sample]) -> str:
     """Describe the speed of sampling, and the share of chunks made without the decoder; empty for pictures."""
     speeds = [item.characters_per_second for item in samples if item.characters_per_second is not None]
     shares = [item.summoned for item in samples if item.summoned is not None]

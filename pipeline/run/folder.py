@@ -1,6 +1,6 @@
 """The run folder: configuration, environment, lock, and paths of all files. See the README for its layout.
 
-Every reader of a run calls `RunFolder.check` first: configuration and corpus must be those its checkpoint was trained
+Every reader of a run calls `RunFolder.check_unchanged` first: configuration and corpus must be those its checkpoint was trained
 with. Every writer holds `RunFolder.lock`, and has checked before everything that could be refused.
 """
 
@@ -18,28 +18,35 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import IO, Any, Concatenate, ParamSpec, Self, TypeVar
 
-from data.checked import named, open_file, stamp_file
+from data.checked import add_path_to_errors, open_file, stamp_file
 from data.chunkers import Chunker, make_chunker
 from data.corpus import MANIFEST, Corpus
 from data.distinct import frequent_words
 from data.durable import (
     Guard,
+    acquire_lock,
     check_guards,
-    guarded,
-    hold,
-    holder,
+    guard_folder,
     make_folders,
-    sweep,
-    whoami,
+    process_description,
+    read_lock_holder,
+    remove_unlocked_files,
     write_atomically,
     write_json,
 )
-from data.locations import is_remote, redact
+from data.locations import is_remote, redact_urls
 from data.statistics import Summary
-from pipeline.config import ConfigError, dump, load, presets
+from pipeline.config import ConfigError, dump_options, list_presets, load_options
 from pipeline.options import Options, Phase
-from pipeline.run.checkpoints import Saved, choose, has_checkpoint, identity, unlike, warn_once
-from pipeline.run.files import Environment, Remembered, read_as, read_json
+from pipeline.run.checkpoints import (
+    CheckpointSummary,
+    choose_checkpoint,
+    has_checkpoint,
+    identity_differences,
+    make_identity,
+    warn_once,
+)
+from pipeline.run.files import CorpusRecord, Environment, read_as, read_json
 
 log = logging.getLogger(__name__)
 P = ParamSpec("P")
@@ -80,7 +87,7 @@ class RunFolder:
         self.path = path
 
     @classmethod
-    def of(cls, options: Options) -> Self:
+    def from_options(cls, options: Options) -> Self:
         """Return the folder of the run with these options, whether it exists or not."""
         return cls(Path(options.runs_dir) / options.name)
 
@@ -91,15 +98,15 @@ class RunFolder:
         Raises:
             OSError: the folder cannot be written.
         """
-        run = cls.of(options)
+        run = cls.from_options(options)
         check_guards(run.path)
         run.path.mkdir(parents=True, exist_ok=True)
-        sweep(run.path.rglob(".*.partial"))  # files of processes that were killed
-        write_atomically(run.path / CONFIG, dump(options).encode())
-        run.write_json(ENVIRONMENT, asdict(environment(options)))
+        remove_unlocked_files(run.path.rglob(".*.partial"))  # files of processes that were killed
+        write_atomically(run.path / CONFIG, dump_options(options).encode())
+        run.write_json(ENVIRONMENT, asdict(describe_environment(options)))
         return run
 
-    def keep(self, options: Options, corpus: Corpus) -> None:
+    def restore_missing_files(self, options: Options, corpus: Corpus) -> None:
         """Write a run's own files again if they were removed during training, for example by a cleaner of old files.
 
         Raises:
@@ -109,11 +116,11 @@ class RunFolder:
         for name in missing:
             log.warning("%s was removed while the run is trained: it is written again", self.path / name)
             if name == CONFIG:
-                write_atomically(self.path / CONFIG, dump(options).encode())
+                write_atomically(self.path / CONFIG, dump_options(options).encode())
             elif name == ENVIRONMENT:
-                self.write_json(ENVIRONMENT, asdict(environment(options)))
+                self.write_json(ENVIRONMENT, asdict(describe_environment(options)))
             else:
-                self.remember(corpus)
+                self.write_corpus_record(corpus)
 
     @classmethod
     def find(cls, run: str | Path, runs_dir: str = "runs") -> Self:
@@ -127,13 +134,13 @@ class RunFolder:
             if os.path.lexists(path / "config.yaml"):
                 return cls(path)
         if run.exists():
-            raise FileNotFoundError(f"{run} is not a run: it has no config.yaml{_instead_of_run(str(run))}")
+            raise FileNotFoundError(f"{run} is not a run: it has no config.yaml{_suggest_instead(str(run))}")
         known = sorted(list_runs(runs_dir))
         hint = f"runs there: {', '.join(known[:10])}" if known else f"there are no runs in {runs_dir}/"
-        hint += _instead_of_run(str(run))
+        hint += _suggest_instead(str(run))
         raise FileNotFoundError(f"no run {str(run)!r}, neither a folder nor a name under {runs_dir}/; {hint}")
 
-    def options(self, overrides: list[str] | tuple[str, ...] = (), reader: str | None = None) -> Options:
+    def load_options(self, overrides: list[str] | tuple[str, ...] = (), reader: str | None = None) -> Options:
         """Load the run's configuration with some options changed; `name` and `runs_dir` are set to this folder.
 
         Args:
@@ -145,7 +152,11 @@ class RunFolder:
             ConfigError: the configuration is not of this version, or an override is wrong or does not apply.
         """
         open_file(self.path / "config.yaml", self.path).close()  # no link that leads out of the run
-        options = load(self.path / "config.yaml", overrides) if overrides else _own(self.path / "config.yaml")
+        options = (
+            load_options(self.path / "config.yaml", overrides)
+            if overrides
+            else _cached_options(self.path / "config.yaml")
+        )
         keys = [override.split("=", 1)[0] for override in overrides]
         takes = READS.get(reader or "", ())
         for key in keys:
@@ -164,17 +175,17 @@ class RunFolder:
         options.name, options.runs_dir = named.name, str(named.parent)
         return options
 
-    def corpus(self) -> Corpus:
+    def open_corpus(self) -> Corpus:
         """Open the sharded corpus that the run was trained on, without its source.
 
         Raises:
             FileNotFoundError: the shards are missing, or nothing was trained yet.
             ValueError: another corpus is in its place.
         """
-        remembered, options = self._corpus(), self.options()
+        remembered, options = self._read_corpus_record(), self.load_options()
         location = remembered.location
         if is_remote(location):
-            log.warning("%s/corpus.json names the place of the shards, %s", self.path, redact(location))
+            log.warning("%s/corpus.json names the place of the shards, %s", self.path, redact_urls(location))
             places = [location]
         else:  # where it lies from the run, with which it may have been moved; where it lay; where such are kept
             kept = Path(options.shards_dir) / Path(location).name
@@ -204,33 +215,33 @@ class RunFolder:
         Raises:
             FileNotFoundError: nothing was trained yet.
         """
-        return str(self._corpus().digest)
+        return str(self._read_corpus_record().digest)
 
-    def chunker(self) -> Chunker:
+    def load_chunker(self) -> Chunker:
         """Return the chunker of the run's corpus, without opening the corpus.
 
         Raises:
             FileNotFoundError: nothing was trained yet.
         """
-        found = self._corpus()
-        return make_chunker(self.options().chunker, found.fitted, found.chunker_version)
+        found = self._read_corpus_record()
+        return make_chunker(self.load_options().chunker, found.fitted, found.chunker_version)
 
-    def prompts(self) -> list[str]:
+    def corpus_prompts(self) -> list[str]:
         """Return prompts from the corpus: some of its frequent chunks, and the empty prompt."""
-        return [*self._corpus().frequent, ""]
+        return [*self._read_corpus_record().frequent, ""]
 
-    def statistics(self, split: str) -> Summary | None:
+    def split_statistics(self, split: str) -> Summary | None:
         """Return the statistics of a split of the run's corpus; None if they are unknown."""
-        return self._corpus().statistics.get(split) if os.path.lexists(self.path / CORPUS) else None
+        return self._read_corpus_record().statistics.get(split) if os.path.lexists(self.path / CORPUS) else None
 
-    def form(self) -> dict[str, int]:
+    def document_form(self) -> dict[str, int]:
         """Return the common format of the corpus's documents; see `Corpus.form`."""
-        return self._corpus().form
+        return self._read_corpus_record().form
 
-    def remember(self, corpus: Corpus) -> None:
+    def write_corpus_record(self, corpus: Corpus) -> None:
         """Write corpus.json: the corpus that the run is trained on, and the state its chunker learned from it."""
         place = corpus.folder.resolve()
-        remembered = Remembered(
+        remembered = CorpusRecord(
             location=corpus.location if corpus.is_remote else str(place),
             beside=None if corpus.is_remote else os.path.relpath(place, self.path.resolve()),
             digest=corpus.digest,
@@ -242,19 +253,19 @@ class RunFolder:
         )
         self.write_json(CORPUS, asdict(remembered))
 
-    def _corpus(self) -> Remembered:
+    def _read_corpus_record(self) -> CorpusRecord:
         try:
-            return read_as(Remembered, self.path / CORPUS)
+            return read_as(CorpusRecord, self.path / CORPUS)
         except FileNotFoundError:
             raise FileNotFoundError(
-                f"{self.path} was not trained yet: run `{command('pretrain', self)}` or `{command('train', self)}` first"
+                f"{self.path} was not trained yet: run `{format_command('pretrain', self)}` or `{format_command('train', self)}` first"
             ) from None
 
-    def phase(self, name: str) -> Path:
+    def phase_folder(self, name: str) -> Path:
         """Return the folder of a training phase: pretrain, finetune or train."""
         return self.path / name
 
-    def first(self, options: Options) -> "RunFolder":
+    def find_first_run(self, options: Options) -> "RunFolder":
         """Return the run whose phase one phase two starts from: this one, or that of `finetune.start_from`.
 
         Raises:
@@ -263,16 +274,16 @@ class RunFolder:
         start = options.finetune.start_from
         return RunFolder.find(start, options.runs_dir) if start else self
 
-    def history(self, options: Options) -> dict[str, Path]:
+    def phase_history(self, options: Options) -> dict[str, Path]:
         """Return the folders of the phases behind the model by name, existing or not.
 
         With `finetune.start_from`, phase one is named `pretrain of OTHER`.
         """
-        found = {name: self.phase(name) for name in ("train", "pretrain", "finetune")}
+        found = {name: self.phase_folder(name) for name in ("train", "pretrain", "finetune")}
         if not found["finetune"].is_dir() or not (start := options.finetune.start_from):
             return found
         try:
-            found["pretrain"] = self.first(options).phase("pretrain")
+            found["pretrain"] = self.find_first_run(options).phase_folder("pretrain")
         except FileNotFoundError:
             found["pretrain"] = self.path / "gone"
             log.warning("%s began with the phase one of %s, which is not there and not counted", self.path, start)
@@ -280,7 +291,7 @@ class RunFolder:
 
     def is_trained(self) -> bool:
         """Return whether any phase has a checkpoint."""
-        return any(has_checkpoint(self.phase(name) / "checkpoints") for name in PHASES)
+        return any(has_checkpoint(self.phase_folder(name) / "checkpoints") for name in PHASES)
 
     def trained_phase(self, wanted: Phase | None = None) -> Phase:
         """Return the wanted phase, or the last one that has a checkpoint: finetune, else train, else pretrain.
@@ -289,15 +300,15 @@ class RunFolder:
             FileNotFoundError: the wanted phase, or every phase, has no checkpoint.
         """
         for name in (wanted,) if wanted else PHASES:
-            if has_checkpoint(self.phase(name) / "checkpoints"):
+            if has_checkpoint(self.phase_folder(name) / "checkpoints"):
                 return name
         stages = (wanted,) if wanted else ("pretrain", "train")
-        commands = " or ".join(f"`{command(stage, self)}`" for stage in stages)
+        commands = " or ".join(f"`{format_command(stage, self)}`" for stage in stages)
         raise FileNotFoundError(
             f"{self.path} has no checkpoint{f' of {wanted}' if wanted else ''} yet: train it with {commands} first"
         )
 
-    def present(self, wanted: Phase | None = None) -> Saved:
+    def select_checkpoint(self, wanted: Phase | None = None) -> CheckpointSummary:
         """Return the checkpoint that is evaluated, sampled from, indexed and shown; see `choose`.
 
         Raises:
@@ -305,7 +316,7 @@ class RunFolder:
             ValueError: no checkpoint is whole.
         """
         phase = self.trained_phase(wanted)
-        found = choose(self.phase(phase) / "checkpoints")
+        found = choose_checkpoint(self.phase_folder(phase) / "checkpoints")
         return found if wanted else replace(found, fallback=self.explain_phase(phase, found.fallback))
 
     def explain_phase(self, phase: Phase, fallback: str | None) -> str | None:
@@ -320,21 +331,23 @@ class RunFolder:
         """
         for later in PHASES[: PHASES.index(phase)]:
             if self.has_begun(later):
-                said = warn_once(f"{self.phase(later)} has metrics and no checkpoint; using that of {phase} instead")
+                said = warn_once(
+                    f"{self.phase_folder(later)} has metrics and no checkpoint; using that of {phase} instead"
+                )
                 return "; ".join(filter(None, [said, fallback]))
         return fallback
 
     def has_begun(self, phase: Phase) -> bool:
         """Return whether a phase has written metrics."""
         with suppress(OSError):
-            return (self.phase(phase) / "metrics.jsonl").stat().st_size > 0
+            return (self.phase_folder(phase) / "metrics.jsonl").stat().st_size > 0
         return False
 
-    def digest(self, wanted: Phase | None = None) -> str:
+    def checkpoint_digest(self, wanted: Phase | None = None) -> str:
         """Return the digest of the present checkpoint, which files made from it carry too. Raises as `present` does."""
-        return self.present(wanted).digest
+        return self.select_checkpoint(wanted).digest
 
-    def check(self, options: Options | None = None, of: Saved | None = None) -> None:
+    def check_unchanged(self, options: Options | None = None, of: CheckpointSummary | None = None) -> None:
         """Check that configuration and corpus are those of the checkpoint; every reader of a run does so first.
 
         Args:
@@ -345,9 +358,9 @@ class RunFolder:
             FileNotFoundError: nothing was trained yet.
             ValueError: config.yaml or corpus.json was changed since, or `options` describe another model.
         """
-        of = of or self.present(options.evaluate.stage if options else None)
-        corpus = self._corpus().digest
-        if found := unlike(of.identity, identity(self.options(), corpus)):
+        of = of or self.select_checkpoint(options.evaluate.stage if options else None)
+        corpus = self._read_corpus_record().digest
+        if found := identity_differences(of.identity, make_identity(self.load_options(), corpus)):
             place = "corpus.json" if found[0].startswith("corpus=") else "config.yaml"
             raise ValueError(
                 f"{of.path} was trained with {found[0]}, but {self.path / place} says {found[1]}: it was changed since, set it "
@@ -355,16 +368,19 @@ class RunFolder:
             )
         if options is None:
             return
-        asked = identity(options, corpus)
+        asked = make_identity(options, corpus)
         asked["batch"] = of.identity["batch"]  # evaluation may take other windows
-        if found := unlike(of.identity, asked):
+        if found := identity_differences(of.identity, asked):
             raise ValueError(f"{of.path} was trained with {found[0]}, which {found[1]} cannot change")
 
-    def is_made(self, name: str, options: Options, **settings: Any) -> bool:
+    def is_current(self, name: str, options: Options, **settings: Any) -> bool:
         """Return whether a JSON file of the run was made from its present checkpoint, with these settings."""
         try:
             found = read_json(self.path / name, ("checkpoint", *settings))
-            return found["checkpoint"] == self.digest(options.evaluate.stage) and settings.items() <= found.items()
+            return (
+                found["checkpoint"] == self.checkpoint_digest(options.evaluate.stage)
+                and settings.items() <= found.items()
+            )
         except (OSError, ValueError, TypeError):
             return False
 
@@ -387,55 +403,55 @@ class RunFolder:
             OSError: the folder cannot be written.
         """
         made = [folder for folder in (self.path, *self.path.parents) if not folder.exists()]
-        with self._held() as file:
+        with self._open_lock() as file:
             before = file.read()
-            with named(self.path / "lock"):
-                _rewrite(file, whoami().encode())
+            with add_path_to_errors(self.path / "lock"):
+                _rewrite_file(file, process_description().encode())
             try:
-                with guarded(self.path, (self.path / "lock", file)) as guard:
+                with guard_folder(self.path, (self.path / "lock", file)) as guard:
                     try:
                         yield guard
                     finally:
                         with suppress(OSError):
-                            guard.check()  # else what is there is another process's
+                            guard.check_unchanged()  # else what is there is another process's
                             if made and [path.name for path in self.path.iterdir()] == ["lock"]:
                                 (self.path / "lock").unlink()
                                 for folder in made:
                                     folder.rmdir()
             finally:
-                _rewrite(file, before)
+                _rewrite_file(file, before)
 
-    def holder(self) -> str | None:
+    def lock_holder(self) -> str | None:
         """Return a description of the process that holds the run's lock, such as a training; None if it is free."""
-        return holder(self.path / "lock")
+        return read_lock_holder(self.path / "lock")
 
-    def _held(self) -> IO[bytes]:
+    def _open_lock(self) -> IO[bytes]:
         def refuse(holder: str) -> None:
             raise BlockingIOError(f"{self.path} is in use by {holder}; wait for it or stop it")
 
         while True:
             self.path.mkdir(parents=True, exist_ok=True)
             with suppress(FileNotFoundError):  # another, which had made the folder, has taken it away again
-                return hold(self.path / "lock", refuse, patience=1.0)
+                return acquire_lock(self.path / "lock", refuse, patience=1.0)
 
 
 _options: dict[Path, tuple[list[int], Options]] = {}  # of config.yaml files, as this process has read them
 _MOST = 4096  # a listing or comparison of thousands reads each once
 
 
-def _own(path: Path) -> Options:
+def _cached_options(path: Path) -> Options:
     """Return a copy of the options in a config.yaml, cached until the file changes; loading takes long."""
     path, stamp = path.absolute(), stamp_file(path)
     known = _options.get(path)
     if known is None or known[0] != stamp:
-        known = stamp, load(path)
+        known = stamp, load_options(path)
         while len(_options) >= _MOST:
             _options.pop(next(iter(_options)), None)
         _options[path] = known
     return deepcopy(known[1])
 
 
-def command(stage: str, folder: RunFolder, *more: str) -> str:
+def format_command(stage: str, folder: RunFolder, *more: str) -> str:
     """Return a command that can be typed as it is, wherever runs are kept.
 
     Args:
@@ -446,18 +462,18 @@ def command(stage: str, folder: RunFolder, *more: str) -> str:
     return shlex.join(["haed", stage, str(folder.path), *more])
 
 
-def of_stage(stage: Phase | None) -> list[str]:
+def stage_overrides(stage: Phase | None) -> list[str]:
     """Return the override that selects the checkpoint of a phase; an empty list selects the last phase."""
     return [f"evaluate.stage={stage}"] if stage else []
 
 
-def guarding(stage: Callable[Concatenate[Options, P], T]) -> Callable[Concatenate[Options, P], T]:
+def guard_results(stage: Callable[Concatenate[Options, P], T]) -> Callable[Concatenate[Options, P], T]:
     """Decorate a stage that reads a run: its results go into the folder it began with, or are not written."""
 
     @wraps(stage)
     def execute(options: Options, /, *more: P.args, **named: P.kwargs) -> T:
-        path = RunFolder.of(options).path
-        with guarded(path) if path.is_dir() else nullcontext():
+        path = RunFolder.from_options(options).path
+        with guard_folder(path) if path.is_dir() else nullcontext():
             return stage(options, *more, **named)
 
     return execute
@@ -469,23 +485,23 @@ def list_runs(runs_dir: str | Path) -> list[str]:
     return sorted(written, key=lambda name: -written[name])
 
 
-def _instead_of_run(name: str) -> str:
+def _suggest_instead(name: str) -> str:
     """Suggest what to type if there is no run of that name."""
-    if name in presets():
+    if name in list_presets():
         return f"; {name} is a preset: `haed run --config {name}` makes a run of it"
     if Path(name).suffix in (".yaml", ".yml", ".json") and os.path.isfile(name):
         return f"; a configuration is given by --config {name}"
     return f"; data is given by source.path={name}" if os.path.exists(name) else ""
 
 
-def _rewrite(file: IO[bytes], content: bytes) -> None:
+def _rewrite_file(file: IO[bytes], content: bytes) -> None:
     file.seek(0)
     file.truncate()
     file.write(content)
     file.flush()
 
 
-def environment(options: Options) -> Environment:
+def describe_environment(options: Options) -> Environment:
     """Return everything besides the configuration that a result depends on: versions, commit, machine, seed, device."""
     import torch  # whose own version tells the build for CUDA, unlike that of the package
 

@@ -18,28 +18,28 @@ import numpy as np
 
 from data.chunkers import Chunker
 from data.corpus import Corpus
-from data.distinct import DistinctChunks, telling
+from data.distinct import DistinctChunks, select_telling_chunks
 from haed.options import SYSTEMS
 from pipeline.config import ConfigError
 from pipeline.options import Options
 from pipeline.run.folder import RunFolder
-from pipeline.run.spaces.answers import PIXELS, Answers, Neighbour, Neighbours, say_notes, spell
-from pipeline.run.spaces.queries import Text, parse, to_bytes
-from pipeline.run.spaces.stored import SCORES, Files, Meta, Rows, StaleIndex, place_of
-from pipeline.run.spaces.vectors import Vectors, prepared, whole
-from pipeline.shown import meant, visible
+from pipeline.run.spaces.answers import PIXELS, Neighbour, QueryResult, SearchResults, display_chunk, log_notes
+from pipeline.run.spaces.queries import Text, parse_chunk, to_bytes
+from pipeline.run.spaces.stored import SCORES, IndexFiles, IndexMetadata, StaleIndexError, VectorFile, space_folder
+from pipeline.run.spaces.vectors import Vectors, prepare_vectors, search_uncentred
+from pipeline.shown import escape_control_characters, unescape_query
 
 log = logging.getLogger(__name__)
 OWN_QUERIES = 6
 COUNT = 8  # neighbours, unless it is said how many
 FLOORS, ENOUGH = (10, 5, 3, 2), 1000  # occurrences, chunks
-__all__ = ["PIXELS", "Answers", "Embed", "Index", "Neighbour", "Neighbours", "StaleIndex", "spell"]
+__all__ = ["PIXELS", "ChunkIndex", "Embed", "Neighbour", "QueryResult", "SearchResults", "StaleIndexError", "display_chunk"]
 
 Embed = Callable[[list[bytes]], np.ndarray]  # n chunks: (n, E) float32
 Search = Callable[[int, int], tuple[np.ndarray, np.ndarray]]  # how many, among so many first rows: scores, rows
 
 
-def floor(counts: np.ndarray) -> int:
+def known_count_threshold(counts: np.ndarray) -> int:
     """Return the count from which a chunk is taken as known: 10, or less if fewer than 1,000 chunks are that frequent.
 
     The alternatives are 5, 3, 2 and 1.
@@ -61,7 +61,7 @@ def check_count(name: str, value: int) -> int:
     return int(value)
 
 
-class Index:
+class ChunkIndex:
     """An open index of chunks. It has no model, so callers embed chunks that it does not have.
 
     It may be queried from several threads.
@@ -79,7 +79,7 @@ class Index:
     def __init__(
         self,
         folder: RunFolder,
-        meta: Meta,
+        meta: IndexMetadata,
         chunks: DistinctChunks,
         norms: np.ndarray,
         distances: np.ndarray | None,
@@ -89,14 +89,16 @@ class Index:
         self.folder, self.meta, self.chunks, self.search = folder, meta, chunks, search
         self.norms, self.distances = norms, distances
         self.mean = None if meta.mean is None else np.array(meta.mean, np.float32)
-        self.find = lru_cache(1 << 12)(self._find)  # a question looks each of its chunks up several times
+        self.find_row = lru_cache(1 << 12)(self._search_row)  # a question looks each of its chunks up several times
 
     @classmethod
     def open(cls, folder: RunFolder, digest: str | None = None) -> Self:
-        """Open the index of a run, leaving its vectors in their file; see `Files.open` for checks and errors."""
-        files = Files.open(folder, "chunks", digest)
+        """Open the index of a run, leaving its vectors in their file; see `IndexFiles.open` for checks and errors."""
+        files = IndexFiles.open(folder, "chunks", digest)
         of_mean = {"from_mean": "FLOAT"} if files.meta.metric == "centred" else {}
-        columns = files.columns(tokens="FIXED_LEN_BYTE_ARRAY", length="INT64", count="INT64", norm="FLOAT", **of_mean)
+        columns = files.read_columns(
+            tokens="FIXED_LEN_BYTE_ARRAY", length="INT64", count="INT64", norm="FLOAT", **of_mean
+        )
         tokens, lengths, counts = columns["tokens"], columns["length"], columns["count"]
         if not ((1 <= lengths) & (lengths <= tokens.shape[1])).all() or (np.diff(counts) > 0).any():
             raise ValueError(f"the index in {files.place} is damaged (lengths or counts): {files.again}")
@@ -107,31 +109,31 @@ class Index:
     def is_there(folder: RunFolder) -> bool:
         """Return whether an index of chunks was built, by this version or an earlier one."""
         return any(
-            os.path.lexists(place / "meta.json") for place in (place_of(folder, "chunks"), folder.path / "index")
+            os.path.lexists(place / "meta.json") for place in (space_folder(folder, "chunks"), folder.path / "index")
         )
 
     def __len__(self) -> int:
         return len(self.chunks.counts)
 
     @property
-    def vectors(self) -> np.ndarray | Rows:
+    def vectors(self) -> np.ndarray | VectorFile:
         """Vectors (n, E) float32, as returned by `prepared`."""
         return self.search.exact
 
     @cached_property
     def chunker(self) -> Chunker:
         """The run's chunker."""
-        return self.folder.chunker()
+        return self.folder.load_chunker()
 
     @cached_property
-    def _corpus(self) -> Corpus:
-        return self.folder.corpus()
+    def _run_corpus(self) -> Corpus:
+        return self.folder.open_corpus()
 
-    def chunk(self, row: int) -> bytes:
+    def chunk_at(self, row: int) -> bytes:
         """Return the chunk of a row."""
         return self.chunks.tokens[row].tobytes()[: int(self.chunks.lengths[row])]
 
-    def _find(self, chunk: bytes) -> int | None:
+    def _search_row(self, chunk: bytes) -> int | None:
         """Return the row of a chunk; None if it has none."""
         size = len(chunk)
         if not 1 <= size <= self.chunks.tokens.shape[1]:
@@ -140,23 +142,23 @@ class Index:
         same = (self.chunks.tokens[rows, :size] == np.frombuffer(chunk, np.uint8)).all(1)
         return int(rows[same.argmax()]) if same.any() else None
 
-    def known(self, min_count: int | None = None) -> int:
+    def count_known(self, min_count: int | None = None) -> int:
         """Return the number of chunks with at least this count (None: the index's floor); they have the first rows."""
         least = self.meta.floor if min_count is None else min_count
         return int(np.searchsorted(-self.chunks.counts, -least, side="right"))
 
-    def nearest(
+    def nearest_chunks(
         self,
         queries: Sequence[Text],
         count: int | None,
         embed: Embed,
         strict: bool = True,
         min_count: int | None = None,
-    ) -> Answers:
+    ) -> SearchResults:
         """Find the chunks nearest to each query, without the query itself.
 
         Args:
-            queries: see `pipeline.run.spaces.queries.parse`; if empty, frequent chunks of the corpus.
+            queries: see `pipeline.run.spaces.queries.parse_chunk`; if empty, frequent chunks of the corpus.
             count: neighbours of each query; None is eight. If there are fewer, all are returned, with a note.
             embed: called with the queries that the index does not have, if there are any.
             strict: false skips queries that are no chunks of this run, meant for another kind of data.
@@ -165,11 +167,13 @@ class Index:
         Raises:
             ValueError: a query is not a chunk of this run.
         """
-        asked = self._asked(queries, strict)
-        vectors = self.embedded(asked, embed)
-        return self.answer([(spell(chunk, self.meta.chunker), chunk) for chunk in asked], vectors, count, min_count)
+        asked = self._parse_queries(queries, strict)
+        vectors = self.embed_queries(asked, embed)
+        return self.search_vectors(
+            [(display_chunk(chunk, self.meta.chunker), chunk) for chunk in asked], vectors, count, min_count
+        )
 
-    def analogy(
+    def nearest_to_sum(
         self,
         like: Sequence[Text],
         minus: Sequence[Text],
@@ -177,7 +181,7 @@ class Index:
         count: int | None,
         embed: Embed,
         min_count: int | None = None,
-    ) -> Answers:
+    ) -> SearchResults:
         """Find the chunks nearest to the sum of `like` and `plus` less `minus`, without these chunks themselves.
 
         Raises:
@@ -186,46 +190,52 @@ class Index:
         if not (like or plus):
             raise ValueError("nothing is added: --minus goes with --like or --plus")
         signs = [1.0] * len(like) + [-1.0] * len(minus) + [1.0] * len(plus)
-        asked = self._asked([*like, *minus, *plus], True)
-        (vector,) = np.array([signs], np.float32) @ self.embedded(asked, embed)
-        words = [spell(chunk, self.meta.chunker) for chunk in asked]
+        asked = self._parse_queries([*like, *minus, *plus], True)
+        (vector,) = np.array([signs], np.float32) @ self.embed_queries(asked, embed)
+        words = [display_chunk(chunk, self.meta.chunker) for chunk in asked]
         label = "".join(f" {'-' if sign < 0 else '+'} {word}" for sign, word in zip(signs, words, strict=True))
-        return self.answer([(label.removeprefix(" + "), b"".join(asked))], vector[None], count, min_count, [asked])
+        return self.search_vectors(
+            [(label.removeprefix(" + "), b"".join(asked))], vector[None], count, min_count, [asked]
+        )
 
     def query_vectors(self, queries: Sequence[Text], embed: Embed) -> np.ndarray:
         """Return vectors (q, E) of queries, as `nearest` uses them."""
         if not queries:
             return np.zeros((0, self.meta.width), np.float32)
-        return prepared(self.embedded(self._asked(queries, True), embed), self.meta.metric)
+        return prepare_vectors(self.embed_queries(self._parse_queries(queries, True), embed), self.meta.metric)
 
-    def embedded(self, chunks: list[bytes], embed: Embed) -> np.ndarray:
+    def embed_queries(self, chunks: list[bytes], embed: Embed) -> np.ndarray:
         """Return vectors (n, E) of chunks as the index holds them; `embed` is called for chunks it does not have."""
-        rows = [self.find(chunk) for chunk in chunks]
+        rows = [self.find_row(chunk) for chunk in chunks]
         strange = list(dict.fromkeys(chunk for chunk, row in zip(chunks, rows, strict=True) if row is None))
-        vectors = prepared(embed(strange), self.meta.metric, self.mean) if strange else ()
+        vectors = prepare_vectors(embed(strange), self.meta.metric, self.mean) if strange else ()
         made = dict(zip(strange, vectors, strict=True))
         for chunk in strange:
             near = [
                 each
                 for each in (chunk + b" ", chunk.removesuffix(b" "))
-                if each != chunk and self.find(each) is not None
+                if each != chunk and self.find_row(each) is not None
             ]
-            hint = f"; the index has {visible(spell(near[0], self.meta.chunker))}" if near else ""
+            hint = (
+                f"; the index has {escape_control_characters(display_chunk(near[0], self.meta.chunker))}"
+                if near
+                else ""
+            )
             log.info(
                 "%s is not in the index, its own embedding is searched with%s",
-                visible(spell(chunk, self.meta.chunker)),
+                escape_control_characters(display_chunk(chunk, self.meta.chunker)),
                 hint,
             )
         return np.stack([made[c] if r is None else self.vectors[r] for c, r in zip(chunks, rows, strict=True)])
 
-    def answer(
+    def search_vectors(
         self,
         asked: Sequence[tuple[str, bytes]],
         vectors: np.ndarray,
         count: int | None,
         min_count: int | None = None,
         without: Sequence[Sequence[bytes]] | None = None,
-    ) -> Answers:
+    ) -> SearchResults:
         """Find the chunks nearest to vectors (q, E) of the index, or to sums of them.
 
         Args:
@@ -238,16 +248,16 @@ class Index:
         Raises:
             ValueError: no chunk has this count.
         """
-        search = partial(self.search.nearest, prepared(vectors, self.meta.metric))
-        found = self._answers(
+        search = partial(self.search.find_nearest, prepare_vectors(vectors, self.meta.metric))
+        found = self._collect_results(
             asked, search, SCORES[self.meta.metric], count, min_count, without or [[chunk] for _, chunk in asked]
         )
-        found.about += self.meta.against
+        found.about += self.meta.chance_note
         return found
 
-    def expected(
+    def search_predictions(
         self, asked: Sequence[tuple[str, bytes]], vectors: np.ndarray, count: int | None, min_count: int | None = None
-    ) -> Answers:
+    ) -> SearchResults:
         """Find the chunks nearest to predictions (q, E), by the cosine if the metric is `centred`, else by the metric.
 
         The search is exact, because an approximate one is tuned for chunks. Scores of random pairs are not reported,
@@ -258,16 +268,16 @@ class Index:
         """
         none: list[list[bytes]] = [[] for _ in asked]
         if self.mean is None or self.distances is None:
-            exactly = partial(self.search.exactly, prepared(vectors, self.meta.metric))
-            return self._answers(asked, exactly, SCORES[self.meta.metric], count, min_count, none)
-        mean, distances, queries = self.mean, self.distances, prepared(vectors, "cosine")
+            exactly = partial(self.search.find_exactly, prepare_vectors(vectors, self.meta.metric))
+            return self._collect_results(asked, exactly, SCORES[self.meta.metric], count, min_count, none)
+        mean, distances, queries = self.mean, self.distances, prepare_vectors(vectors, "cosine")
 
         def search(most: int, among: int) -> tuple[np.ndarray, np.ndarray]:
-            return whole(queries, self.vectors, mean, distances[:among], self.norms[:among], most)
+            return search_uncentred(queries, self.vectors, mean, distances[:among], self.norms[:among], most)
 
-        return self._answers(asked, search, SCORES["cosine"], count, min_count, none)
+        return self._collect_results(asked, search, SCORES["cosine"], count, min_count, none)
 
-    def _answers(
+    def _collect_results(
         self,
         asked: Sequence[tuple[str, bytes]],
         search: Search,
@@ -275,35 +285,37 @@ class Index:
         count: int | None,
         min_count: int | None,
         without: Sequence[Sequence[bytes]],
-    ) -> Answers:
-        among, least = self.searched(min_count)
+    ) -> SearchResults:
+        among, least = self.searched_rows(min_count)
         wanted = check_count("count", COUNT if count is None else count)
-        left = [{self.find(chunk) for chunk in chunks} - {None} for chunks in without]
+        left = [{self.find_row(chunk) for chunk in chunks} - {None} for chunks in without]
         most = max((len(rows) for rows in left), default=0)
         scores, rows = search(min(wanted + most, among), among)
         found = []
         for (label, chunk), drop, own, near in zip(asked, left, scores.tolist(), rows.tolist(), strict=True):
-            kept = [self._named(row, score) for row, score in zip(near, own, strict=True) if row not in drop][:wanted]
-            note = None if count is None else self._fewer(count, len(kept), among, least)
-            found.append(Neighbours(label, chunk.hex(), kept, note))
-        say_notes(found)
-        return Answers(found, f"{score}, {self._about(among, least)}", score)
+            kept = [self._make_neighbour(row, score) for row, score in zip(near, own, strict=True) if row not in drop][
+                :wanted
+            ]
+            note = None if count is None else self._shortage_note(count, len(kept), among, least)
+            found.append(QueryResult(label, chunk.hex(), kept, note))
+        log_notes(found)
+        return SearchResults(found, f"{score}, {self._describe_search(among, least)}", score)
 
-    def searched(self, min_count: int | None = None) -> tuple[int, int]:
+    def searched_rows(self, min_count: int | None = None) -> tuple[int, int]:
         """Return the number of chunks that are searched, which have the first rows, and their minimum count.
 
         Raises:
             ValueError: no chunk has this count.
         """
         least = self.meta.floor if min_count is None else check_count("min_count", min_count)
-        among = self.known(least)
+        among = self.count_known(least)
         if not among:
             raise ValueError(
                 f"no chunk of the index occurs {least:,} times: the most frequent has {self.chunks.counts[0]:,}"
             )
         return among, least
 
-    def _fewer(self, count: int, found: int, among: int, least: int) -> str | None:
+    def _shortage_note(self, count: int, found: int, among: int, least: int) -> str | None:
         """Return a note for a result with fewer neighbours than requested; None if there are enough."""
         if found >= count:
             return None
@@ -312,31 +324,33 @@ class Index:
         more = f"; --min-count 1 searches all {len(self):,}" if among < len(self) else ""
         return f"{found:,} of {count:,} neighbours: the index has {among:,} chunks{often}{own}{more}"
 
-    def _named(self, row: int, score: float) -> Neighbour:
-        chunk = self.chunk(row)
-        return Neighbour(spell(chunk, self.meta.chunker), chunk.hex(), score, int(self.chunks.counts[row]))
+    def _make_neighbour(self, row: int, score: float) -> Neighbour:
+        chunk = self.chunk_at(row)
+        return Neighbour(display_chunk(chunk, self.meta.chunker), chunk.hex(), score, int(self.chunks.counts[row]))
 
-    def _about(self, among: int, least: int) -> str:
+    def _describe_search(self, among: int, least: int) -> str:
         rest = f", of {len(self):,} (--min-count 1)" if among < len(self) else ""
         often = f" that occur {least:,} times or more in {self.meta.split}" if among < len(self) or least > 1 else ""
         return f"count, chunk; among {among:,} chunks{often}{rest}"
 
-    def _asked(self, queries: Sequence[Text], strict: bool) -> list[bytes]:
+    def _parse_queries(self, queries: Sequence[Text], strict: bool) -> list[bytes]:
         found = []
         for query in queries:
             try:
-                found.append(parse(self._typed(query), self.chunker, lambda: self._corpus, self.meta.split))
+                found.append(
+                    parse_chunk(self._unescape_query(query), self.chunker, lambda: self._run_corpus, self.meta.split)
+                )
             except ValueError as error:
                 if strict:
                     raise
                 log.info("left out: %s", error)
-        return found or telling(self.chunks, OWN_QUERIES)
+        return found or select_telling_chunks(self.chunks, OWN_QUERIES)
 
-    def _typed(self, query: Text) -> Text:
+    def _unescape_query(self, query: Text) -> Text:
         """Return the query; if it was copied from a result with signs for white space, return that chunk."""
         text = to_bytes(query).decode(errors="replace")
-        plain = meant(text)
-        if plain == text or self.find(text.encode(errors="replace")) is not None:
+        plain = unescape_query(text)
+        if plain == text or self.find_row(text.encode(errors="replace")) is not None:
             return query
         log.info("%s stands for %r: signs for white space are taken as such", text, plain)
         return plain

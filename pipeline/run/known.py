@@ -15,12 +15,12 @@ from safetensors.torch import save
 from torch import Tensor
 
 from data.corpus import Corpus
-from data.distinct import distinct_chunks, documents_with
+from data.distinct import count_distinct_chunks, count_documents_with
 from data.durable import make_folders, write_atomically
-from haed.chunk.known import Known, Lexicon
+from haed.chunk.known import ChunkVocabulary, VocabularyScorer
 from haed.chunk.model import HAED
 from haed.chunk.packing import Chunks
-from pipeline.run.checkpoints import Saved
+from pipeline.run.checkpoints import CheckpointSummary
 from pipeline.run.folder import RunFolder
 from pipeline.run.tensors import read_metadata, read_tensors
 
@@ -28,17 +28,19 @@ log = logging.getLogger(__name__)
 CHUNKS, KEYS = "known/chunks.safetensors", "known/keys.safetensors"
 
 
-def lexicon(corpus: Corpus, most: int) -> Lexicon:
+def make_vocabulary(corpus: Corpus, most: int) -> ChunkVocabulary:
     """Return the known chunks: the most frequent ones of the train split, at most this many, with their counts."""
-    return _lexicon(_chunks(corpus, most))
+    return _as_vocabulary(_find_known_chunks(corpus, most))
 
 
-def remember(folder: RunFolder, corpus: Corpus, most: int) -> None:
+def store_known_chunks(folder: RunFolder, corpus: Corpus, most: int) -> None:
     """Store the known chunks in the folder of a run, so that the run can be moved without its shards."""
-    _keep(folder, CHUNKS, _chunks(corpus, most), _told(corpus.digest, most))
+    _store_in_run(folder, CHUNKS, _find_known_chunks(corpus, most), _cache_key(corpus.digest, most))
 
 
-def known(folder: RunFolder, system: HAED, most: int, checkpoint: Saved, precision: str) -> Known:
+def embed_known_chunks(
+    folder: RunFolder, system: HAED, most: int, checkpoint: CheckpointSummary, precision: str
+) -> VocabularyScorer:
     """Return the known chunks with their embeddings by a checkpoint, cached or computed.
 
     Args:
@@ -51,48 +53,48 @@ def known(folder: RunFolder, system: HAED, most: int, checkpoint: Saved, precisi
     Raises:
         FileNotFoundError: neither the run's cache nor its shards exist.
     """
-    told = _told(checkpoint.identity["corpus"], most)
-    chunks = _read(folder.path / CHUNKS, told)
+    told = _cache_key(checkpoint.identity["corpus"], most)
+    chunks = _read_cache(folder.path / CHUNKS, told)
     if chunks is None:
-        chunks = _chunks(folder.corpus(), most)
-        _keep(folder, CHUNKS, chunks, told)
-    found = _lexicon(chunks)
+        chunks = _find_known_chunks(folder.open_corpus(), most)
+        _store_in_run(folder, CHUNKS, chunks, told)
+    found = _as_vocabulary(chunks)
     told = {"checkpoint": checkpoint.digest, "chunks": str(len(found)), "precision": precision}
-    kept = _read(folder.path / KEYS, told)
+    kept = _read_cache(folder.path / KEYS, told)
     if kept is None:
         log.info("embedding %s known chunks", f"{len(found):,}")
-        made = system.embedded(found, torch.bfloat16)
+        made = system.embed_vocabulary(found, torch.bfloat16)
         kept = {"keys": made.keys.to(torch.bfloat16).cpu(), "bias": made.bias.cpu()}
-        _keep(folder, KEYS, kept, told)
-    return Known(found, kept["keys"].to(system.device), kept["bias"].to(system.device))
+        _store_in_run(folder, KEYS, kept, told)
+    return VocabularyScorer(found, kept["keys"].to(system.device), kept["bias"].to(system.device))
 
 
-def _told(corpus: str, most: int) -> dict[str, str]:
+def _cache_key(corpus: str, most: int) -> dict[str, str]:
     return {"corpus": corpus, "most": str(most), "holds": "counts documents lengths tokens, whole"}
 
 
-def _chunks(corpus: Corpus, most: int) -> dict[str, Tensor]:
-    path, told = corpus.folder / f"known-{most}.safetensors", _told(corpus.digest, most)
-    found = _read(path, told)
+def _find_known_chunks(corpus: Corpus, most: int) -> dict[str, Tensor]:
+    path, told = corpus.folder / f"known-{most}.safetensors", _cache_key(corpus.digest, most)
+    found = _read_cache(path, told)
     if found is None:
         log.info("finding the known chunks: the %s most frequent of the train split at most", f"{most:,}")
-        every = distinct_chunks(corpus, "train", most=most)
+        every = count_distinct_chunks(corpus, "train", most=most)
         if every.left_out:
             log.info("known chunks: %s rarer ones are left to the decoder (model.mixture.known)", f"{every.left_out:,}")
         columns = {name: getattr(every, name) for name in ("tokens", "lengths", "counts")}
-        columns["documents"] = documents_with(corpus, "train", every)
+        columns["documents"] = count_documents_with(corpus, "train", every)
         # The decoder of chunks of a fixed size ends none early, so the rest at the end of a document is no outcome.
-        whole = every.lengths == corpus.chunker().k if corpus.chunker().fixed else slice(None)
+        whole = every.lengths == corpus.build_chunker().k if corpus.build_chunker().fixed else slice(None)
         found = {name: torch.from_numpy(column[whole]).contiguous() for name, column in columns.items()}
-        _write(path, found, told)
+        _write_cache(path, found, told)
     return found
 
 
-def _lexicon(found: dict[str, Tensor]) -> Lexicon:
-    return Lexicon(Chunks(found["tokens"].long(), found["lengths"].long()), found["counts"], found["documents"])
+def _as_vocabulary(found: dict[str, Tensor]) -> ChunkVocabulary:
+    return ChunkVocabulary(Chunks(found["tokens"].long(), found["lengths"].long()), found["counts"], found["documents"])
 
 
-def _read(path: Path, told: dict[str, str]) -> dict[str, Tensor] | None:
+def _read_cache(path: Path, told: dict[str, str]) -> dict[str, Tensor] | None:
     """Return the tensors of a cache, if it is whole and its metadata match; else None."""
     try:
         said, found = read_metadata(path), read_tensors(path)
@@ -104,36 +106,36 @@ def _read(path: Path, told: dict[str, str]) -> dict[str, Tensor] | None:
     if others := [f"{name} {said.get(name)}, now {now}" for name, now in told.items() if said.get(name) != now]:
         log.info("%s is stale: %s", path, "; ".join(others))
         return None
-    if said.get("sha256") != _sha256(found):
+    if said.get("sha256") != _hash_tensors(found):
         log.warning("%s is damaged (its sha256 is another): it is made anew", path)
         return None
     return found
 
 
-def _keep(folder: RunFolder, name: str, tensors: dict[str, Tensor], told: dict[str, str]) -> None:
+def _store_in_run(folder: RunFolder, name: str, tensors: dict[str, Tensor], told: dict[str, str]) -> None:
     """Write a cache into a run, unless the run's folder was removed."""
     path = folder.path / name
     try:
         make_folders(path.parent, within=folder.path)
     except OSError as error:
-        _say_unkept(path, error)
+        _warn_unwritten(path, error)
         return
-    _write(path, tensors, told)
+    _write_cache(path, tensors, told)
 
 
-def _write(path: Path, tensors: dict[str, Tensor], told: dict[str, str]) -> None:
+def _write_cache(path: Path, tensors: dict[str, Tensor], told: dict[str, str]) -> None:
     try:
-        write_atomically(path, save(tensors, told | {"sha256": _sha256(tensors)}))
+        write_atomically(path, save(tensors, told | {"sha256": _hash_tensors(tensors)}))
     except OSError as error:
-        _say_unkept(path, error)
+        _warn_unwritten(path, error)
 
 
-def _say_unkept(path: Path, error: OSError) -> None:
+def _warn_unwritten(path: Path, error: OSError) -> None:
     """Warn that a cache was not written; this is no error, because the result is returned anyway."""
     log.warning("%s could not be written: %s; it is made anew each time", path, error.strerror or error)
 
 
-def _sha256(tensors: dict[str, Tensor]) -> str:
+def _hash_tensors(tensors: dict[str, Tensor]) -> str:
     found = hashlib.sha256()
     for name in sorted(tensors):
         found.update(f"{name} {tensors[name].dtype} {tuple(tensors[name].shape)} ".encode())

@@ -1,7 +1,7 @@
 """Build a run's system, and estimate the least memory it needs, so that options which cannot fit are refused early.
 
 The estimates are lower bounds, because options that might fit must not be refused. They count the weights, and the
-state that Adam keeps for the trained ones. They also count the activations saved for the backward pass (`System.kept`)
+state that Adam keeps for the trained ones. They also count the activations saved for the backward pass (`SequenceModel.activation_size`)
 at 2 bytes a value. Chunks are taken as only a quarter full, unless their size is fixed.
 """
 
@@ -10,7 +10,7 @@ import torch
 from data import checked
 from data.chunkers import Chunker, make_chunker
 from haed.build import make_system
-from haed.system import Cut, System
+from haed.system import ChunkingSpec, SequenceModel
 from pipeline.config import ConfigError
 from pipeline.options import FinetuneOptions, Options, PhaseOptions
 from pipeline.run.device import Compute
@@ -19,14 +19,14 @@ _ADAM = 16  # bytes a weight: itself, its gradient, two moments
 _PLAIN = 4  # tables in training, too: gradients and what Adagrad keeps are of rows
 
 
-def build_system(options: Options, chunker: Chunker) -> System:
+def build_system(options: Options, chunker: Chunker) -> SequenceModel:
     """Build the system of a run for its chunker, initialised from the seed.
 
     Raises:
         ConfigError: options of its parts do not fit together, or do not fit this corpus.
     """
     torch.manual_seed(options.seed)
-    cut = Cut(chunker.k, chunker.vocabulary, chunker.fixed, options.batch.context)
+    cut = ChunkingSpec(chunker.k, chunker.vocabulary, chunker.fixed, options.batch.context)
     try:
         return make_system(options.model, options.iem, cut)
     except ValueError as error:
@@ -56,13 +56,13 @@ def check_memory(options: Options, chunker: Chunker, machine: Compute, phase: Ph
         system = build_system(options, chunker)
     alone = isinstance(phase, FinetuneOptions) and phase.trains == "decoder"  # the rest is frozen
     asked = {"model.*": 0}
-    for group in system.groups():
+    for group in system.parameter_groups():
         frozen = phase is None or (not phase.decode_fraction if group.role == "decoder" else alone)
         asked["model.*"] += (_PLAIN if frozen or group.table else _ADAM) * sum(x.numel() for x in group.parameters)
     if phase is not None:
         chunks = options.batch.sequences * options.batch.context / options.batch.pieces
         tokens = chunks * phase.decode_fraction * chunker.k / (1 if chunker.fixed else 4)
-        asked["batch.sequences × batch.context"] = int(2 * system.kept(0 if alone else chunks, tokens))
+        asked["batch.sequences × batch.context"] = int(2 * system.activation_size(0 if alone else chunks, tokens))
     available = free_memory(machine.device)
     if sum(asked.values()) > available:
         parts = sorted(((size, name) for name, size in asked.items() if size), reverse=True)

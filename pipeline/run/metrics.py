@@ -15,10 +15,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
 
-from data.checked import MANY, DamagedFile, named, open_file, open_own, parse_json, read_bytes
+from data.checked import MANY, CorruptFileError, add_path_to_errors, open_file, open_own, parse_json, read_bytes
 from data.durable import is_still, make_folders, write_atomically
 from pipeline.options import PhaseOptions
-from pipeline.shown import duration
+from pipeline.shown import format_duration
 
 log = logging.getLogger(__name__)
 Record = dict[str, float]  # figures by name; `step` is one of them
@@ -33,7 +33,7 @@ _BAR = 20  # columns of a terminal
 
 @dataclass
 class Position:
-    """Position in a phase; `flops` are model FLOPs, see `haed.system.Objective.flops`."""
+    """Position in a phase; `flops` are model FLOPs, see `haed.system.Objective.estimate_flops`."""
 
     step: int = 0
     seconds: float = 0.0
@@ -62,21 +62,21 @@ class _Log:
     def flush(self) -> None:
         """Write the pending bytes; raise OSError if the disk does not take them all."""
         while self._pending:  # a full disk may take a part of a line
-            with named(self.path):
+            with add_path_to_errors(self.path):
                 taken = os.pwrite(self._file, self._pending, self._end)
             self._end, self._pending = self._end + taken, self._pending[taken:]
 
-    def sync(self) -> None:
+    def sync_to_disk(self) -> None:
         """Flush the file and sync it to the disk."""
         self.flush()
-        with named(self.path):
+        with add_path_to_errors(self.path):
             os.fsync(self._file)
 
     def is_there(self) -> bool:
         """Return whether the path still names this file."""
         return is_still(self.path, self._file)
 
-    def content(self) -> bytes:
+    def read_all(self) -> bytes:
         """Return all bytes written so far, even if the file was removed."""
         return os.pread(self._file, self._end, 0) + self._pending
 
@@ -98,18 +98,20 @@ class _Board:
         make_folders(folder, within=folder.parent)
         self.log = _Log(folder / f"events.out.tfevents.{time.time():.0f}.{socket.gethostname()}.{os.getpid()}")
         self._records = RecordWriter(self.log)
-        self._add(Event(file_version="brain.Event:2"))
-        self._add(Event(step=step + 1, session_log=SessionLog(status=SessionLog.START)))  # later ones no longer count
+        self._add_event(Event(file_version="brain.Event:2"))
+        self._add_event(
+            Event(step=step + 1, session_log=SessionLog(status=SessionLog.START))
+        )  # later ones no longer count
 
-    def write(self, record: Record) -> None:
+    def write_record(self, record: Record) -> None:
         from tensorboard.compat.proto.event_pb2 import Event
         from tensorboard.compat.proto.summary_pb2 import Summary
 
         values = {name: value for name, value in record.items() if name != "step" and isinstance(value, int | float)}
         shown = [Summary.Value(tag=name, simple_value=value) for name, value in values.items()]
-        self._add(Event(step=record["step"], summary=Summary(value=shown)))
+        self._add_event(Event(step=record["step"], summary=Summary(value=shown)))
 
-    def _add(self, event: Any) -> None:
+    def _add_event(self, event: Any) -> None:
         event.wall_time = time.time()
         self._records.write(event.SerializeToString())
 
@@ -133,26 +135,26 @@ class Metrics:
         self._lines, self._board = _Log(path), _Board(folder / "tensorboard", step)
         self._listeners = listeners
 
-    def write(self, record: Record) -> None:
+    def write_record(self, record: Record) -> None:
         """Write one record, which must have a `step`."""
-        self._lines.write(as_line(record))
-        self._board.write(record)
+        self._lines.write(encode_record(record))
+        self._board.write_record(record)
         try:
             self._lines.flush()
             self._board.log.flush()
         except OSError as error:
             log.warning("metrics of step %d are kept for later: %s", record["step"], error)
-        self._tell(record)
+        self._notify_listeners(record)
 
-    def content(self) -> bytes:
+    def read_all(self) -> bytes:
         """Return the content of metrics.jsonl, even if the file was removed."""
-        return self._lines.content()
+        return self._lines.read_all()
 
-    def moved(self, position: Position) -> None:
+    def report_position(self, position: Position) -> None:
         """Report the position of the phase to the listeners."""
-        self._tell({"step": position.step, "seconds": position.seconds, "epoch": position.epochs})
+        self._notify_listeners({"step": position.step, "seconds": position.seconds, "epoch": position.epochs})
 
-    def _tell(self, record: Record) -> None:
+    def _notify_listeners(self, record: Record) -> None:
         for listener in self._listeners:
             listener(record)
 
@@ -163,12 +165,12 @@ class Metrics:
             OSError: the disk does not take the last records.
         """
         try:
-            self._sync()
+            self._sync_logs()
         finally:
             self._lines.close()
             self._board.log.close()
 
-    def sync(self) -> None:
+    def sync_to_disk(self) -> None:
         """Sync the logs to the disk before a checkpoint relies on them; a removed metrics.jsonl is written again.
 
         Raises:
@@ -176,28 +178,28 @@ class Metrics:
         """
         if not self._lines.is_there():
             log.warning("%s was removed or replaced while it was written: it is written again", self._lines.path)
-            content = self._lines.content()
+            content = self._lines.read_all()
             make_folders(self._lines.path.parent, within=self._lines.path.parent.parent)
             write_atomically(self._lines.path, content)
             self._lines.close()
             self._lines = _Log(self._lines.path)
-        self._sync()
+        self._sync_logs()
 
-    def _sync(self) -> None:
-        self._lines.sync()
+    def _sync_logs(self) -> None:
+        self._lines.sync_to_disk()
         try:
             self._board.log.flush()
         except OSError as error:
             log.warning("metrics for TensorBoard are kept for later: %s", error)
 
 
-def as_line(record: Record) -> bytes:
+def encode_record(record: Record) -> bytes:
     """Return a record as a line of metrics.jsonl: JSON whose last entry is the CRC-32 of everything before it."""
     begin = json.dumps(record).encode()[:-1]
     return begin + _END % zlib.crc32(begin) + b"\n"
 
 
-def parse(line: bytes, path: Path, number: int | None = None) -> Record:
+def parse_record(line: bytes, path: Path, number: int | None = None) -> Record:
     """Return the record of a line of metrics.jsonl.
 
     Args:
@@ -211,27 +213,29 @@ def parse(line: bytes, path: Path, number: int | None = None) -> Record:
     where = f"{path}{'' if number is None else f', line {number}'}"
     begin = line[:_CUT]
     if line[_CUT:] != _END % zlib.crc32(begin):
-        raise DamagedFile(
+        raise CorruptFileError(
             f"{where} is damaged or was edited: its crc32 is of another line; remove the line to go without it"
         )
     found = parse_json(begin + b"}", where)
     values = found.values() if isinstance(found, dict) else ()
     if "step" not in found or not all(value is None or isinstance(value, int | float) for value in values):
-        raise DamagedFile(f"{where} is damaged: no record with a step and figures; remove the line to go without it")
+        raise CorruptFileError(
+            f"{where} is damaged: no record with a step and figures; remove the line to go without it"
+        )
     return cast(Record, found)
 
 
-def read(path: Path) -> list[Record]:
+def read_metrics(path: Path) -> list[Record]:
     """Return the records of a phase's metrics.jsonl, without an unfinished last line.
 
     Raises:
         DamagedFile: a line, named in the message, or the file is damaged.
         OSError: the file cannot be read.
     """
-    return [parse(line, path, number) for number, line in enumerate(_lines(path), 1)]
+    return [parse_record(line, path, number) for number, line in enumerate(_read_lines(path), 1)]
 
 
-def _lines(path: Path) -> list[bytes]:
+def _read_lines(path: Path) -> list[bytes]:
     """Return the finished lines of a file; none if there is no file."""
     try:
         *lines, last = read_bytes(path, MANY, path.parent.parent).split(b"\n")
@@ -241,14 +245,14 @@ def _lines(path: Path) -> list[bytes]:
     return lines if is_begun else [*lines, last]  # which is damaged, or lacks but its end
 
 
-class Tail:
+class MetricsTail:
     """Reader of the records that another process adds to a metrics.jsonl, which it may cut back first."""
 
     def __init__(self, path: Path) -> None:
         self._path, self._inode, self._read = path, 0, 0
-        self._before = set(_lines(path))
+        self._before = set(_read_lines(path))
 
-    def records(self) -> list[Record]:
+    def read_new_records(self) -> list[Record]:
         """Return the records added since the last call."""
         try:
             with open_file(self._path, self._path.parent.parent) as file:
@@ -259,7 +263,7 @@ class Tail:
         except FileNotFoundError:
             return []
         self._read += sum(len(line) + 1 for line in lines)
-        return [parse(line, self._path) for line in lines if line not in self._before]
+        return [parse_record(line, self._path) for line in lines if line not in self._before]
 
 
 def _cut_back(path: Path, step: int) -> None:
@@ -269,10 +273,10 @@ def _cut_back(path: Path, step: int) -> None:
         DamagedFile: a record up to `step` is damaged.
     """
     kept, damaged = [], None
-    for number, line in enumerate(_lines(path), 1):
+    for number, line in enumerate(_read_lines(path), 1):
         try:
-            record = parse(line, path, number)
-        except DamagedFile as error:
+            record = parse_record(line, path, number)
+        except CorruptFileError as error:
             damaged = damaged or error
             continue
         if record["step"] <= step:
@@ -285,14 +289,14 @@ def _cut_back(path: Path, step: int) -> None:
         write_atomically(path, b"".join(kept))
 
 
-def validated(step: float, record: Record) -> str:
+def format_validation(step: float, record: Record) -> str:
     """Return a line about the validation in a record; empty if there is none."""
     found = {name.removeprefix("validation/"): value for name, value in record.items() if "validation/" in name}
     words = [f"{name.replace('_per_', '/').replace('_', ' ')} {value:.4f}" for name, value in found.items()]
     return f"step {step:,}: validation {', '.join(words)}" if words else ""
 
 
-class Pace:
+class RemainingTime:
     """Estimate of the remaining time, from the time taken since the first call."""
 
     def __init__(self) -> None:
@@ -304,14 +308,17 @@ class Pace:
         self._began = self._began or (now, done)
         began, before = self._began
         known = before < done < 1
-        return [f"{done:.0%}", *([f"{duration((1 - done) * (now - began) / (done - before))} left"] if known else [])]
+        return [
+            f"{done:.0%}",
+            *([f"{format_duration((1 - done) * (now - began) / (done - before))} left"] if known else []),
+        ]
 
 
-class Status:
+class PhaseStatus:
     """Listener that keeps the newest metrics of a phase and formats them as a status line."""
 
     def __init__(self, phase: str, limits: PhaseOptions) -> None:
-        self._phase, self._limits, self._pace = phase, limits, Pace()
+        self._phase, self._limits, self._pace = phase, limits, RemainingTime()
         self._shown: Record = {"step": 0}
 
     def __call__(self, record: Record) -> None:
@@ -326,16 +333,16 @@ class Status:
 
     def line(self) -> str:
         """Return share done and time left, then step, newest metrics and rate."""
-        return " · ".join([*self._pace(self.progress()), self.figures()])
+        return " · ".join([*self._pace(self.progress()), self.format_metrics()])
 
-    def figures(self) -> str:
+    def format_metrics(self) -> str:
         """Return phase, step, newest metrics and rate, without share and time."""
         shown = self._shown
         metrics = [f"{name} {shown[name]:.3f}" for name in SHOWN if name in shown]
         return " · ".join([self._phase, f"step {shown['step']:,}", *metrics])
 
 
-class Counter:
+class ProgressCounter:
     """Counter that logs at intervals how many of several things are done, and the remaining time.
 
     Args:
@@ -345,11 +352,11 @@ class Counter:
     """
 
     def __init__(self, what: str, total: int, unit: str) -> None:
-        self._what, self._total, self._unit, self._pace = what, total, unit, Pace()
+        self._what, self._total, self._unit, self._pace = what, total, unit, RemainingTime()
         self._done, self._last = 0, time.monotonic()
         self._pace(0.0)
 
-    def add(self, number: int = 1) -> None:
+    def add_done(self, number: int = 1) -> None:
         """Count this many more as done, and log if it is time."""
         self._done += number
         words, now = self._pace(min(1.0, self._done / max(1, self._total))), time.monotonic()
@@ -359,7 +366,7 @@ class Counter:
             log.info("%s", " · ".join([*words, self._what, done]))
 
 
-class Progress(Status):
+class Progress(PhaseStatus):
     """Listener that shows the status line: in place on a terminal, as a log line every few seconds elsewhere."""
 
     def __init__(self, phase: str, limits: PhaseOptions) -> None:

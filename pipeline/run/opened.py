@@ -22,22 +22,22 @@ from torch import Tensor
 from data.chunkers import Chunker
 from haed.build import make_sampler
 from haed.chunk.model import HAED
-from haed.sampling import ChunkSampler, Draw, likeliest
-from haed.system import System, Windows
-from pipeline.config import ConfigError, check
-from pipeline.kinds import likelihood, most_known
+from haed.sampling import ChunkSampler, Draw, find_likeliest_chunks
+from haed.system import SequenceModel, TokenBatch
+from pipeline.config import ConfigError, check_options
+from pipeline.kinds import max_known_chunks, requested_likelihood
 from pipeline.options import Options, SampleOptions
 from pipeline.run.checkpoints import Checkpoint, Checkpoints
-from pipeline.run.device import Compute, compute
+from pipeline.run.device import Compute, setup_compute
 from pipeline.run.files import MixtureParts
 from pipeline.run.folder import RunFolder
-from pipeline.run.index import PIXELS, Answers, check_count, spell
-from pipeline.run.known import known
+from pipeline.run.index import PIXELS, SearchResults, check_count, display_chunk
+from pipeline.run.known import embed_known_chunks
 from pipeline.run.memory import build_system, check_memory
 from pipeline.run.spaces.probe import Probe
-from pipeline.run.spaces.queries import Text, Texts, parse, to_bytes, to_texts
-from pipeline.run.windows import Scored, grid, overlapping
-from pipeline.stopping import check_asker
+from pipeline.run.spaces.queries import Text, Texts, parse_chunk, to_bytes, to_texts
+from pipeline.run.windows import ScoredWindows, cut_documents, pad_chunks
+from pipeline.stopping import check_abandoned
 
 log = logging.getLogger(__name__)
 MOST_NEXT = 10_000  # chunks that `Run.next` lists
@@ -73,7 +73,7 @@ class Score:
 
 
 @dataclass
-class Continued:
+class Continuations:
     """Continuations of a prompt.
 
     Attributes:
@@ -144,34 +144,34 @@ class Run:
     """
 
     def __init__(self, folder: RunFolder, options: Options | None = None) -> None:
-        self.folder, self.options = folder, options or folder.options()
+        self.folder, self.options = folder, options or folder.load_options()
         self.phase = folder.trained_phase(self.options.evaluate.stage)
-        checkpoint = Checkpoints(folder.phase(self.phase) / "checkpoints").best()
+        checkpoint = Checkpoints(folder.phase_folder(self.phase) / "checkpoints").load_best()
         if checkpoint is None:
             raise FileNotFoundError(
-                f"{folder.phase(self.phase)}/checkpoints has no complete checkpoint: train it again"
+                f"{folder.phase_folder(self.phase)}/checkpoints has no complete checkpoint: train it again"
             )
         if self.options.evaluate.stage is None:
             checkpoint = replace(checkpoint, fallback=folder.explain_phase(self.phase, checkpoint.fallback))
-        folder.check(self.options, checkpoint.saved)
+        folder.check_unchanged(self.options, checkpoint.summary)
         trained = checkpoint.state["options"].get(self.phase, {})  # config.yaml may say otherwise since
         of_phase = getattr(self.options, self.phase)
         of_phase.iem_weight = trained.get("iem_weight", of_phase.iem_weight)
         self._guesses = self.phase == "pretrain" and trained.get("decode_fraction") == 0
         self.step: int = checkpoint.state["step"]
         self.digest: str = checkpoint.state["digest"]
-        self.compute: Compute = compute(self.options, self.options.evaluate.precision)
-        self.chunker: Chunker = folder.chunker()
-        self.of_values = bool(folder.form())
-        self.checkpoint = checkpoint.saved
+        self.compute: Compute = setup_compute(self.options, self.options.evaluate.precision)
+        self.chunker: Chunker = folder.load_chunker()
+        self.of_values = bool(folder.document_form())
+        self.checkpoint = checkpoint.summary
         windows = replace(self.options.batch, **self.checkpoint.identity["batch"])  # may be read with others
         as_trained = replace(self.options, batch=windows)
         check_memory(as_trained, self.chunker, self.compute)
-        self.system = _trained(as_trained, self.chunker, checkpoint).to(self.compute.device).eval()
+        self.system = _build_trained_system(as_trained, self.chunker, checkpoint).to(self.compute.device).eval()
         self.system.cut = replace(self.system.cut, context=self.options.batch.context)
 
     @property
-    def likelihood(self) -> System:
+    def likelihood(self) -> SequenceModel:
         """The system, with the known chunks of a mixture, which are loaded at first use."""
         if self._guesses:
             self._guesses = False  # said once
@@ -181,22 +181,24 @@ class Run:
                 self.folder.path,
             )
         how, system = self.options, self.system
-        mixed = likelihood(how, self.phase) == "mixture"
+        mixed = requested_likelihood(how, self.phase) == "mixture"
         if mixed and isinstance(system, HAED) and system.known is None:
-            with torch.no_grad(), self.compute.precision():
-                system.known = known(self.folder, system, most_known(how), self.checkpoint, self.compute.name)
+            with torch.no_grad(), self.compute.use_precision():
+                system.known = embed_known_chunks(
+                    self.folder, system, max_known_chunks(how), self.checkpoint, self.compute.precision_name
+                )
         return system
 
     def score(self, text: Text) -> Score:
         """Return the exact bits of one document."""
-        document = self._document(text, 'run.score("def f(x):")')
+        document = self._encode_document(text, 'run.score("def f(x):")')
         bits, sums = 0.0, []
         for scored in self.score_documents([self.chunker.split(document)]):
             bits += float(scored.bits.sum())
-            sums.append(scored.parts())
+            sums.append(scored.sum_parts())
         return Score(bits, len(document), self.size(document), len(document), self.parts(sums))
 
-    def _document(self, text: Text, example: str) -> bytes:
+    def _encode_document(self, text: Text, example: str) -> bytes:
         """Return the bytes of a text; for pictures and sound, a str is refused.
 
         Raises:
@@ -209,10 +211,10 @@ class Run:
 
     def size(self, document: bytes) -> int:
         """Return the divisor of bits: the characters of a text, or the values of a picture or a sound."""
-        return len(document) if self.of_values else characters(document)
+        return len(document) if self.of_values else count_characters(document)
 
     def parts(self, sums: Sequence[Tensor | None]) -> MixtureParts | None:
-        """Return the results of the mixture's parts from the sums of `Scored.parts`; None for other systems."""
+        """Return the results of the mixture's parts from the sums of `ScoredWindows.sum_parts`; None for other systems."""
         found = [each for each in sums if each is not None]
         if not found or not isinstance(self.system, HAED) or self.system.known is None:
             return None
@@ -230,23 +232,23 @@ class Run:
 
     def score_documents(
         self, documents: Iterable[tuple[np.ndarray, np.ndarray]], stride: int | None = None, at_once: int = 32
-    ) -> Iterator[Scored]:
+    ) -> Iterator[ScoredWindows]:
         """Score every chunk of documents, given as flat tokens and lengths, exactly and in batches of windows.
 
         Each window scores `stride` new chunks after their context in it; the first window of a document scores all its
         chunks.
         """
         stride = stride or max(1, self.options.batch.context // 2)
-        with torch.no_grad(), self.compute.precision():
-            for part in overlapping(documents, self.chunker.k, self.options.batch.context, stride, at_once):
-                check_asker()
-                yield Scored.of(self.likelihood, part)
+        with torch.no_grad(), self.compute.use_precision():
+            for part in cut_documents(documents, self.chunker.k, self.options.batch.context, stride, at_once):
+                check_abandoned()
+                yield ScoredWindows.from_system(self.likelihood, part)
 
     def sample(self, prompt: Text = "", samples: int = 1, options: SampleOptions | None = None) -> list[bytes]:
         """Return continuations of a prompt, without the prompt; the same seed gives the same ones on one machine."""
         return self.continued(prompt, samples, options).texts
 
-    def continued(self, prompt: Text = "", samples: int = 1, options: SampleOptions | None = None) -> Continued:
+    def continued(self, prompt: Text = "", samples: int = 1, options: SampleOptions | None = None) -> Continuations:
         """Return continuations of a prompt with their share of known chunks and their time.
 
         Raises:
@@ -256,25 +258,25 @@ class Run:
         """
         how, samples = _within_bounds(options), check_count("samples", samples)
         system = self.likelihood
-        prompt = self._document(prompt, 'run.sample("import ")')
+        prompt = self._encode_document(prompt, 'run.sample("import ")')
         began = time.perf_counter()
-        given = self._chunks(*self.chunker.split(prompt))
+        given = self._make_window(*self.chunker.split(prompt))
         opened = given.tokens[0, -1, : int(given.lengths[0, -1])] if given.lengths.numel() else None
         generator = torch.Generator().manual_seed(how.seed)
         draw = Draw(how.temperature, how.top_k, how.top_p, generator)
         written = [bytearray() for _ in range(samples)]
-        with torch.no_grad(), self.compute.precision():
-            closed = Windows.of(given.tokens[:, :-1], given.lengths[:, :-1])
+        with torch.no_grad(), self.compute.use_precision():
+            closed = TokenBatch.from_chunks(given.tokens[:, :-1], given.lengths[:, :-1])
             sampler = make_sampler(system, closed, samples)
             for _ in range(how.chunks):
-                check_asker()
-                new = sampler.chunk(draw, opened)
+                check_abandoned()
+                new = sampler.draw_chunk(draw, opened)
                 skip = 0 if opened is None else len(opened)
                 opened = None
                 for text, row, end in zip(written, new.tokens.numpy(), new.lengths.tolist(), strict=True):
                     text += self.chunker.join(row[:end].astype(np.uint8), np.array([end], np.uint8))[skip:]
         summoned = None if sampler.summoned is None else (sampler.summoned / how.chunks).tolist()
-        return Continued([bytes(text) for text in written], summoned, time.perf_counter() - began)
+        return Continuations([bytes(text) for text in written], summoned, time.perf_counter() - began)
 
     def next(self, prompt: Text = "", count: int = 10) -> NextChunks:
         """Return the likeliest next chunks after a prompt, with their exact probabilities; see `haed.sampling`.
@@ -296,13 +298,13 @@ class Run:
         kind = self.chunker.name
         if prompt and kind == PIXELS:
             raise ValueError("this run's model is of pictures: `haed next` takes no prompt, and tells how it begins")
-        given = self._chunks(*self.chunker.split(prompt))
+        given = self._make_window(*self.chunker.split(prompt))
         whole = len(self.chunker.split(prompt + b"a")[1]) - 1
-        closed = Windows.of(given.tokens[:, :whole], given.lengths[:, :whole])
+        closed = TokenBatch.from_chunks(given.tokens[:, :whole], given.lengths[:, :whole])
         opened = given.tokens[0, whole:].flatten()[: int(given.lengths[0, whole:].sum())]
-        with torch.no_grad(), self.compute.precision():
+        with torch.no_grad(), self.compute.use_precision():
             sampler = ChunkSampler(system, closed)
-            found = likeliest(system, sampler.prediction, sampler.last, opened, count)
+            found = find_likeliest_chunks(system, sampler.prediction, sampler.last, opened, count)
         if len(found.rows) < count:
             log.warning("%d of %d chunks: no more are possible there", len(found.rows), count)
         counts = None if system.known is None else system.known.lexicon.counts
@@ -311,12 +313,12 @@ class Run:
         for tokens, length, probability, summoned, known_as in zip(*(x.tolist() for x in columns), strict=True):
             text = bytes(tokens[:length])
             often = int(counts[known_as]) if counts is not None and known_as >= 0 else None
-            chunks.append(NextChunk(spell(text, kind), text.hex(), probability, summoned, often))
+            chunks.append(NextChunk(display_chunk(text, kind), text.hex(), probability, summoned, often))
         last = bytes(sampler.last.tokens[0, : int(sampler.last.lengths[0])].tolist())
         return NextChunks(
-            prompt=spell(prompt, kind),
-            before=spell(last, kind) if last else None,
-            opened=spell(bytes(opened.tolist()), kind) if len(opened) else None,
+            prompt=display_chunk(prompt, kind),
+            before=display_chunk(last, kind) if last else None,
+            opened=display_chunk(bytes(opened.tolist()), kind) if len(opened) else None,
             gate=None if system.known is None else found.gate,
             chunks=chunks,
             rest=max(0.0, 1 - float(found.probability.sum())),
@@ -331,10 +333,10 @@ class Run:
         draw = Draw(how.temperature, how.top_k, how.top_p, torch.Generator().manual_seed(how.seed))
         whole = beginnings.shape[1] // self.chunker.k
         tokens = torch.from_numpy(beginnings.astype(np.int64)).unflatten(1, (whole, self.chunker.k))
-        with torch.no_grad(), self.compute.precision():
-            prompt = Windows.of(tokens, torch.full(tokens.shape[:2], self.chunker.k))
+        with torch.no_grad(), self.compute.use_precision():
+            prompt = TokenBatch.from_chunks(tokens, torch.full(tokens.shape[:2], self.chunker.k))
             sampler = make_sampler(self.likelihood, prompt, len(tokens))
-            written = [sampler.chunk(draw).tokens for _ in range(chunks)]
+            written = [sampler.draw_chunk(draw).tokens for _ in range(chunks)]
         return torch.cat(written, 1).numpy().astype(np.uint8)
 
     def embed(self, chunks: Texts) -> np.ndarray:
@@ -353,7 +355,7 @@ class Run:
         if self.chunker.name == PIXELS:
             several = [chunks] if isinstance(chunks, Text) else chunks
             chunks = [
-                parse(each, self.chunker, self.folder.corpus, "train") if isinstance(each, str) else each
+                parse_chunk(each, self.chunker, self.folder.open_corpus, "train") if isinstance(each, str) else each
                 for each in several
             ]
         chunks = to_texts(chunks, 'run.embed(["return "])')
@@ -361,27 +363,27 @@ class Run:
             if not 1 <= len(chunk) <= self.chunker.k:
                 raise ValueError(f"{chunk!r} has {len(chunk)} bytes, a chunk of this run has 1 to {self.chunker.k}")
         flat = np.frombuffer(b"".join(chunks), np.uint8)
-        return self._vectors(self._chunks(flat, np.array([len(chunk) for chunk in chunks], np.uint8)))
+        return self._embed_window(self._make_window(flat, np.array([len(chunk) for chunk in chunks], np.uint8)))
 
     def embed_rows(self, tokens: np.ndarray, lengths: np.ndarray) -> np.ndarray:
         """Return embeddings (n, E) float32 of chunks given as tokens (n, K) and lengths (n,)."""
         rows, ends = (torch.from_numpy(x.astype(np.int64))[None] for x in (tokens, lengths))
-        return self._vectors(Windows.of(rows, ends))
+        return self._embed_window(TokenBatch.from_chunks(rows, ends))
 
     @torch.no_grad()
-    def _vectors(self, chunks: Windows) -> np.ndarray:
-        with self.compute.precision():
-            return self.system.vectors(chunks, "chunks").float().cpu().numpy()
+    def _embed_window(self, chunks: TokenBatch) -> np.ndarray:
+        with self.compute.use_precision():
+            return self.system.extract_vectors(chunks, "chunks").float().cpu().numpy()
 
-    def _chunks(self, tokens: np.ndarray, lengths: np.ndarray) -> Windows:
+    def _make_window(self, tokens: np.ndarray, lengths: np.ndarray) -> TokenBatch:
         """Return one window of all chunks, given as flat tokens and lengths."""
-        rows = torch.from_numpy(grid(tokens, lengths, self.chunker.k))
-        return Windows.of(rows[None], torch.from_numpy(lengths.astype(np.int64))[None])
+        rows = torch.from_numpy(pad_chunks(tokens, lengths, self.chunker.k))
+        return TokenBatch.from_chunks(rows[None], torch.from_numpy(lengths.astype(np.int64))[None])
 
     def context(
         self, text: Text, layer: int | None = None, scale: int | None = None, seen: int | None = None
     ) -> np.ndarray:
-        """Return the main model's state (W,) after a text, as far as its window reaches; see `System.vectors`.
+        """Return the main model's state (W,) after a text, as far as its window reaches; see `SequenceModel.extract_vectors`.
 
         Args:
             text: a text of any length.
@@ -389,7 +391,9 @@ class Run:
             scale: scale of a model of several scales; None is its output.
             seen: chunks of the window; None is `batch.context`.
         """
-        return self._after(self._document(text, 'run.context("for i in ")'), "contexts", layer, scale, seen)
+        return self._vector_after(
+            self._encode_document(text, 'run.context("for i in ")'), "contexts", layer, scale, seen
+        )
 
     def expected(self, text: Text) -> np.ndarray:
         """Return the predicted vector (E,) after a text in the space of chunk embeddings: ŷ as in the IEM loss.
@@ -403,10 +407,10 @@ class Run:
             log.warning(
                 "%s was trained without the IEM loss: what it expects need not lie among its chunks", self.phase
             )
-        return self._after(self._document(text, 'run.expected("for i in ")'), "predictions")
+        return self._vector_after(self._encode_document(text, 'run.expected("for i in ")'), "predictions")
 
     @torch.no_grad()
-    def _after(
+    def _vector_after(
         self, text: bytes, space: str, layer: int | None = None, scale: int | None = None, seen: int | None = None
     ) -> np.ndarray:
         """Return a vector for the chunk after a text, which depends on that chunk's place alone.
@@ -414,20 +418,20 @@ class Run:
         So a dummy chunk stands there.
         """
         tokens, lengths = self.chunker.split(text)
-        given = self._chunks(np.append(tokens, 0).astype(np.uint8), np.append(lengths, 1).astype(np.uint8))
+        given = self._make_window(np.append(tokens, 0).astype(np.uint8), np.append(lengths, 1).astype(np.uint8))
         seen = seen or self.options.batch.context
         if len(lengths) >= seen:
             log.info("of the %d chunks of the text the last %d are seen (batch.context)", len(lengths), seen - 1)
-            given = Windows.of(given.tokens[:, -seen:], given.lengths[:, -seen:])
-        with self.compute.precision():
-            return self.system.vectors(given, space, layer, scale)[-1].float().cpu().numpy()
+            given = TokenBatch.from_chunks(given.tokens[:, -seen:], given.lengths[:, -seen:])
+        with self.compute.use_precision():
+            return self.system.extract_vectors(given, space, layer, scale)[-1].float().cpu().numpy()
 
     @cached_property
     def probe(self) -> Probe:
         """Queries to this checkpoint's indexes, each of which is opened once."""
         return Probe(self.folder, self.digest, lambda stage: self)
 
-    def neighbours(self, *queries: Texts, count: int | None = None) -> Answers:
+    def neighbours(self, *queries: Texts, count: int | None = None) -> SearchResults:
         """Find the nearest chunks of the corpus to each query; see `Probe`, which has more queries."""
         return self.probe.neighbours(*queries, count=count)
 
@@ -443,15 +447,15 @@ def open_run(run: str | Path, runs_dir: str = "runs") -> Run:
 
 def _within_bounds(how: SampleOptions | None) -> SampleOptions:
     """Return sampling options, by default the standard ones; raise ConfigError if one is out of bounds."""
-    return check(Options(sample=how or SampleOptions())).sample
+    return check_options(Options(sample=how or SampleOptions())).sample
 
 
-def characters(document: bytes) -> int:
+def count_characters(document: bytes) -> int:
     """Return the number of Unicode characters of a document; every invalid byte counts as one."""
     return len(document.decode("utf-8", errors="surrogateescape"))
 
 
-def _trained(options: Options, chunker: Chunker, checkpoint: Checkpoint) -> System:
+def _build_trained_system(options: Options, chunker: Chunker, checkpoint: Checkpoint) -> SequenceModel:
     system = build_system(options, chunker)
     try:
         system.load_state_dict(checkpoint.model)

@@ -10,11 +10,11 @@ from typing import Any
 
 from data.corpus import Corpus, Counts
 from data.locations import is_remote
-from data.sharding.build import check_chunker, open_made
+from data.sharding.build import check_chunker, open_built_corpus
 from data.sharding.build import shard as shard_corpus
 from data.sharding.corpora import Corpora, is_piped
 from data.sharding.parts import Mapper, write_persistently
-from data.sharding.progress import Listener, Sharding
+from data.sharding.progress import Listener, ShardingProgress
 from data.sources.source import SPLITS, make_source
 from pipeline.options import Options
 from pipeline.run.folder import RunFolder
@@ -31,7 +31,7 @@ class ShardingStatus:
         self._terminal = sys.stderr is not None and sys.stderr.isatty()
         self._last = time.monotonic()
 
-    def __call__(self, status: Sharding) -> None:
+    def __call__(self, status: ShardingProgress) -> None:
         """Show the line if it is time."""
         self._listener(status)
         now, done = time.monotonic(), status.done == status.parts
@@ -40,9 +40,9 @@ class ShardingStatus:
         self._last, self._done = now, done
         if self._terminal:
             self._shown = True
-            print(f"\r\x1b[2K{status.line('shard')}", end="", file=sys.stderr, flush=True)
+            print(f"\r\x1b[2K{status.format_line('shard')}", end="", file=sys.stderr, flush=True)
         else:
-            log.info("%s", status.line("shard"))
+            log.info("%s", status.format_line("shard"))
 
     def close(self) -> None:
         """Leave the terminal's line."""
@@ -50,7 +50,7 @@ class ShardingStatus:
             print(file=sys.stderr)
 
 
-def shard(options: Options, mapper: Mapper | None = None, listener: Listener = lambda status: None) -> Corpus:
+def shard_source(options: Options, mapper: Mapper | None = None, listener: Listener = lambda status: None) -> Corpus:
     """Cut the source into shards under `shards_dir`, or open them if they are finished.
 
     Args:
@@ -115,7 +115,7 @@ def check_source(options: Options) -> None:
     try:
         next(iter(make_source(source).inputs(1 << 24, 1)), None)
     except FileNotFoundError:
-        if _corpora(options).last() is None:  # else `shard` goes on with that
+        if _find_corpora(options).find_last_corpus() is None:  # else `shard` goes on with that
             raise
 
 
@@ -130,19 +130,19 @@ def check_corpus(options: Options) -> str | None:
     Raises:
         ValueError: the run was trained on another corpus.
     """
-    run, now = RunFolder.of(options), options.source
+    run, now = RunFolder.from_options(options), options.source
     own = None
     try:
         if any(run.path.glob("*/checkpoints/step-*")):
             own = run.corpus_digest()
-            then = run.options()
+            then = run.load_options()
             if all(getattr(options, each) == getattr(then, each) for each in ("source", "chunker", "shard")):
                 return own
         if now.kind == "shards":
             found = None if now.path is None or is_remote(now.path) else Corpus.open(now.path).digest
         else:
-            corpora = _corpora(options)
-            last = corpora.last()
+            corpora = _find_corpora(options)
+            last = corpora.find_last_corpus()
             if own is None:
                 return None if last is None else last.name.rpartition("-")[2]
             found = None if corpora.piped else corpora.folder.name.rpartition("-")[2]
@@ -161,7 +161,7 @@ def check_corpus(options: Options) -> str | None:
     )
 
 
-def _corpora(options: Options) -> Corpora:
+def _find_corpora(options: Options) -> Corpora:
     return Corpora(options.source, options.chunker, options.shard, Path(options.shards_dir))
 
 
@@ -175,7 +175,7 @@ def open_shards(options: Options) -> Corpus:
         FileNotFoundError: the source was not sharded yet.
         ValueError: the corpus was cut with another chunker, or its manifest is of another corpus.
     """
-    own = _own(options)
+    own = _find_run_corpus(options)
     if own is not None:
         return own
     if options.source.kind == "shards":
@@ -184,8 +184,8 @@ def open_shards(options: Options) -> Corpus:
         corpus = Corpus.open(options.source.path, options.loader)
         _check_chunker(corpus, options)
     else:
-        corpora = _corpora(options)
-        folder = corpora.last()
+        corpora = _find_corpora(options)
+        folder = corpora.find_last_corpus()
         if folder is None and corpora.piped:
             raise FileNotFoundError(
                 "nothing was sharded from standard input with these options: pipe it to `haed shard`"
@@ -195,41 +195,45 @@ def open_shards(options: Options) -> Corpus:
             raise FileNotFoundError(
                 f"no shards of this source and chunker in {options.shards_dir}: run `haed shard` with the same options"
             )
-        corpus = open_made(folder, options.chunker)
+        corpus = open_built_corpus(folder, options.chunker)
         if corpora.has_changed():
-            _warn("%s was changed, or copied, since %s was made of it: `haed shard` looks", corpora.place, folder)
+            _warn_on_first_rank(
+                "%s was changed, or copied, since %s was made of it: `haed shard` looks", corpora.source_name, folder
+            )
     log.info("corpus: %s", corpus.location)
     return corpus
 
 
-def _own(options: Options) -> Corpus | None:
+def _find_run_corpus(options: Options) -> Corpus | None:
     """Return the corpus of the run of this name, if it was trained on this source and chunker; else None."""
-    run = RunFolder.of(options)
+    run = RunFolder.from_options(options)
     if not any(run.path.glob("*/checkpoints/step-*")):
         return None
     try:
-        then = run.options()
+        then = run.load_options()
         asked, was = ((each.source, each.chunker, each.shard.megabytes) for each in (options, then))
         if asked != was:
             return None
-        corpus = run.corpus()
+        corpus = run.open_corpus()
     except (OSError, ValueError) as error:
-        _warn("%s", error)
+        _warn_on_first_rank("%s", error)
         return None
     if options.source.kind != "shards":
-        corpora = _corpora(options)
-        last = corpora.last()
+        corpora = _find_corpora(options)
+        last = corpora.find_last_corpus()
         if last is not None and last.name.rpartition("-")[2] != corpus.digest:
-            _warn(
+            _warn_on_first_rank(
                 "%s goes on with its corpus %s, not with %s: that needs another name=", run.path, corpus.location, last
             )
         elif corpora.has_changed():
-            _warn("%s was changed, or copied, since; %s goes on with its corpus", corpora.place, run.path)
+            _warn_on_first_rank(
+                "%s was changed, or copied, since; %s goes on with its corpus", corpora.source_name, run.path
+            )
     log.info("corpus of %s: %s", run.path, corpus.location)
     return corpus
 
 
-def _warn(*message: object) -> None:
+def _warn_on_first_rank(*message: object) -> None:
     if os.environ.get("RANK", "0") == "0":  # of torchrun's processes the first one speaks
         log.warning(*message)
 
@@ -242,16 +246,16 @@ def _check_chunker(corpus: Corpus, options: Options) -> None:
 
 
 @dataclass
-class Size(Counts):
+class SplitSize(Counts):
     """Size of a split, with its number of distinct chunks if known, and whether that was counted or estimated."""
 
     distinct_chunks: int | None = None
     distinct_chunks_exact: bool | None = None
 
 
-def sizes(corpus: Corpus) -> dict[str, Size]:
+def split_sizes(corpus: Corpus) -> dict[str, SplitSize]:
     """Return the sizes of all splits of a corpus."""
-    found = {split: Size(**asdict(corpus.counts(split))) for split in SPLITS}
+    found = {split: SplitSize(**asdict(corpus.split_counts(split))) for split in SPLITS}
     for split, known in corpus.statistics.items():
         found[split].distinct_chunks = known.distinct_chunks
         found[split].distinct_chunks_exact = known.distinct_chunks_exact

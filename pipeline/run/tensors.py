@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from safetensors import SafetensorError, safe_open
 
-from data.checked import DamagedFile, free_memory, named, open_file
+from data.checked import CorruptFileError, add_path_to_errors, free_memory, open_file
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -25,29 +25,29 @@ def read_tensors(path: Path) -> "dict[str, Tensor]":
         DamagedFile: it is no file of tensors, or does not fit into memory.
         OSError: it cannot be read.
     """
-    with named(path), open_file(path) as file:
+    with add_path_to_errors(path), open_file(path) as file:
         size, free = os.fstat(file.fileno()).st_size, free_memory()
         if size > free:
-            raise DamagedFile(f"{path} has {size / 1e9:,.1f} GB, but {free / 1e9:,.1f} GB of memory are free")
-    with _opened(path, "pt") as tensors:
+            raise CorruptFileError(f"{path} has {size / 1e9:,.1f} GB, but {free / 1e9:,.1f} GB of memory are free")
+    with _open_tensors(path, "pt") as tensors:
         found: dict[str, Tensor] = tensors.get_tensors()
         return found
 
 
 def read_metadata(path: Path) -> dict[str, str]:
     """Read the metadata of a file of tensors; raises as `read_tensors` does."""
-    with _opened(path) as tensors:
+    with _open_tensors(path) as tensors:
         return tensors.metadata() or {}
 
 
 def read_shapes(path: Path) -> dict[str, list[int]]:
     """Read the shapes of the tensors of a file, by name; raises as `read_tensors` does."""
-    with _opened(path) as tensors:
+    with _open_tensors(path) as tensors:
         return {name: tensors.get_slice(name).get_shape() for name in tensors.keys()}  # noqa: SIM118 - it is no dict
 
 
 @contextmanager
-def _opened(path: Path, framework: str = "np") -> Iterator[Any]:
+def _open_tensors(path: Path, framework: str = "np") -> Iterator[Any]:
     """Open a file of tensors; one that is longer or shorter than its header says is damaged.
 
     So the size of the file bounds that of its tensors.
@@ -57,4 +57,4 @@ def _opened(path: Path, framework: str = "np") -> Iterator[Any]:
         with safe_open(path, framework, backend="pread") as tensors:
             yield tensors
     except SafetensorError as error:
-        raise DamagedFile(f"{path} is damaged: {error}") from error
+        raise CorruptFileError(f"{path} is damaged: {error}") from error

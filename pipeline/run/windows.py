@@ -18,7 +18,7 @@ from torch.utils.data import IterableDataset
 from data.corpus import Corpus
 from data.loader import Batch, Loader
 from haed.chunk.model import HAED
-from haed.system import System, Windows
+from haed.system import SequenceModel, TokenBatch
 
 log = logging.getLogger(__name__)
 
@@ -35,13 +35,13 @@ class DocumentWindows:
         document: (B,) number of each window's document.
     """
 
-    windows: Windows
+    windows: TokenBatch
     new: Tensor
     document: Tensor
 
 
 @dataclass
-class Scored:
+class ScoredWindows:
     """Windows and the bits of their N scored chunks, in the order of `part.new`.
 
     Attributes:
@@ -59,20 +59,20 @@ class Scored:
     gate: Tensor | None = None
 
     @classmethod
-    def of(cls, system: System, part: DocumentWindows) -> "Scored":
+    def from_system(cls, system: SequenceModel, part: DocumentWindows) -> "ScoredWindows":
         """Score windows with a system."""
         if not isinstance(system, HAED):
-            decisions = -system.decisions(part.windows).double().cpu()[part.new] / math.log(2)
+            decisions = -system.decision_log_likelihood(part.windows).double().cpu()[part.new] / math.log(2)
             return cls(part, decisions.sum(-1), decisions)
         found = system.score(part.windows, part.new)
-        joint, decisions = (-x.double().cpu() / math.log(2) for x in (found.joint, found.decisions))
+        joint, decisions = (-x.double().cpu() / math.log(2) for x in (found.joint_log_prob, found.decisions))
         if found.known is None or found.gate is None:
             return cls(part, joint, decisions)
         return cls(
             part, joint, decisions, -found.known.double().cpu() / math.log(2), found.gate.double().sigmoid().cpu()
         )
 
-    def parts(self) -> Tensor | None:
+    def sum_parts(self) -> Tensor | None:
         """Return sums (2, 5) over all chunks and over the known ones; None if the system has no known chunks.
 
         The five are number of chunks, tokens, bits by the decoder, bits by the softmax, and g.
@@ -89,14 +89,14 @@ class Scored:
         return self.bits.new_zeros(len(self.part.new)).index_add(0, window, self.bits)
 
 
-def grid(tokens: np.ndarray, lengths: np.ndarray, k: int) -> np.ndarray:
+def pad_chunks(tokens: np.ndarray, lengths: np.ndarray, k: int) -> np.ndarray:
     """Return flat tokens (n,) of chunks with `lengths` (N,) as rows (N, K), padded with zeros."""
     rows = np.zeros((len(lengths), k), tokens.dtype)
     rows[np.arange(k) < lengths[:, None]] = tokens
     return rows
 
 
-def overlapping(
+def cut_documents(
     documents: Iterable[tuple[np.ndarray, np.ndarray]], k: int, context: int, stride: int, at_once: int
 ) -> Iterator[DocumentWindows]:
     """Cut documents, given as flat tokens and lengths, into batches of windows.
@@ -106,7 +106,7 @@ def overlapping(
     long as its longest window, and has at most `BATCH` chunks unless one window alone has more.
     """
     stride = min(stride, context)
-    for batch in _batches(_windows(documents, k, context, stride), at_once):
+    for batch in _batch_windows(_window_documents(documents, k, context, stride), at_once):
         shape = (len(batch), max(len(each.lengths) for each in batch))
         tokens = torch.zeros(*shape, k, dtype=torch.long)
         lengths = torch.zeros(shape, dtype=torch.long)
@@ -117,7 +117,7 @@ def overlapping(
             lengths[row, :chunks] = torch.from_numpy(each.lengths.astype(np.int64))
             starts[row, 0] = each.first
             new[row, each.known : chunks] = True
-        yield DocumentWindows(Windows(tokens, lengths, starts), new, torch.tensor([each.document for each in batch]))
+        yield DocumentWindows(TokenBatch(tokens, lengths, starts), new, torch.tensor([each.document for each in batch]))
 
 
 class _Window(NamedTuple):
@@ -130,7 +130,7 @@ class _Window(NamedTuple):
     lengths: np.ndarray
 
 
-def _batches(windows: Iterator[_Window], at_once: int) -> Iterator[list[_Window]]:
+def _batch_windows(windows: Iterator[_Window], at_once: int) -> Iterator[list[_Window]]:
     batch: list[_Window] = []
     longest = 0
     for window in windows:
@@ -143,39 +143,43 @@ def _batches(windows: Iterator[_Window], at_once: int) -> Iterator[list[_Window]
         yield batch
 
 
-def _windows(
+def _window_documents(
     documents: Iterable[tuple[np.ndarray, np.ndarray]], k: int, context: int, stride: int
 ) -> Iterator[_Window]:
     for number, (tokens, lengths) in enumerate(documents):
-        rows, scored, begin = grid(tokens, lengths, k), 0, 0
+        rows, scored, begin = pad_chunks(tokens, lengths, k), 0, 0
         while scored < len(lengths):
             end = min(begin + context, len(lengths))
             yield _Window(number, begin == 0, scored - begin, rows[begin:end], lengths[begin:end])
             scored, begin = end, begin + stride
 
 
-def as_windows(batch: Batch) -> Windows:
+def as_windows(batch: Batch) -> TokenBatch:
     """Return a loader's batch as torch tensors that share its memory."""
-    return Windows(*(torch.from_numpy(getattr(batch, name)) for name in ("tokens", "lengths", "starts")))
+    return TokenBatch(*(torch.from_numpy(getattr(batch, name)) for name in ("tokens", "lengths", "starts")))
 
 
-def fixed_subset(corpus: Corpus, context: int, windows: int, split: str = "valid") -> Windows | None:
+def fixed_subset(corpus: Corpus, context: int, windows: int, split: str = "valid") -> TokenBatch | None:
     """Return the first `windows` of a fixed shuffle of a split, without padding.
 
     None if the split is empty or no windows are requested.
     """
-    if windows and corpus.counts(split).chunks == 0:
+    if windows and corpus.split_counts(split).chunks == 0:
         log.warning("the split %s of %s is empty: nothing of it is scored", split, corpus.location)
         return None
     if not windows:
         return None
     loader = Loader(corpus, split, context=context, sequences=1, seed=0)
-    found = Windows.cat([as_windows(batch) for batch in islice(loader, min(windows, loader.windows_per_epoch))])
-    used = int(found.real.any(0).nonzero().max()) + 1  # memory follows the text, not the context
-    return Windows(found.tokens[:, :used], found.lengths[:, :used], found.starts[:, :used])
+    found = TokenBatch.concatenate_batches(
+        [as_windows(batch) for batch in islice(loader, min(windows, loader.windows_per_epoch))]
+    )
+    used = int(found.chunk_mask.any(0).nonzero().max()) + 1  # memory follows the text, not the context
+    return TokenBatch(found.tokens[:, :used], found.lengths[:, :used], found.starts[:, :used])
 
 
-def subset(corpus: Corpus, context: int, windows: int, split: str = "valid", *, whole: bool = False) -> Windows:
+def require_subset(
+    corpus: Corpus, context: int, windows: int, split: str = "valid", *, whole: bool = False
+) -> TokenBatch:
     """Return `fixed_subset`, or raise if it is empty; with `whole`, only the windows that chunks fill completely.
 
     Raises:
@@ -184,12 +188,12 @@ def subset(corpus: Corpus, context: int, windows: int, split: str = "valid", *, 
     found = fixed_subset(corpus, context, windows, split)
     if found is None:
         raise ValueError(f"the split {split} is empty: nothing to measure")
-    if whole and not len(found := found[found.real.all(1)]):
+    if whole and not len(found := found[found.chunk_mask.all(1)]):
         raise ValueError(f"{split} has no window of {context} chunks: set a shorter batch.context")
     return found
 
 
-def some_at_once(windows: Windows, most: int = 16) -> Iterator[Windows]:
+def split_windows(windows: TokenBatch, most: int = 16) -> Iterator[TokenBatch]:
     """Split the windows of a subset into parts of at most `most` windows and about `BATCH` chunks."""
     return windows.split(max(1, min(most, BATCH // windows.lengths.shape[1])))
 
@@ -213,14 +217,14 @@ class WindowDataset(IterableDataset[dict[str, np.ndarray]]):
         """Choose the epoch of the next pass."""
         self._epoch.fill_(epoch)
 
-    def _seek(self) -> None:
+    def _seek_epoch(self) -> None:
         epoch = int(self._epoch)
         self.loader.load_state_dict(self._from if epoch == self._from["epoch"] else {"epoch": epoch, "windows": 0})
 
     def __iter__(self) -> Iterator[dict[str, np.ndarray]]:
         """Iterate over the batches of the epoch, or over a worker's share of them."""
-        self._seek()
-        for batch in self.loader.epoch():
+        self._seek_epoch()
+        for batch in self.loader.iterate_epoch():
             yield {"tokens": batch.tokens, "lengths": batch.lengths, "starts": batch.starts}
 
     def __len__(self) -> int:

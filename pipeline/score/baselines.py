@@ -21,7 +21,7 @@ ORDERS = range(6)
 TRAIN_LIMIT = 64 << 20
 
 
-def measure(train: bytes, held_out: bytes, orders: Iterable[int] = ORDERS) -> list[Baseline]:
+def measure_baselines(train: bytes, held_out: bytes, orders: Iterable[int] = ORDERS) -> list[Baseline]:
     """Measure n-gram models of the given orders (bytes of context), and xz, on `held_out`.
 
     Args:
@@ -43,7 +43,7 @@ def measure(train: bytes, held_out: bytes, orders: Iterable[int] = ORDERS) -> li
     result = []
     probability = np.full(size, 1 / 256)
     for order in range(wanted[-1] + 1 if wanted else 0):
-        probability = _refine(probability, data, held, order)
+        probability = _interpolate_order(probability, data, held, order)
         if order in wanted:
             bits = float(-np.log2(probability).sum())
             name = f"n-gram, {order} byte{'s' if order != 1 else ''} of context{note}"
@@ -54,7 +54,7 @@ def measure(train: bytes, held_out: bytes, orders: Iterable[int] = ORDERS) -> li
     return [*result, Baseline("xz -9", bits, bits / size, bits / length)]
 
 
-def _keys(data: np.ndarray, width: int) -> np.ndarray:
+def _pack_ngrams(data: np.ndarray, width: int) -> np.ndarray:
     """Pack every sequence of `width` bytes big-endian: (n − width + 1,) uint64."""
     count = max(0, len(data) - width + 1)
     keys = np.zeros(count, np.uint64)
@@ -64,15 +64,15 @@ def _keys(data: np.ndarray, width: int) -> np.ndarray:
     return keys
 
 
-def _refine(lower: np.ndarray, train: np.ndarray, held: np.ndarray, order: int) -> np.ndarray:
+def _interpolate_order(lower: np.ndarray, train: np.ndarray, held: np.ndarray, order: int) -> np.ndarray:
     """Compute p_n of every held-out byte from p_{n−1}. Bytes with a short or unseen context keep p_{n−1}."""
-    grams, counts = np.unique(_keys(train, order + 1), return_counts=True)
+    grams, counts = np.unique(_pack_ngrams(train, order + 1), return_counts=True)
     if not len(grams):
         return lower
     contexts, first = np.unique(grams >> np.uint64(8), return_index=True)
     totals = np.add.reduceat(counts, first)
     kinds = np.diff(first, append=len(grams))
-    wanted = _keys(held, order + 1)
+    wanted = _pack_ngrams(held, order + 1)
     where, seen = _look_up(contexts, wanted >> np.uint64(8))
     at, known = _look_up(grams, wanted)
     below = lower[order:]

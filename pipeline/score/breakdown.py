@@ -10,7 +10,7 @@ import numpy as np
 
 from data.distinct import Occurrences
 from pipeline.run.files import Breakdown, Part
-from pipeline.run.windows import Scored
+from pipeline.run.windows import ScoredWindows
 
 _FREQUENCIES = (0, 1, 2, 10, 100, 1000, 10_000)
 
@@ -28,7 +28,7 @@ class Tally:
         self._position, self._length = np.zeros((2, 3, k + 1))
         self._frequency, self._decoder, self._known = np.zeros((3, 3, len(_FREQUENCIES)))
 
-    def add(self, scored: Scored) -> None:
+    def add_windows(self, scored: ScoredWindows) -> None:
         """Add the newly scored chunks of these windows."""
         new = scored.part.new
         tokens, lengths = scored.part.windows.tokens[new].numpy(), scored.part.windows.lengths[new].numpy()
@@ -38,34 +38,34 @@ class Tally:
             [reached.sum(0), (reached & (np.arange(len(reached[0])) < lengths[:, None])).sum(0), decisions.sum(0)]
         )
         flat = tokens[np.arange(tokens.shape[1]) < lengths[:, None]].astype(np.uint8)
-        seen = np.digitize(self._train.of(flat, lengths), _FREQUENCIES) - 1
-        _add(self._length, lengths, lengths, bits)
-        _add(self._frequency, seen, lengths, bits)
+        seen = np.digitize(self._train.count_occurrences(flat, lengths), _FREQUENCIES) - 1
+        _add_to_groups(self._length, lengths, lengths, bits)
+        _add_to_groups(self._frequency, seen, lengths, bits)
         if scored.known is not None:
             known = scored.known.numpy()
             hit = np.isfinite(known)
-            _add(self._decoder, seen, lengths, decisions.sum(1))
-            _add(self._known, seen[hit], lengths[hit], known[hit])
+            _add_to_groups(self._decoder, seen, lengths, decisions.sum(1))
+            _add_to_groups(self._known, seen[hit], lengths[hit], known[hit])
 
-    def result(self) -> Breakdown:
+    def build_breakdown(self) -> Breakdown:
         """Return the breakdown of everything added so far."""
         ends = [*(f"{end - 1:,}" for end in _FREQUENCIES[1:]), ""]
         often = [f"{a:,}" if f"{a:,}" == b else f"{a:,}–{b}" for a, b in zip(_FREQUENCIES, ends, strict=True)]
         sizes = [str(size) for size in range(self._length.shape[1])]
         return Breakdown(
-            _parts([str(place) for place in range(1, self._position.shape[1] + 1)], self._position),
-            _parts(sizes, self._length),
-            *(_parts(often, table) for table in (self._frequency, self._decoder, self._known)),
+            _build_parts([str(place) for place in range(1, self._position.shape[1] + 1)], self._position),
+            _build_parts(sizes, self._length),
+            *(_build_parts(often, table) for table in (self._frequency, self._decoder, self._known)),
         )
 
 
-def _add(table: np.ndarray, group: np.ndarray, tokens: np.ndarray, bits: np.ndarray) -> None:
+def _add_to_groups(table: np.ndarray, group: np.ndarray, tokens: np.ndarray, bits: np.ndarray) -> None:
     """Add chunks, their tokens and bits, (N,) each, to the columns of their groups (N,) in a table (3, groups)."""
     for row, weight in zip(table, (np.ones_like(bits), tokens, bits), strict=True):
         row += np.bincount(group, weight, len(row))
 
 
-def _parts(names: list[str], table: np.ndarray) -> list[Part]:
+def _build_parts(names: list[str], table: np.ndarray) -> list[Part]:
     return [
         Part(name, int(chunks), int(tokens), float(bits), float(bits / tokens) if tokens else None)
         for name, chunks, tokens, bits in zip(names, *table, strict=True)

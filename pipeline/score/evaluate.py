@@ -11,56 +11,60 @@ from pathlib import Path
 
 import numpy as np
 
-from data.checked import sealed_json
+from data.checked import encode_checked_json
 from data.corpus import Corpus
 from data.distinct import Occurrences
 from data.durable import write_json
-from pipeline.kinds import likelihood, most_known
+from pipeline.kinds import max_known_chunks, requested_likelihood
 from pipeline.options import Options
 from pipeline.run.device import release_memory
-from pipeline.run.files import OF_PARTS, Baseline, Breakdown, Evaluation, read_as, write_or_say
-from pipeline.run.folder import RunFolder, guarding
-from pipeline.run.metrics import Counter
+from pipeline.run.files import MIXTURE_COLUMNS, Baseline, Breakdown, Evaluation, read_as, write_or_log
+from pipeline.run.folder import RunFolder, guard_results
+from pipeline.run.metrics import ProgressCounter
 from pipeline.run.opened import Run, Score
 from pipeline.run.shards import check_split
-from pipeline.score.baselines import measure, not_beaten
+from pipeline.score.baselines import measure_baselines, not_beaten
 from pipeline.score.breakdown import Tally
-from pipeline.score.closed_set import closed_set
+from pipeline.score.closed_set import score_closed_set
 
 log = logging.getLogger(__name__)
 
 
-@guarding
-def evaluate(options: Options, text: Path | None = None) -> Evaluation:
+@guard_results
+def evaluate_run(options: Options, text: Path | None = None) -> Evaluation:
     """Score a split of the run's corpus and write evaluation.json, or score any file as one document.
 
     Raises:
         FileNotFoundError: there are no such shards or file, or nothing was trained.
         ValueError: there is nothing to score.
     """
-    run = Run(RunFolder.of(options), options)
+    run = Run(RunFolder.from_options(options), options)
     if text is not None:
         piped = str(text) == "-"
         content = sys.stdin.buffer.read() if piped else text.read_bytes()
         name = "standard input" if piped else str(text)
         if not content:
             raise ValueError(f"{name} is empty: nothing to score")
-        return _score(run, name, [run.chunker.split(content)], [content], [], None)
-    corpus, split = run.folder.corpus(), options.evaluate.split
-    check_split(corpus.counts(split).chunks, corpus.location, "evaluate.split", split)
+        return _score_documents(run, name, [run.chunker.split(content)], [content], [], None)
+    corpus, split = run.folder.open_corpus(), options.evaluate.split
+    check_split(corpus.split_counts(split).chunks, corpus.location, "evaluate.split", split)
     pictures = "height" in corpus.form
-    reference = _baselines(corpus, split) if options.evaluate.yardsticks and not pictures else []
+    reference = _load_or_measure_baselines(corpus, split) if options.evaluate.yardsticks and not pictures else []
     release_memory()
     limits = options.evaluate
     iem = bool(options.pretrain.iem_weight and run.phase != "train" and limits.closed_set and limits.closed_windows)
-    iem = iem and not most_known(options)  # a mixture is scored on the whole split, with the chunks known to training
+    iem = iem and not max_known_chunks(
+        options
+    )  # a mixture is scored on the whole split, with the chunks known to training
     tally = Tally(run.chunker.k, Occurrences(corpus, "train", split)) if limits.breakdown else None
-    chunks = corpus.counts(split).chunks
+    chunks = corpus.split_counts(split).chunks
     log.info("scoring %s chunks of the %s split by %s step %s", f"{chunks:,}", split, run.phase, f"{run.step:,}")
-    progress = Counter("evaluate", chunks, "chunks")
-    result = _score(run, split, corpus.documents(split), corpus.originals(split), reference, tally, progress)
+    progress = ProgressCounter("evaluate", chunks, "chunks")
+    result = _score_documents(
+        run, split, corpus.iterate_documents(split), corpus.iterate_originals(split), reference, tally, progress
+    )
     if iem:
-        result.iem = closed_set(run, corpus, split)
+        result.iem = score_closed_set(run, corpus, split)
     release_memory()
     path = run.folder.path / "evaluation.json"
     with suppress(OSError, ValueError):
@@ -69,18 +73,18 @@ def evaluate(options: Options, text: Path | None = None) -> Evaluation:
             log.info(
                 "evaluation.json had %s of the %s split: the %s split's takes its place", figure, before.split, split
             )
-    write_or_say(path, sealed_json(asdict(result)))
+    write_or_log(path, encode_checked_json(asdict(result)))
     return result
 
 
-def _score(
+def _score_documents(
     run: Run,
     split: str,
     documents: Iterable[tuple[np.ndarray, np.ndarray]],
     originals: Iterable[bytes],
     reference: list[Baseline],
     tally: Tally | None,
-    progress: Counter | None = None,
+    progress: ProgressCounter | None = None,
 ) -> Evaluation:
     began = time.perf_counter()
     limits = run.options.evaluate
@@ -89,10 +93,10 @@ def _score(
     sums = []
     for scored in run.score_documents(documents, stride, limits.sequences):
         if tally is not None:
-            tally.add(scored)
+            tally.add_windows(scored)
         if progress is not None:
-            progress.add(int(scored.part.new.sum()))
-        sums.append(scored.parts())
+            progress.add_done(int(scored.part.new.sum()))
+        sums.append(scored.sum_parts())
         lengths = (scored.part.windows.lengths * scored.part.new).sum(1)
         rows = zip(scored.part.document.tolist(), scored.per_window().tolist(), lengths.tolist(), strict=True)
         for document, bits, tokens in rows:
@@ -129,11 +133,11 @@ def _score(
         context=run.options.batch.context,
         stride=stride,
         seconds=seconds,
-        precision=run.compute.name,
-        processor=run.compute.processor,
-        likelihood=likelihood(run.options, run.phase),
+        precision=run.compute.precision_name,
+        processor=run.compute.processor_name,
+        likelihood=requested_likelihood(run.options, run.phase),
         iem=None,
-        breakdown=tally.result() if tally is not None else None,
+        breakdown=tally.build_breakdown() if tally is not None else None,
         yardsticks=reference,
         not_beaten=not_beaten(score.bits_per_char, reference),
     )
@@ -149,18 +153,18 @@ def _standard_error(bits: list[float], sizes: list[int]) -> float | None:
 
 
 @dataclass
-class _Kept:
+class _CachedBaselines:
     """Cache file of baselines: digest of the corpus, and the baselines measured on it."""
 
     corpus: str
     yardsticks: list[Baseline]
 
 
-def _baselines(corpus: Corpus, split: str) -> list[Baseline]:
+def _load_or_measure_baselines(corpus: Corpus, split: str) -> list[Baseline]:
     """Load the baselines of a split from the cache beside the shards, or measure them: n-gram models and xz."""
     cache = corpus.folder / f"yardsticks-{split}.json"
     try:
-        kept = read_as(_Kept, cache)
+        kept = read_as(_CachedBaselines, cache)
         if kept.corpus == corpus.digest:
             return kept.yardsticks
         log.warning("%s is of another corpus: it is made anew", cache)
@@ -169,19 +173,21 @@ def _baselines(corpus: Corpus, split: str) -> list[Baseline]:
     except (OSError, ValueError) as error:
         log.warning("%s; it is made anew", error)
     log.info("measuring yardsticks on the %s split", split)
-    found = measure(_joined(corpus.originals("train")), _joined(corpus.originals(split)))
+    found = measure_baselines(
+        _join_documents(corpus.iterate_originals("train")), _join_documents(corpus.iterate_originals(split))
+    )
     try:
-        write_json(cache, asdict(_Kept(corpus.digest, found)))
+        write_json(cache, asdict(_CachedBaselines(corpus.digest, found)))
     except OSError as error:
         log.warning("yardsticks are not kept: %s", error)
     return found
 
 
-def _joined(documents: Iterator[bytes]) -> bytes:
+def _join_documents(documents: Iterator[bytes]) -> bytes:
     return b"".join(documents)
 
 
-def table(result: Evaluation) -> str:
+def format_evaluation(result: Evaluation) -> str:
     """Format the evaluation as text."""
     own = result.headline
     lines = [
@@ -207,7 +213,7 @@ def table(result: Evaluation) -> str:
     if result.whose:
         lines.append(f"  {result.whose}")
     if result.breakdown is not None:
-        lines += _spent(result.breakdown)
+        lines += _format_breakdown(result.breakdown)
     if result.yardsticks:
         lines.append(f"yardsticks on the same bytes ({own.unit}):")
         for item in sorted(result.yardsticks, key=lambda item: -item.bits_per_char):
@@ -216,9 +222,9 @@ def table(result: Evaluation) -> str:
     return "\n".join(lines)
 
 
-def _spent(found: Breakdown) -> Iterator[str]:
+def _format_breakdown(found: Breakdown) -> Iterator[str]:
     """Yield lines with the shares of the bits, and for a mixture with the bits per token of its parts."""
-    mixed = found.of_parts()
+    mixed = found.mixture_rows()
     position = "the decoder's bits" if mixed else "bits"  # the mixture scores whole chunks
     partitions = {
         f"{position} by position": found.by_position,
@@ -229,7 +235,7 @@ def _spent(found: Breakdown) -> Iterator[str]:
         total = max(sum(part.bits for part in parts), 1e-9)
         yield f"  {name}: {', '.join(f'{part.of}: {part.bits / total:.0%}' for part in parts)}"
     if mixed:
-        lines = [OF_PARTS, *mixed]
+        lines = [MIXTURE_COLUMNS, *mixed]
         widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
         yield from (
             f"    {'  '.join(cell.rjust(width) for cell, width in zip(line, widths, strict=True))}" for line in lines

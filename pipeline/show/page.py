@@ -4,7 +4,7 @@ import base64
 import html
 from collections.abc import Iterable, Sequence
 
-from pipeline.shown import printable
+from pipeline.shown import make_printable
 
 escape = html.escape
 STYLE = """
@@ -29,10 +29,10 @@ summary { cursor: pointer; color: #57606a; }
 """
 
 
-def page(title: str, body: str) -> str:
+def render_page(title: str, body: str) -> str:
     """Return a self-contained HTML page."""
     head = f"<!doctype html><html lang=en><meta charset=utf-8><title>{escape(title)}</title><style>{STYLE}</style>"
-    return printable(f"{head}<main>{body}</main></html>\n")
+    return make_printable(f"{head}<main>{body}</main></html>\n")
 
 
 def data_uri(png: bytes) -> str:
@@ -40,12 +40,12 @@ def data_uri(png: bytes) -> str:
     return f"data:image/png;base64,{base64.b64encode(png).decode()}"
 
 
-def image(alt: str, png: bytes) -> str:
+def render_image(alt: str, png: bytes) -> str:
     """Return an HTML image with the PNG embedded."""
     return f"<img alt='{escape(alt)}' src='{data_uri(png)}'>"
 
 
-def table(head: Sequence[str], rows: Iterable[Sequence[str]], words: int) -> str:
+def render_table(head: Sequence[str], rows: Iterable[Sequence[str]], words: int) -> str:
     """Return an HTML table. Columns after the first `words` are numbers; head and cells are already HTML."""
 
     def row(tag: str, cells: Sequence[str]) -> str:

@@ -14,9 +14,9 @@ from matplotlib.transforms import Affine2D, Bbox
 
 from data.statistics import Summary
 from pipeline.run.files import Evaluation
-from pipeline.run.index import PIXELS, Neighbours, spell
+from pipeline.run.index import PIXELS, QueryResult, display_chunk
 from pipeline.run.metrics import Record
-from pipeline.shown import printable
+from pipeline.shown import make_printable
 
 COLOURS = {"pretrain": "#2a6f97", "finetune": "#c8553d", "train": "#588157"}
 GREY, MODEL = "#b8bec7", "#c8553d"
@@ -24,7 +24,7 @@ GREY, MODEL = "#b8bec7", "#c8553d"
 warnings.filterwarnings("ignore", r"Glyph \d+ .* missing from font")
 
 
-def png(figure: Figure) -> bytes:
+def encode_png(figure: Figure) -> bytes:
     """Return a figure as PNG bytes."""
     buffer = io.BytesIO()
     FigureCanvasAgg(figure)
@@ -32,18 +32,18 @@ def png(figure: Figure) -> bytes:
     return buffer.getvalue()
 
 
-def plain(label: str) -> str:
+def drawable_label(label: str) -> str:
     """Return a label that Matplotlib's font can draw, does not parse as a formula, and does not omit from a legend.
 
     Every name, chunk or sentence in a plot must pass through here: an invalid formula raises an error.
     """
-    label = printable(label).replace("\n", "↵").replace("\t", "⇥")
+    label = make_printable(label).replace("\n", "↵").replace("\t", "⇥")
     drawn = (character if ord(character) < 0x590 or 0x2000 <= ord(character) < 0x2500 else "·" for character in label)
     shown = "".join(drawn).replace("$", r"\$")
     return f" {shown}" if shown.startswith("_") else shown
 
 
-def panel(figure: Figure, position: int, columns: int, title: str, unit: str = "seconds of training") -> Any:
+def add_panel(figure: Figure, position: int, columns: int, title: str, unit: str = "seconds of training") -> Any:
     """Add axes in the common style, at a position in a row of `columns`."""
     axes = figure.add_subplot(1, columns, position)
     axes.set_title(title, fontsize=10, loc="left")
@@ -54,13 +54,13 @@ def panel(figure: Figure, position: int, columns: int, title: str, unit: str = "
     return axes
 
 
-def curves(phases: dict[str, list[Record]]) -> bytes:
+def plot_curves(phases: dict[str, list[Record]]) -> bytes:
     """Plot exact bits per token, and the IEM loss if there is one, over seconds, the phases one after the other."""
     with_iem = any("iem" in record for records in phases.values() for record in records)
     figure = Figure(figsize=(9.5 if with_iem else 6, 3.2))
     columns = 2 if with_iem else 1
-    bits = panel(figure, 1, columns, "exact bits per token")
-    iem = panel(figure, 2, columns, "IEM loss, nats per chunk (not a likelihood)") if with_iem else None
+    bits = add_panel(figure, 1, columns, "exact bits per token")
+    iem = add_panel(figure, 2, columns, "IEM loss, nats per chunk (not a likelihood)") if with_iem else None
     offset, drawn = 0.0, []
     for phase, records in phases.items():
         colour = COLOURS.get(phase.split()[0], "black")  # `pretrain of OTHER` too
@@ -69,7 +69,12 @@ def curves(phases: dict[str, list[Record]]) -> bytes:
             points = [(offset + r["seconds"], r[name]) for r in records if name in r]
             if axes is not None and points:
                 axes.plot(
-                    *zip(*points, strict=True), style, color=colour, linewidth=1.2, alpha=0.75, label=plain(phase)
+                    *zip(*points, strict=True),
+                    style,
+                    color=colour,
+                    linewidth=1.2,
+                    alpha=0.75,
+                    label=drawable_label(phase),
                 )
         points = [
             (offset + r["seconds"], r["validation/bits_per_token"]) for r in records if "validation/bits_per_token" in r
@@ -81,7 +86,7 @@ def curves(phases: dict[str, list[Record]]) -> bytes:
                 color=colour,
                 markersize=4,
                 linewidth=0.9,
-                label=plain(f"{phase}, validation"),
+                label=drawable_label(f"{phase}, validation"),
             )
         offset += max((r["seconds"] for r in records), default=0.0)
     shown = sorted(value for seconds, value in drawn if seconds > 0.05 * offset)  # else the first drop flattens all
@@ -89,7 +94,7 @@ def curves(phases: dict[str, list[Record]]) -> bytes:
         bits.set_ylim(shown[0] * 0.93, shown[int(len(shown) * 0.97)] * 1.03)
     bits.legend(fontsize=8, frameon=False)
     figure.tight_layout()
-    return png(figure)
+    return encode_png(figure)
 
 
 @dataclass
@@ -102,28 +107,28 @@ class Point:
     bits: float
 
 
-def comparison(curves: dict[str, list[Point]]) -> bytes:
+def plot_comparison(curves: dict[str, list[Point]]) -> bytes:
     """Plot validation bits per token of runs over steps, seconds and model FLOPs (as the paper's Figure 4)."""
     figure = Figure(figsize=(12, 3.8))
     units = (("step", "steps"), ("seconds", "seconds of training"), ("flops", "model FLOPs"))
     for position, (name, unit) in enumerate(units, 1):
-        axes = panel(figure, position, 3, "validation, bits per token" if position == 1 else "", unit)
+        axes = add_panel(figure, position, 3, "validation, bits per token" if position == 1 else "", unit)
         for number, (run, points) in enumerate(curves.items()):
             shown = [(getattr(point, name), point.bits) for point in points]
             if shown:
                 style = {"color": f"C{number % 10}", "markersize": 3, "linewidth": 1.1}
-                axes.plot(*zip(*shown, strict=True), "o-", label=plain(run), **style)
+                axes.plot(*zip(*shown, strict=True), "o-", label=drawable_label(run), **style)
         values = sorted(point.bits for points in curves.values() for point in points)
         if len(values) > 10:  # the first points are far above the rest
             axes.set_ylim(values[0] * 0.97, values[int(len(values) * 0.85)] * 1.05)
         if position == 3 and values:
             axes.legend(fontsize=8, frameon=False, loc="upper right")
     figure.tight_layout()
-    return png(figure)
+    return encode_png(figure)
 
 
 @dataclass
-class Sketch:
+class PlottedModel:
     """Model of an experiment, as it is plotted.
 
     Attributes:
@@ -145,7 +150,7 @@ class Sketch:
     line: list[tuple[float, float]] = field(default_factory=list)
 
 
-def experiment(models: Sequence[Sketch], paper: Sequence[str], axes: tuple[str, str]) -> bytes:
+def plot_experiment(models: Sequence[PlottedModel], paper: Sequence[str], axes: tuple[str, str]) -> bytes:
     """Plot models beside the values of a paper, if it has any, and bits against another quantity, or lines.
 
     Args:
@@ -157,29 +162,36 @@ def experiment(models: Sequence[Sketch], paper: Sequence[str], axes: tuple[str, 
     panels = 2 + bool(paper) + (scattered and len(paper) > 1)
     figure = Figure(figsize=(4.6 * panels + (0 if scattered else 2), max(3.4, 0.3 * len(models) + 1.2)))
     numbered = scattered and len(models) > 10  # more names would cover each other
-    spots = [str(number) if numbered else plain(model.name) for number, model in enumerate(models, 1)]
-    labels = [f"{plain(model.name)}  {spot}" if numbered else spot for model, spot in zip(models, spots, strict=True)]
+    spots = [str(number) if numbered else drawable_label(model.name) for number, model in enumerate(models, 1)]
+    labels = [
+        f"{drawable_label(model.name)}  {spot}" if numbered else spot for model, spot in zip(models, spots, strict=True)
+    ]
     units = " or ".join(dict.fromkeys(model.unit for model in models if model.unit))
     for position, title in enumerate([units, *(f"the paper: {name}" for name in paper[:1])], 1):
-        drawn = panel(figure, position, panels, title, title if position == 1 else "")
+        drawn = add_panel(figure, position, panels, title, title if position == 1 else "")
         for number, model in enumerate(models):
             value = model.value if position == 1 else model.paper[0] if model.paper else None
             if value is not None:
                 spread = model.spread if position == 1 else 0.0
-                drawn.errorbar(value, number, xerr=spread, fmt="o", color=_colour(number), markersize=5)
+                drawn.errorbar(value, number, xerr=spread, fmt="o", color=_model_colour(number), markersize=5)
         drawn.set_yticks(range(len(models)), labels if position == 1 else [""] * len(models), fontsize=8)
         drawn.set_ylim(len(models) - 0.5, -0.5)
-    last = panel(figure, 2 + bool(paper), panels, axes[1], axes[0])
+    last = add_panel(figure, 2 + bool(paper), panels, axes[1], axes[0])
     clouds = [(last, [model.place for model in models])]
     for number, model in enumerate(models):
         if model.line:
-            colour = _colour(number)
+            colour = _model_colour(number)
             last.plot(
-                *zip(*model.line, strict=True), "o-", color=colour, markersize=3, linewidth=1.1, label=plain(model.name)
+                *zip(*model.line, strict=True),
+                "o-",
+                color=colour,
+                markersize=3,
+                linewidth=1.1,
+                label=drawable_label(model.name),
             )
     if scattered and len(paper) > 1:
-        theirs = panel(figure, panels, panels, f"the paper: {paper[0]}", paper[1])
-        clouds.append((theirs, [_place(model.paper) for model in models]))
+        theirs = add_panel(figure, panels, panels, f"the paper: {paper[0]}", paper[1])
+        clouds.append((theirs, [_paper_position(model.paper) for model in models]))
     elif across := [x for model in models for x, _ in model.line]:
         distances = axes[0] != "seconds of training"
         if distances and 0 < 50 * min(across) < max(across):  # otherwise most points lie at the left
@@ -189,26 +201,26 @@ def experiment(models: Sequence[Sketch], paper: Sequence[str], axes: tuple[str, 
         )  # beside the lines, not over them
     figure.tight_layout()
     for drawn, points in clouds:
-        _spots(drawn, points, spots)
-    return png(figure)
+        _plot_named_points(drawn, points, spots)
+    return encode_png(figure)
 
 
-def _place(paper: Sequence[float | None]) -> tuple[float, float] | None:
+def _paper_position(paper: Sequence[float | None]) -> tuple[float, float] | None:
     """Return the position of a model in a plot of a paper's first quantity over its second, or None."""
     upwards, across, *_ = [*paper, None, None]
     return None if upwards is None or across is None else (across, upwards)
 
 
-def _colour(number: int) -> Any:
+def _model_colour(number: int) -> Any:
     """Return one of ten colours, or for numbers 10 to 19 a lighter shade of it."""
     return colormaps["tab20"](number % 10 * 2 + number // 10 % 2)
 
 
-def _spots(axes: Any, points: Sequence[tuple[float, float] | None], names: Sequence[str]) -> None:
+def _plot_named_points(axes: Any, points: Sequence[tuple[float, float] | None], names: Sequence[str]) -> None:
     """Plot points with their names, each name on the side where it covers the fewest points and earlier names."""
     shown = [(*point, name, number) for number, (point, name) in enumerate(zip(points, names, strict=True)) if point]
     for x, y, _, number in shown:
-        axes.plot(x, y, "o", color=_colour(number), markersize=5)
+        axes.plot(x, y, "o", color=_model_colour(number), markersize=5)
     axes.margins(0.12)
     axes.autoscale_view()
     size, frame = 7, axes.bbox.transformed(Affine2D().scale(72 / axes.figure.dpi))
@@ -225,7 +237,7 @@ def _spots(axes: Any, points: Sequence[tuple[float, float] | None], names: Seque
         axes.annotate(name, (x, y), sides[best], textcoords="offset points", fontsize=size)
 
 
-def pictures(rows: np.ndarray, titles: list[str]) -> bytes:
+def draw_pictures(rows: np.ndarray, titles: list[str]) -> bytes:
     """Draw rows of RGB pictures (n, columns, H, W, 3), with a title over each column."""
     shape = (rows.shape[3] / rows.shape[2]) ** 0.5  # same area for every aspect ratio
     figure = Figure(figsize=(1.3 * shape * rows.shape[1], 1.3 / shape * rows.shape[0] + 0.3))
@@ -236,14 +248,14 @@ def pictures(rows: np.ndarray, titles: list[str]) -> bytes:
         if number < len(titles):
             axes.set_title(titles[number], fontsize=8)
     figure.tight_layout(pad=0.3)
-    return png(figure)
+    return encode_png(figure)
 
 
-def corpus(statistics: Summary) -> bytes:
+def plot_corpus(statistics: Summary) -> bytes:
     """Plot statistics of the train split: chunk lengths, frequency over rank (Zipf), document lengths."""
     figure = Figure(figsize=(9.5, 2.7))
     lengths, zipf, documents = (
-        panel(figure, position, 3, title, unit)
+        add_panel(figure, position, 3, title, unit)
         for position, title, unit in (
             (1, "chunks, by length", "tokens"),
             (2, "how often a chunk occurs, by rank", "rank"),
@@ -271,30 +283,32 @@ def corpus(statistics: Summary) -> bytes:
     if bins:
         documents.set_xlim(min(bins) / 1.3, 2.6 * max(bins))
     figure.tight_layout()
-    return png(figure)
+    return encode_png(figure)
 
 
-def baselines(evaluation: Evaluation, name: str) -> bytes:
+def plot_baselines(evaluation: Evaluation, name: str) -> bytes:
     """Plot bars of bits per character, or per value: the model among the baselines, from most to fewest bits."""
     bars = [(item.name, item.bits_per_char) for item in evaluation.yardsticks]
     bars = sorted([*bars, (name, evaluation.bits_per_char)], key=lambda bar: bar[1])
     figure = Figure(figsize=(9.5, 0.36 * len(bars) + 0.7))
     axes = figure.add_subplot()
     colours = [MODEL if label == name else GREY for label, _ in bars]
-    drawn = axes.barh([plain(label) for label, _ in bars], [value for _, value in bars], color=colours, height=0.7)
+    drawn = axes.barh(
+        [drawable_label(label) for label, _ in bars], [value for _, value in bars], color=colours, height=0.7
+    )
     axes.bar_label(drawn, fmt="%.3f", fontsize=8, padding=3)
     axes.set_title(
         f"{evaluation.headline.unit} of the {evaluation.split} split: fewer is better", fontsize=10, loc="left"
     )
     axes.tick_params(labelsize=8)
     axes.spines[["top", "right"]].set_visible(False)
-    return png(figure)
+    return encode_png(figure)
 
 
-def neighbours(found: list[Neighbours]) -> bytes | None:
+def draw_neighbours(found: list[QueryResult]) -> bytes | None:
     """Draw queries and neighbours as strips over captions; return None unless they are chunks of whole RGB pixels."""
     chunks = [(item.query, bytes.fromhex(item.hex)) for item in found]
-    if any(shown != spell(chunk, PIXELS) or len(chunk) % 3 for shown, chunk in chunks):
+    if any(shown != display_chunk(chunk, PIXELS) or len(chunk) % 3 for shown, chunk in chunks):
         return None
     rows = [
         [(bytes.fromhex(item.hex), "query"), *((bytes.fromhex(n.hex), f"{n.score:.3f}") for n in item.neighbours)]
@@ -311,4 +325,4 @@ def neighbours(found: list[Neighbours]) -> bytes | None:
             axes.spines[:].set_color(GREY)  # a white chunk has an edge too
             axes.set_title(caption, fontsize=7, y=-0.45)
     figure.tight_layout(pad=0.5)
-    return png(figure)
+    return encode_png(figure)

@@ -19,24 +19,24 @@ import torch
 from data.corpus import Corpus
 from pipeline.options import Options
 from pipeline.run.checkpoints import Checkpoints
-from pipeline.run.device import compute
+from pipeline.run.device import setup_compute
 from pipeline.train.stages import build_trainer
 
 
-def unlimited(*phases: str) -> list[str]:
+def lift_other_limits(*phases: str) -> list[str]:
     """Return the overrides that remove all limits but steps."""
     return [f"{phase}.{limit}=null" for phase in phases for limit in ("seconds", "epochs")]
 
 
-def training(phase: str, options: Options, corpus: Corpus, folder: Path) -> Iterator[None]:
+def run_phase_steps(phase: str, options: Options, corpus: Corpus, folder: Path) -> Iterator[None]:
     """Train a phase of a run one step at a time, including data and optimizer."""
-    machine = compute(options)
+    machine = setup_compute(options)
     place = Checkpoints(folder / phase)
     trainer = build_trainer(getattr(options, phase), options, corpus, place, machine, lambda: False)
-    yield from trainer.endless(ahead=True)
+    yield from trainer.run_steps(ahead=True)
 
 
-def seconds_of_a_step(
+def measure_step_seconds(
     arms: dict[str, Iterator[None]],
     rounds: int = 4,
     steps: int = 12,

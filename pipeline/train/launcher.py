@@ -20,12 +20,12 @@ import torch.distributed as dist
 
 from data.durable import available_threads
 from haed.ranks import Ranks, group_size
-from pipeline.config import dump
+from pipeline.config import dump_options
 from pipeline.options import Options
 from pipeline.run.folder import RunFolder
-from pipeline.run.metrics import Listener, Progress, Tail
+from pipeline.run.metrics import Listener, MetricsTail, Progress
 from pipeline.stopping import die_with_parent
-from pipeline.train.trainer import Interrupted, Trained
+from pipeline.train.trainer import TrainingInterrupted, TrainingResult
 
 log = logging.getLogger(__name__)
 _POLL_SECONDS = 0.2
@@ -34,29 +34,29 @@ _SAVING = "3600"  # seconds until torchrun kills what has not ended; by itself i
 _OF_TORCHRUN = re.compile(r"[WEF]\d{4} .*(Sending process|failed \(exitcode)|Traceback \(most recent|\[\S*gloo\S*\]")
 
 
-def started_by_torchrun() -> bool:
+def is_torchrun_child() -> bool:
     """Return whether torchrun started this process."""
     return dist.is_torchelastic_launched()
 
 
-def launched() -> bool:
+def is_launched() -> bool:
     """Return whether this process was started by `launch`, which then shows the progress."""
     return _LAUNCHED in os.environ
 
 
-def backends() -> str:
+def choose_backends() -> str:
     """Return the communication backends by device type; a machine with GPUs may still train on its CPU."""
     return "cpu:gloo,cuda:nccl" if torch.cuda.is_available() and dist.is_nccl_available() else "gloo"
 
 
 @contextmanager
-def joined() -> Iterator[Ranks]:
+def join_ranks() -> Iterator[Ranks]:
     """Join the other processes of torchrun for the length of a stage, if torchrun started this one."""
-    if not started_by_torchrun() or dist.is_initialized():
+    if not is_torchrun_child() or dist.is_initialized():
         yield Ranks()
         return
     _end_with_launcher()
-    dist.init_process_group(backends())
+    dist.init_process_group(choose_backends())
     try:
         yield Ranks()
     finally:
@@ -76,7 +76,7 @@ def _end_with_launcher() -> None:
             os._exit(1)
 
 
-def launch(stage: str, options: Options, stop: Callable[[], bool], listener: Listener) -> Trained:
+def launch_stage(stage: str, options: Options, stop: Callable[[], bool], listener: Listener) -> TrainingResult:
     """Run a training stage in `launcher.processes` processes, forward their log lines, and stop them on request.
 
     Returns:
@@ -90,17 +90,17 @@ def launch(stage: str, options: Options, stop: Callable[[], bool], listener: Lis
     """
     if getattr(options, stage).iem_weight and options.iem.group is not None:
         group_size(options.iem.group, options.launcher.processes)
-    tail = Tail(RunFolder.of(options).phase(stage) / "metrics.jsonl")
+    tail = MetricsTail(RunFolder.from_options(options).phase_folder(stage) / "metrics.jsonl")
     printed, said, stopping = deque[str](maxlen=1), deque[str](maxlen=200), threading.Event()
     with closing(Progress(stage, getattr(options, stage))) as progress, tempfile.TemporaryDirectory() as folder:
 
         def tell() -> None:
-            for record in tail.records():
+            for record in tail.read_new_records():
                 progress(record)
                 listener(record)
 
         config = Path(folder) / "config.yaml"
-        config.write_text(dump(options), encoding="utf-8")
+        config.write_text(dump_options(options), encoding="utf-8")
         command = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
         command += [f"--nproc-per-node={options.launcher.processes}", "-m", "pipeline", stage]
         with subprocess.Popen(
@@ -119,8 +119,8 @@ def launch(stage: str, options: Options, stop: Callable[[], bool], listener: Lis
             preexec_fn=die_with_parent,
         ) as process:
             threads = [
-                threading.Thread(target=_collect, args=(process.stdout, printed, None, stopping)),
-                threading.Thread(target=_collect, args=(process.stderr, said, log, stopping)),
+                threading.Thread(target=_collect_lines, args=(process.stdout, printed, None, stopping)),
+                threading.Thread(target=_collect_lines, args=(process.stderr, said, log, stopping)),
             ]
             for thread in threads:
                 thread.start()
@@ -140,7 +140,7 @@ def launch(stage: str, options: Options, stop: Callable[[], bool], listener: Lis
         tell()
     if stopping.is_set():
         saved = next((line for line in reversed(said) if "saved" in line), "stopped")
-        raise Interrupted(saved.split(";")[0])
+        raise TrainingInterrupted(saved.split(";")[0])
     if process.returncode:
         if ended := re.search(r"failed \(exitcode: -(\d+)\) local_rank: (\d+)", "\n".join(said)):
             number, rank = int(ended[1]), ended[2]
@@ -148,11 +148,13 @@ def launch(stage: str, options: Options, stop: Callable[[], bool], listener: Lis
                 f"rank {rank} was ended by signal {number} ({signal.strsignal(number)}), and so were the others; the same "
                 "command goes on from the last checkpoint"
             )
-        raise _reason(said)
-    return Trained(**json.loads(printed[0]))
+        raise _make_failure(said)
+    return TrainingResult(**json.loads(printed[0]))
 
 
-def _collect(stream: IO[str], lines: "deque[str]", logger: logging.Logger | None, stopping: threading.Event) -> None:
+def _collect_lines(
+    stream: IO[str], lines: "deque[str]", logger: logging.Logger | None, stopping: threading.Event
+) -> None:
     """Keep the last lines of a stream, and log those of the stage until the processes are told to stop."""
     ended = False
     for line in stream:
@@ -162,7 +164,7 @@ def _collect(stream: IO[str], lines: "deque[str]", logger: logging.Logger | None
             logger.info("%s", line.rstrip())
 
 
-def _reason(said: "deque[str]") -> Exception:
+def _make_failure(said: "deque[str]") -> Exception:
     """Return the line in which a process reports its error, else the last line, as an exception."""
     errors = [line.removeprefix("error: ") for line in said if line.startswith("error: ")]
     return ChildProcessError(errors[0]) if errors else RuntimeError(next(reversed(said), "the processes failed"))

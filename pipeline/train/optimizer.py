@@ -7,14 +7,14 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor, nn
 
-from haed.system import System
+from haed.system import SequenceModel
 from pipeline.options import OptimizerOptions, PhaseOptions
 from pipeline.run.metrics import Position
 
 COOLDOWN = 0.2  # the last part of a stable phase
 
 
-def rate(position: Position, phase: PhaseOptions, rates: OptimizerOptions) -> float:
+def learning_rate_share(position: Position, phase: PhaseOptions, rates: OptimizerOptions) -> float:
     """Return the learning rate as a share of its peak.
 
     It warms up linearly in steps. Then it goes from `rate_from` to `rate_to`, or falls with 1/√steps. The schedule
@@ -57,7 +57,7 @@ class AdamWAndRows(torch.optim.AdamW):
         super().step(closure)
 
 
-def make_optimizer(system: System, rates: OptimizerOptions, layer_decay: float = 1.0) -> AdamWAndRows:
+def make_optimizer(system: SequenceModel, rates: OptimizerOptions, layer_decay: float = 1.0) -> AdamWAndRows:
     """Create AdamW with weight decay of matrices alone and the main model's own learning rate.
 
     Tables use row-wise Adagrad with their own learning rate. Transformer-XL's u and v, which have a row for each head,
@@ -66,11 +66,11 @@ def make_optimizer(system: System, rates: OptimizerOptions, layer_decay: float =
     Args:
         system: the system; parameters that need no gradient are left out.
         rates: peak learning rates and other options.
-        layer_decay: factor of the learning rate for each step of `Group.depth` (ELECTRA: Clark et al. 2020, appendix
+        layer_decay: factor of the learning rate for each step of `ParameterGroup.depth` (ELECTRA: Clark et al. 2020, appendix
             A).
     """
     groups: dict[tuple[float, float, bool], list[Tensor]] = {}
-    for group in system.groups():
+    for group in system.parameter_groups():
         peak = rates.main_learning_rate if group.role == "main" else rates.learning_rate
         peak = (rates.table_learning_rate if group.table else peak) * layer_decay**group.depth
         for parameter in group.parameters:
@@ -89,7 +89,7 @@ def make_optimizer(system: System, rates: OptimizerOptions, layer_decay: float =
     )
 
 
-class Average:
+class WeightAverage:
     """Exponential moving average of a model's weights, which evaluation uses in their place.
 
     The decay of update t is min(`decay`, (1 + t) / (10 + t)), so that the first weights are soon forgotten.
@@ -105,14 +105,14 @@ class Average:
         decay = min(self.decay, (1 + step) / (10 + step))
         torch._foreach_lerp_(list(self.weights.values()), list(self.model.state_dict().values()), 1 - decay)
 
-    def load(self, weights: dict[str, Tensor]) -> None:
+    def load_weights(self, weights: dict[str, Tensor]) -> None:
         """Continue from these averaged weights."""
-        with self.applied():
+        with self.use_average():
             self.model.load_state_dict(weights)
             self.weights = {name: value.clone() for name, value in self.model.state_dict().items()}
 
     @contextmanager
-    def applied(self) -> Iterator[None]:
+    def use_average(self) -> Iterator[None]:
         """Put the average into the model for the length of the context."""
         own = {name: value.clone() for name, value in self.model.state_dict().items()}
         self.model.load_state_dict(self.weights)

@@ -26,16 +26,16 @@ from dataclasses import dataclass
 
 import torch
 
-from haed.chunk.packing import chunk_keys, distinct
+from haed.chunk.packing import chunk_keys, find_distinct
 from haed.options import SYSTEMS
 from haed.ranks import group_size
-from haed.system import Windows, moved
+from haed.system import TokenBatch, to_device
 from pipeline.options import Options, Phase
 from pipeline.run.checkpoints import Checkpoints
-from pipeline.run.device import compute
+from pipeline.run.device import setup_compute
 from pipeline.run.folder import RunFolder
 from pipeline.run.windows import as_windows
-from pipeline.train.profile import BATCH, Profile, profile
+from pipeline.train.profile import BATCH, Profile, profile_phase
 from pipeline.train.stages import build_trainer
 from pipeline.train.trainer import AHEAD, Trainer
 
@@ -48,7 +48,7 @@ _MENDS |= {"tables": "no table, or fewer n-grams: model.encoder.rows=0, model.*.
 
 
 @dataclass
-class Growth:
+class ChunkGrowth:
     """Number of distinct chunks in a number of batches: counted, then extrapolated by a power law (Heaps' law).
 
     Attributes:
@@ -62,12 +62,12 @@ class Growth:
     most: int | None
 
     @classmethod
-    def of(cls, trainer: Trainer, most: int | None) -> "Growth":
+    def from_trainer(cls, trainer: Trainer, most: int | None) -> "ChunkGrowth":
         """Count the chunks of a trainer's first batches."""
         keys, counted = torch.empty(0, dtype=torch.long), []
         for number, batch in enumerate(itertools.islice(trainer.learner.loader, _BATCHES), 1):
             windows = as_windows(batch)
-            found = chunk_keys(windows.tokens[windows.real], windows.lengths[windows.real])
+            found = chunk_keys(windows.tokens[windows.chunk_mask], windows.lengths[windows.chunk_mask])
             keys = torch.cat([keys, found]).unique()
             if number & (number - 1) == 0:
                 counted.append(len(keys))
@@ -86,7 +86,7 @@ class Growth:
 
 
 @dataclass
-class Plan:
+class ScalingEstimate:
     """Estimate of a step on several devices.
 
     Attributes:
@@ -111,7 +111,7 @@ class Plan:
 
 
 @dataclass
-class Step:
+class MeasuredStep:
     """A measured step on this machine, from which `plan` makes an estimate; see the module.
 
     Attributes:
@@ -139,7 +139,7 @@ class Step:
     width: int
     parameters: int
     tables: list[tuple[int, int, int, bool]]
-    growth: Growth | None
+    growth: ChunkGrowth | None
     further: float = 0.0
     ahead: bool = False
     counted: bool = True
@@ -148,7 +148,7 @@ class Step:
     block: int = _BLOCK
     average: bool = False
 
-    def plan(self, devices: int, link: float) -> Plan:
+    def estimate_step(self, devices: int, link: float) -> ScalingEstimate:
         """Estimate a step on this many devices, each of which receives `link` bytes a second.
 
         Raises:
@@ -183,11 +183,11 @@ class Step:
         hidden = self.ahead and (n == 1 or not exchanged["tables"])
         computing = max(host, device) if hidden else host + device
         seconds = computing / 1e3 + sum(exchanged.values()) / link
-        alone = seconds if n == 1 else self.plan(1, link).seconds
-        return Plan(n, found, parts, exchanged, memory, seconds, n * self.chunks / seconds, alone / seconds)
+        alone = seconds if n == 1 else self.estimate_step(1, link).seconds
+        return ScalingEstimate(n, found, parts, exchanged, memory, seconds, n * self.chunks / seconds, alone / seconds)
 
 
-def measure(options: Options, phase: Phase, steps: int = 20, rate: float | None = None) -> Step:
+def measure_step(options: Options, phase: Phase, steps: int = 20, rate: float | None = None) -> MeasuredStep:
     """Measure some steps of a run on this machine; nothing is written.
 
     Args:
@@ -201,12 +201,16 @@ def measure(options: Options, phase: Phase, steps: int = 20, rate: float | None 
         ConfigError: this kind of model has no such phase.
         FileNotFoundError: the run's corpus is not there.
     """
-    measured, run, machine = profile(options, phase, steps), RunFolder.of(options), compute(options)
-    corpus, place = run.corpus(), Checkpoints(run.phase(phase) / "profile")
+    measured, run, machine = (
+        profile_phase(options, phase, steps),
+        RunFolder.from_options(options),
+        setup_compute(options),
+    )
+    corpus, place = run.open_corpus(), Checkpoints(run.phase_folder(phase) / "profile")
     trainer = build_trainer(getattr(options, phase), options, corpus, place, machine, lambda: False)
     objective = trainer.objective
-    with machine.precision():
-        losses = objective(moved(next(trainer.batches()), machine.device))
+    with machine.use_precision():
+        losses = objective(to_device(next(trainer.prepare_batches()), machine.device))
     losses.total.backward()
     own = {id(x) for name, x in objective.system.named_parameters() if name.startswith("encoder.")}
     tables = [
@@ -218,14 +222,14 @@ def measure(options: Options, phase: Phase, steps: int = 20, rate: float | None 
     growth, width, further = None, 0, 0.0
     if SYSTEMS[options.model.kind].chunks and getattr(options, phase).iem_weight:
         summary = corpus.statistics.get("train")
-        growth = Growth.of(trainer, summary.distinct_chunks if summary is not None else None)
-        width, further = options.model.encoder.width, _further(trainer, 1 + options.iem.extra_batches)
+        growth = ChunkGrowth.from_trainer(trainer, summary.distinct_chunks if summary is not None else None)
+        width, further = options.model.encoder.width, _further_device_time(trainer, 1 + options.iem.extra_batches)
     speed = measured.device_flops / rate if rate else 1.0
-    return Step(
+    return MeasuredStep(
         profile=measured,
         speed=speed,
         chunks=losses.chunks,
-        tokens=corpus.chunker().k,
+        tokens=corpus.build_chunker().k,
         width=width,
         parameters=parameters,
         tables=tables,
@@ -240,29 +244,29 @@ def measure(options: Options, phase: Phase, steps: int = 20, rate: float | None 
     )
 
 
-def _further(trainer: Trainer, batches: int, devices: int = 8, times: int = 3) -> float:
+def _further_device_time(trainer: Trainer, batches: int, devices: int = 8, times: int = 3) -> float:
     """Return the milliseconds that one more device's distinct chunks add to finding all; the least of several."""
     made = (as_windows(batch) for batch in itertools.islice(trainer.learner.loader, batches * devices))
     told = []
     while read := list(itertools.islice(made, batches)):
-        windows = Windows.cat(read)
-        found = distinct(windows.tokens[windows.real].to(torch.uint8), windows.lengths[windows.real])
+        windows = TokenBatch.concatenate_batches(read)
+        found = find_distinct(windows.tokens[windows.chunk_mask].to(torch.uint8), windows.lengths[windows.chunk_mask])
         told.append((found.tokens, found.lengths))
     spent: dict[int, float] = {}
     for _ in range(times):
         for number in {1, len(told)}:
             began = time.perf_counter()
-            distinct(*(torch.cat(column) for column in zip(*told[:number], strict=True)))
+            find_distinct(*(torch.cat(column) for column in zip(*told[:number], strict=True)))
             spent[number] = min(spent.get(number, math.inf), 1e3 * (time.perf_counter() - began))
     return max(0.0, spent[len(told)] - spent[1]) / max(1, len(told) - 1)
 
 
-def table(step: Step, devices: list[int], link: float) -> str:
+def format_estimates(step: MeasuredStep, devices: list[int], link: float) -> str:
     """Format the estimates as a table, followed by the first bottleneck and its remedy."""
     heads = ["devices", "candidates", "ms a step", "host", "device", "exchanging", "efficiency", "chunks/s"]
     rows, advice = [[*heads, "MB exchanged", "GB held"]], ""
-    alone = step.plan(1, link)
-    for plan in (step.plan(number, link) for number in sorted(devices)):
+    alone = step.estimate_step(1, link)
+    for plan in (step.estimate_step(number, link) for number in sorted(devices)):
         host = sum(plan.milliseconds.get(part, 0.0) for part in _HOST)
         device, exchanging = sum(plan.milliseconds.values()) - host, 1e3 * sum(plan.exchanged.values()) / link
         figures = [plan.devices, plan.candidates, 1e3 * plan.seconds, host, device, exchanging]

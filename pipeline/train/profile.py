@@ -7,11 +7,11 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from haed.system import System
+from haed.system import SequenceModel
 from pipeline.config import check_phase
 from pipeline.options import Options
 from pipeline.run.checkpoints import Checkpoints
-from pipeline.run.device import Compute, compute
+from pipeline.run.device import Compute, setup_compute
 from pipeline.run.folder import RunFolder
 from pipeline.train.stages import build_trainer
 
@@ -30,7 +30,7 @@ class Profile:
         milliseconds: of a step, by part: reading the data, preparing the batch (`candidates` with the IEM loss, whose
             candidates are found there; else `batch`), the system's parts and the IEM loss, each with its backward pass,
             and the optimizer.
-        kept: bytes that a part's forward pass saves for its backward pass, see `Kept`.
+        kept: bytes that a part's forward pass saves for its backward pass, see `CheckpointInfo`.
         flops: model FLOPs of a step.
         device_flops: FLOP/s of a large matrix product on the same device, in the same precision.
         utilisation: share of that rate which a step reaches.
@@ -48,7 +48,7 @@ class Profile:
     linear_cost: float | None = None
 
 
-class Clock:
+class PartTimer:
     """Timer of seconds by part, which synchronises the device at each mark.
 
     A part of the forward pass lasts from one mark to the next. Its backward pass begins when the gradient of the tensor
@@ -59,22 +59,22 @@ class Clock:
         self.device, self.seconds = device, dict[str, float]()
         self.running, self.since = "", time.perf_counter()
 
-    def at(self, part: str) -> None:
+    def end_part(self, part: str) -> None:
         """End the `part` that ran since the last mark; "backward" ends the whole backward pass."""
-        self._ended(self.running if part == "backward" else part)
+        self._record_part(self.running if part == "backward" else part)
 
-    def mark(self, part: str, tensor: Tensor) -> Tensor:
+    def mark_part(self, part: str, tensor: Tensor) -> Tensor:
         """End a part at the tensor that it returns; the tensor's gradient will begin the part's backward pass."""
-        self._ended(part)
+        self._record_part(part)
         if tensor.requires_grad:
-            tensor.register_hook(lambda gradient: self._backward(part))
+            tensor.register_hook(lambda gradient: self._begin_backward(part))
         return tensor
 
-    def _backward(self, part: str) -> None:
-        self._ended(self.running)
+    def _begin_backward(self, part: str) -> None:
+        self._record_part(self.running)
         self.running = part
 
-    def _ended(self, part: str) -> None:
+    def _record_part(self, part: str) -> None:
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)
         now = time.perf_counter()
@@ -82,34 +82,34 @@ class Clock:
         self.running, self.since = part, now
 
 
-class Kept(torch.autograd.graph.saved_tensors_hooks):
+class SavedActivations(torch.autograd.graph.saved_tensors_hooks):
     """Counter of the bytes saved for the backward pass, by part: each storage once, parameters left out.
 
     Counting works inside this context. Copies of parameters in another precision count. Activations that `batch.pieces`
     computes again are not saved (Subramanian et al. 2020 break memory down so by scale, appendix, Table 8).
     """
 
-    def __init__(self, system: System) -> None:
-        super().__init__(self._pack, lambda tensor: tensor)
+    def __init__(self, system: SequenceModel) -> None:
+        super().__init__(self._count_storage, lambda tensor: tensor)
         self.bytes, self.pending = dict[str, int](), 0
         self.seen = {storage.data_ptr(): storage for storage in (x.untyped_storage() for x in system.parameters())}
 
     @property
-    def total(self) -> int:
+    def total_bytes(self) -> int:
         """The number of bytes saved so far."""
         return sum(self.bytes.values()) + self.pending
 
-    def mark(self, part: str, tensor: Tensor) -> Tensor:
+    def mark_part(self, part: str, tensor: Tensor) -> Tensor:
         """Assign the bytes saved since the last mark to this part, and return the tensor."""
-        self.ended(part)
+        self.end_part(part)
         return tensor
 
-    def ended(self, part: str) -> None:
+    def end_part(self, part: str) -> None:
         """Assign the bytes saved since the last mark to this part."""
         self.bytes[part] = self.bytes.get(part, 0) + self.pending
         self.pending = 0
 
-    def _pack(self, tensor: Tensor) -> Tensor:
+    def _count_storage(self, tensor: Tensor) -> Tensor:
         storage = tensor.untyped_storage()
         if storage.data_ptr() not in self.seen:
             self.seen[storage.data_ptr()] = storage  # it lives as long, so that no other can have its place
@@ -117,7 +117,7 @@ class Kept(torch.autograd.graph.saved_tensors_hooks):
         return tensor
 
 
-def profile(options: Options, phase: Literal["pretrain", "finetune", "train"], steps: int = 20) -> Profile:
+def profile_phase(options: Options, phase: Literal["pretrain", "finetune", "train"], steps: int = 20) -> Profile:
     """Train a fresh model of a run's configuration for some steps and measure their parts; nothing is written.
 
     Raises:
@@ -125,27 +125,27 @@ def profile(options: Options, phase: Literal["pretrain", "finetune", "train"], s
         FileNotFoundError: the run's corpus is not there.
     """
     check_phase(phase, options)
-    run = RunFolder.of(options)
+    run = RunFolder.from_options(options)
     if run.is_trained():
-        run.check()
-    machine = compute(options)
-    unused = Checkpoints(run.phase(phase) / "profile")
-    trainer = build_trainer(getattr(options, phase), options, run.corpus(), unused, machine, lambda: False)
-    system, taken = trainer.objective.system, trainer.endless()
-    system.mark = (kept := Kept(system)).mark
+        run.check_unchanged()
+    machine = setup_compute(options)
+    unused = Checkpoints(run.phase_folder(phase) / "profile")
+    trainer = build_trainer(getattr(options, phase), options, run.open_corpus(), unused, machine, lambda: False)
+    system, taken = trainer.objective.system, trainer.run_steps()
+    system.mark = (kept := SavedActivations(system)).mark_part
     with kept:
         next(taken)
-    kept.ended("loss")
+    kept.end_part("loss")
     kept.seen.clear()  # else the steps to come had two steps' memory
-    clock = Clock(machine.device)
-    trainer.at, system.mark = clock.at, clock.mark
+    clock = PartTimer(machine.device)
+    trainer.end_part, system.mark = clock.end_part, clock.mark_part
     for step in range(_WARM_UP + steps):
         if step == _WARM_UP:
             clock.seconds, before = {}, trainer.position.flops
         next(taken)
     flops = trainer.position.flops - before
     marked = [each for each in clock.seconds if each not in _AROUND]
-    parts = marked if "system" in marked else [*marked, *(each for each in system.parts if each not in marked)]
+    parts = marked if "system" in marked else [*marked, *(each for each in system.submodules if each not in marked)]
     seconds = sum(clock.seconds.values())
     laid_out = BATCH[0] if getattr(options, phase).iem_weight else BATCH[1]
     clock.seconds[laid_out], kept.bytes[laid_out] = clock.seconds.get(BATCH[0], 0.0), kept.bytes.get(BATCH[0], 0)
@@ -169,15 +169,15 @@ def product_rate(machine: Compute, repeats: int = 5) -> float:
     side = _SIDE.get(machine.device.type, 2048)
     dtype = machine.autocast or torch.float32
     a, b = (torch.randn(side, side, device=machine.device).to(dtype) for _ in range(2))
-    clock = Clock(machine.device)
+    clock = PartTimer(machine.device)
     for repeat in range(repeats + 1):
-        clock.at("before")
+        clock.end_part("before")
         a @ b
-        clock.at(f"product {repeat}")
+        clock.end_part(f"product {repeat}")
     return 2 * side**3 / min(clock.seconds[f"product {repeat}"] for repeat in range(repeats + 1))
 
 
-def table(found: Profile) -> str:
+def format_profile(found: Profile) -> str:
     """Format a profile for people."""
     total, kept = sum(found.milliseconds.values()), sum(found.kept.values())
     lines = [

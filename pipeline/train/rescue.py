@@ -7,21 +7,21 @@ from dataclasses import replace
 from pathlib import Path
 
 from data.corpus import Corpus
-from data.durable import FolderLost, Guard, make_folders, write_atomically
-from pipeline.kinds import is_mixed, most_known
+from data.durable import FolderLostError, Guard, make_folders, write_atomically
+from pipeline.kinds import is_mixed, max_known_chunks
 from pipeline.options import Options, Phase
 from pipeline.run.checkpoints import Checkpoints
 from pipeline.run.folder import RunFolder
-from pipeline.run.known import remember
-from pipeline.train.trainer import Unsaved
+from pipeline.run.known import store_known_chunks
+from pipeline.train.trainer import UnsavedCheckpointError
 
 _MOST = 1000  # names that are tried
 _PAUSE = 1.0  # seconds: whoever removes a folder around the run gets a moment to be done
 
 
 def save_beside(
-    unsaved: Unsaved, phase: Phase, options: Options, guard: Guard, corpus: Corpus, metrics: bytes
-) -> FolderLost:
+    unsaved: UnsavedCheckpointError, phase: Phase, options: Options, guard: Guard, corpus: Corpus, metrics: bytes
+) -> FolderLostError:
     """Save an unsaved checkpoint in the run's moved folder, or as a new run beside the old place.
 
     A moved run has its lock file with it, so no other process trains it there. Files at the old place are not touched,
@@ -42,36 +42,36 @@ def save_beside(
     try:
         if moved := guard.moved_to():
             run = RunFolder(moved)
-            _save(run, unsaved, phase, options)
+            _save_checkpoint(run, unsaved, phase, options)
         else:
-            run = _new_run(RunFolder.of(options).path)
+            run = _new_run(RunFolder.from_options(options).path)
             with run.lock():
                 renamed = replace(options, name=run.path.name)
                 RunFolder.create(renamed)
-                run.remember(corpus)
+                run.write_corpus_record(corpus)
                 if is_mixed(options, getattr(options, phase)):
-                    remember(run, corpus, most_known(options))
-                make_folders(run.phase(phase), within=run.path)
-                write_atomically(run.phase(phase) / "metrics.jsonl", metrics)
-                _save(run, unsaved, phase, options)
+                    store_known_chunks(run, corpus, max_known_chunks(options))
+                make_folders(run.phase_folder(phase), within=run.path)
+                write_atomically(run.phase_folder(phase) / "metrics.jsonl", metrics)
+                _save_checkpoint(run, unsaved, phase, options)
     except OSError as error:
-        return FolderLost(
+        return FolderLostError(
             f"{unsaved}; training stopped at step {unsaved.step}, which could not be saved beside it either: "
             f"{error.strerror or error}. Put the folder back, or begin anew with the same command"
         )
-    return FolderLost(
+    return FolderLostError(
         f"{unsaved}; training stopped, and step {unsaved.step} was saved in {run.path}: `haed {phase} "
         f"{shlex.quote(str(run.path))}` goes on from there"
     )
 
 
-def _save(run: RunFolder, unsaved: Unsaved, phase: Phase, options: Options) -> None:
-    checkpoints = Checkpoints(run.phase(phase) / "checkpoints", options.checkpoint.keep)
+def _save_checkpoint(run: RunFolder, unsaved: UnsavedCheckpointError, phase: Phase, options: Options) -> None:
+    checkpoints = Checkpoints(run.phase_folder(phase) / "checkpoints", options.checkpoint.keep)
     try:
         # In a new run it is the best there is.
         best = not checkpoints.folder.is_dir()
         checkpoints.save(unsaved.step, *unsaved.captured, best=best)
-        checkpoints.wait()
+        checkpoints.wait_until_written()
     finally:
         checkpoints.close()
 

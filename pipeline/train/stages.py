@@ -18,54 +18,54 @@ import torch
 from data.corpus import Corpus
 from data.loader import Loader
 from haed.build import make_objective
-from haed.chunk.known import Lexicon
+from haed.chunk.known import ChunkVocabulary
 from haed.ranks import Ranks
 from pipeline.config import check_training
-from pipeline.kinds import is_mixed, most_known
+from pipeline.kinds import is_mixed, max_known_chunks
 from pipeline.options import FinetuneOptions, Options, Phase, PhaseOptions
 from pipeline.run.checkpoints import (
     Checkpoint,
     Checkpoints,
+    CheckpointSummary,
     Identity,
-    Saved,
     State,
+    explain_too_few_steps,
     has_checkpoint,
-    identity,
-    pointed,
-    saved,
-    too_few_steps,
-    trained_with,
-    unlike,
+    identity_differences,
+    list_checkpoints,
+    make_identity,
+    read_trained_options,
+    resolve_pointer,
 )
-from pipeline.run.device import Compute, compute, release_memory
-from pipeline.run.folder import PHASES, RunFolder, command
-from pipeline.run.known import lexicon, remember
+from pipeline.run.device import Compute, release_memory, setup_compute
+from pipeline.run.folder import PHASES, RunFolder, format_command
+from pipeline.run.known import make_vocabulary, store_known_chunks
 from pipeline.run.memory import build_system, check_memory
-from pipeline.run.metrics import Listener, Metrics, Position, Progress, read
+from pipeline.run.metrics import Listener, Metrics, Position, Progress, read_metrics
 from pipeline.run.shards import check_corpus, open_shards
 from pipeline.run.windows import fixed_subset
-from pipeline.stopping import StopRequested, interruptible
-from pipeline.train.launcher import joined, launch, launched, started_by_torchrun
-from pipeline.train.optimizer import rate
+from pipeline.stopping import StopRequested, interruptible_section
+from pipeline.train.launcher import is_launched, is_torchrun_child, join_ranks, launch_stage
+from pipeline.train.optimizer import learning_rate_share
 from pipeline.train.rescue import save_beside
 from pipeline.train.trainer import (
-    Interrupted,
+    PhaseProgress,
     Stop,
-    Trained,
     Trainer,
-    TrainState,
-    Unsaved,
+    TrainingInterrupted,
+    TrainingResult,
+    UnsavedCheckpointError,
     Validation,
-    restore,
+    restore_checkpoint,
     restore_learning,
     restore_reading,
 )
-from pipeline.trees import Difference, differences, put
+from pipeline.trees import Difference, diff_trees, set_option
 
 _SHARED = ("seed", "batch", "iem", "optimizer", "validation")  # what any phase is trained with, beside its own section
 
 
-def finished(phase: Phase, options: Options, newest: Checkpoint, say: bool) -> Options | None:
+def options_if_finished(phase: Phase, options: Options, newest: Checkpoint, say: bool) -> Options | None:
     """Return the options with those that a finished phase was trained with; None if the phase is resumed.
 
     A phase is finished if the limits of its checkpoint are reached, and the given ones as well. Lower limits only end
@@ -78,8 +78,8 @@ def finished(phase: Phase, options: Options, newest: Checkpoint, say: bool) -> O
         say: log the options that come too late to have an effect.
     """
     state = newest.state
-    kept, late = _as_in(state["options"], options, (*_SHARED, phase))
-    reached = TrainState(Position(state["step"], **state["phase"]), stale=state["stale"])
+    kept, late = _restore_sections(state["options"], options, (*_SHARED, phase))
+    reached = PhaseProgress(Position(state["step"], **state["phase"]), stale=state["stale"])
     if not all(reached.is_finished(getattr(each, phase)) for each in (options, kept)):
         return None
     for each in late if say else ():
@@ -89,30 +89,32 @@ def finished(phase: Phase, options: Options, newest: Checkpoint, say: bool) -> O
     return kept
 
 
-def as_trained(phase: Phase, run: RunFolder, options: Options) -> Options:
+def keep_trained_options(phase: Phase, run: RunFolder, options: Options) -> Options:
     """Return the options with those that the run's other phases were trained with, whatever is given for them now."""
     for other in PHASES:
-        if other != phase and (then := trained_with(run.phase(other) / "checkpoints")):
-            options, late = _as_in(then, options, (other,))
+        if other != phase and (then := read_trained_options(run.phase_folder(other) / "checkpoints")):
+            options, late = _restore_sections(then, options, (other,))
             for each in late:
                 log.info("config.yaml keeps %s=%s until `haed %s` trains with %s", each.key, each.was, other, each.now)
     return options
 
 
-def _as_in(then: dict[str, Any], options: Options, sections: tuple[str, ...]) -> tuple[Options, list[Difference]]:
+def _restore_sections(
+    then: dict[str, Any], options: Options, sections: tuple[str, ...]
+) -> tuple[Options, list[Difference]]:
     """Return a copy of the options with these sections as in a checkpoint, and the differences."""
     given, kept = asdict(options), deepcopy(options)
-    late = [each for name in sections for each in differences(then[name], given[name], name)]
+    late = [each for name in sections for each in diff_trees(then[name], given[name], name)]
     for each in late:
-        put(kept, each.key, each.was)
+        set_option(kept, each.key, each.was)
     return kept, late
 
 
-def say_what_changed(state: State, options: Options, ranks: int) -> None:
+def log_changed_options(state: State, options: Options, ranks: int) -> None:
     """Log the training options, and the numbers of ranks and threads, that differ from those of a checkpoint."""
     given, then = asdict(options), state["options"]
     for section in (*PHASES, *_SHARED, "launcher", "precision"):
-        for each in differences(then.get(section), given[section], section):
+        for each in diff_trees(then.get(section), given[section], section):
             log.info("changed since then: %s=%s, was %s", each.key, each.now, each.was)
     if len(state["sums"]) != ranks:
         log.info("ranks: %d now, %d then; they go on where the others stopped in the data", ranks, len(state["sums"]))
@@ -124,12 +126,12 @@ def say_what_changed(state: State, options: Options, ranks: int) -> None:
         )
 
 
-def say_where(phase: Phase, checkpoint: Checkpoint, trainer: Trainer) -> None:
+def log_changed_limits(phase: Phase, checkpoint: Checkpoint, trainer: Trainer) -> None:
     """Log how changed limits affect the learning rate, and why a phase has ended or its best checkpoint stays."""
     limits, position = trainer.phase, trainer.position
     names = ("steps", "seconds", "epochs", "rate_from", "rate_to")
     before = replace(limits, **{name: checkpoint.state["options"][phase][name] for name in names})
-    was, now = (rate(position, each, trainer.options.optimizer) for each in (before, limits))
+    was, now = (learning_rate_share(position, each, trainer.options.optimizer) for each in (before, limits))
     if was != now:
         log.info(
             "other limits: %.0f %% of the phase is done, it was %.0f %%; the learning rate goes on at %.1f %% of its peak, "
@@ -138,21 +140,21 @@ def say_where(phase: Phase, checkpoint: Checkpoint, trainer: Trainer) -> None:
         )
     if trainer.state.has_converged(limits):
         log.info("the phase ended by %s.patience=%d; raise that for it to go on", phase, limits.patience)
-    best = pointed(trainer.checkpoints.folder, "best")
+    best = resolve_pointer(trainer.checkpoints.folder, "best")
     if trainer.validation is None and best is not None and position.progress(limits) < 1:
         log.warning(
             "without validation %s stays the best checkpoint, which is evaluated, sampled and indexed", best.name
         )
 
 
-def say_what_was_lost(folder: Path, step: int) -> None:
+def warn_lost_steps(folder: Path, step: int) -> None:
     """Warn of steps after the checkpoint that were lost in a kill, according to the metrics.
 
     Args:
         folder: folder of the phase.
         step: step of the checkpoint from which it is resumed, or 0.
     """
-    done = int(max((record.get("step", 0) for record in read(folder / "metrics.jsonl")), default=0))
+    done = int(max((record.get("step", 0) for record in read_metrics(folder / "metrics.jsonl")), default=0))
     if done > step:
         log.warning(
             "steps after %d were lost, to %d at least: the process ended before it had saved them; they are done again",
@@ -161,21 +163,21 @@ def say_what_was_lost(folder: Path, step: int) -> None:
         )
 
 
-def phase_one(options: Options) -> Checkpoint:
+def load_phase_one(options: Options) -> Checkpoint:
     """Load the phase-one checkpoint that finetune starts from: the best by its validations, else the newest."""
-    run = RunFolder.of(options).first(options)
-    first = Checkpoints(run.phase("pretrain") / "checkpoints").best(training=True)
+    run = RunFolder.from_options(options).find_first_run(options)
+    first = Checkpoints(run.phase_folder("pretrain") / "checkpoints").load_best(training=True)
     if first is None:
         raise FileNotFoundError(
-            f"{run.path} has no phase one to start from: run `{command('pretrain', run)}` first, or name a run with "
+            f"{run.path} has no phase one to start from: run `{format_command('pretrain', run)}` first, or name a run with "
             "finetune.start_from"
         )
     return first
 
 
-def say_where_it_starts(first: Checkpoint) -> None:
+def log_start_checkpoint(first: Checkpoint) -> None:
     """Log which phase-one checkpoint finetune starts from, and why."""
-    newest, best = saved(first.path.parent)[-1], pointed(first.path.parent, "best")
+    newest, best = list_checkpoints(first.path.parent)[-1], resolve_pointer(first.path.parent, "best")
     which = "the newest checkpoint of phase one"
     if first.path == best:
         which = "the best one of phase one by its validations"
@@ -183,12 +185,12 @@ def say_where_it_starts(first: Checkpoint) -> None:
     log.info("finetune starts from %s: %s", first.path, which)
 
 
-def say_what_came_before(phase: Phase, newest: Checkpoint, options: Options) -> None:
+def warn_newer_phase_one(phase: Phase, newest: Checkpoint, options: Options) -> None:
     """Warn if phase one was trained further since phase two last saved; phase two does not use that."""
     if phase != "finetune":
         return
     try:
-        first = phase_one(options)
+        first = load_phase_one(options)
     except (FileNotFoundError, ValueError):  # it is not needed any more
         return
     if first.path.stat().st_mtime > newest.path.stat().st_mtime:
@@ -205,7 +207,7 @@ log = logging.getLogger(__name__)
 
 def run_phase(
     phase: Phase, options: Options, stop: Stop = lambda: False, listener: Listener = lambda record: None
-) -> Trained:
+) -> TrainingResult:
     """Train one phase of a run, from its last checkpoint if there is one.
 
     Args:
@@ -222,70 +224,70 @@ def run_phase(
         FolderLost: the run was removed, moved or replaced meanwhile; the training is saved beside it, if possible.
     """
     check_training(phase, options)
-    if options.launcher.processes > 1 and not started_by_torchrun():
-        return launch(phase, options, stop, listener)
+    if options.launcher.processes > 1 and not is_torchrun_child():
+        return launch_stage(phase, options, stop, listener)
     try:
-        with joined() as ranks, interruptible():  # until the first step
+        with join_ranks() as ranks, interruptible_section():  # until the first step
             return _run_phase(phase, options, ranks, stop, listener)
     except StopRequested:
-        raise Interrupted(f"stopped before a step of {phase} was done: there is nothing to save") from None
+        raise TrainingInterrupted(f"stopped before a step of {phase} was done: there is nothing to save") from None
 
 
-def _run_phase(phase: Phase, options: Options, ranks: Ranks, stop: Stop, listener: Listener) -> Trained:
+def _run_phase(phase: Phase, options: Options, ranks: Ranks, stop: Stop, listener: Listener) -> TrainingResult:
     """Lock the run, check everything that could be refused, and only then write into it."""
     limits: PhaseOptions = getattr(options, phase)
-    run = RunFolder.of(options)
+    run = RunFolder.from_options(options)
     with ExitStack() as held:
-        guard = held.enter_context(run.lock()) if ranks.first else None
-        ranks.wait()
-        checkpoints = Checkpoints(run.phase(phase) / "checkpoints", options.checkpoint.keep)
+        guard = held.enter_context(run.lock()) if ranks.is_first else None
+        ranks.wait_for_all()
+        checkpoints = Checkpoints(run.phase_folder(phase) / "checkpoints", options.checkpoint.keep)
         _check_resume(options.resume, checkpoints)
         corpus = open_shards(options)
-        _check_identity(run, identity(options, corpus.digest))
-        newest = checkpoints.newest()
-        first = phase_one(options) if phase == "finetune" and newest is None else None
+        _check_identity(run, make_identity(options, corpus.digest))
+        newest = checkpoints.load_newest()
+        first = load_phase_one(options) if phase == "finetune" and newest is None else None
         done = None
         if newest is not None:
-            if done := finished(phase, options, newest, say=ranks.first):
+            if done := options_if_finished(phase, options, newest, say=ranks.is_first):
                 options, limits = done, getattr(done, phase)
-        trainer = build_trainer(limits, options, corpus, checkpoints, compute(options), stop, ranks)
+        trainer = build_trainer(limits, options, corpus, checkpoints, setup_compute(options), stop, ranks)
         if newest is not None:
-            _restore(trainer, newest, phase)
+            _restore_trainer(trainer, newest, phase)
         elif first is not None:
-            refuse_another(first.saved, trainer.identity)
+            check_same_identity(first.summary, trainer.identity)
             restore_learning(trainer.learner, first)
-            _read_on(trainer, first, options)
-        ranks.wait()
+            _continue_reading(trainer, first, options)
+        ranks.wait_for_all()
         noted = options
-        if ranks.first:
-            noted = as_trained(phase, run, options)
+        if ranks.is_first:
+            noted = keep_trained_options(phase, run, options)
             run = RunFolder.create(noted)
-            run.remember(corpus)
+            run.write_corpus_record(corpus)
             if is_mixed(options, limits):
-                remember(run, corpus, most_known(options))
+                store_known_chunks(run, corpus, max_known_chunks(options))
         if newest is not None:
-            if ranks.first:
-                checkpoints.point("latest", newest.path)  # a kill, or damage, may have left it behind
+            if ranks.is_first:
+                checkpoints.set_pointer("latest", newest.path)  # a kill, or damage, may have left it behind
             log.info("%s %s step %d", phase, "is finished, at" if done else "goes on from", trainer.position.step)
-            say_what_came_before(phase, newest, options)
+            warn_newer_phase_one(phase, newest, options)
             if not done:
-                say_what_changed(newest.state, options, ranks.size)
-            say_where(phase, newest, trainer)
+                log_changed_options(newest.state, options, ranks.size)
+            log_changed_limits(phase, newest, trainer)
         elif first is not None:
-            say_where_it_starts(first)
+            log_start_checkpoint(first)
         resumed = trainer.position.step
-        if ranks.first:
-            say_what_was_lost(run.phase(phase), resumed)
+        if ranks.is_first:
+            warn_lost_steps(run.phase_folder(phase), resumed)
         progress, metrics = Progress(phase, limits), None
-        if ranks.first:
-            metrics = Metrics(run.phase(phase), resumed, [listener] if launched() else [progress, listener])
+        if ranks.is_first:
+            metrics = Metrics(run.phase_folder(phase), resumed, [listener] if is_launched() else [progress, listener])
         try:
-            position = trainer.fit(metrics, partial(run.keep, noted, corpus))
-        except Interrupted as error:
-            raise Interrupted(f"{error} of {phase}") from None
-        except Unsaved as error:
+            position = trainer.fit(metrics, partial(run.restore_missing_files, noted, corpus))
+        except TrainingInterrupted as error:
+            raise TrainingInterrupted(f"{error} of {phase}") from None
+        except UnsavedCheckpointError as error:
             assert guard is not None and metrics is not None  # the first rank's
-            raise save_beside(error, phase, options, guard, corpus, metrics.content()) from None
+            raise save_beside(error, phase, options, guard, corpus, metrics.read_all()) from None
         finally:
             checkpoints.close()
             if metrics is not None:
@@ -293,14 +295,14 @@ def _run_phase(phase: Phase, options: Options, ranks: Ranks, stop: Stop, listene
                 metrics.close()
             del trainer
             release_memory()
-        ranks.wait()
-    remark = too_few_steps(checkpoints.folder)
-    if remark and ranks.first and not done:
+        ranks.wait_for_all()
+    remark = explain_too_few_steps(checkpoints.folder)
+    if remark and ranks.is_first and not done:
         log.warning("%s", remark)
-    return Trained(
+    return TrainingResult(
         str(run.path),
         phase,
-        str(checkpoints.latest()),
+        str(checkpoints.latest_path()),
         position.step,
         position.seconds,
         position.epochs,
@@ -319,41 +321,41 @@ train = partial(run_phase, "train")
 
 def check_run(phase: Phase, options: Options) -> None:
     """Raise early the errors that `run_phase` would raise about a run's corpus and model."""
-    digest, run = check_corpus(options), RunFolder.of(options)
-    _check_resume(options.resume, Checkpoints(run.phase(phase) / "checkpoints", options.checkpoint.keep))
+    digest, run = check_corpus(options), RunFolder.from_options(options)
+    _check_resume(options.resume, Checkpoints(run.phase_folder(phase) / "checkpoints", options.checkpoint.keep))
     if digest is None:
         open_shards(options)  # which may say that there are none
     else:
-        _check_identity(run, identity(options, digest))
+        _check_identity(run, make_identity(options, digest))
 
 
-def _restore(trainer: Trainer, newest: Checkpoint, phase: Phase) -> None:
+def _restore_trainer(trainer: Trainer, newest: Checkpoint, phase: Phase) -> None:
     """Restore a trainer from its checkpoint, without validations that were of another loss."""
     options, limits = trainer.options, trainer.phase
-    trainer.state = restore(trainer.learner, newest, options)
+    trainer.state = restore_checkpoint(trainer.learner, newest, options)
     then = replace(limits, **{name: newest.state["options"][phase][name] for name in ("decode_fraction", "iem_weight")})
-    if _scored(options, then) != _scored(options, limits):
+    if _validation_losses(options, then) != _validation_losses(options, limits):
         trainer.state.best, trainer.state.stale = math.inf, 0
         log.info("validated by another loss than before: validations are not compared with those")
 
 
-def _scored(options: Options, limits: PhaseOptions) -> tuple[bool, bool]:
+def _validation_losses(options: Options, limits: PhaseOptions) -> tuple[bool, bool]:
     """Return whether a phase is validated by its decoder's loss, and whether by its mixture's."""
     return limits.decode_fraction > 0, is_mixed(options, limits)
 
 
-def _lexicon(limits: PhaseOptions, options: Options, corpus: Corpus, ranks: Ranks) -> Lexicon | None:
+def _find_vocabulary(limits: PhaseOptions, options: Options, corpus: Corpus, ranks: Ranks) -> ChunkVocabulary | None:
     """Return the known chunks of a mixture, which the first rank finds for all; None without a mixture."""
     if not is_mixed(options, limits):
-        if options.model.mixture.known != 0 and ranks.first:
+        if options.model.mixture.known != 0 and ranks.is_first:
             why = "without the IEM loss (iem_weight=0)" if not limits.iem_weight else "of pixels, most of which are new"
             log.info("no mixture: known chunks have no part in a phase %s; the decoder alone is the likelihood", why)
         return None
-    if not ranks.first:
-        ranks.wait()  # until the first one has written them
-    found = lexicon(corpus, most_known(options))
-    if ranks.first:
-        ranks.wait()
+    if not ranks.is_first:
+        ranks.wait_for_all()  # until the first one has written them
+    found = make_vocabulary(corpus, max_known_chunks(options))
+    if ranks.is_first:
+        ranks.wait_for_all()
     return found
 
 
@@ -368,10 +370,10 @@ def build_trainer(
 ) -> Trainer:
     """Build a trainer from model, loss, data and optimizer; nothing is restored yet."""
     ranks = ranks or Ranks()
-    check_memory(options, corpus.chunker(), machine, limits)
-    known = _lexicon(limits, options, corpus, ranks)
-    system = build_system(options, corpus.chunker())
-    for remark in system.remarks if ranks.first else ():
+    check_memory(options, corpus.build_chunker(), machine, limits)
+    known = _find_vocabulary(limits, options, corpus, ranks)
+    system = build_system(options, corpus.build_chunker())
+    for remark in system.option_warnings if ranks.is_first else ():
         log.warning("%s", remark)
     objective = make_objective(
         system.to(machine.device),
@@ -413,7 +415,7 @@ def build_trainer(
         negatives,
         checkpoints,
         machine,
-        identity(options, corpus.digest),
+        make_identity(options, corpus.digest),
         stop,
         Validation(windows, limits.decode_fraction > 0, known) if windows is not None else None,
         alone[limits.trains] if isinstance(limits, FinetuneOptions) else 0,
@@ -426,16 +428,16 @@ def _check_identity(run: RunFolder, wanted: Identity) -> None:
     A run has one config.yaml, so its phases share both.
     """
     for phase in PHASES:
-        if has_checkpoint(run.phase(phase) / "checkpoints"):
+        if has_checkpoint(run.phase_folder(phase) / "checkpoints"):
             try:
-                present = run.present(phase)
+                present = run.select_checkpoint(phase)
             except ValueError as error:  # damaged: whoever needs it says more
                 log.warning("%s", error)
                 continue
-            refuse_another(present, wanted, run)
+            check_same_identity(present, wanted, run)
 
 
-def refuse_another(found: Saved, wanted: Identity, run: RunFolder | None = None) -> None:
+def check_same_identity(found: CheckpointSummary, wanted: Identity, run: RunFolder | None = None) -> None:
     """Raise ValueError naming the options in which a checkpoint's model or corpus differs from a run's identity.
 
     Args:
@@ -443,19 +445,19 @@ def refuse_another(found: Saved, wanted: Identity, run: RunFolder | None = None)
         wanted: the run's identity.
         run: the run, whose own shards may still exist.
     """
-    if other := unlike(found.identity, wanted):
+    if other := identity_differences(found.identity, wanted):
         how = "set it back"
         if other[0].startswith("corpus="):
             how = "its source or shards changed"
             with suppress(OSError, ValueError):
-                own = run.corpus() if run else None
+                own = run.open_corpus() if run else None
                 how += f": source.kind=shards source.path={own.location} goes on with its own" if own else ""
         raise ValueError(
             f"{found.path} was trained with {other[0]}, this run has {other[1]}: {how}, or choose another name= for the new run"
         )
 
 
-def _read_on(trainer: Trainer, first: Checkpoint, options: Options) -> None:
+def _continue_reading(trainer: Trainer, first: Checkpoint, options: Options) -> None:
     """Continue in the data where phase one stopped, if both phases read the same windows in one order.
 
     Tables of hashed rows memorise the data that phase one has read. Starting with the same data again teaches less
@@ -474,8 +476,8 @@ def _read_on(trainer: Trainer, first: Checkpoint, options: Options) -> None:
         )
         return
     restore_reading(trainer.learner, first)
-    log.info("finetune reads on where phase one stopped, after %.2f epochs", trainer.learner.loader.epochs)
-    trainer.learner.loader.begin()
+    log.info("finetune reads on where phase one stopped, after %.2f epochs", trainer.learner.loader.epochs_passed)
+    trainer.learner.loader.restart_epoch_count()
 
 
 def _check_resume(resume: str, checkpoints: Checkpoints) -> None:
@@ -488,7 +490,7 @@ def _check_resume(resume: str, checkpoints: Checkpoints) -> None:
         raise ValueError(f"resume=required, but {checkpoints.folder} has no checkpoint: use resume=auto to start")
 
 
-def outcome(trained: Trained) -> str:
+def format_outcome(trained: TrainingResult) -> str:
     """Format the result of a stage as one line for people."""
     resumed = f", resumed at step {trained.resumed_from}" if trained.resumed_from else ""
     if trained.resumed_from == trained.steps:

@@ -33,25 +33,25 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from data.durable import FolderLost, check_guards
+from data.durable import FolderLostError, check_guards
 from data.loader import Loader
-from haed.chunk.known import Lexicon
+from haed.chunk.known import ChunkVocabulary
 from haed.chunk.model import HAED
-from haed.chunk.packing import Chunks, distinct
-from haed.system import Losses, Objective, System, Windows, moved
+from haed.chunk.packing import Chunks, find_distinct
+from haed.system import Objective, SequenceModel, StepOutput, TokenBatch, to_device
 from pipeline.options import Options, PhaseOptions
 from pipeline.run.checkpoints import AVERAGE, MODEL, TRAINING, Checkpoint, Checkpoints, Identity, State
 from pipeline.run.device import Compute
-from pipeline.run.metrics import Metrics, Position, Record, validated
-from pipeline.run.windows import as_windows, some_at_once
-from pipeline.stopping import StopRequested, interruptible, keep_whole
-from pipeline.train.optimizer import Average, make_optimizer, rate
+from pipeline.run.metrics import Metrics, Position, Record, format_validation
+from pipeline.run.windows import as_windows, split_windows
+from pipeline.stopping import StopRequested, end_interruptible, interruptible_section
+from pipeline.train.optimizer import WeightAverage, learning_rate_share, make_optimizer
 
 SKIPPED = "skipped_windows"
 
 
 @dataclass
-class Trained:
+class TrainingResult:
     """Result of a training stage; `remark` is a warning about it, or empty."""
 
     run: str
@@ -65,7 +65,7 @@ class Trained:
 
 
 @dataclass
-class TrainState:
+class PhaseProgress:
     """Progress of a phase.
 
     Attributes:
@@ -94,7 +94,7 @@ class TrainState:
 
 
 @dataclass
-class Read:
+class DataPosition:
     """Position in the data up to a step's batch, and the state that reading it changed.
 
     Attributes:
@@ -113,7 +113,7 @@ class Read:
 
 
 @dataclass
-class Learner:
+class TrainingState:
     """Model, optimizer and data of a phase.
 
     Attributes:
@@ -126,23 +126,28 @@ class Learner:
 
     objective: Objective
     optimizer: torch.optim.Optimizer
-    average: Average | None
+    average: WeightAverage | None
     loader: Loader
     negatives: Loader | None
 
-    def read(self) -> Read:
+    def data_position(self) -> DataPosition:
         """Return the present position in the data."""
-        return Read(
+        return DataPosition(
             self.loader.state_dict(),
             self.negatives.state_dict() if self.negatives is not None else None,
-            self.loader.epochs,
+            self.loader.epochs_passed,
             self.loader.skipped,
             self.objective.extra_state(),
         )
 
 
-def capture(
-    state: TrainState, learner: Learner, read: Read, sums: list[list[float]], identity: Identity, options: Options
+def capture_checkpoint(
+    state: PhaseProgress,
+    learner: TrainingState,
+    read: DataPosition,
+    sums: list[list[float]],
+    identity: Identity,
+    options: Options,
 ) -> tuple[dict[str, dict[str, Tensor]], State]:
     """Collect the contents of a checkpoint.
 
@@ -180,12 +185,12 @@ def capture(
     }
 
 
-def restore(learner: Learner, checkpoint: Checkpoint, options: Options) -> TrainState:
+def restore_checkpoint(learner: TrainingState, checkpoint: Checkpoint, options: Options) -> PhaseProgress:
     """Restore everything that a checkpoint holds, so that the phase continues exactly where it was saved."""
     saved, ranks = checkpoint.state, learner.objective.ranks
     restore_learning(learner, checkpoint)
     restore_reading(learner, checkpoint)
-    state = TrainState(Position(saved["step"], **saved["phase"]))
+    state = PhaseProgress(Position(saved["step"], **saved["phase"]))
     skipped = [int(each[SKIPPED]) for each in saved["sums"]]
     if ranks.size != len(skipped):  # the first one has those of all
         skipped = [sum(skipped), *[0] * (ranks.size - 1)]
@@ -199,25 +204,25 @@ def restore(learner: Learner, checkpoint: Checkpoint, options: Options) -> Train
         else:
             log.info("validation.windows changed: validations are not compared with those of before")
     if learner.average is not None and checkpoint.average is not None:
-        learner.average.load(checkpoint.average)
+        learner.average.load_weights(checkpoint.average)
     torch.set_rng_state(checkpoint.training["random/torch"])
     state.saved_at = Position(**vars(state.position))
     return state
 
 
-def restore_reading(learner: Learner, checkpoint: Checkpoint) -> None:
+def restore_reading(learner: TrainingState, checkpoint: Checkpoint) -> None:
     """Continue in the data where a checkpoint stopped."""
     learner.loader.load_state_dict(checkpoint.state["loader"])
     if learner.negatives is not None and checkpoint.state["negatives"] is not None:
         learner.negatives.load_state_dict(checkpoint.state["negatives"])
 
 
-def restore_learning(learner: Learner, checkpoint: Checkpoint) -> None:
+def restore_learning(learner: TrainingState, checkpoint: Checkpoint) -> None:
     """Load the learned state of a checkpoint: weights, the optimizer's moments, and the objective's own state."""
     system, training = learner.objective.system, checkpoint.training
     system.load_state_dict(checkpoint.model)
     if learner.average is not None:
-        learner.average.load(checkpoint.model)
+        learner.average.load_weights(checkpoint.model)
     learner.objective.load_extra_state(training)
     tables = {id(x) for group in learner.optimizer.param_groups if group["table"] for x in group["params"]}
     for name, parameter in system.named_parameters():
@@ -250,23 +255,25 @@ class Validation:
         lexicon: the known chunks of a mixture, which is then the likelihood.
     """
 
-    windows: Windows
+    windows: TokenBatch
     exact: bool = True
-    lexicon: Lexicon | None = None
+    lexicon: ChunkVocabulary | None = None
 
     @property
-    def figure(self) -> str:
+    def metric_name(self) -> str:
         """The name of the metric that decides; lower is better."""
         return "validation/bits_per_token" if self.exact else "validation/iem"
 
     @torch.no_grad()
-    def score(self, system: System, compute: Compute, stop: Callable[[], bool] = lambda: False) -> dict[str, float]:
+    def score(
+        self, system: SequenceModel, compute: Compute, stop: Callable[[], bool] = lambda: False
+    ) -> dict[str, float]:
         """Return the metric and its standard error over windows; empty if `stop` became true before the end."""
         training = system.training
         system.eval()
         found: list[Tensor] = []
-        with compute.precision(), suppress(StopRequested), interruptible(), self._known(system):
-            for losses in self._bits(system) if self.exact else self._nats(system):
+        with compute.use_precision(), suppress(StopRequested), interruptible_section(), self._lend_known_chunks(system):
+            for losses in self._exact_bits(system) if self.exact else self._iem_nats(system):
                 found.append(losses)
                 if stop():
                     break
@@ -274,48 +281,52 @@ class Validation:
         if sum(len(each) for each in found) < len(self.windows):
             return {}
         total = torch.cat(found)
-        size = (self.windows.lengths if self.exact else self.windows.real).double().sum(1)
+        size = (self.windows.lengths if self.exact else self.windows.chunk_mask).double().sum(1)
         mean = total.sum() / size.sum()
         deviation = ((total - mean * size) ** 2).sum().sqrt() / size.sum()
-        return {self.figure: float(mean), "validation/standard_error": float(deviation)}
+        return {self.metric_name: float(mean), "validation/standard_error": float(deviation)}
 
     @contextmanager
-    def _known(self, system: System) -> Iterator[None]:
+    def _lend_known_chunks(self, system: SequenceModel) -> Iterator[None]:
         """Give the system the known chunks with their present embeddings, for the length of the context."""
         if self.lexicon is None or not isinstance(system, HAED):
             yield
             return
-        system.known = system.embedded(self.lexicon, torch.bfloat16)
+        system.known = system.embed_vocabulary(self.lexicon, torch.bfloat16)
         try:
             yield
         finally:
             system.known = None
 
-    def _bits(self, system: System) -> Iterator[Tensor]:
+    def _exact_bits(self, system: SequenceModel) -> Iterator[Tensor]:
         """Yield exact bits (b,) float64 on the CPU, one value a window, for some windows at a time."""
-        for part in some_at_once(self.windows):
+        for part in split_windows(self.windows):
             yield -system.log_likelihood(part).double().sum(1).cpu() / math.log(2)
 
-    def _nats(self, system: System) -> Iterator[Tensor]:
+    def _iem_nats(self, system: SequenceModel) -> Iterator[Tensor]:
         """Yield the IEM loss (b,) float64 on the CPU, one value a window, for some windows at a time."""
         assert isinstance(system, HAED)
-        real = self.windows.real
-        found = distinct(self.windows.tokens[real], self.windows.lengths[real])
+        real = self.windows.chunk_mask
+        found = find_distinct(self.windows.tokens[real], self.windows.lengths[real])
         chunks = Chunks(found.tokens, found.lengths)
         prior = 0.0 if system.mixture is None else system.mixture.prior
-        lexicon = Lexicon(chunks, None if self.lexicon is None else self.lexicon.told(chunks)[0].clamp(min=1))
-        closed = system.embedded(lexicon)
-        for part in some_at_once(self.windows):
-            nats = torch.zeros(part.real.shape, dtype=torch.float64)
-            rows = lexicon.find(Chunks(part.tokens, part.lengths)[part.real])
-            nats[part.real] = -closed.log_softmax(system.query(system.predictions(part)), rows, prior).double().cpu()
+        lexicon = ChunkVocabulary(
+            chunks, None if self.lexicon is None else self.lexicon.counts_of(chunks)[0].clamp(min=1)
+        )
+        closed = system.embed_vocabulary(lexicon)
+        for part in split_windows(self.windows):
+            nats = torch.zeros(part.chunk_mask.shape, dtype=torch.float64)
+            rows = lexicon.find_rows(Chunks(part.tokens, part.lengths)[part.chunk_mask])
+            nats[part.chunk_mask] = (
+                -closed.log_softmax(system.compute_query(system.predict_vectors(part)), rows, prior).double().cpu()
+            )
             yield nats.sum(1)
 
 
 Item = TypeVar("Item")
 
 
-def ahead(items: Generator[Item]) -> Generator[Item]:
+def prefetch(items: Generator[Item]) -> Generator[Item]:
     """Yield the items of an endless generator in order, and make the next one in a thread meanwhile.
 
     No item is made before the first is requested. An exception of the generator is raised in place of its item. Closing
@@ -338,19 +349,19 @@ AHEAD = {"cuda"}  # devices that compute while the host prepares; on a CPU both 
 Stop = Callable[[], bool]
 
 
-class Interrupted(Exception):
+class TrainingInterrupted(Exception):
     """A stop of training that was requested; a checkpoint was saved first."""
 
 
-class Unsaved(Exception):
+class UnsavedCheckpointError(Exception):
     """Loss of the run's folder, in which nothing was written; `step` and `captured` are the unsaved checkpoint."""
 
-    def __init__(self, why: FolderLost, step: int, captured: tuple[dict[str, dict[str, Tensor]], State]) -> None:
+    def __init__(self, why: FolderLostError, step: int, captured: tuple[dict[str, dict[str, Tensor]], State]) -> None:
         super().__init__(str(why))
         self.step, self.captured = step, captured
 
 
-class NotFinite(FloatingPointError):
+class NonFiniteLossError(FloatingPointError):
     """A loss, gradient or weight that is NaN or infinite."""
 
 
@@ -365,8 +376,8 @@ class Trainer:
         negatives: batches that are read only for their chunks, or None.
         checkpoints: folder of the phase's checkpoints.
         compute: device and precision.
-        identity: everything that must match for a checkpoint to be resumed; see `pipeline.run.checkpoints.identity`.
-        stop: called after every step; true makes the phase save and raise `Interrupted`.
+        identity: everything that must match for a checkpoint to be resumed; see `pipeline.run.checkpoints.make_identity`.
+        stop: called after every step; true makes the phase save and raise `TrainingInterrupted`.
         validation: scores the model at intervals, or None.
         decoder_alone: number of first steps in which only the decoder is trained.
     """
@@ -389,25 +400,32 @@ class Trainer:
         self.checkpoints, self.compute, self.identity = checkpoints, compute, identity
         self.stop, self.validation, self.decoder_alone = stop, validation, decoder_alone
         system, self.ranks = objective.system, objective.ranks
-        self.learner = Learner(
+        self.learner = TrainingState(
             objective,
             make_optimizer(system, options.optimizer, phase.layer_decay),
-            Average(system, options.optimizer.ema) if options.optimizer.ema else None,
+            WeightAverage(system, options.optimizer.ema) if options.optimizer.ema else None,
             loader,
             negatives,
         )
-        others = [parameter for group in system.groups() if group.role != "decoder" for parameter in group.parameters]
+        others = [
+            parameter
+            for group in system.parameter_groups()
+            if group.role != "decoder"
+            for parameter in group.parameters
+        ]
         self.others = [parameter for parameter in others if parameter.requires_grad]
         self.tables = [x for group in self.learner.optimizer.param_groups if group["table"] for x in group["params"]]
         self.module: torch.nn.Module | None = None
-        self.state = TrainState()
+        self.state = PhaseProgress()
         self.diagnosis: dict[str, Tensor] = {}
         self.metrics: Metrics | None = None
         self.keep: Callable[[], object] = lambda: None
-        self._read: Read | None = None  # up to the last step, if more was read since
+        self._data_position: DataPosition | None = None  # up to the last step, if more was read since
         self._best_before = math.inf  # the best validation, should the checkpoint that is being written be lost
         self._share = 1.0  # of the peak learning rates, in the last step
-        self.at: Callable[[str], None] = lambda part: None  # a profile puts its clock here, and at `System.mark`
+        self.end_part: Callable[[str], None] = lambda part: (
+            None
+        )  # a profile puts its clock here, and at `SequenceModel.mark`
 
     @property
     def position(self) -> Position:
@@ -428,116 +446,118 @@ class Trainer:
             ValueError: data are damaged; a checkpoint was written first, unless there are other ranks.
             Unsaved: the run's folder was removed, moved or replaced.
         """
-        keep_whole()
+        end_interruptible()
         self.metrics, self.keep = metrics, keep
-        with closing(self._ahead()) as batches:
-            return self._fit(batches)
+        with closing(self._prefetch_batches()) as batches:
+            return self._run_loop(batches)
 
-    def _fit(self, batches: Iterator[object]) -> Position:
+    def _run_loop(self, batches: Iterator[object]) -> Position:
         self.objective.train()
-        self._validate()  # one that was interrupted
+        self._validate_if_due()  # one that was interrupted
         while not self.state.is_finished(self.phase):
             began = time.perf_counter()
-            self.step(self._next(batches))
+            self.step(self._next_batch(batches))
             if self._is_recorded(self.position.step + 1) or self.position.step + 1 == self.phase.steps:
-                self.compute.wait()  # what is queued belongs to the time
+                self.compute.wait_for_device()  # what is queued belongs to the time
             mine = self.position.seconds + time.perf_counter() - began
             self.position.step += 1
-            self.position.epochs = self.read().epochs
-            self.position.seconds, stopped = self.ranks.max(
-                [mine if self.ranks.first else 0.0, float(self._is_to_stop())]
+            self.position.epochs = self.data_position().epochs
+            self.position.seconds, stopped = self.ranks.max_over_ranks(
+                [mine if self.ranks.is_first else 0.0, float(self._is_stop_due())]
             )
             if self._is_recorded(self.position.step) or self.position.progress(self.phase) >= 1:
-                self._write(self._record())
+                self._write_record(self._make_record())
             if self.metrics is not None:
-                self.metrics.moved(self.position)
+                self.metrics.report_position(self.position)
             if stopped:
-                self._interrupt()
-            self._validate()
-            if self._save_is_due():
-                self._save()
+                self._save_and_interrupt()
+            self._validate_if_due()
+            if self._is_save_due():
+                self._save_checkpoint()
         if self.state.saved_at.step != self.position.step:
-            self._save()
-        self._end()
+            self._save_checkpoint()
+        self._finish_saving()
         return self.position
 
-    def _next(self, batches: Iterator[object]) -> object:
+    def _next_batch(self, batches: Iterator[object]) -> object:
         """Return the next batch; if it cannot be read, save the steps before first."""
-        before, read = self._read, self.read()
+        before, read = self._data_position, self.data_position()
         try:
             return next(batches)
         except (OSError, ValueError):
             if self.ranks.size > 1 or not self.position.step:  # the others wait elsewhere
                 raise
-            self._read = read
+            self._data_position = read
             if self.state.saved_at.step != self.position.step:
-                self._save()
-            self.checkpoints.wait()
+                self._save_checkpoint()
+            self.checkpoints.wait_until_written()
             log.info("saved step %d: the data of the next one cannot be read", self.position.step)
-            self._read = before
+            self._data_position = before
             raise
 
-    def _interrupt(self) -> None:
-        self._save()
-        self._end()
-        raise self._interrupted()
+    def _save_and_interrupt(self) -> None:
+        self._save_checkpoint()
+        self._finish_saving()
+        raise self._make_interruption()
 
-    def _interrupted(self) -> Interrupted:
-        return Interrupted(f"saved step {self.position.step}")
+    def _make_interruption(self) -> TrainingInterrupted:
+        return TrainingInterrupted(f"saved step {self.position.step}")
 
-    def _end(self) -> None:
+    def _finish_saving(self) -> None:
         """Wait for the last checkpoint, and save it again if the run's folder was lost."""
-        with suppress(FolderLost):
-            self.checkpoints.wait()
-        if any(self.ranks.max([float(self._is_lost())])):
-            self._save()
+        with suppress(FolderLostError):
+            self.checkpoints.wait_until_written()
+        if any(self.ranks.max_over_ranks([float(self._is_lost())])):
+            self._save_checkpoint()
 
-    def _is_to_stop(self) -> bool:
+    def _is_stop_due(self) -> bool:
         """Return whether a stop was requested, or the run's folder was lost."""
         return self.stop() or self._is_lost()
 
     def _is_lost(self) -> bool:
         try:
             check_guards(self.checkpoints.folder)
-        except FolderLost:
+        except FolderLostError:
             return True
         return False
 
-    def batches(self) -> Iterator[object]:
+    def prepare_batches(self) -> Iterator[object]:
         """Yield prepared batches from the present position on, without end."""
         negatives = iter(self.learner.negatives) if self.learner.negatives is not None else None
         for step, batch in enumerate(self.learner.loader, self.position.step):
             extra = None
             if negatives is not None:
-                extra = Windows.cat([as_windows(next(negatives)) for _ in range(self.options.iem.extra_batches)])
-            self.at("data")
-            generator = torch.Generator().manual_seed(_seed(self.options.seed, self.ranks.rank, step))
-            prepared = self.objective.prepare(as_windows(batch), extra, generator)
-            self.at("candidates")
+                extra = TokenBatch.concatenate_batches(
+                    [as_windows(next(negatives)) for _ in range(self.options.iem.extra_batches)]
+                )
+            self.end_part("data")
+            generator = torch.Generator().manual_seed(_derive_seed(self.options.seed, self.ranks.rank, step))
+            prepared = self.objective.prepare_batch(as_windows(batch), extra, generator)
+            self.end_part("candidates")
             yield prepared
 
-    def _ahead(self) -> Generator[object]:
+    def _prefetch_batches(self) -> Generator[object]:
         """Yield prepared batches, each prepared in a thread during the step before if the device leaves the host free.
 
         With several ranks, batches are prepared in turn. Ranks exchange candidates while they prepare, and times and
         stops in between, and these exchanges must have the same order on all ranks.
         """
         if self.compute.device.type not in AHEAD or self.ranks.size > 1:
-            yield from self.batches()
+            yield from self.prepare_batches()
 
-        def copied() -> Generator[tuple[object, Read]]:
+        def copied() -> Generator[tuple[object, DataPosition]]:
             kept = cycle([dict[str, Tensor]() for _ in range(3)])  # of the last step, of the next one, and being made
-            for batch in self.batches():
-                read, own = self.learner.read(), next(kept)
+            for batch in self.prepare_batches():
+                read, own = self.learner.data_position(), next(kept)
                 for name, x in read.objective.items():  # fresh memory would take many times as long
                     own[name] = own[name].copy_(x) if name in own else x.clone()
                 yield batch, replace(read, objective=dict(own))
 
-        with closing(ahead(copied())) as made:
-            for batch, self._read in made:
+        with closing(prefetch(copied())) as made:
+            for batch, self._data_position in made:
                 yield batch
 
-    def endless(self, *, ahead: bool = False) -> Iterator[None]:
+    def run_steps(self, *, ahead: bool = False) -> Iterator[None]:
         """Take one step after another, for measurements: nothing is saved, written or validated.
 
         Args:
@@ -545,52 +565,52 @@ class Trainer:
         """
         if math.isfinite(self.decoder_alone):
             self.decoder_alone = 0  # most steps are of everything
-        for batch in self._ahead() if ahead else self.batches():
+        for batch in self._prefetch_batches() if ahead else self.prepare_batches():
             self.step(batch)
             self.position.step += 1
             yield
 
-    def read(self) -> Read:
+    def data_position(self) -> DataPosition:
         """Return the position in the data up to the last step, which a checkpoint holds."""
-        return self._read or self.learner.read()
+        return self._data_position or self.learner.data_position()
 
     def step(self, batch: object) -> None:
         """Take one training step; nothing in it waits for the device."""
-        with self.compute.algorithms():
-            self._step(batch)
+        with self.compute.use_algorithms():
+            self._take_step(batch)
 
-    def _step(self, batch: object) -> None:
+    def _take_step(self, batch: object) -> None:
         diagnose = self._is_recorded(self.position.step + 1)
-        self._choose_what_is_trained()
+        self._set_trainable_parameters()
         assert self.module is not None
-        there = moved(batch, self.compute.device)
-        self.at("candidates")
-        torch.manual_seed(_seed(self.options.seed, self.ranks.rank, self.position.step, 1))  # of dropout
-        with self.compute.precision():
-            losses: Losses = self.module(there, diagnose)
+        there = to_device(batch, self.compute.device)
+        self.end_part("candidates")
+        torch.manual_seed(_derive_seed(self.options.seed, self.ranks.rank, self.position.step, 1))  # of dropout
+        with self.compute.use_precision():
+            losses: StepOutput = self.module(there, diagnose)
         losses.total.backward()
-        self.at("backward")
+        self.end_part("backward")
         if diagnose:
-            self._diagnose(losses)
-        self._add("gradient_norm", self.update())
-        self.position.flops += self.objective.flops(batch)
-        self._add("steps", 1.0)
-        self._add("loss", losses.total)
+            self._record_diagnosis(losses)
+        self._add_sum("gradient_norm", self.update())
+        self.position.flops += self.objective.estimate_flops(batch)
+        self._add_sum("steps", 1.0)
+        self._add_sum("loss", losses.total)
         for name, value in losses.figures.items():
-            self._add(name, value)
-        self._add("chunks", float(losses.chunks))
+            self._add_sum(name, value)
+        self._add_sum("chunks", float(losses.chunks))
         if losses.nats is not None:
-            self._add("decoder_nats", losses.nats)
-            self._add("decoded_tokens", float(losses.tokens))
-        self.at("optimizer")
+            self._add_sum("decoder_nats", losses.nats)
+            self._add_sum("decoded_tokens", float(losses.tokens))
+        self.end_part("optimizer")
 
     def update(self) -> Tensor:
         """Update the weights with the present gradients, clipped, and return the gradients' norm before clipping."""
-        self._share = rate(self.position, self.phase, self.options.optimizer)
+        self._share = learning_rate_share(self.position, self.phase, self.options.optimizer)
         for group in self.learner.optimizer.param_groups:
             group["lr"] = group["peak"] * self._share
         for table in self.tables:
-            table.grad = self.ranks.mean_rows(table)
+            table.grad = self.ranks.average_sparse_gradient(table)
         clipped = [x for group in self.learner.optimizer.param_groups if not group["table"] for x in group["params"]]
         norm = torch.nn.utils.clip_grad_norm_(clipped, self.options.optimizer.clip_norm)
         self.learner.optimizer.step()
@@ -599,7 +619,7 @@ class Trainer:
             self.learner.average.update(self.position.step + 1)
         return norm
 
-    def _choose_what_is_trained(self) -> None:
+    def _set_trainable_parameters(self) -> None:
         """Train only the decoder at first, if requested, and wrap the module anew when that changes.
 
         DistributedDataParallel must know which parameters have gradients.
@@ -608,32 +628,35 @@ class Trainer:
         if self.module is None or (self.others and self.others[0].requires_grad == alone):
             for parameter in self.others:
                 parameter.requires_grad_(not alone)
-            self.module = self.ranks.averaging(self.objective, self.tables)
+            self.module = self.ranks.wrap_data_parallel(self.objective, self.tables)
 
-    def _diagnose(self, losses: Losses) -> None:
+    def _record_diagnosis(self, losses: StepOutput) -> None:
         """Record metrics of this step alone: the objective's own, and the gradient norms of the system's parts."""
         self.diagnosis = {name: value.detach() for name, value in losses.diagnosis.items()}
-        for name in self.objective.system.parts:
+        for name in self.objective.system.submodules:
             parameters = getattr(self.objective.system, name).parameters()
             gradients = [x.grad for x in parameters if x.grad is not None and not x.grad.is_sparse]
             if gradients:
                 self.diagnosis[f"gradient_norm_{name}"] = torch.nn.utils.get_total_norm(gradients)
 
-    def _add(self, name: str, value: Tensor | float) -> None:
+    def _add_sum(self, name: str, value: Tensor | float) -> None:
         value = value.detach().double() if isinstance(value, Tensor) else value
         self.state.sums[name] = self.state.sums.get(name, 0.0) + value
 
     def _is_recorded(self, step: int) -> bool:
         return step % self.options.log_steps == 0 or step in EARLY_RECORDS
 
-    def _record(self) -> Record:
+    def _make_record(self) -> Record:
         """Return the means since the last record over all ranks; the host waits for the device."""
         since, steps = float(self.state.sums.pop("seconds_before", 0.0)), float(self.state.sums.pop("steps"))
         names = [*self.state.sums, *self.diagnosis]
         values = [float(value) / steps for value in self.state.sums.values()] + [
             float(x) for x in self.diagnosis.values()
         ]
-        values = [value / self.ranks.size for value in self.ranks.sum([*values, float(self.read().skipped)])]
+        values = [
+            value / self.ranks.size
+            for value in self.ranks.sum_over_ranks([*values, float(self.data_position().skipped)])
+        ]
         means = dict(zip(names, values, strict=False))
         decoder, tokens, chunks = (means.pop(name, 0.0) for name in ("decoder_nats", "decoded_tokens", "chunks"))
         self.state.sums, self.diagnosis = {"seconds_before": self.position.seconds}, {}
@@ -642,7 +665,7 @@ class Trainer:
         if values[-1]:
             record["skipped_windows"] = round(values[-1] * self.ranks.size)
         record |= means
-        self._check(means | {"decoder": decoder})
+        self._check_finite(means | {"decoder": decoder})
         if tokens:
             record["bits_per_token"] = decoder / tokens / math.log(2)
         elapsed = max(self.position.seconds - since, 1e-9) / steps
@@ -650,21 +673,21 @@ class Trainer:
         record["steps_per_second"], record["chunks_per_second"] = 1 / elapsed, chunks / elapsed
         return record
 
-    def _check(self, figures: dict[str, float]) -> None:
+    def _check_finite(self, figures: dict[str, float]) -> None:
         """Raise NotFinite naming the metrics that are NaN or infinite."""
         wrong = [name for name, value in figures.items() if not math.isfinite(value)]
         if wrong:
-            raise NotFinite(
+            raise NonFiniteLossError(
                 f"not finite at step {self.position.step}: {', '.join(wrong)} (learning rate "
                 f"{self.options.optimizer.learning_rate * self._share:.2g}); the last checkpoint stands: lower "
                 "optimizer.learning_rate or optimizer.clip_norm and resume"
             )
 
-    def _write(self, record: Record) -> None:
+    def _write_record(self, record: Record) -> None:
         if self.metrics is not None:
-            self.metrics.write(record)
+            self.metrics.write_record(record)
 
-    def _validate(self) -> None:
+    def _validate_if_due(self) -> None:
         """Validate if the phase has passed another n-th of its limit, also of a raised limit."""
         times = self.options.validation.times
         last, now = (
@@ -673,34 +696,36 @@ class Trainer:
         if self.validation is None or now <= last:
             return
         record, score = {}, -math.inf
-        if self.ranks.first:
-            with self.learner.average.applied() if self.learner.average is not None else nullcontext():
-                record = self.validation.score(self.objective.system, self.compute, self._is_to_stop)
-            score = record.get(self.validation.figure, -math.inf)
-            self._settle()
-        best = self.state.best if self.ranks.first else -math.inf
+        if self.ranks.is_first:
+            with self.learner.average.use_average() if self.learner.average is not None else nullcontext():
+                record = self.validation.score(self.objective.system, self.compute, self._is_stop_due)
+            score = record.get(self.validation.metric_name, -math.inf)
+            self._wait_for_checkpoint()
+        best = self.state.best if self.ranks.is_first else -math.inf
         asked = float(self.stop())
-        score, interrupted, best, asked = self.ranks.max([score, float(self.ranks.first and not record), best, asked])
+        score, interrupted, best, asked = self.ranks.max_over_ranks(
+            [score, float(self.ranks.is_first and not record), best, asked]
+        )
         if interrupted:
-            self._interrupt()
+            self._save_and_interrupt()
         self.state.validated_at = Position(**vars(self.position))
-        if self.ranks.first:
+        if self.ranks.is_first:
             where = {name: value for name, value in vars(self.position).items() if name != "epochs"}
-            self._write(where | record)
-            line, windows = validated(self.position.step, record), len(self.validation.windows)
-            log.info("%s, on %d windows in %s", line, windows, self.compute.name)
+            self._write_record(where | record)
+            line, windows = format_validation(self.position.step, record), len(self.validation.windows)
+            log.info("%s, on %d windows in %s", line, windows, self.compute.precision_name)
         improved = score < best
         self.state.best, self.state.stale = min(best, score), 0 if improved else self.state.stale + 1
         if self.state.has_converged(self.phase):
             log.info("no better validation in the last %d: the phase ends here", self.state.stale)
             if "steps" in self.state.sums:  # those since the last record
-                self._write(self._record())
-        self._save(best if improved else None)
+                self._write_record(self._make_record())
+        self._save_checkpoint(best if improved else None)
         if asked:  # the next step may be slow
-            self._end()
-            raise self._interrupted()
+            self._finish_saving()
+            raise self._make_interruption()
 
-    def _save_is_due(self) -> bool:
+    def _is_save_due(self) -> bool:
         limits, last = self.options.checkpoint, self.state.saved_at
         steps, seconds = self.position.step - last.step, self.position.seconds - last.seconds
         return bool(
@@ -708,17 +733,17 @@ class Trainer:
             or (limits.every_seconds and seconds >= limits.every_seconds)
         )
 
-    def _settle(self) -> None:
+    def _wait_for_checkpoint(self) -> None:
         """Wait for the pending checkpoint; if it was the best and is lost, restore the best validation before it."""
         try:
-            self.checkpoints.wait()
-        except FolderLost:  # the next save says so
+            self.checkpoints.wait_until_written()
+        except FolderLostError:  # the next save says so
             self.state.best = self._best_before
         except OSError as error:
             log.warning("%s; training goes on", error)
             self.state.best = self._best_before
 
-    def _save(self, best_before: float | None = None) -> None:
+    def _save_checkpoint(self, best_before: float | None = None) -> None:
         """Start writing a checkpoint on the first rank, with the metrics of all ranks.
 
         A failed write does not end the training; `fit` raises if it was the last checkpoint.
@@ -730,30 +755,32 @@ class Trainer:
         weights = torch.stack(
             [torch.linalg.vector_norm(x.detach(), torch.inf) for x in self.objective.parameters()]
         ).max()
-        self._check({name: float(value) for name, value in self.state.sums.items()} | {"weights": float(weights)})
-        mine = [*(float(value) for value in self.state.sums.values()), float(self.read().skipped)]
-        sums = self.ranks.gather(torch.tensor([mine], dtype=torch.float64))
-        if not self.ranks.first:
+        self._check_finite(
+            {name: float(value) for name, value in self.state.sums.items()} | {"weights": float(weights)}
+        )
+        mine = [*(float(value) for value in self.state.sums.values()), float(self.data_position().skipped)]
+        sums = self.ranks.gather_tensors(torch.tensor([mine], dtype=torch.float64))
+        if not self.ranks.is_first:
             return
-        self._settle()
+        self._wait_for_checkpoint()
         self._best_before = self.state.best if best_before is None else best_before
         each = [rank[0].tolist() for rank in sums]
-        found = capture(self.state, self.learner, self.read(), each, self.identity, self.options)
+        found = capture_checkpoint(self.state, self.learner, self.data_position(), each, self.identity, self.options)
         try:
             check_guards(self.checkpoints.folder)
             self.keep()
             if self.metrics is not None:
-                self.metrics.sync()
-        except FolderLost as error:
-            raise Unsaved(error, self.position.step, found) from None
+                self.metrics.sync_to_disk()
+        except FolderLostError as error:
+            raise UnsavedCheckpointError(error, self.position.step, found) from None
         except OSError as error:  # a checkpoint must not be ahead of the metrics
             why = f"no checkpoint of step {self.position.step}, what belongs to it could not be written: {error}"
-            self.checkpoints.refuse(OSError(why))
+            self.checkpoints.fail_next_wait(OSError(why))
             return
         log.info("saving step %d", self.position.step)
         self.checkpoints.save(self.position.step, *found, best_before is not None)
 
 
-def _seed(*parts: int) -> int:
+def _derive_seed(*parts: int) -> int:
     """Derive a seed from the run's seed, the rank and the step, so that no random state of a step is saved."""
     return int(np.random.SeedSequence(parts).generate_state(1, np.uint64)[0] >> 1)

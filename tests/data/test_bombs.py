@@ -12,7 +12,7 @@ from PIL import Image
 
 from data.options import SourceOptions
 from data.sources import files, images, safe_pickle
-from data.sources.images import ImageSource, _batches
+from data.sources.images import ImageSource, _read_batches
 from data.sources.safe_pickle import read_rows
 
 NESTED = b"X\x01\0\0\0a" + b"q\0h\0\x86" * 60  # a pair of the same pair twice, sixty deep: 2^60 to whoever walks it
@@ -89,7 +89,7 @@ def test_a_bomb_in_an_npz(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyP
             path.write_bytes(whole[:at] + struct.pack("<I", claimed) + whole[at + 4 :])
         tracemalloc.start()
         with pytest.raises(ValueError, match="train.npz") as caught:
-            for _ in _batches(str(path)):
+            for _ in _read_batches(str(path)):
                 pass
         peak = tracemalloc.get_traced_memory()[1]
         tracemalloc.stop()

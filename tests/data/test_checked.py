@@ -14,17 +14,17 @@ from hypothesis import strategies as st
 from data.checked import (
     DEEPEST,
     NODES,
-    DamagedFile,
+    CorruptFileError,
     OpenedFile,
     check_yaml,
+    encode_checked_json,
     open_file,
     open_own,
     parse_json,
     read_bytes,
     read_json,
-    sealed_json,
 )
-from data.durable import holder, locked, sweep, write_json
+from data.durable import file_lock, read_lock_holder, remove_unlocked_files, write_json
 
 
 def link(target: str | Path) -> Callable[[Path], None]:
@@ -42,7 +42,7 @@ NO_FILES: dict[str, tuple[Callable[[Path], None], str]] = {
 def test_what_is_no_file_is_refused_at_once(tmp_path: Path, kind: str) -> None:
     make, said = NO_FILES[kind]
     make(path := tmp_path / "state.json")
-    with pytest.raises(DamagedFile, match=f"state.json {said}, not a file"):
+    with pytest.raises(CorruptFileError, match=f"state.json {said}, not a file"):
         read_bytes(path, 100)
 
 
@@ -51,7 +51,7 @@ def test_a_file_has_no_more_bytes_than_its_kind_may(tmp_path: Path) -> None:
     path.write_bytes(bytes(100))
     assert read_bytes(path, 100) == bytes(100)
     path.write_bytes(bytes(101))
-    with pytest.raises(DamagedFile, match="latest has more than 100 bytes"):
+    with pytest.raises(CorruptFileError, match="latest has more than 100 bytes"):
         read_bytes(path, 100)
 
 
@@ -65,7 +65,7 @@ def test_a_link_may_not_lead_out_but_the_folder_may_be_one(tmp_path: Path) -> No
     (tmp_path / "runs").symlink_to("disk")
     through = tmp_path / "runs" / "run"
     assert read_bytes(through / "own", 9, through) == read_bytes(through / "alias", 9, through) == b"own"
-    with pytest.raises(DamagedFile, match="out is a link to .*secret, out of"):
+    with pytest.raises(CorruptFileError, match="out is a link to .*secret, out of"):
         read_bytes(through / "out", 9, through)
 
 
@@ -73,7 +73,7 @@ def test_an_error_of_the_disk_names_the_file() -> None:
     with pytest.raises(OSError, match="Input/output error: '/proc/self/mem'"):  # a bad sector is read like that
         read_bytes("/proc/self/mem", 100)
     with open_file("/proc/self/mem") as file, pytest.raises(OSError, match="Input/output error: 'shard.tar'"):
-        OpenedFile("shard.tar", file).read(0, 10)
+        OpenedFile("shard.tar", file).read_range(0, 10)
 
 
 def test_a_file_that_is_cut_while_it_is_open_is_damaged(tmp_path: Path) -> None:
@@ -81,20 +81,20 @@ def test_a_file_that_is_cut_while_it_is_open_is_damaged(tmp_path: Path) -> None:
     path.write_bytes(bytes(range(100)))
     with open_file(path) as file:
         opened = OpenedFile(path, file)
-    assert opened.read(90, 10) == bytes(range(90, 100))
+    assert opened.read_range(90, 10) == bytes(range(90, 100))
     os.truncate(path, 95)
-    with pytest.raises(DamagedFile, match="vectors ends at byte 95: it was cut"):
-        opened.read(90, 10)
+    with pytest.raises(CorruptFileError, match="vectors ends at byte 95: it was cut"):
+        opened.read_range(90, 10)
 
 
 def test_what_is_written_is_no_link(tmp_path: Path) -> None:
     """The lock of a run that leads to a file of its owner would have it overwritten."""
     (tmp_path / "precious").write_text("mine")
     (tmp_path / "lock").symlink_to("precious")
-    with pytest.raises(DamagedFile, match="lock is a link"), locked(tmp_path / "lock"):
+    with pytest.raises(CorruptFileError, match="lock is a link"), file_lock(tmp_path / "lock"):
         raise AssertionError
     os.mkfifo(tmp_path / "metrics.jsonl")
-    with pytest.raises(DamagedFile, match="metrics.jsonl is no file"):
+    with pytest.raises(CorruptFileError, match="metrics.jsonl is no file"):
         open_own(tmp_path / "metrics.jsonl", os.O_WRONLY | os.O_CREAT)
     assert (tmp_path / "precious").read_text() == "mine"
 
@@ -102,10 +102,10 @@ def test_what_is_written_is_no_link(tmp_path: Path) -> None:
 @pytest.mark.parametrize("kind", NO_FILES)
 def test_locks_and_leftovers_that_are_no_files_are_waited_for_by_nobody(tmp_path: Path, kind: str) -> None:
     NO_FILES[kind][0](path := tmp_path / ".x.partial")
-    assert holder(path) is None
-    sweep([path])
+    assert read_lock_holder(path) is None
+    remove_unlocked_files([path])
     assert os.path.lexists(path)
-    with pytest.raises((DamagedFile, OSError), match="partial"), locked(path):
+    with pytest.raises((CorruptFileError, OSError), match="partial"), file_lock(path):
         raise AssertionError
 
 
@@ -114,7 +114,7 @@ def test_locks_and_leftovers_that_are_no_files_are_waited_for_by_nobody(tmp_path
     [b"[" * 10**6, b'{"a":' * 10**6, b'["' + b"[" * 100 + b'",' + b"[" * 10**5, b'"\\"' + b"[" * 10**6],
 )
 def test_deep_json_never_meets_the_parser(content: bytes) -> None:
-    with pytest.raises(DamagedFile, match="x.json is damaged"):
+    with pytest.raises(CorruptFileError, match="x.json is damaged"):
         parse_json(content, "x.json")
 
 
@@ -141,7 +141,7 @@ LAUGHS = "\n".join(f"a{i}: &a{i} [{', '.join([f'*a{i - 1}'] * 9) if i else 'x'}]
     ],
 )
 def test_no_yaml_chokes_a_parser(content: str, said: str) -> None:
-    with pytest.raises(DamagedFile, match=f"config.yaml.*{said}"):
+    with pytest.raises(CorruptFileError, match=f"config.yaml.*{said}"):
         check_yaml(content.encode(), "config.yaml")
 
 
@@ -176,11 +176,11 @@ def test_what_was_written_is_read_and_what_was_changed_is_not(
         assert read_json(path) == {
             name: each for name, each in value.items() if name != "checksum"
         }  # a blank is another
-    except DamagedFile as error:
+    except CorruptFileError as error:
         assert "evaluation.json" in str(error)
 
 
 def test_names_that_are_no_utf8_are_kept(tmp_path: Path) -> None:
     path = tmp_path / "manifest.json"
-    path.write_bytes(sealed_json({"\udc80": ["\udcff", "é"], "3": (1, 2)}))
+    path.write_bytes(encode_checked_json({"\udc80": ["\udcff", "é"], "3": (1, 2)}))
     assert read_json(path) == {"\udc80": ["\udcff", "é"], "3": [1, 2]} and "é".encode() in path.read_bytes()

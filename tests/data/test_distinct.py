@@ -9,10 +9,16 @@ import pytest
 
 from data import distinct, shards
 from data.corpus import Corpus
-from data.distinct import DistinctChunks, Occurrences, TooMany, distinct_chunks, documents_with
+from data.distinct import (
+    DistinctChunks,
+    Occurrences,
+    VocabularyOverflowError,
+    count_distinct_chunks,
+    count_documents_with,
+)
 from data.options import ChunkerOptions, ShardOptions, SourceOptions
 from data.sharding.build import shard
-from data.shards import Damaged, Sample
+from data.shards import CorruptShardError, Sample
 
 
 @pytest.fixture(scope="module")
@@ -35,7 +41,7 @@ def expected(corpus: Corpus, *splits: str) -> list[tuple[bytes, int]]:
     """Chunks and counts in their order, by brute force."""
     counts: Counter[bytes] = Counter()
     for split in splits:
-        for tokens, lengths in corpus.documents(split):
+        for tokens, lengths in corpus.iterate_documents(split):
             counts.update(chunk.tobytes() for chunk in np.split(tokens, np.cumsum(lengths)[:-1]))
     padded = {chunk: chunk.ljust(12, b"\0") + bytes([len(chunk)]) for chunk in counts}
     return sorted(counts.items(), key=lambda item: (-item[1], padded[item[0]]))
@@ -49,15 +55,15 @@ def listed(found: DistinctChunks) -> list[tuple[bytes, int]]:
 def test_counts_are_those_of_a_counter(corpus: Corpus) -> None:
     for splits in (("train",), ("train", "valid")):
         every = expected(corpus, *splits)
-        found = distinct_chunks(corpus, *splits)
+        found = count_distinct_chunks(corpus, *splits)
         assert listed(found) == every and found.left_out == 0
         for most in (1, 37, len(every) - 1, len(every), len(every) + 1):
-            found = distinct_chunks(corpus, *splits, most=most)
+            found = count_distinct_chunks(corpus, *splits, most=most)
             assert listed(found) == every[:most] and found.left_out == max(0, len(every) - most)
         often = [item for item in every if item[1] >= 3]
-        found = distinct_chunks(corpus, *splits, most=50, at_least=3)
+        found = count_distinct_chunks(corpus, *splits, most=50, at_least=3)
         assert listed(found) == often[:50] and found.left_out == len(often) - 50
-    assert listed(distinct_chunks(corpus, "train", at_least=10**9)) == listed(distinct_chunks(corpus)) == []
+    assert listed(count_distinct_chunks(corpus, "train", at_least=10**9)) == listed(count_distinct_chunks(corpus)) == []
 
 
 def test_more_chunks_than_memory_holds_are_counted_by_temporary_files(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -67,30 +73,32 @@ def test_more_chunks_than_memory_holds_are_counted_by_temporary_files(monkeypatc
     for first in [*range(0, numbers, 100_000)] * 2:
         tokens = (np.arange(first, first + 100_000, dtype=">u8") * 0x9E3779B97F4A7C15).view(np.uint8)
         samples.append(Sample(tokens, np.full(100_000, 8, np.uint8), np.array([100_000]), ["a"]))
-    found = distinct._counted(samples, 8, most=10, at_least=2)
+    found = distinct._count_samples(samples, 8, most=10, at_least=2)
     assert found.counts.tolist() == [2] * 10 and found.left_out == numbers - 10
 
 
 def test_it_stops_at_a_limit(corpus: Corpus, monkeypatch: pytest.MonkeyPatch) -> None:
     number = len(expected(corpus, "train"))
-    assert len(distinct_chunks(corpus, "train", limit=number).counts) == number
-    with pytest.raises(TooMany, match=f"more than {number - 1:,} distinct chunks"):
-        distinct_chunks(corpus, "train", limit=number - 1)
-    read, samples = [], distinct._samples
-    monkeypatch.setattr(distinct, "_samples", lambda *given: (read.append(0) or each for each in samples(*given)))
-    with pytest.raises(TooMany):
-        distinct_chunks(corpus, "train", limit=300)
+    assert len(count_distinct_chunks(corpus, "train", limit=number).counts) == number
+    with pytest.raises(VocabularyOverflowError, match=f"more than {number - 1:,} distinct chunks"):
+        count_distinct_chunks(corpus, "train", limit=number - 1)
+    read, samples = [], distinct._iterate_samples
+    monkeypatch.setattr(
+        distinct, "_iterate_samples", lambda *given: (read.append(0) or each for each in samples(*given))
+    )
+    with pytest.raises(VocabularyOverflowError):
+        count_distinct_chunks(corpus, "train", limit=300)
     assert len(read) < len(list(samples(corpus, "train"))) / 4
 
 
 def test_what_goes_wrong_while_chunks_are_read_is_raised_as_it_is(corpus: Corpus) -> None:
     def samples(error: BaseException) -> Iterator[Sample]:
-        yield next(iter(corpus.read(next(iter(corpus.of("train"))))))
+        yield next(iter(corpus.read(next(iter(corpus.shards_of("train"))))))
         raise error
 
-    for error in (Damaged("x.tar", 7, "cut"), KeyboardInterrupt(), MemoryError("1 GB")):
+    for error in (CorruptShardError("x.tar", 7, "cut"), KeyboardInterrupt(), MemoryError("1 GB")):
         with pytest.raises(type(error)) as raised:
-            distinct._counted(samples(error), 12)
+            distinct._count_samples(samples(error), 12)
         assert raised.value is error
 
 
@@ -103,7 +111,7 @@ def test_no_room_for_temporary_files_is_said(monkeypatch: pytest.MonkeyPatch) ->
     resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20, before[1]))
     try:
         with pytest.raises(OSError, match=r"counting distinct chunks needs room in .*Set TMPDIR to another folder\."):
-            distinct._counted([sample], 8)
+            distinct._count_samples([sample], 8)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
 
@@ -117,23 +125,23 @@ def test_how_often_one_split_has_the_chunks_of_another(
     seen = Occurrences(corpus, "train", "valid")
     asked = [*valid, b"nowhere"]
     tokens, lengths = np.frombuffer(b"".join(asked), np.uint8), np.array([len(chunk) for chunk in asked], np.uint8)
-    assert seen.of(tokens, lengths).tolist() == [train.get(chunk, 0) for chunk in asked]
+    assert seen.count_occurrences(tokens, lengths).tolist() == [train.get(chunk, 0) for chunk in asked]
     for splits in (("train", "empty"), ("empty", "train")):
-        assert not Occurrences(corpus, *splits).of(tokens, lengths).any()
+        assert not Occurrences(corpus, *splits).count_occurrences(tokens, lengths).any()
 
 
 def test_documents_that_have_a_chunk(corpus: Corpus, monkeypatch: pytest.MonkeyPatch) -> None:
     """Against sets, by documents and by parts of them; chunks of another split that none has are 0."""
-    asked = distinct_chunks(corpus, "train", "valid")
+    asked = count_distinct_chunks(corpus, "train", "valid")
     names = [row.tobytes()[:length] for row, length in zip(asked.tokens, asked.lengths, strict=True)]
     for part in (distinct.PART, 100):
         monkeypatch.setattr(distinct, "PART", part)
         expected: Counter[bytes] = Counter()
-        for sample in (each for file in corpus.of("train") for each in corpus.read(file)):
+        for sample in (each for file in corpus.shards_of("train") for each in corpus.read(file)):
             chunks = [chunk.tobytes() for chunk in np.split(sample.tokens, np.cumsum(sample.lengths)[:-1])]
             for document in np.split(np.arange(len(chunks)), np.cumsum(sample.documents)[:-1]):
                 for begin in range(0, len(document), part):
                     expected.update({chunks[row] for row in document[begin : begin + part]})
-        found = documents_with(corpus, "train", asked)
+        found = count_documents_with(corpus, "train", asked)
         assert found.tolist() == [expected[name] for name in names]
         assert 0 in found and found.max() > 50

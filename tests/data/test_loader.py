@@ -17,7 +17,7 @@ from data.loader import Batch, Loader
 from data.options import ChunkerOptions, LoaderOptions, ShardOptions, SourceOptions
 from data.sharding import build
 from data.sharding.build import shard
-from data.shards import Damaged
+from data.shards import CorruptShardError
 from data.sources import files
 
 
@@ -34,7 +34,7 @@ def corpus(tmp_path_factory: pytest.TempPathFactory) -> Corpus:
         patch.setattr(shards, "SAMPLE_BYTES", 2_000)
         patch.setattr(files, "BLOCK", 1_500)
         made = shard(source, ChunkerOptions(), ShardOptions(megabytes=1), folder / "shards")
-    assert len(made.of("train")) == 6 and made.counts("train").documents == 3
+    assert len(made.shards_of("train")) == 6 and made.split_counts("train").documents == 3
     return made
 
 
@@ -44,7 +44,7 @@ def damaged(corpus: Corpus, tmp_path: Path) -> Corpus:
     shutil.copytree(corpus.folder, tmp_path / "copy")
     made = Corpus.open(tmp_path / "copy")
     for number, change in ((1, lambda old: old[:700] + b"x" + old[701:]), (3, lambda old: old[: len(old) // 2])):
-        path = made.folder / made.of("train")[number].file
+        path = made.folder / made.shards_of("train")[number].file
         path.write_bytes(change(path.read_bytes()))
     return made
 
@@ -183,7 +183,10 @@ def test_windows_hold_every_chunk_and_mark_documents(corpus: Corpus) -> None:
         real = np.arange(batch.tokens.shape[2]) < batch.lengths[..., None]
         tokens.append(batch.tokens[real].tobytes())
         starts += int(batch.starts.sum())
-    assert b"".join(tokens) == b"".join(corpus.originals("train")) and starts == corpus.counts("train").documents
+    assert (
+        b"".join(tokens) == b"".join(corpus.iterate_originals("train"))
+        and starts == corpus.split_counts("train").documents
+    )
 
 
 def test_epochs_seeds_and_streams_differ(corpus: Corpus) -> None:
@@ -212,12 +215,12 @@ def test_a_split_without_windows_is_refused(corpus: Corpus, tmp_path: Path) -> N
 @pytest.mark.parametrize("workers", [0, 1])
 def test_a_damaged_shard_stops_or_is_skipped_and_counted(damaged: Corpus, corpus: Corpus, workers: int) -> None:
     total = loader(corpus).windows_per_epoch
-    with pytest.raises(Damaged, match="train-0000[13].tar is damaged at byte"):
+    with pytest.raises(CorruptShardError, match="train-0000[13].tar is damaged at byte"):
         take(loader(damaged, options=LoaderOptions(workers=workers)), total)
     whole = [window for batch in islice(loader(corpus, sequences=1), total) for window in batch.tokens]
     made = loader(damaged, sequences=1, options=LoaderOptions(workers=workers, damaged="skip"))
     found = list(islice(made, total))
-    missing = sum(-(-damaged.of("train")[number].chunks // 16) for number in (1, 3))
+    missing = sum(-(-damaged.shards_of("train")[number].chunks // 16) for number in (1, 3))
     assert sum(batch.skipped for batch in found) == made.skipped == missing
     for batch, window in zip(found, whole, strict=True):  # the others are the same, in the same places
         assert batch.skipped or np.array_equal(batch.tokens[0], window)
@@ -226,8 +229,8 @@ def test_a_damaged_shard_stops_or_is_skipped_and_counted(damaged: Corpus, corpus
 
 def test_a_missing_shard_is_named(damaged: Corpus) -> None:
     (damaged.folder / "train-00000.tar").unlink()
-    with pytest.raises(Damaged, match="train-00000.tar is damaged: it is missing"):
-        damaged.read(damaged.of("train")[0])
+    with pytest.raises(CorruptShardError, match="train-00000.tar is damaged: it is missing"):
+        damaged.read(damaged.shards_of("train")[0])
 
 
 @pytest.mark.parametrize(("context", "pictures"), [(256, 1), (300, 1), (512, 2), (1000, 3)])
@@ -243,7 +246,7 @@ def test_pictures_stay_whole(tmp_path: Path, context: int, pictures: int) -> Non
         count = int((batch.lengths[0] > 0).sum())
         assert batch.starts[0].nonzero()[0].tolist() == list(range(0, count, 256)) and count % 256 == 0
         seen += [batch.tokens[0, at : at + 256].tobytes() for at in range(0, count, 256)]
-    assert sorted(seen) == sorted(made.originals("train"))
+    assert sorted(seen) == sorted(made.iterate_originals("train"))
     with pytest.raises(ValueError, match="set batch.context=256"):
         loader(made, context=255)
 
@@ -253,7 +256,7 @@ def test_fewer_shards_than_ranks(tmp_path: Path) -> None:
     source = SourceOptions(kind="text", path=str(tmp_path / "train.txt"))
     made = shard(source, ChunkerOptions(), ShardOptions(), tmp_path / "shards")
     dealt = [names(next(iter(loader(made, rank=rank, ranks=8, context=4)))) for rank in range(8)]
-    assert len(made.of("train")) == 1 and len({window for each in dealt for window in each}) == 24
+    assert len(made.shards_of("train")) == 1 and len({window for each in dealt for window in each}) == 24
 
 
 def test_epochs_since_a_position_are_exact(corpus: Corpus) -> None:
@@ -262,10 +265,10 @@ def test_epochs_since_a_position_are_exact(corpus: Corpus) -> None:
     total = made.windows_per_epoch
     for begun in range(total):
         made.load_state_dict({"epoch": 2, "windows": begun})
-        assert made.epochs == (2 * total + begun) / total
-        made.begin()
+        assert made.epochs_passed == (2 * total + begun) / total
+        made.restart_epoch_count()
         kept = made.state_dict()
-        assert made.epochs == 0
+        assert made.epochs_passed == 0
         for later, epochs in ((3, 1), (9, 7)):
             made.load_state_dict(kept | {"epoch": later})
-            assert made.epochs == epochs
+            assert made.epochs_passed == epochs

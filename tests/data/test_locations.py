@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from data.corpus import Corpus
-from data.locations import check_folder, check_scheduler, check_url, redact
+from data.locations import check_folder, check_scheduler, check_url, redact_urls
 from data.options import ChunkerOptions, LoaderOptions, ShardOptions, SourceOptions
 from data.sharding.build import shard
 from pipeline.cli import main
@@ -142,7 +142,7 @@ def test_a_run_at_a_url_is_refused_without_its_password(capsys: pytest.CaptureFi
 def test_what_is_shown_of_an_address() -> None:
     text = "403, url='https://me:pw@host/a?X-Amz-Signature=abc&part=2', then s3://k:s@b and a@b.c and http://h:1/x"
     shown = "403, url='https://***@host/a?X-Amz-Signature=***&part=2', then s3://***@b and a@b.c and http://h:1/x"
-    assert redact(text) == shown
+    assert redact_urls(text) == shown
 
 
 @pytest.mark.parametrize("folder", ["s3://b/x", "s3:/b/x", "S3://u:pw@b", "file:///tmp/x", "./s3://b", "dask://h::x"])
@@ -230,7 +230,7 @@ def test_netrc(guarded: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ca
     (tmp_path / "netrc").chmod(0o600)
     with caplog.at_level(logging.INFO):
         remote = Corpus.open(guarded, options)
-        assert b"".join(remote.originals("train")) == b"some words\n" * 100
+        assert b"".join(remote.iterate_originals("train")) == b"some words\n" * 100
     (tmp_path / "netrc").write_text("default login me password hunter2\n")
     assert Corpus.open(guarded, options).digest == remote.digest
     assert f"reading shards from {guarded}" in caplog.text and "hunter2" not in caplog.text

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from data import shards
 from data.chunkers import make_chunker
 from data.options import ChunkerOptions
-from data.shards import Damaged, Shard, ShardWriter, read_shard
+from data.shards import CorruptShardError, Shard, ShardWriter, read_shard
 from data.sources.source import Piece
 
 
@@ -38,7 +38,7 @@ def test_documents_in_any_pieces(
                 at = 0
                 while at < len(document):
                     end = at + cuts[turn % len(cuts)]
-                    writer.add(Piece(str(number), "train", document[at:end], at > 0))
+                    writer.add_piece(Piece(str(number), "train", document[at:end], at > 0))
                     at, turn = end, turn + 1
             made = writer.close()
             read = [read_shard(Path(folder) / s.file, (Path(folder) / s.file).read_bytes(), s) for s in made]
@@ -57,7 +57,7 @@ def test_documents_in_any_pieces(
     assert counts == [len(lengths) for lengths in whole] and names == [str(n) for n in range(len(documents))]
     assert sum(shard.documents for shard in made) == len(documents)
     assert sum(shard.source_bytes for shard in made) == len(b"".join(documents))
-    summary = writer.statistics.summary().tokens_per_document
+    summary = writer.statistics.make_summary().tokens_per_document
     assert (summary.shortest, summary.longest) == (min(map(len, documents)), max(map(len, documents)))
     assert sum(summary.documents_from.values()) == len(documents)
 
@@ -67,7 +67,7 @@ def written(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, bytes, Shar
     folder = tmp_path_factory.mktemp("shards")
     writer = ShardWriter(folder, "train", make_chunker(ChunkerOptions()), 1 << 30)
     for number in range(3):
-        writer.add(Piece(f"document {number}", "train", b"some text " * 80_000))
+        writer.add_piece(Piece(f"document {number}", "train", b"some text " * 80_000))
     (shard,) = writer.close()
     return folder / shard.file, (folder / shard.file).read_bytes(), shard
 
@@ -85,7 +85,7 @@ def test_a_changed_array_is_located(written: tuple[Path, bytes, Shard]) -> None:
         changed = bytearray(content)
         changed[infos[at].offset_data + infos[at].size - 3] ^= 4
         with pytest.raises(
-            Damaged, match=rf"train-00000.tar is damaged at byte {infos[sample].offset:,}: the .* changed"
+            CorruptShardError, match=rf"train-00000.tar is damaged at byte {infos[sample].offset:,}: the .* changed"
         ):
             read_shard(path, bytes(changed), shard)
 
@@ -96,7 +96,7 @@ def test_any_flipped_bit_is_noticed(written: tuple[Path, bytes, Shard], where: f
     path, content, shard = written
     changed = bytearray(content)
     changed[int(where * len(content))] ^= 1 << bit
-    with pytest.raises(Damaged, match="train-00000.tar is damaged at byte"):
+    with pytest.raises(CorruptShardError, match="train-00000.tar is damaged at byte"):
         read_shard(path, bytes(changed), shard)
 
 
@@ -105,14 +105,14 @@ def test_any_flipped_bit_is_noticed(written: tuple[Path, bytes, Shard], where: f
 @example(where=0.9989109239341515)  # in what fills up the block behind a member
 def test_a_truncated_shard_is_noticed(written: tuple[Path, bytes, Shard], where: float) -> None:
     path, content, shard = written
-    with pytest.raises(Damaged, match="train-00000.tar is damaged at byte") as caught:
+    with pytest.raises(CorruptShardError, match="train-00000.tar is damaged at byte") as caught:
         read_shard(path, content[: int(where * len(content))], shard)
     assert caught.value.offset is not None and caught.value.offset <= int(where * len(content))
 
 
 def test_more_than_there_was_is_noticed(written: tuple[Path, bytes, Shard]) -> None:
     path, content, shard = written
-    with pytest.raises(Damaged, match="it has .* bytes, not"):
+    with pytest.raises(CorruptShardError, match="it has .* bytes, not"):
         read_shard(path, content + b"x", shard)
 
 
@@ -134,5 +134,5 @@ def test_a_forged_array_allocates_nothing(tmp_path: Path, header: str) -> None:
         tar.addfile(info, io.BytesIO(body))
     content = buffer.getvalue()
     shard = Shard("x.tar", "train", 1, 1, 1, 1, 1, len(content), hashlib.sha256(content).hexdigest())
-    with pytest.raises(Damaged, match="its header says|damaged at byte 0"):
+    with pytest.raises(CorruptShardError, match="its header says|damaged at byte 0"):
         read_shard(tmp_path / "x.tar", content, shard)

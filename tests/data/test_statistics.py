@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from data import statistics
-from data.statistics import Frequencies, Statistics, hashes
+from data.statistics import Frequencies, Statistics, hash_chunks
 
 
 def packed(chunks: list[bytes]) -> tuple[np.ndarray, np.ndarray]:
@@ -15,13 +15,13 @@ def packed(chunks: list[bytes]) -> tuple[np.ndarray, np.ndarray]:
 
 @given(st.lists(st.binary(min_size=1, max_size=255), min_size=1, max_size=60))
 def test_equal_chunks_and_only_they_have_equal_hashes(chunks: list[bytes]) -> None:
-    found = hashes(*packed(chunks)).tolist()
+    found = hash_chunks(*packed(chunks)).tolist()
     assert len(set(found)) == len(set(chunks))
     assert all((found[0] == other) == (chunks[0] == chunk) for other, chunk in zip(found, chunks, strict=True))
 
 
 def test_zeros_of_any_length_differ() -> None:
-    assert len(set(hashes(*packed([bytes(n) for n in range(1, 256)])).tolist())) == 255
+    assert len(set(hash_chunks(*packed([bytes(n) for n in range(1, 256)])).tolist())) == 255
 
 
 @given(st.lists(st.lists(st.integers(0, 30).map(lambda n: b"%d" % n), max_size=30), min_size=1, max_size=5))
@@ -30,10 +30,10 @@ def test_parts_add_up_to_the_exact_counts(parts: list[list[bytes]]) -> None:
     for part in parts:
         one = Statistics()
         if part:
-            one.chunks(*packed(part))
-        total.add(Statistics.of_arrays(one.arrays()))
+            one.count_chunks(*packed(part))
+        total.merge_statistics(Statistics.from_arrays(one.to_arrays()))
     counts = Counter(chunk for part in parts for chunk in part)
-    summary = total.summary()
+    summary = total.make_summary()
     assert summary.distinct_chunks == len(counts) and summary.distinct_chunks_exact
     wanted = sorted(counts.values(), reverse=True)
     assert summary.rank_frequency == [(rank, wanted[rank - 1]) for rank, _ in summary.rank_frequency]
@@ -48,11 +48,11 @@ def test_many_distinct_chunks_are_estimated(monkeypatch: pytest.MonkeyPatch) -> 
     total = Statistics()
     for part in np.array_split(drawn, 7):
         one = Statistics()
-        one.chunks(part.view(np.uint8), np.full(len(part), 8, np.uint8))
-        total.add(one)
+        one.count_chunks(part.view(np.uint8), np.full(len(part), 8, np.uint8))
+        total.merge_statistics(one)
     values = np.sort(np.unique(drawn, return_counts=True)[1])[::-1]
-    assert not total.frequencies.exact and len(total.frequencies.keys) <= 4096 + 512
-    summary = total.summary()
+    assert not total.frequencies.is_exact and len(total.frequencies.keys) <= 4096 + 512
+    summary = total.make_summary()
     assert summary.distinct_chunks == pytest.approx(len(values), rel=0.06)
     for rank, count in summary.rank_frequency:
         if rank <= 100:
@@ -63,5 +63,5 @@ def test_many_distinct_chunks_are_estimated(monkeypatch: pytest.MonkeyPatch) -> 
 
 def test_keys_are_counted_once() -> None:
     keys = np.array([5, 3, 5, 5, 9], np.uint64)
-    found = Frequencies.of(keys)
+    found = Frequencies.from_keys(keys)
     assert found.keys.tolist() == [3, 5, 9] and found.counts.tolist() == [1, 3, 1]

@@ -14,7 +14,7 @@ from typing import Any
 import psutil
 import pytest
 
-from flows.serving.deployments import name_of
+from flows.serving.deployments import deployment_suffix
 from flows.serving.environment import DEFAULTS
 from tests.conftest import TINY
 from tests.flows.api import PATIENCE, call, until
@@ -60,7 +60,7 @@ class Served:
 
     def found(self) -> list[dict[str, Any]]:
         """The deployments of this folder."""
-        asked = {"deployments": {"name": {"like_": f"-{name_of(self.folder)}"}}}
+        asked = {"deployments": {"name": {"like_": f"-{deployment_suffix(self.folder)}"}}}
         return list(call(self.address, "/deployments/filter", asked))
 
     def deployments(self) -> dict[str, str]:
@@ -69,7 +69,7 @@ class Served:
 
     def trigger(self, flow: str, parameters: dict[str, object], deployment: str = "") -> str:
         """Starts a flow as the UI does; returns the run's id."""
-        found = call(self.address, f"/deployments/name/{flow}/{flow}-{deployment or name_of(self.folder)}")
+        found = call(self.address, f"/deployments/name/{flow}/{flow}-{deployment or deployment_suffix(self.folder)}")
         path = f"/deployments/{found['id']}/create_flow_run"
         run = until(
             PATIENCE, lambda: call(self.address, path, {"parameters": parameters})

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from prefect.utilities.callables import parameter_schema
 
-from flows.choices import with_runs
+from flows.choices import add_run_choices
 from flows.flows import FLOWS
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -20,7 +20,7 @@ BEYOND = [92233720368547760001, -92233720368547760001, 1e308, -1e308]
 
 def form(flow: Any, runs: list[str]) -> dict[str, Any]:
     made = parameter_schema(flow)
-    with_runs(made.properties, runs)
+    add_run_choices(made.properties, runs)
     return dict(made.model_dump())
 
 
@@ -89,11 +89,11 @@ def check() -> None:
     from prefect.exceptions import PrefectHTTPStatusError
     from prefect.testing.utilities import prefect_test_harness
 
-    from flows.serving.deployments import deployments
+    from flows.serving.deployments import build_deployments
 
     with prefect_test_harness(server_startup_timeout=120), get_client(sync_client=True) as client:
         kept = 0
-        for deployment in deployments("place"):
+        for deployment in build_deployments("place"):
             id, schema = deployment.apply(), deployment._parameter_openapi_schema.model_dump()
             definitions = schema.get("definitions") or {}
             for most in (False, True):

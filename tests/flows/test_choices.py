@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from flows.choices import is_typed, kind_of, with_runs
-from flows.forms import PLAIN, answers, words
+from flows.choices import add_run_choices, detect_source_kind, is_user_chosen
+from flows.forms import PLAIN, fields_to_overrides, read_form
 from pipeline import config
 from pipeline.run.folder import RunFolder
 
@@ -31,25 +31,28 @@ def test_a_source_is_seen_by_its_files(files: list[str], usual: str, kind: str, 
     for name in files:
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_bytes(b"x")
-    assert kind_of(str(tmp_path), usual) == kind
+    assert detect_source_kind(str(tmp_path), usual) == kind
 
 
 def test_lists_beside_pictures_and_figures_beside_texts_change_nothing(tmp_path: Path) -> None:
     for name, size in {"a.npz": 9000, "README.md": 100, "a_files.txt": 200, "b_files.txt": 100}.items():
         (tmp_path / name).write_bytes(bytes(size))
-    assert kind_of(str(tmp_path), "stdlib") == "images"
+    assert detect_source_kind(str(tmp_path), "stdlib") == "images"
     for number in range(20):
         (tmp_path / f"{number}.txt").write_bytes(bytes(100))
-    assert kind_of(str(tmp_path), "stdlib") == "text"
+    assert detect_source_kind(str(tmp_path), "stdlib") == "text"
 
 
 def test_what_is_no_path_of_this_machine_stays_what_it_is(tmp_path: Path) -> None:
     (tmp_path / "a.py").write_text("x")
-    assert kind_of(str(tmp_path / "a.py"), "stdlib") == "text"  # a file: stdlib reads folders
-    assert kind_of("https://host/shards", "stdlib") == "shards"
-    assert kind_of("Salesforce/wikitext", "datasets") == "datasets" and kind_of("nowhere", "jsonl") == "jsonl"
-    assert "source.kind=text" in words("quickstart", "", str(tmp_path / "a.py"), 0, [], {})
-    given = words("quickstart", "", str(tmp_path / "a.py"), 0, [], {"source": {"kind": "jsonl"}})
+    assert detect_source_kind(str(tmp_path / "a.py"), "stdlib") == "text"  # a file: stdlib reads folders
+    assert detect_source_kind("https://host/shards", "stdlib") == "shards"
+    assert (
+        detect_source_kind("Salesforce/wikitext", "datasets") == "datasets"
+        and detect_source_kind("nowhere", "jsonl") == "jsonl"
+    )
+    assert "source.kind=text" in fields_to_overrides("quickstart", "", str(tmp_path / "a.py"), 0, [], {})
+    given = fields_to_overrides("quickstart", "", str(tmp_path / "a.py"), 0, [], {"source": {"kind": "jsonl"}})
     assert not any(word == "source.kind=text" for word in given)
 
 
@@ -57,11 +60,11 @@ def test_without_a_preset_the_configuration_is_the_runs_own(
     tiny: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    made = RunFolder.create(config.load("quickstart", [*tiny, "name=first", "runs_dir=runs", "seed=7"]))
+    made = RunFolder.create(config.load_options("quickstart", [*tiny, "name=first", "runs_dir=runs", "seed=7"]))
     made.path.rename("runs/second")  # the name in its config.yaml is another now
 
     def asked(**given: Any) -> Any:
-        return config.load(*answers("finetune", {name: ask.default for name, ask in PLAIN.items()} | given))
+        return config.load_options(*read_form("finetune", {name: ask.default for name, ask in PLAIN.items()} | given))
 
     found = asked(preset=None, name="second", overrides=["seed=8", ""])
     assert (found.name, found.runs_dir, found.seed, found.batch.context) == ("second", "runs", 8, 16)
@@ -81,9 +84,9 @@ def test_forms_list_presets_and_runs_and_take_any_other() -> None:
 
     forms = {flow.name: parameter_schema(flow) for flow in FLOWS}
     for form in forms.values():
-        with_runs(form.properties, ["b", "a"])
+        add_run_choices(form.properties, ["b", "a"])
     listed, file, own = forms["finetune"].properties["preset"]["anyOf"]
-    assert listed["enum"][0] == "quickstart" and set(listed["enum"]) == set(config.presets())
+    assert listed["enum"][0] == "quickstart" and set(listed["enum"]) == set(config.list_presets())
     assert (file["type"], own["type"], forms["haed"].properties["preset"]["default"]) == (
         "string",
         "null",
@@ -123,7 +126,7 @@ def test_forms_list_presets_and_runs_and_take_any_other() -> None:
     ],
 )
 def test_a_name_that_somebody_typed_is_told_from_one_that_was_made_up(name: str, typed: bool) -> None:
-    assert is_typed(name) == typed
+    assert is_user_chosen(name) == typed
 
 
 def test_a_run_of_ones_own_source_is_named_by_it_and_two_sources_never_meet(
@@ -134,13 +137,13 @@ def test_a_run_of_ones_own_source_is_named_by_it_and_two_sources_never_meet(
         (tmp_path / folder / "books").mkdir(parents=True)
         (tmp_path / folder / "books/train.txt").write_text("text")
     asked = {"preset": "quickstart", "name": "", "source": "one/books/", "seconds": 0, "overrides": []}
-    options = config.load(*answers("train", asked))
+    options = config.load_options(*read_form("train", asked))
     assert options.name == "quickstart-books"
-    assert config.load(*answers("train", asked | {"preset": "hourglass"})).name == "hourglass-books"
-    assert config.load(*answers("train", asked | {"name": "mine"})).name == "mine"
-    assert config.load(*answers("train", asked | {"overrides": ["name=typed"]})).name == "typed"
-    assert config.load(*answers("train", asked | {"source": ""})).name == "quickstart"
+    assert config.load_options(*read_form("train", asked | {"preset": "hourglass"})).name == "hourglass-books"
+    assert config.load_options(*read_form("train", asked | {"name": "mine"})).name == "mine"
+    assert config.load_options(*read_form("train", asked | {"overrides": ["name=typed"]})).name == "typed"
+    assert config.load_options(*read_form("train", asked | {"source": ""})).name == "quickstart"
     RunFolder.create(options)
-    assert config.load(*answers("train", asked)).name == "quickstart-books"  # it goes on
-    other = config.load(*answers("train", asked | {"source": str(tmp_path / "two/books")})).name
+    assert config.load_options(*read_form("train", asked)).name == "quickstart-books"  # it goes on
+    other = config.load_options(*read_form("train", asked | {"source": str(tmp_path / "two/books")})).name
     assert re.fullmatch("quickstart-books-[0-9a-f]{4}", other)

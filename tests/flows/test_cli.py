@@ -13,10 +13,10 @@ import psutil
 import pytest
 
 from flows.cli import main
-from flows.commands import _asked, _what_to_do_next
-from pipeline.arguments import options_of, parse
+from flows.commands import _find_preset_and_overrides, _suggest_commands
+from pipeline.arguments import options_from_arguments, parse_arguments
 from pipeline.commands import COMMANDS
-from pipeline.config import load
+from pipeline.config import load_options
 from pipeline.run.folder import RunFolder
 from tests.conftest import of_kind
 from tests.flows.api import PATIENCE, until
@@ -47,11 +47,11 @@ def test_what_is_wrong_is_said_before_prefect_starts(
 
 
 def test_a_run_that_was_renamed_goes_on_in_its_folder(tiny: list[str], tmp_path: Path) -> None:
-    made = RunFolder.create(load("quickstart", [*tiny, "name=first"]))
+    made = RunFolder.create(load_options("quickstart", [*tiny, "name=first"]))
     (tmp_path / "elsewhere").mkdir()
     moved = made.path.rename(tmp_path / "elsewhere" / "second")
     asked = argparse.Namespace(config=None, words=[str(moved), "seed=3"])
-    options = load(*_asked(asked, options_of(asked)))
+    options = load_options(*_find_preset_and_overrides(asked, options_from_arguments(asked)))
     assert (options.name, options.runs_dir, options.seed) == ("second", str(moved.parent), 3)
 
 
@@ -65,11 +65,11 @@ def test_a_run_that_was_renamed_goes_on_in_its_folder(tiny: list[str], tmp_path:
     ],
 )
 def test_three_lines_say_what_to_do_next(words: list[str], commands: list[str]) -> None:
-    options = load("quickstart", words)
-    lines = _what_to_do_next(options, "runs/quickstart")
+    options = load_options("quickstart", words)
+    lines = _suggest_commands(options, "runs/quickstart")
     asked = [shlex.split(line, comments=True)[1:] for line in lines]
     assert [command for command, *_ in asked] == commands
-    assert all(parse(line, "haed", COMMANDS).run == "runs/quickstart" for line in asked)
+    assert all(parse_arguments(line, "haed", COMMANDS).run == "runs/quickstart" for line in asked)
     assert not any(f"evaluate.split={options.evaluate.split}" in line for line in lines)
 
 

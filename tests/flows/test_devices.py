@@ -9,16 +9,16 @@ from pathlib import Path
 import pytest
 
 from data.durable import FLOW_RUN
-from flows.devices import devices, turn
+from flows.devices import acquire_device, list_training_devices
 from flows.states import alive
-from pipeline.config import load
+from pipeline.config import load_options
 from pipeline.run.folder import RunFolder
-from pipeline.train.trainer import Interrupted
+from pipeline.train.trainer import TrainingInterrupted
 
 
 def test_devices_are_named_so_that_all_processes_mean_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
     def named(*words: str) -> list[str]:
-        return devices(load("quickstart", words))
+        return list_training_devices(load_options("quickstart", words))
 
     assert named("device=cpu", "launcher.processes=2") == ["cpu"]
     assert named("device=cuda", "launcher.processes=2") == ["cuda:0", "cuda:1"]
@@ -34,40 +34,44 @@ def test_a_turn_is_held_alone_and_freed_by_death(tmp_path: Path, monkeypatch: py
     monkeypatch.setattr("tempfile.tempdir", None)
     monkeypatch.setenv("HAED_TRAININGS", "1")
     monkeypatch.delenv(FLOW_RUN, raising=False)
-    one, other, cpu = (load("quickstart", [f"device={name}"]) for name in ("cuda:1", "cuda:2", "cpu"))
+    one, other, cpu = (load_options("quickstart", [f"device={name}"]) for name in ("cuda:1", "cuda:2", "cpu"))
     pipe = subprocess.PIPE
     with subprocess.Popen([sys.executable, "-c", script], stdin=pipe, stdout=pipe, text=True) as holder:
         assert holder.stdout is not None and "has it" in holder.stdout.readline()
-        with pytest.raises(Interrupted, match="waiting for its turn"), turn(one, lambda: True):
+        with pytest.raises(TrainingInterrupted, match="waiting for its turn"), acquire_device(one, lambda: True):
             pass
         one.runs_dir, busy = str(tmp_path / "runs"), RunFolder(tmp_path / "runs" / one.name)
         busy.path.mkdir(parents=True)
-        with busy.lock(), pytest.raises(BlockingIOError, match="in use by process"), turn(one, lambda: False):
+        with busy.lock(), pytest.raises(BlockingIOError, match="in use by process"), acquire_device(one, lambda: False):
             pass
         tells, answers = [], iter([False, False, True, True])  # the server's
         monkeypatch.setattr("flows.devices._renamed", lambda name: tells.append(name) or next(answers))
         monkeypatch.setattr("flows.devices._POLL_SECONDS", 0.01)
         asked = iter([False] * 5 + [True])
-        with pytest.raises(Interrupted), turn(one, lambda: next(asked)):
+        with pytest.raises(TrainingInterrupted), acquire_device(one, lambda: next(asked)):
             pass
         assert tells == [" · waits for cuda:1"] * 3 + [""]
-        with turn(other, lambda: True), turn(cpu, lambda: True):  # other devices are free
+        with acquire_device(other, lambda: True), acquire_device(cpu, lambda: True):  # other devices are free
             pass
         monkeypatch.setenv("HAED_TRAININGS", "2")
-        with turn(one, lambda: True):
+        with acquire_device(one, lambda: True):
             pass
         monkeypatch.setenv("HAED_TRAININGS", "1")
         holder.kill()
         holder.wait()
-        with turn(one, lambda: True):
+        with acquire_device(one, lambda: True):
             pass
 
 
 def test_only_a_recorded_process_that_is_gone_is_dead() -> None:
-    here = {alive.HOST: socket.gethostname(), alive.PROCESS: os.getpid(), alive.STARTED: alive.started(os.getpid())}
-    assert alive.lives(here)
-    assert not alive.lives(here | {alive.STARTED: "1"})  # another process has its number now
-    assert alive.lives(here | {alive.HOST: "elsewhere", alive.STARTED: "1"})
+    here = {
+        alive.HOST: socket.gethostname(),
+        alive.PROCESS: os.getpid(),
+        alive.STARTED: alive.process_start_ticks(os.getpid()),
+    }
+    assert alive.is_alive(here)
+    assert not alive.is_alive(here | {alive.STARTED: "1"})  # another process has its number now
+    assert alive.is_alive(here | {alive.HOST: "elsewhere", alive.STARTED: "1"})
     with subprocess.Popen([sys.executable, "-c", ""]) as ended:
         pass
-    assert not alive.lives(here | {alive.PROCESS: ended.pid}) and not alive.lives({})
+    assert not alive.is_alive(here | {alive.PROCESS: ended.pid}) and not alive.is_alive({})

@@ -6,13 +6,13 @@ from typing import Any
 import pytest
 from pydantic import TypeAdapter, ValidationError
 
-from flows.forms import twin, words
+from flows.forms import fields_to_overrides, optional_copy
 from pipeline import config
 from pipeline.options import FinetuneOptions, IEMOptions, ModelOptions, SourceOptions
 
 
 def typed(group: type, **values: Any) -> Any:
-    return TypeAdapter(twin(group)).validate_python(values)
+    return TypeAdapter(optional_copy(group)).validate_python(values)
 
 
 def test_what_is_given_counts_and_the_rest_is_the_presets() -> None:
@@ -23,7 +23,7 @@ def test_what_is_given_counts_and_the_rest_is_the_presets() -> None:
         "source": typed(SourceOptions),
         "batch": None,
     }
-    given = words("quickstart", "", "", 0, [], pickle.loads(pickle.dumps(groups)))
+    given = fields_to_overrides("quickstart", "", "", 0, [], pickle.loads(pickle.dumps(groups)))
     assert given == [
         "model.main.layers=4",
         "model.decoder.previous=false",
@@ -32,23 +32,27 @@ def test_what_is_given_counts_and_the_rest_is_the_presets() -> None:
         "finetune.steps=7",
         "finetune.rate_to=0.05",
     ]
-    options = config.load("quickstart", given)
+    options = config.load_options("quickstart", given)
     assert options.model.main.layers == 4 and options.iem.similarity == "dot"  # the schema's; the preset has others
     assert options.finetune.seconds == 45 and options.finetune.iem_weight == 1  # the preset's
-    assert "finetune.steps=7" in words("quickstart", "", "", 5, [], groups)[-6:]  # stronger than a budget in seconds
+    assert (
+        "finetune.steps=7" in fields_to_overrides("quickstart", "", "", 5, [], groups)[-6:]
+    )  # stronger than a budget in seconds
 
 
 def test_another_kind_of_model_is_a_field_and_its_budget_is_of_one_phase() -> None:
     model = {"model": typed(ModelOptions, kind="top_down", token={"width": 128})}
-    given = words("quickstart", "", "", 30, [], model)
+    given = fields_to_overrides("quickstart", "", "", 30, [], model)
     assert given[0] == "train.seconds=30" and not any(word.startswith("pretrain") for word in given)
-    options = config.load("quickstart", given)
+    options = config.load_options("quickstart", given)
     assert (options.model.kind, options.model.token.width, options.train.seconds) == ("top_down", 128, 30)
-    assert words("quickstart", "", "", 18, [], {})[:2] == ["pretrain.seconds=12", "finetune.seconds=6"]
-    assert words("quickstart", "", "", 30, ["model.kind=retina"], {}, "train")[0] == "train.seconds=30"
-    mixed = words("quickstart", "", "", 0, [], {"model": typed(ModelOptions, kind="retina", main={"layers": 2})})
+    assert fields_to_overrides("quickstart", "", "", 18, [], {})[:2] == ["pretrain.seconds=12", "finetune.seconds=6"]
+    assert fields_to_overrides("quickstart", "", "", 30, ["model.kind=retina"], {}, "train")[0] == "train.seconds=30"
+    mixed = fields_to_overrides(
+        "quickstart", "", "", 0, [], {"model": typed(ModelOptions, kind="retina", main={"layers": 2})}
+    )
     with pytest.raises(config.ConfigError, match="model.main.layers belongs to model.kind=haed, .*model.retina.…"):
-        config.load("quickstart", mixed)
+        config.load_options("quickstart", mixed)
 
 
 def test_fields_keep_their_bounds_and_choices_and_are_one_empty_box_each() -> None:
@@ -60,15 +64,16 @@ def test_fields_keep_their_bounds_and_choices_and_are_one_empty_box_each() -> No
     ):
         with pytest.raises(ValidationError):
             typed(group, **wrong)
-    schema = TypeAdapter(twin(ModelOptions)).json_schema()
+    schema = TypeAdapter(optional_copy(ModelOptions)).json_schema()
     main, decoder = schema["$defs"]["MainOptions"], schema["$defs"]["DecoderOptions"]["properties"]
     words = "blocks (paper: 6), or layers of the LSTM (paper: 1)"
     blocks = {"title": "layers", "description": words, "type": "integer", "minimum": 1, "maximum": 1024}
     assert main["properties"]["layers"] == blocks and not main.get("required")
     assert decoder["previous"]["enum"] == [True, False]  # three states: a switch has two
-    assert "stdlib" in TypeAdapter(twin(SourceOptions)).json_schema()["properties"]["kind"]["enum"]
+    assert "stdlib" in TypeAdapter(optional_copy(SourceOptions)).json_schema()["properties"]["kind"]["enum"]
     assert (
-        "null: by overrides" in TypeAdapter(twin(FinetuneOptions)).json_schema()["properties"]["steps"]["description"]
+        "null: by overrides"
+        in TypeAdapter(optional_copy(FinetuneOptions)).json_schema()["properties"]["steps"]["description"]
     )
 
 

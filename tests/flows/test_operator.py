@@ -16,8 +16,8 @@ from typing import Any
 
 import pytest
 
-from flows.serving.deployments import name_of
-from flows.states.alive import answers
+from flows.serving.deployments import deployment_suffix
+from flows.states.alive import is_server_healthy
 from tests.conftest import of_kind
 from tests.flows.api import PATIENCE, call, until
 from tests.flows.conftest import SETTINGS, Served, serving
@@ -114,13 +114,16 @@ def test_a_restart_keeps_what_was_set_and_marks_only_what_is_dead(standing: Serv
     other.port, other.address = standing.port, standing.address
     other.start()
     assert standing.state(run) == "RUNNING" and "marked as crashed" not in other.said()
-    assert name_of(tmp_path) != name_of(standing.folder) and f"haed/haed-{name_of(tmp_path)}" in other.said()
+    assert (
+        deployment_suffix(tmp_path) != deployment_suffix(standing.folder)
+        and f"haed/haed-{deployment_suffix(tmp_path)}" in other.said()
+    )
     other.process.send_signal(signal.SIGINT)
     other.process.wait(PATIENCE)
 
     standing.process.kill()
     standing.process.wait()
-    until(PATIENCE, lambda: not answers(standing.address))
+    until(PATIENCE, lambda: not is_server_healthy(standing.address))
     with closing(sqlite3.connect(standing.folder / ".prefect/prefect.db", timeout=PATIENCE)) as records, records:
         (missed,) = records.execute("SELECT id FROM flow_run WHERE auto_scheduled LIMIT 1").fetchone()
         past = "2026-01-01 02:00:00.000000"

@@ -37,13 +37,13 @@ if __name__ == "__main__":
 
 
 def test_the_last_state_of_a_training_says_that_it_was_too_short() -> None:
-    from flows.training import _outcome
-    from pipeline.train.trainer import Trained
+    from flows.training import _summarize_training
+    from pipeline.train.trainer import TrainingResult
 
     remark = "pretrain has taken 9 steps, at 2.2 s each; …: pretrain.seconds=220 or more"
-    enough = Trained("runs/x", "pretrain", "runs/x/pretrain/checkpoints/step-00000009", 9, 20.0, 0.01, 0)
-    assert _outcome(enough).startswith("9 steps in 20 s, 0.01 epochs; runs/x")
-    said = _outcome(replace(enough, remark=remark))
+    enough = TrainingResult("runs/x", "pretrain", "runs/x/pretrain/checkpoints/step-00000009", 9, 20.0, 0.01, 0)
+    assert _summarize_training(enough).startswith("9 steps in 20 s, 0.01 epochs; runs/x")
+    said = _summarize_training(replace(enough, remark=remark))
     assert "too few to learn anything" in said and said.endswith(remark)
 
 

@@ -11,12 +11,12 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from haed.chunk.known import Lexicon
+from haed.chunk.known import ChunkVocabulary
 from haed.chunk.packing import Chunks
 from haed.iem.objective import ChunkObjective
 from haed.options import SYSTEMS, IEMOptions
 from haed.ranks import Ranks
-from haed.system import Likelihood, Objective, Windows
+from haed.system import Likelihood, Objective, TokenBatch
 
 # kind, IEM weight, decoded share, options, real chunks of the second rank's windows, pieces
 CASES = {
@@ -41,7 +41,7 @@ GROUPED = {  # of two of four processes
 }
 # Of the train split, which only a mixture asks for: some strings of two tokens, one of them in one document alone.
 STRINGS = Chunks(torch.tensor([[0, 1, 0], [2, 1, 0], [1, 1, 0]]), torch.tensor([2, 2, 2]))
-LEXICON = Lexicon(STRINGS, torch.tensor([4, 2, 3]), torch.tensor([1, 2, 3]))
+LEXICON = ChunkVocabulary(STRINGS, torch.tensor([4, 2, 3]), torch.tensor([1, 2, 3]))
 MAKING = Lock()  # weights are drawn from one generator, which threads share
 OF_TOKENS = {kind: 3 for kind, family in SYSTEMS.items() if not family.chunks}  # real chunks, likewise
 
@@ -69,7 +69,7 @@ class Meeting:
         vars(found).update(vars(self), place=place)
         return found
 
-    def told(self, x: torch.Tensor, by: int) -> torch.Tensor:
+    def broadcast(self, x: torch.Tensor, by: int) -> torch.Tensor:
         self.barrier.wait()
         self.brought[self.place] = x
         self.barrier.wait()
@@ -85,26 +85,28 @@ def train(
     real = (CASES | GROUPED)[case][4] if case not in OF_TOKENS else OF_TOKENS[case]
     if others is not None:
         made.candidates._elsewhere = others
-    tables = [x for group in made.system.groups() if group.table for x in group.parameters]
-    module = ranks.averaging(made, tables)
+    tables = [x for group in made.system.parameter_groups() if group.table for x in group.parameters]
+    module = ranks.wrap_data_parallel(made, tables)
     generator = torch.Generator().manual_seed(3)
     for _ in range(2):
         lengths = torch.randint(1, 4, (windows, 6), generator=generator)
         lengths[windows // 2 :, real:] = 0
         tokens = torch.randint(3, (windows, 6, 3), generator=generator) * (torch.arange(3) < lengths[..., None])
         starts = torch.rand(windows, 6, generator=generator) < 0.2
-        extra = Windows.of(torch.randint(3, (2 * windows, 1, 3), generator=generator), torch.full((2 * windows, 1), 3))
+        extra = TokenBatch.from_chunks(
+            torch.randint(3, (2 * windows, 1, 3), generator=generator), torch.full((2 * windows, 1), 3)
+        )
         mine, own = (slice(place * n // places, (place + 1) * n // places) for n in (windows, 2 * windows))
         made.zero_grad()
-        batch = made.prepare(Windows(tokens, lengths, starts)[mine], extra[own])
+        batch = made.prepare_batch(TokenBatch(tokens, lengths, starts)[mine], extra[own])
         losses = module(batch, True)
         losses.total.backward()
     for table in tables:
-        table.grad = ranks.mean_rows(table)
+        table.grad = ranks.average_sparse_gradient(table)
     values = {"total": losses.total, "nats": losses.nats} | losses.figures | losses.diagnosis
     if not (CASES | GROUPED).get(case, ("", 1.0))[1]:
         del values["candidates"]  # each rank's own, where none are shared
-    means = ranks.sum(
+    means = ranks.sum_over_ranks(
         [float("nan") if value is None else float(torch.as_tensor(value).detach()) for value in values.values()]
     )
     found = {
@@ -182,9 +184,9 @@ def test_groups_choose_among_their_own_candidates_and_take_turns_in_being_counte
 def test_groups_that_leave_ranks_over_are_refused() -> None:
     ranks = Ranks()
     ranks.size = 6
-    assert ranks.divided(None)[0] is ranks and ranks.divided(8)[0] is ranks
+    assert ranks.split_into_groups(None)[0] is ranks and ranks.split_into_groups(8)[0] is ranks
     with pytest.raises(ValueError, match="6 processes do not divide into groups of 4"):
-        ranks.divided(4)
+        ranks.split_into_groups(4)
 
 
 if __name__ == "__main__":

@@ -9,8 +9,8 @@ from torch import Tensor
 
 from haed.chunk.model import HAED
 from haed.chunk.packing import Chunks
-from haed.sampling import ChunkSampler, Draw, likeliest, outcomes
-from haed.system import Windows
+from haed.sampling import ChunkSampler, Draw, find_likeliest_chunks, outcome_log_probs
+from haed.system import TokenBatch
 from tests.haed.chunk.test_mixture import K, V, lexicon, mixed
 from tests.haed.chunk.test_model import windows
 
@@ -18,12 +18,12 @@ BEGINNINGS = [[], [1], [0, 1], [1, 0, 1]]
 DRAWN = 10_000
 
 
-def likelihood(model: HAED, given: Windows, every: Chunks, opened: list[int]) -> Tensor:
+def likelihood(model: HAED, given: TokenBatch, every: Chunks, opened: list[int]) -> Tensor:
     """Of every chunk after `given`, among those that begin so, by scoring whole windows."""
     tokens = torch.cat([given.tokens.expand(len(every), -1, -1), every.tokens[:, None]], 1)
     lengths = torch.cat([given.lengths.expand(len(every), -1), every.lengths[:, None]], 1)
     with torch.no_grad():
-        found = model.log_likelihood(Windows.of(tokens, lengths))[:, -1].exp()
+        found = model.log_likelihood(TokenBatch.from_chunks(tokens, lengths))[:, -1].exp()
     begins = (every.tokens[:, : len(opened)] == torch.tensor(opened)).all(1) & (every.lengths >= len(opened))
     return found * begins / found[begins].sum()
 
@@ -50,13 +50,13 @@ def test_chunks_are_drawn_as_often_as_the_likelihood_says(many: int, monkeypatch
     monkeypatch.setattr("haed.sampling._MANY", many)
     model, every = mixed()
     given = windows(1, 2, K, V)
-    model.known = model.embedded(lexicon(every))
+    model.known = model.embed_vocabulary(lexicon(every))
     draw = Draw(generator=torch.Generator().manual_seed(1))
     for opened in BEGINNINGS:
         sampler = ChunkSampler(model, given, DRAWN)
         before, beginning = Chunks(given.tokens[:, -1], given.lengths[:, -1]), torch.tensor(opened, dtype=torch.long)
-        shares = outcomes(model, sampler.prediction[:1], before, beginning)[0].softmax(0).detach()
-        found = frequencies(sampler.chunk(draw, beginning), every)
+        shares = outcome_log_probs(model, sampler.prediction[:1], before, beginning)[0].softmax(0).detach()
+        found = frequencies(sampler.draw_chunk(draw, beginning), every)
         assert fits(found, likelihood(model, given, every, opened))
         assert sampler.summoned is not None
         gate, summoned = float(1 - shares[-1]), float(sampler.summoned.double().mean())
@@ -66,11 +66,13 @@ def test_chunks_are_drawn_as_often_as_the_likelihood_says(many: int, monkeypatch
 def test_temperature_and_cut_offs_apply_to_the_outcomes_and_then_to_the_symbols() -> None:
     model, every = mixed()
     given = windows(1, 2, K, V)
-    model.known = model.embedded(lexicon(every))
+    model.known = model.embed_vocabulary(lexicon(every))
     sampler = ChunkSampler(model, given, DRAWN)
     before = Chunks(given.tokens[:, -1], given.lengths[:, -1])
     with torch.no_grad():
-        shares = outcomes(model, sampler.prediction[:1], before, torch.tensor([], dtype=torch.long))[0].softmax(0)
+        shares = outcome_log_probs(model, sampler.prediction[:1], before, torch.tensor([], dtype=torch.long))[
+            0
+        ].softmax(0)
         known, model.known = model.known, None
         spelled = likelihood(model, given, every, [])
         model.known = known
@@ -81,21 +83,21 @@ def test_temperature_and_cut_offs_apply_to_the_outcomes_and_then_to_the_symbols(
     for number, (tokens, size) in enumerate(zip(every.tokens.tolist(), every.lengths.tolist(), strict=True)):
         symbols[number] = tempered(spelled, every, tokens[:size])
     assert (kept[:-1] > 0).sum() == 3 and kept[-1] > 0
-    found = frequencies(sampler.chunk(Draw(2.0, 4, generator=torch.Generator().manual_seed(0))), every)
+    found = frequencies(sampler.draw_chunk(Draw(2.0, 4, generator=torch.Generator().manual_seed(0))), every)
     assert fits(found, wanted + symbols * kept[-1] / kept.sum())
 
 
 def test_temperature_0_takes_the_likeliest_outcome() -> None:
     """A chunk, or to spell one, of which the likeliest symbols follow."""
     model, every = mixed()
-    model.known = model.embedded(lexicon(every))
+    model.known = model.embed_vocabulary(lexicon(every))
     assert model.mixture is not None
     for bias in (-9.0, 9.0):
         torch.nn.init.constant_(model.mixture.gate.bias, bias)
         sampler = ChunkSampler(model, windows(1, 2, K, V))
         with torch.no_grad():
-            shares = outcomes(model, sampler.prediction, sampler.last, torch.tensor([], dtype=torch.long))[0]
-        drawn, best = sampler.chunk(Draw(0.0)), int(shares.argmax())
+            shares = outcome_log_probs(model, sampler.prediction, sampler.last, torch.tensor([], dtype=torch.long))[0]
+        drawn, best = sampler.draw_chunk(Draw(0.0)), int(shares.argmax())
         assert sampler.summoned is not None and (best < 5) == (bias > 0) == bool(sampler.summoned)
         if bias > 0:
             assert drawn.tokens.tolist() == lexicon(every).chunks.tokens[[best]].tolist()
@@ -145,20 +147,20 @@ def test_many_outcomes_are_cut_off_like_few(
 def test_the_likeliest_chunks_have_their_exact_probabilities(known: int) -> None:
     model, every = mixed()
     given = windows(1, 2, K, V)
-    model.known = model.embedded(lexicon(every)) if known else None
+    model.known = model.embed_vocabulary(lexicon(every)) if known else None
     sampler = ChunkSampler(model, given)
     for opened in BEGINNINGS:
         beginning = torch.tensor(opened, dtype=torch.long)
         wanted = likelihood(model, given, every, opened).sort(descending=True)
-        found = likeliest(model, sampler.prediction, sampler.last, beginning, 5)
+        found = find_likeliest_chunks(model, sampler.prediction, sampler.last, beginning, 5)
         possible = min(5, int((wanted.values > 0).sum()))
         best = every[wanted.indices[:possible]]
         torch.testing.assert_close(found.probability, wanted.values[:possible])
         assert found.chunks.tokens.tolist() == best.tokens.tolist() and found.chunks.lengths.equal(best.lengths)
-        rows = lexicon(every).find(best) if known else torch.full((possible,), -1)
+        rows = lexicon(every).find_rows(best) if known else torch.full((possible,), -1)
         assert found.rows.equal(rows) and ((found.summoned > 0) == (rows >= 0)).all() and (found.summoned < 1).all()
         with torch.no_grad():
-            shares = outcomes(model, sampler.prediction, sampler.last, beginning)[0].softmax(0)
+            shares = outcome_log_probs(model, sampler.prediction, sampler.last, beginning)[0].softmax(0)
         assert found.gate == pytest.approx(float(1 - shares[-1])) and (known or found.gate == 0)
         summoned = (found.probability * found.summoned)[rows >= 0]
         torch.testing.assert_close(summoned, shares[rows[rows >= 0]])

@@ -25,8 +25,8 @@ from haed.options import (
     TokenOptions,
 )
 from haed.sampling import Draw
-from haed.system import Cut, System, Windows
-from haed.token.sequence import TokenSystem
+from haed.system import ChunkingSpec, SequenceModel, TokenBatch
+from haed.token.sequence import TokenModel
 from tests.haed.chunk.test_model import decoder_options, windows
 
 MAIN = MainOptions(layers=2, width=8, heads=2, head_width=6, ffn=16)
@@ -158,9 +158,9 @@ SAMPLED = ["flat, learned positions", "hourglass, nested, relative", "bottom-up"
 sampled = pytest.mark.parametrize("case", SAMPLED)  # by the one sampler of all; memories are tested apart
 
 
-def system(case: str, k: int = 3, vocabulary: int = 3, fixed: bool = False, context: int = 6) -> System:
+def system(case: str, k: int = 3, vocabulary: int = 3, fixed: bool = False, context: int = 6) -> SequenceModel:
     torch.manual_seed(0)
-    made = make_system(CASES[case], IEMOptions(), Cut(k, vocabulary, fixed, context)).double()
+    made = make_system(CASES[case], IEMOptions(), ChunkingSpec(k, vocabulary, fixed, context)).double()
     with torch.no_grad():  # away from the symmetric start
         for parameter in made.parameters():
             parameter += 0.3 * torch.randn_like(parameter)
@@ -182,7 +182,7 @@ def test_probabilities_of_all_chunk_sequences_sum_to_one(case: str, fixed: bool)
         for cell, chunk in zip(row, pair, strict=True):
             cell[: len(chunk)] = torch.tensor(chunk)
     lengths = torch.tensor([[len(a), len(b)] for a, b in pairs])
-    scores = system(case, k, vocabulary, fixed).log_likelihood(Windows.of(tokens, lengths))
+    scores = system(case, k, vocabulary, fixed).log_likelihood(TokenBatch.from_chunks(tokens, lengths))
     assert float(scores.sum(1).exp().sum()) == pytest.approx(1, abs=1e-9)
 
 
@@ -191,13 +191,13 @@ def test_probabilities_of_all_chunk_sequences_sum_to_one(case: str, fixed: bool)
 def test_nothing_later_changes_a_decision(case: str) -> None:
     """A changed token changes its own probability and those after it in its chunk, never one before; nor does the length."""
     made, given = system(case), windows(1, 6, 3, 3)
-    before = made.decisions(given)
+    before = made.decision_log_likelihood(given)
     for chunk, token in itertools.product(range(6), range(3)):
         if token >= given.lengths[0, chunk]:
             continue
         changed = given.tokens.clone()
         changed[0, chunk, token] = (changed[0, chunk, token] + 1) % 3
-        after = made.decisions(replace(given, tokens=changed))
+        after = made.decision_log_likelihood(replace(given, tokens=changed))
         torch.testing.assert_close(after[0, :chunk], before[0, :chunk], rtol=0, atol=1e-12)
         torch.testing.assert_close(after[0, chunk, :token], before[0, chunk, :token], rtol=0, atol=1e-12)
         assert not torch.allclose(after[0, chunk, token], before[0, chunk, token])
@@ -222,7 +222,7 @@ def test_greedy_samples_are_likeliest_by_scoring_afresh(case: str) -> None:
     made, given = system(case), windows(1, 2, 3, 3)
     sampler = make_sampler(made, given)
     for _ in range(3):
-        drawn = sampler.chunk(Draw(temperature=0))
+        drawn = sampler.draw_chunk(Draw(temperature=0))
         length = int(drawn.lengths[0])
         for place in range(min(length + 1, made.cut.k)):
             others = drawn.tokens.repeat(3, 1)
@@ -245,7 +245,7 @@ def test_greedy_samples_are_likeliest_by_scoring_afresh(case: str) -> None:
 def test_every_symbol_changes_what_follows_and_nothing_before(case: str, length: int) -> None:
     """Perturbed at every position of a sequence that no factor divides, starts of documents among its symbols."""
     made = system(case, k=4, vocabulary=5)
-    assert isinstance(made, TokenSystem)
+    assert isinstance(made, TokenModel)
     symbols = torch.randint(6, (1, length), generator=torch.Generator().manual_seed(0)).repeat(length + 1, 1)
     for row in range(length):
         symbols[row, row] = (symbols[row, row] + 1) % 6
@@ -258,9 +258,9 @@ def test_every_symbol_changes_what_follows_and_nothing_before(case: str, length:
 @every
 def test_in_bfloat16_it_is_nearly_the_same(case: str) -> None:
     made, given = system(case).float(), windows(2, 6, 3, 3)
-    exact = float(made.total_log_likelihood(made.lay_out(given)).detach())
+    exact = float(made.total_log_likelihood(made.prepare_inputs(given)).detach())
     with torch.autocast("cpu", torch.bfloat16):
-        total = made.total_log_likelihood(made.lay_out(given))
+        total = made.total_log_likelihood(made.prepare_inputs(given))
     total.backward()
     assert total.dtype == torch.float32 and float(total.detach()) == pytest.approx(exact, rel=0.05)
     assert all(bool(x.grad.to_dense().isfinite().all()) for x in made.parameters() if x.grad is not None)
@@ -271,14 +271,14 @@ def test_in_bfloat16_it_is_nearly_the_same(case: str) -> None:
 def test_the_memory_of_a_sampler_is_that_of_a_whole_pass(case: str) -> None:
     """The logits after every token, of prompts of every length, fed at once and one by one."""
     made = system(case, k=4, vocabulary=5)
-    assert isinstance(made, TokenSystem)
+    assert isinstance(made, TokenModel)
     symbols = torch.randint(6, (2, 23), generator=torch.Generator().manual_seed(0))
     whole = made(symbols)
     for first in (1, 4, 7):
-        memory = made.begin(2)
+        memory = made.create_memory(2)
         parts = [made(symbols[:, :first], memory), *(made(each, memory) for each in symbols[:, first:].split(1, 1))]
         torch.testing.assert_close(torch.cat(parts, 1), whole, rtol=0, atol=1e-9)
-    memory = made.begin(2)
+    memory = made.create_memory(2)
     parts = [made(each, memory) for each in symbols.split([1, 5, 2, 9, 6], 1)]
     torch.testing.assert_close(torch.cat(parts, 1), whole, rtol=0, atol=1e-9)
 
@@ -290,7 +290,7 @@ def test_greedy_tokens_are_likeliest_by_scoring_afresh(case: str) -> None:
     made, given = system(case, fixed=True), windows(1, 2, 3, 3)
     sampler = make_sampler(made, given)
     for _ in range(3):
-        drawn = sampler.chunk(Draw(temperature=0))
+        drawn = sampler.draw_chunk(Draw(temperature=0))
         assert drawn.lengths.tolist() == [3]
         for place in range(3):
             others = drawn.tokens.repeat(3, 1)
@@ -308,7 +308,7 @@ def test_a_full_window_goes_on_from_its_newest_half(case: str) -> None:
     sampler = make_sampler(made, given, 2)
     draw = Draw(generator=torch.Generator().manual_seed(0))
     for _ in range(5):
-        drawn = sampler.chunk(draw)
+        drawn = sampler.draw_chunk(draw)
         assert drawn.tokens.shape == (2, 3) and sampler.symbols.shape[1] <= sampler.window == 6
         torch.testing.assert_close(sampler.logits, made(sampler.symbols)[:, -1])
     given.lengths[0, 1] = 1
@@ -322,9 +322,9 @@ def test_a_window_may_be_one_token_and_a_batch_nothing(case: str) -> None:
     made = system(case, k=1, context=1)
     sampler = make_sampler(made, windows(1, 0, 1, 3), 2)
     for _ in range(3):
-        sampler.chunk(Draw(temperature=0))
+        sampler.draw_chunk(Draw(temperature=0))
         torch.testing.assert_close(sampler.logits, made(torch.full((2, 1), 3))[:, -1])
-    assert made.decisions(windows(2, 1, 1, 3)[:0]).shape == (0, 1, 2)
+    assert made.decision_log_likelihood(windows(2, 1, 1, 3)[:0]).shape == (0, 1, 2)
 
 
 @every
@@ -333,26 +333,28 @@ def test_what_a_step_minimises_is_the_likelihood(case: str) -> None:
     made, given = system(case), windows(3, 6, 3, 3)
     given.lengths[1, 4:], given.lengths[2] = 0, 0
     given.starts[0, 3] = True
-    torch.testing.assert_close(made.total_log_likelihood(made.lay_out(given)), made.log_likelihood(given).sum())
+    torch.testing.assert_close(made.total_log_likelihood(made.prepare_inputs(given)), made.log_likelihood(given).sum())
 
 
 @tokens
 @torch.no_grad()
 def test_at_a_start_the_token_before_is_not_fed(case: str) -> None:
     made, given = system(case), windows(1, 6, 3, 3)
-    fed = made.lay_out(given).symbols[0].tolist()
+    fed = made.prepare_inputs(given).symbols[0].tolist()
     given.starts[0, 3] = True
-    symbols, place = made.lay_out(given).symbols[0].tolist(), int(given.lengths[0, :3].sum())
+    symbols, place = made.prepare_inputs(given).symbols[0].tolist(), int(given.lengths[0, :3].sum())
     assert symbols == [*fed[:place], 3, *fed[place + 1 :]] and symbols[0] == 3
 
 
-def _decision(made: System, given: Windows, tokens: torch.Tensor, length: torch.Tensor, place: int) -> torch.Tensor:
+def _decision(
+    made: SequenceModel, given: TokenBatch, tokens: torch.Tensor, length: torch.Tensor, place: int
+) -> torch.Tensor:
     """Log p of what stands at a place of one more chunk."""
-    return made.decisions(_grown(given, tokens, length))[0, -1, place]
+    return made.decision_log_likelihood(_grown(given, tokens, length))[0, -1, place]
 
 
-def _grown(given: Windows, tokens: torch.Tensor, length: torch.Tensor) -> Windows:
-    return Windows.of(torch.cat([given.tokens, tokens[None]], 1), torch.cat([given.lengths, length], 1))
+def _grown(given: TokenBatch, tokens: torch.Tensor, length: torch.Tensor) -> TokenBatch:
+    return TokenBatch.from_chunks(torch.cat([given.tokens, tokens[None]], 1), torch.cat([given.lengths, length], 1))
 
 
 @pytest.mark.parametrize(
@@ -364,15 +366,15 @@ def test_flops_are_those_of_a_counter(case: str) -> None:
     given.lengths[1, 4:], given.lengths[2] = 0, 0
     with FlopCounterMode(display=False) as counter:
         made.log_likelihood(given)
-    laid = made.lay_out(given)
-    assert made.flops(laid) == made.flops(laid) == counter.get_total_flops() > 0
-    assert made.flops(made.lay_out(given[1:2])) < made.flops(laid)
+    laid = made.prepare_inputs(given)
+    assert made.estimate_flops(laid) == made.estimate_flops(laid) == counter.get_total_flops() > 0
+    assert made.estimate_flops(made.prepare_inputs(given[1:2])) < made.estimate_flops(laid)
 
 
 @every
 def test_all_parameters_are_in_one_group_each_and_all_are_trained(case: str) -> None:
     made = system(case)
-    order = [id(parameter) for group in made.groups() for parameter in group.parameters]
+    order = [id(parameter) for group in made.parameter_groups() for parameter in group.parameters]
     assert order == [id(parameter) for parameter in made.parameters()]
     made.log_likelihood(windows(2, 6, 3, 3)).sum().backward()
     unused = {name for name, x in made.named_parameters() if x.grad is None}
@@ -382,7 +384,7 @@ def test_all_parameters_are_in_one_group_each_and_all_are_trained(case: str) -> 
         "encoder.bias.weight",
         "encoder.bias.bias",
     }  # what the IEM loss alone knows
-    assert set(made.parts) <= {name for name, _ in made.named_children()}
+    assert set(made.submodules) <= {name for name, _ in made.named_children()}
 
 
 @every
@@ -390,7 +392,7 @@ def test_all_parameters_are_in_one_group_each_and_all_are_trained(case: str) -> 
 def test_vectors_are_of_the_real_chunks(case: str) -> None:
     made, given = system(case), windows(2, 6, 3, 3)
     given.lengths[1, 4:] = 0
-    for space in made.spaces:
-        assert made.vectors(given, space).shape[0] == 10
+    for space in made.vector_spaces:
+        assert made.extract_vectors(given, space).shape[0] == 10
     with pytest.raises(ValueError, match="has no space 'elsewhere'"):
-        made.vectors(given, "elsewhere")
+        made.extract_vectors(given, "elsewhere")

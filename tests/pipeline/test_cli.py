@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from pipeline import ROOT
-from pipeline.arguments import options_of, parse
+from pipeline.arguments import options_from_arguments, parse_arguments
 from pipeline.cli import main
 from pipeline.commands import COMMANDS
 from pipeline.config import ConfigError
@@ -188,16 +188,16 @@ def test_a_run_may_have_an_equals_sign(tmp_path: Path, monkeypatch: pytest.Monke
             (["seed=1", "lr=0.1"], "lr=0.1"),
             (["x=1", "seed=1", "runs_dir=others"], "x=1"),
         ):
-            found = parse([command, *words], "haed", COMMANDS)
+            found = parse_arguments([command, *words], "haed", COMMANDS)
             assert found.run == run and found.words == [word for word in words if word != run]
     with pytest.raises(FileNotFoundError, match="no run 'runs/lr=0.3'"):
-        options_of(argparse.Namespace(config=None, words=["seed=1", "runs/lr=0.3"]))
+        options_from_arguments(argparse.Namespace(config=None, words=["seed=1", "runs/lr=0.3"]))
     with pytest.raises(ConfigError, match="there is no option lr"):
-        options_of(argparse.Namespace(config=None, words=["lr=0.2"]))
+        options_from_arguments(argparse.Namespace(config=None, words=["lr=0.2"]))
     words = [f"sample.prompts=[{'x' * 999}]", "name=a\N{GRINNING FACE}"]  # the first no name of a file
-    assert options_of(argparse.Namespace(config=None, words=words)).sample.prompts == ["x" * 999]
+    assert options_from_arguments(argparse.Namespace(config=None, words=words)).sample.prompts == ["x" * 999]
     with pytest.raises(ConfigError, match="there is no option xxx"):
-        options_of(argparse.Namespace(config=None, words=[f"{'x' * 999}=1"]))
+        options_from_arguments(argparse.Namespace(config=None, words=[f"{'x' * 999}=1"]))
 
 
 @pytest.mark.slow

@@ -9,8 +9,8 @@ from omegaconf import OmegaConf
 
 from haed.options import SYSTEMS
 from pipeline.cli import main
-from pipeline.config import ConfigError, check_training, dump, load, presets
-from pipeline.kinds import is_of, phases
+from pipeline.config import ConfigError, check_training, dump_options, list_presets, load_options
+from pipeline.kinds import applies_to, training_phases
 from pipeline.options import IEMOptions, ModelOptions, Options
 from pipeline.run.memory import check_system
 from tests.conftest import MORE, TINY, TOKENS
@@ -18,23 +18,23 @@ from tests.conftest import MORE, TINY, TOKENS
 FAST = ("quickstart", "top-down")  # one of each kind of phases
 
 
-@pytest.mark.parametrize("preset", presets())
+@pytest.mark.parametrize("preset", list_presets())
 def test_presets_resolve_and_read_back(preset: str, tmp_path: Path) -> None:
-    options = load(preset)
+    options = load_options(preset)
     path = tmp_path / "config.yaml"
-    path.write_text(dump(options))
-    assert load(path) == options and options.name == preset
+    path.write_text(dump_options(options))
+    assert load_options(path) == options and options.name == preset
 
 
 @pytest.mark.parametrize(
-    "preset", [pytest.param(each, marks=[] if each in FAST else pytest.mark.slow) for each in presets()]
+    "preset", [pytest.param(each, marks=[] if each in FAST else pytest.mark.slow) for each in list_presets()]
 )
 def test_presets_take_a_step_on_tiny_data(preset: str, tiny: list[str], tmp_path: Path) -> None:
     """Narrower, but with all of their parts."""
-    from pipeline.run.shards import shard
+    from pipeline.run.shards import shard_source
     from pipeline.train.stages import run_phase
 
-    own = load(preset)
+    own = load_options(preset)
     kind = own.model.kind
     if own.source.kind == "images":
         folder = tmp_path / "images"
@@ -53,11 +53,11 @@ def test_presets_take_a_step_on_tiny_data(preset: str, tiny: list[str], tmp_path
         ]
     sizes = [word for word in MORE.get(kind, []) if word.split("=")[0].endswith((".width", ".ffn"))]
     narrow = ["batch.sequences=2", *(chunks if SYSTEMS[kind].chunks else [*TOKENS, *sizes])]
-    limits = [f"{phase}.{limit}" for phase in phases(kind) for limit in ("steps=1", "epochs=null")]
-    chosen = [word for word in [*keep, *source] if is_of(word.split("=")[0], kind)]
-    options = load(preset, [*chosen, *narrow, *limits, "validation.times=0"])
-    shard(options)
-    assert [run_phase(phase, options).steps for phase in phases(kind)] == [1] * len(phases(kind))
+    limits = [f"{phase}.{limit}" for phase in training_phases(kind) for limit in ("steps=1", "epochs=null")]
+    chosen = [word for word in [*keep, *source] if applies_to(word.split("=")[0], kind)]
+    options = load_options(preset, [*chosen, *narrow, *limits, "validation.times=0"])
+    shard_source(options)
+    assert [run_phase(phase, options).steps for phase in training_phases(kind)] == [1] * len(training_phases(kind))
 
 
 @pytest.mark.parametrize(
@@ -80,7 +80,7 @@ def test_presets_take_a_step_on_tiny_data(preset: str, tiny: list[str], tmp_path
 )
 def test_wrong_configurations_say_what_is_wrong(preset: str | None, overrides: list[str], message: str) -> None:
     with pytest.raises(ConfigError, match=message) as caught:
-        load(preset, overrides)
+        load_options(preset, overrides)
     assert "\n" not in str(caught.value)
 
 
@@ -113,12 +113,12 @@ def test_wrong_configurations_say_what_is_wrong(preset: str | None, overrides: l
 def test_options_of_another_kind_are_refused(kind: str, override: str, message: str, tmp_path: Path) -> None:
     """Given by the user, even at their default; in a file that is of one kind, where they are another's."""
     with pytest.raises(ConfigError, match=message) as caught:
-        load("quickstart", [f"model.kind={kind}", override])
+        load_options("quickstart", [f"model.kind={kind}", override])
     assert "\n" not in str(caught.value)
     path = tmp_path / "mixed.yaml"
     path.write_text(f"model: {{kind: {kind}, main: {{layers: 9}}, token: {{width: 8}}}}")
     with pytest.raises(ConfigError, match=rf"mixed.yaml: model.(main.layers|token.width) belongs to .*={kind}:"):
-        load(path)
+        load_options(path)
 
 
 def test_another_kind_is_a_word_and_what_it_leaves_of_a_preset_is_said(capsys: pytest.CaptureFixture[str]) -> None:
@@ -127,11 +127,11 @@ def test_another_kind_is_a_word_and_what_it_leaves_of_a_preset_is_said(capsys: p
     assert "hourglass has no use for these options of quickstart: model.encoder.rows, model.main.layers, " in found.err
     assert found.err.count("\n") == 1 and "width: 8" in found.out
     assert not any(line.startswith(("iem:", "pretrain:", "analyse:")) for line in found.out.splitlines())
-    options = load("quickstart", ["model.kind=hourglass"])
+    options = load_options("quickstart", ["model.kind=hourglass"])
     assert options.model.main == ModelOptions().main and options.iem == IEMOptions()
-    names = [load("quickstart", [f"model.kind={kind}"]).name for kind in ("haed", "hourglass", "top_down")]
+    names = [load_options("quickstart", [f"model.kind={kind}"]).name for kind in ("haed", "hourglass", "top_down")]
     assert names == ["quickstart", "quickstart-hourglass", "quickstart-top-down"]  # another model is another run
-    assert load("quickstart", ["model.kind=hourglass", "name=mine"]).name == "mine"
+    assert load_options("quickstart", ["model.kind=hourglass", "name=mine"]).name == "mine"
     assert main(["config", "quickstart"]) == 0
     printed = capsys.readouterr()
     assert main(["config", "--config", "quickstart"]) == 0 and capsys.readouterr() == printed and not printed.err
@@ -141,12 +141,12 @@ NARROW = ("spacebyte", "paper-transformer-xl-enwik8")  # of few heads; wide, wit
 
 
 @pytest.mark.parametrize(
-    "preset", [pytest.param(each, marks=[] if each in NARROW else pytest.mark.slow) for each in presets()]
+    "preset", [pytest.param(each, marks=[] if each in NARROW else pytest.mark.slow) for each in list_presets()]
 )
 def test_another_kind_needs_no_second_word(preset: str) -> None:
     """Every system can be built from every preset."""
     for kind in SYSTEMS:
-        check_system(load(preset, [f"model.kind={kind}"]))
+        check_system(load_options(preset, [f"model.kind={kind}"]))
 
 
 def test_what_another_kind_needs_more_of_is_said(capsys: pytest.CaptureFixture[str]) -> None:
@@ -155,7 +155,7 @@ def test_what_another_kind_needs_more_of_is_said(capsys: pytest.CaptureFixture[s
     assert "model.kind=retina needs a head for each scale: model.token.heads=3\n" in found.err
     assert "heads: 3" in found.out
     own = [["model.token.heads=2"], ["model.retina.windows=8:256@4 0:8@1"], ["model.retina.windows=9:99@9,8:9@4,0:8@1"]]
-    assert [load("spacebyte", ["model.kind=retina", *words]).model.token.heads for words in own] == [2, 2, 3]
+    assert [load_options("spacebyte", ["model.kind=retina", *words]).model.token.heads for words in own] == [2, 2, 3]
     assert main(["config", "spacebyte", "model.kind=hourglass", "model.token={heads: 8}"]) == 0
     assert "needs a head" not in capsys.readouterr().err
 
@@ -165,16 +165,19 @@ def test_phases_of_another_kind_share_the_limits_of_a_preset(
 ) -> None:
     assert main(["config", "top-down", "model.kind=haed", "pretrain.steps=9"]) == 0
     assert "model.kind=haed shares the limits of top-down: finetune.seconds=240\n" in capsys.readouterr().err
-    options = load("top-down", ["model.kind=haed", "pretrain.steps=9"])
+    options = load_options("top-down", ["model.kind=haed", "pretrain.steps=9"])
     assert (options.pretrain.seconds, options.pretrain.steps, options.finetune.seconds) == (None, 9, 240)
     check_training("finetune", options)
     path = tmp_path / "mine.yaml"
     path.write_text("pretrain: {steps: 5, epochs: 0.5}\nfinetune: {steps: 6}\n")
-    alone = load(path, ["model.kind=retina"]).train
+    alone = load_options(path, ["model.kind=retina"]).train
     assert (alone.steps, alone.epochs, alone.seconds) == (11, 0.5, None)
-    assert load(path).train.steps is None and load("quickstart", ["model.kind=retina"]).train.seconds == 135
+    assert (
+        load_options(path).train.steps is None
+        and load_options("quickstart", ["model.kind=retina"]).train.seconds == 135
+    )
     with pytest.raises(ConfigError, match=r"^train has no limit: set train.seconds, train.steps or train.epochs$"):
-        check_training("train", load(path))
+        check_training("train", load_options(path))
 
 
 def test_what_the_kind_of_a_part_has_no_use_for_is_said(capsys: pytest.CaptureFixture[str]) -> None:
@@ -190,11 +193,11 @@ def test_what_the_kind_of_a_part_has_no_use_for_is_said(capsys: pytest.CaptureFi
 
 def test_a_whole_configuration_is_read_again_whatever_another_kind_has(tmp_path: Path) -> None:
     """Also one of before, which holds the defaults of all kinds."""
-    options, path = load("quickstart", ["model.kind=hourglass"]), tmp_path / "config.yaml"
-    path.write_text(dump(options))
-    assert load(path) == options and "main" not in path.read_text()
+    options, path = load_options("quickstart", ["model.kind=hourglass"]), tmp_path / "config.yaml"
+    path.write_text(dump_options(options))
+    assert load_options(path) == options and "main" not in path.read_text()
     path.write_text(OmegaConf.to_yaml(OmegaConf.structured(options)))
-    assert load(path) == options and "main" in path.read_text()
+    assert load_options(path) == options and "main" in path.read_text()
 
 
 @pytest.mark.parametrize("content", ["- a\n- b\n", "a: [", "model: 3\n", "name: !!python/object:os.system x\n", "\x00"])
@@ -202,7 +205,7 @@ def test_files_that_are_not_configurations(content: str, tmp_path: Path) -> None
     path = tmp_path / "bad.yaml"
     path.write_text(content)
     with pytest.raises(ConfigError, match="bad.yaml"):
-        load(path)
+        load_options(path)
 
 
 def test_every_option_is_described() -> None:
@@ -218,32 +221,32 @@ def test_every_option_is_described() -> None:
 
 
 def test_tiny_overrides_are_valid() -> None:
-    assert load("quickstart", TINY).model.main.width == 16
+    assert load_options("quickstart", TINY).model.main.width == 16
 
 
 def test_text_is_taken_verbatim() -> None:
     given = {"source.path": "-", "source.test_pattern": r"_[0-4]\.wav$", "name": "1e3", "source.field": "[body]: #1"}
-    options = load(None, [f"{key}={value}" for key, value in given.items()])
+    options = load_options(None, [f"{key}={value}" for key, value in given.items()])
     assert (options.source.path, options.source.test_pattern) == ("-", r"_[0-4]\.wav$")
     assert (options.name, options.source.field) == ("1e3", "[body]: #1")
-    assert load(None, ["source.path=null", "name='quoted'"]).source.path is None
-    assert load(None, ["name='quoted'"]).name == "quoted"
+    assert load_options(None, ["source.path=null", "name='quoted'"]).source.path is None
+    assert load_options(None, ["name='quoted'"]).name == "quoted"
 
 
 def test_texts_in_lists_and_files_and_beyond_the_first_plane_are_taken_verbatim(tmp_path: Path) -> None:
     items = ["3:4", "001122", "no", "1_000", "a\N{GRINNING FACE}b", "\\\\ud83d"]
-    options = load(
+    options = load_options(
         None, ["index.queries=[3:4, 001122, no, 1_000, 'a\N{GRINNING FACE}b', '\\\\ud83d']", "name=\U00020bb7"]
     )
     assert options.index.queries == items and options.name == "\U00020bb7"
-    assert load(None, [f"index.queries={json.dumps(items)}", f"name={json.dumps(options.name)}"]) == options
+    assert load_options(None, [f"index.queries={json.dumps(items)}", f"name={json.dumps(options.name)}"]) == options
     path = tmp_path / "file.yaml"
     path.write_text("name: 1e3\nthreads: 1\nsource: {path: 0x10}\nindex: {queries: [3:4, on, 'x', 1.50]}\n")
-    found = load(path)
+    found = load_options(path)
     assert (found.name, found.threads, found.source.path) == ("1e3", 1, "0x10")
     assert found.index.queries == ["3:4", "on", "x", "1.50"]
-    path.write_text(dump(options))
-    assert load(path) == options
+    path.write_text(dump_options(options))
+    assert load_options(path) == options
 
 
 def test_the_address_of_a_cluster_is_the_users(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -256,14 +259,14 @@ def test_the_address_of_a_cluster_is_the_users(tmp_path: Path, caplog: pytest.Lo
     ):
         path.write_text(text)
         caplog.clear()
-        assert load(path).launcher.dask is None
+        assert load_options(path).launcher.dask is None
         assert "names a Dask scheduler" in caplog.text and "launcher.dask=ADDRESS" in caplog.text
-        assert load(path, ["launcher.dask=tcp://mine:8786"]).launcher.dask == "tcp://mine:8786"
+        assert load_options(path, ["launcher.dask=tcp://mine:8786"]).launcher.dask == "tcp://mine:8786"
     caplog.clear()
-    path.write_text(dump(load(None, ["launcher.dask=tcp://mine:8786"])))
-    assert load(path).launcher.dask is None and not caplog.text
-    path.write_text(dump(load(None, ["launcher.dask=local"])))
-    assert load(path).launcher.dask == "local" and not caplog.text
+    path.write_text(dump_options(load_options(None, ["launcher.dask=tcp://mine:8786"])))
+    assert load_options(path).launcher.dask is None and not caplog.text
+    path.write_text(dump_options(load_options(None, ["launcher.dask=local"])))
+    assert load_options(path).launcher.dask == "local" and not caplog.text
 
 
 def test_every_number_has_bounds() -> None:
@@ -311,7 +314,7 @@ def test_every_number_has_bounds() -> None:
 )
 def test_what_is_out_of_bounds_names_its_option(override: str, message: str) -> None:
     with pytest.raises(ConfigError, match=message) as caught:
-        load(None, [override])
+        load_options(None, [override])
     assert len(str(caught.value)) < 300 and "\n" not in str(caught.value)
     for word in ("Dict", "ListConfig", "AnyNode", "subclass", "NoneType", "Options'"):
         assert word not in str(caught.value)
@@ -319,19 +322,21 @@ def test_what_is_out_of_bounds_names_its_option(override: str, message: str) -> 
 
 def test_a_preset_is_no_kind_of_model() -> None:
     with pytest.raises(ConfigError, match="'megabyte' is not known: .*; megabyte is a preset: --config megabyte$"):
-        load("hred", ["model.kind=megabyte"])
+        load_options("hred", ["model.kind=megabyte"])
 
 
 @pytest.mark.parametrize("trains", ["decoder", "decoder_first"])
 def test_a_decoder_that_is_trained_alone_needs_something_to_decode(trains: str) -> None:
-    options = load("quickstart", [f"finetune.trains={trains}", "finetune.decode_fraction=0", "finetune.iem_weight=1"])
+    options = load_options(
+        "quickstart", [f"finetune.trains={trains}", "finetune.decode_fraction=0", "finetune.iem_weight=1"]
+    )
     with pytest.raises(ConfigError, match="finetune.decode_fraction=0 gives it nothing to decode: raise that"):
         check_training("finetune", options)
     check_training("pretrain", options)
 
 
 def test_blanks_around_a_name_are_no_part_of_it() -> None:
-    assert load(None, ['name="  my run\u3000"']).name == "my run"
+    assert load_options(None, ['name="  my run\u3000"']).name == "my run"
 
 
 @pytest.mark.parametrize(
@@ -346,5 +351,5 @@ def test_blanks_around_a_name_are_no_part_of_it() -> None:
 )
 def test_no_override_ends_a_parser(override: str) -> None:
     with pytest.raises(ConfigError) as error:
-        load(None, [override])
+        load_options(None, [override])
     assert len(str(error.value)) < 500

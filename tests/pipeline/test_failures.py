@@ -11,13 +11,13 @@ from pathlib import Path
 
 import pytest
 
-from data.checked import named
+from data.checked import add_path_to_errors
 from data.durable import write_atomically
 from flows.commands import COMMANDS as MORE
 from pipeline import ROOT
 from pipeline.cli import main as pipeline_main
 from pipeline.commands import COMMANDS
-from pipeline.shown import reason
+from pipeline.shown import format_error
 from tests.pipeline.test_cli import is_met
 
 
@@ -125,10 +125,14 @@ def test_a_file_that_cannot_grow_is_named_by_every_stage(run: Path, text: Path, 
 @pytest.mark.skipif(not os.path.exists("/dev/full"), reason="needs a disk that is always full")
 def test_a_full_disk_is_named_with_what_to_do(tmp_path: Path) -> None:
     path = tmp_path / "shards" / "x"
-    with pytest.raises(OSError, match="No space left") as caught, named(path), open("/dev/full", "wb", 0) as file:
+    with (
+        pytest.raises(OSError, match="No space left") as caught,
+        add_path_to_errors(path),
+        open("/dev/full", "wb", 0) as file,
+    ):
         file.write(b"x")
     assert caught.value.filename == str(path) and caught.value.errno == errno.ENOSPC
-    assert reason(caught.value).startswith(
+    assert format_error(caught.value).startswith(
         f"{path}: no space left on its disk: free some, or choose another by runs_dir="
     )
 
@@ -158,5 +162,7 @@ def test_memory_that_ran_out_names_its_limit_and_what_to_lower(tiny: list[str], 
     assert said.endswith("or take a smaller model") and last_error(done.stdout)["message"] == said.removeprefix(
         "error: "
     )
-    assert reason(MemoryError()).startswith("out of memory")
-    assert reason(RuntimeError("[enforce fail] DefaultCPUAllocator: can't allocate memory")).startswith("out of memory")
+    assert format_error(MemoryError()).startswith("out of memory")
+    assert format_error(RuntimeError("[enforce fail] DefaultCPUAllocator: can't allocate memory")).startswith(
+        "out of memory"
+    )

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 import torch
 
-from pipeline.config import dump, load
+from pipeline.config import dump_options, load_options
 from pipeline.options import Options
 from pipeline.run import checkpoints
 from pipeline.run.checkpoints import Checkpoints
@@ -48,7 +48,7 @@ def eight_steps(options: Options, monkeypatch: pytest.MonkeyPatch) -> Options:
 def whole(sharded: Path, text: Path, tmp_path_factory: pytest.TempPathFactory) -> Options:
     """The same steps, undisturbed."""
     where = [f"runs_dir={tmp_path_factory.mktemp('whole')}", f"shards_dir={sharded}"]
-    options = load("quickstart", [*TINY, "source.kind=text", f"source.path={text}", *where, "name=whole"])
+    options = load_options("quickstart", [*TINY, "source.kind=text", f"source.path={text}", *where, "name=whole"])
     with pytest.MonkeyPatch.context() as patch:
         train(eight_steps(options, patch))
     return options
@@ -102,7 +102,7 @@ def test_a_disk_that_fails(
         break_disk(patch, place, number, lambda call: call >= 2)
         with pytest.raises(OSError, match=os.strerror(number)):
             train(lasting)
-    found = Checkpoints(Path(lasting.runs_dir) / "lasting" / "train" / "checkpoints").newest()
+    found = Checkpoints(Path(lasting.runs_dir) / "lasting" / "train" / "checkpoints").load_newest()
     assert found is None or found.state["step"] < 8
     assert not list(Path(lasting.runs_dir).glob("**/.step-*"))
     train(lasting)
@@ -115,42 +115,42 @@ def test_a_disk_that_fails_for_the_last_checkpoint_alone(
 ) -> None:
     """Though it is well again when the metrics are closed."""
     often.checkpoint.every_steps = 99
-    steps, sync = itertools.count(1), Metrics.sync
+    steps, sync = itertools.count(1), Metrics.sync_to_disk
 
     def once(metrics: Metrics) -> None:
-        monkeypatch.setattr(Metrics, "sync", sync)
+        monkeypatch.setattr(Metrics, "sync_to_disk", sync)
         raise OSError(errno.EIO, os.strerror(errno.EIO))
 
-    monkeypatch.setattr(Metrics, "sync", once)
+    monkeypatch.setattr(Metrics, "sync_to_disk", once)
     with pytest.raises(
         OSError, match=f"no checkpoint of step {3 if stopped else 8}, what belongs to it could not be written"
     ):
         train(often, (lambda: next(steps) == 3) if stopped else (lambda: False))
-    assert Checkpoints(Path(often.runs_dir) / often.name / "train" / "checkpoints").newest() is None
+    assert Checkpoints(Path(often.runs_dir) / often.name / "train" / "checkpoints").load_newest() is None
     train(often)
     assert_same(often, whole)
 
 
 def test_a_best_checkpoint_that_is_lost_is_no_longer_the_best(often: Options, monkeypatch: pytest.MonkeyPatch) -> None:
     often.validation.times, often.checkpoint.every_steps = 4, 1
-    scores, write = iter([10.0, 8.0, 9.0, 9.5]), Checkpoints._write
+    scores, write = iter([10.0, 8.0, 9.0, 9.5]), Checkpoints._write_checkpoint
 
     def broken(self: Checkpoints, step: int, tensors: Any, state: Any, best: bool) -> None:
         if step == 4:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         write(self, step, tensors, state, best)
 
-    monkeypatch.setattr(Checkpoints, "_write", broken)
+    monkeypatch.setattr(Checkpoints, "_write_checkpoint", broken)
     monkeypatch.setattr(Validation, "score", lambda self, *_: {self.figure: next(scores)})
     train(often)
     folder = Path(often.runs_dir) / often.name / "train" / "checkpoints"
     assert (folder / "best").read_text().strip() == "step-00000006"
-    assert Checkpoints(folder).newest().state["best"] == 9.0
+    assert Checkpoints(folder).load_newest().state["best"] == 9.0
 
 
 def run(options: Options, folder: Path, **how: Any) -> "subprocess.CompletedProcess[str]":
     config = folder / f"{options.name}.yaml"
-    config.write_text(dump(options))
+    config.write_text(dump_options(options))
     command = [sys.executable, "-m", "pipeline", "train", "--config", str(config)]
     environment = os.environ | {"PYTHONPATH": str(ROOT)}
     return subprocess.run(command, capture_output=True, text=True, env=environment, **how)
@@ -186,7 +186,9 @@ def test_a_small_file_system(often: Options, tmp_path: Path) -> None:
         often.train.steps = 12
         done = run(often, tmp_path)
         assert done.returncode == 1 and "No space left" in done.stderr and "Traceback" not in done.stderr
-        assert newest(often, "train").name == "step-00000008" and Checkpoints(newest(often, "train").parent).newest()
+        assert (
+            newest(often, "train").name == "step-00000008" and Checkpoints(newest(often, "train").parent).load_newest()
+        )
         filler.unlink()
         assert run(often, tmp_path).returncode == 0 and newest(often, "train").name == "step-00000012"
     finally:

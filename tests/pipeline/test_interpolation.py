@@ -9,13 +9,13 @@ import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from flows.forms import words
+from flows.forms import fields_to_overrides
 from pipeline.cli import main
-from pipeline.config import ConfigError, check, dump, load
-from pipeline.kinds import is_of
+from pipeline.config import ConfigError, check_options, dump_options, load_options
+from pipeline.kinds import applies_to
 from pipeline.options import Options
 from pipeline.run.folder import RunFolder
-from pipeline.trees import get, leaves, put
+from pipeline.trees import flatten_tree, get_option, set_option
 from pipeline.verbatim import TEXTS, parse_override, type_of, write_override
 
 HOSTILE = [
@@ -87,14 +87,14 @@ HOSTILE += [
     "${a:b}${",
     "~/x",
 ]
-TEXT_OPTIONS = [key for key, _ in leaves(asdict(Options())) if type_of(key) in TEXTS and is_of(key, "haed")]
-LIST_OPTIONS = [key for key, _ in leaves(asdict(Options())) if type_of(key) == list[str]]
+TEXT_OPTIONS = [key for key, _ in flatten_tree(asdict(Options())) if type_of(key) in TEXTS and applies_to(key, "haed")]
+LIST_OPTIONS = [key for key, _ in flatten_tree(asdict(Options())) if type_of(key) == list[str]]
 texts = st.sampled_from(HOSTILE) | st.text(max_size=12) | st.lists(st.sampled_from(HOSTILE), max_size=3).map("".join)
 
 
 def readable(options: Options) -> bool:
     try:
-        check(options)
+        check_options(options)
     except ConfigError:
         return False
     return True
@@ -109,36 +109,36 @@ def test_every_option_of_text_is_read_back_as_it_was_written(key: str, tmp_path:
     def check_option(data: st.DataObject) -> None:
         nonlocal tried
         options = Options()
-        put(options, key, data.draw(st.lists(texts, max_size=3) if key in LIST_OPTIONS else texts))
+        set_option(options, key, data.draw(st.lists(texts, max_size=3) if key in LIST_OPTIONS else texts))
         if not readable(options) or key == "launcher.dask":  # an address is the user's
             return
         tried += 1
         path = tmp_path / "config.yaml"
-        path.write_text(dump(options), encoding="utf-8")
-        assert load(path) == options
-        assert get_in(yaml.safe_load(path.read_text(encoding="utf-8")), key) == get(options, key)
+        path.write_text(dump_options(options), encoding="utf-8")
+        assert load_options(path) == options
+        assert get_in(yaml.safe_load(path.read_text(encoding="utf-8")), key) == get_option(options, key)
 
     check_option()
     assert tried or key in ("source.kind", "chunker.kind", "model.kind", "device", "launcher.dask")
 
 
 def get_in(tree: dict[str, object], key: str) -> object:
-    return dict(leaves(tree))[key]
+    return dict(flatten_tree(tree))[key]
 
 
 @settings(max_examples=25)
 @given(st.sampled_from(TEXT_OPTIONS), texts)
 def test_a_value_of_a_form_is_a_value(key: str, text: str) -> None:
     options = Options()
-    put(options, key, text)
+    set_option(options, key, text)
     word = write_override(key, text)
     if readable(options) and not text.startswith("~"):
-        assert get(load(None, [word]), key) == text, (word, parse_override(word))
+        assert get_option(load_options(None, [word]), key) == text, (word, parse_override(word))
 
 
 def test_what_is_typed_into_a_form_is_not_interpolated() -> None:
-    given = words("quickstart", "run-${seed}", "my/${name}.txt", 0, [], {"source": {"field": "${HOME}"}})
-    options = load("quickstart", given)
+    given = fields_to_overrides("quickstart", "run-${seed}", "my/${name}.txt", 0, [], {"source": {"field": "${HOME}"}})
+    options = load_options("quickstart", given)
     assert (options.name, options.source.path, options.source.field) == ("run-${seed}", "my/${name}.txt", "${HOME}")
 
 
@@ -161,16 +161,16 @@ def test_what_is_typed_into_a_form_is_not_interpolated() -> None:
     ],
 )
 def test_what_is_put_in(override: str, key: str, found: object) -> None:
-    assert get(load(None, [override, "seed=7"]), key) == found
+    assert get_option(load_options(None, [override, "seed=7"]), key) == found
 
 
 def test_a_path_that_exists_as_it_is_typed_is_that_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    assert load(None, ["source.path=${seed}"]).source.path == "0"
+    assert load_options(None, ["source.path=${seed}"]).source.path == "0"
     (tmp_path / "${seed}").mkdir()
     (tmp_path / "${seed}" / "a.txt").touch()
-    assert load(None, ["source.path=${seed}"]).source.path == "${seed}"
-    assert load(None, ["source.path=${seed}/*.txt"]).source.path == "${seed}/*.txt"
+    assert load_options(None, ["source.path=${seed}"]).source.path == "${seed}"
+    assert load_options(None, ["source.path=${seed}/*.txt"]).source.path == "${seed}/*.txt"
 
 
 @pytest.mark.parametrize(
@@ -193,7 +193,7 @@ def test_a_path_that_exists_as_it_is_typed_is_that_path(tmp_path: Path, monkeypa
 def test_what_cannot_be_put_in_is_refused(override: str, message: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HOME", "secret-place")
     with pytest.raises(ConfigError, match=message) as caught:
-        load(None, [override])
+        load_options(None, [override])
     assert "secret-place" not in str(caught.value)
 
 
@@ -202,7 +202,7 @@ def test_a_file_reads_no_environment_variable(config: str, tmp_path: Path) -> No
     path = tmp_path / "config.yaml"
     path.write_text(config)
     with pytest.raises(ConfigError, match="no environment variable either"):
-        load(path)
+        load_options(path)
 
 
 def test_the_log_says_what_was_put_in(
@@ -221,14 +221,14 @@ def test_a_run_and_what_haed_config_prints_keep_a_dollar_sign(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    options = load("quickstart", [r"name=a\${seed}", r"source.path=\${seed}", "source.kind=text"])
+    options = load_options("quickstart", [r"name=a\${seed}", r"source.path=\${seed}", "source.kind=text"])
     run = RunFolder.create(options)
-    assert run.path == Path("runs", "a${seed}") and run.options() == options
+    assert run.path == Path("runs", "a${seed}") and run.load_options() == options
     assert main(["config", str(run.path / "config.yaml"), "source.field=\u202e"]) == 0
     printed = capsys.readouterr()
     Path("again.yaml").write_text(printed.out)
     options.source.field = "\u202e"
-    assert load("again.yaml") == options and not printed.err
+    assert load_options("again.yaml") == options and not printed.err
 
 
 def test_a_file_names_an_option_once_and_may_be_json(tmp_path: Path) -> None:
@@ -236,10 +236,10 @@ def test_a_file_names_an_option_once_and_may_be_json(tmp_path: Path) -> None:
     for content in ("seed: 1\nseed: 2\n", "pretrain: {steps: 3, steps: 4}\n"):
         path.write_text(content)
         with pytest.raises(ConfigError, match="mine.yaml: .*line .* stands here a second time: leave one of them out"):
-            load(path)
+            load_options(path)
     path = tmp_path / "mine.json"
     path.write_text(json.dumps({"seed": 3, "source": {"path": "1e3", "cut": True}, "threads": None}))
-    options = load(path)
+    options = load_options(path)
     assert (options.seed, options.source.path, options.source.cut, options.threads) == (3, "1e3", True, None)
 
 
@@ -249,4 +249,4 @@ def test_aliases_that_stand_for_millions_are_refused(tmp_path: Path) -> None:
     lists += [f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 10)}]" for n in range(1, 9)]
     path.write_text("\n".join(lists))
     with pytest.raises(ConfigError, match="bomb.yaml has more than 10,000 values"):
-        load(path)
+        load_options(path)

@@ -8,17 +8,17 @@ import torch
 from safetensors.torch import load_file
 
 from haed.options import SYSTEMS
-from haed.system import System
+from haed.system import SequenceModel
 from pipeline.cli import main
-from pipeline.config import load
-from pipeline.kinds import refusal
+from pipeline.config import load_options
+from pipeline.kinds import explain_inapplicable_option
 from pipeline.options import Options
-from pipeline.run.checkpoints import Checkpoints, identity, unlike
-from pipeline.run.device import Compute, compute
+from pipeline.run.checkpoints import Checkpoints, identity_differences, make_identity
+from pipeline.run.device import Compute, setup_compute
 from pipeline.run.shards import open_shards
-from pipeline.train.profile import Kept
+from pipeline.train.profile import SavedActivations
 from pipeline.train.stages import build_trainer, train
-from pipeline.train.trainer import Interrupted, Trainer
+from pipeline.train.trainer import Trainer, TrainingInterrupted
 from tests.conftest import TOKEN_KINDS, of_kind
 from tests.pipeline.train.test_stages import newest, stripped
 
@@ -29,7 +29,7 @@ first_fast = pytest.mark.parametrize("kind", [TOKEN_KINDS[0], *(pytest.param(k, 
 @pytest.fixture
 def made(kind: str, tiny: list[str], sharded: Path, tmp_path: Path) -> Options:
     shutil.copytree(sharded, tmp_path / "shards")
-    return load("quickstart", [*of_kind(kind, tiny), "name=whole"])
+    return load_options("quickstart", [*of_kind(kind, tiny), "name=whole"])
 
 
 def trainer_of(options: Options, machine: Compute) -> Trainer:
@@ -45,7 +45,7 @@ def test_an_interrupted_run_ends_in_the_same_bits(kind: str, made: Options) -> N
     first = load_file(newest(made, "train") / "model.safetensors"), stripped(made, "train")
     made.name = "cut"
     calls = iter(range(2))
-    with pytest.raises(Interrupted, match="saved"):
+    with pytest.raises(TrainingInterrupted, match="saved"):
         train(made, lambda: next(calls, None) is None)
     assert train(made).resumed_from == 3
     again = load_file(newest(made, "train") / "model.safetensors"), stripped(made, "train")
@@ -59,8 +59,8 @@ def test_dropout_is_of_the_step_and_the_rank(made: Options) -> None:
     made.model.token.dropout = 0.5
 
     def loss(rank: int) -> float:
-        trainer = trainer_of(made, compute(made))
-        batch = next(trainer.batches())
+        trainer = trainer_of(made, setup_compute(made))
+        batch = next(trainer.prepare_batches())
         trainer.ranks.rank = rank
         torch.rand(3)
         trainer.step(batch)
@@ -74,8 +74,8 @@ def test_training_in_bfloat16_is_nearly_as_in_float32(kind: str, made: Options) 
     found = []
     for precision in ("fp32", "bf16"):
         made.precision = precision
-        trainer = trainer_of(made, compute(made))
-        batches = trainer.batches()
+        trainer = trainer_of(made, setup_compute(made))
+        batches = trainer.prepare_batches()
         for _ in range(3):
             trainer.step(next(batches))
         found.append([float(trainer.state.sums[name]) for name in ("loss", "gradient_norm")])
@@ -86,14 +86,14 @@ def test_training_in_bfloat16_is_nearly_as_in_float32(kind: str, made: Options) 
 def test_what_a_step_keeps_is_not_less_than_what_is_asked_for(kind: str, made: Options) -> None:
     """The bound by which a batch is refused, and it is no idle one."""
     made.precision = "fp32"
-    trainer = trainer_of(made, compute(made))
-    system: System = trainer.objective.system
-    batch = next(trainer.batches())
+    trainer = trainer_of(made, setup_compute(made))
+    system: SequenceModel = trainer.objective.system
+    batch = next(trainer.prepare_batches())
     windows = trainer.learner.loader.batch(0)
-    with (kept := Kept(system)):
+    with (kept := SavedActivations(system)):
         trainer.step(batch)
-    bound = 4 * system.kept(int((windows.lengths > 0).sum()), int(windows.lengths.sum()))
-    assert 0.1 * kept.total < bound <= kept.total
+    bound = 4 * system.activation_size(int((windows.lengths > 0).sum()), int(windows.lengths.sum()))
+    assert 0.1 * kept.total_bytes < bound <= kept.total_bytes
 
 
 @pytest.mark.parametrize("kind", ["hourglass"])
@@ -137,13 +137,15 @@ def test_every_stage_of_a_model_of_tokens(
     assert "scale_2" in profiled and "candidates" not in profiled and "loss" not in profiled
     assert "tokens" in said(0, "compare", run)
     assert Path(said(0, "report", run).strip()).is_file()
-    assert refusal("model.main.width", "top_down").startswith("model.main.width belongs to model.kind=haed")
+    assert explain_inapplicable_option("model.main.width", "top_down").startswith(
+        "model.main.width belongs to model.kind=haed"
+    )
 
 
 def test_the_identity_of_a_run_is_of_its_own_kind(tiny: list[str]) -> None:
     """A default of another kind may change."""
-    options = load("quickstart", of_kind("top_down", tiny))
-    mine = identity(options, "x")
+    options = load_options("quickstart", of_kind("top_down", tiny))
+    mine = make_identity(options, "x")
     assert set(mine["model"]) == {"kind", "token", "multiscale"}
-    other = identity(load("quickstart", of_kind("retina", tiny)), "x")
-    assert unlike(mine, other) == ("model.kind=top_down", "model.kind=retina")
+    other = make_identity(load_options("quickstart", of_kind("retina", tiny)), "x")
+    assert identity_differences(mine, other) == ("model.kind=top_down", "model.kind=retina")

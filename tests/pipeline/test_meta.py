@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from pipeline.config import load
+from pipeline.config import load_options
 from pipeline.options import Options
 from pipeline.run.checkpoints import Checkpoints
-from pipeline.run.device import Compute, named_device
+from pipeline.run.device import Compute, resolve_device
 from pipeline.run.shards import open_shards
 from pipeline.train.stages import build_trainer, finetune, pretrain
 from pipeline.train.trainer import Trainer, restore_learning
@@ -44,7 +44,7 @@ def test_a_step_waits_for_no_device_and_leaves_nothing_behind(
         options.iem.similarity, options.iem.scale, options.iem.bias, options.iem.duplicates = "dot", "none", False, True
         options.model.mixture.known = 0
     trainer = on_meta(options, phase, tmp_path, monkeypatch)
-    batches = trainer.batches()
+    batches = trainer.prepare_batches()
     for _ in range(2):
         trainer.step(next(batches))
     assert all(parameter.is_meta for parameter in trainer.objective.parameters())
@@ -65,9 +65,9 @@ def test_nor_does_one_of_other_parts(
 ) -> None:
     shutil.copytree(sharded, tmp_path / "shards")
     model = [f"model.{part}" for part in parts]
-    options = load("quickstart", [*tiny, *model, f"batch.pieces={pieces}", "pretrain.decode_fraction=0.5"])
+    options = load_options("quickstart", [*tiny, *model, f"batch.pieces={pieces}", "pretrain.decode_fraction=0.5"])
     trainer = on_meta(options, "pretrain", tmp_path, monkeypatch)
-    batches = trainer.batches()
+    batches = trainer.prepare_batches()
     for _ in range(2):
         trainer.step(next(batches))
     assert all(parameter.is_meta for parameter in trainer.objective.parameters())
@@ -85,8 +85,8 @@ def test_nor_does_one_of_tokens(
     options: Options, tiny: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str, words: list[str]
 ) -> None:
     chosen = ["name=tokens", "model.token.dropout=0.1", "model.token.window=8", *words]
-    trainer = on_meta(load("quickstart", [*of_kind(kind, tiny), *chosen]), "train", tmp_path, monkeypatch)
-    trainer.step(next(trainer.batches()))
+    trainer = on_meta(load_options("quickstart", [*of_kind(kind, tiny), *chosen]), "train", tmp_path, monkeypatch)
+    trainer.step(next(trainer.prepare_batches()))
     assert all(tensor.is_meta for tensor in trainer.objective.state_dict().values())
 
 
@@ -98,7 +98,7 @@ def test_a_resumed_optimizer_lies_where_the_weights_are(
     pretrain(options)
     finetune(options)
     for phase in ("finetune", "pretrain"):
-        saved = Checkpoints(Path(options.runs_dir) / options.name / phase / "checkpoints").newest()
+        saved = Checkpoints(Path(options.runs_dir) / options.name / phase / "checkpoints").load_newest()
         assert saved is not None
         trainer = on_meta(options, "finetune", tmp_path, monkeypatch)
         restore_learning(trainer.learner, saved)
@@ -111,7 +111,7 @@ def test_a_gpu_is_named_by_its_number(monkeypatch: pytest.MonkeyPatch) -> None:
     """`torch.cuda.set_device` takes no other name."""
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.delenv("LOCAL_RANK", raising=False)
-    assert named_device("auto") == named_device("cuda") == torch.device("cuda:0")
+    assert resolve_device("auto") == resolve_device("cuda") == torch.device("cuda:0")
     monkeypatch.setenv("LOCAL_RANK", "3")
-    assert named_device("auto") == torch.device("cuda:3") and named_device("cuda:1") == torch.device("cuda:1")
-    assert named_device("cpu") == torch.device("cpu")
+    assert resolve_device("auto") == torch.device("cuda:3") and resolve_device("cuda:1") == torch.device("cuda:1")
+    assert resolve_device("cpu") == torch.device("cpu")

@@ -7,11 +7,11 @@ from pathlib import Path
 import pytest
 
 from flows.commands import COMMANDS as MORE
-from pipeline.arguments import parse
+from pipeline.arguments import parse_arguments
 from pipeline.cli import main as pipeline_main
 from pipeline.commands import COMMANDS
-from pipeline.config import ConfigError, load, presets
-from pipeline.plainly import _COMMANDS, _ELSEWHERE, _OPTIONS, _VALUES, instead_of, keys_like, option_names
+from pipeline.config import ConfigError, list_presets, load_options
+from pipeline.plainly import _COMMANDS, _ELSEWHERE, _OPTIONS, _VALUES, find_similar_keys, option_names, suggest_option
 from pipeline.verbatim import type_of
 
 ALL = (*COMMANDS, *MORE)
@@ -114,12 +114,12 @@ def main(words: list[str]) -> int:
 )  # fmt: skip
 def test_an_option_by_another_name_or_value(override: str, advice: str) -> None:
     with pytest.raises(ConfigError) as caught:
-        load(None, [override])
+        load_options(None, [override])
     message = str(caught.value)
     assert advice in message and "\n" not in message and len(message) < 300
     advised = re.search(r"(?:use|Write) ([a-z_.]+=\S+)", message) or re.search(r"as ([a-z_.]+=\S+?);?(?: |$)", message)
     if advised:
-        load(None, [advised[1], *(["iem.correction=none"] if "duplicates" in advised[1] else [])])
+        load_options(None, [advised[1], *(["iem.correction=none"] if "duplicates" in advised[1] else [])])
 
 
 @pytest.mark.slow
@@ -127,24 +127,24 @@ def test_all_that_is_advised_is_there() -> None:
     for keys in _OPTIONS:
         assert all(type_of(key.replace("…", "train")) is not None for key in keys.split()), keys
     for name in (name for names in _OPTIONS.values() for name in names.split()):
-        key = keys_like(name)[0]
+        key = find_similar_keys(name)[0]
         value = "0.5" if type_of(key) is float else "local" if key == "launcher.dask" else "1"
-        assert name not in option_names() and (hint := instead_of(name, value)), name
+        assert name not in option_names() and (hint := suggest_option(name, value)), name
         if advised := re.search(r"use (\S+)", hint):
-            load(None, [advised[1], *(["model.kind=hourglass"] if "model of tokens" in hint else [])])
+            load_options(None, [advised[1], *(["model.kind=hourglass"] if "model of tokens" in hint else [])])
     names = {command.name for command in ALL}
     for said in _ELSEWHERE.values():
         for command in re.findall(r"`([^`]*)`", said):
             if command.removeprefix("haed ") in names:
                 continue  # a command alone
             if command.startswith("haed "):
-                parse(shlex.split(command)[1:], "haed", ALL)
+                parse_arguments(shlex.split(command)[1:], "haed", ALL)
             elif "=" in command:
-                load(None, [command])
+                load_options(None, [command])
     for key, meant in _VALUES.items():
         option = key if "." in key else next(name for name in option_names() if f".{name}".endswith(f".{key}"))
         for value in meant.values():
-            load(None, [f"{option}={value}"])
+            load_options(None, [f"{option}={value}"])
     assert set(_COMMANDS) <= names
 
 
@@ -260,8 +260,8 @@ def test_flags_may_stand_before_the_command(capsys: pytest.CaptureFixture[str]) 
 
 def test_every_preset_is_told_from_a_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    from pipeline.arguments import run_options
+    from pipeline.arguments import load_run_options
 
-    for preset in presets():
+    for preset in list_presets():
         with pytest.raises(FileNotFoundError, match=f"`haed run --config {preset}` makes a run of it"):
-            run_options(preset, [])
+            load_run_options(preset, [])

@@ -9,31 +9,39 @@ from hypothesis import strategies as st
 from markdown_it import MarkdownIt
 from markdown_it.token import Token
 
-from pipeline.show.page import image, page
-from pipeline.show.plots import plain, png
-from pipeline.shown import fenced, markdown_code, markdown_text, prepare_logs, printable, reason, visible
+from pipeline.show.page import render_image, render_page
+from pipeline.show.plots import drawable_label, encode_png
+from pipeline.shown import (
+    code_fence,
+    escape_control_characters,
+    format_error,
+    make_printable,
+    markdown_code,
+    markdown_text,
+    prepare_logs,
+)
 
 
 def test_what_steers_a_terminal_is_escaped_and_what_is_text_stays() -> None:
-    assert printable("a\tb\nä 中 🙂 \u200d\u0301") == "a\tb\nä 中 🙂 \u200d\u0301"
+    assert make_printable("a\tb\nä 中 🙂 \u200d\u0301") == "a\tb\nä 中 🙂 \u200d\u0301"
     steering = "\x1b[2J \0 \r \x7f \x85 \u202e \u2066 \u2028 \ufeff \U000e0041 " + b"\xff".decode(
         errors="surrogateescape"
     )
-    shown = printable(steering)
+    shown = make_printable(steering)
     assert shown == (
         r"\x1b[2J \x00 \x0d \x7f \x85 \u202e \u2066 \u2028 \ufeff \U000e0041 \xff"  # nothing of them is left
     )
-    assert printable("\ud800") == r"\ud800" and shown.encode().isascii()
-    assert visible("a \r\n\t\x1b") == "a␣␍↵⇥\\x1b"
+    assert make_printable("\ud800") == r"\ud800" and shown.encode().isascii()
+    assert escape_control_characters("a \r\n\t\x1b") == "a␣␍↵⇥\\x1b"
 
 
 def test_no_backticks_end_a_block_of_markdown() -> None:
-    assert fenced("a`b") == "```\na`b\n```" and fenced("x: 1", "yaml") == "```yaml\nx: 1\n```"
-    assert fenced("````\n# out\x1b") == "`````\n````\n# out\\x1b\n`````"
+    assert code_fence("a`b") == "```\na`b\n```" and code_fence("x: 1", "yaml") == "```yaml\nx: 1\n```"
+    assert code_fence("````\n# out\x1b") == "`````\n````\n# out\\x1b\n`````"
 
 
 def test_pages_and_messages_have_nothing_of_it(caplog: pytest.LogCaptureFixture) -> None:
-    assert "\x1b" not in (shown := page("a\x1b", "<p>\x1b\u202e</p>")) and "\\u202e" in shown
+    assert "\x1b" not in (shown := render_page("a\x1b", "<p>\x1b\u202e</p>")) and "\\u202e" in shown
     factory = logging.getLogRecordFactory()
     try:
         prepare_logs()
@@ -83,7 +91,7 @@ def inline(token: Token) -> list[tuple[str, str]]:
 
 @given(HOSTILE_TEXT)
 def test_a_text_in_markdown_is_shown_as_it_stands(text: str) -> None:
-    shown = " ".join(printable(text).split())
+    shown = " ".join(make_printable(text).split())
     for before, tag in (("", "paragraph_open"), ("# ", "heading_open"), ("- ", "bullet_list_open")):
         tokens = MarkdownIt("commonmark").enable(["table", "strikethrough"]).parse(f"{before}{markdown_text(text)}\n")
         lines = [token for token in tokens if token.type == "inline"]
@@ -93,7 +101,7 @@ def test_a_text_in_markdown_is_shown_as_it_stands(text: str) -> None:
 
 @given(HOSTILE_TEXT)
 def test_a_text_in_a_cell_or_as_code_is_shown_as_it_stands(text: str) -> None:
-    shown = visible(text) if "\n" in text else printable(text)
+    shown = escape_control_characters(text) if "\n" in text else make_printable(text)
     for render in (markdown_code, markdown_text):
         cell = render(text)
         source = f"| {cell} | {cell} |\n| --- | --- |\n| {cell} | 1 |\n"
@@ -116,7 +124,7 @@ def test_a_text_in_a_page_is_text(title: str, alt: str) -> None:
         def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
             seen.append((tag, dict(attrs)))
 
-    Tags(convert_charrefs=True).feed(page(title, image(alt, b"")))
+    Tags(convert_charrefs=True).feed(render_page(title, render_image(alt, b"")))
     assert [tag for tag, _ in seen] == ["html", "meta", "title", "style", "main", "img"]
     assert set(seen[-1][1]) == {"alt", "src"}
 
@@ -126,12 +134,12 @@ def test_a_text_in_a_picture_is_no_formula(text: str) -> None:
     from matplotlib.cbook import is_math_text
     from matplotlib.figure import Figure
 
-    label = plain(text)
+    label = drawable_label(text)
     assert not is_math_text(label) and not label.startswith("_") and "\n" not in label
     if len(text) > 30:  # drawing takes long
         figure = Figure()
         figure.add_subplot().set_title(label)
-        png(figure)
+        encode_png(figure)
 
 
 def test_addresses_in_a_text_are_no_links() -> None:
@@ -141,4 +149,4 @@ def test_addresses_in_a_text_are_no_links() -> None:
 
 
 def test_messages_of_errors_steer_nothing() -> None:
-    assert reason(ValueError("no run \x1b[31m\n\u202e")) == r"no run \x1b[31m \u202e"
+    assert format_error(ValueError("no run \x1b[31m\n\u202e")) == r"no run \x1b[31m \u202e"

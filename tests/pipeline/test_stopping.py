@@ -11,12 +11,12 @@ from pipeline import ROOT, stopping
 
 def test_only_a_signal_that_comes_clearly_later_insists(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(stopping, "SAME_SECONDS", 3600)
-    stop = stopping.Request()
+    stop = stopping.StopSignal()
     assert not stop()
-    assert not stop.insists(signal.SIGINT) and not stop.insists(signal.SIGTERM)
+    assert not stop.is_second_request(signal.SIGINT) and not stop.is_second_request(signal.SIGTERM)
     assert stop() and stop.number == signal.SIGINT
     monkeypatch.setattr(stopping, "SAME_SECONDS", 0)
-    assert stop.insists(signal.SIGTERM) and stop.number == signal.SIGINT
+    assert stop.is_second_request(signal.SIGTERM) and stop.number == signal.SIGINT
 
 
 SLOW_TO_END = """

@@ -14,7 +14,7 @@ def main(name: str, run: str, *words: str) -> None:
     """Run `NAME RUN [key=value …]`."""
     folder = RunFolder.find(run, "")
     found = import_module(f"{__package__}.{MEASURES[name]}").measure(
-        Run(folder, folder.options(list(words), "profile"))
+        Run(folder, folder.load_options(list(words), "profile"))
     )
     kept = kept_at(folder.path, name)
     kept.parent.mkdir(exist_ok=True)

@@ -9,11 +9,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from haed.system import occupied
+from haed.system import length_mask
 from pipeline.experiments.measures import Measured
-from pipeline.run.index import spell
+from pipeline.run.index import display_chunk
 from pipeline.run.opened import Run
-from pipeline.run.windows import some_at_once, subset
+from pipeline.run.windows import require_subset, split_windows
 
 WINDOWS, SHOWN, LIKELIEST, BEFORE = 64, 4, 8, 64
 
@@ -25,17 +25,17 @@ def measure(run: Run) -> Measured:
     Raises:
         ValueError: the valid split is empty.
     """
-    corpus, vocabulary = run.folder.corpus(), run.system.cut.vocabulary
-    windows = subset(corpus, run.options.batch.context, WINDOWS)
+    corpus, vocabulary = run.folder.open_corpus(), run.system.cut.vocabulary
+    windows = require_subset(corpus, run.options.batch.context, WINDOWS)
     counts = np.ones(vocabulary)
-    for block in corpus.original_blocks("train"):
+    for block in corpus.iterate_original_blocks("train"):
         counts += np.bincount(np.frombuffer(block, np.uint8), minlength=vocabulary)
     unigram = torch.from_numpy(counts / counts.sum()).log()
     nats = frequencies = 0.0
-    with run.compute.precision():
-        for part in some_at_once(windows):
-            nats -= float(run.system.decisions(part).sum())
-            real = occupied(part.lengths, part.tokens.shape[2])
+    with run.compute.use_precision():
+        for part in split_windows(windows):
+            nats -= float(run.system.decision_log_likelihood(part).sum())
+            real = length_mask(part.lengths, part.tokens.shape[2])
             frequencies -= float(unigram[part.tokens[real].long()].sum())
         rows = [["context", "what follows", "likeliest, with their probabilities"]]
         rows += [_example(run, symbols) for symbols in _symbols(run, windows[:SHOWN])]
@@ -48,7 +48,7 @@ def scale(run: Run) -> int:
 
 
 def _symbols(run: Run, windows: Any) -> Tensor:
-    laid: Any = run.system.lay_out(windows)
+    laid: Any = run.system.prepare_inputs(windows)
     return laid.symbols
 
 
@@ -65,4 +65,8 @@ def _example(run: Run, symbols: Tensor) -> list[str]:
 def _shown(run: Run, symbols: Tensor) -> str:
     """Format tokens for display, without symbols of document starts."""
     tokens = bytes(token for token in symbols.tolist() if token < run.system.cut.vocabulary)
-    return spell(tokens, run.chunker.name).replace(" ", "␣") if len(symbols) == 1 else spell(tokens, run.chunker.name)
+    return (
+        display_chunk(tokens, run.chunker.name).replace(" ", "␣")
+        if len(symbols) == 1
+        else display_chunk(tokens, run.chunker.name)
+    )

@@ -6,7 +6,7 @@ import torch
 
 from pipeline.experiments.measures import Measured
 from pipeline.run.opened import Run
-from pipeline.run.windows import subset
+from pipeline.run.windows import require_subset
 
 _WINDOWS = 64
 
@@ -17,8 +17,8 @@ def measure(run: Run) -> Measured:
 
     The third symbols are the copies.
     """
-    windows = subset(run.folder.corpus(), run.options.batch.context, _WINDOWS, whole=True)
-    wrong = (run.system.decisions(windows)[..., :3] <= math.log(0.5)).float()
+    windows = require_subset(run.folder.open_corpus(), run.options.batch.context, _WINDOWS, whole=True)
+    wrong = (run.system.decision_log_likelihood(windows)[..., :3] <= math.log(0.5)).float()
     note = "wrong: given no more than half of the probability, so what is chance is always wrong; for the paper 1 in 26 is right"
     figures = {"wrong": float(wrong.mean()), "wrong, of each third": float(wrong[..., 2].mean())}
     return Measured(figures, notes=[note])

@@ -12,10 +12,10 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from haed.system import Windows
+from haed.system import TokenBatch
 from pipeline.experiments.measures import Measured
 from pipeline.run.opened import Run
-from pipeline.run.windows import DocumentWindows, Scored, some_at_once, subset
+from pipeline.run.windows import DocumentWindows, ScoredWindows, require_subset, split_windows
 
 WINDOWS, NEAR, FAR = 48, 4, 32
 
@@ -26,7 +26,7 @@ def measure(run: Run) -> Measured:
     Raises:
         ValueError: the valid split has no whole window.
     """
-    windows = subset(run.folder.corpus(), run.options.batch.context, WINDOWS, whole=True)
+    windows = require_subset(run.folder.open_corpus(), run.options.batch.context, WINDOWS, whole=True)
     more = increase(run, windows, shuffled(windows)).mean(0)
     near, far = float(more[:NEAR].mean()), float(more[FAR:].mean()) if len(more) > FAR else None
     figures = {f"bits more, 1 to {NEAR} chunks away": near}
@@ -41,7 +41,7 @@ def measure(run: Run) -> Measured:
     return Measured(figures, axes, _doubling(more), notes=notes)
 
 
-def shuffled(windows: Windows) -> Windows:
+def shuffled(windows: TokenBatch) -> TokenBatch:
     """Return the windows with the chunks of their first halves in random order, a different one in each window.
 
     Document starts stay in place.
@@ -53,19 +53,19 @@ def shuffled(windows: Windows) -> Windows:
     return replace(windows, tokens=tokens, lengths=lengths)
 
 
-def increase(run: Run, windows: Windows, other: Windows) -> Tensor:
+def increase(run: Run, windows: TokenBatch, other: TokenBatch) -> Tensor:
     """Return the bits (B, N) of each chunk of the second halves in the other windows, minus those in the given ones."""
     return _second(run, other) - _second(run, windows)
 
 
 @torch.no_grad()
-def _second(run: Run, windows: Windows) -> Tensor:
+def _second(run: Run, windows: TokenBatch) -> Tensor:
     parts = []
-    with run.compute.precision():
-        for part in some_at_once(windows):
-            new = part.real.clone()
+    with run.compute.use_precision():
+        for part in split_windows(windows):
+            new = part.chunk_mask.clone()
             new[:, : new.shape[1] // 2] = False
-            scored = Scored.of(run.likelihood, DocumentWindows(part, new, torch.arange(len(part))))
+            scored = ScoredWindows.from_system(run.likelihood, DocumentWindows(part, new, torch.arange(len(part))))
             parts.append(scored.bits.view(len(part), -1))
     return torch.cat(parts)
 

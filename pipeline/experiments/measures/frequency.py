@@ -13,9 +13,9 @@ import torch
 
 from data.distinct import Occurrences
 from pipeline.experiments.measures import Measured
-from pipeline.run.index import spell
+from pipeline.run.index import display_chunk
 from pipeline.run.opened import Run
-from pipeline.run.windows import DocumentWindows, Scored, some_at_once, subset
+from pipeline.run.windows import DocumentWindows, ScoredWindows, require_subset, split_windows
 
 CHUNKS, BINS = 16_384, 10
 
@@ -45,7 +45,10 @@ def measure(run: Run) -> Measured:
     rates, table = [], [["bin", "in training", "such as", "bits a byte"]]
     for number, bin in enumerate(bins(scored), 1):
         rates.append(float(scored.bits[bin].sum() / sum(len(scored.chunks[at]) for at in bin)))
-        often, names = scored.counts[bin], [spell(scored.chunks[at], run.chunker.name).strip() or "␣" for at in bin]
+        often, names = (
+            scored.counts[bin],
+            [display_chunk(scored.chunks[at], run.chunker.name).strip() or "␣" for at in bin],
+        )
         shown = list(dict.fromkeys(names[:: max(1, len(names) // 12)]))[:6]
         table.append(
             [
@@ -67,15 +70,21 @@ def measure(run: Run) -> Measured:
 @torch.no_grad()
 def count(run: Run) -> Counted:
     """Count and score a fixed subset of valid."""
-    corpus, context = run.folder.corpus(), run.options.batch.context
-    windows = subset(corpus, context, -(-CHUNKS // context))
+    corpus, context = run.folder.open_corpus(), run.options.batch.context
+    windows = require_subset(corpus, context, -(-CHUNKS // context))
     train, chunks, counts, bits = Occurrences(corpus, "train", "valid"), list[bytes](), [], []
-    with run.compute.precision():
-        for part in some_at_once(windows):
-            real = part.real
-            bits.append(Scored.of(run.likelihood, DocumentWindows(part, real, torch.arange(len(part)))).bits.numpy())
+    with run.compute.use_precision():
+        for part in split_windows(windows):
+            real = part.chunk_mask
+            bits.append(
+                ScoredWindows.from_system(
+                    run.likelihood, DocumentWindows(part, real, torch.arange(len(part)))
+                ).bits.numpy()
+            )
             rows, lengths = part.tokens[real].numpy().astype(np.uint8), part.lengths[real].numpy()
-            counts.append(train.of(rows[np.arange(rows.shape[1]) < lengths[:, None]], lengths.astype(np.uint8)))
+            counts.append(
+                train.count_occurrences(rows[np.arange(rows.shape[1]) < lengths[:, None]], lengths.astype(np.uint8))
+            )
             chunks += [row[:length].tobytes() for row, length in zip(rows, lengths, strict=True)]
     return Counted(chunks, np.concatenate(counts), np.concatenate(bits))
 

@@ -11,7 +11,7 @@ from typing import Any
 from torch.overrides import TorchFunctionMode
 from torch.utils.hooks import RemovableHandle
 
-from haed.system import System, Windows, moved
+from haed.system import SequenceModel, TokenBatch, to_device
 from pipeline.experiments.measures import Measured
 from pipeline.experiments.measures.activations import (
     EMBEDDING,
@@ -27,14 +27,14 @@ from pipeline.experiments.measures.activations import (
     computed,
 )
 from pipeline.run.opened import Run
-from pipeline.run.windows import subset
-from pipeline.train.profile import Kept
+from pipeline.run.windows import require_subset
+from pipeline.train.profile import SavedActivations
 
 
-class ByKind(Kept):
+class ByKind(SavedActivations):
     """Saved bytes by part of the system and kind of tensor, recorded within its context."""
 
-    def __init__(self, system: System) -> None:
+    def __init__(self, system: SequenceModel) -> None:
         super().__init__(system)
         self.table: Table = Counter()
         self._system, self._kinds, self._within = system, Counter[str](), [""]
@@ -54,12 +54,12 @@ class ByKind(Kept):
         for hook in self._hooks:
             hook.remove()
 
-    def ended(self, part: str) -> None:
-        """See `Kept.ended`."""
+    def end_part(self, part: str) -> None:
+        """See `CheckpointInfo.end_part`."""
         for kind, size in self._kinds.items():
             self.table[part, kind] += size
         self._kinds.clear()
-        super().ended(part)
+        super().end_part(part)
 
     def _into(self, name: str) -> Callable[..., None]:
         return lambda *_: self._within.append(name)
@@ -67,9 +67,9 @@ class ByKind(Kept):
     def _out(self) -> None:
         self._within.pop()
 
-    def _pack(self, tensor: Any) -> Any:
+    def _count_storage(self, tensor: Any) -> Any:
         before = self.pending
-        tensor = super()._pack(tensor)
+        tensor = super()._count_storage(tensor)
         self._kinds[kind_of(self._within[-1], self._functions.name)] += self.pending - before
         return tensor
 
@@ -102,14 +102,14 @@ def kind_of(module: str, function: str) -> str:
     return HIERARCHY if "scale_" in module else OUTPUT
 
 
-def measured(system: System, windows: Windows) -> Table:
+def measured(system: SequenceModel, windows: TokenBatch) -> Table:
     """Measure the bytes saved in a training step on these windows."""
     system.train()
-    laid, mark = system.lay_out(windows), system.mark
-    system.mark = (kept := ByKind(system)).mark
+    laid, mark = system.prepare_inputs(windows), system.mark
+    system.mark = (kept := ByKind(system)).mark_part
     with kept:
-        system.total_log_likelihood(moved(laid, system.device))
-    kept.ended("output")
+        system.total_log_likelihood(to_device(laid, system.device))
+    kept.end_part("output")
     system.mark = mark
     system.eval()
     return +kept.table
@@ -122,9 +122,9 @@ def measure(run: Run) -> Measured:
         ValueError: there is nothing to train on.
     """
     options, system = run.options, run.system
-    windows = subset(run.folder.corpus(), options.batch.context, options.batch.sequences, "train")
+    windows = require_subset(run.folder.open_corpus(), options.batch.context, options.batch.sequences, "train")
     found, cut = measured(system, windows), system.cut
-    sequences, length = system.lay_out(windows).symbols.shape  # type: ignore[attr-defined]
+    sequences, length = system.prepare_inputs(windows).symbols.shape  # type: ignore[attr-defined]
     worked_out = computed(options.model, cut.vocabulary, sequences, length) if system.device.type == "cpu" else None
     figures = {"MB measured": sum(found.values()) / 1e6}
     if worked_out is not None and run.compute.autocast is None:
@@ -137,7 +137,7 @@ def measure(run: Run) -> Measured:
     )
 
 
-def _layers(system: System, found: Table) -> list[tuple[int, float]]:
+def _layers(system: SequenceModel, found: Table) -> list[tuple[int, float]]:
     """Return the MB of a layer of each scale, from the finest, without the connections between scales."""
     line = []
     for name, module in system.named_children():

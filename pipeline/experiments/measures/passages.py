@@ -15,11 +15,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from haed.system import Windows, occupied
+from haed.system import TokenBatch, length_mask
 from pipeline.experiments.measures import Measured
-from pipeline.run.index import spell
+from pipeline.run.index import display_chunk
 from pipeline.run.opened import Run
-from pipeline.run.windows import some_at_once, subset
+from pipeline.run.windows import require_subset, split_windows
 
 QUERIES, CANDIDATES, NEAREST = 48, 512, 3
 _SHOWN, _LETTERS = 2, 280
@@ -31,9 +31,9 @@ def measure(run: Run) -> Measured:
     Raises:
         ValueError: a split has no whole window, or the model no scales.
     """
-    corpus, context = run.folder.corpus(), run.options.batch.context
+    corpus, context = run.folder.open_corpus(), run.options.batch.context
     queries, candidates = (
-        subset(corpus, context, count, split, whole=True)
+        require_subset(corpus, context, count, split, whole=True)
         for count, split in ((QUERIES, "valid"), (CANDIDATES, "train"))
     )
     asked, known = vectors(run, queries), vectors(run, candidates)
@@ -53,16 +53,16 @@ def measure(run: Run) -> Measured:
 
 
 @torch.no_grad()
-def vectors(run: Run, windows: Windows) -> dict[int, Tensor]:
+def vectors(run: Run, windows: TokenBatch) -> dict[int, Tensor]:
     """Return the mean vectors (n, W) of the windows, by scale.
 
     Raises:
         ValueError: the model has no scales.
     """
     system, parts = run.system, dict[int, list[Tensor]]()
-    with run.compute.precision():
-        for part in some_at_once(windows):
-            for scale, found in system.at_scales(part).items():
+    with run.compute.use_precision():
+        for part in split_windows(windows):
+            for scale, found in system.collect_scale_outputs(part).items():
                 given = found.float().cpu()
                 real = torch.arange(given.shape[1]) * scale < part.lengths.sum(1)[:, None]  # the others are padding
                 parts.setdefault(scale, []).append((given * real[..., None]).sum(1) / real.sum(1)[:, None])
@@ -91,7 +91,7 @@ def topics(texts: list[str], others: list[str]) -> Tensor:
     return found[: len(texts)] @ found[len(texts) :].T
 
 
-def _texts(run: Run, windows: Windows) -> list[str]:
-    real = occupied(windows.lengths, windows.tokens.shape[2])
+def _texts(run: Run, windows: TokenBatch) -> list[str]:
+    real = length_mask(windows.lengths, windows.tokens.shape[2])
     rows = (bytes(tokens[own].tolist()) for tokens, own in zip(windows.tokens, real, strict=True))
-    return [spell(row, run.chunker.name) for row in rows]
+    return [display_chunk(row, run.chunker.name) for row in rows]

@@ -2,12 +2,12 @@
 
 from pipeline.experiments.measures import Measured
 from pipeline.run.opened import Run
-from pipeline.train.profile import profile
+from pipeline.train.profile import profile_phase
 
 
 def measure(run: Run) -> Measured:
     """Measure `milliseconds of a step`, `MB kept` and, with a decoder, `share of the decoder`, in the last phase."""
-    found = profile(run.options, run.phase)
+    found = profile_phase(run.options, run.phase)
     whole = sum(found.milliseconds.values())
     figures = {"milliseconds of a step": whole, "MB kept": sum(found.kept.values()) / 1e6}
     if "decoder" in found.milliseconds:

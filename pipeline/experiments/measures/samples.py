@@ -29,13 +29,13 @@ def measure(run: Run) -> Measured:
     Raises:
         ValueError: the valid split is shorter than a prompt and its continuation.
     """
-    corpus, k = run.folder.corpus(), run.system.cut.k
-    prompts, truths = spread(b"".join(corpus.original_blocks("valid")))
+    corpus, k = run.folder.open_corpus(), run.system.cut.k
+    prompts, truths = spread(b"".join(corpus.iterate_original_blocks("valid")))
     chunks = WORDS if SYSTEMS[run.options.model.kind].chunks else math.ceil(BYTES / k)
     how = SampleOptions(chunks=chunks, temperature=0.7, top_k=10, top_p=1.0)
     found = [run.continued(prompt, SAMPLES, how) for prompt in prompts]
     written = [[text.decode(errors="replace") for text in each.texts] for each in found]
-    train = b"".join(corpus.original_blocks("train"))
+    train = b"".join(corpus.iterate_original_blocks("train"))
     figures = _counted(train, [text for each in written for text in each])
     text = ", ".join(f"{name} {value:.2f}" for name, value in _counted(train, truths).items())
     notes = [f"of the text that samples stand for: {text}"]
@@ -52,7 +52,7 @@ def measure(run: Run) -> Measured:
 
 def _counted(train: bytes, texts: Sequence[str]) -> dict[str, float]:
     """Return the bits per character under n-grams of `train`, and the texts' mean repeats."""
-    (scored, *_) = baselines.measure(train, "".join(texts).encode(), [ORDER])
+    (scored, *_) = baselines.measure_baselines(train, "".join(texts).encode(), [ORDER])
     repeated = {f"repeated {n}-grams": sum(repeats(each, n) for each in texts) / len(texts) for n in GRAMS}
     return {"bits/char of n-grams": scored.bits_per_char, **repeated}
 

@@ -29,12 +29,12 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from data.corpus import Corpus
 from data.durable import write_json
-from pipeline.config import load
+from pipeline.config import load_options
 from pipeline.experiments.ours.packages import PACKAGES, Package
 from pipeline.options import Options
-from pipeline.run.device import Compute, compute
+from pipeline.run.device import Compute, setup_compute
 from pipeline.run.files import Evaluation
-from pipeline.run.opened import characters
+from pipeline.run.opened import count_characters
 from pipeline.run.shards import open_shards
 
 TOKENS, WARM_UP = 2048, 100  # bytes; steps, or a tenth of all if that is less
@@ -82,7 +82,7 @@ def training(
             group["lr"] = rate * cosine * min(1.0, (step + 1) / warm_up)
         begin = torch.randint(len(text) - context, (batch_of(context), 1), generator=generator)
         batch = text[begin + offsets].long().to(machine.device)
-        with machine.precision():
+        with machine.use_precision():
             logits = model(batch[:, :-1])
         loss = F.cross_entropy(logits.flatten(0, 1).float(), batch[:, 1:].flatten())
         (loss + getattr(model, "auxiliary", 0.0)).backward()
@@ -94,12 +94,12 @@ def training(
 
 def text_of(corpus: Corpus, split: str) -> Tensor:
     """Return the original bytes (n,) of a split."""
-    return torch.frombuffer(bytearray().join(corpus.original_blocks(split)), dtype=torch.uint8)
+    return torch.frombuffer(bytearray().join(corpus.iterate_original_blocks(split)), dtype=torch.uint8)
 
 
 def endless(name: str, corpus: Corpus, options: Options | None = None) -> Iterator[None]:
     """Train a package to be timed, on the device and with the threads of the options."""
-    package, machine, text = PACKAGES[name], compute(options or load(None, [])), text_of(corpus, "train")
+    package, machine, text = PACKAGES[name], setup_compute(options or load_options(None, [])), text_of(corpus, "train")
     return training(package.build().to(machine.device), package.context, RATES[0], 1000, text, machine, 0)
 
 
@@ -165,13 +165,13 @@ def bytes_per_second(name: str, count: int = 192) -> float:
     MEGABYTE-pytorch's also starts over for every byte. For them every byte takes a pass over the text so far, rounded
     up to 64 bytes, which all factors divide.
     """
-    machine, package = compute(load(None, ["threads=1"])), PACKAGES[name]
+    machine, package = setup_compute(load_options(None, ["threads=1"])), PACKAGES[name]
     torch.manual_seed(0)
     model = package.build().to(machine.device).eval()
     text = torch.full((1, package.context), 32, device=machine.device)
     for length in (8, count):  # the first text is warm-up
         began = time.perf_counter()
-        with machine.precision():
+        with machine.use_precision():
             if name.startswith("x-transformers"):
                 from x_transformers.autoregressive_wrapper import AutoregressiveWrapper
 
@@ -209,7 +209,7 @@ def train(
     corpus: Corpus, name: str, steps: int, seed: int, rates: list[float], threads: str
 ) -> tuple[Trained, Evaluation]:
     """Train and score a package."""
-    package, machine = PACKAGES[name], compute(load(None, [f"threads={threads}"]))
+    package, machine = PACKAGES[name], setup_compute(load_options(None, [f"threads={threads}"]))
     text, valid = (text_of(corpus, split) for split in ("train", "valid"))
     check_causality(package.build().to(machine.device), package.context)
     tried = {}
@@ -223,7 +223,7 @@ def train(
     found, size, letters = (
         bits_per_byte(model, package.context, valid, machine),
         len(valid),
-        characters(valid.numpy().tobytes()),
+        count_characters(valid.numpy().tobytes()),
     )
     parameters = sum(parameter.numel() for parameter in model.parameters())
     of_tried = {f"{rate:g}": each for rate, each in tried.items()}
@@ -246,7 +246,7 @@ def train(
         context=package.context,
         seconds=time.perf_counter() - ended,
         precision="fp32",
-        processor=machine.processor,
+        processor=machine.processor_name,
         yardsticks=[],
         not_beaten=[],
     )
@@ -264,7 +264,7 @@ def main() -> None:
     parser.add_argument("--threads", default="null", help="CPU threads (default: all cores)")
     asked = parser.parse_intermixed_args()
     found, evaluation = train(
-        open_shards(load(None, asked.words)), asked.name, asked.steps, asked.seed, asked.rates, asked.threads
+        open_shards(load_options(None, asked.words)), asked.name, asked.steps, asked.seed, asked.rates, asked.threads
     )
     asked.run.mkdir(parents=True, exist_ok=True)
     files = {"package": asdict(found), "evaluation": asdict(evaluation)}  # the second says that all is there

@@ -7,13 +7,13 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from pipeline.probe.analyse.geometry import nearest, unit
+from pipeline.probe.analyse.geometry import find_nearest, normalise_rows
 
 _MOVED = 12
 
 
 @dataclass
-class Moved:
+class ChunkDrift:
     """A displayed chunk, and the cosine of its aligned old embedding with its new one."""
 
     chunk: str
@@ -47,11 +47,11 @@ class Drift:
     queries: int
     overlap: float
     chance: float
-    most: list[Moved] = field(default_factory=list)
-    least: list[Moved] = field(default_factory=list)
+    most: list[ChunkDrift] = field(default_factory=list)
+    least: list[ChunkDrift] = field(default_factory=list)
 
 
-def turned(source: np.ndarray, target: np.ndarray) -> tuple[np.ndarray, np.ndarray, float]:
+def align_procrustes(source: np.ndarray, target: np.ndarray) -> tuple[np.ndarray, np.ndarray, float]:
     """Centre and scale two sets of vectors (n, E), align the first with the second, and return both and their distance.
 
     This is the orthogonal Procrustes problem (Schönemann 1966). Hamilton et al. 2016 align word vectors of two
@@ -67,7 +67,7 @@ def turned(source: np.ndarray, target: np.ndarray) -> tuple[np.ndarray, np.ndarr
     return a @ (left @ right), b, float(max(0.0, 1 - values.sum() ** 2))
 
 
-def drift(
+def measure_drift(
     source: np.ndarray,
     target: np.ndarray,
     labels: list[str],
@@ -89,20 +89,20 @@ def drift(
         frequent: number of the most frequent chunks from which the most and least moved are chosen.
         count: neighbours of each chunk.
     """
-    moved, onto, distance = turned(source, target)
-    cosines = (unit(moved) * unit(onto)).sum(1)
+    moved, onto, distance = align_procrustes(source, target)
+    cosines = (normalise_rows(moved) * normalise_rows(onto)).sum(1)
     rows = np.unique(np.linspace(0, len(source) - 1, min(queries, len(source))).astype(int))
     count = min(count, len(source) - 1)
-    first, second = (nearest(each - each.mean(0), rows, count) for each in (source, target))
+    first, second = (find_nearest(each - each.mean(0), rows, count) for each in (source, target))
     order = np.argsort(cosines[:frequent], kind="stable")
-    named = [Moved(labels[row], float(cosines[row])) for row in order]
+    named = [ChunkDrift(labels[row], float(cosines[row])) for row in order]
     same_width = source.shape[1] == target.shape[1]
     return Drift(
         before=before,
         after=after,
         distance=distance,
         cosine=float(cosines.mean()),
-        unaligned=float((unit(source) * unit(target)).sum(1).mean()) if same_width else None,
+        unaligned=float((normalise_rows(source) * normalise_rows(target)).sum(1).mean()) if same_width else None,
         neighbours=count,
         queries=len(rows),
         overlap=float((first[:, :, None] == second[:, None]).any(2).mean()),

@@ -9,14 +9,14 @@ from pipeline.options import Options
 from pipeline.probe import passages
 from pipeline.probe.analyse import geometry, use
 from pipeline.probe.analyse import intrinsic as checks
-from pipeline.probe.analyse.drift import Drift, drift
-from pipeline.probe.analyse.gathered import Material, embedded
+from pipeline.probe.analyse.drift import Drift, measure_drift
+from pipeline.probe.analyse.gathered import AnalysisData, embed_chunks
 from pipeline.probe.analyse.intrinsic import Intrinsic
-from pipeline.probe.analyse.result import Analysis, findings
+from pipeline.probe.analyse.result import Analysis, describe_findings
 from pipeline.probe.analyse.use import Agreement, Classes
 from pipeline.probe.passages import ByLayer
 from pipeline.run.files import Evaluation, Part, read_as
-from pipeline.run.folder import command, of_stage
+from pipeline.run.folder import format_command, stage_overrides
 from pipeline.run.opened import Run
 
 log = logging.getLogger(__name__)
@@ -24,7 +24,9 @@ _CONTEXTS, _BAND, _QUERIES, _NEAREST = 500, 2000, 300, 10
 _FEWEST = 3 * _NEAREST  # chunks needed to compare use
 
 
-def figures(options: Options, made: Material, before: Run | None, folder: str, maps: list[str]) -> Analysis:
+def compute_analysis(
+    options: Options, made: AnalysisData, before: Run | None, folder: str, maps: list[str]
+) -> Analysis:
     """Compute the analysis without its pictures.
 
     Args:
@@ -35,7 +37,7 @@ def figures(options: Options, made: Material, before: Run | None, folder: str, m
         maps: names of the maps.
     """
     notes, run = list(made.notes), made.run
-    agreement, classes, intrinsic = _of_use(options, made, notes)
+    agreement, classes, intrinsic = _analyse_use(options, made, notes)
     found = Analysis(
         folder=folder,
         run=options.name,
@@ -50,46 +52,48 @@ def figures(options: Options, made: Material, before: Run | None, folder: str, m
         agreement=agreement,
         classes=classes,
         intrinsic=intrinsic,
-        loss=_loss(run, notes),
-        norms=geometry.norms(made.vectors, made.counts),
-        cloud=geometry.cloud(made.vectors),
-        drift=_drift(made, before, notes),
-        passages=_passages(options, run, notes),
+        loss=_read_loss_by_frequency(run, notes),
+        norms=geometry.measure_norms(made.vectors, made.counts),
+        cloud=geometry.measure_spread(made.vectors),
+        drift=_measure_drift_from(made, before, notes),
+        passages=_compare_passages(options, run, notes),
         maps=maps,
         notes=notes,
     )
-    found.findings = findings(found)
+    found.findings = describe_findings(found)
     return found
 
 
-def _of_use(
-    options: Options, made: Material, notes: list[str]
+def _analyse_use(
+    options: Options, made: AnalysisData, notes: list[str]
 ) -> tuple[list[Agreement], Classes | None, Intrinsic | None]:
     """Compute agreement by frequency band, class information and intrinsic checks, which all need contexts."""
     size = len(made.chunks)
     if size < _FEWEST:
         notes.append(f"use and intrinsic checks are left out: {size} chunks are too few")
         return [], None, None
-    counted = use.information(use.contexts(made.stream, size, _CONTEXTS))
-    small = use.reduced(counted, min(made.vectors.shape[1], counted.shape[1]))
+    counted = use.positive_pmi(use.count_contexts(made.stream, size, _CONTEXTS))
+    small = use.reduce_dimensions(counted, min(made.vectors.shape[1], counted.shape[1]))
     bands = [slice(0, min(_BAND, size)), *([slice(size - _BAND, size)] if size >= 2 * _BAND else [])]
     agreement = [
-        use.agreement(
+        use.measure_agreement(
             made.centred, counted, made.chunks, made.counts, made.labels, band, _QUERIES, _NEAREST, made.pixels
         )
         for band in bands
     ]
-    by_use = geometry.clusters(small, options.analyse.clusters, options.seed)
-    classes = use.classes(made.stream, made.clusters, by_use, made.chunks, made.counts, options.seed)
+    by_use = geometry.cluster_directions(small, options.analyse.clusters, options.seed)
+    classes = use.measure_class_information(made.stream, made.clusters, by_use, made.chunks, made.counts, options.seed)
     if made.pixels:
         notes.append("intrinsic checks are of words: there are none for pixels")
         return agreement, classes, None
-    return agreement, classes, _intrinsic(options, made, small, notes)
+    return agreement, classes, _run_intrinsic_checks(options, made, small, notes)
 
 
-def _intrinsic(options: Options, made: Material, small: np.ndarray, notes: list[str]) -> Intrinsic | None:
+def _run_intrinsic_checks(
+    options: Options, made: AnalysisData, small: np.ndarray, notes: list[str]
+) -> Intrinsic | None:
     """Run the intrinsic checks on the model and the baselines; `small` holds the reduced context vectors."""
-    words = checks.words(made.chunks)
+    words = checks.index_words(made.chunks)
     rows = np.array(list(words.values()), int)
     spaces = {checks.MODEL: made.centred[rows], checks.WHOLE: made.vectors[rows], checks.COUNTED: small[rows]}
     if options.analyse.skip_gram:
@@ -99,7 +103,7 @@ def _intrinsic(options: Options, made: Material, small: np.ndarray, notes: list[
         else:
             spaces[checks.SKIP_GRAM] = learned[rows]
     places = {word: place for place, word in enumerate(words)}
-    found = checks.intrinsic(places, checks.systems([made.chunks[row] for row in rows], spaces))
+    found = checks.measure_precision(places, checks.neighbour_finders([made.chunks[row] for row in rows], spaces))
     if found is None:
         notes.append("intrinsic checks are left out: the corpus has too few of the words that are asked for")
     else:
@@ -107,11 +111,11 @@ def _intrinsic(options: Options, made: Material, small: np.ndarray, notes: list[
     return found
 
 
-def _loss(run: Run, notes: list[str]) -> list[Part]:
+def _read_loss_by_frequency(run: Run, notes: list[str]) -> list[Part]:
     """Read the bits by frequency that `haed evaluate` measured, or note why there are none."""
     path = run.folder.path / "evaluation.json"
-    words = ("evaluate.breakdown=true", *of_stage(run.options.evaluate.stage))
-    again = f"run `{command('evaluate', run.folder, *words)}` first"
+    words = ("evaluate.breakdown=true", *stage_overrides(run.options.evaluate.stage))
+    again = f"run `{format_command('evaluate', run.folder, *words)}` first"
     if not os.path.lexists(path):
         notes.append(f"loss by frequency is left out: {again}")
         return []
@@ -123,27 +127,27 @@ def _loss(run: Run, notes: list[str]) -> list[Part]:
     return found.breakdown.by_frequency
 
 
-def _passages(options: Options, run: Run, notes: list[str]) -> ByLayer | None:
+def _compare_passages(options: Options, run: Run, notes: list[str]) -> ByLayer | None:
     """Compare the nearest passages layer by layer, at places drawn from the whole split."""
     limits = options.analyse
     if not limits.passages:
         return None
     log.info("comparing passages, layer by layer")
-    places = passages.gathered(run, limits.split, limits.passages, options.seed)
+    places = passages.sample_places(run, limits.split, limits.passages, options.seed)
     if places is None:
         notes.append(
             "passages by layer are left out: fewer than two windows of the split were drawn (analyse.passages)"
         )
         return None
-    return passages.by_layer(places, options.seed)
+    return passages.compare_layers(places, options.seed)
 
 
-def _drift(made: Material, before: Run | None, notes: list[str]) -> Drift | None:
+def _measure_drift_from(made: AnalysisData, before: Run | None, notes: list[str]) -> Drift | None:
     if before is None:
         notes.append(
             "drift is left out: there is no other checkpoint to measure it from (analyse.against=RUN names one)"
         )
         return None
-    source = embedded(before, made.every, len(made.chunks))
+    source = embed_chunks(before, made.every, len(made.chunks))
     first, second = (f"{each.folder.path.name} {each.phase} step {each.step:,}" for each in (before, made.run))
-    return drift(source, made.vectors, made.labels, first, second)
+    return measure_drift(source, made.vectors, made.labels, first, second)

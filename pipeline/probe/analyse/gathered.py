@@ -11,13 +11,13 @@ from dataclasses import dataclass
 import numpy as np
 
 from data.corpus import Corpus
-from data.distinct import DistinctChunks, distinct_chunks
-from data.statistics import hashes
+from data.distinct import DistinctChunks, count_distinct_chunks
+from data.statistics import hash_chunks
 from pipeline.options import Options
-from pipeline.probe.analyse.geometry import clusters
-from pipeline.run.index import PIXELS, spell
+from pipeline.probe.analyse.geometry import cluster_directions
+from pipeline.run.index import PIXELS, display_chunk
 from pipeline.run.opened import Run
-from pipeline.shown import visible
+from pipeline.shown import escape_control_characters
 
 log = logging.getLogger(__name__)
 FREQUENT, ENOUGH = 10, 1000  # default minimum count, and how many chunks must reach it
@@ -25,7 +25,7 @@ _AT_ONCE = 8192
 
 
 @dataclass
-class Table:
+class ChunkTable:
     """Table of n distinct chunks, the most frequent first.
 
     Attributes:
@@ -44,7 +44,7 @@ class Table:
 
 
 @dataclass
-class Material:
+class AnalysisData:
     """Input data of an analysis.
 
     Attributes:
@@ -63,7 +63,7 @@ class Material:
     """
 
     run: Run
-    every: Table
+    every: ChunkTable
     embedded: np.ndarray
     chunks: list[bytes]
     counts: np.ndarray
@@ -76,18 +76,18 @@ class Material:
     notes: list[str]
 
 
-def gather(run: Run, options: Options) -> Material:
+def load_analysis_data(run: Run, options: Options) -> AnalysisData:
     """Read the corpus of a run and embed its frequent chunks.
 
     Raises:
         FileNotFoundError: the shards are gone.
         ValueError: the split has too few distinct chunks.
     """
-    limits, corpus = options.analyse, run.folder.corpus()
-    every = frequent(corpus, limits.split, max(limits.max_chunks, limits.projector), limits.min_count)
+    limits, corpus = options.analyse, run.folder.open_corpus()
+    every = find_frequent_chunks(corpus, limits.split, max(limits.max_chunks, limits.projector), limits.min_count)
     log.info("embedding %s chunks, and reading their contexts", f"{len(every.chunks):,}")
-    vectors, size = embedded(run, every), min(limits.max_chunks, len(every.chunks))
-    rows, whole = stream(corpus, limits.split, every, limits.corpus_chunks)
+    vectors, size = embed_chunks(run, every), min(limits.max_chunks, len(every.chunks))
+    rows, whole = read_stream(corpus, limits.split, every, limits.corpus_chunks)
     notes = []
     if every.least > 1:
         notes.append(f"chunks that occur less than {every.least:,} times are left out (analyse.min_count=1 has all)")
@@ -98,7 +98,7 @@ def gather(run: Run, options: Options) -> Material:
             f"contexts are those of the first {(rows >= 0).sum():,} known chunks of the split "
             f"(analyse.corpus_chunks={limits.corpus_chunks})"
         )
-    return Material(
+    return AnalysisData(
         run=run,
         every=every,
         embedded=vectors,
@@ -106,20 +106,20 @@ def gather(run: Run, options: Options) -> Material:
         counts=every.counts[:size],
         vectors=vectors[:size],
         centred=vectors[:size] - vectors[:size].mean(0),
-        labels=labels(run, every.chunks[:size]),
+        labels=label_chunks(run, every.chunks[:size]),
         stream=rows,
-        clusters=clusters(vectors[:size], limits.clusters, options.seed),
+        clusters=cluster_directions(vectors[:size], limits.clusters, options.seed),
         pixels=run.chunker.name == PIXELS,
         notes=notes,
     )
 
 
-def labels(run: Run, chunks: list[bytes]) -> list[str]:
+def label_chunks(run: Run, chunks: list[bytes]) -> list[str]:
     """Return the chunks in displayable form."""
-    return [visible(spell(chunk, run.chunker.name)) for chunk in chunks]
+    return [escape_control_characters(display_chunk(chunk, run.chunker.name)) for chunk in chunks]
 
 
-def frequent(corpus: Corpus, split: str, most: int, min_count: int | None) -> Table:
+def find_frequent_chunks(corpus: Corpus, split: str, most: int, min_count: int | None) -> ChunkTable:
     """Return the most frequent chunks of a split, at most `most`.
 
     Without `min_count` the minimum is 10 occurrences if 1,000 chunks reach it, otherwise 1. For rarer chunks, neither
@@ -128,39 +128,39 @@ def frequent(corpus: Corpus, split: str, most: int, min_count: int | None) -> Ta
     Raises:
         ValueError: fewer than three chunks remain.
     """
-    found = distinct_chunks(corpus, split, most=most, at_least=min_count or FREQUENT)
+    found = count_distinct_chunks(corpus, split, most=most, at_least=min_count or FREQUENT)
     least = min_count or FREQUENT
     if min_count is None and len(found.counts) < ENOUGH:
-        found, least = distinct_chunks(corpus, split, most=most), 1
+        found, least = count_distinct_chunks(corpus, split, most=most), 1
     if len(found.counts) < 3:
         raise ValueError(
             f"{len(found.counts)} distinct chunks of the {split} split occur {least} times, too few to analyse: lower "
             "analyse.min_count, or choose another analyse.split"
         )
     chunks = [row.tobytes()[:length] for row, length in zip(found.tokens, found.lengths, strict=True)]
-    return Table(chunks, found.counts, found, least, found.left_out)
+    return ChunkTable(chunks, found.counts, found, least, found.left_out)
 
 
-def embedded(run: Run, table: Table, most: int | None = None) -> np.ndarray:
+def embed_chunks(run: Run, table: ChunkTable, most: int | None = None) -> np.ndarray:
     """Embed the chunks of a table, or the first `most`, in batches; return (n, E) float32."""
     rows, size = table.rows, len(table.chunks[:most])
     parts = [slice(begin, min(begin + _AT_ONCE, size)) for begin in range(0, size, _AT_ONCE)]
     return np.concatenate([run.embed_rows(rows.tokens[part], rows.lengths[part]) for part in parts])
 
 
-def stream(corpus: Corpus, split: str, table: Table, most: int) -> tuple[np.ndarray, bool]:
+def read_stream(corpus: Corpus, split: str, table: ChunkTable, most: int) -> tuple[np.ndarray, bool]:
     """Read a split as rows of a table (S,) int32, and return them and whether the split was read to its end.
 
     Chunks missing from the table are -1. One more -1 precedes each document, so that no pair of neighbours in the
     stream crosses documents. Reading stops after `most` chunks.
     """
     real = np.arange(table.rows.tokens.shape[1]) < table.rows.lengths[:, None]
-    keys = hashes(table.rows.tokens[real], table.rows.lengths)
+    keys = hash_chunks(table.rows.tokens[real], table.rows.lengths)
     order = np.argsort(keys)
     keys, parts, size = keys[order], [], 0
-    for shard in corpus.of(split):
+    for shard in corpus.shards_of(split):
         for sample in corpus.read(shard):
-            found = hashes(sample.tokens, sample.lengths)
+            found = hash_chunks(sample.tokens, sample.lengths)
             place = np.searchsorted(keys, found).clip(max=len(keys) - 1)
             rows = np.where(keys[place] == found, order[place], -1).astype(np.int32)
             size += len(rows)

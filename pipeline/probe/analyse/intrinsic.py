@@ -1,7 +1,7 @@
 """Intrinsic checks: precision@10 of word sets for the model and for baselines.
 
 The baselines are chance, counted contexts (PPMI-SVD), a skip-gram and spelling alone. All systems search the same
-words: the most frequent form of each word of the corpus (see `pipeline.probe.analyse.sets.heading`). For each member
+words: the most frequent form of each word of the corpus (see `pipeline.probe.analyse.sets.extract_word`). For each member
 of a set, precision@10 is the number of other members among its 10 nearest words, divided by the largest possible
 number. For pairs it is the share whose other half is among the 10 nearest. The model is searched by the centred
 cosine, as an index of chunks is: the mean embedding is subtracted first (Mu & Viswanath 2018), so that a common
@@ -15,9 +15,9 @@ from functools import partial
 
 import numpy as np
 
-from pipeline.probe.analyse.geometry import nearest
-from pipeline.probe.analyse.sets import KINDS, PAIRS, Kinds, Pairs, heading
-from pipeline.probe.analyse.use import similarity
+from pipeline.probe.analyse.geometry import find_nearest
+from pipeline.probe.analyse.sets import WORD_PAIRS, WORD_SETS, WordPairs, WordSet, extract_word
+from pipeline.probe.analyse.use import spelling_similarity
 
 log = logging.getLogger(__name__)
 AT, FEWEST = 10, 4  # neighbours; minimum number of members in the corpus
@@ -67,7 +67,7 @@ class Difference:
     error: float | None
 
     @property
-    def clear(self) -> bool:
+    def is_significant(self) -> bool:
         """Return true if the mean is more than two standard errors away from zero."""
         return self.error is not None and abs(self.mean) > 2 * self.error
 
@@ -96,39 +96,39 @@ class Intrinsic:
     def verdict(self) -> str:
         """List the baselines by significance: beaten, not told apart, better."""
         groups = {
-            "beaten": [name for name, found in self.difference.items() if found.clear and found.mean > 0],
-            "not told apart": [name for name, found in self.difference.items() if not found.clear],
-            "better": [name for name, found in self.difference.items() if found.clear and found.mean < 0],
+            "beaten": [name for name, found in self.difference.items() if found.is_significant and found.mean > 0],
+            "not told apart": [name for name, found in self.difference.items() if not found.is_significant],
+            "better": [name for name, found in self.difference.items() if found.is_significant and found.mean < 0],
         }
         return "; ".join(f"{what}: {', '.join(names)}" for what, names in groups.items() if names)
 
 
-def words(chunks: list[bytes]) -> dict[str, int]:
+def index_words(chunks: list[bytes]) -> dict[str, int]:
     """Map each word to the row of its most frequent form; `chunks` are sorted from frequent to rare."""
     found: dict[str, int] = {}
     for row, chunk in enumerate(chunks):
-        if word := heading(chunk):
+        if word := extract_word(chunk):
             found.setdefault(word, row)
     return found
 
 
-def systems(chunks: list[bytes], spaces: dict[str, np.ndarray]) -> dict[str, Near]:
+def neighbour_finders(chunks: list[bytes], spaces: dict[str, np.ndarray]) -> dict[str, Near]:
     """Return a neighbour search for each system: by cosine in its space (W, E), and by edit distance for spelling."""
 
     def spelled(rows: np.ndarray) -> np.ndarray:
-        likeness = similarity(chunks, rows)
+        likeness = spelling_similarity(chunks, rows)
         likeness[np.arange(len(rows)), rows] = -1
         return np.argsort(-likeness, axis=1, kind="stable")[:, :AT]
 
-    by_cosine: dict[str, Near] = {name: partial(_nearest, vectors) for name, vectors in spaces.items()}
+    by_cosine: dict[str, Near] = {name: partial(_nearest_words, vectors) for name, vectors in spaces.items()}
     return by_cosine | {SPELLED: spelled}
 
 
-def _nearest(vectors: np.ndarray, rows: np.ndarray) -> np.ndarray:
-    return nearest(vectors, rows, AT)
+def _nearest_words(vectors: np.ndarray, rows: np.ndarray) -> np.ndarray:
+    return find_nearest(vectors, rows, AT)
 
 
-def intrinsic(places: dict[str, int], near: dict[str, Near]) -> Intrinsic | None:
+def measure_precision(places: dict[str, int], near: dict[str, Near]) -> Intrinsic | None:
     """Measure the precision@10 of each set for each system.
 
     Sets for text are used only if the corpus has at least half of their words. The same holds for sets for code.
@@ -143,66 +143,71 @@ def intrinsic(places: dict[str, int], near: dict[str, Near]) -> Intrinsic | None
     size = len(places)
     if size <= AT + 1:
         return None
-    chosen, left_out = _chosen(places)
-    asked = np.array(sorted({places[word] for each in chosen for word in _members(each) if word in places}), int)
+    chosen, left_out = _select_sets(places)
+    asked = np.array(sorted({places[word] for each in chosen for word in _list_words(each) if word in places}), int)
     if not len(asked):
         return None
     lists = {name: find(asked) for name, find in near.items()}
-    checks = [_checked(each, places, lambda rows: np.searchsorted(asked, rows), lists, size) for each in chosen]
+    checks = [_check_set(each, places, lambda rows: np.searchsorted(asked, rows), lists, size) for each in chosen]
     own = [check for check in checks if check.use]
     others = [name for name in checks[0].precision if name not in (MODEL, WHOLE)]
     difference = {
-        name: _difference([check.precision[MODEL] - check.precision[name] for check in own])
+        name: _mean_difference([check.precision[MODEL] - check.precision[name] for check in own])
         for name in (others if own else ())
     }
     return Intrinsic(
-        size, checks, left_out, _mean(own), _mean([check for check in checks if not check.use]), difference
+        size,
+        checks,
+        left_out,
+        _mean_precision(own),
+        _mean_precision([check for check in checks if not check.use]),
+        difference,
     )
 
 
-def _members(each: Kinds | Pairs) -> list[str]:
+def _list_words(each: WordSet | WordPairs) -> list[str]:
     """Return all words of a set."""
-    return [word for member in _every(each) for word in member]
+    return [word for member in _members_as_tuples(each) for word in member]
 
 
-def _chosen(places: dict[str, int]) -> tuple[list[Kinds | Pairs], list[str]]:
+def _select_sets(places: dict[str, int]) -> tuple[list[WordSet | WordPairs], list[str]]:
     """Return the sets that can be checked, and a line with the reason for each set left out."""
-    every: list[Kinds | Pairs] = [*KINDS, *PAIRS]
+    every: list[WordSet | WordPairs] = [*WORD_SETS, *WORD_PAIRS]
     chosen, left_out = [], []
     for of in ("text", "code"):
         mine = [each for each in every if each.of == of]
-        known = [word in places for each in mine for word in _members(each)]
+        known = [word in places for each in mine for word in _list_words(each)]
         if 2 * sum(known) < len(known):
             left_out.append(f"all for {of} (the corpus has {sum(known)} of their {len(known)} words often enough)")
             continue
         for each in mine:
-            if (found := len(_found(each, places))) >= FEWEST:
+            if (found := len(_known_members(each, places))) >= FEWEST:
                 chosen.append(each)
             else:
                 left_out.append(f"{each.name} ({found} of {len(each.members)})")
     return chosen, left_out
 
 
-def _found(each: Kinds | Pairs, places: dict[str, int]) -> list[tuple[str, ...]]:
+def _known_members(each: WordSet | WordPairs, places: dict[str, int]) -> list[tuple[str, ...]]:
     """Return the members, words or whole pairs, that the corpus has."""
-    return [member for member in _every(each) if all(word in places for word in member)]
+    return [member for member in _members_as_tuples(each) if all(word in places for word in member)]
 
 
-def _every(each: Kinds | Pairs) -> list[tuple[str, ...]]:
-    return [(word,) for word in each.members] if isinstance(each, Kinds) else list(each.members)
+def _members_as_tuples(each: WordSet | WordPairs) -> list[tuple[str, ...]]:
+    return [(word,) for word in each.members] if isinstance(each, WordSet) else list(each.members)
 
 
-def _checked(
-    each: Kinds | Pairs,
+def _check_set(
+    each: WordSet | WordPairs,
     places: dict[str, int],
     line: Callable[[np.ndarray], np.ndarray],
     lists: dict[str, np.ndarray],
     size: int,
 ) -> Check:
     """Check one set; `line` maps query rows to their lines in the neighbour lists."""
-    found = _found(each, places)
+    found = _known_members(each, places)
     rows = np.array([[places[word] for word in member] for member in found], int)
-    pairs = isinstance(each, Pairs)
+    pairs = isinstance(each, WordPairs)
     if pairs:
         queries, others = np.concatenate([rows, rows[:, ::-1]]).T
         precision = {
@@ -215,17 +220,17 @@ def _checked(
             name: float(np.isin(near[line(members)], members).sum(1).mean() / most) for name, near in lists.items()
         }
         precision[CHANCE] = AT * (len(members) - 1) / (size - 1) / most
-    missing = ["/".join(member) for member in _every(each) if member not in found]
-    use = not (isinstance(each, Pairs) and each.spelled)
+    missing = ["/".join(member) for member in _members_as_tuples(each) if member not in found]
+    use = not (isinstance(each, WordPairs) and each.spelled)
     return Check(each.name, each.of, use, pairs, len(found), len(each.members), missing, precision)
 
 
-def _mean(checks: list[Check]) -> dict[str, float]:
+def _mean_precision(checks: list[Check]) -> dict[str, float]:
     names = checks[0].precision if checks else ()
     return {name: float(np.mean([check.precision[name] for check in checks])) for name in names}
 
 
-def _difference(values: list[float]) -> Difference:
+def _mean_difference(values: list[float]) -> Difference:
     error = float(np.std(values, ddof=1) / np.sqrt(len(values))) if len(values) > 1 else None
     return Difference(float(np.mean(values)), error)
 

@@ -2,9 +2,9 @@
 
 from collections.abc import Iterator, Mapping
 
-from pipeline.probe.analyse.result import Analysis, head, rows
+from pipeline.probe.analyse.result import Analysis, precision_header, precision_rows
 from pipeline.probe.analyse.use import Agreement
-from pipeline.show.page import escape, image, page, table
+from pipeline.show.page import escape, render_image, render_page, render_table
 
 _ABOUT = {
     "map.png": (
@@ -39,7 +39,7 @@ _ABOUT = {
 }
 
 
-def analysis_page(found: Analysis, pictures: Mapping[str, bytes]) -> str:
+def render_analysis_page(found: Analysis, pictures: Mapping[str, bytes]) -> str:
     """Return the analysis as an HTML page.
 
     Args:
@@ -52,43 +52,43 @@ def analysis_page(found: Analysis, pictures: Mapping[str, bytes]) -> str:
         "<ul>" + "".join(f"<li>{escape(sentence)}" for sentence in found.findings) + "</ul>",
     ]
     tables = {
-        "use.png": "".join(_examples(band) for band in found.agreement),
-        "intrinsic.png": _checks(found),
-        "drift.png": _moved(found),
-        "passages.png": _passages(found),
+        "use.png": "".join(_render_examples(band) for band in found.agreement),
+        "intrinsic.png": _render_checks(found),
+        "drift.png": _render_drift(found),
+        "passages.png": _render_passages(found),
     }
     for name, (title, about) in _ABOUT.items():
         if name in pictures:
-            parts += [f"<h2>{title}</h2><p>{about}</p>", image(name, pictures[name]), tables.get(name, "")]
+            parts += [f"<h2>{title}</h2><p>{about}</p>", render_image(name, pictures[name]), tables.get(name, "")]
     if found.notes:
         parts.append("<h2>What to know</h2><ul>" + "".join(f"<li>{escape(note)}" for note in found.notes) + "</ul>")
-    return page(f"{found.run}: embeddings", "".join(parts))
+    return render_page(f"{found.run}: embeddings", "".join(parts))
 
 
-def _examples(band: Agreement) -> str:
+def _render_examples(band: Agreement) -> str:
     """Return a table of example chunks of a band with their neighbours by embedding, use and spelling."""
 
     def cells() -> Iterator[tuple[str, ...]]:
         for example in band.examples:
             lists = (example.embedding, example.use, example.spelling)
-            yield _code([example.chunk]), *(_code(each[:5]) for each in lists)
+            yield _render_code([example.chunk]), *(_render_code(each[:5]) for each in lists)
 
     title = f"chunks of rank {band.first:,} to {band.first + band.among - 1:,}"
     summary = f"<details><summary>neighbours among {title}</summary>"
-    return f"{summary}{table(('chunk', 'the model', 'by use', 'by spelling'), cells(), 4)}</details>"
+    return f"{summary}{render_table(('chunk', 'the model', 'by use', 'by spelling'), cells(), 4)}</details>"
 
 
-def _checks(found: Analysis) -> str:
+def _render_checks(found: Analysis) -> str:
     if (checks := found.intrinsic) is None:
         return ""
     missing = "; ".join(f"{each.name}: {', '.join(each.missing)}" for each in checks.checks if each.missing)
-    lines = ([escape(cell) for cell in row] for row in rows(checks))
+    lines = ([escape(cell) for cell in row] for row in precision_rows(checks))
     told = f"<p>Among {checks.words:,} words. Not often enough in the corpus: {escape(missing) or 'none'}."
     told += f" Left out: {escape('; '.join(checks.left_out))}.</p>" if checks.left_out else "</p>"
-    return f"{table(head(checks), lines, 2)}{told}"
+    return f"{render_table(precision_header(checks), lines, 2)}{told}"
 
 
-def _moved(found: Analysis) -> str:
+def _render_drift(found: Analysis) -> str:
     if (drift := found.drift) is None:
         return ""
     plain = "" if drift.unaligned is None else f" (without it {drift.unaligned:.3f})"
@@ -99,7 +99,7 @@ def _moved(found: Analysis) -> str:
     )
 
 
-def _passages(found: Analysis) -> str:
+def _render_passages(found: Analysis) -> str:
     if (alike := found.passages) is None:
         return ""
 
@@ -113,7 +113,7 @@ def _passages(found: Analysis) -> str:
     head = ("by", "also of the layer before", "same chunk before", "same chunk behind", "same document")
     parts = [
         f"<p>{alike.queries:,} of {alike.places:,} places in {alike.windows:,} windows, {alike.neighbours} neighbours each.</p>",
-        table(head, lines, 1),
+        render_table(head, lines, 1),
     ]
     for each in alike.examples:
         rows = (
@@ -121,10 +121,10 @@ def _passages(found: Analysis) -> str:
             for name, near in each.nearest.items()
         )
         parts.append(
-            f"<details><summary><code>{escape(each.passage)}</code></summary>{table(('by', 'nearest'), rows, 2)}</details>"
+            f"<details><summary><code>{escape(each.passage)}</code></summary>{render_table(('by', 'nearest'), rows, 2)}</details>"
         )
     return "".join(parts)
 
 
-def _code(chunks: list[str]) -> str:
+def _render_code(chunks: list[str]) -> str:
     return " ".join(f"<code>{escape(chunk)}</code>" for chunk in chunks)

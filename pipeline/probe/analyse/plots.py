@@ -12,7 +12,7 @@ from pipeline.probe.analyse.intrinsic import Intrinsic
 from pipeline.probe.analyse.use import Agreement
 from pipeline.probe.passages import ByLayer
 from pipeline.run.files import Part
-from pipeline.show.plots import COLOURS, GREY, MODEL, panel, plain, png
+from pipeline.show.plots import COLOURS, GREY, MODEL, add_panel, drawable_label, encode_png
 
 USE, SPELLING = COLOURS["pretrain"], MODEL
 _LABELS = 60  # labels on a map
@@ -24,13 +24,13 @@ _SIGNS = {
 }
 
 
-def agreement(bands: Sequence[Agreement]) -> bytes:
+def plot_agreement(bands: Sequence[Agreement]) -> bytes:
     """Plot similarity in use and spelling over the centred cosine, from chance (0) to best (1), one panel per band."""
     figure = Figure(figsize=(4.8 * len(bands), 3.2))
     for position, band in enumerate(bands, 1):
         last = band.first + band.among - 1
         title = f"chunks of rank {band.first:,} to {last:,}"
-        axes = panel(figure, position, len(bands), title, "centred cosine of embeddings, from here on")
+        axes = add_panel(figure, position, len(bands), title, "centred cosine of embeddings, from here on")
         for name, kind, colour in (("use", band.use, USE), ("spelling", band.spelling, SPELLING)):
             span = max(kind.best - kind.chance, 1e-9)
             points = [
@@ -45,14 +45,14 @@ def agreement(bands: Sequence[Agreement]) -> bytes:
         axes.set_ylabel("from chance (0) to the best (1)", fontsize=8)
         axes.legend(fontsize=8, frameon=False, loc="center left")
     figure.tight_layout()
-    return png(figure)
+    return encode_png(figure)
 
 
-def intrinsic(found: Intrinsic) -> bytes:
+def plot_intrinsic_checks(found: Intrinsic) -> bytes:
     """Plot precision@10 by set: a bar for the model and a marker for each other system."""
     checks = sorted(found.checks, key=lambda check: (not check.use, -check.precision[OF_MODEL]))
     figure = Figure(figsize=(9.5, 0.27 * len(checks) + 1.0))
-    axes = panel(figure, 1, 1, "", "precision@10: more is better")
+    axes = add_panel(figure, 1, 1, "", "precision@10: more is better")
     names = [name for name in checks[0].precision if name != OF_MODEL]
     places = np.arange(len(checks))[::-1]
     axes.barh(places, [check.precision[OF_MODEL] for check in checks], color=MODEL, height=0.55, label=OF_MODEL)
@@ -64,57 +64,57 @@ def intrinsic(found: Intrinsic) -> bytes:
     axes.set_xlim(-0.01, 1.02)
     axes.legend(fontsize=8, frameon=False, ncols=len(names) + 1, loc="lower center", bbox_to_anchor=(0.5, 1.0))
     figure.tight_layout()
-    return png(figure)
+    return encode_png(figure)
 
 
-def norms(vectors: np.ndarray, counts: np.ndarray) -> bytes:
+def plot_norms(vectors: np.ndarray, counts: np.ndarray) -> bytes:
     """Plot the norm of each chunk's embedding against its count."""
     figure = Figure(figsize=(6, 3.2))
-    axes = panel(figure, 1, 1, "norm of the embedding", "occurrences of the chunk")
+    axes = add_panel(figure, 1, 1, "norm of the embedding", "occurrences of the chunk")
     axes.semilogx(counts, np.linalg.norm(vectors, axis=1), ".", color=USE, markersize=2, alpha=0.4)
     figure.tight_layout()
-    return png(figure)
+    return encode_png(figure)
 
 
-def loss(parts: Sequence[Part]) -> bytes:
+def plot_loss(parts: Sequence[Part]) -> bytes:
     """Plot bits per token, and the shares of bits and tokens, by the count of a chunk in the train split."""
     figure = Figure(figsize=(9.5, 2.9))
     names, places = [part.of.replace("–", "–\n") for part in parts], np.arange(len(parts))
-    each = panel(figure, 1, 2, "bits per token", "times in the train split")
+    each = add_panel(figure, 1, 2, "bits per token", "times in the train split")
     each.bar(places, [part.bits_per_token or 0.0 for part in parts], color=MODEL, width=0.7)
     each.set_xticks(places, names, fontsize=7)
-    shares = panel(figure, 2, 2, "share of all, %", "times in the train split")
+    shares = add_panel(figure, 2, 2, "share of all, %", "times in the train split")
     for shift, (name, colour) in zip((-0.2, 0.2), (("bits", MODEL), ("tokens", GREY)), strict=True):
         values = np.array([getattr(part, name) for part in parts], float)
         shares.bar(places + shift, 100 * values / max(values.sum(), 1e-9), color=colour, width=0.38, label=name)
     shares.set_xticks(places, names, fontsize=7)
     shares.legend(fontsize=8, frameon=False)
     figure.tight_layout()
-    return png(figure)
+    return encode_png(figure)
 
 
-def drift(found: Drift) -> bytes:
+def plot_drift(found: Drift) -> bytes:
     """Plot the frequent chunks that moved most and least, by the cosine of their embeddings before and after."""
     figure = Figure(figsize=(9.5, 0.2 * max(len(found.most), len(found.least)) + 0.9))
     for position, (title, moved) in enumerate((("moved most", found.most), ("moved least", found.least)), 1):
-        axes = panel(figure, position, 2, title, "cosine with itself, after the best turn")
+        axes = add_panel(figure, position, 2, title, "cosine with itself, after the best turn")
         places = np.arange(len(moved))[::-1]
         axes.barh(places, [each.cosine for each in moved], color=USE, height=0.6)
-        axes.set_yticks(places, [plain(each.chunk) for each in moved], fontsize=8, family="monospace")
+        axes.set_yticks(places, [drawable_label(each.chunk) for each in moved], fontsize=8, family="monospace")
         axes.set_xlim(min(0.0, *(each.cosine for each in (*found.most, *found.least))), 1)
     figure.tight_layout()
-    return png(figure)
+    return encode_png(figure)
 
 
-def passages(found: ByLayer) -> bytes:
+def plot_passages(found: ByLayer) -> bytes:
     """Plot the neighbours each layer shares with the previous layer, and the shares with equal chunks or documents."""
     figure = Figure(figsize=(9.5, 3.0))
     names, places = [each.name for each in found.layers], np.arange(len(found.layers))
-    kept = panel(figure, 1, 2, "nearest passages that the layer before has too, %", "")
+    kept = add_panel(figure, 1, 2, "nearest passages that the layer before has too, %", "")
     kept.bar(places[1:], [100 * (each.overlap or 0) for each in found.layers[1:]], color=USE, width=0.6)
     kept.axhline(100 * (found.chance.overlap or 0), color=GREY, linewidth=1, linestyle="--")
     kept.set_ylim(0, 100)
-    shared = panel(figure, 2, 2, "nearest passages that have the same …, %; dashed: by chance", "")
+    shared = add_panel(figure, 2, 2, "nearest passages that have the same …, %; dashed: by chance", "")
     for name, of, colour in (
         ("chunk before", "last", USE),
         ("chunk behind", "following", MODEL),
@@ -130,10 +130,12 @@ def passages(found: ByLayer) -> bytes:
         axes.set_xticks(places, names, fontsize=8)
         axes.set_xlim(-0.5, len(names) - 0.5)
     figure.tight_layout()
-    return png(figure)
+    return encode_png(figure)
 
 
-def placed(places: np.ndarray, clusters: np.ndarray, labels: Sequence[str], name: str, colours: Sequence[str]) -> bytes:
+def plot_map(
+    places: np.ndarray, clusters: np.ndarray, labels: Sequence[str], name: str, colours: Sequence[str]
+) -> bytes:
     """Plot points (n, 2) in their cluster's colour, or in `colours`, with labels of frequent chunks where they fit."""
     figure = Figure(figsize=(9.5, 7))
     axes = figure.add_subplot()
@@ -147,7 +149,7 @@ def placed(places: np.ndarray, clusters: np.ndarray, labels: Sequence[str], name
         if all((np.abs(middle - other[:2]) > (size + other[2:]) / 2).any() for other in taken):
             taken.append(np.concatenate([middle, size]))
             axes.annotate(
-                plain(label), place, fontsize=7, family="monospace", xytext=(2, 2), textcoords="offset points"
+                drawable_label(label), place, fontsize=7, family="monospace", xytext=(2, 2), textcoords="offset points"
             )
         if len(taken) == _LABELS:
             break
@@ -156,4 +158,4 @@ def placed(places: np.ndarray, clusters: np.ndarray, labels: Sequence[str], name
     axes.set_yticks([])
     axes.spines[:].set_color(GREY)
     figure.tight_layout()
-    return png(figure)
+    return encode_png(figure)

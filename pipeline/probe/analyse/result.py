@@ -4,7 +4,7 @@ from dataclasses import dataclass, field
 
 from pipeline.options import Phase
 from pipeline.probe.analyse.drift import Drift
-from pipeline.probe.analyse.geometry import Cloud, Norms
+from pipeline.probe.analyse.geometry import EmbeddingSample, Norms
 from pipeline.probe.analyse.intrinsic import Intrinsic
 from pipeline.probe.analyse.use import Agreement, Classes
 from pipeline.probe.passages import ByLayer
@@ -56,7 +56,7 @@ class Analysis:
     intrinsic: Intrinsic | None
     loss: list[Part]
     norms: Norms
-    cloud: Cloud
+    cloud: EmbeddingSample
     drift: Drift | None
     passages: ByLayer | None
     maps: list[str]
@@ -66,7 +66,7 @@ class Analysis:
     seconds: float = 0.0
 
 
-def findings(found: Analysis) -> list[str]:
+def describe_findings(found: Analysis) -> list[str]:
     """Summarise each part of the analysis in a sentence."""
     told = []
     for band in found.agreement:
@@ -125,7 +125,7 @@ def findings(found: Analysis) -> list[str]:
     return told
 
 
-def rows(checks: Intrinsic) -> list[tuple[str, ...]]:
+def precision_rows(checks: Intrinsic) -> list[tuple[str, ...]]:
     """Return the rows of the precision@10 table: name of the set, members found, precision by system."""
     names = list(checks.checks[0].precision)
     lines = [
@@ -142,17 +142,17 @@ def rows(checks: Intrinsic) -> list[tuple[str, ...]]:
     return lines
 
 
-def head(checks: Intrinsic) -> tuple[str, ...]:
+def precision_header(checks: Intrinsic) -> tuple[str, ...]:
     """Return the header of the precision@10 table."""
     return ("set", "in the corpus", *checks.checks[0].precision)
 
 
-def table(found: Analysis) -> str:
+def format_analysis(found: Analysis) -> str:
     """Format the analysis as text."""
     lines = [f"{found.run}, {found.stage} step {found.step:,}: {found.chunks:,} chunks of the {found.split} split"]
     lines += [f"- {sentence}" for sentence in found.findings]
     if found.intrinsic is not None:
-        cells = [head(found.intrinsic), *rows(found.intrinsic)]
+        cells = [precision_header(found.intrinsic), *precision_rows(found.intrinsic)]
         widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
         lines += ["", "precision@10"]
         for cell in cells:

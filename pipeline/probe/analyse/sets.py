@@ -1,7 +1,7 @@
 """Word sets and word pairs for the intrinsic checks, for text and for code.
 
 Members are written without white space. Members with letters or digits have no other signs at their ends.
-`pipeline.probe.analyse.sets.heading` reduces a chunk to the same form, so that `self.`, `self, ` and `self` are one
+`pipeline.probe.analyse.sets.extract_word` reduces a chunk to the same form, so that `self.`, `self, ` and `self` are one
 word.
 """
 
@@ -10,7 +10,7 @@ from typing import Literal
 
 
 @dataclass(frozen=True)
-class Kinds:
+class WordSet:
     """Set of words whose members should be neighbours of each other."""
 
     name: str
@@ -19,7 +19,7 @@ class Kinds:
 
 
 @dataclass(frozen=True)
-class Pairs:
+class WordPairs:
     """Pairs of words that should be neighbours.
 
     `spelled` pairs also look alike, so that spelling alone finds them.
@@ -31,77 +31,79 @@ class Pairs:
     members: tuple[tuple[str, str], ...]
 
 
-def _kinds(name: str, of: Literal["text", "code"], members: str) -> Kinds:
-    return Kinds(name, of, tuple(members.split()))
+def _word_set(name: str, of: Literal["text", "code"], members: str) -> WordSet:
+    return WordSet(name, of, tuple(members.split()))
 
 
-def _pairs(name: str, of: Literal["text", "code"], spelled: bool, members: str) -> Pairs:
-    return Pairs(name, of, spelled, tuple((a, b) for a, _, b in (word.partition("/") for word in members.split())))
+def _word_pairs(name: str, of: Literal["text", "code"], spelled: bool, members: str) -> WordPairs:
+    return WordPairs(name, of, spelled, tuple((a, b) for a, _, b in (word.partition("/") for word in members.split())))
 
 
-KINDS = (
-    _kinds("months", "text", "January February March April May June July August September October November December"),
-    _kinds("weekdays", "text", "Monday Tuesday Wednesday Thursday Friday Saturday Sunday"),
-    _kinds(
+WORD_SETS = (
+    _word_set(
+        "months", "text", "January February March April May June July August September October November December"
+    ),
+    _word_set("weekdays", "text", "Monday Tuesday Wednesday Thursday Friday Saturday Sunday"),
+    _word_set(
         "numbers",
         "text",
         "two three four five six seven eight nine ten eleven twelve fifteen twenty thirty forty fifty hundred thousand",
     ),
-    _kinds("ordinals", "text", "first second third fourth fifth sixth seventh eighth ninth tenth"),
-    _kinds("years", "text", " ".join(map(str, range(1990, 2016)))),
-    _kinds(
+    _word_set("ordinals", "text", "first second third fourth fifth sixth seventh eighth ninth tenth"),
+    _word_set("years", "text", " ".join(map(str, range(1990, 2016)))),
+    _word_set(
         "countries",
         "text",
         "England Scotland Ireland France Germany Italy Spain Portugal Poland Russia China Japan India Australia Canada Mexico "
         "Brazil Egypt Greece Turkey Sweden Norway Denmark Finland Netherlands Belgium Austria Hungary Iran Iraq Israel Pakistan",
     ),
-    _kinds(
+    _word_set(
         "capitals",
         "text",
         "London Paris Berlin Rome Madrid Lisbon Warsaw Moscow Beijing Tokyo Delhi Canberra Ottawa Cairo Athens Ankara Stockholm "
         "Oslo Copenhagen Helsinki Amsterdam Brussels Vienna Budapest Dublin Edinburgh Washington Jerusalem Baghdad Tehran",
     ),
-    _kinds("colours", "text", "red blue green yellow black white brown grey gray orange pink purple golden silver"),
-    _kinds("pronouns", "text", "he she it they we you I who him her them us me"),
-    _kinds("possessives", "text", "his her its their our your my whose"),
-    _kinds(
+    _word_set("colours", "text", "red blue green yellow black white brown grey gray orange pink purple golden silver"),
+    _word_set("pronouns", "text", "he she it they we you I who him her them us me"),
+    _word_set("possessives", "text", "his her its their our your my whose"),
+    _word_set(
         "prepositions",
         "text",
         "in on at by for from with without into onto over under between among through during before after against towards",
     ),
-    _kinds("modal verbs", "text", "can could may might must shall should will would"),
-    _kinds("directions", "text", "north south east west northern southern eastern western"),
-    _kinds(
+    _word_set("modal verbs", "text", "can could may might must shall should will would"),
+    _word_set("directions", "text", "north south east west northern southern eastern western"),
+    _word_set(
         "given names", "text", "John William James George Robert Thomas Charles David Michael Richard Henry Peter Paul"
     ),
-    _kinds(
+    _word_set(
         "keywords",
         "code",
         "if elif else for while try except finally with return raise yield import from def class lambda assert pass break "
         "continue del global nonlocal async await",
     ),
-    _kinds("operators", "code", "+ - * / // % ** & | ^ << >>"),
-    _kinds("comparisons", "code", "== != < > <= >= is in not"),
-    _kinds("assignments", "code", "= += -= *= /= |= &= ^= <<= >>= :="),
-    _kinds("opening brackets", "code", "( [ { (( [( ({ [[ ([ {( [{"),
-    _kinds("closing brackets", "code", ") ] } )) )] }) ]] ]) )} ): )): ]: ), ], },"),
-    _kinds("types", "code", "int str float bool bytes list dict tuple set object complex frozenset bytearray"),
-    _kinds(
+    _word_set("operators", "code", "+ - * / // % ** & | ^ << >>"),
+    _word_set("comparisons", "code", "== != < > <= >= is in not"),
+    _word_set("assignments", "code", "= += -= *= /= |= &= ^= <<= >>= :="),
+    _word_set("opening brackets", "code", "( [ { (( [( ({ [[ ([ {( [{"),
+    _word_set("closing brackets", "code", ") ] } )) )] }) ]] ]) )} ): )): ]: ), ], },"),
+    _word_set("types", "code", "int str float bool bytes list dict tuple set object complex frozenset bytearray"),
+    _word_set(
         "exceptions",
         "code",
         "ValueError TypeError KeyError IndexError OSError AttributeError RuntimeError ImportError NotImplementedError Exception "
         "StopIteration UnicodeError SyntaxError EOFError",
     ),
-    _kinds("constants", "code", "None True False NotImplemented Ellipsis"),
-    _kinds(
+    _word_set("constants", "code", "None True False NotImplemented Ellipsis"),
+    _word_set(
         "built-in functions",
         "code",
         "len range isinstance getattr hasattr setattr print repr sorted min max sum any all",
     ),
-    _kinds("modules", "code", "os sys re time socket struct types warnings io errno string threading logging"),
+    _word_set("modules", "code", "os sys re time socket struct types warnings io errno string threading logging"),
 )
-PAIRS = (
-    _pairs(
+WORD_PAIRS = (
+    _word_pairs(
         "plurals",
         "text",
         True,
@@ -109,21 +111,21 @@ PAIRS = (
         "team/teams town/towns city/cities school/schools building/buildings member/members episode/episodes ship/ships "
         "line/lines name/names file/files method/methods argument/arguments value/values object/objects",
     ),
-    _pairs(
+    _word_pairs(
         "capitalised",
         "text",
         True,
         "The/the In/in He/he It/it She/she They/they This/this A/a An/an On/on At/at After/after When/when While/while "
         "For/for With/with From/from By/by As/as If/if And/and But/but Not/not",
     ),
-    _pairs(
+    _word_pairs(
         "past tense",
         "text",
         False,
         "is/was are/were has/had do/did go/went make/made take/took give/gave become/became begin/began come/came "
         "find/found get/got know/knew lead/led lose/lost run/ran say/said see/saw win/won write/wrote",
     ),
-    _pairs(
+    _word_pairs(
         "capitals of countries",
         "text",
         False,
@@ -131,14 +133,14 @@ PAIRS = (
         "Beijing/China Tokyo/Japan Delhi/India Canberra/Australia Ottawa/Canada Cairo/Egypt Athens/Greece Oslo/Norway "
         "Vienna/Austria Dublin/Ireland Edinburgh/Scotland Washington/America",
     ),
-    _pairs(
+    _word_pairs(
         "opposites",
         "text",
         False,
         "large/small high/low long/short old/new good/bad early/late first/last more/less before/after above/below "
         "north/south east/west left/right up/down man/woman king/queen father/mother son/daughter brother/sister",
     ),
-    _pairs(
+    _word_pairs(
         "opposites in code",
         "code",
         False,
@@ -148,7 +150,7 @@ PAIRS = (
 )
 
 
-def heading(chunk: bytes) -> str:
+def extract_word(chunk: bytes) -> str:
     """Return the word in a chunk, without white space and without signs around its letters and digits.
 
     Return an empty string for white space and for bytes that are not UTF-8.

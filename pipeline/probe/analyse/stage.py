@@ -16,15 +16,15 @@ from haed.options import SYSTEMS
 from pipeline.config import ConfigError
 from pipeline.options import Options
 from pipeline.probe.analyse import plots
-from pipeline.probe.analyse.figures import figures
-from pipeline.probe.analyse.gathered import Material, gather, labels
-from pipeline.probe.analyse.geometry import nearest, unit
-from pipeline.probe.analyse.page import analysis_page
+from pipeline.probe.analyse.figures import compute_analysis
+from pipeline.probe.analyse.gathered import AnalysisData, label_chunks, load_analysis_data
+from pipeline.probe.analyse.geometry import find_nearest, normalise_rows
+from pipeline.probe.analyse.page import render_analysis_page
 from pipeline.probe.analyse.result import Analysis
 from pipeline.probe.maps import page
-from pipeline.probe.maps.page import Points, map_page
+from pipeline.probe.maps.page import MapPoints, render_map_page
 from pipeline.run.device import release_memory
-from pipeline.run.folder import RunFolder, guarding
+from pipeline.run.folder import RunFolder, guard_results
 from pipeline.run.opened import Run
 from pipeline.show.report import ANALYSIS
 
@@ -33,8 +33,8 @@ PICTURES = ("map.png", "use.png", "intrinsic.png", "loss.png", "norms.png", "dri
 _ON_MAP = 8  # neighbours of a point
 
 
-@guarding
-def analyse(options: Options) -> Analysis:
+@guard_results
+def analyse_run(options: Options) -> Analysis:
     """Analyse the embeddings of a run's present checkpoint, or of the checkpoint of `evaluate.stage`.
 
     Raises:
@@ -48,17 +48,17 @@ def analyse(options: Options) -> Analysis:
             f"model.kind={kind} embeds no chunk by itself, so there are no embeddings to analyse: `haed evaluate` tells where "
             "its bits are spent, by length and by frequency"
         )
-    kinds = page.kinds(options.analyse.map)
-    folder = RunFolder.of(options)
+    kinds = page.select_projections(options.analyse.map)
+    folder = RunFolder.from_options(options)
     run = Run(folder, options)
-    before = _before(run)
-    made = gather(run, options)
+    before = _open_drift_reference(run)
+    made = load_analysis_data(run, options)
     place = folder.path / ANALYSIS
     log.info("comparing neighbours in use and in spelling")
-    found = figures(options, made, before, str(place), [page.NAMES[name] for name in kinds])
+    found = compute_analysis(options, made, before, str(place), [page.NAMES[name] for name in kinds])
     log.info("drawing")
-    places = {page.NAMES[name]: page.project(made.centred, name, options.seed) for name in kinds}
-    pictures = _pictures(found, made, places)
+    places = {page.NAMES[name]: page.project_vectors(made.centred, name, options.seed) for name in kinds}
+    pictures = _draw_pictures(found, made, places)
     of_map = (
         f"{found.stage} step {found.step:,}: the {found.chunks:,} most frequent chunks of the {found.split} split; lines lead "
         "to the nearest by the centred cosine in all dimensions, which need not be near in two. Wheel: zoom; drag: move; "
@@ -66,8 +66,10 @@ def analyse(options: Options) -> Analysis:
     )
     content = {
         **pictures,
-        "map.html": map_page(f"{options.name}: map of embeddings", of_map, _points(made, places)).encode(),
-        "report.html": analysis_page(found, pictures).encode(),
+        "map.html": render_map_page(
+            f"{options.name}: map of embeddings", of_map, _build_map_points(made, places)
+        ).encode(),
+        "report.html": render_analysis_page(found, pictures).encode(),
     }
     make_folders(place, within=folder.path)
     for name in set(PICTURES) - set(content):  # left by an earlier analysis
@@ -76,7 +78,7 @@ def analyse(options: Options) -> Analysis:
         write_atomically(place / name, written)
     shutil.rmtree(place / "projector", ignore_errors=True)
     if options.analyse.projector:
-        _export(made, options)
+        _export_projector(made, options)
     found.files = ["report.html", "map.html", *pictures, *(["projector"] if options.analyse.projector else [])]
     found.seconds = time.perf_counter() - began
     folder.write_json(f"{ANALYSIS}/analysis.json", asdict(found))
@@ -84,7 +86,7 @@ def analyse(options: Options) -> Analysis:
     return found
 
 
-def _before(run: Run) -> Run | None:
+def _open_drift_reference(run: Run) -> Run | None:
     """Open the run that drift is measured from: `analyse.against`, or phase one; return None if there is neither.
 
     Raises:
@@ -94,10 +96,10 @@ def _before(run: Run) -> Run | None:
     try:
         if named is not None:
             other = RunFolder.find(named, options.runs_dir)
-            found = Run(other, other.options())
+            found = Run(other, other.load_options())
         elif run.phase == "finetune":
-            other = run.folder.first(options)
-            found = Run(other, other.options(["evaluate.stage=pretrain"]))
+            other = run.folder.find_first_run(options)
+            found = Run(other, other.load_options(["evaluate.stage=pretrain"]))
         else:
             return None
     except FileNotFoundError:
@@ -114,31 +116,31 @@ def _before(run: Run) -> Run | None:
     return found
 
 
-def _pictures(found: Analysis, made: Material, places: dict[str, np.ndarray]) -> dict[str, bytes]:
+def _draw_pictures(found: Analysis, made: AnalysisData, places: dict[str, np.ndarray]) -> dict[str, bytes]:
     """Draw the plots of the analysis; return PNG files by name."""
     first = found.maps[0]
     own = [label.split(",")[0] for label in made.labels] if made.pixels else []
-    pictures = {"map.png": plots.placed(places[first], made.clusters, made.labels, first, own)}
+    pictures = {"map.png": plots.plot_map(places[first], made.clusters, made.labels, first, own)}
     if found.agreement:
-        pictures["use.png"] = plots.agreement(found.agreement)
+        pictures["use.png"] = plots.plot_agreement(found.agreement)
     if found.intrinsic is not None:
-        pictures["intrinsic.png"] = plots.intrinsic(found.intrinsic)
+        pictures["intrinsic.png"] = plots.plot_intrinsic_checks(found.intrinsic)
     if found.loss:
-        pictures["loss.png"] = plots.loss(found.loss)
-    pictures["norms.png"] = plots.norms(made.vectors, made.counts)
+        pictures["loss.png"] = plots.plot_loss(found.loss)
+    pictures["norms.png"] = plots.plot_norms(made.vectors, made.counts)
     if found.drift is not None:
-        pictures["drift.png"] = plots.drift(found.drift)
+        pictures["drift.png"] = plots.plot_drift(found.drift)
     if found.passages is not None:
-        pictures["passages.png"] = plots.passages(found.passages)
+        pictures["passages.png"] = plots.plot_passages(found.passages)
     return pictures
 
 
-def _points(made: Material, places: dict[str, np.ndarray]) -> Points:
+def _build_map_points(made: AnalysisData, places: dict[str, np.ndarray]) -> MapPoints:
     """Return the points of the map, each with its nearest neighbours."""
-    size, units = len(made.chunks), unit(made.centred)
-    near = nearest(made.centred, np.arange(size), min(_ON_MAP, size - 1))
+    size, units = len(made.chunks), normalise_rows(made.centred)
+    near = find_nearest(made.centred, np.arange(size), min(_ON_MAP, size - 1))
     cosines = np.stack([(units * units[column]).sum(1) for column in near.T], 1)
-    return Points(
+    return MapPoints(
         labels=made.labels,
         counts=made.counts,
         lengths=np.array([len(chunk) for chunk in made.chunks]),
@@ -150,15 +152,15 @@ def _points(made: Material, places: dict[str, np.ndarray]) -> Points:
     )
 
 
-def _export(made: Material, options: Options) -> None:
+def _export_projector(made: AnalysisData, options: Options) -> None:
     """Write the export for TensorBoard's projector."""
     top = slice(options.analyse.projector)
     chunks = made.every.chunks[top]
-    page.export(
-        RunFolder.of(options).path / ANALYSIS / "projector",
+    page.export_projector(
+        RunFolder.from_options(options).path / ANALYSIS / "projector",
         f"{options.name} centred",
         made.embedded[top] - made.vectors.mean(0),
-        labels(made.run, chunks),
+        label_chunks(made.run, chunks),
         {"count": made.every.counts[top], "bytes": made.every.rows.lengths[top]},
         chunks if made.pixels else [],
     )

@@ -12,20 +12,20 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from pipeline.probe.analyse.geometry import spearman, unit
+from pipeline.probe.analyse.geometry import normalise_rows, spearman_correlation
 
 MOST = 64  # bytes of a chunk that are compared: bits of a word
 _ONE = np.uint64(1)
 
 
-def similarity(chunks: list[bytes], rows: np.ndarray, pixels: bool = False) -> np.ndarray:
+def spelling_similarity(chunks: list[bytes], rows: np.ndarray, pixels: bool = False) -> np.ndarray:
     """Return the spelling similarity (Q, n) float32 of some chunks, given as rows (Q,), to all chunks.
 
     It is 1 − edit distance / length of the longer chunk, or for pixels 1 − mean absolute difference / 255. Equal
     chunks have 1, chunks with nothing in common 0.
     """
     if pixels:
-        return np.stack([_pixels(chunks[row], chunks) for row in rows.tolist()])
+        return np.stack([_pixel_similarity(chunks[row], chunks) for row in rows.tolist()])
     width = min(MOST, max(map(len, chunks)))
     table = np.zeros((width, len(chunks)), np.uint8)
     lengths = np.array([min(len(chunk), width) for chunk in chunks])
@@ -34,11 +34,11 @@ def similarity(chunks: list[bytes], rows: np.ndarray, pixels: bool = False) -> n
     found = np.empty((len(rows), len(chunks)), np.float32)
     for at, row in enumerate(rows.tolist()):
         longer = np.maximum(lengths, lengths[row])
-        found[at] = 1 - distances(chunks[row][:width], table, lengths) / longer
+        found[at] = 1 - edit_distances(chunks[row][:width], table, lengths) / longer
     return found
 
 
-def distances(pattern: bytes, table: np.ndarray, lengths: np.ndarray) -> np.ndarray:
+def edit_distances(pattern: bytes, table: np.ndarray, lengths: np.ndarray) -> np.ndarray:
     """Compute the edit distances (n,) of a pattern to n texts with bit vectors (Myers 1999, as in Hyyrö 2001).
 
     Two bit words hold a column of the dynamic-programming matrix: where it rises and where it falls. So one byte of all
@@ -67,7 +67,7 @@ def distances(pattern: bytes, table: np.ndarray, lengths: np.ndarray) -> np.ndar
     return score
 
 
-def _pixels(chunk: bytes, chunks: list[bytes]) -> np.ndarray:
+def _pixel_similarity(chunk: bytes, chunks: list[bytes]) -> np.ndarray:
     """Return the similarity (n,) of a chunk of pixels to all chunks, over the values that both have."""
     own = np.frombuffer(chunk, np.uint8).astype(np.float32)
     found = np.zeros(len(chunks), np.float32)
@@ -83,7 +83,7 @@ _BINS, _EXAMPLES = 12, 10
 
 
 @dataclass
-class Kind:
+class SimilarityStatistics:
     """Similarity of one kind, use or spelling, between chunks and their neighbours.
 
     Attributes:
@@ -138,8 +138,8 @@ class Agreement:
     queries: int
     neighbours: int
     chance: float
-    use: Kind
-    spelling: Kind
+    use: SimilarityStatistics
+    spelling: SimilarityStatistics
     cosines: list[float]
     examples: list[Example] = field(default_factory=list)
 
@@ -175,7 +175,7 @@ class Classes:
     spelling: float
 
 
-def contexts(stream: np.ndarray, rows: int, width: int) -> np.ndarray:
+def count_contexts(stream: np.ndarray, rows: int, width: int) -> np.ndarray:
     """Count how often each chunk has each of the most frequent chunks before and after it; return (n, 2 C) float32.
 
     Args:
@@ -191,7 +191,7 @@ def contexts(stream: np.ndarray, rows: int, width: int) -> np.ndarray:
     return np.concatenate(found, 1)
 
 
-def information(counts: np.ndarray) -> np.ndarray:
+def positive_pmi(counts: np.ndarray) -> np.ndarray:
     """Compute the PPMI (n, C) of counts, with smoothed contexts (Levy, Goldberg & Dagan 2015)."""
     columns = counts.sum(0, dtype=np.float64) ** SMOOTHING
     expected = columns / max(float(columns.sum()), 1e-12)
@@ -201,7 +201,7 @@ def information(counts: np.ndarray) -> np.ndarray:
     return np.maximum(found, 0, dtype=np.float32)
 
 
-def reduced(matrix: np.ndarray, width: int) -> np.ndarray:
+def reduce_dimensions(matrix: np.ndarray, width: int) -> np.ndarray:
     """Reduce a matrix (n, C) to E dimensions by singular value decomposition.
 
     Return the first left singular vectors (n, E), scaled by the square roots of their singular values (Levy &
@@ -213,7 +213,7 @@ def reduced(matrix: np.ndarray, width: int) -> np.ndarray:
     return (matrix @ (vectors[:, largest] / np.sqrt(singular)).astype(np.float32)).astype(np.float32)
 
 
-def agreement(
+def measure_agreement(
     vectors: np.ndarray,
     used: np.ndarray,
     chunks: list[bytes],
@@ -244,12 +244,12 @@ def agreement(
     among = len(chunks)
     asked = np.unique(np.linspace(0, among - 1, min(queries, among)).astype(int))
     count = min(count, among - 1)
-    units, likely = unit(vectors), unit(used)
+    units, likely = normalise_rows(vectors), normalise_rows(used)
     cosine = units[asked] @ units.T
-    kinds = {"use": likely[asked] @ likely.T, "spelling": similarity(chunks, asked, pixels)}
+    kinds = {"use": likely[asked] @ likely.T, "spelling": spelling_similarity(chunks, asked, pixels)}
     own = asked[:, None] == np.arange(among)
-    near = _highest(cosine, own, count)
-    lists = {name: _highest(kind, own, count) for name, kind in kinds.items()}
+    near = _highest_columns(cosine, own, count)
+    lists = {name: _highest_columns(kind, own, count) for name, kind in kinds.items()}
     edges = np.unique(np.quantile(cosine[~own], np.linspace(0, 1, _BINS + 1)))
     bins = np.clip(np.searchsorted(edges, cosine[~own], "right") - 1, 0, max(len(edges) - 2, 0))
     found = {}
@@ -261,13 +261,13 @@ def agreement(
             float(np.take_along_axis(kind, lists[name], 1).mean()),
             float(values.mean()),
         )
-        found[name] = Kind(
+        found[name] = SimilarityStatistics(
             neighbours=mean,
             chance=chance,
             best=best,
             share=(mean - chance) / (best - chance) if best > chance else 0.0,
             overlap=float((near[:, :, None] == lists[name][:, None]).any(2).mean()),
-            correlation=spearman(cosine[~own], values),
+            correlation=spearman_correlation(cosine[~own], values),
             by_cosine=[
                 float(total / size) if size else None for total, size in zip(sums.tolist(), sizes.tolist(), strict=True)
             ],
@@ -290,7 +290,7 @@ def agreement(
     )
 
 
-def _highest(values: np.ndarray, own: np.ndarray, count: int) -> np.ndarray:
+def _highest_columns(values: np.ndarray, own: np.ndarray, count: int) -> np.ndarray:
     """Return the columns (Q, count) of the highest values (Q, n) of each row except its own; ties go by frequency."""
     return np.argsort(np.where(own, np.inf, -values), axis=1, kind="stable")[:, :count]
 
@@ -312,7 +312,7 @@ def mutual_information(stream: np.ndarray, classes: np.ndarray) -> tuple[float, 
     return float((joint[real] * np.log2(joint[real] / apart[real])).sum()), number
 
 
-def classes(
+def measure_class_information(
     stream: np.ndarray, embedding: np.ndarray, use: np.ndarray, chunks: list[bytes], counts: np.ndarray, seed: int
 ) -> Classes:
     """Measure clusters by their mutual information with the cluster of the next chunk, as for parts of speech.

@@ -29,15 +29,15 @@ from tensorboard.summary.writer.event_file_writer import EventFileWriter
 
 from data.durable import make_folders, write_atomically
 from pipeline.config import ConfigError
-from pipeline.probe.analyse.geometry import unit
+from pipeline.probe.analyse.geometry import normalise_rows
 from pipeline.show.page import escape
-from pipeline.shown import visible
+from pipeline.shown import escape_control_characters
 
 SPRITE = 16  # pixels of a side
 VECTORS, METADATA, SPRITES, CONFIG = "vectors.bytes", "metadata.tsv", "sprites.png", "projector_config.pbtxt"
 
 
-def export(
+def export_projector(
     folder: Path, name: str, vectors: np.ndarray, labels: list[str], columns: dict[str, np.ndarray], chunks: list[bytes]
 ) -> None:
     """Write the export. The configuration is written last, so that TensorBoard never reads an incomplete export.
@@ -51,13 +51,16 @@ def export(
         chunks: chunks of pixels to draw as sprites, or an empty list.
     """
     make_folders(folder, within=folder.parent)
-    write_atomically(folder / VECTORS, unit(vectors).astype("<f4").tobytes())
+    write_atomically(folder / VECTORS, normalise_rows(vectors).astype("<f4").tobytes())
     rows = zip(labels, *(column.tolist() for column in columns.values()), strict=True)
-    lines = ["\t".join(("chunk", *columns)), *("\t".join((visible(first), *map(str, rest))) for first, *rest in rows)]
+    lines = [
+        "\t".join(("chunk", *columns)),
+        *("\t".join((escape_control_characters(first), *map(str, rest))) for first, *rest in rows),
+    ]
     write_atomically(folder / METADATA, ("\n".join(lines) + "\n").encode())
     shown = [f'metadata_path: "{METADATA}"']
     if chunks:
-        write_atomically(folder / SPRITES, sprites(chunks))
+        write_atomically(folder / SPRITES, draw_sprites(chunks))
         sides = f"single_image_dim: {SPRITE} single_image_dim: {SPRITE}"
         shown.append(f'sprite {{ image_path: "{SPRITES}" {sides} }}')
     shape = f"tensor_shape: {vectors.shape[0]} tensor_shape: {vectors.shape[1]}"
@@ -68,7 +71,7 @@ def export(
     write_atomically(folder / CONFIG, config.encode())
 
 
-def sprites(chunks: list[bytes]) -> bytes:
+def draw_sprites(chunks: list[bytes]) -> bytes:
     """Draw all chunks of RGB pixels into one square PNG, row by row, each as vertical strips of its colours."""
     side = math.ceil(math.sqrt(len(chunks)))
     raster = np.full((side * SPRITE, side * SPRITE, 3), 255, np.uint8)
@@ -90,7 +93,7 @@ _PACKAGES = {"umap": ("umap", "umap-learn"), "tsne": ("openTSNE", "openTSNE")}
 _FEWEST = 32  # minimum number of points for UMAP and t-SNE
 
 
-def kinds(asked: Kind) -> list[str]:
+def select_projections(asked: Kind) -> list[str]:
     """Return the projections to compute, the best first: the requested one, then PCA. `auto` takes an installed one.
 
     Raises:
@@ -106,17 +109,17 @@ def kinds(asked: Kind) -> list[str]:
     return [*chosen, "pca"]
 
 
-def project(vectors: np.ndarray, kind: str, seed: int) -> np.ndarray:
+def project_vectors(vectors: np.ndarray, kind: str, seed: int) -> np.ndarray:
     """Project embeddings (n, E), compared by cosine, to positions (n, 2) float32."""
-    units = unit(vectors)
-    others: dict[str, Callable[[np.ndarray, int], np.ndarray]] = {"umap": _umap, "tsne": _tsne}
+    units = normalise_rows(vectors)
+    others: dict[str, Callable[[np.ndarray, int], np.ndarray]] = {"umap": _project_umap, "tsne": _project_tsne}
     if kind in others and len(units) >= _FEWEST:
         log.info("%s of %s chunks", NAMES[kind], f"{len(units):,}")
         return others[kind](units, seed).astype(np.float32)
-    return principal(units)
+    return principal_components(units)
 
 
-def principal(vectors: np.ndarray) -> np.ndarray:
+def principal_components(vectors: np.ndarray) -> np.ndarray:
     """Return the first two principal components (n, 2), signed so that the largest coordinate of each is positive."""
     centred = vectors.astype(np.float64) - vectors.mean(0, dtype=np.float64)
     _, directions = np.linalg.eigh(centred.T @ centred)
@@ -125,7 +128,7 @@ def principal(vectors: np.ndarray) -> np.ndarray:
     return np.asarray(found * np.where(found[largest, [0, 1]] < 0, -1, 1), np.float32)
 
 
-def _umap(units: np.ndarray, seed: int) -> np.ndarray:
+def _project_umap(units: np.ndarray, seed: int) -> np.ndarray:
     import warnings
 
     with warnings.catch_warnings():
@@ -136,7 +139,7 @@ def _umap(units: np.ndarray, seed: int) -> np.ndarray:
         return np.asarray(made.fit_transform(units))
 
 
-def _tsne(units: np.ndarray, seed: int) -> np.ndarray:
+def _project_tsne(units: np.ndarray, seed: int) -> np.ndarray:
     from openTSNE import TSNE
 
     perplexity = min(30, (len(units) - 1) // 3)
@@ -148,7 +151,7 @@ _STEPS = 20_000  # largest integer coordinate
 
 
 @dataclass
-class Points:
+class MapPoints:
     """Points of n chunks on maps, the most frequent first.
 
     Attributes:
@@ -172,7 +175,7 @@ class Points:
     pixels: bool
 
 
-def map_page(title: str, about: str, points: Points) -> str:
+def render_map_page(title: str, about: str, points: MapPoints) -> str:
     """Return the map as an HTML page.
 
     Args:
@@ -187,7 +190,7 @@ def map_page(title: str, about: str, points: Points) -> str:
         "clusters": points.clusters.tolist(),
         "near": points.near.tolist(),
         "cosines": points.cosines.tolist(),
-        "places": {name: _whole(xy) for name, xy in points.places.items()},
+        "places": {name: _to_integer_coordinates(xy) for name, xy in points.places.items()},
         "pixels": points.pixels,
     }
     content = json.dumps(values, separators=(",", ":")).replace("<", "\\u003c")
@@ -196,7 +199,7 @@ def map_page(title: str, about: str, points: Points) -> str:
     return before.replace("@ABOUT@", escape(about)).replace("@TITLE@", escape(title)) + content + rest
 
 
-def _whole(places: np.ndarray) -> list[int]:
+def _to_integer_coordinates(places: np.ndarray) -> list[int]:
     """Scale positions (n, 2) to integers x, y, x, y, …: the longer side has `_STEPS`, and y grows downwards."""
     low = places.min(0)
     scale = _STEPS / max(float((places.max(0) - low).max()), 1e-12)

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
-from pipeline.shown import visible
+from pipeline.shown import escape_control_characters
 
 if TYPE_CHECKING:
     import pandas
@@ -47,7 +47,7 @@ class Passage(Neighbour):
 
 
 @dataclass
-class Neighbours:
+class QueryResult:
     """A query, its exact bytes, and its neighbours, the nearest first.
 
     Attributes:
@@ -59,18 +59,18 @@ class Neighbours:
     neighbours: list[Neighbour]
     note: str | None = None
 
-    def record(self) -> dict[str, Any]:
+    def as_record(self) -> dict[str, Any]:
         """Return all fields for programs, with `note` only if there is one."""
         return {name: value for name, value in asdict(self).items() if name != "note" or value}
 
 
-def say_notes(found: Iterable[Neighbours]) -> None:
+def log_notes(found: Iterable[QueryResult]) -> None:
     """Log the notes of query results, each once."""
     for note in dict.fromkeys(each.note for each in found if each.note):
         log.warning("%s", note)
 
 
-class Answers(list[Neighbours]):
+class SearchResults(list[QueryResult]):
     """Results of several queries, which print as a table.
 
     Attributes:
@@ -78,15 +78,15 @@ class Answers(list[Neighbours]):
         score: name of the score.
     """
 
-    def __init__(self, found: Iterable[Neighbours], about: str = "", score: str = "cosine") -> None:
+    def __init__(self, found: Iterable[QueryResult], about: str = "", score: str = "cosine") -> None:
         super().__init__(found)
         self.about, self.score = about, score
 
     def __str__(self) -> str:
         lines = [self.about] if self.about else []
         for item in self:
-            lines.append(visible(item.query))
-            lines += [f"  {n.score:6.3f}  {_where(n)}" for n in item.neighbours] or ["  nothing"]
+            lines.append(escape_control_characters(item.query))
+            lines += [f"  {n.score:6.3f}  {_format_place(n)}" for n in item.neighbours] or ["  nothing"]
         return "\n".join(lines)
 
     __repr__ = __str__
@@ -125,13 +125,13 @@ def data_frame(columns: Any) -> "pandas.DataFrame":
     return pandas.DataFrame(columns)
 
 
-def _where(near: Neighbour) -> str:
+def _format_place(near: Neighbour) -> str:
     if isinstance(near, Passage):
-        return f"{near.name} at {near.offset:,}: …{visible(near.text)} ▸ {visible(near.after)}…"
-    return f"{near.count:>9,}  {visible(near.text)}"
+        return f"{near.name} at {near.offset:,}: …{escape_control_characters(near.text)} ▸ {escape_control_characters(near.after)}…"
+    return f"{near.count:>9,}  {escape_control_characters(near.text)}"
 
 
-def spell(chunk: bytes, chunker: str) -> str:
+def display_chunk(chunk: bytes, chunker: str) -> str:
     """Return a readable form of a chunk: its text, or the colours of its pixels."""
     if chunker != PIXELS:
         return chunk.decode(errors="backslashreplace")

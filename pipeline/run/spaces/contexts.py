@@ -13,10 +13,10 @@ import numpy as np
 from data.chunkers import Chunker
 from pipeline.run.folder import RunFolder
 from pipeline.run.index import COUNT, check_count
-from pipeline.run.spaces.answers import Answers, Neighbours, Passage, say_notes, spell
-from pipeline.run.spaces.queries import Text, passage
-from pipeline.run.spaces.stored import SCORES, Files, Meta
-from pipeline.run.spaces.vectors import Vectors, prepared
+from pipeline.run.spaces.answers import Passage, QueryResult, SearchResults, display_chunk, log_notes
+from pipeline.run.spaces.queries import Text, parse_passage
+from pipeline.run.spaces.stored import SCORES, IndexFiles, IndexMetadata
+from pipeline.run.spaces.vectors import Vectors, prepare_vectors
 
 BEFORE, AFTER, NAMED = 128, 64, 96  # bytes of a passage before and after its place, and of a document's name
 _TEXT = {"passage": "FIXED_LEN_BYTE_ARRAY", "name": "FIXED_LEN_BYTE_ARRAY"}
@@ -25,7 +25,7 @@ _NUMBERS = ("before", "length", "named", "document", "chunk", "offset")
 Embed = Callable[[list[bytes]], np.ndarray]  # n texts: (n, E) float32
 
 
-class Contexts:
+class ContextIndex:
     """An open index of places, which may be queried from several threads.
 
     Attributes:
@@ -33,15 +33,15 @@ class Contexts:
         search: the vectors, and the search among them.
     """
 
-    def __init__(self, folder: RunFolder, meta: Meta, columns: dict[str, np.ndarray], search: Vectors) -> None:
+    def __init__(self, folder: RunFolder, meta: IndexMetadata, columns: dict[str, np.ndarray], search: Vectors) -> None:
         """Create the index from the contents of its files."""
         self.folder, self.meta, self.search, self._columns = folder, meta, search, columns
 
     @classmethod
     def open(cls, folder: RunFolder, digest: str | None = None) -> Self:
-        """Open the index of a run; see `Files.open` for checks and errors."""
-        files = Files.open(folder, "contexts", digest)
-        columns = files.columns(**_TEXT, **dict.fromkeys(_NUMBERS, "INT64"))
+        """Open the index of a run; see `IndexFiles.open` for checks and errors."""
+        files = IndexFiles.open(folder, "contexts", digest)
+        columns = files.read_columns(**_TEXT, **dict.fromkeys(_NUMBERS, "INT64"))
         widths = {"before": BEFORE, "length": BEFORE + AFTER, "named": NAMED}
         if any(columns[name].min() < 0 or columns[name].max() > most for name, most in widths.items()):
             raise ValueError(f"the index in {files.place} is damaged (lengths of passages): {files.again}")
@@ -50,12 +50,12 @@ class Contexts:
     @cached_property
     def chunker(self) -> Chunker:
         """The run's chunker."""
-        return self.folder.chunker()
+        return self.folder.load_chunker()
 
     def __len__(self) -> int:
         return len(self.search)
 
-    def nearest(self, texts: Sequence[Text], count: int | None, embed: Embed) -> Answers:
+    def nearest_places(self, texts: Sequence[Text], count: int | None, embed: Embed) -> SearchResults:
         """Find the places whose context is nearest to that at the end of each text.
 
         Args:
@@ -67,44 +67,46 @@ class Contexts:
             ValueError: a text is empty.
         """
         wanted = check_count("count", COUNT if count is None else count)
-        asked, vectors = self.embedded(texts, embed)
-        scores, rows = self.search.nearest(vectors, min(wanted, len(self)))
+        asked, vectors = self.embed_queries(texts, embed)
+        scores, rows = self.search.find_nearest(vectors, min(wanted, len(self)))
         few = None
         if count is not None and count > len(self):
             few = f"{len(self):,} of {count:,} places: the index has no more; raise index.max_contexts for others"
         found = [
-            Neighbours(
-                spell(text, self.meta.chunker),
+            QueryResult(
+                display_chunk(text, self.meta.chunker),
                 text.hex(),
-                [self.passage(*each) for each in zip(near, own, strict=True)],
+                [self.passage_at(*each) for each in zip(near, own, strict=True)],
                 few,
             )
             for text, near, own in zip(asked, rows.tolist(), scores.tolist(), strict=True)
         ]
-        say_notes(found)
+        log_notes(found)
         meta, name = self.meta, SCORES[self.meta.metric]
         left = self.meta.left_out
         among = f"among {len(self):,} of the {len(self) + left:,} places of {self.meta.split}" if left else "all places"
         part = "".join(f", {of} {n}" for of, n in (("layer", meta.layer), ("scale", meta.scale)) if n is not None)
-        return Answers(found, f"{name}{part}, document at byte, text before ▸ after; {among}{meta.against}", name)
+        return SearchResults(
+            found, f"{name}{part}, document at byte, text before ▸ after; {among}{meta.chance_note}", name
+        )
 
-    def embedded(self, texts: Sequence[Text], embed: Embed) -> tuple[list[bytes], np.ndarray]:
+    def embed_queries(self, texts: Sequence[Text], embed: Embed) -> tuple[list[bytes], np.ndarray]:
         """Return the queried texts, and the states (n, W) after them as the index holds those of its places."""
-        asked = [passage(text, self.chunker, self.folder.corpus, self.meta.split) for text in texts]
+        asked = [parse_passage(text, self.chunker, self.folder.open_corpus, self.meta.split) for text in texts]
         states = embed(asked) if asked else np.zeros((0, self.meta.width), np.float32)
-        return asked, prepared(states, self.meta.metric)
+        return asked, prepare_vectors(states, self.meta.metric)
 
-    def passage(self, row: int, score: float) -> Passage:
+    def passage_at(self, row: int, score: float) -> Passage:
         """Return the place of a row."""
         number = {name: int(self._columns[name][row]) for name in _NUMBERS}
         text = self._columns["passage"][row].tobytes()[: number["length"]]
         before, after, kind = text[: number["before"]], text[number["before"] :], self.meta.chunker
         return Passage(
-            text=spell(before, kind),
+            text=display_chunk(before, kind),
             hex=before.hex(),
             score=score,
             count=1,
-            after=spell(after, kind),
+            after=display_chunk(after, kind),
             name=self._columns["name"][row].tobytes()[: number["named"]].decode(errors="replace"),
             document=number["document"],
             chunk=number["chunk"],

@@ -19,11 +19,11 @@ import numpy as np
 
 from pipeline.options import Phase
 from pipeline.run.folder import RunFolder
-from pipeline.run.index import Answers, Index
-from pipeline.run.spaces.answers import data_frame, spell
-from pipeline.run.spaces.contexts import Contexts
-from pipeline.run.spaces.queries import START, Texts, after, to_texts
-from pipeline.shown import visible
+from pipeline.run.index import ChunkIndex, SearchResults
+from pipeline.run.spaces.answers import data_frame, display_chunk
+from pipeline.run.spaces.contexts import ContextIndex
+from pipeline.run.spaces.queries import START, Texts, parse_prefix, to_texts
+from pipeline.shown import escape_control_characters
 
 if TYPE_CHECKING:
     import pandas
@@ -64,16 +64,16 @@ class Probe:
         self._folder, self._digest, self._model = folder, digest, model
 
     @cached_property
-    def index(self) -> Index:
+    def index(self) -> ChunkIndex:
         """The index of chunks."""
-        return Index.open(self._folder, self._digest)
+        return ChunkIndex.open(self._folder, self._digest)
 
     @cached_property
-    def places(self) -> Contexts:
+    def places(self) -> ContextIndex:
         """The index of contexts."""
-        return Contexts.open(self._folder, self._digest)
+        return ContextIndex.open(self._folder, self._digest)
 
-    def _embed(self, chunks: list[bytes]) -> np.ndarray:
+    def _embed_chunks(self, chunks: list[bytes]) -> np.ndarray:
         return self._model(self.index.meta.stage).embed(chunks)
 
     def vectors(
@@ -99,17 +99,17 @@ class Probe:
         if space == "contexts":
             if min_count is not None:
                 raise ValueError("min_count is of chunks: a place in the text is there once. Leave it out.")
-            rows = [asdict(self.places.passage(row, 0.0)) for row in range(len(self.places))]
+            rows = [asdict(self.places.passage_at(row, 0.0)) for row in range(len(self.places))]
             frame = data_frame([{"row": number} | row for number, row in enumerate(rows)])
             return np.array(self.places.search.exact), frame.drop(columns=["score", "count"])
         if space != "chunks":
             raise ValueError(f"space={space!r} has no vectors. Use space='chunks' or space='contexts'.")
         index = self.index
-        among, _ = index.searched(min_count)
-        chunks = [index.chunk(row) for row in range(among)]
+        among, _ = index.searched_rows(min_count)
+        chunks = [index.chunk_at(row) for row in range(among)]
         columns = {
             "row": range(among),
-            "text": [spell(chunk, index.meta.chunker) for chunk in chunks],
+            "text": [display_chunk(chunk, index.meta.chunker) for chunk in chunks],
             "hex": [chunk.hex() for chunk in chunks],
             "count": np.array(index.chunks.counts[:among]),
             "length": [len(chunk) for chunk in chunks],
@@ -130,29 +130,29 @@ class Probe:
         """
         asked = to_texts(queries, 'run.probe.query_vectors(["return "])')
         if space == "contexts":
-            return self.places.embedded(asked, self._states)[1]
+            return self.places.embed_queries(asked, self._compute_states)[1]
         if space != "chunks":
             raise ValueError(f"space={space!r} has no vectors. Use space='chunks' or space='contexts'.")
-        return self.index.query_vectors(asked, self._embed)
+        return self.index.query_vectors(asked, self._embed_chunks)
 
-    def neighbours(self, *queries: Texts, count: int | None = None, min_count: int | None = None) -> Answers:
-        """Find the chunks nearest to each query, by default to some of the corpus; see `Index.nearest`.
+    def neighbours(self, *queries: Texts, count: int | None = None, min_count: int | None = None) -> SearchResults:
+        """Find the chunks nearest to each query, by default to some of the corpus; see `ChunkIndex.nearest_chunks`.
 
         A query may also be a list of queries.
         """
-        asked = _flat(queries, 'run.probe.neighbours("return ")')
-        return self.index.nearest(asked, count, self._embed, min_count=min_count)
+        asked = _flatten_texts(queries, 'run.probe.neighbours("return ")')
+        return self.index.nearest_chunks(asked, count, self._embed_chunks, min_count=min_count)
 
     def analogy(
         self, like: Texts, minus: Texts = (), plus: Texts = (), count: int | None = None, min_count: int | None = None
-    ) -> Answers:
-        """Find the chunks nearest to `like` − `minus` + `plus`, each one or several chunks; see `Index.analogy`."""
+    ) -> SearchResults:
+        """Find the chunks nearest to `like` − `minus` + `plus`, each one or several chunks; see `ChunkIndex.nearest_to_sum`."""
         first, less, more = (
             to_texts(x, 'run.probe.analogy("for ", minus="while ", plus="if ")') for x in (like, minus, plus)
         )
-        return self.index.analogy(first, less, more, count, self._embed, min_count)
+        return self.index.nearest_to_sum(first, less, more, count, self._embed_chunks, min_count)
 
-    def expected(self, *texts: Texts, count: int | None = None, min_count: int | None = None) -> Answers:
+    def expected(self, *texts: Texts, count: int | None = None, min_count: int | None = None) -> SearchResults:
         """Find the chunks nearest to the model's prediction after each text; a text may also be a list of texts.
 
         The prediction is ŷ, which is compared with whole embeddings, from which no mean is subtracted. `Run.next`
@@ -160,23 +160,25 @@ class Probe:
         """
         index = self.index
         example = 'run.probe.expected("for i in ")'
-        given = _flat(texts, example)
+        given = _flatten_texts(texts, example)
         if not given:
             raise ValueError(f"nothing is asked. Use {example}.")
-        asked = [after(text, index.chunker, index.folder.corpus, index.meta.split) for text in given]
+        asked = [parse_prefix(text, index.chunker, index.folder.open_corpus, index.meta.split) for text in given]
         model = self._model(index.meta.stage)
         vectors = np.stack([model.expected(text) for text in asked])
-        labels = [(spell(text, index.meta.chunker) if text else START, text) for text in asked]
-        return index.expected(labels, vectors, count, min_count)
+        labels = [(display_chunk(text, index.meta.chunker) if text else START, text) for text in asked]
+        return index.search_predictions(labels, vectors, count, min_count)
 
-    def contexts(self, *texts: Texts, count: int | None = None) -> Answers:
+    def contexts(self, *texts: Texts, count: int | None = None) -> SearchResults:
         """Find the places of the corpus whose state is nearest to that after each text.
 
         A text may also be a list of texts.
         """
-        return self.places.nearest(_flat(texts, 'run.probe.contexts("for i in ")'), count, self._states)
+        return self.places.nearest_places(
+            _flatten_texts(texts, 'run.probe.contexts("for i in ")'), count, self._compute_states
+        )
 
-    def _states(self, asked: list[bytes]) -> np.ndarray:
+    def _compute_states(self, asked: list[bytes]) -> np.ndarray:
         """Return the states (n, W) after texts."""
         meta = self.places.meta
         model = self._model(meta.stage)
@@ -184,13 +186,13 @@ class Probe:
             if meta.scale is not None and len(text) < meta.scale:
                 log.warning(
                     "%s has %d bytes, and scale %d reads whole groups of so many: it knows nothing of it, give more text",
-                    visible(spell(text, meta.chunker)),
+                    escape_control_characters(display_chunk(text, meta.chunker)),
                     len(text),
                     meta.scale,
                 )
         return np.stack([model.context(text, meta.layer, meta.scale, meta.context) for text in asked])
 
 
-def _flat(asked: tuple[Texts, ...], example: str) -> list[bytes]:
+def _flatten_texts(asked: tuple[Texts, ...], example: str) -> list[bytes]:
     """Return the texts that were given one by one or in lists, as one list."""
     return [text for each in asked for text in to_texts(each, example)]

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Sequence
 from data.chunkers import Chunker
 from data.corpus import Corpus
 from pipeline.run.spaces.answers import PIXELS
-from pipeline.shown import visible
+from pipeline.shown import escape_control_characters
 
 log = logging.getLogger(__name__)
 _SHOWN = 6  # chunks of a query that is several
@@ -48,7 +48,7 @@ def to_texts(texts: Texts, example: str) -> list[bytes]:
     return [to_bytes(text, example) for text in texts]
 
 
-def parse(query: Text, chunker: Chunker, corpus: Callable[[], Corpus], split: str) -> bytes:
+def parse_chunk(query: Text, chunker: Chunker, corpus: Callable[[], Corpus], split: str) -> bytes:
     """Return the chunk that a query stands for, and log if it is truncated or would be cut by the run's chunker.
 
     Args:
@@ -63,20 +63,20 @@ def parse(query: Text, chunker: Chunker, corpus: Callable[[], Corpus], split: st
     """
     raw = to_bytes(query)
     if chunker.name == PIXELS:
-        return _pixels(raw.decode(errors="backslashreplace"), chunker, corpus, split)
+        return _parse_pixels(raw.decode(errors="backslashreplace"), chunker, corpus, split)
     if not raw:
         raise ValueError(f"the query '' is empty: a chunk has 1 to {chunker.k} bytes")
     tokens, lengths = chunker.split(raw)
     pieces = [tokens[end - length : end].tobytes() for length, end in zip(lengths, lengths.cumsum(), strict=True)]
-    shown = " ".join(_seen(piece) for piece in pieces[:_SHOWN]) + (" …" if len(pieces) > _SHOWN else "")
+    shown = " ".join(_show_chunk(piece) for piece in pieces[:_SHOWN]) + (" …" if len(pieces) > _SHOWN else "")
     if len(raw) > chunker.k:
         log.warning(
             "the query %s has %d bytes, a chunk of this run has up to %d: %s is taken, the first of its %d chunks (%s); "
             "--context takes passages",
-            _seen(raw),
+            _show_chunk(raw),
             len(raw),
             chunker.k,
-            _seen(pieces[0]),
+            _show_chunk(pieces[0]),
             len(pieces),
             shown,
         )
@@ -84,48 +84,48 @@ def parse(query: Text, chunker: Chunker, corpus: Callable[[], Corpus], split: st
     if len(pieces) > 1:
         log.warning(
             "the query %s is %d chunks of this run (%s), and is embedded as if it were one; --context takes passages",
-            _seen(raw),
+            _show_chunk(raw),
             len(pieces),
             shown,
         )
     return raw
 
 
-def _seen(chunk: bytes) -> str:
-    return visible(chunk.decode(errors="backslashreplace"))
+def _show_chunk(chunk: bytes) -> str:
+    return escape_control_characters(chunk.decode(errors="backslashreplace"))
 
 
-def _pixels(query: str, chunker: Chunker, corpus: Callable[[], Corpus], split: str) -> bytes:
+def _parse_pixels(query: str, chunker: Chunker, corpus: Callable[[], Corpus], split: str) -> bytes:
     k = chunker.k
     digits = re.sub(r"[#,\s]", "", query)
     if re.fullmatch(r"[0-9a-fA-F]+", digits) and len(digits) in (6, 2 * k):
         pixels = bytes.fromhex(digits)
         return (pixels * k)[:k] if len(digits) == 6 else pixels
     if place := PLACE.fullmatch(query.strip()):
-        return picture(corpus(), split, int(place[1]), int(place[2]))[-1]
+        return picture_chunks(corpus(), split, int(place[1]), int(place[2]))[-1]
     raise ValueError(
         f"the query {query!r} is no chunk of pixels: give a colour such as #4080c0, or {k} values in hexadecimal, or "
         "PICTURE:CHUNK such as 12:340; without queries chunks of the corpus are taken"
     )
 
 
-def picture(corpus: Corpus, split: str, number: int, chunk: int) -> list[bytes]:
+def picture_chunks(corpus: Corpus, split: str, number: int, chunk: int) -> list[bytes]:
     """Return the chunks of a picture of a split, up to and including one; pictures and chunks are counted from 0.
 
     Raises:
         ValueError: there is no such picture or chunk.
     """
-    pictures = corpus.counts(split).documents
+    pictures = corpus.split_counts(split).documents
     if number >= pictures:
         raise ValueError(f"there is no picture {number}: the {split} split has {pictures:,}, counted from 0")
-    tokens, lengths = next(itertools.islice(corpus.documents(split), number, None))
+    tokens, lengths = next(itertools.islice(corpus.iterate_documents(split), number, None))
     if chunk >= len(lengths):
         raise ValueError(f"picture {number} of the {split} split has no chunk {chunk}: it has {len(lengths):,}, from 0")
     ends = lengths[: chunk + 1].cumsum(dtype=int).tolist()
     return [tokens[begin:end].tobytes() for begin, end in itertools.pairwise([0, *ends])]
 
 
-def after(query: Text, chunker: Chunker, corpus: Callable[[], Corpus], split: str) -> bytes:
+def parse_prefix(query: Text, chunker: Chunker, corpus: Callable[[], Corpus], split: str) -> bytes:
     """Return the text whose final state is the query; for pictures, `12:340` is picture 12 before chunk 340.
 
     Raises:
@@ -137,15 +137,15 @@ def after(query: Text, chunker: Chunker, corpus: Callable[[], Corpus], split: st
     shown = raw.decode(errors="backslashreplace")
     if not (place := PLACE.fullmatch(shown.strip())):
         raise ValueError(f"{shown!r} is no place in a picture: give PICTURE:CHUNK such as 12:340, counted from 0")
-    return b"".join(picture(corpus(), split, int(place[1]), int(place[2]))[:-1])
+    return b"".join(picture_chunks(corpus(), split, int(place[1]), int(place[2]))[:-1])
 
 
-def passage(query: Text, chunker: Chunker, corpus: Callable[[], Corpus], split: str) -> bytes:
+def parse_passage(query: Text, chunker: Chunker, corpus: Callable[[], Corpus], split: str) -> bytes:
     """Return the text whose final state is the query, as `after` does, and refuse an empty one.
 
     Raises:
         ValueError: as `after`, or the text is empty.
     """
-    if not (raw := after(query, chunker, corpus, split)):
+    if not (raw := parse_prefix(query, chunker, corpus, split)):
         raise ValueError("an empty passage is like no other: give the text that others are to be like")
     return raw

@@ -1,6 +1,6 @@
 """The files of an index, `index/SPACE/`, and how far they are trusted.
 
-    vectors.faiss   FAISS's `IndexFlat`: a header of 45 bytes, then (n, E) float32; read whole if small, see `Rows`
+    vectors.faiss   FAISS's `IndexFlat`: a header of 45 bytes, then (n, E) float32; read whole if small, see `VectorFile`
     search.faiss    unless the index is flat: FAISS's approximate index, which proposes rows of vectors.faiss
     table.parquet   row i is of vector i; Parquet readers (pandas, DuckDB, Polars) open it, and alone use `text`
     meta.json       summary of the index, its search quality, and the sha256 of the other files; written last
@@ -29,13 +29,13 @@ from typing import IO, Any, Literal
 
 import numpy as np
 
-from data.checked import OpenedFile, named, open_file, read_json, stamp_file
-from data.durable import make_folders, replacing, write_json
+from data.checked import OpenedFile, add_path_to_errors, open_file, read_json, stamp_file
+from data.durable import make_folders, replace_atomically, write_json
 from pipeline.config import ConfigError
 from pipeline.options import IndexOptions, Phase
 from pipeline.run.files import read_as
-from pipeline.run.folder import PHASES, RunFolder, of_stage
-from pipeline.run.folder import command as command_of
+from pipeline.run.folder import PHASES, RunFolder, stage_overrides
+from pipeline.run.folder import format_command as command_of
 
 log = logging.getLogger(__name__)
 VECTORS, SEARCH, TABLE, META, CHECKED = "vectors.faiss", "search.faiss", "table.parquet", "meta.json", ".checked"
@@ -47,12 +47,12 @@ Metric = Literal["centred", "cosine", "ip", "l2"]
 SCORES: dict[Metric, str] = {"centred": "centred cosine", "cosine": "cosine", "ip": "inner product", "l2": "distance"}
 
 
-class StaleIndex(ValueError):
+class StaleIndexError(ValueError):
     """An index of another checkpoint, or of a version whose indexes are no longer read."""
 
 
 @dataclass
-class Point:
+class SearchPoint:
     """Recall and latency of a search at one effort.
 
     Attributes:
@@ -69,7 +69,7 @@ class Point:
 
 
 @dataclass
-class Chance:
+class RandomPairScores:
     """Scores of random pairs of rows, drawn among the rows that results are taken from.
 
     Attributes:
@@ -87,7 +87,7 @@ class Chance:
 
 
 @dataclass(kw_only=True)
-class Indexed:
+class IndexSummary:
     """Summary of an index: its content, its checkpoint, and its search quality.
 
     Attributes:
@@ -116,11 +116,11 @@ class Indexed:
     kind: str = "flat"
     metric: Metric = "cosine"
     floor: int = 1
-    found: Point
+    found: SearchPoint
 
 
 @dataclass(kw_only=True)
-class Meta(Indexed):
+class IndexMetadata(IndexSummary):
     """The fields of meta.json.
 
     Attributes:
@@ -153,17 +153,17 @@ class Meta(Indexed):
     scale: int | None = None
     recall: float = 0.99
     queries: dict[str, int] = field(default_factory=dict)
-    curve: list[Point] = field(default_factory=list)
+    curve: list[SearchPoint] = field(default_factory=list)
     mean: list[float] | None = None
-    chance: Chance | None = None
+    chance: RandomPairScores | None = None
 
     @property
-    def against(self) -> str:
+    def chance_note(self) -> str:
         """The end of a results' description: the scores of random pairs, if known."""
         return "" if self.chance is None else f"; {self.chance}"
 
 
-def metric_of(limits: IndexOptions, space: Space) -> Metric:
+def choose_metric(limits: IndexOptions, space: Space) -> Metric:
     """Return the requested metric, or the default metric of a space.
 
     Raises:
@@ -176,29 +176,29 @@ def metric_of(limits: IndexOptions, space: Space) -> Metric:
     return limits.metric
 
 
-def place_of(folder: RunFolder, space: Space) -> Path:
+def space_folder(folder: RunFolder, space: Space) -> Path:
     """Return the folder of a space's files."""
     return folder.path / "index" / space
 
 
-def command(folder: RunFolder, space: Space, stage: Phase | None = None) -> str:
+def index_command(folder: RunFolder, space: Space, stage: Phase | None = None) -> str:
     """Return the command that builds the index of a space, for the checkpoint of a phase."""
-    return command_of("index", folder, *(() if space == "chunks" else ("--space", space)), *of_stage(stage))
+    return command_of("index", folder, *(() if space == "chunks" else ("--space", space)), *stage_overrides(stage))
 
 
-def _stage_of(folder: RunFolder, digest: str | None, meta: Meta) -> Phase | None:
+def _find_stage(folder: RunFolder, digest: str | None, meta: IndexMetadata) -> Phase | None:
     """Return the phase whose checkpoint has this digest; without a digest, the phase requested for the index."""
     if digest is None:
         return meta.asked_stage
     for phase in PHASES:
         with suppress(OSError, ValueError):
-            if folder.present(phase).digest == digest:
+            if folder.select_checkpoint(phase).digest == digest:
                 return None if phase == folder.trained_phase() else phase
     return None
 
 
 @dataclass
-class Files:
+class IndexFiles:
     """The files of an index, verified to be whole and of the wanted checkpoint.
 
     Attributes:
@@ -210,13 +210,13 @@ class Files:
     """
 
     place: Path
-    meta: Meta
+    meta: IndexMetadata
     own: bool
-    vectors: "np.ndarray | Rows"
+    vectors: "np.ndarray | VectorFile"
     again: str
 
     @classmethod
-    def open(cls, folder: RunFolder, space: Space, digest: str | None = None) -> "Files":
+    def open(cls, folder: RunFolder, space: Space, digest: str | None = None) -> "IndexFiles":
         """Find and verify the files; errors include the command that builds them again.
 
         Args:
@@ -230,24 +230,26 @@ class Files:
             StaleIndex: it is of another checkpoint.
             ValueError: it is damaged.
         """
-        place, again = place_of(folder, space), f"run `{command(folder, space)}` again"
+        place, again = space_folder(folder, space), f"run `{index_command(folder, space)}` again"
         if not os.path.lexists(place / META):
             others = [path.parent.name for path in sorted(folder.path.glob(f"index/*/{META}"))]
             there = f" (it has {', '.join(others)})" if others else ""
             of = "" if space == "chunks" else f" of {space}"
-            raise FileNotFoundError(f"{folder.path} has no index{of} yet{there}: run `{command(folder, space)}` first")
+            raise FileNotFoundError(
+                f"{folder.path} has no index{of} yet{there}: run `{index_command(folder, space)}` first"
+            )
         try:
-            meta = read_as(Meta, place / META)
+            meta = read_as(IndexMetadata, place / META)
         except (OSError, ValueError) as error:
             raise ValueError(f"the index in {place} is damaged ({error}): {again}") from error
-        present = folder.present(meta.asked_stage)
+        present = folder.select_checkpoint(meta.asked_stage)
         if meta.checkpoint != (digest or present.digest):
             why = f", since {present.fallback}" if present.fallback else ""
             wanted = f"the run's present one ({present.path}{why})"
-            again = f"run `{command(folder, space, _stage_of(folder, digest, meta))}` again"
+            again = f"run `{index_command(folder, space, _find_stage(folder, digest, meta))}` again"
             if meta.checkpoint == present.digest:  # another phase was asked for
                 wanted = "what is asked for"
-            raise StaleIndex(
+            raise StaleIndexError(
                 f"the index in {place} is of another checkpoint ({meta.stage} step {meta.step}) than {wanted}: {again}"
             )
         try:  # at last, as it may note what it found: what is refused changes nothing
@@ -258,7 +260,7 @@ class Files:
             raise ValueError(f"the index in {place} is damaged ({error}): {again}") from error
         return cls(place, meta, own, vectors, again)
 
-    def columns(self, **wanted: str) -> dict[str, np.ndarray]:
+    def read_columns(self, **wanted: str) -> dict[str, np.ndarray]:
         """Read columns of the table; only those of a fixed width, so that their memory is known before they are read.
 
         Args:
@@ -272,7 +274,7 @@ class Files:
 
         path, rows = self.place / TABLE, len(self.vectors)
         try:
-            with named(path), open_file(path) as opened, pyarrow.parquet.ParquetFile(opened) as file:
+            with add_path_to_errors(path), open_file(path) as opened, pyarrow.parquet.ParquetFile(opened) as file:
                 there = {file.schema.column(i).name: file.schema.column(i) for i in range(len(file.schema))}
                 if file.metadata.num_rows != rows:
                     raise ValueError(f"{TABLE} has {file.metadata.num_rows} rows for {rows} vectors")
@@ -280,7 +282,7 @@ class Files:
                     if name not in there or there[name].physical_type != kind or there[name].length > WIDEST:
                         raise ValueError(f"{TABLE} has no column {name} of {kind}")
                 table = file.read(list(wanted))
-            found = {name: _array(table[name], there[name].length) for name in wanted}
+            found = {name: _as_array(table[name], there[name].length) for name in wanted}
             if any(len(column) != rows for column in found.values()):
                 raise ValueError(f"{TABLE} has other rows than it says")
         except (pyarrow.ArrowException, OSError, ValueError, MemoryError) as error:
@@ -291,7 +293,7 @@ class Files:
 WIDEST = 512  # bytes of a column of the table
 
 
-def _array(column: Any, width: int) -> np.ndarray:
+def _as_array(column: Any, width: int) -> np.ndarray:
     """Return a column of Arrow without nulls as (n,) numbers, or (n, width) uint8, without a copy."""
     if column.null_count:
         raise ValueError("values are missing")
@@ -302,7 +304,7 @@ def _array(column: Any, width: int) -> np.ndarray:
     return flat.reshape(-1, width) if width > 0 else flat
 
 
-class Rows:
+class VectorFile:
     """Vectors (n, E) float32 in a file that stays open; rows are read on access.
 
     Args:
@@ -321,18 +323,18 @@ class Rows:
         number, width = self.shape
         if isinstance(rows, slice):
             begin, end, _ = rows.indices(number)
-            return self._read(begin, max(0, end - begin))
+            return self._read_rows(begin, max(0, end - begin))
         wanted, places = np.unique(np.asarray(rows) % number, return_inverse=True)
-        found = np.concatenate([np.zeros((0, width), np.float32), *(self._read(int(row), 1) for row in wanted)])
+        found = np.concatenate([np.zeros((0, width), np.float32), *(self._read_rows(int(row), 1) for row in wanted)])
         return found[places.reshape(np.shape(rows))]
 
-    def _read(self, begin: int, count: int) -> np.ndarray:
+    def _read_rows(self, begin: int, count: int) -> np.ndarray:
         width = self.shape[1]
-        content = self._file.read(HEADER + 4 * width * begin, 4 * width * count)
+        content = self._file.read_range(HEADER + 4 * width * begin, 4 * width * count)
         return np.frombuffer(content, "<f4").reshape(count, width)
 
 
-def open_vectors(path: Path, meta: Meta | None = None) -> np.ndarray | Rows:
+def open_vectors(path: Path, meta: IndexMetadata | None = None) -> np.ndarray | VectorFile:
     """Open the vectors (n, E) of a file, after comparing its header and size with those that `haed index` writes.
 
     They are read at once if they take at most `SMALL` bytes: exact search, which reads all, is then faster.
@@ -346,18 +348,18 @@ def open_vectors(path: Path, meta: Meta | None = None) -> np.ndarray | Rows:
     """
     with open_file(path) as file:
         opened, size = OpenedFile(path, file), os.fstat(file.fileno()).st_size
-    header = bytes(opened.read(0, min(size, HEADER)))
+    header = bytes(opened.read_range(0, min(size, HEADER)))
     width, number = struct.unpack_from("<iq", header, 4) if len(header) == HEADER else (0, 0)
     metric: Metric = "l2" if header[:4] == b"IxF2" else "ip"
     told = meta is None or ((meta.chunks, meta.width) == (number, width) and (meta.metric == "l2") == (metric == "l2"))
     fits = min(number, width) > 0 and size == HEADER + 4 * width * number
     if not (told and fits and header == flat_header(number, width, metric)):
         raise ValueError(f"{path.name} is not what `haed index` writes")
-    rows = Rows(opened, (number, width))
+    rows = VectorFile(opened, (number, width))
     return rows[:] if size <= SMALL else rows
 
 
-def _check_mean(meta: Meta) -> None:
+def _check_mean(meta: IndexMetadata) -> None:
     """Raise ValueError unless a mean is stored if, and only if, the metric uses one."""
     mean = np.array(meta.mean or (), np.float32)
     if len(mean) != (meta.width if meta.metric == "centred" else 0) or not np.isfinite(mean).all():
@@ -374,11 +376,11 @@ def flat_header(number: int, width: int, metric: Metric) -> bytes:
     return name + struct.pack("<iqqqBiQ", width, number, 1 << 20, 1 << 20, 1, code, number * width)
 
 
-def _states(place: Path, meta: Meta) -> dict[str, list[int]]:
+def _file_stamps(place: Path, meta: IndexMetadata) -> dict[str, list[int]]:
     return {name: stamp_file(place / name) for name in (META, *meta.sha256)}
 
 
-def _is_whole(place: Path, meta: Meta) -> bool:
+def _is_whole(place: Path, meta: IndexMetadata) -> bool:
     """Return whether this user built the files here; verify their checksums once.
 
     Raises:
@@ -386,61 +388,61 @@ def _is_whole(place: Path, meta: Meta) -> bool:
     """
     if not set(meta.sha256) <= {VECTORS, SEARCH, TABLE} or not {VECTORS, TABLE} <= set(meta.sha256):
         raise ValueError(f"{META} does not name its files")
-    states = _states(place, meta)
+    states = _file_stamps(place, meta)
     with suppress(OSError, ValueError, KeyError, TypeError):
         checked = place / CHECKED
         content = read_json(checked)
         if checked.lstat().st_uid == os.getuid() and content["files"] == states:
             return bool(content["own"])
     for name, expected in meta.sha256.items():
-        with named(place / name), open_file(place / name) as file:
+        with add_path_to_errors(place / name), open_file(place / name) as file:
             if hashlib.file_digest(file, "sha256").hexdigest() != expected:
                 raise ValueError(name)
-    _note(place, states, False)
+    _note_checked(place, states, False)
     return False
 
 
-def _note(place: Path, states: dict[str, list[int]], own: bool) -> None:
+def _note_checked(place: Path, states: dict[str, list[int]], own: bool) -> None:
     with suppress(OSError):  # where one may only read, sums are worked out every time
         write_json(place / CHECKED, {"own": own, "files": states})
 
 
-def finish(folder: RunFolder, meta: Meta, names: list[str]) -> Meta:
+def finish_index(folder: RunFolder, meta: IndexMetadata, names: list[str]) -> IndexMetadata:
     """Write meta.json with the checksums of the finished files, and note in `.checked` that this user built them."""
-    place = place_of(folder, meta.space)
+    place = space_folder(folder, meta.space)
     for name in names:
         with open_file(place / name) as file:
             meta.sha256[name] = hashlib.file_digest(file, "sha256").hexdigest()
     folder.write_json(f"index/{meta.space}/{META}", asdict(meta))
-    _note(place, _states(place, meta), True)
+    _note_checked(place, _file_stamps(place, meta), True)
     if SEARCH not in names:
         (place / SEARCH).unlink(missing_ok=True)
     return meta
 
 
 @contextmanager
-def growing(place: Path, width: int, metric: Metric) -> Iterator["Growing"]:
+def write_vectors(place: Path, width: int, metric: Metric) -> Iterator["VectorWriter"]:
     """Write `vectors.faiss` batch by batch; it replaces the old file at the end.
 
     Its folder is created if needed.
     """
     make_folders(place, within=place.parent.parent)  # the run's folder
-    with replacing(place / VECTORS) as file:
+    with replace_atomically(place / VECTORS) as file:
         file.write(bytes(HEADER))
-        made = Growing(file, width)
+        made = VectorWriter(file, width)
         yield made
         file.flush()
         with open(file.name, "r+b") as begin:  # the other one appends, wherever it stands
             begin.write(flat_header(made.rows, width, metric))
 
 
-class Growing:
+class VectorWriter:
     """Writer of a file of vectors of a fixed width; `rows` counts those written so far."""
 
     def __init__(self, file: IO[bytes], width: int) -> None:
         self._file, self._width, self.rows = file, width, 0
 
-    def add(self, vectors: np.ndarray) -> None:
+    def append_vectors(self, vectors: np.ndarray) -> None:
         """Append vectors (n, E)."""
         assert vectors.shape[1] == self._width
         self._file.write(np.ascontiguousarray(vectors, "<f4").data)

@@ -29,10 +29,10 @@ from typing import Any
 
 import numpy as np
 
-from data.checked import DamagedFile, free_memory, named, open_file
-from data.durable import available_threads, replacing
+from data.checked import CorruptFileError, add_path_to_errors, free_memory, open_file
+from data.durable import available_threads, replace_atomically
 from pipeline.options import IndexOptions
-from pipeline.run.spaces.stored import SEARCH, Files, Metric, Point, Rows
+from pipeline.run.spaces.stored import SEARCH, IndexFiles, Metric, SearchPoint, VectorFile
 
 log = logging.getLogger(__name__)
 PART = 1 << 14  # vectors at a time
@@ -43,7 +43,7 @@ _SHARE = 8  # of all rows, among fewer than one in so many a graph finds too lit
 _LOCK = threading.Lock()
 
 
-def prepared(vectors: np.ndarray, metric: Metric, mean: np.ndarray | None = None) -> np.ndarray:
+def prepare_vectors(vectors: np.ndarray, metric: Metric, mean: np.ndarray | None = None) -> np.ndarray:
     """Prepare vectors (n, E) for an index: subtract the mean (E,) if given, and normalise them for cosines."""
     if mean is not None:
         vectors = vectors - mean
@@ -59,22 +59,22 @@ class Vectors:
         exact: (n, E) float32, as returned by `prepared`.
         metric: metric of the scores.
         kind: type of the approximate index; flat if there is none.
-        effort: effort of its searches, see `Point`.
+        effort: effort of its searches, see `SearchPoint`.
     """
 
     def __init__(
-        self, exact: np.ndarray | Rows, metric: Metric, kind: str = "flat", search: Any = None, effort: int = 0
+        self, exact: np.ndarray | VectorFile, metric: Metric, kind: str = "flat", search: Any = None, effort: int = 0
     ) -> None:
         """Create the search from vectors and FAISS's approximate index of them, if any."""
         self.exact, self.metric, self.kind, self.effort, self._search = exact, metric, kind, effort, search
 
     @property
-    def lists(self) -> int:
+    def cluster_count(self) -> int:
         """Number of clusters of the approximate index; of a graph, number of vectors."""
         return getattr(self._search, "nlist", len(self.exact))
 
     @classmethod
-    def open(cls, files: Files) -> "Vectors":
+    def open(cls, files: IndexFiles) -> "Vectors":
         """Open the vectors of a space, with the approximate index if this user built it here.
 
         See `pipeline.run.spaces.stored` for the reason.
@@ -99,14 +99,14 @@ class Vectors:
             )
             return cls(files.vectors, meta.metric)
         try:
-            return cls(files.vectors, meta.metric, meta.kind, read(path), meta.found.effort)
+            return cls(files.vectors, meta.metric, meta.kind, read_index(path), meta.found.effort)
         except ValueError as error:
             raise ValueError(f"the index in {files.place} is damaged ({error}): {files.again}") from error
 
     def __len__(self) -> int:
         return len(self.exact)
 
-    def nearest(
+    def find_nearest(
         self, queries: np.ndarray, count: int, among: int | None = None, effort: int | None = None
     ) -> tuple[np.ndarray, np.ndarray]:
         """Find the nearest of the first rows to each query.
@@ -124,7 +124,7 @@ class Vectors:
         among = len(self.exact) if among is None else among
         few = among < len(self.exact) and among <= max(_FEW, len(self.exact) // _SHARE)
         if self._search is None or few or count > among // 4:
-            return self.exactly(queries, count, among)
+            return self.find_exactly(queries, count, among)
         import faiss
 
         selected = faiss.IDSelectorRange(0, among) if among < len(self.exact) else None
@@ -133,13 +133,13 @@ class Vectors:
             parameters = faiss.SearchParametersHNSW(sel=selected, efSearch=max(effort, wanted))
         else:
             parameters = faiss.SearchParametersIVF(sel=selected, nprobe=effort)
-        asked = augmented(queries, self.metric, 0.0, self._search.d)
+        asked = augment_vectors(queries, self.metric, 0.0, self._search.d)
         _, rows = self._search.search(asked, wanted, params=parameters)
         if ((rows >= 0).sum(1) < count).any():  # FAISS fills up with -1
-            return self.exactly(queries, count, among)
-        return self._decided(queries, rows, count)
+            return self.find_exactly(queries, count, among)
+        return self._rerank_rows(queries, rows, count)
 
-    def exactly(self, queries: np.ndarray, count: int, among: int) -> tuple[np.ndarray, np.ndarray]:
+    def find_exactly(self, queries: np.ndarray, count: int, among: int) -> tuple[np.ndarray, np.ndarray]:
         """Find the nearest rows as `nearest` does, by comparing each query with all rows."""
         import faiss
 
@@ -157,7 +157,7 @@ class Vectors:
             scores, rows = (np.take_along_axis(each, order, 1) for each in (scores, rows))
         return (np.sqrt(np.maximum(scores, 0)) if is_l2 else scores), rows
 
-    def _decided(self, queries: np.ndarray, rows: np.ndarray, count: int) -> tuple[np.ndarray, np.ndarray]:
+    def _rerank_rows(self, queries: np.ndarray, rows: np.ndarray, count: int) -> tuple[np.ndarray, np.ndarray]:
         """Return the best `count` of proposed rows (q, n), by their exact scores."""
         near = self.exact[rows]  # (q, n, E); of rows that were not found those of the last, whose score is replaced
         if self.metric == "l2":
@@ -170,9 +170,9 @@ class Vectors:
         return (keys if self.metric == "l2" else -keys), np.take_along_axis(rows, order, 1)
 
 
-def whole(
+def search_uncentred(
     queries: np.ndarray,
-    vectors: np.ndarray | Rows,
+    vectors: np.ndarray | VectorFile,
     mean: np.ndarray,
     distances: np.ndarray,
     norms: np.ndarray,
@@ -203,7 +203,7 @@ def whole(
     return scores, rows
 
 
-def augmented(vectors: np.ndarray, metric: Metric, longest: float, width: int) -> np.ndarray:
+def augment_vectors(vectors: np.ndarray, metric: Metric, longest: float, width: int) -> np.ndarray:
     """Return vectors (n, E) with the extra coordinate for inner products, padded with zeros to a width.
 
     Args:
@@ -220,7 +220,7 @@ def augmented(vectors: np.ndarray, metric: Metric, longest: float, width: int) -
     return found
 
 
-def read(path: Path) -> Any:
+def read_index(path: Path) -> Any:
     """Read an approximate index that was built here.
 
     Raises:
@@ -229,15 +229,15 @@ def read(path: Path) -> Any:
     """
     import faiss
 
-    with named(path), open_file(path) as file:
+    with add_path_to_errors(path), open_file(path) as file:
         try:
             return faiss.read_index(faiss.PyCallbackIOReader(file.read))
         except RuntimeError as error:  # with FAISS's own place in its code
-            raise DamagedFile(f"{path} is damaged: it ends too early, or holds something else") from error
+            raise CorruptFileError(f"{path} is damaged: it ends too early, or holds something else") from error
 
 
 @contextmanager
-def cores(number: int | None) -> Iterator[None]:
+def limit_threads(number: int | None) -> Iterator[None]:
     """Set the number of FAISS threads for the length of the context; None is as many as this process may use."""
     import faiss
 
@@ -274,8 +274,10 @@ def kinds_to_try(kind: str, number: int, width: int) -> tuple[str, ...]:
     )
 
 
-def build(path: Path, vectors: np.ndarray | Rows, metric: Metric, kind: str, threads: int | None, seed: int) -> None:
-    """Build an approximate index of vectors (n, E) and write it; only a part of `Rows` is in memory at a time.
+def build_index(
+    path: Path, vectors: np.ndarray | VectorFile, metric: Metric, kind: str, threads: int | None, seed: int
+) -> None:
+    """Build an approximate index of vectors (n, E) and write it; only a part of `VectorFile` is in memory at a time.
 
     There are some 4·√n clusters, trained on 64 vectors each, as FAISS's guidelines recommend.
     """
@@ -294,31 +296,31 @@ def build(path: Path, vectors: np.ndarray | Rows, metric: Metric, kind: str, thr
             "ivfpq": f"IVF{lists},PQ{width // ALIGNED}x{8 if len(vectors) >= 10_000 else 4}",
         }[kind],
     )
-    with cores(threads):
+    with limit_threads(threads):
         some = np.random.default_rng(seed).permutation(len(vectors))[: max(64 * lists, 1 << 14)]
-        made.train(augmented(vectors[np.sort(some)], metric, longest, width))
+        made.train(augment_vectors(vectors[np.sort(some)], metric, longest, width))
         began = said = time.monotonic()
         for begin in range(0, len(vectors), PART):
-            made.add(augmented(vectors[begin : begin + PART], metric, longest, width))
+            made.add(augment_vectors(vectors[begin : begin + PART], metric, longest, width))
             if (now := time.monotonic()) - said > _SAID:
                 said, done = now, begin + PART
                 left = (now - began) * (len(vectors) - done) / done
                 log.info("%s of %s vectors are in the index, %.0f s left", f"{done:,}", f"{len(vectors):,}", left)
-        with replacing(path) as file:
+        with replace_atomically(path) as file:
             faiss.write_index(made, faiss.PyCallbackIOWriter(file.write))
 
 
 @dataclass
-class Tuned:
+class TuningResult:
     """The chosen type of index and effort, their recall and latency, and the efforts that were tried."""
 
     kind: str
-    found: Point
-    curve: list[Point]
+    found: SearchPoint
+    curve: list[SearchPoint]
     queries: dict[str, int]
 
 
-def tune(vectors: Vectors, recall: float, unseen: np.ndarray, seed: int) -> Tuned:
+def tune_effort(vectors: Vectors, recall: float, unseen: np.ndarray, seed: int) -> TuningResult:
     """Choose the smallest effort that reaches a recall on one half of some queries, and measure it on the other half.
 
     Args:
@@ -338,39 +340,43 @@ def tune(vectors: Vectors, recall: float, unseen: np.ndarray, seed: int) -> Tune
     exact = Vectors(vectors.exact, vectors.metric)
     efforts: tuple[int, ...] = (0,)
     if vectors.kind != "flat":
-        efforts = tuple(n for n in (_EFFORTS if vectors.kind == "hnsw" else _PROBES) if n <= max(16, vectors.lists))
+        efforts = tuple(
+            n for n in (_EFFORTS if vectors.kind == "hnsw" else _PROBES) if n <= max(16, vectors.cluster_count)
+        )
     half = len(queries) // 2 if len(efforts) > 1 else 0
     truth: list[np.ndarray] = []
     if len(efforts) > 1:
-        with cores(None):
-            every = zip(*exact.nearest(queries, NEAREST + 1), itself, strict=True)
+        with limit_threads(None):
+            every = zip(*exact.find_nearest(queries, NEAREST + 1), itself, strict=True)
         truth = [scores[rows != own][:NEAREST] for scores, rows, own in every]
     curve, parts = [], (slice(0, half), slice(half, None))
-    with cores(1):
+    with limit_threads(1):
         for effort in efforts:
-            tried = [_point(vectors, queries[p], itself[p], truth[p], effort) for p in parts]
+            tried = [_measure_effort(vectors, queries[p], itself[p], truth[p], effort) for p in parts]
             curve.append(tried[1])
             if tried[0].recall >= recall:
                 break
     if curve[-1].recall < recall:
         log.warning("%s: index.recall=%g was not reached, but %.4f", vectors.kind, recall, curve[-1].recall)
-    return Tuned(vectors.kind, curve[-1], curve, {"rows": len(own), "unseen": len(unseen)})
+    return TuningResult(vectors.kind, curve[-1], curve, {"rows": len(own), "unseen": len(unseen)})
 
 
-def _point(vectors: Vectors, queries: np.ndarray, itself: np.ndarray, truth: list[np.ndarray], effort: int) -> Point:
+def _measure_effort(
+    vectors: Vectors, queries: np.ndarray, itself: np.ndarray, truth: list[np.ndarray], effort: int
+) -> SearchPoint:
     """Measure recall, and milliseconds of one query at a time; ties with the tenth count as found."""
     recalls, times = [], []
     for i in range(len(queries)):
         began = time.perf_counter()
-        scores, rows = vectors.nearest(queries[i : i + 1], NEAREST + 1, effort=effort)
+        scores, rows = vectors.find_nearest(queries[i : i + 1], NEAREST + 1, effort=effort)
         times.append(1000 * (time.perf_counter() - began))
         if truth:
-            recalls.append(_recall(scores[0], rows[0], truth[i], itself[i], vectors.metric == "l2"))
+            recalls.append(_measure_recall(scores[0], rows[0], truth[i], itself[i], vectors.metric == "l2"))
     p50, p99 = np.percentile(times, [50, 99]) if times else (0.0, 0.0)
-    return Point(effort, float(np.mean(recalls)) if recalls else 1.0, float(p50), float(p99))
+    return SearchPoint(effort, float(np.mean(recalls)) if recalls else 1.0, float(p50), float(p99))
 
 
-def _recall(scores: np.ndarray, rows: np.ndarray, truth: np.ndarray, itself: int, small: bool) -> float:
+def _measure_recall(scores: np.ndarray, rows: np.ndarray, truth: np.ndarray, itself: int, small: bool) -> float:
     """Return the share of the exact results for which the search found one with as good a score."""
     if not len(truth):
         return 1.0
@@ -380,15 +386,15 @@ def _recall(scores: np.ndarray, rows: np.ndarray, truth: np.ndarray, itself: int
     return min(1.0, float(good.sum()) / len(truth))
 
 
-def choose(
+def choose_index(
     place: Path,
-    vectors: np.ndarray | Rows,
+    vectors: np.ndarray | VectorFile,
     metric: Metric,
     unseen: np.ndarray,
     limits: IndexOptions,
     threads: int | None,
     seed: int,
-) -> Tuned:
+) -> TuningResult:
     """Build and tune the requested types of index, and leave the best as `search.faiss` unless it is flat.
 
     Args:
@@ -400,13 +406,13 @@ def choose(
         threads: threads for building; None is all cores.
         seed: seed of the choice of training vectors and queries.
     """
-    tried: list[tuple[bool, float, Tuned, Path]] = []
+    tried: list[tuple[bool, float, TuningResult, Path]] = []
     for kind in kinds_to_try(limits.kind, *vectors.shape):
         path = place / f".{kind}.partial"
         if kind != "flat":
             log.info("building %s over %s vectors of width %d", kind, f"{len(vectors):,}", vectors.shape[1])
-            build(path, vectors, metric, kind, threads, seed)
-        tuned = tune(opened(path, vectors, metric, kind), limits.recall, unseen, seed)
+            build_index(path, vectors, metric, kind, threads, seed)
+        tuned = tune_effort(open_candidate(path, vectors, metric, kind), limits.recall, unseen, seed)
         reached = tuned.found.recall >= limits.recall - SLACK
         tried.append((reached, -tuned.found.p50 if reached else tuned.found.recall, tuned, path))
         if reached:
@@ -419,9 +425,9 @@ def choose(
     return best
 
 
-def opened(path: Path, vectors: np.ndarray | Rows, metric: Metric, kind: str) -> Vectors:
+def open_candidate(path: Path, vectors: np.ndarray | VectorFile, metric: Metric, kind: str) -> Vectors:
     """Open the index that `build` wrote, or exact search if `kind` is flat."""
-    return Vectors(vectors, metric, kind, read(path) if kind != "flat" else None)
+    return Vectors(vectors, metric, kind, read_index(path) if kind != "flat" else None)
 
 
 assert set(CANDIDATES) == {"flat", "hnsw", "ivf", "ivfpq"}

@@ -23,7 +23,7 @@ from data.loader import Loader
 from data.options import ChunkerOptions, LoaderOptions, ShardOptions, SourceOptions
 from data.remote import storage
 from data.sharding.build import shard
-from data.shards import Damaged
+from data.shards import CorruptShardError
 from pipeline.cli import main
 from pipeline.run.folder import RunFolder
 from tests.conftest import TINY
@@ -143,18 +143,18 @@ def test_http_with_broken_connections(corpus: Corpus, server: str, tmp_path: Pat
     total = Loader(corpus, "train", context=64, sequences=2, seed=3).windows_per_epoch // 2
     assert windows(remote, total, options=options(tmp_path, workers=workers)) == windows(corpus, total)
     assert Unreliable.served["broken"]
-    assert list(remote.originals("train")) == list(corpus.originals("train"))
+    assert list(remote.iterate_originals("train")) == list(corpus.iterate_originals("train"))
 
 
 def test_the_cache_is_bounded_and_used(corpus: Corpus, server: str, tmp_path: Path) -> None:
     small = max(shard.file_bytes for shard in corpus.shards) * 3 / 1e9
     remote = Corpus.open(server, options(tmp_path, cache_gigabytes=small))
-    for shard_ in remote.of("train"):
+    for shard_ in remote.shards_of("train"):
         remote.read(shard_)
         held = [path.stat().st_size for path in (tmp_path / "cache").rglob("*.tar")]
         assert sum(held) <= small * 1e9
     served = Unreliable.served.total()
-    remote.read(remote.of("train")[-1])
+    remote.read(remote.shards_of("train")[-1])
     assert Unreliable.served.total() == served  # it was in the cache
     assert not list((tmp_path / "cache").rglob("*.partial"))
 
@@ -163,7 +163,7 @@ def test_a_damaged_file_in_the_cache_is_fetched_again(
     corpus: Corpus, server: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     remote = Corpus.open(server, options(tmp_path))
-    first = remote.of("train")[0]
+    first = remote.shards_of("train")[0]
     remote.read(first)
     (path,) = (tmp_path / "cache").rglob("*.tar")
     path.write_bytes(path.read_bytes()[:-600])
@@ -176,7 +176,7 @@ def test_a_damaged_file_in_the_cache_is_fetched_again(
 
 
 def test_the_cache_removes_nothing_but_its_own(corpus: Corpus, server: str, tmp_path: Path) -> None:
-    sums = [shard_.sha256 for shard_ in corpus.of("train")]
+    sums = [shard_.sha256 for shard_ in corpus.shards_of("train")]
     with pytest.raises(FileExistsError, match="is not a cache of haed.*loader.cache_dir"):
         (tmp_path / "mine" / "haed-cache").mkdir(parents=True)
         (tmp_path / "mine" / "haed-cache" / f"{sums[0]}.tar").write_text("mine")
@@ -190,7 +190,7 @@ def test_the_cache_removes_nothing_but_its_own(corpus: Corpus, server: str, tmp_
     for path in mine:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text("mine")
-    for shard_ in remote.of("train"):
+    for shard_ in remote.shards_of("train"):
         remote.read(shard_)
     assert all(path.read_text() == "mine" for path in mine)
     assert len([path for path in (cache / "haed-cache").glob("*.tar") if path not in mine]) == 1
@@ -229,7 +229,7 @@ def test_a_shard_is_fetched_once_for_many_processes(corpus: Corpus, tmp_path: Pa
     with serving(corpus.folder, Files) as address:
         readers(address, tmp_path, 1, 1)
     assert {name: count for name, count in Files.served.items() if name.endswith(".tar")} == {
-        shard_.file: 1 for shard_ in corpus.of("train")
+        shard_.file: 1 for shard_ in corpus.shards_of("train")
     }
 
 
@@ -241,9 +241,9 @@ def test_what_a_killed_process_left_is_removed(corpus: Corpus, tmp_path: Path) -
             process.kill()
         assert len(list((tmp_path / "cache").rglob("*.partial"))) == 1
         remote = Corpus.open(address, options(tmp_path))
-        remote.read(remote.of("train")[1])
+        remote.read(remote.shards_of("train")[1])
         assert not list((tmp_path / "cache").rglob("*.partial"))
-        remote.read(remote.of("train")[0])
+        remote.read(remote.shards_of("train")[0])
 
 
 def test_what_is_not_there_is_said_at_once(server: str, tmp_path: Path) -> None:
@@ -260,16 +260,18 @@ def test_a_server_that_serves_something_else(corpus: Corpus, tmp_path: Path, mon
     for path in corpus.folder.iterdir():
         (folder / path.name).write_bytes(path.read_bytes()[:-1] + b"x" if path.suffix == ".tar" else path.read_bytes())
     remote = Corpus.open(f"file://{folder}", options(tmp_path))
-    with pytest.raises(Damaged, match="train-00000.tar is damaged: .*others than the manifest says") as caught:
-        remote.read(remote.of("train")[0])
+    with pytest.raises(
+        CorruptShardError, match="train-00000.tar is damaged: .*others than the manifest says"
+    ) as caught:
+        remote.read(remote.shards_of("train")[0])
     remote.shards[0].file_bytes = 1 << 60
     with pytest.raises(ValueError, match="more than the cache may.*loader.cache_gigabytes"):
         remote.read(remote.shards[0])
     assert "delete" not in str(caught.value) and str(caught.value).startswith(f"shard file://{folder}/train")
     with serving(corpus.folder, Endless) as address:
         endless = Corpus.open(address, options(tmp_path))
-        with pytest.raises(Damaged, match="others than the manifest says"):
-            endless.read(endless.of("train")[0])
+        with pytest.raises(CorruptShardError, match="others than the manifest says"):
+            endless.read(endless.shards_of("train")[0])
     assert not list((tmp_path / "cache").rglob("*.partial"))
 
 
@@ -296,7 +298,7 @@ def test_odd_names_and_their_codes_are_two_places(
         root = {"http": address, "file": f"file://{place}", "local": str(place)}[scheme]
         for name, folder in (("odd", ODD), ("other", quote(ODD))):
             path = f"{root}/{folder if scheme == 'local' else quote(folder)}"
-            assert list(Corpus.open(path, options(tmp_path)).originals("train")) == [name.encode() * 99]
+            assert list(Corpus.open(path, options(tmp_path)).iterate_originals("train")) == [name.encode() * 99]
             assert main(["shard", "source.kind=shards", f"source.path={path}"]) == 0
             capfdbinary.readouterr()
             assert main(["cat", path]) == 0
@@ -320,8 +322,8 @@ def test_a_run_keeps_the_url_of_its_shards(corpus: Corpus, tmp_path: Path) -> No
         words[-2] = "train.steps=3"
     kept = json.loads((tmp_path / "runs/odd/corpus.json").read_text())
     assert kept["location"] == url and kept["digest"] == corpus.digest
-    assert RunFolder(tmp_path / "runs/odd").corpus().location == url
-    assert RunFolder(tmp_path / "runs/odd").options().source.path == url
+    assert RunFolder(tmp_path / "runs/odd").open_corpus().location == url
+    assert RunFolder(tmp_path / "runs/odd").load_options().source.path == url
 
 
 def test_s3(corpus: Corpus, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -345,7 +347,9 @@ def test_s3(corpus: Corpus, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
                 client.upload_file(str(path), "corpora", f"{prefix}/{path.name}")
         for name, prefix in (("odd", ODD), ("other", quote(ODD))):
             found = Corpus.open(f"s3://corpora/{prefix}", options(tmp_path / "odd"))
-            assert found.location == f"s3://corpora/{prefix}" and list(found.originals("train")) == [name.encode() * 99]
+            assert found.location == f"s3://corpora/{prefix}" and list(found.iterate_originals("train")) == [
+                name.encode() * 99
+            ]
         with pytest.raises(FileNotFoundError):
             Corpus.open("s3://corpora/a%20b", options(tmp_path / "odd"))
         remote = Corpus.open("s3://corpora/books", options(tmp_path))
@@ -358,7 +362,7 @@ def test_s3(corpus: Corpus, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
 
 def test_a_cache_that_is_deleted_meanwhile_is_made_anew(corpus: Corpus, server: str, tmp_path: Path) -> None:
     remote = Corpus.open(server, options(tmp_path))
-    first, *_ = remote.of("train")
+    first, *_ = remote.shards_of("train")
     before = remote.read(first)[0].tokens.tobytes()
     (folder,) = (tmp_path / "cache").iterdir()
     shutil.rmtree(folder)

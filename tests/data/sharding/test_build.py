@@ -20,17 +20,17 @@ import webdataset as wds
 from data import shards
 from data.chunkers import ONE, Chunker, WordChunker
 from data.corpus import Corpus
-from data.distinct import distinct_chunks
-from data.durable import FolderLost, write_json
+from data.distinct import count_distinct_chunks
+from data.durable import FolderLostError, write_json
 from data.options import ChunkerOptions, ShardOptions, SourceOptions
 from data.sharding import build
-from data.sharding.build import finish, plan, shard
+from data.sharding.build import finish_corpus, make_plan, shard
 from data.sharding.corpora import Corpora
 from data.sharding.parts import Part, write_part
 from data.sources import files
 from data.sources.source import Input, Piece, Source
 from pipeline.config import ConfigError
-from pipeline.config import load as load_config
+from pipeline.config import load_options as load_config
 from pipeline.run.shards import check_source
 from tests.conftest import SHARED
 
@@ -66,9 +66,9 @@ def test_round_trip_manifest_and_any_number_of_workers(folder: Path, tmp_path: P
     assert contents(one) == contents(two)
     for split in ("train", "valid", "test"):
         files = sorted(folder.glob(f"{split}*"))
-        assert b"".join(one.originals(split)) == b"".join(path.read_bytes() for path in files)
-        assert one.counts(split).documents == len(files)
-    assert len(one.of("train")) > 2
+        assert b"".join(one.iterate_originals(split)) == b"".join(path.read_bytes() for path in files)
+        assert one.split_counts(split).documents == len(files)
+    assert len(one.shards_of("train")) > 2
     for entry in json.loads((one.folder / "manifest.json").read_text())["shards"]:
         content = (one.folder / entry["file"]).read_bytes()
         assert len(content) == entry["file_bytes"] and hashlib.sha256(content).hexdigest() == entry["sha256"]
@@ -79,7 +79,7 @@ def test_round_trip_manifest_and_any_number_of_workers(folder: Path, tmp_path: P
 )  # webdataset leaves the file to the collector
 def test_webdataset_reads_the_shards(folder: Path, tmp_path: Path) -> None:
     corpus = sharded(folder, tmp_path)
-    shard_file = str(corpus.folder / corpus.of("valid")[0].file)
+    shard_file = str(corpus.folder / corpus.shards_of("valid")[0].file)
     (sample,) = list(wds.WebDataset(shard_file, shardshuffle=False).decode())
     assert bytes(sample["tokens.npy"]) == (folder / "valid.txt").read_bytes()
     assert sample["lengths.npy"].sum() == len(sample["tokens.npy"]) and sample["sample.json"]["names"] == ["valid.txt"]
@@ -94,7 +94,7 @@ def test_keys_are_unique_over_a_corpus(folder: Path, tmp_path: Path, monkeypatch
     for entry in corpus.shards:
         with tarfile.open(corpus.folder / entry.file) as tar:
             keys += [member.name.removesuffix(".sample.json") for member in tar if member.name.endswith(".json")]
-    assert len(corpus.of("train")) > len({key.split("-")[1] for key in keys}) > 1
+    assert len(corpus.shards_of("train")) > len({key.split("-")[1] for key in keys}) > 1
     assert len(keys) == len(set(keys)) == sum(entry.samples for entry in corpus.shards)
     assert keys[:2] == ["train-00000-000000", "train-00000-000001"]
 
@@ -148,13 +148,13 @@ def test_another_version_of_a_chunker_is_another_corpus(
 ) -> None:
     first = sharded(folder, tmp_path).folder
     monkeypatch.setattr(WordChunker, "version", 7)
-    assert sharded(folder, tmp_path).folder != first and sharded(folder, tmp_path).chunker().version == 7
+    assert sharded(folder, tmp_path).folder != first and sharded(folder, tmp_path).build_chunker().version == 7
 
 
 def test_an_interrupted_run_redoes_only_what_is_missing(folder: Path, tmp_path: Path) -> None:
     whole = contents(sharded(folder, tmp_path / "whole"))
     source = SourceOptions(kind="text", path=str(folder))
-    work = plan(Corpora(source, ChunkerOptions(), ShardOptions(megabytes=1), tmp_path / "cut"))
+    work = make_plan(Corpora(source, ChunkerOptions(), ShardOptions(megabytes=1), tmp_path / "cut"))
     (work.folder / "parts").mkdir(parents=True)
     write_part(work.parts[0])
     made = work.parts[0].folder / "test-00000.tar"
@@ -193,7 +193,7 @@ def test_empty_and_missing_sources(tmp_path: Path) -> None:
 
 
 def test_distinct_chunks_are_counted(folder: Path, tmp_path: Path) -> None:
-    found = distinct_chunks(sharded(folder, tmp_path), "valid")
+    found = count_distinct_chunks(sharded(folder, tmp_path), "valid")
     rows = [row.tobytes()[:n] for row, n in zip(found.tokens, found.lengths, strict=True)]
     assert dict(zip(rows, found.counts.tolist(), strict=True)) == {b"some ": 100, b"text\n": 100}
 
@@ -203,14 +203,14 @@ def test_wikitext_documents_begin_at_titles(tmp_path: Path) -> None:
     if not source.is_dir():
         pytest.skip("WikiText-2 is not in ../shared/data")
     corpus = sharded(source, tmp_path, kind="wikitext", pattern="*.txt")
-    assert [corpus.counts(split).documents for split in ("train", "valid", "test")] == [600, 60, 60]
+    assert [corpus.split_counts(split).documents for split in ("train", "valid", "test")] == [600, 60, 60]
     for split in ("train", "valid", "test"):
-        assert b"".join(corpus.originals(split)) == (source / f"{split}.txt").read_bytes()
+        assert b"".join(corpus.iterate_originals(split)) == (source / f"{split}.txt").read_bytes()
 
 
 def test_tar_members_have_no_owner_or_time(folder: Path, tmp_path: Path) -> None:
     corpus = sharded(folder, tmp_path)
-    with tarfile.open(corpus.folder / corpus.of("test")[0].file) as tar:
+    with tarfile.open(corpus.folder / corpus.shards_of("test")[0].file) as tar:
         assert {(member.mtime, member.uid, member.uname) for member in tar} == {(0, 0, "")}
 
 
@@ -218,11 +218,11 @@ def test_tar_members_have_no_owner_or_time(folder: Path, tmp_path: Path) -> None
 def test_an_interruption_at_the_very_end_loses_nothing(folder: Path, tmp_path: Path, when: str) -> None:
     whole = contents(sharded(folder, tmp_path / "whole"))
     source = SourceOptions(kind="text", path=str(folder))
-    work = plan(Corpora(source, ChunkerOptions(), ShardOptions(megabytes=1), tmp_path / "cut"))
+    work = make_plan(Corpora(source, ChunkerOptions(), ShardOptions(megabytes=1), tmp_path / "cut"))
     (work.folder / "parts").mkdir(parents=True)
     for part in work.parts:
         write_part(part)
-    moved = finish(work)
+    moved = finish_corpus(work)
     (moved.folder / "manifest.json").unlink()  # as if the manifest had not been written yet, and parts not been removed
     (work.folder / "parts").mkdir()
     for part in work.parts:
@@ -285,11 +285,14 @@ def test_a_document_larger_than_a_shard(tmp_path: Path, kind: str, suffix: str) 
     path.write_bytes(lzma.compress(text, preset=0) if suffix else text)
     chunker = ChunkerOptions(kind=kind, k=7)
     corpus = shard(SourceOptions(kind="text", path=str(path)), chunker, ShardOptions(megabytes=1), tmp_path / "shards")
-    assert len(corpus.of("train")) >= 2 and corpus.counts("train").documents == 1
-    ((tokens, lengths),) = corpus.documents("train")
-    assert corpus.chunker().join(tokens, lengths) == text and b"".join(corpus.original_blocks("train")) == text
+    assert len(corpus.shards_of("train")) >= 2 and corpus.split_counts("train").documents == 1
+    ((tokens, lengths),) = corpus.iterate_documents("train")
+    assert (
+        corpus.build_chunker().join(tokens, lengths) == text
+        and b"".join(corpus.iterate_original_blocks("train")) == text
+    )
     if kind in ("words", "fixed") and suffix:
-        assert np.array_equal(lengths, corpus.chunker().split(text)[1])
+        assert np.array_equal(lengths, corpus.build_chunker().split(text)[1])
     if kind == "fixed":
         assert (lengths[:-1] == 7).all()
     assert corpus.manifest["statistics"]["train"]["tokens_per_document"]["longest"] > 1 << 20
@@ -336,9 +339,9 @@ def test_sources_and_chunkers_of_others_are_entry_points(tmp_path: Path, monkeyp
     monkeypatch.syspath_prepend(str(tmp_path))
     options = load_config(None, ["source.kind=numbers", "chunker.kind=nibbles", "shard.megabytes=1"])
     corpus = shard(options.source, options.chunker, options.shard, tmp_path / "shards")
-    found = [text for split in ("train", "valid", "test") for text in corpus.originals(split)]
+    found = [text for split in ("train", "valid", "test") for text in corpus.iterate_originals(split)]
     assert sorted(found) == sorted(b"%d " % number * 1000 for number in range(300))
-    assert corpus.counts("train").tokens == 2 * corpus.counts("train").source_bytes
+    assert corpus.split_counts("train").tokens == 2 * corpus.split_counts("train").source_bytes
     with pytest.raises(ConfigError, match="'number' is not known: expected one of .*stdlib.*numbers"):
         load_config(None, ["source.kind=number"])
 
@@ -370,7 +373,7 @@ def test_a_corpus_that_is_removed_while_it_is_made_does_not_come_back_in_part(
         for part in parts[1:]:
             write(part)
 
-    with pytest.raises(FolderLost):
+    with pytest.raises(FolderLostError):
         shard(source, ChunkerOptions(), ShardOptions(megabytes=1), shards_dir, removing)
     assert not list(shards_dir.glob("*/manifest.json")) and shards_dir.exists() == (what != "all corpora")
-    assert sharded(folder, shards_dir).counts("train").documents == 5
+    assert sharded(folder, shards_dir).split_counts("train").documents == 5

@@ -38,8 +38,8 @@ def test_damaged_notes_break_nothing(
     path = tmp_path / "shards" / NOTES
     path.unlink() if notes is None else path.write_bytes(notes)
     shutil.move(texts, tmp_path / "gone")
-    assert asked(texts, tmp_path / "shards").last() == corpus.folder  # by the manifests
-    assert asked(texts, tmp_path / "shards", k=8).last() is None
+    assert asked(texts, tmp_path / "shards").find_last_corpus() == corpus.folder  # by the manifests
+    assert asked(texts, tmp_path / "shards", k=8).find_last_corpus() is None
     shutil.move(tmp_path / "gone", texts)
     assert sharded(texts, tmp_path / "shards").folder == corpus.folder
     assert len(json.loads(path.read_text())) >= 3
@@ -49,7 +49,11 @@ def test_damaged_notes_break_nothing(
 def test_notes_that_cannot_be_written_break_nothing(texts: Path, tmp_path: Path) -> None:
     (tmp_path / "shards" / NOTES).mkdir(parents=True)
     corpus = sharded(texts, tmp_path / "shards")
-    assert sharded(texts, tmp_path / "shards").folder == corpus.folder == asked(texts, tmp_path / "shards").last()
+    assert (
+        sharded(texts, tmp_path / "shards").folder
+        == corpus.folder
+        == asked(texts, tmp_path / "shards").find_last_corpus()
+    )
 
 
 def test_the_same_size_and_time_are_not_the_same_contents(texts: Path, tmp_path: Path) -> None:
@@ -60,7 +64,7 @@ def test_the_same_size_and_time_are_not_the_same_contents(texts: Path, tmp_path:
     os.utime(path, ns=(status.st_atime_ns, status.st_mtime_ns))
     assert asked(texts, tmp_path / "shards").has_changed()
     second = sharded(texts, tmp_path / "shards")
-    assert second.digest != first.digest and b"TEXT" in b"".join(second.originals("train"))
+    assert second.digest != first.digest and b"TEXT" in b"".join(second.iterate_originals("train"))
 
 
 def test_the_corpus_made_last_is_found_wherever_it_and_its_source_went(
@@ -70,9 +74,9 @@ def test_the_corpus_made_last_is_found_wherever_it_and_its_source_went(
     first = sharded("texts", Path("shards"))
     (texts / "train.txt").write_bytes(b"another text\n" * 100)
     second = sharded("texts", Path("shards"))
-    assert asked(texts, tmp_path / "shards").last() == tmp_path / second.folder
+    assert asked(texts, tmp_path / "shards").find_last_corpus() == tmp_path / second.folder
     (texts / "train.txt").write_bytes(b"the train text\n" * 100)
-    assert sharded("texts", Path("shards")).folder == first.folder == asked("texts", Path("shards")).last()
+    assert sharded("texts", Path("shards")).folder == first.folder == asked("texts", Path("shards")).find_last_corpus()
     assert not asked("texts", Path("shards")).has_changed()
     shutil.rmtree(texts)
     assert not asked("texts", Path("shards")).has_changed()  # nothing to compare with
@@ -80,5 +84,5 @@ def test_the_corpus_made_last_is_found_wherever_it_and_its_source_went(
     project.mkdir(parents=True)
     shutil.move(tmp_path / "shards", project / "shards")
     monkeypatch.chdir(project)
-    assert asked("texts", Path("shards")).last() == first.folder
-    assert asked("other", Path("shards")).last() is None
+    assert asked("texts", Path("shards")).find_last_corpus() == first.folder
+    assert asked("other", Path("shards")).find_last_corpus() is None

@@ -4,7 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from data.options import SourceOptions
-from data.sharding.look import Look, Looked, describe_looks
+from data.sharding.look import TextFindings, TextInspector, describe_findings
 from data.sources.source import Piece, Source, make_source
 
 PARTS = ["a", "é", "\U0001f642", "\n", "\r", "\r\n", "\0"]
@@ -16,10 +16,10 @@ def pieces(data: bytes, cuts: list[int], name: str = "a") -> list[Piece]:
     return [Piece(name, "train", each, number > 0) for number, each in enumerate(found) if each]
 
 
-def look(all_pieces: list[Piece], skip: int = 0) -> Looked:
-    made = Look(skip, whole_files=False)
+def look(all_pieces: list[Piece], skip: int = 0) -> TextFindings:
+    made = TextInspector(skip, whole_files=False)
     for piece in all_pieces:
-        made.at(piece)
+        made.inspect_piece(piece)
     return made.found
 
 
@@ -39,7 +39,7 @@ def test_ends_of_lines_become_lf_wherever_pieces_end(parts: list[str], cuts: lis
     source: Source = make_source(SourceOptions(kind="text", path="x", newlines="lf"))
     data = "".join(parts).encode()
     both = [*pieces(data, cuts), *pieces(data, cuts, "b")]
-    found = list(source.lf_pieces(iter(both)))
+    found = list(source.convert_piece_newlines(iter(both)))
     assert all(piece.data for piece in found)
     for name in ("a", "b"):
         own = [piece for piece in found if piece.name == name]
@@ -59,8 +59,8 @@ def test_what_was_said_of_a_beginning_is_not_said_again() -> None:
 def test_a_text_in_many_parts_is_one() -> None:
     first = look([Piece("a", "train", b"one\r\n")])
     second = look([Piece("a", "train", b"two\r\n", continues=True), Piece("b", "train", b"three\n")])
-    (note,) = describe_looks([first, second])
+    (note,) = describe_findings([first, second])
     assert note.startswith("a: of all 3 lines 2 end in CRLF (Windows).")
     many = [look([Piece(f"{part} {n}", "train", b"\r") for n in range(500)]) for part in range(3)]
-    (note,) = describe_looks(many)
+    (note,) = describe_findings(many)
     assert note.startswith("0 0, 0 1, 0 2, … (1,500 texts): of all 1,500 lines 1,500 end in CR alone (old Mac).")

@@ -16,11 +16,11 @@ import pytest
 
 from data.chunkers import make_chunker
 from data.corpus import Corpus
-from data.durable import locked, write_json
+from data.durable import file_lock, write_json
 from data.options import ChunkerOptions, ShardOptions, SourceOptions
 from data.sharding import parts
 from data.sharding.build import shard
-from data.sharding.mending import damaged
+from data.sharding.mending import find_damaged_shards
 from data.sharding.parts import write_part
 from data.sources.source import Input, Piece
 from data.sources.text import TextSource
@@ -59,7 +59,7 @@ def test_only_what_is_missing_or_damaged_is_made_anew(
     whole = contents(corpus.folder)
     (corpus.folder / "train-00001.tar").unlink()
     os.truncate(corpus.folder / "valid-00000.tar", 1000)
-    assert damaged(corpus, ShardOptions()) == ["train-00001.tar", "valid-00000.tar"]
+    assert find_damaged_shards(corpus, ShardOptions()) == ["train-00001.tar", "valid-00000.tar"]
     written: list[Path] = []
     write = parts._write_shards
     monkeypatch.setattr(parts, "_write_shards", lambda part, to: (written.append(part.folder), write(part, to)))
@@ -84,7 +84,7 @@ def test_other_bytes_of_the_same_size_are_found_when_asked_for(source: SourceOpt
     whole = path.read_bytes()
     path.write_bytes(whole[:5000] + b"x" + whole[5001:])
     with pytest.raises(ValueError, match="is damaged .*`haed shard shard.verify=true`"):
-        list(corpus.originals("train"))
+        list(corpus.iterate_originals("train"))
     sharded(source, tmp_path / "shards")
     assert path.read_bytes() != whole
     sharded(source, tmp_path / "shards", verify=True)
@@ -119,7 +119,7 @@ def test_shards_that_come_out_otherwise_are_refused(source: SourceOptions, tmp_p
     with pytest.raises(ValueError, match="train-00001.tar comes out otherwise than manifest.json says"):
         sharded(source, tmp_path / "shards")
     (corpus.folder / "manifest.json").unlink()  # as the message advises
-    assert not damaged(sharded(source, tmp_path / "shards"), ShardOptions(verify=True))
+    assert not find_damaged_shards(sharded(source, tmp_path / "shards"), ShardOptions(verify=True))
 
 
 def test_a_damaged_manifest_says_what_to_do(source: SourceOptions, tmp_path: Path) -> None:
@@ -184,7 +184,7 @@ def test_the_second_of_two_shardings_waits_and_finds_it_finished(source: SourceO
     whole = sharded(source, tmp_path / "alone")
     (tmp_path / "shards").mkdir()
     lock = tmp_path / "shards" / f".{whole.folder.name}.lock"
-    with locked(lock):  # so that both meet it
+    with file_lock(lock):  # so that both meet it
         children = [child(tmp_path, "text", str(source.path)) for _ in range(2)]
         said = [each.stderr.readline().decode() for each in children if each.stderr]
         assert all(f"is being sharded by process {os.getpid()} on " in line for line in said)
@@ -208,7 +208,7 @@ def test_a_part_that_two_write_is_whole(source: SourceOptions, tmp_path: Path, m
 
     monkeypatch.setattr(parts, "_write_shards", meet)
     corpus = sharded(source, tmp_path / "shards")
-    assert met and not damaged(corpus, ShardOptions(verify=True))
+    assert met and not find_damaged_shards(corpus, ShardOptions(verify=True))
     assert not (corpus.folder / "parts").exists()
 
 
@@ -297,7 +297,7 @@ def test_a_part_is_tried_again_after_errors_that_pass(tmp_path: Path, monkeypatc
     monkeypatch.setattr(time, "sleep", pauses.append)
     source = SourceOptions(kind="text", path=str(tmp_path / "train.txt"))
     Flaky.failures = [OSError(errno.EIO, "input/output error"), ConnectionResetError(errno.ECONNRESET, "reset")]
-    assert sharded(source, tmp_path / "one").counts("train").documents == 1
+    assert sharded(source, tmp_path / "one").split_counts("train").documents == 1
     assert pauses == [1.0, 4.0]
     for final in (OSError(errno.ENOSPC, "no space"), FileNotFoundError(errno.ENOENT, "gone")):
         Flaky.failures = [final]

@@ -55,7 +55,7 @@ def test_a_file_that_is_rewritten_while_sharding(folder: Path, tmp_path: Path, n
     with pytest.raises(ValueError, match=f"train-{number}.txt changed while it was being sharded: nothing is kept"):
         sharded(folder, tmp_path / "shards", mapper)
     assert not list((tmp_path / "shards").rglob("manifest.json")) and not list((tmp_path / "shards").rglob("*.tar"))
-    assert b"".join(sharded(folder, tmp_path / "shards").originals("train")) == b"".join(
+    assert b"".join(sharded(folder, tmp_path / "shards").iterate_originals("train")) == b"".join(
         each.read_bytes() for each in sorted(folder.iterdir())
     )
 
@@ -81,7 +81,7 @@ def test_files_that_are_only_touched_are_the_same(folder: Path, tmp_path: Path) 
         os.utime(folder / "train-0.txt")
         os.link(folder / "train-1.txt", tmp_path / "a backup")
 
-    assert sharded(folder, tmp_path / "shards", mapper).counts("train").documents == 2
+    assert sharded(folder, tmp_path / "shards", mapper).split_counts("train").documents == 2
 
 
 def test_parts_of_an_interrupted_run_that_read_something_else_are_made_anew(folder: Path, tmp_path: Path) -> None:
@@ -98,7 +98,7 @@ def test_parts_of_an_interrupted_run_that_read_something_else_are_made_anew(fold
     with pytest.raises(KeyboardInterrupt):
         sharded(folder, tmp_path / "shards", mapper)
     rewritten(path, whole)
-    assert next(iter(sharded(folder, tmp_path / "shards").originals("train"))) == whole
+    assert next(iter(sharded(folder, tmp_path / "shards").iterate_originals("train"))) == whole
 
 
 MODULE = """

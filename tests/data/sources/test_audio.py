@@ -61,14 +61,14 @@ def test_recordings(tmp_path: Path, packed: bool, channels: int) -> None:
     files = {"train-a.wav": long, "train-b.wav": short, "notes.txt": b"no", "._train-a.wav": b"of macOS"}
     put(folder, files, packed)
     whole = sharded(folder, tmp_path / "shards", encoding="pcm16")
-    assert [np.frombuffer(each, "<i2").tolist() for each in whole.originals("train")] == [
+    assert [np.frombuffer(each, "<i2").tolist() for each in whole.iterate_originals("train")] == [
         SAMPLES.tolist(),
         SAMPLES[:4000].tolist(),
     ]
     assert whole.manifest["form"] == {"rate": 8000, "channels": channels}
     said = str(whole.manifest["splits"])
     assert ("left out: hidden, or no recordings: 2" if packed else "notes.txt") in said
-    codes = list(sharded(folder, tmp_path / "shards").originals("train"))
+    codes = list(sharded(folder, tmp_path / "shards").iterate_originals("train"))
     assert codes == [encode_mulaw(SAMPLES).tobytes(), encode_mulaw(SAMPLES[:4000]).tobytes()]
 
 
@@ -134,12 +134,12 @@ def test_the_end_of_a_frame_that_is_not_whole_is_noted(tmp_path: Path, packed: b
     put(tmp_path, {"train-a.wav": content, "train-b.wav": wav(SAMPLES[:50])}, packed)
     corpus = sharded(tmp_path, tmp_path / "shards")
     assert "recordings lost bytes at their end, of a frame that is not whole: 1" in corpus.manifest["splits"]["notes"]
-    assert corpus.counts("train").source_bytes == len(SAMPLES) + 50
+    assert corpus.split_counts("train").source_bytes == len(SAMPLES) + 50
 
 
 def test_eight_bits_are_unsigned(tmp_path: Path) -> None:
     (tmp_path / "train.wav").write_bytes(wav(np.array([0, 128, 255], np.uint8), width=1))
-    (data,) = sharded(tmp_path / "train.wav", tmp_path / "shards", encoding="pcm16").originals("train")
+    (data,) = sharded(tmp_path / "train.wav", tmp_path / "shards", encoding="pcm16").iterate_originals("train")
     assert np.frombuffer(data, "<i2").tolist() == [-32768, 0, 127 << 8]
 
 
@@ -175,7 +175,7 @@ def read(folder: Path, content: bytes, packed: bool = False, name: str = "train.
     put(folder / "source", {name: content}, packed)
     corpus = sharded(folder / "source", folder / "shards", encoding="pcm16")
     notes = [note for note in corpus.manifest["splits"]["notes"] if "is empty" not in note]
-    return np.frombuffer(b"".join(corpus.originals("train")), "<i2"), notes
+    return np.frombuffer(b"".join(corpus.iterate_originals("train")), "<i2"), notes
 
 
 @pytest.mark.parametrize("packed", [False, True])
@@ -299,7 +299,7 @@ def test_a_flac_of_hours_of_silence_is_a_bomb(tmp_path: Path, monkeypatch: pytes
     with pytest.raises(ValueError, match="train.flac cannot be read as FLAC: .* a decompression bomb"):
         sharded(tmp_path / "train.flac", tmp_path / "shards")
     corpus = sharded(tmp_path / "train.flac", tmp_path / "shards", expansion=5000)
-    assert corpus.counts("train").source_bytes == 5_000_000
+    assert corpus.split_counts("train").source_bytes == 5_000_000
 
 
 def test_real_recordings(tmp_path: Path) -> None:
@@ -307,9 +307,9 @@ def test_real_recordings(tmp_path: Path) -> None:
     if not path.is_file():
         pytest.skip("fsdd-8khz is not in ../shared/data")
     corpus = sharded(path, tmp_path, test_pattern=r"_[0-4]\.wav$", valid_pattern=r"_[5-9]\.wav$", encoding="pcm16")
-    assert [corpus.counts(split).documents for split in ("train", "valid", "test")] == [2400, 300, 300]
-    assert corpus.counts("test").tokens == 2 * 1_034_030
-    found = list(corpus.originals("test"))
+    assert [corpus.split_counts(split).documents for split in ("train", "valid", "test")] == [2400, 300, 300]
+    assert corpus.split_counts("test").tokens == 2 * 1_034_030
+    found = list(corpus.iterate_originals("test"))
     wanted = []
     with tarfile.open(path) as tar:
         for member in tar:
@@ -332,4 +332,4 @@ def test_another_format_that_is_called_wav_is_named_with_advice(kind: str, what:
 def test_wave_is_wav(tmp_path: Path) -> None:
     (tmp_path / "source").mkdir()
     (tmp_path / "source" / "train.wave").write_bytes(wav(np.arange(99, dtype=np.int16)))
-    assert sharded(tmp_path / "source", tmp_path / "shards").counts("train").documents == 1
+    assert sharded(tmp_path / "source", tmp_path / "shards").split_counts("train").documents == 1

@@ -46,7 +46,7 @@ def png(
 
 def read(content: bytes) -> tuple[bytes, Counter[str]]:
     source = ImageSource(SourceOptions(kind="images", path="."))
-    return source._picture(content, "a.png")[1], +source.remarks
+    return source._decode_picture(content, "a.png")[1], +source.remarks
 
 
 @pytest.mark.parametrize("laced", [False, True])

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from data.options import ChunkerOptions, ShardOptions, SourceOptions
 from data.sharding.build import shard
-from data.sources.documents import headed
+from data.sources.documents import split_at_headings
 from data.sources.source import hashed_split
 from tests.data.sources.test_text import COMPRESS, TEXTS, documents, source
 
@@ -182,7 +182,7 @@ def test_headings_are_found_wherever_blocks_end(sizes: list[int]) -> None:
             at, number = at + sizes[number % len(sizes)] * 7, number + 1
 
     found: list[bytes] = []
-    for begin, first, data in headed(stream(), 0):
+    for begin, first, data in split_at_headings(stream(), 0):
         if first:
             assert begin == sum(map(len, found))
             found.append(data)

@@ -18,8 +18,8 @@ import pytest
 from PIL import Image
 
 from data.options import SourceOptions
-from data.sources.files import BLOCK, LINKS, LeftOut, list_files, members, open_stream, zstd
-from data.sources.magic import check_text, foreign
+from data.sources.files import BLOCK, LINKS, LeftOut, iterate_members, list_files, open_stream, zstd
+from data.sources.magic import check_text, detect_foreign_format
 from data.sources.source import make_source
 from tests.data.sources.test_audio import wav
 
@@ -103,7 +103,7 @@ def test_a_tar_with_holes_is_refused(tmp_path: Path) -> None:
     header[148:156] = b"%06o\0 " % sum(header)
     (tmp_path / "a.tar").write_bytes(bytes(header) + b"RIFF".ljust(512) + bytes(8192))
     with pytest.raises(ValueError, match="a.tar: train.wav has holes"):
-        list(members(str(tmp_path / "a.tar"), 250))
+        list(iterate_members(str(tmp_path / "a.tar"), 250))
 
 
 @pytest.mark.parametrize("suffix", [".tar", ".tar.gz"])
@@ -115,9 +115,9 @@ def test_a_tar_that_is_not_one_whole_tar(tmp_path: Path, suffix: str, content: b
     path = tmp_path / f"a{suffix}"
     path.write_bytes(gzip.compress(content) if suffix.endswith("gz") else content)
     with pytest.raises(ValueError, match=message):
-        list(members(str(path), 250))
+        list(iterate_members(str(path), 250))
     path.write_bytes(gzip.compress(ONE) if suffix.endswith("gz") else ONE)
-    assert [(name, size) for name, _, size in members(str(path), 250)] == [("a", 700), ("b", 700)]
+    assert [(name, size) for name, _, size in iterate_members(str(path), 250)] == [("a", 700), ("b", 700)]
 
 
 def a_zip() -> bytes:
@@ -178,7 +178,7 @@ def test_what_is_no_text_is_refused_with_advice(tmp_path: Path) -> None:
         "né".encode("utf-16"),
         b"RIFF of a guitar",
     ):
-        assert foreign(text) is None
+        assert detect_foreign_format(text) is None
 
 
 @pytest.fixture
@@ -242,7 +242,7 @@ def test_links_in_a_tar_are_counted(tmp_path: Path) -> None:
             member.type, member.linkname = kind, "a.txt" if kind != tarfile.REGTYPE else ""
             tar.addfile(member)
     remarks = Counter[str]()
-    assert [member.name for member in members(str(tmp_path / "a.tar"), 10, remarks)] == ["a.txt"]
+    assert [member.name for member in iterate_members(str(tmp_path / "a.tar"), 10, remarks)] == ["a.txt"]
     assert remarks == {"links in tars were left out, though they may stand for files": 2}
 
 

@@ -28,7 +28,7 @@ def test_splits_of_the_data_set(tmp_path: Path) -> None:
             (("train", 0, 400), ("validation", 400, 450), ("test", 450, 500))}  # fmt: skip
     datasets.DatasetDict(made).save_to_disk(tmp_path / "saved")
     corpus = sharded(tmp_path / "saved", tmp_path / "shards", field="body")
-    assert [text.decode() for s in ("train", "valid", "test") for text in corpus.originals(s)] == TEXTS
+    assert [text.decode() for s in ("train", "valid", "test") for text in corpus.iterate_originals(s)] == TEXTS
     assert sharded(tmp_path / "saved", tmp_path / "shards", field="body").folder == corpus.folder
 
 
@@ -37,7 +37,7 @@ def test_one_split_is_shared_out_by_hash(tmp_path: Path) -> None:
     corpus = sharded(tmp_path / "saved", tmp_path / "shards")
     for split in ("train", "valid", "test"):
         wanted = [text.encode() for text in TEXTS if hashed_split(text.encode(), 5) == split]
-        assert list(corpus.originals(split)) == wanted and wanted
+        assert list(corpus.iterate_originals(split)) == wanted and wanted
 
 
 def test_rows_without_text_are_counted(tmp_path: Path) -> None:
@@ -92,7 +92,7 @@ def test_every_type_of_strings_is_read(tmp_path: Path, monkeypatch: pytest.Monke
     if saved:
         datasets.load_dataset(str(folder))["train"].save_to_disk(tmp_path / "saved")
     corpus = sharded(tmp_path / "saved" if saved else folder, tmp_path / "shards")
-    found = [text.decode() for split in ("train", "valid", "test") for text in corpus.originals(split)]
+    found = [text.decode() for split in ("train", "valid", "test") for text in corpus.iterate_originals(split)]
     assert sorted(found) == sorted(TEXTS)
     assert "rows without text were left out: 1" in corpus.manifest["splits"]["notes"]
 
@@ -122,10 +122,10 @@ def test_configurations_are_read_once_in_a_process(tmp_path: Path, monkeypatch: 
     monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")
     source = SourceOptions(kind="datasets", path=str(folder), config="two")
     corpus = shard(source, ChunkerOptions(), ShardOptions(megabytes=1), tmp_path / "shards")
-    assert len(corpus.of("train")) > 3 and asked == [((str(folder), "two"), {"revision": None})]
-    assert all(text.startswith(b"two ") for text in corpus.originals("valid"))
+    assert len(corpus.shards_of("train")) > 3 and asked == [((str(folder), "two"), {"revision": None})]
+    assert all(text.startswith(b"two ") for text in corpus.iterate_originals("valid"))
     other = shard(replace(source, config="one"), ChunkerOptions(), ShardOptions(megabytes=1), tmp_path / "shards")
-    assert other.folder != corpus.folder and next(other.originals("train")).startswith(b"one ")
+    assert other.folder != corpus.folder and next(other.iterate_originals("train")).startswith(b"one ")
 
 
 def test_a_saved_data_set_has_no_configuration(tmp_path: Path) -> None:

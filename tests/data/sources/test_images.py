@@ -16,7 +16,7 @@ from PIL import Image, ImageCms
 from data.corpus import Corpus
 from data.options import ChunkerOptions, ShardOptions, SourceOptions
 from data.sharding.build import shard
-from data.sources.images import _batches
+from data.sources.images import _read_batches
 from data.sources.safe_pickle import read_rows
 from data.sources.source import make_source
 from tests.conftest import SHARED
@@ -32,7 +32,7 @@ def sharded(path: Path, into: Path, **options: object) -> Corpus:
 
 
 def rasters(corpus: Corpus) -> np.ndarray:
-    found = b"".join(b"".join(corpus.originals(split)) for split in ("train", "valid", "test"))
+    found = b"".join(b"".join(corpus.iterate_originals(split)) for split in ("train", "valid", "test"))
     return np.frombuffer(found, np.uint8).reshape(-1, 32, 32, 3)
 
 
@@ -47,11 +47,11 @@ def test_npz_batches(tmp_path: Path) -> None:
     np.savez(tmp_path / "source" / "train_data_batch_1.npz", data=PLANES[:297], labels=np.ones(300))
     np.savez_compressed(tmp_path / "source" / "val_data.npz", data=PLANES[297:])
     corpus = sharded(tmp_path / "source", tmp_path / "shards")
-    train = corpus.counts("train").documents
-    assert 270 < train < 297 and corpus.counts("test").documents == 3  # val is test, valid is hashed out of train
+    train = corpus.split_counts("train").documents
+    assert 270 < train < 297 and corpus.split_counts("test").documents == 3  # val is test, valid is hashed out of train
     assert sorted(map(bytes, rasters(corpus))) == sorted(map(bytes, PICTURES))
     assert [bytes(picture) for picture in rasters(corpus)[-3:]] == [bytes(picture) for picture in PICTURES[297:]]
-    assert corpus.raster("train") == 256
+    assert corpus.chunks_per_raster("train") == 256
 
 
 @pytest.mark.parametrize("protocol", range(2, 6))
@@ -61,7 +61,7 @@ def test_pickled_batches(tmp_path: Path, protocol: int, bytes_keys: bool) -> Non
     if bytes_keys:
         batch = {key.encode(): value for key, value in batch.items()}  # type: ignore[misc]
     (tmp_path / "data_batch_1").write_bytes(pickle.dumps(batch, protocol))
-    assert np.array_equal(np.concatenate(list(_batches(str(tmp_path / "data_batch_1")))), PLANES)
+    assert np.array_equal(np.concatenate(list(_read_batches(str(tmp_path / "data_batch_1")))), PLANES)
 
 
 def test_batches_of_python_2(tmp_path: Path) -> None:
@@ -131,7 +131,7 @@ def test_png_files(tmp_path: Path, suffix: str | None) -> None:
             content = (tmp_path / f"{split}.tar").read_bytes()
             (place / f"{split}{suffix}").write_bytes(lzma.compress(content) if suffix.endswith("xz") else content)
     corpus = sharded(place, tmp_path / "shards", valid_percent=0)
-    assert corpus.counts("train").documents == 30 and corpus.counts("test").documents == 10
+    assert corpus.split_counts("train").documents == 30 and corpus.split_counts("test").documents == 10
     assert np.array_equal(rasters(corpus), PICTURES[:40])
     assert corpus.manifest["form"] == {"height": 32, "width": 32, "channels": 3}
 
@@ -259,7 +259,7 @@ def test_a_tar_cannot_write_anywhere(tmp_path: Path) -> None:
         link.type, link.linkname = tarfile.SYMTYPE, "/etc/passwd"
         tar.addfile(link)
     corpus = sharded(tmp_path / "train.tar", tmp_path / "shards")
-    assert corpus.counts("train").documents == 2 and not (tmp_path.parent / "outside.png").exists()
+    assert corpus.split_counts("train").documents == 2 and not (tmp_path.parent / "outside.png").exists()
     assert not Path("/tmp/haed-absolute.png").exists()
 
 
@@ -279,7 +279,7 @@ def test_real_pictures(tmp_path: Path) -> None:
         pytest.skip("imagenette32 is not in ../shared/data")
     corpus = sharded(folder / "val_data.npz", tmp_path, valid_pattern="(?!)")
     planes = np.load(folder / "val_data.npz")["data"]
-    found = b"".join(corpus.originals("train"))
+    found = b"".join(corpus.iterate_originals("train"))
     wanted = planes.reshape(-1, 3, 1024).transpose(0, 2, 1).tobytes()
     assert found == wanted
 

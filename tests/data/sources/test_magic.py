@@ -12,7 +12,7 @@ import pytest
 
 from data.options import SourceOptions
 from data.sources import magic
-from data.sources.magic import HEAD, check_head, check_text, doubtful, foreign, wide_encoding
+from data.sources.magic import HEAD, check_head, check_text, describe_doubt, detect_foreign_format, wide_encoding
 from data.sources.source import make_source
 
 TEXTS = {
@@ -62,7 +62,7 @@ def test_the_advice_reads_through_a_compression(tmp_path: Path) -> None:
 @pytest.mark.parametrize(("encoding", "text"), [("cp1251", "Russian"), ("koi8-r", "Russian"), ("gb18030", "Chinese")])
 def test_other_encodings_are_guessed_by_a_name_that_iconv_knows(encoding: str, text: str) -> None:
     content = TEXTS[text].replace("—", "-").encode(encoding)
-    found = doubtful(content[:HEAD])
+    found = describe_doubt(content[:HEAD])
     (command,) = re.findall("`(.*)`", str(found))
     assert (
         subprocess.run(command.split(), input=content, capture_output=True, check=True).stdout.decode()[:900]
@@ -90,7 +90,7 @@ def test_what_is_binary_is_in_no_wide_encoding() -> None:
         "zeros": bytes(HEAD),
     }
     assert [name for name, content in binaries.items() if wide_encoding(content[:HEAD])] == []
-    assert all("NUL" in str(doubtful(content[:HEAD])) for content in binaries.values())
+    assert all("NUL" in str(describe_doubt(content[:HEAD])) for content in binaries.values())
 
 
 def test_a_binary_member_is_refused_and_one_in_another_encoding_is_not() -> None:
@@ -140,4 +140,4 @@ def test_prose_that_begins_as_a_magic_number_is_text() -> None:
         b"FORM 12 of the office",
         b"BM is no film",
     ):
-        assert foreign(text * 100) is None
+        assert detect_foreign_format(text * 100) is None

@@ -64,7 +64,7 @@ def names(corpus: Corpus, places: str) -> list[str]:
 
 def documents(corpus: Corpus) -> dict[bytes, str]:
     """Split of each document by its content."""
-    return {text: split for split in SPLITS for text in corpus.originals(split)}
+    return {text: split for split in SPLITS for text in corpus.iterate_originals(split)}
 
 
 @each_kind
@@ -145,7 +145,7 @@ def test_files_of_documentation_are_data(tmp_path: Path) -> None:
     assert names(readmes, "train, valid, test") == ["one/README.md", "two/README.md"]
     sums = sharded(folder, tmp_path / "shards", pattern="**/*.md5")
     assert names(sums, "train, valid, test") == ["one/code.md5", "two/code.md5"]
-    assert sharded(folder / "one" / "README.md", tmp_path / "shards").counts("train").documents == 1
+    assert sharded(folder / "one" / "README.md", tmp_path / "shards").split_counts("train").documents == 1
     stated = put(tmp_path / "stated", "text", "train/a", "test/b")
     (stated / "train" / "README.md").write_text("of a project\n")
     assert "train/README.md" in names(sharded(stated, tmp_path / "shards", valid_percent=0), "train")
@@ -198,13 +198,16 @@ def test_train_and_one_other(tmp_path: Path, kind: str, other: str) -> None:
     """That one is test, and valid is taken out of train, whatever the source."""
     folder = put(tmp_path / "source", kind, other, *(f"train/{number}" for number in range(60)))
     corpus = sharded(folder, tmp_path / "shards", kind)
-    assert all(corpus.counts(split).documents for split in SPLITS)
+    assert all(corpus.split_counts(split).documents for split in SPLITS)
     assert names(corpus, "test") == [f"{other}{MAKERS[kind][0]}"]
     (note,) = corpus.manifest["splits"]["notes"]
     renamed = "valid is test, and " if other == "valid" else ""
     assert note == f"only train and {other} are stated: {renamed}valid is taken out of train"
     literal = sharded(folder, tmp_path / "shards", kind, valid_percent=0)
-    assert literal.counts(other).documents and not literal.counts({"valid": "test", "test": "valid"}[other]).documents
+    assert (
+        literal.split_counts(other).documents
+        and not literal.split_counts({"valid": "test", "test": "valid"}[other]).documents
+    )
     assert literal.manifest["splits"]["notes"] == [f"{'test' if other == 'valid' else 'valid'} is empty"]
 
 
@@ -212,8 +215,8 @@ def test_train_and_test_of_a_file_each(tmp_path: Path) -> None:
     """Then valid is the end of the one file of train."""
     folder = put(tmp_path / "source", "text", "train", "test")
     corpus = sharded(folder, tmp_path / "shards")
-    assert [corpus.counts(split).documents for split in SPLITS] == [1, 1, 1]
-    both = b"".join(corpus.originals("train")) + b"".join(corpus.originals("valid"))
+    assert [corpus.split_counts(split).documents for split in SPLITS] == [1, 1, 1]
+    both = b"".join(corpus.iterate_originals("train")) + b"".join(corpus.iterate_originals("valid"))
     assert both == (folder / "train.txt").read_bytes() and names(corpus, "test") == ["test.txt"]
 
 
@@ -289,7 +292,7 @@ def test_repeated_files_are_read_once(tmp_path: Path) -> None:
     (folder / "zcopy.txt").write_bytes((folder / "02.txt").read_bytes())
     (folder / "zcopy.txt.zst").write_bytes(zstd.compress((folder / "03.txt").read_bytes()))
     corpus = sharded(folder, tmp_path / "shards")
-    assert sum(corpus.counts(split).documents for split in SPLITS) == 60
+    assert sum(corpus.split_counts(split).documents for split in SPLITS) == 60
     assert corpus.manifest["splits"]["left_out"]["repeated"]["names"] == [
         "hard.txt (the same as 00.txt)",
         "link.txt (the same as 01.txt)",
@@ -329,18 +332,18 @@ def test_a_readme_among_texts_is_pointed_at(tmp_path: Path) -> None:
     (note,) = sharded(folder, tmp_path / "shards").manifest["splits"]["notes"]
     assert note == "README.md: taken for texts of the corpus, which source.pattern= prevents"
     alone = sharded(folder, tmp_path / "shards", pattern="*.txt")
-    assert alone.manifest["splits"]["notes"] == [] and alone.counts("train").documents == 1
+    assert alone.manifest["splits"]["notes"] == [] and alone.split_counts("train").documents == 1
 
 
 def test_shards_in_the_folder_of_the_source_are_not_read(tmp_path: Path) -> None:
     folder = put(tmp_path, "text", "train-0", "train-1")
     first = sharded(folder, tmp_path / "shards")
     again = sharded(folder, tmp_path / "shards", valid_percent=1)
-    assert again.counts("train").documents == first.counts("train").documents == 2
+    assert again.split_counts("train").documents == first.split_counts("train").documents == 2
     assert again.manifest["splits"]["left_out"] == {"made by haed": {"count": 1, "names": ["shards/"]}}
 
 
 def test_the_record_is_bounded_and_counts_what_it_does_not_name() -> None:
     record = Record(files={("train",): [str(number) for number in range(LISTED + 5)]})
-    listed = record.manifest()["files"]["train"]
+    listed = record.to_manifest()["files"]["train"]
     assert listed["count"] == LISTED + 5 and len(listed["names"]) == LISTED

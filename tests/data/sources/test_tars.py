@@ -37,7 +37,7 @@ def sharded(folder: Path, kind: str = "words", **given: Any) -> Corpus:
 
 
 def texts(corpus: Corpus) -> list[bytes]:
-    return sorted(text for split in ("train", "valid", "test") for text in corpus.originals(split))
+    return sorted(text for split in ("train", "valid", "test") for text in corpus.iterate_originals(split))
 
 
 SAMPLES = [{"txt": f"é {i}", "json": {"caption": f"caption {i}", "n": i}, "cls": i % 3} for i in range(90)]
@@ -47,7 +47,7 @@ def test_texts_by_extension_and_fields_of_json(tmp_path: Path) -> None:
     folder = tars(tmp_path / "mine", SAMPLES)
     corpus = sharded(folder)
     assert texts(corpus) == sorted(each["txt"].encode() for each in SAMPLES)
-    assert corpus.counts("valid").documents and corpus.counts("test").documents
+    assert corpus.split_counts("valid").documents and corpus.split_counts("test").documents
     assert "members .cls of samples were left out: 90" in corpus.manifest["splits"]["notes"]
     assert texts(sharded(folder, field="TXT")) == texts(corpus)
     assert texts(sharded(folder, field="json.caption")) == sorted(each["json"]["caption"].encode() for each in SAMPLES)
@@ -65,7 +65,11 @@ def test_pictures(tmp_path: Path) -> None:
     assert texts(corpus) == sorted(raster.tobytes() for raster in rasters)
     with pytest.raises(ValueError, match="source.kind=webdataset gives no text, .* set chunker.kind=pixels"):
         sharded(corpus.folder.parents[1] / "mine")
-    assert corpus.raster("train") == 4 and corpus.manifest["form"] == {"height": 4, "width": 4, "channels": 3}
+    assert corpus.chunks_per_raster("train") == 4 and corpus.manifest["form"] == {
+        "height": 4,
+        "width": 4,
+        "channels": 3,
+    }
 
 
 def test_names_of_tars_state_splits(tmp_path: Path) -> None:
@@ -76,7 +80,11 @@ def test_names_of_tars_state_splits(tmp_path: Path) -> None:
     for path in tmp_path.glob("*.tar"):
         path.rename(folder / path.name)
     corpus = sharded(folder)
-    assert [list(corpus.originals(split)) for split in ("train", "valid", "test")] == [[b"train"], [b"val"], [b"test"]]
+    assert [list(corpus.iterate_originals(split)) for split in ("train", "valid", "test")] == [
+        [b"train"],
+        [b"val"],
+        [b"test"],
+    ]
 
 
 @pytest.mark.parametrize(

@@ -221,11 +221,15 @@ def test_real_texts(tmp_path: Path, kind: str, folder: str, name: str) -> None:
     whole = lzma.open(path).read() if name.endswith(".xz") else path.read_bytes()
     options = SourceOptions(kind=kind, path=str(path), valid_pattern="(?!)" if kind == "wikitext" else None)
     corpus = shard(options, ChunkerOptions(), ShardOptions(), tmp_path)
-    assert b"".join(b"".join(corpus.originals(split)) for split in ("train", "valid", "test")) == whole
+    assert b"".join(b"".join(corpus.iterate_originals(split)) for split in ("train", "valid", "test")) == whole
     expected = {"wikitext-103": 60, "wikipedia-en-2015": 84}.get(folder)
-    assert expected is None or sum(corpus.counts(s).documents for s in ("train", "valid", "test")) == expected
+    assert expected is None or sum(corpus.split_counts(s).documents for s in ("train", "valid", "test")) == expected
     if kind == "enwik8":
-        assert [corpus.counts(s).source_bytes for s in ("train", "valid", "test")] == [3_735_000, 207_500, 207_500]
+        assert [corpus.split_counts(s).source_bytes for s in ("train", "valid", "test")] == [
+            3_735_000,
+            207_500,
+            207_500,
+        ]
 
 
 def test_other_encodings_and_binary_files_are_said(tmp_path: Path) -> None:
@@ -295,7 +299,7 @@ def test_ends_of_lines_change_no_chunk(tmp_path: Path, kind: str) -> None:
         (folder / "train.txt").write_bytes(content * 60)
         options = SourceOptions(kind="text", path=str(folder), newlines="lf")
         corpus = shard(options, ChunkerOptions(kind=kind), ShardOptions(megabytes=1), tmp_path / f"shards-{name}")
-        found.append([(tokens.tobytes(), lengths.tobytes()) for tokens, lengths in corpus.documents("train")])
+        found.append([(tokens.tobytes(), lengths.tobytes()) for tokens, lengths in corpus.iterate_documents("train")])
     assert found[0] == found[1] and found[0][0][0] == LINES * 60
 
 
@@ -316,4 +320,4 @@ def test_ends_of_lines_are_said_with_the_option_that_makes_them_alike(
     assert "source.newlines=lf" in note
     assert made["lf"].manifest["splits"]["notes"] == ["ends of lines (CRLF or CR) became LF: 2,058"]
     assert made["lf"].folder != made["keep"].folder
-    assert b"\r" not in b"".join(made["lf"].originals("train"))
+    assert b"\r" not in b"".join(made["lf"].iterate_originals("train"))

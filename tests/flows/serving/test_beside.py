@@ -7,13 +7,15 @@ import pytest
 from starlette.responses import PlainTextResponse
 from starlette.testclient import TestClient
 
-from flows.serving.beside import Beside
+from flows.serving.beside import RunPagesMiddleware
 
 UUID = "0b2f4d3e-7a51-4f6e-9d0c-3c1f2a4b5d6e"
 
 
 def site(secret: str = "") -> TestClient:
-    return TestClient(Beside(PlainTextResponse("Prefect"), PlainTextResponse("pages"), secret), "http://127.0.0.1:4200")
+    return TestClient(
+        RunPagesMiddleware(PlainTextResponse("Prefect"), PlainTextResponse("pages"), secret), "http://127.0.0.1:4200"
+    )
 
 
 def basic(secret: str) -> dict[str, str]:

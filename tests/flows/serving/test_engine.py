@@ -11,7 +11,7 @@ import pytest
 from prefect.utilities import processutils
 
 from flows.serving import engine
-from flows.serving.engine import ENGINE, Spare
+from flows.serving.engine import ENGINE, SpareProcess
 from tests.flows.api import PATIENCE
 
 ANEW = "print('begun anew', flush=True)"
@@ -24,8 +24,8 @@ def ran(environments: list[dict[str, str]]) -> list[tuple[bool, str]]:
     """
 
     async def all_of_them() -> list[tuple[bool, str]]:
-        found, spare = [], Spare()
-        async with spare.kept():
+        found, spare = [], SpareProcess()
+        async with spare.keep_ready():
             for environment in environments:
                 for _ in range(PATIENCE * 10):
                     if spare._ready is not None:
@@ -60,8 +60,8 @@ def test_a_flow_gets_the_process_that_is_ready_which_begins_again_in_another_env
 @pytest.mark.usefixtures("fast")
 def test_other_commands_and_a_process_that_died_are_left_to_prefect() -> None:
     async def both() -> tuple[bool, str]:
-        spare, said = Spare(), io.StringIO()
-        async with spare.kept():
+        spare, said = SpareProcess(), io.StringIO()
+        async with spare.keep_ready():
             while spare._ready is None:
                 await asyncio.sleep(0.1)
             ready = spare._ready[1]

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from flows.serving.keepable import Keepable, unkeepable
+from flows.serving.keepable import StorableBodyMiddleware, find_unstorable_value
 
 BEYOND = [
     (b'{"parameters": {"name": "\\ud800"}}', "parameters.name: "),
@@ -25,7 +25,7 @@ BEYOND = [
 
 @pytest.mark.parametrize(("body", "where"), BEYOND, ids=lambda each: repr(each)[:40])
 def test_what_no_list_could_show_is_refused_with_its_place_and_advice(body: bytes, where: str) -> None:
-    said = unkeepable(body)
+    said = find_unstorable_value(body)
     assert said is not None and where in said and len(said) < 300
     said.encode()
 
@@ -34,7 +34,7 @@ def test_what_no_list_could_show_is_refused_with_its_place_and_advice(body: byte
     "body", [b"", b"{bad", b'{"a": [1, -1.5, null, true, "\\ud83d\\ude00", "\\u0000", 9223372036854775807]}']
 )
 def test_what_can_be_kept_and_what_is_no_json_goes_to_the_server(body: bytes) -> None:
-    assert unkeepable(body) is None
+    assert find_unstorable_value(body) is None
 
 
 async def _asked(method: str, path: str, parts: list[bytes]) -> tuple[int, bytes]:
@@ -58,7 +58,7 @@ async def _asked(method: str, path: str, parts: list[bytes]) -> tuple[int, bytes
     async def send(message: Any) -> None:
         sent.append(message)
 
-    await Keepable(inner)({"type": "http", "method": method, "path": path}, receive, send)
+    await StorableBodyMiddleware(inner)({"type": "http", "method": method, "path": path}, receive, send)
     return sent[0]["status"], sent[1]["body"]
 
 

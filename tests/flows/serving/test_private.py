@@ -18,10 +18,10 @@ import pytest
 from prefect.utilities.callables import parameter_schema
 from prefect.utilities.schema_tools.validation import ValidationError, validate
 
-from data.locations import redact
+from data.locations import redact_urls
 from flows.flows import FLOWS
 from flows.serving.environment import keep_private
-from flows.serving.plainly import WORDS, plainly
+from flows.serving.plainly import WORDS, explain_errors
 from tests.flows.api import PATIENCE, until
 
 TYPED = ["https://user:hunter2@example.org/data", "s3://key:hun/ter2@bucket", "https://h/x?X-Amz-Signature=hunter2"]
@@ -75,18 +75,18 @@ def test_a_password_in_an_address_is_refused_in_words_that_do_not_repeat_it(type
     value: Any = typed if given == "source" else [f"source.path={typed}"]
     with pytest.raises(ValidationError) as refused:
         validate({given: value}, schema, raise_on_error=True)
-    said = plainly({"detail": [f"Error creating flow run: {refused.value}"]})["detail"][0]
+    said = explain_errors({"detail": [f"Error creating flow run: {refused.value}"]})["detail"][0]
     assert "hunter2" in str(refused.value).replace("/ter2", "ter2") and "leave it out" in said
     assert "hun" not in said and "\\s" not in said and given in said
     (error, *_) = validate({given: value}, schema)
-    assert plainly(error.message) == next(iter(WORDS.values()))
+    assert explain_errors(error.message) == next(iter(WORDS.values()))
     validate(
         {"source": "http://host:8080/a/b", "overrides": ["source.path=s3://bucket/a:b"]}, schema, raise_on_error=True
     )
 
 
 def test_a_path_made_of_a_url_is_shown_without_its_password() -> None:
-    assert redact(str(Path("https://user:hunter2@example.org/data"))) == "https:/***@example.org/data"
+    assert redact_urls(str(Path("https://user:hunter2@example.org/data"))) == "https:/***@example.org/data"
 
 
 def test_the_prefect_home_is_made_private_and_a_folder_of_others_is_not(tmp_path: Path) -> None:

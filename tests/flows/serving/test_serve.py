@@ -13,7 +13,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from flows.serving.deployments import name_of
+from flows.serving.deployments import deployment_suffix
 from tests.flows.api import PATIENCE, call, until
 from tests.flows.conftest import SETTINGS, Served, engine
 
@@ -144,7 +144,7 @@ def test_cancel_ends_all_processes_of_a_training_and_workers_of_a_pool_run_flows
         assert len(done.stdout.splitlines()) == (len(FLOWS) if status == 0 else 0)
         assert ("error: no work pool 'none'" in done.stderr) == (status == 1)
     made = {item["name"]: item["enabled"] for item in call(served.address, "/automations/filter", {})}
-    name, own = name_of(served.folder, "gpus"), name_of(served.folder)
+    name, own = deployment_suffix(served.folder, "gpus"), deployment_suffix(served.folder)
     laid_out = {f"haed: a second try of crashed trainings of {own}", f"haed: tell what came of trainings of {own}"}
     assert made == {f"haed: silent runs of {name}": True} | dict.fromkeys(laid_out, False)
     (whole,) = (item for item in served.found() if item["name"].startswith("haed-"))

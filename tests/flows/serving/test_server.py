@@ -70,20 +70,20 @@ def test_something_else_on_the_port_is_no_server() -> None:
 
         thread = threading.Thread(target=echo)
         thread.start()
-        assert not server.answers(f"http://127.0.0.1:{other.getsockname()[1]}")
+        assert not server.is_server_healthy(f"http://127.0.0.1:{other.getsockname()[1]}")
         thread.join()
 
 
 def test_a_log_is_kept_and_does_not_grow_without_bound(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PREFECT_HOME", str(tmp_path))
     monkeypatch.setattr(server, "_LOG_BYTES", 100)
-    path = server.log_of("server")
-    server._turn_over(path)  # there is none yet
+    path = server.log_path("server")
+    server._rotate_log(path)  # there is none yet
     with open(path, "ab") as said:  # the server keeps it open
         for number in range(30):
             said.write(b"line %2d\n" % number)
             said.flush()
-            server._turn_over(path)
+            server._rotate_log(path)
     kept = path.with_suffix(".log.old").read_text().splitlines() + path.read_text().splitlines()
     assert kept == [f"line {number:2}" for number in range(30 - len(kept), 30)] and len(kept) > 10
     assert path.stat().st_size <= 108

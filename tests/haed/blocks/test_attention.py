@@ -8,9 +8,9 @@ import torch
 from torch import Tensor
 
 from haed.blocks import attention as blocks
-from haed.blocks.attention import Attention, Grid, Past, Relative
+from haed.blocks.attention import Attention, AttentionCache, Grid, Relative
 from haed.blocks.lsh import LSH
-from haed.blocks.transformer import ATTENTIONS, Layer, Stack, calm_residuals
+from haed.blocks.transformer import ATTENTIONS, Layer, Stack, scale_residual_init
 from haed.options import TokenOptions
 
 OPTIONS = TokenOptions(width=10, heads=2, head_width=6, ffn=12, window=5)
@@ -48,7 +48,7 @@ def slowly(made: Attention, kind: str, x: Tensor, source: Tensor, queries: Grid,
     """Of one sequence (n, W), (m, W)."""
     q = made.query(x).view(-1, 2, 6)
     k, v = made.key_value(source).view(-1, 2, 2, 6).unbind(1)
-    places, sources = [queries.at(i) for i in range(len(x))], [keys.at(j) for j in range(len(source))]
+    places, sources = [queries.position_at(i) for i in range(len(x))], [keys.position_at(j) for j in range(len(source))]
     if kind in ("rotary", "local"):
         q = torch.stack([torch.stack([turned(y, at) for y in row]) for row, at in zip(q, places, strict=True)])
         k = torch.stack([torch.stack([turned(y, at) for y in row]) for row, at in zip(k, sources, strict=True)])
@@ -99,7 +99,7 @@ def test_between_two_levels_distances_are_those_of_the_finer_one(
 ) -> None:
     made = attention(kind)
     x, source = (torch.randn(1, count, 10, dtype=torch.float64) for count in (n, m))
-    found = made.between(x, source, queries, keys)
+    found = made.cross_attention(x, source, queries, keys)
     torch.testing.assert_close(found[0], slowly(made, kind, x[0], source[0], queries, keys), rtol=0, atol=1e-12)
 
 
@@ -114,12 +114,12 @@ def test_a_window_of_distances_may_begin_behind_the_nearest(
     made.window, made.nearest = window, nearest
     x, source = (torch.randn(1, count, 10, dtype=torch.float64) for count in (28, 10))
     wanted = slowly(made, kind, x[0], source[0], Grid(), Grid(0, 3))
-    found = made.between(x, source, Grid(), Grid(0, 3))[0]
+    found = made.cross_attention(x, source, Grid(), Grid(0, 3))[0]
     torch.testing.assert_close(found, wanted, rtol=0, atol=1e-12)
-    past, parts = Past(), []
+    past, parts = AttentionCache(), []
     for at in range(28):
         new = source[:, at // 3 : at // 3 + 1] if at % 3 == 0 else source[:, :0]
-        parts.append(made.between(x[:, at : at + 1], new, Grid(at), Grid(past.seen * 3, 3), past)[0])
+        parts.append(made.cross_attention(x[:, at : at + 1], new, Grid(at), Grid(past.seen * 3, 3), past)[0])
     torch.testing.assert_close(torch.cat(parts), wanted, rtol=0, atol=1e-12)
 
 
@@ -128,14 +128,14 @@ def test_a_window_of_distances_may_begin_behind_the_nearest(
 def test_a_past_is_like_one_whole_sequence(kind: str, block: None) -> None:
     torch.manual_seed(0)
     made = Stack(OPTIONS, kind, 2, 300).double()
-    x, memory = torch.randn(2, 20, 10, dtype=torch.float64), made.memory()
+    x, memory = torch.randn(2, 20, 10, dtype=torch.float64), made.create_memory()
     parts = [made(part, memory) for part in x.split([1, 1, 3, 0, 11, 1, 2, 1], 1)]
     torch.testing.assert_close(torch.cat(parts, 1), made(x), rtol=0, atol=1e-12)
 
 
 @torch.no_grad()
 def test_local_attention_holds_its_window_alone() -> None:
-    made, past = attention("local"), Past()
+    made, past = attention("local"), AttentionCache()
     made(torch.randn(2, 30, 10, dtype=torch.float64), past)
     assert past.seen == 30 and [x.shape[2] for x in past.held] == [4, 4]
 
@@ -175,7 +175,7 @@ def test_depth_adds_no_variance() -> None:
         for each in made.modules():
             if isinstance(each, torch.nn.Linear):
                 torch.nn.init.normal_(each.weight, std=each.in_features**-0.5)
-        calm_residuals(made)
+        scale_residual_init(made)
         x = torch.randn(4, 20, 64)
         spread[layers] = float((made(x) - x).var())
     assert 0.5 < spread[16] / spread[1] < 2

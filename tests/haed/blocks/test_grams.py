@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from haed.blocks.grams import Grams, Looked
-from haed.chunk.packing import Chunks, histories, pack
+from haed.blocks.grams import Grams, SparseLookup
+from haed.chunk.packing import Chunks, pack_decisions, symbol_histories
 from haed.options import GramsOptions
 
 END = 7  # the vocabulary
@@ -21,13 +21,13 @@ def made(rows: int = 1 << 20, orders: tuple[int, ...] = (1, 3)) -> Grams:
 def test_equal_n_grams_have_one_row_and_others_others() -> None:
     grams = made()
     last = torch.randint(END + 1, (500, 3), generator=torch.Generator().manual_seed(0))
-    each, seen = grams.look_up(last).each, dict[tuple[int, ...], int]()
+    each, seen = grams.look_up(last).row_indices, dict[tuple[int, ...], int]()
     for symbols, rows in zip(last.tolist(), each.tolist(), strict=True):
         for place, order in enumerate((1, 3)):
             assert seen.setdefault(tuple(symbols[-order:]), rows[place]) == rows[place]
             assert rows[place] // grams.rows == place
     assert len(set(seen.values())) == len(seen) > 300
-    assert int(made(rows=2).look_up(last).each.max()) == 3
+    assert int(made(rows=2).look_up(last).row_indices.max()) == 3
 
 
 def test_values_and_gradients_are_those_of_the_whole_table() -> None:
@@ -40,7 +40,7 @@ def test_values_and_gradients_are_those_of_the_whole_table() -> None:
     sparse, grams.table.grad = grams.table.grad, None
     total = 0
     for each, (layer, logits) in zip(looked, found, strict=True):
-        summed = grams.table[each.each].sum(-2)
+        summed = grams.table[each.row_indices].sum(-2)
         torch.testing.assert_close(layer, summed @ grams.layer.t())
         torch.testing.assert_close(logits, summed @ grams.logits.t())
         total = total + (summed @ grams.layer.t()).square().sum() + (summed @ grams.logits.t()).sin().sum()
@@ -68,8 +68,8 @@ def test_histories_are_what_was_written_last(size: int, fixed: bool) -> None:
     tokens = torch.randint(END, (5, 4), generator=generator) * (torch.arange(4) < lengths[:, None])
     ends = torch.tensor([4, 0, 1, 3, 2])
     before = torch.randint(END, (5, 4), generator=generator) * (torch.arange(4) < ends[:, None])
-    packed = pack(Chunks(tokens, lengths), END, fixed, Chunks(before, ends))
-    found, row = histories(packed, size, END), 0
+    packed = pack_decisions(Chunks(tokens, lengths), END, fixed, Chunks(before, ends))
+    found, row = symbol_histories(packed, size, END), 0
     for place, count in enumerate(packed.sizes):
         for chunk in packed.order[:count].tolist():
             written = [END] * size + before[chunk, : ends[chunk]].tolist() + tokens[chunk, :place].tolist()
@@ -79,5 +79,5 @@ def test_histories_are_what_was_written_last(size: int, fixed: bool) -> None:
 
 
 def test_rows_are_looked_up_once_each() -> None:
-    looked = Looked.of(torch.tensor([[5, 3], [5, 5]]))
-    assert looked.rows.tolist() == [3, 5] and looked.each.tolist() == [[5, 3], [5, 5]]
+    looked = SparseLookup.from_rows(torch.tensor([[5, 3], [5, 5]]))
+    assert looked.rows.tolist() == [3, 5] and looked.row_indices.tolist() == [[5, 3], [5, 5]]

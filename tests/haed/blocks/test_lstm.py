@@ -10,7 +10,7 @@ from torch.nn.utils.rnn import PackedSequence
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from haed.blocks import lstm
-from haed.blocks.lstm import LSTMLayer, linear, packed_lstm, rounded
+from haed.blocks.lstm import LSTMLayer, linear_rows, packed_lstm, round_up_rows
 
 SIZES = [5, 5, 3, 1]
 
@@ -100,9 +100,9 @@ def test_a_product_and_its_gradients_are_the_same(number: int) -> None:
     weight = torch.randn(7, 5, dtype=torch.float64, requires_grad=True)
     bias = torch.randn(7, dtype=torch.float64, requires_grad=True)
     out = torch.randn(number, 7, dtype=torch.float64)
-    found = torch.autograd.grad((linear(x, weight, bias) * out).sum(), (x, weight, bias))
+    found = torch.autograd.grad((linear_rows(x, weight, bias) * out).sum(), (x, weight, bias))
     expected = torch.autograd.grad((F.linear(x, weight, bias) * out).sum(), (x, weight, bias))
-    torch.testing.assert_close(linear(x, weight, bias), F.linear(x, weight, bias))
+    torch.testing.assert_close(linear_rows(x, weight, bias), F.linear(x, weight, bias))
     torch.testing.assert_close(found, expected)
 
 
@@ -125,10 +125,10 @@ def test_rows_of_varying_number_are_multiplied_in_few_shapes() -> None:
         for first in range(65, 97):
             sizes = [first, first - 1, first - 32]
             x = torch.randn(sum(sizes), 6, requires_grad=True)
-            gates = linear(x, torch.randn(16, 6, requires_grad=True))
+            gates = linear_rows(x, torch.randn(16, 6, requires_grad=True))
             packed_lstm(gates, None, weight, sizes).sum().backward()
     assert 0 < len(shapes.seen) <= 20, "a program would be made for each of these shapes"
-    assert [rounded(number) for number in (0, 3, 31, 32, 33, 65)] == [0, 3, 31, 32, 64, 96]
+    assert [round_up_rows(number) for number in (0, 3, 31, 32, 33, 65)] == [0, 3, 31, 32, 64, 96]
 
 
 def test_rows_that_rounding_adds_are_read_by_nobody(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -26,7 +26,7 @@ def made(kind: str, **changes: object) -> Encoder:
 
 
 def encoded(encoder: Encoder, chunks: Chunks) -> torch.Tensor:
-    return encoder(encoder.lay_out(chunks)).vector
+    return encoder(encoder.prepare_inputs(chunks)).vector
 
 
 def each() -> list[torch.Tensor]:
@@ -85,7 +85,7 @@ def test_a_chunk_is_encoded_alike_whatever_is_beside_it(kind: str) -> None:
     alone = torch.cat([encoded(encoder, CHUNKS[rows]) for rows in torch.arange(40).split(1)])
     for other in (backwards, alone):
         torch.testing.assert_close(other, whole, rtol=0, atol=1e-12)
-    nothing = encoder(encoder.lay_out(CHUNKS[torch.empty(0, dtype=torch.long)]))
+    nothing = encoder(encoder.prepare_inputs(CHUNKS[torch.empty(0, dtype=torch.long)]))
     assert nothing.vector.shape == (0, 6) and nothing.bias.shape == (0,)
 
 
@@ -94,16 +94,16 @@ def test_a_table_adds_a_row_to_each_chunk_by_what_it_is(kind: str) -> None:
     """The vectors without one, plus the row of its hash, before the end; of chunks of bytes as of wide ones."""
     plain, encoder = made(kind, output="relu"), made(kind, output="relu", rows=64)
     encoder.load_state_dict(plain.state_dict(), strict=False)
-    laid = encoder.lay_out(CHUNKS)
+    laid = encoder.prepare_inputs(CHUNKS)
     assert laid.looked is not None and encoder.table is not None
-    before = plain.vectors(plain.lay_out(CHUNKS).chunks)
+    before = plain.embed_tokens(plain.prepare_inputs(CHUNKS).chunks)
     torch.testing.assert_close(
-        encoded(encoder, CHUNKS), F.relu(before + encoder.table[laid.looked.each]), rtol=0, atol=0
+        encoded(encoder, CHUNKS), F.relu(before + encoder.table[laid.looked.row_indices]), rtol=0, atol=0
     )
     torch.nn.init.zeros_(encoder.table)
     torch.testing.assert_close(encoded(encoder, CHUNKS), encoded(plain, CHUNKS), rtol=0, atol=0)
-    narrow = encoder.lay_out(Chunks(CHUNKS.tokens.to(torch.uint8), CHUNKS.lengths.to(torch.uint8)))
-    assert narrow.looked is not None and torch.equal(narrow.looked.each, laid.looked.each)
+    narrow = encoder.prepare_inputs(Chunks(CHUNKS.tokens.to(torch.uint8), CHUNKS.lengths.to(torch.uint8)))
+    assert narrow.looked is not None and torch.equal(narrow.looked.row_indices, laid.looked.row_indices)
 
 
 def test_equal_chunks_have_one_row_and_others_mostly_others() -> None:
@@ -112,10 +112,13 @@ def test_equal_chunks_have_one_row_and_others_mostly_others() -> None:
     grid = torch.cartesian_prod(*[torch.arange(VOCABULARY)] * K)
     parts = [grid[grid[:, n:].sum(1) == 0] for n in range(1, K + 1)]
     every = Chunks(torch.cat(parts), torch.tensor([n for n, part in enumerate(parts, 1) for _ in part]))
-    looked = encoder.lay_out(every).looked
+    looked = encoder.prepare_inputs(every).looked
     assert looked is not None and len(every) == 19_607
-    twice, rows = encoder.lay_out(Chunks(every.tokens.repeat(2, 1), every.lengths.repeat(2))).looked, looked.each
-    assert twice is not None and torch.equal(twice.each, rows.repeat(2))
+    twice, rows = (
+        encoder.prepare_inputs(Chunks(every.tokens.repeat(2, 1), every.lengths.repeat(2))).looked,
+        looked.row_indices,
+    )
+    assert twice is not None and torch.equal(twice.row_indices, rows.repeat(2))
     counts = torch.bincount(rows, minlength=4096).double()
     mean = len(every) / 4096
     assert ((counts - mean) ** 2 / mean).sum() == pytest.approx(4096, abs=5 * (2 * 4096) ** 0.5)  # χ², 5 deviations

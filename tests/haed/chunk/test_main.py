@@ -8,7 +8,7 @@ import torch
 from haed.build import make_system
 from haed.chunk.main import MAINS, LSTMMain, Main
 from haed.options import DecoderOptions, EncoderOptions, IEMOptions, MainOptions, ModelOptions
-from haed.system import Cut
+from haed.system import ChunkingSpec
 from tests.haed.blocks.test_lstm import by_the_formulas
 
 OPTIONS = MainOptions(layers=2, width=6, heads=2, head_width=4, ffn=8)
@@ -46,7 +46,7 @@ def test_the_lstm_by_the_formulas() -> None:
 def test_cached_steps_of_any_length_give_the_same(kind: str) -> None:
     main = made(KINDS[kind])
     inputs = torch.randn(3, 9, 4, dtype=torch.float64)
-    whole, cache = main.step(inputs, None), main.cache()
+    whole, cache = main.step(inputs, None), main.create_cache()
     for part in inputs.split([4, 1, 1, 3], 1):
         found = main.step(part, cache)
         torch.testing.assert_close(found, whole[:, : found.shape[1]], rtol=0, atol=1e-12)
@@ -66,10 +66,10 @@ def test_cached_steps_of_any_length_give_the_same(kind: str) -> None:
 def test_what_does_not_fit_is_refused(main: dict[str, object], iem: dict[str, str], message: str) -> None:
     options = ModelOptions(encoder=EncoderOptions(width=4), main=replace(OPTIONS, **main))
     with pytest.raises(ValueError, match=message):
-        make_system(options, IEMOptions(**iem), Cut(3, 3, False, 9))
+        make_system(options, IEMOptions(**iem), ChunkingSpec(3, 3, False, 9))
 
 
 def test_what_is_of_the_transformer_decoder_is_refused_of_the_lstm() -> None:
     for option in ({"previous": True}, {"context": "each"}):
         with pytest.raises(ValueError, match=f"model.decoder.{next(iter(option))} is of the transformer decoder: set "):
-            make_system(ModelOptions(decoder=DecoderOptions(**option)), IEMOptions(), Cut(3, 3, False, 9))
+            make_system(ModelOptions(decoder=DecoderOptions(**option)), IEMOptions(), ChunkingSpec(3, 3, False, 9))

@@ -15,7 +15,7 @@ from haed.chunk.main import TransformerMain
 from haed.chunk.model import HAED
 from haed.chunk.packing import Chunks
 from haed.options import DecoderOptions, EncoderOptions, IEMOptions, MainOptions, ModelOptions
-from haed.system import Cut, Windows
+from haed.system import ChunkingSpec, TokenBatch
 
 V, T, P = 11, 5, 4  # symbols, patches, tokens of a patch
 WIDE, NARROW, HEADS, HEAD = 16, 12, 2, 6
@@ -92,7 +92,7 @@ def ours(theirs: nn.Module, rotary: bool) -> HAED:
         ),
         decoder=DecoderOptions(kind="transformer", layers=2, width=NARROW, heads=HEADS, ffn=2 * NARROW, context="each"),
     )
-    made = make_system(options, IEMOptions(), Cut(P, V, True, T)).double().eval()
+    made = make_system(options, IEMOptions(), ChunkingSpec(P, V, True, T)).double().eval()
     assert isinstance(made, HAED)
     encoder, main, decoder = made.encoder, made.main, made.decoder
     assert isinstance(encoder, MLPEncoder) and isinstance(main, TransformerMain)
@@ -150,7 +150,7 @@ def test_log_probabilities_within_patches_are_the_packages() -> None:
     theirs = package(rotary=False)
     made = ours(theirs, rotary=False)
     tokens = torch.randint(V, (3, T, P))
-    found = made.decisions(Windows.of(tokens, torch.full((3, T), P)))[..., :P]
+    found = made.decision_log_likelihood(TokenBatch.from_chunks(tokens, torch.full((3, T), P)))[..., :P]
     logits = theirs(tokens)  # after each token, of the next
     wanted = logits.log_softmax(-1)[:, :, :-1].gather(-1, tokens[:, :, 1:, None]).squeeze(-1)
     torch.testing.assert_close(found[:, :, 1:], wanted, rtol=0, atol=1e-10)

@@ -5,11 +5,11 @@ import itertools
 import torch
 import torch.nn.functional as F
 
-from haed.chunk.known import Known, Lexicon
+from haed.chunk.known import ChunkVocabulary, VocabularyScorer
 from haed.chunk.model import HAED
 from haed.chunk.packing import Chunks
 from haed.options import DecoderOptions, EncoderOptions, IEMOptions, MainOptions, MixtureOptions, ModelOptions
-from haed.system import Cut, Windows
+from haed.system import ChunkingSpec, TokenBatch
 from tests.haed.chunk.test_model import windows
 
 K, V, T = 3, 2, 4
@@ -24,7 +24,7 @@ def mixed(known: int = 5) -> tuple[HAED, Chunks]:
         decoder=DecoderOptions(width=8, token_width=3),
         mixture=MixtureOptions(known=known),
     )
-    model = HAED(options, IEMOptions(), Cut(K, V, False, T)).double().eval()
+    model = HAED(options, IEMOptions(), ChunkingSpec(K, V, False, T)).double().eval()
     with torch.no_grad():
         for parameter in model.parameters():
             parameter += 0.3 * torch.randn_like(parameter)
@@ -33,9 +33,9 @@ def mixed(known: int = 5) -> tuple[HAED, Chunks]:
     return model, Chunks(tokens, torch.tensor([len(each) for each in strings]))
 
 
-def lexicon(every: Chunks, known: int = 5) -> Lexicon:
+def lexicon(every: Chunks, known: int = 5) -> ChunkVocabulary:
     rows = torch.arange(len(every)).flip(0)[::2][:known]
-    return Lexicon(every[rows], torch.tensor([9, 4, 3, 1, 1])[:known])
+    return ChunkVocabulary(every[rows], torch.tensor([9, 4, 3, 1, 1])[:known])
 
 
 def test_the_probabilities_of_all_chunks_sum_to_one() -> None:
@@ -43,9 +43,9 @@ def test_the_probabilities_of_all_chunks_sum_to_one() -> None:
     model, every = mixed()
     given = windows(1, T, K, V)
     for known in (lexicon(every), lexicon(every, 1)):
-        model.known = model.embedded(known, torch.bfloat16)
+        model.known = model.embed_vocabulary(known, torch.bfloat16)
         for place in range(T):
-            many = Windows(
+            many = TokenBatch(
                 given.tokens.expand(len(every), -1, -1).clone(),
                 given.lengths.expand(len(every), -1).clone(),
                 given.starts.expand(len(every), -1),
@@ -56,8 +56,8 @@ def test_the_probabilities_of_all_chunks_sum_to_one() -> None:
             with torch.no_grad():
                 parts = model.score(many, which)
                 whole = model.log_likelihood(many)[:, place]
-            torch.testing.assert_close(parts.joint, whole)
-            for each in (parts.joint, parts.decoder, parts.known):
+            torch.testing.assert_close(parts.joint_log_prob, whole)
+            for each in (parts.joint_log_prob, parts.decoder_log_prob, parts.known):
                 assert each is not None
                 torch.testing.assert_close(each.exp().sum(), torch.ones((), dtype=torch.float64))
 
@@ -66,18 +66,18 @@ def test_the_mixture_by_brute_force() -> None:
     """log(g · q + (1 − g) · p), with the softmax over all known chunks and their counts written out."""
     model, every = mixed()
     known = lexicon(every)
-    model.known = model.embedded(known)
+    model.known = model.embed_vocabulary(known)
     given = windows(2, T, K, V)
     with torch.no_grad():
-        found = model.log_likelihood(given)[given.real]
+        found = model.log_likelihood(given)[given.chunk_mask]
         assert model.mixture is not None
-        prediction = model.predictions(given)
+        prediction = model.predict_vectors(given)
         embedded = model.encode(known.chunks)
-        scores = model.query(prediction) @ model.key(embedded.vector).t() + embedded.bias
+        scores = model.compute_query(prediction) @ model.compute_key(embedded.vector).t() + embedded.bias
         q = (scores + model.mixture.prior * torch.tensor([9.0, 4, 3, 1, 1]).double().log()).softmax(1)
         gate = model.mixture.gate(prediction)[:, 0].sigmoid()
-        spelled = model.decisions(given)[given.real].sum(1).exp()
-    chunks = Chunks(given.tokens, given.lengths)[given.real]
+        spelled = model.decision_log_likelihood(given)[given.chunk_mask].sum(1).exp()
+    chunks = Chunks(given.tokens, given.lengths)[given.chunk_mask]
     hit = (chunks.tokens[:, None] == known.chunks.tokens).all(2) & (chunks.lengths[:, None] == known.chunks.lengths)
     assert hit.any() and not hit.any(1).all()
     torch.testing.assert_close(found, (gate * (q * hit).sum(1) + (1 - gate) * spelled).log())
@@ -89,11 +89,11 @@ def test_blocks_and_narrow_keys_change_nothing_but_the_rounding(monkeypatch) -> 
     keys, bias, queries = torch.randn(8, 4), torch.randn(8), torch.randn(5, 4)
     chunks = Chunks(torch.arange(8)[:, None], torch.ones(8, dtype=torch.long))
     counts = torch.arange(1, 9)
-    found = Known(Lexicon(chunks, counts), keys.bfloat16(), bias)
+    found = VocabularyScorer(ChunkVocabulary(chunks, counts), keys.bfloat16(), bias)
     assert found.keys.dtype == torch.bfloat16
     scores = queries @ keys.bfloat16().float().t() + bias + 0.5 * counts.log()
     rows = torch.tensor([7, -1, 0, 3, 2])
-    torch.testing.assert_close(found.scores(queries, 0.5), scores)
+    torch.testing.assert_close(found.score_queries(queries, 0.5), scores)
     wanted = scores.log_softmax(1).gather(1, rows.clamp(min=0)[:, None])[:, 0].where(rows >= 0, -torch.inf)
     torch.testing.assert_close(found.log_softmax(queries, rows, 0.5), wanted)
 
@@ -102,9 +102,13 @@ def test_chunks_are_found_by_their_tokens_not_by_their_hashes(monkeypatch) -> No
     """With one hash for all, what is not there is not found."""
     monkeypatch.setattr("haed.chunk.known.chunk_keys", lambda tokens, lengths: torch.zeros_like(lengths))
     chunks = Chunks(torch.tensor([[1, 2]]), torch.tensor([2]))
-    found = Lexicon(chunks, torch.tensor([7]), torch.tensor([3]))
-    assert found.find(Chunks(torch.tensor([[1, 2], [1, 0], [2, 1]]), torch.tensor([2, 1, 2]))).tolist() == [0, -1, -1]
-    counts, documents = found.told(Chunks(torch.tensor([[1, 2], [2, 1]]), torch.tensor([2, 2])))
+    found = ChunkVocabulary(chunks, torch.tensor([7]), torch.tensor([3]))
+    assert found.find_rows(Chunks(torch.tensor([[1, 2], [1, 0], [2, 1]]), torch.tensor([2, 1, 2]))).tolist() == [
+        0,
+        -1,
+        -1,
+    ]
+    counts, documents = found.counts_of(Chunks(torch.tensor([[1, 2], [2, 1]]), torch.tensor([2, 2])))
     assert (counts.tolist(), documents.tolist()) == ([7, 0], [3, 0])
 
 
@@ -112,5 +116,5 @@ def test_without_known_chunks_the_decoder_is_the_likelihood() -> None:
     model, _ = mixed()
     given = windows(2, T, K, V)
     with torch.no_grad():
-        torch.testing.assert_close(model.log_likelihood(given), model.decisions(given).sum(-1))
+        torch.testing.assert_close(model.log_likelihood(given), model.decision_log_likelihood(given).sum(-1))
     assert F.logsigmoid(model.mixture.gate.bias).isfinite() if model.mixture else False

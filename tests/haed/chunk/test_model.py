@@ -10,7 +10,7 @@ from haed.chunk.model import HAED
 from haed.chunk.packing import Chunks
 from haed.options import DecoderOptions, EncoderOptions, GramsOptions, IEMOptions, MainOptions, ModelOptions
 from haed.sampling import ChunkSampler, Draw
-from haed.system import Cut, Windows
+from haed.system import ChunkingSpec, TokenBatch
 
 
 def decoder_options(decoder: str, **sizes: Any) -> DecoderOptions:
@@ -56,20 +56,20 @@ def small(
     iem: IEMOptions | None = None,
 ) -> HAED:
     torch.manual_seed(0)
-    model = HAED(small_options(kind, layers), iem or IEMOptions(), Cut(k, vocabulary, fixed, context)).double()
+    model = HAED(small_options(kind, layers), iem or IEMOptions(), ChunkingSpec(k, vocabulary, fixed, context)).double()
     with torch.no_grad():  # away from the symmetric start
         for parameter in model.parameters():
             parameter += 0.3 * torch.randn_like(parameter)
     return model.eval()
 
 
-def windows(count: int, context: int, k: int, vocabulary: int, fixed: bool = False) -> Windows:
+def windows(count: int, context: int, k: int, vocabulary: int, fixed: bool = False) -> TokenBatch:
     generator = torch.Generator().manual_seed(1)
     lengths = torch.randint(1, k + 1, (count, context), generator=generator)
     if fixed:
         lengths[:] = k
     tokens = torch.randint(vocabulary, (count, context, k), generator=generator)
-    return Windows.of(tokens * (torch.arange(k) < lengths[..., None]), lengths)
+    return TokenBatch.from_chunks(tokens * (torch.arange(k) < lengths[..., None]), lengths)
 
 
 def test_all_else_begins_as_without_a_table() -> None:
@@ -78,7 +78,7 @@ def test_all_else_begins_as_without_a_table() -> None:
     found = []
     for options in (plain, made):
         torch.manual_seed(0)
-        found.append(HAED(options, IEMOptions(), Cut(3, 3, False, 6)).state_dict())
+        found.append(HAED(options, IEMOptions(), ChunkingSpec(3, 3, False, 6)).state_dict())
     table = found[1].pop("encoder.table")
     assert table.shape == (500, 8) and float(table.std()) == pytest.approx(0.5, abs=0.03)
     assert found[0].keys() == found[1].keys() and all(torch.equal(x, found[1][name]) for name, x in found[0].items())
@@ -90,25 +90,25 @@ def test_states_are_of_each_layer_and_know_what_is_before(kind: str) -> None:
     options = small_options("lstm")
     options.main.kind, options.main.layers = kind, 2  # type: ignore[assignment]
     options.main.units = 24 if kind == "lstm" else None
-    model = HAED(options, IEMOptions(), Cut(3, 3, False, 6)).eval()
+    model = HAED(options, IEMOptions(), ChunkingSpec(3, 3, False, 6)).eval()
     given = windows(2, 6, 3, 3)
     given.lengths[1, 4:] = 0
-    *layers, last = model.states(given)
+    *layers, last = model.layer_states(given)
     assert [len(each) for each in layers] == [10, 10]
-    torch.testing.assert_close(last, model.predictions(given))
+    torch.testing.assert_close(last, model.predict_vectors(given))
     if kind == "lstm":
         torch.testing.assert_close(layers[1][:, : options.main.width], last)  # ŷ is cut from its units
     else:
         torch.testing.assert_close(model.main.norm(layers[1]), last)
     for number, layer in enumerate(layers):
-        torch.testing.assert_close(model.vectors(given, "contexts", number), layer)
+        torch.testing.assert_close(model.extract_vectors(given, "contexts", number), layer)
     given.tokens[0, 3] = (given.tokens[0, 3] + 1) % 3
-    for before, now in zip([*layers, last], model.states(given), strict=True):
+    for before, now in zip([*layers, last], model.layer_states(given), strict=True):
         torch.testing.assert_close(before[:4], now[:4])  # up to the place before the chunk that is another
         assert not torch.allclose(before[4], now[4])
         torch.testing.assert_close(before[6:], now[6:])
     with pytest.raises(ValueError, match="HAED has no layer 2 of contexts"):
-        model.vectors(given, "contexts", 2)
+        model.extract_vectors(given, "contexts", 2)
 
 
 def test_the_first_chunk_of_a_document_does_not_see_the_one_before_as_input() -> None:
@@ -116,7 +116,7 @@ def test_the_first_chunk_of_a_document_does_not_see_the_one_before_as_input() ->
     given = windows(1, 2, 3, 3)
     starts = torch.tensor([[True, True]])
     with torch.no_grad():
-        embedding = model.vectors(given, "chunks")[None]
+        embedding = model.extract_vectors(given, "chunks")[None]
         prediction = model.main(embedding, starts)
         other = model.main(torch.randn_like(embedding), starts)
     torch.testing.assert_close(prediction, other)
@@ -128,11 +128,11 @@ def test_only_the_chunk_before_in_the_document_is_seen() -> None:
     given = windows(1, 2, 3, 3)
     other = given.tokens.clone()
     other[0, 0, 0] = (other[0, 0, 0] + 1) % 3
-    model.predictions = lambda *_: torch.ones(2, 8, dtype=torch.float64)  # type: ignore[method-assign]
+    model.predict_vectors = lambda *_: torch.ones(2, 8, dtype=torch.float64)  # type: ignore[method-assign]
     for begins in (False, True):
         starts = torch.tensor([[True, begins]])
         with torch.no_grad():
-            pair = (Windows(each, given.lengths, starts) for each in (given.tokens, other))
+            pair = (TokenBatch(each, given.lengths, starts) for each in (given.tokens, other))
             one, two = (model.log_likelihood(each)[0, 1] for each in pair)
         assert torch.equal(one, two) == begins
 
@@ -145,21 +145,25 @@ def test_greedy_sampling_with_caches_agrees_with_the_likelihood(kind: str) -> No
     with torch.no_grad():
         sampler = ChunkSampler(model, given)
         for _ in range(3):
-            inputs = torch.cat([model.main.start[None], model.vectors(given, "chunks")])[None]
+            inputs = torch.cat([model.main.start[None], model.extract_vectors(given, "chunks")])[None]
             torch.testing.assert_close(sampler.prediction, model.main.step(inputs, None)[:, -1])
             before = Chunks(given.tokens[0, -1:], given.lengths[0, -1:])
-            state = model.decoder.begin(sampler.prediction, before)
+            state = model.decoder.initial_state(sampler.prediction, before)
             first = model.decoder.step(state, torch.tensor([3])).softmax(-1)[0, :3]  # the end is masked
             for symbol in range(3):
-                decided = model.decisions(grown(given, torch.tensor([[symbol, 0, 0]]), torch.tensor([1])))[0, -1, 0]
+                decided = model.decision_log_likelihood(
+                    grown(given, torch.tensor([[symbol, 0, 0]]), torch.tensor([1]))
+                )[0, -1, 0]
                 torch.testing.assert_close(decided, (first / first.sum())[symbol].log())
-            drawn = sampler.chunk(Draw(temperature=0))
+            drawn = sampler.draw_chunk(Draw(temperature=0))
             given = grown(given, drawn.tokens, drawn.lengths)
 
 
-def grown(given: Windows, tokens: torch.Tensor, lengths: torch.Tensor) -> Windows:
+def grown(given: TokenBatch, tokens: torch.Tensor, lengths: torch.Tensor) -> TokenBatch:
     """One chunk (1, K) more."""
-    return Windows.of(torch.cat([given.tokens, tokens[None]], 1), torch.cat([given.lengths, lengths[None]], 1))
+    return TokenBatch.from_chunks(
+        torch.cat([given.tokens, tokens[None]], 1), torch.cat([given.lengths, lengths[None]], 1)
+    )
 
 
 @pytest.mark.parametrize("decoder", ["lstm", "transformer", "previous"])
@@ -171,12 +175,12 @@ def test_prompts_continued_together_and_one_by_one_agree(decoder: str) -> None:
         model.decoder.output.bias.zero_()[-1] += 1
     given = windows(12, 2, 3, 3)
     sampler = ChunkSampler(model, given, samples=12)
-    together = [sampler.chunk(Draw(temperature=0)) for _ in range(4)]
+    together = [sampler.draw_chunk(Draw(temperature=0)) for _ in range(4)]
     assert any(len(set(drawn.lengths.tolist())) > 1 for drawn in together)
     for row in range(12):
         alone = ChunkSampler(model, given[row : row + 1])
         for drawn in together:
-            one = alone.chunk(Draw(temperature=0))
+            one = alone.draw_chunk(Draw(temperature=0))
             assert one.tokens[0].tolist() == drawn.tokens[row].tolist() and one.lengths[0] == drawn.lengths[row]
 
 
@@ -185,7 +189,7 @@ def test_a_decoder_that_sees_the_chunk_before_takes_the_bytes_of_a_prompt() -> N
     model = small("previous")
     given = windows(1, 2, 3, 3)
     prompts = (given, replace(given, tokens=given.tokens.byte()))
-    one, two = (ChunkSampler(model, each).chunk(Draw(temperature=0)) for each in prompts)
+    one, two = (ChunkSampler(model, each).draw_chunk(Draw(temperature=0)) for each in prompts)
     assert torch.equal(one.tokens, two.tokens)
 
 
@@ -194,9 +198,9 @@ def test_sampling_goes_on_past_the_context_and_repeats_with_a_seed() -> None:
     written = []
     for _ in range(2):
         draw = Draw(temperature=1.0, top_k=2, top_p=0.9, generator=torch.Generator().manual_seed(3))
-        nothing = Windows.of(torch.zeros(1, 0, 3, dtype=torch.long), torch.zeros(1, 0, dtype=torch.long))
+        nothing = TokenBatch.from_chunks(torch.zeros(1, 0, 3, dtype=torch.long), torch.zeros(1, 0, dtype=torch.long))
         sampler = ChunkSampler(model, nothing, samples=2)
-        chunks = [sampler.chunk(draw, torch.tensor([1]) if i == 0 else None) for i in range(11)]
+        chunks = [sampler.draw_chunk(draw, torch.tensor([1]) if i == 0 else None) for i in range(11)]
         assert all(int(drawn.lengths.min()) >= 1 for drawn in chunks)
         assert chunks[0].tokens[:, 0].tolist() == [1, 1]
         written.append(torch.cat([drawn.tokens for drawn in chunks]))
@@ -214,25 +218,25 @@ def test_top_p_and_top_k_keep_the_likeliest() -> None:
 def test_a_main_model_narrower_than_its_input_is_refused() -> None:
     options = ModelOptions(encoder=EncoderOptions(width=32), main=MainOptions(width=16))
     with pytest.raises(ValueError, match=r"model\.main\.width is 16"):
-        HAED(options, IEMOptions(), Cut(3, 3, False, 4))
+        HAED(options, IEMOptions(), ChunkingSpec(3, 3, False, 4))
 
 
 def test_the_scale_learns_by_shares_of_itself_and_stays_positive() -> None:
     for options, begins in ((IEMOptions(similarity="cosine"), 1 / 0.07), (IEMOptions(), 8**-0.5)):
-        model = HAED(small_options("lstm"), options, Cut(3, 3, False, 6))
+        model = HAED(small_options("lstm"), options, ChunkingSpec(3, 3, False, 6))
         optimizer = torch.optim.Adam([model.log_scale], lr=4e-3)
 
         def steps(count: int, model: HAED = model, optimizer: torch.optim.Adam = optimizer) -> float:
             for _ in range(count):
                 optimizer.zero_grad()
-                model.scale(model.log_scale).backward()
+                model.bounded_scale(model.log_scale).backward()
                 optimizer.step()
-            return float(model.scale(model.log_scale.detach()))
+            return float(model.bounded_scale(model.log_scale.detach()))
 
         assert steps(0) == pytest.approx(begins, rel=1e-5)
         assert 0.6 < steps(100) / begins < 0.8  # where the scale itself would have gone from 14.29 to 13.89
         for far, bound in ((-50.0, 1e-3), (50.0, 1e3)):
-            assert float(model.scale(torch.tensor(far))) == pytest.approx(bound, rel=0.01)
+            assert float(model.bounded_scale(torch.tensor(far))) == pytest.approx(bound, rel=0.01)
 
 
 def test_the_papers_score_is_the_plain_product() -> None:
@@ -240,7 +244,9 @@ def test_the_papers_score_is_the_plain_product() -> None:
     given = windows(2, 6, 3, 3)
     with torch.no_grad():
         found = model.encode(Chunks(given.tokens.flatten(0, 1), given.lengths.flatten()))
-        prediction = model.predictions(given)
-        assert torch.equal(model.query(prediction), prediction) and torch.equal(model.key(found.vector), found.vector)
+        prediction = model.predict_vectors(given)
+        assert torch.equal(model.compute_query(prediction), prediction) and torch.equal(
+            model.compute_key(found.vector), found.vector
+        )
     names = [name for name, _ in model.named_parameters()]
     assert not found.bias.any() and not {"log_scale", "encoder.bias.weight", "head.weight"} & set(names)

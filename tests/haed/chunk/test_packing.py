@@ -2,7 +2,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from haed.chunk.packing import Chunks, chunk_keys, distinct, pack
+from haed.chunk.packing import Chunks, chunk_keys, find_distinct, pack_decisions
 
 CHUNKS = st.lists(st.binary(min_size=1, max_size=4), min_size=1, max_size=20)
 
@@ -16,7 +16,7 @@ def grid(chunks: list[bytes], k: int = 4) -> tuple[torch.Tensor, torch.Tensor]:
 
 @given(CHUNKS)
 def test_distinct_agrees_with_a_set(chunks: list[bytes]) -> None:
-    found = distinct(*grid(chunks))
+    found = find_distinct(*grid(chunks))
     rows = [bytes(row[:n].tolist()) for row, n in zip(found.tokens, found.lengths, strict=True)]
     assert sorted(rows) == sorted(set(chunks))
     assert [rows[i] for i in found.inverse] == chunks
@@ -26,7 +26,7 @@ def test_distinct_agrees_with_a_set(chunks: list[bytes]) -> None:
 @given(CHUNKS, st.booleans())
 def test_pack_lists_every_decision_once_and_in_order(chunks: list[bytes], fixed: bool) -> None:
     end = 256
-    packed = pack(Chunks(*grid(chunks)), vocabulary=end, fixed=fixed)
+    packed = pack_decisions(Chunks(*grid(chunks)), vocabulary=end, fixed=fixed)
     assert packed.sizes == sorted(packed.sizes, reverse=True)
     seen: dict[int, list[tuple[int, int]]] = {int(i): [] for i in packed.order}
     for chunk, symbol, target in zip(packed.chunk, packed.inputs, packed.targets, strict=True):
@@ -37,7 +37,7 @@ def test_pack_lists_every_decision_once_and_in_order(chunks: list[bytes], fixed:
 
 
 def test_nothing_packs_to_nothing() -> None:
-    packed = pack(Chunks(torch.zeros(0, 4, dtype=torch.uint8), torch.zeros(0, dtype=torch.long)), 256)
+    packed = pack_decisions(Chunks(torch.zeros(0, 4, dtype=torch.uint8), torch.zeros(0, dtype=torch.long)), 256)
     assert packed.sizes == [] and len(packed.inputs) == 0
 
 

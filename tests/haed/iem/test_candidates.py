@@ -14,12 +14,12 @@ from haed.iem.candidates import Candidates, CountMin, log_inclusion
 from haed.iem.softmax import blockwise_cross_entropy
 from haed.options import IEMOptions
 from haed.ranks import Ranks
-from haed.system import Windows
+from haed.system import TokenBatch
 
 
-def of_numbers(rows: torch.Tensor) -> Windows:
+def of_numbers(rows: torch.Tensor) -> TokenBatch:
     """Windows (B, T) of chunks of one token each; -1 where none is."""
-    return Windows.of(rows.clamp(min=0)[..., None], (rows >= 0).long())
+    return TokenBatch.from_chunks(rows.clamp(min=0)[..., None], (rows >= 0).long())
 
 
 def made(**options: object) -> Candidates:
@@ -28,10 +28,10 @@ def made(**options: object) -> Candidates:
 
 def scored(scores: torch.Tensor, rows: torch.Tensor, others: torch.Tensor, candidates: Candidates) -> torch.Tensor:
     """Mean loss of rows (B, T) with scores (B·T, V), beside other windows (n, T')."""
-    found = candidates.of(of_numbers(rows), of_numbers(others))
+    found = candidates.candidates_for_windows(of_numbers(rows), of_numbers(others))
     names = found.chunks.tokens[:, 0].long()
     every = torch.eye(scores.shape[1], dtype=scores.dtype)[names]
-    changes = found.own.changes if found.own else None
+    changes = found.own.score_adjustments if found.own else None
     return blockwise_cross_entropy(
         scores, every, -found.adjustment.to(scores.dtype), found.chunks.inverse, changes=changes
     ).loss
@@ -39,11 +39,11 @@ def scored(scores: torch.Tensor, rows: torch.Tensor, others: torch.Tensor, candi
 
 def test_rows_choose_among_other_windows_what_is_before_them_and_their_target() -> None:
     own, others = torch.tensor([[0, 1, 0, 2], [3, 1, 4, -1]]), torch.tensor([[4, 5]])
-    found = made().of(of_numbers(own), of_numbers(others))
+    found = made().candidates_for_windows(of_numbers(own), of_numbers(others))
     names, log_pi = found.chunks.tokens[:, 0].tolist(), found.adjustment
     target = found.chunks.inverse
     assert [names[i] for i in target] == [0, 1, 0, 2, 3, 1, 4]
-    columns, added = found.own.changes(slice(0, 7), target)
+    columns, added = found.own.score_adjustments(slice(0, 7), target)
     total = torch.zeros(7, 6, dtype=torch.float64).scatter_add_(1, columns, added.double())
     elsewhere = [{1, 3, 4, 5}] * 4 + [{0, 1, 2, 4, 5}] * 3
     before = [set(), {0}, {0, 1}, {0, 1}, set(), {3}, {3, 1}]

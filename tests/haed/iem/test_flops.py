@@ -7,17 +7,17 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 from haed.blocks import lstm
-from haed.chunk.known import Lexicon
+from haed.chunk.known import ChunkVocabulary
 from haed.chunk.model import HAED
 from haed.chunk.packing import Chunks
 from haed.iem.objective import ChunkObjective
 from haed.options import DecoderOptions, EncoderOptions, IEMOptions, MainOptions, MixtureOptions, ModelOptions
-from haed.system import Cut
+from haed.system import ChunkingSpec
 from tests.haed.chunk.test_model import decoder_options, windows
 
 ENCODER = EncoderOptions(token_width=8, hidden=64, heads=1, ffn=128, width=64)
-NOTHING = Lexicon(Chunks(torch.zeros(0, 6, dtype=torch.long), torch.zeros(0, dtype=torch.long)))
-CUT = Cut(6, 256, False, 32)
+NOTHING = ChunkVocabulary(Chunks(torch.zeros(0, 6, dtype=torch.long), torch.zeros(0, dtype=torch.long)))
+CUT = ChunkingSpec(6, 256, False, 32)
 MAIN = MainOptions(layers=2, width=96, heads=2, head_width=32, ffn=128)
 
 
@@ -49,7 +49,8 @@ def test_flops_do_not_depend_on_pieces(decoder: str) -> None:
     )
     asked = [ChunkObjective(model, IEMOptions(), 1.0, 0.5, pieces=pieces) for pieces in (1, 4)]
     one, four = (
-        each.flops(each.prepare(windows(4, 32, 6, 256), None, torch.Generator().manual_seed(0))) for each in asked
+        each.estimate_flops(each.prepare_batch(windows(4, 32, 6, 256), None, torch.Generator().manual_seed(0)))
+        for each in asked
     )
     assert one == four > 0
 
@@ -58,10 +59,10 @@ def both(options: ModelOptions, weight: float, fraction: float, fixed: bool = Fa
     """FLOPs of a step, ours and the counter's."""
     model = HAED(options, IEMOptions(), replace(CUT, fixed=fixed))
     made = ChunkObjective(model, IEMOptions(), weight, fraction, lexicon=NOTHING)
-    batch = made.prepare(windows(4, 32, 6, 256, fixed))
+    batch = made.prepare_batch(windows(4, 32, 6, 256, fixed))
     with FlopCounterMode(display=False, custom_mapping={torch.ops.aten.addmm_: in_place}) as counter:
         made(batch).total.backward()
-    return made.flops(batch), counter.get_total_flops()
+    return made.estimate_flops(batch), counter.get_total_flops()
 
 
 def test_a_gate_is_counted_and_a_table_costs_nothing() -> None:

@@ -6,12 +6,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from haed.chunk.known import Lexicon
+from haed.chunk.known import ChunkVocabulary
 from haed.chunk.packing import Chunks
-from haed.iem.objective import ChunkBatch, ChunkObjective, drawn, log_q, shares
+from haed.iem.objective import ChunkBatch, ChunkObjective, inclusion_probabilities, systematic_sample, target_log_prob
 from haed.iem.softmax import blockwise_cross_entropy
 from haed.options import IEMOptions
-from haed.system import Windows
+from haed.system import TokenBatch
 from tests.haed.chunk.test_mixture import K, T, V, mixed
 from tests.haed.chunk.test_model import windows
 
@@ -21,11 +21,11 @@ def objective(fraction: float = 1.0, pieces: int = 1) -> ChunkObjective:
     model, every = mixed()
     counts = torch.arange(len(every)) % 4
     documents = counts.clamp(max=2).where(torch.arange(len(every)) % 5 > 0, 1)
-    known = Lexicon(every[counts > 0], counts[counts > 0], documents[counts > 0])
+    known = ChunkVocabulary(every[counts > 0], counts[counts > 0], documents[counts > 0])
     return ChunkObjective(model, IEMOptions(), 1.0, fraction, pieces, lexicon=known)
 
 
-def given() -> Windows:
+def given() -> TokenBatch:
     made = windows(4, T, K, V)
     made.lengths[3, 2:] = 0
     made.starts[1, 2] = True
@@ -35,7 +35,7 @@ def given() -> Windows:
 @pytest.mark.parametrize("count", [1, 7, 30, 49, 50])
 def test_shares_sum_to_the_number_and_the_rarer_are_the_likelier(count: int) -> None:
     elsewhere = torch.randint(-1, 2000, (50,), generator=torch.Generator().manual_seed(0)) ** 2 // 2000
-    found = shares(elsewhere, count)
+    found = inclusion_probabilities(elsewhere, count)
     assert float(found.sum()) == pytest.approx(count) and 0 < found.min() and found.max() <= 1
     unsure = found < 1
     assert not unsure.any() or found[unsure].max() <= 1
@@ -47,8 +47,8 @@ def test_shares_sum_to_the_number_and_the_rarer_are_the_likelier(count: int) -> 
 def test_chunks_are_drawn_as_often_as_their_shares_say() -> None:
     """And what they stand for by their weights is, in the mean, the sum of all."""
     generator, times = torch.Generator().manual_seed(0), 4000
-    share = shares(torch.tensor([0, 0, 1, 3, 8, 15, 50, 99, 400, 10**6]), 5)
-    chosen = torch.stack([drawn(share, generator) for _ in range(times)]).double()
+    share = inclusion_probabilities(torch.tensor([0, 0, 1, 3, 8, 15, 50, 99, 400, 10**6]), 5)
+    chosen = torch.stack([systematic_sample(share, generator) for _ in range(times)]).double()
     assert set(chosen.sum(1).tolist()) == {5.0}
     deviation = (share * (1 - share) / times).sqrt()
     assert ((chosen.mean(0) - share).abs() <= 5 * deviation + 1e-12).all() and (share == 1).any()
@@ -69,18 +69,18 @@ def test_log_q_is_unbiased_in_its_normaliser_and_exact_with_all_candidates() -> 
         bias = (scores - pi.log())[present]
         nothing, column = bias.new_zeros(1, 1), (present == target).nonzero()[0]
         found = blockwise_cross_entropy(nothing, bias.new_zeros(len(bias), 1), bias, column)
-        total += chance * (scores[target] - log_q(found, pi.log()[target][None])[0]).exp()
+        total += chance * (scores[target] - target_log_prob(found, pi.log()[target][None])[0]).exp()
         if all(there):  # and certainly so
             sure = blockwise_cross_entropy(nothing, bias.new_zeros(len(bias), 1), scores, column)
-            torch.testing.assert_close(log_q(sure, torch.zeros(1)), scores.log_softmax(0)[target][None])
+            torch.testing.assert_close(target_log_prob(sure, torch.zeros(1)), scores.log_softmax(0)[target][None])
     torch.testing.assert_close(total, scores.exp().sum())
 
 
-def by_hand(made: ChunkObjective, batch: ChunkBatch, windows: Windows) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+def by_hand(made: ChunkObjective, batch: ChunkBatch, windows: TokenBatch) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """IEM loss of each row, and of the mixture g, q without a gradient, and p of the decoder, from the formulas: (M,) each."""
     model, lexicon = made.system, made.lexicon
     assert model.mixture is not None and lexicon is not None and batch.adjustment is not None
-    real = windows.real
+    real = windows.chunk_mask
     names = [
         tuple(row[:n].tolist())
         for row, n in zip(windows.tokens.flatten(0, 1), windows.lengths.flatten(), strict=True)
@@ -94,9 +94,9 @@ def by_hand(made: ChunkObjective, batch: ChunkBatch, windows: Windows) -> tuple[
         tuple(row[:n].tolist()): i for i, (row, n) in enumerate(zip(distinct.tokens, distinct.lengths, strict=True))
     }
     embedded = model.encode(distinct)
-    prediction = model.predictions(windows)
-    counts, documents = lexicon.told(distinct)
-    scores = model.query(prediction) @ model.key(embedded.vector).t() + embedded.bias
+    prediction = model.predict_vectors(windows)
+    counts, documents = lexicon.counts_of(distinct)
+    scores = model.compute_query(prediction) @ model.compute_key(embedded.vector).t() + embedded.bias
     scores = scores + model.mixture.prior * counts.clamp(min=1).double().log()
     losses, q = [], []
     for row, name in enumerate(names):
@@ -113,7 +113,7 @@ def by_hand(made: ChunkObjective, batch: ChunkBatch, windows: Windows) -> tuple[
         here = own / (own + torch.stack(others).sum()) if int(documents[columns[name]]) > 1 else 0 * own
         q.append(here.detach())
     gate = model.mixture.gate(prediction)[:, 0].sigmoid()
-    return torch.stack(losses), gate, torch.stack(q), model.decisions(windows)[real].sum(1).exp()
+    return torch.stack(losses), gate, torch.stack(q), model.decision_log_likelihood(windows)[real].sum(1).exp()
 
 
 def _encoded(batch: ChunkBatch) -> list[Chunks]:
@@ -128,7 +128,7 @@ def gradients(made: ChunkObjective, loss: Tensor, part: str = "") -> dict[str, T
 
 def test_value_and_gradients_of_a_step_by_brute_force() -> None:
     made = objective()
-    batch = made.prepare(given())
+    batch = made.prepare_batch(given())
     losses = made(batch)
     iem, gate, q, p = by_hand(made, batch, given())
     mixed = gate * q + (1 - gate) * p
@@ -157,7 +157,7 @@ def test_a_share_of_the_chunks_stands_for_all() -> None:
     def exact(fraction: float) -> Tensor:
         made.decode_fraction = fraction
         with torch.no_grad():
-            losses = made(made.prepare(given(), None, generator))
+            losses = made(made.prepare_batch(given(), None, generator))
         assert losses.nats is not None
         return torch.stack([losses.nats, torch.as_tensor(losses.figures["gate"])])
 
@@ -170,7 +170,7 @@ def test_pieces_change_nothing() -> None:
     found = []
     for pieces in (1, 2, 3):
         made = objective(0.5, pieces)
-        losses = made(made.prepare(given(), None, torch.Generator().manual_seed(0)))
+        losses = made(made.prepare_batch(given(), None, torch.Generator().manual_seed(0)))
         losses.total.backward()
         values = [losses.total.detach(), losses.nats.detach(), losses.figures["gate"]]
         found.append([*values, *(p.grad for p in made.parameters())])
@@ -183,7 +183,7 @@ def test_pieces_change_nothing() -> None:
 def test_what_a_phase_trains_of_the_mixture(fraction: float, trained: set[str]) -> None:
     """Without a decoded share the score learns beside the counts all the same, so that phase two can go on from it."""
     made = objective(fraction)
-    made(made.prepare(given())).total.backward()
+    made(made.prepare_batch(given())).total.backward()
     assert made.system.mixture is not None
     named = list(made.system.mixture.named_parameters())
     assert {name.split(".")[0] for name, x in named if x.requires_grad} == trained
@@ -194,7 +194,7 @@ def test_a_batch_without_chunks_is_defined() -> None:
     """As a rank may have one: every parameter still takes part, for the others wait for its gradient."""
     made, empty = objective(0.5), given()
     empty.lengths[:] = 0
-    losses = made(made.prepare(empty))
+    losses = made(made.prepare_batch(empty))
     losses.total.backward()
     assert float(losses.total.detach()) == 0 and losses.tokens == 0
     assert all(x.grad is not None and not x.grad.any() for x in made.system.parameters())
@@ -205,4 +205,4 @@ def test_a_score_that_is_no_likelihood_is_refused() -> None:
     with pytest.raises(
         ValueError, match=r"iem\.correction=none: the score is no likelihood.*set iem\.correction=inclusion"
     ):
-        ChunkObjective(model, IEMOptions(correction="none"), 1.0, 0.5, lexicon=Lexicon(every))
+        ChunkObjective(model, IEMOptions(correction="none"), 1.0, 0.5, lexicon=ChunkVocabulary(every))

@@ -4,10 +4,10 @@ import torch
 from haed.chunk.packing import Chunks
 from haed.iem.objective import ChunkObjective
 from haed.options import IEMOptions
-from haed.system import Windows
+from haed.system import TokenBatch
 from tests.haed.chunk.test_model import small, windows
 
-EXTRA = Windows.of(torch.tensor([[[2, 2, 2], [0, 1, 2]]]), torch.tensor([[3, 3]]))
+EXTRA = TokenBatch.from_chunks(torch.tensor([[[2, 2, 2], [0, 1, 2]]]), torch.tensor([[3, 3]]))
 
 
 def objective(iem_weight: float, fraction: float, **iem: object) -> ChunkObjective:
@@ -18,9 +18,9 @@ def test_all_chunks_decoded_is_the_exact_likelihood() -> None:
     made = objective(0, 1.0)
     given = windows(2, 6, 3, 3)
     given.lengths[1, 3:] = 0
-    losses = made(made.prepare(given))
+    losses = made(made.prepare_batch(given))
     exact = -made.system.log_likelihood(given).sum().detach()
-    torch.testing.assert_close(losses.total.double(), exact / given.real.sum(), rtol=1e-6, atol=1e-6)
+    torch.testing.assert_close(losses.total.double(), exact / given.chunk_mask.sum(), rtol=1e-6, atol=1e-6)
     torch.testing.assert_close(losses.nats.double(), exact, rtol=1e-6, atol=1e-6)
     assert "iem" not in losses.figures and losses.tokens == int(given.lengths.sum())
 
@@ -30,7 +30,7 @@ def test_a_random_share_is_unbiased() -> None:
     given = windows(2, 6, 3, 3)
     generator = torch.Generator().manual_seed(0)
     with torch.no_grad():
-        shares = [made(made.prepare(given, None, generator)).total for _ in range(400)]
+        shares = [made(made.prepare_batch(given, None, generator)).total for _ in range(400)]
         exact = -made.system.log_likelihood(given).mean()
     deviation = torch.stack(shares).std() / 400**0.5
     assert abs(float(torch.stack(shares).mean() - exact)) < 4 * float(deviation)
@@ -39,7 +39,7 @@ def test_a_random_share_is_unbiased() -> None:
 def test_negatives_are_candidates_and_nothing_else() -> None:
     made = objective(1.0, 0.0, correction="none")
     given = windows(1, 6, 3, 3)
-    batches = made.prepare(given), made.prepare(given, EXTRA)
+    batches = made.prepare_batch(given), made.prepare_batch(given, EXTRA)
     alone, more = (made(batch) for batch in batches)
     assert batches[1].candidates >= batches[0].candidates and more.nats is None
     assert more.figures["iem"].item() >= alone.figures["iem"].item()
@@ -52,7 +52,7 @@ def test_iem_is_the_softmax_over_distinct_candidates() -> None:
     made = objective(1.0, 0.0, correction="none")
     given, model = windows(2, 6, 3, 3), made.system
     tokens, lengths = given.tokens, given.lengths
-    losses = made(made.prepare(given))
+    losses = made(made.prepare_batch(given))
     flat = [tuple(t[:n].tolist()) for t, n in zip(tokens.flatten(0, 1), lengths.flatten(), strict=True)]
     names = sorted(set(flat))
     grid = torch.zeros(len(names), 3, dtype=torch.long)
@@ -60,7 +60,7 @@ def test_iem_is_the_softmax_over_distinct_candidates() -> None:
         row[: len(name)] = torch.tensor(name)
     candidates = model.encode(Chunks(grid, torch.tensor([len(name) for name in names])))
     every = model.encode(Chunks(tokens.flatten(0, 1), lengths.flatten())).vector.unflatten(0, (2, 6))
-    query = model.query(model.main(every, given.starts)).flatten(0, 1)
+    query = model.compute_query(model.main(every, given.starts)).flatten(0, 1)
     scores = query @ candidates.vector.t() + candidates.bias.float()
     expected = torch.nn.functional.cross_entropy(scores, torch.tensor([names.index(name) for name in flat]))
     torch.testing.assert_close(losses.figures["iem"], expected, rtol=1e-7, atol=1e-7)
@@ -70,14 +70,14 @@ def test_duplicates_are_candidates_of_their_own_as_in_the_paper() -> None:
     made = objective(1.0, 0.0, correction="none", duplicates=True)
     given = windows(2, 6, 3, 3)
     given.tokens[0, 1:4], given.lengths[0, 1:4] = given.tokens[0, :1], given.lengths[0, :1]
-    found = made(made.prepare(given, EXTRA))
+    found = made(made.prepare_batch(given, EXTRA))
     model = made.system
     tokens, lengths = (
         torch.cat([x.flatten(0, 1), y.flatten(0, 1)])
         for x, y in ((given.tokens, EXTRA.tokens), (given.lengths, EXTRA.lengths))
     )
     candidates = model.encode(Chunks(tokens, lengths))
-    scores = model.query(model.predictions(given)) @ candidates.vector.t() + candidates.bias
+    scores = model.compute_query(model.predict_vectors(given)) @ candidates.vector.t() + candidates.bias
     expected = torch.nn.functional.cross_entropy(scores, torch.arange(12))
     torch.testing.assert_close(found.figures["iem"], expected, rtol=0, atol=1e-7)
     ours, theirs = (torch.autograd.grad(loss, list(model.main.parameters())) for loss in (found.total, expected))
@@ -87,7 +87,7 @@ def test_duplicates_are_candidates_of_their_own_as_in_the_paper() -> None:
 
 def test_counts_are_put_back_and_what_is_gone_is_left_out() -> None:
     made, again = objective(1.0, 0.0), objective(1.0, 0.0)
-    made.prepare(windows(2, 6, 3, 3))
+    made.prepare_batch(windows(2, 6, 3, 3))
     state = made.extra_state()
     again.load_extra_state(state | {"candidates/steps": torch.tensor(1), "candidates/bank/keys": torch.zeros(3)})
     found = again.extra_state()
@@ -118,7 +118,7 @@ def test_pieces_change_nothing(kind: str, fraction: float, iem: float) -> None:
     found = []
     for pieces in (1, 2, 7):
         made = ChunkObjective(small(kind), IEMOptions(), iem, fraction, pieces)
-        losses = made(made.prepare(given, EXTRA, torch.Generator().manual_seed(0)))
+        losses = made(made.prepare_batch(given, EXTRA, torch.Generator().manual_seed(0)))
         losses.total.backward()
         found.append([losses.total.detach(), *(p.grad for p in made.parameters() if p.requires_grad)])
     for other in found[1:]:
@@ -128,11 +128,11 @@ def test_pieces_change_nothing(kind: str, fraction: float, iem: float) -> None:
 
 @pytest.mark.parametrize("kind", ["lstm", "transformer", "hred", "megabyte", "reader"])
 def test_a_batch_without_chunks_and_one_with_a_single_chunk_are_defined(kind: str) -> None:
-    given = Windows.of(torch.zeros(1, 6, 3, dtype=torch.long), torch.zeros(1, 6, dtype=torch.long))
+    given = TokenBatch.from_chunks(torch.zeros(1, 6, 3, dtype=torch.long), torch.zeros(1, 6, dtype=torch.long))
     for count in (0, 1):
         made = ChunkObjective(small(kind), IEMOptions(), 1.0, 0.5)
         given.lengths[:, :count] = 3
-        losses = made(made.prepare(given))
+        losses = made(made.prepare_batch(given))
         losses.total.backward()
         assert losses.figures["iem"].item() == 0 and losses.nats.isfinite()
         assert all(p.grad is not None and p.grad.to_dense().isfinite().all() for p in made.parameters())

@@ -11,9 +11,9 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from haed.build import make_system
 from haed.options import HourglassOptions, IEMOptions, ModelOptions, TokenOptions
-from haed.system import Cut
+from haed.system import ChunkingSpec
 from haed.token.hourglass import Hourglass, linear_cost
-from haed.token.sequence import TokenSystem, parse_hierarchy
+from haed.token.sequence import TokenModel, parse_hierarchy
 from tests.haed.token import reference
 from tests.haed.token.reference import Array, Weights
 
@@ -24,7 +24,7 @@ LENGTHENINGS = ["repeat", "linear", "attention", "attention_linear"]
 
 def made(hourglass: HourglassOptions, token: TokenOptions = TOKEN, vocabulary: int = 5) -> Hourglass:
     torch.manual_seed(0)
-    cut = Cut(4, vocabulary, True, 16)
+    cut = ChunkingSpec(4, vocabulary, True, 16)
     system = make_system(ModelOptions(kind="hourglass", token=token, hourglass=hourglass), IEMOptions(), cut)
     assert isinstance(system, Hourglass)
     with torch.no_grad():  # away from the symmetric start
@@ -218,14 +218,14 @@ def test_notations_of_the_paper() -> None:
 def test_attention_is_chosen_by_level(kinds: list[str], expected: str) -> None:
     system = made(HourglassOptions(hierarchy="1@1 1@2 1@4 1@2 1@1", attention=kinds))
     names = {"Rotary": "R", "LSH": "L", "Relative": "T", "Local": "l"}
-    assert "".join(names[type(level.before[0].attention).__name__] for _, level in system.levels()) == expected
-    assert system.parts == ("embedding", "scale_1", "scale_2", "scale_4", "output")
+    assert "".join(names[type(level.before[0].attention).__name__] for _, level in system.named_levels()) == expected
+    assert system.submodules == ("embedding", "scale_1", "scale_2", "scale_4", "output")
 
 
 # Other people's packages, with the same weights
 
 
-def copied(system: TokenSystem, pairs: Iterable[tuple[nn.Parameter, torch.Tensor]]) -> None:
+def copied(system: TokenModel, pairs: Iterable[tuple[nn.Parameter, torch.Tensor]]) -> None:
     """Every parameter of the system is given once."""
     seen = set()
     with torch.no_grad():
@@ -276,11 +276,11 @@ def test_the_annotated_implementation_gives_the_same_logits(factors: list[int]) 
         yield system.embedding.weight, embedding.weight * 8**0.5
         yield from same(system.norm, norm) + same(system.output, output)
         part = theirs
-        for _, level in system.levels()[:-1]:
+        for _, level in system.named_levels()[:-1]:
             yield from of_layer(level.before[0], part.pre)
             yield from of_layer(level.after[0], part.post)
             last, part = part, part.hour_glass
-        yield from of_layer(system.levels()[-1][1].before[0], last.shortened)
+        yield from of_layer(system.named_levels()[-1][1].before[0], last.shortened)
 
     copied(system, of_all())
     fed = symbols(2, 36)

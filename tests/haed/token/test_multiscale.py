@@ -8,9 +8,9 @@ import torch
 
 from haed.build import make_system
 from haed.options import GramsOptions, IEMOptions, ModelOptions, MultiscaleOptions, RetinaOptions, TokenOptions
-from haed.system import Cut, Windows
+from haed.system import ChunkingSpec, TokenBatch
 from haed.token.multiscale import Pool
-from haed.token.sequence import NUMBER, TokenSystem, parsed
+from haed.token.sequence import NUMBER, TokenModel, parse_scales
 from tests.haed.token import reference
 from tests.haed.token.reference import Array, Weights
 
@@ -21,10 +21,10 @@ SCALES = pytest.mark.parametrize(
 )
 
 
-def made(kind: str, token: TokenOptions = TOKEN, **sections: object) -> TokenSystem:
+def made(kind: str, token: TokenOptions = TOKEN, **sections: object) -> TokenModel:
     torch.manual_seed(0)
-    system = make_system(ModelOptions(kind=kind, token=token, **sections), IEMOptions(), Cut(4, 5, True, 8))
-    assert isinstance(system, TokenSystem)
+    system = make_system(ModelOptions(kind=kind, token=token, **sections), IEMOptions(), ChunkingSpec(4, 5, True, 8))
+    assert isinstance(system, TokenModel)
     with torch.no_grad():
         for parameter in system.parameters():
             parameter += 0.3 * torch.randn_like(parameter)
@@ -35,7 +35,7 @@ def symbols(length: int) -> torch.Tensor:
     return torch.cat([torch.tensor([5]), torch.randint(5, (length - 1,), generator=torch.Generator().manual_seed(1))])
 
 
-def agrees(system: TokenSystem, fed: torch.Tensor, slow: Array) -> None:
+def agrees(system: TokenModel, fed: torch.Tensor, slow: Array) -> None:
     """At once, and with queries in blocks."""
     for block in (len(fed), 4):
         with pytest.MonkeyPatch.context() as patch:
@@ -43,7 +43,7 @@ def agrees(system: TokenSystem, fed: torch.Tensor, slow: Array) -> None:
             np.testing.assert_allclose(system(fed[None])[0].numpy(), slow, rtol=0, atol=1e-9)
 
 
-def weights(system: TokenSystem) -> Weights:
+def weights(system: TokenModel) -> Weights:
     return {name: x.numpy() for name, x in system.state_dict().items()}
 
 
@@ -176,7 +176,7 @@ def test_groups_may_not_come_one_position_earlier(kind: str, scale: int) -> None
 
 @pytest.mark.parametrize("notation", ["2@16 3@4 4@1", "2@16, 3@4, 4@1", " 2@16,3@4 , 4@1 ", "(2@16, 3@4 (4@1))"])
 def test_scales_are_read_with_commas_and_parentheses_too(notation: str) -> None:
-    assert parsed(notation, "model.multiscale.layers", NUMBER) == {16: "2", 4: "3", 1: "4"}
+    assert parse_scales(notation, "model.multiscale.layers", NUMBER) == {16: "2", 4: "3", 1: "4"}
 
 
 @pytest.mark.parametrize(
@@ -258,7 +258,7 @@ def test_the_likelihood_of_a_bag_is_a_cross_entropy_with_its_tokens_alike() -> N
     """Section 6.2: times k, in float64."""
     system, k = made("top_down", multiscale=MultiscaleOptions(layers="2@4", upsampling="repeat")), 4
     tokens = torch.randint(5, (1, 6, k), generator=torch.Generator().manual_seed(2))
-    windows = Windows.of(tokens, torch.full((1, 6), k))
+    windows = TokenBatch.from_chunks(tokens, torch.full((1, 6), k))
     fed = torch.cat([torch.tensor([5]), tokens.flatten()[:-1]])[None]
     wanted = 0.0
     for group, logits in enumerate(system(fed)[0, ::k].log_softmax(-1)):

@@ -8,7 +8,7 @@ import torch
 
 from haed.build import make_system
 from haed.options import IEMOptions, ModelOptions, SpaceByteOptions, TokenOptions
-from haed.system import Cut
+from haed.system import ChunkingSpec
 from haed.token.spacebyte import SpaceByte
 from tests.haed.token import reference
 from tests.haed.token.reference import Array, Weights
@@ -20,7 +20,7 @@ def made(vocabulary: int = 5, letters: str = "0-1 3-3", width: int = 12, shift: 
     torch.manual_seed(0)
     chosen = SpaceByteOptions(before=1, layers=2, after=1, width=width, heads=3, ffn=10, letters=letters)
     options = ModelOptions(kind="spacebyte", token=replace(TOKEN, shift=shift), spacebyte=chosen)
-    system = make_system(options, IEMOptions(), Cut(4, vocabulary, True, 8))
+    system = make_system(options, IEMOptions(), ChunkingSpec(4, vocabulary, True, 8))
     assert isinstance(system, SpaceByte)
     with torch.no_grad():
         for parameter in system.parameters():
@@ -55,7 +55,7 @@ def test_words_begin_after_the_first_byte_between_them() -> None:
     system = made(256, SpaceByteOptions().letters)
     text = "Ünï (a), b2\n\n  c".encode()
     fed = torch.tensor([[256, *text]])
-    route = system.route(fed)
+    route = system.route_symbols(fed)
     places = route.places[0, : route.counts[0]].tolist()
     marked = [256 if symbol == 256 else bytes([symbol]) for symbol in fed[0, places].tolist()]
     assert marked == [256, b"\xc3", b" ", b")", b"\n"]  # the start; the first byte of ï, as n was a letter; …
@@ -67,11 +67,11 @@ def test_rows_that_reach_words_at_different_steps_go_on_by_themselves() -> None:
     system = made()
     fed = torch.randint(6, (4, 20), generator=torch.Generator().manual_seed(2))
     fed[:, 0], fed[0, 1:] = 5, 2
-    memory = system.begin(4)
+    memory = system.create_memory(4)
     parts = [system(part, memory) for part in fed.split([3, *[1] * 11, 6], 1)]
     torch.testing.assert_close(torch.cat(parts, 1), system(fed), rtol=0, atol=1e-9)
     seen = [row[0].seen for row in memory.body.words]
-    assert seen == system.route(fed).counts and len(set(seen)) > 1 and seen[0] == 1
+    assert seen == system.route_symbols(fed).counts and len(set(seen)) > 1 and seen[0] == 1
 
 
 @pytest.mark.parametrize("letters", ["1", "3-2", "1-5", "a-b", "1-2,3-3"])

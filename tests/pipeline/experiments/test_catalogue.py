@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from data.durable import write_json
-from pipeline.config import ConfigError, load
+from pipeline.config import ConfigError, load_options
 from pipeline.experiments.arms import ours, ready
 from pipeline.experiments.catalogue import EXPERIMENTS, listed, planned, states
 from pipeline.experiments.cost import costs
@@ -21,10 +21,10 @@ def test_arms_are_configurations_and_claims_are_of_arms(experiment: Experiment) 
     assert len(set(names)) == len(names) > 1
     assert {name for pair in experiment.better for name in pair} <= set(names)
     for arm in (arm for arm in experiment.arms if not arm.package):
-        options = load(arm.preset, list(arm.options))
+        options = load_options(arm.preset, list(arm.options))
         assert arm.phases and all(getattr(options, phase).seconds for phase in arm.phases)
     for arm in experiment.full:
-        options = load(arm.preset, list(arm.options))
+        options = load_options(arm.preset, list(arm.options))
         assert all((limits := getattr(options, phase)).steps or limits.epochs for phase in arm.phases)
         assert arm.preset.startswith("paper-")
     assert set(experiment.measures) <= set(MEASURES) and (experiment.by == ("bits",) or experiment.measures)

@@ -13,7 +13,7 @@ from torch import nn
 
 from data.corpus import Corpus
 from pipeline.cli import main
-from pipeline.config import ConfigError, load
+from pipeline.config import ConfigError, load_options
 from pipeline.experiments import catalogue
 from pipeline.experiments.arms import Ours, Packaged, ours, ready
 from pipeline.experiments.experiment import BUDGETS, OURS, Arm, Budget, Experiment, Plan
@@ -21,12 +21,12 @@ from pipeline.experiments.ours import packaged
 from pipeline.experiments.ours.packages import PACKAGES, Package
 from pipeline.experiments.result import Figure, Row, row_of, verdict
 from pipeline.experiments.running import Done, make, shard_all, steps, taken_of, timed
-from pipeline.run.checkpoints import reached
-from pipeline.run.device import compute
-from pipeline.run.shards import open_shards, shard
-from pipeline.show.plots import Sketch, experiment
+from pipeline.run.checkpoints import read_position
+from pipeline.run.device import setup_compute
+from pipeline.run.shards import open_shards, shard_source
+from pipeline.show.plots import PlottedModel, plot_experiment
 from pipeline.train import clock
-from pipeline.train.trainer import Interrupted
+from pipeline.train.trainer import TrainingInterrupted
 from tests.conftest import TINY, TOKENS
 
 SMALL = tuple(word for word in TINY if word.split("=")[0].startswith(("model.", "batch.")))
@@ -180,14 +180,14 @@ def test_one_of_the_catalogue_is_run_whole_at_a_hundredth_of_minutes(
 def test_a_failed_arm_leaves_the_others_and_a_stopped_one_goes_on(plan: Plan) -> None:
     wrong = Arm("wrong", "quickstart", (*SMALL, "finetune.start_from=nowhere"))
     experiment = replace(TWO, arms=(TWO.arms[1], wrong), better=())
-    with pytest.raises(Interrupted, match="saved"):
+    with pytest.raises(TrainingInterrupted, match="saved"):
         make(experiment, replace(plan, seconds=600.0), lambda: any(plan.runs_dir.glob("flat-*/train/metrics.jsonl")))
     done, notes = make(replace(experiment, measures=("no such",)), plan)
     assert [each.failure is None for each in done] == [True, False] and "no such" in done[0].unmeasured
     found = row_of(done[0].arm, [done[0]], 1)
     assert found.word_perplexity is None  # a text of one word
     assert found.bits is not None and found.failures[0].startswith("seed 0, no such: ")
-    assert found.steps == reached(done[0].run / "train" / "checkpoints")["step"]
+    assert found.steps == read_position(done[0].run / "train" / "checkpoints")["step"]
     assert "`finetune` ended with 1" in str(done[1].failure) and "nowhere" in str(done[1].failure)
     assert done[0].run.joinpath("evaluation.json").is_file()
     assert "wikitext-2, of whose valid split" in notes[0]
@@ -208,10 +208,12 @@ def test_without_a_corpus_the_embedded_one_serves_and_pictures_are_left_out(plan
     arms, notes = ready(catalogue.EXPERIMENTS["haed-table1"], replace(plan, data=Path("/nowhere")))
     assert [each.arm.data for each in arms] == ["text", "text"]
     (corpus,) = shard_all(arms).values()
-    library = Corpus.open(shard(load(None, ["source.kind=stdlib", f"shards_dir={plan.runs_dir}"])).location)
-    assert corpus.counts("train") == library.counts("train")
-    of_valid = b"".join(library.originals("valid"))
-    read = list(corpus.originals("valid"))
+    library = Corpus.open(
+        shard_source(load_options(None, ["source.kind=stdlib", f"shards_dir={plan.runs_dir}"])).location
+    )
+    assert corpus.split_counts("train") == library.split_counts("train")
+    of_valid = b"".join(library.iterate_originals("valid"))
+    read = list(corpus.iterate_originals("valid"))
     assert of_valid.startswith(b"".join(read)) and 2000 <= sum(map(len, read)) < 2000 + len(read[-1])
     alone = [Ours(each.arm, each.runs_dir, (*each.arm.options, "source.kind=stdlib")) for each in arms]
     assert [each.options.model for each in ours(arms)] == [each.options.model for each in alone]  # none has another's
@@ -278,10 +280,10 @@ def test_a_verdict_asks_for_a_margin_for_no_better_and_for_all_that_was_measured
 
 @pytest.mark.parametrize("lines", [[], [(1.0, 2.0)], [(1.0, 2.0), (200.0, 1.0)]])
 def test_any_number_of_points_is_drawn(lines: list[tuple[float, float]]) -> None:
-    models = [Sketch("first", "bits", 1.5, line=lines), Sketch("second", "bits", paper=[None, 3.0])]
-    assert experiment(models, ["bits", "GB"], ("distance", "bits")).startswith(b"\x89PNG")
+    models = [PlottedModel("first", "bits", 1.5, line=lines), PlottedModel("second", "bits", paper=[None, 3.0])]
+    assert plot_experiment(models, ["bits", "GB"], ("distance", "bits")).startswith(b"\x89PNG")
     models[1].place, models[0].paper = (2.0, 1.0), [1.0, 2.0]
-    assert experiment(models, ["bits", "GB"], ("GB", "bits")).startswith(b"\x89PNG")
+    assert plot_experiment(models, ["bits", "GB"], ("GB", "bits")).startswith(b"\x89PNG")
 
 
 def test_of_many_comparisons_those_are_told_that_do_not_agree() -> None:
@@ -301,14 +303,16 @@ def test_a_package_sees_no_later_byte_is_trained_and_scored_once(name: str, plan
     arms, _ = ready(replace(TWO, arms=(Arm("theirs", package=name),)), plan)
     (corpus,) = shard_all(arms).values()
     found, evaluation = packaged.train(corpus, name, 2, 0, [1e-3], "1")
-    assert evaluation.bytes == sum(map(len, corpus.originals("valid"))) > 1900
+    assert evaluation.bytes == sum(map(len, corpus.iterate_originals("valid"))) > 1900
     assert 4 < evaluation.bits_per_byte < 10 and 2e6 < found.parameters < 3e6 and found.flops > 0
     assert packaged.bytes_per_second(name, 70) > 0
 
 
 def test_a_text_that_fills_no_window_of_a_package_is_refused() -> None:
     with pytest.raises(ValueError, match="has 100 bytes, and this package needs 257"):
-        packaged.bits_per_byte(nn.Identity(), 256, torch.zeros(100, dtype=torch.uint8), compute(load(None, [])))
+        packaged.bits_per_byte(
+            nn.Identity(), 256, torch.zeros(100, dtype=torch.uint8), setup_compute(load_options(None, []))
+        )
 
 
 def test_packages_that_are_missing_are_said(plan: Plan, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -362,7 +366,7 @@ def test_a_second_is_one_of_wall_time_unless_asked_otherwise(
     before = torch.get_num_threads()
     torch.set_num_threads(threads)
     try:
-        assert clock.seconds_of_a_step({"arm": arm()}, clock=kind) == {"arm": expected}
+        assert clock.measure_step_seconds({"arm": arm()}, clock=kind) == {"arm": expected}
     finally:
         torch.set_num_threads(before)
 

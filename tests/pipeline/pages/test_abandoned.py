@@ -18,13 +18,13 @@ from typing import Any
 import pytest
 import uvicorn
 
-from pipeline.pages.app import application
-from pipeline.pages.explore import Server
-from pipeline.pages.guard import LOOPBACK, Guarded, Rules
-from pipeline.pages.runs import Runs
-from pipeline.pages.warm import MOST_WAITING, Warm
+from pipeline.pages.app import make_application
+from pipeline.pages.explore import PageServer
+from pipeline.pages.guard import LOOPBACK, AllowedHosts, HostCheckMiddleware
+from pipeline.pages.runs import ServedRuns
+from pipeline.pages.warm import MOST_WAITING, ModelCache
 from pipeline.run.folder import RunFolder
-from pipeline.stopping import Abandoned, asked_by
+from pipeline.stopping import AbandonedError, abandon_when
 
 SHORT = "/runs/run/samples?prompt=a&chunks=1&format=json"
 SECONDS = 240  # of a machine that is busy with others
@@ -37,13 +37,16 @@ class Serving:
     def __init__(self, run: Path) -> None:
         self.folder, self.warm, self.held = (
             RunFolder(run),
-            Warm(overrides=("threads=1", "device=cpu")),
+            ModelCache(overrides=("threads=1", "device=cpu")),
             threading.Event(),
         )
-        self.pages, self.ended = Guarded(application(Runs(run, single=True), self.warm), Rules(LOOPBACK)), 0
+        self.pages, self.ended = (
+            HostCheckMiddleware(make_application(ServedRuns(run, single=True), self.warm), AllowedHosts(LOOPBACK)),
+            0,
+        )
         self.listening = socket.create_server(("127.0.0.1", 0))
         self.port = self.listening.getsockname()[1]
-        self.server = Server(
+        self.server = PageServer(
             uvicorn.Config(self._counted, interface="asgi3", lifespan="off", log_level="error"), self.warm
         )
         self.thread = threading.Thread(target=lambda: asyncio.run(self._serve()), daemon=True)
@@ -68,7 +71,7 @@ class Serving:
             began.set()
             self.held.wait(SECONDS)
 
-        asyncio.run_coroutine_threadsafe(self.warm.ask(self.folder, wait), self.loop)
+        asyncio.run_coroutine_threadsafe(self.warm.ask_run(self.folder, wait), self.loop)
         assert began.wait(SECONDS)
 
     def send(self, address: str) -> socket.socket:
@@ -150,10 +153,10 @@ def test_loops_that_take_long_look_whether_they_are_still_asked_for(run: Path) -
     from pipeline import open_run
 
     opened, looks = open_run(run), iter([False] * 5 + [True] * 9)
-    with asked_by(lambda: next(looks)), pytest.raises(Abandoned):
+    with abandon_when(lambda: next(looks)), pytest.raises(AbandonedError):
         opened.sample("a", 1)
         opened.sample("a", 1)
-    with asked_by(lambda: True), pytest.raises(Abandoned):
+    with abandon_when(lambda: True), pytest.raises(AbandonedError):
         opened.score("def f(x):")
     assert opened.sample("a", 1)  # nobody has to ask
 

@@ -13,13 +13,13 @@ from starlette.testclient import TestClient
 
 from data.durable import write_json
 from pipeline.cli import main
-from pipeline.pages.app import application
-from pipeline.pages.guard import LOOPBACK, Guarded, Rules
-from pipeline.pages.runs import Runs
-from pipeline.pages.warm import MOST_WAITING, Warm
+from pipeline.pages.app import make_application
+from pipeline.pages.guard import LOOPBACK, AllowedHosts, HostCheckMiddleware
+from pipeline.pages.runs import ServedRuns
+from pipeline.pages.warm import MOST_WAITING, ModelCache
 from pipeline.run.checkpoints import Checkpoints
 from pipeline.run.folder import RunFolder
-from pipeline.run.metrics import as_line
+from pipeline.run.metrics import encode_record
 
 HOSTILE = "<script>alert(1)</script>'\"&\x1b[2J"
 
@@ -28,8 +28,8 @@ class Site:
     """Pages of the runs beside a run, and somebody who asks for them."""
 
     def __init__(self, place: Path) -> None:
-        self.warm = Warm(keep=2, overrides=("threads=1", "device=cpu"))
-        self.guarded = Guarded(application(Runs(place), self.warm), Rules(LOOPBACK))
+        self.warm = ModelCache(keep=2, overrides=("threads=1", "device=cpu"))
+        self.guarded = HostCheckMiddleware(make_application(ServedRuns(place), self.warm), AllowedHosts(LOOPBACK))
         self.client = TestClient(self.guarded, "http://127.0.0.1:7300", follow_redirects=False)
 
     def get(self, address: str, status: int = 200, **headers: str) -> Any:
@@ -71,7 +71,7 @@ def test_a_run_has_its_page_its_downloads_and_its_place_in_the_list(site: Site, 
     assert (row["run"], row["word"], row["phase"], row["step"], row["share"]) == ("run", "finished", "finetune", 4, 1.0)
 
     page = site.get("/runs/run/").text
-    digest = RunFolder(run).digest()
+    digest = RunFolder(run).checkpoint_digest()
     for expected in (
         digest,
         "nearest preset is <code>quickstart</code>",
@@ -94,7 +94,7 @@ def test_a_run_has_its_page_its_downloads_and_its_place_in_the_list(site: Site, 
 
 
 def test_answers_say_whose_they_are_and_the_second_opens_nothing(site: Site, run: Path) -> None:
-    present = RunFolder(run).present()
+    present = RunFolder(run).select_checkpoint()
     first = site.ask("neighbours?query=def␣&query=return&count=3")
     assert first["opening"] > 0
     assert [first[name] for name in ("run", "phase", "step", "checkpoint")] == ["run", "finetune", 4, present.digest]
@@ -122,7 +122,7 @@ def test_what_changes_is_opened_again_and_only_the_last_few_are_kept(site: Site,
 
     before = ask()
     checkpoints = Checkpoints(run / "finetune" / "checkpoints")
-    checkpoints.point("best", run / "finetune" / "checkpoints" / "step-00000002")
+    checkpoints.set_pointer("best", run / "finetune" / "checkpoints" / "step-00000002")
     after = ask()
     assert (before["step"], after["step"]) == (4, 2) and before["checkpoint"] != after["checkpoint"]
     assert site.warm.opened == 2 and ask()["opening"] == 0
@@ -212,7 +212,7 @@ def test_texts_of_strangers_stay_texts(site: Site, run: Path) -> None:
     evaluation |= {"split": HOSTILE, "stage": HOSTILE}
     write_json(folder / "evaluation.json", evaluation)
     records = [{"step": 1, "seconds": 1, "iem": value, HOSTILE: 1} for value in (float("nan"), None, 1.5)]
-    (folder / "pretrain" / "metrics.jsonl").write_bytes(b"".join(as_line(record) for record in records))
+    (folder / "pretrain" / "metrics.jsonl").write_bytes(b"".join(encode_record(record) for record in records))
     (folder / "lock").write_text(HOSTILE)
     (folder / "finetune" / "checkpoints" / f"step-{HOSTILE.replace('/', '|')}").mkdir()
     where = site.get("/runs/").text.split('href="/runs/%3C')[1].split('"')[0]

@@ -6,7 +6,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipeline.pages.examples import Examples
+from pipeline.pages.examples import ExampleFinder
 from pipeline.run.folder import RunFolder
 
 CHUNKS = st.lists(st.sampled_from([b"a", b"ab", b"b", b"ba ", b" "]), min_size=1, max_size=8)
@@ -19,7 +19,7 @@ def test_examples_are_places_of_the_chunk_in_as_many_documents_as_there_are(
     texts = [b"".join(chunks) for chunks in documents]
     lengths = [np.array([len(each) for each in chunks], np.uint8) for chunks in documents]
     begins = np.cumsum([0, *(len(text) for text in texts[:-1])]).tolist()
-    found = Examples("here", texts, lengths, begins).of(chunk, most=3)
+    found = ExampleFinder("here", texts, lengths, begins).find_examples(chunk, most=3)
     places = [
         (number, b"".join(chunks[:at]).decode(), b"".join(chunks[at + 1 :]).decode())
         for number, chunks in enumerate(documents)
@@ -33,13 +33,13 @@ def test_examples_are_places_of_the_chunk_in_as_many_documents_as_there_are(
 
 
 def test_only_the_beginning_of_a_split_is_read_and_said(run: Path, monkeypatch) -> None:
-    corpus = RunFolder(run).corpus()
-    whole = Examples.of_split(corpus, "train")
+    corpus = RunFolder(run).open_corpus()
+    whole = ExampleFinder.from_split(corpus, "train")
     monkeypatch.setattr("pipeline.pages.examples.MOST_BYTES", 1000)
-    part = Examples.of_split(corpus, "train")
+    part = ExampleFinder.from_split(corpus, "train")
     assert whole.where == "the train split" and part.where.startswith("the first 0.0 MB of the")
-    tokens, lengths = next(corpus.documents("train"))
+    tokens, lengths = next(corpus.iterate_documents("train"))
     document, chunk = tokens.tobytes(), tokens[: lengths[0]].tobytes()
     for found in (whole, part):
-        example = found.of(chunk, 1)[0]
+        example = found.find_examples(chunk, 1)[0]
         assert example.before == "" and document.startswith(chunk + example.after.encode())

@@ -12,7 +12,7 @@ import pytest
 import uvicorn
 import websockets
 
-from pipeline.pages.guard import LOOPBACK, Guarded, Rules, guarded_wsgi, names_of
+from pipeline.pages.guard import LOOPBACK, AllowedHosts, HostCheckMiddleware, host_checked_wsgi, host_names
 
 EVIL = "https://evil.example"
 
@@ -35,7 +35,7 @@ def port() -> Iterator[int]:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         number = int(free.getsockname()[1])
-    guarded = Guarded(application, Rules(LOOPBACK, ["https://ours.example"]))
+    guarded = HostCheckMiddleware(application, AllowedHosts(LOOPBACK, ["https://ours.example"]))
     server = uvicorn.Server(uvicorn.Config(guarded, port=number, lifespan="off", log_level="error"))
     thread = threading.Thread(target=server.run)
     thread.start()
@@ -117,14 +117,16 @@ def test_websockets_of_other_sites_are_refused(origin: str | None, let_in: bool,
 
 
 def test_the_names_of_a_server() -> None:
-    everywhere = Rules(names_of("0.0.0.0"))
+    everywhere = AllowedHosts(host_names("0.0.0.0"))
     for host in ("192.0.2.7:4200", "[2001:db8::1]:4200", socket.gethostname(), "localhost:4200"):
-        assert everywhere.refusal([host], []) is None
-    assert everywhere.refusal(["evil.example"], []) and everywhere.refusal([], [])
-    assert Rules(LOOPBACK).refusal(["192.0.2.7:4200"], []) and Rules(LOOPBACK).refusal(
+        assert everywhere.refusal_reason([host], []) is None
+    assert everywhere.refusal_reason(["evil.example"], []) and everywhere.refusal_reason([], [])
+    assert AllowedHosts(LOOPBACK).refusal_reason(["192.0.2.7:4200"], []) and AllowedHosts(LOOPBACK).refusal_reason(
         ["127.0.0.1", "evil.example"], []
     )
-    assert Rules([*LOOPBACK, "board.example"]).refusal(["board.example"], ["https://board.example"]) is None
+    assert (
+        AllowedHosts([*LOOPBACK, "board.example"]).refusal_reason(["board.example"], ["https://board.example"]) is None
+    )
 
 
 @pytest.mark.parametrize(
@@ -143,7 +145,7 @@ def test_the_same_rules_for_wsgi(given: dict[str, Any], status: str) -> None:
         start_response("200 OK", [])
         return [b"yes"]
 
-    answered = guarded_wsgi(inner, Rules(LOOPBACK))(given, lambda status, headers: said.append(status))
+    answered = host_checked_wsgi(inner, AllowedHosts(LOOPBACK))(given, lambda status, headers: said.append(status))
     assert said == [status] and (answered == [b"yes"]) == (status == "200 OK")
 
 
@@ -163,7 +165,7 @@ def test_tensorboard_may_not_be_framed_elsewhere_either() -> None:
 
     def answered(**environment: str) -> tuple[str, list[tuple[str, str]]]:
         said: list[Any] = []
-        guarded = guarded_wsgi(board, Rules(LOOPBACK))
+        guarded = host_checked_wsgi(board, AllowedHosts(LOOPBACK))
         guarded({"HTTP_HOST": "127.0.0.1:6006"} | environment, lambda *given: said.append(given))
         return said[0][0], said[0][1]
 

@@ -10,37 +10,37 @@ import pytest
 from data.corpus import Corpus
 from data.options import ChunkerOptions, ShardOptions, SourceOptions
 from data.sharding.build import shard
-from pipeline.arguments import run_options
+from pipeline.arguments import load_run_options
 from pipeline.cli import main
-from pipeline.config import load
+from pipeline.config import load_options
 from pipeline.options import Options
-from pipeline.probe.contexts import cut
-from pipeline.probe.index import index
+from pipeline.probe.contexts import cut_windows
+from pipeline.probe.index import build_index
 from pipeline.run.folder import RunFolder
 from pipeline.run.opened import Run, open_run
-from pipeline.run.spaces.contexts import Contexts
+from pipeline.run.spaces.contexts import ContextIndex
 from pipeline.train.stages import train
 from tests.conftest import TINY, of_kind
 
 
 def states(run: Run, row: dict[str, int], corpus: Corpus, layer: int | None, scale: int | None) -> np.ndarray:
     """The state of a place, as a text that ends there has it."""
-    tokens, _ = list(corpus.documents("train"))[row["document"]]
+    tokens, _ = list(corpus.iterate_documents("train"))[row["document"]]
     return run.context(tokens[: row["offset"]].tobytes(), layer, scale)
 
 
 def check(where: Path, layer: int | None = None, scale: int | None = None) -> None:
     """An index of contexts against the model and the corpus."""
-    folder, found = RunFolder(where), Contexts.open(RunFolder(where))
-    run, corpus = open_run(where), folder.corpus()
+    folder, found = RunFolder(where), ContextIndex.open(RunFolder(where))
+    run, corpus = open_run(where), folder.open_corpus()
     rows = parquet.read_table(where / "index" / "contexts" / "table.parquet").to_pylist()
-    texts = [tokens.tobytes() for tokens, _ in corpus.documents("train")]
-    lengths = [sizes for _, sizes in corpus.documents("train")]
+    texts = [tokens.tobytes() for tokens, _ in corpus.iterate_documents("train")]
+    lengths = [sizes for _, sizes in corpus.iterate_documents("train")]
     assert len(rows) == len(found) and len({(row["document"], row["chunk"]) for row in rows}) == len(rows)
     for number, row in enumerate(rows):
         text, at = texts[row["document"]], row["offset"]
         assert at == int(lengths[row["document"]][: row["chunk"]].sum())
-        passage = found.passage(number, 0.0)
+        passage = found.passage_at(number, 0.0)
         assert passage.text == text[max(0, at - 128) : at].decode() and passage.after == text[at : at + 64].decode()
         assert bytes.fromhex(passage.hex).decode() == passage.text and passage.name.endswith(".py")
     seen = [n for n, row in enumerate(rows) if row["chunk"] and row["chunk"] < run.options.batch.context][:5]
@@ -56,7 +56,7 @@ def test_contexts_are_states_at_places(run: Path, capsys: pytest.CaptureFixture[
     assert f"has no index of contexts yet (it has chunks): run `haed index {where} --space" in capsys.readouterr().err
     config = run / "config.yaml"
     config.write_text(config.read_text().replace("precision: auto", "precision: fp32"))
-    total = RunFolder(run).corpus().counts("train").chunks
+    total = RunFolder(run).open_corpus().split_counts("train").chunks
     for layer in (0, None):
         given = [] if layer is None else [f"index.layer={layer}"]
         assert main(["index", where, "--space", "contexts", *given, "--json"]) == 0
@@ -64,8 +64,8 @@ def test_contexts_are_states_at_places(run: Path, capsys: pytest.CaptureFixture[
         assert (told["space"], told["chunks"], told["left_out"]) == ("contexts", total, 0)  # each place once
         check(run, layer)
 
-    corpus = RunFolder(run).corpus()
-    text = next(iter(corpus.originals("train")))[:150].decode()
+    corpus = RunFolder(run).open_corpus()
+    text = next(iter(corpus.iterate_originals("train")))[:150].decode()
     cut = "".join(chunk for chunk in text.rpartition(" ")[:2])
     assert main(["neighbours", where, "--context", cut, "--count", "3", "--json"]) == 0
     (item,) = json.loads(capsys.readouterr().out)
@@ -80,19 +80,19 @@ def test_documents_may_be_called_what_is_no_utf_8(tmp_path: Path) -> None:
         (tmp_path / f"caf\udce9 train {number}.txt").write_text(f"text {number} " * 30)
     source = SourceOptions(kind="text", path=str(tmp_path), valid_percent=0)
     corpus = shard(source, ChunkerOptions(), ShardOptions(), tmp_path / "shards")
-    names = {window.name for window in cut(corpus, "train", 8)}
+    names = {window.name for window in cut_windows(corpus, "train", 8)}
     assert names == {f"caf\udce9 train {number}.txt".encode("utf-8", "surrogateescape") for number in range(2)}
 
 
 def test_so_many_are_drawn_by_the_seed(run: Path, caplog: pytest.LogCaptureFixture) -> None:
-    where, vectors, options = run, [], RunFolder(run).options(["index.space=contexts"])
+    where, vectors, options = run, [], RunFolder(run).load_options(["index.space=contexts"])
     for seed, most in ((0, 100), (0, 100), (1, 100)):
         options.seed, options.index.max_contexts = seed, most
-        found = index(options)
-        total = RunFolder(where).corpus().counts("train").chunks
+        found = build_index(options)
+        total = RunFolder(where).open_corpus().split_counts("train").chunks
         assert found.chunks <= 100 and found.chunks + found.left_out == total
         assert f"of {total:,} places of train about so many are drawn" in caplog.text
-        vectors.append(np.array(Contexts.open(RunFolder(where)).search.exact))
+        vectors.append(np.array(ContextIndex.open(RunFolder(where)).search.exact))
     assert vectors[0].shape == vectors[1].shape and (vectors[0] == vectors[1]).all()
     assert vectors[0].shape != vectors[2].shape or (vectors[0] != vectors[2]).any()
 
@@ -101,10 +101,10 @@ def test_a_model_of_tokens_has_contexts_only(
     tiny: list[str], options: Options, capsys: pytest.CaptureFixture[str]
 ) -> None:
     where = [word for word in tiny if word.startswith(("source.", "runs_dir", "shards_dir"))]
-    made = load("flat", [*of_kind("hourglass", TINY), "model.hourglass.hierarchy=1@1", *where, "name=tokens"])
+    made = load_options("flat", [*of_kind("hourglass", TINY), "model.hourglass.hierarchy=1@1", *where, "name=tokens"])
     made.precision = "fp32"
     train(made)
-    folder = RunFolder.of(made).path
+    folder = RunFolder.from_options(made).path
     assert main(["index", str(folder)]) == 2 and "it has contexts" in capsys.readouterr().err
     assert main(["index", str(folder), "--space", "contexts"]) == 0
     check(folder)
@@ -147,7 +147,7 @@ def test_contexts_of_a_scale(
 
 
 def test_places_in_pictures(pictures: Options, capsys: pytest.CaptureFixture[str]) -> None:
-    where = str(RunFolder.of(pictures).path)
+    where = str(RunFolder.from_options(pictures).path)
     assert main(["index", where]) == main(["index", where, "--space", "contexts"]) == 0
     capsys.readouterr()
     assert main(["neighbours", where, "7:2", "--count", "1", "--json"]) == 0
@@ -168,7 +168,7 @@ def test_a_layer_that_is_not_there(run: Path, capsys: pytest.CaptureFixture[str]
     assert main(["index", str(run), "--space", "contexts", "index.layer=7"]) == 1
     (line,) = capsys.readouterr().err.splitlines()
     assert "HAED has no layer 7 of contexts" in line
-    assert run_options(str(run), ["index.layer=0"], "index").index.layer == 0
+    assert load_run_options(str(run), ["index.layer=0"], "index").index.layer == 0
     assert main(["index", str(run), "--space", "contexts", "index.scale=4"]) == 2
     assert "index.scale belongs to model.kind=hourglass" in capsys.readouterr().err
 

@@ -16,13 +16,13 @@ from PIL import Image
 from data.durable import write_json
 from pipeline.cli import main
 from pipeline.options import Options
-from pipeline.probe.index import index
-from pipeline.probe.neighbours import neighbours
+from pipeline.probe.index import build_index
+from pipeline.probe.neighbours import find_neighbours
 from pipeline.run.files import read_json
 from pipeline.run.folder import RunFolder
 from pipeline.run.opened import open_run
 from pipeline.show import plots
-from pipeline.show.report import report
+from pipeline.show.report import write_report
 from pipeline.train.stages import train
 
 
@@ -31,9 +31,9 @@ def test_neighbours_are_those_of_the_highest_cosine(options: Options, encoder: s
     options.model.encoder.kind = encoder  # type: ignore[assignment]
     options.model.encoder.rows = 50 if encoder == "linear" else 0
     train(options)
-    index(options)
-    folder = RunFolder.of(options)
-    found = neighbours(options, count=5)
+    build_index(options)
+    folder = RunFolder.from_options(options)
+    found = find_neighbours(options, count=5)
     assert len(found) == 6 and len({item.query for item in found}) == 6
     run, table = open_run(folder.path), parquet.read_table(folder.path / "index" / "chunks" / "table.parquet")
     rows = [row[:size] for row, size in zip(*(table[name].to_pylist() for name in ("tokens", "length")), strict=True)]
@@ -51,7 +51,7 @@ def test_neighbours_are_those_of_the_highest_cosine(options: Options, encoder: s
     assert sorted(counts, reverse=True) == counts and counts[-1] > 1
     words = [count for row, count in zip(rows, numbers, strict=True) if any(map(str.isalnum, row.decode()))]
     assert counts[0] == max(words)  # though blanks are more frequent
-    for item in [*found, *neighbours(options, ["zq"], 5)]:
+    for item in [*found, *find_neighbours(options, ["zq"], 5)]:
         query = bytes.fromhex(item.hex)
         vector = run.embed([query]).astype(np.float64)[0] - mean
         scores = vectors @ vector / np.linalg.norm(vector)
@@ -60,14 +60,14 @@ def test_neighbours_are_those_of_the_highest_cosine(options: Options, encoder: s
         best = np.sort(scores)[: -len(item.neighbours) - 1 : -1]
         np.testing.assert_allclose([n.score for n in item.neighbours], best, atol=1e-5)
         assert len(item.neighbours) == 5
-    assert plots.neighbours(neighbours(options, ["#if"])) is None  # text, though it looks like a colour
+    assert plots.draw_neighbours(find_neighbours(options, ["#if"])) is None  # text, though it looks like a colour
 
 
 def test_an_index_of_the_most_frequent_chunks_says_how_many_it_leaves_out(
     options: Options, capsys: pytest.CaptureFixture[str]
 ) -> None:
     train(options)
-    folder = RunFolder.of(options)
+    folder = RunFolder.from_options(options)
     assert main(["index", str(folder.path), "index.min_count=1000000"]) == 2
     assert "lower index.min_count" in capsys.readouterr().err and not (folder.path / "index" / "chunks").exists()
     tables = []
@@ -82,14 +82,14 @@ def test_an_index_of_the_most_frequent_chunks_says_how_many_it_leaves_out(
     shown = capsys.readouterr()
     assert f"20 chunks ({rest:,} rarer ones left out by index.max_chunks)" in shown.out
     assert f"of the distinct chunks {rest:,} rarer" in shown.err
-    assert len(neighbours(options, ["zq"], 5)[0].neighbours) == 5  # what is not in it is embedded
+    assert len(find_neighbours(options, ["zq"], 5)[0].neighbours) == 5  # what is not in it is embedded
 
 
 def test_rare_chunks_are_no_answers_if_enough_are_frequent(
     options: Options, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     train(options)
-    where, found = str(RunFolder.of(options).path), {}
+    where, found = str(RunFolder.from_options(options).path), {}
     for enough, asked in ((5, []), (5, ["--min-count", "1"]), (10**6, [])):
         monkeypatch.setattr("pipeline.run.index.ENOUGH", enough)
         assert main(["index", where]) == 0
@@ -105,19 +105,19 @@ def test_rare_chunks_are_no_answers_if_enough_are_frequent(
 def test_chunks_of_pixels_are_asked_for_by_colour_and_drawn(
     pictures: Options, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    index(pictures)
-    folder = RunFolder.of(pictures)
-    (item,) = neighbours(pictures, ["#3c3c3c"], 2)  # a chunk of the corpus: all its values are 60
+    build_index(pictures)
+    folder = RunFolder.from_options(pictures)
+    (item,) = find_neighbours(pictures, ["#3c3c3c"], 2)  # a chunk of the corpus: all its values are 60
     assert item.hex == "3c" * 12 and item.query == ",".join(["#3c3c3c"] * 4) and len(item.neighbours) == 2
     assert {n.hex[:2] for n in item.neighbours} < {"00", "78", "b4"}
-    assert neighbours(pictures, [item.hex], 2) == [item]
+    assert find_neighbours(pictures, [item.hex], 2) == [item]
     assert main(["neighbours", str(folder.path)]) == 0  # the four chunks that there are
     assert "neighbours.png" in capsys.readouterr().out
     drawn = np.asarray(Image.open(io.BytesIO((folder.path / "neighbours.png").read_bytes())).convert("RGB"))
     assert all((drawn == value).all(-1).any() for value in (0, 60, 120, 180))
     assert main(["neighbours", str(folder.path), "def "]) == 1
     assert "give a colour such as #4080c0, or 12 values in hexadecimal" in capsys.readouterr().err
-    page = Path(report(pictures)).read_text()  # whose queries are meant for text
+    page = Path(write_report(pictures)).read_text()  # whose queries are meant for text
     assert "neighbours.png" in page and "def " not in page.split("Configuration and versions")[0]
 
 
@@ -133,9 +133,9 @@ def test_sums_and_predictions_are_asked_for_as_vectors(
     capsys.readouterr()
     opened = open_run(run)
     index = opened.probe.index
-    every = [index.chunk(row) for row in range(len(index))]
+    every = [index.chunk_at(row) for row in range(len(index))]
     embedded = opened.embed(every).astype(np.float64)
-    mean = embedded[: index.known()].mean(0) if metric == "centred" else np.zeros(embedded.shape[1])
+    mean = embedded[: index.count_known()].mean(0) if metric == "centred" else np.zeros(embedded.shape[1])
 
     def units(vectors: np.ndarray) -> np.ndarray:
         return vectors / np.linalg.norm(vectors, axis=-1, keepdims=True)
@@ -256,12 +256,12 @@ def test_a_chunk_of_the_corpus_is_looked_up_without_torch(run: Path) -> None:
 def test_a_chunk_may_be_typed_as_it_is_shown(options: Options, caplog: pytest.LogCaptureFixture) -> None:
     """`for␣` is what an answer has for `for `."""
     train(options)
-    index(options)
+    build_index(options)
     with caplog.at_level("INFO"):
-        assert neighbours(options, ["for␣"], 3) == neighbours(options, ["for "], 3)
+        assert find_neighbours(options, ["for␣"], 3) == find_neighbours(options, ["for "], 3)
         assert "for␣ stands for 'for '" in caplog.text
-        assert neighbours(options, ["zq␣"], 3) == neighbours(options, ["zq "], 3)
-        neighbours(options, ["for"], 3)
+        assert find_neighbours(options, ["zq␣"], 3) == find_neighbours(options, ["zq "], 3)
+        find_neighbours(options, ["for"], 3)
     for line in (
         "zq␣ stands for 'zq '",
         "for is not in the index, its own embedding is searched with; the index has for␣",
@@ -291,7 +291,7 @@ def test_fewer_neighbours_than_were_asked_for_are_all_that_there_are_and_this_is
     caplog.clear()
     assert probe.neighbours("def ", count=every - 1, min_count=1)[0].note is None and not caplog.messages
     (few,) = probe.neighbours("def ", count=every, min_count=20)
-    assert 0 < len(few.neighbours) == probe.index.known(20) - 1 and few.note
+    assert 0 < len(few.neighbours) == probe.index.count_known(20) - 1 and few.note
     assert "that occur 20 times or more" in few.note and "--min-count 1 searches all" in few.note
     for asked in ([], ["--json"], ["--csv"]):
         capsys.readouterr()
@@ -313,6 +313,6 @@ def test_an_approximate_index_that_proposes_too_few_gives_way_to_exact_search() 
             return np.zeros((len(queries), count), np.float32), np.full((len(queries), count), -1)
 
     vectors = np.random.default_rng(0).standard_normal((200, 8)).astype(np.float32)
-    found = Vectors(vectors, "ip", "hnsw", Few(), 4).nearest(vectors[:3], 10)
-    exact = Vectors(vectors, "ip").nearest(vectors[:3], 10)
+    found = Vectors(vectors, "ip", "hnsw", Few(), 4).find_nearest(vectors[:3], 10)
+    exact = Vectors(vectors, "ip").find_nearest(vectors[:3], 10)
     assert (found[1] >= 0).all() and (found[1] == exact[1]).all() and (found[0] == exact[0]).all()

@@ -6,13 +6,13 @@ from typing import Any
 
 import pytest
 
-from pipeline.arguments import run_options
+from pipeline.arguments import load_run_options
 from pipeline.cli import main
 from pipeline.probe.sample import sample
-from pipeline.run.files import pace
+from pipeline.run.files import describe_speed
 from pipeline.run.folder import RunFolder
 from pipeline.run.opened import Run
-from pipeline.show.report import report
+from pipeline.show.report import write_report
 
 
 def probabilities(run: Run, item: dict[str, Any], before: str) -> tuple[list[float], list[float]]:
@@ -34,7 +34,7 @@ def test_next_chunks_have_the_probabilities_that_scores_have(run: Path, capsys: 
     for given in ([], ["evaluate.likelihood=decoder"]):
         assert main(["next", where, *given, "x def ", "x imp", "", "--count", "30", "--json"]) == 0
         closed, inside, nothing = json.loads(capsys.readouterr().out)
-        opened, mixed = Run(RunFolder(run), run_options(where, given, "next")), not given
+        opened, mixed = Run(RunFolder(run), load_run_options(where, given, "next")), not given
         assert (closed["before"], closed["opened"], inside["before"], inside["opened"]) == ("def ", None, "x ", "imp")
         assert nothing["before"] is nothing["opened"] is None
         for item, text in ((closed, "x def "), (nothing, "")):
@@ -54,10 +54,10 @@ def test_next_chunks_have_the_probabilities_that_scores_have(run: Path, capsys: 
     shown = capsys.readouterr().out
     assert "x␣imp: the chunk after x␣, given that it begins with imp; summoned" in shown and "(all others)" in shown
 
-    options = RunFolder(run).options(["sample.prompts=['def ', imp]"])
+    options = RunFolder(run).load_options(["sample.prompts=['def ', imp]"])
     written = sample(options)
     assert all(item.summoned is not None and 0 < item.summoned <= 1 for item in written)
-    assert "were summoned" in pace(written) and "were summoned" in report(options).read_text()
+    assert "were summoned" in describe_speed(written) and "were summoned" in write_report(options).read_text()
     options.evaluate.likelihood = "decoder"
     assert all(item.summoned is None and item.characters_per_second for item in sample(options))
 

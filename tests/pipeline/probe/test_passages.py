@@ -7,7 +7,7 @@ import pytest
 
 from pipeline.cli import main
 from pipeline.probe import passages
-from pipeline.probe.passages import Places, by_layer, gathered
+from pipeline.probe.passages import Places, compare_layers, sample_places
 from pipeline.run.opened import open_run
 
 
@@ -22,9 +22,9 @@ def test_states_are_those_of_each_layer_after_the_text(main_kind: str, run: Path
     config = where / "config.yaml"
     config.write_text(config.read_text().replace("precision: auto", "precision: fp32"))
     opened = open_run(where)
-    found = gathered(opened, "train", 10**6, 0)  # all windows
+    found = sample_places(opened, "train", 10**6, 0)  # all windows
     assert found is not None and len(found.states) == opened.options.model.main.layers + 1
-    documents = [tokens.tobytes() for tokens, _ in opened.folder.corpus().documents("train")]
+    documents = [tokens.tobytes() for tokens, _ in opened.folder.open_corpus().iterate_documents("train")]
     of_first = [row for row in range(4) if "\\" not in found.texts[row]]
     for row in of_first:
         assert found.document[row] == found.window[row] == 0
@@ -36,10 +36,10 @@ def test_states_are_those_of_each_layer_after_the_text(main_kind: str, run: Path
             np.testing.assert_allclose(states[row], opened.context(read, layer), rtol=1e-3, atol=2e-3)
         np.testing.assert_allclose(found.states[-1][row], opened.context(read), rtol=1e-3, atol=2e-3)
     assert of_first
-    found = gathered(opened, "train", 100, 0)
+    found = sample_places(opened, "train", 100, 0)
     assert found is not None and 10 < len(found.window) <= 100
-    again = gathered(opened, "train", 100, 0)
-    other = gathered(opened, "train", 100, 1)
+    again = sample_places(opened, "train", 100, 0)
+    other = sample_places(opened, "train", 100, 1)
     assert again is not None and other is not None
     assert again.texts == found.texts != other.texts
 
@@ -52,7 +52,7 @@ def test_shares_are_those_of_brute_force(monkeypatch: pytest.MonkeyPatch) -> Non
     window = np.repeat(np.arange(size // 4), 4)
     last = [b"abc"[each : each + 1] for each in chance.integers(0, 3, size)]
     following = [bytes([each]) for each in range(size)]
-    found = by_layer(Places(states, window, window // 5, last, following, [""] * size), 0)
+    found = compare_layers(Places(states, window, window // 5, last, following, [""] * size), 0)
     assert (found.places, found.windows, found.queries, found.neighbours) == (60, 15, 60, 10)
     near = []
     for vectors in states:
@@ -74,4 +74,4 @@ def test_shares_are_those_of_brute_force(monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 def test_few_windows_have_no_passages_elsewhere(run: Path) -> None:
-    assert gathered(open_run(run), "train", 0, 0) is None
+    assert sample_places(open_run(run), "train", 0, 0) is None

@@ -13,15 +13,15 @@ from PIL import Image
 
 from data.durable import write_json
 from pipeline.cli import main
-from pipeline.config import load
+from pipeline.config import load_options
 from pipeline.options import Options
-from pipeline.probe.index import index
-from pipeline.probe.neighbours import neighbours
-from pipeline.probe.sample import readable, sample
+from pipeline.probe.index import build_index
+from pipeline.probe.neighbours import find_neighbours
+from pipeline.probe.sample import decode_whole_characters, sample
 from pipeline.run.folder import RunFolder
 from pipeline.run.opened import open_run
-from pipeline.run.shards import shard
-from pipeline.show.report import report
+from pipeline.run.shards import shard_source
+from pipeline.show.report import write_report
 from pipeline.train.stages import train
 
 
@@ -40,11 +40,11 @@ def test_the_report_says_of_which_checkpoint_samples_are(options: Options, caplo
     known = folder.path / "corpus.json"
     write_json(known, {k: v for k, v in json.loads(known.read_text()).items() if k != "frequent"})
     assert [item.prompt for item in sample(options)] == [""] and "set sample.prompts=" in caplog.text
-    assert "samples are of another" not in report(options).read_text()
+    assert "samples are of another" not in write_report(options).read_text()
     written = json.loads((folder.path / "samples.json").read_text())
-    assert written[0]["checkpoint"] == folder.digest()
+    assert written[0]["checkpoint"] == folder.checkpoint_digest()
     write_json(folder.path / "samples.json", [written[0] | {"checkpoint": "other"}])
-    assert "samples are of another" in report(options).read_text()
+    assert "samples are of another" in write_report(options).read_text()
 
 
 def test_prompts_and_queries_are_those_of_the_corpus_and_shown_whole(tiny: list[str], tmp_path: Path) -> None:
@@ -54,26 +54,28 @@ def test_prompts_and_queries_are_those_of_the_corpus_and_shown_whole(tiny: list[
     for name in ("train", "valid", "test"):
         text = " ".join(chance.choices(words, [9, 5, 2, 2, 1, 1], k=3000))
         (tmp_path / "novel" / f"{name}.txt").write_text(text)
-    made = load("quickstart", [*tiny, f"source.path={tmp_path / 'novel'}", "name=novel"])
-    shard(made)
+    made = load_options("quickstart", [*tiny, f"source.path={tmp_path / 'novel'}", "name=novel"])
+    shard_source(made)
     train(made)
-    index(made)
+    build_index(made)
     written = sample(made)
     assert [item.prompt for item in written][::3] == ["и ", ""] and len(written) == 4
-    queries = neighbours(made)
+    queries = find_neighbours(made)
     assert queries[0].query == "и " and "достоп" in {n.text for item in queries for n in item.neighbours}
-    page = report(made).read_text(encoding="utf-8").split("Configuration and versions")[0]
+    page = write_report(made).read_text(encoding="utf-8").split("Configuration and versions")[0]
     assert "достоп" in page and "def " not in page and "\N{REPLACEMENT CHARACTER}" not in page
 
 
 def test_what_is_written_is_shown_whole() -> None:
-    assert readable("中文".encode()[:-1]) == "中" and readable(b"\x96\xe4a") == "\\x96\\xe4a"
+    assert (
+        decode_whole_characters("中文".encode()[:-1]) == "中" and decode_whole_characters(b"\x96\xe4a") == "\\x96\\xe4a"
+    )
 
 
 def test_a_picture_may_end_within_a_chunk(drawn: Options, tmp_path: Path) -> None:
     made = replace(deepcopy(drawn), runs_dir=str(tmp_path), name="nines")
     made.chunker.k, made.train.steps, made.sample.pictures = 9, 2, 3  # 48 values are five chunks and a third
-    shard(made)
+    shard_source(made)
     train(made)
     assert len(sample(made, samples=2)) == 3 and (tmp_path / "nines" / "samples.png").is_file()
 
@@ -87,13 +89,13 @@ def test_oblong_pictures_are_drawn_as_they_are(drawn: Options, tmp_path: Path) -
     made = replace(deepcopy(drawn), runs_dir=str(tmp_path), shards_dir=str(tmp_path / "shards"), name="oblong")
     made.source.path, made.source.pattern = str(tmp_path / "pictures"), "**/*"
     made.train.steps = made.sample.pictures = 2
-    shard(made)
+    shard_source(made)
     train(made)
     sample(made, samples=2)
     with Image.open(tmp_path / "oblong" / "samples.png") as grid:
         assert grid.width > 3 * grid.height  # two rows of four
     folder = RunFolder.find("oblong", str(tmp_path))
-    manifest = Path(folder.corpus().location) / "manifest.json"
+    manifest = Path(folder.open_corpus().location) / "manifest.json"
     content = json.loads(manifest.read_text())
     assert content.pop("form") == {"height": 2, "width": 8, "channels": 3}
     write_json(manifest, content)
@@ -111,7 +113,7 @@ def test_lower_halves_of_pictures(pictures: Options) -> None:
     run = open_run(pictures.name, pictures.runs_dir)
     upper = np.array([[0] * 12 + [60] * 12])
     assert run.complete(upper, 2, pictures.sample).tolist() == [[120] * 12 + [180] * 12]
-    assert "lower halves completed" in report(pictures).read_text()
+    assert "lower halves completed" in write_report(pictures).read_text()
     with pytest.raises(ValueError, match=r"takes no --prompt"):
         sample(pictures, ["x"])
     before = Path(found[0].text).stat().st_mtime_ns

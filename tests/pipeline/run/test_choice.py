@@ -13,7 +13,7 @@ import pytest
 from pipeline import open_run
 from pipeline.cli import main
 from pipeline.pages import details
-from pipeline.run.checkpoints import Checkpoints, choose, forget_what_was_said, whole_state
+from pipeline.run.checkpoints import Checkpoints, choose_checkpoint, read_verified_state, reset_warnings
 from pipeline.run.folder import RunFolder
 
 
@@ -63,7 +63,7 @@ def test_all_readers_use_one_checkpoint_and_say_which(
 ) -> None:
     run, (spoil, expected) = best_first, WRONG[wrong]
     place = run / "finetune" / "checkpoints"
-    assert choose(place).step == 2 and choose(place).fallback is None
+    assert choose_checkpoint(place).step == 2 and choose_checkpoint(place).fallback is None
     for command in ("index", "evaluate"):  # of the best
         assert main([command, str(run)]) == 0
     spoil(place)
@@ -77,10 +77,12 @@ def test_all_readers_use_one_checkpoint_and_say_which(
         assert len(re.findall(f"{expected}.*; using the newest instead, step-00000004", found.err)) == 1, found.err
         return found.out
 
-    digest = choose(place).digest
-    assert RunFolder(run).present().digest == open_run(run).digest == digest
-    assert Checkpoints(place).best().saved.digest == digest  # type: ignore[union-attr]
-    assert RunFolder(run.with_name("copy")).present().digest == open_run(run.with_name("copy")).digest == digest
+    digest = choose_checkpoint(place).digest
+    assert RunFolder(run).select_checkpoint().digest == open_run(run).digest == digest
+    assert Checkpoints(place).load_best().summary.digest == digest  # type: ignore[union-attr]
+    assert (
+        RunFolder(run.with_name("copy")).select_checkpoint().digest == open_run(run.with_name("copy")).digest == digest
+    )
     assert main(["neighbours", str(run), "def "]) == 1  # of the checkpoint before
     advice = re.search(r"run `(haed index .*?)` again", capsys.readouterr().err)
     assert advice is not None
@@ -94,7 +96,7 @@ def test_all_readers_use_one_checkpoint_and_say_which(
     assert all(each["checkpoint"] == digest for each in kept)
     assert all(re.search(expected, each["fallback"]) for each in kept)
     assert re.search(expected, (run / "report.html").read_text())
-    assert re.search(expected, " ".join(details.evaluation(RunFolder(run)).remarks))
+    assert re.search(expected, " ".join(details.evaluation_status(RunFolder(run)).remarks))
     capsys.readouterr()
     assert main(["compare", "run", f"runs_dir={run.parent}", "--json"]) == 0
     assert re.search(expected, json.loads(capsys.readouterr().out)["rows"][0]["fallback"])
@@ -130,13 +132,13 @@ def test_a_sum_is_noted_with_its_file(best_first: Path, monkeypatch: pytest.Monk
     read: list[Path] = []
     stamped = checkpoints.stamp_file
     checkpoints._sums.clear()
-    assert choose(place).step == 2
+    assert choose_checkpoint(place).step == 2
     known = dict(checkpoints._sums)
     assert [path.name for path in known] == ["model.safetensors"]  # of the best alone, in a copy
-    choose(place)
+    choose_checkpoint(place)
     assert checkpoints._sums == known and not read and stamped(next(iter(known))) == next(iter(known.values()))[0]
     flip("model.safetensors")(place)
-    assert choose(place).step == 4
+    assert choose_checkpoint(place).step == 4
 
 
 def advised(text: str, stage: str) -> list[str]:
@@ -206,7 +208,7 @@ def test_advice_is_gone_once_it_was_taken(
     before = said()
     command = advised(before.replace("\\", ""), stage)
     assert main(command) == 0, command
-    forget_what_was_said()
+    reset_warnings()
     assert f"haed {stage} " not in said()
 
 
@@ -215,4 +217,4 @@ def test_a_terabyte_behind_the_weights_is_not_read(best_first: Path, monkeypatch
     os.truncate(model, 1 << 40)
     monkeypatch.setattr("pipeline.run.checkpoints.open_file", lambda *_: pytest.fail("it is summed"))
     with pytest.raises(ValueError, match=r"model\.safetensors is damaged"):
-        whole_state(model.parent, fresh=True)
+        read_verified_state(model.parent, fresh=True)

@@ -14,16 +14,16 @@ import pytest
 
 from data.durable import write_json
 from pipeline.cli import main
-from pipeline.config import ConfigError, load
+from pipeline.config import ConfigError, load_options
 from pipeline.options import Options
-from pipeline.probe.index import index
-from pipeline.probe.neighbours import neighbours
-from pipeline.run.checkpoints import Checkpoints, saved
+from pipeline.probe.index import build_index
+from pipeline.probe.neighbours import find_neighbours
+from pipeline.run.checkpoints import Checkpoints, list_checkpoints
 from pipeline.run.folder import RunFolder
 from pipeline.run.opened import open_run
-from pipeline.run.shards import shard
-from pipeline.score.evaluate import evaluate
-from pipeline.show.report import report
+from pipeline.run.shards import shard_source
+from pipeline.score.evaluate import evaluate_run
+from pipeline.show.report import write_report
 from pipeline.train.stages import finetune, pretrain, train
 
 
@@ -41,19 +41,21 @@ def test_what_was_made_from_the_present_checkpoint(options: Options) -> None:
     train(options)
     options.evaluate.yardsticks = False
     folder = RunFolder.find(options.name, options.runs_dir)
-    assert folder.digest() == open_run(folder.path).digest
-    assert not folder.is_made("evaluation.json", options) and not folder.is_made("index/chunks/meta.json", options)
-    evaluate(options)
-    index(options)
-    assert folder.is_made("evaluation.json", options, split="test") and folder.is_made(
+    assert folder.checkpoint_digest() == open_run(folder.path).digest
+    assert not folder.is_current("evaluation.json", options) and not folder.is_current(
         "index/chunks/meta.json", options
     )
-    assert not folder.is_made("evaluation.json", options, split="valid")
+    evaluate_run(options)
+    build_index(options)
+    assert folder.is_current("evaluation.json", options, split="test") and folder.is_current(
+        "index/chunks/meta.json", options
+    )
+    assert not folder.is_current("evaluation.json", options, split="valid")
     options.train.steps = 6
     train(options)
-    assert not folder.is_made("evaluation.json", options, split="test")
+    assert not folder.is_current("evaluation.json", options, split="test")
     (Path(folder.path) / "evaluation.json").write_text("[")
-    assert not folder.is_made("evaluation.json", options)
+    assert not folder.is_current("evaluation.json", options)
 
 
 REFUSED = {
@@ -121,7 +123,9 @@ def test_a_refused_command_changes_no_byte_in_many_processes(run: Path, capsys: 
 
 
 def test_a_new_run_that_is_refused_leaves_no_folder(whole: Path, tmp_path: Path) -> None:
-    options = load(whole / "runs" / "run" / "config.yaml", [f"runs_dir={tmp_path}/a/b", "name=new", "device=cuda:99"])
+    options = load_options(
+        whole / "runs" / "run" / "config.yaml", [f"runs_dir={tmp_path}/a/b", "name=new", "device=cuda:99"]
+    )
     with pytest.raises(ValueError, match="not available here"):
         train(options)
     assert not list(tmp_path.iterdir())
@@ -178,14 +182,16 @@ def test_all_that_read_a_run_ask_whether_it_is_what_was_trained(
 
 
 def test_a_run_is_opened_from_python_only_as_what_was_trained(run: Path, whole: Path) -> None:
-    options = RunFolder(run).options()
+    options = RunFolder(run).load_options()
     options.model.main.heads, options.model.main.head_width = 1, 16
     with pytest.raises(ValueError, match=r"with model\.main\.heads=2.*, which model\.main\.heads=1.* cannot change"):
-        evaluate(options)
+        evaluate_run(options)
     configured("similarity: cosine", "similarity: dot")(run)
     with pytest.raises(ValueError, match="iem.similarity=cosine, but"):
         open_run(run)
-    pretrain(load(whole / "runs" / "run" / "config.yaml", [f"runs_dir={run.parent}"]))  # writes config.yaml anew
+    pretrain(
+        load_options(whole / "runs" / "run" / "config.yaml", [f"runs_dir={run.parent}"])
+    )  # writes config.yaml anew
     assert open_run(run).phase == "finetune"
 
 
@@ -197,16 +203,16 @@ def test_a_run_is_its_folder_by_whatever_path(
     (made / "pretrain").mkdir()
     for folder, name in ((tmp_path, "link"), (made, "."), (made / "pretrain", ".."), (made.parent, made.name)):
         monkeypatch.chdir(folder)
-        found = RunFolder.find(name).options()
+        found = RunFolder.find(name).load_options()
         assert (Path(found.runs_dir) / found.name).samefile(made)
 
 
 def test_another_corpus_at_the_place_of_the_run_s_own(run: Path, tmp_path: Path) -> None:
-    options = RunFolder(run).options(["source.kind=stdlib", "source.pattern=bisect.py"])
+    options = RunFolder(run).load_options(["source.kind=stdlib", "source.pattern=bisect.py"])
     options.shards_dir, options.source.path = str(tmp_path / "shards"), None
-    remembers(location=shard(options).location)(run)
+    remembers(location=shard_source(options).location)(run)
     with pytest.raises(ValueError, match="holds another corpus than .* was trained on"):
-        evaluate(RunFolder(run).options())
+        evaluate_run(RunFolder(run).load_options())
 
 
 @pytest.mark.parametrize(
@@ -221,33 +227,33 @@ def test_what_cannot_apply_is_refused(reader: str, given: str, run: Path) -> Non
     with pytest.raises(
         ConfigError, match=rf"{given.split('=')[0]}= cannot be changed .*; haed {reader} takes .*device"
     ):
-        RunFolder(run).options([given], reader)
+        RunFolder(run).load_options([given], reader)
 
 
 def test_an_index_of_another_run_or_checkpoint_is_not_asked(run: Path, whole: Path, tmp_path: Path) -> None:
-    folder, options = RunFolder(run), RunFolder(run).options(["finetune.steps=8", "validation.times=0"])
+    folder, options = RunFolder(run), RunFolder(run).load_options(["finetune.steps=8", "validation.times=0"])
     options.shards_dir = str(whole / "shards")
-    other = RunFolder(run).options(["seed=1", "train.steps=2"])
+    other = RunFolder(run).load_options(["seed=1", "train.steps=2"])
     other.name, other.shards_dir = "other", options.shards_dir
     train(other)
     shutil.copytree(run / "index", run.parent / "other" / "index")
     stale = f"is of another checkpoint .*run `haed index {run.parent}/"
     with pytest.raises(ValueError, match=rf"{stale}other` again"):
-        neighbours(other, ["def "])
+        find_neighbours(other, ["def "])
     (run / "finetune" / "checkpoints" / "best").unlink()
     finetune(options)
     with pytest.raises(
         ValueError, match=rf"\(finetune step 4\) .*step-00000008.*\): .*{stale.split('.*')[1]}run` again"
     ):
-        neighbours(options, ["def "])
+        find_neighbours(options, ["def "])
     with pytest.raises(ValueError, match="is of another checkpoint"):
         open_run(run).neighbours("def ")
-    page = Path(report(options)).read_text()
+    page = Path(write_report(options)).read_text()
     assert "The likelihood is of finetune step 4, the run&#x27;s present checkpoint is finetune step 8" in page
     assert "No neighbours are shown: the index in" in page
     options.evaluate.stage = "pretrain"  # an index that was asked for of another phase
-    index(options)
-    assert len(neighbours(folder.options(), ["zq"])) == len(neighbours(options, ["zq"])) == 1
+    build_index(options)
+    assert len(find_neighbours(folder.load_options(), ["zq"])) == len(find_neighbours(options, ["zq"])) == 1
 
 
 def test_an_opened_run_reads_its_index_once(run: Path) -> None:
@@ -283,9 +289,9 @@ def test_a_phase_whose_checkpoints_are_lost_does_not_start_over(
     spoil: Callable[[Path], None], message: str, run: Path, whole: Path
 ) -> None:
     spoil(run)
-    options = RunFolder(run).options()
+    options = RunFolder(run).load_options()
     before = digest(run)
-    for stage in (finetune, evaluate):
+    for stage in (finetune, evaluate_run):
         with pytest.raises(ValueError, match=message):
             stage(options)
     assert digest(run) == before
@@ -294,22 +300,22 @@ def test_a_phase_whose_checkpoints_are_lost_does_not_start_over(
 def test_what_is_there_suffices(run: Path, caplog: pytest.LogCaptureFixture) -> None:
     (run / "finetune" / "checkpoints" / "latest").unlink()
     lost("pretrain")(run)
-    options = RunFolder(run).options()
-    assert evaluate(options).stage == "finetune" and finetune(options).resumed_from == 4
+    options = RunFolder(run).load_options()
+    assert evaluate_run(options).stage == "finetune" and finetune(options).resumed_from == 4
     (run / "finetune" / "checkpoints" / "best").write_text("step-00000077\n")
     assert open_run(run).step == 4 and "using the newest instead" in caplog.text
     renamed = run.rename(run.with_name("renamed"))
-    assert finetune(RunFolder(renamed).options()).run == str(renamed)
+    assert finetune(RunFolder(renamed).load_options()).run == str(renamed)
 
 
 def test_checkpoints_are_written_as_the_umask_says(whole: Path, tmp_path: Path) -> None:
-    options = load(whole / "runs" / "run" / "config.yaml", [f"runs_dir={tmp_path}", "train.steps=1"])
+    options = load_options(whole / "runs" / "run" / "config.yaml", [f"runs_dir={tmp_path}", "train.steps=1"])
     before = os.umask(0o027)
     try:
         train(options)
     finally:
         os.umask(before)
-    (checkpoint,) = saved(tmp_path / "run" / "train" / "checkpoints")
+    (checkpoint,) = list_checkpoints(tmp_path / "run" / "train" / "checkpoints")
     assert {path.name: oct(path.stat().st_mode & 0o777) for path in checkpoint.iterdir()} == {
         name: "0o640" for name in ("model.safetensors", "training.safetensors", "state.json")
     }
@@ -326,7 +332,7 @@ def test_what_may_not_be_read_is_not_called_damaged(place: str, run: Path, caplo
         if me == 0:
             os.seteuid(65534)
         try:
-            for read in (Checkpoints(folder).newest, Checkpoints(folder).best):
+            for read in (Checkpoints(folder).load_newest, Checkpoints(folder).load_best):
                 with pytest.raises(PermissionError, match=rf"{folder}.*: permission denied; it belongs to \w+"):
                     read()
         finally:
@@ -339,7 +345,7 @@ def test_what_may_not_be_read_is_not_called_damaged(place: str, run: Path, caplo
 def test_a_checkpoint_that_goes_while_it_is_looked_for(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from pipeline.run import checkpoints
 
-    folder, load_it = run / "finetune" / "checkpoints", checkpoints.load
+    folder, load_it = run / "finetune" / "checkpoints", checkpoints.load_checkpoint
 
     def replaced(path: Path, training: bool = True) -> checkpoints.Checkpoint:
         if path.name == "step-00000004":  # training goes on, and removes what is old
@@ -347,6 +353,6 @@ def test_a_checkpoint_that_goes_while_it_is_looked_for(run: Path, monkeypatch: p
             lost("step-00000002")(folder)
         return load_it(path, training)
 
-    monkeypatch.setattr(checkpoints, "load", replaced)
-    found = Checkpoints(folder).newest()
+    monkeypatch.setattr(checkpoints, "load_checkpoint", replaced)
+    found = Checkpoints(folder).load_newest()
     assert found is not None and found.path.name == "step-00000006"

@@ -15,14 +15,14 @@ from safetensors.torch import load_file
 
 from data.corpus import Corpus
 from haed.chunk.model import HAED
-from pipeline.config import load
-from pipeline.kinds import is_mixed, most_known
+from pipeline.config import load_options
+from pipeline.kinds import is_mixed, max_known_chunks
 from pipeline.options import Options
 from pipeline.run.folder import RunFolder
-from pipeline.run.known import CHUNKS, KEYS, lexicon, remember
+from pipeline.run.known import CHUNKS, KEYS, make_vocabulary, store_known_chunks
 from pipeline.run.opened import Run, Score, open_run
-from pipeline.run.shards import shard
-from pipeline.score.evaluate import evaluate
+from pipeline.run.shards import shard_source
+from pipeline.score.evaluate import evaluate_run
 from pipeline.train.stages import finetune
 
 TEXT = "def f(self):\n    return self.queue\n"
@@ -38,7 +38,7 @@ def score(run: Run) -> Score:
 @pytest.fixture
 def run(mixed: Options, caplog: pytest.LogCaptureFixture) -> Run:
     caplog.set_level(logging.INFO, "pipeline")
-    return Run(RunFolder.of(mixed), mixed)
+    return Run(RunFolder.from_options(mixed), mixed)
 
 
 def test_it_is_built_at_first_use_and_used_then(run: Run, caplog: pytest.LogCaptureFixture) -> None:
@@ -133,7 +133,7 @@ def test_two_at_once(run: Run, mixed: Options, caplog: pytest.LogCaptureFixture)
 def chunks_of(corpus: Corpus, split: str) -> list[bytes]:
     return [
         chunk.tobytes()
-        for tokens, lengths in corpus.documents(split)
+        for tokens, lengths in corpus.iterate_documents(split)
         for chunk in np.split(tokens, np.cumsum(lengths)[:-1])
     ]
 
@@ -141,8 +141,8 @@ def chunks_of(corpus: Corpus, split: str) -> list[bytes]:
 def test_nothing_of_the_scored_split_is_known(mixed: Options, text: Path, tmp_path: Path) -> None:
     """What valid alone has is spelled; another valid split changes neither what is known nor the score of test."""
     mixed.evaluate.split = "valid"
-    valid, run = evaluate(mixed), Run(RunFolder.of(mixed), mixed)
-    corpus = run.folder.corpus()
+    valid, run = evaluate_run(mixed), Run(RunFolder.from_options(mixed), mixed)
+    corpus = run.folder.open_corpus()
     known = load_file(run.folder.path / CHUNKS)
     names = {bytes(row[:size].tolist()) for row, size in zip(known["tokens"], known["lengths"], strict=True)}
     counts, scored = Counter(chunks_of(corpus, "train")), chunks_of(corpus, "valid")
@@ -151,23 +151,25 @@ def test_nothing_of_the_scored_split_is_known(mixed: Options, text: Path, tmp_pa
     assert valid.parts.unknown_share == pytest.approx(np.mean([each not in names for each in scored]))
     source = Path(shutil.copytree(text, tmp_path / "text"))
     next(source.glob("valid*")).write_bytes(b"zyzzyva quokka " * 5000)
-    other = shard(replace(mixed, source=replace(mixed.source, path=str(source))))
+    other = shard_source(replace(mixed, source=replace(mixed.source, path=str(source))))
     assert other.digest != corpus.digest and set(chunks_of(other, "valid")) == {b"zyzzyva ", b"quokka "}
-    remember(run.folder, other, 100)
+    store_known_chunks(run.folder, other, 100)
     again = load_file(run.folder.path / CHUNKS)
     assert again.keys() == known.keys() and all((again[name] == known[name]).all() for name in known)
 
 
 def test_who_asks_for_a_fitting_number_of_pixels_gets_none() -> None:
     """A number that is named stands; a phase without the IEM loss is no mixture."""
-    options = load("quickstart")
+    options = load_options("quickstart")
     assert (
-        most_known(options) == 131_072 and is_mixed(options, options.pretrain) and is_mixed(options, options.finetune)
+        max_known_chunks(options) == 131_072
+        and is_mixed(options, options.pretrain)
+        and is_mixed(options, options.finetune)
     )
     assert not is_mixed(options, options.train)
-    pictures = load("quickstart", ["chunker.kind=pixels"])
-    assert most_known(pictures) == 0 and not is_mixed(pictures, pictures.finetune)
-    assert most_known(load("quickstart", ["chunker.kind=pixels", "model.mixture.known=9"])) == 9
+    pictures = load_options("quickstart", ["chunker.kind=pixels"])
+    assert max_known_chunks(pictures) == 0 and not is_mixed(pictures, pictures.finetune)
+    assert max_known_chunks(load_options("quickstart", ["chunker.kind=pixels", "model.mixture.known=9"])) == 9
 
 
 def test_chunks_of_a_fixed_size_that_are_cut_short_are_not_known(tmp_path: Path) -> None:
@@ -176,7 +178,7 @@ def test_chunks_of_a_fixed_size_that_are_cut_short_are_not_known(tmp_path: Path)
     for split, text in {"train": "abcabcabcx", "valid": "abcy", "test": "abcz"}.items():
         (tmp_path / "text" / f"{split}.txt").write_text(text)
     where = ["source.kind=text", f"source.path={tmp_path}/text", f"shards_dir={tmp_path}/shards"]
-    found = lexicon(shard(load("quickstart", [*where, "chunker.kind=fixed", "chunker.k=3"])), 9)
+    found = make_vocabulary(shard_source(load_options("quickstart", [*where, "chunker.kind=fixed", "chunker.k=3"])), 9)
     assert [bytes(row.tolist()) for row in found.chunks.tokens] == [b"abc"]
     assert found.counts is not None and found.counts.tolist() == [3]
 
@@ -184,4 +186,4 @@ def test_chunks_of_a_fixed_size_that_are_cut_short_are_not_known(tmp_path: Path)
 def test_what_trained_a_checkpoint_says_whose_likelihood_it_is(run: Run, mixed: Options) -> None:
     """Not what config.yaml says since."""
     changed = replace(mixed, finetune=replace(mixed.finetune, iem_weight=0.0))
-    assert score(Run(RunFolder.of(changed), changed)) == score(run)
+    assert score(Run(RunFolder.from_options(changed), changed)) == score(run)

@@ -6,17 +6,18 @@ import pytest
 
 from pipeline.options import Options, PhaseOptions
 from pipeline.run import memory
-from pipeline.run.device import compute
+from pipeline.run.device import setup_compute
 from pipeline.run.memory import build_system, check_memory
 from pipeline.run.shards import open_shards
 
 
 def test_what_is_frozen_asks_for_no_moments(options: Options, monkeypatch: pytest.MonkeyPatch) -> None:
     """A phase is refused for what it trains."""
-    chunker = open_shards(options).chunker()
-    options.model.decoder.width, options.batch.sequences, machine = 512, 1, compute(options)
+    chunker = open_shards(options).build_chunker()
+    options.model.decoder.width, options.batch.sequences, machine = 512, 1, setup_compute(options)
     weights = {
-        group.role: sum(x.numel() for x in group.parameters) for group in build_system(options, chunker).groups()
+        group.role: sum(x.numel() for x in group.parameters)
+        for group in build_system(options, chunker).parameter_groups()
     }
     assert weights["decoder"] > 20 * weights["main"]
 

@@ -9,12 +9,12 @@ import numpy as np
 import pytest
 import torch
 
-from haed.system import Windows
+from haed.system import TokenBatch
 from pipeline import open_run
-from pipeline.config import ConfigError, load
+from pipeline.config import ConfigError, load_options
 from pipeline.options import Options, SampleOptions
-from pipeline.run.opened import Run, characters
-from pipeline.run.windows import fixed_subset, overlapping
+from pipeline.run.opened import Run, count_characters
+from pipeline.run.windows import cut_documents, fixed_subset
 from pipeline.train.stages import pretrain, train
 from tests.conftest import of_kind
 
@@ -24,7 +24,7 @@ def test_every_chunk_is_scored_once_after_what_came_before(context: int, stride:
     sizes = [1, 4, 5, 6, 23]
     documents = [(np.arange(n, dtype=np.uint8) + 1, np.ones(n, np.uint8)) for n in sizes]
     seen: dict[int, list[int]] = {i: [] for i in range(len(sizes))}
-    for batch in overlapping(documents, 3, context, stride, at_once=4):
+    for batch in cut_documents(documents, 3, context, stride, at_once=4):
         for row, document in enumerate(batch.document.tolist()):
             new = batch.new[row].nonzero().flatten()
             known = int(new[0])
@@ -48,7 +48,7 @@ def test_open_run_scores_samples_and_embeds(options: Options) -> None:
     for cell, end, size in zip(grid[0], ends, lengths.tolist(), strict=True):
         cell[:size] = torch.from_numpy(tokens[end - size : end].astype(int))
     with torch.no_grad():
-        nats = run.system.log_likelihood(Windows.of(grid, torch.from_numpy(lengths.astype(int))[None]))
+        nats = run.system.log_likelihood(TokenBatch.from_chunks(grid, torch.from_numpy(lengths.astype(int))[None]))
     assert len(lengths) <= 16 and score.bits == pytest.approx(-float(nats.sum()) / math.log(2), rel=1e-5)
     assert run.sample("def ", samples=2) == run.sample("def ", samples=2)
     assert run.embed([b"def ", b"never seen"]).shape == (2, 16)
@@ -80,7 +80,7 @@ def test_open_run_scores_samples_and_embeds(options: Options) -> None:
 def test_a_run_reads_other_windows_than_it_was_trained_with(
     kind: str, own: list[str], options: Options, tiny: list[str]
 ) -> None:
-    made = load("quickstart", [*of_kind(kind, tiny), *own, "name=windows", "train.steps=1", "precision=fp32"])
+    made = load_options("quickstart", [*of_kind(kind, tiny), *own, "name=windows", "train.steps=1", "precision=fp32"])
     train(made)
     run, text = open_run(Path(made.runs_dir) / "windows"), "of windows and of others, " * 8
     chunks = len(run.chunker.split(text.encode())[1])
@@ -98,10 +98,10 @@ def test_a_run_reads_other_windows_than_it_was_trained_with(
 
 def test_memory_follows_the_text_not_the_context() -> None:
     documents = [(np.ones(n, np.uint8), np.ones(n, np.uint8)) for n in (3, 7, 2)]
-    (batch,) = overlapping(documents, 3, 60_000, 30_000, at_once=16)
+    (batch,) = cut_documents(documents, 3, 60_000, 30_000, at_once=16)
     assert batch.windows.tokens.shape == (3, 7, 3)
     long = [(np.ones(n, np.uint8), np.ones(n, np.uint8)) for n in (9000, 9000, 20_000, 5)]
-    assert [tuple(batch.windows.lengths.shape) for batch in overlapping(long, 3, 60_000, 30_000, 16)] == [
+    assert [tuple(batch.windows.lengths.shape) for batch in cut_documents(long, 3, 60_000, 30_000, 16)] == [
         (1, 9000), (1, 9000), (1, 20_000), (1, 5),
     ]  # fmt: skip
 
@@ -111,7 +111,7 @@ def test_validation_is_as_long_as_its_text(options: Options) -> None:
 
     corpus = open_shards(options)
     found = fixed_subset(corpus, 60_000, 64, "test")
-    assert found is not None and found.lengths.shape == (1, corpus.counts("test").chunks)
+    assert found is not None and found.lengths.shape == (1, corpus.split_counts("test").chunks)
 
 
 @pytest.mark.parametrize(
@@ -144,4 +144,4 @@ def test_a_decoder_that_was_not_trained_is_said(options: Options, caplog: pytest
 
 
 def test_invalid_bytes_count_as_characters() -> None:
-    assert characters("né".encode() + b"\xff\xfe" + "\U0001f600".encode()) == 5
+    assert count_characters("né".encode() + b"\xff\xfe" + "\U0001f600".encode()) == 5

@@ -12,12 +12,12 @@ import torch
 from torch import Tensor
 
 from pipeline.cli import main
-from pipeline.config import load
+from pipeline.config import load_options
 from pipeline.options import Options, SampleOptions
 from pipeline.run import opened
 from pipeline.run.folder import RunFolder
 from pipeline.run.opened import Run, open_run
-from pipeline.score.evaluate import evaluate
+from pipeline.score.evaluate import evaluate_run
 from pipeline.train.stages import train
 from tests.conftest import of_kind
 
@@ -111,7 +111,7 @@ def check(run: Run, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     assert sampled.sum() == pytest.approx(scored.sum(), **CLOSE)
     assert run.score(TEXT).bits == pytest.approx(scored.sum(), **CLOSE)
     (tmp_path / "text.txt").write_bytes(TEXT)
-    result = evaluate(run.options, tmp_path / "text.txt")
+    result = evaluate_run(run.options, tmp_path / "text.txt")
     assert result.bits == pytest.approx(scored.sum(), **CLOSE)
     assert result.precision == "fp32" and result.processor
 
@@ -122,16 +122,16 @@ def test_a_mixture_gives_one_answer(
 ) -> None:
     config = Path(mixed.runs_dir) / "mixed" / "config.yaml"
     config.write_text(config.read_text().replace("precision: fp32", "precision: bf16", 1))
-    run = Run(RunFolder(config.parent), RunFolder(config.parent).options([f"evaluate.likelihood={likelihood}"]))
+    run = Run(RunFolder(config.parent), RunFolder(config.parent).load_options([f"evaluate.likelihood={likelihood}"]))
     assert run.options.precision == "bf16"
     check(run, monkeypatch, tmp_path)
     with torch.no_grad():  # outside of every context of a precision
         for chunk in (b"def ", b"return "):
-            tokens = run._chunks(np.frombuffer(chunk, np.uint8), np.array([len(chunk)], np.uint8))
-            assert run.embed([chunk]) == pytest.approx(run.system.vectors(tokens, "chunks").numpy(), **CLOSE)
-        given = run._chunks(*run.chunker.split(TEXT + b"x"))
+            tokens = run._make_window(np.frombuffer(chunk, np.uint8), np.array([len(chunk)], np.uint8))
+            assert run.embed([chunk]) == pytest.approx(run.system.extract_vectors(tokens, "chunks").numpy(), **CLOSE)
+        given = run._make_window(*run.chunker.split(TEXT + b"x"))
         for space, found in (("predictions", run.expected(TEXT)), ("contexts", run.context(TEXT))):
-            assert found == pytest.approx(run.system.vectors(given, space)[-1].numpy(), **CLOSE)
+            assert found == pytest.approx(run.system.extract_vectors(given, space)[-1].numpy(), **CLOSE)
 
 
 @pytest.mark.parametrize(
@@ -141,7 +141,7 @@ def test_every_system_gives_one_answer(
     kind: str, preset: str | None, options: Options, tiny: list[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     asked = [*of_kind(kind, tiny), "name=narrow", "precision=bf16", "train.steps=2"]
-    made = load(preset, [*asked, "model.mixture.known=0"] if kind == "haed" else asked)
+    made = load_options(preset, [*asked, "model.mixture.known=0"] if kind == "haed" else asked)
     train(made)
     check(open_run(Path(made.runs_dir) / "narrow"), monkeypatch, tmp_path)
 
@@ -151,7 +151,7 @@ def test_another_precision_is_asked_for_and_said(mixed: Options, capsys: pytest.
     exact = open_run(folder).score(TEXT).bits
     keys = folder / "known" / "keys.safetensors"
     of_exact = keys.read_bytes()
-    narrow = Run(RunFolder(folder), RunFolder(folder).options(["evaluate.precision=bf16"], "evaluate"))
+    narrow = Run(RunFolder(folder), RunFolder(folder).load_options(["evaluate.precision=bf16"], "evaluate"))
     assert 1e-5 < abs(narrow.score(TEXT).bits / exact - 1) < 0.1
     assert len(narrow.sample("def ")[0]) and narrow.next("def ").chunks and narrow.embed([b"def "]).dtype == np.float32
     assert keys.read_bytes() != of_exact and open_run(folder).score(TEXT).bits == exact
@@ -166,7 +166,7 @@ def test_another_precision_is_asked_for_and_said(mixed: Options, capsys: pytest.
 
 def test_an_evaluation_of_a_split_agrees_with_scores_of_its_documents(mixed: Options) -> None:
     made = replace(mixed, precision="bf16")
-    result = evaluate(made)
-    run = Run(RunFolder.of(made), made)
-    total = sum(run.score(text).bits for text in run.folder.corpus().originals("test"))
+    result = evaluate_run(made)
+    run = Run(RunFolder.from_options(made), made)
+    total = sum(run.score(text).bits for text in run.folder.open_corpus().iterate_originals("test"))
     assert result.bits == pytest.approx(total, rel=1e-6)

@@ -13,11 +13,11 @@ import numpy as np
 import pytest
 
 from data.corpus import Corpus
-from data.durable import hold, write_json
+from data.durable import acquire_lock, write_json
 from pipeline.cli import main
-from pipeline.config import load
+from pipeline.config import load_options
 from pipeline.options import Options
-from pipeline.run.shards import open_shards, shard
+from pipeline.run.shards import open_shards, shard_source
 from pipeline.train.stages import pretrain, train
 from tests.conftest import TINY
 
@@ -60,24 +60,24 @@ def test_dask(options: Options, tmp_path: Path) -> None:
     for number in range(3):
         (source / f"train-{number}.txt").write_bytes(b"some text of number %d\n" % number * 30_000)
     options.source.path = str(source)
-    alone = contents(shard(options))
+    alone = contents(shard_source(options))
     options.launcher.dask, options.shards_dir = "local", str(tmp_path / "local")
     with socket.socket() as other:
         with suppress(OSError):  # somebody's cluster has the port of Dask's board, or else this test
             other.bind(("127.0.0.1", 8787))
             other.listen()
-        assert contents(shard(options)) == alone
+        assert contents(shard_source(options)) == alone
     with distributed.LocalCluster(
         n_workers=1, threads_per_worker=1, host="127.0.0.1", dashboard_address="127.0.0.1:0"
     ) as cluster:
         options.launcher.dask, options.shards_dir = cluster.scheduler_address, str(tmp_path / "address")
-        assert contents(shard(options)) == alone and len(alone) > 2
+        assert contents(shard_source(options)) == alone and len(alone) > 2
 
 
 def test_an_existing_corpus_as_source(options: Options, tmp_path: Path) -> None:
     made = open_shards(options)
     options.source.kind, options.source.path, options.shards_dir = "shards", str(made.folder), str(tmp_path / "none")
-    assert shard(options).digest == made.digest
+    assert shard_source(options).digest == made.digest
     pretrain(options)
     options.chunker.k = 8
     with pytest.raises(ValueError, match="was cut with chunker.k=12, not 8: set it so"):
@@ -96,8 +96,8 @@ def test_a_corpus_with_the_manifest_of_another_is_not_trained_on(options: Option
 
 
 def test_a_run_with_a_fitted_chunker_needs_no_corpus_later(tiny: list[str], tmp_path: Path) -> None:
-    options = load("quickstart", [*tiny, "name=fitted", "chunker.kind=entropy", "chunker.k=16"])
-    corpus = shard(options)
+    options = load_options("quickstart", [*tiny, "name=fitted", "chunker.kind=entropy", "chunker.k=16"])
+    corpus = shard_source(options)
     pretrain(options)
     corpus.folder.rename(tmp_path / "elsewhere")
     (tmp_path / "some.txt").write_bytes(b"def f(x):\n    return x\n")
@@ -170,7 +170,7 @@ def test_training_with_loader_workers_and_a_damaged_shard(options: Options, work
     options.loader.workers, options.train.steps = workers, 8
     options.name = f"whole-{workers}"
     whole = train(options)
-    shard_ = corpus.of("train")[0]
+    shard_ = corpus.shards_of("train")[0]
     path = corpus.folder / shard_.file
     content = path.read_bytes()
     path.write_bytes(content[:-2000])
@@ -210,7 +210,7 @@ def test_what_a_kill_left_in_a_run_is_cleaned_by_the_next(options: Options) -> N
     left, living = run / "index/chunks/.vectors.faiss.1.partial", run / ".report.md.2.partial"
     left.parent.mkdir(parents=True)
     left.write_bytes(b"half")
-    with hold(living):  # as its writer does
+    with acquire_lock(living):  # as its writer does
         options.pretrain.steps = 8
         pretrain(options)
         assert living.exists() and not left.exists()

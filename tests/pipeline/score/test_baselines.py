@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pipeline.run.files import Baseline
-from pipeline.score.baselines import measure, not_beaten
+from pipeline.score.baselines import measure_baselines, not_beaten
 from tests.conftest import SHARED
 
 LETTERS = st.lists(st.sampled_from(b"abc\xff"), min_size=1, max_size=60).map(bytes)
@@ -30,16 +30,16 @@ def brute_force(train: bytes, order: int, history: bytes, symbol: int) -> float:
 @settings(max_examples=30)
 @given(train=LETTERS, held_out=LETTERS)
 def test_agrees_with_the_definition(train: bytes, held_out: bytes) -> None:
-    for order, found in enumerate(measure(train, held_out, range(4))[:-1]):
+    for order, found in enumerate(measure_baselines(train, held_out, range(4))[:-1]):
         bits = -sum(math.log2(brute_force(train, order, held_out[:i], x)) for i, x in enumerate(held_out))
         assert found.bits == pytest.approx(bits, rel=1e-9)
 
 
 def test_probabilities_sum_to_one() -> None:
     totals: dict[int, float] = defaultdict(float)
-    before = measure(b"abracadabra", b"ab", range(3))
+    before = measure_baselines(b"abracadabra", b"ab", range(3))
     for symbol in range(256):
-        after = measure(b"abracadabra", b"ab" + bytes([symbol]), range(3))
+        after = measure_baselines(b"abracadabra", b"ab" + bytes([symbol]), range(3))
         for order in range(3):
             exact = brute_force(b"abracadabra", order, b"ab", symbol)
             assert 2 ** (before[order].bits - after[order].bits) == pytest.approx(exact, rel=1e-9)
@@ -49,14 +49,14 @@ def test_probabilities_sum_to_one() -> None:
 
 def test_xz_characters_and_edges() -> None:
     held_out = "naïve\n".encode() * 10 + b"\xff"
-    *_, xz = measure(b"", held_out, [0])
+    *_, xz = measure_baselines(b"", held_out, [0])
     assert xz.name == "xz -9" and xz.bits == 8 * len(lzma.compress(held_out, preset=9))
     assert xz.bits_per_char == xz.bits / 61 and xz.bits_per_byte == xz.bits / 71
-    assert measure(b"", held_out, [0])[0].bits_per_byte == pytest.approx(8)
+    assert measure_baselines(b"", held_out, [0])[0].bits_per_byte == pytest.approx(8)
     with pytest.raises(ValueError, match="no held-out bytes"):
-        measure(b"abc", b"")
+        measure_baselines(b"abc", b"")
     with pytest.raises(ValueError, match="from 0 to 6"):
-        measure(b"abc", b"a", [7])
+        measure_baselines(b"abc", b"a", [7])
 
 
 def test_not_beaten_is_plain() -> None:
@@ -73,5 +73,5 @@ def test_wikitext2_figures() -> None:
     folder = SHARED / "wikitext-2"
     if not folder.is_dir():
         pytest.skip("WikiText-2 is not in ../shared/data")
-    found = measure((folder / "train.txt").read_bytes(), (folder / "test.txt").read_bytes())
+    found = measure_baselines((folder / "train.txt").read_bytes(), (folder / "test.txt").read_bytes())
     assert [round(item.bits_per_char, 2) for item in found[2:6]] == [2.70, 2.16, 1.83, 1.71]

@@ -4,16 +4,16 @@ from pathlib import Path
 import pytest
 import torch
 
-from data.distinct import distinct_chunks
+from data.distinct import count_distinct_chunks
 from haed.chunk.model import HAED
 from haed.chunk.packing import Chunks
-from haed.system import Windows
+from haed.system import TokenBatch
 from pipeline.options import Options
 from pipeline.run.folder import RunFolder
 from pipeline.run.opened import Run
 from pipeline.run.windows import fixed_subset
-from pipeline.score.closed_set import closed_set
-from pipeline.score.evaluate import evaluate, table
+from pipeline.score.closed_set import score_closed_set
+from pipeline.score.evaluate import evaluate_run, format_evaluation
 from pipeline.train import stages
 
 
@@ -24,13 +24,13 @@ def test_the_softmax_over_all_chunks(options: Options, similarity: str) -> None:
     options.evaluate.closed_windows, options.evaluate.split = 3, "valid"
     stages.pretrain(options)
     run = Run(RunFolder.find(Path(options.runs_dir) / options.name), options)
-    corpus = run.folder.corpus()
-    found = closed_set(run, corpus, "valid")
+    corpus = run.folder.open_corpus()
+    found = score_closed_set(run, corpus, "valid")
     assert found is not None and found.calibrated and found.chunks <= 3 * options.batch.context
     chunks = {
         bytes(tokens[:length])
         for split in ("train", "valid")
-        for tokens, length in zip(*list(vars(distinct_chunks(corpus, split)).values())[:2], strict=True)
+        for tokens, length in zip(*list(vars(count_distinct_chunks(corpus, split)).values())[:2], strict=True)
     }
     assert found.candidates == len(chunks)
     windows = fixed_subset(corpus, options.batch.context, 3)
@@ -47,21 +47,21 @@ def test_the_softmax_over_all_chunks(options: Options, similarity: str) -> None:
             n = int((lengths > 0).sum())
             own = [bytes(t[:size].tolist()) for t, size in zip(tokens[:n], lengths[:n].tolist(), strict=True)]
             index = torch.tensor([names.index(name) for name in own])
-            query = model.query(model.main(every.vector[index][None], starts[None, :n])[0])
-            scores = (query @ model.key(every.vector).t() + every.bias).log_softmax(1)
+            query = model.compute_query(model.main(every.vector[index][None], starts[None, :n])[0])
+            scores = (query @ model.compute_key(every.vector).t() + every.bias).log_softmax(1)
             bits -= float(scores.gather(1, index[:, None]).sum()) / math.log(2)
             exact -= float(
-                model.log_likelihood(Windows(tokens[None, :n], lengths[None, :n], starts[None, :n])).sum()
+                model.log_likelihood(TokenBatch(tokens[None, :n], lengths[None, :n], starts[None, :n])).sum()
             ) / math.log(2)
     assert found.bits_per_token == pytest.approx(bits / found.tokens, rel=1e-4)
     assert found.decoder_bits_per_token == pytest.approx(exact / found.tokens, rel=1e-4)
-    result = evaluate(options)
-    assert result.iem == found and "as a softmax over all" in table(result)
+    result = evaluate_run(options)
+    assert result.iem == found and "as a softmax over all" in format_evaluation(result)
     options.evaluate.closed_set = 5
-    assert evaluate(options).iem is None
+    assert evaluate_run(options).iem is None
     with pytest.raises(FileNotFoundError, match="no checkpoint of finetune"):
         options.evaluate.stage = "finetune"
-        evaluate(options)
+        evaluate_run(options)
 
 
 def test_the_score_of_a_mixture_is_none_by_itself(options: Options) -> None:
@@ -70,4 +70,4 @@ def test_the_score_of_a_mixture_is_none_by_itself(options: Options) -> None:
     options.iem.correction, options.finetune.iem_weight = "inclusion", 0.0
     stages.pretrain(options)
     stages.finetune(options)
-    assert evaluate(options).likelihood is None and evaluate(options).iem is None
+    assert evaluate_run(options).likelihood is None and evaluate_run(options).iem is None

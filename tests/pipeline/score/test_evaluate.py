@@ -10,29 +10,29 @@ import pytest
 import torch
 
 from data.durable import write_json
-from pipeline.config import load
+from pipeline.config import load_options
 from pipeline.options import Options
 from pipeline.run.files import Evaluation, read_as
 from pipeline.run.folder import RunFolder
 from pipeline.run.opened import Run
-from pipeline.run.shards import shard
-from pipeline.score.evaluate import evaluate, table
-from pipeline.show.compare import compare
+from pipeline.run.shards import shard_source
+from pipeline.score.evaluate import evaluate_run, format_evaluation
+from pipeline.show.compare import compare_runs
 from pipeline.train.stages import train
 
 
 def test_partitions_of_the_bits(options: Options) -> None:
     train(options)
     options.evaluate.yardsticks = False
-    found = evaluate(options)
+    found = evaluate_run(options)
     assert found.breakdown is not None
     run = Run(RunFolder.find(options.name, options.runs_dir))
-    corpus = run.folder.corpus()
+    corpus = run.folder.open_corpus()
     seen = Counter[bytes]()
-    for tokens, lengths in corpus.documents("train"):
+    for tokens, lengths in corpus.iterate_documents("train"):
         seen.update(chunk.tobytes() for chunk in np.split(tokens, np.cumsum(lengths)[:-1]))
     by_length, unseen = defaultdict[str, float](float), 0.0
-    for scored in run.score_documents(corpus.documents("test")):
+    for scored in run.score_documents(corpus.iterate_documents("test")):
         new = scored.part.new
         chunks = (
             scored.part.windows.tokens[new].numpy(),
@@ -45,7 +45,7 @@ def test_partitions_of_the_bits(options: Options) -> None:
     assert {part.of: part.bits for part in found.breakdown.by_length} == pytest.approx(by_length, rel=1e-4)
     assert found.breakdown.by_frequency[0].of == "0"
     assert found.breakdown.by_frequency[0].bits == pytest.approx(unseen, rel=1e-4)
-    chunks = corpus.counts("test").chunks
+    chunks = corpus.split_counts("test").chunks
     assert not found.breakdown.decoder_by_frequency and found.parts is None and found.likelihood is None
     for parts in list(vars(found.breakdown).values())[:3]:
         assert sum(part.bits for part in parts) == pytest.approx(found.bits, rel=1e-5)
@@ -56,7 +56,7 @@ def test_partitions_of_the_bits(options: Options) -> None:
     assert content.pop("parts") is None and content.pop("likelihood") is None
     assert content["breakdown"].pop("decoder_by_frequency") == content["breakdown"].pop("known_by_frequency") == []
     write_json(path, content)
-    assert read_as(Evaluation, path) == found and found.whose == "" and found.decoder is None
+    assert read_as(Evaluation, path) == found and found.whose == "" and found.decoder_metric is None
 
 
 def test_each_value_of_pictures_and_sound_counts_as_one(tiny: list[str], tmp_path: Path) -> None:
@@ -82,16 +82,18 @@ def test_each_value_of_pictures_and_sound_counts_as_one(tiny: list[str], tmp_pat
     ]
     for kind, place, yardsticks in (("images", pictures, 0), ("audio", sound, 7)):
         words = [f"source.kind={kind}", f"source.path={place}", "source.pattern=*", f"name={kind}"]
-        made = load("quickstart", [*flat, *words])
-        shard(made)
+        made = load_options("quickstart", [*flat, *words])
+        shard_source(made)
         train(made)
-        found = evaluate(made)
+        found = evaluate_run(made)
         assert found.characters == found.bytes == found.tokens and len(found.yardsticks) == yardsticks
-        assert found.bits_per_dim == found.bits_per_token == found.headline.value and "bits/dim" in table(found)
+        assert found.bits_per_dim == found.bits_per_token == found.headline.value and "bits/dim" in format_evaluation(
+            found
+        )
         assert all(each.bits_per_char == pytest.approx(each.bits_per_byte) for each in found.yardsticks)
-        (row,) = compare([kind], made.runs_dir, tmp_path / "comparison").rows
+        (row,) = compare_runs([kind], made.runs_dir, tmp_path / "comparison").rows
         assert row.unit == "bits/dim"
-        run = Run(RunFolder.of(made))
+        run = Run(RunFolder.from_options(made))
         assert run.score("éé".encode()).characters == 4
         with pytest.raises(ValueError, match="not of text: give the values as bytes"):
             run.score("éé")
@@ -99,10 +101,10 @@ def test_each_value_of_pictures_and_sound_counts_as_one(tiny: list[str], tmp_pat
 
 def test_the_parts_of_a_mixture(mixed: Options) -> None:
     """By hand from the parts of each chunk; the decoder alone is what `evaluate.likelihood=decoder` gives."""
-    found = evaluate(mixed)
-    run = Run(RunFolder.of(mixed), mixed)
+    found = evaluate_run(mixed)
+    run = Run(RunFolder.from_options(mixed), mixed)
     rows = []
-    for scored in run.score_documents(run.folder.corpus().documents("test")):
+    for scored in run.score_documents(run.folder.open_corpus().iterate_documents("test")):
         lengths = scored.part.windows.lengths[scored.part.new]
         assert scored.known is not None and scored.gate is not None
         rows.append(torch.stack([lengths, scored.bits, scored.decisions.sum(1), scored.known, scored.gate], 1))
@@ -130,24 +132,26 @@ def test_the_parts_of_a_mixture(mixed: Options) -> None:
     assert [totals["by_length"], totals["by_frequency"]] == pytest.approx([found.bits] * 2)
     assert [totals["by_position"], totals["decoder_by_frequency"]] == pytest.approx([float(decoder.sum())] * 2)
     assert totals["known_by_frequency"] == pytest.approx(float(known[hit].sum()))
-    assert str(found.parts) in table(found) and "the decoder's bits by position" in table(found)
+    assert str(found.parts) in format_evaluation(found) and "the decoder's bits by position" in format_evaluation(found)
     path = run.folder.path / "evaluation.json"
     assert read_as(Evaluation, path) == found
     mixed.evaluate.likelihood = "decoder"
-    alone = evaluate(mixed)
-    assert alone.likelihood == "decoder" and alone.parts is None and "By the decoder alone" in table(alone)
-    assert alone.bits == pytest.approx(float(decoder.sum())) and found.decoder == pytest.approx(alone.bits_per_char)
+    alone = evaluate_run(mixed)
+    assert alone.likelihood == "decoder" and alone.parts is None and "By the decoder alone" in format_evaluation(alone)
+    assert alone.bits == pytest.approx(float(decoder.sum())) and found.decoder_metric == pytest.approx(
+        alone.bits_per_char
+    )
 
 
 def test_pictures_in_bits_per_value(pictures: Options) -> None:
-    found = evaluate(pictures)
+    found = evaluate_run(pictures)
     run = Run(RunFolder.find(pictures.name, pictures.runs_dir))
     each = [
         sum(float(scored.bits.sum()) for scored in run.score_documents([picture]))
-        for picture in run.folder.corpus().documents("test")
+        for picture in run.folder.open_corpus().iterate_documents("test")
     ]
     assert found.characters == 48 * len(each) and found.bits == pytest.approx(sum(each), rel=1e-5)
     assert found.bits_per_dim == found.bits_per_char == pytest.approx(np.mean(each) / 48, rel=1e-5)
     error = np.std(each, ddof=1) / 48 / np.sqrt(len(each))
     assert found.standard_error == pytest.approx(error, abs=1e-6)
-    assert "bits/dim ± " in table(found) and f"{found.characters:,} values" in table(found)
+    assert "bits/dim ± " in format_evaluation(found) and f"{found.characters:,} values" in format_evaluation(found)

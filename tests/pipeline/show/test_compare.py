@@ -8,18 +8,18 @@ import pytest
 
 from data.durable import write_json
 from pipeline.cli import main
-from pipeline.config import load
+from pipeline.config import load_options
 from pipeline.options import Options
-from pipeline.pages.runs import state
+from pipeline.pages.runs import determine_state
 from pipeline.run.folder import RunFolder
-from pipeline.run.metrics import as_line, read
-from pipeline.run.shards import shard
-from pipeline.score.evaluate import evaluate
+from pipeline.run.metrics import encode_record, read_metrics
+from pipeline.run.shards import shard_source
+from pipeline.score.evaluate import evaluate_run
 from pipeline.show import budgets
-from pipeline.show.compare import Row, compare, markdown, table
-from pipeline.show.report import report
+from pipeline.show.compare import Row, compare_runs, format_comparison, format_markdown
+from pipeline.show.report import write_report
 from pipeline.train import stages
-from pipeline.trees import get, put
+from pipeline.trees import get_option, set_option
 from tests.conftest import write_state
 
 
@@ -31,7 +31,7 @@ def test_runs_are_compared_in_a_table_and_a_page(options: Options, capsys: pytes
     stages.finetune(options)
     stages.train(other)
     for each in (options, other):
-        evaluate(each)
+        evaluate_run(each)
     capsys.readouterr()
     arguments = ["compare", "tiny", f"{options.runs_dir}/end <to> end", "--runs-dir", options.runs_dir, "--json"]
     assert main(arguments) == 0
@@ -79,20 +79,20 @@ def test_runs_with_other_chunkers_are_compared_on_the_same_bytes(options: Option
     options.evaluate.yardsticks = False
     patches = replace(options, name="patches", chunker=replace(options.chunker, kind="fixed", k=4))
     patches.train = replace(options.train, steps=6)  # of smaller steps: about as many FLOPs
-    shard(patches)
+    shard_source(patches)
     for each in (options, patches):
         stages.train(each)
-        evaluate(each)
+        evaluate_run(each)
     output = Path(options.runs_dir) / "compared"
 
     def remark() -> str:
-        return table(compare(["tiny", "patches"], options.runs_dir, output)).splitlines()[-1]
+        return format_comparison(compare_runs(["tiny", "patches"], options.runs_dir, output)).splitlines()[-1]
 
-    rows = compare(["tiny", "patches"], options.runs_dir, output).rows
+    rows = compare_runs(["tiny", "patches"], options.runs_dir, output).rows
     assert rows[0].corpus != rows[1].corpus and rows[0].text == rows[1].text
     assert "needs the fewest bits" in remark() and remark().endswith("so validations do not compare.")
     patches.evaluate = replace(patches.evaluate, split="valid")
-    evaluate(patches)
+    evaluate_run(patches)
     assert "not evaluated on the same bytes: their bits do not compare" in remark()
     for run in ("tiny", "patches"):
         path = Path(options.runs_dir) / run / "evaluation.json"
@@ -111,16 +111,16 @@ def test_a_phase_one_of_another_run_counts_as_the_model_s_own(
     stages.finetune(other)
     output = Path(options.runs_dir) / "compared"
     options.evaluate.yardsticks = False
-    evaluate(options)
-    rows = {row.run: row for row in compare(["tiny", "other"], options.runs_dir, output).rows}
+    evaluate_run(options)
+    rows = {row.run: row for row in compare_runs(["tiny", "other"], options.runs_dir, output).rows}
     assert rows["other"].phases == ["pretrain of tiny", "finetune"] and rows["other"].steps == rows["tiny"].steps == 10
     assert (
         "not evaluated yet (`haed evaluate`); till then compare the validation"
         in (output / "comparison.html").read_text()
     )
-    assert "pretrain of tiny 6 steps" in report(other).read_text()
+    assert "pretrain of tiny 6 steps" in write_report(other).read_text()
     shutil.rmtree(Path(options.runs_dir) / "tiny")
-    (row,) = compare(["other"], options.runs_dir, output).rows
+    (row,) = compare_runs(["other"], options.runs_dir, output).rows
     assert (row.phases, row.steps) == (["finetune"], 4)
     assert "other began with the phase one of tiny, which is not there and not counted" in caplog.text
 
@@ -132,7 +132,7 @@ def two(options: Options) -> tuple[Options, Options]:
     other = replace(options, name="other", seed=1)
     for each in (options, other):
         stages.train(each)
-        evaluate(each)
+        evaluate_run(each)
     return options, other
 
 
@@ -157,7 +157,7 @@ def test_no_run_wins_at_another_budget(two: tuple[Options, Options], capsys: pyt
     assert min(spent.values()) > 0.9 * max(spent.values())
     assert "seed: 0 (tiny); 1 (other)" in text or "seed: 1 (other); 0 (tiny)" in text
     stages.train(replace(two[1], train=replace(two[1].train, steps=5)))
-    evaluate(two[1])
+    evaluate_run(two[1])
     found, text, page = compared(two[0], capsys)
     for shown in (text, page):
         assert "needs the fewest bits" not in shown
@@ -166,18 +166,20 @@ def test_no_run_wins_at_another_budget(two: tuple[Options, Options], capsys: pyt
     differing = {each["what"]: each["values"] for each in found["differing"]}
     assert differing["steps"] == differing["train.steps"] == {"tiny": 4, "other": 5}
     assert differing["model FLOPs"]["other"] > differing["model FLOPs"]["tiny"]
-    markdown_text = markdown(compare(["tiny", "other"], two[0].runs_dir, Path(two[0].runs_dir) / "comparison"))
+    markdown_text = format_markdown(
+        compare_runs(["tiny", "other"], two[0].runs_dir, Path(two[0].runs_dir) / "comparison")
+    )
     assert "No verdict" in markdown_text and "- steps: " in markdown_text
 
 
 def test_no_run_wins_by_nothing(options: Options) -> None:
     options.evaluate.yardsticks, options.validation.times = False, 0
     stages.train(options)
-    evaluate(options)
+    evaluate_run(options)
     runs = Path(options.runs_dir)
     shutil.copytree(runs / "tiny", runs / "copy")
-    found = compare(["tiny", "copy", "./tiny"], options.runs_dir, runs / "comparison")
-    assert found.verdict is not None and "fewest" not in found.remark
+    found = compare_runs(["tiny", "copy", "./tiny"], options.runs_dir, runs / "comparison")
+    assert found.verdict is not None and "fewest" not in found.verdict_summary
     assert found.verdict.endswith("need the same bits, to four places.")
 
 
@@ -191,18 +193,18 @@ def test_no_run_wins_by_nothing(options: Options) -> None:
 )
 def test_by_what_runs_are_compared(changed: str, spent: dict[str, int], expected: str) -> None:
     """By steps, if these do the same work, else by what limited them all."""
-    one, other = (load("quickstart", ["train.seconds=1000"]) for _ in range(2))
+    one, other = (load_options("quickstart", ["train.seconds=1000"]) for _ in range(2))
     rows = [
         Row(name, ["train"], None, 10, 1000, 1e9, None, None, None, None, None, None, None, None, None, "c", "t")
         for name in ("one", "other")
     ]
     rows[1] = replace(rows[1], **spent)
-    put(other, changed, get(other, changed) + 1)
+    set_option(other, changed, get_option(other, changed) + 1)
     options = {"one": one, "other": other}
-    by = budgets.budget(rows, options, budgets.differing(rows, options))
+    by = budgets.choose_budget(rows, options, budgets.find_differences(rows, options))
     assert by == expected
     least = min(getattr(row, by) for row in rows)
-    assert (budgets.refusal(rows, by) is None) == (least >= 0.9 * max(getattr(row, by) for row in rows))
+    assert (budgets.explain_unequal_budgets(rows, by) is None) == (least >= 0.9 * max(getattr(row, by) for row in rows))
 
 
 def test_a_run_that_was_killed_counts_as_far_as_its_checkpoint(two: tuple[Options, Options]) -> None:
@@ -210,15 +212,15 @@ def test_a_run_that_was_killed_counts_as_far_as_its_checkpoint(two: tuple[Option
     path = Path(two[0].runs_dir) / "tiny" / "train" / "metrics.jsonl"
 
     def row() -> Row:
-        return {row.run: row for row in compare(["tiny", "other"], two[0].runs_dir, path.parent / "compared").rows}[
-            "tiny"
-        ]
+        return {
+            row.run: row for row in compare_runs(["tiny", "other"], two[0].runs_dir, path.parent / "compared").rows
+        }["tiny"]
 
     before = row()
-    last = read(path)[-1]
+    last = read_metrics(path)[-1]
     later = {**last, "step": 7, "seconds": last["seconds"] + 9, "flops": 9e15}
-    path.write_bytes(path.read_bytes() + as_line(later))
+    path.write_bytes(path.read_bytes() + encode_record(later))
     assert row() == before and before.steps == 4
-    assert state(RunFolder.of(two[0])).step == 4
-    with RunFolder.of(two[0]).lock():
-        assert state(RunFolder.of(two[0])).step == 7
+    assert determine_state(RunFolder.from_options(two[0])).step == 4
+    with RunFolder.from_options(two[0]).lock():
+        assert determine_state(RunFolder.from_options(two[0])).step == 7

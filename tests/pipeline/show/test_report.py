@@ -7,23 +7,23 @@ from markdown_it import MarkdownIt
 
 from pipeline.cli import main
 from pipeline.options import Options
-from pipeline.run.files import OF_PARTS
+from pipeline.run.files import MIXTURE_COLUMNS
 from pipeline.run.folder import RunFolder
-from pipeline.score.evaluate import evaluate
-from pipeline.show.compare import compare
-from pipeline.show.compare import markdown as compared
-from pipeline.show.report import inline_markdown, report
+from pipeline.score.evaluate import evaluate_run
+from pipeline.show.compare import compare_runs
+from pipeline.show.compare import format_markdown as compared
+from pipeline.show.report import inline_markdown, write_report
 from pipeline.shown import markdown_text
 
 
 def test_the_parts_of_a_mixture_are_shown(mixed: Options) -> None:
-    found = evaluate(mixed)
-    page = Path(report(mixed))
+    found = evaluate_run(mixed)
+    page = Path(write_report(mixed))
     written = page.read_text(), page.with_name("report.md").read_text()
-    assert found.breakdown is not None and len(found.breakdown.of_parts()) > 3
+    assert found.breakdown is not None and len(found.breakdown.mixture_rows()) > 3
     for text, shown in zip(written, (escape, markdown_text), strict=True):
         assert shown(found.whose) in text
-        assert all(shown(cell) in text for row in [OF_PARTS, *found.breakdown.of_parts()] for cell in row)
+        assert all(shown(cell) in text for row in [MIXTURE_COLUMNS, *found.breakdown.mixture_rows()] for cell in row)
 
 
 def test_a_run_of_any_name_has_a_report_that_shows_it_as_text(run: Path) -> None:
@@ -45,4 +45,4 @@ def test_a_run_of_any_name_has_a_report_that_shows_it_as_text(run: Path) -> None
 
 def markdown_of(place: Path) -> str:
     """The table of a comparison."""
-    return compared(compare([place.name], str(place.parent), place.parent / "compared"))
+    return compared(compare_runs([place.name], str(place.parent), place.parent / "compared"))

@@ -5,7 +5,7 @@ from collections.abc import Generator
 
 import pytest
 
-from pipeline.train.trainer import ahead
+from pipeline.train.trainer import prefetch
 
 
 class Source:
@@ -28,7 +28,7 @@ class Source:
 
 def test_one_item_is_made_while_the_last_is_used() -> None:
     source = Source()
-    made = ahead(source.items())
+    made = prefetch(source.items())
     assert not source.made.acquire(blocking=False)  # nothing before the first is asked for
     assert [next(made) for _ in range(5)] == [0, 1, 2, 3, 4]
     assert all(source.made.acquire(timeout=60) for _ in range(6))  # without being asked for the sixth
@@ -40,7 +40,7 @@ def test_one_item_is_made_while_the_last_is_used() -> None:
 
 def test_what_fails_is_raised_where_the_item_would_have_come() -> None:
     source = Source(3)
-    made = ahead(source.items())
+    made = prefetch(source.items())
     assert [next(made) for _ in range(3)] == [0, 1, 2]
     with pytest.raises(ValueError, match="no more"):
         next(made)

@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 from torch import Tensor
 
-from pipeline.config import load
-from pipeline.run.metrics import as_line
-from pipeline.run.shards import shard
-from pipeline.stopping import Interrupt, postponed
+from pipeline.config import load_options
+from pipeline.run.metrics import encode_record
+from pipeline.run.shards import shard_source
+from pipeline.stopping import Interrupt, postponed_signals
 from pipeline.train import stages
 from pipeline.train.stages import train
 from pipeline.train.trainer import Validation
@@ -27,15 +27,17 @@ def endless(*_: Any) -> Any:
 
 @pytest.mark.timeout(120)
 def test_a_signal_inside_a_validation_saves_at_once(tiny: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    options = load("quickstart", [*tiny, "name=validating", "train.steps=4", "validation.times=2", "optimizer.ema=0.9"])
-    shard(options)
+    options = load_options(
+        "quickstart", [*tiny, "name=validating", "train.steps=4", "validation.times=2", "optimizer.ema=0.9"]
+    )
+    shard_source(options)
 
     def scored(self: Validation, system: Any) -> Iterator[Tensor]:
         yield endless()
 
     with monkeypatch.context() as patched:
-        patched.setattr(Validation, "_bits", scored)
-        with pytest.raises(Interrupt) as ended, postponed() as stop:
+        patched.setattr(Validation, "_exact_bits", scored)
+        with pytest.raises(Interrupt) as ended, postponed_signals() as stop:
             train(options, stop)
     assert ended.value.words.startswith("saved step 2 of train")
     latest = Path(options.runs_dir, "validating/train/checkpoints/latest")
@@ -45,21 +47,21 @@ def test_a_signal_inside_a_validation_saves_at_once(tiny: list[str], monkeypatch
 
 @pytest.mark.timeout(120)
 def test_a_signal_before_the_first_step_ends_it_at_once(tiny: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    options = load("quickstart", [*tiny, "name=counting"])
-    shard(options)
+    options = load_options("quickstart", [*tiny, "name=counting"])
+    shard_source(options)
     monkeypatch.setattr(stages, "build_trainer", endless)
-    with pytest.raises(Interrupt) as ended, postponed() as stop:
+    with pytest.raises(Interrupt) as ended, postponed_signals() as stop:
         train(options, stop)
     assert "before a step of train was done: there is nothing to save" in ended.value.words
 
 
 def test_steps_that_a_kill_took_are_said(tiny: list[str], caplog: pytest.LogCaptureFixture) -> None:
-    options = load("quickstart", [*tiny, "name=killed", "train.steps=2", "log_steps=1"])
-    shard(options)
+    options = load_options("quickstart", [*tiny, "name=killed", "train.steps=2", "log_steps=1"])
+    shard_source(options)
     train(options)
     with open(Path(options.runs_dir, "killed/train/metrics.jsonl"), "ab") as file:
         for step in (3, 4):
-            file.write(as_line({"step": step, "seconds": 1.0}))
+            file.write(encode_record({"step": step, "seconds": 1.0}))
     caplog.clear()
     options.train.steps = 5
     with caplog.at_level("WARNING"):

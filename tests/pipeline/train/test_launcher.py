@@ -10,11 +10,11 @@ import psutil
 import pytest
 import torch
 
-from pipeline.config import dump
+from pipeline.config import dump_options
 from pipeline.options import Options
 from pipeline.train import stages
-from pipeline.train.launcher import backends
-from pipeline.train.trainer import Interrupted
+from pipeline.train.launcher import choose_backends
+from pipeline.train.trainer import TrainingInterrupted
 from tests.pipeline.run.test_metrics import Terminal
 from tests.pipeline.train.test_stages import stripped, weights
 
@@ -42,7 +42,7 @@ def test_launched_interrupted_and_resumed_runs_end_in_the_same_bits(
     first = weights(together, "pretrain"), stripped(together, "pretrain")
     together.name = "again"
     folder = Path(together.runs_dir) / "again" / "pretrain" / "checkpoints"
-    with pytest.raises(Interrupted, match="^saved step [0-9]+ of pretrain$"):
+    with pytest.raises(TrainingInterrupted, match="^saved step [0-9]+ of pretrain$"):
         stages.pretrain(together, lambda: any(folder.glob("step-*")))
     assert not [p for p in psutil.Process().children(recursive=True) if "pretrain" in " ".join(p.cmdline())]
     resumed = stages.pretrain(together)
@@ -57,7 +57,7 @@ def test_torchrun_by_hand_and_on_in_one_process(
     together: Options, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     config = tmp_path / "options.yaml"
-    config.write_text(dump(together))
+    config.write_text(dump_options(together))
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "-m", "pipeline"]
     done = subprocess.run([*command, "pretrain", "--config", str(config), "--json"], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr[-2000:]
@@ -97,7 +97,7 @@ def test_a_killed_rank_is_named_in_a_line(together: Options, caplog: pytest.LogC
 
 def test_ranks_talk_by_device_not_by_machine(monkeypatch: pytest.MonkeyPatch) -> None:
     """A machine with GPUs trains on its CPU as well; the library of GPUs is not asked for where there is none."""
-    assert backends() == ("cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo")
+    assert choose_backends() == ("cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo")
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.distributed, "is_nccl_available", lambda: True)
-    assert backends() == "cpu:gloo,cuda:nccl"
+    assert choose_backends() == "cpu:gloo,cuda:nccl"

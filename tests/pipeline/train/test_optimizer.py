@@ -10,35 +10,37 @@ from safetensors.torch import load_file
 
 from haed.chunk.model import HAED
 from haed.options import EncoderOptions, IEMOptions, MainOptions, ModelOptions
-from haed.system import Cut
-from pipeline.config import load
+from haed.system import ChunkingSpec
+from pipeline.config import load_options
 from pipeline.options import OptimizerOptions, Options
 from pipeline.run.opened import open_run
-from pipeline.train.optimizer import Average, Position, make_optimizer, rate
+from pipeline.train.optimizer import Position, WeightAverage, learning_rate_share, make_optimizer
 from pipeline.train.stages import finetune, pretrain, train
 from tests.pipeline.train.test_stages import newest, stripped, weights
 
 
 def test_the_rate_is_a_function_of_progress() -> None:
-    phase = load(None, ["train.steps=100", "train.rate_from=0.8", "train.rate_to=0.2"]).train
+    phase = load_options(None, ["train.steps=100", "train.rate_from=0.8", "train.rate_to=0.2"]).train
     warm, cold = OptimizerOptions(warmup_steps=10), OptimizerOptions(warmup_steps=0)
-    assert rate(Position(0), phase, warm) == pytest.approx(0.08)
-    assert rate(Position(50), phase, warm) == pytest.approx(0.5)
-    assert rate(Position(100), phase, warm) == pytest.approx(0.2)
-    assert rate(Position(50, 30.0), replace(phase, seconds=30.0), cold) == pytest.approx(0.2)
+    assert learning_rate_share(Position(0), phase, warm) == pytest.approx(0.08)
+    assert learning_rate_share(Position(50), phase, warm) == pytest.approx(0.5)
+    assert learning_rate_share(Position(100), phase, warm) == pytest.approx(0.2)
+    assert learning_rate_share(Position(50, 30.0), replace(phase, seconds=30.0), cold) == pytest.approx(0.2)
     straight, stable = replace(warm, schedule="linear"), replace(warm, schedule="stable")
-    assert [rate(Position(step), phase, straight) for step in (0, 25, 75, 100)] == pytest.approx(
+    assert [learning_rate_share(Position(step), phase, straight) for step in (0, 25, 75, 100)] == pytest.approx(
         [0.08, 0.65, 0.35, 0.2]
     )
-    assert [rate(Position(step), phase, stable) for step in (0, 25, 80, 90, 100)] == pytest.approx(
+    assert [learning_rate_share(Position(step), phase, stable) for step in (0, 25, 80, 90, 100)] == pytest.approx(
         [0.08, 0.8, 0.8, 0.5, 0.2]
     )
     falling = replace(warm, schedule="inverse_root")
-    assert [rate(Position(step), phase, falling) for step in (0, 4, 9, 39)] == pytest.approx([0.08, 0.4, 0.8, 0.4])
+    assert [learning_rate_share(Position(step), phase, falling) for step in (0, 4, 9, 39)] == pytest.approx(
+        [0.08, 0.4, 0.8, 0.4]
+    )
 
 
 def test_rates_fall_from_the_decoder_to_the_encoder() -> None:
-    model = HAED(ModelOptions(main=MainOptions(layers=3)), IEMOptions(), Cut(4, 256, False, 8))
+    model = HAED(ModelOptions(main=MainOptions(layers=3)), IEMOptions(), ChunkingSpec(4, 256, False, 8))
     optimizer = make_optimizer(model, OptimizerOptions(learning_rate=1.0, main_learning_rate=2.0), 0.5)
     rates = {id(parameter): group["peak"] for group in optimizer.param_groups for parameter in group["params"]}
     found = {name: rates[id(parameter)] for name, parameter in model.named_parameters()}
@@ -51,7 +53,7 @@ def test_rates_fall_from_the_decoder_to_the_encoder() -> None:
 
 def test_rows_of_a_table_are_moved_by_adagrad_where_there_is_a_gradient() -> None:
     """Others stay, as weight decay would not let them; all other matrices decay."""
-    model = HAED(ModelOptions(encoder=EncoderOptions(rows=4)), IEMOptions(), Cut(4, 256, False, 8))
+    model = HAED(ModelOptions(encoder=EncoderOptions(rows=4)), IEMOptions(), ChunkingSpec(4, 256, False, 8))
     table, linear = model.encoder.table, model.main.get_parameter("blocks.0.down.weight")
     assert table is not None
     torch.nn.init.ones_(table)
@@ -75,14 +77,14 @@ def test_rows_of_a_table_are_moved_by_adagrad_where_there_is_a_gradient() -> Non
 
 def test_the_average_of_weights_against_its_formula() -> None:
     model = torch.nn.Linear(2, 1, bias=False)
-    average, expected = Average(model, 0.5), model.weight.detach().clone()
+    average, expected = WeightAverage(model, 0.5), model.weight.detach().clone()
     for step in range(1, 30):
         torch.nn.init.normal_(model.weight)
         average.update(step)
         decay = min(0.5, (1 + step) / (10 + step))
         expected = decay * expected + (1 - decay) * model.weight.detach()
     own = model.weight.detach().clone()
-    with average.applied():
+    with average.use_average():
         torch.testing.assert_close(model.weight.detach(), expected)
     assert torch.equal(model.weight, own)
 

@@ -7,17 +7,17 @@ import pytest
 import torch
 
 from haed.build import KINDS
-from haed.system import Cut
+from haed.system import ChunkingSpec
 from pipeline.cli import main
-from pipeline.config import load
-from pipeline.kinds import phases
+from pipeline.config import load_options
+from pipeline.kinds import training_phases
 from pipeline.options import Options
 from pipeline.run.checkpoints import Checkpoints
-from pipeline.run.device import compute
+from pipeline.run.device import setup_compute
 from pipeline.run.folder import RunFolder
 from pipeline.run.shards import open_shards
 from pipeline.train import stages
-from pipeline.train.profile import Clock, Kept, profile, table
+from pipeline.train.profile import PartTimer, SavedActivations, format_profile, profile_phase
 from tests.conftest import TOKEN_KINDS, of_kind
 
 PARTS = ["data", "candidates", "encoder", "main", "decoder", "loss", "optimizer"]
@@ -26,11 +26,11 @@ PARTS = ["data", "candidates", "encoder", "main", "decoder", "loss", "optimizer"
 def test_a_profile_names_all_parts_and_writes_nothing(options: Options, capsys: pytest.CaptureFixture[str]) -> None:
     options.iem.extra_batches = 1
     stages.pretrain(options)
-    found = profile(options, "pretrain", 2)
+    found = profile_phase(options, "pretrain", 2)
     assert list(found.milliseconds) == PARTS and all(spent > 0 for spent in found.milliseconds.values())
-    assert 0 < found.utilisation < 1 and "model GFLOP a step" in table(found)
+    assert 0 < found.utilisation < 1 and "model GFLOP a step" in format_profile(found)
     options.finetune.iem_weight = 0
-    assert profile(options, "finetune", 1).milliseconds["loss"] == 0
+    assert profile_phase(options, "finetune", 1).milliseconds["loss"] == 0
     run = f"{options.runs_dir}/{options.name}"
     assert main(["profile", run, "--phase", "train", "--steps", "1"]) == 0 and "optimizer" in capsys.readouterr().out
     assert not (stages.RunFolder.find(run).path / "train").exists()
@@ -41,18 +41,18 @@ def test_a_profile_of_a_model_of_tokens_is_by_level(
     kind: str, options: Options, tiny: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("pipeline.train.profile._SIDE", {"cpu": 64})
-    made = load("quickstart", [*of_kind(kind, tiny), "name=tokens"])
-    RunFolder.create(made).remember(open_shards(made))
-    found = profile(made, "train", 1)
-    system = KINDS[kind].system(made.model, made.iem, Cut(12, 256, False, 16))
-    levels, cost = list(system.parts), getattr(system, "linear_cost", None)
+    made = load_options("quickstart", [*of_kind(kind, tiny), "name=tokens"])
+    RunFolder.create(made).write_corpus_record(open_shards(made))
+    found = profile_phase(made, "train", 1)
+    system = KINDS[kind].system(made.model, made.iem, ChunkingSpec(12, 256, False, 16))
+    levels, cost = list(system.submodules), getattr(system, "linear_cost", None)
     if kind == "retina":  # whose layers have all scales
         levels.insert(2, "scale_4")
     assert list(found.milliseconds) == ["data", "batch", *levels, "loss", "optimizer"] and len(levels) > 2
     assert all(found.milliseconds[level] > 0 and found.kept[level] > 0 for level in levels)
     assert found.linear_cost == cost and (cost is None) == (kind != "hourglass")
-    assert cost is None or f"{cost:.2f} layers of the finest scale" in table(found)
-    assert f"{sum(found.kept.values()) / 1e6:,.1f} MB kept for the backward pass" in table(found)
+    assert cost is None or f"{cost:.2f} layers of the finest scale" in format_profile(found)
+    assert f"{sum(found.kept.values()) / 1e6:,.1f} MB kept for the backward pass" in format_profile(found)
 
 
 def test_what_is_kept_is_counted_once_and_parameters_are_not() -> None:
@@ -62,32 +62,32 @@ def test_what_is_kept_is_counted_once_and_parameters_are_not() -> None:
             self.first, self.second = torch.nn.Linear(8, 16), torch.nn.Linear(16, 2)
 
     system, x = Two(), torch.randn(4, 8)
-    with (kept := Kept(system)):  # type: ignore[arg-type]
-        hidden = kept.mark("first", system.first(x).relu())
-        kept.mark("second", system.second(hidden).sum() + hidden[:, :2].square().sum())
+    with (kept := SavedActivations(system)):  # type: ignore[arg-type]
+        hidden = kept.mark_part("first", system.first(x).relu())
+        kept.mark_part("second", system.second(hidden).sum() + hidden[:, :2].square().sum())
     assert kept.bytes == {"first": 4 * 4 * (8 + 16), "second": 0}
 
 
 @pytest.mark.parametrize("kind", ["haed", *TOKEN_KINDS])
 def test_the_clock_changes_nothing_and_misses_nothing(kind: str, options: Options, tiny: list[str]) -> None:
     """Weights after steps with it are those of steps without it, and its parts add up to what the steps take."""
-    options = load("quickstart", [*of_kind(kind, tiny), "name=other"])
-    phase = getattr(options, phases(kind)[0])
+    options = load_options("quickstart", [*of_kind(kind, tiny), "name=other"])
+    phase = getattr(options, training_phases(kind)[0])
     options.precision = "fp32"
     found = []
     for timed in (False, True):
-        machine = compute(options)
+        machine = setup_compute(options)
         checkpoints = Checkpoints(Path("unused"))
         trainer = stages.build_trainer(phase, options, open_shards(options), checkpoints, machine, lambda: False)
-        clock, batches = Clock(machine.device), trainer.batches()
+        clock, batches = PartTimer(machine.device), trainer.prepare_batches()
         began, system = clock.since, trainer.objective.system
-        with Kept(system) if timed else nullcontext():
+        with SavedActivations(system) if timed else nullcontext():
             if timed:
-                trainer.at, system.mark = clock.at, clock.mark
+                trainer.end_part, system.mark = clock.end_part, clock.mark_part
             for _ in range(2):
                 trainer.step(next(batches))
         if timed:
-            assert set(system.parts) <= set(clock.seconds)
+            assert set(system.submodules) <= set(clock.seconds)
             assert sum(clock.seconds.values()) == pytest.approx(clock.since - began)
         found.append(dict(trainer.objective.system.named_parameters()))
     assert all(torch.equal(value, found[1][name]) for name, value in found[0].items())
@@ -110,13 +110,13 @@ def test_a_backward_pass_is_counted_where_it_happens(monkeypatch: pytest.MonkeyP
             now[0] += ctx.back
             return grad, None, None
 
-    clock = Clock(torch.device("cpu"))
-    x = clock.mark("encoder", Slow.apply(torch.ones((), requires_grad=True), 1.0, 10.0))
-    y = clock.mark("main", Slow.apply(x, 2.0, 20.0))
-    loss = clock.mark("loss", Slow.apply(y, 3.0, 30.0))
-    exact = clock.mark("decoder", Slow.apply(y, 4.0, 40.0))
+    clock = PartTimer(torch.device("cpu"))
+    x = clock.mark_part("encoder", Slow.apply(torch.ones((), requires_grad=True), 1.0, 10.0))
+    y = clock.mark_part("main", Slow.apply(x, 2.0, 20.0))
+    loss = clock.mark_part("loss", Slow.apply(y, 3.0, 30.0))
+    exact = clock.mark_part("decoder", Slow.apply(y, 4.0, 40.0))
     (loss + exact).backward()
-    clock.at("backward")
+    clock.end_part("backward")
     assert clock.seconds == {"encoder": 11.0, "main": 22.0, "loss": 33.0, "decoder": 44.0}
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from data.durable import FolderLost
+from data.durable import FolderLostError
 from pipeline import ROOT, open_run
 from pipeline.cli import main
 from pipeline.options import Options
@@ -84,8 +84,8 @@ def lasting(options: Options) -> Options:
 def test_a_run_that_is_gone_is_saved_beside_and_goes_on_there(
     change: Callable[[Path], None], lasting: Options, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    run = RunFolder.of(lasting).path
-    with pytest.raises(FolderLost) as error:
+    run = RunFolder.from_options(lasting).path
+    with pytest.raises(FolderLostError) as error:
         stages.train(lasting, once(change, run))
     there = {path.name for path in run.parent.iterdir()}
     assert there == {"tiny-rescued-1", *(() if change is remove else ("tiny",))}
@@ -103,14 +103,14 @@ def test_a_run_that_is_gone_is_saved_beside_and_goes_on_there(
 
 @pytest.mark.parametrize("change", [move, swap_for_a_link])
 def test_a_run_that_is_moved_is_saved_where_it_lies_now(change: Callable[[Path], None], lasting: Options) -> None:
-    run = RunFolder.of(lasting).path
+    run = RunFolder.from_options(lasting).path
     before: dict[str, bytes] = {}
 
     def changed(path: Path) -> None:
         change(path)
         before.update(content(run.with_name("other")))
 
-    with pytest.raises(FolderLost, match=f"saved in {run.with_name('moved')}"):
+    with pytest.raises(FolderLostError, match=f"saved in {run.with_name('moved')}"):
         stages.train(lasting, once(changed, run))
     assert open_run(run.with_name("moved")).step == 3
     assert content(run.with_name("other")) == before
@@ -118,7 +118,7 @@ def test_a_run_that_is_moved_is_saved_where_it_lies_now(change: Callable[[Path],
 
 
 def test_files_that_a_cleaner_took_are_written_again(lasting: Options, caplog: pytest.LogCaptureFixture) -> None:
-    run = RunFolder.of(lasting).path
+    run = RunFolder.from_options(lasting).path
     files = ["config.yaml", "corpus.json", "environment.json", "train/metrics.jsonl"]
     before: dict[str, bytes] = {}
 
@@ -137,16 +137,16 @@ def test_files_that_a_cleaner_took_are_written_again(lasting: Options, caplog: p
 
 
 def test_where_no_place_is_left_nothing_is_made(lasting: Options) -> None:
-    run = RunFolder.of(lasting).path
-    with pytest.raises(FolderLost, match="could not be saved beside it either: No such file or directory"):
+    run = RunFolder.from_options(lasting).path
+    with pytest.raises(FolderLostError, match="could not be saved beside it either: No such file or directory"):
         stages.train(lasting, once(remove_all_runs, run))
     assert not run.parent.exists()
 
 
 def test_the_last_step_is_not_said_to_be_saved_where_it_is_not(lasting: Options) -> None:
     lasting.train.steps = 3
-    with pytest.raises(FolderLost, match="saved in"):
-        stages.train(lasting, once(remove, RunFolder.of(lasting).path))
+    with pytest.raises(FolderLostError, match="saved in"):
+        stages.train(lasting, once(remove, RunFolder.from_options(lasting).path))
 
 
 @pytest.mark.parametrize("stage", ["evaluate", "sample", "index", "analyse", "report"])
@@ -163,8 +163,8 @@ def test_no_reader_makes_a_run_anew(stage: str, run: Path, monkeypatch: pytest.M
 
         return called
 
-    monkeypatch.setattr(opened, "_trained", then_remove(opened._trained))
-    monkeypatch.setattr(report, "_gather", then_remove(report._gather))
+    monkeypatch.setattr(opened, "_build_trained_system", then_remove(opened._build_trained_system))
+    monkeypatch.setattr(report, "_load_report_data", then_remove(report._load_report_data))
     assert main([stage, str(run), *(["evaluate.yardsticks=false"] if stage == "evaluate" else [])]) > 0
     assert not run.exists()
 
@@ -174,12 +174,12 @@ def test_no_reader_makes_a_run_anew(stage: str, run: Path, monkeypatch: pytest.M
 def test_a_training_in_its_own_process_ends_with_an_error(
     change: Callable[[Path], None], lasting: Options, tmp_path: Path
 ) -> None:
-    from pipeline.config import dump
+    from pipeline.config import dump_options
 
     lasting.train.steps = 1_000_000
     config = tmp_path / "config.yaml"
-    config.write_text(dump(lasting))
-    run = RunFolder.of(lasting).path
+    config.write_text(dump_options(lasting))
+    run = RunFolder.from_options(lasting).path
     command = [sys.executable, "-m", "pipeline", "train", "--config", str(config)]
     process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=os.environ | {"PYTHONPATH": str(ROOT)})
     try:

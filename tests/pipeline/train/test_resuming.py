@@ -8,8 +8,8 @@ import pytest
 from pipeline.options import Options
 from pipeline.run.folder import RunFolder
 from pipeline.train import stages
-from pipeline.train.stages import finetune, outcome, pretrain, train
-from pipeline.train.trainer import Interrupted, Validation
+from pipeline.train.stages import finetune, format_outcome, pretrain, train
+from pipeline.train.trainer import TrainingInterrupted, Validation
 from tests.pipeline.train.test_stages import newest, stripped
 
 
@@ -30,7 +30,7 @@ def test_more_steps_extend_a_finished_run(options: Options, caplog: pytest.LogCa
 
 def test_a_finished_phase_keeps_what_trained_it(options: Options, caplog: pytest.LogCaptureFixture) -> None:
     """Of the command that comes too late, only what is for later is written into config.yaml, and nothing into a checkpoint."""
-    from pipeline.train.stages import outcome
+    from pipeline.train.stages import format_outcome
 
     pretrain(options)
     finetune(options)
@@ -39,11 +39,11 @@ def test_a_finished_phase_keeps_what_trained_it(options: Options, caplog: pytest
     given.validation = replace(options.validation, times=5)
     given.finetune = replace(options.finetune, steps=50)
     given.sample = replace(options.sample, temperature=0.5)
-    path = RunFolder.of(options).path / "config.yaml"
+    path = RunFolder.from_options(options).path / "config.yaml"
     path.write_text(path.read_text().replace("seed: 0", "seed: 5"))  # nor is what somebody wrote there
     with caplog.at_level("INFO"):
-        assert "finished before, nothing was trained now" in outcome(pretrain(given))
-    kept = RunFolder.of(options).options()
+        assert "finished before, nothing was trained now" in format_outcome(pretrain(given))
+    kept = RunFolder.from_options(options).load_options()
     assert (kept.seed, kept.pretrain, kept.finetune) == (options.seed, options.pretrain, options.finetune)
     assert kept.sample.temperature == 0.5 and kept.validation == options.validation
     for line in (
@@ -54,17 +54,17 @@ def test_a_finished_phase_keeps_what_trained_it(options: Options, caplog: pytest
         assert line in caplog.text
     given.finetune.steps = 4
     finetune(given)
-    assert RunFolder.of(options).options().pretrain == options.pretrain
+    assert RunFolder.from_options(options).load_options().pretrain == options.pretrain
     assert before == [(newest(options, phase) / "state.json").read_text() for phase in ("pretrain", "finetune")]
 
 
 def test_a_lower_limit_ends_a_phase_where_it_is(options: Options) -> None:
     calls = iter(range(3))
-    with pytest.raises(Interrupted):
+    with pytest.raises(TrainingInterrupted):
         pretrain(options, lambda: next(calls) == 2)
     given = replace(options, pretrain=replace(options.pretrain, steps=3))
     assert pretrain(given).steps == 3
-    again = RunFolder.of(options).options()
+    again = RunFolder.from_options(options).load_options()
     assert again.pretrain.steps == 3 and pretrain(again).steps == 3
 
 
@@ -87,12 +87,12 @@ def validations(options: Options, phase: str) -> dict[int, float]:
 def test_what_is_extended_is_validated_again_and_the_best_moves(
     options: Options, caplog: pytest.LogCaptureFixture
 ) -> None:
-    from pipeline.score.evaluate import evaluate
-    from pipeline.show.report import report
+    from pipeline.score.evaluate import evaluate_run
+    from pipeline.show.report import write_report
 
     options.optimizer.learning_rate, options.evaluate.yardsticks = 0.01, False
     train(options)
-    assert evaluate(options).step == 4 and list(validations(options, "train")) == [2, 4]
+    assert evaluate_run(options).step == 4 and list(validations(options, "train")) == [2, 4]
     for steps, at in ((20, [2, 4, 10, 20]), (21, [2, 4, 10, 20, 21])):  # a step more, and it is validated at the end
         options.train.steps = steps
         train(options)
@@ -102,9 +102,9 @@ def test_what_is_extended_is_validated_again_and_the_best_moves(
     assert best > 4 and (newest(options, "train").parent / "best").read_text() == f"step-{best:08d}\n"
     assert (
         f"The likelihood is of train step 4, the run&#x27;s present checkpoint is train step {best}"
-        in report(options).read_text()
+        in write_report(options).read_text()
     )
-    assert evaluate(options).step == best and "The likelihood is of" not in report(options).read_text()
+    assert evaluate_run(options).step == best and "The likelihood is of" not in write_report(options).read_text()
 
     options.train.steps, options.validation.times, options.validation.windows = 22, 0, 2
     with caplog.at_level("INFO"):
@@ -132,7 +132,7 @@ def test_phase_two_starts_from_the_checkpoint_of_phase_one_that_validated_best(
     options.pretrain.patience, options.validation.times, options.finetune.steps = 2, 6, 1
     options.optimizer.learning_rate = options.optimizer.main_learning_rate = 1e-3
     assert pretrain(options).steps == 3
-    first = RunFolder.of(options).phase("pretrain") / "checkpoints" / "step-00000001"
+    first = RunFolder.from_options(options).phase_folder("pretrain") / "checkpoints" / "step-00000001"
     if elsewhere:
         options = replace(options, name="other", finetune=replace(options.finetune, start_from="tiny"))
     started: list[Any] = []
@@ -162,7 +162,7 @@ def test_phase_two_starts_from_the_newest_checkpoint_where_none_was_validated(
 def test_a_phase_of_too_few_steps_to_learn_anything_says_so(
     limit: str, expected: str, options: Options, caplog: pytest.LogCaptureFixture
 ) -> None:
-    from pipeline.show.report import report
+    from pipeline.show.report import write_report
 
     if limit == "epochs":
         options.pretrain.steps, options.pretrain.epochs = None, 0.01
@@ -171,8 +171,8 @@ def test_a_phase_of_too_few_steps_to_learn_anything_says_so(
     words = f"pretrain has taken {trained.steps} steps"
     assert trained.remark.startswith(words) and expected in trained.remark
     assert [each.getMessage() for each in caplog.records].count(trained.remark) == 1
-    assert "too few to learn anything" in outcome(trained)
-    assert words in report(options).read_text() and words in report(options).with_suffix(".md").read_text()
+    assert "too few to learn anything" in format_outcome(trained)
+    assert words in write_report(options).read_text() and words in write_report(options).with_suffix(".md").read_text()
     caplog.clear()
     assert pretrain(options).remark == trained.remark and trained.remark not in caplog.text  # it is finished
 

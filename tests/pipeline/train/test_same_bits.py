@@ -22,9 +22,9 @@ import torch
 
 from haed.options import SYSTEMS
 from pipeline.cli import main
-from pipeline.config import load, presets
+from pipeline.config import list_presets, load_options
 from pipeline.options import Options
-from pipeline.run.device import agrees_with_cublas, compute
+from pipeline.run.device import is_cublas_deterministic, setup_compute
 
 ROOT = Path(__file__).resolve().parents[3]
 SECONDS = 400  # until a process that has not ended is a failure
@@ -32,7 +32,7 @@ TRANSFORMERS = ("model.encoder.kind=transformer", "model.encoder.hidden=256")
 # Each preset that two cores train, and what no preset has; with the phases that it takes.
 TRAINED: dict[str, tuple[str, tuple[str, ...], tuple[str, ...]]] = {
     name: (name, ("pretrain", "finetune", "train") if name == "quickstart" else ("train",), ())
-    for name in presets()
+    for name in list_presets()
     if not name.startswith("paper-")
 } | {"transformers": ("quickstart", ("train",), TRANSFORMERS)}
 
@@ -145,7 +145,7 @@ def test_quickstart_ends_in_the_same_bits_with_two_threads(place: Path) -> None:
 
 
 def test_presets_are_of_every_kind() -> None:
-    made = [load(preset, words).model for preset, _, words in TRAINED.values()]
+    made = [load_options(preset, words).model for preset, _, words in TRAINED.values()]
     assert {model.kind for model in made} == set(SYSTEMS)
     chunks = [model for model in made if SYSTEMS[model.kind].chunks]
     assert {model.encoder.kind for model in chunks} == {"mlp", "linear", "lstm", "transformer"}
@@ -234,30 +234,30 @@ def _without_times(found: Any) -> Any:
 
 def test_algorithms_are_the_callers_own_again_after_use(options: Options) -> None:
     """In any thread: the last one that leaves puts back what was before the first came."""
-    inner, outer = compute(options), compute(options)
+    inner, outer = setup_compute(options), setup_compute(options)
     before = torch.get_deterministic_debug_mode()
-    with outer.algorithms():
-        with inner.precision():
+    with outer.use_algorithms():
+        with inner.use_precision():
             assert torch.get_deterministic_debug_mode() == 2
         assert torch.get_deterministic_debug_mode() == 2
     assert torch.get_deterministic_debug_mode() == before == 0
     options.deterministic = False
-    with compute(options).precision():
+    with setup_compute(options).use_precision():
         assert torch.get_deterministic_debug_mode() == 0
 
 
 def test_an_operation_without_a_deterministic_algorithm_is_named_with_the_way_out(options: Options) -> None:
     """None of ours is one; those of other versions of PyTorch, or of a user's own model, may be."""
-    machine = compute(options)
+    machine = setup_compute(options)
     with (
         pytest.raises(ValueError, match=r"no deterministic algorithm for put_.*Use deterministic=false\."),
-        machine.algorithms(),
-        machine.precision(),
+        machine.use_algorithms(),
+        machine.use_precision(),
     ):
         torch.zeros(2).put_(torch.tensor([0]), torch.ones(1))
     assert torch.get_deterministic_debug_mode() == 0
     options.deterministic = False
-    with compute(options).algorithms():
+    with setup_compute(options).use_algorithms():
         torch.zeros(2).put_(torch.tensor([0]), torch.ones(1))
 
 
@@ -268,10 +268,10 @@ def test_a_cublas_setting_of_the_users_own_is_no_error(
     cpu, gpu = torch.device("cpu"), torch.device("cuda", 0)
     for value in (":4096:8", ":16:8"):
         monkeypatch.setenv("CUBLAS_WORKSPACE_CONFIG", value)
-        assert agrees_with_cublas(gpu)
+        assert is_cublas_deterministic(gpu)
     monkeypatch.setenv("CUBLAS_WORKSPACE_CONFIG", ":4096:2:16:8")
-    assert agrees_with_cublas(cpu)
+    assert is_cublas_deterministic(cpu)
     assert not caplog.messages
-    assert not agrees_with_cublas(gpu) and not agrees_with_cublas(gpu)
+    assert not is_cublas_deterministic(gpu) and not is_cublas_deterministic(gpu)
     assert [message.split(":")[0] for message in caplog.messages] == ["CUBLAS_WORKSPACE_CONFIG="]
-    assert compute(options).deterministic
+    assert setup_compute(options).deterministic

@@ -10,14 +10,14 @@ import torch
 from safetensors.torch import load_file
 
 from data.loader import Loader
-from pipeline.config import load
+from pipeline.config import load_options
 from pipeline.options import Options
-from pipeline.run.checkpoints import Checkpoints, DamagedCheckpoint
+from pipeline.run.checkpoints import Checkpoints, CorruptCheckpointError
 from pipeline.run.folder import RunFolder
-from pipeline.run.metrics import read
+from pipeline.run.metrics import read_metrics
 from pipeline.train import trainer
 from pipeline.train.stages import finetune, pretrain, train
-from pipeline.train.trainer import Interrupted, NotFinite
+from pipeline.train.trainer import NonFiniteLossError, TrainingInterrupted
 from tests.conftest import of_kind
 
 
@@ -34,7 +34,7 @@ def stripped(options: Options, phase: str) -> list[dict[str, float]]:
     """Metrics without what depends on the clock."""
     path = Path(options.runs_dir) / options.name / phase / "metrics.jsonl"
     timed = ("seconds", "steps_per_second", "chunks_per_second")
-    return [{k: v for k, v in record.items() if k not in timed} for record in read(path)]
+    return [{k: v for k, v in record.items() if k not in timed} for record in read_metrics(path)]
 
 
 @pytest.mark.parametrize(
@@ -55,7 +55,7 @@ def test_an_interrupted_run_ends_in_the_same_bits(
     tiny: list[str], decoder: str, more: list[str], ahead: set[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Of the preset's mixture; also where each batch is prepared during the step before, as the whole run's are not."""
-    from pipeline.run.shards import shard
+    from pipeline.run.shards import shard_source
 
     batch = Loader.batch  # some windows as of a damaged shard: they are counted over all of a run
     monkeypatch.setattr(Loader, "batch", lambda self, position: replace(batch(self, position), skipped=1))
@@ -68,15 +68,15 @@ def test_an_interrupted_run_ends_in_the_same_bits(
         "iem.extra_batches=2",
         *more,
     ]
-    whole, cut = load("quickstart", [*chosen, "name=whole"]), load("quickstart", [*chosen, "name=cut"])
-    shard(whole)
+    whole, cut = load_options("quickstart", [*chosen, "name=whole"]), load_options("quickstart", [*chosen, "name=cut"])
+    shard_source(whole)
     for phase, stage in (("pretrain", pretrain), ("finetune", finetune)):
         monkeypatch.setattr(trainer, "AHEAD", set())
         stage(whole)
         monkeypatch.setattr(trainer, "AHEAD", ahead)
         for stop_at in (2, 4):
             calls = iter(range(stop_at))
-            with pytest.raises(Interrupted, match="saved"):
+            with pytest.raises(TrainingInterrupted, match="saved"):
                 stage(cut, lambda calls=calls: next(calls, None) is None)
         stage(cut)
         for file in ("model", "training", *(["average"] if whole.optimizer.ema else [])):
@@ -108,7 +108,7 @@ def test_phase_two_reads_on_where_phase_one_stopped(
     options.pretrain.steps, options.finetune.steps, options.validation.times = 3, 4, 0
     pretrain(options)
     stops = iter([False, True])
-    with pytest.raises(Interrupted):
+    with pytest.raises(TrainingInterrupted):
         finetune(options, lambda: next(stops))
     caplog.clear()
     with caplog.at_level("INFO"):
@@ -138,7 +138,7 @@ def test_phase_one_as_in_the_paper_trains_no_decoder(options: Options) -> None:
     from pipeline.run.memory import build_system
     from pipeline.run.shards import open_shards
 
-    fresh = build_system(options, open_shards(options).chunker()).state_dict()
+    fresh = build_system(options, open_shards(options).build_chunker()).state_dict()
     pretrain(options)
     trained = weights(options, "pretrain")
     same = {name for name in fresh if torch.equal(fresh[name], trained[name])}
@@ -192,12 +192,12 @@ def test_a_damaged_newest_checkpoint_falls_back(options: Options, caplog: pytest
     content[-1] ^= 1
     path.write_bytes(content)
     checkpoints = Checkpoints(path.parent.parent)
-    found = checkpoints.newest()
+    found = checkpoints.load_newest()
     assert found is not None and found.state["step"] == 2 and "trying the one before" in caplog.text
     for other in path.parent.parent.glob("step-*/model.safetensors"):
         other.write_bytes(b"")
-    with pytest.raises(DamagedCheckpoint, match="is whole"):
-        checkpoints.newest()
+    with pytest.raises(CorruptCheckpointError, match="is whole"):
+        checkpoints.load_newest()
 
 
 def test_old_checkpoints_go_and_the_best_stays(options: Options) -> None:
@@ -217,11 +217,11 @@ def test_two_processes_cannot_train_one_run(options: Options) -> None:
 
 
 def test_windows_behind_the_text_are_said_once(tiny: list[str], caplog: pytest.LogCaptureFixture) -> None:
-    from pipeline.run.shards import shard
+    from pipeline.run.shards import shard_source
 
     few = ["model.token.heads=3", "model.token.width=24", "model.token.ffn=24", "model.retina.heads="]
-    far = load("retina", [*of_kind("retina", tiny), *few, "model.retina.windows=8:400@4 0:8@1 400:999@8"])
-    shard(far)
+    far = load_options("retina", [*of_kind("retina", tiny), *few, "model.retina.windows=8:400@4 0:8@1 400:999@8"])
+    shard_source(far)
     train(far)
     (said,) = [line for line in caplog.messages if "model.retina.windows" in line]
     assert said.startswith("model.retina.windows: 400:999@8 begins behind windows of at most")
@@ -230,7 +230,7 @@ def test_windows_behind_the_text_are_said_once(tiny: list[str], caplog: pytest.L
 def test_a_loss_that_is_not_finite_stops_the_run(options: Options) -> None:
     options.optimizer.learning_rate, options.optimizer.main_learning_rate = 1e30, 1e30
     with pytest.raises(
-        NotFinite, match=r"not finite at step 2: .*loss.*decoder \(learning rate 8.6e\+29\).* lower optimizer"
+        NonFiniteLossError, match=r"not finite at step 2: .*loss.*decoder \(learning rate 8.6e\+29\).* lower optimizer"
     ):
         train(options)
 
@@ -252,7 +252,7 @@ def test_no_checkpoint_is_written_of_what_is_not_finite(
         return update(self)
 
     monkeypatch.setattr(trainer.Trainer, "update", spoiled)
-    with pytest.raises(NotFinite, match=rf"at step 4: .*{wrong}"):
+    with pytest.raises(NonFiniteLossError, match=rf"at step 4: .*{wrong}"):
         train(options)
     assert newest(options, "train").name == "step-00000003"
     monkeypatch.setattr(trainer.Trainer, "update", update)
@@ -262,7 +262,7 @@ def test_no_checkpoint_is_written_of_what_is_not_finite(
 def test_configuration_and_environment_are_written(options: Options) -> None:
     train(options)
     run = RunFolder.find(options.name, options.runs_dir)
-    assert run.options() == options
+    assert run.load_options() == options
     environment = json.loads((run.path / "environment.json").read_text())
     assert environment["versions"]["torch"] == torch.__version__ and environment["seed"] == 0
 
@@ -279,10 +279,10 @@ def test_nothing_is_written_any_more_when_a_run_has_failed(options: Options, mon
     def fails(self: trainer.Trainer) -> torch.Tensor:
         if self.position.step == 1:
             threading.Timer(0.1, failing.set).start()
-            raise NotFinite
+            raise NonFiniteLossError
         return update(self)
 
     monkeypatch.setattr(trainer.Trainer, "update", fails)
-    with pytest.raises(NotFinite):
+    with pytest.raises(NonFiniteLossError):
         train(options)
     assert failing.is_set() and newest(options, "train").name == "step-00000001"

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.config import load
+from pipeline.config import load_options
 from pipeline.run.folder import RunFolder
 from pipeline.run.opened import Run
 from pipeline.train.stages import train
@@ -16,6 +16,6 @@ def scaled(text: Path, sharded: Path, tmp_path_factory: pytest.TempPathFactory) 
     """Top-down, scales of 2 bytes and 1, trained on `text`."""
     runs = tmp_path_factory.mktemp("scaled")
     where = ["source.kind=text", f"source.path={text}", f"runs_dir={runs}", f"shards_dir={sharded}", "name=scaled"]
-    options = load("top-down", [*of_kind("top_down", [*TINY, *where]), "precision=fp32"])
+    options = load_options("top-down", [*of_kind("top_down", [*TINY, *where]), "precision=fp32"])
     train(options)
-    return Run(RunFolder.of(options), options)
+    return Run(RunFolder.from_options(options), options)

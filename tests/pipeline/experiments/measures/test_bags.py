@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.config import load
+from pipeline.config import load_options
 from pipeline.experiments.measures import bags
 from pipeline.run.folder import RunFolder
 from pipeline.run.opened import Run
@@ -15,12 +15,12 @@ from tests.conftest import TINY, of_kind
 def test_examples_are_of_the_text_and_bits_of_frequencies(text: Path, sharded: Path, tmp_path: Path) -> None:
     where = ["source.kind=text", f"source.path={text}", f"runs_dir={tmp_path}", f"shards_dir={sharded}", "name=bags"]
     bag = ["model.multiscale.layers=1@4", "model.multiscale.upsampling=repeat", "train.steps=60"]
-    options = load("top-down", [*of_kind("top_down", [*TINY, *where]), *bag, "optimizer.learning_rate=0.02"])
+    options = load_options("top-down", [*of_kind("top_down", [*TINY, *where]), *bag, "optimizer.learning_rate=0.02"])
     train(options)
-    run = Run(RunFolder.of(options), options)
+    run = Run(RunFolder.from_options(options), options)
     found = bags.measure(run)
     assert bags.scale(run) == 4 and 0.5 < found.figures["share of a unigram model's bits"] < 1.1
-    valid = b"".join(run.folder.corpus().original_blocks("valid")).decode()
+    valid = b"".join(run.folder.open_corpus().iterate_original_blocks("valid")).decode()
     assert len(found.examples) == 1 + bags.SHOWN
     for before, after, likeliest in found.examples[1:]:
         assert before + after in valid and len(after) == 4

@@ -5,14 +5,14 @@ from pathlib import Path
 import pytest
 import torch
 
-from haed.system import Windows
+from haed.system import TokenBatch
 from pipeline.experiments.measures import distance
 from pipeline.run.opened import Run, open_run
 from pipeline.run.windows import fixed_subset
 
 
-def some(run: Run, count: int = 3) -> Windows:
-    found = fixed_subset(run.folder.corpus(), run.options.batch.context, count)
+def some(run: Run, count: int = 3) -> TokenBatch:
+    found = fixed_subset(run.folder.open_corpus(), run.options.batch.context, count)
     assert found is not None
     return found
 
@@ -28,7 +28,7 @@ def test_it_is_what_scoring_each_chunk_finds(scaled: Run) -> None:
             bits = []
             for each in (windows, other):
                 upto = [
-                    Windows.of(each.tokens[row : row + 1, :end], each.lengths[row : row + 1, :end])
+                    TokenBatch.from_chunks(each.tokens[row : row + 1, :end], each.lengths[row : row + 1, :end])
                     for end in (half + place, half + place + 1)
                 ]
                 for kept, start in zip(upto, (half + place, half + place + 1), strict=True):

@@ -20,7 +20,7 @@ def test_bins_are_equal_in_order_and_all(scaled: Run) -> None:
 
 
 def test_counts_are_those_of_training(scaled: Run) -> None:
-    text = b"".join(scaled.folder.corpus().original_blocks("train"))
+    text = b"".join(scaled.folder.open_corpus().iterate_original_blocks("train"))
     tokens, lengths = scaled.chunker.split(text)
     ends = np.cumsum(lengths, dtype=np.int64)
     train = Counter(tokens[end - length : end].tobytes() for end, length in zip(ends, lengths.astype(int), strict=True))

@@ -7,10 +7,10 @@ import torch
 
 from haed.build import make_system
 from haed.options import HourglassOptions, IEMOptions, ModelOptions, MultiscaleOptions, TokenOptions
-from haed.system import Cut, System, Windows
+from haed.system import ChunkingSpec, SequenceModel, TokenBatch
 from pipeline.experiments.measures import activations, memory
 from pipeline.run.opened import Run
-from pipeline.train.profile import Kept
+from pipeline.train.profile import SavedActivations
 
 TOKEN = TokenOptions(width=24, heads=4, head_width=6, ffn=40)
 MODELS = {
@@ -20,11 +20,11 @@ MODELS = {
 }
 
 
-def made(options: ModelOptions, context: int) -> tuple[System, Windows]:
+def made(options: ModelOptions, context: int) -> tuple[SequenceModel, TokenBatch]:
     torch.manual_seed(0)
-    system = make_system(options, IEMOptions(), Cut(16, 50, True, context))
+    system = make_system(options, IEMOptions(), ChunkingSpec(16, 50, True, context))
     tokens = torch.randint(50, (3, context, 16))
-    return system, Windows.of(tokens, torch.full((3, context), 16))
+    return system, TokenBatch.from_chunks(tokens, torch.full((3, context), 16))
 
 
 @pytest.mark.parametrize("context", [5, 20])  # of 128 positions, fewer and more
@@ -42,10 +42,10 @@ def test_computed_is_measured(name: str, context: int) -> None:
 def test_kinds_make_up_what_a_profile_says_is_kept() -> None:
     system, windows = made(MODELS["top-down"], 5)
     found = memory.measured(system, windows)
-    laid = system.lay_out(windows)
-    with (kept := Kept(system)):
+    laid = system.prepare_inputs(windows)
+    with (kept := SavedActivations(system)):
         system.total_log_likelihood(laid)
-    assert sum(found.values()) == kept.total > 0
+    assert sum(found.values()) == kept.total_bytes > 0
 
 
 def test_a_system_on_another_device_is_measured_there() -> None:

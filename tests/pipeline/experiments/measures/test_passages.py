@@ -22,7 +22,7 @@ def test_topics_agree_by_rare_words() -> None:
 
 
 def test_vectors_are_of_each_window_by_itself(scaled: Run) -> None:
-    windows = fixed_subset(scaled.folder.corpus(), scaled.options.batch.context, 20)
+    windows = fixed_subset(scaled.folder.open_corpus(), scaled.options.batch.context, 20)
     assert windows is not None
     found = passages.vectors(scaled, windows)
     longest = int(windows.lengths[:16].sum(1).argmax())

@@ -3,14 +3,14 @@
 import pytest
 
 from pipeline.experiments.measures import speed
-from pipeline.run.opened import Continued, Run
+from pipeline.run.opened import Continuations, Run
 
 
 def test_the_best_turn_counts_but_not_the_first(scaled: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(speed, "BYTES", 24)
     seconds, rates, ask = iter([0.01, 2.0, 1.0, 4.0]), [], scaled.continued
 
-    def slow(*given: object) -> Continued:
+    def slow(*given: object) -> Continuations:
         found = ask(*given)  # type: ignore[arg-type]
         found.seconds = next(seconds)
         rates.append(len(found.texts[0].decode(errors="replace")) / found.seconds)

@@ -4,10 +4,10 @@ import numpy as np
 import pytest
 
 from pipeline.probe.analyse import intrinsic as checks
-from pipeline.probe.analyse.sets import KINDS, PAIRS, heading
+from pipeline.probe.analyse.sets import WORD_PAIRS, WORD_SETS, extract_word
 
-WORDS = [word for kind in KINDS if kind.of == "text" for word in kind.members] + [
-    word for pair in PAIRS if pair.of == "text" for both in pair.members for word in both
+WORDS = [word for kind in WORD_SETS if kind.of == "text" for word in kind.members] + [
+    word for pair in WORD_PAIRS if pair.of == "text" for both in pair.members for word in both
 ]
 
 
@@ -24,30 +24,32 @@ WORDS = [word for kind in KINDS if kind.of == "text" for word in kind.members] +
     ],
 )
 def test_a_word_stands_for_its_forms(chunk: bytes, word: str) -> None:
-    assert heading(chunk) == word
+    assert extract_word(chunk) == word
 
 
 def test_the_most_frequent_form_is_the_word() -> None:
-    assert checks.words([b"self.", b"\n", b"self, ", b"def "]) == {"self": 0, "def": 3}
+    assert checks.index_words([b"self.", b"\n", b"self, ", b"def "]) == {"self": 0, "def": 3}
 
 
 def test_sets_are_consistent() -> None:
-    for each in [*KINDS, *PAIRS]:
+    for each in [*WORD_SETS, *WORD_PAIRS]:
         assert len(each.members) >= 5 and len(set(each.members)) == len(each.members), each.name
         words = [word for member in each.members for word in ([member] if isinstance(member, str) else member)]
-        assert [heading(word.encode()) for word in words] == words, each.name
+        assert [extract_word(word.encode()) for word in words] == words, each.name
 
 
 def test_who_knows_the_kinds_finds_them_and_chance_is_chance() -> None:
     words = list(dict.fromkeys(WORDS)) + [f"filler{number}" for number in range(300)]
     places = {word: place for place, word in enumerate(words)}
     chance = np.random.default_rng(0)
-    months = next(kind for kind in KINDS if kind.name == "months")
+    months = next(kind for kind in WORD_SETS if kind.name == "months")
     knowing, knowing_nothing = (0.01 * chance.normal(size=(len(words), 40)) for _ in range(2))
     for word in months.members:
         knowing[places[word], 0] = 1
-    near = checks.systems([word.encode() for word in words], {checks.MODEL: knowing, "noise": knowing_nothing})
-    found = checks.intrinsic(places, near)
+    near = checks.neighbour_finders(
+        [word.encode() for word in words], {checks.MODEL: knowing, "noise": knowing_nothing}
+    )
+    found = checks.measure_precision(places, near)
     assert found is not None and found.words == len(words)
     check = {each.name: each for each in found.checks}["months"]
     assert check.precision[checks.MODEL] == 1 and check.found == 12 and not check.missing
@@ -56,7 +58,7 @@ def test_who_knows_the_kinds_finds_them_and_chance_is_chance() -> None:
     assert not spelled.use and spelled.pairs and spelled.precision[checks.SPELLED] > 0.9
     assert any(each.startswith("all for code") for each in found.left_out)
     assert set(found.difference) == {"noise", checks.SPELLED, checks.CHANCE}
-    assert checks.intrinsic({"a": 0, "b": 1}, near) is None
+    assert checks.measure_precision({"a": 0, "b": 1}, near) is None
 
 
 def test_the_verdict_needs_two_standard_errors() -> None:

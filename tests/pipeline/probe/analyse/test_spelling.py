@@ -4,7 +4,7 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pipeline.probe.analyse.use import similarity
+from pipeline.probe.analyse.use import spelling_similarity
 
 
 def by_the_table(a: bytes, b: bytes) -> int:
@@ -21,7 +21,7 @@ def by_the_table(a: bytes, b: bytes) -> int:
     st.lists(st.binary(min_size=1, max_size=70) | st.text("ab", min_size=1, max_size=64).map(str.encode), min_size=2)
 )
 def test_it_is_the_edit_distance(chunks: list[bytes]) -> None:
-    found = similarity(chunks, np.arange(len(chunks)))
+    found = spelling_similarity(chunks, np.arange(len(chunks)))
     cut = [chunk[:64] for chunk in chunks]
     for a, row in zip(cut, found, strict=True):
         expected = [1 - by_the_table(a, b) / max(len(a), len(b)) for b in cut]
@@ -30,5 +30,5 @@ def test_it_is_the_edit_distance(chunks: list[bytes]) -> None:
 
 def test_pixels_are_alike_by_their_values() -> None:
     chunks = [bytes([0] * 6), bytes([255] * 6), bytes([51] * 6), bytes([0] * 3)]
-    found = similarity(chunks, np.array([0, 3]), pixels=True)
+    found = spelling_similarity(chunks, np.array([0, 3]), pixels=True)
     np.testing.assert_allclose(found, [[1, 0, 0.8, 1], [1, 0, 0.8, 1]], atol=1e-6)

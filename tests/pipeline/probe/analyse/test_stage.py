@@ -8,10 +8,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from pipeline.arguments import run_options
+from pipeline.arguments import load_run_options
 from pipeline.cli import main
 from pipeline.options import Options
-from pipeline.probe.analyse.stage import analyse
+from pipeline.probe.analyse.stage import analyse_run
 from pipeline.run.files import read_json
 from tests.conftest import of_kind
 
@@ -49,7 +49,9 @@ def test_it_writes_figures_pictures_a_map_and_an_export(run: Path, capsys: pytes
     assert cosines[~np.eye(len(exported), dtype=bool)].mean() == pytest.approx(
         found["cloud"]["centred_cosine"], abs=1e-4
     )
-    again = asdict(analyse(run_options(str(run), ["analyse.clusters=5", "analyse.skip_gram=false"], "analyse")))
+    again = asdict(
+        analyse_run(load_run_options(str(run), ["analyse.clusters=5", "analyse.skip_gram=false"], "analyse"))
+    )
     assert json.loads(json.dumps(again)) | {"seconds": 0} == found | {"seconds": 0}
     assert main(["report", str(run)]) == 0
     page = (run / "report.html").read_text()

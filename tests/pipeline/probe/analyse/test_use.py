@@ -12,7 +12,7 @@ def stream_of(words: str, table: list[str]) -> np.ndarray:
 
 def test_contexts_are_counted_before_and_after_and_not_across_gaps() -> None:
     table = ["a", "b", "c"]
-    found = use.contexts(stream_of("a b a | c a", table), 3, 2)
+    found = use.count_contexts(stream_of("a b a | c a", table), 3, 2)
     assert found.tolist() == [[0, 1, 0, 1], [1, 0, 1, 0], [0, 0, 1, 0]]
 
 
@@ -22,15 +22,15 @@ def test_information_is_the_logarithm_of_observed_over_expected() -> None:
     shares = np.array([[1, 0], [0.5, 0.5]])
     with np.errstate(divide="ignore"):
         expected = np.maximum(np.log2(shares / (weights / weights.sum())), 0)
-    np.testing.assert_allclose(use.information(counts), expected, atol=1e-6)
-    assert np.isfinite(use.information(np.zeros((2, 3), np.float32))).all()
+    np.testing.assert_allclose(use.positive_pmi(counts), expected, atol=1e-6)
+    assert np.isfinite(use.positive_pmi(np.zeros((2, 3), np.float32))).all()
 
 
 def test_reduced_vectors_have_the_products_of_the_best_approximation() -> None:
     matrix = np.random.default_rng(0).random((30, 12)).astype(np.float32)
     left, values, _ = np.linalg.svd(matrix.astype(np.float64), full_matrices=False)
     expected = left[:, :5] * np.sqrt(values[:5])
-    found = use.reduced(matrix, 5)
+    found = use.reduce_dimensions(matrix, 5)
     np.testing.assert_allclose(found @ found.T, expected @ expected.T, atol=1e-4)
 
 
@@ -50,7 +50,7 @@ def test_the_verdict_says_what_neighbours_have_in_common(first: str) -> None:
     contexts = np.eye(groups, dtype=np.float32)[used] + 0.01 * chance.random((size, groups), np.float32)
     vectors = np.eye(groups)[used if first == "use" else written] + 0.1 * chance.normal(size=(size, groups))
     counts, labels = np.arange(size, 0, -1), [chunk.decode() for chunk in chunks]
-    found = use.agreement(vectors, contexts, chunks, counts, labels, slice(0, size), 20, 5)
+    found = use.measure_agreement(vectors, contexts, chunks, counts, labels, slice(0, size), 20, 5)
     other = "spelling" if first == "use" else "use"
     assert found.verdict == f"{first} before {other}"
     assert getattr(found, first).share > 0.8 > 0.2 > getattr(found, other).share

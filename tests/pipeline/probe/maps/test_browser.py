@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from pipeline.probe.maps.page import Points, map_page
+from pipeline.probe.maps.page import MapPoints, render_map_page
 
 playwright = pytest.importorskip("playwright.sync_api", reason="no Playwright: run `make setup-browser`")
 CHROMIUM = shutil.which("chromium")
@@ -21,7 +21,9 @@ def test_a_person_searches_points_and_zooms(tmp_path: Path) -> None:
     places = {"UMAP": np.random.default_rng(0).normal(size=(size, 2)), "PCA": np.stack([rows, rows], 1).astype(float)}
     path = tmp_path / "map.html"
     path.write_text(
-        map_page("run", "about", Points(labels, size - rows, rows % 9 + 1, rows % 5, near, near, places, False))
+        render_map_page(
+            "run", "about", MapPoints(labels, size - rows, rows % 9 + 1, rows % 5, near, near, places, False)
+        )
     )
     with playwright.sync_playwright() as started:
         browser = started.chromium.launch(executable_path=CHROMIUM, args=["--headless", "--no-sandbox"])

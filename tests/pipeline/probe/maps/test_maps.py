@@ -11,26 +11,26 @@ from PIL import Image
 
 from pipeline.config import ConfigError
 from pipeline.probe.maps import page
-from pipeline.probe.maps.page import Points, map_page
+from pipeline.probe.maps.page import MapPoints, render_map_page
 
 
 def test_pca_is_the_singular_value_decomposition() -> None:
     vectors = np.random.default_rng(0).normal(size=(50, 5)) * [9, 5, 1, 1, 1]
     centred = vectors - vectors.mean(0)
     left, values, _ = np.linalg.svd(centred, full_matrices=False)
-    found = page.principal(vectors)
+    found = page.principal_components(vectors)
     np.testing.assert_allclose(np.abs(found), np.abs(left[:, :2] * values[:2]), atol=1e-4)
     assert (found[np.abs(found).argmax(0), [0, 1]] > 0).all()
-    assert page.principal(vectors[:, :1]).shape == (50, 2)
+    assert page.principal_components(vectors[:, :1]).shape == (50, 2)
 
 
 def test_a_map_whose_package_is_missing_is_refused_with_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(page, "find_spec", lambda name: None)
-    assert page.kinds("auto") == page.kinds("pca") == ["pca"]
+    assert page.select_projections("auto") == page.select_projections("pca") == ["pca"]
     with pytest.raises(ConfigError, match=r"analyse.map=umap needs umap-learn.*haed\[maps\]"):
-        page.kinds("umap")
+        page.select_projections("umap")
     monkeypatch.setattr(page, "find_spec", lambda name: name == "openTSNE")
-    assert page.kinds("auto") == page.kinds("tsne") == ["tsne", "pca"]
+    assert page.select_projections("auto") == page.select_projections("tsne") == ["tsne", "pca"]
 
 
 @pytest.mark.parametrize(("kind", "module"), [("umap", "umap"), ("tsne", "openTSNE")])
@@ -39,7 +39,7 @@ def test_maps_of_neighbours_keep_groups_together(kind: str, module: str) -> None
         pytest.skip(f"{module} is not installed")
     group = np.arange(90) // 30
     vectors = np.eye(8)[group] + 0.05 * np.random.default_rng(0).normal(size=(90, 8))
-    found = page.project(vectors, kind, seed=0)
+    found = page.project_vectors(vectors, kind, seed=0)
     distances = np.linalg.norm(found[:, None] - found, axis=2) + 1e9 * np.eye(90)
     assert found.shape == (90, 2) and (group[distances.argmin(1)] == group).mean() > 0.9
 
@@ -47,16 +47,16 @@ def test_maps_of_neighbours_keep_groups_together(kind: str, module: str) -> None
 NASTY = ["</script><script>alert(1)</script>", "<img src=x onerror=alert(2)>", "a&b", 'q"', "@TITLE@@POINTS@"]
 
 
-def points(labels: list[str], pixels: bool = False) -> Points:
+def points(labels: list[str], pixels: bool = False) -> MapPoints:
     size = len(labels)
     near = np.array([[(row + 1) % size, (row + 2) % size] for row in range(size)])
     places = np.random.default_rng(0).normal(size=(size, 2))
     counts = np.arange(size, 0, -1)
-    return Points(labels, counts, counts, counts % 3, near, 50 * np.ones_like(near), {"PCA": places}, pixels)
+    return MapPoints(labels, counts, counts, counts % 3, near, 50 * np.ones_like(near), {"PCA": places}, pixels)
 
 
 def test_no_chunk_is_markup_and_nothing_is_fetched() -> None:
-    found = map_page("<run>", "about & more", points(NASTY))
+    found = render_map_page("<run>", "about & more", points(NASTY))
     (inside,) = re.findall(r'<script type="application/json" id="points">(.*?)</script>', found, re.DOTALL)
     values = json.loads(inside)
     assert values["labels"] == NASTY and "<" not in inside
@@ -71,7 +71,7 @@ def test_the_projector_has_vectors_labels_and_sprites(tmp_path) -> None:  # type
     vectors = np.random.default_rng(0).normal(size=(5, 3))
     chunks = [bytes([255, 0, 0] * 2), bytes([0, 0, 255] * 2), *[bytes([9] * 6)] * 3]
     columns = {"count": np.arange(5)}
-    page.export(tmp_path, 'a "name"', vectors, ["tab\there", "line\nend", "c", "d", "e"], columns, chunks)
+    page.export_projector(tmp_path, 'a "name"', vectors, ["tab\there", "line\nend", "c", "d", "e"], columns, chunks)
     read = np.fromfile(tmp_path / "vectors.bytes", "<f4").reshape(5, 3)
     np.testing.assert_allclose(read, vectors / np.linalg.norm(vectors, axis=1, keepdims=True), atol=1e-6)
     lines = (tmp_path / "metadata.tsv").read_text().splitlines()
@@ -88,7 +88,7 @@ def test_tensorboard_reads_the_projector(tmp_path) -> None:  # type: ignore[no-u
     from tensorboard.plugins import base_plugin
 
     vectors = np.random.default_rng(0).normal(size=(300, 40))
-    page.export(tmp_path, "run", vectors, ["x"] * 300, {"count": np.arange(300)}, [])
+    page.export_projector(tmp_path, "run", vectors, ["x"] * 300, {"count": np.arange(300)}, [])
 
     class Nothing:
         def list_runs(self, context: object, experiment_id: str) -> list[object]:

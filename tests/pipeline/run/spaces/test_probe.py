@@ -13,7 +13,7 @@ import pytest
 from pipeline import open_run
 from pipeline.cli import main
 from pipeline.options import Options
-from pipeline.probe.next import following
+from pipeline.probe.next import next_chunks
 from pipeline.probe.sample import sample
 from pipeline.run.spaces.answers import Passage
 
@@ -61,11 +61,11 @@ def test_vectors_are_those_that_questions_are_answered_from(metric: str, run: Pa
     probe = open_run(run).probe
     for least in (None, 1, 3):
         vectors, table = probe.vectors(least)
-        assert vectors.shape == (probe.index.known(least), 16) and vectors.dtype == np.float32
+        assert vectors.shape == (probe.index.count_known(least), 16) and vectors.dtype == np.float32
         assert list(table) == ["row", "text", "hex", "count", "length", "norm"] and table["row"].tolist() == list(
             range(len(vectors))
         )
-        assert table["hex"].tolist() == [probe.index.chunk(row).hex() for row in range(len(vectors))]
+        assert table["hex"].tolist() == [probe.index.chunk_at(row).hex() for row in range(len(vectors))]
         assert table["count"].min() >= (least or probe.index.meta.floor)
         asked = probe.query_vectors(["return ", "zqzq", b"def "])
         for query, (item,) in zip(
@@ -135,7 +135,7 @@ def test_text_is_taken_as_str_or_bytes_wherever_there_is_a_question(run: Path) -
         "query_vectors": lambda text: probe.query_vectors([text]).tolist(),
         "contexts' query_vectors": lambda text: probe.query_vectors([text], space="contexts").tolist(),
         "sample": lambda text: [item.hex for item in sample(opened.options, [text])],
-        "following": lambda text: following(opened.options, [text]),
+        "following": lambda text: next_chunks(opened.options, [text]),
     }
     for name, ask in asks.items():
         first, *others = (ask(kind) for kind in kinds)

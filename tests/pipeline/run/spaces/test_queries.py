@@ -5,7 +5,7 @@ import pytest
 from data.chunkers import make_chunker
 from data.corpus import Corpus
 from data.options import ChunkerOptions
-from pipeline.run.spaces.queries import parse, passage
+from pipeline.run.spaces.queries import parse_chunk, parse_passage
 
 WORDS = make_chunker(ChunkerOptions(kind="words"))
 PIXELS = make_chunker(ChunkerOptions(kind="pixels", k=12))
@@ -18,11 +18,11 @@ def nothing() -> Corpus:
 @pytest.mark.parametrize("query", ["#12345", "12345g", "00" * 11, "", "1:", ":2", "1:2:3"])
 def test_what_is_no_chunk_of_pixels(query: str) -> None:
     with pytest.raises(ValueError, match="is no chunk of pixels"):
-        parse(query, PIXELS, nothing, "train")
+        parse_chunk(query, PIXELS, nothing, "train")
     with pytest.raises(ValueError, match="is no place in a picture"):
-        passage(query, PIXELS, nothing, "train")
+        parse_passage(query, PIXELS, nothing, "train")
     eight = make_chunker(ChunkerOptions(kind="pixels", k=8))
-    assert parse("#FF0080", eight, nothing, "train") == bytes.fromhex("ff0080ff0080ff00")
+    assert parse_chunk("#FF0080", eight, nothing, "train") == bytes.fromhex("ff0080ff0080ff00")
 
 
 def test_what_is_cut_and_what_is_several_chunks_is_said(caplog: pytest.LogCaptureFixture) -> None:
@@ -39,8 +39,8 @@ def test_what_is_cut_and_what_is_several_chunks_is_said(caplog: pytest.LogCaptur
         ("for i in range(10)", b"for ", "for␣ is taken, the first of its 5 chunks (for␣ i␣ in␣ range( 10))"),
     ):
         caplog.clear()
-        assert parse(query, WORDS, nothing, "train") == meant
+        assert parse_chunk(query, WORDS, nothing, "train") == meant
         assert said in caplog.text and bool(caplog.text) == bool(said)
-    for refused in (parse, passage):
+    for refused in (parse_chunk, parse_passage):
         with pytest.raises(ValueError, match="empty"):
             refused("", WORDS, nothing, "train")

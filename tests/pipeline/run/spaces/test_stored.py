@@ -12,9 +12,9 @@ import pytest
 
 from data.durable import write_json
 from pipeline.cli import main
-from pipeline.probe.index import index
+from pipeline.probe.index import build_index
 from pipeline.run.folder import RunFolder
-from pipeline.run.index import Index
+from pipeline.run.index import ChunkIndex
 from pipeline.run.spaces import stored
 
 
@@ -39,31 +39,31 @@ def sums(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 def test_sums_are_worked_out_once_and_again_when_a_file_changed(run: Path, place: Path, sums: list[str]) -> None:
     folder = RunFolder(run)
-    first = Index.open(folder)
+    first = ChunkIndex.open(folder)
     assert sums == ["vectors.faiss", "table.parquet"]  # of a copy, nothing is known
-    again = Index.open(folder)
-    assert len(sums) == 2 and (again.vectors == first.vectors).all() and again.chunk(3) == first.chunk(3)
+    again = ChunkIndex.open(folder)
+    assert len(sums) == 2 and (again.vectors == first.vectors).all() and again.chunk_at(3) == first.chunk_at(3)
     os.utime(place / "table.parquet")
-    Index.open(folder)
+    ChunkIndex.open(folder)
     assert len(sums) == 4
     (place / ".checked").write_text('{"own": true, "files": {}}')
-    Index.open(folder)
+    ChunkIndex.open(folder)
     assert len(sums) == 6
     content = bytearray((place / "vectors.faiss").read_bytes())
     content[200] ^= 1
     (place / "vectors.faiss").write_bytes(content)
     with pytest.raises(ValueError, match=r"is damaged \(vectors.faiss\): run `haed index .*` again"):
-        Index.open(folder)
+        ChunkIndex.open(folder)
 
 
 def test_an_approximate_index_of_somebody_else_is_not_read(
     run: Path, whole: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """FAISS's reader trusts what it reads. Answers are exact instead, and the same."""
-    options = RunFolder(run).options(["index.kind=hnsw", "index.recall=1"])
-    found = index(options)
+    options = RunFolder(run).load_options(["index.kind=hnsw", "index.recall=1"])
+    found = build_index(options)
     assert found.kind == "hnsw" and found.found.recall > 0.9
-    mine = Index.open(RunFolder(run))
+    mine = ChunkIndex.open(RunFolder(run))
     assert mine.search.kind == "hnsw"
     copied = Path(shutil.copytree(run, tmp_path / "handed"))
     import faiss
@@ -71,10 +71,12 @@ def test_an_approximate_index_of_somebody_else_is_not_read(
     monkeypatch.setattr(faiss, "read_index", lambda *_: pytest.fail("a stranger's file meets FAISS"))
     caplog.clear()
     for _ in range(2):
-        theirs = Index.open(RunFolder(copied))
+        theirs = ChunkIndex.open(RunFolder(copied))
         assert theirs.search.kind == "flat" and "was not built here by you: it is not read" in caplog.text
     queries = mine.vectors[:20]
-    np.testing.assert_allclose(theirs.search.nearest(queries, 3)[0], mine.search.nearest(queries, 3)[0], atol=1e-4)
+    np.testing.assert_allclose(
+        theirs.search.find_nearest(queries, 3)[0], mine.search.find_nearest(queries, 3)[0], atol=1e-4
+    )
     checked = json.loads((copied / "index/chunks/.checked").read_text())
     assert checked["own"] is False
 

@@ -7,8 +7,18 @@ import pytest
 
 from pipeline.options import IndexOptions
 from pipeline.run.spaces import vectors
-from pipeline.run.spaces.stored import Metric, growing, open_vectors
-from pipeline.run.spaces.vectors import Vectors, augmented, build, choose, kinds_to_try, opened, prepared, tune, whole
+from pipeline.run.spaces.stored import Metric, open_vectors, write_vectors
+from pipeline.run.spaces.vectors import (
+    Vectors,
+    augment_vectors,
+    build_index,
+    choose_index,
+    kinds_to_try,
+    open_candidate,
+    prepare_vectors,
+    search_uncentred,
+    tune_effort,
+)
 
 METRICS: tuple[Metric, ...] = ("centred", "cosine", "ip", "l2")
 
@@ -36,21 +46,21 @@ def test_search_finds_what_brute_force_finds(metric: Metric, tmp_path: Path, mon
     monkeypatch.setattr(vectors, "_FEW", 100)
     base, queries, width = some(1500, 20), some(40, 20, 1), 20
     mean = base.mean(0) if metric == "centred" else None
-    with growing(tmp_path, width, metric) as file:
+    with write_vectors(tmp_path, width, metric) as file:
         for begin in range(0, 1500, 400):
-            file.add(prepared(base[begin : begin + 400], metric, mean))
+            file.append_vectors(prepare_vectors(base[begin : begin + 400], metric, mean))
     stored = open_vectors(tmp_path / "vectors.faiss")
-    np.testing.assert_array_equal(stored, prepared(base, metric, mean))
-    unseen = prepared(some(50, width, 2), metric, mean)
+    np.testing.assert_array_equal(stored, prepare_vectors(base, metric, mean))
+    unseen = prepare_vectors(some(50, width, 2), metric, mean)
     if mean is not None:
         base, queries = base - mean, queries - mean
     truth, of_some = brute(base, queries, metric), brute(base[:400], queries, metric)
     tolerance = {"rtol": 1e-4, "atol": 1e-4}
     for kind in ("flat", "hnsw", "ivf", "ivfpq"):
         if kind != "flat":
-            build(tmp_path / kind, stored, metric, kind, 1, 0)
-        search = opened(tmp_path / kind, stored, metric, kind)
-        tuned = tune(search, 0.97, unseen, 0)
+            build_index(tmp_path / kind, stored, metric, kind, 1, 0)
+        search = open_candidate(tmp_path / kind, stored, metric, kind)
+        tuned = tune_effort(search, 0.97, unseen, 0)
         assert tuned.found == tuned.curve[-1] and tuned.queries == {
             "rows": 350 if kind == "flat" else 1500,
             "unseen": 50,
@@ -58,18 +68,18 @@ def test_search_finds_what_brute_force_finds(metric: Metric, tmp_path: Path, mon
         assert tuned.found.recall > 0.95 and 0 < tuned.found.p50 <= tuned.found.p99
         search.effort = 1500
         for among, expected in ((None, truth), (400, of_some)):
-            scores, rows = search.nearest(prepared(queries, metric), 10, among)
+            scores, rows = search.find_nearest(prepare_vectors(queries, metric), 10, among)
             assert rows.max() < (among or 1500)
             recall = np.isclose(scores[:, :, None], expected[:, None, :10], **tolerance).any(1).mean()
             assert recall > (0.999 if kind == "flat" else 0.97), kind
-            own = prepared(base, metric)[rows]  # scores are exact, whatever proposed the rows
-            asked = prepared(queries, metric)[:, None]
+            own = prepare_vectors(base, metric)[rows]  # scores are exact, whatever proposed the rows
+            asked = prepare_vectors(queries, metric)[:, None]
             again = np.linalg.norm(own - asked, axis=2) if metric == "l2" else (own * asked).sum(2)
             np.testing.assert_allclose(scores, again, **tolerance)
         search.effort = 1  # what is no chunk is compared with all, however little an index looks at
-        scores, _ = search.exactly(prepared(queries, metric), 10, 400)
+        scores, _ = search.find_exactly(prepare_vectors(queries, metric), 10, 400)
         np.testing.assert_allclose(scores, of_some[:, :10], **tolerance)
-        everything, _ = search.nearest(prepared(queries, metric), 1500)
+        everything, _ = search.find_nearest(prepare_vectors(queries, metric), 1500)
         np.testing.assert_allclose(everything, truth, rtol=1e-3, atol=1e-3)
 
 
@@ -78,16 +88,18 @@ def test_whole_vectors_are_compared_though_centred_ones_are_stored(monkeypatch: 
     base, queries = some(200, 13) + 3, some(20, 13, 1)
     mean = base[:50].mean(0)
     lengths = (np.linalg.norm(each, axis=1) for each in (base - mean, base))
-    asked = prepared(queries, "cosine")
-    scores, rows = whole(asked, prepared(base, "centred", mean), mean, *lengths, 7)
+    asked = prepare_vectors(queries, "cosine")
+    scores, rows = search_uncentred(asked, prepare_vectors(base, "centred", mean), mean, *lengths, 7)
     np.testing.assert_allclose(scores, brute(base, queries, "cosine")[:, :7], atol=1e-5)
-    np.testing.assert_allclose(scores, (asked[:, None] * prepared(base, "cosine")[rows]).sum(2), atol=1e-5)
+    np.testing.assert_allclose(scores, (asked[:, None] * prepare_vectors(base, "cosine")[rows]).sum(2), atol=1e-5)
 
 
 def test_one_more_coordinate_makes_nearest_the_largest_product() -> None:
     base, queries = some(200, 13), some(20, 13, 1)
     longest = float(np.linalg.norm(base, axis=1).max())
-    far = np.linalg.norm(augmented(queries, "ip", 0.0, 16)[:, None] - augmented(base, "ip", longest, 16), axis=2)
+    far = np.linalg.norm(
+        augment_vectors(queries, "ip", 0.0, 16)[:, None] - augment_vectors(base, "ip", longest, 16), axis=2
+    )
     products = queries @ base.T
     np.testing.assert_array_equal(far.argsort(1)[:, :5], (-products).argsort(1)[:, :5])
 
@@ -96,9 +108,9 @@ def test_a_recall_that_is_not_reached_is_said(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(vectors, "_PROBES", (1, 2))
-    base = prepared(np.random.default_rng(0).normal(size=(3000, 16)).astype(np.float32), "cosine")
-    build(tmp_path / "ivf", base, "cosine", "ivf", 1, 0)
-    tuned = tune(opened(tmp_path / "ivf", base, "cosine", "ivf"), 0.99, base[:0], 0)
+    base = prepare_vectors(np.random.default_rng(0).normal(size=(3000, 16)).astype(np.float32), "cosine")
+    build_index(tmp_path / "ivf", base, "cosine", "ivf", 1, 0)
+    tuned = tune_effort(open_candidate(tmp_path / "ivf", base, "cosine", "ivf"), 0.99, base[:0], 0)
     assert "ivf: index.recall=0.99 was not reached" in caplog.text
     first, last = tuned.curve
     assert (first.effort, last.effort) == (1, 2) and first.recall < last.recall < 0.99
@@ -114,15 +126,15 @@ def test_auto_goes_by_size(number: int, kind: str) -> None:
 @pytest.mark.slow
 def test_auto_takes_the_next_type_where_one_finds_too_little(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(vectors, "FLAT_UP_TO", 100)
-    base = prepared(some(3000, 16), "cosine")
+    base = prepare_vectors(some(3000, 16), "cosine")
     for links, kind in ((2, "ivf"), (32, "hnsw")):
         monkeypatch.setattr(vectors, "_LINKS", links)
-        found = choose(tmp_path, base, "cosine", base[:0], IndexOptions(recall=0.999), 1, 0)
+        found = choose_index(tmp_path, base, "cosine", base[:0], IndexOptions(recall=0.999), 1, 0)
         assert found.kind == kind
         assert [path.name for path in tmp_path.iterdir()] == ["search.faiss"]
 
 
 def test_one_vector_can_be_asked() -> None:
-    base = prepared(some(1, 4), "cosine")
-    tuned = tune(Vectors(base, "cosine"), 0.99, base[:0], 0)
-    assert tuned.found.recall == 1 and Vectors(base, "cosine").nearest(base, 5)[1].tolist() == [[0]]
+    base = prepare_vectors(some(1, 4), "cosine")
+    tuned = tune_effort(Vectors(base, "cosine"), 0.99, base[:0], 0)
+    assert tuned.found.recall == 1 and Vectors(base, "cosine").find_nearest(base, 5)[1].tolist() == [[0]]
