@@ -38,13 +38,13 @@ STAGES = """
 import sys
 from pipeline import config
 from pipeline.train import stages
-from pipeline.score.evaluate import evaluate
-from pipeline.probe.index import index
-from pipeline.show.report import report
+from pipeline.score.evaluate import evaluate_run
+from pipeline.probe.index import build_index
+from pipeline.show.report import write_report
 from pipeline.probe.sample import sample
-from pipeline.run.shards import shard
-options = config.load("quickstart", sys.argv[1:])
-for stage in (shard, stages.pretrain, stages.finetune, evaluate, index, sample, report):
+from pipeline.run.shards import shard_source
+options = config.load_options("quickstart", sys.argv[1:])
+for stage in (shard_source, stages.pretrain, stages.finetune, evaluate_run, build_index, sample, write_report):
     stage(options)
 """
 SHORT = ["pretrain.seconds=null", "finetune.seconds=null", "pretrain.steps=20", "finetune.steps=20", "source.kind=text"]

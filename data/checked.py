@@ -56,7 +56,7 @@ def open_file(path: Path | str, inside: Path | None = None) -> BufferedReader:
 
     Raises:
         FileNotFoundError: there is no such file.
-        DamagedFile: it is no regular file, or a link that leads out of `inside`.
+        CorruptFileError: it is no regular file, or a link that leads out of `inside`.
         OSError: it cannot be opened.
     """
     _check_regular(os.stat(path), path)
@@ -79,7 +79,7 @@ def open_own(path: Path | str, flags: int) -> IO[bytes]:
         flags: of `os.open`, such as O_RDWR | O_CREAT.
 
     Raises:
-        DamagedFile: the path is a link, or something other than a file.
+        CorruptFileError: the path is a link, or something other than a file.
         OSError: it cannot be opened or created.
     """
     try:
@@ -123,7 +123,7 @@ def read_bytes(path: Path | str, most: int, inside: Path | None = None) -> bytes
 
     Raises:
         FileNotFoundError: there is no such file.
-        DamagedFile: it is larger than `most`, or see `open_file`.
+        CorruptFileError: it is larger than `most`, or see `open_file`.
         OSError: it cannot be read; the message names it.
     """
     with add_path_to_errors(path), open_file(path, inside) as file:
@@ -149,7 +149,7 @@ def parse_json(content: bytes | str, where: Path | str) -> Any:
         where: name of it for errors.
 
     Raises:
-        DamagedFile: it is nested deeper, or is no JSON.
+        CorruptFileError: it is nested deeper, or is no JSON.
     """
     raw = content.encode(errors="surrogatepass") if isinstance(content, str) else content
     depth = 0
@@ -172,7 +172,7 @@ def check_yaml(content: bytes, where: Path | str) -> str:
         where: name of it for errors.
 
     Raises:
-        DamagedFile: it is nested too deeply, has too many values, or is not UTF-8.
+        CorruptFileError: it is nested too deeply, has too many values, or is not UTF-8.
     """
     from yaml import YAMLError
 
@@ -194,7 +194,7 @@ def check_tree(text: str, where: Path | str, fast: bool = True) -> None:
         fast: use libyaml, which rejects escapes of lone surrogates, such as those of JSON.
 
     Raises:
-        DamagedFile: it is nested too deeply, or has too many values.
+        CorruptFileError: it is nested too deeply, or has too many values.
         YAMLError: it is no YAML, but harmless up to there.
     """
     import yaml
@@ -275,7 +275,7 @@ def verify_checksums(
         several: a list is allowed.
 
     Raises:
-        DamagedFile: a checksum is missing or wrong.
+        CorruptFileError: a checksum is missing or wrong.
     """
     if several and isinstance(value, list):
         return [verify_checksums(each, where, key, advice) for each in value]
@@ -322,7 +322,7 @@ class OpenedFile:
         """Return `size` bytes from the offset `begin` on.
 
         Raises:
-            DamagedFile: the file ends before.
+            CorruptFileError: the file ends before.
             OSError: it cannot be read; the message names it.
         """
         found = bytearray(size)

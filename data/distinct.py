@@ -62,7 +62,7 @@ def count_distinct_chunks(
         limit: maximum number of all distinct chunks.
 
     Raises:
-        TooMany: there are more than `limit`, raised as soon as that is certain.
+        VocabularyOverflowError: there are more than `limit`, raised as soon as that is certain.
         OSError: there is no room for the temporary file.
     """
     return _count_samples(_iterate_samples(corpus, *splits), corpus.build_chunker().k, most, at_least, limit)
@@ -142,7 +142,7 @@ def _as_rows(chunks: Any, k: int) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _limited(samples: Iterable[Sample], limit: int) -> Iterator[Sample]:
-    """Pass samples on; raise TooMany once they have more than `limit` distinct chunks, told apart by 64-bit hashes."""
+    """Pass samples on; raise VocabularyOverflowError once they have more than `limit` distinct chunks, told apart by 64-bit hashes."""
     known = np.zeros(0, np.uint64)
     for sample in samples:
         known = np.union1d(known, hash_chunks(sample.tokens, sample.lengths))

@@ -60,7 +60,7 @@ class Guard:
     lock: tuple[Path, IO[bytes]] | None = None
 
     def check_unchanged(self) -> None:
-        """Raise FolderLost if the path of the folder, or of its lock file, names another one or nothing."""
+        """Raise FolderLostError if the path of the folder, or of its lock file, names another one or nothing."""
         if not is_still(self.folder, self.descriptor):
             now = "is another folder now" if self.folder.exists() else "was removed or moved"
             raise FolderLostError(f"{self.folder} {now}: nothing is written there any more")
@@ -123,7 +123,7 @@ def guard_folder(folder: Path, lock: tuple[Path, IO[bytes]] | None = None) -> It
 
 
 def check_guards(path: Path) -> None:
-    """Raise FolderLost if a guarded folder around `path` is no longer the original one."""
+    """Raise FolderLostError if a guarded folder around `path` is no longer the original one."""
     absolute = Path(os.path.abspath(path))
     for guard in tuple(_guards):
         if absolute.is_relative_to(guard.folder):
@@ -139,7 +139,7 @@ def make_folders(path: Path, within: Path) -> None:
 
     Raises:
         FileNotFoundError: `within` does not exist.
-        FolderLost: it is guarded, and is another folder now.
+        FolderLostError: it is guarded, and is another folder now.
     """
     check_guards(path)
     inner = path.relative_to(within)
@@ -162,7 +162,7 @@ def acquire_lock(path: Path, waiting: Callable[[str], None] | None = None, patie
         patience: seconds before `waiting` is called, so that a holder that is just being killed has time to end.
 
     Raises:
-        DamagedFile: the path is something other than a file.
+        CorruptFileError: the path is something other than a file.
         OSError: the file cannot be created.
     """
     end = time.monotonic() + patience
@@ -269,7 +269,7 @@ def replace_atomically(path: Path) -> Iterator[IO[bytes]]:
 
     Raises:
         OSError: the disk is full or not writable. After this or any other exception, `path` is unchanged.
-        FolderLost: a guarded folder around it is another now.
+        FolderLostError: a guarded folder around it is another now.
     """
     check_guards(path)
     beside = path.with_name(f".{path.name}.{os.getpid()}.partial")

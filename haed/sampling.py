@@ -125,7 +125,7 @@ def _beam_search(system: HAED, prediction: Tensor, before: Chunks, opened: Tenso
     """Return the decoder's likeliest chunks with a given beginning, at most `beam`, by a beam search."""
     cut = system.cut
     decoder: Any = system.decoder  # each decoder has a state of its own kind
-    state = decoder.begin(prediction, to_device(before, system.device))
+    state = decoder.initial_state(prediction, to_device(before, system.device))
     tokens, score = torch.zeros(1, cut.k, dtype=torch.long), torch.zeros(1, dtype=torch.float64)
     symbol, ended = torch.full((1,), cut.vocabulary), []
     for place in range(cut.k):
@@ -139,7 +139,7 @@ def _beam_search(system: HAED, prediction: Tensor, before: Chunks, opened: Tenso
             score, best = grown[:, :-1].flatten().topk(min(beam, grown[:, :-1].numel()))
             parent, symbol = best // cut.vocabulary, best % cut.vocabulary
             tokens = tokens[parent]
-            state.keep(parent.to(system.device))
+            state.select_rows(parent.to(system.device))
         tokens[:, place] = symbol
     ended.append((tokens, torch.full_like(tokens[:, 0], cut.k), score))
     every, lengths, scores = (torch.cat(column) for column in zip(*ended, strict=True))
@@ -310,7 +310,7 @@ class ChunkSampler(Sampler):
         tokens = torch.zeros(batch, cut.k, dtype=torch.long)
         lengths = torch.full((batch,), cut.k)
         decoder: Any = self.system.decoder  # each decoder has a state of its own kind
-        state = decoder.begin(self.prediction[rows.to(self.device)], to_device(self.last[rows], self.device))
+        state = decoder.initial_state(self.prediction[rows.to(self.device)], to_device(self.last[rows], self.device))
         open_rows, symbol = torch.arange(batch), torch.full((batch,), cut.vocabulary)
         for position in range(cut.k):
             logits = decoder.step(state, symbol.to(self.device))
@@ -324,7 +324,7 @@ class ChunkSampler(Sampler):
                 open_rows, symbol = open_rows[goes_on], symbol[goes_on]
                 if not len(open_rows):
                     break
-                state.keep(goes_on.to(self.device))
+                state.select_rows(goes_on.to(self.device))
             tokens[open_rows, position] = symbol
         return Chunks(tokens, lengths)
 

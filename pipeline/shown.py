@@ -191,7 +191,7 @@ def print_stdout(content: bytes | str) -> None:
     """Write a part of the result to standard output: bytes unchanged, text made printable and as a line.
 
     Raises:
-        NobodyReads: the reader has closed standard output.
+        StdoutClosedError: the reader has closed standard output.
         OSError: standard output is closed, or its disk is full.
     """
     stream: Any = sys.stdout

@@ -84,7 +84,7 @@ def parse_override(word: str) -> tuple[str, Any]:
     The value of a text option is used as typed, except that `null` is None and a quoted text is unquoted.
 
     Raises:
-        DamagedFile: the value is nested too deeply.
+        CorruptFileError: the value is nested too deeply.
     """
     key, typed = word.split("=", 1)
     if key.count(".") > DEEPEST:

@@ -35,9 +35,9 @@ from starlette.testclient import TestClient
 import torch, faiss, pyarrow.parquet, matplotlib.pyplot
 from pipeline import open_run
 from pipeline.cli import main
-from pipeline.pages.app import application
-from pipeline.pages.runs import Runs
-from pipeline.pages.warm import Warm
+from pipeline.pages.app import make_application
+from pipeline.pages.runs import ServedRuns
+from pipeline.pages.warm import ModelCache
 
 SECONDS = 60  # which only what waits for a named pipe takes
 resource.setrlimit(resource.RLIMIT_DATA, (4 << 30,) * 2)
@@ -79,8 +79,8 @@ def asked(reader, client):
 for line in sys.stdin:
     place, readers = json.loads(line)
     os.chdir(place)
-    warm = Warm(1, ("threads=1", "device=cpu"))
-    client = TestClient(application(Runs(Path("runs")), warm), raise_server_exceptions=False)
+    warm = ModelCache(1, ("threads=1", "device=cpu"))
+    client = TestClient(make_application(ServedRuns(Path("runs")), warm), raise_server_exceptions=False)
     found = {}
     for reader in readers:
         try:

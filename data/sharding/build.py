@@ -293,7 +293,7 @@ def shard(
 
     Raises:
         FileNotFoundError: the source is not there, and no whole corpus of it exists.
-        FolderLost: the folder of the corpus, or its lock file, was removed or replaced meanwhile.
+        FolderLostError: the folder of the corpus, or its lock file, was removed or replaced meanwhile.
         ValueError: the source is empty or not of its kind.
     """
     check_folder(shards_dir, "shards_dir")

@@ -112,7 +112,7 @@ class PartRecord:
 
         Raises:
             FileNotFoundError: the part is not finished.
-            DamagedFile: its record is damaged.
+            CorruptFileError: its record is damaged.
         """
         found = read_json(part.folder / RECORD)
         shards = {split: [Shard(**entry) for entry in found[split]] for split in SPLITS if split in found}
@@ -129,7 +129,7 @@ class PartRecord:
         """Return the contents of the statistics file of a split of that part.
 
         Raises:
-            DamagedFile: it is not what was written.
+            CorruptFileError: it is not what was written.
         """
         path = part.folder / _statistics_name(split)
         content = read_bytes(path, MANY)
@@ -167,7 +167,7 @@ def write_part(part: Part) -> None:
     does no harm.
 
     Raises:
-        FolderLost: the folder of the corpus was removed meanwhile.
+        FolderLostError: the folder of the corpus was removed meanwhile.
         OSError: the disk is full or not writable.
         ValueError: the source cannot be read; the message names the file.
     """

@@ -55,7 +55,7 @@ class ServedRuns:
         """Return the run of that name. The name is only compared, never used as a path.
 
         Raises:
-            NotFound: no run has that name.
+            NotFoundError: no run has that name.
         """
         for folder in self.list_folders()[0]:
             if folder.path.name == name:

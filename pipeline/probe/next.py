@@ -16,7 +16,7 @@ def next_chunks(options: Options, prompts: Texts = (), count: int = 10) -> list[
         ValueError: a prompt for a model of pictures.
     """
     run = Run(RunFolder.from_options(options), options)
-    return [run.next(prompt, count) for prompt in to_texts(prompts, 'following(options, ["import "])') or [b""]]
+    return [run.next(prompt, count) for prompt in to_texts(prompts, 'next_chunks(options, ["import "])') or [b""]]
 
 
 def prediction_rows(item: NextChunks) -> list[dict[str, str]]:

@@ -21,7 +21,7 @@ import torch
 
 from haed.chunk.model import HAED
 from pipeline.probe.analyse.geometry import normalise_rows
-from pipeline.probe.contexts import Window, cut_windows, to_token_batch
+from pipeline.probe.index import Window, cut_windows, to_token_batch
 from pipeline.run.index import PIXELS, display_chunk
 from pipeline.run.opened import Run
 from pipeline.shown import escape_control_characters

@@ -33,11 +33,9 @@ from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from threading import Lock
-from typing import Any, Self, TypedDict, cast
+from typing import TYPE_CHECKING, Any, Self, TypedDict, cast
 
 from safetensors import SafetensorError
-from safetensors.torch import save_file
-from torch import Tensor
 
 from data.checked import (
     NOTE,
@@ -141,7 +139,7 @@ def read_state(path: Path, keys: tuple[str, ...] = ()) -> State:
 
     Raises:
         FileNotFoundError: there is no state.json.
-        DamagedFile: it is damaged.
+        CorruptFileError: it is damaged.
     """
     where = path / STATE
     found = parse_json(read_bytes(where, RESULT), where)
@@ -306,7 +304,7 @@ def choose_checkpoint(folder: Path) -> CheckpointSummary:
         folder: folder of the phase's checkpoints.
 
     Raises:
-        DamagedCheckpoint: checkpoints exist or existed, and none of them is whole.
+        CorruptCheckpointError: checkpoints exist or existed, and none of them is whole.
         FileNotFoundError: there never was a checkpoint.
         PermissionError: a checkpoint may not be read.
     """
@@ -337,7 +335,7 @@ def choose_checkpoint(folder: Path) -> CheckpointSummary:
 
 
 def check_pointers(folder: Path) -> None:
-    """Raise DamagedCheckpoint if there is no checkpoint although `latest` or `best` names one."""
+    """Raise CorruptCheckpointError if there is no checkpoint although `latest` or `best` names one."""
     for pointer in ("latest", "best") if not list_checkpoints(folder) else ():
         if (named := resolve_pointer(folder, pointer)) is not None:
             raise CorruptCheckpointError(
@@ -389,7 +387,7 @@ def read_verified_state(path: Path, names: Iterable[str] | None = None, fresh: b
         fresh: hash the files again, even if their checksums are cached.
 
     Raises:
-        DamagedCheckpoint: a file is missing, truncated or altered.
+        CorruptCheckpointError: a file is missing, truncated or altered.
         PermissionError: a file may not be read.
     """
     try:
@@ -463,6 +461,9 @@ def note_sums(checkpoint: Path, sums: Mapping[str, str]) -> None:
         write_atomically(folder / CHECKED, json.dumps(kept | new).encode())
 
 
+if TYPE_CHECKING:
+    from torch import Tensor
+
 log = logging.getLogger(__name__)
 __all__ = ["AVERAGE", "MODEL", "TRAINING", "Checkpoint", "Checkpoints", "CorruptCheckpointError", "load_checkpoint"]
 
@@ -472,10 +473,10 @@ class Checkpoint:
     """A loaded checkpoint; `training` is empty if only the model was loaded. See `CheckpointSummary` for `fallback`."""
 
     path: Path
-    model: dict[str, Tensor]
-    training: dict[str, Tensor]
+    model: "dict[str, Tensor]"
+    training: "dict[str, Tensor]"
     state: State
-    average: dict[str, Tensor] | None = None
+    average: "dict[str, Tensor] | None" = None
     fallback: str | None = None
 
     @property
@@ -492,7 +493,7 @@ class Checkpoints:
         self._writer = ThreadPoolExecutor(1, "checkpoint")
         self._pending: Future[None] | None = None
 
-    def save(self, step: int, tensors: dict[str, dict[str, Tensor]], state: State, best: bool) -> None:
+    def save(self, step: int, tensors: "dict[str, dict[str, Tensor]]", state: State, best: bool) -> None:
         """Copy a checkpoint's tensors and start writing them in a thread; see `wait`.
 
         Args:
@@ -512,7 +513,7 @@ class Checkpoints:
         """Wait until the pending checkpoint is written.
 
         Raises:
-            FolderLost: the run's folder was removed, moved or replaced.
+            FolderLostError: the run's folder was removed, moved or replaced.
             OSError: the checkpoint could not be written: the disk is full or read-only; earlier checkpoints are
                 untouched.
         """
@@ -529,11 +530,11 @@ class Checkpoints:
         """Wait for the pending checkpoint, whether it succeeds or not; nothing can be saved afterwards."""
         self._writer.shutdown()
 
-    def _write_checkpoint(self, step: int, tensors: dict[str, dict[str, Tensor]], state: State, best: bool) -> None:
+    def _write_checkpoint(self, step: int, tensors: "dict[str, dict[str, Tensor]]", state: State, best: bool) -> None:
         """Write a checkpoint, point `latest` (and `best`) to it, and remove those that are neither new nor best.
 
         Raises:
-            FolderLost: the run's folder was removed, moved or replaced.
+            FolderLostError: the run's folder was removed, moved or replaced.
             OSError: see `wait`.
         """
         path = self.folder / f"step-{step:08d}"
@@ -592,7 +593,7 @@ class Checkpoints:
         """Load the newest whole checkpoint; None if there never was one.
 
         Raises:
-            DamagedCheckpoint: checkpoints exist or existed, and none of them is whole.
+            CorruptCheckpointError: checkpoints exist or existed, and none of them is whole.
             OSError: a checkpoint may not be read, or the pending one could not be written (see `wait`).
         """
         self.wait_until_written()
@@ -617,7 +618,7 @@ class Checkpoints:
         Only the model is loaded unless `training` is set.
 
         Raises:
-            DamagedCheckpoint: checkpoints exist or existed, and none of them is whole.
+            CorruptCheckpointError: checkpoints exist or existed, and none of them is whole.
         """
         self.wait_until_written()
         while True:
@@ -640,7 +641,7 @@ def load_checkpoint(path: Path, training: bool = True) -> Checkpoint:
     Without `training`, its model is the moving average of the weights if there is one.
 
     Raises:
-        DamagedCheckpoint: a file is missing, truncated or altered.
+        CorruptCheckpointError: a file is missing, truncated or altered.
         PermissionError: a file may not be read.
     """
     state = read_verified_state(path, FILES if training else None, fresh=True)
@@ -658,14 +659,16 @@ def load_checkpoint(path: Path, training: bool = True) -> Checkpoint:
         raise CorruptCheckpointError(f"checkpoint {path} is damaged: {type(error).__name__}: {error}") from error
 
 
-def _copy_to_cpu(tensor: Tensor) -> Tensor:
+def _copy_to_cpu(tensor: "Tensor") -> "Tensor":
     return tensor.detach().to("cpu", copy=True).contiguous()
 
 
-def _write_tensors(path: Path, tensors: dict[str, Tensor]) -> str:
+def _write_tensors(path: Path, tensors: "dict[str, Tensor]") -> str:
     """Write a file of tensors, sync it to the disk, and return its sha256."""
     path.touch()
     mode = path.stat().st_mode  # as the umask has it; safetensors writes for the owner alone
+    from safetensors.torch import save_file
+
     save_file(tensors, path)
     path.chmod(mode)
     with open(path, "rb") as file:

@@ -33,7 +33,16 @@ log = logging.getLogger(__name__)
 OWN_QUERIES = 6
 COUNT = 8  # neighbours, unless it is said how many
 FLOORS, ENOUGH = (10, 5, 3, 2), 1000  # occurrences, chunks
-__all__ = ["PIXELS", "ChunkIndex", "Embed", "Neighbour", "QueryResult", "SearchResults", "StaleIndexError", "display_chunk"]
+__all__ = [
+    "PIXELS",
+    "ChunkIndex",
+    "Embed",
+    "Neighbour",
+    "QueryResult",
+    "SearchResults",
+    "StaleIndexError",
+    "display_chunk",
+]
 
 Embed = Callable[[list[bytes]], np.ndarray]  # n chunks: (n, E) float32
 Search = Callable[[int, int], tuple[np.ndarray, np.ndarray]]  # how many, among so many first rows: scores, rows

@@ -208,7 +208,7 @@ def parse_record(line: bytes, path: Path, number: int | None = None) -> Record:
         number: number of the line, for errors.
 
     Raises:
-        DamagedFile: the line is not as it was written.
+        CorruptFileError: the line is not as it was written.
     """
     where = f"{path}{'' if number is None else f', line {number}'}"
     begin = line[:_CUT]
@@ -229,7 +229,7 @@ def read_metrics(path: Path) -> list[Record]:
     """Return the records of a phase's metrics.jsonl, without an unfinished last line.
 
     Raises:
-        DamagedFile: a line, named in the message, or the file is damaged.
+        CorruptFileError: a line, named in the message, or the file is damaged.
         OSError: the file cannot be read.
     """
     return [parse_record(line, path, number) for number, line in enumerate(_read_lines(path), 1)]
@@ -270,7 +270,7 @@ def _cut_back(path: Path, step: int) -> None:
     """Drop the records after `step`, which may be damaged: they were not synced if the machine lost power.
 
     Raises:
-        DamagedFile: a record up to `step` is damaged.
+        CorruptFileError: a record up to `step` is damaged.
     """
     kept, damaged = [], None
     for number, line in enumerate(_read_lines(path), 1):

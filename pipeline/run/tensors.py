@@ -22,7 +22,7 @@ def read_tensors(path: Path) -> "dict[str, Tensor]":
 
     Raises:
         FileNotFoundError: there is no such file.
-        DamagedFile: it is no file of tensors, or does not fit into memory.
+        CorruptFileError: it is no file of tensors, or does not fit into memory.
         OSError: it cannot be read.
     """
     with add_path_to_errors(path), open_file(path) as file:

@@ -221,7 +221,7 @@ def run_phase(
         FileNotFoundError: the shards, or the phase one to start from, do not exist.
         ValueError: the checkpoint is of another model or corpus, or `resume` does not allow it.
         BlockingIOError: another process trains this run.
-        FolderLost: the run was removed, moved or replaced meanwhile; the training is saved beside it, if possible.
+        FolderLostError: the run was removed, moved or replaced meanwhile; the training is saved beside it, if possible.
     """
     check_training(phase, options)
     if options.launcher.processes > 1 and not is_torchrun_child():

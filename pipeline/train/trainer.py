@@ -441,7 +441,7 @@ class Trainer:
 
         Raises:
             Interrupted: `stop` was true; a checkpoint was written first.
-            NotFinite: the loss, a gradient or a weight became NaN or infinite; the last checkpoint stays.
+            NonFiniteLossError: the loss, a gradient or a weight became NaN or infinite; the last checkpoint stays.
             OSError: the last checkpoint, or that of an interruption, could not be written; or data could not be read.
             ValueError: data are damaged; a checkpoint was written first, unless there are other ranks.
             Unsaved: the run's folder was removed, moved or replaced.
@@ -674,7 +674,7 @@ class Trainer:
         return record
 
     def _check_finite(self, figures: dict[str, float]) -> None:
-        """Raise NotFinite naming the metrics that are NaN or infinite."""
+        """Raise NonFiniteLossError naming the metrics that are NaN or infinite."""
         wrong = [name for name, value in figures.items() if not math.isfinite(value)]
         if wrong:
             raise NonFiniteLossError(

@@ -97,10 +97,10 @@ def test_a_run_computes_with_no_more_threads_than_its_affinity_has_cores() -> No
     """As `taskset -c` has it, and at OMP_NUM_THREADS; an option goes before both."""
     code = (
         "import os; os.sched_setaffinity(0, {min(os.sched_getaffinity(0))}); import torch\n"
-        "from pipeline.config import load\nfrom pipeline.run.device import compute\n"
-        "compute(load(None, [])); print(torch.get_num_threads())\n"
-        "compute(load(None, ['threads=3'])); print(torch.get_num_threads())\n"
-        "compute(load(None, [])); print(torch.get_num_threads())"
+        "from pipeline.config import load_options\nfrom pipeline.run.device import setup_compute\n"
+        "setup_compute(load_options(None, [])); print(torch.get_num_threads())\n"
+        "setup_compute(load_options(None, ['threads=3'])); print(torch.get_num_threads())\n"
+        "setup_compute(load_options(None, [])); print(torch.get_num_threads())"
     )
     environment = {name: value for name, value in os.environ.items() if name != "OMP_NUM_THREADS"}
     done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True)

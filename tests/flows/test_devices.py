@@ -27,8 +27,10 @@ def test_devices_are_named_so_that_all_processes_mean_the_same(monkeypatch: pyte
 
 
 def test_a_turn_is_held_alone_and_freed_by_death(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    script = "import sys\nfrom pipeline.config import load\nfrom flows.devices import turn\n"
-    script += "with turn(load('quickstart', ['device=cuda', 'launcher.processes=2']), lambda: False):\n"
+    script = "import sys\nfrom pipeline.config import load_options\nfrom flows.devices import acquire_device\n"
+    script += (
+        "with acquire_device(load_options('quickstart', ['device=cuda', 'launcher.processes=2']), lambda: False):\n"
+    )
     script += "    print('has it', flush=True)\n    sys.stdin.read()\n"
     monkeypatch.setenv("TMPDIR", str(tmp_path))
     monkeypatch.setattr("tempfile.tempdir", None)

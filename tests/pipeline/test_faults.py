@@ -141,7 +141,7 @@ def test_a_best_checkpoint_that_is_lost_is_no_longer_the_best(often: Options, mo
         write(self, step, tensors, state, best)
 
     monkeypatch.setattr(Checkpoints, "_write_checkpoint", broken)
-    monkeypatch.setattr(Validation, "score", lambda self, *_: {self.figure: next(scores)})
+    monkeypatch.setattr(Validation, "score", lambda self, *_: {self.metric_name: next(scores)})
     train(often)
     folder = Path(often.runs_dir) / often.name / "train" / "checkpoints"
     assert (folder / "best").read_text().strip() == "step-00000006"

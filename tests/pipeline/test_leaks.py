@@ -61,5 +61,5 @@ def test_the_system_of_a_preset_sees_nothing_ahead(preset: str) -> None:
 def test_a_system_that_sees_ahead_is_found_out(monkeypatch: pytest.MonkeyPatch) -> None:
     """Its layers are given each token a place too early: the one that they predict."""
     body = Hourglass.forward_body
-    monkeypatch.setattr(Hourglass, "body", lambda self, x, *rest: body(self, x.roll(-1, 1), *rest))
+    monkeypatch.setattr(Hourglass, "forward_body", lambda self, x, *rest: body(self, x.roll(-1, 1), *rest))
     assert bits_per_byte(load_options("quickstart", of_kind("hourglass", TINY))) < 7.9

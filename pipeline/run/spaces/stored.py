@@ -227,7 +227,7 @@ class IndexFiles:
 
         Raises:
             FileNotFoundError: this index was not built yet.
-            StaleIndex: it is of another checkpoint.
+            StaleIndexError: it is of another checkpoint.
             ValueError: it is damaged.
         """
         place, again = space_folder(folder, space), f"run `{index_command(folder, space)}` again"

@@ -203,7 +203,7 @@ from data.options import LoaderOptions
 
 address, cache, limit, seed, rounds = sys.argv[1:]
 corpus = Corpus.open(address, LoaderOptions(cache_dir=cache, cache_gigabytes=float(limit)))
-shards = corpus.of("train")
+shards = corpus.shards_of("train")
 order = random.Random(int(seed))
 for _ in range(int(rounds)):
     for shard in order.sample(shards, len(shards)):

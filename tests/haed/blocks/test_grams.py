@@ -49,7 +49,7 @@ def test_values_and_gradients_are_those_of_the_whole_table() -> None:
     torch.testing.assert_close(sparse.to_dense(), grams.table.grad)
     rows = torch.cat([each.rows for each in looked]).unique()
     assert sparse.coalesce().indices()[0].tolist() == rows.tolist()
-    assert looked[0].rows.tolist() == sorted(set(looked[0].each.flatten().tolist()))
+    assert looked[0].rows.tolist() == sorted(set(looked[0].row_indices.flatten().tolist()))
 
 
 def test_nothing_looked_up_is_nothing() -> None:

@@ -152,7 +152,8 @@ def test_a_share_of_the_chunks_stands_for_all() -> None:
     """In the mean over what is drawn; so many windows were counted before that these change no correction."""
     made, generator = objective(), torch.Generator().manual_seed(0)
     assert made.candidates is not None and made.candidates.counts is not None
-    made.candidates.windows, made.candidates.counts.before = 1e15, torch.tensor([3e14]).double()
+    made.candidates.windows = 1e15
+    made.candidates.counts.table.fill_(3 * 10**14)
 
     def exact(fraction: float) -> Tensor:
         made.decode_fraction = fraction

@@ -67,7 +67,10 @@ def test_a_chunk_is_typed_and_a_neighbour_followed(exploring: tuple[str, "subpro
 
 def test_what_is_wrong_is_said_before_anything_is_served(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
-        words = [["nowhere"], [str(run), "--port", "70000"], [str(run), "--port", str(taken.getsockname()[1])]]
-        assert [main(["explore", *each]) for each in words] == [1, 2, 1]
+        words = [["nowhere"], [str(run), "--port", str(taken.getsockname()[1])]]
+        assert [main(["explore", *each]) for each in words] == [1, 1]
     said = capsys.readouterr().err.splitlines()
-    assert len(said) == 3 and all(line.startswith("error: ") for line in said) and "--port" in said[2]
+    assert len(said) == 2 and all(line.startswith("error: ") for line in said) and "--port" in said[1]
+    with pytest.raises(SystemExit):
+        main(["explore", str(run), "--port", "70000"])
+    assert "--port: 70000 is no port" in capsys.readouterr().err

@@ -14,8 +14,7 @@ from pipeline.arguments import load_run_options
 from pipeline.cli import main
 from pipeline.config import load_options
 from pipeline.options import Options
-from pipeline.probe.contexts import cut_windows
-from pipeline.probe.index import build_index
+from pipeline.probe.index import build_index, cut_windows
 from pipeline.run.folder import RunFolder
 from pipeline.run.opened import Run, open_run
 from pipeline.run.spaces.contexts import ContextIndex

@@ -34,12 +34,10 @@ def test_the_same_seed_gives_the_same_text(options: Options) -> None:
     assert sample(options, samples=2) != one
 
 
-def test_the_report_says_of_which_checkpoint_samples_are(options: Options, caplog: pytest.LogCaptureFixture) -> None:
+def test_the_report_says_of_which_checkpoint_samples_are(options: Options) -> None:
     train(options)
     folder = RunFolder.find(options.name, options.runs_dir)
-    known = folder.path / "corpus.json"
-    write_json(known, {k: v for k, v in json.loads(known.read_text()).items() if k != "frequent"})
-    assert [item.prompt for item in sample(options)] == [""] and "set sample.prompts=" in caplog.text
+    sample(options)
     assert "samples are of another" not in write_report(options).read_text()
     written = json.loads((folder.path / "samples.json").read_text())
     assert written[0]["checkpoint"] == folder.checkpoint_digest()
@@ -94,14 +92,6 @@ def test_oblong_pictures_are_drawn_as_they_are(drawn: Options, tmp_path: Path) -
     sample(made, samples=2)
     with Image.open(tmp_path / "oblong" / "samples.png") as grid:
         assert grid.width > 3 * grid.height  # two rows of four
-    folder = RunFolder.find("oblong", str(tmp_path))
-    manifest = Path(folder.open_corpus().location) / "manifest.json"
-    content = json.loads(manifest.read_text())
-    assert content.pop("form") == {"height": 2, "width": 8, "channels": 3}
-    write_json(manifest, content)
-    sample(made)
-    with Image.open(tmp_path / "oblong" / "samples.png") as grid:
-        assert grid.width < 3 * grid.height  # what it was before the form was noted
 
 
 def test_lower_halves_of_pictures(pictures: Options) -> None:

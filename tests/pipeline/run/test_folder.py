@@ -72,7 +72,7 @@ REFUSED = {
         ["source.path={more}"],
         "changed: source.kind=shards source.path=/.* goes on with its own, or",
     ),
-    "no shards": ("pretrain", ["chunker.k=7"], "run `haed shard`"),
+    "no shards": ("pretrain", ["chunker.k=7"], "was trained on another corpus"),
     "never": ("finetune", ["resume=never"], "resume=never, but"),
     "required": ("train", ["resume=required"], "resume=required, but"),
     "no such device": ("finetune", ["device=foo"], "device"),

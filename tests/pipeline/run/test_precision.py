@@ -28,7 +28,7 @@ CLOSE = {"abs": 1e-4, "rel": 1e-6}
 class Forced:
     """Draws what is told, and notes the log-probability of that; a mixture is told to spell every chunk."""
 
-    plain = False
+    is_plain = False
 
     def __init__(self, run: Run) -> None:
         tokens, lengths = run.chunker.split(TEXT)

@@ -128,7 +128,7 @@ def test_phase_two_starts_from_the_checkpoint_of_phase_one_that_validated_best(
     elsewhere: bool, options: Options, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     scores = iter([5.0, 6.0, 7.0, *[1.0] * 9])
-    monkeypatch.setattr(Validation, "score", lambda self, *_: {self.figure: next(scores)})
+    monkeypatch.setattr(Validation, "score", lambda self, *_: {self.metric_name: next(scores)})
     options.pretrain.patience, options.validation.times, options.finetune.steps = 2, 6, 1
     options.optimizer.learning_rate = options.optimizer.main_learning_rate = 1e-3
     assert pretrain(options).steps == 3
