@@ -33,7 +33,7 @@ import numpy as np
 
 from data.chunkers import make_chunker
 from data.corpus import Corpus
-from data.durable import write_json
+from data.filesystem import write_json
 from data.loader import Loader
 from data.options import ChunkerOptions, ShardOptions, SourceOptions
 from data.sharding.build import shard

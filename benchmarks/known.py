@@ -23,7 +23,7 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import save_file
 
-from haed.chunk.known import ChunkVocabulary, VocabularyScorer
+from haed.chunk.mixture import ChunkVocabulary, VocabularyScorer
 from haed.chunk.packing import Chunks
 
 K = 12

@@ -4,7 +4,7 @@
 
 Takes the newest checkpoint of a phase of a mixed run, with its counts, and the batches that would come next; weights stay as
 they are. Of every chunk that is known, log q as the step has it (`haed.iem.objective.target_log_prob`) less log q over all known
-chunks (`haed.chunk.known.VocabularyScorer`), in nats: means with their standard errors over steps, the deviation over chunks, and of
+chunks (`haed.chunk.mixture.VocabularyScorer`), in nats: means with their standard errors over steps, the deviation over chunks, and of
 g · q / P, the share of the score in the mixture, by which the decoder's gradient is weighed, the mean of each. With --counted the
 candidates of so many more steps are counted first. Nothing is written, nothing is asserted.
 """
@@ -25,7 +25,7 @@ from haed.chunk.packing import Chunks
 from haed.iem.objective import ChunkObjective
 from pipeline.run.checkpoints import Checkpoints
 from pipeline.run.device import setup_compute
-from pipeline.run.folder import RunFolder
+from pipeline.run.run_directory import RunFolder
 from pipeline.run.windows import as_windows
 from pipeline.train.stages import build_trainer
 from pipeline.train.trainer import restore_checkpoint

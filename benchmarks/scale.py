@@ -19,11 +19,11 @@ sys.path[0] = str(Path(__file__).resolve().parent.parent)  # else `data` would b
 
 from benchmarks.systems import command
 from pipeline.config import load_options
-from pipeline.run.folder import RunFolder
 from pipeline.run.metrics import read_metrics
+from pipeline.run.run_directory import RunFolder
 from pipeline.run.shards import shard_source
-from pipeline.train.clock import lift_other_limits
-from pipeline.train.plan import measure_step
+from pipeline.train.scaling_estimate import measure_step
+from pipeline.train.timing import lift_other_limits
 
 SHORT, LONG = 20, 60
 

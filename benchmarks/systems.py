@@ -9,7 +9,7 @@ without a number valid is scored whole. Ours are trained by the ordinary command
 two phases, all others end to end. Packages are trained and scored by
 `pipeline.experiments.ours.packaged`; the learning rate of the first seed is tuned, the others take it over.
 
-Seconds are those of a clock (pipeline/train/clock.py) that is measured first, for each corpus, with all cores of a machine that
+Seconds are those of a clock (pipeline/train/timing.py) that is measured first, for each corpus, with all cores of a machine that
 should do nothing else; runs are limited in steps. One line of the results is the clock, any other a run that is finished and
 is not done again: the same command goes on after it was stopped, also elsewhere. A system that the clock does not know yet is
 measured beside x-transformers, its seconds scaled by what that took. Texts are sampled at the end of all, again on a quiet
@@ -47,7 +47,7 @@ sys.path[0] = str(ROOT)  # else `data` would be the script beside this one
 import torch
 
 from data.corpus import Corpus
-from data.durable import available_threads
+from data.filesystem import available_threads
 from pipeline import open_run
 from pipeline.config import load_options
 from pipeline.experiments.ours.packaged import RATES, batch_of, endless
@@ -56,7 +56,7 @@ from pipeline.experiments.ours.systems import ARMS
 from pipeline.options import SampleOptions
 from pipeline.run.metrics import read_metrics
 from pipeline.run.opened import count_characters
-from pipeline.train.clock import lift_other_limits, measure_step_seconds, run_phase_steps
+from pipeline.train.timing import lift_other_limits, measure_step_seconds, run_phase_steps
 
 # Preset, phases, and what makes it as large as the others, two to three million parameters beside tables.
 SYSTEMS = {arm.name: (arm.preset, arm.phases, list(arm.options)) for arm in ARMS}

@@ -30,7 +30,7 @@ sys.path[0] = str(Path(__file__).resolve().parent.parent)  # else `data` would b
 import numpy as np
 import torch
 
-from haed.iem.softmax import blockwise_cross_entropy
+from haed.iem.sampled_softmax import blockwise_cross_entropy
 from pipeline.config import load_options
 from pipeline.run.checkpoints import Checkpoints
 from pipeline.run.device import setup_compute

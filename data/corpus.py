@@ -14,13 +14,13 @@ from pydantic import TypeAdapter, ValidationError
 
 from data.checked import MANY, CorruptFileError, OpenedFile, open_file, parse_json, read_bytes, verify_checksums
 from data.chunkers import Chunker, make_chunker
-from data.locations import check_folder, check_url, is_remote
 from data.options import LARGEST_CHUNK, ChunkerOptions, LoaderOptions, SourceOptions
 from data.remote.storage import RemoteFolder
 from data.shards import CorruptShardError, Sample, Shard, read_shard
 from data.sources.source import make_source
 from data.sources.splits import Allotted
 from data.statistics import Summary
+from data.urls import check_folder, check_url, is_remote
 
 log = logging.getLogger(__name__)
 MANIFEST = "manifest.json"
@@ -116,7 +116,7 @@ class Corpus:
 
     @classmethod
     def open(cls, location: str | Path, options: LoaderOptions | None = None) -> "Corpus":
-        """Open a corpus by its folder, or by a URL (see `data.locations`), which is logged first.
+        """Open a corpus by its folder, or by a URL (see `data.urls`), which is logged first.
 
         Args:
             location: of the folder with the manifest.

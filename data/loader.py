@@ -27,7 +27,7 @@ import numpy as np
 
 from data.checked import CorruptFileError, OpenedFile
 from data.corpus import Corpus
-from data.durable import allowed_workers, process_pool
+from data.filesystem import allowed_workers, process_pool
 from data.options import LoaderOptions
 from data.shards import CorruptShardError, Sample
 

@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, Field
 
-from data.locations import NO_SECRET
+from data.urls import NO_SECRET
 
 LARGEST_CHUNK = 255  # tokens; lengths are stored as bytes
 SOURCES = {

@@ -32,9 +32,9 @@ from pydantic import AfterValidator, Field
 
 from data.checked import add_path_to_errors, parse_json
 from data.chunkers import Chunker
-from data.locations import is_remote
 from data.sources.source import SPLITS, Piece
 from data.statistics import Statistics
+from data.urls import is_remote
 
 SAMPLE_BYTES = 1 << 20
 _ARRAYS = {"tokens": np.uint8, "lengths": np.uint8, "documents": np.int64}

@@ -9,9 +9,9 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from data.locations import is_remote
+from data.urls import is_remote
 from pipeline import config
-from pipeline.run.folder import RunFolder, list_runs
+from pipeline.run.run_directory import RunFolder, list_runs
 from pipeline.verbatim import write_override
 
 MOST = 200  # runs in a list

@@ -28,8 +28,8 @@ from pipeline.arguments import (
 from pipeline.config import ConfigError, check_training
 from pipeline.kinds import training_phases
 from pipeline.options import Options
-from pipeline.run.folder import RunFolder
-from pipeline.stopping import Interrupt
+from pipeline.run.run_directory import RunFolder
+from pipeline.signals import Interrupt
 from pipeline.verbatim import write_override
 
 
@@ -54,7 +54,7 @@ def _run_pipeline_flow(arguments: argparse.Namespace) -> CommandResult:
     from prefect.exceptions import Abort, Pause, TerminationSignal
 
     from flows.flows import run_pipeline  # loads for seconds, in which the server starts
-    from flows.states.alive import crash_orphaned_runs
+    from flows.states.heartbeat import crash_orphaned_runs
     from pipeline.probe import index, sample  # noqa: F401
     from pipeline.score import evaluate  # noqa: F401
     from pipeline.show import report  # noqa: F401

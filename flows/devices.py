@@ -15,9 +15,9 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
-from data.durable import FLOW_RUN
+from data.filesystem import FLOW_RUN
 from pipeline.options import Options
-from pipeline.run.folder import RunFolder
+from pipeline.run.run_directory import RunFolder
 from pipeline.train.trainer import TrainingInterrupted
 
 log = logging.getLogger(__name__)

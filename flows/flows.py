@@ -17,10 +17,10 @@ from haed.options import SYSTEMS
 from pipeline.config import check_training
 from pipeline.kinds import requested_likelihood, training_phases
 from pipeline.run.files import Evaluation, read_as
-from pipeline.run.folder import RunFolder
 from pipeline.run.memory import check_system
+from pipeline.run.run_directory import RunFolder
 from pipeline.run.shards import check_corpus, check_split
-from pipeline.run.spaces.stored import choose_metric
+from pipeline.run.spaces.storage import choose_metric
 
 log = logging.getLogger(__name__)
 TRAINS = {"pretrain": pretrain, "finetune": finetune, "train": train}

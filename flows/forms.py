@@ -18,8 +18,8 @@ from typing import Annotated, Any, Literal, get_args, get_type_hints
 from pydantic import ConfigDict, Field
 from pydantic.fields import FieldInfo
 
-from data.locations import NO_SECRET
 from data.options import ChunkerOptions, ShardOptions, SourceOptions
+from data.urls import NO_SECRET
 from flows.choices import (
     FormSchemaChange,
     detect_source_kind,
@@ -29,12 +29,13 @@ from flows.choices import (
     name_run_after_source,
     offer_presets,
 )
-from flows.page.ending import ROOMS, drop_tracebacks, finish_flow_run
+from flows.page.final_state import ROOMS, drop_tracebacks, finish_flow_run
 from flows.page.live import update_parent_progress
-from flows.states.alive import label_flow_run, tag_flow_run
+from flows.states.heartbeat import label_flow_run, tag_flow_run
 from haed.options import IEMOptions, ModelOptions
 from pipeline import config, trees
 from pipeline.arguments import log_unused_options
+from pipeline.console import make_printable, prepare_logs
 from pipeline.kinds import applies_to, training_phases
 from pipeline.options import (
     BatchOptions,
@@ -47,8 +48,7 @@ from pipeline.options import (
     TrainOptions,
     ValidationOptions,
 )
-from pipeline.run.folder import RunFolder
-from pipeline.shown import make_printable, prepare_logs
+from pipeline.run.run_directory import RunFolder
 from pipeline.verbatim import write_override
 
 log = logging.getLogger(__name__)

@@ -10,7 +10,7 @@ from typing import Any
 from prefect import task
 from prefect.task_runners import TaskRunner, ThreadPoolTaskRunner
 
-from data.durable import process_pool
+from data.filesystem import process_pool
 from data.sharding.parts import KILLED, PAUSES, Mapper, Part, is_passing
 from pipeline.options import Options
 

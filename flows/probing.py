@@ -13,13 +13,13 @@ from flows.forms import Run, Split, Words, stage_flow
 from flows.page.artifacts import post_markdown, post_table
 from flows.page.live import run_artifact_key
 from flows.reading import describe_checkpoint, describe_origin, load_tagged_options
+from pipeline.console import escape_control_characters, markdown_code, markdown_text
 from pipeline.run.files import AnalysisSummary, read_as
-from pipeline.run.folder import RunFolder
 from pipeline.run.index import PIXELS, ChunkIndex, QueryResult
 from pipeline.run.opened import NextChunks
-from pipeline.run.spaces.answers import Passage
-from pipeline.run.spaces.stored import IndexMetadata, IndexSummary, space_folder
-from pipeline.shown import escape_control_characters, markdown_code, markdown_text
+from pipeline.run.run_directory import RunFolder
+from pipeline.run.spaces.results import Passage
+from pipeline.run.spaces.storage import IndexMetadata, IndexSummary, space_folder
 
 
 @stage_flow("next", lambda found: f"after {len(found)} prompts")

@@ -14,7 +14,7 @@ from prefect.runtime import deployment, flow_run
 from pydantic import Field
 
 from data.checked import PICTURE, read_bytes
-from data.durable import FLOW_RUN
+from data.filesystem import FLOW_RUN
 from data.sources.source import source_title
 from flows.devices import acquire_device
 from flows.forms import FormSubmission, Place, Seconds, Words, config_flow, is_inner, stage_flow
@@ -22,15 +22,15 @@ from flows.mappers import as_tasks
 from flows.page.artifacts import post_markdown, post_table
 from flows.page.live import LivePhaseArtifact, LiveShardingArtifact, artifact_key, update_parent_progress
 from flows.reading import show_places, show_report
-from flows.states.stopping import stop_on_signals
+from flows.states.cancellation import stop_on_signals
 from pipeline.config import load_options
+from pipeline.console import markdown_code
 from pipeline.experiments.catalogue import EXPERIMENTS, planned
 from pipeline.experiments.experiment import BUDGETS
 from pipeline.kinds import training_phases
 from pipeline.options import Phase
 from pipeline.run.metrics import Record
 from pipeline.run.shards import SplitSize, split_sizes
-from pipeline.shown import markdown_code
 
 if TYPE_CHECKING:
     from pipeline.train.trainer import TrainingResult

@@ -25,7 +25,7 @@ class Family:
     chunks: bool = False
 
 
-# Families by `model.kind`; `haed.build` builds them.
+# Families by `model.kind`; `haed.registry` builds them.
 SYSTEMS = {
     "haed": Family(
         "encoder, main model and decoder of chunks (model.encoder, model.main, model.decoder)",

@@ -25,10 +25,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from haed.base import TokenBatch, length_mask, to_device
 from haed.chunk.model import HAED, mask_end
 from haed.chunk.packing import Chunks, find_distinct
-from haed.system import TokenBatch, length_mask, to_device
-from haed.token.sequence import TokenModel
+from haed.token.base import TokenModel
 
 _BEAM = 32  # width of the beam search
 

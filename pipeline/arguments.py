@@ -11,11 +11,11 @@ from itertools import takewhile
 from typing import Any, NoReturn
 
 from pipeline.config import ConfigError, describe_presets, find_interpolations, load_options, read_given_options
+from pipeline.console import make_printable
 from pipeline.kinds import applies_to, applies_to_part, required_heads, shared_limits
 from pipeline.options import Options
 from pipeline.plainly import explain_malformed_override, explain_unknown_command, is_option_name, suggest_option
-from pipeline.run.folder import RunFolder, list_runs
-from pipeline.shown import make_printable
+from pipeline.run.run_directory import RunFolder, list_runs
 from pipeline.trees import flatten_tree, get_option
 from pipeline.verbatim import is_option, type_of
 

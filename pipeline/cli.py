@@ -11,7 +11,7 @@ import signal
 import sys
 
 from pipeline import ROOT
-from pipeline.stopping import Interrupt, end_at_once
+from pipeline.signals import Interrupt, end_at_once
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -35,10 +35,10 @@ def main(
     words, typed = "stopped", sys.argv[1:] if argv is None else argv
     try:
         end_at_once()
-        from pipeline import commands, shown
+        from pipeline import commands, console
         from pipeline.arguments import parse_arguments
 
-        shown.prepare_streams()
+        console.prepare_streams()
         _prefer_own_modules()
         arguments = parse_arguments(argv, program, (*commands.COMMANDS, *more()))
         words = arguments.stopped
@@ -48,7 +48,7 @@ def main(
             _write_error(typed, getattr(error, "message", str(error)), "UsageError", 2)
         raise
     except KeyboardInterrupt as error:
-        from pipeline.shown import print_stderr
+        from pipeline.console import print_stderr
 
         number = signal.SIGINT
         if isinstance(error, Interrupt):
@@ -60,7 +60,7 @@ def main(
     finally:
         for number, previous in before.items():  # no message about a signal at the end of a process
             signal.signal(number, signal.SIG_DFL if argv is None else previous)
-        from pipeline.shown import end_streams
+        from pipeline.console import end_streams
 
         end_streams()
 
@@ -86,7 +86,7 @@ def _write_error(typed: list[str], message: str, kind: str, status: int) -> None
         return
     from contextlib import suppress
 
-    from pipeline.shown import print_stdout
+    from pipeline.console import print_stdout
 
     with suppress(OSError, ValueError):  # the error cannot be reported
         error = {"message": message, "type": kind, "exit": status}
@@ -109,13 +109,13 @@ def _execute_command(arguments: "argparse.Namespace", typed: list[str]) -> int:
     import logging
     import traceback
 
-    from pipeline import shown
+    from pipeline import console
     from pipeline.config import ConfigError
     from pipeline.run.checkpoints import reset_warnings
 
     reset_warnings()
-    shown.prepare_logs()
-    lines = shown.StderrHandler()
+    console.prepare_logs()
+    lines = console.StderrHandler()
     logging.getLogger().addHandler(lines)
     for room in ("pipeline", "data", "haed", "flows"):
         logging.getLogger(room).setLevel(logging.INFO if _is_main_process() else logging.WARNING)
@@ -123,23 +123,23 @@ def _execute_command(arguments: "argparse.Namespace", typed: list[str]) -> int:
         result = arguments.execute(arguments)
         if _is_main_process():
             for block in result.raw:
-                shown.print_stdout(block)
+                console.print_stdout(block)
             if text := _as_json(result.value) if arguments.json else result.text:
-                shown.print_stdout(text)
+                console.print_stdout(text)
         return 1 if lines.failed else 0
-    except shown.StdoutClosedError:  # `haed … | head`
+    except console.StdoutClosedError:  # `haed … | head`
         return 1
     except Exception as error:
         status = 2 if isinstance(error, ConfigError) else 1
-        message = shown.format_error(error)
-        if is_memory := shown.is_out_of_memory(error):
+        message = console.format_error(error)
+        if is_memory := console.is_out_of_memory(error):
             message += f". {_LESS_MEMORY.get(arguments.command, 'Less may fit')}"
         _write_error(typed, message, type(error).__name__, status)
         if arguments.debug:
-            sys.excepthook = lambda *what: shown.print_stderr("".join(traceback.format_exception(*what)))
+            sys.excepthook = lambda *what: console.print_stderr("".join(traceback.format_exception(*what)))
             raise
         is_expected = isinstance(error, ValueError | OSError | FloatingPointError) or is_memory
-        shown.print_stderr(
+        console.print_stderr(
             f"error: {message}{'' if is_expected else f' ({type(error).__name__}; --debug shows where)'}"
         )
         return status

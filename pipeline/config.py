@@ -20,9 +20,10 @@ from pydantic import TypeAdapter, ValidationError
 from yaml import MarkedYAMLError, YAMLError
 
 from data.checked import CONFIG, CorruptFileError, read_bytes, read_yaml
-from data.locations import check_folder, check_scheduler, check_url, is_remote, redact_urls, show_url
 from data.options import SOURCES
+from data.urls import check_folder, check_scheduler, check_url, is_remote, redact_urls, show_url
 from haed.options import SYSTEMS
+from pipeline.console import make_printable
 from pipeline.interpolation import InterpolationError, TextProtector, has_references
 from pipeline.kinds import applies_to, explain_inapplicable_option, is_limited, is_mixed, required_heads, shared_limits
 from pipeline.options import FinetuneOptions, LauncherOptions, Options, Phase
@@ -36,7 +37,6 @@ from pipeline.plainly import (
     shorten_text,
     shorten_value,
 )
-from pipeline.shown import make_printable
 from pipeline.trees import drop_key, flatten_tree, get_option, set_option
 from pipeline.verbatim import RESOLVED, TEXTS, dump_yaml, parse_override, parse_yaml, type_of
 

@@ -12,8 +12,8 @@ from typing import Any, get_type_hints
 import yaml
 
 from data.checked import DEEPEST, NODES, CorruptFileError, check_tree
+from pipeline.console import make_printable
 from pipeline.options import Options
-from pipeline.shown import make_printable
 
 # The first line of a file that `haed` wrote: nothing in it is interpolated.
 RESOLVED = "# Every option, as it was resolved. Values are taken as they stand: ${...} is text here."

@@ -19,10 +19,10 @@ from data.shards import CorruptShardError
 from pipeline.config import dump_options
 from pipeline.options import Options
 from pipeline.run.checkpoints import list_checkpoints
-from pipeline.run.folder import RunFolder
 from pipeline.run.index import ChunkIndex
+from pipeline.run.run_directory import RunFolder
 from pipeline.run.shards import open_shards
-from pipeline.run.spaces import stored, vectors
+from pipeline.run.spaces import faiss_search, storage
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -74,10 +74,10 @@ def test_windows_of_a_shard_that_is_cut_are_left_out_where_that_is_asked_for(
 
 def test_rows_that_are_read_one_by_one_are_those_that_are_kept(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     kept = ChunkIndex.open(RunFolder(run))
-    monkeypatch.setattr(stored, "SMALL", 0)
-    monkeypatch.setattr(vectors, "PART", 50)
+    monkeypatch.setattr(storage, "SMALL", 0)
+    monkeypatch.setattr(faiss_search, "PART", 50)
     read = ChunkIndex.open(RunFolder(run))
-    assert isinstance(kept.vectors, np.ndarray) and isinstance(read.vectors, stored.VectorFile)
+    assert isinstance(kept.vectors, np.ndarray) and isinstance(read.vectors, storage.VectorFile)
     every, number = kept.vectors, len(kept)
     rows = np.array([[5, -1, 5], [number - 1, 0, 7]])
     assert (read.vectors[rows] == every[rows]).all() and (read.vectors[3] == every[3]).all()

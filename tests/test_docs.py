@@ -18,8 +18,8 @@ from data.corpus import Corpus
 from data.options import ChunkerOptions, ShardOptions, SourceOptions
 from data.sharding.build import shard
 from data.shards import CorruptShardError
-from haed.build import make_system
-from haed.system import ChunkingSpec
+from haed.base import ChunkingSpec
+from haed.registry import make_system
 from pipeline.config import load_options
 
 ROOT = Path(__file__).resolve().parents[1]

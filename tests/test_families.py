@@ -1,4 +1,4 @@
-"""A model family is its own file and a line in `haed.options` and `haed.build`: one registered here goes through the stages."""
+"""A model family is its own file and a line in `haed.options` and `haed.registry`: one registered here goes through the stages."""
 
 from pathlib import Path
 
@@ -7,11 +7,11 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from haed import build
+from haed import registry
+from haed.base import ChunkingSpec, SequenceModel, TokenBatch
 from haed.chunk.packing import Chunks
 from haed.options import SYSTEMS, Family, IEMOptions, ModelOptions
 from haed.sampling import Draw, Sampler
-from haed.system import ChunkingSpec, SequenceModel, TokenBatch
 from pipeline import open_run
 from pipeline.config import ConfigError, load_options
 from pipeline.options import Options
@@ -61,7 +61,7 @@ class UnigramSampler(Sampler):
 @pytest.fixture
 def registered(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(SYSTEMS, "unigram", Family("every token alone"))
-    monkeypatch.setitem(build.KINDS, "unigram", build.Kind(Unigram, UnigramSampler))
+    monkeypatch.setitem(registry.KINDS, "unigram", registry.Kind(Unigram, UnigramSampler))
 
 
 @pytest.fixture

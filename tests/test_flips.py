@@ -14,8 +14,8 @@ from pipeline.cli import main
 from pipeline.run import metrics
 from pipeline.run.checkpoints import read_state
 from pipeline.run.files import Baseline, CorpusRecord, Environment, Evaluation, KeptSample, read_as
-from pipeline.run.folder import RunFolder
-from pipeline.run.spaces.stored import IndexMetadata
+from pipeline.run.run_directory import RunFolder
+from pipeline.run.spaces.storage import IndexMetadata
 from pipeline.score import evaluate
 
 FLIPS = 150

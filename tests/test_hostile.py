@@ -37,7 +37,7 @@ from pipeline import open_run
 from pipeline.cli import main
 from pipeline.pages.app import make_application
 from pipeline.pages.runs import ServedRuns
-from pipeline.pages.warm import ModelCache
+from pipeline.pages.model_cache import ModelCache
 
 SECONDS = 60  # which only what waits for a named pipe takes
 resource.setrlimit(resource.RLIMIT_DATA, (4 << 30,) * 2)
@@ -106,7 +106,7 @@ def handed(whole: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
         .replace(f"{whole}/runs", "runs")
         .replace("kind: text", "kind: shards")
     )
-    from data.durable import write_json
+    from data.filesystem import write_json
 
     write_json(place / "runs/run/corpus.json", remembered | {"location": "corpus", "beside": "../../corpus"})
     shutil.copytree(place / "runs/run", place / "runs/other")

@@ -18,7 +18,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from data.corpus import Corpus
-from data.durable import write_json
+from data.filesystem import write_json
 from data.remote import storage
 from pipeline.cli import main
 from pipeline.config import ConfigError, load_options

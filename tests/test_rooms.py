@@ -15,20 +15,20 @@ ALLOWED = {"haed": set(), "data": set(), "pipeline": {"haed", "data"}, "flows": 
 # The rooms of each package (its folders, and the modules beside them) from the lowest up. A module may import those of its
 # own room and of all below; rooms of one line do not import each other.
 ORDER = {
-    "haed": ["options ranks", "blocks", "system", "chunk token", "iem sampling", "build"],
+    "haed": ["options distributed", "layers", "base", "chunk token", "iem sampling", "registry"],
     "data": [
         "checked",
-        "locations durable processes statistics",
+        "urls filesystem statistics",
         "options",
         "sources",
         "chunkers",
-        "entropy shards",
+        "shards",
         "remote",
         "corpus",
-        "distinct loader sharding",
+        "vocabulary loader sharding",
     ],
     "pipeline": [
-        "shown stopping trees",
+        "console signals trees",
         "options",
         "verbatim",
         "interpolation kinds plainly",
@@ -55,7 +55,7 @@ ORDER = {
 }
 # What of haed is open to pipeline: the protocol to all of it, the layout of chunks to some.
 OPEN, TO_SOME, SOME = (
-    {"system", "build", "sampling", "ranks", "options"},
+    {"base", "registry", "sampling", "distributed", "options"},
     "haed.chunk",
     {"run", "train", "score", "probe"},
 )
@@ -122,15 +122,15 @@ def test_every_module_has_its_room() -> None:
         ("pipeline.show.report", "pipeline.run.index", True),
         ("pipeline.show.report", "pipeline.probe.index", False),
         ("pipeline.run.shards", "pipeline.train.stages", False),
-        ("pipeline.pages.asks", "pipeline.probe.sample", True),
+        ("pipeline.pages.questions", "pipeline.probe.sample", True),
         ("pipeline.show.report", "pipeline.pages.details", False),
         ("pipeline.score.breakdown", "haed.chunk.packing", True),
         ("pipeline.show.report", "haed.chunk.packing", False),
         ("pipeline.train.trainer", "haed.iem.objective", False),
-        ("haed.build", "haed.iem.objective", True),
+        ("haed.registry", "haed.iem.objective", True),
         ("haed.iem.objective", "haed.sampling", False),
         ("data.corpus", "pipeline.options", False),
-        ("flows.page.live", "flows.states.alive", False),
+        ("flows.page.live", "flows.states.heartbeat", False),
     ],
 )
 def test_what_the_rules_say(name: str, other: str, right: bool) -> None:

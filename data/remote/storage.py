@@ -25,8 +25,8 @@ from pathlib import Path
 from typing import IO, Any, TypeVar
 
 from data.checked import open_file
-from data.locations import CREDENTIALS, check_url, path_of_file_url, redact_urls
 from data.shards import CorruptShardError, Shard
+from data.urls import CREDENTIALS, check_url, path_of_file_url, redact_urls
 
 FOLDER = "haed-cache"
 _MARK = "CACHEDIR.TAG"  # https://bford.info/cachedir: backup programs skip such a folder

@@ -20,19 +20,19 @@ import numpy as np
 from data.checked import MANY, read_json
 from data.chunkers import chunker_class
 from data.corpus import FORMAT, MANIFEST, Corpus, Manifest
-from data.durable import file_lock, guard_folder, remove_folder, remove_unlocked_files, sync_folder, write_json
-from data.locations import check_folder
+from data.filesystem import file_lock, guard_folder, remove_folder, remove_unlocked_files, sync_folder, write_json
 from data.options import ChunkerOptions, ShardOptions, SourceOptions
 from data.sharding.corpora import Corpora
 from data.sharding.look import describe_findings
-from data.sharding.mending import find_damaged_shards, format_names, locate_shards, rebuild_shards
 from data.sharding.parts import Mapper, Part, PartRecord, Plan, write_part, write_parts
 from data.sharding.progress import UNFINISHED, Listener, ProgressMonitor
+from data.sharding.repair import find_damaged_shards, format_names, locate_shards, rebuild_shards
 from data.sharding.spool import save_stdin, sweep_spools
 from data.shards import Shard
 from data.sources.source import FormatMismatchError, Input, Source, make_source
 from data.sources.splits import SPLITS, Allotted, describe_splits, some_of
 from data.statistics import Statistics
+from data.urls import check_folder
 
 log = logging.getLogger(__name__)
 _UNEVEN, _LARGE = 3, 10  # a held-out split is reported above this multiple of its share and this % of bytes

@@ -23,7 +23,7 @@ from typing import Any
 from data.checked import MANY, read_json
 from data.chunkers import chunker_class
 from data.corpus import FORMAT, MANIFEST
-from data.durable import file_lock, remove_unlocked_files, write_json
+from data.filesystem import file_lock, remove_unlocked_files, write_json
 from data.options import CHUNKERS, SOURCES, ChunkerOptions, ShardOptions, SourceOptions
 from data.sources.files import NOTES
 from data.sources.source import Source, load_plugin_class, make_source, source_title

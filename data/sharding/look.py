@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
-from data.sources.magic import detect_foreign_format
+from data.sources.file_type import detect_foreign_format
 from data.sources.source import Piece
 from data.sources.splits import Listed, some_of
 

@@ -24,7 +24,7 @@ import numpy as np
 from data.checked import MANY, CorruptFileError, add_path_to_errors, read_bytes, read_json
 from data.chunkers import make_chunker
 from data.corpus import Manifest
-from data.durable import (
+from data.filesystem import (
     FolderLostError,
     allowed_workers,
     process_pool,

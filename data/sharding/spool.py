@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from data.checked import add_path_to_errors
-from data.durable import acquire_lock, file_lock, remove_folder, remove_unlocked_files
+from data.filesystem import acquire_lock, file_lock, remove_folder, remove_unlocked_files
 from data.options import SourceOptions
 from data.sharding.corpora import is_piped
 from data.sharding.progress import UNFINISHED

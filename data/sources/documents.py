@@ -14,8 +14,8 @@ from collections import Counter
 from collections.abc import Iterator
 from typing import IO, Any, NamedTuple
 
+from data.sources.file_type import HEAD, convert_by, describe_doubt, display_path
 from data.sources.files import LARGEST_DOCUMENT, File, is_compressed, open_stream, read_blocks
-from data.sources.magic import HEAD, convert_by, describe_doubt, display_path
 from data.sources.source import Input, Piece, as_lf
 from data.sources.text import INFLATED, Texts
 

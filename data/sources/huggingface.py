@@ -12,10 +12,10 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from data.locations import guard_fsspec
 from data.options import SourceOptions
 from data.sources.source import Input, Piece, Source
 from data.sources.splits import assign_splits, named_split
+from data.urls import guard_fsspec
 
 log = logging.getLogger(__name__)
 _ROWS = 1000

@@ -14,8 +14,8 @@ from typing import IO, Any
 import numpy as np
 
 from data.sources.complete import TRUNCATED, check_jpeg, check_png
+from data.sources.file_type import HEAD, TO_PNG, detect_foreign_format
 from data.sources.files import FREE, File, bound_stream, is_tar, iterate_members, read_whole
-from data.sources.magic import HEAD, TO_PNG, detect_foreign_format
 from data.sources.safe_pickle import read_rows
 from data.sources.source import Input, Piece, Source
 from data.sources.splits import SPLITS, named_split

@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from data.checked import add_path_to_errors
-from data.durable import available_threads
+from data.filesystem import available_threads
 from data.options import SOURCES, SourceOptions, known_name_validator
 from data.sources.files import File, is_about, is_beside, is_tar, iterate_members, list_files, open_stream, read_blocks
 from data.sources.splits import (

@@ -6,9 +6,9 @@ from collections.abc import Iterator
 from itertools import chain
 
 from data.sources.documents import extract_json_text
+from data.sources.file_type import HEAD, check_head
 from data.sources.files import FREE, File, is_compressed, is_tar, iterate_members, read_whole
 from data.sources.images import PICTURES, ImageSource
-from data.sources.magic import HEAD, check_head
 from data.sources.source import Input, Piece
 
 _PARTS = re.compile(r"((?:.*/)?[^./][^./]*)\.([^/]*)")  # key and extension: the name ends at its first dot

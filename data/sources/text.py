@@ -13,8 +13,8 @@ from itertools import chain
 from pathlib import Path
 from typing import IO
 
+from data.sources.file_type import HEAD, check_text
 from data.sources.files import File, is_about, is_compressed, open_stream, read_blocks
-from data.sources.magic import HEAD, check_text
 from data.sources.source import Input, Piece, Source
 from data.sources.splits import SPLITS, Places, some_of
 

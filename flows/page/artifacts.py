@@ -5,14 +5,14 @@ from typing import Any
 
 from prefect.artifacts import create_link_artifact, create_markdown_artifact, create_table_artifact
 
-from pipeline.shown import make_printable, markdown_text
+from pipeline.console import make_printable, markdown_text
 
 
 def post_markdown(text: str, key: str, *about: str) -> None:
     """Post a Markdown text.
 
     Args:
-        text: Markdown, whose names, paths and messages went through `pipeline.shown.markdown_text` or `markdown_code`.
+        text: Markdown, whose names, paths and messages went through `pipeline.console.markdown_text` or `markdown_code`.
         key: of the artifact.
         about: paragraphs of its description, as plain text.
     """

@@ -7,11 +7,11 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from haed.options import SYSTEMS
+from pipeline.console import format_duration
 from pipeline.kinds import training_phases
 from pipeline.options import Options, PhaseOptions
-from pipeline.run.folder import RunFolder
 from pipeline.run.metrics import read_metrics
-from pipeline.shown import format_duration
+from pipeline.run.run_directory import RunFolder
 
 log = logging.getLogger(__name__)
 _BACKWARD = 3  # times as long as scoring a chunk does learning from it take

@@ -21,8 +21,8 @@ from pathlib import Path
 from subprocess import PIPE
 from typing import Any
 
-from flows.states.alive import serving_process_id
-from pipeline.stopping import end_with_parent
+from flows.states.heartbeat import serving_process_id
+from pipeline.signals import end_with_parent
 
 ENGINE = [sys.executable, "-m", "prefect.engine"]
 _ANEW = [sys.executable, "-m", "flows.serving.engine", "anew"]

@@ -12,7 +12,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from data.locations import redact_urls
+from data.urls import redact_urls
 from pipeline.config import ConfigError
 
 DEFAULTS = {

@@ -7,7 +7,7 @@ import json
 import re
 from typing import Any
 
-from data.locations import NO_SECRET, redact_urls
+from data.urls import NO_SECRET, redact_urls
 
 _CHECKED = re.compile(r"/api/(deployments/[^/]+/create_flow_run(/bulk)?|deployments/?([^/]+)?|ui/schemas/validate)")
 WORDS = {

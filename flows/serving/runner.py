@@ -20,9 +20,9 @@ from prefect.runner import Runner, runner
 from prefect.runner._state_proposer import StateProposer
 
 from flows.serving.engine import SpareProcess
-from flows.states.alive import ASKS, LONG, TRAINS
+from flows.states.heartbeat import ASKS, LONG, TRAINS
 from flows.states.lost import report_lost_work
-from pipeline.stopping import SAME_SECONDS, StopSignal
+from pipeline.signals import SAME_SECONDS, StopSignal
 
 log = logging.getLogger(__name__)
 PATIENCE_SECONDS = 600.0  # for a slow step, a validation and a checkpoint

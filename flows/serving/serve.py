@@ -23,8 +23,8 @@ from flows.serving.deployments import (
     offer_runs,
 )
 from flows.serving.server import lasting_server, run_child_process
-from flows.states.alive import SERVED_BY, crash_orphaned_runs
-from pipeline.pages.guard import LOOPBACK
+from flows.states.heartbeat import SERVED_BY, crash_orphaned_runs
+from pipeline.pages.host_check import LOOPBACK
 
 log = logging.getLogger(__name__)
 _ANY = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}

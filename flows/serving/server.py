@@ -18,8 +18,8 @@ from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
 from pathlib import Path
 
-from flows.states.alive import is_server_healthy
-from pipeline.stopping import die_with_parent
+from flows.states.heartbeat import is_server_healthy
+from pipeline.signals import die_with_parent
 
 log = logging.getLogger(__name__)
 START_SECONDS = 120
@@ -44,7 +44,7 @@ def _rotate_log(path: Path) -> None:
 def run_child_process(
     name: str, *arguments: str, keeps: tuple[int, ...] = (), **environment: str
 ) -> Iterator["subprocess.Popen[bytes]"]:
-    """Run `flows.serving.guarded` as a child process in its own session. It ends with this process and writes to a log.
+    """Run `flows.serving.server_process` as a child process in its own session. It ends with this process and writes to a log.
 
     Args:
         name: of the log.
@@ -57,7 +57,7 @@ def run_child_process(
     _rotate_log(said)
     with open(said, "ab", opener=partial(os.open, mode=0o600)) as file:
         process = subprocess.Popen(
-            [sys.executable, "-m", "flows.serving.guarded", *arguments],
+            [sys.executable, "-m", "flows.serving.server_process", *arguments],
             env=os.environ | environment,
             start_new_session=True,
             stdout=file,

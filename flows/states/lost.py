@@ -12,10 +12,10 @@ from prefect.exceptions import ObjectNotFound
 from prefect.logging.loggers import flow_run_logger
 from prefect.states import Cancelled
 
-from flows.states.alive import PROCESS, RUN, TRAINS, mark_stages_crashed
+from flows.states.heartbeat import PROCESS, RUN, TRAINS, mark_stages_crashed
 from pipeline.run.checkpoints import resolve_pointer
-from pipeline.run.folder import PHASES, RunFolder
 from pipeline.run.metrics import read_metrics
+from pipeline.run.run_directory import PHASES, RunFolder
 
 _KILLED = "Process exited with status code"  # of Prefect's runner, of a run that did not tell of its end itself
 

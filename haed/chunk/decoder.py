@@ -13,12 +13,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from haed.blocks.grams import Grams
-from haed.blocks.lstm import RowLinear, compute_dtype, lstm_step, packed_lstm
-from haed.blocks.transformer import Blocks, KeyValueCache, PrefixKeyValues
+from haed.base import length_mask, to_device
 from haed.chunk.packing import Chunks, Packed, last_tokens, pack_decisions, symbol_histories
+from haed.layers.lstm import RowLinear, compute_dtype, lstm_step, packed_lstm
+from haed.layers.ngram_embedding import Grams
+from haed.layers.transformer import Blocks, KeyValueCache, PrefixKeyValues
 from haed.options import DecoderOptions
-from haed.system import length_mask, to_device
 
 
 class Decoder(nn.Module):

@@ -15,12 +15,12 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence, pad_packed_sequence
 
-from haed.blocks.grams import SparseLookup
-from haed.blocks.lstm import LSTMLayer, RowLinear
-from haed.blocks.transformer import Blocks
+from haed.base import length_mask
 from haed.chunk.packing import Chunks, chunk_keys, pack_decisions
+from haed.layers.lstm import LSTMLayer, RowLinear
+from haed.layers.ngram_embedding import SparseLookup
+from haed.layers.transformer import Blocks
 from haed.options import EncoderOptions
-from haed.system import length_mask
 
 
 @dataclass

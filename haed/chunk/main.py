@@ -11,10 +11,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from haed.blocks.lstm import LSTMLayer
-from haed.blocks.transformer import Blocks, KeyValueCache
+from haed.base import SHORTER
+from haed.layers.lstm import LSTMLayer
+from haed.layers.transformer import Blocks, KeyValueCache
 from haed.options import MainOptions
-from haed.system import SHORTER
 
 
 class Main(nn.Module, ABC):

@@ -7,13 +7,21 @@ S is the set of known chunks of the train split, q the softmax over S of the IEM
 spell unknown words (Kawakami et al. 2017; Mielke and Eisner 2019).
 
 Legend: N chunks, K tokens of a chunk, W width of ŷ.
+
+Known chunks with stored embeddings: rows of the implicit matrix over which the IEM score is normalised exactly.
+
+Legend: C chunks of the set, K tokens of a chunk, E width of an embedding, N queries, or chunks that are looked up.
 """
 
+from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+
+from haed.chunk.packing import Chunks, chunk_keys
 
 
 @dataclass
@@ -74,3 +82,114 @@ class Mixture(nn.Module):
         """Return the gate's logit (N,), float32 or wider, from ŷ (N, W)."""
         logit = self.gate(prediction).squeeze(-1)
         return logit.to(torch.promote_types(logit.dtype, torch.float32))
+
+
+# Queries and chunks that are scored at a time. On a CPU both and their scores should fit into its cache (docs/log.md).
+_BLOCK, _LARGE = {"cpu": (1 << 10, 1 << 11)}, (1 << 11, 1 << 16)
+_KEPT = 1 << 28  # bytes: smaller sets keep their keys in the type of the computation
+
+
+class ChunkVocabulary:
+    """A vocabulary of chunks, with their counts in the train split.
+
+    Args:
+        chunks: C different chunks, on the CPU.
+        counts: (C,) counts in the train split; None if scores do not use them.
+        documents: (C,) number of documents of the train split that have each chunk; None if nothing is trained.
+    """
+
+    def __init__(self, chunks: Chunks, counts: Tensor | None = None, documents: Tensor | None = None) -> None:
+        self.chunks, self.counts, self.documents = chunks, counts, documents
+        self._hashes, self._order = chunk_keys(chunks.tokens, chunks.lengths).sort()
+
+    def __len__(self) -> int:
+        return len(self.chunks)
+
+    def find_rows(self, chunks: Chunks) -> Tensor:
+        """Return the row (N,) of each of N chunks on the CPU, −1 for those that are not in the vocabulary."""
+        if not len(self):
+            return torch.full((len(chunks),), -1)
+        place = torch.searchsorted(self._hashes, chunk_keys(chunks.tokens, chunks.lengths)).clamp(max=len(self) - 1)
+        rows = self._order[place]
+        same = (self.chunks.lengths[rows] == chunks.lengths) & (self.chunks.tokens[rows] == chunks.tokens).all(1)
+        return rows.where(same, -1)  # compare tokens: two strings with one hash would share a probability
+
+    def counts_of(self, chunks: Chunks) -> tuple[Tensor, Tensor]:
+        """Return the counts of N chunks in the train split, and of its documents that have them: (N,) each.
+
+        The chunks are on the CPU. Both counts are 0 for unknown chunks.
+        """
+        rows = self.find_rows(chunks)
+        none = torch.zeros(len(self) + 1, dtype=torch.long)
+        told = (none if x is None else torch.cat([x, none[:1]]) for x in (self.counts, self.documents))
+        counts, documents = (x[rows] for x in told)
+        return counts, documents
+
+    def prefix_mask(self, tokens: Tensor) -> Tensor:
+        """Return a mask (C,) of the chunks that begin with `tokens` (n,), on the CPU."""
+        return (self.chunks.lengths >= len(tokens)) & (self.chunks.tokens[:, : len(tokens)] == tokens).all(1)
+
+
+class VocabularyScorer:
+    """A vocabulary of chunks with its embeddings, which scores queries.
+
+    Args:
+        lexicon: C chunks.
+        keys: (C, E) vectors that a query is multiplied with, of any floating type, in memory or mapped from a file.
+        bias: (C,) term added to the scores, on the keys' device. Its type, float32 or wider, is the type of the
+            computation.
+
+    Attributes:
+        log_counts: (C,) like `bias`; 0 without counts.
+    """
+
+    def __init__(self, lexicon: ChunkVocabulary, keys: Tensor, bias: Tensor) -> None:
+        self._small = keys.numel() * bias.element_size() <= _KEPT
+        self.lexicon, self.keys, self.bias = lexicon, keys.to(bias.dtype) if self._small else keys, bias
+        counts = lexicon.counts
+        self.log_counts = torch.zeros_like(bias) if counts is None else counts.to(bias).log()
+
+    def __len__(self) -> int:
+        return len(self.lexicon)
+
+    def score_queries(self, queries: Tensor, prior: Tensor | float = 0.0) -> Tensor:
+        """Return scores (N, C) of all chunks; `prior` is the factor of the logarithms of their counts."""
+        wide = queries.to(self.bias.dtype)
+        if self.key_columns is not None:
+            with torch.autocast(queries.device.type, enabled=False):
+                return wide @ self.key_columns + self._score_bias(prior)
+        return torch.cat([wide.new_empty(len(wide), 0), *self._score_blocks(wide, self._score_bias(prior))], 1)
+
+    @cached_property
+    def key_columns(self) -> Tensor | None:
+        """Keys of a small set as columns (E, C), else None; one query is multiplied in half the time or less."""
+        return self.keys.t().contiguous() if self._small else None
+
+    def log_softmax(self, queries: Tensor, rows: Tensor, prior: Tensor | float = 0.0) -> Tensor:
+        """Return log q (N,), in nats, of the chunk in row `rows` (N,) after each query (N, E); −∞ where the row is −1.
+
+        The matrix of scores is computed block by block and never held whole. Unknown chunks cost nothing.
+        """
+        result = queries.new_full((len(queries),), -torch.inf, dtype=self.bias.dtype)
+        added, known = self._score_bias(prior), (rows >= 0).nonzero().squeeze(1)
+        for some in known.split(_BLOCK.get(queries.device.type, _LARGE)[0]):
+            here, own = some.to(result.device), rows[some].to(result.device)
+            wide = queries[here].to(result.dtype)
+            wanted = (wide * self.keys[own].to(wide.dtype)).sum(1) + added[own]
+            normaliser = torch.full_like(wanted, -torch.inf)
+            for block in self._score_blocks(wide, added):
+                normaliser = torch.logaddexp(normaliser, block.logsumexp(1))
+            result[here] = wanted - normaliser
+        return result
+
+    def _score_bias(self, prior: Tensor | float) -> Tensor:
+        """Return the terms (C,) added to the products."""
+        return self.bias + prior * self.log_counts
+
+    def _score_blocks(self, queries: Tensor, added: Tensor) -> Iterator[Tensor]:
+        """Yield scores (N, c) of one block of chunks after the other, in the type of the bias."""
+        columns = _BLOCK.get(queries.device.type, _LARGE)[1]
+        for keys, bias in zip(self.keys.split(columns), added.split(columns), strict=True):
+            with torch.autocast(queries.device.type, enabled=False):
+                block = torch.addmm(bias, queries, keys.to(queries.dtype).t())
+            yield block

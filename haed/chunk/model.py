@@ -11,16 +11,15 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from haed.blocks.lstm import LSTMLayer, initialise_lstm
-from haed.blocks.transformer import Block
+from haed.base import ChunkingSpec, ParameterGroup, SequenceModel, TokenBatch, to_device
 from haed.chunk.decoder import LSTMDecoder, TransformerDecoder
 from haed.chunk.encoder import ENCODERS, Embedding, Encoder
-from haed.chunk.known import ChunkVocabulary, VocabularyScorer
 from haed.chunk.main import MAINS, Main
-from haed.chunk.mixture import Mixture, MixtureScores
+from haed.chunk.mixture import ChunkVocabulary, Mixture, MixtureScores, VocabularyScorer
 from haed.chunk.packing import Chunks, Packed, find_distinct, previous_chunks
+from haed.layers.lstm import LSTMLayer, initialise_lstm
+from haed.layers.transformer import Block
 from haed.options import IEMOptions, ModelOptions
-from haed.system import ChunkingSpec, ParameterGroup, SequenceModel, TokenBatch, to_device
 
 _SCALE_BOUND = math.log(1000)
 _EMBEDDED = 1 << 13  # known chunks at a time

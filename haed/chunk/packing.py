@@ -13,8 +13,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from haed.blocks.grams import SparseLookup
-from haed.system import TokenBatch, length_mask
+from haed.base import TokenBatch, length_mask
+from haed.layers.ngram_embedding import SparseLookup
 
 _MIX = (0x9E3779B97F4A7C15 - (1 << 64), 0xBF58476D1CE4E5B9 - (1 << 64), 0x94D049BB133111EB - (1 << 64))
 

@@ -33,10 +33,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from haed.base import TokenBatch
 from haed.chunk.packing import Distinct, find_distinct
+from haed.distributed import Ranks
 from haed.options import IEMOptions
-from haed.ranks import Ranks
-from haed.system import TokenBatch
 
 _ODD = (
     0x9E3779B97F4A7C15 - (1 << 64),

@@ -27,18 +27,17 @@ import torch
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
-from haed.blocks.lstm import gather_rows
+from haed.base import Objective, StepOutput, TokenBatch
 from haed.chunk.encoder import Embedding
-from haed.chunk.known import ChunkVocabulary
 from haed.chunk.main import TransformerMain
-from haed.chunk.mixture import mixture_log_prob
+from haed.chunk.mixture import ChunkVocabulary, mixture_log_prob
 from haed.chunk.model import HAED
 from haed.chunk.packing import Chunks, Packed, find_distinct, previous_chunks
+from haed.distributed import Ranks
 from haed.iem.candidates import Candidates, WindowAdjustment
-from haed.iem.softmax import SoftmaxLoss, blockwise_cross_entropy
+from haed.iem.sampled_softmax import SoftmaxLoss, blockwise_cross_entropy
+from haed.layers.lstm import gather_rows
 from haed.options import IEMOptions
-from haed.ranks import Ranks
-from haed.system import Objective, StepOutput, TokenBatch
 
 
 @dataclass

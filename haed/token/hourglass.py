@@ -19,11 +19,11 @@ from fractions import Fraction
 import torch
 from torch import Tensor, nn
 
-from haed.blocks.attention import AttentionCache, Grid
-from haed.blocks.transformer import CrossLayer, Stack
+from haed.base import ChunkingSpec
+from haed.layers.attention import AttentionCache, Grid
+from haed.layers.transformer import CrossLayer, Stack
 from haed.options import HourglassOptions, IEMOptions, ModelOptions, TokenOptions
-from haed.system import ChunkingSpec
-from haed.token.sequence import Scale, TokenModel, parse_hierarchy
+from haed.token.base import Scale, TokenModel, parse_hierarchy
 
 
 @dataclass

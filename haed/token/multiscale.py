@@ -28,11 +28,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from haed.blocks.attention import Attention, AttentionCache, Grid, Shifted
-from haed.blocks.transformer import ATTENTIONS, FeedForward, Stack
+from haed.base import ChunkingSpec, Mark, no_op_timer
+from haed.layers.attention import Attention, AttentionCache, Grid, Shifted
+from haed.layers.transformer import ATTENTIONS, FeedForward, Stack
 from haed.options import IEMOptions, ModelOptions, TokenOptions
-from haed.system import ChunkingSpec, Mark, no_op_timer
-from haed.token.sequence import NUMBER, TokenModel, parse_nested_scales, parse_scales
+from haed.token.base import NUMBER, TokenModel, parse_nested_scales, parse_scales
 
 
 class PendingTokens:
@@ -108,7 +108,7 @@ class ScaledMemory:
     Attributes:
         pasts: cache of each scale's groups, or None where none is kept.
         fed: number of tokens so far.
-        last: previous outputs of the layer's norms; see `haed.blocks.transformer.Norm`.
+        last: previous outputs of the layer's norms; see `haed.layers.transformer.Norm`.
     """
 
     pasts: Sequence[AttentionCache | None]

@@ -11,11 +11,11 @@ from dataclasses import dataclass
 
 from torch import Tensor, nn
 
-from haed.blocks.transformer import FeedForward, Norm
+from haed.base import ChunkingSpec, Mark, no_op_timer
+from haed.layers.transformer import FeedForward, Norm
 from haed.options import IEMOptions, ModelOptions, TokenOptions
-from haed.system import ChunkingSpec, Mark, no_op_timer
+from haed.token.base import WINDOW, TokenModel, parse_nested_scales
 from haed.token.multiscale import PendingTokens, Pool, ScaledAttention, ScaledMemory, divide_heads
-from haed.token.sequence import WINDOW, TokenModel, parse_nested_scales
 
 
 @dataclass

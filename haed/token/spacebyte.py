@@ -18,11 +18,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from haed.blocks.attention import AttentionCache
-from haed.blocks.transformer import Stack
+from haed.base import ChunkingSpec
+from haed.layers.attention import AttentionCache
+from haed.layers.transformer import Stack
 from haed.options import IEMOptions, ModelOptions
-from haed.system import ChunkingSpec
-from haed.token.sequence import MULTIPLE, TokenModel, Tokens
+from haed.token.base import MULTIPLE, TokenModel, Tokens
 
 
 @dataclass

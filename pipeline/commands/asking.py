@@ -15,7 +15,7 @@ from pipeline.arguments import (
 )
 from pipeline.config import ConfigError
 from pipeline.run.files import describe_speed, write_or_log
-from pipeline.run.folder import RunFolder
+from pipeline.run.run_directory import RunFolder
 from pipeline.verbatim import write_override
 
 MOST_SAMPLES = 4096  # continuations of a prompt, sampled in one batch

@@ -23,7 +23,7 @@ from pipeline.arguments import (
 )
 from pipeline.config import ConfigError, check_output_folder, dump_options
 from pipeline.options import Phase
-from pipeline.stopping import postponed_signals
+from pipeline.signals import postponed_signals
 from pipeline.verbatim import is_option
 
 

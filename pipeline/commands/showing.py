@@ -73,16 +73,16 @@ def _run_profile(arguments: argparse.Namespace) -> CommandResult:
     devices = [_parse_device_count(word) for word in arguments.devices or () if word not in others] or DEVICES
     phase = arguments.phase or training_phases(options.model.kind)[0]
     if arguments.plan:
-        from haed.ranks import group_size
-        from pipeline.train import plan
+        from haed.distributed import group_size
+        from pipeline.train import scaling_estimate
 
         rate, link = arguments.rate and arguments.rate * 1e12, (arguments.link or LINK) * 1e9
         if options.iem.group is not None and getattr(options, phase).iem_weight:
             for number in devices:  # fail before the measurement
                 group_size(options.iem.group, number, "devices")
-        step = plan.measure_step(options, phase, arguments.steps, rate)
+        step = scaling_estimate.measure_step(options, phase, arguments.steps, rate)
         plans = [asdict(step.estimate_step(number, link)) for number in devices]
-        return CommandResult(plan.format_estimates(step, devices, link), plans)
+        return CommandResult(scaling_estimate.format_estimates(step, devices, link), plans)
     from pipeline.train.profile import format_profile, profile_phase
 
     found = profile_phase(options, phase, arguments.steps)

@@ -15,9 +15,9 @@ from pipeline.experiments.experiment import Arm, Experiment, Plan
 from pipeline.options import OptimizerOptions, Options, Phase
 from pipeline.run.checkpoints import read_position
 from pipeline.run.files import read_json
-from pipeline.run.folder import PHASES, RunFolder
+from pipeline.run.run_directory import PHASES, RunFolder
 from pipeline.show.compare import count_parameters
-from pipeline.train.clock import lift_other_limits, run_phase_steps
+from pipeline.train.timing import lift_other_limits, run_phase_steps
 
 Command = tuple[str, ...]  # a module, and what it is called with
 

@@ -9,8 +9,8 @@ import torch
 
 from data.corpus import Corpus
 from data.loader import Loader
-from haed.build import make_objective
-from haed.system import TokenBatch
+from haed.base import TokenBatch
+from haed.registry import make_objective
 from pipeline.experiments.arms import Ours
 from pipeline.experiments.running import shard_all
 from pipeline.options import Phase

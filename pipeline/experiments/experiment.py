@@ -57,7 +57,7 @@ class Experiment:
         no_better: pairs of arms, the first of which is not ahead of the second in `by`, as a part of the claim.
         by: "bits", or metrics computed by `measures`.
         below: upper bounds of metrics, for each arm that has them, as a part of the claim.
-        equal: what the arms share equally; seconds are those of a clock, `pipeline.train.clock`.
+        equal: what the arms share equally; seconds are those of a clock, `pipeline.train.timing`.
         measures: further measures of each run, by name; see `pipeline.experiments.measures`.
         across: a metric of `measures` on the x-axis, with bits on the y-axis; None: curves are drawn.
         full: the arms at the paper's sizes, under the same names, for `--budget paper`.

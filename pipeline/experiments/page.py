@@ -3,6 +3,7 @@
 import re
 from collections.abc import Sequence
 
+from pipeline.console import markdown_text
 from pipeline.experiments.experiment import Experiment
 from pipeline.experiments.result import Result, Row, columns
 from pipeline.experiments.running import Done
@@ -11,7 +12,6 @@ from pipeline.show.compare import BITS
 from pipeline.show.page import escape, markdown_table, render_image, render_page, text_table
 from pipeline.show.page import render_table as html_table
 from pipeline.show.plots import PlottedModel, plot_experiment
-from pipeline.shown import markdown_text
 
 
 def cells(result: Result) -> tuple[list[str], list[list[str]]]:

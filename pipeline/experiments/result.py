@@ -8,7 +8,7 @@ from pipeline.experiments.experiment import OURS, Arm, Experiment
 from pipeline.experiments.measures import Measured
 from pipeline.experiments.running import Done
 from pipeline.run.files import Evaluation, read_as
-from pipeline.run.folder import RunFolder
+from pipeline.run.run_directory import RunFolder
 
 NOISE = 0.02  # of bits, and as a share of other figures: with a single seed, differences below that are not told apart
 _TOLD = 6  # comparisons; of more only those that do not agree

@@ -1,6 +1,6 @@
 """Execution of the missing runs of an experiment, each with the ordinary commands in processes of its own.
 
-A run is limited in steps, by a clock that is measured first (`pipeline.train.clock`). So the machine may be shared, and
+A run is limited in steps, by a clock that is measured first (`pipeline.train.timing`). So the machine may be shared, and
 a stopped run continues as it would have. The run's name has a digest of its configuration, so equal runs are not
 repeated. Further measures of the runs are taken after all of them, one at a time.
 """
@@ -18,15 +18,15 @@ from functools import partial
 from pathlib import Path
 
 from data.corpus import Corpus
-from data.durable import available_threads, write_json
+from data.filesystem import available_threads, write_json
 from pipeline.experiments.arms import Finished, Ready, ours, ready
 from pipeline.experiments.experiment import Arm, Experiment, Plan
 from pipeline.experiments.measures import OF_SIZES, Measured, kept_at
 from pipeline.run.device import release_memory
 from pipeline.run.files import Evaluation, read_as, read_json
 from pipeline.run.shards import shard_source
-from pipeline.stopping import Interrupt, die_with_parent
-from pipeline.train.clock import measure_step_seconds
+from pipeline.signals import Interrupt, die_with_parent
+from pipeline.train.timing import measure_step_seconds
 from pipeline.train.trainer import TrainingInterrupted
 
 log = logging.getLogger(__name__)

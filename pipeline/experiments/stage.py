@@ -7,12 +7,12 @@ from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
 
-from data.durable import write_atomically, write_json
+from data.filesystem import write_atomically, write_json
 from pipeline.experiments.experiment import Experiment, Plan
 from pipeline.experiments.page import drawn, html
 from pipeline.experiments.result import NOISE, Result, Row, columns, row_of, verdict, words
 from pipeline.experiments.running import Done, make
-from pipeline.run.folder import RunFolder
+from pipeline.run.run_directory import RunFolder
 
 
 def run(experiment: Experiment, plan: Plan, stop: Callable[[], bool] = lambda: False) -> Result:

@@ -25,15 +25,15 @@ from starlette.responses import FileResponse, HTMLResponse, RedirectResponse, Re
 from starlette.routing import Route
 
 from haed.options import SYSTEMS
-from pipeline.pages import asks, details, runs
+from pipeline.console import escape_control_characters, format_error, make_printable, unescape_query
+from pipeline.pages import details, questions, runs
 from pipeline.pages.details import draw_curves
 from pipeline.pages.listing import RunListing
+from pipeline.pages.model_cache import ModelCache, ServerBusyError
 from pipeline.pages.runs import NotFoundError, ServedRuns, read_setting
-from pipeline.pages.warm import ModelCache, ServerBusyError
-from pipeline.run.folder import RunFolder
-from pipeline.run.spaces.answers import PIXELS
+from pipeline.run.run_directory import RunFolder
+from pipeline.run.spaces.results import PIXELS
 from pipeline.show.page import STYLE
-from pipeline.shown import escape_control_characters, format_error, make_printable, unescape_query
 
 TOOLS = {"neighbours": "neighbours", "passages": "passages", "next": "next chunks", "samples": "samples"}
 
@@ -121,7 +121,7 @@ _ASSETS = {"pages.css": "text/css", "pages.js": "text/javascript", "pages.svg": 
 
 
 def make_application(runs_of: ServedRuns, warm: ModelCache, links: dict[str, str] | None = None) -> Starlette:
-    """Return the pages of runs as an ASGI application, to be put behind `pipeline.pages.guard`.
+    """Return the pages of runs as an ASGI application, to be put behind `pipeline.pages.host_check`.
 
     Args:
         runs_of: the runs to serve.
@@ -235,20 +235,24 @@ class _Pages:
     async def neighbours(self, request: Request) -> Response:
         """Show the nearest chunks."""
         return await self._answer_tool(
-            request, "neighbours", asks.NeighbourQuestion, asks.ask_neighbours, lambda asked: True
+            request, "neighbours", questions.NeighbourQuestion, questions.ask_neighbours, lambda asked: True
         )
 
     async def passages(self, request: Request) -> Response:
         """Show the places in the corpus that are similar to a text."""
-        return await self._answer_tool(request, "passages", asks.PassageQuestion, asks.ask_passages, _has_prompt)
+        return await self._answer_tool(
+            request, "passages", questions.PassageQuestion, questions.ask_passages, _has_prompt
+        )
 
     async def next(self, request: Request) -> Response:
         """Show the most likely next chunks."""
-        return await self._answer_tool(request, "next", asks.NextChunkQuestion, asks.ask_next_chunks, _has_prompt)
+        return await self._answer_tool(
+            request, "next", questions.NextChunkQuestion, questions.ask_next_chunks, _has_prompt
+        )
 
     async def samples(self, request: Request) -> Response:
         """Show continuations of a prompt."""
-        return await self._answer_tool(request, "samples", asks.SampleQuestion, asks.ask_samples, _has_prompt)
+        return await self._answer_tool(request, "samples", questions.SampleQuestion, questions.ask_samples, _has_prompt)
 
     async def _answer_tool(
         self,

@@ -20,8 +20,8 @@ from pipeline.options import Options
 from pipeline.pages.runs import phase_metrics, read_setting, status_of
 from pipeline.run.checkpoints import CheckpointSummary, list_checkpoints, read_state, resolve_pointer
 from pipeline.run.files import Evaluation, read_as
-from pipeline.run.folder import PHASES, RunFolder, format_command
 from pipeline.run.metrics import Record
+from pipeline.run.run_directory import PHASES, RunFolder, format_command
 from pipeline.trees import Difference, diff_trees, flatten_tree
 
 Points = list[tuple[float, float]]

@@ -9,12 +9,12 @@ import socket
 import uvicorn
 
 from pipeline.config import ConfigError
+from pipeline.console import end_streams, print_stdout
 from pipeline.pages.app import make_application
-from pipeline.pages.guard import LOOPBACK, AllowedHosts, HostCheckMiddleware
+from pipeline.pages.host_check import LOOPBACK, AllowedHosts, HostCheckMiddleware
+from pipeline.pages.model_cache import ModelCache
 from pipeline.pages.runs import ServedRuns
-from pipeline.pages.warm import ModelCache
-from pipeline.run.folder import RunFolder
-from pipeline.shown import end_streams, print_stdout
+from pipeline.run.run_directory import RunFolder
 
 _END_SECONDS = 1.0  # time in which a running question may stop by itself
 PORT = 7300  # default port

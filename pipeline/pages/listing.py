@@ -10,7 +10,7 @@ from typing import Any
 
 from data.checked import stamp_file
 from pipeline.pages.details import EvaluationStatus
-from pipeline.run.folder import PHASES, RunFolder
+from pipeline.run.run_directory import PHASES, RunFolder
 
 _MOST = 1 << 14  # maximum number of rows, one or two kB each
 

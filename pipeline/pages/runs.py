@@ -15,8 +15,8 @@ import yaml
 from data.checked import CorruptFileError, add_path_to_errors, open_file, read_yaml
 from pipeline.options import Phase, PhaseOptions
 from pipeline.run.checkpoints import read_position, read_state, resolve_pointer
-from pipeline.run.folder import PHASES, RunFolder
 from pipeline.run.metrics import Position, Record, parse_record, read_metrics
+from pipeline.run.run_directory import PHASES, RunFolder
 
 _TAIL = 1 << 16  # bytes at the end of a metrics file that are searched
 

@@ -1,6 +1,6 @@
 """Stage `index`: write the vectors of a run, their table and the FAISS search over them.
 
-`pipeline.run.spaces.stored` documents the files.
+`pipeline.run.spaces.storage` documents the files.
 
 Index of contexts, for the stage `index`: states of the main model at positions of a whole split, in batches.
 """
@@ -15,18 +15,19 @@ import numpy as np
 import torch
 
 from data.corpus import Corpus
-from data.durable import file_lock, replace_atomically
-from haed.system import TokenBatch
+from data.filesystem import file_lock, replace_atomically
+from haed.base import TokenBatch
 from pipeline.config import ConfigError
 from pipeline.options import Options
-from pipeline.run.folder import RunFolder, guard_results
 from pipeline.run.index import check_chunks, known_count_threshold
 from pipeline.run.metrics import ProgressCounter
 from pipeline.run.opened import Run
+from pipeline.run.run_directory import RunFolder, guard_results
 from pipeline.run.shards import check_split
-from pipeline.run.spaces.answers import display_chunk
 from pipeline.run.spaces.contexts import AFTER, BEFORE, NAMED
-from pipeline.run.spaces.stored import (
+from pipeline.run.spaces.faiss_search import choose_index, prepare_vectors
+from pipeline.run.spaces.results import display_chunk
+from pipeline.run.spaces.storage import (
     SCORES,
     SEARCH,
     TABLE,
@@ -43,7 +44,6 @@ from pipeline.run.spaces.stored import (
     space_folder,
     write_vectors,
 )
-from pipeline.run.spaces.vectors import choose_index, prepare_vectors
 from pipeline.run.windows import pad_chunks
 
 _PAIRS = 4000
@@ -172,7 +172,7 @@ def build_index(options: Options) -> IndexSummary:
 
 def _index_chunks(run: "Run") -> IndexMetadata:
     """Index the distinct chunks of a split of the run's corpus, the most frequent first."""
-    from data.distinct import count_distinct_chunks
+    from data.vocabulary import count_distinct_chunks
 
     limits, corpus = run.options.index, run.folder.open_corpus()
     least = limits.min_count or 1

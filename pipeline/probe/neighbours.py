@@ -8,8 +8,8 @@ from typing import Literal
 
 from pipeline.config import ConfigError
 from pipeline.options import Options, Phase
-from pipeline.run.folder import RunFolder
 from pipeline.run.index import SearchResults, check_chunks
+from pipeline.run.run_directory import RunFolder
 from pipeline.run.spaces.probe import Model, Probe
 
 log = logging.getLogger(__name__)

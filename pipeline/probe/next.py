@@ -1,10 +1,10 @@
 """Stage `next`: probabilities of the next chunks after a prompt."""
 
+from pipeline.console import escape_control_characters
 from pipeline.options import Options
-from pipeline.run.folder import RunFolder
 from pipeline.run.opened import NextChunk, NextChunks, Run
+from pipeline.run.run_directory import RunFolder
 from pipeline.run.spaces.queries import Texts, to_texts
-from pipeline.shown import escape_control_characters
 
 
 def next_chunks(options: Options, prompts: Texts = (), count: int = 10) -> list[NextChunks]:

@@ -20,11 +20,11 @@ import numpy as np
 import torch
 
 from haed.chunk.model import HAED
+from pipeline.console import escape_control_characters
 from pipeline.probe.analyse.geometry import normalise_rows
 from pipeline.probe.index import Window, cut_windows, to_token_batch
 from pipeline.run.index import PIXELS, display_chunk
 from pipeline.run.opened import Run
-from pipeline.shown import escape_control_characters
 
 OF_WINDOW, QUERIES, NEAREST = 4, 500, 10  # places per window; queries; neighbours of each
 _AT_ONCE, _SHOWN, _EXAMPLES, _BYTES = 16, 2, 5, 96  # windows; neighbours and passages shown, and bytes of each

@@ -9,12 +9,12 @@ import numpy as np
 
 from data.checked import encode_checked_json
 from data.corpus import Corpus
-from data.durable import write_atomically
+from data.filesystem import write_atomically
 from pipeline.options import Options, SampleOptions
 from pipeline.run.files import KeptSample, Sample, write_or_log
-from pipeline.run.folder import RunFolder, guard_results
 from pipeline.run.metrics import ProgressCounter
 from pipeline.run.opened import Run, count_characters
+from pipeline.run.run_directory import RunFolder, guard_results
 from pipeline.run.spaces.queries import Texts, to_texts
 
 log = logging.getLogger(__name__)

@@ -50,7 +50,7 @@ from data.checked import (
     stamp_file,
     verify_checksums,
 )
-from data.durable import check_guards, make_folders, sync_folder, write_atomically
+from data.filesystem import check_guards, make_folders, sync_folder, write_atomically
 from pipeline.kinds import applies_to
 from pipeline.options import Options
 from pipeline.run.tensors import read_metadata, read_tensors

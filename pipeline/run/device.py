@@ -14,7 +14,7 @@ from typing import Any, Literal
 
 import torch
 
-from data.durable import available_threads
+from data.filesystem import available_threads
 from pipeline.options import Options
 
 log = logging.getLogger(__name__)

@@ -11,7 +11,7 @@ from typing import Any, Literal, TypeVar, cast
 from pydantic import TypeAdapter, ValidationError
 
 from data import checked
-from data.durable import write_atomically
+from data.filesystem import write_atomically
 from data.statistics import Summary
 
 log = logging.getLogger(__name__)

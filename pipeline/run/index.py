@@ -1,4 +1,4 @@
-"""The index of a run's chunks, opened once and queried often; see `pipeline.run.spaces.stored` for its files.
+"""The index of a run's chunks, opened once and queried often; see `pipeline.run.spaces.storage` for its files.
 
 A query is a chunk, a sum of chunks, or a vector of the same space, such as a prediction. Results are chunks that occur
 often enough to be known to the model, unless more are requested. Rows are in the order of `DistinctChunks`, so frequent
@@ -18,16 +18,16 @@ import numpy as np
 
 from data.chunkers import Chunker
 from data.corpus import Corpus
-from data.distinct import DistinctChunks, select_telling_chunks
+from data.vocabulary import DistinctChunks, select_telling_chunks
 from haed.options import SYSTEMS
 from pipeline.config import ConfigError
+from pipeline.console import escape_control_characters, unescape_query
 from pipeline.options import Options
-from pipeline.run.folder import RunFolder
-from pipeline.run.spaces.answers import PIXELS, Neighbour, QueryResult, SearchResults, display_chunk, log_notes
+from pipeline.run.run_directory import RunFolder
+from pipeline.run.spaces.faiss_search import Vectors, prepare_vectors, search_uncentred
 from pipeline.run.spaces.queries import Text, parse_chunk, to_bytes
-from pipeline.run.spaces.stored import SCORES, IndexFiles, IndexMetadata, StaleIndexError, VectorFile, space_folder
-from pipeline.run.spaces.vectors import Vectors, prepare_vectors, search_uncentred
-from pipeline.shown import escape_control_characters, unescape_query
+from pipeline.run.spaces.results import PIXELS, Neighbour, QueryResult, SearchResults, display_chunk, log_notes
+from pipeline.run.spaces.storage import SCORES, IndexFiles, IndexMetadata, StaleIndexError, VectorFile, space_folder
 
 log = logging.getLogger(__name__)
 OWN_QUERIES = 6

@@ -15,13 +15,13 @@ from safetensors.torch import save
 from torch import Tensor
 
 from data.corpus import Corpus
-from data.distinct import count_distinct_chunks, count_documents_with
-from data.durable import make_folders, write_atomically
-from haed.chunk.known import ChunkVocabulary, VocabularyScorer
+from data.filesystem import make_folders, write_atomically
+from data.vocabulary import count_distinct_chunks, count_documents_with
+from haed.chunk.mixture import ChunkVocabulary, VocabularyScorer
 from haed.chunk.model import HAED
 from haed.chunk.packing import Chunks
 from pipeline.run.checkpoints import CheckpointSummary
-from pipeline.run.folder import RunFolder
+from pipeline.run.run_directory import RunFolder
 from pipeline.run.tensors import read_metadata, read_tensors
 
 log = logging.getLogger(__name__)

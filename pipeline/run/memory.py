@@ -9,8 +9,8 @@ import torch
 
 from data import checked
 from data.chunkers import Chunker, make_chunker
-from haed.build import make_system
-from haed.system import ChunkingSpec, SequenceModel
+from haed.base import ChunkingSpec, SequenceModel
+from haed.registry import make_system
 from pipeline.config import ConfigError
 from pipeline.options import FinetuneOptions, Options, PhaseOptions
 from pipeline.run.device import Compute

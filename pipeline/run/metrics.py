@@ -16,9 +16,9 @@ from pathlib import Path
 from typing import Any, cast
 
 from data.checked import MANY, CorruptFileError, add_path_to_errors, open_file, open_own, parse_json, read_bytes
-from data.durable import is_still, make_folders, write_atomically
+from data.filesystem import is_still, make_folders, write_atomically
+from pipeline.console import format_duration
 from pipeline.options import PhaseOptions
-from pipeline.shown import format_duration
 
 log = logging.getLogger(__name__)
 Record = dict[str, float]  # figures by name; `step` is one of them
@@ -33,7 +33,7 @@ _BAR = 20  # columns of a terminal
 
 @dataclass
 class Position:
-    """Position in a phase; `flops` are model FLOPs, see `haed.system.Objective.estimate_flops`."""
+    """Position in a phase; `flops` are model FLOPs, see `haed.base.Objective.estimate_flops`."""
 
     step: int = 0
     seconds: float = 0.0

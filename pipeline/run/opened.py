@@ -20,24 +20,24 @@ import torch
 from torch import Tensor
 
 from data.chunkers import Chunker
-from haed.build import make_sampler
+from haed.base import SequenceModel, TokenBatch
 from haed.chunk.model import HAED
+from haed.registry import make_sampler
 from haed.sampling import ChunkSampler, Draw, find_likeliest_chunks
-from haed.system import SequenceModel, TokenBatch
 from pipeline.config import ConfigError, check_options
 from pipeline.kinds import max_known_chunks, requested_likelihood
 from pipeline.options import Options, SampleOptions
 from pipeline.run.checkpoints import Checkpoint, Checkpoints
 from pipeline.run.device import Compute, setup_compute
 from pipeline.run.files import MixtureParts
-from pipeline.run.folder import RunFolder
 from pipeline.run.index import PIXELS, SearchResults, check_count, display_chunk
 from pipeline.run.known import embed_known_chunks
 from pipeline.run.memory import build_system, check_memory
+from pipeline.run.run_directory import RunFolder
 from pipeline.run.spaces.probe import Probe
 from pipeline.run.spaces.queries import Text, Texts, parse_chunk, to_bytes, to_texts
 from pipeline.run.windows import ScoredWindows, cut_documents, pad_chunks
-from pipeline.stopping import check_abandoned
+from pipeline.signals import check_abandoned
 
 log = logging.getLogger(__name__)
 MOST_NEXT = 10_000  # chunks that `Run.next` lists

@@ -9,16 +9,16 @@ from pathlib import Path
 from typing import Any
 
 from data.corpus import Corpus, Counts
-from data.locations import is_remote
 from data.sharding.build import check_chunker, open_built_corpus
 from data.sharding.build import shard as shard_corpus
 from data.sharding.corpora import Corpora, is_piped
 from data.sharding.parts import Mapper, write_persistently
 from data.sharding.progress import Listener, ShardingProgress
 from data.sources.source import SPLITS, make_source
+from data.urls import is_remote
 from pipeline.options import Options
-from pipeline.run.folder import RunFolder
 from pipeline.run.metrics import QUIET_SECONDS, TERMINAL_SECONDS
+from pipeline.run.run_directory import RunFolder
 
 log = logging.getLogger(__name__)
 

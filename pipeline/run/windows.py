@@ -17,8 +17,8 @@ from torch.utils.data import IterableDataset
 
 from data.corpus import Corpus
 from data.loader import Batch, Loader
+from haed.base import SequenceModel, TokenBatch
 from haed.chunk.model import HAED
-from haed.system import SequenceModel, TokenBatch
 
 log = logging.getLogger(__name__)
 

@@ -8,7 +8,7 @@ Legend: B windows, T chunks of a window, K tokens of a chunk.
 
 import numpy as np
 
-from data.distinct import Occurrences
+from data.vocabulary import Occurrences
 from pipeline.run.files import Breakdown, Part
 from pipeline.run.windows import ScoredWindows
 

@@ -12,8 +12,8 @@ import math
 import torch
 
 from data.corpus import Corpus
-from data.distinct import VocabularyOverflowError, count_distinct_chunks
-from haed.chunk.known import ChunkVocabulary
+from data.vocabulary import VocabularyOverflowError, count_distinct_chunks
+from haed.chunk.mixture import ChunkVocabulary
 from haed.chunk.model import HAED
 from haed.chunk.packing import Chunks
 from pipeline.run.files import ClosedSet

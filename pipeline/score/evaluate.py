@@ -13,15 +13,15 @@ import numpy as np
 
 from data.checked import encode_checked_json
 from data.corpus import Corpus
-from data.distinct import Occurrences
-from data.durable import write_json
+from data.filesystem import write_json
+from data.vocabulary import Occurrences
 from pipeline.kinds import max_known_chunks, requested_likelihood
 from pipeline.options import Options
 from pipeline.run.device import release_memory
 from pipeline.run.files import MIXTURE_COLUMNS, Baseline, Breakdown, Evaluation, read_as, write_or_log
-from pipeline.run.folder import RunFolder, guard_results
 from pipeline.run.metrics import ProgressCounter
 from pipeline.run.opened import Run, Score
+from pipeline.run.run_directory import RunFolder, guard_results
 from pipeline.run.shards import check_split
 from pipeline.score.baselines import measure_baselines, not_beaten
 from pipeline.score.breakdown import Tally

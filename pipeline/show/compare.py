@@ -5,13 +5,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TypeVar
 
-from data.durable import write_atomically
+from data.filesystem import write_atomically
 from pipeline.config import check_output_folder
+from pipeline.console import markdown_text
 from pipeline.options import Options
 from pipeline.run.checkpoints import read_position
 from pipeline.run.files import CorpusRecord, Evaluation, read_as
-from pipeline.run.folder import CORPUS, RunFolder
 from pipeline.run.metrics import Record, read_metrics
+from pipeline.run.run_directory import CORPUS, RunFolder
 from pipeline.run.tensors import read_shapes
 from pipeline.show.budgets import (
     SHOWN,
@@ -25,7 +26,6 @@ from pipeline.show.budgets import (
 from pipeline.show.page import escape, markdown_table, render_image, render_page, text_table
 from pipeline.show.page import render_table as html_table
 from pipeline.show.plots import Point, plot_comparison
-from pipeline.shown import markdown_text
 
 T = TypeVar("T")
 BITS = "validation/bits_per_token"

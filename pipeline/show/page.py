@@ -4,7 +4,7 @@ import base64
 import html
 from collections.abc import Iterable, Sequence
 
-from pipeline.shown import make_printable
+from pipeline.console import make_printable
 
 escape = html.escape
 STYLE = """

@@ -13,10 +13,10 @@ from matplotlib.figure import Figure
 from matplotlib.transforms import Affine2D, Bbox
 
 from data.statistics import Summary
+from pipeline.console import make_printable
 from pipeline.run.files import Evaluation
 from pipeline.run.index import PIXELS, QueryResult, display_chunk
 from pipeline.run.metrics import Record
-from pipeline.shown import make_printable
 
 COLOURS = {"pretrain": "#2a6f97", "finetune": "#c8553d", "train": "#588157"}
 GREY, MODEL = "#b8bec7", "#c8553d"

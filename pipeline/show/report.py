@@ -13,7 +13,8 @@ from pathlib import Path
 import numpy as np
 
 from data.checked import CONFIG, PICTURE, RESULT, read_bytes, read_text
-from data.durable import write_atomically
+from data.filesystem import write_atomically
+from pipeline.console import code_fence, escape_control_characters, make_printable, markdown_code, markdown_text
 from pipeline.options import Options
 from pipeline.run.checkpoints import explain_too_few_steps, list_checkpoints
 from pipeline.run.files import (
@@ -25,11 +26,10 @@ from pipeline.run.files import (
     read_as,
     read_json,
 )
-from pipeline.run.folder import RunFolder, format_command, guard_results, stage_overrides
 from pipeline.run.index import ChunkIndex, SearchResults, StaleIndexError
 from pipeline.run.metrics import Record, read_metrics
+from pipeline.run.run_directory import RunFolder, format_command, guard_results, stage_overrides
 from pipeline.show.page import data_uri, escape, markdown_table, render_image, render_page, render_table
-from pipeline.shown import code_fence, escape_control_characters, make_printable, markdown_code, markdown_text
 
 CAPTIONS = {
     "yardsticks.png": "",

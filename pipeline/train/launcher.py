@@ -18,13 +18,13 @@ from typing import IO
 import torch
 import torch.distributed as dist
 
-from data.durable import available_threads
-from haed.ranks import Ranks, group_size
+from data.filesystem import available_threads
+from haed.distributed import Ranks, group_size
 from pipeline.config import dump_options
 from pipeline.options import Options
-from pipeline.run.folder import RunFolder
 from pipeline.run.metrics import Listener, MetricsTail, Progress
-from pipeline.stopping import die_with_parent
+from pipeline.run.run_directory import RunFolder
+from pipeline.signals import die_with_parent
 from pipeline.train.trainer import TrainingInterrupted, TrainingResult
 
 log = logging.getLogger(__name__)

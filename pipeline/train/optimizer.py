@@ -7,7 +7,7 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor, nn
 
-from haed.system import SequenceModel
+from haed.base import SequenceModel
 from pipeline.options import OptimizerOptions, PhaseOptions
 from pipeline.run.metrics import Position
 

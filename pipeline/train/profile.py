@@ -7,12 +7,12 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from haed.system import SequenceModel
+from haed.base import SequenceModel
 from pipeline.config import check_phase
 from pipeline.options import Options
 from pipeline.run.checkpoints import Checkpoints
 from pipeline.run.device import Compute, setup_compute
-from pipeline.run.folder import RunFolder
+from pipeline.run.run_directory import RunFolder
 from pipeline.train.stages import build_trainer
 
 _WARM_UP, _SIDE = 2, {"cpu": 2048, "cuda": 8192}

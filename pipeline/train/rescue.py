@@ -7,12 +7,12 @@ from dataclasses import replace
 from pathlib import Path
 
 from data.corpus import Corpus
-from data.durable import FolderLostError, Guard, make_folders, write_atomically
+from data.filesystem import FolderLostError, Guard, make_folders, write_atomically
 from pipeline.kinds import is_mixed, max_known_chunks
 from pipeline.options import Options, Phase
 from pipeline.run.checkpoints import Checkpoints
-from pipeline.run.folder import RunFolder
 from pipeline.run.known import store_known_chunks
+from pipeline.run.run_directory import RunFolder
 from pipeline.train.trainer import UnsavedCheckpointError
 
 _MOST = 1000  # names that are tried

@@ -17,9 +17,9 @@ import torch
 
 from data.corpus import Corpus
 from data.loader import Loader
-from haed.build import make_objective
-from haed.chunk.known import ChunkVocabulary
-from haed.ranks import Ranks
+from haed.chunk.mixture import ChunkVocabulary
+from haed.distributed import Ranks
+from haed.registry import make_objective
 from pipeline.config import check_training
 from pipeline.kinds import is_mixed, max_known_chunks
 from pipeline.options import FinetuneOptions, Options, Phase, PhaseOptions
@@ -38,13 +38,13 @@ from pipeline.run.checkpoints import (
     resolve_pointer,
 )
 from pipeline.run.device import Compute, release_memory, setup_compute
-from pipeline.run.folder import PHASES, RunFolder, format_command
 from pipeline.run.known import make_vocabulary, store_known_chunks
 from pipeline.run.memory import build_system, check_memory
 from pipeline.run.metrics import Listener, Metrics, Position, Progress, read_metrics
+from pipeline.run.run_directory import PHASES, RunFolder, format_command
 from pipeline.run.shards import check_corpus, open_shards
 from pipeline.run.windows import fixed_subset
-from pipeline.stopping import StopRequested, interruptible_section
+from pipeline.signals import StopRequested, interruptible_section
 from pipeline.train.launcher import is_launched, is_torchrun_child, join_ranks, launch_stage
 from pipeline.train.optimizer import learning_rate_share
 from pipeline.train.rescue import save_beside

@@ -5,7 +5,7 @@ progress, and of steps during warm-up or with `schedule=inverse_root`. Progress 
 seconds trained / seconds, and epochs / epochs. Seconds are those spent in steps; validation and saving do not count.
 
 With several ranks (torchrun) each has its own windows, and gradients are averaged by DistributedDataParallel. The first
-rank alone keeps the clock, writes metrics and saves; see `haed.ranks`. With one rank on a GPU, a thread prepares the
+rank alone keeps the clock, writes metrics and saves; see `haed.distributed`. With one rank on a GPU, a thread prepares the
 next batch while the present one is used.
 
 Validation is the loss on a fixed subset of the validation split, with the standard error over its windows. A phase that
@@ -33,18 +33,18 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from data.durable import FolderLostError, check_guards
+from data.filesystem import FolderLostError, check_guards
 from data.loader import Loader
-from haed.chunk.known import ChunkVocabulary
+from haed.base import Objective, SequenceModel, StepOutput, TokenBatch, to_device
+from haed.chunk.mixture import ChunkVocabulary
 from haed.chunk.model import HAED
 from haed.chunk.packing import Chunks, find_distinct
-from haed.system import Objective, SequenceModel, StepOutput, TokenBatch, to_device
 from pipeline.options import Options, PhaseOptions
 from pipeline.run.checkpoints import AVERAGE, MODEL, TRAINING, Checkpoint, Checkpoints, Identity, State
 from pipeline.run.device import Compute
 from pipeline.run.metrics import Metrics, Position, Record, format_validation
 from pipeline.run.windows import as_windows, split_windows
-from pipeline.stopping import StopRequested, end_interruptible, interruptible_section
+from pipeline.signals import StopRequested, end_interruptible, interruptible_section
 from pipeline.train.optimizer import WeightAverage, learning_rate_share, make_optimizer
 
 SKIPPED = "skipped_windows"

@@ -24,7 +24,7 @@ from data.checked import (
     read_bytes,
     read_json,
 )
-from data.durable import file_lock, read_lock_holder, remove_unlocked_files, write_json
+from data.filesystem import file_lock, read_lock_holder, remove_unlocked_files, write_json
 
 
 def link(target: str | Path) -> Callable[[Path], None]:

@@ -9,7 +9,7 @@ import pytest
 from flows.choices import add_run_choices, detect_source_kind, is_user_chosen
 from flows.forms import PLAIN, fields_to_overrides, read_form
 from pipeline import config
-from pipeline.run.folder import RunFolder
+from pipeline.run.run_directory import RunFolder
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,7 @@ from flows.commands import _find_preset_and_overrides, _suggest_commands
 from pipeline.arguments import options_from_arguments, parse_arguments
 from pipeline.commands import COMMANDS
 from pipeline.config import load_options
-from pipeline.run.folder import RunFolder
+from pipeline.run.run_directory import RunFolder
 from tests.conftest import of_kind
 from tests.flows.api import PATIENCE, until
 
@@ -135,7 +135,7 @@ def test_a_signal_to_all_its_processes_leaves_a_checkpoint_and_nothing_else(tiny
         try:
             until(PATIENCE, latest.is_file)
             family = psutil.Process(process.pid).children(recursive=True)
-            assert any("flows.serving.guarded" in " ".join(child.cmdline()) for child in family)
+            assert any("flows.serving.server_process" in " ".join(child.cmdline()) for child in family)
             os.killpg(process.pid, signal.SIGTERM)
             said = process.communicate()[1]
         finally:

@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from data.durable import FLOW_RUN
+from data.filesystem import FLOW_RUN
 from flows.devices import acquire_device, list_training_devices
-from flows.states import alive
+from flows.states import heartbeat
 from pipeline.config import load_options
-from pipeline.run.folder import RunFolder
+from pipeline.run.run_directory import RunFolder
 from pipeline.train.trainer import TrainingInterrupted
 
 
@@ -67,13 +67,13 @@ def test_a_turn_is_held_alone_and_freed_by_death(tmp_path: Path, monkeypatch: py
 
 def test_only_a_recorded_process_that_is_gone_is_dead() -> None:
     here = {
-        alive.HOST: socket.gethostname(),
-        alive.PROCESS: os.getpid(),
-        alive.STARTED: alive.process_start_ticks(os.getpid()),
+        heartbeat.HOST: socket.gethostname(),
+        heartbeat.PROCESS: os.getpid(),
+        heartbeat.STARTED: heartbeat.process_start_ticks(os.getpid()),
     }
-    assert alive.is_alive(here)
-    assert not alive.is_alive(here | {alive.STARTED: "1"})  # another process has its number now
-    assert alive.is_alive(here | {alive.HOST: "elsewhere", alive.STARTED: "1"})
+    assert heartbeat.is_alive(here)
+    assert not heartbeat.is_alive(here | {heartbeat.STARTED: "1"})  # another process has its number now
+    assert heartbeat.is_alive(here | {heartbeat.HOST: "elsewhere", heartbeat.STARTED: "1"})
     with subprocess.Popen([sys.executable, "-c", ""]) as ended:
         pass
-    assert not alive.is_alive(here | {alive.PROCESS: ended.pid}) and not alive.is_alive({})
+    assert not heartbeat.is_alive(here | {heartbeat.PROCESS: ended.pid}) and not heartbeat.is_alive({})

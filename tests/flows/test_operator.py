@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 from flows.serving.deployments import deployment_suffix
-from flows.states.alive import is_server_healthy
+from flows.states.heartbeat import is_server_healthy
 from tests.conftest import of_kind
 from tests.flows.api import PATIENCE, call, until
 from tests.flows.conftest import SETTINGS, Served, serving

@@ -7,10 +7,10 @@ import pytest
 import torch
 from torch import Tensor
 
+from haed.base import TokenBatch
 from haed.chunk.model import HAED
 from haed.chunk.packing import Chunks
 from haed.sampling import ChunkSampler, Draw, find_likeliest_chunks, outcome_log_probs
-from haed.system import TokenBatch
 from tests.haed.chunk.test_mixture import K, V, lexicon, mixed
 from tests.haed.chunk.test_model import windows
 

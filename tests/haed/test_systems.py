@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
-from haed.build import make_sampler, make_system
+from haed.base import ChunkingSpec, SequenceModel, TokenBatch
 from haed.options import (
     EncoderOptions,
     GramsOptions,
@@ -24,9 +24,9 @@ from haed.options import (
     SpaceByteOptions,
     TokenOptions,
 )
+from haed.registry import make_sampler, make_system
 from haed.sampling import Draw
-from haed.system import ChunkingSpec, SequenceModel, TokenBatch
-from haed.token.sequence import TokenModel
+from haed.token.base import TokenModel
 from tests.haed.chunk.test_model import decoder_options, windows
 
 MAIN = MainOptions(layers=2, width=8, heads=2, head_width=6, ffn=16)

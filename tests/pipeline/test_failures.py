@@ -12,12 +12,12 @@ from pathlib import Path
 import pytest
 
 from data.checked import add_path_to_errors
-from data.durable import write_atomically
+from data.filesystem import write_atomically
 from flows.commands import COMMANDS as MORE
 from pipeline import ROOT
 from pipeline.cli import main as pipeline_main
 from pipeline.commands import COMMANDS
-from pipeline.shown import format_error
+from pipeline.console import format_error
 from tests.pipeline.test_cli import is_met
 
 

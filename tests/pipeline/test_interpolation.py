@@ -14,7 +14,7 @@ from pipeline.cli import main
 from pipeline.config import ConfigError, check_options, dump_options, load_options
 from pipeline.kinds import applies_to
 from pipeline.options import Options
-from pipeline.run.folder import RunFolder
+from pipeline.run.run_directory import RunFolder
 from pipeline.trees import flatten_tree, get_option, set_option
 from pipeline.verbatim import TEXTS, parse_override, type_of, write_override
 

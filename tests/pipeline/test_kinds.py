@@ -7,8 +7,8 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from haed.base import SequenceModel
 from haed.options import SYSTEMS
-from haed.system import SequenceModel
 from pipeline.cli import main
 from pipeline.config import load_options
 from pipeline.kinds import explain_inapplicable_option

@@ -5,9 +5,9 @@ import math
 import pytest
 import torch
 
-from haed.build import make_system
+from haed.base import ChunkingSpec, TokenBatch
 from haed.options import SYSTEMS
-from haed.system import ChunkingSpec, TokenBatch
+from haed.registry import make_system
 from haed.token.hourglass import Hourglass
 from pipeline.config import list_presets, load_options
 from pipeline.options import OptimizerOptions, Options

@@ -4,10 +4,10 @@ import sys
 from dataclasses import asdict
 from importlib import import_module
 
-from data.durable import write_json
+from data.filesystem import write_json
 from pipeline.experiments.measures import MEASURES, kept_at
-from pipeline.run.folder import RunFolder
 from pipeline.run.opened import Run
+from pipeline.run.run_directory import RunFolder
 
 
 def main(name: str, run: str, *words: str) -> None:

@@ -1,7 +1,7 @@
 """Activation memory that a training step saves for its backward pass, computed from the sizes of a model.
 
 Compare `measures.memory`, which measures it. The formulas cover layers with rotary attention without dropout, in
-float32, on a CPU, where attention is computed in blocks of queries (`haed.blocks.attention`). Other models are not
+float32, on a CPU, where attention is computed in blocks of queries (`haed.layers.attention`). Other models are not
 covered.
 
 Legend: J positions of a scale, W width, H·D heads and their width, F hidden units, V vocabulary.

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from haed.system import length_mask
+from haed.base import length_mask
 from pipeline.experiments.measures import Measured
 from pipeline.run.index import display_chunk
 from pipeline.run.opened import Run

@@ -12,7 +12,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from haed.system import TokenBatch
+from haed.base import TokenBatch
 from pipeline.experiments.measures import Measured
 from pipeline.run.opened import Run
 from pipeline.run.windows import DocumentWindows, ScoredWindows, require_subset, split_windows

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from data.distinct import Occurrences
+from data.vocabulary import Occurrences
 from pipeline.experiments.measures import Measured
 from pipeline.run.index import display_chunk
 from pipeline.run.opened import Run

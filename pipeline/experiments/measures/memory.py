@@ -11,7 +11,7 @@ from typing import Any
 from torch.overrides import TorchFunctionMode
 from torch.utils.hooks import RemovableHandle
 
-from haed.system import SequenceModel, TokenBatch, to_device
+from haed.base import SequenceModel, TokenBatch, to_device
 from pipeline.experiments.measures import Measured
 from pipeline.experiments.measures.activations import (
     EMBEDDING,

@@ -15,7 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from haed.system import TokenBatch, length_mask
+from haed.base import TokenBatch, length_mask
 from pipeline.experiments.measures import Measured
 from pipeline.run.index import display_chunk
 from pipeline.run.opened import Run

@@ -28,7 +28,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
 from data.corpus import Corpus
-from data.durable import write_json
+from data.filesystem import write_json
 from pipeline.config import load_options
 from pipeline.experiments.ours.packages import PACKAGES, Package
 from pipeline.options import Options

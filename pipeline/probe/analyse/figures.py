@@ -7,17 +7,17 @@ import numpy as np
 
 from pipeline.options import Options
 from pipeline.probe import passages
-from pipeline.probe.analyse import geometry, use
+from pipeline.probe.analyse import distributional, geometry
 from pipeline.probe.analyse import intrinsic as checks
+from pipeline.probe.analyse.dataset import AnalysisData, embed_chunks
+from pipeline.probe.analyse.distributional import Agreement, Classes
 from pipeline.probe.analyse.drift import Drift, measure_drift
-from pipeline.probe.analyse.gathered import AnalysisData, embed_chunks
 from pipeline.probe.analyse.intrinsic import Intrinsic
 from pipeline.probe.analyse.result import Analysis, describe_findings
-from pipeline.probe.analyse.use import Agreement, Classes
 from pipeline.probe.passages import ByLayer
 from pipeline.run.files import Evaluation, Part, read_as
-from pipeline.run.folder import format_command, stage_overrides
 from pipeline.run.opened import Run
+from pipeline.run.run_directory import format_command, stage_overrides
 
 log = logging.getLogger(__name__)
 _CONTEXTS, _BAND, _QUERIES, _NEAREST = 500, 2000, 300, 10
@@ -72,17 +72,19 @@ def _analyse_use(
     if size < _FEWEST:
         notes.append(f"use and intrinsic checks are left out: {size} chunks are too few")
         return [], None, None
-    counted = use.positive_pmi(use.count_contexts(made.stream, size, _CONTEXTS))
-    small = use.reduce_dimensions(counted, min(made.vectors.shape[1], counted.shape[1]))
+    counted = distributional.positive_pmi(distributional.count_contexts(made.stream, size, _CONTEXTS))
+    small = distributional.reduce_dimensions(counted, min(made.vectors.shape[1], counted.shape[1]))
     bands = [slice(0, min(_BAND, size)), *([slice(size - _BAND, size)] if size >= 2 * _BAND else [])]
     agreement = [
-        use.measure_agreement(
+        distributional.measure_agreement(
             made.centred, counted, made.chunks, made.counts, made.labels, band, _QUERIES, _NEAREST, made.pixels
         )
         for band in bands
     ]
     by_use = geometry.cluster_directions(small, options.analyse.clusters, options.seed)
-    classes = use.measure_class_information(made.stream, made.clusters, by_use, made.chunks, made.counts, options.seed)
+    classes = distributional.measure_class_information(
+        made.stream, made.clusters, by_use, made.chunks, made.counts, options.seed
+    )
     if made.pixels:
         notes.append("intrinsic checks are of words: there are none for pixels")
         return agreement, classes, None

@@ -1,7 +1,7 @@
 """Intrinsic checks: precision@10 of word sets for the model and for baselines.
 
 The baselines are chance, counted contexts (PPMI-SVD), a skip-gram and spelling alone. All systems search the same
-words: the most frequent form of each word of the corpus (see `pipeline.probe.analyse.sets.extract_word`). For each member
+words: the most frequent form of each word of the corpus (see `pipeline.probe.analyse.word_sets.extract_word`). For each member
 of a set, precision@10 is the number of other members among its 10 nearest words, divided by the largest possible
 number. For pairs it is the share whose other half is among the 10 nearest. The model is searched by the centred
 cosine, as an index of chunks is: the mean embedding is subtracted first (Mu & Viswanath 2018), so that a common
@@ -15,9 +15,9 @@ from functools import partial
 
 import numpy as np
 
+from pipeline.probe.analyse.distributional import spelling_similarity
 from pipeline.probe.analyse.geometry import find_nearest
-from pipeline.probe.analyse.sets import WORD_PAIRS, WORD_SETS, WordPairs, WordSet, extract_word
-from pipeline.probe.analyse.use import spelling_similarity
+from pipeline.probe.analyse.word_sets import WORD_PAIRS, WORD_SETS, WordPairs, WordSet, extract_word
 
 log = logging.getLogger(__name__)
 AT, FEWEST = 10, 4  # neighbours; minimum number of members in the corpus

@@ -2,8 +2,8 @@
 
 from collections.abc import Iterator, Mapping
 
+from pipeline.probe.analyse.distributional import Agreement
 from pipeline.probe.analyse.result import Analysis, precision_header, precision_rows
-from pipeline.probe.analyse.use import Agreement
 from pipeline.show.page import escape, render_image, render_page, render_table
 
 _ABOUT = {

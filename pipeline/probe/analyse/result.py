@@ -3,10 +3,10 @@
 from dataclasses import dataclass, field
 
 from pipeline.options import Phase
+from pipeline.probe.analyse.distributional import Agreement, Classes
 from pipeline.probe.analyse.drift import Drift
 from pipeline.probe.analyse.geometry import EmbeddingSample, Norms
 from pipeline.probe.analyse.intrinsic import Intrinsic
-from pipeline.probe.analyse.use import Agreement, Classes
 from pipeline.probe.passages import ByLayer
 from pipeline.run.files import Part
 

@@ -11,21 +11,21 @@ from dataclasses import asdict
 
 import numpy as np
 
-from data.durable import make_folders, write_atomically
+from data.filesystem import make_folders, write_atomically
 from haed.options import SYSTEMS
 from pipeline.config import ConfigError
 from pipeline.options import Options
 from pipeline.probe.analyse import plots
+from pipeline.probe.analyse.dataset import AnalysisData, label_chunks, load_analysis_data
 from pipeline.probe.analyse.figures import compute_analysis
-from pipeline.probe.analyse.gathered import AnalysisData, label_chunks, load_analysis_data
 from pipeline.probe.analyse.geometry import find_nearest, normalise_rows
 from pipeline.probe.analyse.page import render_analysis_page
 from pipeline.probe.analyse.result import Analysis
 from pipeline.probe.maps import page
 from pipeline.probe.maps.page import MapPoints, render_map_page
 from pipeline.run.device import release_memory
-from pipeline.run.folder import RunFolder, guard_results
 from pipeline.run.opened import Run
+from pipeline.run.run_directory import RunFolder, guard_results
 from pipeline.show.report import ANALYSIS
 
 log = logging.getLogger(__name__)

@@ -27,11 +27,11 @@ import numpy as np
 from PIL import Image
 from tensorboard.summary.writer.event_file_writer import EventFileWriter
 
-from data.durable import make_folders, write_atomically
+from data.filesystem import make_folders, write_atomically
 from pipeline.config import ConfigError
+from pipeline.console import escape_control_characters
 from pipeline.probe.analyse.geometry import normalise_rows
 from pipeline.show.page import escape
-from pipeline.shown import escape_control_characters
 
 SPRITE = 16  # pixels of a side
 VECTORS, METADATA, SPRITES, CONFIG = "vectors.bytes", "metadata.tsv", "sprites.png", "projector_config.pbtxt"

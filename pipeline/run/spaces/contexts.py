@@ -11,12 +11,12 @@ from typing import Self
 import numpy as np
 
 from data.chunkers import Chunker
-from pipeline.run.folder import RunFolder
 from pipeline.run.index import COUNT, check_count
-from pipeline.run.spaces.answers import Passage, QueryResult, SearchResults, display_chunk, log_notes
+from pipeline.run.run_directory import RunFolder
+from pipeline.run.spaces.faiss_search import Vectors, prepare_vectors
 from pipeline.run.spaces.queries import Text, parse_passage
-from pipeline.run.spaces.stored import SCORES, IndexFiles, IndexMetadata
-from pipeline.run.spaces.vectors import Vectors, prepare_vectors
+from pipeline.run.spaces.results import Passage, QueryResult, SearchResults, display_chunk, log_notes
+from pipeline.run.spaces.storage import SCORES, IndexFiles, IndexMetadata
 
 BEFORE, AFTER, NAMED = 128, 64, 96  # bytes of a passage before and after its place, and of a document's name
 _TEXT = {"passage": "FIXED_LEN_BYTE_ARRAY", "name": "FIXED_LEN_BYTE_ARRAY"}

@@ -17,13 +17,13 @@ from typing import TYPE_CHECKING, Literal, Protocol
 
 import numpy as np
 
+from pipeline.console import escape_control_characters
 from pipeline.options import Phase
-from pipeline.run.folder import RunFolder
 from pipeline.run.index import ChunkIndex, SearchResults
-from pipeline.run.spaces.answers import data_frame, display_chunk
+from pipeline.run.run_directory import RunFolder
 from pipeline.run.spaces.contexts import ContextIndex
 from pipeline.run.spaces.queries import START, Texts, parse_prefix, to_texts
-from pipeline.shown import escape_control_characters
+from pipeline.run.spaces.results import data_frame, display_chunk
 
 if TYPE_CHECKING:
     import pandas

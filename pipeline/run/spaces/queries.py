@@ -7,8 +7,8 @@ from collections.abc import Callable, Iterable, Sequence
 
 from data.chunkers import Chunker
 from data.corpus import Corpus
-from pipeline.run.spaces.answers import PIXELS
-from pipeline.shown import escape_control_characters
+from pipeline.console import escape_control_characters
+from pipeline.run.spaces.results import PIXELS
 
 log = logging.getLogger(__name__)
 _SHOWN = 6  # chunks of a query that is several

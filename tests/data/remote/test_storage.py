@@ -25,7 +25,7 @@ from data.remote import storage
 from data.sharding.build import shard
 from data.shards import CorruptShardError
 from pipeline.cli import main
-from pipeline.run.folder import RunFolder
+from pipeline.run.run_directory import RunFolder
 from tests.conftest import TINY
 
 

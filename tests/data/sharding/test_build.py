@@ -20,8 +20,7 @@ import webdataset as wds
 from data import shards
 from data.chunkers import ONE, Chunker, WordChunker
 from data.corpus import Corpus
-from data.distinct import count_distinct_chunks
-from data.durable import FolderLostError, write_json
+from data.filesystem import FolderLostError, write_json
 from data.options import ChunkerOptions, ShardOptions, SourceOptions
 from data.sharding import build
 from data.sharding.build import finish_corpus, make_plan, shard
@@ -29,6 +28,7 @@ from data.sharding.corpora import Corpora
 from data.sharding.parts import Part, write_part
 from data.sources import files
 from data.sources.source import Input, Piece, Source
+from data.vocabulary import count_distinct_chunks
 from pipeline.config import ConfigError
 from pipeline.config import load_options as load_config
 from pipeline.run.shards import check_source

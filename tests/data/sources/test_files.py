@@ -18,8 +18,8 @@ import pytest
 from PIL import Image
 
 from data.options import SourceOptions
+from data.sources.file_type import check_text, detect_foreign_format
 from data.sources.files import BLOCK, LINKS, LeftOut, iterate_members, list_files, open_stream, zstd
-from data.sources.magic import check_text, detect_foreign_format
 from data.sources.source import make_source
 from tests.data.sources.test_audio import wav
 

@@ -11,7 +11,7 @@ import psutil
 import pytest
 
 from flows.flows import FLOWS
-from flows.states.alive import ASKS, LONG, TRAINS
+from flows.states.heartbeat import ASKS, LONG, TRAINS
 from tests.flows.api import PATIENCE, call, until
 from tests.flows.conftest import SETTINGS, Served, engine
 

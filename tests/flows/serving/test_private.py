@@ -18,7 +18,7 @@ import pytest
 from prefect.utilities.callables import parameter_schema
 from prefect.utilities.schema_tools.validation import ValidationError, validate
 
-from data.locations import redact_urls
+from data.urls import redact_urls
 from flows.flows import FLOWS
 from flows.serving.environment import keep_private
 from flows.serving.plainly import WORDS, explain_errors

@@ -93,7 +93,7 @@ def test_kills_and_retries_end_in_the_same_bits(served: Served) -> None:
             retry(served, runs["flow"])
         elif name == "server":
             server = subprocess.run(
-                ["pgrep", "-f", f"flows.serving.guarded prefect .*--port {served.port}"], capture_output=True
+                ["pgrep", "-f", f"flows.serving.server_process prefect .*--port {served.port}"], capture_output=True
             )
             os.kill(int(server.stdout.split()[0]), signal.SIGKILL)
         else:

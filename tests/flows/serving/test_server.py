@@ -16,7 +16,7 @@ from flows.serving import server
 TURNS = """
 import asyncio, json, sys
 import sqlalchemy as sa
-from flows.serving.guarded import _take_turns
+from flows.serving.server_process import _take_turns
 from prefect.server.database.configurations import AioSqliteConfiguration
 from prefect.server.database.dependencies import MODELS_DEPENDENCIES
 

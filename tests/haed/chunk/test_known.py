@@ -1,6 +1,6 @@
 import torch
 
-from haed.chunk.known import ChunkVocabulary
+from haed.chunk.mixture import ChunkVocabulary
 from haed.chunk.packing import Chunks, find_distinct
 from tests.haed.chunk.test_model import small, windows
 

@@ -5,11 +5,11 @@ from dataclasses import replace
 import pytest
 import torch
 
-from haed.build import make_system
+from haed.base import ChunkingSpec
 from haed.chunk.main import MAINS, LSTMMain, Main
 from haed.options import DecoderOptions, EncoderOptions, IEMOptions, MainOptions, ModelOptions
-from haed.system import ChunkingSpec
-from tests.haed.blocks.test_lstm import by_the_formulas
+from haed.registry import make_system
+from tests.haed.layers.test_lstm import by_the_formulas
 
 OPTIONS = MainOptions(layers=2, width=6, heads=2, head_width=4, ffn=8)
 KINDS = {

@@ -8,14 +8,14 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from haed.build import make_system
+from haed.base import ChunkingSpec, TokenBatch
 from haed.chunk.decoder import TransformerDecoder
 from haed.chunk.encoder import MLPEncoder
 from haed.chunk.main import TransformerMain
 from haed.chunk.model import HAED
 from haed.chunk.packing import Chunks
 from haed.options import DecoderOptions, EncoderOptions, IEMOptions, MainOptions, ModelOptions
-from haed.system import ChunkingSpec, TokenBatch
+from haed.registry import make_system
 
 V, T, P = 11, 5, 4  # symbols, patches, tokens of a patch
 WIDE, NARROW, HEADS, HEAD = 16, 12, 2, 6

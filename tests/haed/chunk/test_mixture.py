@@ -5,11 +5,11 @@ import itertools
 import torch
 import torch.nn.functional as F
 
-from haed.chunk.known import ChunkVocabulary, VocabularyScorer
+from haed.base import ChunkingSpec, TokenBatch
+from haed.chunk.mixture import ChunkVocabulary, VocabularyScorer
 from haed.chunk.model import HAED
 from haed.chunk.packing import Chunks
 from haed.options import DecoderOptions, EncoderOptions, IEMOptions, MainOptions, MixtureOptions, ModelOptions
-from haed.system import ChunkingSpec, TokenBatch
 from tests.haed.chunk.test_model import windows
 
 K, V, T = 3, 2, 4
@@ -84,8 +84,8 @@ def test_the_mixture_by_brute_force() -> None:
 
 
 def test_blocks_and_narrow_keys_change_nothing_but_the_rounding(monkeypatch) -> None:
-    monkeypatch.setattr("haed.chunk.known._BLOCK", {"cpu": (2, 3)})
-    monkeypatch.setattr("haed.chunk.known._KEPT", 0)
+    monkeypatch.setattr("haed.chunk.mixture._BLOCK", {"cpu": (2, 3)})
+    monkeypatch.setattr("haed.chunk.mixture._KEPT", 0)
     keys, bias, queries = torch.randn(8, 4), torch.randn(8), torch.randn(5, 4)
     chunks = Chunks(torch.arange(8)[:, None], torch.ones(8, dtype=torch.long))
     counts = torch.arange(1, 9)
@@ -100,7 +100,7 @@ def test_blocks_and_narrow_keys_change_nothing_but_the_rounding(monkeypatch) -> 
 
 def test_chunks_are_found_by_their_tokens_not_by_their_hashes(monkeypatch) -> None:
     """With one hash for all, what is not there is not found."""
-    monkeypatch.setattr("haed.chunk.known.chunk_keys", lambda tokens, lengths: torch.zeros_like(lengths))
+    monkeypatch.setattr("haed.chunk.mixture.chunk_keys", lambda tokens, lengths: torch.zeros_like(lengths))
     chunks = Chunks(torch.tensor([[1, 2]]), torch.tensor([2]))
     found = ChunkVocabulary(chunks, torch.tensor([7]), torch.tensor([3]))
     assert found.find_rows(Chunks(torch.tensor([[1, 2], [1, 0], [2, 1]]), torch.tensor([2, 1, 2]))).tolist() == [

@@ -6,11 +6,11 @@ from typing import Any, Literal
 import pytest
 import torch
 
+from haed.base import ChunkingSpec, TokenBatch
 from haed.chunk.model import HAED
 from haed.chunk.packing import Chunks
 from haed.options import DecoderOptions, EncoderOptions, GramsOptions, IEMOptions, MainOptions, ModelOptions
 from haed.sampling import ChunkSampler, Draw
-from haed.system import ChunkingSpec, TokenBatch
 
 
 def decoder_options(decoder: str, **sizes: Any) -> DecoderOptions:

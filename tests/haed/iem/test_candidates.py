@@ -9,12 +9,12 @@ import math
 import pytest
 import torch
 
+from haed.base import TokenBatch
 from haed.chunk.packing import chunk_keys
+from haed.distributed import Ranks
 from haed.iem.candidates import Candidates, CountMin, log_inclusion
-from haed.iem.softmax import blockwise_cross_entropy
+from haed.iem.sampled_softmax import blockwise_cross_entropy
 from haed.options import IEMOptions
-from haed.ranks import Ranks
-from haed.system import TokenBatch
 
 
 def of_numbers(rows: torch.Tensor) -> TokenBatch:

@@ -6,13 +6,13 @@ import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
-from haed.blocks import lstm
-from haed.chunk.known import ChunkVocabulary
+from haed.base import ChunkingSpec
+from haed.chunk.mixture import ChunkVocabulary
 from haed.chunk.model import HAED
 from haed.chunk.packing import Chunks
 from haed.iem.objective import ChunkObjective
+from haed.layers import lstm
 from haed.options import DecoderOptions, EncoderOptions, IEMOptions, MainOptions, MixtureOptions, ModelOptions
-from haed.system import ChunkingSpec
 from tests.haed.chunk.test_model import decoder_options, windows
 
 ENCODER = EncoderOptions(token_width=8, hidden=64, heads=1, ffn=128, width=64)

@@ -6,12 +6,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from haed.chunk.known import ChunkVocabulary
+from haed.base import TokenBatch
+from haed.chunk.mixture import ChunkVocabulary
 from haed.chunk.packing import Chunks
 from haed.iem.objective import ChunkBatch, ChunkObjective, inclusion_probabilities, systematic_sample, target_log_prob
-from haed.iem.softmax import blockwise_cross_entropy
+from haed.iem.sampled_softmax import blockwise_cross_entropy
 from haed.options import IEMOptions
-from haed.system import TokenBatch
 from tests.haed.chunk.test_mixture import K, T, V, mixed
 from tests.haed.chunk.test_model import windows
 

@@ -1,10 +1,10 @@
 import pytest
 import torch
 
+from haed.base import TokenBatch
 from haed.chunk.packing import Chunks
 from haed.iem.objective import ChunkObjective
 from haed.options import IEMOptions
-from haed.system import TokenBatch
 from tests.haed.chunk.test_model import small, windows
 
 EXTRA = TokenBatch.from_chunks(torch.tensor([[[2, 2, 2], [0, 1, 2]]]), torch.tensor([[3, 3]]))

@@ -11,8 +11,8 @@ from torch import Tensor
 from torch._subclasses import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from haed.iem import softmax
-from haed.iem.softmax import blockwise_cross_entropy
+from haed.iem import sampled_softmax
+from haed.iem.sampled_softmax import blockwise_cross_entropy
 
 PRODUCTS = {"mm", "addmm", "addmm_", "bmm", "baddbmm"}
 
@@ -89,7 +89,7 @@ def test_without_autocast_nothing_is_narrowed() -> None:
 @pytest.mark.parametrize("way", ["_in_place", "_in_one"])
 def test_narrow_products_change_little(monkeypatch: pytest.MonkeyPatch, way: str) -> None:
     """Against float64: factors of 8 significant bits and scores of a few units give errors of a few hundredths."""
-    monkeypatch.setattr(softmax, "_in_place", getattr(softmax, way))
+    monkeypatch.setattr(sampled_softmax, "_in_place", getattr(sampled_softmax, way))
     torch.manual_seed(0)
     parts = [torch.randn(*shape, requires_grad=True) for shape in ((70, 16), (90, 16), (90,))]
     target = torch.randint(90, (70,))

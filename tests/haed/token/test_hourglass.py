@@ -9,11 +9,11 @@ import torch
 from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
-from haed.build import make_system
+from haed.base import ChunkingSpec
 from haed.options import HourglassOptions, IEMOptions, ModelOptions, TokenOptions
-from haed.system import ChunkingSpec
+from haed.registry import make_system
+from haed.token.base import TokenModel, parse_hierarchy
 from haed.token.hourglass import Hourglass, linear_cost
-from haed.token.sequence import TokenModel, parse_hierarchy
 from tests.haed.token import reference
 from tests.haed.token.reference import Array, Weights
 

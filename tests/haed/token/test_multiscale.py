@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 import torch
 
-from haed.build import make_system
+from haed.base import ChunkingSpec, TokenBatch
 from haed.options import GramsOptions, IEMOptions, ModelOptions, MultiscaleOptions, RetinaOptions, TokenOptions
-from haed.system import ChunkingSpec, TokenBatch
+from haed.registry import make_system
+from haed.token.base import NUMBER, TokenModel, parse_scales
 from haed.token.multiscale import Pool
-from haed.token.sequence import NUMBER, TokenModel, parse_scales
 from tests.haed.token import reference
 from tests.haed.token.reference import Array, Weights
 
@@ -39,7 +39,7 @@ def agrees(system: TokenModel, fed: torch.Tensor, slow: Array) -> None:
     """At once, and with queries in blocks."""
     for block in (len(fed), 4):
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr("haed.blocks.attention._BLOCK", block)
+            patch.setattr("haed.layers.attention._BLOCK", block)
             np.testing.assert_allclose(system(fed[None])[0].numpy(), slow, rtol=0, atol=1e-9)
 
 

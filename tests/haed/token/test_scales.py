@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from haed.system import TokenBatch
+from haed.base import TokenBatch
 from tests.haed.chunk.test_model import windows
 from tests.haed.test_systems import TOKENS, every, system
 

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 import torch
 
-from haed.build import make_system
+from haed.base import ChunkingSpec
 from haed.options import IEMOptions, ModelOptions, SpaceByteOptions, TokenOptions
-from haed.system import ChunkingSpec
+from haed.registry import make_system
 from haed.token.spacebyte import SpaceByte
 from tests.haed.token import reference
 from tests.haed.token.reference import Array, Weights

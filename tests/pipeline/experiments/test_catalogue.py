@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from data.durable import write_json
+from data.filesystem import write_json
 from pipeline.config import ConfigError, load_options
 from pipeline.experiments.arms import ours, ready
 from pipeline.experiments.catalogue import EXPERIMENTS, listed, planned, states

@@ -25,7 +25,7 @@ from pipeline.run.checkpoints import read_position
 from pipeline.run.device import setup_compute
 from pipeline.run.shards import open_shards, shard_source
 from pipeline.show.plots import PlottedModel, plot_experiment
-from pipeline.train import clock
+from pipeline.train import timing
 from pipeline.train.trainer import TrainingInterrupted
 from tests.conftest import TINY, TOKENS
 
@@ -361,12 +361,12 @@ def test_a_second_is_one_of_wall_time_unless_asked_otherwise(
             yield
 
     for name in passed:
-        monkeypatch.setattr(clock.time, name, lambda name=name: passed[name])
+        monkeypatch.setattr(timing.time, name, lambda name=name: passed[name])
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     before = torch.get_num_threads()
     torch.set_num_threads(threads)
     try:
-        assert clock.measure_step_seconds({"arm": arm()}, clock=kind) == {"arm": expected}
+        assert timing.measure_step_seconds({"arm": arm()}, clock=kind) == {"arm": expected}
     finally:
         torch.set_num_threads(before)
 

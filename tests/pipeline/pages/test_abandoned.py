@@ -20,11 +20,11 @@ import uvicorn
 
 from pipeline.pages.app import make_application
 from pipeline.pages.explore import PageServer
-from pipeline.pages.guard import LOOPBACK, AllowedHosts, HostCheckMiddleware
+from pipeline.pages.host_check import LOOPBACK, AllowedHosts, HostCheckMiddleware
+from pipeline.pages.model_cache import MOST_WAITING, ModelCache
 from pipeline.pages.runs import ServedRuns
-from pipeline.pages.warm import MOST_WAITING, ModelCache
-from pipeline.run.folder import RunFolder
-from pipeline.stopping import AbandonedError, abandon_when
+from pipeline.run.run_directory import RunFolder
+from pipeline.signals import AbandonedError, abandon_when
 
 SHORT = "/runs/run/samples?prompt=a&chunks=1&format=json"
 SECONDS = 240  # of a machine that is busy with others

@@ -11,15 +11,15 @@ from urllib.parse import unquote
 import pytest
 from starlette.testclient import TestClient
 
-from data.durable import write_json
+from data.filesystem import write_json
 from pipeline.cli import main
 from pipeline.pages.app import make_application
-from pipeline.pages.guard import LOOPBACK, AllowedHosts, HostCheckMiddleware
+from pipeline.pages.host_check import LOOPBACK, AllowedHosts, HostCheckMiddleware
+from pipeline.pages.model_cache import MOST_WAITING, ModelCache
 from pipeline.pages.runs import ServedRuns
-from pipeline.pages.warm import MOST_WAITING, ModelCache
 from pipeline.run.checkpoints import Checkpoints
-from pipeline.run.folder import RunFolder
 from pipeline.run.metrics import encode_record
+from pipeline.run.run_directory import RunFolder
 
 HOSTILE = "<script>alert(1)</script>'\"&\x1b[2J"
 

@@ -6,12 +6,12 @@ from pathlib import Path
 
 import pytest
 
-from data.durable import write_json
+from data.filesystem import write_json
 from pipeline.pages.app import _make_row
 from pipeline.pages.listing import RunListing
 from pipeline.run.files import Evaluation, read_as
-from pipeline.run.folder import RunFolder
 from pipeline.run.metrics import encode_record, read_metrics
+from pipeline.run.run_directory import RunFolder
 
 
 def test_a_row_is_made_once_and_again_when_a_file_changed(run: Path) -> None:
@@ -65,7 +65,7 @@ def test_another_run_under_a_name(run: Path) -> None:
 
 def test_options_of_a_run_are_read_once(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A copy each, since they are changed; again when the file has changed."""
-    from pipeline.run import folder as module
+    from pipeline.run import run_directory as module
 
     read: list[Path] = []
     load = module.load_options

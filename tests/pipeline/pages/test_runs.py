@@ -8,7 +8,7 @@ import pytest
 
 from pipeline.pages import details, runs
 from pipeline.pages.details import draw_curves
-from pipeline.run.folder import RunFolder
+from pipeline.run.run_directory import RunFolder
 from tests.conftest import write_state
 
 

@@ -15,8 +15,8 @@ from pipeline.cli import main
 from pipeline.config import load_options
 from pipeline.options import Options
 from pipeline.probe.index import build_index, cut_windows
-from pipeline.run.folder import RunFolder
 from pipeline.run.opened import Run, open_run
+from pipeline.run.run_directory import RunFolder
 from pipeline.run.spaces.contexts import ContextIndex
 from pipeline.train.stages import train
 from tests.conftest import TINY, of_kind

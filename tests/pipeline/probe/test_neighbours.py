@@ -13,14 +13,14 @@ import pyarrow.parquet as parquet
 import pytest
 from PIL import Image
 
-from data.durable import write_json
+from data.filesystem import write_json
 from pipeline.cli import main
 from pipeline.options import Options
 from pipeline.probe.index import build_index
 from pipeline.probe.neighbours import find_neighbours
 from pipeline.run.files import read_json
-from pipeline.run.folder import RunFolder
 from pipeline.run.opened import open_run
+from pipeline.run.run_directory import RunFolder
 from pipeline.show import plots
 from pipeline.show.report import write_report
 from pipeline.train.stages import train
@@ -304,7 +304,7 @@ def test_fewer_neighbours_than_were_asked_for_are_all_that_there_are_and_this_is
 
 
 def test_an_approximate_index_that_proposes_too_few_gives_way_to_exact_search() -> None:
-    from pipeline.run.spaces.vectors import Vectors
+    from pipeline.run.spaces.faiss_search import Vectors
 
     class Few:
         d, nlist = 8, 4

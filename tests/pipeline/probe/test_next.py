@@ -10,8 +10,8 @@ from pipeline.arguments import load_run_options
 from pipeline.cli import main
 from pipeline.probe.sample import sample
 from pipeline.run.files import describe_speed
-from pipeline.run.folder import RunFolder
 from pipeline.run.opened import Run
+from pipeline.run.run_directory import RunFolder
 from pipeline.show.report import write_report
 
 

@@ -11,15 +11,15 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from data.durable import write_json
+from data.filesystem import write_json
 from pipeline.cli import main
 from pipeline.config import load_options
 from pipeline.options import Options
 from pipeline.probe.index import build_index
 from pipeline.probe.neighbours import find_neighbours
 from pipeline.probe.sample import decode_whole_characters, sample
-from pipeline.run.folder import RunFolder
 from pipeline.run.opened import open_run
+from pipeline.run.run_directory import RunFolder
 from pipeline.run.shards import shard_source
 from pipeline.show.report import write_report
 from pipeline.train.stages import train

@@ -14,7 +14,7 @@ from pipeline import open_run
 from pipeline.cli import main
 from pipeline.pages import details
 from pipeline.run.checkpoints import Checkpoints, choose_checkpoint, read_verified_state, reset_warnings
-from pipeline.run.folder import RunFolder
+from pipeline.run.run_directory import RunFolder
 
 
 @pytest.fixture

@@ -18,9 +18,9 @@ from haed.chunk.model import HAED
 from pipeline.config import load_options
 from pipeline.kinds import is_mixed, max_known_chunks
 from pipeline.options import Options
-from pipeline.run.folder import RunFolder
 from pipeline.run.known import CHUNKS, KEYS, make_vocabulary, store_known_chunks
 from pipeline.run.opened import Run, Score, open_run
+from pipeline.run.run_directory import RunFolder
 from pipeline.run.shards import shard_source
 from pipeline.score.evaluate import evaluate_run
 from pipeline.train.stages import finetune
@@ -108,7 +108,7 @@ def test_where_nothing_can_be_written_it_is_kept_in_memory(run: Run, caplog: pyt
 def test_a_run_knows_its_chunks_without_its_shards(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     right = score(run)
     (run.folder.path / KEYS).unlink()
-    monkeypatch.setattr("pipeline.run.folder.MANIFEST", "nowhere.json")
+    monkeypatch.setattr("pipeline.run.run_directory.MANIFEST", "nowhere.json")
     assert score(run) == right
     (run.folder.path / CHUNKS).unlink()
     with pytest.raises(FileNotFoundError, match="the shards of .* are not at"):

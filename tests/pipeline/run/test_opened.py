@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from haed.system import TokenBatch
+from haed.base import TokenBatch
 from pipeline import open_run
 from pipeline.config import ConfigError, load_options
 from pipeline.options import Options, SampleOptions

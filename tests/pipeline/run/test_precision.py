@@ -15,8 +15,8 @@ from pipeline.cli import main
 from pipeline.config import load_options
 from pipeline.options import Options, SampleOptions
 from pipeline.run import opened
-from pipeline.run.folder import RunFolder
 from pipeline.run.opened import Run, open_run
+from pipeline.run.run_directory import RunFolder
 from pipeline.score.evaluate import evaluate_run
 from pipeline.train.stages import train
 from tests.conftest import of_kind
@@ -68,7 +68,7 @@ class Forced:
     def _row(self, number: int) -> int:
         assert self.known is not None
         lexicon, chunk = self.known.lexicon, self.chunks[number]
-        same = (lexicon.chunks.lengths == len(chunk)) & lexicon.beginning(torch.from_numpy(chunk.astype(int)))
+        same = (lexicon.chunks.lengths == len(chunk)) & lexicon.prefix_mask(torch.from_numpy(chunk.astype(int)))
         return int(same.int().argmax()) if same.any() else -1
 
 

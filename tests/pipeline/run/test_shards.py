@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from data.corpus import Corpus
-from data.durable import acquire_lock, write_json
+from data.filesystem import acquire_lock, write_json
 from pipeline.cli import main
 from pipeline.config import load_options
 from pipeline.options import Options

@@ -4,13 +4,13 @@ from pathlib import Path
 import pytest
 import torch
 
-from data.distinct import count_distinct_chunks
+from data.vocabulary import count_distinct_chunks
+from haed.base import TokenBatch
 from haed.chunk.model import HAED
 from haed.chunk.packing import Chunks
-from haed.system import TokenBatch
 from pipeline.options import Options
-from pipeline.run.folder import RunFolder
 from pipeline.run.opened import Run
+from pipeline.run.run_directory import RunFolder
 from pipeline.run.windows import fixed_subset
 from pipeline.score.closed_set import score_closed_set
 from pipeline.score.evaluate import evaluate_run, format_evaluation

@@ -9,12 +9,12 @@ import numpy as np
 import pytest
 import torch
 
-from data.durable import write_json
+from data.filesystem import write_json
 from pipeline.config import load_options
 from pipeline.options import Options
 from pipeline.run.files import Evaluation, read_as
-from pipeline.run.folder import RunFolder
 from pipeline.run.opened import Run
+from pipeline.run.run_directory import RunFolder
 from pipeline.run.shards import shard_source
 from pipeline.score.evaluate import evaluate_run, format_evaluation
 from pipeline.show.compare import compare_runs

@@ -6,13 +6,13 @@ from typing import Any
 
 import pytest
 
-from data.durable import write_json
+from data.filesystem import write_json
 from pipeline.cli import main
 from pipeline.config import load_options
 from pipeline.options import Options
 from pipeline.pages.runs import determine_state
-from pipeline.run.folder import RunFolder
 from pipeline.run.metrics import encode_record, read_metrics
+from pipeline.run.run_directory import RunFolder
 from pipeline.run.shards import shard_source
 from pipeline.score.evaluate import evaluate_run
 from pipeline.show import budgets

@@ -6,14 +6,14 @@ from pathlib import Path
 from markdown_it import MarkdownIt
 
 from pipeline.cli import main
+from pipeline.console import markdown_text
 from pipeline.options import Options
 from pipeline.run.files import MIXTURE_COLUMNS
-from pipeline.run.folder import RunFolder
+from pipeline.run.run_directory import RunFolder
 from pipeline.score.evaluate import evaluate_run
 from pipeline.show.compare import compare_runs
 from pipeline.show.compare import format_markdown as compared
 from pipeline.show.report import inline_markdown, write_report
-from pipeline.shown import markdown_text
 
 
 def test_the_parts_of_a_mixture_are_shown(mixed: Options) -> None:

@@ -13,7 +13,7 @@ from torch import Tensor
 from pipeline.config import load_options
 from pipeline.run.metrics import encode_record
 from pipeline.run.shards import shard_source
-from pipeline.stopping import Interrupt, postponed_signals
+from pipeline.signals import Interrupt, postponed_signals
 from pipeline.train import stages
 from pipeline.train.stages import train
 from pipeline.train.trainer import Validation

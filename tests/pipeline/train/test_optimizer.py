@@ -8,9 +8,9 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from haed.base import ChunkingSpec
 from haed.chunk.model import HAED
 from haed.options import EncoderOptions, IEMOptions, MainOptions, ModelOptions
-from haed.system import ChunkingSpec
 from pipeline.config import load_options
 from pipeline.options import OptimizerOptions, Options
 from pipeline.run.opened import open_run

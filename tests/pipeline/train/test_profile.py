@@ -6,15 +6,15 @@ from typing import Any
 import pytest
 import torch
 
-from haed.build import KINDS
-from haed.system import ChunkingSpec
+from haed.base import ChunkingSpec
+from haed.registry import KINDS
 from pipeline.cli import main
 from pipeline.config import load_options
 from pipeline.kinds import training_phases
 from pipeline.options import Options
 from pipeline.run.checkpoints import Checkpoints
 from pipeline.run.device import setup_compute
-from pipeline.run.folder import RunFolder
+from pipeline.run.run_directory import RunFolder
 from pipeline.run.shards import open_shards
 from pipeline.train import stages
 from pipeline.train.profile import PartTimer, SavedActivations, format_profile, profile_phase

@@ -11,11 +11,11 @@ from pathlib import Path
 
 import pytest
 
-from data.durable import FolderLostError
+from data.filesystem import FolderLostError
 from pipeline import ROOT, open_run
 from pipeline.cli import main
 from pipeline.options import Options
-from pipeline.run.folder import RunFolder
+from pipeline.run.run_directory import RunFolder
 from pipeline.train import stages
 
 

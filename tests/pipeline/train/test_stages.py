@@ -13,8 +13,8 @@ from data.loader import Loader
 from pipeline.config import load_options
 from pipeline.options import Options
 from pipeline.run.checkpoints import Checkpoints, CorruptCheckpointError
-from pipeline.run.folder import RunFolder
 from pipeline.run.metrics import read_metrics
+from pipeline.run.run_directory import RunFolder
 from pipeline.train import trainer
 from pipeline.train.stages import finetune, pretrain, train
 from pipeline.train.trainer import NonFiniteLossError, TrainingInterrupted

@@ -5,14 +5,14 @@ import math
 import pytest
 import torch
 
+from haed.base import TokenBatch
 from haed.chunk.model import HAED
 from haed.chunk.packing import Chunks
-from haed.system import TokenBatch
 from pipeline.options import Options
-from pipeline.run.folder import RunFolder
 from pipeline.run.known import make_vocabulary
 from pipeline.run.metrics import read_metrics
 from pipeline.run.opened import Run
+from pipeline.run.run_directory import RunFolder
 from pipeline.run.windows import DocumentWindows, ScoredWindows, fixed_subset
 from pipeline.train.trainer import Validation
 

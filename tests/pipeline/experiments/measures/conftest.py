@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 
 from pipeline.config import load_options
-from pipeline.run.folder import RunFolder
 from pipeline.run.opened import Run
+from pipeline.run.run_directory import RunFolder
 from pipeline.train.stages import train
 from tests.conftest import TINY, of_kind
 

@@ -6,8 +6,8 @@ import pytest
 
 from pipeline.config import load_options
 from pipeline.experiments.measures import bags
-from pipeline.run.folder import RunFolder
 from pipeline.run.opened import Run
+from pipeline.run.run_directory import RunFolder
 from pipeline.train.stages import train
 from tests.conftest import TINY, of_kind
 

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from haed.system import TokenBatch
+from haed.base import TokenBatch
 from pipeline.experiments.measures import distance
 from pipeline.run.opened import Run, open_run
 from pipeline.run.windows import fixed_subset

@@ -5,9 +5,9 @@ from dataclasses import replace
 import pytest
 import torch
 
-from haed.build import make_system
+from haed.base import ChunkingSpec, SequenceModel, TokenBatch
 from haed.options import HourglassOptions, IEMOptions, ModelOptions, MultiscaleOptions, TokenOptions
-from haed.system import ChunkingSpec, SequenceModel, TokenBatch
+from haed.registry import make_system
 from pipeline.experiments.measures import activations, memory
 from pipeline.run.opened import Run
 from pipeline.train.profile import SavedActivations

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from pipeline.probe.analyse import intrinsic as checks
-from pipeline.probe.analyse.sets import WORD_PAIRS, WORD_SETS, extract_word
+from pipeline.probe.analyse.word_sets import WORD_PAIRS, WORD_SETS, extract_word
 
 WORDS = [word for kind in WORD_SETS if kind.of == "text" for word in kind.members] + [
     word for pair in WORD_PAIRS if pair.of == "text" for both in pair.members for word in both

@@ -4,7 +4,7 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pipeline.probe.analyse.use import spelling_similarity
+from pipeline.probe.analyse.distributional import spelling_similarity
 
 
 def by_the_table(a: bytes, b: bytes) -> int:

@@ -15,7 +15,7 @@ from pipeline.cli import main
 from pipeline.options import Options
 from pipeline.probe.next import next_chunks
 from pipeline.probe.sample import sample
-from pipeline.run.spaces.answers import Passage
+from pipeline.run.spaces.results import Passage
 
 NOTEBOOK = Path(__file__).resolve().parents[4] / "docs" / "probing.ipynb"
 

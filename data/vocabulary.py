@@ -1,0 +1,248 @@
+"""The distinct chunks of a corpus and how often each occurs: exact, in one pass, in bounded memory.
+
+DuckDB counts them. It keeps up to `MEMORY` bytes, and writes what is beyond to a temporary folder.
+"""
+
+import logging
+import tempfile
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from itertools import islice
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from data.corpus import Corpus
+from data.filesystem import available_threads
+from data.shards import Sample
+from data.statistics import hash_chunks
+
+if TYPE_CHECKING:
+    import pyarrow
+
+log = logging.getLogger(__name__)
+MEMORY = 1 << 29  # bytes that DuckDB may use
+SHARE = 1 << 24  # hashes that wait to be sorted
+PART = 1 << 12  # chunks
+_LOOKED_AT = 4  # samples, of about a megabyte
+_FREQUENT, _OFTEN = 1000, 5  # chunks are frequent up to this rank, if they occur so often
+
+
+class VocabularyOverflowError(ValueError):
+    """An error: there are more distinct chunks than a limit."""
+
+
+@dataclass
+class DistinctChunks:
+    """A table of C distinct chunks, the most frequent first; equal counts are in the order of their bytes.
+
+    Attributes:
+        tokens: (C, K) uint8, zero beyond their lengths.
+        lengths: (C,) uint8.
+        counts: (C,) int64, occurrences of each.
+        left_out: number of further chunks that would come after these.
+    """
+
+    tokens: np.ndarray
+    lengths: np.ndarray
+    counts: np.ndarray
+    left_out: int = 0
+
+
+def count_distinct_chunks(
+    corpus: Corpus, *splits: str, most: int | None = None, at_least: int = 1, limit: int | None = None
+) -> DistinctChunks:
+    """Count the distinct chunks of some splits together.
+
+    Args:
+        corpus: the corpus.
+        splits: the splits to read.
+        most: maximum number to return; None: all, in as much memory as they take.
+        at_least: minimum count of a returned chunk.
+        limit: maximum number of all distinct chunks.
+
+    Raises:
+        VocabularyOverflowError: there are more than `limit`, raised as soon as that is certain.
+        OSError: there is no room for the temporary file.
+    """
+    return _count_samples(_iterate_samples(corpus, *splits), corpus.build_chunker().k, most, at_least, limit)
+
+
+def _iterate_samples(corpus: Corpus, *splits: str) -> Iterator[Sample]:
+    return (sample for split in splits for shard in corpus.shards_of(split) for sample in corpus.read(shard))
+
+
+def _count_samples(
+    samples: Iterable[Sample], k: int, most: int | None = None, at_least: int = 1, limit: int | None = None
+) -> DistinctChunks:
+    """Count the chunks of samples; see `count_distinct_chunks`."""
+    import duckdb
+    import pyarrow
+
+    schema = pyarrow.schema({"chunk": pyarrow.large_binary()})
+    failures: list[BaseException] = []  # DuckDB would tell them in its own words
+
+    def read_batches() -> Iterator[Any]:
+        try:
+            for sample in samples if limit is None else _limited(samples, limit):
+                yield _as_batch(sample, schema)
+        except BaseException as error:
+            failures.append(error)
+            raise
+
+    with tempfile.TemporaryDirectory(prefix="haed-chunks-") as folder:
+        settings: dict[str, Any] = {
+            "memory_limit": f"{MEMORY}B",
+            "temp_directory": folder,
+            "threads": available_threads(),
+        }
+        with duckdb.connect(config=settings | {"preserve_insertion_order": False}) as database:
+            try:
+                database.register("chunks", pyarrow.RecordBatchReader.from_batches(schema, read_batches()))
+                database.execute(
+                    "CREATE TEMP TABLE counted AS SELECT chunk, count(*) AS times FROM chunks GROUP BY chunk"
+                )
+                frequent = database.sql("FROM counted WHERE times >= ?", params=[at_least])
+                ((total,),) = frequent.count("*").fetchall()
+                table = frequent.order("times DESC, chunk").limit(total if most is None else most).to_arrow_table()
+            except duckdb.Error as error:
+                if failures:
+                    raise failures[0] from None
+                if not isinstance(error, duckdb.IOException | duckdb.OutOfMemoryException):
+                    raise
+                place, reason = tempfile.gettempdir(), str(error).split("\n")[0]
+                message = f"counting distinct chunks needs room in {place} ({reason}). Set TMPDIR to another folder."
+                raise OSError(message) from error
+    found = table["chunk"].cast(pyarrow.large_binary()).combine_chunks()
+    tokens, lengths = _as_rows(found, k)
+    return DistinctChunks(tokens, lengths, table["times"].to_numpy().astype(np.int64), total - len(lengths))
+
+
+def _as_batch(sample: Sample, schema: "pyarrow.Schema") -> Any:
+    """Return the chunks of a sample as an Arrow batch, without a copy of their tokens."""
+    import pyarrow
+
+    ends = np.zeros(len(sample.lengths) + 1, np.int64)
+    np.cumsum(sample.lengths, out=ends[1:])
+    tokens = np.ascontiguousarray(sample.tokens)
+    buffers = [None, pyarrow.py_buffer(ends), pyarrow.py_buffer(tokens)]
+    chunks = pyarrow.Array.from_buffers(pyarrow.large_binary(), len(sample.lengths), buffers)
+    return pyarrow.record_batch([chunks], schema=schema)
+
+
+def _as_rows(chunks: Any, k: int) -> tuple[np.ndarray, np.ndarray]:
+    """Return tokens (C, K) uint8, padded with zeros, and lengths (C,) uint8 of an Arrow array of chunks."""
+    _, offsets, content = chunks.buffers()
+    ends = np.frombuffer(offsets, np.int64)[chunks.offset : chunks.offset + len(chunks) + 1] if len(chunks) else [0]
+    lengths = np.diff(ends)
+    tokens = np.zeros((len(chunks), k), np.uint8)
+    if len(chunks):
+        tokens[np.arange(k) < lengths[:, None]] = np.frombuffer(content, np.uint8)[ends[0] : ends[-1]]
+    return tokens, lengths.astype(np.uint8)
+
+
+def _limited(samples: Iterable[Sample], limit: int) -> Iterator[Sample]:
+    """Pass samples on; raise VocabularyOverflowError once they have more than `limit` distinct chunks, told apart by 64-bit hashes."""
+    known = np.zeros(0, np.uint64)
+    for sample in samples:
+        known = np.union1d(known, hash_chunks(sample.tokens, sample.lengths))
+        if len(known) > limit:
+            raise VocabularyOverflowError(f"there are more than {limit:,} distinct chunks")
+        yield sample
+
+
+class Occurrences:
+    """The counts in one split of the chunks of another, by 64-bit hashes.
+
+    It takes 16 bytes per distinct chunk of the latter.
+
+    Args:
+        corpus: of both splits.
+        split: where chunks are counted.
+        among: the split whose chunks can be looked up.
+    """
+
+    def __init__(self, corpus: Corpus, split: str, among: str) -> None:
+        self._keys, waiting, size = np.zeros(0, np.uint64), [], 0
+        for sample in _iterate_samples(corpus, among):
+            waiting.append(hash_chunks(sample.tokens, sample.lengths))
+            size += len(waiting[-1])
+            if size > max(len(self._keys), SHARE):
+                self._keys, waiting, size = np.unique(np.concatenate([self._keys, *waiting])), [], 0
+        self._keys = np.unique(np.concatenate([self._keys, *waiting]))
+        self._counts = np.zeros(len(self._keys), np.int64)
+        for sample in _iterate_samples(corpus, split) if len(self._keys) else ():
+            keys, counts = np.unique(hash_chunks(sample.tokens, sample.lengths), return_counts=True)
+            place, found = self._find_keys(keys)
+            self._counts[place[found]] += counts[found]
+
+    def _find_keys(self, keys: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        place = np.searchsorted(self._keys, keys).clip(max=len(self._keys) - 1)
+        return place, self._keys[place] == keys
+
+    def count_occurrences(self, tokens: np.ndarray, lengths: np.ndarray) -> np.ndarray:
+        """Return the counts (N,) of chunks, given all their tokens (n,) and lengths (N,).
+
+        It is 0 for a chunk that is not in `among`.
+        """
+        if not len(self._keys):
+            return np.zeros(len(lengths), np.int64)
+        place, found = self._find_keys(hash_chunks(tokens, lengths))
+        return np.where(found, self._counts[place], 0)
+
+
+def count_documents_with(corpus: Corpus, split: str, chunks: DistinctChunks) -> np.ndarray:
+    """Count the documents of a split that contain each of some distinct chunks: (C,) int64.
+
+    A document counts as several if it is longer than `PART` chunks, or if a sample ends inside it. So a corpus of one
+    document, too, tells chunks that occur everywhere from those of one place.
+    """
+    known = hash_chunks(chunks.tokens[np.arange(chunks.tokens.shape[1]) < chunks.lengths[:, None]], chunks.lengths)
+    order = np.argsort(known)
+    known, found = known[order], np.zeros(len(known), np.int64)
+    for sample in _iterate_samples(corpus, split) if len(known) else ():
+        keys, ends = hash_chunks(sample.tokens, sample.lengths), np.cumsum(sample.documents)
+        within = np.arange(len(keys)) - np.repeat(ends - sample.documents, sample.documents)
+        begins = within % PART == 0
+        part = np.cumsum(begins)
+        rows = np.lexsort((keys, part))
+        keys, part = keys[rows], part[rows]
+        first = np.concatenate([[True], (keys[1:] != keys[:-1]) | (part[1:] != part[:-1])])[: len(keys)]
+        keys, times = np.unique(keys[first], return_counts=True)
+        place = np.searchsorted(known, keys).clip(max=len(known) - 1)
+        here = known[place] == keys
+        found[place[here]] += times[here]
+    result = np.zeros_like(found)
+    result[order] = found
+    return result
+
+
+def frequent_words(corpus: Corpus, number: int) -> list[str]:
+    """Return some frequent chunks of the train split if it is text.
+
+    Only its first megabytes are counted. See `telling`.
+    """
+    first = list(islice(_iterate_samples(corpus, "train"), _LOOKED_AT))
+    found = _count_samples(first, corpus.build_chunker().k)
+    return [chunk.decode() for chunk in select_telling_chunks(found, number) if _is_word(chunk)]
+
+
+def select_telling_chunks(found: DistinctChunks, number: int) -> list[bytes]:
+    """Return frequent chunks that show the topics of a corpus, the most frequent first.
+
+    For text they are whole characters with at least one letter or digit. If few chunks are, any chunk is taken.
+    """
+    order = np.argsort(-found.counts, kind="stable")[:_FREQUENT]
+    rows = [found.tokens[row].tobytes()[: found.lengths[row]] for row in order]
+    rows = [chunk for chunk, row in zip(rows, order, strict=True) if found.counts[row] >= _OFTEN] or rows
+    words = [chunk for chunk in rows if _is_word(chunk)]
+    chosen = words if len(words) > len(rows) // 4 else rows
+    ranks = np.unique(np.geomspace(1, max(1, len(chosen)), number).astype(int)) - 1
+    return [chosen[rank] for rank in ranks if rank < len(chosen)]
+
+
+def _is_word(chunk: bytes) -> bool:
+    try:
+        return any(character.isalnum() for character in chunk.decode())
+    except UnicodeDecodeError:
+        return False

@@ -1,0 +1,363 @@
+"""Interface of a model family to the rest of the project: a `SequenceModel`, trained through an `Objective`.
+
+A family implements `SequenceModel` in a file of its own and gets a line in `haed.options` and in `haed.registry`. The trainer,
+evaluation, sampling, profile and comparison know nothing else of it.
+
+Legend: B sequences, T chunks of a window, K tokens of a chunk, M real chunks of a batch, V vocabulary, E width of a
+vector.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, fields, is_dataclass, replace
+from typing import ClassVar, TypeVar
+
+import torch
+from torch import Tensor, nn
+
+from haed.distributed import Ranks
+
+Mark = Callable[[str, Tensor], Tensor]
+SHORTER = "set a batch.context up to the one it was trained with"
+
+
+def no_op_timer(part: str, tensor: Tensor) -> Tensor:
+    """Return the tensor unchanged (no profiler)."""
+    return tensor
+
+
+@dataclass
+class TokenBatch:
+    """A batch of windows of chunks.
+
+    Attributes:
+        tokens: (B, T, K) integers in [0, V), zero beyond each length.
+        lengths: (B, T), 0 where there is no chunk.
+        starts: (B, T) true where a chunk begins a document.
+    """
+
+    tokens: Tensor
+    lengths: Tensor
+    starts: Tensor
+
+    @classmethod
+    def from_chunks(cls, tokens: Tensor, lengths: Tensor) -> "TokenBatch":
+        """Return windows of chunks (B, T, K) of lengths (B, T); only the first chunk of each begins a document."""
+        starts = torch.zeros_like(lengths, dtype=torch.bool)
+        starts[:, :1] = True
+        return cls(tokens, lengths, starts)
+
+    @classmethod
+    def concatenate_batches(cls, parts: "list[TokenBatch]") -> "TokenBatch":
+        """Concatenate several batches."""
+        return cls(*(torch.cat([getattr(part, each.name) for part in parts]) for each in fields(cls)))
+
+    @property
+    def chunk_mask(self) -> Tensor:
+        """Mask (B, T), true where there is a chunk."""
+        return self.lengths > 0
+
+    def __len__(self) -> int:
+        return len(self.lengths)
+
+    def __getitem__(self, rows: "Tensor | slice") -> "TokenBatch":
+        return TokenBatch(self.tokens[rows], self.lengths[rows], self.starts[rows])
+
+    def split(self, at_once: int) -> "Iterator[TokenBatch]":
+        """Yield the windows in batches of at most `at_once`."""
+        return (self[first : first + at_once] for first in range(0, len(self), at_once))
+
+
+@dataclass(frozen=True)
+class ChunkingSpec:
+    """The properties of a corpus's chunks that a model needs to know.
+
+    Attributes:
+        k: maximum number of tokens of a chunk.
+        vocabulary: V, the number of tokens.
+        fixed: true for chunks of a fixed size, whose ends are certain and never predicted.
+        context: T, the maximum number of chunks of a window.
+    """
+
+    k: int
+    vocabulary: int
+    fixed: bool
+    context: int
+
+
+@dataclass
+class ParameterGroup:
+    """Parameters that are trained alike.
+
+    Attributes:
+        parameters: parameters of the system, in its own order.
+        role: part they belong to; the `main` model has a learning rate of its own, the `decoder` can be trained alone.
+        depth: number of steps between them and the exact loss, 0 for the decoder.
+        table: true for a table whose rows are looked up. Its gradient is a sparse tensor of a step's rows; other rows
+            stay as they are.
+    """
+
+    parameters: list[nn.Parameter]
+    role: str
+    depth: int
+    table: bool = False
+
+
+class SequenceModel(nn.Module, ABC):
+    """A model of sequences cut into chunks, with exact likelihood.
+
+    Attributes:
+        cut: how its data is cut.
+        kind: its name in `haed.registry`.
+        parts: names of its children in the order of the data, which profiles and gradient norms report.
+        spaces: names of the spaces that `vectors` supports.
+        remarks: warnings about unusual but valid options.
+        mark: function called with the name of each part of a step and the tensor that ends it; returns the tensor. A
+            profiler replaces it by its clock. A model that marks no part in `total_log_likelihood` is one part,
+            "system".
+    """
+
+    submodules: tuple[str, ...] = ()
+    vector_spaces: ClassVar[tuple[str, ...]] = ()
+
+    def __init__(self, cut: ChunkingSpec) -> None:
+        super().__init__()
+        self.cut, self.kind = cut, ""
+        self.option_warnings: list[str] = []
+        self.mark: Mark = no_op_timer
+
+    @abstractmethod
+    def initialise_parameters(self) -> None:
+        """Initialise every parameter from PyTorch's global generator."""
+
+    @torch.no_grad()
+    def initialise_layers(self) -> None:
+        """Initialise the standard layers.
+
+        Matrices get a deviation of 1/√fan_in, embeddings of 1. Biases are 0 and norms neutral.
+        """
+        for module in self.modules():
+            if isinstance(module, nn.Linear):
+                nn.init.normal_(module.weight, std=module.in_features**-0.5)
+                if module.bias is not None:
+                    nn.init.zeros_(module.bias)
+            elif isinstance(module, nn.Embedding):
+                nn.init.normal_(module.weight)
+            elif isinstance(module, nn.LayerNorm):
+                module.reset_parameters()
+
+    @abstractmethod
+    def decision_log_likelihood(self, windows: TokenBatch) -> Tensor:
+        """Return exact log p, in nats, of every token and end of a chunk, given what precedes it in its window.
+
+        Args:
+            windows: on any device; a system whose shapes depend on the data waits for it unless that is the CPU.
+
+        Returns:
+            (B, T, K + 1) float32 or wider on the system's device. Token t is at place t, the end at the place after the
+            last token; 0 where nothing is decided. A system of tokens has no ends, so theirs are 0.
+        """
+
+    def log_likelihood(self, windows: TokenBatch) -> Tensor:
+        """Return exact log p (B, T), in nats, of whole chunks: the sum of their decisions."""
+        return self.decision_log_likelihood(windows).sum(-1)
+
+    def prepare_inputs(self, windows: TokenBatch) -> object:
+        """Prepare, on the CPU, everything whose shape depends on the data, for `total_log_likelihood`.
+
+        By default, return the windows themselves.
+        """
+        return windows
+
+    def total_log_likelihood(self, laid: object) -> Tensor:
+        """Return log p, in nats, of everything that `lay_out` was given, as a scalar; waits for no device."""
+        assert isinstance(laid, TokenBatch)
+        return self.mark("system", self.log_likelihood(laid).sum())
+
+    def scale_outputs(self) -> dict[int, nn.Module]:
+        """Return, by scale in tokens, the module whose output (B, J, W) are the vectors of that scale's groups.
+
+        By default there is none. Group j is complete at position j · scale of the sequence, before the token there is
+        read. So position t may see group ⌊t / scale⌋ and those before it.
+        """
+        return {}
+
+    def collect_scale_outputs(self, windows: TokenBatch) -> dict[int, Tensor]:
+        """Return the outputs (B, J, W) of the `outlets`, by scale, for windows on the CPU."""
+        return {}
+
+    def extract_vectors(
+        self, windows: TokenBatch, space: str, layer: int | None = None, scale: int | None = None
+    ) -> Tensor:
+        """Return vectors (M, E) of the real chunks of windows, in one of `spaces`.
+
+        Args:
+            windows: on the CPU.
+            space: `chunks`: each chunk by itself; `contexts`: the text before it in its window.
+            layer: layer of `contexts`, counted from 0; None: the output of all layers.
+            scale: scale of `contexts`, in tokens: the last of its groups that is complete where a chunk begins. None:
+                the output of all scales.
+
+        Raises:
+            ValueError: the system has no such space, or no such layer or scale to look at.
+        """
+        if space in self.vector_spaces and scale is not None:
+            there = ", ".join(str(each) for each in sorted(self.scale_outputs()))
+            raise ValueError(f"{type(self).__name__} has no scale {scale} of {space}, only: {there or 'none'}")
+        if space in self.vector_spaces:
+            raise ValueError(
+                f"{type(self).__name__} has no layer {layer} of {space} to be looked at: leave the layer out"
+            )
+        raise ValueError(
+            f"{type(self).__name__} has no space {space!r}, only: {', '.join(self.vector_spaces) or 'none'}"
+        )
+
+    def parameter_groups(self) -> list[ParameterGroup]:
+        """Return all parameters in groups, each parameter once."""
+        return [ParameterGroup(list(self.parameters()), "all", 0)]
+
+    def estimate_flops(self, laid: object) -> float:
+        """Return the FLOPs of the matrix products of `total_log_likelihood`.
+
+        By default every matrix is counted once for every token.
+        """
+        assert isinstance(laid, TokenBatch)
+        embeddings = {id(module.weight) for module in self.modules() if isinstance(module, nn.Embedding)}
+        matrices = (x.numel() for x in self.parameters() if x.ndim == 2 and id(x) not in embeddings)
+        return 2.0 * sum(matrices) * float(laid.lengths.sum())
+
+    def activation_size(self, chunks: float, tokens: float) -> float:
+        """Return a lower bound on the number of activations saved for the backward pass, 0 if unknown.
+
+        Args:
+            chunks: number of chunks in the step's windows.
+            tokens: number of tokens that are decoded.
+        """
+        return 0.0
+
+    @property
+    def device(self) -> torch.device:
+        """Device of the parameters."""
+        return next(self.parameters()).device
+
+
+@dataclass
+class StepOutput:
+    """A step's loss and metrics; means over ranks are those of the joined batch.
+
+    Attributes:
+        total: scalar that is minimised.
+        chunks: number of chunks of all ranks.
+        nats: exact loss in nats of everything decoded on all ranks; None if nothing was decoded.
+        tokens: number of tokens decoded, of all ranks if each had as many as this one.
+        figures: scalars whose means over steps are recorded.
+        diagnosis: scalars of this step alone, if requested.
+    """
+
+    total: Tensor
+    chunks: int
+    nats: Tensor | None = None
+    tokens: int = 0
+    figures: dict[str, Tensor | float] = field(default_factory=dict)
+    diagnosis: dict[str, Tensor] = field(default_factory=dict)
+
+
+Value = TypeVar("Value")
+
+
+class Objective(nn.Module, ABC):
+    """A model together with its loss, which is everything that the trainer knows.
+
+    Args:
+        system: model to train; parameters that the loss does not use are frozen.
+        ranks: processes that train together.
+    """
+
+    def __init__(self, system: SequenceModel, ranks: Ranks | None = None) -> None:
+        super().__init__()
+        self.system, self.ranks = system, ranks or Ranks()
+
+    @abstractmethod
+    def prepare_batch(
+        self, windows: TokenBatch, negatives: TokenBatch | None = None, generator: torch.Generator | None = None
+    ) -> object:
+        """Compute, on the CPU, everything whose shape depends on the data.
+
+        Args:
+            windows: on the CPU.
+            negatives: windows read only for their chunks, as further candidates.
+            generator: generator of this step's random choices.
+
+        Returns:
+            The batch that `forward` and `flops` take, after `moved` to the device.
+        """
+
+    @abstractmethod
+    def forward(self, batch: object, diagnose: bool = False) -> StepOutput:
+        """Return the losses of a prepared batch on the system's device; `diagnose` adds metrics that cost time."""
+
+    @abstractmethod
+    def estimate_flops(self, batch: object) -> float:
+        """Return the model FLOPs of a step on all ranks, assuming that each rank's batch is like this one."""
+
+    def compile_parts(self) -> None:
+        """Compile the parts that profit most with torch.compile, at their first use; by default nothing."""
+
+    def extra_state(self) -> dict[str, Tensor]:
+        """Return the state beside the weights that influences the next step, for a checkpoint."""
+        return {}
+
+    def load_extra_state(self, state: dict[str, Tensor]) -> None:
+        """Restore the result of `extra_state`; names of others are ignored."""
+
+
+@dataclass
+class PreparedBatch:
+    """The prepared inputs of a system, with the numbers of chunks and tokens of all ranks together."""
+
+    laid: object
+    chunks: int
+    tokens: int
+
+
+class Likelihood(Objective):
+    """The exact loss of any system: nats per chunk, every token decoded."""
+
+    def prepare_batch(
+        self, windows: TokenBatch, negatives: TokenBatch | None = None, generator: torch.Generator | None = None
+    ) -> PreparedBatch:
+        """Count chunks and tokens and prepare the inputs; see `Objective.prepare_batch`."""
+        chunks, tokens = self.ranks.sum_over_ranks([int(windows.chunk_mask.sum()), int(windows.lengths.sum())])
+        return PreparedBatch(self.system.prepare_inputs(windows), int(chunks), int(tokens))
+
+    def forward(self, batch: object, diagnose: bool = False) -> StepOutput:
+        """See `Objective.forward`."""
+        assert isinstance(batch, PreparedBatch)
+        nats = -self.system.total_log_likelihood(batch.laid) * self.ranks.size
+        return StepOutput(nats / max(1, batch.chunks), batch.chunks, nats, batch.tokens)
+
+    def estimate_flops(self, batch: object) -> float:
+        """See `Objective.estimate_flops`; a backward pass costs twice a forward pass."""
+        assert isinstance(batch, PreparedBatch)
+        return 3 * self.system.estimate_flops(batch.laid) * self.ranks.size
+
+
+def length_mask(lengths: Tensor, places: int) -> Tensor:
+    """Return a mask (…, places) of the filled places of rows that are filled from the left up to `lengths` (…)."""
+    return torch.arange(places, device=lengths.device) < lengths[..., None]
+
+
+def to_device(value: Value, device: torch.device) -> Value:
+    """Move a tensor, or all tensors in nested dataclasses, lists and tuples, to a device.
+
+    Copies to a GPU are asynchronous.
+    """
+    found: object = value
+    if isinstance(value, Tensor):
+        to_gpu = device.type == "cuda" and value.device.type == "cpu"  # a copy to the CPU must wait for the values
+        found = (value.pin_memory() if to_gpu else value).to(device, non_blocking=to_gpu)
+    elif isinstance(value, list | tuple):
+        found = type(value)(to_device(each, device) for each in value)
+    elif is_dataclass(value) and not isinstance(value, type):
+        found = replace(value, **{each.name: to_device(getattr(value, each.name), device) for each in fields(value)})
+    return found  # type: ignore[return-value]

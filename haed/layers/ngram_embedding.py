@@ -1,0 +1,120 @@
+"""Hashed n-grams of the last tokens, looked up in a table (hash n-gram embeddings: Pagnoni et al. 2024, section 3.2.1).
+
+A layer then need not learn what often follows a few letters. For several n, the last n tokens together select a row by
+their hash. The sum of these rows is mapped into a layer's input and, by another matrix, into the logits.
+
+The rows of a step are determined on the CPU beforehand, each once. The gradient of the table has only these rows (a
+sparse tensor). So neither the backward pass nor the optimizer depends on the size of the table.
+
+Legend: S places, n orders of n-grams, R rows of an order, D width of a row, V vocabulary.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
+
+from haed.layers.lstm import linear_rows
+from haed.options import GramsOptions
+
+_MIX = (0x9E3779B97F4A7C15 - (1 << 64), 0xBF58476D1CE4E5B9 - (1 << 64))
+
+
+class _GatherRows(torch.autograd.Function):
+    """Selection of different rows of a table, with a sparse gradient."""
+
+    @staticmethod
+    def forward(ctx: Any, table: Tensor, rows: Tensor) -> Tensor:
+        ctx.save_for_backward(rows)
+        ctx.shape = table.shape
+        return table[rows]
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
+        (rows,) = ctx.saved_tensors
+        return torch.sparse_coo_tensor(rows[None], grad, ctx.shape, is_coalesced=True, check_invariants=False), None
+
+
+@dataclass
+class SparseLookup:
+    """Row indices of a table look-up.
+
+    Attributes:
+        rows: (R,) the distinct row indices, sorted.
+        inverse: index into `rows` of each element, of any shape.
+    """
+
+    rows: Tensor
+    inverse: Tensor
+
+    @classmethod
+    def from_rows(cls, rows: Tensor) -> "SparseLookup":
+        """Return the look-up of row indices of any shape, on the CPU."""
+        return cls(*torch.unique(rows, return_inverse=True))
+
+    @property
+    def row_indices(self) -> Tensor:
+        """Row index (…) of each element."""
+        return self.rows[self.inverse]
+
+    def embed_rows(self, table: Tensor) -> Tensor:
+        """Return the rows (…, D) on the table's device."""
+        return F.embedding(self.inverse, _GatherRows.apply(table, self.rows))
+
+
+class Grams(nn.Module):
+    """A table of n-grams, with its terms for a layer and for the logits.
+
+    Args:
+        options: orders, rows and width.
+        layer: width of the layer's input that it is added to.
+        symbols: number of logits.
+
+    Attributes:
+        longest: number of tokens of the longest n-gram.
+    """
+
+    def __init__(self, options: GramsOptions, layer: int, symbols: int) -> None:
+        super().__init__()
+        self.orders, self.rows, self.longest = options.orders, options.rows, max(options.orders)
+        self.table = nn.Parameter(torch.empty(len(options.orders) * options.rows, options.width))
+        self.layer = nn.Parameter(torch.empty(layer, options.width))
+        self.logits = nn.Parameter(torch.empty(symbols, options.width))
+
+    @torch.no_grad()
+    def initialise_parameters(self) -> None:
+        """Initialise the table and its map to the logits to zero, so that an unseen n-gram has no effect.
+
+        Call it last, so that the other parameters of a system begin as they would without it.
+        """
+        nn.init.zeros_(self.table)
+        nn.init.zeros_(self.logits)
+        nn.init.normal_(self.layer, std=self.layer.shape[1] ** -0.5)
+
+    def look_up(self, last: Tensor) -> SparseLookup:
+        """Return the rows (…, n) of the n-grams that end with `last` (…, longest) symbols.
+
+        The symbols are on the CPU, the newest last.
+        """
+        found = []
+        for place, order in enumerate(self.orders):
+            key = torch.full(last.shape[:-1], order, dtype=torch.long)
+            for column in last[..., -order:].unbind(-1):
+                key = (key ^ column) * _MIX[0]
+                key = (key ^ (key >> 29)) * _MIX[1]
+            found.append((key ^ (key >> 32)).remainder(self.rows) + place * self.rows)
+        return SparseLookup.from_rows(torch.stack(found, -1))
+
+    def forward(self, looked: SparseLookup) -> tuple[Tensor, Tensor]:
+        """Return the terms for the layer (…, layer) and for the logits (…, symbols)."""
+        found = looked.embed_rows(self.table).sum(-2)
+        rows, places = found.flatten(0, -2), found.shape[:-1]
+        return linear_rows(rows, self.layer).unflatten(0, places), linear_rows(rows, self.logits).unflatten(0, places)
+
+    def flop_terms(self, places: int) -> list[tuple[Tensor, int]]:
+        """Return the weights of the products with the multiply-adds of each in a forward pass over `places` places."""
+        return [(each, places * each.numel()) for each in (self.layer, self.logits)]

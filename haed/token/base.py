@@ -1,0 +1,469 @@
+"""Base of the models of tokens, which read windows as sequences of tokens and know no ends of chunks.
+
+At position t of a sequence a system is fed token t − 1 and predicts token t. At the start of a document or of the
+window it is fed the symbol V. Sequences are padded only behind their tokens. Systems are causal, so padding needs no
+mask.
+
+The module also parses the notations of the options. A hierarchy is written as 2@1 8@4 2@1 (Hourglass), scales as 2@16
+2@4 4@1. Commas may stand between entries, and parentheses, nested or not, around them (Nawrot et al. 2021, section 3).
+
+Legend: B sequences, T chunks of a window, K tokens of a chunk, L tokens of a sequence, V vocabulary, W width.
+"""
+
+import itertools
+import re
+from abc import abstractmethod
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.flop_counter import flop_registry
+
+from haed.base import SHORTER, ChunkingSpec, ParameterGroup, SequenceModel, TokenBatch, length_mask, to_device
+from haed.layers.attention import sinusoidal_embedding
+from haed.layers.ngram_embedding import Grams, SparseLookup
+from haed.layers.transformer import scale_residual_init
+from haed.options import TokenOptions
+
+
+class FlopCount(TorchDispatchMode):
+    """Counter of the FLOPs of the products computed while it is active, by PyTorch's own formulas.
+
+    Unlike torch.utils.flop_counter.FlopCounterMode it puts no hooks on modules, which are global and slow.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.flops = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        found = func(*args, **kwargs)
+        formula = flop_registry.get(func._overloadpacket)
+        if formula is not None:
+            self.flops += formula(*args, **kwargs, out_val=found)
+        return found
+
+
+_SHORT = 1024  # tokens
+MULTIPLE = 16  # sequence lengths are multiples: few different shapes, fast on matrix units
+
+
+@dataclass
+class Tokens:
+    """Windows as sequences.
+
+    Attributes:
+        symbols: (B, L) input symbols.
+        targets: (B, L) tokens to predict; 0 for padding.
+        real: (B, L) true where there is a token.
+        place: (B, L) place of each token among the T·(K + 1) decisions of its window; T·(K + 1) for padding.
+        route: result of the system's `route` for the symbols.
+        looked: look-up of the n-grams that end with each symbol, for a system with such a table; or None.
+    """
+
+    symbols: Tensor
+    targets: Tensor
+    real: Tensor
+    place: Tensor
+    route: object
+    looked: SparseLookup | None = None
+
+
+def as_tokens(windows: TokenBatch, cut: ChunkingSpec) -> Tokens:
+    """Lay out windows as sequences on the CPU, without a route."""
+    k, chunks = cut.k, windows.lengths.shape[1]
+    real = length_mask(windows.lengths, k)  # (B, T, K)
+    counts = real.sum((1, 2))
+    longest = max(1, int(counts.max()) if len(counts) else 1)
+    order = (~real).flatten(1).byte().argsort(dim=1, stable=True)[:, : longest + -longest % MULTIPLE]
+    real = torch.arange(order.shape[1]) < counts[:, None]
+    targets = windows.tokens.long().flatten(1).gather(1, order) * real
+    starts = windows.starts.gather(1, order // k) & (order % k == 0)
+    starts[:, 0] = True
+    symbols = targets.roll(1, 1).masked_fill(starts, cut.vocabulary)
+    place = torch.where(real, order // k * (k + 1) + order % k, chunks * (k + 1))
+    return Tokens(symbols, targets, real, place, None)
+
+
+@dataclass
+class Memory:
+    """State of a system after the symbols fed so far.
+
+    Attributes:
+        fed: number of symbols fed.
+        body: memory of the body.
+        recent: (B, n) the last symbols, on the CPU, if n-grams are looked up.
+    """
+
+    fed: int
+    body: Any
+    recent: Tensor | None = None
+
+
+class TokenModel(SequenceModel):
+    """Embedding, a `body` that a family implements, last norm and output layer.
+
+    Args:
+        options: options that all families share.
+        cut: how the corpus is cut into chunks.
+    """
+
+    vector_spaces = ("contexts",)
+
+    def __init__(self, options: TokenOptions, cut: ChunkingSpec) -> None:
+        super().__init__(cut)
+        self.grams = Grams(options.grams, options.width, cut.vocabulary) if options.grams.rows else None
+        self.embedding = nn.Embedding(cut.vocabulary + 1, options.width)
+        self.positions = Positions(options, cut.context * cut.k)
+        self.dropout = nn.Dropout(options.dropout)
+        self.norm = nn.LayerNorm(options.width)
+        self.output = nn.Linear(options.width, cut.vocabulary)
+        self._counted: dict[tuple[object, ...], int] = {}
+
+    @abstractmethod
+    def forward_body(self, x: Tensor, route: Any = None, memory: Any = None) -> Tensor:
+        """Compute the layers between the embedding and the last norm; position t depends only on positions up to t.
+
+        Args:
+            x: (B, L, W) embedded input; with a memory, it follows the positions seen before.
+            route: result of `route` for the same symbols, on the device.
+            memory: result of `memory`, which the call extends; None: nothing comes before, and nothing is kept.
+
+        Returns:
+            (B, L, W).
+        """
+
+    @abstractmethod
+    def create_body_memory(self, samples: int) -> Any:
+        """Return an empty memory of the body, for sampling `samples` sequences."""
+
+    def route_symbols(self, symbols: Tensor, memory: Any = None) -> object:
+        """Compute, on the CPU, what the body's shapes depend on, from symbols (B, L) that follow those in `memory`."""
+        return None
+
+    @torch.no_grad()
+    def initialise_parameters(self) -> None:
+        """Initialise every parameter, except those that a family initialises after it.
+
+        Matrices are normal with deviation 1/√fan_in. This includes the output layer, without which nothing else learns
+        at first (docs/log.md). Those that end a residual branch are smaller (`scale_residual_init`). Embeddings are normal
+        with deviation 1.
+        """
+        self.initialise_layers()
+        scale_residual_init(self)
+        if self.grams is not None:
+            self.grams.initialise_parameters()
+
+    def parameter_groups(self) -> list[ParameterGroup]:
+        """See `SequenceModel.parameter_groups`."""
+        (every,) = super().parameter_groups()
+        if self.grams is None:
+            return [every]
+        table, *rest = every.parameters
+        return [replace(every, parameters=[table], table=True), replace(every, parameters=rest)]
+
+    def create_memory(self, samples: int) -> Memory:
+        """Return the memory of `samples` sequences before their first symbol."""
+        return Memory(0, self.create_body_memory(samples))
+
+    def look_up(self, symbols: Tensor, memory: Memory | None = None) -> SparseLookup | None:
+        """Look up the n-grams that end with each of the symbols (B, L), which follow those in the memory.
+
+        The symbols are on the CPU. Return None without a table.
+        """
+        if self.grams is None:
+            return None
+        before = symbols.new_full((len(symbols), self.grams.longest - 1), self.cut.vocabulary)
+        every = torch.cat([before if memory is None or memory.recent is None else memory.recent, symbols], 1)
+        if memory is not None:
+            memory.recent = every[:, symbols.shape[1] :]
+        return self.grams.look_up(every.unfold(1, self.grams.longest, 1))
+
+    def hidden_states(
+        self, symbols: Tensor, route: object, looked: SparseLookup | None, memory: Memory | None = None
+    ) -> tuple[Tensor, Tensor | float]:
+        """Return the input (B, L, W) of the output layer, and the n-grams' share of the logits (B, L, V).
+
+        The symbols (B, L) are on the device and follow those in the memory.
+        """
+        fed, x, logits = memory.fed if memory is not None else 0, self.embedding(symbols), 0.0
+        if self.grams is not None and looked is not None:
+            layer, logits = self.grams(looked)
+            x = x + layer
+        x = self.mark("embedding", self.dropout(self.positions(x, fed)))
+        x = self.norm(self.forward_body(x, route, memory.body if memory is not None else None))
+        if memory is not None:
+            memory.fed += symbols.shape[1]
+        return x, logits
+
+    def forward(self, symbols: Tensor, memory: Memory | None = None) -> Tensor:
+        """Return logits (B, L, V) after each of the symbols (B, L), which follow those in the memory.
+
+        The symbols are on the CPU.
+        """
+        route = self.route_symbols(symbols, memory.body if memory is not None else None)
+        there = to_device((symbols, route, self.look_up(symbols, memory)), self.device)
+        x, logits = self.hidden_states(*there, memory)
+        return self.output(x) + logits
+
+    def prepare_inputs(self, windows: TokenBatch) -> Tokens:
+        """See `SequenceModel.prepare_inputs`."""
+        found = as_tokens(windows, self.cut)
+        found.route, found.looked = self.route_symbols(found.symbols), self.look_up(found.symbols)
+        return found
+
+    def token_log_likelihood(self, laid: Tokens) -> Tensor:
+        """Return log p (B, L) of every token, float32 or wider, 0 for padding."""
+        x, added = self.hidden_states(laid.symbols, laid.route, laid.looked)
+        logits = self.output(x) + added
+        wide = logits.to(torch.promote_types(logits.dtype, torch.float32))
+        found = -F.cross_entropy(wide.flatten(0, 1), laid.targets.flatten(), reduction="none")
+        return self.mark("output", found.unflatten(0, laid.targets.shape) * laid.real)
+
+    def total_log_likelihood(self, laid: object) -> Tensor:
+        """See `SequenceModel.total_log_likelihood`."""
+        assert isinstance(laid, Tokens)
+        if self.shape_key(laid) in self._counted:
+            return self.token_log_likelihood(laid).sum()
+        with FlopCount() as counter:
+            found = self.token_log_likelihood(laid).sum()
+        self._counted[self.shape_key(laid)] = counter.flops
+        return found
+
+    def decision_log_likelihood(self, windows: TokenBatch) -> Tensor:
+        """See `SequenceModel.decision_log_likelihood`; nothing is decided at the end of a chunk."""
+        laid = to_device(self.prepare_inputs(to_device(windows, torch.device("cpu"))), self.device)
+        scores, (chunks, k) = self.token_log_likelihood(laid), (windows.lengths.shape[1], self.cut.k)
+        found = scores.new_zeros(len(scores), chunks * (k + 1) + 1).scatter(1, laid.place, scores)
+        return found[:, :-1].unflatten(1, (chunks, k + 1))
+
+    def estimate_flops(self, laid: object) -> float:
+        """Return the FLOPs of the products of weights and of attention; see `SequenceModel.estimate_flops`.
+
+        Everything that is multiplied counts, padding and hidden pairs too. `total_log_likelihood` counts it when it
+        meets new shapes.
+        """
+        assert isinstance(laid, Tokens)
+        if self.shape_key(laid) not in self._counted:
+            with torch.no_grad():
+                self.total_log_likelihood(to_device(laid, self.device))
+        return float(self._counted[self.shape_key(laid)])
+
+    def shape_key(self, laid: Tokens) -> tuple[int, ...]:
+        """Return everything that the shapes of a pass depend on."""
+        return tuple(laid.symbols.shape)
+
+    @torch.no_grad()
+    def activation_size(self, chunks: float, tokens: float) -> float:
+        """Return the number of inputs of the layers, plus the logits, extrapolated from a short sequence.
+
+        See `SequenceModel.activation_size`.
+        """
+        length = max(1, min(_SHORT, self.cut.context * self.cut.k, int(tokens)))
+        symbols, seen = torch.zeros(1, length, dtype=torch.long), dict[int, Tensor]()
+
+        def note(module: nn.Module, given: tuple[Tensor, ...]) -> None:
+            seen[id(given[0])] = given[0]  # each once; the reference keeps its id from being reused
+
+        hooks = [each.register_forward_pre_hook(note) for each in self.modules() if isinstance(each, nn.Linear)]
+        logits = self(symbols)
+        for hook in hooks:
+            hook.remove()
+        return (logits.numel() + sum(x.numel() for x in seen.values())) * tokens / symbols.numel()
+
+    def collect_scale_outputs(self, windows: TokenBatch) -> dict[int, Tensor]:
+        """See `SequenceModel.collect_scale_outputs`."""
+        seen: dict[int, Tensor] = {}
+        self._hidden_at_scales(self.prepare_inputs(windows), seen)
+        return seen
+
+    def extract_vectors(
+        self, windows: TokenBatch, space: str, layer: int | None = None, scale: int | None = None
+    ) -> Tensor:
+        """Return `contexts`: the output layer's input where a chunk begins, which knows all tokens before it.
+
+        The last group of a scale does not know the last tokens, fewer than `scale`. The first group knows nothing. See
+        `SequenceModel.extract_vectors`.
+        """
+        if space != "contexts" or layer is not None or not (scale is None or scale in self.scale_outputs()):
+            return super().extract_vectors(windows, space, layer, scale)
+        laid, seen = self.prepare_inputs(windows), dict[int, Tensor]()
+        row, place = ((laid.place % (self.cut.k + 1) == 0) & laid.real).nonzero(as_tuple=True)
+        last = self._hidden_at_scales(laid, seen)
+        return last[row, place] if scale is None else seen[scale][row, place // scale]
+
+    def _hidden_at_scales(self, laid: Tokens, seen: dict[int, Tensor]) -> Tensor:
+        """Return the output layer's input (B, L, W) for windows laid out on the CPU.
+
+        The outputs of the `outlets` are stored in `seen`.
+        """
+        laid = to_device(laid, self.device)
+        hooks = [
+            each.register_forward_hook(partial(_record_output, seen, scale))
+            for scale, each in self.scale_outputs().items()
+        ]
+        try:
+            return self.hidden_states(laid.symbols, laid.route, laid.looked)[0]
+        finally:
+            for hook in hooks:
+                hook.remove()
+
+
+def _record_output(seen: dict[int, Tensor], scale: int, module: nn.Module, given: object, found: Tensor) -> None:
+    seen[scale] = found
+
+
+class Positions(nn.Module):
+    """Position information added to embeddings: learned vectors, or sinusoids (Vaswani et al. 2017, section 3.5)."""
+
+    def __init__(self, options: TokenOptions, longest: int) -> None:
+        super().__init__()
+        self.kind = options.positions
+        self.table = nn.Embedding(longest, options.width) if options.positions == "learned" else None
+
+    def forward(self, x: Tensor, fed: int) -> Tensor:
+        """Add positions to embeddings (B, L, W), which follow `fed` others.
+
+        Raises:
+            ValueError: there are more positions than were trained.
+        """
+        if self.kind == "none":
+            return x
+        if self.table is not None:
+            if (asked := fed + x.shape[1]) > (known := self.table.num_embeddings):
+                raise ValueError(f"{asked} tokens are more than the {known} this model has positions for: {SHORTER}")
+            return x + self.table.weight[fed : fed + x.shape[1]]
+        return x + sinusoidal_embedding(torch.arange(fed, fed + x.shape[1], device=x.device), x.shape[2], x.dtype)
+
+
+MOST = 1024  # layers of a level at most
+NUMBER, WINDOW = r"[0-9]{1,6}", r"[0-9]{1,9}:[0-9]{1,9}"
+_EXAMPLES = {NUMBER: "2@16 2@4 4@1", WINDOW: "256:512@16 8:256@4 0:8@1"}
+
+
+def split_entries(text: str) -> list[str]:
+    """Return the entries of a notation.
+
+    If parentheses do not match, they stay a part of the entries, which are then invalid.
+    """
+    depths = [0, *itertools.accumulate((letter == "(") - (letter == ")") for letter in text)]
+    matched = min(depths) == depths[-1] == 0
+    return re.sub(r"[,()]" if matched else ",", " ", text).split()
+
+
+@dataclass(frozen=True)
+class Scale:
+    """A level of a hierarchy.
+
+    Attributes:
+        factor: number of tokens of a position.
+        before: number of layers before the coarser levels.
+        after: number of layers after the coarser levels.
+    """
+
+    factor: int
+    before: int
+    after: int
+
+
+def parse_hierarchy(text: str, longest: int) -> list[Scale]:
+    """Parse a hierarchy such as "2@1 1@2 4@4 1@2 2@1", also with commas and parentheses, from the finest scale on.
+
+    Args:
+        text: layers@factor from the input to the output.
+        longest: number of tokens of the longest window.
+
+    Raises:
+        ValueError: it is not a hierarchy, does not nest, has no layers, or shortens by more than a window.
+    """
+    where = f"model.hourglass.hierarchy={text!r}"
+    found = split_entries(text)
+    if not found or not all(re.fullmatch(rf"{NUMBER}@[1-9][0-9]{{0,6}}", entry) for entry in found):
+        raise ValueError(f"{where}: entries are layers@factor; set something like 2@1 8@4 2@1")
+    layers, factors = zip(*((int(number) for number in entry.split("@")) for entry in found), strict=True)
+    if max(layers) > MOST:
+        raise ValueError(f"{where}: a level has {MOST:,} layers at most")
+    middle = len(factors) // 2
+    down = factors[: middle + 1]
+    if factors != factors[::-1] or len(factors) % 2 == 0:
+        raise ValueError(
+            f"{where}: factors must rise to one in the middle and fall likewise; set something like 2@1 8@4 2@1"
+        )
+    if down[0] != 1:
+        raise ValueError(f"{where}: the first factor must be 1; set 0@1 {' '.join(found)} 0@1 for no layers there")
+    for fine, coarse in zip(down, down[1:], strict=False):
+        if coarse % fine or coarse == fine:
+            raise ValueError(
+                f"{where}: {coarse} is no larger multiple of {fine}; each factor must be one of the factor before it"
+            )
+    if not any(layers):
+        raise ValueError(
+            f"{where}: no scale has a layer, and no token would see another; set something like 2@1 8@4 2@1"
+        )
+    if down[-1] > longest:
+        raise ValueError(
+            f"{where}: factor {down[-1]} is more than the {longest} tokens of a window; set a smaller one, or more batch.context"
+        )
+    backwards = layers[::-1]
+    return [Scale(factor, layers[i], backwards[i] if i < middle else 0) for i, factor in enumerate(down)]
+
+
+def parse_scales(notation: str, option: str, what: str) -> dict[int, str]:
+    """Parse a notation such as 2@16 2@4 4@1; return the text before each @, by scale.
+
+    Args:
+        notation: as given by the user.
+        option: name of the option, for errors.
+        what: pattern of the text before each @, `NUMBER` (of layers, or of heads) or `WINDOW`.
+
+    Raises:
+        ValueError: the notation is invalid, a scale is there twice, or a number is 0 or too large.
+    """
+    found: dict[int, str] = {}
+    given, example = f"{option}={notation!r}", f"set something like {_EXAMPLES[what]}"
+    for part in (parts := split_entries(notation)):
+        match = re.fullmatch(rf"({what})@([1-9][0-9]{{0,6}})", part)
+        if match is None:
+            raise ValueError(f"{given}: {part!r} does not say what is at which scale; {example}")
+        if int(match[2]) in found:
+            raise ValueError(f"{given}: scale {match[2]} is there twice; {example}")
+        if what == NUMBER and not 1 <= int(match[1]) <= MOST:
+            raise ValueError(
+                f"{given}: {part} must be from 1 to {MOST:,} at scale {match[2]}, or be left out; {example}"
+            )
+        found[int(match[2])] = match[1]
+    if not parts:
+        raise ValueError(f"{given}: no scale is there; {example}")
+    return found
+
+
+def parse_nested_scales(
+    notation: str, option: str, what: str, cut: ChunkingSpec, to_tokens: bool = True
+) -> dict[int, str]:
+    """Parse a notation as `parsed`, sorted from the coarsest scale to scale 1, the tokens themselves.
+
+    Without `to_tokens` it may end at a coarser scale.
+
+    Raises:
+        ValueError: as for `parsed`, or the scales do not nest, do not end with 1, or do not fit into a window of the
+            corpus.
+    """
+    found = parse_scales(notation, option, what)
+    scales, window, given = sorted(found, reverse=True), cut.context * cut.k, f"{option}={notation!r}"
+    if to_tokens and scales[-1] != 1:
+        raise ValueError(
+            f"{given}: the finest scale must be 1, the tokens; add something like {_EXAMPLES[what].split()[-1]}"
+        )
+    for coarse, fine in itertools.pairwise(scales):
+        if coarse % fine:
+            raise ValueError(f"{given}: {fine} does not divide {coarse}; set scales of which each divides the next")
+    if scales[0] > window:
+        raise ValueError(
+            f"{given}: a window has {window} tokens (batch.context × chunker.k); set scales up to that, or longer windows"
+        )
+    return {scale: found[scale] for scale in scales}

@@ -1,0 +1,220 @@
+"""Safe output: printable text, logs, Markdown, and the standard streams.
+
+Names, chunks, samples and messages may hold any character. Some are replaced by visible escapes in terminals, logs and
+pages: control characters other than newline and tab, bytes that are not UTF-8, and marks of writing direction. The
+standard streams may be closed, or their disk full.
+"""
+
+import errno
+import logging
+import os
+import re
+import resource
+import sys
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from data.urls import redact_urls
+
+# C0 and C1 except tab and newline; marks, overrides and isolates of direction; the zero-width space; line separators;
+# invisible operators; the byte order mark; interlinear marks; bytes from surrogateescape; language tags.
+_STEERS = re.compile(
+    "[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u180e\u200b\u200e\u200f\u2028-\u202e\u2060-\u206f\ufeff\ufff9-\ufffb\ud800-\udfff"
+    "\U000e0000-\U000e007f]"
+)
+# Characters with a meaning anywhere in Markdown: emphasis, code, links, tables, formulas, addresses and mentions.
+_MARKS = re.compile(r"[\\`*\[\]#|~$@]|(?<![^\W_])_|_(?![^\W_])|:(?=\S)|(?<=[Ww]{3})\.")
+_SIGNS = str.maketrans({" ": "␣", "\n": "↵", "\t": "⇥", "\r": "␍"})
+_MEANT = {ord(sign): chr(code) for code, sign in _SIGNS.items()}
+
+
+def make_printable(text: str) -> str:
+    """Return text with control characters as escapes, except newline and tab."""
+    return _STEERS.sub(_escape_match, text)
+
+
+def _escape_match(found: re.Match[str]) -> str:
+    code = ord(found[0])
+    if 0xDC80 <= code <= 0xDCFF:  # a byte that is not UTF-8
+        code -= 0xDC00
+    return f"\\x{code:02x}" if code < 0x100 else f"\\u{code:04x}" if code < 0x10000 else f"\\U{code:08x}"
+
+
+def escape_control_characters(text: str) -> str:
+    """Return a chunk as `printable` does, with signs for white space as well."""
+    return make_printable(text.translate(_SIGNS))
+
+
+def unescape_query(text: str) -> str:
+    """Return the chunk that a user typed, with the signs that `visible` writes replaced by white space."""
+    return text.translate(_MEANT)
+
+
+class _PrintableLogRecord(logging.LogRecord):
+    """A log record whose message is printable and holds no passwords of URLs."""
+
+    def getMessage(self) -> str:  # noqa: D102
+        return redact_urls(make_printable(super().getMessage()))
+
+
+def format_duration(seconds: float) -> str:
+    """Format seconds for people: `34 s`, `5 min`, `2 h 10 min`."""
+    minutes = round(seconds / 60)
+    if seconds < 119.5:
+        return f"{seconds:.0f} s"
+    return f"{minutes} min" if minutes < 120 else f"{minutes // 60:,} h {minutes % 60} min"
+
+
+def format_error(error: BaseException) -> str:
+    """Return an error's message as one line without passwords, with advice if disk or memory is exhausted."""
+    said = make_printable(redact_urls(" ".join(str(error).split())))
+    if isinstance(error, OSError) and (advice := _DISK_ADVICE.get(error.errno or 0)):
+        where = (
+            redact_urls(os.fsdecode(error.filename)) if isinstance(error.filename, str | bytes | os.PathLike) else ""
+        )
+        return f"{where}: {advice}" if where else f"{said}: {advice}"
+    if is_out_of_memory(error):
+        return f"out of memory{_memory_limit()}{f': {said}' if said else ''}"
+    return said or type(error).__name__
+
+
+_DISK_ADVICE = {
+    errno.ENOSPC: "no space left on its disk: free some, or choose another by runs_dir=, shards_dir= or TMPDIR",
+    errno.EDQUOT: "your share of its disk is used up: free some, or choose another by runs_dir=, shards_dir= or TMPDIR",
+    errno.EFBIG: "the file is larger than a limit allows (ulimit -f, or the file system's): raise that",
+    errno.EROFS: "its disk may not be written to: choose another by runs_dir= or shards_dir=",
+}
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Return whether an error says that memory is exhausted. Libraries report this in different ways."""
+    words = ("can't allocate memory", "cannot allocate memory", "bad_alloc", "can't start new thread", "out of memory")
+    if isinstance(error, MemoryError) or isinstance(error, OSError) and error.errno == errno.ENOMEM:
+        return True
+    return isinstance(error, RuntimeError) and any(each in str(error).lower() for each in words)
+
+
+def _memory_limit() -> str:
+    """Return the memory limit of this process or its container as text; empty: it has none."""
+    limit = resource.getrlimit(resource.RLIMIT_AS)[0]
+    with suppress(OSError, ValueError):
+        group = int(Path("/sys/fs/cgroup/memory.max").read_text())
+        if limit < 0 or group < limit:
+            return f" of {group / 2**30:.1f} GiB (memory.max of the container)"
+    return "" if limit < 0 else f" of {limit / 2**30:.1f} GiB (ulimit -v)"
+
+
+def prepare_logs() -> None:
+    """Make all log messages of this process printable and free of passwords, those of Prefect included."""
+    logging.setLogRecordFactory(_PrintableLogRecord)
+
+
+class StderrHandler(logging.StreamHandler[Any]):
+    """A log handler that writes each message to standard error on a line of its own.
+
+    Attributes:
+        failed: whether an error was logged.
+    """
+
+    failed = False
+
+    def __init__(self) -> None:
+        super().__init__(sys.stderr)
+        self.setFormatter(logging.Formatter("\r\x1b[2K%(message)s" if sys.stderr.isatty() else "%(message)s"))
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Write a message, and remember whether it is an error."""
+        self.failed = self.failed or record.levelno >= logging.ERROR
+        super().emit(record)
+
+
+def prepare_streams() -> None:
+    """Make the standard streams safe to write to.
+
+    Characters that the encoding of standard output or error lacks are escaped. The file number of a closed stream
+    would go to the next file that is opened, such as a checkpoint. A library would then print into that file. Such
+    numbers are therefore opened on the null device.
+    """
+    for number in range(3):
+        try:
+            os.fstat(number)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)
+    if sys.stderr is None:
+        sys.stderr = open(2, "w", closefd=False)
+    for stream in (sys.stdout, sys.stderr):
+        if hasattr(stream, "reconfigure"):
+            stream.reconfigure(errors="backslashreplace")
+
+
+def print_stderr(text: str) -> None:
+    """Write a line to standard error. Errors of the stream are ignored."""
+    with suppress(OSError, ValueError):
+        print(make_printable(text), file=sys.stderr, flush=True)
+
+
+def markdown_text(text: str) -> str:
+    """Escape text for use within a line of Markdown, so that it is shown unchanged."""
+    line = " ".join(make_printable(text).split())
+    line = re.sub(
+        r"^([-+=]|\d+(?=[.)]))", lambda found: f"{found[0]}\0" if found[0].isdigit() else f"\0{found[0]}", line
+    )
+    return (
+        _MARKS.sub(r"\\\g<0>", line).replace("\0", "\\").replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
+    )
+
+
+def markdown_code(text: str) -> str:
+    """Return text as inline code of Markdown, also within a table. Backticks in the text cannot end it."""
+    line = escape_control_characters(text) if "\n" in text else make_printable(text)
+    if not line.strip():
+        return markdown_text(escape_control_characters(text))
+    if "|" in line:  # it would end a cell, and code cannot escape it
+        return markdown_text(line)
+    fence = "`" * max([1, *(len(found) + 1 for found in re.findall("`+", line))])
+    edge = " " if line[0] in "` " or line[-1] in "` " else ""
+    return f"{fence}{edge}{line}{edge}{fence}"
+
+
+def code_fence(text: str, kind: str = "") -> str:
+    """Return text as a code block of Markdown. Backticks in the text cannot end it."""
+    fence = "`" * max([3, *(len(found) + 1 for found in re.findall("`+", text))])
+    return f"{fence}{kind}\n{make_printable(text)}\n{fence}"
+
+
+class StdoutClosedError(BrokenPipeError):
+    """Raised when the reader of standard output has closed it."""
+
+
+def print_stdout(content: bytes | str) -> None:
+    """Write a part of the result to standard output: bytes unchanged, text made printable and as a line.
+
+    Raises:
+        StdoutClosedError: the reader has closed standard output.
+        OSError: standard output is closed, or its disk is full.
+    """
+    stream: Any = sys.stdout
+    if stream is None:
+        raise OSError("standard output is closed: the result is not shown")
+    try:
+        if isinstance(content, bytes):
+            stream.buffer.write(content)
+        else:
+            stream.write(make_printable(content) + "\n")
+        stream.flush()
+    except BrokenPipeError as error:
+        raise StdoutClosedError from error
+    except OSError as error:
+        raise OSError(f"standard output does not take the result: {error.strerror or error}") from error
+
+
+def end_streams() -> None:
+    """Flush the standard streams. Output that cannot be written is dropped, so that Python exits silently."""
+    for stream in (sys.stdout, sys.stderr):
+        try:
+            if stream is not None:
+                stream.flush()
+        except (OSError, ValueError):
+            with suppress(OSError, ValueError):
+                os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())

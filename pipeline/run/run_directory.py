@@ -1,0 +1,531 @@
+"""The run folder: configuration, environment, lock, and paths of all files. See the README for its layout.
+
+Every reader of a run calls `RunFolder.check_unchanged` first: configuration and corpus must be those its checkpoint was trained
+with. Every writer holds `RunFolder.lock`, and has checked before everything that could be refused.
+"""
+
+import logging
+import os
+import platform
+import shlex
+import subprocess
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext, suppress
+from copy import deepcopy
+from dataclasses import asdict, replace
+from functools import wraps
+from importlib.metadata import version
+from pathlib import Path
+from typing import IO, Any, Concatenate, ParamSpec, Self, TypeVar
+
+from data.checked import add_path_to_errors, open_file, stamp_file
+from data.chunkers import Chunker, make_chunker
+from data.corpus import MANIFEST, Corpus
+from data.filesystem import (
+    Guard,
+    acquire_lock,
+    check_guards,
+    guard_folder,
+    make_folders,
+    process_description,
+    read_lock_holder,
+    remove_unlocked_files,
+    write_atomically,
+    write_json,
+)
+from data.statistics import Summary
+from data.urls import is_remote, redact_urls
+from data.vocabulary import frequent_words
+from pipeline.config import ConfigError, dump_options, list_presets, load_options
+from pipeline.options import Options, Phase
+from pipeline.run.checkpoints import (
+    CheckpointSummary,
+    choose_checkpoint,
+    has_checkpoint,
+    identity_differences,
+    make_identity,
+    warn_once,
+)
+from pipeline.run.files import CorpusRecord, Environment, read_as, read_json
+
+log = logging.getLogger(__name__)
+P = ParamSpec("P")
+T = TypeVar("T")
+PHASES: tuple[Phase, ...] = ("finetune", "train", "pretrain")  # the order in which a finished model is looked for
+CONFIG, ENVIRONMENT, CORPUS = "config.yaml", "environment.json", "corpus.json"
+FREQUENT = 3  # chunks that are noted as prompts
+_EVERY = ("runs_dir", "device", "threads", "deterministic", "evaluate.precision", "loader")
+_TRAINED_IN = "; precision= is of training: evaluate.precision=bf16 computes what is read in another"
+READS = {  # what can be given to a stage that reads a trained run: options, and whole sections
+    "evaluate": (*_EVERY, "evaluate", "batch.context"),
+    "sample": (*_EVERY, "evaluate.stage", "evaluate.likelihood", "sample", "batch.context"),
+    "next": (*_EVERY, "evaluate.stage", "evaluate.likelihood", "batch.context"),
+    "index": (*_EVERY, "evaluate.stage", "index", "batch.context"),
+    "neighbours": (*_EVERY, "evaluate.stage", "batch.context"),
+    "analyse": (*_EVERY, "seed", "evaluate.stage", "analyse"),
+    "report": (*_EVERY, "evaluate.stage", "index"),
+    "profile": (
+        *_EVERY,
+        "precision",
+        "seed",
+        "compile",
+        "batch",
+        "model",
+        "iem",
+        "optimizer",
+        "pretrain",
+        "finetune",
+        "train",
+    ),
+}
+
+
+class RunFolder:
+    """Paths of a run, and the files that say what it is."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    @classmethod
+    def from_options(cls, options: Options) -> Self:
+        """Return the folder of the run with these options, whether it exists or not."""
+        return cls(Path(options.runs_dir) / options.name)
+
+    @classmethod
+    def create(cls, options: Options) -> Self:
+        """Create the folder of a run if needed, and write its full configuration and environment.
+
+        Raises:
+            OSError: the folder cannot be written.
+        """
+        run = cls.from_options(options)
+        check_guards(run.path)
+        run.path.mkdir(parents=True, exist_ok=True)
+        remove_unlocked_files(run.path.rglob(".*.partial"))  # files of processes that were killed
+        write_atomically(run.path / CONFIG, dump_options(options).encode())
+        run.write_json(ENVIRONMENT, asdict(describe_environment(options)))
+        return run
+
+    def restore_missing_files(self, options: Options, corpus: Corpus) -> None:
+        """Write a run's own files again if they were removed during training, for example by a cleaner of old files.
+
+        Raises:
+            OSError: a file cannot be written.
+        """
+        missing = [name for name in (CONFIG, ENVIRONMENT, CORPUS) if not os.path.lexists(self.path / name)]
+        for name in missing:
+            log.warning("%s was removed while the run is trained: it is written again", self.path / name)
+            if name == CONFIG:
+                write_atomically(self.path / CONFIG, dump_options(options).encode())
+            elif name == ENVIRONMENT:
+                self.write_json(ENVIRONMENT, asdict(describe_environment(options)))
+            else:
+                self.write_corpus_record(corpus)
+
+    @classmethod
+    def find(cls, run: str | Path, runs_dir: str = "runs") -> Self:
+        """Open the folder of an existing run by path, or by name under `runs_dir`.
+
+        Raises:
+            FileNotFoundError: it does not exist, or is not a run.
+        """
+        run, runs_dir = Path(run).expanduser(), os.path.expanduser(runs_dir)
+        for path in (run, Path(runs_dir) / run):
+            if os.path.lexists(path / "config.yaml"):
+                return cls(path)
+        if run.exists():
+            raise FileNotFoundError(f"{run} is not a run: it has no config.yaml{_suggest_instead(str(run))}")
+        known = sorted(list_runs(runs_dir))
+        hint = f"runs there: {', '.join(known[:10])}" if known else f"there are no runs in {runs_dir}/"
+        hint += _suggest_instead(str(run))
+        raise FileNotFoundError(f"no run {str(run)!r}, neither a folder nor a name under {runs_dir}/; {hint}")
+
+    def load_options(self, overrides: list[str] | tuple[str, ...] = (), reader: str | None = None) -> Options:
+        """Load the run's configuration with some options changed; `name` and `runs_dir` are set to this folder.
+
+        Args:
+            overrides: `key=value` pairs.
+            reader: the stage that reads the run, which accepts the options in `READS`; None if the run is to be
+                trained.
+
+        Raises:
+            ConfigError: the configuration is not of this version, or an override is wrong or does not apply.
+        """
+        open_file(self.path / "config.yaml", self.path).close()  # no link that leads out of the run
+        options = (
+            load_options(self.path / "config.yaml", overrides)
+            if overrides
+            else _cached_options(self.path / "config.yaml")
+        )
+        keys = [override.split("=", 1)[0] for override in overrides]
+        takes = READS.get(reader or "", ())
+        for key in keys:
+            readers = [name for name, those in READS.items() if any(f"{key}.".startswith(f"{each}.") for each in those)]
+            if reader and reader not in readers:
+                also = f"; {key}= is taken by haed {', haed '.join(readers)}" if readers else ""
+                also = _TRAINED_IN if key == "precision" else also
+                raise ConfigError(
+                    f"{key}= cannot be changed in a run that is there; haed {reader} takes {', '.join(takes)}{also}"
+                )
+        if "name" in keys:
+            raise ConfigError(f"name= and {self.path} both name a run: leave one of them out")
+        named = (
+            self.path if self.path.name not in ("", "..") else Path(os.path.abspath(self.path))
+        )  # a link by its own name
+        options.name, options.runs_dir = named.name, str(named.parent)
+        return options
+
+    def open_corpus(self) -> Corpus:
+        """Open the sharded corpus that the run was trained on, without its source.
+
+        Raises:
+            FileNotFoundError: the shards are missing, or nothing was trained yet.
+            ValueError: another corpus is in its place.
+        """
+        remembered, options = self._read_corpus_record(), self.load_options()
+        location = remembered.location
+        if is_remote(location):
+            log.warning("%s/corpus.json names the place of the shards, %s", self.path, redact_urls(location))
+            places = [location]
+        else:  # where it lies from the run, with which it may have been moved; where it lay; where such are kept
+            kept = Path(options.shards_dir) / Path(location).name
+            beside = remembered.beside or location
+            places = [
+                os.path.normpath(self.path.resolve() / beside),
+                location,
+                str(kept),
+                str(self.path.parent.parent / kept),
+            ]
+            places = [place for place in dict.fromkeys(places) if os.path.lexists(Path(place) / MANIFEST)]
+        found = [Corpus.open(place, options.loader) for place in places]
+        if not found:
+            raise FileNotFoundError(
+                f"the shards of {self.path} are not at {location} any more: put them back, or run `haed shard` with the "
+                f"options of the run: `{shlex.join(['haed', 'shard', '--config', str(self.path / 'config.yaml')])}`"
+            )
+        for corpus in found:
+            same = (corpus.digest, corpus.fitted) == (remembered.digest, remembered.fitted)
+            if same and corpus.options == options.chunker:
+                return corpus
+        raise ValueError(f"{found[0].location} holds another corpus than {self.path} was trained on: {found[0].digest}")
+
+    def corpus_digest(self) -> str:
+        """Return the digest of the run's corpus, without opening it.
+
+        Raises:
+            FileNotFoundError: nothing was trained yet.
+        """
+        return str(self._read_corpus_record().digest)
+
+    def load_chunker(self) -> Chunker:
+        """Return the chunker of the run's corpus, without opening the corpus.
+
+        Raises:
+            FileNotFoundError: nothing was trained yet.
+        """
+        found = self._read_corpus_record()
+        return make_chunker(self.load_options().chunker, found.fitted, found.chunker_version)
+
+    def corpus_prompts(self) -> list[str]:
+        """Return prompts from the corpus: some of its frequent chunks, and the empty prompt."""
+        return [*self._read_corpus_record().frequent, ""]
+
+    def split_statistics(self, split: str) -> Summary | None:
+        """Return the statistics of a split of the run's corpus; None if they are unknown."""
+        return self._read_corpus_record().statistics.get(split) if os.path.lexists(self.path / CORPUS) else None
+
+    def document_form(self) -> dict[str, int]:
+        """Return the common format of the corpus's documents; see `Corpus.form`."""
+        return self._read_corpus_record().form
+
+    def write_corpus_record(self, corpus: Corpus) -> None:
+        """Write corpus.json: the corpus that the run is trained on, and the state its chunker learned from it."""
+        place = corpus.folder.resolve()
+        remembered = CorpusRecord(
+            location=corpus.location if corpus.is_remote else str(place),
+            beside=None if corpus.is_remote else os.path.relpath(place, self.path.resolve()),
+            digest=corpus.digest,
+            fitted=corpus.fitted,
+            chunker_version=corpus.chunker_version,
+            frequent=frequent_words(corpus, FREQUENT),
+            statistics=corpus.statistics,
+            form=corpus.form,
+        )
+        self.write_json(CORPUS, asdict(remembered))
+
+    def _read_corpus_record(self) -> CorpusRecord:
+        try:
+            return read_as(CorpusRecord, self.path / CORPUS)
+        except FileNotFoundError:
+            raise FileNotFoundError(
+                f"{self.path} was not trained yet: run `{format_command('pretrain', self)}` or `{format_command('train', self)}` first"
+            ) from None
+
+    def phase_folder(self, name: str) -> Path:
+        """Return the folder of a training phase: pretrain, finetune or train."""
+        return self.path / name
+
+    def find_first_run(self, options: Options) -> "RunFolder":
+        """Return the run whose phase one phase two starts from: this one, or that of `finetune.start_from`.
+
+        Raises:
+            FileNotFoundError: there is no such run.
+        """
+        start = options.finetune.start_from
+        return RunFolder.find(start, options.runs_dir) if start else self
+
+    def phase_history(self, options: Options) -> dict[str, Path]:
+        """Return the folders of the phases behind the model by name, existing or not.
+
+        With `finetune.start_from`, phase one is named `pretrain of OTHER`.
+        """
+        found = {name: self.phase_folder(name) for name in ("train", "pretrain", "finetune")}
+        if not found["finetune"].is_dir() or not (start := options.finetune.start_from):
+            return found
+        try:
+            found["pretrain"] = self.find_first_run(options).phase_folder("pretrain")
+        except FileNotFoundError:
+            found["pretrain"] = self.path / "gone"
+            log.warning("%s began with the phase one of %s, which is not there and not counted", self.path, start)
+        return {f"pretrain of {start}" if name == "pretrain" else name: path for name, path in found.items()}
+
+    def is_trained(self) -> bool:
+        """Return whether any phase has a checkpoint."""
+        return any(has_checkpoint(self.phase_folder(name) / "checkpoints") for name in PHASES)
+
+    def trained_phase(self, wanted: Phase | None = None) -> Phase:
+        """Return the wanted phase, or the last one that has a checkpoint: finetune, else train, else pretrain.
+
+        Raises:
+            FileNotFoundError: the wanted phase, or every phase, has no checkpoint.
+        """
+        for name in (wanted,) if wanted else PHASES:
+            if has_checkpoint(self.phase_folder(name) / "checkpoints"):
+                return name
+        stages = (wanted,) if wanted else ("pretrain", "train")
+        commands = " or ".join(f"`{format_command(stage, self)}`" for stage in stages)
+        raise FileNotFoundError(
+            f"{self.path} has no checkpoint{f' of {wanted}' if wanted else ''} yet: train it with {commands} first"
+        )
+
+    def select_checkpoint(self, wanted: Phase | None = None) -> CheckpointSummary:
+        """Return the checkpoint that is evaluated, sampled from, indexed and shown; see `choose`.
+
+        Raises:
+            FileNotFoundError: nothing was trained yet.
+            ValueError: no checkpoint is whole.
+        """
+        phase = self.trained_phase(wanted)
+        found = choose_checkpoint(self.phase_folder(phase) / "checkpoints")
+        return found if wanted else replace(found, fallback=self.explain_phase(phase, found.fallback))
+
+    def explain_phase(self, phase: Phase, fallback: str | None) -> str | None:
+        """Warn, once a command, if a later phase than the one used has begun and has no checkpoint.
+
+        Args:
+            phase: the phase whose checkpoint is used, the last one that has any.
+            fallback: a problem with the checkpoint itself, or None.
+
+        Returns:
+            Both explanations, joined; None if nothing is wrong.
+        """
+        for later in PHASES[: PHASES.index(phase)]:
+            if self.has_begun(later):
+                said = warn_once(
+                    f"{self.phase_folder(later)} has metrics and no checkpoint; using that of {phase} instead"
+                )
+                return "; ".join(filter(None, [said, fallback]))
+        return fallback
+
+    def has_begun(self, phase: Phase) -> bool:
+        """Return whether a phase has written metrics."""
+        with suppress(OSError):
+            return (self.phase_folder(phase) / "metrics.jsonl").stat().st_size > 0
+        return False
+
+    def checkpoint_digest(self, wanted: Phase | None = None) -> str:
+        """Return the digest of the present checkpoint, which files made from it carry too. Raises as `present` does."""
+        return self.select_checkpoint(wanted).digest
+
+    def check_unchanged(self, options: Options | None = None, of: CheckpointSummary | None = None) -> None:
+        """Check that configuration and corpus are those of the checkpoint; every reader of a run does so first.
+
+        Args:
+            options: the configuration that the run is read with; None is the run's own.
+            of: the checkpoint; None is the present one.
+
+        Raises:
+            FileNotFoundError: nothing was trained yet.
+            ValueError: config.yaml or corpus.json was changed since, or `options` describe another model.
+        """
+        of = of or self.select_checkpoint(options.evaluate.stage if options else None)
+        corpus = self._read_corpus_record().digest
+        if found := identity_differences(of.identity, make_identity(self.load_options(), corpus)):
+            place = "corpus.json" if found[0].startswith("corpus=") else "config.yaml"
+            raise ValueError(
+                f"{of.path} was trained with {found[0]}, but {self.path / place} says {found[1]}: it was changed since, set it "
+                "back"
+            )
+        if options is None:
+            return
+        asked = make_identity(options, corpus)
+        asked["batch"] = of.identity["batch"]  # evaluation may take other windows
+        if found := identity_differences(of.identity, asked):
+            raise ValueError(f"{of.path} was trained with {found[0]}, which {found[1]} cannot change")
+
+    def is_current(self, name: str, options: Options, **settings: Any) -> bool:
+        """Return whether a JSON file of the run was made from its present checkpoint, with these settings."""
+        try:
+            found = read_json(self.path / name, ("checkpoint", *settings))
+            return (
+                found["checkpoint"] == self.checkpoint_digest(options.evaluate.stage)
+                and settings.items() <= found.items()
+            )
+        except (OSError, ValueError, TypeError):
+            return False
+
+    def write_json(self, name: str, value: Any) -> Path:
+        """Write `value` atomically as a JSON file of the run, with its checksum."""
+        path = self.path / name
+        make_folders(path.parent, within=self.path)
+        write_json(path, value)
+        return path
+
+    @contextmanager
+    def lock(self) -> Iterator[Guard]:
+        """Lock the run for this process and guard its folder; the lock ends with the process, however it ends.
+
+        The folder is created if needed, and removed again if nothing was written into it. The environment variable
+        HAED_FLOW_RUN names the Prefect flow run that holds the lock.
+
+        Raises:
+            BlockingIOError: another process holds the lock; the message names it.
+            OSError: the folder cannot be written.
+        """
+        made = [folder for folder in (self.path, *self.path.parents) if not folder.exists()]
+        with self._open_lock() as file:
+            before = file.read()
+            with add_path_to_errors(self.path / "lock"):
+                _rewrite_file(file, process_description().encode())
+            try:
+                with guard_folder(self.path, (self.path / "lock", file)) as guard:
+                    try:
+                        yield guard
+                    finally:
+                        with suppress(OSError):
+                            guard.check_unchanged()  # else what is there is another process's
+                            if made and [path.name for path in self.path.iterdir()] == ["lock"]:
+                                (self.path / "lock").unlink()
+                                for folder in made:
+                                    folder.rmdir()
+            finally:
+                _rewrite_file(file, before)
+
+    def lock_holder(self) -> str | None:
+        """Return a description of the process that holds the run's lock, such as a training; None if it is free."""
+        return read_lock_holder(self.path / "lock")
+
+    def _open_lock(self) -> IO[bytes]:
+        def refuse(holder: str) -> None:
+            raise BlockingIOError(f"{self.path} is in use by {holder}; wait for it or stop it")
+
+        while True:
+            self.path.mkdir(parents=True, exist_ok=True)
+            with suppress(FileNotFoundError):  # another, which had made the folder, has taken it away again
+                return acquire_lock(self.path / "lock", refuse, patience=1.0)
+
+
+_options: dict[Path, tuple[list[int], Options]] = {}  # of config.yaml files, as this process has read them
+_MOST = 4096  # a listing or comparison of thousands reads each once
+
+
+def _cached_options(path: Path) -> Options:
+    """Return a copy of the options in a config.yaml, cached until the file changes; loading takes long."""
+    path, stamp = path.absolute(), stamp_file(path)
+    known = _options.get(path)
+    if known is None or known[0] != stamp:
+        known = stamp, load_options(path)
+        while len(_options) >= _MOST:
+            _options.pop(next(iter(_options)), None)
+        _options[path] = known
+    return deepcopy(known[1])
+
+
+def format_command(stage: str, folder: RunFolder, *more: str) -> str:
+    """Return a command that can be typed as it is, wherever runs are kept.
+
+    Args:
+        stage: name of the command.
+        folder: the run.
+        more: further words.
+    """
+    return shlex.join(["haed", stage, str(folder.path), *more])
+
+
+def stage_overrides(stage: Phase | None) -> list[str]:
+    """Return the override that selects the checkpoint of a phase; an empty list selects the last phase."""
+    return [f"evaluate.stage={stage}"] if stage else []
+
+
+def guard_results(stage: Callable[Concatenate[Options, P], T]) -> Callable[Concatenate[Options, P], T]:
+    """Decorate a stage that reads a run: its results go into the folder it began with, or are not written."""
+
+    @wraps(stage)
+    def execute(options: Options, /, *more: P.args, **named: P.kwargs) -> T:
+        path = RunFolder.from_options(options).path
+        with guard_folder(path) if path.is_dir() else nullcontext():
+            return stage(options, *more, **named)
+
+    return execute
+
+
+def list_runs(runs_dir: str | Path) -> list[str]:
+    """Return the names of the runs in a folder, the one that was written last first."""
+    written = {path.parent.name: path.stat().st_mtime for path in Path(runs_dir).glob("*/config.yaml")}
+    return sorted(written, key=lambda name: -written[name])
+
+
+def _suggest_instead(name: str) -> str:
+    """Suggest what to type if there is no run of that name."""
+    if name in list_presets():
+        return f"; {name} is a preset: `haed run --config {name}` makes a run of it"
+    if Path(name).suffix in (".yaml", ".yml", ".json") and os.path.isfile(name):
+        return f"; a configuration is given by --config {name}"
+    return f"; data is given by source.path={name}" if os.path.exists(name) else ""
+
+
+def _rewrite_file(file: IO[bytes], content: bytes) -> None:
+    file.seek(0)
+    file.truncate()
+    file.write(content)
+    file.flush()
+
+
+def describe_environment(options: Options) -> Environment:
+    """Return everything besides the configuration that a result depends on: versions, commit, machine, seed, device."""
+    import torch  # whose own version tells the build for CUDA, unlike that of the package
+
+    packages = ("numpy", "faiss-cpu", "omegaconf", "pydantic")
+    try:
+        if not (
+            Path(__file__).resolve().parents[2] / ".git"
+        ).exists():  # installed, maybe within somebody else's repository
+            raise FileNotFoundError
+        commit = subprocess.run(
+            ["git", "describe", "--always", "--dirty", "--abbrev=12"],
+            cwd=Path(__file__).parent,
+            capture_output=True,
+            text=True,
+            check=True,
+        ).stdout.strip()
+    except (OSError, subprocess.CalledProcessError):
+        commit = None
+    return Environment(
+        versions={"python": platform.python_version(), "torch": str(torch.__version__)}
+        | {name: version(name) for name in packages},
+        commit=commit,
+        machine=f"{platform.system()} {platform.machine()}, {os.cpu_count()} cores",
+        seed=options.seed,
+        device=options.device,
+        threads=torch.get_num_threads(),  # `compute` has set it
+    )

@@ -1,0 +1,449 @@
+"""The files of an index, `index/SPACE/`, and how far they are trusted.
+
+    vectors.faiss   FAISS's `IndexFlat`: a header of 45 bytes, then (n, E) float32; read whole if small, see `VectorFile`
+    search.faiss    unless the index is flat: FAISS's approximate index, which proposes rows of vectors.faiss
+    table.parquet   row i is of vector i; Parquet readers (pandas, DuckDB, Polars) open it, and alone use `text`
+    meta.json       summary of the index, its search quality, and the sha256 of the other files; written last
+    .checked        files that were found to have these checksums
+
+Checksums are computed once: `.checked` has device, inode, size and times of each file, and counts only if it belongs to
+the current user. Nobody can supply one that matches, since the inode and the change time are set when a file is
+unpacked.
+
+FAISS's readers trust their input, so they never read a stranger's file. `vectors.faiss` is read by our own code, after
+its header was compared with its size. `search.faiss` is opened only if `.checked` says that this user built it here. In
+a copied or foreign run, results are exact, slower, and the same.
+
+No file is memory-mapped: if a mapped file were truncated, or its disk failed, the process would end with SIGBUS.
+"""
+
+import hashlib
+import logging
+import os
+import struct
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import IO, Any, Literal
+
+import numpy as np
+
+from data.checked import OpenedFile, add_path_to_errors, open_file, read_json, stamp_file
+from data.filesystem import make_folders, replace_atomically, write_json
+from pipeline.config import ConfigError
+from pipeline.options import IndexOptions, Phase
+from pipeline.run.files import read_as
+from pipeline.run.run_directory import PHASES, RunFolder, stage_overrides
+from pipeline.run.run_directory import format_command as command_of
+
+log = logging.getLogger(__name__)
+VECTORS, SEARCH, TABLE, META, CHECKED = "vectors.faiss", "search.faiss", "table.parquet", "meta.json", ".checked"
+HEADER = 45  # bytes
+SMALL = 1 << 28  # bytes of vectors that are kept in memory
+
+Space = Literal["chunks", "contexts"]
+Metric = Literal["centred", "cosine", "ip", "l2"]
+SCORES: dict[Metric, str] = {"centred": "centred cosine", "cosine": "cosine", "ip": "inner product", "l2": "distance"}
+
+
+class StaleIndexError(ValueError):
+    """An index of another checkpoint, or of a version whose indexes are no longer read."""
+
+
+@dataclass
+class SearchPoint:
+    """Recall and latency of a search at one effort.
+
+    Attributes:
+        effort: candidates that a graph keeps (`efSearch`), or clusters that are searched (`nprobe`); 0 is exact.
+        recall: share of the exact ten nearest that are among the ten found.
+        p50: median milliseconds of a query, one at a time on one core.
+        p99: 99th percentile of the same.
+    """
+
+    effort: int
+    recall: float
+    p50: float
+    p99: float
+
+
+@dataclass
+class RandomPairScores:
+    """Scores of random pairs of rows, drawn among the rows that results are taken from.
+
+    Attributes:
+        mean: mean score of such pairs.
+        deviation: standard deviation of their scores.
+        rare: score that one pair in a hundred reaches.
+    """
+
+    mean: float
+    deviation: float
+    rare: float
+
+    def __str__(self) -> str:
+        return f"at random {self.mean:.3f} ± {self.deviation:.3f}, 1 in 100 beyond {self.rare:.3f}"
+
+
+@dataclass(kw_only=True)
+class IndexSummary:
+    """Summary of an index: its content, its checkpoint, and its search quality.
+
+    Attributes:
+        folder: folder of the index.
+        space: chunks, or contexts.
+        chunks: number of vectors: of distinct chunks, or of places in the text.
+        width: width of a vector.
+        split: split of the chunks or places.
+        stage: phase of the checkpoint.
+        step: step of the checkpoint.
+        left_out: distinct chunks, or places, beyond `index.max_chunks` or `index.max_contexts`.
+        kind: flat, hnsw, ivf or ivfpq.
+        metric: metric of the scores.
+        floor: default minimum count of a result.
+        found: recall and milliseconds at the chosen effort.
+    """
+
+    folder: str
+    space: Space = "chunks"
+    chunks: int
+    width: int
+    split: str
+    stage: Phase
+    step: int
+    left_out: int = 0
+    kind: str = "flat"
+    metric: Metric = "cosine"
+    floor: int = 1
+    found: SearchPoint
+
+
+@dataclass(kw_only=True)
+class IndexMetadata(IndexSummary):
+    """The fields of meta.json.
+
+    Attributes:
+        sha256: checksums of the other files.
+        checkpoint: digest of the checkpoint whose vectors they are.
+        fallback: why it was used although it is not the best; None if nothing was wrong.
+        min_count: chunks with a lower count were left out, and are not among `left_out`; None if all were included.
+        max_chunks: maximum number of chunks; None if unlimited.
+        asked_stage: the requested phase; None is the last one.
+        context: for contexts, chunks of a window: queries are seen in windows of the same length.
+        chunker: kind of the chunks.
+        layer: for contexts, the layer of the main model; None is its output.
+        scale: for contexts of a model of several scales, the scale in tokens; None is its output.
+        recall: requested recall.
+        queries: number of queries used for tuning: rows of the index, and vectors that it does not have.
+        curve: results at each effort, up to the chosen one.
+        mean: the mean that is subtracted from embeddings, if the metric is `centred`.
+        chance: scores of random pairs, for comparison with those of results; None if there are too few.
+    """
+
+    sha256: dict[str, str]
+    checkpoint: str
+    fallback: str | None = None
+    min_count: int | None = None
+    max_chunks: int | None = None
+    asked_stage: Phase | None = None
+    context: int
+    chunker: str
+    layer: int | None = None
+    scale: int | None = None
+    recall: float = 0.99
+    queries: dict[str, int] = field(default_factory=dict)
+    curve: list[SearchPoint] = field(default_factory=list)
+    mean: list[float] | None = None
+    chance: RandomPairScores | None = None
+
+    @property
+    def chance_note(self) -> str:
+        """The end of a results' description: the scores of random pairs, if known."""
+        return "" if self.chance is None else f"; {self.chance}"
+
+
+def choose_metric(limits: IndexOptions, space: Space) -> Metric:
+    """Return the requested metric, or the default metric of a space.
+
+    Raises:
+        ConfigError: the space does not support this metric.
+    """
+    if limits.metric == "auto":
+        return "centred" if space == "chunks" else "cosine"
+    if limits.metric == "centred" and space != "chunks":
+        raise ConfigError(f"index.metric=centred is of chunks, not of {space}: set cosine, ip or l2, or leave it out")
+    return limits.metric
+
+
+def space_folder(folder: RunFolder, space: Space) -> Path:
+    """Return the folder of a space's files."""
+    return folder.path / "index" / space
+
+
+def index_command(folder: RunFolder, space: Space, stage: Phase | None = None) -> str:
+    """Return the command that builds the index of a space, for the checkpoint of a phase."""
+    return command_of("index", folder, *(() if space == "chunks" else ("--space", space)), *stage_overrides(stage))
+
+
+def _find_stage(folder: RunFolder, digest: str | None, meta: IndexMetadata) -> Phase | None:
+    """Return the phase whose checkpoint has this digest; without a digest, the phase requested for the index."""
+    if digest is None:
+        return meta.asked_stage
+    for phase in PHASES:
+        with suppress(OSError, ValueError):
+            if folder.select_checkpoint(phase).digest == digest:
+                return None if phase == folder.trained_phase() else phase
+    return None
+
+
+@dataclass
+class IndexFiles:
+    """The files of an index, verified to be whole and of the wanted checkpoint.
+
+    Attributes:
+        place: their folder.
+        meta: contents of meta.json.
+        own: this user built them here.
+        vectors: (n, E) float32.
+        again: advice how to build them again.
+    """
+
+    place: Path
+    meta: IndexMetadata
+    own: bool
+    vectors: "np.ndarray | VectorFile"
+    again: str
+
+    @classmethod
+    def open(cls, folder: RunFolder, space: Space, digest: str | None = None) -> "IndexFiles":
+        """Find and verify the files; errors include the command that builds them again.
+
+        Args:
+            folder: the run.
+            space: the space.
+            digest: digest of the checkpoint that they must be of; None is the run's checkpoint, of the phase requested
+                when they were made.
+
+        Raises:
+            FileNotFoundError: this index was not built yet.
+            StaleIndexError: it is of another checkpoint.
+            ValueError: it is damaged.
+        """
+        place, again = space_folder(folder, space), f"run `{index_command(folder, space)}` again"
+        if not os.path.lexists(place / META):
+            others = [path.parent.name for path in sorted(folder.path.glob(f"index/*/{META}"))]
+            there = f" (it has {', '.join(others)})" if others else ""
+            of = "" if space == "chunks" else f" of {space}"
+            raise FileNotFoundError(
+                f"{folder.path} has no index{of} yet{there}: run `{index_command(folder, space)}` first"
+            )
+        try:
+            meta = read_as(IndexMetadata, place / META)
+        except (OSError, ValueError) as error:
+            raise ValueError(f"the index in {place} is damaged ({error}): {again}") from error
+        present = folder.select_checkpoint(meta.asked_stage)
+        if meta.checkpoint != (digest or present.digest):
+            why = f", since {present.fallback}" if present.fallback else ""
+            wanted = f"the run's present one ({present.path}{why})"
+            again = f"run `{index_command(folder, space, _find_stage(folder, digest, meta))}` again"
+            if meta.checkpoint == present.digest:  # another phase was asked for
+                wanted = "what is asked for"
+            raise StaleIndexError(
+                f"the index in {place} is of another checkpoint ({meta.stage} step {meta.step}) than {wanted}: {again}"
+            )
+        try:  # at last, as it may note what it found: what is refused changes nothing
+            _check_mean(meta)
+            vectors = open_vectors(place / VECTORS, meta)
+            own = _is_whole(place, meta)
+        except (OSError, ValueError) as error:
+            raise ValueError(f"the index in {place} is damaged ({error}): {again}") from error
+        return cls(place, meta, own, vectors, again)
+
+    def read_columns(self, **wanted: str) -> dict[str, np.ndarray]:
+        """Read columns of the table; only those of a fixed width, so that their memory is known before they are read.
+
+        Args:
+            wanted: the Parquet type of each, such as INT64; FIXED_LEN_BYTE_ARRAY is returned as (n, bytes) uint8.
+
+        Raises:
+            ValueError: the table is damaged.
+        """
+        import pyarrow
+        import pyarrow.parquet
+
+        path, rows = self.place / TABLE, len(self.vectors)
+        try:
+            with add_path_to_errors(path), open_file(path) as opened, pyarrow.parquet.ParquetFile(opened) as file:
+                there = {file.schema.column(i).name: file.schema.column(i) for i in range(len(file.schema))}
+                if file.metadata.num_rows != rows:
+                    raise ValueError(f"{TABLE} has {file.metadata.num_rows} rows for {rows} vectors")
+                for name, kind in wanted.items():
+                    if name not in there or there[name].physical_type != kind or there[name].length > WIDEST:
+                        raise ValueError(f"{TABLE} has no column {name} of {kind}")
+                table = file.read(list(wanted))
+            found = {name: _as_array(table[name], there[name].length) for name in wanted}
+            if any(len(column) != rows for column in found.values()):
+                raise ValueError(f"{TABLE} has other rows than it says")
+        except (pyarrow.ArrowException, OSError, ValueError, MemoryError) as error:
+            raise ValueError(f"the index in {self.place} is damaged ({error}): {self.again}") from error
+        return found
+
+
+WIDEST = 512  # bytes of a column of the table
+
+
+def _as_array(column: Any, width: int) -> np.ndarray:
+    """Return a column of Arrow without nulls as (n,) numbers, or (n, width) uint8, without a copy."""
+    if column.null_count:
+        raise ValueError("values are missing")
+    whole = column.combine_chunks()  # its `to_numpy` would import pandas
+    kind = np.uint8 if width > 0 else column.type.to_pandas_dtype()
+    step = max(width, 1)
+    flat = np.frombuffer(whole.buffers()[1], kind)[whole.offset * step : (whole.offset + len(whole)) * step]
+    return flat.reshape(-1, width) if width > 0 else flat
+
+
+class VectorFile:
+    """Vectors (n, E) float32 in a file that stays open; rows are read on access.
+
+    Args:
+        file: the file, whose vectors begin after `HEADER` bytes.
+        shape: n and E.
+    """
+
+    def __init__(self, file: OpenedFile, shape: tuple[int, int]) -> None:
+        self.shape, self._file = shape, file
+
+    def __len__(self) -> int:
+        return self.shape[0]
+
+    def __getitem__(self, rows: slice | int | np.ndarray) -> np.ndarray:
+        """Return rows, indexed as an array is; slices have no step."""
+        number, width = self.shape
+        if isinstance(rows, slice):
+            begin, end, _ = rows.indices(number)
+            return self._read_rows(begin, max(0, end - begin))
+        wanted, places = np.unique(np.asarray(rows) % number, return_inverse=True)
+        found = np.concatenate([np.zeros((0, width), np.float32), *(self._read_rows(int(row), 1) for row in wanted)])
+        return found[places.reshape(np.shape(rows))]
+
+    def _read_rows(self, begin: int, count: int) -> np.ndarray:
+        width = self.shape[1]
+        content = self._file.read_range(HEADER + 4 * width * begin, 4 * width * count)
+        return np.frombuffer(content, "<f4").reshape(count, width)
+
+
+def open_vectors(path: Path, meta: IndexMetadata | None = None) -> np.ndarray | VectorFile:
+    """Open the vectors (n, E) of a file, after comparing its header and size with those that `haed index` writes.
+
+    They are read at once if they take at most `SMALL` bytes: exact search, which reads all, is then faster.
+
+    Args:
+        path: path of the file.
+        meta: meta.json, whose number, width and metric must agree; None if the file was just written.
+
+    Raises:
+        ValueError: the file is not what `haed index` writes.
+    """
+    with open_file(path) as file:
+        opened, size = OpenedFile(path, file), os.fstat(file.fileno()).st_size
+    header = bytes(opened.read_range(0, min(size, HEADER)))
+    width, number = struct.unpack_from("<iq", header, 4) if len(header) == HEADER else (0, 0)
+    metric: Metric = "l2" if header[:4] == b"IxF2" else "ip"
+    told = meta is None or ((meta.chunks, meta.width) == (number, width) and (meta.metric == "l2") == (metric == "l2"))
+    fits = min(number, width) > 0 and size == HEADER + 4 * width * number
+    if not (told and fits and header == flat_header(number, width, metric)):
+        raise ValueError(f"{path.name} is not what `haed index` writes")
+    rows = VectorFile(opened, (number, width))
+    return rows[:] if size <= SMALL else rows
+
+
+def _check_mean(meta: IndexMetadata) -> None:
+    """Raise ValueError unless a mean is stored if, and only if, the metric uses one."""
+    mean = np.array(meta.mean or (), np.float32)
+    if len(mean) != (meta.width if meta.metric == "centred" else 0) or not np.isfinite(mean).all():
+        raise ValueError(f"{META} has no mean that goes with metric {meta.metric} and width {meta.width}")
+
+
+def flat_header(number: int, width: int, metric: Metric) -> bytes:
+    """Return the header of a FAISS `IndexFlatIP` or `IndexFlatL2` file with this many vectors.
+
+    It has a four-letter name, width (int32), number (int64) and two unused numbers (int64). Then follow whether the
+    index is trained (1 byte), the metric (int32), and the number of values (int64).
+    """
+    code, name = (1, b"IxF2") if metric == "l2" else (0, b"IxFI")
+    return name + struct.pack("<iqqqBiQ", width, number, 1 << 20, 1 << 20, 1, code, number * width)
+
+
+def _file_stamps(place: Path, meta: IndexMetadata) -> dict[str, list[int]]:
+    return {name: stamp_file(place / name) for name in (META, *meta.sha256)}
+
+
+def _is_whole(place: Path, meta: IndexMetadata) -> bool:
+    """Return whether this user built the files here; verify their checksums once.
+
+    Raises:
+        ValueError: a checksum is wrong.
+    """
+    if not set(meta.sha256) <= {VECTORS, SEARCH, TABLE} or not {VECTORS, TABLE} <= set(meta.sha256):
+        raise ValueError(f"{META} does not name its files")
+    states = _file_stamps(place, meta)
+    with suppress(OSError, ValueError, KeyError, TypeError):
+        checked = place / CHECKED
+        content = read_json(checked)
+        if checked.lstat().st_uid == os.getuid() and content["files"] == states:
+            return bool(content["own"])
+    for name, expected in meta.sha256.items():
+        with add_path_to_errors(place / name), open_file(place / name) as file:
+            if hashlib.file_digest(file, "sha256").hexdigest() != expected:
+                raise ValueError(name)
+    _note_checked(place, states, False)
+    return False
+
+
+def _note_checked(place: Path, states: dict[str, list[int]], own: bool) -> None:
+    with suppress(OSError):  # where one may only read, sums are worked out every time
+        write_json(place / CHECKED, {"own": own, "files": states})
+
+
+def finish_index(folder: RunFolder, meta: IndexMetadata, names: list[str]) -> IndexMetadata:
+    """Write meta.json with the checksums of the finished files, and note in `.checked` that this user built them."""
+    place = space_folder(folder, meta.space)
+    for name in names:
+        with open_file(place / name) as file:
+            meta.sha256[name] = hashlib.file_digest(file, "sha256").hexdigest()
+    folder.write_json(f"index/{meta.space}/{META}", asdict(meta))
+    _note_checked(place, _file_stamps(place, meta), True)
+    if SEARCH not in names:
+        (place / SEARCH).unlink(missing_ok=True)
+    return meta
+
+
+@contextmanager
+def write_vectors(place: Path, width: int, metric: Metric) -> Iterator["VectorWriter"]:
+    """Write `vectors.faiss` batch by batch; it replaces the old file at the end.
+
+    Its folder is created if needed.
+    """
+    make_folders(place, within=place.parent.parent)  # the run's folder
+    with replace_atomically(place / VECTORS) as file:
+        file.write(bytes(HEADER))
+        made = VectorWriter(file, width)
+        yield made
+        file.flush()
+        with open(file.name, "r+b") as begin:  # the other one appends, wherever it stands
+            begin.write(flat_header(made.rows, width, metric))
+
+
+class VectorWriter:
+    """Writer of a file of vectors of a fixed width; `rows` counts those written so far."""
+
+    def __init__(self, file: IO[bytes], width: int) -> None:
+        self._file, self._width, self.rows = file, width, 0
+
+    def append_vectors(self, vectors: np.ndarray) -> None:
+        """Append vectors (n, E)."""
+        assert vectors.shape[1] == self._width
+        self._file.write(np.ascontiguousarray(vectors, "<f4").data)
+        self.rows += len(vectors)

@@ -1,0 +1,289 @@
+"""Cost of a training step on more devices, estimated from a step here, the growth of distinct chunks, and given rates.
+
+Each device has the run's batch. Every part that is not in this table costs on each device the same as here:
+
+| part | on n devices, in groups of g that share candidates (`iem.group`) |
+|---|---|
+| candidates | on the host: a constant time more for the distinct chunks of each further device of a group |
+| encoder | a device's share of the group's C distinct chunks |
+| loss | the scores of a device's own chunks with all C |
+| exchange | bytes that a device receives: gradients 8P(n − 1)/n; embeddings 12C(E + 1)(g − 1)/g; |
+| | chunks D(K + 9)(g − 1); counts 16C, with several groups; tables Σ R(4W + 8)(n − 1), |
+| | where R of the encoder's table shrinks as its share does |
+
+P is the number of parameters without tables. D is the number of distinct chunks of a device, with K tokens each. E is
+the width of an embedding. A step looks up R rows of width W in a table. All-reduces and all-gathers run as rings. The
+seconds of exchange are bytes divided by the rate of a link, without overlap with computing and without latency. So a
+real step lies between this estimate and one that hides all exchange. On an accelerator, the host prepares a step (data,
+candidates) while the device computes the one before, and the longer of the two counts. This does not hold where several
+devices wait for each other's rows of tables.
+"""
+
+import itertools
+import math
+import time
+from dataclasses import dataclass
+
+import torch
+
+from haed.base import TokenBatch, to_device
+from haed.chunk.packing import chunk_keys, find_distinct
+from haed.distributed import group_size
+from haed.options import SYSTEMS
+from pipeline.options import Options, Phase
+from pipeline.run.checkpoints import Checkpoints
+from pipeline.run.device import setup_compute
+from pipeline.run.run_directory import RunFolder
+from pipeline.run.windows import as_windows
+from pipeline.train.profile import BATCH, Profile, profile_phase
+from pipeline.train.stages import build_trainer
+from pipeline.train.trainer import AHEAD, Trainer
+
+_BATCHES, _DOUBLINGS = 128, 3  # that are read for the growth; by which it goes on
+_BLOCK = 2048  # queries scored at a time on a GPU
+_HOST = ("data", *BATCH)
+_GOOD = 0.7  # an efficiency that needs no advice
+_MENDS = dict.fromkeys(("loss", "candidates", "embeddings", "chunks"), "iem.group makes groups that share candidates")
+_MENDS |= {"tables": "no table, or fewer n-grams: model.encoder.rows=0, model.*.grams.rows=0"}
+
+
+@dataclass
+class ChunkGrowth:
+    """Number of distinct chunks in a number of batches: counted, then extrapolated by a power law (Heaps' law).
+
+    Attributes:
+        counted: distinct chunks of 1, 2, 4, … batches.
+        exponent: exponent of the power law, from the last counted doublings.
+        most: distinct chunks of the split; None if unknown.
+    """
+
+    counted: list[int]
+    exponent: float
+    most: int | None
+
+    @classmethod
+    def from_trainer(cls, trainer: Trainer, most: int | None) -> "ChunkGrowth":
+        """Count the chunks of a trainer's first batches."""
+        keys, counted = torch.empty(0, dtype=torch.long), []
+        for number, batch in enumerate(itertools.islice(trainer.learner.loader, _BATCHES), 1):
+            windows = as_windows(batch)
+            found = chunk_keys(windows.tokens[windows.chunk_mask], windows.lengths[windows.chunk_mask])
+            keys = torch.cat([keys, found]).unique()
+            if number & (number - 1) == 0:
+                counted.append(len(keys))
+        last = counted[-1 - _DOUBLINGS :]
+        return cls(counted, math.log2(last[-1] / last[0]) / max(1, len(last) - 1), most)
+
+    def __call__(self, batches: float) -> int:
+        """Return the number of distinct chunks of this many batches, one or more."""
+        place = math.log2(batches)
+        below = min(int(place), len(self.counted) - 1)
+        slope = self.exponent
+        if below + 1 < len(self.counted):
+            slope = math.log2(self.counted[below + 1] / self.counted[below])
+        found = round(self.counted[below] * 2 ** (slope * (place - below)))
+        return found if self.most is None else min(found, max(self.most, self.counted[-1]))
+
+
+@dataclass
+class ScalingEstimate:
+    """Estimate of a step on several devices.
+
+    Attributes:
+        devices: number of devices.
+        candidates: distinct chunks that are candidates on a device; 0 without an IEM loss.
+        milliseconds: computing time by part, of host and device.
+        exchanged: bytes that a device receives, by kind.
+        memory: bytes on a device, by kind.
+        seconds: time of a step, if no exchange is hidden.
+        chunks_per_second: throughput of all devices.
+        efficiency: throughput divided by n times that of one device.
+    """
+
+    devices: int
+    candidates: int
+    milliseconds: dict[str, float]
+    exchanged: dict[str, float]
+    memory: dict[str, float]
+    seconds: float
+    chunks_per_second: float
+    efficiency: float
+
+
+@dataclass
+class MeasuredStep:
+    """A measured step on this machine, from which `plan` makes an estimate; see the module.
+
+    Attributes:
+        profile: profile of the step.
+        speed: factor by which a part on the planned device takes longer than here.
+        further: milliseconds of finding candidates among the chunks of one more device.
+        ahead: the host prepares a step while the device computes the one before.
+        counted: windows that contain a chunk are counted, for the correction.
+        chunks: chunks of a device.
+        tokens: K.
+        width: E.
+        parameters: P.
+        tables: for each table R, W, its number of rows, and whether it is the encoder's.
+        growth: distinct chunks by batches; None without an IEM loss.
+        batches: batches whose chunks are candidates, for each one that is trained on: 1 and `iem.extra_batches`.
+        group: `iem.group`.
+        block: queries that are scored at a time.
+        average: there is a moving average of the weights.
+    """
+
+    profile: Profile
+    speed: float
+    chunks: int
+    tokens: int
+    width: int
+    parameters: int
+    tables: list[tuple[int, int, int, bool]]
+    growth: ChunkGrowth | None
+    further: float = 0.0
+    ahead: bool = False
+    counted: bool = True
+    batches: int = 1
+    group: int | None = None
+    block: int = _BLOCK
+    average: bool = False
+
+    def estimate_step(self, devices: int, link: float) -> ScalingEstimate:
+        """Estimate a step on this many devices, each of which receives `link` bytes a second.
+
+        Raises:
+            ValueError: the devices do not divide into groups.
+        """
+        parts, kept = dict(self.profile.milliseconds), dict(self.profile.kept)
+        for part in set(parts) - set(_HOST):
+            parts[part] *= self.speed
+        n, g, found, share = devices, 1, 0, 1.0
+        exchanged = {"gradients": 8 * self.parameters * (n - 1) / n}
+        own = 4 * self.average  # bytes of a number's average
+        memory = {"weights, gradients and moments": (16.0 + own) * self.parameters}
+        if self.growth is not None:
+            g = group_size(self.group, devices, "devices")
+            found, one = self.growth(g * self.batches), self.growth(self.batches)
+            share = found / one / g
+            parts["candidates"] += self.further * (g - 1)
+            parts["loss"] *= found / one
+            parts["encoder"] *= share
+            kept["encoder"] = round(kept["encoder"] * share)
+            exchanged["embeddings"] = 12 * found * (self.width + 1) * (g - 1) / g
+            exchanged["chunks"] = one * (self.tokens + 9) * (g - 1)
+            exchanged["counts"] = 16.0 * found * (self.counted and n > g)
+            memory["candidates"] = 12.0 * found * (self.width + 1)
+            memory["scores"] = 10.0 * found * min(self.block, self.chunks)
+        looked = [(rows * (share if encoder else 1.0), width) for rows, width, _, encoder in self.tables]
+        exchanged["tables"] = sum(rows * (4 * width + 8) * (n - 1) for rows, width in looked)
+        memory["tables"] = sum((4.0 * (width + 1) + own * width) * rows for _, width, rows, _ in self.tables)
+        memory["kept for the backward pass"] = float(sum(kept.values()))
+        host = sum(parts.get(part, 0.0) for part in _HOST)
+        device = sum(parts.values()) - host
+        hidden = self.ahead and (n == 1 or not exchanged["tables"])
+        computing = max(host, device) if hidden else host + device
+        seconds = computing / 1e3 + sum(exchanged.values()) / link
+        alone = seconds if n == 1 else self.estimate_step(1, link).seconds
+        return ScalingEstimate(n, found, parts, exchanged, memory, seconds, n * self.chunks / seconds, alone / seconds)
+
+
+def measure_step(options: Options, phase: Phase, steps: int = 20, rate: float | None = None) -> MeasuredStep:
+    """Measure some steps of a run on this machine; nothing is written.
+
+    Args:
+        options: options of the run.
+        phase: phase that is trained.
+        steps: number of measured steps.
+        rate: FLOP/s of matrix products on the planned accelerator, which is assumed to reach the same utilisation as
+            this device; None if the planned device is like this one.
+
+    Raises:
+        ConfigError: this kind of model has no such phase.
+        FileNotFoundError: the run's corpus is not there.
+    """
+    measured, run, machine = (
+        profile_phase(options, phase, steps),
+        RunFolder.from_options(options),
+        setup_compute(options),
+    )
+    corpus, place = run.open_corpus(), Checkpoints(run.phase_folder(phase) / "profile")
+    trainer = build_trainer(getattr(options, phase), options, corpus, place, machine, lambda: False)
+    objective = trainer.objective
+    with machine.use_precision():
+        losses = objective(to_device(next(trainer.prepare_batches()), machine.device))
+    losses.total.backward()
+    own = {id(x) for name, x in objective.system.named_parameters() if name.startswith("encoder.")}
+    tables = [
+        (0 if x.grad is None else int(x.grad.coalesce()._nnz()), x.shape[1], len(x), id(x) in own)
+        for x in trainer.tables
+    ]
+    owned = {id(x) for x in trainer.tables}
+    parameters = sum(x.numel() for x in objective.parameters() if x.requires_grad and id(x) not in owned)
+    growth, width, further = None, 0, 0.0
+    if SYSTEMS[options.model.kind].chunks and getattr(options, phase).iem_weight:
+        summary = corpus.statistics.get("train")
+        growth = ChunkGrowth.from_trainer(trainer, summary.distinct_chunks if summary is not None else None)
+        width, further = options.model.encoder.width, _further_device_time(trainer, 1 + options.iem.extra_batches)
+    speed = measured.device_flops / rate if rate else 1.0
+    return MeasuredStep(
+        profile=measured,
+        speed=speed,
+        chunks=losses.chunks,
+        tokens=corpus.build_chunker().k,
+        width=width,
+        parameters=parameters,
+        tables=tables,
+        growth=growth,
+        further=further,
+        ahead=rate is not None or machine.device.type in AHEAD,
+        counted=options.iem.correction == "inclusion",
+        batches=1 + options.iem.extra_batches,
+        group=options.iem.group,
+        block=options.iem.block or _BLOCK,
+        average=bool(options.optimizer.ema),
+    )
+
+
+def _further_device_time(trainer: Trainer, batches: int, devices: int = 8, times: int = 3) -> float:
+    """Return the milliseconds that one more device's distinct chunks add to finding all; the least of several."""
+    made = (as_windows(batch) for batch in itertools.islice(trainer.learner.loader, batches * devices))
+    told = []
+    while read := list(itertools.islice(made, batches)):
+        windows = TokenBatch.concatenate_batches(read)
+        found = find_distinct(windows.tokens[windows.chunk_mask].to(torch.uint8), windows.lengths[windows.chunk_mask])
+        told.append((found.tokens, found.lengths))
+    spent: dict[int, float] = {}
+    for _ in range(times):
+        for number in {1, len(told)}:
+            began = time.perf_counter()
+            find_distinct(*(torch.cat(column) for column in zip(*told[:number], strict=True)))
+            spent[number] = min(spent.get(number, math.inf), 1e3 * (time.perf_counter() - began))
+    return max(0.0, spent[len(told)] - spent[1]) / max(1, len(told) - 1)
+
+
+def format_estimates(step: MeasuredStep, devices: list[int], link: float) -> str:
+    """Format the estimates as a table, followed by the first bottleneck and its remedy."""
+    heads = ["devices", "candidates", "ms a step", "host", "device", "exchanging", "efficiency", "chunks/s"]
+    rows, advice = [[*heads, "MB exchanged", "GB held"]], ""
+    alone = step.estimate_step(1, link)
+    for plan in (step.estimate_step(number, link) for number in sorted(devices)):
+        host = sum(plan.milliseconds.get(part, 0.0) for part in _HOST)
+        device, exchanging = sum(plan.milliseconds.values()) - host, 1e3 * sum(plan.exchanged.values()) / link
+        figures = [plan.devices, plan.candidates, 1e3 * plan.seconds, host, device, exchanging]
+        figures += [100 * plan.efficiency, plan.chunks_per_second, sum(plan.exchanged.values()) / 1e6]
+        texts = [f"{x:,.0f}" if x >= 100 or isinstance(x, int) else f"{x:,.1f}" for x in figures]
+        rows.append([*texts[:6], texts[6] + " %", *texts[7:], f"{sum(plan.memory.values()) / 1e9:,.2f}"])
+        if plan.efficiency < _GOOD and not advice:
+            hidden = _HOST if host < device and step.ahead else ()
+            added = {
+                part: ms - alone.milliseconds[part] for part, ms in plan.milliseconds.items() if part not in hidden
+            }
+            added |= {name: 1e3 * size / link for name, size in plan.exchanged.items()}
+            worst = max(added, key=added.__getitem__)
+            advice = (
+                f"first below {_GOOD:.0%}: {plan.devices:,} devices, where {worst} takes {added[worst]:,.1f} of "
+                f"{1e3 * plan.seconds:,.1f} ms more than on one; {_MENDS.get(worst, 'more work a step: batch.sequences')}"
+            )
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    lines = ["  ".join(text.rjust(width) for text, width in zip(row, widths, strict=True)) for row in rows]
+    return "\n".join([*lines, *([advice] if advice else [])])

@@ -1,0 +1,143 @@
+"""Texts in other encodings: named, with a command that really converts them; what is no text is not taken for one."""
+
+import gzip
+import re
+import shutil
+import subprocess
+import zlib
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from data.options import SourceOptions
+from data.sources import file_type
+from data.sources.file_type import HEAD, check_head, check_text, describe_doubt, detect_foreign_format, wide_encoding
+from data.sources.source import make_source
+
+TEXTS = {
+    "Latin": "It is a truth universally acknowledged, that a single man wants “une idée fixe”.\n" * 200,
+    "Russian": "Все счастливые семьи похожи друг на друга, каждая несчастливая — по-своему.\n" * 200,
+    "Chinese": "天地玄黃，宇宙洪荒。日月盈昃，辰宿列張。\n寒來暑往，秋收冬藏。" * 200,
+    "beyond the plane": "words 🙂 and 𝔘𝔫𝔦𝔠𝔬𝔡𝔢, odd:\n" * 300,
+    "short": "Привет, мир\n",
+}
+ENCODINGS = {"UTF-16LE": "utf-16-le", "UTF-16BE": "utf-16-be", "UTF-32LE": "utf-32-le", "UTF-32BE": "utf-32-be"}
+needs_iconv = pytest.mark.skipif(not shutil.which("iconv"), reason="there is no iconv")
+
+
+def advised(error: pytest.ExceptionInfo[ValueError], folder: Path) -> Path:
+    """Runs the command of an error, and gives the file that it makes."""
+    (command,) = re.findall("`(.*)`", str(error.value))
+    subprocess.run(["bash", "-ec", command], cwd=folder, check=True)
+    return folder / "NEW"
+
+
+@needs_iconv
+@pytest.mark.parametrize("mark", ["", "\ufeff"])
+@pytest.mark.parametrize("name", ENCODINGS)
+@pytest.mark.parametrize("text", TEXTS)
+def test_wide_encodings_are_named_and_the_advice_converts_them(tmp_path: Path, text: str, name: str, mark: str) -> None:
+    path = tmp_path / "my book.txt"
+    path.write_bytes((mark + TEXTS[text]).encode(ENCODINGS[name]))
+    with pytest.raises(
+        ValueError, match=f"my book.txt is text in {name} {'with' if mark else 'without'} a mark"
+    ) as error:
+        list(make_source(SourceOptions(kind="text", path=str(tmp_path))).inputs(1000, 1))
+    new = advised(error, tmp_path)
+    assert new.read_bytes() == TEXTS[text].encode()
+    assert check_text(str(new), 250) is None
+
+
+@needs_iconv
+def test_the_advice_reads_through_a_compression(tmp_path: Path) -> None:
+    path = tmp_path / "a.txt.gz"
+    path.write_bytes(gzip.compress(TEXTS["Russian"].encode("utf-16-be")))
+    with pytest.raises(ValueError, match="a.txt.gz is text in UTF-16BE without a mark") as error:
+        check_text(str(path), 250)
+    assert advised(error, tmp_path).read_bytes() == TEXTS["Russian"].encode()
+
+
+@needs_iconv
+@pytest.mark.parametrize(("encoding", "text"), [("cp1251", "Russian"), ("koi8-r", "Russian"), ("gb18030", "Chinese")])
+def test_other_encodings_are_guessed_by_a_name_that_iconv_knows(encoding: str, text: str) -> None:
+    content = TEXTS[text].replace("—", "-").encode(encoding)
+    found = describe_doubt(content[:HEAD])
+    (command,) = re.findall("`(.*)`", str(found))
+    assert (
+        subprocess.run(command.split(), input=content, capture_output=True, check=True).stdout.decode()[:900]
+        == (TEXTS[text].replace("—", "-")[:900])
+    )
+
+
+@needs_iconv
+def test_iconv_knows_every_name_that_is_given() -> None:
+    for name in file_type._LEGACY.values():
+        subprocess.run(["iconv", "-f", name, "-t", "UTF-8"], input=b"text", check=True, capture_output=True)
+
+
+def test_what_is_binary_is_in_no_wide_encoding() -> None:
+    rng = np.random.default_rng(0)
+    binaries = {
+        "all bytes": bytes(range(256)) * 32,
+        "noise": rng.bytes(HEAD),
+        "sound": rng.normal(0, 800, HEAD // 2).astype("<i2").tobytes(),
+        "floats": rng.normal(0, 1, HEAD // 4).astype("<f4").tobytes(),
+        "tokens": (rng.zipf(1.3, HEAD // 2) % 50257).astype("<u2").tobytes(),
+        "wide tokens": (rng.zipf(1.3, HEAD // 4) % 50257).astype("<u4").tobytes(),
+        "names": b"\0".join(b"/usr/share/doc/package-%d/some file.txt" % number for number in range(200)),
+        "UTF-8 and NUL": "né\r\n\0".encode() * 100,
+        "zeros": bytes(HEAD),
+    }
+    assert [name for name, content in binaries.items() if wide_encoding(content[:HEAD])] == []
+    assert all("NUL" in str(describe_doubt(content[:HEAD])) for content in binaries.values())
+
+
+def test_a_binary_member_is_refused_and_one_in_another_encoding_is_not() -> None:
+    rng = np.random.default_rng(0)
+    noise, floats = rng.bytes(HEAD), rng.normal(0, 1, 99).astype("<f4").tobytes()
+    for content in (bytes(range(256)), noise, floats, zlib.compress(b"text" * 99)):
+        with pytest.raises(ValueError, match="its .bin is binary, not text .*: name the member .* by source.field="):
+            check_head(content, "its .bin", "")
+        assert check_head(content, "a.bin", "a.bin")  # files may be binary, which is said
+    for encoding, text in (
+        ("cp1251", "Все счастливые семьи\r\n"),
+        ("shift_jis", "吾輩は猫である\n"),
+        ("cp437", "║ 5 │\n"),
+    ):
+        assert "iconv" in str(check_head(text.encode(encoding) * 30 + b"\x1a", "its .txt", ""))
+
+
+def test_a_few_bytes_of_other_encodings_are_in_no_wide_one() -> None:
+    short = {
+        "latin-1": "Le café était fermé à côté de la forêt, où l'été",
+        "cp1251": "Все счастливые семьи похожи друг на друга, каждая",
+        "koi8-r": "Все счастливые семьи похожи друг на друга, каждая",
+        "big5": "天地玄黃，宇宙洪荒。日月盈昃",
+    }
+    heads = [
+        text[at : at + size].encode(encoding)
+        for encoding, text in short.items()
+        for size in range(2, 20)
+        for at in range(20)
+    ]
+    heads += [b"a\0b %d" % number for number in range(50)] + [b"\0ab\n", b"a\0", b"abc\0\0\0\0"]
+    assert [head for head in heads if wide_encoding(head)] == []
+
+
+@pytest.mark.parametrize(
+    "text", ["Μῆνιν ἄειδε", "Привет", "كان يا ما كان", "words", "天地玄黃。\n", "吾輩は猫である", "나라의 말이"]
+)
+def test_a_few_words_in_a_wide_encoding_are_known(text: str) -> None:
+    for name, encoding in ENCODINGS.items():
+        assert wide_encoding(text.encode(encoding)) == (name, name)
+
+
+def test_prose_that_begins_as_a_magic_number_is_text() -> None:
+    for text in (
+        b"GIF89a is a format of pictures.",
+        b"OggS is how Ogg begins",
+        b"FORM 12 of the office",
+        b"BM is no film",
+    ):
+        assert detect_foreign_format(text * 100) is None

@@ -1,0 +1,236 @@
+"""Addresses: what is opened, what is shown of them, and that nothing is contacted otherwise; netrc at a real server."""
+
+import base64
+import logging
+import threading
+from collections.abc import Iterator
+from functools import partial
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+import pytest
+
+from data.corpus import Corpus
+from data.options import ChunkerOptions, LoaderOptions, ShardOptions, SourceOptions
+from data.sharding.build import shard
+from data.urls import check_folder, check_scheduler, check_url, redact_urls
+from pipeline.cli import main
+from tests.conftest import Listener
+
+# HOST is a port that listens.
+REFUSED = [
+    "dask://HOST::file:///any",
+    "dask://HOST",
+    "DASK://HOST/x",
+    "dask::file:///any",
+    "simplecache::http://HOST/x",
+    "file::dask://HOST",
+    "http://HOST/x::dask://HOST",
+    "ftp://HOST/x",
+    "sftp://HOST/x",
+    "webhdfs://HOST/x",
+    "reference://x",
+    "memory://x",
+    "github://org:repo@/x",
+    " http://HOST/x",
+    "http://HOST/\nx",
+    "http://[::1]:1/x",
+    "http://HOST\\@elsewhere/x",
+    "http://",
+    "http://name:99999/x",
+    "://HOST",
+]
+SECRET = [
+    "http://me:hunter2@HOST/x",
+    "http://hunter2@HOST/x",
+    "HTTPS://me:hunter2@HOST/x",
+    "http://me:hunter2/3@HOST/x",
+    "http://me:hun@ter2@HOST/x",
+    "http://me:?hunter2@HOST/x",
+    "http://me%3Ahunter2%40HOST/x",
+    "s3://KEY:hunter2@bucket/x",
+    "file://me:hunter2@HOST/x",
+    "http://HOST/x?X-Amz-Credential=hunter2&X-Amz-Signature=hunter2",
+    "https://HOST/x?sv=1&sig=hunter2",
+    "http://HOST/x?token=hunter2",
+    "az://container/x?sig=hunter2",
+]
+
+
+@pytest.mark.parametrize("url", [*REFUSED, *SECRET])
+def test_nothing_is_contacted(
+    url: str, listener: Listener, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    url = url.replace("HOST", listener.host)
+    with pytest.raises(ValueError) as caught:
+        Corpus.open(url)
+    said = str(caught.value)
+    if url in (REFUSED[0].replace("HOST", listener.host), SECRET[0].replace("HOST", listener.host)):
+        for kind in ("shards", "text", "datasets"):
+            assert main(["shard", f"source.kind={kind}", f"source.path={url}"]) == 2
+    assert main(["cat", url]) == 1
+    said += capsys.readouterr().err
+    assert "%" in url or "hunter2" not in said, said
+    assert listener.contacts == 0 and not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("url", SECRET)
+def test_what_to_use_instead_of_a_password(url: str) -> None:
+    with pytest.raises(ValueError, match=r"netrc.*AWS_SECRET_ACCESS_KEY.*Prefect"):
+        check_url(url.replace("HOST", "127.0.0.1:1"))
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "http://h/x",
+        "https://h:8000/x/y",
+        "s3://bucket/x@y",
+        "gs://b/x",
+        "az://b/x",
+        "HTTP://h/x/",
+        "http://h/a%20b%23c%3Fd%25é",
+    ]
+    + [
+        "file:///x%20y%23%3F%2520",
+        "file://localhost/x",
+        "s3://b/a b#c?d%20%zz\\",
+        "gs://b/?a=b",
+        "az://b/é ",
+        "s3://b/a?b=c d",
+    ],
+)
+def test_plain_addresses_are_opened(url: str) -> None:
+    assert check_url(url) == url.replace("HTTP", "http").rstrip("/")
+    assert check_url(check_url(url)) == check_url(url)
+
+
+@pytest.mark.parametrize(
+    ("url", "message"),
+    [
+        ("http://h/a b", "has a blank: write %20 for it, as in every URL"),
+        ("file:///a b", "has a blank: write %20 for it"),
+        ("http://h/a#b", "has a #: write %23"),
+        ("file:///a#b", "has a #: write %23"),
+        ("file:///a?b", r"has a \?: write %3F"),
+        ("http://h/a?b", "leave it out, and write %3F for a . of a name"),
+        ("http://h/100%", "a % that begins no code: write %25"),
+        ("file:///%zz", "a % that begins no code: write %25"),
+        ("file:///a%00", "NUL byte"),
+        ("file://host/a", "expected file:///, and its path from the root"),
+        ("file://a/b", "expected file:///"),
+        ("s3://b/x?versionId=1", "names a version"),
+        ("s3://b/x?X-Amz-Signature=hunter2", "has a query or signature"),
+        ("gs://b/x?a=1&x-goog-signature=hunter2", "has a query or signature"),
+        ("s3://a b/x", "is not a URL"),
+        ("s3://me:hun ter2@b/x", "is not a URL"),
+    ],
+)
+def test_what_an_address_cannot_hold_has_advice(url: str, message: str) -> None:
+    with pytest.raises(ValueError, match=message) as caught:
+        check_url(url)
+    assert "hunter2" not in str(caught.value) and "ter2" not in str(caught.value)
+
+
+def test_a_run_at_a_url_is_refused_without_its_password(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["config", "finetune.start_from=http://me:hunter2@h/x?sig=hunter2"]) == 2
+    said = capsys.readouterr().err
+    assert "got a URL" in said and "hunter2" not in said
+
+
+def test_what_is_shown_of_an_address() -> None:
+    text = "403, url='https://me:pw@host/a?X-Amz-Signature=abc&part=2', then s3://k:s@b and a@b.c and http://h:1/x"
+    shown = "403, url='https://***@host/a?X-Amz-Signature=***&part=2', then s3://***@b and a@b.c and http://h:1/x"
+    assert redact_urls(text) == shown
+
+
+@pytest.mark.parametrize("folder", ["s3://b/x", "s3:/b/x", "S3://u:pw@b", "file:///tmp/x", "./s3://b", "dask://h::x"])
+def test_a_url_is_no_folder_to_write_to(
+    folder: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for option in ("shards_dir", "runs_dir", "loader.cache_dir"):
+        assert main(["shard", f"{option}={folder}"]) == 2
+        said = capsys.readouterr().err
+        assert (
+            option in said and "a folder of this machine" in said and "source.kind=shards" in said and "pw" not in said
+        )
+    for command in (["compare", "a", "--runs-dir", folder], ["compare", "a", "--output", folder]):
+        assert main(command) == 2 and "a folder of this machine" in capsys.readouterr().err
+    with pytest.raises(ValueError, match="a folder of this machine"):
+        shard(SourceOptions(kind="text", path="."), ChunkerOptions(), ShardOptions(), Path(folder))
+    assert not list(tmp_path.iterdir())
+    check_folder("C:x/y:z", "shards_dir")
+
+
+@pytest.mark.parametrize(
+    "address", ["dask://h:1", "inproc://x", "tcp://u:pw@h:1", "ws://h:1", "h", "http://h:1", "a::b:1"]
+)
+def test_a_scheduler_is_a_host_and_a_port(address: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["config", f"launcher.dask={address}"]) == 2
+    said = capsys.readouterr().err
+    assert "tcp://HOST:PORT" in said and "pw" not in said
+    for good in ("local", "tcp://h.example:8786", "tls://h:1", "127.0.0.1:8786", "tcp://[::1]:8786"):
+        assert check_scheduler(good) == good
+
+
+def test_a_data_set_does_not_lead_elsewhere(listener: Listener, tmp_path: Path) -> None:
+    pytest.importorskip("datasets")
+    for number, url in enumerate((f"dask://{listener.host}::file:///any.txt", f"ftp://{listener.host}/x.txt")):
+        folder = tmp_path / str(number)
+        folder.mkdir()
+        files = f'data_files:\n  - split: train\n    path: "{url}"'
+        (folder / "README.md").write_text(f"---\nconfigs:\n- config_name: default\n  {files}\n---\n")
+        source = SourceOptions(kind="datasets", path=str(folder))
+        with pytest.raises(ValueError, match="of another kind than http, https"):
+            shard(source, ChunkerOptions(), ShardOptions(), tmp_path / "shards")
+    assert listener.contacts == 0
+
+
+class Guarded(SimpleHTTPRequestHandler):
+    """Serves files to me with my password."""
+
+    def do_GET(self) -> None:
+        if self.headers.get("Authorization") == "Basic " + base64.b64encode(b"me:hunter2").decode():
+            super().do_GET()
+        else:
+            self.send_error(401)
+
+    do_HEAD = do_GET
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+
+@pytest.fixture
+def guarded(tmp_path: Path) -> Iterator[str]:
+    (tmp_path / "train.txt").write_text("some words\n" * 100)
+    corpus = shard(
+        SourceOptions(kind="text", path=str(tmp_path / "train.txt")),
+        ChunkerOptions(),
+        ShardOptions(),
+        tmp_path / "shards",
+    )
+    httpd = ThreadingHTTPServer(("127.0.0.1", 0), partial(Guarded, directory=str(corpus.folder)))
+    thread = threading.Thread(target=httpd.serve_forever, daemon=True)
+    thread.start()
+    yield f"http://127.0.0.1:{httpd.server_port}"
+    httpd.shutdown()
+    httpd.server_close()
+    thread.join()
+
+
+def test_netrc(guarded: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    options = LoaderOptions(cache_dir=str(tmp_path / "cache"))
+    monkeypatch.setenv("NETRC", str(tmp_path / "netrc"))
+    with pytest.raises(PermissionError, match="may not be read.*401.*netrc"):
+        Corpus.open(guarded, options)
+    (tmp_path / "netrc").write_text("machine 127.0.0.1 login me password hunter2\n")
+    (tmp_path / "netrc").chmod(0o600)
+    with caplog.at_level(logging.INFO):
+        remote = Corpus.open(guarded, options)
+        assert b"".join(remote.iterate_originals("train")) == b"some words\n" * 100
+    (tmp_path / "netrc").write_text("default login me password hunter2\n")
+    assert Corpus.open(guarded, options).digest == remote.digest
+    assert f"reading shards from {guarded}" in caplog.text and "hunter2" not in caplog.text

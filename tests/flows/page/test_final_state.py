@@ -1,0 +1,51 @@
+"""What is a user's error, and what the page of `haed` is told of a phase."""
+
+import json
+import logging
+
+import pytest
+
+from flows.page.final_state import _NoTracebacks, is_user_error
+from flows.page.live import _PipelineStatus
+from pipeline import config
+from pipeline.options import FinetuneOptions, PretrainOptions
+from pipeline.run.metrics import format_validation
+from pipeline.verbatim import parse_override
+
+
+def raised(function: object, *arguments: object) -> Exception:
+    with pytest.raises(Exception) as caught:  # noqa: B017, PT011
+        function(*arguments)  # type: ignore[operator]
+    return caught.value
+
+
+def test_what_our_code_and_the_machine_say_is_the_users_and_the_rest_a_bug() -> None:
+    assert is_user_error(raised(config.load_options, "quickstat")) and is_user_error(raised(open, "/nowhere/at/all"))
+    assert not is_user_error(raised({}.__getitem__, "key")) and not is_user_error(raised(json.loads, "{"))
+    assert not is_user_error(raised(parse_override, "key"))  # in our code, which raises nothing itself: a bug
+
+
+def test_the_engine_logs_a_users_error_once_and_a_bug_as_it_is() -> None:
+    logs, kept = _NoTracebacks(), []
+    for error in (raised(config.load_options, "quickstat"), raised({}.__getitem__, "key")):
+        told = (type(error), error, error.__traceback__)
+        record = logging.LogRecord("prefect.flow_runs", logging.ERROR, "", 0, "Encountered %r", (error,), told)
+        kept.append(logs.filter(record))
+    assert kept == [False, True]
+    last = logging.LogRecord("prefect.flow_runs", logging.INFO, "", 0, "Finished in state Failed('why')", (), None)
+    assert logs.filter(last) and last.levelname == "ERROR"
+
+
+def test_the_live_line_is_of_all_phases_with_share_and_time_left_first() -> None:
+    limits = {"pretrain": PretrainOptions(steps=10), "finetune": FinetuneOptions(steps=10)}
+    whole = _PipelineStatus("run", limits, {"pretrain": 0.75, "finetune": 0.25})
+    whole(("shard", {}))
+    assert whole.line() == "0% of training · run: shard"
+    whole(("pretrain", {"step": 1}))
+    whole(("pretrain", {"step": 5, "loss": 2.0}))
+    share, left, *rest = whole.line().split(" · ")
+    assert share == "38% of training" and left.endswith("left") and rest == ["run: pretrain", "step 5", "loss 2.000"]
+    whole(("finetune", {"step": 5}))
+    assert whole.progress() == 0.875  # phase one ended early: it is done
+    found = format_validation(3, {"step": 3, "seconds": 1.0, "validation/bits_per_token": 6.0, "loss": 2.0})
+    assert found == "step 3: validation bits/token 6.0000" and not format_validation(3, {"step": 3})

@@ -1,0 +1,193 @@
+"""Two and four processes (gloo) against one with the joined batch, in float64."""
+
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+from pathlib import Path
+from threading import Barrier, Lock
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from haed.base import Likelihood, Objective, TokenBatch
+from haed.chunk.mixture import ChunkVocabulary
+from haed.chunk.packing import Chunks
+from haed.distributed import Ranks
+from haed.iem.objective import ChunkObjective
+from haed.options import SYSTEMS, IEMOptions
+
+# kind, IEM weight, decoded share, options, real chunks of the second rank's windows, pieces
+CASES = {
+    "phase one": ("lstm", 1.0, 0.0, {}, 6, 1),
+    "both losses, corrected": ("lstm", 0.7, 1.0, {}, 6, 1),
+    "unequal batches, pieces": ("transformer", 1.0, 1.0, {"correction": "none"}, 2, 2),
+    "a rank without chunks": ("transformer", 1.0, 1.0, {"similarity": "cosine"}, 0, 1),
+    "phase two": ("lstm", 0.0, 1.0, {}, 3, 2),
+    "HRED": ("hred", 1.0, 1.0, {}, 2, 1),
+    "patches": ("megabyte", 1.0, 1.0, {}, 6, 1),
+    "a transformer encoder with a table, a rank without chunks": ("reader", 1.0, 1.0, {}, 0, 2),
+    "n-grams, a rank without chunks": ("grams", 0.0, 1.0, {}, 0, 1),
+    "n-grams, pieces": ("grams", 1.0, 1.0, {}, 4, 2),
+    "a mixture": ("mixed", 1.0, 1.0, {}, 3, 2),
+    "a mixture, a rank without chunks": ("mixed", 1.0, 1.0, {}, 0, 1),
+    "a mixture that does not decode": ("mixed", 1.0, 0.0, {}, 6, 1),
+}
+GROUPED = {  # of two of four processes
+    "groups": ("lstm", 1.0, 1.0, {"group": 2}, 6, 1),
+    "groups without correction": ("lstm", 1.0, 0.0, {"group": 2, "correction": "none"}, 6, 2),
+    "groups and a mixture": ("mixed", 1.0, 1.0, {"group": 2}, 6, 1),
+}
+# Of the train split, which only a mixture asks for: some strings of two tokens, one of them in one document alone.
+STRINGS = Chunks(torch.tensor([[0, 1, 0], [2, 1, 0], [1, 1, 0]]), torch.tensor([2, 2, 2]))
+LEXICON = ChunkVocabulary(STRINGS, torch.tensor([4, 2, 3]), torch.tensor([1, 2, 3]))
+MAKING = Lock()  # weights are drawn from one generator, which threads share
+OF_TOKENS = {kind: 3 for kind, family in SYSTEMS.items() if not family.chunks}  # real chunks, likewise
+
+
+def objective(case: str, ranks: Ranks) -> Objective:
+    from tests.haed import test_systems
+    from tests.haed.chunk.test_model import small
+
+    if case in CASES or case in GROUPED:
+        kind, weight, fraction, options, _, pieces = (CASES | GROUPED)[case]
+        iem = IEMOptions(**options)
+        return ChunkObjective(small(kind, iem=iem), iem, weight, fraction, pieces, ranks, LEXICON)
+    name = next(name for name, options in test_systems.CASES.items() if options.kind == case)
+    return Likelihood(test_systems.system(name), ranks)
+
+
+class Meeting:
+    """Of threads, in the place of ranks that have this one's place in other groups."""
+
+    def __init__(self, size: int) -> None:
+        self.size, self.barrier, self.brought = size, Barrier(size, timeout=60), dict[int, torch.Tensor]()
+
+    def at(self, place: int) -> "Meeting":
+        found = object.__new__(Meeting)
+        vars(found).update(vars(self), place=place)
+        return found
+
+    def broadcast(self, x: torch.Tensor, by: int) -> torch.Tensor:
+        self.barrier.wait()
+        self.brought[self.place] = x
+        self.barrier.wait()
+        return self.brought[by]
+
+
+def train(
+    case: str, ranks: Ranks, place: int, places: int, windows: int = 4, others: Meeting | None = None
+) -> dict[str, torch.Tensor]:
+    """Two steps on one of so many shares of the windows: means of the losses, and gradients of the second."""
+    with MAKING:
+        made = objective(case, ranks)
+    real = (CASES | GROUPED)[case][4] if case not in OF_TOKENS else OF_TOKENS[case]
+    if others is not None:
+        made.candidates._elsewhere = others
+    tables = [x for group in made.system.parameter_groups() if group.table for x in group.parameters]
+    module = ranks.wrap_data_parallel(made, tables)
+    generator = torch.Generator().manual_seed(3)
+    for _ in range(2):
+        lengths = torch.randint(1, 4, (windows, 6), generator=generator)
+        lengths[windows // 2 :, real:] = 0
+        tokens = torch.randint(3, (windows, 6, 3), generator=generator) * (torch.arange(3) < lengths[..., None])
+        starts = torch.rand(windows, 6, generator=generator) < 0.2
+        extra = TokenBatch.from_chunks(
+            torch.randint(3, (2 * windows, 1, 3), generator=generator), torch.full((2 * windows, 1), 3)
+        )
+        mine, own = (slice(place * n // places, (place + 1) * n // places) for n in (windows, 2 * windows))
+        made.zero_grad()
+        batch = made.prepare_batch(TokenBatch(tokens, lengths, starts)[mine], extra[own])
+        losses = module(batch, True)
+        losses.total.backward()
+    for table in tables:
+        table.grad = ranks.average_sparse_gradient(table)
+    values = {"total": losses.total, "nats": losses.nats} | losses.figures | losses.diagnosis
+    if not (CASES | GROUPED).get(case, ("", 1.0))[1]:
+        del values["candidates"]  # each rank's own, where none are shared
+    means = ranks.sum_over_ranks(
+        [float("nan") if value is None else float(torch.as_tensor(value).detach()) for value in values.values()]
+    )
+    found = {
+        name: torch.tensor(value / ranks.size, dtype=torch.float64) for name, value in zip(values, means, strict=True)
+    }
+    return found | {name: p.grad.to_dense() for name, p in made.system.named_parameters() if p.grad is not None}
+
+
+def all_cases(rank: int, size: int, meeting: Path) -> dict[str, dict[str, torch.Tensor]]:
+    """What a rank of so many finds; they meet at a file."""
+    dist.init_process_group("gloo", init_method=meeting.as_uri(), rank=rank, world_size=size)
+    try:
+        if size == 4:
+            return {case: train(case, Ranks(), rank, size, 8) for case in GROUPED}
+        return {case: train(case, Ranks(), rank, size) for case in [*CASES, *OF_TOKENS]}
+    finally:
+        dist.destroy_process_group()
+
+
+def together(size: int, meeting: Path) -> dict[str, dict[str, torch.Tensor]]:
+    """The first rank is this process, the others are processes of their own."""
+    command = [sys.executable, "-m", __name__, str(size), str(meeting)]
+    with ExitStack() as stack:
+        others = [
+            stack.enter_context(
+                subprocess.Popen(
+                    [*command, str(rank)], stderr=subprocess.PIPE, text=True, cwd=Path(__file__).parents[2]
+                )
+            )
+            for rank in range(1, size)
+        ]
+        try:
+            found = all_cases(0, size, meeting)
+            said = [other.communicate()[1] for other in others]
+        finally:
+            for other in others:
+                other.kill()
+    assert all(other.returncode == 0 for other in others), "".join(said)[-3000:]
+    return found
+
+
+@pytest.fixture(scope="module")
+def two(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, torch.Tensor]]:
+    return together(2, tmp_path_factory.mktemp("ranks") / "meeting")
+
+
+@pytest.fixture(scope="module")
+def four(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, torch.Tensor]]:
+    return together(4, tmp_path_factory.mktemp("ranks") / "meeting")
+
+
+@pytest.mark.parametrize("case", [*CASES, *OF_TOKENS])
+def test_two_ranks_are_one_with_the_joined_batch(case: str, two: dict[str, dict[str, torch.Tensor]]) -> None:
+    alone = train(case, Ranks(), 0, 1)
+    assert two[case].keys() == alone.keys() and len(alone) > 20
+    for name, value in alone.items():
+        torch.testing.assert_close(two[case][name], value, rtol=1e-9, atol=1e-9, equal_nan=True, msg=name)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("case", GROUPED)
+def test_groups_choose_among_their_own_candidates_and_take_turns_in_being_counted(
+    case: str, four: dict[str, dict[str, torch.Tensor]]
+) -> None:
+    meeting = Meeting(2)
+    with ThreadPoolExecutor(2) as pool:
+        groups = [pool.submit(train, case, Ranks(), place, 2, 8, meeting.at(place)) for place in range(2)]
+        one, other = (group.result() for group in groups)
+    assert one["candidates"] != other["candidates"] and len(one) > 20
+    for name, value in four[case].items():
+        mean = (one[name] + other[name]) / (1 if name == "nats" else 2)
+        torch.testing.assert_close(value, mean, rtol=1e-9, atol=1e-9, equal_nan=True, msg=name)
+
+
+def test_groups_that_leave_ranks_over_are_refused() -> None:
+    ranks = Ranks()
+    ranks.size = 6
+    assert ranks.split_into_groups(None)[0] is ranks and ranks.split_into_groups(8)[0] is ranks
+    with pytest.raises(ValueError, match="6 processes do not divide into groups of 4"):
+        ranks.split_into_groups(4)
+
+
+if __name__ == "__main__":
+    all_cases(int(sys.argv[3]), int(sys.argv[1]), Path(sys.argv[2]))

@@ -1,0 +1,145 @@
+"""Files of an index: what is believed of them, and what a stranger's may not do."""
+
+import json
+import os
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pyarrow
+import pyarrow.parquet as parquet
+import pytest
+
+from data.filesystem import write_json
+from pipeline.cli import main
+from pipeline.probe.index import build_index
+from pipeline.run.index import ChunkIndex
+from pipeline.run.run_directory import RunFolder
+from pipeline.run.spaces import storage
+
+
+@pytest.fixture
+def place(run: Path) -> Path:
+    return run / "index" / "chunks"
+
+
+@pytest.fixture
+def sums(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Names of the files that are read to be summed up."""
+    found: list[str] = []
+    digest = storage.hashlib.file_digest
+
+    def noted(file, name):  # noqa: ANN001, ANN202
+        found.append(Path(file.name).name)
+        return digest(file, name)
+
+    monkeypatch.setattr(storage.hashlib, "file_digest", noted)
+    return found
+
+
+def test_sums_are_worked_out_once_and_again_when_a_file_changed(run: Path, place: Path, sums: list[str]) -> None:
+    folder = RunFolder(run)
+    first = ChunkIndex.open(folder)
+    assert sums == ["vectors.faiss", "table.parquet"]  # of a copy, nothing is known
+    again = ChunkIndex.open(folder)
+    assert len(sums) == 2 and (again.vectors == first.vectors).all() and again.chunk_at(3) == first.chunk_at(3)
+    os.utime(place / "table.parquet")
+    ChunkIndex.open(folder)
+    assert len(sums) == 4
+    (place / ".checked").write_text('{"own": true, "files": {}}')
+    ChunkIndex.open(folder)
+    assert len(sums) == 6
+    content = bytearray((place / "vectors.faiss").read_bytes())
+    content[200] ^= 1
+    (place / "vectors.faiss").write_bytes(content)
+    with pytest.raises(ValueError, match=r"is damaged \(vectors.faiss\): run `haed index .*` again"):
+        ChunkIndex.open(folder)
+
+
+def test_an_approximate_index_of_somebody_else_is_not_read(
+    run: Path, whole: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """FAISS's reader trusts what it reads. Answers are exact instead, and the same."""
+    options = RunFolder(run).load_options(["index.kind=hnsw", "index.recall=1"])
+    found = build_index(options)
+    assert found.kind == "hnsw" and found.found.recall > 0.9
+    mine = ChunkIndex.open(RunFolder(run))
+    assert mine.search.kind == "hnsw"
+    copied = Path(shutil.copytree(run, tmp_path / "handed"))
+    import faiss
+
+    monkeypatch.setattr(faiss, "read_index", lambda *_: pytest.fail("a stranger's file meets FAISS"))
+    caplog.clear()
+    for _ in range(2):
+        theirs = ChunkIndex.open(RunFolder(copied))
+        assert theirs.search.kind == "flat" and "was not built here by you: it is not read" in caplog.text
+    queries = mine.vectors[:20]
+    np.testing.assert_allclose(
+        theirs.search.find_nearest(queries, 3)[0], mine.search.find_nearest(queries, 3)[0], atol=1e-4
+    )
+    checked = json.loads((copied / "index/chunks/.checked").read_text())
+    assert checked["own"] is False
+
+
+def forged(place: Path, **changes: object) -> None:
+    """A meta.json that says something else, with the sums of the files as they are."""
+    meta = json.loads((place / "meta.json").read_text()) | changes
+    for name in meta["sha256"]:
+        meta["sha256"][name] = storage.hashlib.sha256((place / name).read_bytes()).hexdigest()
+    write_json(place / "meta.json", meta)
+
+
+def refused(run: Path, capsys: pytest.CaptureFixture[str]) -> str:
+    assert main(["neighbours", str(run), "def "]) == 1
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("error: ") and "haed index" in line and "--debug" not in line
+    return line
+
+
+@pytest.mark.parametrize("header", ["width", "number", "letters", "short"])
+def test_a_header_that_asks_for_more_than_there_is(
+    header: str, run: Path, place: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    content = bytearray((place / "vectors.faiss").read_bytes())
+    change = {"width": (4, b"\xff\xff\xff\x7f"), "number": (8, b"\xff" * 7 + b"\x7f"), "letters": (0, b"IwFl")}
+    at, new = change.get(header, (0, b""))
+    content[at : at + len(new)] = new
+    (place / "vectors.faiss").write_bytes(content[:30] if header == "short" else content)
+    forged(place)
+    assert "vectors.faiss is not what `haed index` writes" in refused(run, capsys)
+    forged(place, chunks=2**40, width=1, mean=[0.0])
+    assert "vectors.faiss is not what `haed index` writes" in refused(run, capsys)
+
+
+@pytest.mark.parametrize("mean", [None, [], [0.5], [float("nan")] * 16])
+def test_a_mean_that_is_none(
+    mean: list[float] | None, run: Path, place: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    forged(place, mean=mean)
+    assert "meta.json has no mean that goes with metric centred and width 16" in refused(run, capsys)
+
+
+def test_a_table_that_is_none(run: Path, place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    rows = json.loads((place / "meta.json").read_text())["chunks"]
+    good = parquet.read_table(place / "table.parquet")
+    tokens = good["tokens"].to_pylist()
+    for table, message in (
+        (good.slice(1), "rows for"),
+        (good.drop_columns("norm"), "has no column norm of FLOAT"),
+        (good.set_column(2, "length", pyarrow.array([9 << 40] * rows)), "lengths or counts"),
+        (good.set_column(4, "tokens", pyarrow.array(tokens, pyarrow.binary())), "has no column tokens of FIXED"),
+        (good.set_column(1, "count", pyarrow.array([None] * rows, pyarrow.int64())), "values are missing"),
+        (
+            good.set_column(4, "tokens", pyarrow.array([bytes(9999)] * rows, pyarrow.binary(9999))),
+            "has no column tokens",
+        ),
+    ):
+        parquet.write_table(table, place / "table.parquet")
+        forged(place)
+        assert message in refused(run, capsys)
+    for content in (b"", b"PAR1", b"text,count\n", b"PAR1" + bytes(100) + b"PAR1"):
+        (place / "table.parquet").write_bytes(content)
+        forged(place)
+        assert "is damaged" in refused(run, capsys)
+    forged(place, sha256={})
+    assert "does not name its files" in refused(run, capsys)

@@ -1,0 +1,358 @@
+"""The run folder: what is refused changes nothing in it, and what reads it finds what its checkpoint was trained with."""
+
+import hashlib
+import json
+import os
+import re
+import shutil
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from data.filesystem import write_json
+from pipeline.cli import main
+from pipeline.config import ConfigError, load_options
+from pipeline.options import Options
+from pipeline.probe.index import build_index
+from pipeline.probe.neighbours import find_neighbours
+from pipeline.run.checkpoints import Checkpoints, list_checkpoints
+from pipeline.run.opened import open_run
+from pipeline.run.run_directory import RunFolder
+from pipeline.run.shards import shard_source
+from pipeline.score.evaluate import evaluate_run
+from pipeline.show.report import write_report
+from pipeline.train.stages import finetune, pretrain, train
+
+
+def digest(folder: Path) -> dict[str, str]:
+    """Of everything in a folder, with its times."""
+    return {
+        str(path.relative_to(folder)): hashlib.sha256(path.read_bytes()).hexdigest() if path.is_file() else "folder"
+        for path in sorted(folder.rglob("*"))
+        if path.name != ".checked"  # sums that a reader worked out
+    }
+
+
+def test_what_was_made_from_the_present_checkpoint(options: Options) -> None:
+    options.validation.times = 0  # else an older checkpoint may stay the best
+    train(options)
+    options.evaluate.yardsticks = False
+    folder = RunFolder.find(options.name, options.runs_dir)
+    assert folder.checkpoint_digest() == open_run(folder.path).digest
+    assert not folder.is_current("evaluation.json", options) and not folder.is_current(
+        "index/chunks/meta.json", options
+    )
+    evaluate_run(options)
+    build_index(options)
+    assert folder.is_current("evaluation.json", options, split="test") and folder.is_current(
+        "index/chunks/meta.json", options
+    )
+    assert not folder.is_current("evaluation.json", options, split="valid")
+    options.train.steps = 6
+    train(options)
+    assert not folder.is_current("evaluation.json", options, split="test")
+    (Path(folder.path) / "evaluation.json").write_text("[")
+    assert not folder.is_current("evaluation.json", options)
+
+
+REFUSED = {
+    "another model": ("finetune", ["model.main.layers=2"], r"step-\d+ was trained with model.main.layers=1"),
+    "another model, in a new phase": ("train", ["model.main.layers=2"], "was trained with model.main.layers=1"),
+    "another context": (
+        "pretrain",
+        ["batch.context=8"],
+        "this run has batch.context=8: set it back, or choose another",
+    ),
+    "heads that do not fit": ("pretrain", ["model.decoder.kind=transformer", "model.decoder.heads=3"], "decoder"),
+    "another corpus": (
+        "pretrain",
+        ["source.path={more}"],
+        "changed: source.kind=shards source.path=/.* goes on with its own, or",
+    ),
+    "no shards": ("pretrain", ["chunker.k=7"], "was trained on another corpus"),
+    "never": ("finetune", ["resume=never"], "resume=never, but"),
+    "required": ("train", ["resume=required"], "resume=required, but"),
+    "no such device": ("finetune", ["device=foo"], "device"),
+    "no such device here": ("finetune", ["device=cuda:99"], "device=cuda:99 is not available here"),
+    "another phase one": ("finetune", ["finetune.start_from={runs}/run", "name=new", "model.main.ffn=64"], "ffn=32"),
+    "no phase one": ("finetune", ["name=new"], "no phase one to start from"),
+    "two names": ("finetune", ["RUN", "name=new"], "both name a run"),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_what_is_refused_changes_no_byte(
+    case: str, run: Path, whole: Path, text: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    if case == "another corpus":
+        shutil.copytree(text, run.parent.parent / "more")
+        (run.parent.parent / "more" / "train-more.py").write_text("more = 1\n" * 99)
+    stage, given, message = REFUSED[case]
+    given = [item.format(more=run.parent.parent / "more", runs=run.parent) for item in given]
+    config = ["--config", str(run / "config.yaml"), f"runs_dir={run.parent}", f"shards_dir={whole}/shards"]
+    if case == "another corpus":
+        assert main(["shard", *config, *given]) == 0
+    words = [str(run), *given[1:]] if given[0] == "RUN" else [*config, *given]
+    before = digest(run.parent)
+    assert main([stage, *words]) in (1, 2)
+    error = capsys.readouterr().err.splitlines()[-1]
+    assert digest(run.parent) == before
+    assert re.search(message, error), error
+
+
+def test_a_second_process_is_refused_before_it_writes(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    config = ["--config", str(run / "config.yaml"), f"runs_dir={run.parent}"]
+    with RunFolder(run).lock():
+        before = digest(run)
+        assert main(["pretrain", *config, "pretrain.steps=9", "optimizer.learning_rate=1"]) == 1
+        assert digest(run) == before
+    assert f"is in use by process {os.getpid()}" in capsys.readouterr().err
+    assert (run / "lock").read_text() == ""
+
+
+@pytest.mark.slow
+def test_a_refused_command_changes_no_byte_in_many_processes(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    config = ["--config", str(run / "config.yaml"), f"runs_dir={run.parent}", "launcher.processes=2"]
+    before = digest(run)
+    assert main(["finetune", *config, "model.main.layers=2"]) == 1
+    assert "was trained with model.main.layers=1, this run has model.main.layers=2" in capsys.readouterr().err
+    assert digest(run) == before
+
+
+def test_a_new_run_that_is_refused_leaves_no_folder(whole: Path, tmp_path: Path) -> None:
+    options = load_options(
+        whole / "runs" / "run" / "config.yaml", [f"runs_dir={tmp_path}/a/b", "name=new", "device=cuda:99"]
+    )
+    with pytest.raises(ValueError, match="not available here"):
+        train(options)
+    assert not list(tmp_path.iterdir())
+
+
+def remembers(**changes: Any) -> Callable[[Path], None]:
+    """corpus.json with other entries."""
+
+    def change(run: Path) -> None:
+        path = run / "corpus.json"
+        write_json(path, json.loads(path.read_text()) | changes)
+
+    return change
+
+
+def configured(before: str, after: str) -> Callable[[Path], None]:
+    """config.yaml with another line."""
+
+    def change(run: Path) -> None:
+        path = run / "config.yaml"
+        assert before in path.read_text()
+        path.write_text(path.read_text().replace(before, after))
+
+    return change
+
+
+SPOILT = {
+    "heads": (configured("heads: 2\n    head_width: 8", "heads: 1\n    head_width: 16"), "heads=2, .* but .* says .*heads=1"),
+    "similarity": (configured("similarity: cosine", "similarity: dot"), "iem.similarity=cosine, but .*iem.similarity=dot"),
+    "context": (configured("context: 16", "context: 8"), "batch.context=16, but .* says batch.context=8"),
+    "chunker": (configured("k: 12", "k: 11"), "chunker.k=12, but .* says chunker.k=11: it was changed since, set it back"),
+    "corpus": (remembers(digest="0" * 64), "corpus.json says corpus=000"),
+}  # fmt: skip
+READERS: dict[str, Callable[[Path], Any]] = {
+    name: (lambda run, name=name: main([name, str(run)]))
+    for name in ("evaluate", "sample", "next", "index", "report", "profile")
+}
+READERS |= {"neighbours": lambda run: main(["neighbours", str(run), "def "])}
+READERS |= {"compare": lambda run: main(["compare", str(run), f"--output={run}/comparison"])}
+
+
+@pytest.mark.parametrize("reader", READERS)
+def test_all_that_read_a_run_ask_whether_it_is_what_was_trained(
+    reader: str, run: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for case, (spoil, message) in SPOILT.items():
+        other = run.with_name(case)
+        shutil.copytree(run, other)
+        spoil(other)
+        before = digest(other)
+        assert READERS[reader](other) == 1, case
+        assert re.search(message, capsys.readouterr().err.splitlines()[-1]), case
+        assert digest(other) == before
+
+
+def test_a_run_is_opened_from_python_only_as_what_was_trained(run: Path, whole: Path) -> None:
+    options = RunFolder(run).load_options()
+    options.model.main.heads, options.model.main.head_width = 1, 16
+    with pytest.raises(ValueError, match=r"with model\.main\.heads=2.*, which model\.main\.heads=1.* cannot change"):
+        evaluate_run(options)
+    configured("similarity: cosine", "similarity: dot")(run)
+    with pytest.raises(ValueError, match="iem.similarity=cosine, but"):
+        open_run(run)
+    pretrain(
+        load_options(whole / "runs" / "run" / "config.yaml", [f"runs_dir={run.parent}"])
+    )  # writes config.yaml anew
+    assert open_run(run).phase == "finetune"
+
+
+def test_a_run_is_its_folder_by_whatever_path(
+    options: Options, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = RunFolder.create(options).path
+    (tmp_path / "link").symlink_to(made)
+    (made / "pretrain").mkdir()
+    for folder, name in ((tmp_path, "link"), (made, "."), (made / "pretrain", ".."), (made.parent, made.name)):
+        monkeypatch.chdir(folder)
+        found = RunFolder.find(name).load_options()
+        assert (Path(found.runs_dir) / found.name).samefile(made)
+
+
+def test_another_corpus_at_the_place_of_the_run_s_own(run: Path, tmp_path: Path) -> None:
+    options = RunFolder(run).load_options(["source.kind=stdlib", "source.pattern=bisect.py"])
+    options.shards_dir, options.source.path = str(tmp_path / "shards"), None
+    remembers(location=shard_source(options).location)(run)
+    with pytest.raises(ValueError, match="holds another corpus than .* was trained on"):
+        evaluate_run(RunFolder(run).load_options())
+
+
+@pytest.mark.parametrize(
+    ("reader", "given"),
+    [
+        ("evaluate", "source.path=x"), ("evaluate", "chunker.k=4"), ("evaluate", "name=other"), ("evaluate", "seed=1"),
+        ("evaluate", "sample.seed=1"), ("sample", "evaluate.split=test"), ("index", "model.main.layers=2"),
+        ("report", "source.path=x"), ("profile", "chunker.k=4"), ("neighbours", "index.split=test"),
+    ],
+)  # fmt: skip
+def test_what_cannot_apply_is_refused(reader: str, given: str, run: Path) -> None:
+    with pytest.raises(
+        ConfigError, match=rf"{given.split('=')[0]}= cannot be changed .*; haed {reader} takes .*device"
+    ):
+        RunFolder(run).load_options([given], reader)
+
+
+def test_an_index_of_another_run_or_checkpoint_is_not_asked(run: Path, whole: Path, tmp_path: Path) -> None:
+    folder, options = RunFolder(run), RunFolder(run).load_options(["finetune.steps=8", "validation.times=0"])
+    options.shards_dir = str(whole / "shards")
+    other = RunFolder(run).load_options(["seed=1", "train.steps=2"])
+    other.name, other.shards_dir = "other", options.shards_dir
+    train(other)
+    shutil.copytree(run / "index", run.parent / "other" / "index")
+    stale = f"is of another checkpoint .*run `haed index {run.parent}/"
+    with pytest.raises(ValueError, match=rf"{stale}other` again"):
+        find_neighbours(other, ["def "])
+    (run / "finetune" / "checkpoints" / "best").unlink()
+    finetune(options)
+    with pytest.raises(
+        ValueError, match=rf"\(finetune step 4\) .*step-00000008.*\): .*{stale.split('.*')[1]}run` again"
+    ):
+        find_neighbours(options, ["def "])
+    with pytest.raises(ValueError, match="is of another checkpoint"):
+        open_run(run).neighbours("def ")
+    page = Path(write_report(options)).read_text()
+    assert "The likelihood is of finetune step 4, the run&#x27;s present checkpoint is finetune step 8" in page
+    assert "No neighbours are shown: the index in" in page
+    options.evaluate.stage = "pretrain"  # an index that was asked for of another phase
+    build_index(options)
+    assert len(find_neighbours(folder.load_options(), ["zq"])) == len(find_neighbours(options, ["zq"])) == 1
+
+
+def test_an_opened_run_reads_its_index_once(run: Path) -> None:
+    opened = open_run(run)
+    first = opened.neighbours("def ", "zq")
+    shutil.rmtree(run / "index")
+    assert opened.neighbours("def ", "zq") == first
+    with pytest.raises(FileNotFoundError, match="has no index yet"):
+        open_run(run).neighbours("def ")
+
+
+def lost(pattern: str) -> Callable[[Path], None]:
+    """Without what is there under a pattern."""
+
+    def change(run: Path) -> None:
+        for path in run.glob(pattern):
+            shutil.rmtree(path) if path.is_dir() else path.unlink()
+
+    return change
+
+
+@pytest.mark.parametrize(
+    ("spoil", "message"),
+    [
+        (
+            lost("finetune/checkpoints/step-*/state.json"),
+            "no checkpoint in .* is whole; move them away to start afresh",
+        ),
+        (lost("finetune/checkpoints/step-*"), "is gone, which .*latest names: bring it back, or remove latest"),
+    ],
+)
+def test_a_phase_whose_checkpoints_are_lost_does_not_start_over(
+    spoil: Callable[[Path], None], message: str, run: Path, whole: Path
+) -> None:
+    spoil(run)
+    options = RunFolder(run).load_options()
+    before = digest(run)
+    for stage in (finetune, evaluate_run):
+        with pytest.raises(ValueError, match=message):
+            stage(options)
+    assert digest(run) == before
+
+
+def test_what_is_there_suffices(run: Path, caplog: pytest.LogCaptureFixture) -> None:
+    (run / "finetune" / "checkpoints" / "latest").unlink()
+    lost("pretrain")(run)
+    options = RunFolder(run).load_options()
+    assert evaluate_run(options).stage == "finetune" and finetune(options).resumed_from == 4
+    (run / "finetune" / "checkpoints" / "best").write_text("step-00000077\n")
+    assert open_run(run).step == 4 and "using the newest instead" in caplog.text
+    renamed = run.rename(run.with_name("renamed"))
+    assert finetune(RunFolder(renamed).load_options()).run == str(renamed)
+
+
+def test_checkpoints_are_written_as_the_umask_says(whole: Path, tmp_path: Path) -> None:
+    options = load_options(whole / "runs" / "run" / "config.yaml", [f"runs_dir={tmp_path}", "train.steps=1"])
+    before = os.umask(0o027)
+    try:
+        train(options)
+    finally:
+        os.umask(before)
+    (checkpoint,) = list_checkpoints(tmp_path / "run" / "train" / "checkpoints")
+    assert {path.name: oct(path.stat().st_mode & 0o777) for path in checkpoint.iterdir()} == {
+        name: "0o640" for name in ("model.safetensors", "training.safetensors", "state.json")
+    }
+
+
+@pytest.mark.parametrize("place", ["step-*/model.safetensors", "step-*/state.json", "step-*", "."])
+def test_what_may_not_be_read_is_not_called_damaged(place: str, run: Path, caplog: pytest.LogCaptureFixture) -> None:
+    with tempfile.TemporaryDirectory() as open_to_all:
+        Path(open_to_all).chmod(0o755)
+        folder = Path(shutil.copytree(run / "finetune" / "checkpoints", f"{open_to_all}/checkpoints"))
+        for path in folder.glob(place) if place != "." else [folder]:
+            path.chmod(0)
+        me = os.geteuid()
+        if me == 0:
+            os.seteuid(65534)
+        try:
+            for read in (Checkpoints(folder).load_newest, Checkpoints(folder).load_best):
+                with pytest.raises(PermissionError, match=rf"{folder}.*: permission denied; it belongs to \w+"):
+                    read()
+        finally:
+            os.seteuid(me)
+        for path in (folder, *folder.rglob("*")):
+            path.chmod(0o755)
+    assert "damaged" not in caplog.text
+
+
+def test_a_checkpoint_that_goes_while_it_is_looked_for(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from pipeline.run import checkpoints
+
+    folder, load_it = run / "finetune" / "checkpoints", checkpoints.load_checkpoint
+
+    def replaced(path: Path, training: bool = True) -> checkpoints.Checkpoint:
+        if path.name == "step-00000004":  # training goes on, and removes what is old
+            path.rename(folder / "step-00000006")
+            lost("step-00000002")(folder)
+        return load_it(path, training)
+
+    monkeypatch.setattr(checkpoints, "load_checkpoint", replaced)
+    found = Checkpoints(folder).load_newest()
+    assert found is not None and found.path.name == "step-00000006"

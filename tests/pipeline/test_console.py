@@ -1,0 +1,152 @@
+"""What a person is shown: nothing that steers a terminal."""
+
+import logging
+from html.parser import HTMLParser
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from markdown_it import MarkdownIt
+from markdown_it.token import Token
+
+from pipeline.console import (
+    code_fence,
+    escape_control_characters,
+    format_error,
+    make_printable,
+    markdown_code,
+    markdown_text,
+    prepare_logs,
+)
+from pipeline.show.page import render_image, render_page
+from pipeline.show.plots import drawable_label, encode_png
+
+
+def test_what_steers_a_terminal_is_escaped_and_what_is_text_stays() -> None:
+    assert make_printable("a\tb\nä 中 🙂 \u200d\u0301") == "a\tb\nä 中 🙂 \u200d\u0301"
+    steering = "\x1b[2J \0 \r \x7f \x85 \u202e \u2066 \u2028 \ufeff \U000e0041 " + b"\xff".decode(
+        errors="surrogateescape"
+    )
+    shown = make_printable(steering)
+    assert shown == (
+        r"\x1b[2J \x00 \x0d \x7f \x85 \u202e \u2066 \u2028 \ufeff \U000e0041 \xff"  # nothing of them is left
+    )
+    assert make_printable("\ud800") == r"\ud800" and shown.encode().isascii()
+    assert escape_control_characters("a \r\n\t\x1b") == "a␣␍↵⇥\\x1b"
+
+
+def test_no_backticks_end_a_block_of_markdown() -> None:
+    assert code_fence("a`b") == "```\na`b\n```" and code_fence("x: 1", "yaml") == "```yaml\nx: 1\n```"
+    assert code_fence("````\n# out\x1b") == "`````\n````\n# out\\x1b\n`````"
+
+
+def test_pages_and_messages_have_nothing_of_it(caplog: pytest.LogCaptureFixture) -> None:
+    assert "\x1b" not in (shown := render_page("a\x1b", "<p>\x1b\u202e</p>")) and "\\u202e" in shown
+    factory = logging.getLogRecordFactory()
+    try:
+        prepare_logs()
+        logging.getLogger("prefect").warning("no file %s", "a\x1b]0;title\x07")
+    finally:
+        logging.setLogRecordFactory(factory)
+    assert caplog.messages == [r"no file a\x1b]0;title\x07"]
+
+
+HOSTILE = [
+    "# <img src=x onerror=alert(1)>|[a](javascript:b)",
+    "`code` ``two`` ```",
+    "a`b|c\\|d\\",
+    "**bold** __bold__ _it_ snake_case ~~gone~~",
+    "<script>alert(1)</script>&amp;&lt;",
+    "![x](http://evil/x.png) [x]: http://evil",
+    "1. one",
+    "- one",
+    "+ one",
+    "=== ",
+    "--- | ---",
+    "    indented",
+    "a\n\n# b\n",
+    "$x^{2}$ $$",
+    "https://evil.example www.evil.example me@evil.example <https://evil>",
+    "'; DROP \"x\" onload='y'",
+    "\x1b[31m\u202e\u200b\x00\ud800",
+    "_$\\frac{1}{0",
+    "</details></pre></title>",
+    "é 中 🙂 \\",
+]
+SIGNS = st.text(st.sampled_from("`|\\*_[]()<>!#&;$~:/@w.-+=1 a\n\t\"'é\x1b\u202e"), max_size=40)
+HOSTILE_TEXT = st.one_of(st.sampled_from(HOSTILE), SIGNS, st.text(max_size=40))
+
+
+def inline(token: Token) -> list[tuple[str, str]]:
+    """What a line of Markdown is made of: kinds, and texts put together."""
+    found: list[tuple[str, str]] = []
+    for each in token.children or []:
+        kind = "text" if each.type == "text_special" else each.type
+        if found and found[-1][0] == kind == "text":
+            found[-1] = (kind, found[-1][1] + each.content)
+        else:
+            found.append((kind, each.content))
+    return [(kind, content) for kind, content in found if content or kind != "text"]
+
+
+@given(HOSTILE_TEXT)
+def test_a_text_in_markdown_is_shown_as_it_stands(text: str) -> None:
+    shown = " ".join(make_printable(text).split())
+    for before, tag in (("", "paragraph_open"), ("# ", "heading_open"), ("- ", "bullet_list_open")):
+        tokens = MarkdownIt("commonmark").enable(["table", "strikethrough"]).parse(f"{before}{markdown_text(text)}\n")
+        lines = [token for token in tokens if token.type == "inline"]
+        assert [inline(line) for line in lines if line.content] == ([[("text", shown)]] if shown else [])
+        assert not shown or tokens[0].type == tag
+
+
+@given(HOSTILE_TEXT)
+def test_a_text_in_a_cell_or_as_code_is_shown_as_it_stands(text: str) -> None:
+    shown = escape_control_characters(text) if "\n" in text else make_printable(text)
+    for render in (markdown_code, markdown_text):
+        cell = render(text)
+        source = f"| {cell} | {cell} |\n| --- | --- |\n| {cell} | 1 |\n"
+        tokens = MarkdownIt("commonmark").enable(["table", "strikethrough"]).parse(source)
+        assert (
+            [token.type for token in tokens].count("td_open") == [token.type for token in tokens].count("th_open") == 2
+        )
+        for token in [token for token in tokens if token.type == "inline" and token.content != "1"]:
+            (*_, (kind, content)) = inline(token) or [("text", "")]
+            assert len(inline(token)) <= 1 and kind in ("text", "code_inline")
+            if render is markdown_code and text.strip():
+                assert content.split() == shown.split()
+
+
+@given(HOSTILE_TEXT, HOSTILE_TEXT)
+def test_a_text_in_a_page_is_text(title: str, alt: str) -> None:
+    seen: list[tuple[str, dict[str, str | None]]] = []
+
+    class Tags(HTMLParser):
+        def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+            seen.append((tag, dict(attrs)))
+
+    Tags(convert_charrefs=True).feed(render_page(title, render_image(alt, b"")))
+    assert [tag for tag, _ in seen] == ["html", "meta", "title", "style", "main", "img"]
+    assert set(seen[-1][1]) == {"alt", "src"}
+
+
+@given(HOSTILE_TEXT)
+def test_a_text_in_a_picture_is_no_formula(text: str) -> None:
+    from matplotlib.cbook import is_math_text
+    from matplotlib.figure import Figure
+
+    label = drawable_label(text)
+    assert not is_math_text(label) and not label.startswith("_") and "\n" not in label
+    if len(text) > 30:  # drawing takes long
+        figure = Figure()
+        figure.add_subplot().set_title(label)
+        encode_png(figure)
+
+
+def test_addresses_in_a_text_are_no_links() -> None:
+    """As GitHub's Markdown and others make links of plain addresses."""
+    shown = markdown_text("see https://evil.example and www.evil.example, mailto:me@evil.example, a: b")
+    assert "://" not in shown.replace("\\://", "") and "www." not in shown and "\\@" in shown and "a: b" in shown
+
+
+def test_messages_of_errors_steer_nothing() -> None:
+    assert format_error(ValueError("no run \x1b[31m\n\u202e")) == r"no run \x1b[31m \u202e"

@@ -1,0 +1,40 @@
+"""Which signals are one request to stop, and which insist."""
+
+import signal
+import subprocess
+import sys
+
+import pytest
+
+from pipeline import ROOT, signals
+
+
+def test_only_a_signal_that_comes_clearly_later_insists(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(signals, "SAME_SECONDS", 3600)
+    stop = signals.StopSignal()
+    assert not stop()
+    assert not stop.is_second_request(signal.SIGINT) and not stop.is_second_request(signal.SIGTERM)
+    assert stop() and stop.number == signal.SIGINT
+    monkeypatch.setattr(signals, "SAME_SECONDS", 0)
+    assert stop.is_second_request(signal.SIGTERM) and stop.number == signal.SIGINT
+
+
+SLOW_TO_END = """
+import os, signal, sys, time
+from pipeline import ROOT
+from pipeline import signals
+signals.END_SECONDS = 0.2
+signals.end_at_once()
+class Slow:
+    def __del__(self, sleep=time.sleep): sleep(0.5)
+kept = Slow()
+try:
+    os.kill(os.getpid(), signal.SIGTERM)
+    time.sleep(60)
+except signals.Interrupt as interrupt:
+    sys.exit(128 + interrupt.number)
+"""
+
+
+def test_a_process_that_is_taken_down_slowly_ends_with_its_own_status() -> None:
+    assert subprocess.run([sys.executable, "-c", SLOW_TO_END], cwd=ROOT).returncode == 128 + signal.SIGTERM

@@ -1,0 +1,140 @@
+"""What a step is said to cost on more devices, against counting, and against two processes."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from pipeline.cli import main
+from pipeline.options import Options
+from pipeline.run.metrics import read_metrics
+from pipeline.run.run_directory import RunFolder
+from pipeline.run.shards import open_shards
+from pipeline.train import stages
+from pipeline.train.profile import Profile
+from pipeline.train.scaling_estimate import ChunkGrowth, MeasuredStep, format_estimates, measure_step
+
+
+def step(**more: object) -> MeasuredStep:
+    parts = {
+        "data": 1.0,
+        "candidates": 2.0,
+        "encoder": 4.0,
+        "main": 8.0,
+        "decoder": 16.0,
+        "loss": 32.0,
+        "optimizer": 1.0,
+    }
+    kept = dict.fromkeys(parts, 1000)
+    found = Profile("pretrain", 1, parts, kept, 1e9, 1e12, 0.1)
+    values = {"speed": 0.5, "chunks": 100, "tokens": 12, "width": 15, "parameters": 1000}
+    values |= {"tables": [(10, 6, 50, False), (8, 3, 9, True)], "further": 1.5}
+    return MeasuredStep(**{"profile": found, **values, "growth": ChunkGrowth([80, 120, 180, 270], 0.5, 1000), **more})
+
+
+def test_distinct_chunks_grow_as_counted_then_as_a_power_up_to_all_of_the_split() -> None:
+    growth = step().growth
+    assert growth is not None
+    assert [growth(batches) for batches in (1, 2, 4, 8)] == [80, 120, 180, 270]
+    assert 120 < growth(3) < 180
+    assert growth(32) == 540 and growth(1e6) == 1000
+    assert ChunkGrowth([80], 0.0, None)(1024) == 80
+
+
+def test_what_a_step_costs_is_worked_out_from_its_parts() -> None:
+    one, four = (step().estimate_step(devices, 1e6) for devices in (1, 4))
+    assert one.candidates == 80 and sum(one.exchanged.values()) == 0 and one.efficiency == 1
+    assert one.milliseconds == {
+        "data": 1, "candidates": 2, "encoder": 2, "main": 4, "decoder": 8, "loss": 16, "optimizer": 0.5
+    }  # fmt: skip
+    assert four.candidates == 180
+    assert four.milliseconds == one.milliseconds | {
+        "candidates": 2 + 3 * 1.5,
+        "encoder": 2 * 180 / 80 / 4,
+        "loss": 16 * 180 / 80,
+    }
+    assert four.exchanged == {
+        "gradients": 8 * 1000 * 3 / 4,
+        "embeddings": 12 * 180 * 16 * 3 / 4,
+        "chunks": 80 * 21 * 3,
+        "counts": 0,
+        "tables": 10 * 32 * 3 + 8 * 180 / 80 / 4 * 20 * 3,
+    }
+    assert four.seconds == pytest.approx(sum(four.milliseconds.values()) / 1e3 + sum(four.exchanged.values()) / 1e6)
+    assert four.chunks_per_second == pytest.approx(400 / four.seconds) and four.efficiency == one.seconds / four.seconds
+    assert four.memory["tables"] == 4 * 7 * 50 + 4 * 4 * 9 and four.memory["scores"] == 10 * 180 * 100
+
+
+def test_an_accelerator_computes_while_the_host_prepares_but_where_it_waits_for_rows() -> None:
+    waiting = step(ahead=True).estimate_step(4, 1e6)
+    assert waiting.seconds == step().estimate_step(4, 1e6).seconds
+    found = step(ahead=True, tables=[]).estimate_step(4, 1e6)
+    parts = dict(found.milliseconds)
+    host = parts.pop("data") + parts.pop("candidates")
+    exchanging = sum(found.exchanged.values()) / 1e6
+    assert found.seconds == pytest.approx(max(host, sum(parts.values())) / 1e3 + exchanging)
+
+
+def test_groups_bound_what_grows_with_the_candidates() -> None:
+    alone, grouped = (step(group=group).estimate_step(1024, 1e9) for group in (None, 8))
+    assert grouped.candidates == 270 and alone.candidates == 1000
+    assert grouped.milliseconds["loss"] < alone.milliseconds["loss"]
+    assert grouped.exchanged["counts"] == 16 * 270 and alone.exchanged["counts"] == 0
+    assert step(group=8).estimate_step(4, 1e9).candidates == 180  # fewer devices than a group has
+    with pytest.raises(ValueError, match="6 devices do not divide into groups of 4"):
+        step(group=4).estimate_step(6, 1e9)
+    assert step(growth=None, group=4).estimate_step(6, 1e9).devices == 6  # nothing is shared
+    assert step(group=8, counted=False).estimate_step(64, 1e9).exchanged["counts"] == 0
+    assert step(batches=4).estimate_step(8, 1e9).exchanged["chunks"] == 180 * 21 * 7
+    assert "iem.group makes groups" in format_estimates(step(), [1024, 64], 1e9)
+
+
+def test_a_system_without_candidates_exchanges_gradients_and_tables() -> None:
+    found = step(growth=None, width=0).estimate_step(4, 1e9)
+    assert found.candidates == 0 and set(found.exchanged) == {"gradients", "tables"}
+
+
+def test_a_plan_is_made_from_a_run_and_writes_nothing(options: Options, capsys: pytest.CaptureFixture[str]) -> None:
+    RunFolder.create(options).write_corpus_record(open_shards(options))
+    run = RunFolder.from_options(options).path
+    before = sorted(run.rglob("*"))
+    words = ["--plan", "--steps", "1", "--devices", "1", "16"]
+    assert main(["profile", str(run), *words, "--json"]) == 0
+    one, many = json.loads(capsys.readouterr().out)
+    assert one["devices"] == 1 and many["candidates"] > one["candidates"] > 0
+    assert main(["profile", str(run), *words, "--rate", "400"]) == 0
+    assert capsys.readouterr().out.startswith("devices  candidates")
+    assert sorted(run.rglob("*")) == before
+    for words in ("iem.group=4", "--devices", "6"), ("--devices", "6", "iem.group=4"):
+        assert main(["profile", str(run), "--plan", *words]) == 1
+        assert "6 devices do not divide into groups of 4" in capsys.readouterr().err
+    for words in ("--link", "5"), ("--rate", "400"), ("--devices", "3"):
+        assert main(["profile", str(run), *words]) == 2
+        assert capsys.readouterr().err == f"error: {words[0]} is of a plan: give --plan as well\n"
+    assert main(["profile", str(run), "--steps", "0"]) == 2
+    assert "--steps 0: must be from 1 to" in capsys.readouterr().err
+    for words in ("--link", "0"), ("--rate", "inf"), ("--rate", "1e-300"), ("--devices", "0"), ("--devices", "1.5"):
+        assert main(["profile", str(run), "--plan", *words]) == 2
+        assert f"{words[0]} {float(words[1]) if words[0] != '--devices' else words[1]}: " in capsys.readouterr().err
+
+
+def test_an_average_of_the_weights_is_held_too() -> None:
+    tables = [(10, 8, 100, False), (0, 4, 50, True)]
+    plain, averaged = (step(tables=tables, average=average).estimate_step(1, 1e9).memory for average in (False, True))
+    assert averaged["tables"] - plain["tables"] == 4 * (8 * 100 + 4 * 50)
+    name = "weights, gradients and moments"
+    assert averaged[name] == plain[name] * 20 / 16
+
+
+@pytest.mark.slow
+def test_two_processes_choose_among_as_many_candidates_as_were_foreseen(options: Options) -> None:
+    options.log_steps, options.pretrain.steps = 1, 20
+    RunFolder.create(options).write_corpus_record(open_shards(options))
+    foreseen = [measure_step(options, "pretrain", 1).estimate_step(devices, 1e9).candidates for devices in (1, 2)]
+    found = []
+    for options.launcher.processes in (1, 2):
+        options.name = f"processes-{options.launcher.processes}"
+        stages.pretrain(options)
+        records = read_metrics(Path(options.runs_dir) / options.name / "pretrain" / "metrics.jsonl")
+        found.append(sum(record["candidates"] for record in records if "candidates" in record) / 20)
+    assert found == pytest.approx(foreseen, rel=0.15)
