@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import safetensors.torch
 import torch
 
 from pipeline.config import dump_options, load_options
@@ -27,7 +28,7 @@ from tests.conftest import TINY
 from tests.pipeline.train.test_stages import newest, stripped, weights
 
 ROOT = Path(__file__).resolve().parents[2]
-PLACES = {"tensors": (checkpoints, "save_file"), "syncing": (os, "fsync"), "renaming": (os, "replace")}
+PLACES = {"tensors": (safetensors.torch, "save_file"), "syncing": (os, "fsync"), "renaming": (os, "replace")}
 PLACES |= {"folders": (checkpoints, "sync_folder"), "metrics": (os, "pwrite")}
 
 
