@@ -7,7 +7,7 @@ import os
 import sys
 
 # If several trainings run at once, idle OpenMP threads must sleep. By default libgomp lets them spin, which takes cores
-# from the other trainings. A single training is slower with it (docs/log.md). It must be set before torch is loaded.
+# from the other trainings. A single training is slower with it (dev/LOG.md). It must be set before torch is loaded.
 if os.environ.get("HAED_TRAININGS", "1") != "1":
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 

@@ -21,7 +21,7 @@ README = (ROOT / "README.md").read_text(encoding="utf-8")
 BLOCKS = re.findall(r"```(bash|python)\n(.*?)```", README, re.DOTALL)
 COMMANDS = [line for language, block in BLOCKS if language == "bash" for line in block.splitlines() if line.strip()]
 TRAINS = ("run", "shard", "pretrain", "finetune", "train")
-BY_HAND = {"make demo", "make test"}  # a clean clone, logged in docs/log.md
+BY_HAND = {"make demo", "make test"}  # a clean clone, logged in dev/LOG.md
 ELSEWHERE = {"haed serve"}  # tests/flows/serving/test_serve.py
 
 

@@ -84,7 +84,7 @@ class Mixture(nn.Module):
         return logit.to(torch.promote_types(logit.dtype, torch.float32))
 
 
-# Queries and chunks that are scored at a time. On a CPU both and their scores should fit into its cache (docs/log.md).
+# Queries and chunks that are scored at a time. On a CPU both and their scores should fit into its cache (dev/LOG.md).
 _BLOCK, _LARGE = {"cpu": (1 << 10, 1 << 11)}, (1 << 11, 1 << 16)
 _KEPT = 1 << 28  # bytes: smaller sets keep their keys in the type of the computation
 

@@ -68,15 +68,15 @@ class HAED(SequenceModel):
         """Initialise every parameter.
 
         Matrices are normal with deviation 1/√fan_in. This includes the decoder's output layer: from zero, the rest
-        learns late (docs/log.md). Matrices that end a residual branch are divided by √(2·layers) (GPT-2).
+        learns late (dev/LOG.md). Matrices that end a residual branch are divided by √(2·layers) (GPT-2).
 
         Token embeddings are normal with deviation 1, so that a concatenation of them feeds the first layer at unit
         scale. So are tokens and positions of transformers within chunks. The decoder learns much more slowly from small
-        ones (docs/log.md). The main model's position vectors have deviation 0.1, small beside the content.
+        ones (dev/LOG.md). The main model's position vectors have deviation 0.1, small beside the content.
 
         Forget gates of an LSTM start at bias 1. The scale starts at 1/√E, which gives normalised vectors first scores
         of about unit size. For the cosine it starts at the inverse of its temperature. The encoder's table has
-        deviation 0.5, so that chunks differ from the start; zeros learn slowly (docs/log.md). The candidate bias is
+        deviation 0.5, so that chunks differ from the start; zeros learn slowly (dev/LOG.md). The candidate bias is
         zero, so that the first loss of candidates is about log C.
         """
         self.initialise_layers()

@@ -50,7 +50,7 @@ class CountMin:
     Every key has a cell in each of several rows. Its count is the smallest of them (Cormode and Muthukrishnan 2005),
     and an update raises only cells below the new count (Estan and Varghese 2002). Counts are never too small. They are
     too large for keys that collide in every row. With 4 million distinct keys, each as likely, 2 rows of 2²¹ cells are
-    1.7 times too large in the geometric mean. One row of 2²⁰ is 5 times too large (docs/log.md).
+    1.7 times too large in the geometric mean. One row of 2²⁰ is 5 times too large (dev/LOG.md).
 
     Args:
         bits: logarithm to base 2 of the number of cells of a row.

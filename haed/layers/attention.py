@@ -83,7 +83,7 @@ class _Rotation(torch.autograd.Function):
     """Rotation of coordinates i and i + D/2 of x by angles with given cosines and sines (n, D/2).
 
     The backward pass is the opposite rotation. It takes three passes over x in place of seven, and as many backwards
-    (docs/log.md).
+    (dev/LOG.md).
     """
 
     @staticmethod

@@ -14,7 +14,7 @@ Hochreiter & Schmidhuber 1997; gates in the order input, forget, cell, output, a
 The number of rows differs from step to step. A CPU library (oneDNN, in bfloat16) compiles a program for every shape
 that it multiplies. This takes as long as some products themselves, and only some programs are kept. A GPU is slower if
 the number of rows is not a multiple of 8. So a number of rows that comes from the data is rounded up, and the products
-of the extra rows are ignored. docs/log.md has the time that this saves.
+of the extra rows are ignored. dev/LOG.md has the time that this saves.
 """
 
 from typing import Any

@@ -151,7 +151,7 @@ class TokenModel(SequenceModel):
         """Initialise every parameter, except those that a family initialises after it.
 
         Matrices are normal with deviation 1/√fan_in. This includes the output layer, without which nothing else learns
-        at first (docs/log.md). Those that end a residual branch are smaller (`scale_residual_init`). Embeddings are normal
+        at first (dev/LOG.md). Those that end a residual branch are smaller (`scale_residual_init`). Embeddings are normal
         with deviation 1.
         """
         self.initialise_layers()

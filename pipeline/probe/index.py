@@ -240,7 +240,7 @@ def _mean_embedding(run: "Run", tokens: np.ndarray, lengths: np.ndarray, known: 
     """Return the mean embedding (E,) float32 of the first `known` chunks, each counted once.
 
     Weighted by counts, a handful of chunks would dominate the mean. All chunks of the split give the same mean
-    (docs/log.md).
+    (dev/LOG.md).
     """
     summed = sum(
         vectors.sum(0, dtype=np.float64) for _, vectors in _embed_batches(run, tokens[:known], lengths[:known])

@@ -461,7 +461,7 @@ def _continue_reading(trainer: Trainer, first: Checkpoint, options: Options) -> 
     """Continue in the data where phase one stopped, if both phases read the same windows in one order.
 
     Tables of hashed rows memorise the data that phase one has read. Starting with the same data again teaches less
-    (docs/log.md).
+    (dev/LOG.md).
     """
     then = first.state["options"]
     one, two = then["pretrain"], options.finetune

@@ -57,7 +57,7 @@ class AnalysisData:
         centred: (n, E) embeddings less their mean. Their cosines rank neighbours, as in an index.
         labels: (n) displayed chunks.
         stream: (S,) the split, or its beginning, as rows of `every`.
-        clusters: (n,) clusters of the uncentred directions, which predict the next chunk better (docs/log.md).
+        clusters: (n,) clusters of the uncentred directions, which predict the next chunk better (dev/LOG.md).
         pixels: true if chunks consist of pixels.
         notes: sentences on what was cut or left out.
     """
