@@ -1,4 +1,4 @@
-"""What `haed profile --plan` foresees against runs: candidates, bytes exchanged, milliseconds of a step, and memory.
+"""What `benchmarks/scaling_estimate.py` foresees against runs: candidates, bytes exchanged, milliseconds of a step, and memory.
 
     python benchmarks/scale.py [--config quickstart] [--processes 1 2 4] [key=value …]
 
@@ -17,12 +17,12 @@ from pathlib import Path
 
 sys.path[0] = str(Path(__file__).resolve().parent.parent)  # else `data` would be the script beside this one
 
+from benchmarks.scaling_estimate import measure_step
 from benchmarks.systems import command
 from pipeline.config import load_options
 from pipeline.run.metrics import read_metrics
 from pipeline.run.run_directory import RunFolder
 from pipeline.run.shards import shard_source
-from pipeline.train.scaling_estimate import measure_step
 from pipeline.train.timing import lift_other_limits
 
 SHORT, LONG = 20, 60

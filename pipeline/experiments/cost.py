@@ -95,5 +95,5 @@ def table(found: Sequence[Cost]) -> str:
     total = sum(each.days for each in found)
     return (
         f"{shown}\n\n{total:,.1f} days of a device like this one at the rate of its matrix products, which no step reaches; "
-        "`haed profile RUN --plan` tells what more devices would do"
+        "`benchmarks/scaling_estimate.py RUN` tells what more devices would do"
     )

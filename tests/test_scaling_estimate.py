@@ -5,14 +5,13 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.cli import main
+from benchmarks.scaling_estimate import ChunkGrowth, MeasuredStep, format_estimates, main, measure_step
 from pipeline.options import Options
 from pipeline.run.metrics import read_metrics
 from pipeline.run.run_directory import RunFolder
 from pipeline.run.shards import open_shards
 from pipeline.train import stages
 from pipeline.train.profile import Profile
-from pipeline.train.scaling_estimate import ChunkGrowth, MeasuredStep, format_estimates, measure_step
 
 
 def step(**more: object) -> MeasuredStep:
@@ -98,24 +97,20 @@ def test_a_plan_is_made_from_a_run_and_writes_nothing(options: Options, capsys: 
     RunFolder.create(options).write_corpus_record(open_shards(options))
     run = RunFolder.from_options(options).path
     before = sorted(run.rglob("*"))
-    words = ["--plan", "--steps", "1", "--devices", "1", "16"]
-    assert main(["profile", str(run), *words, "--json"]) == 0
+    words = ["--steps", "1", "--devices", "1", "16"]
+    main([str(run), *words, "--json"])
     one, many = json.loads(capsys.readouterr().out)
     assert one["devices"] == 1 and many["candidates"] > one["candidates"] > 0
-    assert main(["profile", str(run), *words, "--rate", "400"]) == 0
+    main([str(run), *words, "--rate", "400"])
     assert capsys.readouterr().out.startswith("devices  candidates")
     assert sorted(run.rglob("*")) == before
-    for words in ("iem.group=4", "--devices", "6"), ("--devices", "6", "iem.group=4"):
-        assert main(["profile", str(run), "--plan", *words]) == 1
-        assert "6 devices do not divide into groups of 4" in capsys.readouterr().err
-    for words in ("--link", "5"), ("--rate", "400"), ("--devices", "3"):
-        assert main(["profile", str(run), *words]) == 2
-        assert capsys.readouterr().err == f"error: {words[0]} is of a plan: give --plan as well\n"
-    assert main(["profile", str(run), "--steps", "0"]) == 2
-    assert "--steps 0: must be from 1 to" in capsys.readouterr().err
-    for words in ("--link", "0"), ("--rate", "inf"), ("--rate", "1e-300"), ("--devices", "0"), ("--devices", "1.5"):
-        assert main(["profile", str(run), "--plan", *words]) == 2
-        assert f"{words[0]} {float(words[1]) if words[0] != '--devices' else words[1]}: " in capsys.readouterr().err
+    for words in (["iem.group=4", "--devices", "6"], ["--devices", "6", "--rate", "1", "iem.group=4"]):
+        with pytest.raises(ValueError, match="6 devices do not divide into groups of 4"):
+            main([str(run), *words])
+    for wrong in (["--link", "0"], ["--rate", "inf"], ["--rate", "1e-300"], ["--devices", "0"], ["--devices", "1.5"]):
+        with pytest.raises(SystemExit):
+            main([str(run), *wrong])
+        assert f"{wrong[0]}: {wrong[1]}: must be a" in capsys.readouterr().err
 
 
 def test_an_average_of_the_weights_is_held_too() -> None:
