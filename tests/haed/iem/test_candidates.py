@@ -150,3 +150,14 @@ def test_four_keys_a_cell_of_before_are_counted_to_a_factor_of_two() -> None:
     ratio = (found / true)[true > 0].log()
     one_row = torch.zeros(1 << 11, dtype=torch.long).index_add(0, keys.remainder(1 << 11), true)
     assert ratio.mean().exp() < 2 and (one_row[keys.remainder(1 << 11)] / true)[true > 0].log().mean().exp() > 4
+
+
+@pytest.mark.parametrize("keys", [0, 5, 3000])
+def test_counts_are_restored_from_the_table_or_its_occupied_cells(keys: int) -> None:
+    counter, other = CountMin(bits=10), CountMin(bits=10)
+    counter.update(torch.arange(keys) * 7919**3, torch.arange(1, keys + 1))
+    other.update(torch.arange(9), torch.ones(9, dtype=torch.long))
+    state = {name: tensor.clone() for name, tensor in counter.state_dict().items()}
+    assert ("table" in state) == (keys == 3000)
+    other.load_state_dict(state)
+    assert torch.equal(other.table, counter.table)

@@ -91,7 +91,7 @@ def test_counts_are_put_back_and_what_is_gone_is_left_out() -> None:
     state = made.extra_state()
     again.load_extra_state(state | {"candidates/steps": torch.tensor(1), "candidates/bank/keys": torch.zeros(3)})
     found = again.extra_state()
-    assert int(state["candidates/unigram/table"].sum()) > 0 and state.keys() == found.keys()
+    assert int(state["candidates/unigram/counts"].sum()) > 0 and state.keys() == found.keys()
     assert all(torch.equal(found[name], value) for name, value in state.items())
 
 
