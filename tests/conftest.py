@@ -1,13 +1,15 @@
 """Fixtures: a small real text, and a model small enough to train in seconds."""
 
+import fcntl
 import gc
 import json
+import os
 import random
 import select
 import shutil
 import socket
 import sysconfig
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from copy import deepcopy
 from dataclasses import replace
 from pathlib import Path
@@ -87,14 +89,32 @@ def pytest_collection_finish() -> None:
     gc.freeze()
 
 
+def made_once(factory: pytest.TempPathFactory, name: str, make: Callable[[Path], None]) -> Path:
+    """A folder that the first worker of pytest that needs it makes, for all of them; tests leave it as it is."""
+    place = factory.getbasetemp()
+    place = place.parent if "PYTEST_XDIST_WORKER" in os.environ else place
+    folder = place / name
+    with open(place / f"{name}.lock", "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not (place / f"{name}.made").exists():
+            shutil.rmtree(folder, ignore_errors=True)
+            folder.mkdir()
+            make(folder)
+            (place / f"{name}.made").touch()
+    return folder
+
+
 @pytest.fixture(scope="session")
 def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Some files of the standard library, named by split."""
-    folder = tmp_path_factory.mktemp("text")
-    stdlib = Path(sysconfig.get_paths()["stdlib"])
-    for split, name in (("train", "textwrap.py"), ("train2", "bisect.py"), ("valid", "heapq.py"), ("test", "queue.py")):
-        (folder / f"{split.rstrip('2')}-{name}").write_bytes((stdlib / name).read_bytes())
-    return folder
+
+    def make(folder: Path) -> None:
+        stdlib = Path(sysconfig.get_paths()["stdlib"])
+        names = {"train": "textwrap.py", "train2": "bisect.py", "valid": "heapq.py", "test": "queue.py"}
+        for split, name in names.items():
+            (folder / f"{split.rstrip('2')}-{name}").write_bytes((stdlib / name).read_bytes())
+
+    return made_once(tmp_path_factory, "text", make)
 
 
 @pytest.fixture
@@ -114,14 +134,15 @@ def whole(text: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A place with shards and a run with everything in it, to be copied: `shards` and `runs/run`."""
     from pipeline.cli import main
 
-    place = tmp_path_factory.mktemp("whole")
-    where = ["source.kind=text", f"source.path={text}", f"runs_dir={place}/runs", f"shards_dir={place}/shards"]
-    chosen = [*TINY, *where, "name=run", "checkpoint.every_steps=2", "evaluate.yardsticks=false"]
-    for stage in ("shard", "pretrain", "finetune"):
-        assert main([stage, "--config", "quickstart", *chosen]) == 0
-    for stage in ("evaluate", "index", "sample"):
-        assert main([stage, f"{place}/runs/run"]) == 0
-    return place
+    def make(place: Path) -> None:
+        where = ["source.kind=text", f"source.path={text}", f"runs_dir={place}/runs", f"shards_dir={place}/shards"]
+        chosen = [*TINY, *where, "name=run", "checkpoint.every_steps=2", "evaluate.yardsticks=false"]
+        for stage in ("shard", "pretrain", "finetune"):
+            assert main([stage, "--config", "quickstart", *chosen]) == 0
+        for stage in ("evaluate", "index", "sample"):
+            assert main([stage, f"{place}/runs/run"]) == 0
+
+    return made_once(tmp_path_factory, "whole", make)
 
 
 @pytest.fixture

@@ -1,6 +1,5 @@
 """`haed serve` as a process, in a folder of its own."""
 
-import fcntl
 import os
 import shutil
 import signal
@@ -16,7 +15,7 @@ import pytest
 
 from flows.serving.deployments import deployment_suffix
 from flows.serving.environment import DEFAULTS
-from tests.conftest import TINY
+from tests.conftest import TINY, made_once
 from tests.flows.api import PATIENCE, call, until
 
 SETTINGS = [*TINY, "source.kind=text", "source.path=text", "validation.times=0", "checkpoint.every_steps=10"]
@@ -110,21 +109,15 @@ def engine(served: Served) -> psutil.Process:
 @pytest.fixture(scope="session")
 def database(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """An empty database of Prefect's server, which takes ten seconds to make: once for all workers of pytest."""
-    place = tmp_path_factory.getbasetemp()
-    if "PYTEST_XDIST_WORKER" in os.environ:
-        place = place.parent
-    path = place / "empty-prefect.db"
-    with open(place / "empty-prefect.lock", "w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        if not path.exists():
-            home = place / "prefect-home"
-            clean = {name: value for name, value in os.environ.items() if not name.startswith("PREFECT")}
-            command = [sys.executable, "-m", "prefect", "server", "database", "upgrade", "-y"]
-            done = subprocess.run(command, env=clean | {"PREFECT_HOME": str(home)}, capture_output=True, text=True)
-            assert done.returncode == 0, done.stderr
-            assert [file.name for file in home.glob("prefect.db*")] == ["prefect.db"]  # no journal is left beside it
-            (home / "prefect.db").rename(path)
-    return path
+
+    def make(folder: Path) -> None:
+        clean = {name: value for name, value in os.environ.items() if not name.startswith("PREFECT")}
+        command = [sys.executable, "-m", "prefect", "server", "database", "upgrade", "-y"]
+        done = subprocess.run(command, env=clean | {"PREFECT_HOME": str(folder)}, capture_output=True, text=True)
+        assert done.returncode == 0, done.stderr
+        assert [file.name for file in folder.glob("prefect.db*")] == ["prefect.db"]  # no journal is left beside it
+
+    return made_once(tmp_path_factory, "prefect", make) / "prefect.db"
 
 
 def lay_database(database: Path, folder: Path) -> None:
