@@ -257,7 +257,7 @@ def _register_deployments(arguments: argparse.Namespace) -> CommandResult:
 
 
 COMMANDS = (
-    Command("run", "all stages in order, as one Prefect flow", add_config_arguments, _run_pipeline_flow, GOES_ON),
-    Command("serve", "every flow as a deployment in the Prefect UI", _serve_arguments, _serve_deployments, ""),
-    Command("deploy", "register every flow for a work pool", _deploy_arguments, _register_deployments),
+    Command("run", "Run all stages in order, as one Prefect flow.", add_config_arguments, _run_pipeline_flow, GOES_ON),
+    Command("serve", "Serve every flow as a deployment in the Prefect UI.", _serve_arguments, _serve_deployments, ""),
+    Command("deploy", "Register every flow for a work pool.", _deploy_arguments, _register_deployments),
 )

@@ -177,28 +177,30 @@ def _run_cat(arguments: argparse.Namespace) -> CommandResult:
 
 
 _MAKING = (
-    Command("shard", "cut a source into WebDataset shards with a manifest", add_config_arguments, _run_shard, GOES_ON),
+    Command("shard", "Cut a source into WebDataset shards.", add_config_arguments, _run_shard, GOES_ON),
     Command(
         "pretrain",
-        "phase one: learn in the space of chunk embeddings",
+        "Train phase one: predict chunk embeddings, without a decoder.",
         add_config_arguments,
         _make_phase_runner("pretrain"),
         GOES_ON,
     ),
     Command(
         "finetune",
-        "phase two: train for exact likelihood, from a phase one",
+        "Train phase two: the decoder, for exact likelihood.",
         add_config_arguments,
         _make_phase_runner("finetune"),
         GOES_ON,
     ),
     Command(
-        "train", "train end to end, without a phase one", add_config_arguments, _make_phase_runner("train"), GOES_ON
+        "train", "Train end to end, without a phase one.", add_config_arguments, _make_phase_runner("train"), GOES_ON
     ),
-    Command("evaluate", "exact bits on a split or a file, beside yardsticks", _evaluate_arguments, _run_evaluate),
-    Command("experiment", "a table or figure of a paper", _experiment_arguments, _run_experiment, GOES_ON),
-    Command("config", "print a resolved configuration", _config_arguments, _run_config),
-    Command("cat", "write the original bytes of a split to standard output", _cat_arguments, _run_cat),
+    Command(
+        "evaluate", "Compute bits per character of a split or file, with baselines.", _evaluate_arguments, _run_evaluate
+    ),
+    Command("experiment", "Reproduce a table or figure of a paper.", _experiment_arguments, _run_experiment, GOES_ON),
+    Command("config", "Print a resolved configuration.", _config_arguments, _run_config),
+    Command("cat", "Write the original bytes of a split to standard output.", _cat_arguments, _run_cat),
 )
 
 
@@ -386,19 +388,17 @@ def _run_explore(arguments: argparse.Namespace) -> CommandResult:
 
 
 _ASKING = (
-    Command("sample", "continue prompts", _sample_arguments, _run_sample),
-    Command("next", "the likeliest next chunks, with their probabilities", _next_arguments, _run_next),
-    Command("index", "FAISS index of chunks, or of places in the text", _index_arguments, _run_index),
+    Command("sample", "Continue prompts.", _sample_arguments, _run_sample),
+    Command("next", "List the likeliest next chunks with their probabilities.", _next_arguments, _run_next),
+    Command("index", "Build a FAISS index of chunks, or of places in the text.", _index_arguments, _run_index),
     Command(
         "neighbours",
-        "what is near to chunks, sums of them, passages and predictions",
+        "Find similar chunks or passages.",
         _neighbours_arguments,
         _run_neighbours,
     ),
-    Command(
-        "explore", "pages of a run, with questions to its model, in a browser", _explore_arguments, _run_explore, ""
-    ),
-    Command("analyse", "what the embeddings know, in figures and a map", add_run_arguments, _run_analyse),
+    Command("explore", "Browse a run and query its model.", _explore_arguments, _run_explore, ""),
+    Command("analyse", "Analyse the chunk embeddings.", add_run_arguments, _run_analyse),
 )
 
 
@@ -453,9 +453,9 @@ def _run_report(arguments: argparse.Namespace) -> CommandResult:
 
 
 _SHOWING = (
-    Command("compare", "table and curves of several runs", _compare_arguments, _run_compare),
-    Command("profile", "where the time of a training step goes", _profile_arguments, _run_profile),
-    Command("report", "write report.html and report.md of a run", add_run_arguments, _run_report),
+    Command("compare", "Compare several runs in a table and curves.", _compare_arguments, _run_compare),
+    Command("profile", "Measure where the time of a training step goes.", _profile_arguments, _run_profile),
+    Command("report", "Write report.html and report.md of a run.", add_run_arguments, _run_report),
 )
 
 
