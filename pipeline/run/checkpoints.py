@@ -418,17 +418,18 @@ def _verify_state(path: Path, names: Iterable[str] | None, fresh: bool) -> State
 def _hash_file(path: Path, fresh: bool) -> str:
     """Return the sha256 of a file, cached or computed and then cached."""
     stamp = stamp_file(path)
-    if not fresh:
-        for known in (_sums.get(path), _read_noted_sums(path.parent.parent).get(f"{path.parent.name}/{path.name}")):
-            if known is not None and known[0] == stamp:
-                return known[1]
+    known = _sums.get(path)
+    if not fresh and known is not None and known[0] == stamp:
+        return known[1]
+    noted = _read_noted_sums(path.parent.parent).get(f"{path.parent.name}/{path.name}")
+    if not fresh and noted is not None and noted[0] == stamp:
+        return noted[1]
     read_metadata(path)  # what is no such file, or goes on behind its tensors, is not summed: a terabyte takes an hour
     summed = hashlib.sha256()
     with add_path_to_errors(path), open_file(path) as file:
         while block := file.read(1 << 20):
             summed.update(block)
     found = summed.hexdigest()
-    noted = _read_noted_sums(path.parent.parent).get(f"{path.parent.name}/{path.name}")
     if noted != (stamp, found):  # it was copied, or the disk forgot: all readers are to know
         note_sums(path.parent, {path.name: found})
     with _guard:
