@@ -89,7 +89,7 @@ def page(address: str) -> str:
 def test_presets_travel_with_the_wheel(haed: Path, folder: Path) -> None:
     from pipeline.config import list_presets
 
-    code = "import haed, data, pipeline, flows, pipeline.config as c\nprint(c.presets())\n"
+    code = "import haed, data, pipeline, flows, pipeline.config as c\nprint(c.list_presets())\n"
     code += "print([m.__file__ for m in (haed, data, pipeline, flows)])"
     names, files = said_by(haed.with_name("python"), "-c", code).splitlines()
     assert names == str(list_presets()) and files.count(str(haed.parents[1])) == 4 and str(ROOT) not in files

@@ -550,8 +550,9 @@ class Trainer:
             for batch in self.prepare_batches():
                 read, own = self.learner.data_position(), next(kept)
                 for name, x in read.objective.items():  # fresh memory would take many times as long
-                    own[name] = own[name].copy_(x) if name in own else x.clone()
-                yield batch, replace(read, objective=dict(own))
+                    fits = name in own and own[name].shape == x.shape
+                    own[name] = own[name].copy_(x) if fits else x.clone()
+                yield batch, replace(read, objective={name: own[name] for name in read.objective})
 
         with closing(prefetch(copied())) as made:
             for batch, self._data_position in made:
