@@ -15,9 +15,10 @@ from torch import Tensor, nn
 
 from haed.base import length_mask, to_device
 from haed.chunk.packing import Chunks, Packed, last_tokens, pack_decisions, symbol_histories
+from haed.layers.attention import BlockOptions, KeyValueCache
 from haed.layers.lstm import RowLinear, compute_dtype, lstm_step, packed_lstm
 from haed.layers.ngram_embedding import Grams
-from haed.layers.transformer import Blocks, KeyValueCache, PrefixKeyValues
+from haed.layers.transformer import TransformerStack
 from haed.options import DecoderOptions
 
 
@@ -158,21 +159,19 @@ class TransformerState:
 
     Attributes:
         context: (N, K, H) or (N, 1, H) ŷ's share of the inputs.
-        cache: keys and values of the chunk so far.
-        before: keys and values of the chunk before, for each block.
+        cache: keys and values of the chunk so far, after those of the chunk before, for each block.
         recent: (N, n) last tokens on the CPU, if n-grams are looked up; else None.
     """
 
     context: Tensor
-    cache: KeyValueCache
-    before: list[PrefixKeyValues | None]
+    cache: list[KeyValueCache]
     recent: Tensor | None
 
     def select_rows(self, rows: Tensor) -> None:
         """Keep only the selected chunks, between steps; `rows` is a mask (N,) or their indices."""
         self.context = self.context[rows]
-        self.cache.select_rows(rows)
-        self.before = [None if x is None else x.select_rows(rows) for x in self.before]
+        for cache in self.cache:
+            cache.select_rows(rows)
         self.recent = None if self.recent is None else self.recent[rows.cpu()]
 
 
@@ -195,7 +194,8 @@ class TransformerDecoder(Decoder):
         self.positions = nn.Embedding(k, width)
         self.positions_before = nn.Embedding(k, width) if options.previous else None
         self.context = nn.Linear(context, width * (k if options.context == "each" else 1))
-        self.blocks = Blocks(options.layers, width, options.heads, width // options.heads, options.ffn, rotary=False)
+        sizes = BlockOptions(width, options.heads, width // options.heads, options.ffn)
+        self.blocks = TransformerStack(options.layers, sizes)
         self.norm = nn.LayerNorm(width)
         self.output = RowLinear(width, vocabulary + 1)
 
@@ -210,9 +210,8 @@ class TransformerDecoder(Decoder):
         if self.grams is not None and packed.looked is not None:
             layer, logits = self.grams(packed.looked)
             x = x + layer
-        earlier = self.previous_key_values(packed.before) or [None] * len(self.blocks)
-        for block, before in zip(self.blocks, earlier, strict=True):
-            x = block.forward_packed(x, packed.sizes, before)
+        for block, cache in zip(self.blocks, self.create_cache(packed.before), strict=True):
+            x = block.forward_packed(x, packed.sizes, cache)
         x = self.output(self.norm(x))
         return x if logits is None else x + logits
 
@@ -234,37 +233,30 @@ class TransformerDecoder(Decoder):
         yield self.output.weight, rows * self.output.weight.numel()
         yield from self.grams.flop_terms(rows) if self.grams is not None else ()
 
-    def previous_key_values(self, before: Chunks | None) -> list[PrefixKeyValues | None]:
-        """Return the keys, values and mask of the N chunks before, for each block; empty if there is nothing to see."""
+    def create_cache(self, before: Chunks | None) -> list[KeyValueCache]:
+        """Return a cache for each block; with `previous`, the N chunks before are its prefix."""
         if before is None or self.positions_before is None:
-            return []
+            return self.blocks.create_cache()
         x = self.tokens(before.tokens) + self.positions_before.weight
-        seen = length_mask(before.lengths, x.shape[1])
-        found: list[PrefixKeyValues | None] = []
+        mask, caches = length_mask(before.lengths, x.shape[1]), []
         for block in self.blocks:
-            _, key, value = block.attention.split_heads(block.attention.qkv(block.attention_norm(x)))
-            found.append(PrefixKeyValues(key, value, seen))
-        return found
+            _, key, value = block.attention.split_heads(block.attention.qkv(block.norm(x)))
+            caches.append(KeyValueCache(key, value, mask))
+        return caches
 
     def initial_state(self, context: Tensor, before: Chunks | None = None) -> TransformerState:
         """Return the state before the first token of chunks with ŷ (N, W), after chunks (N, K) of lengths (N,)."""
-        cache = KeyValueCache(len(self.blocks))
-        return TransformerState(
-            self.position_terms(context),
-            cache,
-            self.previous_key_values(before),
-            self.recent_tokens(before, len(context)),
-        )
+        recent = self.recent_tokens(before, len(context))
+        return TransformerState(self.position_terms(context), self.create_cache(before), recent)
 
     def step(self, state: TransformerState, symbol: Tensor) -> Tensor:
         """Feed `symbol` (N,) to every chunk, update `state` and return logits (N, V + 1) of the next symbol."""
-        place = state.cache.count_positions()
+        place = state.cache[0].seen
         context = state.context[:, min(place, state.context.shape[1] - 1)]
         state.recent = append_symbol(state.recent, symbol, place == 0)
         seen, logits = self.ngram_terms(state.recent)
         x = (self.tokens(symbol) + self.positions.weight[place] + context + seen)[:, None]
-        for layer, block in enumerate(self.blocks):
-            x = block(x, state.cache, layer, state.before[layer] if state.before else None)
+        x = self.blocks(x, state.cache)
         return self.output(self.norm(x[:, 0])) + logits
 
 

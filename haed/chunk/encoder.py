@@ -17,9 +17,10 @@ from torch.nn.utils.rnn import PackedSequence, pad_packed_sequence
 
 from haed.base import length_mask
 from haed.chunk.packing import Chunks, chunk_keys, pack_decisions
+from haed.layers.attention import BlockOptions
 from haed.layers.lstm import LSTMLayer, RowLinear
 from haed.layers.ngram_embedding import SparseLookup
-from haed.layers.transformer import Blocks
+from haed.layers.transformer import TransformerStack
 from haed.options import EncoderOptions
 
 
@@ -218,7 +219,8 @@ class TransformerEncoder(RowEncoder):
             raise ValueError(f"model.encoder.hidden {width} is not a multiple of model.encoder.heads {options.heads}")
         self.tokens = nn.Embedding(vocabulary, width)
         self.positions = nn.Embedding(k, width)
-        self.blocks = Blocks(options.layers, width, options.heads, width // options.heads, options.ffn, rotary=False)
+        sizes = BlockOptions(width, options.heads, width // options.heads, options.ffn)
+        self.blocks = TransformerStack(options.layers, sizes)
         self.norm = nn.LayerNorm(width)
         self.pooled = nn.Linear(width, options.width)
         self.add_output_layers(options, bias)
@@ -229,7 +231,7 @@ class TransformerEncoder(RowEncoder):
         x = self.tokens(laid.tokens) + torch.cat([self.positions.weight[:0], *positions])
         real = length_mask(laid.lengths, len(laid.sizes))
         for block in self.blocks:
-            x = block.forward_packed(x, laid.sizes, seen=real)
+            x = block.forward_packed(x, laid.sizes, visible=real)
         x = self.norm(x)
         if laid.sizes:
             grid, _ = pad_packed_sequence(PackedSequence(x, torch.tensor(laid.sizes)), batch_first=True)

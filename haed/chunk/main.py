@@ -12,8 +12,9 @@ import torch
 from torch import Tensor, nn
 
 from haed.base import SHORTER
+from haed.layers.attention import BlockOptions, KeyValueCache
 from haed.layers.lstm import LSTMLayer
-from haed.layers.transformer import Blocks, KeyValueCache
+from haed.layers.transformer import TransformerStack
 from haed.options import MainOptions
 
 
@@ -100,13 +101,14 @@ class TransformerMain(Main):
         added = torch.empty(context, padding if self.concatenated else options.width)
         self.positions = nn.Parameter(added) if options.positions != "rotary" else None
         self.start = nn.Parameter(torch.empty(embedding))
-        sizes = (options.width, options.heads, options.head_width, options.ffn)
-        self.blocks = Blocks(options.layers, *sizes, rotary=options.positions == "rotary")
+        attention = "rotary" if options.positions == "rotary" else "plain"
+        sizes = BlockOptions(options.width, options.heads, options.head_width, options.ffn, attention)
+        self.blocks = TransformerStack(options.layers, sizes)
         self.norm = nn.LayerNorm(options.width)
 
-    def step(self, inputs: Tensor, cache: KeyValueCache | None) -> Tensor:
+    def step(self, inputs: Tensor, cache: list[KeyValueCache] | None) -> Tensor:
         """See `Main.step`."""
-        past = cache.count_positions() if cache is not None else 0
+        past = cache[0].seen if cache is not None else 0
         length = inputs.shape[1]
         if self.padding and not self.concatenated:
             inputs = nn.functional.pad(inputs, (0, self.padding))
@@ -120,17 +122,15 @@ class TransformerMain(Main):
                 inputs = torch.cat([inputs, extra.expand(len(inputs), -1, -1)], -1)
             else:
                 inputs = inputs + extra
-        for layer, block in enumerate(self.blocks):
-            inputs = block(inputs, cache, layer)
-        return self.norm(inputs)
+        return self.norm(self.blocks(inputs, cache))
 
     def get_layers(self) -> nn.ModuleList:
         """See `Main.get_layers`."""
         return self.blocks
 
-    def create_cache(self) -> KeyValueCache:
+    def create_cache(self) -> list[KeyValueCache]:
         """See `Main.create_cache`."""
-        return KeyValueCache(len(self.blocks))
+        return self.blocks.create_cache()
 
     def parameters_by_depth(self) -> list[tuple[int, list[nn.Parameter]]]:
         """See `Main.parameters_by_depth`."""

@@ -18,7 +18,7 @@ from haed.chunk.main import MAINS, Main
 from haed.chunk.mixture import ChunkVocabulary, Mixture, MixtureScores, VocabularyScorer
 from haed.chunk.packing import Chunks, Packed, find_distinct, previous_chunks
 from haed.layers.lstm import LSTMLayer, initialise_lstm
-from haed.layers.transformer import Block
+from haed.layers.transformer import scale_residual_init
 from haed.options import IEMOptions, ModelOptions
 
 _SCALE_BOUND = math.log(1000)
@@ -81,10 +81,7 @@ class HAED(SequenceModel):
         """
         self.initialise_layers()
         for part in (self.encoder, self.main, self.decoder):
-            blocks = [module for module in part.modules() if isinstance(module, Block)]
-            for block in blocks:
-                for layer in (block.attention.out, block.down):
-                    layer.weight /= (2 * len(blocks)) ** 0.5
+            scale_residual_init(part)
         nn.init.normal_(self.main.start)
         if self.main.positions is not None:
             nn.init.normal_(self.main.positions, std=0.1)

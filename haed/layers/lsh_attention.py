@@ -16,10 +16,9 @@ from contextlib import nullcontext
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 
-from haed.layers.attention import Attention, AttentionCache, Grid, apply_rotary_embedding
-from haed.options import TokenOptions
+from haed.layers.attention import Attention, BlockOptions, Grid, KeyValueCache, apply_rotary_embedding
 
 _SELF = -1e5  # negligible beside any score
 
@@ -30,27 +29,28 @@ class LSH(Attention):
     The random rotations are a buffer (H, D, R·N/2) for N buckets, saved with the weights.
     """
 
+    projections = 2  # queries, which are keys too, and values
     rotations: Tensor
 
-    def __init__(self, options: TokenOptions, longest: int) -> None:
-        super().__init__(options, longest)
-        del self.key_value
-        self.value = nn.Linear(options.width, self.out.in_features)
+    def __init__(self, options: BlockOptions) -> None:
+        super().__init__(options)
         self.window: int = options.window
         self.rounds = options.hashes
-        half = -(-longest // options.window)  # Reformer: twice as many buckets as pieces, so that most fit into one
+        half = -(
+            -options.longest // options.window
+        )  # Reformer: twice as many buckets as pieces, so that most fit into one
         rotations = torch.randn(options.heads, options.head_width, options.hashes * half)
         self.register_buffer("rotations", rotations)
 
-    def forward(self, x: Tensor, past: AttentionCache | None = None) -> Tensor:
+    def forward(self, x: Tensor, cache: KeyValueCache | None = None) -> Tensor:
         """See `Attention.forward`."""
-        grid = Grid(past.seen if past is not None else 0)
-        (q,), (v,) = self.split_heads(self.query(x)), self.split_heads(self.value(x))
+        grid = Grid(cache.seen if cache is not None else 0)
+        q, v = self.split_heads(self.qkv(x))
         buckets = self.assign_buckets(q)
         k = F.normalize(q, dim=-1) * q.shape[-1] ** -0.5
         q, k = apply_rotary_embedding(q, grid), apply_rotary_embedding(k, grid)
-        if past is not None:
-            k, v, buckets = past.append_tensors(k, v, buckets)
+        if cache is not None:
+            k, v, buckets = cache.append(k, v, buckets)
         mixed = self._attend_sorted(q, k, v, buckets) if grid.first == 0 else self._attend_pairwise(q, k, v, buckets)
         return self.out(mixed.transpose(1, 2).flatten(2))
 

@@ -13,16 +13,16 @@ Attention measures distances in positions of the finer level, where group g stan
 Legend: B sequences, L positions of the finer level, G groups that they complete, W width, k factor.
 """
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from fractions import Fraction
 
 import torch
 from torch import Tensor, nn
 
 from haed.base import ChunkingSpec
-from haed.layers.attention import AttentionCache, Grid
-from haed.layers.transformer import CrossLayer, Stack
-from haed.options import HourglassOptions, IEMOptions, ModelOptions, TokenOptions
+from haed.layers.attention import BlockOptions, Grid, KeyValueCache
+from haed.layers.transformer import CrossBlock, TransformerStack
+from haed.options import HourglassOptions, IEMOptions, ModelOptions
 from haed.token.base import Scale, TokenModel, parse_hierarchy
 
 
@@ -41,28 +41,26 @@ class ResamplingMemory:
     fed: int = 0
     rest: Tensor | None = None
     last: Tensor | None = None
-    shorten: AttentionCache = field(default_factory=AttentionCache)
-    lengthen: AttentionCache = field(default_factory=AttentionCache)
+    shorten: KeyValueCache = field(default_factory=KeyValueCache)
+    lengthen: KeyValueCache = field(default_factory=KeyValueCache)
 
 
 class Downsample(nn.Module):
     """Downsampling from a level to the next coarser one.
 
     Args:
-        options: sizes, dropout.
+        options: sizes, dropout and kind of that attention, and the number of positions of the finer level.
         kind: average or linear. attention_average and attention_linear add the result of attention, and a feed-forward.
             The group's average or linear map attends to all positions up to the group's last one, without the zeros
             shifted in.
         factor: k.
-        attention: kind of that attention.
-        longest: maximum number of positions of the finer level.
     """
 
-    def __init__(self, options: TokenOptions, kind: str, factor: int, attention: str, longest: int) -> None:
+    def __init__(self, options: BlockOptions, kind: str, factor: int) -> None:
         super().__init__()
         self.factor, self.shift = factor, factor - 1
         self.linear = nn.Linear(factor * options.width, options.width) if kind.endswith("linear") else None
-        self.attention = CrossLayer(options, attention, longest) if kind.startswith("attention") else None
+        self.attention = CrossBlock(options) if kind.startswith("attention") else None
 
     def forward(self, x: Tensor, seam: ResamplingMemory) -> Tensor:
         """Map (B, L, W) to the groups that they complete, (B, G, W); G may be 0."""
@@ -83,19 +81,17 @@ class Upsample(nn.Module):
     """Upsampling from the coarser level back to the finer one.
 
     Args:
-        options: sizes, dropout.
+        options: sizes, dropout and kind of that attention, and the number of positions of the finer level.
         kind: repeat or linear. attention and attention_linear begin with U = x or x + linear(x'). They add the result
             of attention among all groups known, and a feed-forward.
         factor: k.
-        attention: kind of that attention.
-        longest: maximum number of positions of the finer level.
     """
 
-    def __init__(self, options: TokenOptions, kind: str, factor: int, attention: str, longest: int) -> None:
+    def __init__(self, options: BlockOptions, kind: str, factor: int) -> None:
         super().__init__()
         self.factor = factor
         self.linear = nn.Linear(options.width, factor * options.width) if kind.endswith("linear") else None
-        self.attention = CrossLayer(options, attention, longest) if kind.startswith("attention") else None
+        self.attention = CrossBlock(options) if kind.startswith("attention") else None
 
     def forward(self, x: Tensor, coarse: Tensor, seam: ResamplingMemory) -> Tensor:
         """Map the next positions x (B, L, W), from before shortening, and their groups (B, G, W) to (B, L, W).
@@ -133,8 +129,8 @@ def linear_cost(scales: list[Scale], options: HourglassOptions) -> Fraction:
 class LevelMemory:
     """Caches of one level while sampling."""
 
-    before: list[AttentionCache]
-    after: list[AttentionCache]
+    before: list[KeyValueCache]
+    after: list[KeyValueCache]
     seam: ResamplingMemory = field(default_factory=ResamplingMemory)
 
 
@@ -144,17 +140,17 @@ class Level(nn.Module):
     def __init__(self, options: ModelOptions, scale: Scale, finer: Scale | None, kind: str, longest: int) -> None:
         super().__init__()
         token, chosen = options.token, options.hourglass
-        self.before = Stack(token, kind, scale.before, -(-longest // scale.factor))
-        self.after = Stack(token, kind, scale.after, -(-longest // scale.factor))
+        sizes = BlockOptions.from_token_options(token, -(-longest // scale.factor), attention=kind)
+        self.before, self.after = TransformerStack(scale.before, sizes), TransformerStack(scale.after, sizes)
         if finer is not None:
             factor, long = scale.factor // finer.factor, -(-longest // finer.factor)
-            between = "rotary" if kind in ("local", "lsh") else kind
-            self.shorten = Downsample(token, chosen.shortening, factor, between, long)
-            self.lengthen = Upsample(token, chosen.lengthening, factor, between, long)
+            between = replace(sizes, attention="rotary" if kind in ("local", "lsh") else kind, longest=long)
+            self.shorten = Downsample(between, chosen.shortening, factor)
+            self.lengthen = Upsample(between, chosen.lengthening, factor)
 
     def create_memory(self) -> LevelMemory:
         """Return an empty memory of this level."""
-        return LevelMemory(self.before.create_memory(), self.after.create_memory())
+        return LevelMemory(self.before.create_cache(), self.after.create_cache())
 
 
 class Hourglass(TokenModel):

@@ -29,9 +29,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from haed.base import ChunkingSpec, Mark, no_op_timer
-from haed.layers.attention import Attention, AttentionCache, Grid, Shifted
-from haed.layers.transformer import ATTENTIONS, FeedForward, Stack
-from haed.options import IEMOptions, ModelOptions, TokenOptions
+from haed.layers.attention import Attention, BlockOptions, Grid, KeyValueCache
+from haed.layers.transformer import ATTENTIONS, FeedForward, TransformerStack
+from haed.options import IEMOptions, ModelOptions
 from haed.token.base import NUMBER, TokenModel, parse_nested_scales, parse_scales
 
 
@@ -106,14 +106,14 @@ class ScaledMemory:
     """Memory of a `ScaledAttention` and of the layer it is in.
 
     Attributes:
-        pasts: cache of each scale's groups, or None where none is kept.
+        caches: cache of each scale's groups, or None where none is kept.
         fed: number of tokens so far.
-        last: previous outputs of the layer's norms; see `haed.layers.transformer.Norm`.
+        layer: what the layer's norms remember; see `haed.layers.transformer.Norm`.
     """
 
-    pasts: Sequence[AttentionCache | None]
+    caches: Sequence[KeyValueCache | None]
     fed: int = 0
-    last: Shifted = field(default_factory=dict)
+    layer: KeyValueCache = field(default_factory=KeyValueCache)
 
 
 class ScaledAttention(nn.Module):
@@ -122,7 +122,6 @@ class ScaledAttention(nn.Module):
     Args:
         options: sizes; the kind of attention, which is rotary for local and LSH.
         heads: number of heads of each scale.
-        longest: number of tokens of a sequence.
         windows: distances of each scale, from the first one on and below the second, at which tokens are seen; None:
             all distances. A group is seen if it is complete and one of its tokens is at such a distance. A token
             without such a group sees the first one, which has no information.
@@ -130,17 +129,16 @@ class ScaledAttention(nn.Module):
 
     def __init__(
         self,
-        options: TokenOptions,
+        options: BlockOptions,
         heads: dict[int, int],
-        longest: int,
         windows: dict[int, tuple[int, int]] | None = None,
     ) -> None:
         super().__init__()
         self.scales = list(heads)
         self.attentions = nn.ModuleList()
         kind = "rotary" if options.attention in ("local", "lsh") else options.attention  # these support one level only
-        for scale, own in heads.items():
-            attention = ATTENTIONS[kind](replace(options, heads=own), longest)
+        for scale, count in heads.items():
+            attention = ATTENTIONS[kind](replace(options, heads=count))
             if windows is not None:
                 begin, attention.window = windows[scale]
                 attention.nearest = max(0, begin - scale + 1)
@@ -155,16 +153,16 @@ class ScaledAttention(nn.Module):
         """
         memory = memory or ScaledMemory([None] * len(self.scales))
         found, queries = torch.zeros_like(x), Grid(memory.fed)
-        for attention, scale, new, past in zip(self.attentions, self.scales, groups, memory.pasts, strict=True):
+        for attention, scale, new, cache in zip(self.attentions, self.scales, groups, memory.caches, strict=True):
             assert isinstance(attention, Attention)
-            keys = Grid(past.seen * scale if past is not None else 0, scale)
-            found = mark(f"scale_{scale}", found + attention.cross_attention(x, new, queries, keys, past))
+            keys = Grid(cache.seen * scale if cache is not None else 0, scale)
+            found = mark(f"scale_{scale}", found + attention.cross_attention(x, new, queries, keys, cache))
         memory.fed += x.shape[1]
         return found
 
     def create_memory(self) -> ScaledMemory:
         """Return an empty memory."""
-        return ScaledMemory([AttentionCache() for _ in self.scales])
+        return ScaledMemory([KeyValueCache() for _ in self.scales])
 
 
 class Level(nn.Module):
@@ -174,7 +172,6 @@ class Level(nn.Module):
         options: options of its layers.
         pool: pooling to its groups; if a group has more than one vector, a norm follows the layers.
         layers: number of layers.
-        longest: number of positions of its longest sequence.
         above: true if it is joined with a coarser scale.
         ratio: number of vectors of the next finer scale that each vector becomes.
         repeat: true if these vectors are all the same.
@@ -182,10 +179,9 @@ class Level(nn.Module):
 
     def __init__(
         self,
-        options: TokenOptions,
+        options: BlockOptions,
         pool: Pool,
         layers: int,
-        longest: int,
         above: bool = False,
         ratio: int = 1,
         repeat: bool = False,
@@ -194,7 +190,7 @@ class Level(nn.Module):
         width, self.ratio = options.width, ratio
         self.pool = pool
         self.join = nn.Linear(2 * width, width) if above else None
-        self.layers = Stack(options, options.attention, layers, longest)
+        self.layers = TransformerStack(layers, options)
         self.norm = nn.LayerNorm(width) if pool.factor > 1 else nn.Identity()
         # A transposed convolution whose stride is its kernel's size: a linear map of each vector to `ratio` of them.
         self.up = nn.Linear(width, ratio * width) if ratio > 1 and not repeat else None
@@ -222,7 +218,7 @@ class LevelMemory:
         above: vectors of the coarser scale not used yet.
     """
 
-    layers: list[AttentionCache] | None
+    layers: list[KeyValueCache] | None
     below: PendingTokens = field(default_factory=PendingTokens)
     above: PendingTokens = field(default_factory=PendingTokens)
 
@@ -242,7 +238,7 @@ class MultiScale(TokenModel):
 
     def create_level_memories(self) -> list[LevelMemory]:
         """Return an empty memory for each level."""
-        return [LevelMemory(level.layers.create_memory()) for level in self.levels_by_scale().values()]
+        return [LevelMemory(level.layers.create_cache()) for level in self.levels_by_scale().values()]
 
 
 class TopDown(MultiScale):
@@ -269,7 +265,8 @@ class TopDown(MultiScale):
             )
         for scale, finer in zip(self.scales, [*self.scales[1:], 1], strict=True):
             pool, above = Pool(chosen.pooling, scale, token.width), scale < self.scales[0]
-            level = Level(token, pool, int(layers[scale]), longest // scale + 1, above, scale // finer, repeat)
+            sizes = BlockOptions.from_token_options(token, longest // scale + 1)
+            level = Level(sizes, pool, int(layers[scale]), above, scale // finer, repeat)
             self.add_module(f"scale_{scale}", level)
         self.submodules = ("embedding", *(f"scale_{scale}" for scale in self.scales), "output")
         self.initialise_parameters()
@@ -289,17 +286,17 @@ class TopDown(MultiScale):
 class Aggregation(nn.Module):
     """A layer in which tokens attend to the groups of all coarse scales (section 3.3)."""
 
-    def __init__(self, options: TokenOptions, heads: dict[int, int], longest: int) -> None:
+    def __init__(self, options: BlockOptions, heads: dict[int, int]) -> None:
         super().__init__()
         self.norm = nn.LayerNorm(options.width)
-        self.attention = ScaledAttention(options, heads, longest)
+        self.attention = ScaledAttention(options, heads)
         self.dropout = nn.Dropout(options.dropout)
         self.feed_forward = FeedForward(options)
 
     def forward(self, x: Tensor, groups: list[Tensor], memory: ScaledMemory | None = None) -> Tensor:
         """Map tokens x (B, L, W), and the new groups (B, J, W) of each scale, to (B, L, W)."""
         found = self.attention(self.norm(x), groups, memory)
-        return self.feed_forward(x + self.dropout(found), memory.last if memory is not None else None)
+        return self.feed_forward(x + self.dropout(found), memory.layer if memory is not None else None)
 
 
 @dataclass
@@ -308,7 +305,7 @@ class BottomUpMemory:
 
     levels: list[LevelMemory]
     aggregation: ScaledMemory
-    finest: list[AttentionCache]
+    finest: list[KeyValueCache]
 
 
 class BottomUp(MultiScale):
@@ -329,10 +326,12 @@ class BottomUp(MultiScale):
             raise ValueError(f"model.multiscale.layers={chosen.layers!r}: bottom_up needs a coarse scale; add 2@4")
         for finer, scale in zip([1, *self.scales], self.scales, strict=False):
             pool = Pool(chosen.pooling, scale // finer, token.width)
-            self.add_module(f"scale_{scale}", Level(token, pool, int(layers[scale]), longest // scale + 1))
+            sizes = BlockOptions.from_token_options(token, longest // scale + 1)
+            self.add_module(f"scale_{scale}", Level(sizes, pool, int(layers[scale])))
         heads = divide_heads(chosen.heads, "model.multiscale.heads", token.heads, self.scales)
-        self.aggregation = Aggregation(token, heads, longest)
-        self.scale_1 = Stack(token, token.attention, int(layers[1]), longest)
+        sizes = BlockOptions.from_token_options(token, longest)
+        self.aggregation = Aggregation(sizes, heads)
+        self.scale_1 = TransformerStack(int(layers[1]), sizes)
         self.submodules = (
             "embedding",
             *(f"scale_{scale}" for scale in self.scales),
@@ -359,5 +358,5 @@ class BottomUp(MultiScale):
     def create_body_memory(self, samples: int) -> BottomUpMemory:
         """See `TokenModel.create_body_memory`."""
         return BottomUpMemory(
-            self.create_level_memories(), self.aggregation.attention.create_memory(), self.scale_1.create_memory()
+            self.create_level_memories(), self.aggregation.attention.create_memory(), self.scale_1.create_cache()
         )

@@ -12,8 +12,9 @@ from dataclasses import dataclass
 from torch import Tensor, nn
 
 from haed.base import ChunkingSpec, Mark, no_op_timer
+from haed.layers.attention import BlockOptions
 from haed.layers.transformer import FeedForward, Norm
-from haed.options import IEMOptions, ModelOptions, TokenOptions
+from haed.options import IEMOptions, ModelOptions
 from haed.token.base import WINDOW, TokenModel, parse_nested_scales
 from haed.token.multiscale import PendingTokens, Pool, ScaledAttention, ScaledMemory, divide_heads
 
@@ -36,27 +37,26 @@ class RetinaLayer(nn.Module):
 
     def __init__(
         self,
-        options: TokenOptions,
+        options: BlockOptions,
         heads: dict[int, int],
         windows: dict[int, tuple[int, int]],
         pooling: str,
-        longest: int,
     ) -> None:
         super().__init__()
         self.norm = Norm(options)
         self.pools = nn.ModuleList(Pool(pooling, scale, options.width) for scale in heads)
-        self.attention = ScaledAttention(options, heads, longest, windows)
+        self.attention = ScaledAttention(options, heads, windows)
         self.dropout = nn.Dropout(options.dropout)
         self.feed_forward = FeedForward(options)
 
     def forward(self, x: Tensor, memory: RetinaMemory | None = None, mark: Mark = no_op_timer) -> Tensor:
         """Map (B, L, W) to (B, L, W); with a memory, x follows the tokens seen before."""
-        last = memory.attention.last if memory is not None else None
-        seen = self.norm(x, last)
+        cache = memory.attention.layer if memory is not None else None
+        seen = self.norm(x, cache)
         held = memory.held if memory is not None else [PendingTokens() for _ in self.pools]
         groups = (pool(seen, each) for pool, each in zip(self.pools, held, strict=True))  # each before its attention
         found = self.attention(seen, groups, memory.attention if memory is not None else None, mark)
-        return self.feed_forward(x + self.dropout(found), last)
+        return self.feed_forward(x + self.dropout(found), cache)
 
     def create_memory(self) -> RetinaMemory:
         """Return an empty memory."""
@@ -94,9 +94,8 @@ class Retina(TokenModel):
                     "chunker.k), so its heads see nothing but the start: leave it out, or set longer windows"
                 )
         heads = divide_heads(chosen.heads, "model.retina.heads", token.heads, windows)
-        self.scale_1 = nn.ModuleList(
-            RetinaLayer(token, heads, windows, chosen.pooling, cut.context * cut.k) for _ in range(chosen.layers)
-        )
+        sizes = BlockOptions.from_token_options(token, cut.context * cut.k)
+        self.scale_1 = nn.ModuleList(RetinaLayer(sizes, heads, windows, chosen.pooling) for _ in range(chosen.layers))
         self.initialise_parameters()
 
     def forward_body(self, x: Tensor, route: object = None, memory: list[RetinaMemory] | None = None) -> Tensor:

@@ -19,8 +19,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from haed.base import ChunkingSpec
-from haed.layers.attention import AttentionCache
-from haed.layers.transformer import Stack
+from haed.layers.attention import BlockOptions, KeyValueCache
+from haed.layers.transformer import TransformerStack
 from haed.options import IEMOptions, ModelOptions
 from haed.token.base import MULTIPLE, TokenModel, Tokens
 
@@ -49,9 +49,9 @@ class SpaceByteMemory:
         inside: (B,) true if the last symbol was a letter.
     """
 
-    before: list[AttentionCache]
-    words: list[list[AttentionCache]]
-    after: list[AttentionCache]
+    before: list[KeyValueCache]
+    words: list[list[KeyValueCache]]
+    after: list[KeyValueCache]
     inside: Tensor
 
 
@@ -91,10 +91,10 @@ class SpaceByte(TokenModel):
             )
         self.wider = sizes["width"] - token.width
         self.letters = letter_mask(chosen.letters, cut.vocabulary)
-        larger = replace(token, **sizes)
-        self.before = Stack(token, "local", chosen.before, longest)
-        self.words = Stack(larger, token.attention, chosen.layers, longest)
-        self.after = Stack(token, "local", chosen.after, longest)
+        local = BlockOptions.from_token_options(token, longest, attention="local")
+        self.before = TransformerStack(chosen.before, local)
+        self.words = TransformerStack(chosen.layers, replace(local, attention=token.attention, **sizes))
+        self.after = TransformerStack(chosen.after, local)
         self.initialise_parameters()
 
     def route_symbols(self, symbols: Tensor, memory: SpaceByteMemory | None = None) -> Words:
@@ -122,8 +122,8 @@ class SpaceByte(TokenModel):
         if memory is None:
             found = self.words(found)
         else:
-            for row, (count, past) in enumerate(zip(route.counts, memory.words, strict=True)):
-                found[row, :count] = self.words(found[row : row + 1, :count], past)
+            for row, (count, cache) in enumerate(zip(route.counts, memory.words, strict=True)):
+                found[row, :count] = self.words(found[row : row + 1, :count], cache)
         found = found[..., -x.shape[2] :].to(x.dtype)
         x = self.mark("words", F.pad(x, (0, 0, 0, 1)).scatter_add(1, index, found)[:, :-1])
         return self.mark("after", self.after(x, memory.after if memory is not None else None))
@@ -135,7 +135,7 @@ class SpaceByte(TokenModel):
 
     def create_body_memory(self, samples: int) -> SpaceByteMemory:
         """See `TokenModel.create_body_memory`."""
-        words = [self.words.create_memory() for _ in range(samples)]
+        words = [self.words.create_cache() for _ in range(samples)]
         return SpaceByteMemory(
-            self.before.create_memory(), words, self.after.create_memory(), torch.ones(samples, dtype=torch.bool)
+            self.before.create_cache(), words, self.after.create_cache(), torch.ones(samples, dtype=torch.bool)
         )

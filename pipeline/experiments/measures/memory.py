@@ -89,7 +89,7 @@ def kind_of(module: str, function: str) -> str:
     *_, last = module.split(".")
     if last.endswith("norm"):
         return NORMS
-    if last in ("query", "key_value"):
+    if last == "qkv":
         return QKV
     if last == "out":
         return VALUES

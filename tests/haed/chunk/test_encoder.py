@@ -55,12 +55,13 @@ def test_the_transformer_by_the_formulas() -> None:
     for tokens in each():
         x = encoder.tokens.weight[tokens] + encoder.positions.weight[: len(tokens)]
         for block in encoder.blocks:
-            y = F.layer_norm(x, (8,), block.attention_norm.weight, block.attention_norm.bias)
+            y = F.layer_norm(x, (8,), block.norm.weight, block.norm.bias)
             q, k, v = (y @ block.attention.qkv.weight.t() + block.attention.qkv.bias).split(8, 1)
             heads = [(q[:, rows] @ k[:, rows].t() / 2).softmax(1) @ v[:, rows] for rows in (slice(0, 4), slice(4, 8))]
             x = x + torch.cat(heads, 1) @ block.attention.out.weight.t() + block.attention.out.bias
-            y = F.layer_norm(x, (8,), block.ffn_norm.weight, block.ffn_norm.bias)
-            x = x + F.gelu(y @ block.up.weight.t() + block.up.bias) @ block.down.weight.t() + block.down.bias
+            last = block.feed_forward
+            y = F.layer_norm(x, (8,), last.norm.weight, last.norm.bias)
+            x = x + F.gelu(y @ last.up.weight.t() + last.up.bias) @ last.down.weight.t() + last.down.bias
         mean = F.layer_norm(x, (8,), encoder.norm.weight, encoder.norm.bias).mean(0)
         wanted.append(encoder.pooled.weight @ mean + encoder.pooled.bias)
     torch.testing.assert_close(encoded(encoder, CHUNKS), torch.stack(wanted), rtol=0, atol=1e-12)

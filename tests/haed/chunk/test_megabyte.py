@@ -64,14 +64,14 @@ def package(rotary: bool) -> nn.Module:
 def load_blocks(blocks: nn.ModuleList, stage: nn.Module) -> None:
     for block, (attention, ffn) in zip(blocks, stage.layers, strict=True):
         values = {
-            "attention_norm.weight": attention.norm.g,
+            "norm.weight": attention.norm.g,
             "attention.qkv.weight": torch.cat([attention.to_q.weight, attention.to_kv.weight]),
             "attention.out.weight": attention.to_out.weight,
-            "ffn_norm.weight": ffn[0].g,
-            "up.weight": ffn[1].weight,
-            "up.bias": ffn[1].bias,
-            "down.weight": ffn[4].weight,
-            "down.bias": ffn[4].bias,
+            "feed_forward.norm.weight": ffn[0].g,
+            "feed_forward.up.weight": ffn[1].weight,
+            "feed_forward.up.bias": ffn[1].bias,
+            "feed_forward.down.weight": ffn[4].weight,
+            "feed_forward.down.bias": ffn[4].bias,
         }
         zeros = {name: torch.zeros_like(value) for name, value in block.state_dict().items()}
         block.load_state_dict(zeros | values)

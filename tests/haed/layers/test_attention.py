@@ -8,19 +8,18 @@ import torch
 from torch import Tensor
 
 from haed.layers import attention as blocks
-from haed.layers.attention import Attention, AttentionCache, Grid, Relative
+from haed.layers.attention import Attention, BlockOptions, Grid, KeyValueCache, Relative
 from haed.layers.lsh_attention import LSH
-from haed.layers.transformer import ATTENTIONS, Layer, Stack, scale_residual_init
-from haed.options import TokenOptions
+from haed.layers.transformer import ATTENTIONS, TransformerBlock, TransformerStack, scale_residual_init
 
-OPTIONS = TokenOptions(width=10, heads=2, head_width=6, ffn=12, window=5)
+OPTIONS = BlockOptions(width=10, heads=2, head_width=6, ffn=12, window=5, hashes=2, longest=300)
 every = pytest.mark.parametrize("kind", ATTENTIONS)
 by_position = pytest.mark.parametrize("kind", ["plain", "rotary", "relative", "local"])
 
 
 def attention(kind: str, longest: int = 300) -> Attention:
     torch.manual_seed(0)
-    made = ATTENTIONS[kind](OPTIONS, longest).double()
+    made = ATTENTIONS[kind](replace(OPTIONS, longest=longest)).double()
     with torch.no_grad():
         for parameter in made.parameters():
             parameter.normal_(std=0.5)
@@ -46,8 +45,8 @@ def waves(distance: int, width: int) -> Tensor:
 @torch.no_grad()
 def slowly(made: Attention, kind: str, x: Tensor, source: Tensor, queries: Grid, keys: Grid) -> Tensor:
     """Of one sequence (n, W), (m, W)."""
-    q = made.query(x).view(-1, 2, 6)
-    k, v = made.key_value(source).view(-1, 2, 2, 6).unbind(1)
+    q = made.qkv(x).view(-1, 3, 2, 6)[:, 0]
+    k, v = made.qkv(source).view(-1, 3, 2, 6)[:, 1:].unbind(1)
     places, sources = [queries.position_at(i) for i in range(len(x))], [keys.position_at(j) for j in range(len(source))]
     if kind in ("rotary", "local"):
         q = torch.stack([torch.stack([turned(y, at) for y in row]) for row, at in zip(q, places, strict=True)])
@@ -72,6 +71,7 @@ def slowly(made: Attention, kind: str, x: Tensor, source: Tensor, queries: Grid,
 def block(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Queries in one block, and in several."""
     monkeypatch.setattr(blocks, "_BLOCK", request.param)
+    monkeypatch.setattr(blocks, "_WHOLE", request.param)
 
 
 @by_position
@@ -116,7 +116,7 @@ def test_a_window_of_distances_may_begin_behind_the_nearest(
     wanted = slowly(made, kind, x[0], source[0], Grid(), Grid(0, 3))
     found = made.cross_attention(x, source, Grid(), Grid(0, 3))[0]
     torch.testing.assert_close(found, wanted, rtol=0, atol=1e-12)
-    past, parts = AttentionCache(), []
+    past, parts = KeyValueCache(), []
     for at in range(28):
         new = source[:, at // 3 : at // 3 + 1] if at % 3 == 0 else source[:, :0]
         parts.append(made.cross_attention(x[:, at : at + 1], new, Grid(at), Grid(past.seen * 3, 3), past)[0])
@@ -127,17 +127,17 @@ def test_a_window_of_distances_may_begin_behind_the_nearest(
 @torch.no_grad()
 def test_a_past_is_like_one_whole_sequence(kind: str, block: None) -> None:
     torch.manual_seed(0)
-    made = Stack(OPTIONS, kind, 2, 300).double()
-    x, memory = torch.randn(2, 20, 10, dtype=torch.float64), made.create_memory()
+    made = TransformerStack(2, replace(OPTIONS, attention=kind)).double()
+    x, memory = torch.randn(2, 20, 10, dtype=torch.float64), made.create_cache()
     parts = [made(part, memory) for part in x.split([1, 1, 3, 0, 11, 1, 2, 1], 1)]
     torch.testing.assert_close(torch.cat(parts, 1), made(x), rtol=0, atol=1e-12)
 
 
 @torch.no_grad()
 def test_local_attention_holds_its_window_alone() -> None:
-    made, past = attention("local"), AttentionCache()
+    made, past = attention("local"), KeyValueCache()
     made(torch.randn(2, 30, 10, dtype=torch.float64), past)
-    assert past.seen == 30 and [x.shape[2] for x in past.held] == [4, 4]
+    assert past.seen == 30 and [x.shape[2] for x in past.tensors] == [4, 4]
 
 
 @every
@@ -151,7 +151,7 @@ def test_gradients_are_those_of_finite_differences(kind: str, block: None) -> No
 @every
 def test_dropout_is_for_training(kind: str) -> None:
     torch.manual_seed(0)
-    made = Layer(TokenOptions(width=10, heads=2, head_width=6, ffn=12, window=5, dropout=0.5), kind, 20)
+    made = TransformerBlock(replace(OPTIONS, attention=kind, dropout=0.5, longest=20))
     x = torch.randn(2, 9, 10)
     torch.manual_seed(1)
     first, second = made(x), made(x)
@@ -169,9 +169,9 @@ def test_dropout_is_for_training(kind: str) -> None:
 @torch.no_grad()
 def test_depth_adds_no_variance() -> None:
     torch.manual_seed(0)
-    options, spread = TokenOptions(width=64, heads=2, head_width=32, ffn=64), {}
+    options, spread = BlockOptions(width=64, heads=2, head_width=32, ffn=64, attention="rotary"), {}
     for layers in (1, 16):
-        made = Stack(options, "rotary", layers, 20)
+        made = TransformerStack(layers, options)
         for each in made.modules():
             if isinstance(each, torch.nn.Linear):
                 torch.nn.init.normal_(each.weight, std=each.in_features**-0.5)
@@ -185,9 +185,9 @@ def test_depth_adds_no_variance() -> None:
 @torch.no_grad()
 def test_lsh_attention_is_a_softmax_over_the_last_of_each_bucket(length: int, window: int, hashes: int) -> None:
     torch.manual_seed(length)
-    made = LSH(replace(OPTIONS, window=window, hashes=hashes), 3 * window).double()
+    made = LSH(replace(OPTIONS, window=window, hashes=hashes, longest=3 * window)).double()
     x = torch.randn(1, length, 10, dtype=torch.float64)
-    q, v = made.query(x).view(length, 2, 6), made.value(x).view(length, 2, 6)
+    q, v = made.qkv(x)[0].view(length, 2, 2, 6).unbind(1)
     rows, alone = torch.zeros(length, 2, 6, dtype=torch.float64), 0
     for head in range(2):
         axes = made.rotations[head].view(6, hashes, -1)

@@ -50,12 +50,12 @@ def attention(
 ) -> list[Array]:
     """Query t looks at the sources `seen(t)`; source j stands at position j · step."""
     place = turned if rotary else lambda x, position: x
-    pairs = [np.split(linear(w, f"{name}.key_value", x), 2 * heads) for x in sources]
+    pairs = [np.split(linear(w, f"{name}.qkv", x), 3 * heads)[heads:] for x in sources]
     keys = [[place(part, j * step) for part in pair[:heads]] for j, pair in enumerate(pairs)]
     found = []
     for t, x in enumerate(queries):
         mixed = []
-        for h, part in enumerate(np.split(linear(w, f"{name}.query", x), heads)):
+        for h, part in enumerate(np.split(linear(w, f"{name}.qkv", x), 3 * heads)[:heads]):
             query = place(part, t)
             scores = [math.exp(float(query @ keys[j][h]) / math.sqrt(len(query))) for j in seen(t)]
             values = [score * pairs[j][heads + h] for j, score in zip(seen(t), scores, strict=True)]

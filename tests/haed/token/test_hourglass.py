@@ -264,10 +264,10 @@ def test_the_annotated_implementation_gives_the_same_logits(factors: list[int]) 
 
     def of_layer(own: nn.Module, other: nn.Module) -> Iterable[tuple[nn.Parameter, torch.Tensor]]:
         attention = other.self_attn
-        yield from same(own.norm, other.norm_self_attn) + same(own.attention.query, attention.query.linear)
-        both = attention.key.linear, attention.value.linear
-        yield own.attention.key_value.weight, torch.cat([each.weight for each in both])
-        yield own.attention.key_value.bias, torch.cat([each.bias for each in both])
+        yield from same(own.norm, other.norm_self_attn)
+        projections = attention.query.linear, attention.key.linear, attention.value.linear
+        yield own.attention.qkv.weight, torch.cat([each.weight for each in projections])
+        yield own.attention.qkv.bias, torch.cat([each.bias for each in projections])
         yield from same(own.attention.out, attention.output) + same(own.feed_forward.norm, other.norm_ff)
         yield from same(own.feed_forward.up, other.feed_forward.layer1)
         yield from same(own.feed_forward.down, other.feed_forward.layer2)
@@ -316,9 +316,8 @@ def test_a_flat_transformer_is_that_of_x_transformers() -> None:
             (second, *_), hidden, _ = layers.layers[2 * place + 1]
             attention, last = own.attention, own.feed_forward
             yield from [(own.norm.weight, gain(first)), (own.norm.bias, zero)]
-            yield from [(attention.query.weight, mixed.to_q.weight[turned]), (attention.query.bias, zero)]
-            keys_and_values = torch.cat([mixed.to_k.weight[turned], mixed.to_v.weight])
-            yield from [(attention.key_value.weight, keys_and_values), (attention.key_value.bias, zero)]
+            projections = torch.cat([mixed.to_q.weight[turned], mixed.to_k.weight[turned], mixed.to_v.weight])
+            yield from [(attention.qkv.weight, projections), (attention.qkv.bias, zero)]
             yield from [(attention.out.weight, mixed.to_out.weight), (attention.out.bias, zero)]
             yield from [(last.norm.weight, gain(second)), (last.norm.bias, zero)]
             yield from same(last.up, hidden.ff[0][0]) + same(last.down, hidden.ff[2])

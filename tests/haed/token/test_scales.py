@@ -23,7 +23,8 @@ def test_a_scale_knows_whole_groups_of_what_is_before_and_nothing_else(case: str
         other = replace(given, tokens=given.tokens.clone())
         other.tokens.view(-1)[changed] = (other.tokens.view(-1)[changed] + 1) % 3
         for scale in scales:
-            same = (made.extract_vectors(other, "contexts", scale=scale) == before[scale]).all(1)
+            found = made.extract_vectors(other, "contexts", scale=scale)
+            same = (found - before[scale]).abs().amax(1) < 1e-12  # LSH sums in another order
             read = 3 * torch.arange(6) // scale * scale  # tokens in complete groups
             assert same[read <= changed].all(), f"scale {scale} knows the token {changed} too early"
             if case in ("flat", "top-down", "bottom-up", "retina"):  # whose windows lose sight of what is far

@@ -45,8 +45,8 @@ def test_rates_fall_from_the_decoder_to_the_encoder() -> None:
     rates = {id(parameter): group["peak"] for group in optimizer.param_groups for parameter in group["params"]}
     found = {name: rates[id(parameter)] for name, parameter in model.named_parameters()}
     assert found["decoder.output.weight"] == found["head.weight"] == 1.0
-    assert found["main.norm.weight"] == found["main.blocks.2.down.weight"] == 1.0  # 2.0 · 0.5
-    assert found["main.blocks.0.down.weight"] == found["main.start"] == 0.25
+    assert found["main.norm.weight"] == found["main.blocks.2.feed_forward.down.weight"] == 1.0  # 2.0 · 0.5
+    assert found["main.blocks.0.feed_forward.down.weight"] == found["main.start"] == 0.25
     assert {found[name] for name in found if name.startswith("encoder.")} == {1 / 16}
     assert found["log_scale"] == 1.0 and len(rates) == len(list(model.parameters()))
 
@@ -54,7 +54,7 @@ def test_rates_fall_from_the_decoder_to_the_encoder() -> None:
 def test_rows_of_a_table_are_moved_by_adagrad_where_there_is_a_gradient() -> None:
     """Others stay, as weight decay would not let them; all other matrices decay."""
     model = HAED(ModelOptions(encoder=EncoderOptions(rows=4)), IEMOptions(), ChunkingSpec(4, 256, False, 8))
-    table, linear = model.encoder.table, model.main.get_parameter("blocks.0.down.weight")
+    table, linear = model.encoder.table, model.main.get_parameter("blocks.0.feed_forward.down.weight")
     assert table is not None
     torch.nn.init.ones_(table)
     optimizer = make_optimizer(
