@@ -15,6 +15,7 @@ import re
 import stat
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from functools import cache
 from io import BufferedReader
 from pathlib import Path
 from typing import IO, Any, cast
@@ -108,9 +109,21 @@ def _open_nonblocking(path: Path | str, flags: int) -> IO[bytes]:
 
 
 def _check_regular(status: os.stat_result, path: Path | str) -> None:
-    if not stat.S_ISREG(status.st_mode):
-        kind = _KINDS.get(stat.S_IFMT(status.st_mode), "something else")
+    kind = "" if stat.S_ISREG(status.st_mode) else _KINDS.get(stat.S_IFMT(status.st_mode), "something else")
+    if status.st_dev in _kernel_devices():  # such a file calls itself regular, and a read of it may wait for ever
+        kind = "made by the kernel"
+    if kind:
         raise CorruptFileError(f"{path} is {kind}, not a file: put the file back, or remove it")
+
+
+@cache
+def _kernel_devices() -> set[int]:
+    """Return the device numbers of the file systems in which the kernel shows its own state."""
+    devices = set()
+    for place in ("/proc", "/sys"):
+        with suppress(OSError):
+            devices.add(os.stat(place).st_dev)
+    return devices - {os.stat("/").st_dev}
 
 
 def read_bytes(path: Path | str, most: int, inside: Path | None = None) -> bytes:

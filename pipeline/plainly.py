@@ -267,6 +267,13 @@ def option_names() -> tuple[str, ...]:
     return tuple(key for key, _ in flatten_tree(asdict(Options())))
 
 
+def _join_foreign_name(name: str) -> str:
+    """Return `batch.size` as `batch_size` if that is another program's name of an option."""
+    joined, last = name.replace(".", "_"), name.rpartition(".")[2]
+    ours = any(key.rpartition(".")[2] == last for key in option_names())
+    return joined if joined in _OPTION_OF and not ours else name
+
+
 def find_similar_keys(name: str) -> list[str]:
     """Return the full keys of options that a name may stand for.
 
@@ -276,9 +283,10 @@ def find_similar_keys(name: str) -> list[str]:
         name: as typed, with or without sections before it.
     """
     name = name.strip("-").replace("-", "_").lower()
-    above, _, last = name.rpartition(".")
     if name in option_names():
         return [name]
+    name = _join_foreign_name(name)
+    above, _, last = name.rpartition(".")
     if above and type_of(above) is None:
         if inner := [key for key in option_names() if key.endswith(f".{name}")]:
             return inner  # decoder.kind
@@ -317,7 +325,7 @@ def suggest_option(name: str, value: Any = None) -> str:
 
     Empty: nothing is similar.
     """
-    last = name.strip("-").replace("-", "_").lower().rpartition(".")[2]
+    last = _join_foreign_name(name.strip("-").replace("-", "_").lower()).rpartition(".")[2]
     if last in _TOLD and last not in _OPTION_OF:
         return _TOLD[last]
     keys = find_similar_keys(name)[:4]
@@ -376,6 +384,9 @@ def explain_malformed_override(word: str) -> str:
         return f"{word!r} is not of the form key=value: give {word}= a value"
     if "=" in word and is_option_name(word.partition("=")[0].replace("/", ".")):
         return f"{word!r} is not of the form key=value: use {word.partition('=')[0].replace('/', '.')}={word.partition('=')[2]}"
+    key, colon, value = word.partition(":")
+    if colon and is_dataclass(kind := type_of(key)):
+        return _explain_section_value(key, kind, value.strip() or "…")
     if ":" in word and is_option_name(word.split(":")[0]):
         return f"{word!r} is not of the form key=value: use {word.split(':')[0]}={word.split(':', 1)[1].strip() or '…'}"
     return f"{word!r} is not of the form key=value"
@@ -647,7 +658,8 @@ def explain_validation_error(key: str, item: Any) -> str:
     """
     said, value = item["msg"].removeprefix("Value error, "), item["input"]
     if item["type"] == "string_pattern_mismatch":
-        meant = "cuda:" + value.rpartition(":")[2] if re.fullmatch(r"(gpu:?)?\d{1,3}", str(value).lower()) else None
+        numbered = re.fullmatch(r"(?:gpu:?)?(\d{1,3})", str(value).lower())
+        meant = f"cuda:{numbered[1]}" if numbered else None
         meant = meant or _VALUES.get(key, {}).get(str(value).lower())
         said = "expected auto (a GPU where there is one), cpu, cuda, or cuda:1 for the second GPU"
         return f"{key}={shorten_value(value)}: {said}" + (f". Write {key}={meant}" if meant else "")

@@ -74,6 +74,7 @@ class Row:
     corpus: str | None
     text: str | None
     fallback: str | None = None
+    stale: bool = False  # evaluated by another checkpoint than the present one
 
 
 @dataclass
@@ -195,8 +196,14 @@ def _read_row(name: str, folder: RunFolder, options: Options) -> tuple[Row, list
         corpus=remembered.digest if remembered else None,
         text=evaluation.text if evaluation else None,
         fallback=present.fallback if present else None,
+        stale=evaluation is not None and _is_stale(evaluation, folder, options),
     )
     return row, points
+
+
+def _is_stale(evaluation: Evaluation, folder: RunFolder, options: Options) -> bool:
+    """Return whether the run has another checkpoint now than the one that was evaluated."""
+    return folder.is_trained() and evaluation.checkpoint != folder.checkpoint_digest(options.evaluate.stage)
 
 
 def _read_if(kind: type[T], folder: RunFolder, name: str) -> T | None:
@@ -234,6 +241,7 @@ HEAD = (
 def _format_cells(row: Row) -> list[str]:
     validation = "–" if row.validation is None else f"{row.validation:.4f} ± {row.validation_error or 0:.4f}"
     alone = ", decoder alone" if row.likelihood == "decoder" else ""
+    alone += ", of an earlier checkpoint" if row.stale else ""
     return [
         row.run,
         " + ".join(row.phases),
@@ -270,6 +278,8 @@ def _explain_incomparable(rows: list[Row]) -> str | None:
         return "Not all runs were evaluated on the same split; compare the validation."
     if alone := [row.run for row in rows if row.likelihood == "decoder"]:
         return f"{', '.join(alone)}: evaluated by the decoder alone, not by the mixture; evaluate again to compare."
+    if stale := [row.run for row in rows if row.stale]:
+        return f"{', '.join(stale)}: trained on since it was evaluated; run `haed evaluate` again to compare."
     return None
 
 

@@ -103,6 +103,18 @@ class Stalled(Files):
             super().do_GET()
 
 
+class Elsewhere(Files):
+    """Redirects from `old/` to the folder."""
+
+    def do_GET(self) -> None:
+        if not self.path.startswith("/old/"):
+            return super().do_GET()
+        self.send_response(302)
+        self.send_header("Location", self.path.removeprefix("/old"))
+        self.send_header("Content-Length", "0")
+        self.end_headers()
+
+
 @contextmanager
 def serving(folder: Path, handler: type[Files]) -> Iterator[str]:
     handler.served.clear()
@@ -144,6 +156,26 @@ def test_http_with_broken_connections(corpus: Corpus, server: str, tmp_path: Pat
     assert windows(remote, total, options=options(tmp_path, workers=workers)) == windows(corpus, total)
     assert Unreliable.served["broken"]
     assert list(remote.iterate_originals("train")) == list(corpus.iterate_originals("train"))
+
+
+def test_redirects_are_followed(corpus: Corpus, tmp_path: Path) -> None:
+    with serving(corpus.folder, Elsewhere) as url:
+        remote = Corpus.open(f"{url}/old", options(tmp_path))
+        first = remote.shards_of("train")[0]
+        assert remote.read(first)[0].tokens.tobytes() == corpus.read(first)[0].tokens.tobytes()
+
+
+def test_a_shard_that_is_larger_than_the_cache_and_a_bound_is_not_fetched(
+    corpus: Corpus, server: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    remote = Corpus.open(server, options(tmp_path, cache_gigabytes=1e-9))
+    first = remote.shards_of("train")[0]
+    assert storage._ANY_SHARD == 4 << 30
+    monkeypatch.setattr(storage, "_ANY_SHARD", first.file_bytes - 1)
+    served = Unreliable.served.total()
+    with pytest.raises(ValueError, match="train-00000.tar has .* bytes.*: raise loader.cache_gigabytes"):
+        remote.read(first)
+    assert Unreliable.served.total() == served
 
 
 def test_the_cache_is_bounded_and_used(corpus: Corpus, server: str, tmp_path: Path) -> None:

@@ -61,7 +61,10 @@ def test_runs_are_compared_in_a_table_and_a_page(options: Options, capsys: pytes
     assert "finetune, decoder alone" in capsys.readouterr().out
     assert main(arguments[:-1]) == 0
     shown = capsys.readouterr().out
-    assert "(test, finetune, decoder alone)" in shown and "tiny: evaluated by the decoder alone" in shown
+    assert (
+        "(test, finetune, decoder alone, of an earlier checkpoint)" in shown
+        and "tiny: evaluated by the decoder alone" in shown
+    )
 
 
 def test_what_cannot_be_compared_is_said(options: Options, capsys: pytest.CaptureFixture[str]) -> None:
@@ -205,6 +208,22 @@ def test_by_what_runs_are_compared(changed: str, spent: dict[str, int], expected
     assert by == expected
     least = min(getattr(row, by) for row in rows)
     assert (budgets.explain_unequal_budgets(rows, by) is None) == (least >= 0.9 * max(getattr(row, by) for row in rows))
+
+
+def test_no_run_wins_by_the_bits_of_an_earlier_checkpoint(
+    two: tuple[Options, Options], capsys: pytest.CaptureFixture[str]
+) -> None:
+    for each in two:
+        stages.train(replace(each, train=replace(each.train, steps=5)))
+    evaluate_run(two[0])
+    found, text, page = compared(two[0], capsys)
+    assert {row["run"]: row["stale"] for row in found["rows"]} == {"tiny": False, "other": True}
+    assert found["verdict"] is None
+    for shown in (text, page):
+        assert "(test, train, of an earlier checkpoint)" in shown
+        assert "other: trained on since it was evaluated; run `haed evaluate` again to compare." in shown
+    evaluate_run(two[1])  # the advice is taken
+    assert compared(two[0], capsys)[0]["verdict"]
 
 
 def test_a_run_that_was_killed_counts_as_far_as_its_checkpoint(two: tuple[Options, Options]) -> None:
