@@ -127,7 +127,7 @@ def evaluate(run: Run, split: Split = None, overrides: Words = []) -> Evaluation
         rows.append({"model": f"{options.name}, decoder alone", own.unit: found.decoder_metric})
     rows += [
         {"model": item.name, own.unit: item.bits_per_char, "bits": item.bits, "bits_per_byte": item.bits_per_byte}
-        for item in found.yardsticks
+        for item in found.baselines
     ]
     table = [
         {name: round(value, 4) if isinstance(value := row.get(name, ""), float) else value for name in rows[0]}

@@ -126,7 +126,7 @@ class Ours(Ready):
         chosen = [*self.words, f"seed={seed}", f"threads={threads}", f"name={run.name}"]
         chosen += [f"{phase}.steps={steps}" for phase, steps in limits.items()]
         trained = [("pipeline", phase, "--config", self.arm.preset, *chosen) for phase in self.arm.phases]
-        return [*trained, ("pipeline", "evaluate", str(run), f"threads={threads}", "evaluate.yardsticks=false")]
+        return [*trained, ("pipeline", "evaluate", str(run), f"threads={threads}", "evaluate.baselines=false")]
 
     def finished(self, run: Path) -> Finished:
         """See `Ready`."""

@@ -54,7 +54,7 @@ def _shorten_evaluation(evaluated: EvaluationStatus) -> EvaluationStatus:
     """Return an evaluation without the large parts that a row does not show."""
     if evaluated.found is None:
         return evaluated
-    brief = replace(evaluated.found, breakdown=None, yardsticks=[], not_beaten=[], iem=None)
+    brief = replace(evaluated.found, breakdown=None, baselines=[], not_beaten=[], iem=None)
     return replace(evaluated, found=brief)
 
 

@@ -287,7 +287,7 @@ class Evaluation:
         parts: results of the mixture's parts; else None.
         iem: the IEM score as a likelihood over a closed set of chunks, if the run was trained with that loss.
         breakdown: bits by position in a chunk, by its length, and by its count in the train split.
-        yardsticks: baselines on the same bytes.
+        baselines: baselines on the same bytes.
         not_beaten: names of the baselines that need no more bits.
     """
 
@@ -315,7 +315,7 @@ class Evaluation:
     parts: MixtureParts | None = None
     iem: ClosedSet | None = None
     breakdown: Breakdown | None = None
-    yardsticks: list[Baseline]
+    baselines: list[Baseline]
     not_beaten: list[str]
 
     @property

@@ -288,7 +288,7 @@ def plot_corpus(statistics: Summary) -> bytes:
 
 def plot_baselines(evaluation: Evaluation, name: str) -> bytes:
     """Plot bars of bits per character, or per value: the model among the baselines, from most to fewest bits."""
-    bars = [(item.name, item.bits_per_char) for item in evaluation.yardsticks]
+    bars = [(item.name, item.bits_per_char) for item in evaluation.baselines]
     bars = sorted([*bars, (name, evaluation.bits_per_char)], key=lambda bar: bar[1])
     figure = Figure(figsize=(9.5, 0.36 * len(bars) + 0.7))
     axes = figure.add_subplot()

@@ -32,7 +32,7 @@ from pipeline.run.run_directory import RunFolder, format_command, guard_results,
 from pipeline.show.page import data_uri, escape, markdown_table, render_image, render_page, render_table
 
 CAPTIONS = {
-    "yardsticks.png": "",
+    "baselines.png": "",
     "curves.png": "<h2>Training</h2>",
     "corpus.png": "<h2>The training split</h2>",
     "samples.png": "<h2>Held-out pictures, their lower halves completed</h2>",
@@ -111,8 +111,8 @@ def _load_report_data(folder: RunFolder, options: Options) -> ReportData:
     pictures = {}
     if phases:
         pictures["curves.png"] = plots.plot_curves(phases)
-    if evaluation and evaluation.yardsticks:
-        pictures["yardsticks.png"] = plots.plot_baselines(evaluation, options.name)
+    if evaluation and evaluation.baselines:
+        pictures["baselines.png"] = plots.plot_baselines(evaluation, options.name)
     if statistics := folder.split_statistics("train"):
         pictures["corpus.png"] = plots.plot_corpus(statistics)
     if os.path.lexists(folder.path / "samples.png"):
@@ -208,10 +208,10 @@ def _describe_training(found: ReportData) -> str:
 
 def _describe_beaten(evaluation: Evaluation) -> str:
     """List the baselines that the model beats, and those that it does not beat."""
-    if not evaluation.yardsticks:
+    if not evaluation.baselines:
         return ""
     worse = evaluation.not_beaten
-    beaten = [item.name for item in evaluation.yardsticks if item.name not in worse]
+    beaten = [item.name for item in evaluation.baselines if item.name not in worse]
     return f"Beaten: {', '.join(beaten) or 'none'}. Not beaten: {', '.join(worse) or 'none'}."
 
 

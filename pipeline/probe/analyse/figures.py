@@ -101,7 +101,7 @@ def _run_intrinsic_checks(
     if options.analyse.skip_gram:
         learned = checks.skip_gram(made.stream, len(made.chunks), min(100, small.shape[1]), options.seed)
         if learned is None:
-            notes.append("the skip-gram is left out: gensim is not installed (pip install 'haed[yardsticks]')")
+            notes.append("the skip-gram is left out: gensim is not installed (pip install 'haed[baselines]')")
         else:
             spaces[checks.SKIP_GRAM] = learned[rows]
     places = {word: place for place, word in enumerate(words)}

@@ -22,7 +22,7 @@ _ABOUT = {
         "Intrinsic checks",
         "Of the 10 nearest words of each member, how many are members too, over the most that could be; of pairs, whether the "
         "other half is among them. A word stands for the most frequent of its forms. PPMI-SVD is made by counting the contexts "
-        "of the same split, spelling is the edit distance: yardsticks that an embedding has to beat.",
+        "of the same split, spelling is the edit distance: baselines that an embedding has to beat.",
     ),
     "loss.png": ("Loss by frequency", "Exact bits of the evaluation, by how often the train split has a chunk."),
     "norms.png": ("Norm against frequency", ""),

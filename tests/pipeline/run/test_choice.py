@@ -88,7 +88,7 @@ def test_all_readers_use_one_checkpoint_and_say_which(
     assert advice is not None
     told(*[word for word in shlex.split(advice[1])[1:] if word != str(run)])
     told("neighbours", "def ")
-    assert "step 4" in told("evaluate", "evaluate.yardsticks=false")
+    assert "step 4" in told("evaluate", "evaluate.baselines=false")
     for command in ("sample", "next", "report"):
         told(command)
     kept = [json.loads((run / name).read_text()) for name in ("evaluation.json", "index/chunks/meta.json")]

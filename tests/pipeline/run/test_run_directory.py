@@ -39,7 +39,7 @@ def digest(folder: Path) -> dict[str, str]:
 def test_what_was_made_from_the_present_checkpoint(options: Options) -> None:
     options.validation.times = 0  # else an older checkpoint may stay the best
     train(options)
-    options.evaluate.yardsticks = False
+    options.evaluate.baselines = False
     folder = RunFolder.find(options.name, options.runs_dir)
     assert folder.checkpoint_digest() == open_run(folder.path).digest
     assert not folder.is_current("evaluation.json", options) and not folder.is_current(

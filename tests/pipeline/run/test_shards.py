@@ -124,7 +124,7 @@ def test_only_shard_looks_at_the_source(project: Path, capsys: pytest.CaptureFix
     for stage in ("pretrain", "finetune"):  # goes on, and begins
         assert main([stage, *OWN]) == 0
     assert main(["train", *OWN, "name=new"]) == 0
-    assert main(["evaluate", "own", "evaluate.yardsticks=false"]) == 0
+    assert main(["evaluate", "own", "evaluate.baselines=false"]) == 0
     assert main(["shard", *OWN]) == 0
     assert main(["shard", *OWN, "chunker.k=8"]) == 1
     assert "source.path=texts: no such file or folder" in capsys.readouterr().err

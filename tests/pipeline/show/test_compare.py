@@ -25,7 +25,7 @@ from tests.conftest import write_state
 
 def test_runs_are_compared_in_a_table_and_a_page(options: Options, capsys: pytest.CaptureFixture[str]) -> None:
     options.model.decoder.grams.rows = 0  # in so small a model more than the phases' other FLOPs
-    options.evaluate.yardsticks = False
+    options.evaluate.baselines = False
     other = replace(options, name="end <to> end")
     stages.pretrain(options)
     stages.finetune(options)
@@ -76,7 +76,7 @@ def test_what_cannot_be_compared_is_said(options: Options, capsys: pytest.Captur
 
 def test_runs_with_other_chunkers_are_compared_on_the_same_bytes(options: Options) -> None:
     """Patches beside words; not where one was evaluated by an earlier version, nor on another split."""
-    options.evaluate.yardsticks = False
+    options.evaluate.baselines = False
     patches = replace(options, name="patches", chunker=replace(options.chunker, kind="fixed", k=4))
     patches.train = replace(options.train, steps=6)  # of smaller steps: about as many FLOPs
     shard_source(patches)
@@ -110,7 +110,7 @@ def test_a_phase_one_of_another_run_counts_as_the_model_s_own(
     stages.pretrain(other)  # which its phase two knows nothing of
     stages.finetune(other)
     output = Path(options.runs_dir) / "compared"
-    options.evaluate.yardsticks = False
+    options.evaluate.baselines = False
     evaluate_run(options)
     rows = {row.run: row for row in compare_runs(["tiny", "other"], options.runs_dir, output).rows}
     assert rows["other"].phases == ["pretrain of tiny", "finetune"] and rows["other"].steps == rows["tiny"].steps == 10
@@ -128,7 +128,7 @@ def test_a_phase_one_of_another_run_counts_as_the_model_s_own(
 @pytest.fixture
 def two(options: Options) -> tuple[Options, Options]:
     """Two runs of one model, end to end, of equal steps; the second has another seed."""
-    options.evaluate.yardsticks, options.validation.times = False, 0
+    options.evaluate.baselines, options.validation.times = False, 0
     other = replace(options, name="other", seed=1)
     for each in (options, other):
         stages.train(each)
@@ -173,7 +173,7 @@ def test_no_run_wins_at_another_budget(two: tuple[Options, Options], capsys: pyt
 
 
 def test_no_run_wins_by_nothing(options: Options) -> None:
-    options.evaluate.yardsticks, options.validation.times = False, 0
+    options.evaluate.baselines, options.validation.times = False, 0
     stages.train(options)
     evaluate_run(options)
     runs = Path(options.runs_dir)

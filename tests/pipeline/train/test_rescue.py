@@ -165,7 +165,7 @@ def test_no_reader_makes_a_run_anew(stage: str, run: Path, monkeypatch: pytest.M
 
     monkeypatch.setattr(opened, "_build_trained_system", then_remove(opened._build_trained_system))
     monkeypatch.setattr(report, "_load_report_data", then_remove(report._load_report_data))
-    assert main([stage, str(run), *(["evaluate.yardsticks=false"] if stage == "evaluate" else [])]) > 0
+    assert main([stage, str(run), *(["evaluate.baselines=false"] if stage == "evaluate" else [])]) > 0
     assert not run.exists()
 
 

@@ -90,7 +90,7 @@ def test_what_is_extended_is_validated_again_and_the_best_moves(
     from pipeline.score.evaluate import evaluate_run
     from pipeline.show.report import write_report
 
-    options.optimizer.learning_rate, options.evaluate.yardsticks = 0.01, False
+    options.optimizer.learning_rate, options.evaluate.baselines = 0.01, False
     train(options)
     assert evaluate_run(options).step == 4 and list(validations(options, "train")) == [2, 4]
     for steps, at in ((20, [2, 4, 10, 20]), (21, [2, 4, 10, 20, 21])):  # a step more, and it is validated at the end
