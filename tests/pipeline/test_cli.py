@@ -99,11 +99,7 @@ def test_stages_of_a_trained_run(trained: list[str], text: Path, capsys: pytest.
 
     assert main(["sample", "run", where]) == 0 and main(["report", "run", where]) == 0
     page = (folder / "report.html").read_text()
-    assert (
-        "data:image/png;base64" in page
-        and "n-gram, 5 bytes of context" in page
-        and "http" not in page.replace("xmlns", "")
-    )
+    assert "<svg" in page and "n-gram, 5 bytes of context" in page and "http" not in page.replace("xmlns", "")
 
     (folder / "evaluation.json").unlink()
     (folder / "evaluation.json").mkdir()  # as if the disk did not take it

@@ -10,11 +10,9 @@ from pipeline.probe import passages
 from pipeline.probe.analyse import distributional, geometry
 from pipeline.probe.analyse import intrinsic as checks
 from pipeline.probe.analyse.dataset import AnalysisData, embed_chunks
-from pipeline.probe.analyse.distributional import Agreement, Classes
-from pipeline.probe.analyse.drift import Drift, measure_drift
-from pipeline.probe.analyse.intrinsic import Intrinsic
-from pipeline.probe.analyse.result import Analysis, describe_findings
-from pipeline.probe.passages import ByLayer
+from pipeline.probe.analyse.drift import measure_drift
+from pipeline.reporting.analysis import describe_findings
+from pipeline.run.analysis import Agreement, Analysis, ByLayer, Classes, Drift, Intrinsic
 from pipeline.run.files import Evaluation, Part, read_as
 from pipeline.run.opened import Run
 from pipeline.run.run_directory import format_command, stage_overrides

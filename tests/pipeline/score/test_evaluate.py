@@ -12,12 +12,12 @@ import torch
 from data.filesystem import write_json
 from pipeline.config import load_options
 from pipeline.options import Options
+from pipeline.reporting.comparison import compare_runs
 from pipeline.run.files import Evaluation, read_as
 from pipeline.run.opened import Run
 from pipeline.run.run_directory import RunFolder
 from pipeline.run.shards import shard_source
 from pipeline.score.evaluate import evaluate_run, format_evaluation
-from pipeline.show.compare import compare_runs
 from pipeline.train.stages import train
 
 
