@@ -127,7 +127,7 @@ def _draw_chart(
     for y in _tick_values(low, high, log_y):
         at = place(left, y)[1]
         parts.append(f"<line x1='{_LEFT}' x2='{_WIDTH - _RIGHT}' y1='{at:.1f}' y2='{at:.1f}' class='grid'/>")
-        parts.append(f"<text x='{_LEFT - 5}' y='{at + 3.5:.1f}' text-anchor='end'>{10**y if log_y else y:,.4g}</text>")
+        parts.append(f"<text x='{_LEFT - 5}' y='{at + 3.5:.1f}' text-anchor='end'>{10**y if log_y else y:,.6g}</text>")
     for x in _tick_values(left, right, log_x):
         at = place(x, low)[0]
         shown = 10**x if log_x else x

@@ -193,6 +193,13 @@ def _read_records(path: Path, changed: int, size: int) -> list[Record]:
     return [record for record in found if "step" in record]
 
 
+def read_history(folder: RunFolder) -> dict[str, Path] | None:
+    """Return the folders of the phases behind the model of a run; None if its configuration cannot be read."""
+    with suppress(OSError, ValueError):
+        return folder.phase_history(folder.load_options())
+    return None
+
+
 def phase_metrics(folder: RunFolder, history: Mapping[str, Path] | None = None) -> dict[str, list[Record]]:
     """Return the metrics of each phase that has any, in the order of training.
 

@@ -28,7 +28,7 @@ from pipeline.console import escape_control_characters, format_error, unescape_q
 from pipeline.reporting.charts import draw_curves
 from pipeline.reporting.rendering import STYLE, make_environment, render_template
 from pipeline.reporting.report import EvaluationStatus, evaluation_status, load_run_report
-from pipeline.reporting.run_state import damaged_state, determine_state, phase_metrics, read_setting
+from pipeline.reporting.run_state import damaged_state, determine_state, phase_metrics, read_history, read_setting
 from pipeline.run.run_directory import RunFolder
 from pipeline.run.spaces.results import PIXELS
 from pipeline.web import questions
@@ -196,7 +196,9 @@ class _Pages:
     async def show_progress(self, request: Request) -> Response:
         """Return the progress of a run with its curves, which its page requests repeatedly."""
         folder = self._find_run(request)
-        known = await run_in_threadpool(lambda: _state_row(folder) | {"curves": draw_curves(phase_metrics(folder))})
+        known = await run_in_threadpool(
+            lambda: _state_row(folder) | {"curves": draw_curves(phase_metrics(folder, read_history(folder)))}
+        )
         html = render_template(self._templates, "live.html", **known)
         return _json_response(_state_facts(known) | {"html": html})
 
