@@ -52,7 +52,9 @@ def count_files(words: list[str], begin: Callable[[FrameType], bool], end: Calla
         sys.setprofile(None)
         threading.setprofile(None)
     if status or state != "after":
-        raise RuntimeError(f"haed {' '.join(words)}: status {status}, {state} the counted part\n{log.getvalue()[-2000:]}")
+        raise RuntimeError(
+            f"haed {' '.join(words)}: status {status}, {state} the counted part\n{log.getvalue()[-2000:]}"
+        )
     return sorted(files)
 
 

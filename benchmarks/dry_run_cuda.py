@@ -28,7 +28,7 @@ MODELS = {
 }  # fmt: skip
 SMALL = [
     "device=cuda", "precision=bf16", "threads=1", "log_steps=5", "batch.sequences=2", "batch.context=32", "validation.windows=8",
-    "validation.times=2", "evaluate.yardsticks=false", "model.main.layers=2", "model.main.width=320", "model.encoder.width=256",
+    "validation.times=2", "evaluate.baselines=false", "model.main.layers=2", "model.main.width=320", "model.encoder.width=256",
 ]  # fmt: skip
 
 

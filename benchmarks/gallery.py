@@ -20,7 +20,6 @@ from pipeline.experiments.catalogue import EXPERIMENTS
 from pipeline.experiments.page import drawn, markdown
 from pipeline.experiments.result import Result, verdict
 from pipeline.run.files import read_as
-from pipeline.show.page import markdown_table
 
 PLACE, PAGE = ROOT / "docs/experiments", ROOT / "docs/experiments.md"
 MARK = "<!-- benchmarks/gallery.py -->\n"
@@ -47,7 +46,8 @@ def main() -> None:
         for each in found
     ]
     before = PAGE.read_text().split(MARK)[0]
-    table = markdown_table(["experiment", "budget", "what is claimed"], glance, 3)
+    rows = [["experiment", "budget", "what is claimed"], ["---"] * 3, *glance]
+    table = "\n".join(f"| {' | '.join(row)} |" for row in rows)
     pages = [
         f"### {each.name}\n\n{markdown(EXPERIMENTS[each.name], each, f'experiments/{each.name}.png')}" for each in found
     ]

@@ -40,7 +40,7 @@ from pipeline import config
 from pipeline.train import stages
 from pipeline.score.evaluate import evaluate_run
 from pipeline.probe.index import build_index
-from pipeline.show.report import write_report
+from pipeline.reporting.report import write_report
 from pipeline.probe.sample import sample
 from pipeline.run.shards import shard_source
 options = config.load_options("quickstart", sys.argv[1:])

@@ -180,7 +180,7 @@ def ours(name: str, folder: Path, seconds: float, seed: int, threads: str, place
         for key in totals:
             totals[key] += max(record.get(key, 0.0) for record in records)
     where = str(place / "runs" / run)
-    words = ["evaluate.split=valid", "evaluate.yardsticks=false", f"threads={threads}", "--json"]
+    words = ["evaluate.split=valid", "evaluate.baselines=false", f"threads={threads}", "--json"]
     found, _ = command("-m", "pipeline", "evaluate", where, *words)
     assert found["bytes"] == len(valid), (found["bytes"], len(valid))
     parameters = sum(parameter.numel() for parameter in open_run(where).system.parameters())

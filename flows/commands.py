@@ -56,8 +56,8 @@ def _run_pipeline_flow(arguments: argparse.Namespace) -> CommandResult:
     from flows.flows import run_pipeline  # loads for seconds, in which the server starts
     from flows.states.heartbeat import crash_orphaned_runs
     from pipeline.probe import index, sample  # noqa: F401
+    from pipeline.reporting import report  # noqa: F401
     from pipeline.score import evaluate  # noqa: F401
-    from pipeline.show import report  # noqa: F401
     from pipeline.train import stages  # noqa: F401
 
     if not arguments.debug:

@@ -14,7 +14,8 @@ from flows.page.artifacts import post_markdown, post_table
 from flows.page.live import run_artifact_key
 from flows.reading import describe_checkpoint, describe_origin, load_tagged_options
 from pipeline.console import escape_control_characters, markdown_code, markdown_text
-from pipeline.run.files import AnalysisSummary, read_as
+from pipeline.run.analysis import Analysis
+from pipeline.run.files import read_as
 from pipeline.run.index import PIXELS, ChunkIndex, QueryResult
 from pipeline.run.opened import NextChunks
 from pipeline.run.run_directory import RunFolder
@@ -94,8 +95,8 @@ def neighbours(
         overrides: options to change, each key=value as on the command line, such as runs_dir=/data/runs
     """
     from pipeline.probe.neighbours import IndexQuery, query_index
-    from pipeline.show import plots
-    from pipeline.show.page import data_uri
+    from pipeline.reporting import plots
+    from pipeline.reporting.rendering import data_uri
 
     options = load_tagged_options(run, overrides, "neighbours")
     asked = IndexQuery(space=space, queries=[query for query in queries if query], count=count, min_count=min_count)
@@ -124,25 +125,24 @@ def neighbours(
 
 
 @stage_flow("analyse", lambda found: f"{len(found.findings)} findings, {found.stage} step {found.step:,}")
-def analyse(run: Run, overrides: Words = []) -> AnalysisSummary:  # noqa: B006
+def analyse(run: Run, overrides: Words = []) -> Analysis:  # noqa: B006
     """Analyse the chunk embeddings: use and spelling, intrinsic checks with baselines, drift, a map.
 
     Args:
         run: a name under runs, or a folder
         overrides: options to change, each key=value as on the command line, such as analyse.against=other
     """
-    from pipeline.probe.analyse.result import precision_header, precision_rows
     from pipeline.probe.analyse.stage import analyse_run as run_stage
-    from pipeline.show.page import data_uri
+    from pipeline.reporting.analysis import precision_table
+    from pipeline.reporting.rendering import data_uri
 
     options = load_tagged_options(run, overrides, "analyse")
     found = run_stage(options)
     folder, about = Path(found.folder), describe_origin(options, found.stage, found.step, found.checkpoint)
     if found.intrinsic is not None:
-        table = [
-            dict(zip(precision_header(found.intrinsic), row, strict=True)) for row in precision_rows(found.intrinsic)
-        ]
-        post_table(table, run_artifact_key("analysis", options), f"precision@10 of words of a kind, by {about}")
+        table = precision_table(found.intrinsic)
+        rows = [dict(zip(table.titles, row, strict=True)) for row in table.rows]
+        post_table(rows, run_artifact_key("analysis", options), f"precision@10 of words of a kind, by {about}")
     sentences = [*found.findings, *(f"note: {note}" for note in found.notes)]
     told = "\n".join(f"- {markdown_text(sentence)}" for sentence in sentences)
     pictures = "\n\n".join(
@@ -153,7 +153,7 @@ def analyse(run: Run, overrides: Words = []) -> AnalysisSummary:  # noqa: B006
     place = f"The map to zoom and search: {markdown_code(str(folder.resolve() / 'map.html'))}"
     text = f"{told}\n\n{markdown_text(about)}\n\n{place}\n\n{pictures}\n"
     post_markdown(text, run_artifact_key("analysis-drawn", options), f"what the embeddings know, by {about}")
-    return AnalysisSummary(found.stage, found.step, found.checkpoint, found.findings)
+    return found
 
 
 def _passage_row(item: QueryResult, near: Passage, score: str) -> dict[str, Any]:

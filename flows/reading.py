@@ -24,11 +24,11 @@ from pipeline.arguments import load_run_options
 from pipeline.config import ConfigError
 from pipeline.console import code_fence, markdown_code, markdown_text
 from pipeline.options import Options
-from pipeline.pages.app import served_page_url
 from pipeline.run.files import Evaluation, Sample, describe_speed
 from pipeline.run.index import PIXELS
 from pipeline.run.run_directory import RunFolder
 from pipeline.verbatim import write_override
+from pipeline.web.app import served_page_url
 
 log = logging.getLogger(__name__)
 
@@ -81,8 +81,8 @@ def show_places(options: Options) -> None:
 
 
 def show_report(options: Options) -> str:
-    """Write the report of a run, post it as an artifact with its images, and return its path."""
-    from pipeline.show.report import write_report as run_stage
+    """Write the report of a run, post its summary as an artifact, and return its path."""
+    from pipeline.reporting.report import write_report as run_stage
 
     path = run_stage(options)
     post_report(options)
@@ -90,18 +90,18 @@ def show_report(options: Options) -> str:
 
 
 def post_report(options: Options) -> None:
-    """Post the existing report of a run as an artifact of this flow run."""
-    from pipeline.show.report import inline_markdown
+    """Post the summary of a run's report as an artifact of this flow run."""
+    from pipeline.reporting.report import summarize_report
 
     folder = RunFolder.from_options(options)
     about = describe_checkpoint(options) if folder.is_trained() else f"run {options.name}, not trained yet"
     page = (
-        f" · [the run's page]({address}), with downloads and questions to its model"
+        f" · [the run's page]({address}), with the report, downloads and questions to its model"
         if (address := served_page_url(folder))
         else ""
     )
     post_markdown(
-        f"{inline_markdown(folder)}\n\n{markdown_text(about)}{page}\n",
+        f"{summarize_report(options)}\n\n{markdown_text(about)}{page}\n",
         run_artifact_key("report", options),
         f"report of {about}",
     )
@@ -127,7 +127,7 @@ def evaluate(run: Run, split: Split = None, overrides: Words = []) -> Evaluation
         rows.append({"model": f"{options.name}, decoder alone", own.unit: found.decoder_metric})
     rows += [
         {"model": item.name, own.unit: item.bits_per_char, "bits": item.bits, "bits_per_byte": item.bits_per_byte}
-        for item in found.yardsticks
+        for item in found.baselines
     ]
     table = [
         {name: round(value, 4) if isinstance(value := row.get(name, ""), float) else value for name in rows[0]}
@@ -157,7 +157,7 @@ def sample(
         overrides: options to change, each key=value as on the command line, such as sample.chunks=100
     """
     from pipeline.probe.sample import sample as run_stage
-    from pipeline.show.page import data_uri
+    from pipeline.reporting.rendering import data_uri
 
     options = load_tagged_options(
         run, overrides, "sample", sample__temperature=temperature, sample__pictures=prompt_count
@@ -187,9 +187,9 @@ def compare(runs: Annotated[Words, Field(min_length=1)], runs_dir: Place = "runs
         runs: names under runs_dir, or folders
         runs_dir: where runs are looked for by name, and the comparison is written
     """
-    from pipeline.show.compare import compare_runs as run_stage
-    from pipeline.show.compare import format_markdown
-    from pipeline.show.page import data_uri
+    from pipeline.reporting.comparison import compare_runs as run_stage
+    from pipeline.reporting.comparison import format_markdown
+    from pipeline.reporting.rendering import data_uri
 
     runs = [run.strip() for run in runs if run.strip()]
     if not runs:
@@ -210,7 +210,7 @@ def compare(runs: Annotated[Words, Field(min_length=1)], runs_dir: Place = "runs
 
 @stage_flow("report", str)
 def report(run: Run, overrides: Words = []) -> str:  # noqa: B006
-    """Write the report of a run, and post it as an artifact with its images.
+    """Write the report of a run, and post its summary as an artifact.
 
     Args:
         run: a name under runs, or a folder

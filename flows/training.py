@@ -150,7 +150,7 @@ def experiment(
     """
     from pipeline.experiments.page import markdown
     from pipeline.experiments.stage import run
-    from pipeline.show.page import data_uri
+    from pipeline.reporting.rendering import data_uri
 
     asked, plan = planned(
         name, budget, Path("experiments"), Path(data), tuple(overrides), seconds or None, seeds or None, parallel

@@ -312,7 +312,7 @@ def _run_neighbours(arguments: argparse.Namespace) -> CommandResult:
         return CommandResult(found.csv(), None)
     text, path = str(found), RunFolder.from_options(options).path / "neighbours.png"
     if options.chunker.kind == "pixels" and not (words["context"] or words["after"]):
-        from pipeline.show import plots
+        from pipeline.reporting import plots
 
         if (drawn := plots.draw_neighbours(found)) and write_or_log(path, drawn):
             text += f"\n{path}"
@@ -345,8 +345,8 @@ def _read_query_file(name: str, option: str) -> bytes:
 
 def _run_analyse(arguments: argparse.Namespace) -> CommandResult:
     options = load_run_options(arguments.run, arguments.words, "analyse")
-    from pipeline.probe.analyse.result import format_analysis
     from pipeline.probe.analyse.stage import analyse_run
+    from pipeline.reporting.analysis import format_analysis
 
     found = analyse_run(options)
     return CommandResult(format_analysis(found), asdict(found))
@@ -381,7 +381,7 @@ def _explore_arguments(parser: argparse.ArgumentParser) -> None:
 
 def _run_explore(arguments: argparse.Namespace) -> CommandResult:
     options = load_run_options(arguments.run, arguments.words, "neighbours")
-    from pipeline.pages.explore import serve_run_pages
+    from pipeline.web.explore import serve_run_pages
 
     serve_run_pages(RunFolder.from_options(options), arguments.port, tuple(arguments.words), arguments.json)
     return CommandResult("", None)
@@ -412,7 +412,7 @@ def _compare_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def _run_compare(arguments: argparse.Namespace) -> CommandResult:
-    from pipeline.show.compare import compare_runs, format_comparison
+    from pipeline.reporting.comparison import compare_runs, format_comparison
 
     runs = [word for word in arguments.runs if not is_option(word)]
     words = [word for word in arguments.runs if is_option(word)]
@@ -446,7 +446,7 @@ def _run_profile(arguments: argparse.Namespace) -> CommandResult:
 
 
 def _run_report(arguments: argparse.Namespace) -> CommandResult:
-    from pipeline.show.report import write_report
+    from pipeline.reporting.report import write_report
 
     path = write_report(load_run_options(arguments.run, arguments.words, "report"))
     return CommandResult(str(path), {"report": str(path)})
@@ -455,7 +455,7 @@ def _run_report(arguments: argparse.Namespace) -> CommandResult:
 _SHOWING = (
     Command("compare", "Compare several runs in a table and curves.", _compare_arguments, _run_compare),
     Command("profile", "Measure where the time of a training step goes.", _profile_arguments, _run_profile),
-    Command("report", "Write report.html and report.md of a run.", add_run_arguments, _run_report),
+    Command("report", "Write report.html of a run.", add_run_arguments, _run_report),
 )
 
 

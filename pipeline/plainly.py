@@ -111,7 +111,7 @@ _OPTIONS = {
     "evaluate.split": "eval_split test_split eval_on",
     "evaluate.stride": "stride",
     "evaluate.stage": "stage phase",
-    "evaluate.yardsticks": "baselines yardstick",
+    "evaluate.baselines": "baseline",
     "sample.temperature": "temp t sampling_temperature",
     "sample.top_k": "topk k",
     "sample.top_p": "topp nucleus p",

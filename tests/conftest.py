@@ -136,7 +136,7 @@ def whole(text: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
     def make(place: Path) -> None:
         where = ["source.kind=text", f"source.path={text}", f"runs_dir={place}/runs", f"shards_dir={place}/shards"]
-        chosen = [*TINY, *where, "name=run", "checkpoint.every_steps=2", "evaluate.yardsticks=false"]
+        chosen = [*TINY, *where, "name=run", "checkpoint.every_steps=2", "evaluate.baselines=false"]
         for stage in ("shard", "pretrain", "finetune"):
             assert main([stage, "--config", "quickstart", *chosen]) == 0
         for stage in ("evaluate", "index", "sample"):
@@ -181,7 +181,7 @@ def mixing(text: Path, sharded: Path, tmp_path_factory: pytest.TempPathFactory) 
     shutil.copytree(sharded, place / "shards")
     asked = ["model.mixture.known=100", "iem.correction=inclusion", "finetune.iem_weight=1", "precision=fp32"]
     where = ["source.kind=text", f"source.path={text}", f"runs_dir={place}/runs", f"shards_dir={place}/shards"]
-    made = load_options("quickstart", [*TINY, *where, *asked, "name=mixed", "evaluate.yardsticks=false"])
+    made = load_options("quickstart", [*TINY, *where, *asked, "name=mixed", "evaluate.baselines=false"])
     pretrain(made)
     finetune(made)
     return made

@@ -16,8 +16,8 @@ from pipeline import open_run
 from pipeline.config import ConfigError, load_options
 from pipeline.options import Options
 from pipeline.probe.sample import sample
+from pipeline.reporting.comparison import compare_runs
 from pipeline.score.evaluate import evaluate_run
-from pipeline.show.compare import compare_runs
 from pipeline.train.profile import profile_phase
 from pipeline.train.stages import pretrain, train
 from tests.conftest import of_kind

@@ -71,7 +71,7 @@ def test_no_flip_in_a_manifest_is_read_as_something_else(sharded: Path, tmp_path
     assert held_against(place / MANIFEST, lambda path: Corpus.open(path.parent).manifest, chance) > FLIPS / 2
 
 
-def test_yardsticks_are_measured_anew_when_they_were_changed(
+def test_baselines_are_measured_anew_when_they_were_changed(
     sharded: Path,
     tmp_path: Path,
     chance: random.Random,
@@ -82,13 +82,13 @@ def test_yardsticks_are_measured_anew_when_they_were_changed(
     corpus = Corpus.open(Path(shutil.copytree(folder, tmp_path / "corpus")))
     true = [Baseline("xz -9", 800.0, 2.0, 2.0)]
     monkeypatch.setattr(evaluate, "measure_baselines", lambda *_: true)  # which takes a second
-    cache = corpus.folder / "yardsticks-test.json"
+    cache = corpus.folder / "baselines-test.json"
     assert evaluate._load_or_measure_baselines(corpus, "test") == true
     content = cache.read_bytes()
     for _ in range(FLIPS):
         cache.write_bytes(flipped(content, chance))
         assert evaluate._load_or_measure_baselines(corpus, "test") == true
-    assert "yardsticks-test.json is damaged or was edited" in caplog.text and "it is made anew" in caplog.text
+    assert "baselines-test.json is damaged or was edited" in caplog.text and "it is made anew" in caplog.text
     cache.write_bytes(content)
     corpus.digest = "0" * 12
     caplog.clear()

@@ -35,9 +35,9 @@ from starlette.testclient import TestClient
 import torch, faiss, pyarrow.parquet, matplotlib.pyplot
 from pipeline import open_run
 from pipeline.cli import main
-from pipeline.pages.app import make_application
-from pipeline.pages.runs import ServedRuns
-from pipeline.pages.model_cache import ModelCache
+from pipeline.web.app import make_application
+from pipeline.web.runs import ServedRuns
+from pipeline.web.model_cache import ModelCache
 
 SECONDS = 60  # which only what waits for a named pipe takes
 resource.setrlimit(resource.RLIMIT_DATA, (4 << 30,) * 2)

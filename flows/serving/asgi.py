@@ -12,7 +12,7 @@ import re
 from http.cookies import CookieError, SimpleCookie
 from typing import Any
 
-from pipeline.pages.host_check import send_response
+from pipeline.web.host_check import send_response
 
 COOKIE = "haed-pages"
 _SECONDS = 30 * 24 * 3600

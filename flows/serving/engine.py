@@ -27,7 +27,13 @@ from pipeline.signals import end_with_parent
 ENGINE = [sys.executable, "-m", "prefect.engine"]
 _ANEW = [sys.executable, "-m", "flows.serving.engine", "anew"]
 _LOADED = ["prefect._internal.metrics", "prefect.engine", "prefect.flow_engine", "flows.flows"]
-_LOADED += ["faiss", "pipeline.probe.neighbours", "pipeline.probe.next", "pipeline.run.opened", "pipeline.show.plots"]
+_LOADED += [
+    "faiss",
+    "pipeline.probe.neighbours",
+    "pipeline.probe.next",
+    "pipeline.run.opened",
+    "pipeline.reporting.plots",
+]
 CALM_SECONDS = 5.0  # the next one is loaded when a flow has begun, not beside its beginning
 
 

@@ -9,7 +9,7 @@ import json
 import math
 from typing import Any
 
-from pipeline.pages.host_check import send_response
+from pipeline.web.host_check import send_response
 
 DEEPEST = 100  # objects and lists within each other
 _MOST = 2**63 - 1

@@ -24,7 +24,7 @@ from flows.serving.deployments import (
 )
 from flows.serving.server import lasting_server, run_child_process
 from flows.states.heartbeat import SERVED_BY, crash_orphaned_runs
-from pipeline.pages.host_check import LOOPBACK
+from pipeline.web.host_check import LOOPBACK
 
 log = logging.getLogger(__name__)
 _ANY = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}
@@ -65,7 +65,7 @@ def serve_flows(
         wanted = schedules.cron_schedule(cron) if cron else None
         if server:
             if held.enter_context(lasting_server(place.address, host, port, allowed_hosts)):
-                os.environ["HAED_PAGES"] = "1"  # of runs/; see pipeline.pages.app.served_page_url
+                os.environ["HAED_PAGES"] = "1"  # of runs/; see pipeline.web.app.served_page_url
         board = held.enter_context(_run_tensorboard(board_port)) if board_port else None
         os.environ |= {"HAED_TENSORBOARD_URL": board} if board else {}
         known, runs = list_deployment_names(place.deployment), list_recent_runs()

@@ -1,4 +1,4 @@
-"""The child processes of `haed`: Prefect's server and TensorBoard, each behind `pipeline.pages.host_check`.
+"""The child processes of `haed`: Prefect's server and TensorBoard, each behind `pipeline.web.host_check`.
 
 python -m flows.serving.server_process prefect --host 127.0.0.1 --port 4200 --runs runs
 python -m flows.serving.server_process board --port 6006 --logdir runs
@@ -14,10 +14,10 @@ from data.filesystem import available_threads
 from flows.serving.asgi import RunPagesMiddleware
 from flows.serving.keepable import StorableBodyMiddleware
 from flows.serving.plainly import PlainErrorMiddleware
-from pipeline.pages.host_check import LOOPBACK, AllowedHosts, HostCheckMiddleware, host_checked_wsgi, host_names
+from pipeline.web.host_check import LOOPBACK, AllowedHosts, HostCheckMiddleware, host_checked_wsgi, host_names
 
 if TYPE_CHECKING:
-    from pipeline.pages.model_cache import ModelCache
+    from pipeline.web.model_cache import ModelCache
 
 
 def serve_prefect(host: str, port: int, bound: int | None, more: list[str], runs: Path | None) -> None:
@@ -57,7 +57,7 @@ def serve_prefect(host: str, port: int, bound: int | None, more: list[str], runs
     if warm is None:
         uvicorn.Server(serving).run(sockets)
         return
-    from pipeline.pages.explore import PageServer, exit_if_busy
+    from pipeline.web.explore import PageServer, exit_if_busy
 
     try:
         PageServer(serving, warm).run(sockets)
@@ -70,9 +70,9 @@ def _build_run_pages(runs: Path) -> "tuple[Any, ModelCache]":
 
     The models run on the CPU with half of the threads, and leave the rest to trainings.
     """
-    from pipeline.pages.app import make_application
-    from pipeline.pages.model_cache import ModelCache
-    from pipeline.pages.runs import ServedRuns
+    from pipeline.web.app import make_application
+    from pipeline.web.model_cache import ModelCache
+    from pipeline.web.runs import ServedRuns
 
     threads = max(1, available_threads() // 2)
     warm = ModelCache(overrides=("device=cpu", f"threads={threads}"))

@@ -13,10 +13,10 @@ from pipeline.config import ConfigError, dump_options, load_options
 from pipeline.experiments import corpora
 from pipeline.experiments.experiment import Arm, Experiment, Plan
 from pipeline.options import OptimizerOptions, Options, Phase
+from pipeline.reporting.comparison import count_parameters
 from pipeline.run.checkpoints import read_position
 from pipeline.run.files import read_json
 from pipeline.run.run_directory import PHASES, RunFolder
-from pipeline.show.compare import count_parameters
 from pipeline.train.timing import lift_other_limits, run_phase_steps
 
 Command = tuple[str, ...]  # a module, and what it is called with
@@ -126,7 +126,7 @@ class Ours(Ready):
         chosen = [*self.words, f"seed={seed}", f"threads={threads}", f"name={run.name}"]
         chosen += [f"{phase}.steps={steps}" for phase, steps in limits.items()]
         trained = [("pipeline", phase, "--config", self.arm.preset, *chosen) for phase in self.arm.phases]
-        return [*trained, ("pipeline", "evaluate", str(run), f"threads={threads}", "evaluate.yardsticks=false")]
+        return [*trained, ("pipeline", "evaluate", str(run), f"threads={threads}", "evaluate.baselines=false")]
 
     def finished(self, run: Path) -> Finished:
         """See `Ready`."""

@@ -14,10 +14,10 @@ from haed.registry import make_objective
 from pipeline.experiments.arms import Ours
 from pipeline.experiments.running import shard_all
 from pipeline.options import Phase
+from pipeline.reporting.rendering import Table
 from pipeline.run.device import setup_compute
 from pipeline.run.memory import build_system
 from pipeline.run.windows import as_windows
-from pipeline.show.page import text_table
 from pipeline.train.profile import product_rate
 
 _DAY = 86_400
@@ -91,7 +91,8 @@ def table(found: Sequence[Cost]) -> str:
         ]
         for each in found
     ]
-    shown = text_table(["", "phase", "parameters", "steps", "TFLOP a step", "days, at least"], rows, 2)
+    titles = ["", "phase", "parameters", "steps", "TFLOP a step", "days, at least"]
+    shown = Table(titles, rows, [False, False, True, True, True, True]).to_text()
     total = sum(each.days for each in found)
     return (
         f"{shown}\n\n{total:,.1f} days of a device like this one at the rate of its matrix products, which no step reaches; "

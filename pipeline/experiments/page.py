@@ -7,15 +7,14 @@ from pipeline.console import markdown_text
 from pipeline.experiments.experiment import Experiment
 from pipeline.experiments.result import Result, Row, columns
 from pipeline.experiments.running import Done
+from pipeline.reporting.comparison import BITS
+from pipeline.reporting.plots import PlottedModel, plot_experiment
+from pipeline.reporting.rendering import Table, data_uri, render_file
 from pipeline.run.metrics import read_metrics
-from pipeline.show.compare import BITS
-from pipeline.show.page import escape, markdown_table, render_image, render_page, text_table
-from pipeline.show.page import render_table as html_table
-from pipeline.show.plots import PlottedModel, plot_experiment
 
 
-def cells(result: Result) -> tuple[list[str], list[list[str]]]:
-    """Return the header and the rows of the table."""
+def tabulate(result: Result) -> Table:
+    """Return the table of the result."""
     measured, paper = columns(result.rows)
     head = ["", "bits", "words, perplexity", "steps", "seconds", "parameters", "TFLOP"]
     head += [*measured, *(f"paper: {name}" for name in paper)]
@@ -30,12 +29,12 @@ def cells(result: Result) -> tuple[list[str], list[list[str]]]:
             found = row.figures.get(name)
             line.append("–" if found is None else f"{found.mean:,.3f}" if found.mean < 10 else f"{found.mean:,.1f}")
         lines.append([*line, *(f"{row.paper[name]:g}" if name in row.paper else "–" for name in paper)])
-    return head, lines
+    return Table(head, lines, [False, *(True for _ in head[1:])])
 
 
 def table(result: Result) -> str:
     """Format the result as a text table for a terminal."""
-    shown = text_table(*cells(result), words=1)
+    shown = tabulate(result).to_text()
     return "\n".join([shown, "", result.verdict, "", _notes(result), "", f"{result.folder}/report.html"])
 
 
@@ -50,36 +49,33 @@ def _noted(result: Result) -> list[str]:
 
 def markdown(asked: Experiment, result: Result, picture: str) -> str:
     """Return the page as Markdown, with the address of its picture."""
-    head, lines = cells(result)
-    escaped = [[markdown_text(cell) for cell in line] for line in (head, *lines)]
     question, notes = markdown_text(asked.question), "\n".join(f"- {markdown_text(note)}" for note in _noted(result))
     return (
         f"{markdown_text(asked.source)}: {question}\n\n**{markdown_text(result.verdict)}**\n\n![{question}]({picture})\n\n"
-        f"{markdown_table(escaped[0], escaped[1:], 1)}\n\n{notes}\n"
+        f"{tabulate(result).to_markdown()}\n\n{notes}\n"
     )
 
 
 def html(asked: Experiment, result: Result, picture: bytes, examples: dict[str, list[list[str]]]) -> str:
     """Return report.html, with tables of examples by arm."""
-    head, lines = cells(result)
-    shown = html_table(
-        [escape(each) for each in head], [[escape(cell).replace(" ", "&nbsp;") for cell in line] for line in lines], 1
+    return render_file(
+        "experiment.html",
+        title=asked.name,
+        source=asked.source,
+        question=asked.question,
+        verdict=result.verdict,
+        picture=data_uri(picture),
+        results=tabulate(result),
+        notes=result.notes,
+        failures=[f"{row.arm}, {why}" for row in result.rows for why in row.failures],
+        examples={name: _tabulate_examples(rows) for name, rows in examples.items()},
     )
-    notes = "".join(f"<li>{escape(note)}" for note in result.notes)
-    failed = "".join(f"<li>{escape(row.arm)}, {escape(why)}" for row in result.rows for why in row.failures)
-    body = (
-        f"<h1>{escape(asked.name)}</h1><p class=lead>{escape(asked.source)}: {escape(asked.question)}</p>"
-        f"<p>{escape(result.verdict)}</p>{render_image(asked.question, picture)}<h2>Figures</h2><div class=wide>{shown}</div>"
-        f"<ul>{notes}</ul>"
-    )
-    if failed:
-        body += f"<h2>Failed</h2><ul>{failed}</ul>"
-    for name, rows in examples.items():
-        escaped = [[escape(cell) for cell in row] for row in rows]
-        words = 1 if all(_is_number(cell) for row in rows[1:] for cell in row[1:]) else len(escaped[0])
-        style = "examples wide" if words == 1 else "examples"
-        body += f"<h2>{escape(name)}</h2><div class='{style}'>{html_table(escaped[0], escaped[1:], words)}</div>"
-    return render_page(asked.name, body)
+
+
+def _tabulate_examples(rows: list[list[str]]) -> Table:
+    head, *lines = rows
+    numbers = all(_is_number(cell) for line in lines for cell in line[1:])
+    return Table(head, lines, [False, *(numbers for _ in head[1:])])
 
 
 def _is_number(cell: str) -> bool:

@@ -52,7 +52,7 @@ class EvaluateOptions:
         ),
     ] = "fp32"
     sequences: Annotated[int, Field(ge=1, le=65_536, description="windows scored at a time")] = 16
-    yardsticks: Annotated[bool, Field(description="also measure n-gram models and xz on the same bytes")] = True
+    baselines: Annotated[bool, Field(description="also measure n-gram models and xz on the same bytes")] = True
 
 
 @dataclass(kw_only=True)
@@ -209,5 +209,5 @@ class AnalyseOptions:
         ),
     ] = 100_000
     skip_gram: Annotated[
-        bool, Field(description="also train a skip-gram as a yardstick, if gensim is installed (haed[yardsticks])")
+        bool, Field(description="also train a skip-gram as a baseline, if gensim is installed (haed[baselines])")
     ] = True

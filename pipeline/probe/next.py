@@ -23,9 +23,9 @@ def prediction_rows(item: NextChunks) -> list[dict[str, str]]:
     """Return table rows of the chunks after one prompt, with visible white space, and the probability of all others."""
 
     def row(text: str, probability: float, chunk: NextChunk | None) -> dict[str, str]:
-        summoned = f"{100 * chunk.summoned:.1f}" if chunk and item.gate is not None else ""
+        known = f"{100 * chunk.summoned:.1f}" if chunk and item.gate is not None else ""
         count = f"{chunk.count:,}" if chunk and chunk.count is not None else ""
-        return {"probability": f"{probability:.4f}", "summoned %": summoned, "in train": count, "chunk": text}
+        return {"probability": f"{probability:.4f}", "vocabulary %": known, "in train": count, "chunk": text}
 
     return [
         *(row(escape_control_characters(chunk.text), chunk.probability, chunk) for chunk in item.chunks),
@@ -37,7 +37,7 @@ def prediction_heading(item: NextChunks) -> str:
     """Describe the prompt, how it was cut, and the gate."""
     cut = f"after {escape_control_characters(item.before)}" if item.before is not None else "where a document begins"
     opened = f", given that it begins with {escape_control_characters(item.opened)}" if item.opened is not None else ""
-    gate = f"; summoned with probability {item.gate:.3f}" if item.gate is not None else ""
+    gate = f"; from the vocabulary with probability {item.gate:.3f}" if item.gate is not None else ""
     return f"{escape_control_characters(item.prompt)}: the chunk {cut}{opened}{gate}"
 
 
@@ -47,5 +47,5 @@ def format_predictions(found: list[NextChunks]) -> str:
     for item in found:
         lines.append(prediction_heading(item))
         for row in ({name: name for name in prediction_rows(item)[0]}, *prediction_rows(item)):
-            lines.append("  {probability:>11}  {summoned %:>10}  {in train:>9}  {chunk}".format(**row))
+            lines.append("  {probability:>11}  {vocabulary %:>12}  {in train:>9}  {chunk}".format(**row))
     return "\n".join(lines)

@@ -23,6 +23,7 @@ from haed.chunk.model import HAED
 from pipeline.console import escape_control_characters
 from pipeline.probe.analyse.geometry import normalise_rows
 from pipeline.probe.index import Window, cut_windows, to_token_batch
+from pipeline.run.analysis import ByLayer, Layer, SimilarPassages
 from pipeline.run.index import PIXELS, display_chunk
 from pipeline.run.opened import Run
 
@@ -50,56 +51,6 @@ class Places:
     last: list[bytes]
     following: list[bytes]
     texts: list[str]
-
-
-@dataclass
-class Layer:
-    """Shares that describe the neighbours by the output of a layer.
-
-    Attributes:
-        name: `layer 0` and so on, or `ŷ`, the output of the main model.
-        overlap: share of the neighbours that the previous layer has too; None for the first layer.
-        last: share of the neighbours with the same chunk before them as the query.
-        following: share of the neighbours with the same chunk after them as the query.
-        document: share of the neighbours in the same document as the query.
-    """
-
-    name: str
-    overlap: float | None
-    last: float
-    following: float
-    document: float
-
-
-@dataclass
-class SimilarPassages:
-    """Displayed passage with its nearest passages by layer name."""
-
-    passage: str
-    nearest: dict[str, list[str]]
-
-
-@dataclass
-class ByLayer:
-    """Most similar passages, layer by layer.
-
-    Attributes:
-        places: number of places compared.
-        windows: number of windows that contain them. Neighbours are of other windows.
-        queries: number of places whose neighbours were searched.
-        neighbours: neighbours of each query.
-        chance: shares expected for random places.
-        layers: shares of each layer, from the first to ŷ.
-        examples: some passages with their neighbours.
-    """
-
-    places: int
-    windows: int
-    queries: int
-    neighbours: int
-    chance: Layer
-    layers: list[Layer]
-    examples: list[SimilarPassages]
 
 
 def sample_places(run: Run, split: str, most: int, seed: int) -> Places | None:

@@ -74,7 +74,7 @@ def decode_whole_characters(written: bytes) -> str:
 
 def _complete_pictures(run: Run, samples: int) -> list[Sample]:
     """Draw held-out pictures, each as its given half, its completions and the original."""
-    from pipeline.show import plots
+    from pipeline.reporting import plots
 
     corpus, how = run.folder.open_corpus(), run.options.sample
     split = next((name for name in ("test", "valid", "train") if corpus.split_counts(name).documents), "train")

@@ -197,16 +197,6 @@ class Breakdown:
         ]
 
 
-@dataclass
-class AnalysisSummary:
-    """The part of analysis/analysis.json that a report shows: the checkpoint, and the findings as sentences."""
-
-    stage: str
-    step: int
-    checkpoint: str
-    findings: list[str]
-
-
 MIXTURE_COLUMNS = ("times in train", "chunks", "mixture, bits/token", "decoder alone", "known chunks alone")
 
 
@@ -238,7 +228,7 @@ class MixtureParts:
         return (
             f"{self.known:,} known chunks, alone {_format_bits(self.known_bits_per_token)} bits/token where the decoder has "
             f"{_format_bits(self.known_decoder_bits_per_token)}; the decoder alone on all {_format_bits(self.decoder_bits_per_token)}; "
-            f"{self.unknown_share:.2%} of the chunks unknown, gate {self.gate:.3f}, "
+            f"{self.unknown_share:.2%} of the chunks unknown, gate (mean weight of the known chunks) {self.gate:.3f}, "
             f"{self.known_flops_per_token / 1e6:.3g} MFLOP per token"
         )
 
@@ -287,7 +277,7 @@ class Evaluation:
         parts: results of the mixture's parts; else None.
         iem: the IEM score as a likelihood over a closed set of chunks, if the run was trained with that loss.
         breakdown: bits by position in a chunk, by its length, and by its count in the train split.
-        yardsticks: baselines on the same bytes.
+        baselines: baselines on the same bytes.
         not_beaten: names of the baselines that need no more bits.
     """
 
@@ -315,7 +305,7 @@ class Evaluation:
     parts: MixtureParts | None = None
     iem: ClosedSet | None = None
     breakdown: Breakdown | None = None
-    yardsticks: list[Baseline]
+    baselines: list[Baseline]
     not_beaten: list[str]
 
     @property
@@ -369,5 +359,7 @@ def describe_speed(samples: Sequence[Sample]) -> str:
     """Describe the speed of sampling, and the share of chunks made without the decoder; empty for pictures."""
     speeds = [item.characters_per_second for item in samples if item.characters_per_second is not None]
     shares = [item.summoned for item in samples if item.summoned is not None]
-    summoned = f"; {100 * fmean(shares):.1f} % of the chunks were summoned, without the decoder" if shares else ""
-    return f"{fmean(speeds):,.0f} characters/s{summoned}" if speeds else ""
+    known = (
+        f"; {100 * fmean(shares):.1f} % of the chunks came from the vocabulary, without the decoder" if shares else ""
+    )
+    return f"{fmean(speeds):,.0f} characters/s{known}" if speeds else ""

@@ -1,4 +1,4 @@
-"""Baselines, the `yardsticks` of evaluation.json: bits that simple models need for the same bytes.
+"""Baselines of evaluation.json: bits that simple models need for the same bytes.
 
 Interpolated Witten-Bell n-gram models over bytes (Witten & Bell 1991), fitted on the train split:
 

@@ -49,7 +49,7 @@ def evaluate_run(options: Options, text: Path | None = None) -> Evaluation:
     corpus, split = run.folder.open_corpus(), options.evaluate.split
     check_split(corpus.split_counts(split).chunks, corpus.location, "evaluate.split", split)
     pictures = "height" in corpus.form
-    reference = _load_or_measure_baselines(corpus, split) if options.evaluate.yardsticks and not pictures else []
+    reference = _load_or_measure_baselines(corpus, split) if options.evaluate.baselines and not pictures else []
     release_memory()
     limits = options.evaluate
     iem = bool(options.pretrain.iem_weight and run.phase != "train" and limits.closed_set and limits.closed_windows)
@@ -138,7 +138,7 @@ def _score_documents(
         likelihood=requested_likelihood(run.options, run.phase),
         iem=None,
         breakdown=tally.build_breakdown() if tally is not None else None,
-        yardsticks=reference,
+        baselines=reference,
         not_beaten=not_beaten(score.bits_per_char, reference),
     )
 
@@ -157,29 +157,29 @@ class _CachedBaselines:
     """Cache file of baselines: digest of the corpus, and the baselines measured on it."""
 
     corpus: str
-    yardsticks: list[Baseline]
+    baselines: list[Baseline]
 
 
 def _load_or_measure_baselines(corpus: Corpus, split: str) -> list[Baseline]:
     """Load the baselines of a split from the cache beside the shards, or measure them: n-gram models and xz."""
-    cache = corpus.folder / f"yardsticks-{split}.json"
+    cache = corpus.folder / f"baselines-{split}.json"
     try:
         kept = read_as(_CachedBaselines, cache)
         if kept.corpus == corpus.digest:
-            return kept.yardsticks
+            return kept.baselines
         log.warning("%s is of another corpus: it is made anew", cache)
     except FileNotFoundError:
         pass
     except (OSError, ValueError) as error:
         log.warning("%s; it is made anew", error)
-    log.info("measuring yardsticks on the %s split", split)
+    log.info("measuring baselines on the %s split", split)
     found = measure_baselines(
         _join_documents(corpus.iterate_originals("train")), _join_documents(corpus.iterate_originals(split))
     )
     try:
         write_json(cache, asdict(_CachedBaselines(corpus.digest, found)))
     except OSError as error:
-        log.warning("yardsticks are not kept: %s", error)
+        log.warning("baselines are not kept: %s", error)
     return found
 
 
@@ -214,9 +214,9 @@ def format_evaluation(result: Evaluation) -> str:
         lines.append(f"  {result.whose}")
     if result.breakdown is not None:
         lines += _format_breakdown(result.breakdown)
-    if result.yardsticks:
-        lines.append(f"yardsticks on the same bytes ({own.unit}):")
-        for item in sorted(result.yardsticks, key=lambda item: -item.bits_per_char):
+    if result.baselines:
+        lines.append(f"baselines on the same bytes ({own.unit}):")
+        for item in sorted(result.baselines, key=lambda item: -item.bits_per_char):
             beaten = "not beaten" if item.name in result.not_beaten else "beaten"
             lines.append(f"  {item.name:<28} {item.bits_per_char:7.4f}  {beaten}")
     return "\n".join(lines)

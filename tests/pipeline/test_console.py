@@ -18,8 +18,9 @@ from pipeline.console import (
     markdown_text,
     prepare_logs,
 )
-from pipeline.show.page import render_image, render_page
-from pipeline.show.plots import drawable_label, encode_png
+from pipeline.reporting.comparison import Comparison, RunDifference
+from pipeline.reporting.plots import drawable_label, encode_png
+from pipeline.reporting.rendering import Table, render_file
 
 
 def test_what_steers_a_terminal_is_escaped_and_what_is_text_stays() -> None:
@@ -41,7 +42,8 @@ def test_no_backticks_end_a_block_of_markdown() -> None:
 
 
 def test_pages_and_messages_have_nothing_of_it(caplog: pytest.LogCaptureFixture) -> None:
-    assert "\x1b" not in (shown := render_page("a\x1b", "<p>\x1b\u202e</p>")) and "\\u202e" in shown
+    shown = render_file("comparison.html", comparison=Comparison([], "", "", verdict="a\x1b\u202e"))
+    assert "\x1b" not in shown and "\\u202e" in shown
     factory = logging.getLogRecordFactory()
     try:
         prepare_logs()
@@ -117,16 +119,42 @@ def test_a_text_in_a_cell_or_as_code_is_shown_as_it_stands(text: str) -> None:
 
 
 @given(HOSTILE_TEXT, HOSTILE_TEXT)
-def test_a_text_in_a_page_is_text(title: str, alt: str) -> None:
+def test_a_text_in_a_page_is_text(text: str, source: str) -> None:
     seen: list[tuple[str, dict[str, str | None]]] = []
 
     class Tags(HTMLParser):
         def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
             seen.append((tag, dict(attrs)))
 
-    Tags(convert_charrefs=True).feed(render_page(title, render_image(alt, b"")))
-    assert [tag for tag, _ in seen] == ["html", "meta", "title", "style", "main", "img"]
-    assert set(seen[-1][1]) == {"alt", "src"}
+    found = Comparison([], "", "", verdict=text, differing=[RunDifference(text, {text: text})])
+    Tags(convert_charrefs=True).feed(render_file("comparison.html", comparison=found, picture=source))
+    tags = [tag for tag, _ in seen if tag not in ("meta", "th")]
+    assert tags == [
+        "html",
+        "title",
+        "style",
+        "main",
+        "h1",
+        "p",
+        "img",
+        "h2",
+        "div",
+        "table",
+        "tr",
+        "h2",
+        "ul",
+        "li",
+        "p",
+    ]
+    assert all(set(attributes) == {"alt", "src"} for tag, attributes in seen if tag == "img")
+
+
+@given(HOSTILE_TEXT, HOSTILE_TEXT)
+def test_a_text_in_a_table_is_a_cell_of_markdown(title: str, cell: str) -> None:
+    shown = Table([title, "n"], [[cell, "1"]], [False, True]).to_markdown()
+    tokens = MarkdownIt("commonmark").enable("table").parse(shown)
+    kinds = [token.type for token in tokens]
+    assert kinds.count("th_open") == kinds.count("td_open") == 2 and "html_block" not in kinds
 
 
 @given(HOSTILE_TEXT)

@@ -110,7 +110,7 @@ def test_every_stage_of_a_model_of_tokens(
     """By the commands: what it has not is refused in a line that says what it has, and leaves nothing behind."""
     monkeypatch.setattr("pipeline.train.profile._SIDE", {"cpu": 64})
     shutil.copytree(sharded, tmp_path / "shards")
-    chosen, run = [*of_kind("top_down", tiny), "evaluate.yardsticks=false"], str(tmp_path / "runs" / "tokens")
+    chosen, run = [*of_kind("top_down", tiny), "evaluate.baselines=false"], str(tmp_path / "runs" / "tokens")
 
     def said(status: int, *words: str) -> str:
         capsys.readouterr()

@@ -247,7 +247,7 @@ def train(
         seconds=time.perf_counter() - ended,
         precision="fp32",
         processor=machine.processor_name,
-        yardsticks=[],
+        baselines=[],
         not_beaten=[],
     )
 

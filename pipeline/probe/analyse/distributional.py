@@ -8,11 +8,10 @@ Spelling is measured by the edit distance of bytes, or by the distance of pixels
 Legend: n chunks, C chunks of context, S positions of the stream, Q queries, E dimensions.
 """
 
-from dataclasses import dataclass, field
-
 import numpy as np
 
 from pipeline.probe.analyse.geometry import normalise_rows, spearman_correlation
+from pipeline.run.analysis import Agreement, Classes, Example, SimilarityStatistics
 
 MOST = 64  # bytes of a chunk that are compared: bits of a word
 _ONE = np.uint64(1)
@@ -80,99 +79,6 @@ def _pixel_similarity(chunk: bytes, chunks: list[bytes]) -> np.ndarray:
 
 SMOOTHING = 0.75
 _BINS, _EXAMPLES = 12, 10
-
-
-@dataclass
-class SimilarityStatistics:
-    """Similarity of one kind, use or spelling, between chunks and their neighbours.
-
-    Attributes:
-        neighbours: mean similarity of the neighbours by embedding.
-        chance: mean similarity of any two chunks.
-        best: mean similarity of the nearest chunks by this similarity itself.
-        share: position of `neighbours` between `chance` (0) and `best` (1).
-        overlap: share of the neighbours by embedding that are also nearest by this similarity.
-        correlation: Spearman's rank correlation of this similarity and the cosine of embeddings, over all pairs.
-        by_cosine: mean similarity by the cosine of embeddings, in the bins of `Agreement.cosines`.
-    """
-
-    neighbours: float
-    chance: float
-    best: float
-    share: float
-    overlap: float
-    correlation: float
-    by_cosine: list[float | None]
-
-
-@dataclass
-class Example:
-    """Displayed chunk with its nearest chunks by embedding, by use and by spelling."""
-
-    chunk: str
-    embedding: list[str]
-    use: list[str]
-    spelling: list[str]
-
-
-@dataclass
-class Agreement:
-    """Agreement of the neighbours by embedding with those by use and spelling, in a frequency band.
-
-    Attributes:
-        first: frequency rank of the first chunk of the band. Queries and neighbours both lie in the band.
-        among: number of chunks in the band.
-        counts: occurrences of the last and the first chunk of the band.
-        queries: number of query chunks.
-        neighbours: neighbours of each query.
-        chance: expected overlap of two unrelated lists of neighbours.
-        use: similarity of contexts.
-        spelling: similarity of bytes.
-        cosines: lower edges of the bins of the cosine of embeddings.
-        examples: some queries with their neighbours.
-    """
-
-    first: int
-    among: int
-    counts: tuple[int, int]
-    queries: int
-    neighbours: int
-    chance: float
-    use: SimilarityStatistics
-    spelling: SimilarityStatistics
-    cosines: list[float]
-    examples: list[Example] = field(default_factory=list)
-
-    @property
-    def verdict(self) -> str:
-        """Say which of use and spelling has the larger share."""
-        use, spelling = self.use.share, self.spelling.share
-        if max(use, spelling) < 0.1:
-            return "neither use nor spelling"
-        if abs(use - spelling) < 0.05:
-            return "use and spelling alike"
-        return "use before spelling" if use > spelling else "spelling before use"
-
-
-@dataclass
-class Classes:
-    """Mutual information, in bits, of the classes of neighbouring chunks (average, as in Brown et al. 1992).
-
-    Attributes:
-        classes: number of clusters.
-        pairs: number of neighbouring chunks counted.
-        embedding: bits for the clusters of embeddings.
-        use: bits for as many clusters of context vectors, the baseline.
-        shuffled: bits for shuffled clusters of the same sizes, which estimate the bias of small counts.
-        spelling: bits for as many equally frequent classes of chunks sorted by their bytes.
-    """
-
-    classes: int
-    pairs: int
-    embedding: float
-    use: float
-    shuffled: float
-    spelling: float
 
 
 def count_contexts(stream: np.ndarray, rows: int, width: int) -> np.ndarray:

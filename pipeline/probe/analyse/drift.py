@@ -3,52 +3,12 @@
 Legend: n chunks, E width of an embedding.
 """
 
-from dataclasses import dataclass, field
-
 import numpy as np
 
 from pipeline.probe.analyse.geometry import find_nearest, normalise_rows
+from pipeline.run.analysis import ChunkDrift, Drift
 
 _MOVED = 12
-
-
-@dataclass
-class ChunkDrift:
-    """A displayed chunk, and the cosine of its aligned old embedding with its new one."""
-
-    chunk: str
-    cosine: float
-
-
-@dataclass
-class Drift:
-    """Difference between the embeddings of two checkpoints.
-
-    Attributes:
-        before: displayed name of the earlier checkpoint.
-        after: displayed name of the later checkpoint.
-        distance: Procrustes' statistic: distance after the best alignment, from 0 (equal) to 1 (nothing in common).
-        cosine: mean cosine of each chunk's two embeddings after that alignment.
-        unaligned: the mean cosine without alignment, or None if the widths differ.
-        neighbours: number of neighbours compared for each chunk, by the centred cosine.
-        queries: number of chunks whose neighbours are compared.
-        overlap: share of the neighbours that both checkpoints have.
-        chance: that share for unrelated embeddings.
-        most: the frequent chunks that moved most.
-        least: the frequent chunks that moved least.
-    """
-
-    before: str
-    after: str
-    distance: float
-    cosine: float
-    unaligned: float | None
-    neighbours: int
-    queries: int
-    overlap: float
-    chance: float
-    most: list[ChunkDrift] = field(default_factory=list)
-    least: list[ChunkDrift] = field(default_factory=list)
 
 
 def align_procrustes(source: np.ndarray, target: np.ndarray) -> tuple[np.ndarray, np.ndarray, float]:

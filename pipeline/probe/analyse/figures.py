@@ -10,11 +10,9 @@ from pipeline.probe import passages
 from pipeline.probe.analyse import distributional, geometry
 from pipeline.probe.analyse import intrinsic as checks
 from pipeline.probe.analyse.dataset import AnalysisData, embed_chunks
-from pipeline.probe.analyse.distributional import Agreement, Classes
-from pipeline.probe.analyse.drift import Drift, measure_drift
-from pipeline.probe.analyse.intrinsic import Intrinsic
-from pipeline.probe.analyse.result import Analysis, describe_findings
-from pipeline.probe.passages import ByLayer
+from pipeline.probe.analyse.drift import measure_drift
+from pipeline.reporting.analysis import describe_findings
+from pipeline.run.analysis import Agreement, Analysis, ByLayer, Classes, Drift, Intrinsic
 from pipeline.run.files import Evaluation, Part, read_as
 from pipeline.run.opened import Run
 from pipeline.run.run_directory import format_command, stage_overrides
@@ -101,7 +99,7 @@ def _run_intrinsic_checks(
     if options.analyse.skip_gram:
         learned = checks.skip_gram(made.stream, len(made.chunks), min(100, small.shape[1]), options.seed)
         if learned is None:
-            notes.append("the skip-gram is left out: gensim is not installed (pip install 'haed[yardsticks]')")
+            notes.append("the skip-gram is left out: gensim is not installed (pip install 'haed[baselines]')")
         else:
             spaces[checks.SKIP_GRAM] = learned[rows]
     places = {word: place for place, word in enumerate(words)}

@@ -3,47 +3,11 @@
 Legend: n chunks, E width of an embedding, Q queries.
 """
 
-from dataclasses import dataclass
-
 import numpy as np
 
+from pipeline.run.analysis import EmbeddingSample, Norms
+
 _CLUSTER_ROUNDS = 20
-
-
-@dataclass
-class Norms:
-    """Norms of the embeddings and their relation to the frequency of the chunks.
-
-    Attributes:
-        mean: mean norm.
-        deviation: standard deviation of the norms.
-        correlation: Spearman's rank correlation of norm and count.
-        slope: least-squares slope of the norm over log10 of the count, as a multiple of the mean norm.
-    """
-
-    mean: float
-    deviation: float
-    correlation: float
-    slope: float
-
-
-@dataclass
-class EmbeddingSample:
-    """Anisotropy and effective dimension of the embeddings.
-
-    Attributes:
-        width: E, width of an embedding.
-        mean_cosine: mean cosine of all pairs (anisotropy): 0 if directions are spread evenly, 1 if all are equal.
-        centred_cosine: mean cosine of all pairs after subtracting the mean vector.
-        dimension: participation ratio of the eigenvalues of the covariance, from 1 to E.
-        half: number of principal components that hold half of the variance.
-    """
-
-    width: int
-    mean_cosine: float
-    centred_cosine: float
-    dimension: float
-    half: int
 
 
 def normalise_rows(vectors: np.ndarray) -> np.ndarray:

@@ -10,7 +10,6 @@ component hides no difference. It is also searched by the plain cosine.
 
 import logging
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from functools import partial
 
 import numpy as np
@@ -18,6 +17,7 @@ import numpy as np
 from pipeline.probe.analyse.distributional import spelling_similarity
 from pipeline.probe.analyse.geometry import find_nearest
 from pipeline.probe.analyse.word_sets import WORD_PAIRS, WORD_SETS, WordPairs, WordSet, extract_word
+from pipeline.run.analysis import Check, Difference, Intrinsic
 
 log = logging.getLogger(__name__)
 AT, FEWEST = 10, 4  # neighbours; minimum number of members in the corpus
@@ -32,75 +32,6 @@ MODEL, WHOLE, COUNTED, SKIP_GRAM, SPELLED, CHANCE = (
 _SENTENCE, _EPOCHS, _WINDOW = 1000, 5, 2
 
 Near = Callable[[np.ndarray], np.ndarray]  # words (Q,): the nearest others of each (Q, 10)
-
-
-@dataclass
-class Check:
-    """Result of one word set.
-
-    Attributes:
-        name: name of the set.
-        of: `text` or `code`.
-        use: true if members are alike in use only, false if they are also spelled alike.
-        pairs: true if the set consists of pairs.
-        found: number of members, or pairs, that are frequent enough in the corpus.
-        members: number of members, or pairs, of the set.
-        missing: members that the corpus lacks.
-        precision: precision@10 by system.
-    """
-
-    name: str
-    of: str
-    use: bool
-    pairs: bool
-    found: int
-    members: int
-    missing: list[str]
-    precision: dict[str, float]
-
-
-@dataclass
-class Difference:
-    """Precision of the model less that of another system: mean over sets, and its standard error (None for one set)."""
-
-    mean: float
-    error: float | None
-
-    @property
-    def is_significant(self) -> bool:
-        """Return true if the mean is more than two standard errors away from zero."""
-        return self.error is not None and abs(self.mean) > 2 * self.error
-
-
-@dataclass
-class Intrinsic:
-    """Results of all sets that are frequent enough in the corpus.
-
-    Attributes:
-        words: number of words searched.
-        checks: result of each set.
-        left_out: sets with too few members in the corpus, or meant for another kind of corpus.
-        mean: mean precision over sets alike in use only, by system.
-        mean_spelled: mean precision over sets that are also spelled alike, by system.
-        difference: precision of the model less each baseline, over sets alike in use only.
-    """
-
-    words: int
-    checks: list[Check]
-    left_out: list[str]
-    mean: dict[str, float] = field(default_factory=dict)
-    mean_spelled: dict[str, float] = field(default_factory=dict)
-    difference: dict[str, Difference] = field(default_factory=dict)
-
-    @property
-    def verdict(self) -> str:
-        """List the baselines by significance: beaten, not told apart, better."""
-        groups = {
-            "beaten": [name for name, found in self.difference.items() if found.is_significant and found.mean > 0],
-            "not told apart": [name for name, found in self.difference.items() if not found.is_significant],
-            "better": [name for name, found in self.difference.items() if found.is_significant and found.mean < 0],
-        }
-        return "; ".join(f"{what}: {', '.join(names)}" for what, names in groups.items() if names)
 
 
 def index_words(chunks: list[bytes]) -> dict[str, int]:

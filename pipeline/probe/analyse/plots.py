@@ -5,14 +5,11 @@ from collections.abc import Sequence
 import numpy as np
 from matplotlib.figure import Figure
 
-from pipeline.probe.analyse.distributional import Agreement
-from pipeline.probe.analyse.drift import Drift
 from pipeline.probe.analyse.intrinsic import MODEL as OF_MODEL
 from pipeline.probe.analyse.intrinsic import WHOLE as OF_WHOLE
-from pipeline.probe.analyse.intrinsic import Intrinsic
-from pipeline.probe.passages import ByLayer
+from pipeline.reporting.plots import COLOURS, GREY, MODEL, add_panel, drawable_label, encode_png
+from pipeline.run.analysis import Agreement, ByLayer, Drift, Intrinsic
 from pipeline.run.files import Part
-from pipeline.show.plots import COLOURS, GREY, MODEL, add_panel, drawable_label, encode_png
 
 USE, SPELLING = COLOURS["pretrain"], MODEL
 _LABELS = 60  # labels on a map

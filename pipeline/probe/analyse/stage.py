@@ -1,4 +1,4 @@
-"""Stage `analyse`: figures, plots and a map of a run's embeddings, written to its folder `analysis/`.
+"""Stage `analyse`: metrics, plots and a map of a run's embeddings, written to its folder `analysis/`.
 
 It needs no index. The frequent chunks of the split are embedded again by the selected checkpoint, which takes
 seconds. So two checkpoints can be compared, and nothing can be stale.
@@ -19,17 +19,15 @@ from pipeline.probe.analyse import plots
 from pipeline.probe.analyse.dataset import AnalysisData, label_chunks, load_analysis_data
 from pipeline.probe.analyse.figures import compute_analysis
 from pipeline.probe.analyse.geometry import find_nearest, normalise_rows
-from pipeline.probe.analyse.page import render_analysis_page
-from pipeline.probe.analyse.result import Analysis
 from pipeline.probe.maps import page
 from pipeline.probe.maps.page import MapPoints, render_map_page
+from pipeline.reporting.analysis import ANALYSIS, PICTURES
+from pipeline.run.analysis import Analysis
 from pipeline.run.device import release_memory
 from pipeline.run.opened import Run
 from pipeline.run.run_directory import RunFolder, guard_results
-from pipeline.show.report import ANALYSIS
 
 log = logging.getLogger(__name__)
-PICTURES = ("map.png", "use.png", "intrinsic.png", "loss.png", "norms.png", "drift.png", "passages.png")
 _ON_MAP = 8  # neighbours of a point
 
 
@@ -69,7 +67,6 @@ def analyse_run(options: Options) -> Analysis:
         "map.html": render_map_page(
             f"{options.name}: map of embeddings", of_map, _build_map_points(made, places)
         ).encode(),
-        "report.html": render_analysis_page(found, pictures).encode(),
     }
     make_folders(place, within=folder.path)
     for name in set(PICTURES) - set(content):  # left by an earlier analysis
@@ -79,7 +76,7 @@ def analyse_run(options: Options) -> Analysis:
     shutil.rmtree(place / "projector", ignore_errors=True)
     if options.analyse.projector:
         _export_projector(made, options)
-    found.files = ["report.html", "map.html", *pictures, *(["projector"] if options.analyse.projector else [])]
+    found.files = ["map.html", *pictures, *(["projector"] if options.analyse.projector else [])]
     found.seconds = time.perf_counter() - began
     folder.write_json(f"{ANALYSIS}/analysis.json", asdict(found))
     release_memory()

@@ -19,6 +19,7 @@ import logging
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from html import escape
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Literal
@@ -31,7 +32,6 @@ from data.filesystem import make_folders, write_atomically
 from pipeline.config import ConfigError
 from pipeline.console import escape_control_characters
 from pipeline.probe.analyse.geometry import normalise_rows
-from pipeline.show.page import escape
 
 SPRITE = 16  # pixels of a side
 VECTORS, METADATA, SPRITES, CONFIG = "vectors.bytes", "metadata.tsv", "sprites.png", "projector_config.pbtxt"

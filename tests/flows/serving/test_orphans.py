@@ -40,7 +40,7 @@ def test_every_flow_is_of_one_kind() -> None:
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
 def test_kill_9_of_what_serves_ends_every_process_and_the_next_one_settles_every_record(served: Served) -> None:
-    slow = [*SETTINGS, "batch.context=512", "evaluate.stride=1", "evaluate.sequences=1", "evaluate.yardsticks=false"]
+    slow = [*SETTINGS, "batch.context=512", "evaluate.stride=1", "evaluate.sequences=1", "evaluate.baselines=false"]
     whole = served.trigger("haed", {"overrides": [*slow, "name=whole"]})
     evaluated = until(
         PATIENCE, lambda: call(served.address, "/flow_runs/filter", {"flows": {"name": {"any_": ["evaluate"]}}})

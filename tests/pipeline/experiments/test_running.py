@@ -21,10 +21,10 @@ from pipeline.experiments.ours import packaged
 from pipeline.experiments.ours.packages import PACKAGES, Package
 from pipeline.experiments.result import Figure, Row, row_of, verdict
 from pipeline.experiments.running import Done, make, shard_all, steps, taken_of, timed
+from pipeline.reporting.plots import PlottedModel, plot_experiment
 from pipeline.run.checkpoints import read_position
 from pipeline.run.device import setup_compute
 from pipeline.run.shards import open_shards, shard_source
-from pipeline.show.plots import PlottedModel, plot_experiment
 from pipeline.train import timing
 from pipeline.train.trainer import TrainingInterrupted
 from tests.conftest import TINY, TOKENS

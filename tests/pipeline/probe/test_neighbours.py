@@ -18,11 +18,11 @@ from pipeline.cli import main
 from pipeline.options import Options
 from pipeline.probe.index import build_index
 from pipeline.probe.neighbours import find_neighbours
+from pipeline.reporting import plots
+from pipeline.reporting.report import write_report
 from pipeline.run.files import read_json
 from pipeline.run.opened import open_run
 from pipeline.run.run_directory import RunFolder
-from pipeline.show import plots
-from pipeline.show.report import write_report
 from pipeline.train.stages import train
 
 
@@ -118,7 +118,7 @@ def test_chunks_of_pixels_are_asked_for_by_colour_and_drawn(
     assert main(["neighbours", str(folder.path), "def "]) == 1
     assert "give a colour such as #4080c0, or 12 values in hexadecimal" in capsys.readouterr().err
     page = Path(write_report(pictures)).read_text()  # whose queries are meant for text
-    assert "neighbours.png" in page and "def " not in page.split("Configuration and versions")[0]
+    assert 'fill="#3c3c3c"' in page and "def " not in page.split("Configuration and versions")[0]
 
 
 def last_json(capsys: pytest.CaptureFixture[str]) -> list[dict[str, Any]]:

@@ -9,10 +9,10 @@ import pytest
 from pipeline.arguments import load_run_options
 from pipeline.cli import main
 from pipeline.probe.sample import sample
+from pipeline.reporting.report import write_report
 from pipeline.run.files import describe_speed
 from pipeline.run.opened import Run
 from pipeline.run.run_directory import RunFolder
-from pipeline.show.report import write_report
 
 
 def probabilities(run: Run, item: dict[str, Any], before: str) -> tuple[list[float], list[float]]:
@@ -52,12 +52,17 @@ def test_next_chunks_have_the_probabilities_that_scores_have(run: Path, capsys: 
 
     assert main(["next", where, "x def ", "x imp", "--count=1"]) == 0
     shown = capsys.readouterr().out
-    assert "x␣imp: the chunk after x␣, given that it begins with imp; summoned" in shown and "(all others)" in shown
+    assert (
+        "x␣imp: the chunk after x␣, given that it begins with imp; from the vocabulary" in shown
+        and "(all others)" in shown
+    )
 
     options = RunFolder(run).load_options(["sample.prompts=['def ', imp]"])
     written = sample(options)
     assert all(item.summoned is not None and 0 < item.summoned <= 1 for item in written)
-    assert "were summoned" in describe_speed(written) and "were summoned" in write_report(options).read_text()
+    assert (
+        "from the vocabulary" in describe_speed(written) and "from the vocabulary" in write_report(options).read_text()
+    )
     options.evaluate.likelihood = "decoder"
     assert all(item.summoned is None and item.characters_per_second for item in sample(options))
 

@@ -18,10 +18,10 @@ from pipeline.options import Options
 from pipeline.probe.index import build_index
 from pipeline.probe.neighbours import find_neighbours
 from pipeline.probe.sample import decode_whole_characters, sample
+from pipeline.reporting.report import write_report
 from pipeline.run.opened import open_run
 from pipeline.run.run_directory import RunFolder
 from pipeline.run.shards import shard_source
-from pipeline.show.report import write_report
 from pipeline.train.stages import train
 
 

@@ -1,5 +1,6 @@
 """One checkpoint for every reader, what is said where it is not the best, and advice that is gone once it was taken."""
 
+import html
 import json
 import os
 import re
@@ -12,7 +13,7 @@ import pytest
 
 from pipeline import open_run
 from pipeline.cli import main
-from pipeline.pages import details
+from pipeline.reporting.report import evaluation_status
 from pipeline.run.checkpoints import Checkpoints, choose_checkpoint, read_verified_state, reset_warnings
 from pipeline.run.run_directory import RunFolder
 
@@ -88,15 +89,15 @@ def test_all_readers_use_one_checkpoint_and_say_which(
     assert advice is not None
     told(*[word for word in shlex.split(advice[1])[1:] if word != str(run)])
     told("neighbours", "def ")
-    assert "step 4" in told("evaluate", "evaluate.yardsticks=false")
+    assert "step 4" in told("evaluate", "evaluate.baselines=false")
     for command in ("sample", "next", "report"):
         told(command)
     kept = [json.loads((run / name).read_text()) for name in ("evaluation.json", "index/chunks/meta.json")]
     kept += json.loads((run / "samples.json").read_text())
     assert all(each["checkpoint"] == digest for each in kept)
     assert all(re.search(expected, each["fallback"]) for each in kept)
-    assert re.search(expected, (run / "report.html").read_text())
-    assert re.search(expected, " ".join(details.evaluation_status(RunFolder(run)).remarks))
+    assert re.search(expected, html.unescape((run / "report.html").read_text()))
+    assert re.search(expected, " ".join(evaluation_status(RunFolder(run)).warnings))
     capsys.readouterr()
     assert main(["compare", "run", f"runs_dir={run.parent}", "--json"]) == 0
     assert re.search(expected, json.loads(capsys.readouterr().out)["rows"][0]["fallback"])
@@ -202,8 +203,9 @@ def test_advice_is_gone_once_it_was_taken(
         capsys.readouterr()
         main(words)
         found = capsys.readouterr()
-        page = named / "report.md"
-        return found.err + found.out + (page.read_text() if words[0] == "report" and page.is_file() else "")
+        page = named / "report.html"
+        report = html.unescape(page.read_text()) if words[0] == "report" and page.is_file() else ""
+        return found.err + found.out + report
 
     before = said()
     command = advised(before.replace("\\", ""), stage)

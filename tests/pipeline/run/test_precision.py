@@ -156,7 +156,7 @@ def test_another_precision_is_asked_for_and_said(mixed: Options, capsys: pytest.
     assert len(narrow.sample("def ")[0]) and narrow.next("def ").chunks and narrow.embed([b"def "]).dtype == np.float32
     assert keys.read_bytes() != of_exact and open_run(folder).score(TEXT).bits == exact
     for words, precision in ((["evaluate.precision=bf16"], "bf16"), ([], "fp32")):
-        assert main(["evaluate", str(folder), "evaluate.yardsticks=false", *words]) == 0
+        assert main(["evaluate", str(folder), "evaluate.baselines=false", *words]) == 0
         assert f"{precision} on " in capsys.readouterr().out
         found = json.loads((folder / "evaluation.json").read_text())
         assert found["precision"] == precision and found["processor"]

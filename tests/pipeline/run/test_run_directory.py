@@ -1,6 +1,7 @@
 """The run folder: what is refused changes nothing in it, and what reads it finds what its checkpoint was trained with."""
 
 import hashlib
+import html
 import json
 import os
 import re
@@ -18,12 +19,12 @@ from pipeline.config import ConfigError, load_options
 from pipeline.options import Options
 from pipeline.probe.index import build_index
 from pipeline.probe.neighbours import find_neighbours
+from pipeline.reporting.report import write_report
 from pipeline.run.checkpoints import Checkpoints, list_checkpoints
 from pipeline.run.opened import open_run
 from pipeline.run.run_directory import RunFolder
 from pipeline.run.shards import shard_source
 from pipeline.score.evaluate import evaluate_run
-from pipeline.show.report import write_report
 from pipeline.train.stages import finetune, pretrain, train
 
 
@@ -39,7 +40,7 @@ def digest(folder: Path) -> dict[str, str]:
 def test_what_was_made_from_the_present_checkpoint(options: Options) -> None:
     options.validation.times = 0  # else an older checkpoint may stay the best
     train(options)
-    options.evaluate.yardsticks = False
+    options.evaluate.baselines = False
     folder = RunFolder.find(options.name, options.runs_dir)
     assert folder.checkpoint_digest() == open_run(folder.path).digest
     assert not folder.is_current("evaluation.json", options) and not folder.is_current(
@@ -248,8 +249,8 @@ def test_an_index_of_another_run_or_checkpoint_is_not_asked(run: Path, whole: Pa
         find_neighbours(options, ["def "])
     with pytest.raises(ValueError, match="is of another checkpoint"):
         open_run(run).neighbours("def ")
-    page = Path(write_report(options)).read_text()
-    assert "The likelihood is of finetune step 4, the run&#x27;s present checkpoint is finetune step 8" in page
+    page = html.unescape(write_report(options).read_text())
+    assert "The likelihood is of finetune step 4, the run's present checkpoint is finetune step 8" in page
     assert "No neighbours are shown: the index in" in page
     options.evaluate.stage = "pretrain"  # an index that was asked for of another phase
     build_index(options)

@@ -124,7 +124,7 @@ def test_only_shard_looks_at_the_source(project: Path, capsys: pytest.CaptureFix
     for stage in ("pretrain", "finetune"):  # goes on, and begins
         assert main([stage, *OWN]) == 0
     assert main(["train", *OWN, "name=new"]) == 0
-    assert main(["evaluate", "own", "evaluate.yardsticks=false"]) == 0
+    assert main(["evaluate", "own", "evaluate.baselines=false"]) == 0
     assert main(["shard", *OWN]) == 0
     assert main(["shard", *OWN, "chunker.k=8"]) == 1
     assert "source.path=texts: no such file or folder" in capsys.readouterr().err
@@ -207,7 +207,7 @@ def test_ctrl_c_ends_sharding_at_once_and_it_goes_on(tmp_path: Path) -> None:
 def test_what_a_kill_left_in_a_run_is_cleaned_by_the_next(options: Options) -> None:
     run = Path(options.runs_dir) / options.name
     pretrain(options)
-    left, living = run / "index/chunks/.vectors.faiss.1.partial", run / ".report.md.2.partial"
+    left, living = run / "index/chunks/.vectors.faiss.1.partial", run / ".report.html.2.partial"
     left.parent.mkdir(parents=True)
     left.write_bytes(b"half")
     with acquire_lock(living):  # as its writer does

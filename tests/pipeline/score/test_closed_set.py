@@ -19,7 +19,7 @@ from pipeline.train import stages
 
 @pytest.mark.parametrize("similarity", ["dot", "cosine"])
 def test_the_softmax_over_all_chunks(options: Options, similarity: str) -> None:
-    options.precision, options.iem.similarity, options.evaluate.yardsticks = "fp32", similarity, False
+    options.precision, options.iem.similarity, options.evaluate.baselines = "fp32", similarity, False
     options.iem.correction, options.model.mixture.known = "inclusion", 0
     options.evaluate.closed_windows, options.evaluate.split = 3, "valid"
     stages.pretrain(options)
@@ -66,7 +66,7 @@ def test_the_softmax_over_all_chunks(options: Options, similarity: str) -> None:
 
 def test_the_score_of_a_mixture_is_none_by_itself(options: Options) -> None:
     """It was learned together with a prior of the chunks' counts, also where phase two had no part of it."""
-    options.evaluate.yardsticks = False
+    options.evaluate.baselines = False
     options.iem.correction, options.finetune.iem_weight = "inclusion", 0.0
     stages.pretrain(options)
     stages.finetune(options)

@@ -12,18 +12,18 @@ import torch
 from data.filesystem import write_json
 from pipeline.config import load_options
 from pipeline.options import Options
+from pipeline.reporting.comparison import compare_runs
 from pipeline.run.files import Evaluation, read_as
 from pipeline.run.opened import Run
 from pipeline.run.run_directory import RunFolder
 from pipeline.run.shards import shard_source
 from pipeline.score.evaluate import evaluate_run, format_evaluation
-from pipeline.show.compare import compare_runs
 from pipeline.train.stages import train
 
 
 def test_partitions_of_the_bits(options: Options) -> None:
     train(options)
-    options.evaluate.yardsticks = False
+    options.evaluate.baselines = False
     found = evaluate_run(options)
     assert found.breakdown is not None
     run = Run(RunFolder.find(options.name, options.runs_dir))
@@ -78,19 +78,19 @@ def test_each_value_of_pictures_and_sound_counts_as_one(tiny: list[str], tmp_pat
         "chunker.k=6",
         "train.steps=2",
         "validation.times=0",
-        "evaluate.yardsticks=true",
+        "evaluate.baselines=true",
     ]
-    for kind, place, yardsticks in (("images", pictures, 0), ("audio", sound, 7)):
+    for kind, place, baselines in (("images", pictures, 0), ("audio", sound, 7)):
         words = [f"source.kind={kind}", f"source.path={place}", "source.pattern=*", f"name={kind}"]
         made = load_options("quickstart", [*flat, *words])
         shard_source(made)
         train(made)
         found = evaluate_run(made)
-        assert found.characters == found.bytes == found.tokens and len(found.yardsticks) == yardsticks
+        assert found.characters == found.bytes == found.tokens and len(found.baselines) == baselines
         assert found.bits_per_dim == found.bits_per_token == found.headline.value and "bits/dim" in format_evaluation(
             found
         )
-        assert all(each.bits_per_char == pytest.approx(each.bits_per_byte) for each in found.yardsticks)
+        assert all(each.bits_per_char == pytest.approx(each.bits_per_byte) for each in found.baselines)
         (row,) = compare_runs([kind], made.runs_dir, tmp_path / "comparison").rows
         assert row.unit == "bits/dim"
         run = Run(RunFolder.from_options(made))

@@ -152,8 +152,8 @@ def test_the_last_step_is_not_said_to_be_saved_where_it_is_not(lasting: Options)
 @pytest.mark.parametrize("stage", ["evaluate", "sample", "index", "analyse", "report"])
 def test_no_reader_makes_a_run_anew(stage: str, run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """It is removed as soon as its model was read, or, for a report, its metrics."""
+    from pipeline.reporting import report
     from pipeline.run import opened
-    from pipeline.show import report
 
     def then_remove(call: Callable[..., object]) -> Callable[..., object]:
         def called(*given: object, **named: object) -> object:
@@ -164,8 +164,8 @@ def test_no_reader_makes_a_run_anew(stage: str, run: Path, monkeypatch: pytest.M
         return called
 
     monkeypatch.setattr(opened, "_build_trained_system", then_remove(opened._build_trained_system))
-    monkeypatch.setattr(report, "_load_report_data", then_remove(report._load_report_data))
-    assert main([stage, str(run), *(["evaluate.yardsticks=false"] if stage == "evaluate" else [])]) > 0
+    monkeypatch.setattr(report, "load_run_report", then_remove(report.load_run_report))
+    assert main([stage, str(run), *(["evaluate.baselines=false"] if stage == "evaluate" else [])]) > 0
     assert not run.exists()
 
 

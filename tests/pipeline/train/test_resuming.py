@@ -1,5 +1,6 @@
 """A phase that has a checkpoint: extended, finished, validated again; what is kept of it, and what is said."""
 
+import html
 from dataclasses import replace
 from typing import Any
 
@@ -87,10 +88,10 @@ def validations(options: Options, phase: str) -> dict[int, float]:
 def test_what_is_extended_is_validated_again_and_the_best_moves(
     options: Options, caplog: pytest.LogCaptureFixture
 ) -> None:
+    from pipeline.reporting.report import write_report
     from pipeline.score.evaluate import evaluate_run
-    from pipeline.show.report import write_report
 
-    options.optimizer.learning_rate, options.evaluate.yardsticks = 0.01, False
+    options.optimizer.learning_rate, options.evaluate.baselines = 0.01, False
     train(options)
     assert evaluate_run(options).step == 4 and list(validations(options, "train")) == [2, 4]
     for steps, at in ((20, [2, 4, 10, 20]), (21, [2, 4, 10, 20, 21])):  # a step more, and it is validated at the end
@@ -100,9 +101,8 @@ def test_what_is_extended_is_validated_again_and_the_best_moves(
         assert list(found) == at
     best = min(found, key=lambda step: found[step])
     assert best > 4 and (newest(options, "train").parent / "best").read_text() == f"step-{best:08d}\n"
-    assert (
-        f"The likelihood is of train step 4, the run&#x27;s present checkpoint is train step {best}"
-        in write_report(options).read_text()
+    assert f"The likelihood is of train step 4, the run's present checkpoint is train step {best}" in html.unescape(
+        write_report(options).read_text()
     )
     assert evaluate_run(options).step == best and "The likelihood is of" not in write_report(options).read_text()
 
@@ -162,7 +162,7 @@ def test_phase_two_starts_from_the_newest_checkpoint_where_none_was_validated(
 def test_a_phase_of_too_few_steps_to_learn_anything_says_so(
     limit: str, expected: str, options: Options, caplog: pytest.LogCaptureFixture
 ) -> None:
-    from pipeline.show.report import write_report
+    from pipeline.reporting.report import write_report
 
     if limit == "epochs":
         options.pretrain.steps, options.pretrain.epochs = None, 0.01
@@ -172,7 +172,7 @@ def test_a_phase_of_too_few_steps_to_learn_anything_says_so(
     assert trained.remark.startswith(words) and expected in trained.remark
     assert [each.getMessage() for each in caplog.records].count(trained.remark) == 1
     assert "too few to learn anything" in format_outcome(trained)
-    assert words in write_report(options).read_text() and words in write_report(options).with_suffix(".md").read_text()
+    assert words in write_report(options).read_text()
     caplog.clear()
     assert pretrain(options).remark == trained.remark and trained.remark not in caplog.text  # it is finished
 

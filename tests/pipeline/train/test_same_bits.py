@@ -219,7 +219,7 @@ def test_what_is_asked_of_a_run_has_the_same_bits_each_time(place: Path) -> None
     asked = [
         [word, str(place / "runs" / "asked"), f"threads={threads}", "--json", *more]
         for threads in (2, 4)
-        for word, *more in (["evaluate", "evaluate.yardsticks=false"], ["sample"], ["next"])
+        for word, *more in (["evaluate", "evaluate.baselines=false"], ["sample"], ["next"])
     ]
     one, other = ([line for line in said.splitlines() if line[:2] in ('{"', "[{")] for said in run(place, asked, asked))
     assert len(one) == len(asked)

@@ -29,7 +29,6 @@ def test_it_writes_figures_pictures_a_map_and_an_export(run: Path, capsys: pytes
     for name in found["files"]:
         assert (run / "analysis" / name).exists()
     assert {
-        "report.html",
         "map.html",
         "map.png",
         "use.png",
@@ -40,7 +39,6 @@ def test_it_writes_figures_pictures_a_map_and_an_export(run: Path, capsys: pytes
     } <= set(found["files"])
     layers = found["passages"]["layers"]
     assert [each["name"] for each in layers] == ["layer 0", "ŷ"] and layers[0]["overlap"] is None
-    assert "Passages by layer" in (run / "analysis" / "report.html").read_text()
     rows = (run / "analysis" / "projector" / "metadata.tsv").read_text().splitlines()
     assert len(rows) == found["chunks"] + 1 and rows[0] == "chunk\tcount\tbytes"
     exported = np.fromfile(run / "analysis" / "projector" / "vectors.bytes", "<f4").reshape(found["chunks"], 16)
@@ -55,8 +53,10 @@ def test_it_writes_figures_pictures_a_map_and_an_export(run: Path, capsys: pytes
     assert json.loads(json.dumps(again)) | {"seconds": 0} == found | {"seconds": 0}
     assert main(["report", str(run)]) == 0
     page = (run / "report.html").read_text()
-    assert "What the embeddings know" in page and "href='analysis/map.html'" in page and "map.png" in page
-    assert "analysis/report.html" in (run / "report.md").read_text()
+    assert "What the embeddings know" in page and 'href="analysis/map.html"' in page and 'alt="map.png"' in page
+    assert "Passages by layer" in page and page.count("data:image/png;base64") == sum(
+        name.endswith(".png") for name in found["files"]
+    )
 
 
 def test_what_is_cut_is_said_and_what_is_not_there_any_more_is_gone(
@@ -86,7 +86,7 @@ def test_what_is_cut_is_said_and_what_is_not_there_any_more_is_gone(
     assert len((folder / "projector" / "metadata.tsv").read_text().splitlines()) == 21
     assert np.fromfile(folder / "projector" / "vectors.bytes", "<f4").size == 20 * 16
     assert main(["report", str(run)]) == 0
-    assert "The analysis is of another checkpoint (pretrain step 6) and not shown" in (run / "report.md").read_text()
+    assert "The analysis is of another checkpoint (pretrain step 6) and not shown" in (run / "report.html").read_text()
 
 
 def test_drift_from_another_run(run: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,0 +1,158 @@
+"""Small charts as SVG: curves of a training, and statistics of a split. Each is drawn in a millisecond."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from html import escape
+from math import ceil, floor, log10
+
+from data.statistics import Summary
+from pipeline.run.metrics import Record
+
+Points = list[tuple[float, float]]
+_WIDTH, _HEIGHT, _LEFT, _RIGHT, _TOP, _BOTTOM = 460, 204, 46, 8, 24, 34
+_MOST = 300  # maximum number of points of a line
+
+
+@dataclass
+class CurveLine:
+    """A line of a chart, in its phase's colour.
+
+    Attributes:
+        phase: name of the phase, which begins with pretrain, finetune or train.
+        points: points (x, y), joined in order.
+        dots: also draw each point as a dot, for the few validations.
+    """
+
+    phase: str
+    points: Points
+    dots: bool = False
+
+
+def draw_curves(phases: Mapping[str, list[Record]]) -> str:
+    """Return charts of bits per token and of the IEM loss over seconds, the phases one after another.
+
+    Metrics that no phase has are left out; without any the text is empty.
+    """
+    charts = (("exact bits per token", "bits_per_token"), ("IEM loss, nats per chunk (not a likelihood)", "iem"))
+    drawn = []
+    for title, metric in charts:
+        lines = [line for line in _curve_lines(phases, metric) if line.points]
+        if lines:
+            right = max(x for line in lines for x, _ in line.points) or 1.0
+            every = [point for line in lines for point in line.points]
+            # Without the initial drop, which would flatten the rest, and without the largest outliers.
+            values = sorted(y for x, y in every if x > 0.05 * right) or sorted(y for _, y in every)
+            low, high = values[0], values[min(len(values) - 1, int(len(values) * 0.97))]
+            drawn.append(_draw_chart(title, "seconds of training", lines, (0.0, right), (low, high)))
+    return "".join(drawn)
+
+
+def draw_corpus(statistics: Summary) -> str:
+    """Return charts of a split: its chunks by length, their counts by rank (Zipf), and its documents by length."""
+    chunks = max(1, sum(statistics.chunk_lengths))
+    lengths: Points = [(n, 100 * count / chunks) for n, count in enumerate(statistics.chunk_lengths) if n]
+    ranks: Points = [(log10(rank), log10(count)) for rank, count in statistics.rank_frequency if rank and count]
+    documents: Points = [
+        (log10(start), count)
+        for start, count in sorted(
+            (int(start), count) for start, count in statistics.tokens_per_document.documents_from.items()
+        )
+        if start
+    ]
+    about = "" if statistics.distinct_chunks_exact else "about "
+    charts = (
+        ("chunks by length, %", "tokens", lengths, False, False),
+        (f"count of a chunk by rank, {about}{statistics.distinct_chunks:,} distinct", "rank", ranks, True, True),
+        ("documents by length", "tokens", documents, True, False),
+    )
+    drawn = []
+    for title, unit, points, log_x, log_y in charts:
+        if points:
+            across, upwards = zip(*points, strict=True)
+            ranges = (min(across), max(across)), (min(upwards) if log_y else 0.0, max(upwards))
+            lines = [CurveLine("train", points, dots=len(points) <= 64)]
+            drawn.append(_draw_chart(title, unit, lines, *ranges, log_x, log_y))
+    return "".join(drawn)
+
+
+def _curve_lines(phases: Mapping[str, list[Record]], name: str) -> list[CurveLine]:
+    offset, lines = 0.0, []
+    for phase, records in phases.items():
+        for key, dots in ((name, False), (f"validation/{name}", True)):
+            points = [(offset + r["seconds"], r[key]) for r in records if key in r and "seconds" in r]
+            lines.append(CurveLine(phase, points if dots else _thin_points(points), dots))
+        offset += max((record.get("seconds", 0.0) for record in records), default=0.0)
+    return lines
+
+
+def _thin_points(points: Points) -> Points:
+    """Return at most `_MOST` points, each the mean of neighbouring points."""
+    size = -(-len(points) // _MOST)
+    groups = [points[i : i + size] for i in range(0, len(points), size)] if size > 1 else []
+    return [tuple(sum(each) / len(group) for each in zip(*group, strict=True)) for group in groups] or points
+
+
+def _draw_chart(
+    title: str,
+    unit: str,
+    lines: Sequence[CurveLine],
+    across: tuple[float, float],
+    upwards: tuple[float, float],
+    log_x: bool = False,
+    log_y: bool = False,
+) -> str:
+    """Return the SVG of lines.
+
+    Args:
+        title: title of the chart.
+        unit: title of the x-axis.
+        lines: the lines; on a logarithmic axis their coordinates are decimal logarithms.
+        across: range of x.
+        upwards: range of y. Points out of it are drawn at its edge.
+        log_x: the x-axis is logarithmic.
+        log_y: the y-axis is logarithmic.
+    """
+    left, right = across if across[0] < across[1] else (across[0] - 0.5, across[0] + 0.5)
+    low, high = upwards
+    low, high = low - 0.05 * (high - low or 1), high + 0.05 * (high - low or 1)
+
+    def place(x: float, y: float) -> tuple[float, float]:
+        down = (high - y) / (high - low)
+        return (
+            _LEFT + (x - left) / (right - left) * (_WIDTH - _LEFT - _RIGHT),
+            _TOP + min(1.0, max(0.0, down)) * (_HEIGHT - _TOP - _BOTTOM),
+        )
+
+    parts = [f"<text x='{_LEFT}' y='14' class='title'>{escape(title)}</text>"]
+    for y in _tick_values(low, high, log_y):
+        at = place(left, y)[1]
+        parts.append(f"<line x1='{_LEFT}' x2='{_WIDTH - _RIGHT}' y1='{at:.1f}' y2='{at:.1f}' class='grid'/>")
+        parts.append(f"<text x='{_LEFT - 5}' y='{at + 3.5:.1f}' text-anchor='end'>{10**y if log_y else y:,.6g}</text>")
+    for x in _tick_values(left, right, log_x):
+        at = place(x, low)[0]
+        shown = 10**x if log_x else x
+        parts.append(f"<text x='{at:.1f}' y='{_HEIGHT - 19}' text-anchor='middle'>{shown:,.6g}</text>")
+    parts.append(f"<text x='{_WIDTH - _RIGHT}' y='{_HEIGHT - 5}' text-anchor='end'>{escape(unit)}</text>")
+    for line in lines:
+        places, colour = [place(x, y) for x, y in line.points], line.phase.split()[0]  # `pretrain of OTHER` too
+        if line.dots:
+            parts += [f"<circle cx='{x:.1f}' cy='{y:.1f}' r='3' class='{escape(colour)}'/>" for x, y in places]
+        joined = " ".join(f"{x:.1f},{y:.1f}" for x, y in places)
+        parts.append(f"<polyline points='{joined}' class='{escape(colour)}{' dashed' if line.dots else ''}'/>")
+    phases = list(dict.fromkeys(line.phase.split()[0] for line in lines))
+    for number, phase in enumerate(phases if len(phases) > 1 or unit.startswith("seconds") else ()):
+        x = _WIDTH - _RIGHT - 70 * (len(phases) - number) + 8
+        parts.append(
+            f"<circle cx='{x}' cy='10' r='3.5' class='{escape(phase)}'/><text x='{x + 7}' y='14'>{escape(phase)}</text>"
+        )
+    return f"<svg viewBox='0 0 {_WIDTH} {_HEIGHT}' role='img' aria-label='{escape(title)}'>{''.join(parts)}</svg>"
+
+
+def _tick_values(low: float, high: float, log: bool) -> Iterable[float]:
+    """Return about three to six round numbers between two others; of a logarithmic axis, whole powers of ten."""
+    span = high - low
+    unit = 10.0 ** floor(log10(span / 3))
+    step = next(unit * each for each in (5, 2, 1) if span / (unit * each) >= 2.5 or each == 1)
+    if log:
+        step = max(1, round(step))
+    return [number * step for number in range(ceil(low / step), floor(high / step) + 1)]

@@ -1,0 +1,406 @@
+"""Stage `compare`: table of several runs, and curves over steps, seconds and model FLOPs (as the paper's Figure 4).
+
+A verdict needs equal budgets, within a tenth. If the steps of all runs do the same work, the budget is steps: a busy
+machine takes longer for them, but learns no more. If steps differ in cost, the budget is seconds if all runs were
+limited by seconds, otherwise model FLOPs.
+"""
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any, Literal, TypeVar
+
+from data.filesystem import write_atomically
+from pipeline.config import check_output_folder
+from pipeline.console import markdown_text
+from pipeline.kinds import applies_to
+from pipeline.options import Options
+from pipeline.reporting.plots import Point, plot_comparison
+from pipeline.reporting.rendering import Column, Table, data_uri, render_file
+from pipeline.run.checkpoints import read_position
+from pipeline.run.files import CorpusRecord, Evaluation, read_as
+from pipeline.run.metrics import Record, read_metrics
+from pipeline.run.run_directory import CORPUS, RunFolder
+from pipeline.run.tensors import read_shapes
+from pipeline.trees import flatten_tree
+
+T = TypeVar("T")
+BITS = "validation/bits_per_token"
+Budget = Literal["steps", "seconds", "flops"]
+WITHIN = 0.1  # largest relative difference of equal budgets
+SHOWN = 12  # maximum number of options in a text; JSON has all
+_LIMITS = ("steps", "seconds", "epochs", "patience", "part_from", "part_to")
+_WORK = ("model.", "batch.", "iem.", "chunker.", "precision")  # options that change the cost of a step
+_TOLD = ("seed", "threads", *_WORK, "optimizer.", "pretrain.", "finetune.", "train.", "validation.")
+_NAMES: dict[Budget, str] = {"steps": "steps", "seconds": "seconds", "flops": "model FLOPs"}
+
+
+@dataclass
+class Row:
+    """Row of the table: a run.
+
+    Attributes:
+        run: name of the run.
+        phases: trained phases, in order.
+        parameters: number of parameters of the model.
+        steps: steps of all phases together.
+        seconds: training time of all phases.
+        flops: model FLOPs of all phases.
+        validation: last bits per token on the fixed subset of the validation split.
+        validation_error: standard error of `validation`.
+        evaluation: headline metric of evaluation.json, or None if the run was not evaluated.
+        unit: unit of `evaluation`: bits/char, or bits/dim for pictures and sound.
+        decoder: the same metric by the decoder of a mixture alone.
+        unknown: share of chunks outside the vocabulary of the mixture, which its decoder spells.
+        split: split of the evaluation.
+        likelihood: for a run with a mixture, `mixture`, or `decoder` if only the decoder was evaluated.
+        stage: phase of the evaluated checkpoint.
+        corpus: digest of the corpus and its chunking. Validations on different ones are not comparable.
+        text: digest of the evaluated text. Evaluations of different texts are not comparable.
+        fallback: why a checkpoint other than the best is used, or None.
+        stale: true if an earlier checkpoint than the present one was evaluated.
+    """
+
+    run: str
+    phases: list[str]
+    parameters: int | None
+    steps: int
+    seconds: float
+    flops: float
+    validation: float | None
+    validation_error: float | None
+    evaluation: float | None
+    unit: str | None
+    decoder: float | None
+    unknown: float | None
+    likelihood: str | None
+    split: str | None
+    stage: str | None
+    corpus: str | None
+    text: str | None
+    fallback: str | None = None
+    stale: bool = False
+
+
+def _format_validation(row: Row) -> str | None:
+    return None if row.validation is None else f"{row.validation:.4f} ± {row.validation_error or 0:.4f}"
+
+
+def _format_evaluation(row: Row) -> str | None:
+    alone = ", decoder alone" if row.likelihood == "decoder" else ""
+    alone += ", of an earlier checkpoint" if row.stale else ""
+    return None if row.evaluation is None else f"{row.evaluation:.4f} {row.unit} ({row.split}, {row.stage}{alone})"
+
+
+COLUMNS = (
+    Column("run", lambda row: row.run),
+    Column("phases", lambda row: " + ".join(row.phases)),
+    Column("parameters", lambda row: row.parameters, "{:,}"),
+    Column("steps", lambda row: row.steps, "{:,}"),
+    Column("seconds", lambda row: row.seconds, "{:,.0f}"),
+    Column("model FLOPs", lambda row: row.flops, "{:.3g}"),
+    Column("validation, bits/token", _format_validation, "{}"),
+    Column("evaluation", _format_evaluation, "{}"),
+    Column("decoder alone", lambda row: row.decoder, "{:.4f}"),
+    Column("unknown chunks", lambda row: row.unknown, "{:.2%}"),
+)
+
+
+@dataclass
+class RunDifference:
+    """Difference between runs: a name or the key of an option, and its value by run."""
+
+    what: str
+    values: dict[str, Any]
+
+    def __str__(self) -> str:
+        by_value: dict[str, list[str]] = {}
+        for run, value in self.values.items():
+            by_value.setdefault(_format_value(value), []).append(run)
+        told = [f"{value} ({', '.join(runs)})" for value, runs in by_value.items()]
+        return f"{self.what}: {'; '.join(told)}"
+
+
+@dataclass
+class Comparison:
+    """Result of a comparison of runs.
+
+    Attributes:
+        rows: the runs, from fewest to most bits.
+        page: path of the HTML page.
+        picture: path of the plot of their curves.
+        verdict: the run with the fewest bits at an equal budget; None: there is no verdict.
+        refused: why there is no verdict; None: there is one, or nothing to compare.
+        differing: differences in data, steps, seconds, FLOPs and options.
+    """
+
+    rows: list[Row]
+    page: str
+    picture: str
+    verdict: str | None = None
+    refused: str | None = None
+    differing: list[RunDifference] = field(default_factory=list)
+
+    @property
+    def table(self) -> Table:
+        """Return the table of the runs."""
+        return Table.from_columns(COLUMNS, self.rows)
+
+    @property
+    def verdict_summary(self) -> str:
+        """Return the verdict, or why there is none, after a note on each run that used a fallback checkpoint."""
+        fallen = [f"{row.run}: {row.fallback}." for row in self.rows if row.fallback]
+        return " ".join([*fallen, *filter(None, [self.verdict, self.refused])])
+
+    @property
+    def difference_lines(self) -> list[str]:
+        """Return the differences between the runs as lines of text, with at most 12 options."""
+        lines = [str(each) for each in self.differing]
+        own = sum("." not in each.what for each in self.differing)  # data and budgets; the rest are options
+        left = len(lines) - own - SHOWN
+        more = f"and {left} more options (--json has all)"
+        return lines if left <= 0 else [*lines[: own + SHOWN], more]
+
+
+def compare_runs(runs: list[str], runs_dir: str, output: Path) -> Comparison:
+    """Read the metrics of runs and write comparison.html and comparison.png into `output`.
+
+    Raises:
+        ConfigError: the output is a URL.
+        FileNotFoundError: a run does not exist, or was not trained.
+        ValueError: a file of a run is damaged.
+    """
+    check_output_folder(runs_dir, "runs_dir")
+    check_output_folder(output, "output")
+    folders = {name: RunFolder.find(name, runs_dir) for name in dict.fromkeys(runs)}
+    options = {name: folder.load_options() for name, folder in folders.items()}
+    found = {name: _read_row(name, folder, options[name]) for name, folder in folders.items()}
+    rows = sorted((row for row, _ in found.values()), key=_ranking_bits)
+    picture = plot_comparison({row.run: found[row.run][1] for row in rows})
+    output.mkdir(parents=True, exist_ok=True)
+    result = Comparison(rows, str(output / "comparison.html"), str(output / "comparison.png"))
+    result.differing = find_differences(rows, options)
+    by = choose_budget(rows, options, result.differing)
+    if (refused := _explain_incomparable(rows)) or len(rows) < 2 or _ranking_bits(rows[0]) == float("inf"):
+        result.refused = refused
+    elif refused := explain_unequal_budgets(rows, by):
+        result.refused = f"{refused}."
+    else:
+        result.verdict = _format_verdict(rows, by)
+    write_atomically(Path(result.picture), picture)
+    page = render_file("comparison.html", comparison=result, picture=data_uri(picture))
+    write_atomically(Path(result.page), page.encode())
+    return result
+
+
+def _ranking_bits(row: Row) -> float:
+    """Return the bits that rows are sorted by: of the evaluation, or of the validation if there is no evaluation."""
+    return next((bits for bits in (row.evaluation, row.validation) if bits is not None), float("inf"))
+
+
+def _read_row(name: str, folder: RunFolder, options: Options) -> tuple[Row, list[Point]]:
+    """Read the row of a run and the points of its curve, its phases one after the other.
+
+    If the run is not being trained, a phase counts only up to its newest checkpoint, since training would resume there.
+    """
+    where, holder = folder.phase_history(options), folder.lock_holder()
+    metrics = {phase: read_metrics(path / "metrics.jsonl") for phase, path in where.items()}
+    metrics = {phase: records for phase, records in metrics.items() if records}
+    if not metrics:
+        raise FileNotFoundError(f"{folder.path} was not trained yet: it has no metrics to compare")
+    if len(metrics) == 3:  # an end-to-end baseline in the folder of a two-phase run
+        del metrics["train"]
+    totals = {"step": 0.0, "seconds": 0.0, "flops": 0.0}
+    points: list[Point] = []
+    last: Record = {}
+    for phase, records in metrics.items():
+        saved = read_position(where[phase] / "checkpoints")
+        if saved and holder is None:
+            records = [record for record in records if record.get("step", 0.0) <= saved["step"]]
+        for record in records:
+            if BITS in record:
+                points.append(Point(**{key: totals[key] + record.get(key, 0.0) for key in totals}, bits=record[BITS]))
+                last = record
+        for key in totals:
+            totals[key] += max(record.get(key, 0.0) for record in [*records, saved])
+    present = folder.select_checkpoint() if folder.is_trained() else None
+    if present is not None:
+        folder.check_unchanged(of=present)  # a process reads the options of a run only once
+    evaluation, remembered = _read_if(Evaluation, folder, "evaluation.json"), _read_if(CorpusRecord, folder, CORPUS)
+    row = Row(
+        run=name,
+        phases=list(metrics),
+        parameters=count_parameters(folder),
+        steps=int(totals["step"]),
+        seconds=totals["seconds"],
+        flops=totals["flops"],
+        validation=last.get(BITS),
+        validation_error=last.get("validation/standard_error"),
+        evaluation=evaluation.headline.value if evaluation else None,
+        unit=evaluation.headline.unit if evaluation else None,
+        decoder=evaluation.decoder_metric if evaluation else None,
+        unknown=evaluation.parts.unknown_share if evaluation and evaluation.parts else None,
+        likelihood=evaluation.likelihood if evaluation else None,
+        split=evaluation.split if evaluation else None,
+        stage=evaluation.stage if evaluation else None,
+        corpus=remembered.digest if remembered else None,
+        text=evaluation.text if evaluation else None,
+        fallback=present.fallback if present else None,
+        stale=evaluation is not None and _is_stale(evaluation, folder, options),
+    )
+    return row, points
+
+
+def _is_stale(evaluation: Evaluation, folder: RunFolder, options: Options) -> bool:
+    """Return whether the run has another checkpoint now than the one that was evaluated."""
+    return folder.is_trained() and evaluation.checkpoint != folder.checkpoint_digest(options.evaluate.stage)
+
+
+def _read_if(kind: type[T], folder: RunFolder, name: str) -> T | None:
+    """Read a file of a run; return None if it is missing, raise ValueError if it is damaged."""
+    try:
+        return read_as(kind, folder.path / name)
+    except FileNotFoundError:
+        return None
+
+
+def count_parameters(folder: RunFolder) -> int | None:
+    """Count the parameters of the present checkpoint; return None if it cannot be read."""
+    try:
+        return sum(
+            math.prod(shape) for shape in read_shapes(folder.select_checkpoint().path / "model.safetensors").values()
+        )
+    except (OSError, ValueError):
+        return None
+
+
+def _share_corpus_and_text(rows: list[Row]) -> tuple[bool, bool]:
+    """Return whether the runs were trained on one corpus, and whether they were evaluated on the same bytes."""
+    texts = {row.text for row in rows}
+    return len({row.corpus for row in rows}) == 1, len(texts) == 1 and None not in texts
+
+
+def _explain_incomparable(rows: list[Row]) -> str | None:
+    """Explain why bits are not comparable whatever the budgets; return None if they are."""
+    alike, same = _share_corpus_and_text(rows)
+    if not (alike or same):
+        return (
+            "The runs were trained on different corpora or chunkers, and not evaluated on the same bytes: their bits do not "
+            "compare (`haed evaluate` notes which they are)."
+        )
+    if len(rows) < 2 or _ranking_bits(rows[0]) == float("inf"):
+        return None
+    if 0 < len(missing := [row.run for row in rows if row.evaluation is None]) < len(rows):
+        return f"{', '.join(missing)}: not evaluated yet (`haed evaluate`); till then compare the validation."
+    if not same and len({row.split for row in rows}) > 1:
+        return "Not all runs were evaluated on the same split; compare the validation."
+    if alone := [row.run for row in rows if row.likelihood == "decoder"]:
+        return f"{', '.join(alone)}: evaluated by the decoder alone, not by the mixture; evaluate again to compare."
+    if stale := [row.run for row in rows if row.stale]:
+        return f"{', '.join(stale)}: trained on since it was evaluated; run `haed evaluate` again to compare."
+    return None
+
+
+def _format_verdict(rows: list[Row], by: Budget) -> str:
+    """Name the run with the fewest bits, or the first two if they are equal to four decimals."""
+    more = f"{_ranking_bits(rows[1]) - _ranking_bits(rows[0]):.4f}"
+    found = f"{describe_equal_budget(by)} {rows[0].run} needs the fewest bits, {rows[1].run} {more} more."
+    if float(more) == 0:
+        found = f"{describe_equal_budget(by)} {rows[0].run} and {rows[1].run} need the same bits, to four places."
+    if not _share_corpus_and_text(rows)[0]:
+        found += " Evaluated on the same bytes; their corpora or chunkers differ, so validations do not compare."
+    return found
+
+
+def format_markdown(comparison: Comparison) -> str:
+    """Format the comparison as Markdown: table, differences, and the verdict or why there is none."""
+    lines = [comparison.table.to_markdown(), ""]
+    if comparison.differing:
+        lines += ["What differs:", "", *(f"- {markdown_text(line)}" for line in comparison.difference_lines), ""]
+    return "\n".join([*lines, markdown_text(comparison.verdict_summary)])
+
+
+def format_comparison(comparison: Comparison) -> str:
+    """Format the comparison as text for a terminal."""
+    differ = ["what differs", *(f"  {line}" for line in comparison.difference_lines)] if comparison.differing else []
+    return "\n".join([comparison.table.to_text(), *differ, *filter(None, [comparison.verdict_summary])])
+
+
+def _format_value(value: Any) -> str:
+    if isinstance(value, float):
+        return f"{value:,.4g}"
+    return f"{value:,}" if type(value) is int else "–" if value is None else str(value)
+
+
+def find_differences(rows: Sequence[Row], options: Mapping[str, Options]) -> list[RunDifference]:
+    """Return the differences between runs: data, steps, seconds, model FLOPs, then options that affect training.
+
+    Args:
+        rows: the runs.
+        options: options of each run, by its name.
+    """
+    told: dict[str, Callable[[Row], Any]] = {
+        "data": lambda row: row.corpus and row.corpus[:12],
+        "phases": lambda row: " + ".join(row.phases),
+        "steps": lambda row: row.steps,
+        "seconds": lambda row: round(row.seconds, 1),
+        "model FLOPs": lambda row: row.flops,
+    }
+    found = [RunDifference(what, {row.run: value(row) for row in rows}) for what, value in told.items()]
+    flat = {name: dict(flatten_tree(asdict(each))) for name, each in options.items()}
+    trained = {phase.split()[0] for row in rows for phase in row.phases}
+    for key in dict.fromkeys(key for each in flat.values() for key in each):
+        section = key.split(".")[0]
+        if not key.startswith(_TOLD) or (section in ("pretrain", "finetune", "train") and section not in trained):
+            continue
+        kinds = [each.model.kind for each in options.values()]
+        if any(applies_to(key, kind) for kind in kinds):
+            found.append(RunDifference(key, {row.run: flat[row.run].get(key) for row in rows}))
+    return [each for each in found if len({_format_value(value) for value in each.values.values()}) > 1]
+
+
+def choose_budget(rows: Sequence[Row], options: Mapping[str, Options], found: Sequence[RunDifference]) -> Budget:
+    """Return the budget by which the runs are compared; see the module's documentation."""
+    changed = {each.what for each in found}
+    phases = ("pretrain.", "finetune.", "train.")
+    of_work = [
+        key
+        for key in changed
+        if key == "phases"
+        or key.startswith(_WORK)
+        or (key.startswith(phases) and key.rpartition(".")[2] not in _LIMITS)
+    ]
+    if not of_work:
+        return "steps"
+    limited = {
+        name
+        for row in rows
+        for phase in row.phases
+        for name in ("steps", "seconds", "epochs")
+        if getattr(getattr(options[row.run], phase.split()[0]), name)
+    }
+    return "seconds" if limited == {"seconds"} else "flops"
+
+
+def explain_unequal_budgets(rows: Sequence[Row], by: Budget) -> str | None:
+    """Explain why unequal budgets allow no verdict, and what to do; return None if the budgets are equal enough."""
+    spent = {row.run: float(getattr(row, by)) for row in rows}
+    least, most = min(spent, key=lambda run: spent[run]), max(spent, key=lambda run: spent[run])
+    if spent[least] >= (1 - WITHIN) * spent[most]:
+        return None
+    phase = next(row for row in rows if row.run == least).phases[-1].split()[0]
+    few, many = (f"{_format_value(_whole_if_exact(spent[run]))}" for run in (least, most))
+    return (
+        f"No verdict: budgets differ by more than a tenth, {few} {_NAMES[by]} of {least} against {many} of {most}. Train those "
+        f"that had less on, by a higher {phase}.{'steps' if by == 'flops' else by}=, and evaluate them again"
+    )
+
+
+def _whole_if_exact(value: float) -> int | float:
+    return int(value) if value == int(value) and value < 1e9 else value
+
+
+def describe_equal_budget(by: Budget) -> str:
+    """Return the beginning of a verdict, which names the budget."""
+    return f"At equal {_NAMES[by]} (within a tenth)"

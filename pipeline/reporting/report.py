@@ -1,0 +1,433 @@
+"""Stage `report`: `report.html`, the page of a run as one file; and what a run's page shows, read from its folder.
+
+The report and the served page have the same template, `templates/run.html`. The report has the pictures in it, the
+neighbours of some chunks, and refuses damaged files. The served page has links and questions, and shows what it can read.
+
+Both are made from files of the run only, so that they can be made again at any time. Parts that were not run are left
+out.
+"""
+
+import json
+import os
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
+from dataclasses import asdict, dataclass, field, replace
+from functools import cache
+from pathlib import Path
+from typing import Any, TypeVar
+
+import numpy as np
+
+from data.checked import PICTURE, read_bytes
+from data.filesystem import write_atomically
+from data.statistics import Summary
+from pipeline.config import list_presets, load_options
+from pipeline.console import format_error, markdown_code, markdown_text
+from pipeline.kinds import applies_to
+from pipeline.options import Options, Phase
+from pipeline.reporting.analysis import ANALYSIS, MAP, PICTURES, precision_table
+from pipeline.reporting.charts import draw_corpus, draw_curves
+from pipeline.reporting.rendering import Column, Table, data_uri, render_file
+from pipeline.reporting.run_state import RunState, determine_state, phase_metrics, read_setting, status_of
+from pipeline.run.analysis import Analysis
+from pipeline.run.checkpoints import (
+    CheckpointSummary,
+    explain_too_few_steps,
+    list_checkpoints,
+    read_state,
+    resolve_pointer,
+)
+from pipeline.run.files import MIXTURE_COLUMNS, Evaluation, KeptSample, describe_speed, read_as, read_json
+from pipeline.run.index import PIXELS, ChunkIndex, SearchResults, StaleIndexError
+from pipeline.run.metrics import Record
+from pipeline.run.run_directory import RunFolder, format_command, guard_results, stage_overrides
+from pipeline.trees import Difference, diff_trees, flatten_tree
+
+T = TypeVar("T")
+_OWN = ("name", "runs_dir", "shards_dir")  # options in which every run differs from its preset
+
+
+@dataclass
+class RankedModel:
+    """The model or a baseline in the order of their bits: its name, bits, and whether the model beats it."""
+
+    name: str
+    bits: float
+    verdict: str
+    is_model: bool = False
+
+
+BASELINE_COLUMNS = (
+    Column("model", lambda row: row.name),
+    Column("bits", lambda row: row.bits, "{:.4f}"),
+    Column("", lambda row: row.verdict),
+)
+
+
+@dataclass
+class RunReport:
+    """What the page of a run shows, as far as available.
+
+    Attributes:
+        name: name of the run.
+        state: its progress.
+        phases: metrics of each phase.
+        warnings: sentences on the checkpoint, and on outdated, missing or damaged parts.
+        evaluation: content of evaluation.json, or None.
+        statistics: statistics of the train split, or None if they are unknown.
+        samples: content of samples.json.
+        neighbours: neighbours of chunks with their scores; empty on a served page.
+        analysis: content of analysis.json, or None if there is none of the present checkpoint.
+        pictures: PNG files that exist, by their name in the run's folder.
+        checkpoints: the checkpoints of all phases.
+        configured: the configuration, or None if it cannot be read.
+        environment: text of environment.json, empty if there is none.
+        is_pixels: whether chunks are pixels.
+    """
+
+    name: str
+    state: RunState
+    phases: dict[str, list[Record]]
+    warnings: list[str]
+    evaluation: Evaluation | None = None
+    statistics: Summary | None = None
+    samples: list[KeptSample] = field(default_factory=list)
+    neighbours: SearchResults = field(default_factory=lambda: SearchResults([]))
+    analysis: Analysis | None = None
+    pictures: dict[str, Path] = field(default_factory=dict)
+    checkpoints: list["CheckpointInfo"] = field(default_factory=list)
+    configured: "ConfigurationSummary | None" = None
+    environment: str = ""
+    is_pixels: bool = False
+
+    @property
+    def training(self) -> str:
+        """Return the training as a sentence: phases, steps, seconds."""
+        parts = [
+            f"{phase} {records[-1]['step']:,} steps in {max(r.get('seconds', 0.0) for r in records):,.0f} s"
+            for phase, records in self.phases.items()
+        ]
+        return ", ".join(parts) or "not trained yet"
+
+    @property
+    def mixture(self) -> Table | None:
+        """Return the table of bits per token of a mixture's parts by frequency, or None."""
+        breakdown = self.evaluation.breakdown if self.evaluation else None
+        rows = breakdown.mixture_rows() if breakdown is not None else []
+        return Table(MIXTURE_COLUMNS, rows, [False, *(True for _ in MIXTURE_COLUMNS[1:])]) if rows else None
+
+    @property
+    def ranking(self) -> list[RankedModel]:
+        """Return the model among the baselines, from fewest to most bits; empty without baselines."""
+        if not self.evaluation or not self.evaluation.baselines:
+            return []
+        better = self.evaluation.not_beaten
+        rows = [
+            RankedModel(each.name, each.bits_per_char, "not beaten" if each.name in better else "beaten")
+            for each in self.evaluation.baselines
+        ]
+        return sorted(
+            [RankedModel(self.name, self.evaluation.bits_per_char, "", True), *rows], key=lambda row: row.bits
+        )
+
+    def template_values(self, addresses: Mapping[str, str]) -> dict[str, Any]:
+        """Return the values of `templates/run.html`.
+
+        Args:
+            addresses: addresses of pictures, and of the map, by their names in the run's folder.
+        """
+        within = {
+            name.rpartition("/")[2]: place for name, place in addresses.items() if name.startswith(f"{ANALYSIS}/")
+        }
+        precision = self.analysis.intrinsic if self.analysis else None
+        return vars(self) | {
+            "training": self.training,
+            "mixture": self.mixture,
+            "ranking": self.ranking,
+            "curves": draw_curves(self.phases),
+            "corpus": draw_corpus(self.statistics) if self.statistics else "",
+            "speed": describe_speed(self.samples),
+            "samples_picture": addresses.get("samples.png"),
+            "captions": PICTURES,
+            "analysis_pictures": within,
+            "map": within.get(MAP),
+            "precision": precision_table(precision) if precision is not None else None,
+        }
+
+
+@guard_results
+def write_report(options: Options) -> Path:
+    """Write report.html of a run; return its path.
+
+    Raises:
+        ValueError: a file of the run is damaged, or its configuration was changed since it was trained.
+    """
+    folder = RunFolder.from_options(options)
+    report = load_run_report(folder, options)
+    if ChunkIndex.is_there(folder):
+        try:
+            report.neighbours = _find_neighbours(folder, options)
+        except StaleIndexError as error:
+            report.warnings.append(f"No neighbours are shown: {error}.")
+    addresses = {name: data_uri(read_bytes(path, PICTURE, folder.path)) for name, path in report.pictures.items()}
+    if (folder.path / ANALYSIS / MAP).is_file():
+        addresses[f"{ANALYSIS}/{MAP}"] = f"{ANALYSIS}/{MAP}"
+    write_atomically(folder.path / "report.html", render_file("run.html", **report.template_values(addresses)).encode())
+    return folder.path / "report.html"
+
+
+def summarize_report(options: Options) -> str:
+    """Return the most important of a run's report as Markdown: metrics, baselines, warnings, and what to type next.
+
+    Raises:
+        ValueError: a file of the run is damaged, or its configuration was changed since it was trained.
+    """
+    folder = RunFolder.from_options(options)
+    report = load_run_report(folder, options)
+    lines = [f"# {markdown_text(report.name)}", markdown_text(report.training)]
+    if evaluation := report.evaluation:
+        metric = evaluation.headline
+        lines.append(f"**{metric.value:.3f} {metric.unit}** on the {markdown_text(evaluation.split)} split")
+        lines += [markdown_text(evaluation.whose)] if evaluation.whose else []
+    if report.ranking:
+        lines.append(Table.from_columns(BASELINE_COLUMNS, report.ranking).to_markdown())
+    if report.mixture:
+        lines.append(report.mixture.to_markdown())
+    lines += [markdown_text(warning) for warning in report.warnings]
+    lines.append(f"The report: {markdown_code(str(folder.path.resolve() / 'report.html'))}")
+    lines.append(f"Questions to the model: {markdown_code(format_command('explore', folder))}")
+    return "\n\n".join(lines)
+
+
+def load_run_report(folder: RunFolder, options: Options | None = None) -> RunReport:
+    """Read what the page of a run shows. No model is opened.
+
+    Args:
+        folder: folder of the run.
+        options: options of the run, for a report; None: those in its folder, if they can be read. A damaged file is then
+            a warning.
+
+    Raises:
+        ValueError: metrics are damaged. With options: any file is damaged, or the configuration was changed.
+    """
+    files, configured = _RunFiles(folder, is_strict=options is not None), summarise_configuration(folder)
+    if options is None:
+        with suppress(OSError, ValueError):
+            options = folder.load_options()
+    stage = options.evaluate.stage if options else None
+    phases = phase_metrics(folder, folder.phase_history(options) if options else None)
+    report = RunReport(folder.path.name, determine_state(folder), phases, files.warnings, configured=configured)
+    if options:
+        report.is_pixels = options.chunker.kind == PIXELS
+    report.evaluation = files.read("evaluation.json", lambda path: read_as(Evaluation, path))
+    report.samples = files.read("samples.json", lambda path: read_as(list[KeptSample], path)) or []
+    report.statistics = files.read("corpus.json", lambda path: folder.split_statistics("train"))
+    environment = files.read("environment.json", read_json)
+    report.environment = json.dumps(environment, indent=2, ensure_ascii=False) if environment else ""
+    analysis = files.read(f"{ANALYSIS}/analysis.json", lambda path: read_as(Analysis, path, folder.path))
+    present = files.attempt(lambda: folder.select_checkpoint(stage) if folder.is_trained() else None)
+    if present is not None:
+        if files.is_strict:
+            folder.check_unchanged(options, present)
+        files.warnings += _collect_warnings(folder, options, present, report)
+    report.checkpoints = describe_checkpoints(folder, present)
+    if analysis and present is not None and analysis.checkpoint == present.digest:
+        report.analysis = analysis
+    elif analysis:
+        files.warnings.append(
+            f"The analysis is of another checkpoint ({analysis.stage} step {analysis.step:,}) and not shown: run "
+            f"`{format_command('analyse', folder, *stage_overrides(stage))}` again."
+        )
+    names = ["samples.png", *(f"{ANALYSIS}/{name}" for name in PICTURES if report.analysis)]
+    report.pictures = {name: folder.path / name for name in names if os.path.lexists(folder.path / name)}
+    return report
+
+
+class _RunFiles:
+    """A reader of the files of a run.
+
+    Args:
+        folder: folder of the run.
+        is_strict: raise an error for a damaged file; otherwise it is a warning.
+    """
+
+    def __init__(self, folder: RunFolder, is_strict: bool) -> None:
+        self.folder, self.is_strict = folder, is_strict
+        self.warnings: list[str] = []
+
+    def read(self, name: str, read: Callable[[Path], T]) -> T | None:
+        """Return the content of a file; None if it is missing or damaged."""
+        path = self.folder.path / name
+        return self.attempt(lambda: read(path)) if os.path.lexists(path) else None
+
+    def attempt(self, work: Callable[[], T]) -> T | None:
+        """Return a result; None if it needs a file that cannot be read."""
+        try:
+            return work()
+        except (OSError, ValueError) as error:
+            if self.is_strict:
+                raise
+            self.warnings.append(format_error(error))
+            return None
+
+
+def _find_neighbours(folder: RunFolder, options: Options) -> SearchResults:
+    """Find the neighbours of the configured queries. The model is opened only for chunks missing from the corpus."""
+    index = ChunkIndex.open(folder)
+
+    def embed(chunks: list[bytes]) -> np.ndarray:
+        from pipeline.run.opened import Run
+
+        of_index = replace(options, evaluate=replace(options.evaluate, stage=index.meta.stage))
+        return Run(folder, of_index).embed(chunks)
+
+    count = min(options.index.neighbours, index.count_known())
+    return index.nearest_chunks(options.index.queries, count, embed, strict=False)
+
+
+def _collect_warnings(
+    folder: RunFolder, options: Options | None, present: CheckpointSummary, report: RunReport
+) -> list[str]:
+    """Collect warnings about the reported checkpoint, which is the best and need not be the newest."""
+    stage, phase, step = options.evaluate.stage if options else None, present.phase, present.step
+    warnings = [present.fallback] if present.fallback else []
+    history = folder.phase_history(options).values() if options else ()
+    warnings += [f"{few}." for each in history if (few := explain_too_few_steps(each / "checkpoints"))]
+    if (newest := list_checkpoints(present.path.parent)[-1]) != present.path:
+        warnings.append(f"The best validation of {phase} was at step {step:,}, not at the end ({newest.name}).")
+    if report.evaluation and report.evaluation.checkpoint != present.digest:
+        warnings.append(_explain_stale_evaluation(folder, report.evaluation, present, stage))
+    if any(sample.checkpoint not in (None, present.digest) for sample in report.samples):
+        warnings.append(
+            f"The samples are of another checkpoint than the run's present one, {phase} step {step:,}: run "
+            f"`{format_command('sample', folder, *stage_overrides(stage))}` again."
+        )
+    return warnings
+
+
+def _explain_stale_evaluation(
+    folder: RunFolder, evaluation: Evaluation, present: CheckpointSummary, stage: Phase | None
+) -> str:
+    return (
+        f"The likelihood is of {evaluation.stage} step {evaluation.step:,}, the run's present checkpoint is {present.phase} "
+        f"step {present.step:,}: run `{format_command('evaluate', folder, *stage_overrides(stage))}` again."
+    )
+
+
+@dataclass
+class EvaluationStatus:
+    """The evaluation of a run.
+
+    Attributes:
+        result: the evaluation; None: there is none that can be read.
+        warnings: warnings about it.
+        is_stale: whether it belongs to another checkpoint than the present one.
+    """
+
+    result: Evaluation | None
+    warnings: list[str]
+    is_stale: bool = False
+
+
+def evaluation_status(folder: RunFolder) -> EvaluationStatus:
+    """Return the evaluation of a run, if there is one, and whether it belongs to the present checkpoint."""
+    files, stage = _RunFiles(folder, is_strict=False), read_setting(folder, "evaluate.stage")
+    result, present = files.read("evaluation.json", lambda path: read_as(Evaluation, path)), None
+    with suppress(OSError, ValueError):
+        present = folder.select_checkpoint(stage)
+    warnings = [*files.warnings, *([present.fallback] if present is not None and present.fallback else [])]
+    if result is None or present is None or present.digest == result.checkpoint:
+        return EvaluationStatus(result, warnings)
+    return EvaluationStatus(
+        result, [*warnings, _explain_stale_evaluation(folder, result, present, stage)], is_stale=True
+    )
+
+
+@dataclass
+class CheckpointInfo:
+    """A checkpoint in a run's folder.
+
+    Attributes:
+        phase: its phase.
+        step: its step.
+        digest: digest of its content; None: it is damaged.
+        score: validation loss; None: it was not validated.
+        unit: unit of the score.
+        megabytes: size of its files in MB.
+        notes: best, latest, or in use (questions go to this checkpoint).
+    """
+
+    phase: str
+    step: int
+    digest: str | None
+    score: float | None
+    unit: str
+    megabytes: float
+    notes: list[str]
+
+
+def describe_checkpoints(folder: RunFolder, present: CheckpointSummary | None) -> list[CheckpointInfo]:
+    """Return the checkpoints of all phases, in the order of training; `present` is the one that questions go to."""
+    found = []
+    for phase, records in phase_metrics(folder).items():
+        place = folder.phase_folder(phase) / "checkpoints"
+        names = {"best": resolve_pointer(place, "best"), "latest": resolve_pointer(place, "latest")}
+        for path in list_checkpoints(place):
+            if not path.name.removeprefix("step-").isdecimal():
+                continue
+            notes = [name for name, named in names.items() if named == path]
+            notes += ["in use"] if present and path == present.path else []
+            found.append(_checkpoint_info(phase, path, records, notes))
+    return found
+
+
+def _checkpoint_info(phase: str, path: Path, records: list[Record], notes: list[str]) -> CheckpointInfo:
+    digest, step = None, int(path.name.removeprefix("step-"))
+    with suppress(OSError, ValueError):
+        digest = read_state(path)["digest"]
+    names = ("validation/bits_per_token", "validation/iem")
+    scores = [(record[name], name) for record in records if record["step"] == step for name in names if name in record]
+    score, unit = scores[-1] if scores else (None, "")
+    size = sum(status.st_size for file in path.glob("*") if (status := status_of(file)))
+    return CheckpointInfo(phase, step, digest, score, unit.partition("/")[2].replace("_", " "), size / 1e6, notes)
+
+
+@dataclass
+class ConfigurationSummary:
+    """The configuration of a run.
+
+    Attributes:
+        preset: name of the nearest preset.
+        changed: differences from that preset.
+        all: every option with its value.
+    """
+
+    preset: str
+    changed: list[Difference]
+    all: list[tuple[str, Any]]
+
+
+def summarise_configuration(folder: RunFolder) -> ConfigurationSummary | None:
+    """Return a run's configuration and the nearest preset of its kind; None: it cannot be read."""
+    try:
+        options = folder.load_options()
+    except (OSError, ValueError):
+        return None
+    now = asdict(options)
+    near = {
+        name: list(_option_differences(asdict(found), now)) for name, found in _load_presets(options.model.kind).items()
+    }
+    preset = min(near, key=lambda name: len(near[name]))
+    shown = [(key, value) for key, value in flatten_tree(now) if applies_to(key, options.model.kind)]
+    return ConfigurationSummary(preset, near[preset], shown)
+
+
+def _option_differences(was: dict[str, Any], now: dict[str, Any]) -> Iterator[Difference]:
+    kind = now["model"]["kind"]
+    return (each for each in diff_trees(was, now) if each.key not in _OWN and applies_to(each.key, kind))
+
+
+@cache
+def _load_presets(kind: str) -> dict[str, Options]:
+    found = {name: load_options(name) for name in list_presets()}
+    return {name: options for name, options in found.items() if options.model.kind == kind} or found

@@ -1,0 +1,216 @@
+"""The state and metrics of runs, read from their folders only. No model is opened, and nothing is written."""
+
+import math
+import os
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from datetime import datetime
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from data.checked import CorruptFileError, add_path_to_errors, open_file, read_yaml
+from pipeline.options import Phase, PhaseOptions
+from pipeline.run.checkpoints import read_position, read_state, resolve_pointer
+from pipeline.run.metrics import Position, Record, parse_record, read_metrics
+from pipeline.run.run_directory import PHASES, RunFolder
+
+_ORDER = ("pretrain", "finetune", "train")
+_TAIL = 1 << 16  # bytes at the end of a metrics file that are searched
+
+
+@dataclass
+class RunState:
+    """The progress of a run.
+
+    Attributes:
+        word: training, pretrain done, finished, stopped, in use, not trained, or damaged.
+        phase: the phase that is or was last trained; None: none yet.
+        step: its step. If no process trains it: the step of its latest checkpoint, from which it resumes.
+        share: share of the phase that is done, from 0 to 1.
+        left: estimated seconds of training left in the phase; None: unknown.
+        training: bits per token of the last steps; None: there are none.
+        validation: bits per token of the last validation; None: there is none.
+        holder: description of the process that holds the run; None: no process does.
+        changed: when its metrics, or else its configuration, were last written.
+    """
+
+    word: str
+    phase: str | None
+    step: int
+    share: float
+    left: float | None
+    training: float | None
+    validation: float | None
+    holder: str | None
+    changed: datetime
+
+    @property
+    def running(self) -> bool:
+        """Return whether a process holds the run."""
+        return self.holder is not None
+
+
+def determine_state(folder: RunFolder) -> RunState:
+    """Return the progress of a run."""
+    found = [
+        (status.st_mtime, phase)
+        for phase in PHASES
+        if (status := status_of(folder.phase_folder(phase) / "metrics.jsonl"))
+    ]
+    holder = folder.lock_holder()
+    if not found:
+        changed = status_of(folder.path / "config.yaml")
+        when = datetime.fromtimestamp(changed.st_mtime if changed else 0)
+        return RunState("in use" if holder else "not trained", None, 0, 0.0, None, None, None, holder, when)
+    seconds, phase = max(found) if holder else found[0]  # a copied run has no meaningful times
+    saved = _finite_numbers(read_position(folder.phase_folder(phase) / "checkpoints"))
+    # A training in progress is at the step of its metrics.
+    # A stopped one resumes from its checkpoint, though it went further.
+    last = _newest_metrics(
+        folder.phase_folder(phase) / "metrics.jsonl", math.inf if holder or not saved else saved["step"]
+    )
+    if saved and (not holder or saved["step"] > last.get("step", 0)):
+        last |= saved
+    share = _share_done(folder, phase, last)
+    done = f"{phase} done" if phase == "pretrain" else "finished"
+    return RunState(
+        word="training" if holder else done if share >= 1 else "stopped",
+        phase=phase,
+        step=int(last.get("step", 0)),
+        share=share,
+        left=(1 / share - 1) * last.get("seconds", 0.0) if 0 < share < 1 else None,
+        training=last.get("bits_per_token"),
+        validation=last.get("validation/bits_per_token"),
+        holder=holder,
+        changed=datetime.fromtimestamp(seconds),
+    )
+
+
+def damaged_state(folder: RunFolder) -> RunState:
+    """Return the state of a run whose files cannot be read."""
+    changed = status_of(folder.path)
+    when = datetime.fromtimestamp(changed.st_mtime if changed else 0)
+    return RunState("damaged", None, 0, 0.0, None, None, None, None, when)
+
+
+def _share_done(folder: RunFolder, phase: Phase, last: Record) -> float:
+    """Return the share of a phase that is done; 1 if it ended early because it no longer improved."""
+    asked = {name: read_setting(folder, f"{phase}.{name}") for name in _LIMITS}
+    limits = PhaseOptions(**_finite_numbers(asked))  # type: ignore[arg-type]
+    if limits.patience and (path := resolve_pointer(folder.phase_folder(phase) / "checkpoints", "latest")):
+        with suppress(OSError, ValueError, TypeError):
+            if read_state(path).get("stale", 0) >= limits.patience:
+                return 1.0
+    return Position(int(last.get("step", 0)), last.get("seconds", 0.0), last.get("epoch", 0.0)).progress(limits)
+
+
+def status_of(path: Path) -> os.stat_result | None:
+    """Return the status of a file; None: it does not exist or cannot be accessed."""
+    try:
+        return path.stat()
+    except OSError:
+        return None
+
+
+def _newest_metrics(path: Path, most: float) -> Record:
+    """Return the newest value of each metric in the last lines of a metrics.jsonl, up to a step."""
+    with add_path_to_errors(path), open_file(path, path.parent.parent) as file:
+        begin = max(0, os.fstat(file.fileno()).st_size - _TAIL)
+        file.seek(begin)
+        lines = file.read(2 * _TAIL).split(b"\n")[
+            1 if begin else 0 : -1
+        ]  # the first and the last line may be incomplete
+    found: Record = {}
+    for line in lines:
+        record = _finite_numbers(parse_record(line, path))
+        found |= record if record.get("step", 0) <= most else {}
+    return found
+
+
+def _finite_numbers(record: Any) -> Record:
+    """Return the finite numbers of a record, whoever wrote it."""
+    pairs = record.items() if isinstance(record, dict) else ()
+    return {name: value for name, value in pairs if type(value) in (int, float) and math.isfinite(value)}
+
+
+def read_setting(folder: RunFolder, key: str) -> Any:
+    """Return an option of a run as written in its config.yaml, unchecked because a check would take long.
+
+    Args:
+        folder: folder of the run.
+        key: dotted key, one of `_SETTINGS`.
+
+    Returns:
+        The value; None: the file does not set it.
+
+    Raises:
+        ValueError: config.yaml is damaged.
+        OSError: config.yaml cannot be read.
+    """
+    status = status_of(folder.path / "config.yaml")
+    stamp = (status.st_ino, status.st_size, status.st_mtime_ns) if status else None
+    return _read_settings(folder.path / "config.yaml", stamp).get(key)
+
+
+_LIMITS = ("steps", "seconds", "epochs", "patience")
+_SETTINGS = {  # the options that pages use; constructing all would take longer than parsing
+    *("model.kind", "chunker.kind", "evaluate.stage"),
+    *(f"{phase}.{limit}" for phase in PHASES for limit in _LIMITS),
+}
+
+
+@lru_cache(512)
+def _read_settings(path: Path, stamp: tuple[int, ...] | None) -> dict[str, Any]:
+    try:
+        loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)(read_yaml(path, path.parent))
+        try:
+            return dict(_select_settings(loader, loader.get_single_node(), ""))
+        finally:
+            loader.dispose()
+    except (RecursionError, yaml.YAMLError) as error:
+        raise CorruptFileError(f"{path}: not readable as YAML: {error}") from error
+
+
+def _select_settings(loader: Any, node: Any, above: str) -> Iterator[tuple[str, Any]]:
+    """Yield the options of `_SETTINGS` in a YAML tree. Keys that are not text are skipped."""
+    if not isinstance(node, yaml.MappingNode):
+        return
+    for name, value in node.value:
+        key = f"{above}{name.value}" if isinstance(name, yaml.ScalarNode) else ""
+        if key in _SETTINGS:
+            yield key, loader.construct_object(value, deep=True)
+        elif not above:
+            yield from _select_settings(loader, value, f"{key}.")
+
+
+@lru_cache(64)
+def _read_records(path: Path, changed: int, size: int) -> list[Record]:
+    found = (_finite_numbers(record) for record in read_metrics(path))
+    return [record for record in found if "step" in record]
+
+
+def read_history(folder: RunFolder) -> dict[str, Path] | None:
+    """Return the folders of the phases behind the model of a run; None if its configuration cannot be read."""
+    with suppress(OSError, ValueError):
+        return folder.phase_history(folder.load_options())
+    return None
+
+
+def phase_metrics(folder: RunFolder, history: Mapping[str, Path] | None = None) -> dict[str, list[Record]]:
+    """Return the metrics of each phase that has any, in the order of training.
+
+    Args:
+        folder: folder of the run.
+        history: folders of the phases behind the model, see `RunFolder.phase_history`; None: those of this run.
+    """
+    folders = history or {phase: folder.phase_folder(phase) for phase in PHASES}
+    metrics = {}
+    for phase in sorted(folders, key=lambda name: _ORDER.index(name.split()[0])):
+        path = folders[phase] / "metrics.jsonl"
+        if (status := status_of(path)) and (records := _read_records(path, status.st_mtime_ns, status.st_size)):
+            metrics[phase] = records
+    return metrics

@@ -1,0 +1,348 @@
+"""The fields of analysis.json: the result of an analysis of a run's embeddings."""
+
+from dataclasses import dataclass, field
+
+from pipeline.options import Phase
+from pipeline.run.files import Part
+
+
+@dataclass
+class SimilarityStatistics:
+    """Similarity of one kind, use or spelling, between chunks and their neighbours.
+
+    Attributes:
+        neighbours: mean similarity of the neighbours by embedding.
+        chance: mean similarity of any two chunks.
+        best: mean similarity of the nearest chunks by this similarity itself.
+        share: position of `neighbours` between `chance` (0) and `best` (1).
+        overlap: share of the neighbours by embedding that are also nearest by this similarity.
+        correlation: Spearman's rank correlation of this similarity and the cosine of embeddings, over all pairs.
+        by_cosine: mean similarity by the cosine of embeddings, in the bins of `Agreement.cosines`.
+    """
+
+    neighbours: float
+    chance: float
+    best: float
+    share: float
+    overlap: float
+    correlation: float
+    by_cosine: list[float | None]
+
+
+@dataclass
+class Example:
+    """Displayed chunk with its nearest chunks by embedding, by use and by spelling."""
+
+    chunk: str
+    embedding: list[str]
+    use: list[str]
+    spelling: list[str]
+
+
+@dataclass
+class Agreement:
+    """Agreement of the neighbours by embedding with those by use and spelling, in a frequency band.
+
+    Attributes:
+        first: frequency rank of the first chunk of the band. Queries and neighbours both lie in the band.
+        among: number of chunks in the band.
+        counts: occurrences of the last and the first chunk of the band.
+        queries: number of query chunks.
+        neighbours: neighbours of each query.
+        chance: expected overlap of two unrelated lists of neighbours.
+        use: similarity of contexts.
+        spelling: similarity of bytes.
+        cosines: lower edges of the bins of the cosine of embeddings.
+        examples: some queries with their neighbours.
+    """
+
+    first: int
+    among: int
+    counts: tuple[int, int]
+    queries: int
+    neighbours: int
+    chance: float
+    use: SimilarityStatistics
+    spelling: SimilarityStatistics
+    cosines: list[float]
+    examples: list[Example] = field(default_factory=list)
+
+    @property
+    def verdict(self) -> str:
+        """Say which of use and spelling has the larger share."""
+        use, spelling = self.use.share, self.spelling.share
+        if max(use, spelling) < 0.1:
+            return "neither use nor spelling"
+        if abs(use - spelling) < 0.05:
+            return "use and spelling alike"
+        return "use before spelling" if use > spelling else "spelling before use"
+
+
+@dataclass
+class Classes:
+    """Mutual information, in bits, of the classes of neighbouring chunks (average, as in Brown et al. 1992).
+
+    Attributes:
+        classes: number of clusters.
+        pairs: number of neighbouring chunks counted.
+        embedding: bits for the clusters of embeddings.
+        use: bits for as many clusters of context vectors, the baseline.
+        shuffled: bits for shuffled clusters of the same sizes, which estimate the bias of small counts.
+        spelling: bits for as many equally frequent classes of chunks sorted by their bytes.
+    """
+
+    classes: int
+    pairs: int
+    embedding: float
+    use: float
+    shuffled: float
+    spelling: float
+
+
+@dataclass
+class Check:
+    """Result of one word set.
+
+    Attributes:
+        name: name of the set.
+        of: `text` or `code`.
+        use: true if members are alike in use only, false if they are also spelled alike.
+        pairs: true if the set consists of pairs.
+        found: number of members, or pairs, that are frequent enough in the corpus.
+        members: number of members, or pairs, of the set.
+        missing: members that the corpus lacks.
+        precision: precision@10 by system.
+    """
+
+    name: str
+    of: str
+    use: bool
+    pairs: bool
+    found: int
+    members: int
+    missing: list[str]
+    precision: dict[str, float]
+
+
+@dataclass
+class Difference:
+    """Precision of the model less that of another system: mean over sets, and its standard error (None for one set)."""
+
+    mean: float
+    error: float | None
+
+    @property
+    def is_significant(self) -> bool:
+        """Return true if the mean is more than two standard errors away from zero."""
+        return self.error is not None and abs(self.mean) > 2 * self.error
+
+
+@dataclass
+class Intrinsic:
+    """Results of all sets that are frequent enough in the corpus.
+
+    Attributes:
+        words: number of words searched.
+        checks: result of each set.
+        left_out: sets with too few members in the corpus, or meant for another kind of corpus.
+        mean: mean precision over sets alike in use only, by system.
+        mean_spelled: mean precision over sets that are also spelled alike, by system.
+        difference: precision of the model less each baseline, over sets alike in use only.
+    """
+
+    words: int
+    checks: list[Check]
+    left_out: list[str]
+    mean: dict[str, float] = field(default_factory=dict)
+    mean_spelled: dict[str, float] = field(default_factory=dict)
+    difference: dict[str, Difference] = field(default_factory=dict)
+
+    @property
+    def verdict(self) -> str:
+        """List the baselines by significance: beaten, not told apart, better."""
+        groups = {
+            "beaten": [name for name, found in self.difference.items() if found.is_significant and found.mean > 0],
+            "not told apart": [name for name, found in self.difference.items() if not found.is_significant],
+            "better": [name for name, found in self.difference.items() if found.is_significant and found.mean < 0],
+        }
+        return "; ".join(f"{what}: {', '.join(names)}" for what, names in groups.items() if names)
+
+
+@dataclass
+class ChunkDrift:
+    """A displayed chunk, and the cosine of its aligned old embedding with its new one."""
+
+    chunk: str
+    cosine: float
+
+
+@dataclass
+class Drift:
+    """Difference between the embeddings of two checkpoints.
+
+    Attributes:
+        before: displayed name of the earlier checkpoint.
+        after: displayed name of the later checkpoint.
+        distance: Procrustes' statistic: distance after the best alignment, from 0 (equal) to 1 (nothing in common).
+        cosine: mean cosine of each chunk's two embeddings after that alignment.
+        unaligned: the mean cosine without alignment, or None if the widths differ.
+        neighbours: number of neighbours compared for each chunk, by the centred cosine.
+        queries: number of chunks whose neighbours are compared.
+        overlap: share of the neighbours that both checkpoints have.
+        chance: that share for unrelated embeddings.
+        most: the frequent chunks that moved most.
+        least: the frequent chunks that moved least.
+    """
+
+    before: str
+    after: str
+    distance: float
+    cosine: float
+    unaligned: float | None
+    neighbours: int
+    queries: int
+    overlap: float
+    chance: float
+    most: list[ChunkDrift] = field(default_factory=list)
+    least: list[ChunkDrift] = field(default_factory=list)
+
+
+@dataclass
+class Norms:
+    """Norms of the embeddings and their relation to the frequency of the chunks.
+
+    Attributes:
+        mean: mean norm.
+        deviation: standard deviation of the norms.
+        correlation: Spearman's rank correlation of norm and count.
+        slope: least-squares slope of the norm over log10 of the count, as a multiple of the mean norm.
+    """
+
+    mean: float
+    deviation: float
+    correlation: float
+    slope: float
+
+
+@dataclass
+class EmbeddingSample:
+    """Anisotropy and effective dimension of the embeddings.
+
+    Attributes:
+        width: E, width of an embedding.
+        mean_cosine: mean cosine of all pairs (anisotropy): 0 if directions are spread evenly, 1 if all are equal.
+        centred_cosine: mean cosine of all pairs after subtracting the mean vector.
+        dimension: participation ratio of the eigenvalues of the covariance, from 1 to E.
+        half: number of principal components that hold half of the variance.
+    """
+
+    width: int
+    mean_cosine: float
+    centred_cosine: float
+    dimension: float
+    half: int
+
+
+@dataclass
+class Layer:
+    """Shares that describe the neighbours by the output of a layer.
+
+    Attributes:
+        name: `layer 0` and so on, or `ŷ`, the output of the main model.
+        overlap: share of the neighbours that the previous layer has too; None for the first layer.
+        last: share of the neighbours with the same chunk before them as the query.
+        following: share of the neighbours with the same chunk after them as the query.
+        document: share of the neighbours in the same document as the query.
+    """
+
+    name: str
+    overlap: float | None
+    last: float
+    following: float
+    document: float
+
+
+@dataclass
+class SimilarPassages:
+    """Displayed passage with its nearest passages by layer name."""
+
+    passage: str
+    nearest: dict[str, list[str]]
+
+
+@dataclass
+class ByLayer:
+    """Most similar passages, layer by layer.
+
+    Attributes:
+        places: number of places compared.
+        windows: number of windows that contain them. Neighbours are of other windows.
+        queries: number of places whose neighbours were searched.
+        neighbours: neighbours of each query.
+        chance: shares expected for random places.
+        layers: shares of each layer, from the first to ŷ.
+        examples: some passages with their neighbours.
+    """
+
+    places: int
+    windows: int
+    queries: int
+    neighbours: int
+    chance: Layer
+    layers: list[Layer]
+    examples: list[SimilarPassages]
+
+
+@dataclass(kw_only=True)
+class Analysis:
+    """Fields of analysis.json.
+
+    Attributes:
+        folder: folder with all files of the analysis.
+        run: name of the run.
+        stage: phase whose checkpoint was analysed.
+        step: step of that checkpoint.
+        checkpoint: digest of that checkpoint.
+        fallback: why a checkpoint other than the best was used, or None.
+        split: split whose chunks and contexts were analysed.
+        chunks: number of chunks analysed, the most frequent ones.
+        least: minimum count of an analysed chunk.
+        width: width of their embeddings.
+        agreement: agreement in use and spelling by frequency band, the most frequent chunks first.
+        classes: information that clusters give about the next cluster, or None.
+        intrinsic: intrinsic checks, or None for pixels and for corpora with too few of the words.
+        loss: bits by frequency from evaluation.json, empty if it has none of this checkpoint.
+        norms: norms of the embeddings.
+        cloud: anisotropy and effective dimension of the embeddings.
+        drift: drift from phase one or from another run, or None if there is neither.
+        passages: most similar passages by layer, or None if not requested or too few.
+        maps: names of the maps, in the order they are shown.
+        findings: sentences that summarise the analysis.
+        notes: what was left out, cut or not possible, and why.
+        files: files written beside analysis.json.
+        seconds: duration of the analysis.
+    """
+
+    folder: str
+    run: str
+    stage: Phase
+    step: int
+    checkpoint: str
+    fallback: str | None
+    split: str
+    chunks: int
+    least: int
+    width: int
+    agreement: list[Agreement]
+    classes: Classes | None
+    intrinsic: Intrinsic | None
+    loss: list[Part]
+    norms: Norms
+    cloud: EmbeddingSample
+    drift: Drift | None
+    passages: ByLayer | None
+    maps: list[str]
+    findings: list[str] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+    files: list[str] = field(default_factory=list)
+    seconds: float = 0.0

@@ -1,0 +1,277 @@
+"""A cache of opened runs, so that only the first question to a run waits for its model.
+
+One thread opens all runs and answers all questions: PyTorch uses the cores it is given by itself, and the server stays
+responsive. A run is reopened when its present checkpoint, configuration, corpus or index has changed.
+
+A question whose client has gone is dropped before it reaches the thread, or stopped at its next `check_abandoned`.
+"""
+
+import asyncio
+import logging
+import threading
+import time
+from collections import OrderedDict
+from collections.abc import Callable
+from concurrent.futures import Future
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from queue import SimpleQueue
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
+
+from pipeline.run.run_directory import CORPUS, RunFolder
+from pipeline.signals import AbandonedError, abandon_when, check_abandoned
+from pipeline.web.corpus_examples import ExampleFinder
+
+if TYPE_CHECKING:  # torch costs two seconds
+    from pipeline.run.opened import Run
+
+T = TypeVar("T")
+KEPT, MOST_WAITING = 3, 16
+_LOOKS, _LOOK_SECONDS = 40, 0.05  # tries for a place; longer than noticing that a client has gone
+
+
+class _WorkerThread:
+    """A daemon thread that does one piece of work after another."""
+
+    def __init__(self) -> None:
+        self._work: SimpleQueue[Callable[[], None]] = SimpleQueue()
+        self._thread = threading.Thread(target=self._run_forever, name="warm", daemon=True)
+        self._thread.start()
+
+    @property
+    def thread_id(self) -> int | None:
+        return self._thread.ident
+
+    def submit(self, work: Callable[[], T]) -> "tuple[Future[T], threading.Event]":
+        """Queue work, to be skipped if nobody wants it any more at its turn.
+
+        Args:
+            work: the function to call.
+
+        Returns:
+            The future result, and an event to set once nobody wants it.
+        """
+        future: Future[T] = Future()
+        gone = threading.Event()
+
+        def run() -> None:
+            if gone.is_set():
+                future.cancel()
+            if not future.set_running_or_notify_cancel():
+                return
+            try:
+                with abandon_when(gone.is_set):
+                    future.set_result(work())
+            except BaseException as error:
+                future.set_exception(error)
+
+        self._work.put(run)
+        return future, gone
+
+    def _run_forever(self) -> None:
+        while True:
+            self._work.get()()
+
+
+class ServerBusyError(RuntimeError):
+    """Raised when too many questions wait, or when the server shuts down."""
+
+
+@dataclass
+class LoadedRun:
+    """An opened run in the cache.
+
+    Attributes:
+        run: the run.
+        stamp: identifies the files that it was opened from.
+    """
+
+    run: "Run"
+    stamp: Any
+
+    @cached_property
+    def corpus_examples(self) -> ExampleFinder:
+        """Return the examples of the chunks in its index, read at first use."""
+        try:
+            return ExampleFinder.from_split(self.run.folder.open_corpus(), self.run.probe.index.meta.split)
+        except (OSError, ValueError) as error:  # its shards are missing or were replaced
+            return ExampleFinder(f"none, since {error}", [], [], [])
+
+
+@dataclass
+class QueryResult(Generic[T]):
+    """The answer of a run.
+
+    Attributes:
+        value: the answer.
+        run: name of the run.
+        phase: phase of the checkpoint that answered.
+        step: step of that checkpoint.
+        checkpoint: digest of that checkpoint.
+        seconds: duration of the question, without opening the run.
+        opening: seconds that opening the run took; 0: it was open.
+        warnings: warnings that were logged during the question.
+    """
+
+    value: T
+    run: str
+    phase: str
+    step: int
+    checkpoint: str
+    seconds: float
+    opening: float
+    warnings: list[str]
+
+
+class _WarningCollector(logging.Handler):
+    """A log handler that collects the warnings of one thread."""
+
+    def __init__(self, thread: int) -> None:
+        super().__init__(logging.WARNING)
+        self.lines: list[str] = []
+        self.addFilter(lambda record: record.thread == thread)
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.lines.append(record.getMessage())
+
+
+class ModelCache:
+    """A cache of runs, which are opened when they are first asked. The last few are kept.
+
+    Args:
+        keep: maximum number of open runs.
+        overrides: options to change in each run, such as its device; see `RunFolder.load_options`.
+
+    Attributes:
+        opened: number of times a run was opened.
+        begun: number of questions that reached a model.
+        waiting: number of questions that wait or are being answered.
+    """
+
+    def __init__(self, keep: int = KEPT, overrides: tuple[str, ...] = ()) -> None:
+        self.opened = self.begun = self.waiting = 0
+        self._keep, self._overrides = keep, overrides
+        self._kept: OrderedDict[Path, LoadedRun] = OrderedDict()
+        self._thread = _WorkerThread()
+        self._asked: dict[threading.Event, asyncio.Future[Any] | None] = {}
+        self._closed = False
+        self._said = _WarningCollector(self._thread.thread_id or 0)
+        for room in ("pipeline", "data", "haed"):
+            logging.getLogger(room).addHandler(self._said)
+
+    async def ask_run(self, folder: RunFolder, question: Callable[[LoadedRun], T]) -> QueryResult[T]:
+        """Ask a run a question. If this task is cancelled, the question is dropped or stopped.
+
+        Args:
+            folder: folder of the run.
+            question: called with the opened run, in the thread of all questions.
+
+        Raises:
+            Busy: too many questions wait, or the server shuts down.
+            FileNotFoundError: nothing was trained in the run.
+            ValueError: a file of the run is damaged or was changed. The question may raise further exceptions.
+        """
+        await self._wait_for_place()
+        self.waiting += 1
+        future, gone = self._thread.submit(lambda: self._answer_question(folder, question))
+        answer = self._asked[gone] = asyncio.wrap_future(future)
+        try:
+            return await answer
+        except (AbandonedError, asyncio.CancelledError):
+            if self._closed:
+                raise ServerBusyError("the server ends: start it again, and ask then") from None
+            raise
+        finally:
+            gone.set()
+            del self._asked[gone]
+            self.waiting -= 1
+
+    async def _wait_for_place(self) -> None:
+        """Wait briefly for a free place among the questions. Clients that have just left free theirs.
+
+        Raises:
+            Busy: no place is free, or the server shuts down.
+        """
+        for _ in range(_LOOKS):
+            if self._closed or self.waiting < MOST_WAITING:
+                break
+            await asyncio.sleep(_LOOK_SECONDS)
+        if self._closed:
+            raise ServerBusyError("the server ends: start it again, and ask then")
+        if self.waiting >= MOST_WAITING:
+            raise ServerBusyError(f"{self.waiting} questions wait already: ask again in a moment")
+
+    def drop_questions(self) -> None:
+        """Drop all questions for shutdown: refuse new ones, drop those that wait, stop the one being answered."""
+        self._closed = True
+        for gone, answer in list(self._asked.items()):
+            gone.set()
+            if answer is not None and not answer.get_loop().is_closed():
+                answer.cancel()
+
+    def close(self, seconds: float) -> bool:
+        """Drop all questions as `drop` does, and return whether the thread becomes idle within `seconds`.
+
+        If it does, the process can exit normally.
+        """
+        self.drop_questions()
+        resting, _ = self._thread.submit(lambda: None)
+        with suppress(TimeoutError):
+            resting.result(seconds)
+        return resting.done()
+
+    def prepare_run(self, folder: RunFolder) -> None:
+        """Open a run that will soon be asked, unless questions wait. Errors are left to the question to report."""
+        if not (self.waiting or self._closed):
+            future, gone = self._thread.submit(lambda: self._answer_question(folder, _load_lazy_parts))
+            self._asked[gone] = None
+            future.add_done_callback(lambda _: self._asked.pop(gone, None))
+
+    def _answer_question(self, folder: RunFolder, question: Callable[[LoadedRun], T]) -> QueryResult[T]:
+        began = time.perf_counter()
+        before = self.opened
+        found = self._load_run(folder)
+        begun, run = time.perf_counter(), found.run
+        check_abandoned()  # opening may have taken long; the run stays open
+        self._said.lines.clear()
+        self.begun += question is not _load_lazy_parts
+        value = question(found)
+        opening = begun - began if self.opened > before else 0.0
+        seconds = time.perf_counter() - begun
+        return QueryResult(
+            value, folder.path.name, run.phase, run.step, run.digest, seconds, opening, list(self._said.lines)
+        )
+
+    def _load_run(self, folder: RunFolder) -> LoadedRun:
+        kept = self._kept.pop(folder.path, None)  # released before another is opened, unless still valid
+        stage = kept.run.options.evaluate.stage if kept else folder.load_options().evaluate.stage
+        stamp = (folder.checkpoint_digest(stage), *_file_stamps(folder.path))
+        if kept is None or kept.stamp != stamp:
+            from pipeline.run.device import release_memory
+            from pipeline.run.opened import Run
+
+            kept = None
+            while len(self._kept) >= self._keep:
+                self._kept.popitem(last=False)
+            release_memory()
+            self.opened += 1
+            kept = LoadedRun(Run(folder, folder.load_options(self._overrides, "neighbours")), stamp)
+        self._kept[folder.path] = kept
+        return kept
+
+
+def _load_lazy_parts(opened: LoadedRun) -> None:
+    """Load the parts that a first question would wait for."""
+    opened.run.likelihood  # noqa: B018
+    with suppress(ValueError, OSError):
+        opened.run.probe.index  # noqa: B018
+        opened.corpus_examples  # noqa: B018
+
+
+def _file_stamps(folder: Path) -> list[tuple[str, int, int]]:
+    """Return size and modification time of the files of an opened run besides checkpoints."""
+    paths = [folder / "config.yaml", folder / CORPUS, *sorted(folder.glob("index/**/[!.]*"))]
+    found = [(path, path.stat()) for path in paths if path.is_file()]
+    return [(str(path), status.st_size, status.st_mtime_ns) for path, status in found]

@@ -1,0 +1,260 @@
+import json
+import shutil
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from data.filesystem import write_json
+from pipeline.cli import main
+from pipeline.config import load_options
+from pipeline.console import markdown_text
+from pipeline.options import Options
+from pipeline.reporting import comparison
+from pipeline.reporting.comparison import Row, compare_runs, format_comparison, format_markdown
+from pipeline.reporting.rendering import Column
+from pipeline.reporting.report import write_report
+from pipeline.reporting.run_state import determine_state
+from pipeline.run.metrics import encode_record, read_metrics
+from pipeline.run.run_directory import RunFolder
+from pipeline.run.shards import shard_source
+from pipeline.score.evaluate import evaluate_run
+from pipeline.train import stages
+from pipeline.trees import get_option, set_option
+from tests.conftest import write_state
+
+
+def test_runs_are_compared_in_a_table_and_a_page(options: Options, capsys: pytest.CaptureFixture[str]) -> None:
+    options.model.decoder.grams.rows = 0  # in so small a model more than the phases' other FLOPs
+    options.evaluate.baselines = False
+    other = replace(options, name="end <to> end")
+    stages.pretrain(options)
+    stages.finetune(options)
+    stages.train(other)
+    for each in (options, other):
+        evaluate_run(each)
+    capsys.readouterr()
+    arguments = ["compare", "tiny", f"{options.runs_dir}/end <to> end", "--runs-dir", options.runs_dir, "--json"]
+    assert main(arguments) == 0
+    found = json.loads(capsys.readouterr().out.splitlines()[-1])
+    rows = {row["run"].rpartition("/")[2]: row for row in found["rows"]}
+    two, end = rows["tiny"], rows["end <to> end"]
+    assert two["phases"] == ["pretrain", "finetune"] and end["phases"] == ["train"]
+    assert (two["steps"], end["steps"]) == (10, 4) and two["flops"] > end["flops"] > 0
+    bits = [row["evaluation"] for row in found["rows"]]
+    assert bits == sorted(bits) and two["corpus"] == end["corpus"]
+    assert two["likelihood"] == "mixture" and two["decoder"] > 0 and 0 < two["unknown"] < 1  # phase two of the preset
+    assert end["likelihood"] == end["decoder"] == end["unknown"] is None
+    page = Path(found["page"]).read_text()
+    assert f"{two['decoder']:.4f}" in page and f"{two['unknown']:.2%}" in page
+    assert "needs the fewest bits" not in page and "end &lt;to&gt; end" in page and "<to>" not in page
+    assert found["verdict"] is None and "budgets differ by more than a tenth" in found["refused"]
+    assert Path(found["picture"]).read_bytes().startswith(b"\x89PNG")
+    state = next((Path(options.runs_dir) / "tiny" / "finetune" / "checkpoints").glob("*4/state.json"))
+    write_state(state, json.loads(state.read_text()) | {"step": 7})  # stopped between two lines of metrics
+    path = Path(options.runs_dir) / "tiny" / "evaluation.json"
+    content = json.loads(path.read_text())
+    write_json(path, content | {"likelihood": "decoder", "parts": None})
+    assert main(arguments) == 0
+    steps = {row["run"].rpartition("/")[2]: row["steps"] for row in json.loads(capsys.readouterr().out)["rows"]}
+    assert steps["tiny"] == 13
+    assert main(["compare", "tiny", f"runs_dir={options.runs_dir}"]) == 0
+    assert "finetune, decoder alone" in capsys.readouterr().out
+    assert main(arguments[:-1]) == 0
+    shown = capsys.readouterr().out
+    assert (
+        "(test, finetune, decoder alone, of an earlier checkpoint)" in shown
+        and "tiny: evaluated by the decoder alone" in shown
+    )
+
+
+def test_what_cannot_be_compared_is_said(options: Options, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["compare", "nobody", "--runs-dir", options.runs_dir]) == 1
+    assert "no run 'nobody'" in capsys.readouterr().err
+    stages.RunFolder.create(options)
+    assert main(["compare", "tiny", "--runs-dir", options.runs_dir]) == 1
+    assert "was not trained yet" in capsys.readouterr().err
+    assert main(["compare", "tiny", "seed=3", f"runs_dir={options.runs_dir}"]) == 2
+    assert "seed=3: runs are compared as they are" in capsys.readouterr().err
+
+
+def test_runs_with_other_chunkers_are_compared_on_the_same_bytes(options: Options) -> None:
+    """Patches beside words; not where one was evaluated by an earlier version, nor on another split."""
+    options.evaluate.baselines = False
+    patches = replace(options, name="patches", chunker=replace(options.chunker, kind="fixed", k=4))
+    patches.train = replace(options.train, steps=6)  # of smaller steps: about as many FLOPs
+    shard_source(patches)
+    for each in (options, patches):
+        stages.train(each)
+        evaluate_run(each)
+    output = Path(options.runs_dir) / "compared"
+
+    def remark() -> str:
+        return format_comparison(compare_runs(["tiny", "patches"], options.runs_dir, output)).splitlines()[-1]
+
+    rows = compare_runs(["tiny", "patches"], options.runs_dir, output).rows
+    assert rows[0].corpus != rows[1].corpus and rows[0].text == rows[1].text
+    assert "needs the fewest bits" in remark() and remark().endswith("so validations do not compare.")
+    patches.evaluate = replace(patches.evaluate, split="valid")
+    evaluate_run(patches)
+    assert "not evaluated on the same bytes: their bits do not compare" in remark()
+    for run in ("tiny", "patches"):
+        path = Path(options.runs_dir) / run / "evaluation.json"
+        write_json(path, json.loads(path.read_text()) | {"text": None})
+    assert "not evaluated on the same bytes: their bits do not compare" in remark()
+
+
+def test_a_phase_one_of_another_run_counts_as_the_model_s_own(
+    options: Options, caplog: pytest.LogCaptureFixture
+) -> None:
+    stages.pretrain(options)
+    stages.finetune(options)
+    other = replace(options, name="other", finetune=replace(options.finetune, start_from="tiny"))
+    other.pretrain = replace(options.pretrain, steps=1)
+    stages.pretrain(other)  # which its phase two knows nothing of
+    stages.finetune(other)
+    output = Path(options.runs_dir) / "compared"
+    options.evaluate.baselines = False
+    evaluate_run(options)
+    rows = {row.run: row for row in compare_runs(["tiny", "other"], options.runs_dir, output).rows}
+    assert rows["other"].phases == ["pretrain of tiny", "finetune"] and rows["other"].steps == rows["tiny"].steps == 10
+    assert (
+        "not evaluated yet (`haed evaluate`); till then compare the validation"
+        in (output / "comparison.html").read_text()
+    )
+    assert "pretrain of tiny 6 steps" in write_report(other).read_text()
+    shutil.rmtree(Path(options.runs_dir) / "tiny")
+    (row,) = compare_runs(["other"], options.runs_dir, output).rows
+    assert (row.phases, row.steps) == (["finetune"], 4)
+    assert "other began with the phase one of tiny, which is not there and not counted" in caplog.text
+
+
+@pytest.fixture
+def two(options: Options) -> tuple[Options, Options]:
+    """Two runs of one model, end to end, of equal steps; the second has another seed."""
+    options.evaluate.baselines, options.validation.times = False, 0
+    other = replace(options, name="other", seed=1)
+    for each in (options, other):
+        stages.train(each)
+        evaluate_run(each)
+    return options, other
+
+
+def compared(options: Options, capsys: pytest.CaptureFixture[str]) -> tuple[dict[str, Any], str, str]:
+    """A comparison for programs, for people, and its page."""
+    words = ["compare", "tiny", "other", f"runs_dir={options.runs_dir}"]
+    capsys.readouterr()
+    assert main([*words, "--json"]) == 0
+    found = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert main(words) == 0
+    return found, capsys.readouterr().out, Path(found["page"]).read_text()
+
+
+def test_no_run_wins_at_another_budget(two: tuple[Options, Options], capsys: pytest.CaptureFixture[str]) -> None:
+    """What differs is told, in data, budgets and options."""
+    found, text, page = compared(two[0], capsys)
+    assert found["refused"] is None and found["verdict"].startswith("At equal steps (within a tenth) ")
+    assert "needs the fewest bits" in text and "needs the fewest bits" in page
+    differing = {each["what"]: each["values"] for each in found["differing"]}
+    assert differing["seed"] == {"tiny": 0, "other": 1} and not {"data", "steps"} & set(differing)
+    spent = differing.get("model FLOPs", {"tiny": 1.0, "other": 1.0})  # of batches that are as long as their texts
+    assert min(spent.values()) > 0.9 * max(spent.values())
+    assert "seed: 0 (tiny); 1 (other)" in text or "seed: 1 (other); 0 (tiny)" in text
+    stages.train(replace(two[1], train=replace(two[1].train, steps=5)))
+    evaluate_run(two[1])
+    found, text, page = compared(two[0], capsys)
+    for shown in (text, page):
+        assert "needs the fewest bits" not in shown
+        assert "No verdict: budgets differ by more than a tenth, 4 steps of tiny against 5 of other" in shown
+    assert found["verdict"] is None and found["refused"].endswith("higher train.steps=, and evaluate them again.")
+    differing = {each["what"]: each["values"] for each in found["differing"]}
+    assert differing["steps"] == differing["train.steps"] == {"tiny": 4, "other": 5}
+    assert differing["model FLOPs"]["other"] > differing["model FLOPs"]["tiny"]
+    summary = format_markdown(compare_runs(["tiny", "other"], two[0].runs_dir, Path(two[0].runs_dir) / "comparison"))
+    assert "No verdict" in summary and "- steps: " in summary
+
+
+def test_no_run_wins_by_nothing(options: Options) -> None:
+    options.evaluate.baselines, options.validation.times = False, 0
+    stages.train(options)
+    evaluate_run(options)
+    runs = Path(options.runs_dir)
+    shutil.copytree(runs / "tiny", runs / "copy")
+    found = compare_runs(["tiny", "copy", "./tiny"], options.runs_dir, runs / "comparison")
+    assert found.verdict is not None and "fewest" not in found.verdict_summary
+    assert found.verdict.endswith("need the same bits, to four places.")
+
+
+@pytest.mark.parametrize(
+    ("changed", "spent", "expected"),
+    [
+        ("train.seconds", {"steps": 5, "seconds": 1000}, "steps"),  # the same work: a busy machine learns no more
+        ("model.main.layers", {"steps": 100, "seconds": 905}, "seconds"),
+        ("model.main.layers", {"seconds": 890}, "seconds"),
+    ],
+)
+def test_by_what_runs_are_compared(changed: str, spent: dict[str, int], expected: str) -> None:
+    """By steps, if these do the same work, else by what limited them all."""
+    one, other = (load_options("quickstart", ["train.seconds=1000"]) for _ in range(2))
+    rows = [
+        Row(name, ["train"], None, 10, 1000, 1e9, None, None, None, None, None, None, None, None, None, "c", "t")
+        for name in ("one", "other")
+    ]
+    rows[1] = replace(rows[1], **spent)
+    set_option(other, changed, get_option(other, changed) + 1)
+    options = {"one": one, "other": other}
+    by = comparison.choose_budget(rows, options, comparison.find_differences(rows, options))
+    assert by == expected
+    least = min(getattr(row, by) for row in rows)
+    assert (comparison.explain_unequal_budgets(rows, by) is None) == (
+        least >= 0.9 * max(getattr(row, by) for row in rows)
+    )
+
+
+def test_no_run_wins_by_the_bits_of_an_earlier_checkpoint(
+    two: tuple[Options, Options], capsys: pytest.CaptureFixture[str]
+) -> None:
+    for each in two:
+        stages.train(replace(each, train=replace(each.train, steps=5)))
+    evaluate_run(two[0])
+    found, text, page = compared(two[0], capsys)
+    assert {row["run"]: row["stale"] for row in found["rows"]} == {"tiny": False, "other": True}
+    assert found["verdict"] is None
+    for shown in (text, page):
+        assert "(test, train, of an earlier checkpoint)" in shown
+        assert "other: trained on since it was evaluated; run `haed evaluate` again to compare." in shown
+    evaluate_run(two[1])  # the advice is taken
+    assert compared(two[0], capsys)[0]["verdict"]
+
+
+def test_a_run_that_was_killed_counts_as_far_as_its_checkpoint(two: tuple[Options, Options]) -> None:
+    """Its metrics go on; the same command begins at the checkpoint."""
+    path = Path(two[0].runs_dir) / "tiny" / "train" / "metrics.jsonl"
+
+    def row() -> Row:
+        return {
+            row.run: row for row in compare_runs(["tiny", "other"], two[0].runs_dir, path.parent / "compared").rows
+        }["tiny"]
+
+    before = row()
+    last = read_metrics(path)[-1]
+    later = {**last, "step": 7, "seconds": last["seconds"] + 9, "flops": 9e15}
+    path.write_bytes(path.read_bytes() + encode_record(later))
+    assert row() == before and before.steps == 4
+    assert determine_state(RunFolder.from_options(two[0])).step == 4
+    with RunFolder.from_options(two[0]).lock():
+        assert determine_state(RunFolder.from_options(two[0])).step == 7
+
+
+def test_a_column_is_one_line_of_the_list(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is in the page, in the terminal and in Markdown, as CONTRIBUTING.md says."""
+    column = Column("steps a second", lambda row: row.steps / row.seconds if row.seconds else None, "{:.1f}/s")
+    monkeypatch.setattr(comparison, "COLUMNS", (*comparison.COLUMNS, column))
+    found = compare_runs([run.name], str(run.parent), run.parent / "compared")
+    expected = column.format_cell(found.rows[0])
+    assert expected.endswith("/s")
+    assert f'<td class="number">{expected}' in Path(found.page).read_text()
+    for text, cell in ((format_comparison(found), expected), (format_markdown(found), markdown_text(expected))):
+        assert "steps a second" in text and cell in text
+    assert column.format_cell(replace(found.rows[0], seconds=0.0)) == "–"

@@ -1,0 +1,95 @@
+"""The report and the page of a run: what they show, and that names in them are texts."""
+
+import html
+import json
+from pathlib import Path
+
+from markdown_it import MarkdownIt
+
+from data.filesystem import write_json
+from pipeline.cli import main
+from pipeline.console import markdown_text
+from pipeline.options import Options
+from pipeline.reporting.comparison import compare_runs
+from pipeline.reporting.comparison import format_markdown as compared
+from pipeline.reporting.report import load_run_report, summarise_configuration, summarize_report, write_report
+from pipeline.run.files import MIXTURE_COLUMNS
+from pipeline.run.run_directory import RunFolder
+from pipeline.score.evaluate import evaluate_run
+
+
+def test_the_parts_of_a_mixture_are_shown(mixed: Options) -> None:
+    found = evaluate_run(mixed)
+    assert found.breakdown is not None and len(found.breakdown.mixture_rows()) > 3
+    rows = [MIXTURE_COLUMNS, *found.breakdown.mixture_rows()]
+    page = html.unescape(write_report(mixed).read_text())
+    assert found.whose in page and all(cell in page for row in rows for cell in row)
+    summary = summarize_report(mixed)
+    assert markdown_text(found.whose) in summary and all(markdown_text(cell) in summary for row in rows for cell in row)
+
+
+def test_the_model_stands_among_its_baselines(run: Path) -> None:
+    evaluation = json.loads((run / "evaluation.json").read_text())
+    bits = evaluation["bits_per_char"]
+    baselines = [
+        {"name": name, "bits": 1.0, "bits_per_byte": 1.0, "bits_per_char": value}
+        for name, value in (("worse", bits + 1), ("better", bits - 0.1))
+    ]
+    write_json(run / "evaluation.json", evaluation | {"baselines": baselines, "not_beaten": ["better"]})
+    ranking = load_run_report(RunFolder(run)).ranking
+    assert [(each.name, each.verdict) for each in ranking] == [
+        ("better", "not beaten"),
+        ("run", ""),
+        ("worse", "beaten"),
+    ]
+    options = RunFolder(run).load_options()
+    page, summary = write_report(options).read_text(), summarize_report(options)
+    assert page.index(">better<") < page.index(f">{bits:.4f}") < page.index(">worse<")
+    assert "| better |" in summary and "haed explore" in summary
+
+
+def test_a_report_refuses_what_a_page_warns_of(run: Path) -> None:
+    (run / "samples.json").write_text("{}")
+    report = load_run_report(RunFolder(run))
+    assert not report.samples and report.evaluation and any("samples.json" in each for each in report.warnings)
+    assert main(["report", str(run)]) == 1 and not (run / "report.html").exists()
+
+
+def test_a_run_of_any_name_has_a_report_that_shows_it_as_text(run: Path) -> None:
+    name = "_x_ <img src=x onerror=alert(1)>|[a](javascript:b) `c` ``d $\\frac{1}$ **e** ]('\"&amp; report"
+    place = run.rename(run.with_name(name))
+    assert main(["sample", str(place)]) == 0
+    assert main(["report", str(place)]) == 0
+    for text in (summarize_report(RunFolder(place).load_options()), markdown_of(place)):
+        tokens = MarkdownIt("commonmark").enable(["table", "strikethrough"]).parse(text)
+        every = [token for line in tokens for token in [line, *(line.children or [])]]
+        kinds = {token.type for token in every}
+        assert not {"html_block", "html_inline", "link_open", "em_open", "s_open"} & kinds
+        assert name in [
+            "".join(token.content for token in line.children or []) for line in tokens if line.type == "inline"
+        ]
+    page = (place / "report.html").read_text()
+    assert "<img src=x" not in page and "alert(1)&gt;" in page
+
+
+def test_checkpoints_have_the_scores_of_their_steps(run: Path) -> None:
+    found = load_run_report(RunFolder(run)).checkpoints
+    assert [(each.phase, each.step) for each in found][-2:] == [("finetune", 2), ("finetune", 4)]
+    assert [each.notes for each in found if "in use" in each.notes] == [["best", "latest", "in use"]]
+    records = [json.loads(line) for line in (run / "finetune" / "metrics.jsonl").read_text().splitlines()]
+    score = next(r["validation/bits_per_token"] for r in records if r["step"] == 4 and "validation/bits_per_token" in r)
+    assert found[-1].score == score and found[-1].unit == "bits per token"
+    (run / "finetune" / "checkpoints" / "step-00000002" / "state.json").write_text("{")
+    assert load_run_report(RunFolder(run)).checkpoints[-2].digest is None
+
+
+def test_what_a_run_changes_of_its_preset(run: Path) -> None:
+    found = summarise_configuration(RunFolder(run))
+    assert found is not None and found.preset == "quickstart"
+    changed = {each.key: (each.was, each.now) for each in found.changed}
+    assert changed["finetune.steps"] == (None, 4) and "name" not in changed and "seed" not in changed
+
+
+def markdown_of(place: Path) -> str:
+    """The table of a comparison."""
+    return compared(compare_runs([place.name], str(place.parent), place.parent / "compared"))

@@ -1,0 +1,46 @@
+"""The state of a run, from its folder alone."""
+
+import json
+from pathlib import Path
+
+from pipeline.reporting.run_state import determine_state
+from pipeline.run.run_directory import RunFolder
+from tests.conftest import write_state
+
+
+def change(run: Path, old: str, new: str) -> None:
+    path = run / "config.yaml"
+    path.write_text(path.read_text().replace(old, new))
+
+
+def test_how_far_a_run_is(run: Path) -> None:
+    folder = RunFolder(run)
+    assert (determine_state(folder).word, determine_state(folder).running) == ("finished", False)
+    with folder.lock():
+        found = determine_state(folder)
+        assert (found.word, found.running) == ("training", True) and "process" in str(found.holder)
+    change(run, "  steps: 4\n", "  steps: 8\n")
+    found = determine_state(folder)
+    assert (found.word, found.phase, found.step, found.share) == ("stopped", "finetune", 4, 0.5) and found.left
+    latest = run / "finetune" / "checkpoints" / "step-00000004" / "state.json"
+    saved = latest.read_text()
+    write_state(latest, json.loads(saved) | {"step": 6})  # as if it was stopped between two lines of metrics
+    assert (determine_state(folder).step, determine_state(folder).share) == (6, 0.75)
+    latest.write_text(saved)
+    change(run, "  patience: 0", "  patience: 1")
+    write_state(latest, json.loads(latest.read_text()) | {"stale": 1})
+    assert determine_state(folder).word == "finished"
+    for name in ("finetune", "pretrain"):
+        (run / name / "metrics.jsonl").unlink()
+    assert determine_state(folder).word == "not trained"
+
+
+def test_looking_at_a_lock_takes_it_from_nobody(run: Path) -> None:
+    folder = RunFolder(run)
+    assert folder.lock_holder() is None
+    with folder.lock():
+        assert folder.lock_holder() and folder.lock_holder()
+    with folder.lock():
+        pass
+    (run / "lock").unlink()
+    assert folder.lock_holder() is None

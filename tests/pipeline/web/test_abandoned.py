@@ -1,0 +1,222 @@
+"""Questions that nobody waits for any more: real clients of a real server that ask and leave, and servers that end."""
+
+import asyncio
+import inspect
+import json
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import uvicorn
+
+from pipeline.run.run_directory import RunFolder
+from pipeline.signals import AbandonedError, abandon_when
+from pipeline.web.app import make_application
+from pipeline.web.explore import PageServer
+from pipeline.web.host_check import LOOPBACK, AllowedHosts, HostCheckMiddleware
+from pipeline.web.model_cache import MOST_WAITING, ModelCache
+from pipeline.web.runs import ServedRuns
+
+SHORT = "/runs/run/samples?prompt=a&chunks=1&format=json"
+SECONDS = 240  # of a machine that is busy with others
+LONG = "/runs/run/samples?prompt=a&samples=4&chunks=500&format=json"
+
+
+class Serving:
+    """The pages of a run behind a socket, in a thread; `hold` keeps the thread of questions busy until `release`."""
+
+    def __init__(self, run: Path) -> None:
+        self.folder, self.warm, self.held = (
+            RunFolder(run),
+            ModelCache(overrides=("threads=1", "device=cpu")),
+            threading.Event(),
+        )
+        self.pages, self.ended = (
+            HostCheckMiddleware(make_application(ServedRuns(run, single=True), self.warm), AllowedHosts(LOOPBACK)),
+            0,
+        )
+        self.listening = socket.create_server(("127.0.0.1", 0))
+        self.port = self.listening.getsockname()[1]
+        self.server = PageServer(
+            uvicorn.Config(self._counted, interface="asgi3", lifespan="off", log_level="error"), self.warm
+        )
+        self.thread = threading.Thread(target=lambda: asyncio.run(self._serve()), daemon=True)
+        self.thread.start()
+        wait_for(lambda: self.server.started)
+
+    async def _counted(self, scope: Any, receive: Any, send: Any) -> None:
+        try:
+            await self.pages(scope, receive, send)
+        finally:
+            self.ended += 1
+
+    async def _serve(self) -> None:
+        self.loop = asyncio.get_running_loop()
+        await self.server.serve([self.listening])
+
+    def hold(self) -> None:
+        """Asks a question that is answered when it is released; returns once it is being answered."""
+        began = threading.Event()
+
+        def wait(_: Any) -> None:
+            began.set()
+            self.held.wait(SECONDS)
+
+        asyncio.run_coroutine_threadsafe(self.warm.ask_run(self.folder, wait), self.loop)
+        assert began.wait(SECONDS)
+
+    def send(self, address: str) -> socket.socket:
+        """A client that has asked."""
+        client = socket.create_connection(("127.0.0.1", self.port))
+        client.sendall(f"GET {address} HTTP/1.1\r\nHost: 127.0.0.1:{self.port}\r\n\r\n".encode())
+        return client
+
+    def ask(self, address: str) -> tuple[int, Any]:
+        """Status and answer."""
+        try:
+            with urllib.request.urlopen(f"http://127.0.0.1:{self.port}{address}", timeout=300) as answer:
+                return answer.status, json.load(answer)
+        except urllib.error.HTTPError as error:
+            return error.code, json.load(error)
+
+    def close(self) -> None:
+        self.held.set()
+        self.server.should_exit = True
+        ended(self.thread)
+
+
+def wait_for(found: Callable[[], Any]) -> None:
+    """Waits until something is so.
+
+    Raises:
+        TimeoutError: it has not become so in `SECONDS`.
+    """
+    end = time.monotonic() + SECONDS
+    while not found():
+        if time.monotonic() > end:
+            raise TimeoutError(f"not so after {SECONDS} seconds: {inspect.getsource(found).strip()}")
+        time.sleep(0.01)
+
+
+def ended(thread: threading.Thread) -> None:
+    """Waits for the end of a thread.
+
+    Raises:
+        TimeoutError: it goes on for `SECONDS`.
+    """
+    thread.join(SECONDS)
+    if thread.is_alive():
+        raise TimeoutError(f"{thread.name} has not ended after {SECONDS} seconds")
+
+
+@pytest.fixture
+def serving(run: Path) -> Iterator[Serving]:
+    made = Serving(run)
+    yield made
+    made.close()
+
+
+def test_of_forty_clients_that_ask_and_leave_no_question_is_answered(serving: Serving) -> None:
+    serving.hold()
+    for _ in range(40):
+        serving.send(LONG).close()
+    wait_for(lambda: serving.ended == 40)
+    assert serving.warm.waiting == 1  # the held one
+    answers: list[Any] = []
+    last = threading.Thread(target=lambda: answers.append(serving.ask(SHORT)), daemon=True)
+    last.start()
+    wait_for(lambda: serving.warm.waiting == 2)
+    serving.held.set()
+    ended(last)
+    assert answers[0][0] == 200 and answers[0][1]["value"]["samples"]
+    assert serving.warm.begun == 2  # the held one and the last
+
+
+def test_a_question_that_is_being_answered_stops_when_its_client_leaves(serving: Serving) -> None:
+    client = serving.send(LONG)
+    wait_for(lambda: serving.warm.begun == 1)
+    client.close()
+    wait_for(lambda: not serving.warm.waiting)
+    assert serving.ask(SHORT)[0] == 200 and serving.warm.begun == 2
+
+
+def test_loops_that_take_long_look_whether_they_are_still_asked_for(run: Path) -> None:
+    from pipeline import open_run
+
+    opened, looks = open_run(run), iter([False] * 5 + [True] * 9)
+    with abandon_when(lambda: next(looks)), pytest.raises(AbandonedError):
+        opened.sample("a", 1)
+        opened.sample("a", 1)
+    with abandon_when(lambda: True), pytest.raises(AbandonedError):
+        opened.score("def f(x):")
+    assert opened.sample("a", 1)  # nobody has to ask
+
+
+def test_questions_that_wait_are_told_that_the_server_ends(serving: Serving) -> None:
+    serving.hold()
+    answers: list[Any] = []
+    asked = [threading.Thread(target=lambda: answers.append(serving.ask(LONG)), daemon=True) for _ in range(5)]
+    for each in asked:
+        each.start()
+    wait_for(lambda: serving.warm.waiting == 6)
+    assert not serving.warm.close(0.05)  # the held one goes on
+    serving.server.should_exit = True
+    ended(serving.thread)  # though the held one still is
+    for each in asked:
+        ended(each)
+    assert [status for status, _ in answers] == [503] * 5 and "the server ends" in answers[0][1]["error"]
+    assert serving.warm.begun == 1
+    serving.held.set()
+    assert serving.warm.close(300)
+
+
+def test_too_many_questions_are_refused_until_some_leave(serving: Serving) -> None:
+    serving.hold()
+    clients = [serving.send(SHORT) for _ in range(MOST_WAITING - 1)]
+    wait_for(lambda: serving.warm.waiting == MOST_WAITING)
+    assert serving.ask(SHORT)[0] == 503
+    for client in clients:
+        client.close()
+    wait_for(lambda: serving.warm.waiting == 1)
+
+
+def test_a_question_right_after_many_were_abandoned_has_a_place(serving: Serving) -> None:
+    serving.hold()
+    clients = [serving.send(SHORT) for _ in range(MOST_WAITING - 1)]
+    wait_for(lambda: serving.warm.waiting == MOST_WAITING)
+    for client in clients:
+        client.close()
+    answers: list[Any] = []
+    asking = threading.Thread(target=lambda: answers.append(serving.ask(SHORT)), daemon=True)
+    asking.start()  # before the server has seen that they are gone
+    wait_for(lambda: answers or serving.warm.waiting == 2)
+    assert not answers
+    serving.held.set()
+    ended(asking)
+    assert answers[0][0] == 200
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_ends_explore_while_questions_are_answered_and_wait(run: Path, number: int) -> None:
+    command = [sys.executable, "-m", "pipeline", "explore", str(run), "threads=1", "--port", "0"]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    address = process.stdout.readline().split()[0]
+    port = int(address.rstrip("/").rpartition(":")[2])
+    clients = [socket.create_connection(("127.0.0.1", port)) for _ in range(10)]
+    for client in clients:
+        client.sendall(f"GET {LONG} HTTP/1.1\r\nHost: 127.0.0.1:{port}\r\n\r\n".encode())
+    process.send_signal(number)
+    said, _ = process.communicate(timeout=240)
+    assert process.returncode == 128 + number and not said
+    for client in clients:
+        client.close()

@@ -1,0 +1,272 @@
+"""The pages by their addresses: what they show, what they refuse, and what they never tell apart from text."""
+
+import asyncio
+import json
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+from urllib.parse import unquote
+
+import pytest
+from starlette.testclient import TestClient
+
+from data.filesystem import write_json
+from pipeline.cli import main
+from pipeline.run.checkpoints import Checkpoints
+from pipeline.run.metrics import encode_record
+from pipeline.run.run_directory import RunFolder
+from pipeline.web.app import make_application
+from pipeline.web.host_check import LOOPBACK, AllowedHosts, HostCheckMiddleware
+from pipeline.web.model_cache import MOST_WAITING, ModelCache
+from pipeline.web.runs import ServedRuns
+
+HOSTILE = "<script>alert(1)</script>'\"&\x1b[2J"
+
+
+class Site:
+    """Pages of the runs beside a run, and somebody who asks for them."""
+
+    def __init__(self, place: Path) -> None:
+        self.warm = ModelCache(keep=2, overrides=("threads=1", "device=cpu"))
+        self.guarded = HostCheckMiddleware(make_application(ServedRuns(place), self.warm), AllowedHosts(LOOPBACK))
+        self.client = TestClient(self.guarded, "http://127.0.0.1:7300", follow_redirects=False)
+
+    def get(self, address: str, status: int = 200, **headers: str) -> Any:
+        """The answer to a request, which has this status."""
+        found = self.client.get(address, headers=headers)
+        assert found.status_code == status, found.text
+        return found
+
+    def verbatim(self, path: str) -> tuple[int, bytes]:
+        """The answer to a path that no client tidies up first: what a server makes of it."""
+        sent: list[Any] = []
+
+        async def receive() -> Any:
+            return {"type": "http.request"}
+
+        async def send(message: Any) -> None:
+            sent.append(message)
+
+        headers = [(b"host", b"127.0.0.1:7300")]
+        scope = {"type": "http", "method": "GET", "path": unquote(path), "raw_path": path.encode(), "headers": headers}
+        asyncio.run(self.guarded(scope | {"query_string": b"", "scheme": "http"}, receive, send))
+        return sent[0]["status"], b"".join(message.get("body", b"") for message in sent)
+
+    def ask(self, question: str, status: int = 200) -> Any:
+        """The answer to a question to the run, for programs."""
+        return self.get(f"/runs/run/{question}{'&' if '?' in question else '?'}format=json", status).json()
+
+
+@pytest.fixture
+def site(run: Path) -> Iterator[Site]:
+    yield Site(run.parent)
+
+
+def test_a_run_has_its_page_its_downloads_and_its_place_in_the_list(site: Site, run: Path) -> None:
+    assert main(["report", str(run)]) == 0
+    listed = site.get("/runs/").text
+    assert 'href="/runs/run/"' in listed and "finished" in listed and "bits/char" in listed
+    (row,) = site.get("/runs/?format=json").json()
+    assert (row["run"], row["word"], row["phase"], row["step"], row["share"]) == ("run", "finished", "finetune", 4, 1.0)
+
+    page = site.get("/runs/run/").text
+    digest = RunFolder(run).checkpoint_digest()
+    for expected in (
+        digest,
+        "nearest preset is <code>quickstart</code>",
+        "finetune.steps",
+        "<svg",
+        "in use",
+        "neighbours",
+    ):
+        assert expected in page
+    for name, start in (
+        ("report.html", "<!doctype html>"),
+        ("config.yaml", "# Every option"),
+        ("evaluation.json", "{"),
+    ):
+        found = site.get(f"/runs/run/files/{name}")
+        assert found.text.startswith(start) and "sandbox" in found.headers["content-security-policy"]
+    table = site.get("/runs/run/files/finetune/metrics.csv").text.splitlines()
+    assert table[0].startswith("step,") and table[1].startswith("1,")
+    assert site.get("/runs/run", 307).headers["location"].endswith("/runs/run/")
+
+
+def test_answers_say_whose_they_are_and_the_second_opens_nothing(site: Site, run: Path) -> None:
+    present = RunFolder(run).select_checkpoint()
+    first = site.ask("neighbours?query=def␣&query=return&count=3")
+    assert first["opening"] > 0
+    assert [first[name] for name in ("run", "phase", "step", "checkpoint")] == ["run", "finetune", 4, present.digest]
+    asked = first["value"]["asked"]
+    assert [item["query"] for item in asked] == ["def ", "return"] and all(
+        len(item["neighbours"]) == 3 for item in asked
+    )
+    near = asked[0]["neighbours"][0]
+    assert near["count"] > 0 and near["examples"] and near["text"].encode().hex() == near["hex"]
+    for question in (
+        "neighbours?hex=72657475726e",
+        "next?prompt=import+&count=5",
+        "samples?prompt=import+&chunks=3&samples=2",
+    ):
+        found = site.ask(question)
+        assert found["opening"] == 0 and found["checkpoint"] == present.digest
+    assert len(found["value"]["samples"]) == 2 and site.warm.opened == 1
+    text = site.get("/runs/run/neighbours?query=def%20").text
+    assert "finetune step 4" in text and present.digest in text and "def␣" in text
+
+
+def test_what_changes_is_opened_again_and_only_the_last_few_are_kept(site: Site, run: Path) -> None:
+    def ask() -> Any:
+        return site.ask("next?prompt=a&count=1")
+
+    before = ask()
+    checkpoints = Checkpoints(run / "finetune" / "checkpoints")
+    checkpoints.set_pointer("best", run / "finetune" / "checkpoints" / "step-00000002")
+    after = ask()
+    assert (before["step"], after["step"]) == (4, 2) and before["checkpoint"] != after["checkpoint"]
+    assert site.warm.opened == 2 and ask()["opening"] == 0
+    stale = site.ask("neighbours?query=a", 400)
+    assert "haed index" in stale["error"] and stale["error"].count("\n") == 0
+    (run / "index" / "meta.json").write_text("{}")
+    ask()
+    assert site.warm.opened == 3
+    for name in ("b", "c"):
+        shutil.copytree(run, run.with_name(name))
+        site.get(f"/runs/{name}/next?prompt=a")
+    site.get("/runs/b/next?prompt=a")
+    assert site.warm.opened == 5
+    ask()
+    assert site.warm.opened == 6
+
+
+def test_a_query_of_several_chunks_and_passages_say_what_was_asked(site: Site, run: Path) -> None:
+    assert "--space contexts" in site.ask("passages?prompt=import+", 409)["error"]
+    found = site.ask("neighbours?query=for+i+in+range(n)")
+    assert "17 bytes" in found["warnings"][0] and "for " in found["value"]["asked"][0]["pieces"]
+    assert "17 bytes" in site.get("/runs/run/neighbours?query=for+i+in+range(n)").text
+    assert site.ask("neighbours?query=for␣")["warnings"] == []
+
+    assert main(["index", str(run), "--space", "contexts", "threads=1"]) == 0
+    places = site.ask("passages?prompt=import+&count=3")["value"]["neighbours"]
+    assert len(places) == 3 and places[0]["name"].endswith(".py")
+    assert places[0]["name"] in site.get("/runs/run/passages?prompt=import+").text
+
+
+def test_too_many_questions_are_told_to_come_again(site: Site) -> None:
+    site.warm.waiting = MOST_WAITING
+    assert "wait already" in site.ask("next?prompt=a", 503)["error"]
+
+
+ELSEWHERE = [
+    "/runs/../",
+    "/runs/%2e%2e/",
+    "/runs/..%2frun/",
+    "/runs/.pages/app.py",
+    "/runs/.pages/..%2fapp.py",
+    "/runs/%2fetc/",
+    "/runs/elsewhere/",
+    "/runs/.hidden/",
+    "/runs/run/files/",
+    "/runs/run/files/lock",
+    "/runs/run/files/../run/config.yaml",
+    "/runs/run/files/..%2f..%2fsecret",
+    "/runs/run/files//etc/passwd",
+    "/runs/run/files/finetune/checkpoints/latest",
+    "/runs/run/files/finetune/../config.yaml",
+    "/runs/run/files/report.md",
+    "/runs/run/files/analysis/leads-out.json",
+    "/runs/run/files/secret/metrics.csv",
+    "/runs/run/%00",
+    "/runs/missing/neighbours?query=a",
+]
+
+
+def test_nothing_else_is_served(site: Site, run: Path, whole: Path) -> None:
+    secret = run.parent.parent / "secret"
+    secret.write_text("SECRET")
+    (run.parent / "elsewhere").symlink_to(whole / "runs" / "run")
+    shutil.copytree(run, run.parent / ".hidden")
+    (run / "report.md").symlink_to(secret)
+    (run / "analysis").mkdir()
+    (run / "analysis" / "leads-out.json").symlink_to(secret)
+    for path in ELSEWHERE:
+        status, content = site.verbatim(path)
+        assert status == 404 and b"SECRET" not in content, path
+    assert "elsewhere" in site.get("/runs/").text and 'href="/runs/elsewhere/"' not in site.get("/runs/").text
+
+
+def test_what_lies_in_analysis_is_served_apart_from_our_pages(site: Site, run: Path) -> None:
+    (run / "analysis").mkdir()
+    (run / "analysis" / "map.html").write_text("<script>1</script>")
+    assert 'href="/runs/run/files/analysis/map.html"' in site.get("/runs/run/").text
+    assert "map.html#def%E2%90%A3" in site.get("/runs/run/neighbours?query=def%20").text
+    policy = site.get("/runs/run/files/analysis/map.html").headers["content-security-policy"]
+    assert "sandbox allow-scripts;" in policy and "allow-same-origin" not in policy
+
+
+def test_texts_of_strangers_stay_texts(site: Site, run: Path) -> None:
+    folder = run.with_name(HOSTILE.replace("/", "|").replace("\x1b", ""))
+    run.rename(folder)
+    evaluation = json.loads((folder / "evaluation.json").read_text())
+    evaluation |= {"split": HOSTILE, "stage": HOSTILE}
+    write_json(folder / "evaluation.json", evaluation)
+    (sample, *_) = json.loads((folder / "samples.json").read_text())
+    write_json(folder / "samples.json", [sample | {"prompt": HOSTILE, "text": HOSTILE}])
+    write_json(folder / "environment.json", {HOSTILE: HOSTILE})
+    records = [{"step": 1, "seconds": 1, "iem": value, HOSTILE: 1} for value in (float("nan"), None, 1.5)]
+    (folder / "pretrain" / "metrics.jsonl").write_bytes(b"".join(encode_record(record) for record in records))
+    (folder / "lock").write_text(HOSTILE)
+    (folder / "finetune" / "checkpoints" / f"step-{HOSTILE.replace('/', '|')}").mkdir()
+    where = site.get("/runs/").text.split('href="/runs/%3C')[1].split('"')[0]
+    place = f"/runs/%3C{where}"
+    for path in ("/runs/", place, *(f"{place}{page}" for page in ("live", "neighbours", "next", "samples"))):
+        for question in ("", "?prompt=<script>alert(1)</script>&query=<script>&count=4&chunks=2"):
+            found = site.get(path + question)
+            shown = found.json()["html"] if path.endswith("live") else found.text
+            assert "<script>" not in shown and "\x1b" not in shown
+    table = site.get(f"{place}files/pretrain/metrics.csv").text
+    assert table.splitlines()[-1] == "1,1,1,1.5"
+
+
+@pytest.mark.parametrize(
+    ("question", "said"),
+    [
+        ("neighbours?hex=xyz", "hexadecimal"),
+        ("neighbours?query=a&count=0", "count=0"),
+        ("neighbours?query=a&count=many", "count=many"),
+        (f"neighbours?{'query=a&' * 17}", "query"),
+        (f"next?prompt={'a' * 4001}", "prompt"),
+        ("next?prompt=a&count=201", "count=201"),
+        ("samples?prompt=a&samples=17", "samples=17"),
+        ("samples?prompt=a&samples=16&chunks=500", "at most 2,000"),
+        ("samples?prompt=a&temperature=-1", "temperature=-1"),
+    ],
+)
+def test_questions_have_bounds(question: str, said: str, site: Site) -> None:
+    assert said in site.ask(question, 400)["error"]
+    assert 'role="alert"' in site.get(f"/runs/run/{question}", 400).text
+
+
+def test_whoever_asks_from_another_site_is_refused(site: Site) -> None:
+    site.get("/runs/", 403, Origin="https://evil.example")
+    site.get("/runs/", 403, Host="evil.example")
+    site.get("/runs/run/samples?prompt=a", 403, **{"Sec-Fetch-Site": "cross-site", "Sec-Fetch-Mode": "no-cors"})
+    found = site.get("/runs/", 200, **{"Sec-Fetch-Site": "cross-site", "Sec-Fetch-Mode": "navigate"})
+    policies = found.headers.get_list("content-security-policy")
+    assert any("default-src 'self'" in policy and "unsafe" not in policy for policy in policies)
+    assert "http" not in found.text.replace("http-equiv", "")  # no other host
+    assert site.client.post("/runs/run/samples?prompt=a").status_code == 405
+
+
+def test_a_damaged_run_is_a_line_and_the_others_are_shown(site: Site, run: Path) -> None:
+    shutil.copytree(run, run.with_name("whole"))
+    (run / "config.yaml").write_text("model: 3")
+    (run / "evaluation.json").write_text("{")
+    for path in ("/runs/", "/runs/run/", "/runs/whole/"):
+        site.get(path)
+    assert "evaluation.json is damaged" in site.get("/runs/run/").text
+    assert "model" in site.ask("next?prompt=a", 400)["error"]
+    shutil.rmtree(run.with_name("whole") / "finetune")
+    shutil.rmtree(run.with_name("whole") / "pretrain")
+    assert "has no checkpoint" in site.get("/runs/whole/next?prompt=a", 409).text
