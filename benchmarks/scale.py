@@ -20,11 +20,11 @@ from pathlib import Path
 sys.path[0] = str(Path(__file__).resolve().parent.parent)  # else `data` would be the script beside this one
 
 from benchmarks.scaling_estimate import measure_step
+from experiments.timing import lift_other_limits
 from pipeline.config import load_options
 from pipeline.run.metrics import read_metrics
 from pipeline.run.run_directory import RunFolder
 from pipeline.run.shards import shard_source
-from pipeline.train.timing import lift_other_limits
 
 SHORT, LONG = 20, 60
 

@@ -78,7 +78,7 @@ class Experiment:
         no_better: pairs of variants, the first of which is not ahead of the second in `by`, as a part of the claim.
         by: "bits", or metrics computed by `measures`.
         below: upper bounds of metrics, for each variant that has them, as a part of the claim.
-        equal: what the variants share equally; seconds are those of a clock, `pipeline.train.timing`.
+        equal: what the variants share equally; seconds are those of a clock, `experiments.timing`.
         measures: further measures of each run, by name; see `experiments.measures`.
         across: a metric of `measures` on the x-axis, with bits on the y-axis; None: curves are drawn.
         full: the variants at the paper's sizes, for `--budget paper`.

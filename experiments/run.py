@@ -1,6 +1,6 @@
 """Execution of the missing runs of an experiment, each with the ordinary commands in processes of its own.
 
-A run is limited in steps, by a clock that is measured first (`pipeline.train.timing`). So the machine may be shared, and
+A run is limited in steps, by a clock that is measured first (`experiments.timing`). So the machine may be shared, and
 a stopped run continues as it would have. The run's name has a digest of its configuration, so equal runs are not
 repeated. Further measures of the runs are taken after all of them, one at a time.
 """
@@ -32,6 +32,7 @@ from experiments.catalogue import Experiment, Plan, Variant
 from experiments.external_models import PACKAGES, train_endlessly
 from experiments.measures import PER_VARIANT, Measurement, measurement_path
 from experiments.results import Result, RunTotals, VariantRun, write_results
+from experiments.timing import lift_other_limits, measure_step_seconds, run_phase_steps
 from haed.base import TokenBatch
 from haed.registry import make_objective
 from pipeline.config import ConfigError, dump_options, load_options
@@ -47,7 +48,6 @@ from pipeline.show.compare import count_parameters
 from pipeline.show.page import text_table
 from pipeline.signals import Interrupt, die_with_parent
 from pipeline.train.profile import product_rate
-from pipeline.train.timing import lift_other_limits, measure_step_seconds, run_phase_steps
 from pipeline.train.trainer import TrainingInterrupted
 
 log = logging.getLogger(__name__)

@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from data.corpus import Corpus
-from experiments import catalogue, external_models
+from experiments import catalogue, external_models, timing
 from experiments.catalogue import BUDGETS, OURS, Budget, Experiment, Plan, Variant, load_experiment
 from experiments.external_models import PACKAGES, Package
 from experiments.results import Metric, Row, VariantRun, describe_plan, judge_claim, make_row
@@ -33,7 +33,6 @@ from pipeline.run.checkpoints import read_position
 from pipeline.run.device import setup_compute
 from pipeline.run.shards import open_shards, shard_source
 from pipeline.show.plots import PlottedModel, plot_experiment
-from pipeline.train import timing
 from pipeline.train.trainer import TrainingInterrupted
 from tests.conftest import TINY, TOKENS
 
