@@ -63,46 +63,55 @@ class Variant:
         return self.only or training_phases(load_options(self.preset, list(self.options)).model.kind)
 
 
-@dataclass(frozen=True)
-class Experiment:
-    """A table or figure.
+@dataclass(frozen=True, kw_only=True)
+class ExperimentSettings:
+    """The settings of an experiment beside its variants and its claim about pairs of them.
 
     Attributes:
-        name: name for the command.
         source: the paper, and the place in it.
         question: what is compared.
-        variants: its models at small sizes.
         claim: the paper's finding.
-        better: the claim as pairs of variants, the first of which is lower in each metric of `by`.
+        by: "bits", or metrics computed by `measures`, in which the variants of the claim are compared.
         margin: the least difference required.
-        no_better: pairs of variants, the first of which is not ahead of the second in `by`, as a part of the claim.
-        by: "bits", or metrics computed by `measures`.
         below: upper bounds of metrics, for each variant that has them, as a part of the claim.
         equal: what the variants share equally; seconds are those of a clock, `experiments.timing`.
         measures: further measures of each run, by name; see `experiments.measures`.
         across: a metric of `measures` on the x-axis, with bits on the y-axis; None: curves are drawn.
-        full: the variants at the paper's sizes, for `--budget paper`.
         enough: training seconds, of all variants once, beyond which results no longer change; None: no such limit.
         beside: seconds on two cores that a run takes besides training, at `--budget minutes`: evaluation, validation
             and measures.
     """
 
-    name: str
     source: str
     question: str
-    variants: tuple[Variant, ...]
     claim: str
-    better: tuple[tuple[str, str], ...] = ()
     by: tuple[str, ...] = ("bits",)
     margin: float = 0.0
-    no_better: tuple[tuple[str, str], ...] = ()
     below: dict[str, float] = field(default_factory=dict)
     equal: Literal["seconds", "steps"] = "steps"
-    measures: tuple[str, ...] = ()
+    measures: tuple[Measure, ...] = ()
     across: str | None = None
-    full: tuple[Variant, ...] = ()
     enough: float | None = None
     beside: float = 30
+
+
+@dataclass(frozen=True, kw_only=True)
+class Experiment(ExperimentSettings):
+    """A table or figure.
+
+    Attributes:
+        name: name for the command.
+        variants: its models at small sizes.
+        full: the variants at the paper's sizes, under the same names, for `--budget paper`.
+        better: the claim as pairs of variants, the first of which is lower in each metric of `by`.
+        no_better: pairs of variants, the first of which is not ahead of the second in `by`, as a part of the claim.
+    """
+
+    name: str
+    variants: tuple[Variant, ...]
+    full: tuple[Variant, ...] = ()
+    better: tuple[tuple[str, str], ...] = ()
+    no_better: tuple[tuple[str, str], ...] = ()
 
 
 @with_config(_STRICT)
@@ -129,26 +138,15 @@ class VariantFile:
 
 
 @with_config(_STRICT)
-@dataclass(frozen=True)
-class ExperimentFile:
+@dataclass(frozen=True, kw_only=True)
+class ExperimentFile(ExperimentSettings):
     """An experiment as it is written in a file. `better` and `no_better` list the variants after each first one."""
 
-    source: str
-    question: str
-    claim: str
     variants: Annotated[dict[str, VariantFile], Field(min_length=2)]
     small: SizeFile = SizeFile()
     full: SizeFile = SizeFile()
     better: dict[str, tuple[str, ...]] = field(default_factory=dict)
     no_better: dict[str, tuple[str, ...]] = field(default_factory=dict)
-    by: tuple[str, ...] = ("bits",)
-    margin: float = 0.0
-    below: dict[str, float] = field(default_factory=dict)
-    equal: Literal["seconds", "steps"] = "steps"
-    measures: tuple[Measure, ...] = ()
-    across: str | None = None
-    enough: float | None = None
-    beside: float = 30
 
 
 def list_experiments() -> list[str]:
@@ -189,9 +187,8 @@ def read_experiment(path: Path) -> Experiment:
         raise ConfigError(f"{path}: better: no variant {named!r}; there are {', '.join(file.variants)}")
     if file.by != ("bits",) and not file.measures:
         raise ConfigError(f"{path}: by: {', '.join(file.by)} must be computed by measures, and there are none")
-    shared = ("source", "question", "claim", "by", "margin", "below", "equal", "measures", "across", "enough", "beside")
-    values: dict[str, Any] = {key: getattr(file, key) for key in shared}
-    return Experiment(path.stem, variants=variants, full=full, better=better, no_better=no_better, **values)
+    settings = {each.name: getattr(file, each.name) for each in fields(ExperimentSettings)}
+    return Experiment(name=path.stem, variants=variants, full=full, better=better, no_better=no_better, **settings)
 
 
 def _explain_error(error: Exception) -> str:

@@ -212,10 +212,8 @@ def count_words(runs: Sequence[VariantRun]) -> int | None:
 def judge_claim(experiment: Experiment, rows: Sequence[Row]) -> str:
     """Judge the claim, pair by pair and bound by bound: the result agrees, disagrees, or cannot tell at this size."""
     by_name = {row.variant: row for row in rows}
-    judged = [
-        *(_judge_better(by_name, pair, name, experiment) for pair in experiment.better for name in experiment.by),
-        *(_judge_no_better(by_name, pair, name, experiment) for pair in experiment.no_better for name in experiment.by),
-    ]
+    pairs = [*((pair, True) for pair in experiment.better), *((pair, False) for pair in experiment.no_better)]
+    judged = [_judge_pair(by_name, pair, name, experiment, better) for pair, better in pairs for name in experiment.by]
     signs, texts = [sign for sign, _ in judged], [text for _, text in judged]
     if len(texts) > _MOST_COMPARISONS:
         texts = [text for sign, text in judged if sign <= 0]
@@ -243,47 +241,26 @@ def _lacks(row: Row, name: str, experiment: Experiment, rows: Sequence[Row]) -> 
     return row.bits is None or failed or alike
 
 
-def _judge_better(rows: Mapping[str, Row], pair: tuple[str, str], name: str, experiment: Experiment) -> tuple[int, str]:
-    """Return the sign of whether the first of a pair is lower in a metric by the margin, and a text."""
-    if (lead := _compare(rows, pair, name, experiment)) is None:
-        return 0, f"{pair[0]} or {pair[1]} is missing"
-    text = f"{lead.text} (asked: {experiment.margin:g})" if experiment.margin else lead.text
-    return _sign(lead.size - experiment.margin, lead.noise), text
-
-
-def _judge_no_better(
-    rows: Mapping[str, Row], pair: tuple[str, str], name: str, experiment: Experiment
+def _judge_pair(
+    rows: Mapping[str, Row], pair: tuple[str, str], name: str, experiment: Experiment, better: bool
 ) -> tuple[int, str]:
-    """Return the sign of whether the first is ahead of the second by at most `NOISE`, and a text.
+    """Return 1, 0 or −1 for agreement on a pair of variants in a metric, and a text.
 
-    It is undecided if the seeds differ by more.
+    The first is to be lower than the second by the margin or, if not `better`, lower by at most `NOISE` units. The latter
+    is undecided if the seeds differ by more.
     """
-    if (lead := _compare(rows, pair, name, experiment)) is None:
-        return 0, f"{pair[0]} or {pair[1]} is missing"
-    bound = NOISE * lead.unit
-    sign = 1 if lead.size <= bound else 0 if lead.size <= lead.noise else -1
-    return sign, f"{lead.text} (no more than {bound:.3f} ahead was asked)"
-
-
-@dataclass
-class _Lead:
-    """The lead of the first of a pair in a metric, the part of it that may be noise, its unit, and a text."""
-
-    size: float
-    noise: float
-    unit: float
-    text: str
-
-
-def _compare(rows: Mapping[str, Row], pair: tuple[str, str], name: str, experiment: Experiment) -> _Lead | None:
-    """Compare a pair of variants in a metric. Return None if one of them does not have it."""
     first, second = (rows[variant].find_metric(name) if variant in rows else None for variant in pair)
     if first is None or second is None:
-        return None
-    size, unit = second.mean - first.mean, 1.0 if name == "bits" else max(abs(first.mean), abs(second.mean))
-    suffix = "" if experiment.by == ("bits",) else f" in {name}"
-    side = "ahead of" if size >= 0 else "behind"
-    return _Lead(size, _noise([first, second], unit), unit, f"{pair[0]} {abs(size):.3f} {side} {pair[1]}{suffix}")
+        return 0, f"{pair[0]} or {pair[1]} is missing"
+    lead, unit = second.mean - first.mean, 1.0 if name == "bits" else max(abs(first.mean), abs(second.mean))
+    noise, suffix = _noise([first, second], unit), "" if experiment.by == ("bits",) else f" in {name}"
+    text = f"{pair[0]} {abs(lead):.3f} {'ahead of' if lead >= 0 else 'behind'} {pair[1]}{suffix}"
+    if better:
+        asked = f" (asked: {experiment.margin:g})" if experiment.margin else ""
+        return _sign(lead - experiment.margin, noise), text + asked
+    bound = NOISE * unit
+    sign = 1 if lead <= bound else 0 if lead <= noise else -1
+    return sign, f"{text} (no more than {bound:.3f} ahead was asked)"
 
 
 def _noise(metrics: Sequence[Metric], unit: float) -> float:

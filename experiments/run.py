@@ -14,7 +14,6 @@ import signal
 import subprocess
 import sys
 import tempfile
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from dataclasses import asdict, dataclass, field, replace
@@ -57,8 +56,8 @@ _PACKAGE_OPTIONS = ("source.", "chunker.", "shard.", "threads=", "device=", "pre
 
 
 @dataclass(frozen=True)
-class RunnableVariant(ABC):
-    """A variant that can be run.
+class RunnableVariant:
+    """A variant that can be run: a model of this project.
 
     Attributes:
         variant: the variant of the experiment.
@@ -81,47 +80,15 @@ class RunnableVariant(ABC):
         return repr((self.options.source, self.options.chunker))
 
     @property
-    @abstractmethod
     def identity(self) -> str:
         """Return a text of all settings that determine its results, except seed and steps."""
-
-    @abstractmethod
-    def step_identity(self, phase: Phase) -> str:
-        """Return a text of all settings that determine the time of a step of a phase."""
-
-    @abstractmethod
-    def train_steps(self, phase: Phase, corpus: Corpus, folder: Path) -> Iterator[None]:
-        """Train a phase one step at a time, to be timed."""
-
-    @abstractmethod
-    def list_commands(self, run: Path, seed: int, limits: Mapping[Phase, int], threads: int) -> list[Command]:
-        """Return the commands that train a run and evaluate it. Without `limits`, its own limits apply."""
-
-    @abstractmethod
-    def read_totals(self, run: Path) -> RunTotals:
-        """Return the totals of a finished run."""
-
-    def budget_shares(self) -> dict[Phase, float]:
-        """Return each phase's share of the budget."""
-        return dict.fromkeys(self.variant.phases, 1.0)
-
-    def run_folder(self, seed: int, limits: Mapping[Phase, int]) -> Path:
-        """Return the folder of a run, named by a digest of its configuration, so that equal runs are not repeated."""
-        digest = hashlib.sha256(f"{self.identity} {seed} {dict(limits)}".encode()).hexdigest()[:10]
-        return self.runs_dir / f"{re.sub('[^a-z0-9]+', '-', self.variant.name.lower()).strip('-')}-{seed}-{digest}"
-
-
-@dataclass(frozen=True)
-class OwnVariant(RunnableVariant):
-    """A model of this project."""
-
-    @property
-    def identity(self) -> str:
-        """See `RunnableVariant`."""
         return dump_options(replace(self.options, name="", runs_dir="", shards_dir="", threads=None))
 
     def step_identity(self, phase: Phase) -> str:
-        """See `RunnableVariant`. Learning rates, limits and seeds do not change the time of a step."""
+        """Return a text of all settings that determine the time of a step of a phase.
+
+        Learning rates, limits and seeds do not.
+        """
         options = self.options
         limits = replace(getattr(options, phase), steps=None, seconds=None, epochs=None, rate_from=1.0, rate_to=0.0)
         phases = {each: type(getattr(options, each))() for each in PHASES} | {phase: limits}
@@ -131,25 +98,25 @@ class OwnVariant(RunnableVariant):
         )
 
     def budget_shares(self) -> dict[Phase, float]:
-        """Return each phase's share of the preset's seconds."""
+        """Return each phase's share of the budget: that of the preset's seconds."""
         preset = load_options(self.variant.preset, list(self.variant.options))
         seconds = {phase: getattr(preset, phase).seconds or 1.0 for phase in self.variant.phases}
         return {phase: each / sum(seconds.values()) for phase, each in seconds.items()}
 
     def train_steps(self, phase: Phase, corpus: Corpus, folder: Path) -> Iterator[None]:
-        """See `RunnableVariant`."""
+        """Train a phase one step at a time, to be timed."""
         options = load_options(self.variant.preset, [*self.words, f"{phase}.steps=1000"])
         return run_phase_steps(phase, options, corpus, folder)
 
     def list_commands(self, run: Path, seed: int, limits: Mapping[Phase, int], threads: int) -> list[Command]:
-        """See `RunnableVariant`."""
+        """Return the commands that train a run and evaluate it. Without `limits`, its own limits apply."""
         words = [*self.words, f"seed={seed}", f"threads={threads}", f"name={run.name}"]
         words += [f"{phase}.steps={steps}" for phase, steps in limits.items()]
         training = [("pipeline", phase, "--config", self.variant.preset, *words) for phase in self.variant.phases]
         return [*training, ("pipeline", "evaluate", str(run), f"threads={threads}", "evaluate.yardsticks=false")]
 
     def read_totals(self, run: Path) -> RunTotals:
-        """See `RunnableVariant`."""
+        """Return the totals of a finished run."""
         positions = {phase: read_position(run / phase / "checkpoints") for phase in self.variant.phases}
         return RunTotals(
             {phase: int(position["step"]) for phase, position in positions.items()},
@@ -158,40 +125,43 @@ class OwnVariant(RunnableVariant):
             count_parameters(RunFolder(run)),
         )
 
+    def run_folder(self, seed: int, limits: Mapping[Phase, int]) -> Path:
+        """Return the folder of a run, named by a digest of its configuration, so that equal runs are not repeated."""
+        digest = hashlib.sha256(f"{self.identity} {seed} {dict(limits)}".encode()).hexdigest()[:10]
+        return self.runs_dir / f"{re.sub('[^a-z0-9]+', '-', self.variant.name.lower()).strip('-')}-{seed}-{digest}"
+
 
 @dataclass(frozen=True)
 class PackageVariant(RunnableVariant):
-    """A public package, which is trained on the original bytes of the same shards."""
+    """A public package, which is trained on the original bytes of the same shards. See `RunnableVariant`."""
 
     @property
     def identity(self) -> str:
-        """See `RunnableVariant`."""
         return f"{self.variant.package} {self.options.source}"
 
     def step_identity(self, phase: Phase) -> str:
-        """See `RunnableVariant`."""
         return self.identity
 
+    def budget_shares(self) -> dict[Phase, float]:
+        return {"train": 1.0}
+
     def train_steps(self, phase: Phase, corpus: Corpus, folder: Path) -> Iterator[None]:
-        """See `RunnableVariant`."""
         return train_endlessly(self.variant.package, corpus, self.options)
 
     def list_commands(self, run: Path, seed: int, limits: Mapping[Phase, int], threads: int) -> list[Command]:
-        """See `RunnableVariant`."""
         settings = ("--steps", str(limits["train"]), "--seed", str(seed), "--threads", str(threads))
         return [("experiments.external_models", self.variant.package, str(run), *self.words, *settings)]
 
     def read_totals(self, run: Path) -> RunTotals:
-        """See `RunnableVariant`."""
         totals = read_json(run / "package.json")
         return RunTotals(
             {"train": totals["steps"]}, {"train": totals["seconds"]}, totals["flops"], totals["parameters"]
         )
 
 
-def select_own(variants: Sequence[RunnableVariant]) -> list[OwnVariant]:
+def select_own(variants: Sequence[RunnableVariant]) -> list[RunnableVariant]:
     """Return the variants that are models of this project."""
-    return [each for each in variants if isinstance(each, OwnVariant)]
+    return [each for each in variants if not each.variant.package]
 
 
 def prepare_variants(experiment: Experiment, plan: Plan) -> tuple[list[RunnableVariant], list[str]]:
@@ -229,7 +199,7 @@ def prepare_variants(experiment: Experiment, plan: Plan) -> tuple[list[RunnableV
             continue
         limits = ("validation.times=8", "evaluate.split=valid", *(() if full else lift_other_limits(*variant.phases)))
         words = [*source, *variant.options, *places, *limits, *plan.overrides]
-        runnable.append(OwnVariant(variant, plan.runs_dir, tuple(words)))
+        runnable.append(RunnableVariant(variant, plan.runs_dir, tuple(words)))
     names: dict[object, str] = {}
     for each in select_own(runnable):
         name = each.variant.name
@@ -497,7 +467,7 @@ class Cost:
     days: float
 
 
-def estimate_costs(variants: Sequence[OwnVariant]) -> list[Cost]:
+def estimate_costs(variants: Sequence[RunnableVariant]) -> list[Cost]:
     """Return the cost of every phase of every variant. Models lie on the meta device, so any size is possible."""
     rate = product_rate(setup_compute(variants[0].options))
     corpora = shard_corpora(variants)
@@ -508,7 +478,7 @@ def estimate_costs(variants: Sequence[OwnVariant]) -> list[Cost]:
     ]
 
 
-def _estimate_cost(each: OwnVariant, phase: Phase, rate: float, corpus: Corpus) -> Cost:
+def _estimate_cost(each: RunnableVariant, phase: Phase, rate: float, corpus: Corpus) -> Cost:
     options, limits = each.options, getattr(each.options, phase)
     batch, part = options.batch, (limits.part_from, limits.part_to)
     loader = Loader(corpus, "train", context=batch.context, sequences=batch.sequences, seed=options.seed, part=part)

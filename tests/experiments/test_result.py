@@ -5,7 +5,14 @@ import pytest
 from experiments.catalogue import Experiment, Variant
 from experiments.results import Metric, Row, judge_claim
 
-BOUNDED = Experiment("bounded", "nobody", "one model", (Variant("a", "flat"),), "it is low", below={"share": 0.5})
+BOUNDED = Experiment(
+    name="bounded",
+    source="nobody",
+    question="one model",
+    variants=(Variant("a", "flat"),),
+    claim="it is low",
+    below={"share": 0.5},
+)
 
 
 def row(share: float | None, spread: float = 0.0, seeds: int = 1, bits: float | None = 2.0) -> Row:

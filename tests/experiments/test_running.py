@@ -17,8 +17,8 @@ from experiments.catalogue import BUDGETS, OURS, Budget, Experiment, Plan, Varia
 from experiments.external_models import PACKAGES, Package
 from experiments.results import Metric, Row, VariantRun, describe_plan, judge_claim, make_row
 from experiments.run import (
-    OwnVariant,
     PackageVariant,
+    RunnableVariant,
     divide_budget,
     make_runs,
     prepare_variants,
@@ -70,8 +70,8 @@ def plan(tmp_path: Path) -> Plan:
     )
 
 
-def of(variant: Variant, *words: str) -> OwnVariant:
-    return OwnVariant(variant, Path("runs"), (*variant.options, *words))
+def of(variant: Variant, *words: str) -> RunnableVariant:
+    return RunnableVariant(variant, Path("runs"), (*variant.options, *words))
 
 
 def test_steps_are_of_equal_number_or_equal_seconds() -> None:
@@ -232,7 +232,7 @@ def test_without_a_corpus_the_embedded_one_serves_and_pictures_are_left_out(plan
     read = list(corpus.iterate_originals("valid"))
     assert of_valid.startswith(b"".join(read)) and 2000 <= sum(map(len, read)) < 2000 + len(read[-1])
     alone = [
-        OwnVariant(each.variant, each.runs_dir, (*each.variant.options, "source.kind=stdlib")) for each in variants
+        RunnableVariant(each.variant, each.runs_dir, (*each.variant.options, "source.kind=stdlib")) for each in variants
     ]
     assert [each.options.model for each in select_own(variants)] == [
         each.options.model for each in alone
