@@ -63,23 +63,23 @@ def prepare_source(kind: Data, data: Path, scored: int | None, place: Path) -> t
         place: folder for prepared files, which are made once.
     """
     if kind == "copies":
-        return (f"source.path={_once(place / 'copies', _copies)}", *COPIES)
+        return (f"source.path={_fill_once(place / 'copies', _write_copies)}", *COPIES)
     name, how = CORPORA[kind]
     if not (data / name).is_dir():
-        return EMBEDDED if scored is None else _modules(scored, place)
+        return EMBEDDED if scored is None else _prepare_library(scored, place)
     paths = sorted((data / name).resolve().glob("*.npz" if kind == "pictures" else "*.txt"))
-    known = [(path.name, _digest(path)) for path in paths]
-    folder = place / _tagged(name, [*known, scored])
-    return (f"source.path={_once(folder, lambda whole: _cut(paths, scored, whole))}", *how)
+    known = [(path.name, _digest_file(path)) for path in paths]
+    folder = place / _name_with_digest(name, [*known, scored])
+    return (f"source.path={_fill_once(folder, lambda whole: _copy_truncated(paths, scored, whole))}", *how)
 
 
 @cache
-def _digest(path: Path) -> str:
+def _digest_file(path: Path) -> str:
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def _once(folder: Path, fill: Callable[[Path], None]) -> Path:
+def _fill_once(folder: Path, fill: Callable[[Path], None]) -> Path:
     """Return a folder, after filling it if it does not exist. It is filled completely or not at all."""
     if not folder.is_dir():
         folder.parent.mkdir(parents=True, exist_ok=True)
@@ -91,7 +91,7 @@ def _once(folder: Path, fill: Callable[[Path], None]) -> Path:
     return folder
 
 
-def _cut(paths: list[Path], scored: int | None, folder: Path) -> None:
+def _copy_truncated(paths: list[Path], scored: int | None, folder: Path) -> None:
     """Copy the files, truncating those that are not trained on."""
     for path in paths:
         target = folder / path.name
@@ -104,9 +104,9 @@ def _cut(paths: list[Path], scored: int | None, folder: Path) -> None:
             target.write_bytes(text[: text.rindex(b"\n") + 1])
 
 
-def _modules(scored: int, place: Path) -> tuple[str, ...]:
+def _prepare_library(scored: int, place: Path) -> tuple[str, ...]:
     """Prepare the standard library's sources in their usual splits, with about `scored` bytes in valid and in test."""
-    files = _library()
+    files = _list_library()
     known = [(file.name, file.size, split) for file, split in files]
 
     def copy(folder: Path) -> None:
@@ -116,23 +116,23 @@ def _modules(scored: int, place: Path) -> tuple[str, ...]:
                 left[split] -= file.size
                 shutil.copyfile(file.path, folder / f"{split}-{number:05}-{Path(file.name).name}")
 
-    folder = place / _tagged("stdlib", [*known, scored])
-    return ("source.kind=text", f"source.path={_once(folder, copy)}", "source.pattern=*.py")
+    folder = place / _name_with_digest("stdlib", [*known, scored])
+    return ("source.kind=text", f"source.path={_fill_once(folder, copy)}", "source.pattern=*.py")
 
 
 @cache
-def _library() -> list[tuple[File, str]]:
+def _list_library() -> list[tuple[File, str]]:
     """Return the files of the standard library and their splits, cached for all variants."""
     source = make_source(SourceOptions(kind="stdlib"))
     return [(file, splits[0]) for file, splits in source.places(source.files).items()]
 
 
-def _tagged(name: str, what: list[object]) -> str:
+def _name_with_digest(name: str, what: list[object]) -> str:
     """Return a folder name with a digest of its contents."""
     return f"{name}-{hashlib.sha256(repr(what).encode()).hexdigest()[:8]}"
 
 
-def _copies(folder: Path) -> None:
+def _write_copies(folder: Path) -> None:
     """Write sequences of a random letter, #, and the letter again, one file per split.
 
     See Nawrot et al. 2021, appendix A.1.
