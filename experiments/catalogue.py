@@ -209,12 +209,12 @@ def _variants_of_size(path: Path, file: ExperimentFile, size: Size, sets: dict[s
     """Return the variants that a file has at a size."""
     variants, common = [], getattr(file, size)
     for name, each in file.variants.items():
-        own: SizeFile | None = getattr(each, size)
-        preset = "" if own is None or each.package else own.preset or common.preset
-        if own is None or not (preset or (each.package and size == "small")):
+        at_size: SizeFile | None = getattr(each, size)
+        preset = "" if at_size is None or each.package else at_size.preset or common.preset
+        if at_size is None or not (preset or (each.package and size == "small")):
             continue
         options: list[str] = []
-        for word in (*common.options, *each.options, *own.options) if preset else ():
+        for word in (*common.options, *each.options, *at_size.options) if preset else ():
             if "=" not in word and word not in sets:
                 raise ConfigError(f"{path}: {name}: {word!r} is neither key=value nor a set: {', '.join(sets)}")
             options += [word] if "=" in word else sets[word]

@@ -256,8 +256,8 @@ def _judge_pair(
     noise, suffix = _noise([first, second], unit), "" if experiment.by == ("bits",) else f" in {name}"
     text = f"{pair[0]} {abs(lead):.3f} {'ahead of' if lead >= 0 else 'behind'} {pair[1]}{suffix}"
     if better:
-        asked = f" (asked: {experiment.margin:g})" if experiment.margin else ""
-        return _sign(lead - experiment.margin, noise), text + asked
+        margin = f" (asked: {experiment.margin:g})" if experiment.margin else ""
+        return _sign(lead - experiment.margin, noise), text + margin
     bound = NOISE * unit
     sign = 1 if lead <= bound else 0 if lead <= noise else -1
     return sign, f"{text} (no more than {bound:.3f} ahead was asked)"

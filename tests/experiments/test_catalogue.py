@@ -1,5 +1,6 @@
 """Every experiment can be run as it is declared, within its budget; what a file gets wrong is named."""
 
+import argparse
 from dataclasses import replace
 from pathlib import Path
 
@@ -59,6 +60,13 @@ def test_an_installed_package_has_no_experiments(
     monkeypatch.setattr(commands, "ROOT", str(tmp_path))
     assert main(["experiment"]) == 2
     assert "experiments are part of a checkout, not of the installed package: clone" in capsys.readouterr().err
+
+
+def test_the_command_offers_the_budgets_that_there_are() -> None:
+    parser = argparse.ArgumentParser()
+    commands._experiment_arguments(parser)
+    assert [parser.parse_args(["--budget", budget]).budget for budget in BUDGETS] == list(BUDGETS)
+    assert all(budget.about.split(":")[0] in " ".join(parser.format_help().split()) for budget in BUDGETS.values())
 
 
 @pytest.mark.parametrize("budget", ["minutes", "hour"])
