@@ -1,13 +1,13 @@
-"""Sharding, the loader, and storage beside webdataset and litdata, in one process, interleaved.
+"""Sharding, the loader, and storage beside webdataset, in one process, interleaved.
 
     python benchmarks/data.py FOLDER-OF-TEXTS [--repeats 5]
 
 1. Sharding: raw text to finished tars with sums and statistics, with one worker and with two, in MB/s.
 2. Storage: the same samples (about a megabyte of text each, cut into words: tokens and lengths of the chunks) written,
-   read and resumed at 90 % by this project, plain webdataset and litdata (left out where it is not installed). Files hold
-   about 16 MB. Writing starts from arrays in memory; ours always adds sums and syncs to the disk, which the second row
-   gives the others too. Reading touches every byte; ours checks the sha256 of a file in the first pass and not in the
-   second. Resuming is from nothing but the files to the first sample.
+   read and resumed at 90 % by this project and by plain webdataset. Files hold about 16 MB. Writing starts from arrays in
+   memory; ours always adds sums and syncs to the disk, which the second row gives the other too. Reading touches every
+   byte; ours checks the sha256 of a file in the first pass and not in the second. Resuming is from nothing but the files
+   to the first sample.
 3. Loader: seconds from nothing to the first batch at 10, 50 and 99.9 % of the corpus, and windows per second.
 4. Waiting: steps of phase one at the preset `wikitext2`, and the share of them that is spent waiting for the loader.
 
@@ -98,37 +98,6 @@ class WebDataset:
         return next(islice(self.read(folder), position, None))
 
 
-class LitData:
-    """litdata: its writer without worker processes, and StreamingDataset, which resumes by its state."""
-
-    name = "litdata"
-
-    def write(self, samples: list[Arrays], folder: Path) -> None:
-        from litdata.streaming import Cache
-
-        cache = Cache(str(folder), chunk_size=FILE)
-        for number, sample in enumerate(samples):
-            cache[number] = sample
-        cache.done()
-        cache.merge()
-
-    def read(self, folder: Path) -> Iterator[Arrays]:
-        from litdata import StreamingDataset
-
-        yield from StreamingDataset(str(folder), shuffle=False, max_cache_size="100GB")
-
-    def resume(self, folder: Path, position: int) -> Any:
-        from litdata import StreamingDataLoader, StreamingDataset
-
-        dataset = StreamingDataset(str(folder), shuffle=False, max_cache_size="100GB")
-        loader = StreamingDataLoader(dataset, batch_size=1, num_workers=0)
-        state = loader.state_dict() or {}
-        state["dataset"] = dataset.state_dict(position, 0, 1)
-        state.update(num_samples_yielded=position, current_epoch=1, latest_worker_idx=0)
-        loader.load_state_dict(state)
-        return next(iter(loader))
-
-
 def seconds(call: Callable[[], Any]) -> float:
     began = time.perf_counter()
     call()
@@ -182,12 +151,6 @@ def storage(corpus: Corpus, place: Path, repeats: int) -> None:
     cut = [chunker.split(text[at : at + SAMPLE]) for at in range(0, len(text), SAMPLE)]
     samples = [{"tokens": tokens, "lengths": lengths} for tokens, lengths in cut]
     libraries: list[Any] = [Ours(), WebDataset()]
-    try:
-        import litdata  # noqa: F401
-
-        libraries.append(LitData())
-    except ImportError as error:
-        print(f"without litdata: {error}")
     figures: dict[str, dict[str, list[float]]] = {each.name: {} for each in libraries}
     position = int(0.9 * len(samples))
     for _ in range(repeats):

@@ -10,7 +10,9 @@ plan has what it can name, and PyTorch, the corpus and what a step needs for a m
 """
 
 import argparse
+import os
 import statistics
+import subprocess
 import sys
 import tempfile
 from pathlib import Path
@@ -18,12 +20,11 @@ from pathlib import Path
 sys.path[0] = str(Path(__file__).resolve().parent.parent)  # else `data` would be the script beside this one
 
 from benchmarks.scaling_estimate import measure_step
-from benchmarks.systems import command
+from experiments.timing import lift_other_limits
 from pipeline.config import load_options
 from pipeline.run.metrics import read_metrics
 from pipeline.run.run_directory import RunFolder
 from pipeline.run.shards import shard_source
-from pipeline.train.timing import lift_other_limits
 
 SHORT, LONG = 20, 60
 
@@ -32,6 +33,16 @@ def received() -> int:
     """Bytes that the loopback interface has received so far."""
     lines = Path("/proc/net/dev").read_text().splitlines()
     return next(int(line.split(":")[1].split()[0]) for line in lines if line.strip().startswith("lo:"))
+
+
+def peak_memory(*words: str) -> int:
+    """Run a Python command, and return the most bytes that it had in memory."""
+    process = subprocess.Popen([sys.executable, *words], stdout=subprocess.DEVNULL)
+    _, status, usage = os.wait4(process.pid, 0)
+    process.returncode = os.waitstatus_to_exitcode(status)
+    if process.returncode:
+        raise RuntimeError(f"{' '.join(words)} ended with {process.returncode}")
+    return usage.ru_maxrss * 1024
 
 
 def main() -> None:
@@ -55,7 +66,7 @@ def main() -> None:
             for steps in (SHORT, LONG):
                 name, before = f"{processes}-{steps}", received()
                 more = [f"name={name}", f"launcher.processes={processes}", f"pretrain.steps={steps}", "--json"]
-                _, memory = command("-m", "pipeline", "pretrain", "--config", arguments.config, *words, *more)
+                memory = peak_memory("-m", "pipeline", "pretrain", "--config", arguments.config, *words, *more)
                 bytes_of[steps] = received() - before
             path = Path(folder) / "runs" / name / "pretrain" / "metrics.jsonl"
             records = [record for record in read_metrics(path) if "candidates" in record][-3:]

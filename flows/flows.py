@@ -12,7 +12,7 @@ from flows.page.live import PipelineArtifact
 from flows.page.stages import StageLog
 from flows.probing import analyse, index, neighbours, next_chunks
 from flows.reading import compare, evaluate, format_headline_metric, post_report, report, sample, show_places
-from flows.training import experiment, finetune, pretrain, shard, train
+from flows.training import finetune, pretrain, shard, train
 from haed.options import SYSTEMS
 from pipeline.config import check_training
 from pipeline.kinds import requested_likelihood, training_phases
@@ -102,5 +102,5 @@ def _run_stages(asked: FormSubmission) -> PipelineResult:
 
 FLOWS = (
     *(run_pipeline, shard, pretrain, finetune, train, evaluate, sample, report, compare),
-    *(next_chunks, index, neighbours, analyse, experiment),
+    *(next_chunks, index, neighbours, analyse),
 )

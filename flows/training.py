@@ -1,32 +1,23 @@
-"""The flows that shard and train. They take a preset and changes to it; their forms differ only in their fields.
-
-The flow `experiment` reproduces a table or figure of a paper by many trainings.
-"""
+"""The flows that shard and train. They take a preset and changes to it; their forms differ only in their fields."""
 
 import os
 from dataclasses import asdict, dataclass
 from itertools import pairwise
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
 from prefect.events import emit_event
 from prefect.runtime import deployment, flow_run
-from pydantic import Field
 
-from data.checked import PICTURE, read_bytes
 from data.filesystem import FLOW_RUN
 from data.sources.source import source_title
 from flows.devices import acquire_device
-from flows.forms import FormSubmission, Place, Seconds, Words, config_flow, is_inner, stage_flow
+from flows.forms import FormSubmission, config_flow, is_inner
 from flows.mappers import as_tasks
-from flows.page.artifacts import post_markdown, post_table
+from flows.page.artifacts import post_table
 from flows.page.live import LivePhaseArtifact, LiveShardingArtifact, artifact_key, update_parent_progress
 from flows.reading import show_places, show_report
 from flows.states.cancellation import stop_on_signals
-from pipeline.config import load_options
-from pipeline.console import markdown_code
-from pipeline.experiments.catalogue import EXPERIMENTS, planned
-from pipeline.experiments.experiment import BUDGETS
 from pipeline.kinds import training_phases
 from pipeline.options import Phase
 from pipeline.run.metrics import Record
@@ -125,40 +116,3 @@ def finetune(asked: FormSubmission) -> "TrainingResult":
 def train(asked: FormSubmission) -> "TrainingResult":
     """Train end to end, without a phase one. An existing run continues from its last checkpoint."""
     return _train_phase("train", asked)
-
-
-@stage_flow("experiment", str)
-def experiment(
-    name: Annotated[str, Field(json_schema_extra={"enum": list(EXPERIMENTS)})] = "haed-figure4",
-    budget: Annotated[str, Field(json_schema_extra={"enum": list(BUDGETS)})] = "minutes",
-    data: Place = "../shared/data",
-    seconds: Seconds = 0,
-    seeds: Annotated[int, Field(ge=0, le=1000)] = 0,
-    parallel: Annotated[int, Field(ge=1, le=1024)] = 1,
-    overrides: Words = [],  # noqa: B006
-) -> str:
-    """Reproduce a table or figure of a paper with this project's models. Retry continues a cancelled or failed run.
-
-    Args:
-        name: of the table or figure
-        budget: minutes: 20 minutes on two cores; hour: 1 h of training, three seeds; paper: its sizes, may take months
-        data: folder with wikitext-2 and imagenette32; if missing, the Python standard library's sources are used
-        seconds: training time in total; 0: the budget's
-        seeds: of each model; 0: the budget's
-        parallel: concurrent runs, which share the cores
-        overrides: options for all models, each key=value as on the command line
-    """
-    from pipeline.experiments.page import markdown
-    from pipeline.experiments.stage import run
-    from pipeline.reporting.rendering import data_uri
-
-    asked, plan = planned(
-        name, budget, Path("experiments"), Path(data), tuple(overrides), seconds or None, seeds or None, parallel
-    )
-    options = load_options(asked.arms[0].preset, [f"runs_dir={plan.runs_dir}", *overrides])
-    with stop_on_signals() as stop, acquire_device(options, stop):
-        found = run(asked, plan, stop)
-    drawn, page = (Path(found.folder) / each for each in (f"{name}.png", "report.html"))
-    text = f"{markdown(asked, found, data_uri(read_bytes(drawn, PICTURE)))}- {markdown_code(str(page.resolve()))}\n"
-    post_markdown(text, artifact_key("experiment", name, budget), f"{name}: {asked.question}")
-    return found.folder

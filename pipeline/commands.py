@@ -4,7 +4,6 @@ Each function imports the heavy packages that it needs.
 """
 
 import argparse
-import math
 import os
 import sys
 import time
@@ -12,6 +11,7 @@ from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
 
+from pipeline import ROOT
 from pipeline.arguments import (
     GOES_ON,
     Command,
@@ -24,7 +24,7 @@ from pipeline.arguments import (
     options_from_arguments,
     parse_port,
 )
-from pipeline.config import ConfigError, check_output_folder, dump_options, load_options
+from pipeline.config import ConfigError, dump_options, load_options
 from pipeline.kinds import training_phases
 from pipeline.options import Phase
 from pipeline.run.files import describe_speed, write_or_log
@@ -75,17 +75,19 @@ def _make_phase_runner(phase: Phase) -> Callable[[argparse.Namespace], CommandRe
 
 
 def _experiment_arguments(parser: argparse.ArgumentParser) -> None:
-    from pipeline.experiments.experiment import BUDGETS
-
     parser.add_argument(
         "words", nargs="*", metavar="[NAME] key=value", help="nothing: lists them; options are for all of its runs"
     )
-    about = "; ".join(f"{name}: {budget.about}" for name, budget in BUDGETS.items())
-    parser.add_argument("--budget", choices=tuple(BUDGETS), default="minutes", help=f"{about} (default: minutes)")
-    parser.add_argument("--plan", action="store_true", help="tell what the paper's sizes would cost, and train nothing")
-    most = ", ".join(f"{budget.seconds:,} of {name}" for name, budget in BUDGETS.items() if budget.seconds)
     parser.add_argument(
-        "--seconds", type=float, help=f"of training in all (default: {most}, or what their limits leave)"
+        "--budget",
+        choices=("minutes", "hour", "paper"),
+        default="minutes",
+        help="minutes: 20 minutes of two cores in all; hour: an hour of training, three seeds, at most three hours in "
+        "all; paper: the paper's sizes and limits, see --plan first (default: minutes)",
+    )
+    parser.add_argument("--plan", action="store_true", help="tell what the paper's sizes would cost, and train nothing")
+    parser.add_argument(
+        "--seconds", type=float, help="of training in all (default: 840 of minutes, 3,600 of hour, or what they leave)"
     )
     parser.add_argument(
         "--clock",
@@ -99,38 +101,18 @@ def _experiment_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--data", type=Path, default=Path("../shared/data"), help="folder with wikitext-2, imagenette32"
     )
-    parser.add_argument("--output", type=Path, default=Path("experiments"), help="where results and runs go")
+    parser.add_argument("--output", type=Path, default=Path("experiments/results"), help="where results and runs go")
 
 
 def _run_experiment(arguments: argparse.Namespace) -> CommandResult:
-    from pipeline.experiments import catalogue
+    if not Path(ROOT, "experiments", "catalogue.py").is_file():
+        raise ConfigError(
+            "experiments are part of a checkout, not of the installed package: clone the repository, run `make setup` "
+            "there, and then .venv/bin/haed experiment"
+        )
+    from experiments.catalogue import execute_command
 
-    named = [word for word in arguments.words if "=" not in word]
-    if not named:
-        return CommandResult(catalogue.listed(arguments.output), catalogue.states(arguments.output))
-    for name in ("seconds", "seeds", "parallel"):
-        if (value := getattr(arguments, name)) is not None and not 0 < value < math.inf:
-            raise ConfigError(f"--{name} {value}: must be a number above 0")
-    check_output_folder(arguments.output, "--output")
-    overrides = tuple(word for word in arguments.words if "=" in word)
-    budget = "paper" if arguments.plan else arguments.budget
-    own = {name: getattr(arguments, name) for name in ("seconds", "seeds", "parallel", "clock")}
-    experiment, plan = catalogue.planned(" ".join(named), budget, arguments.output, arguments.data, overrides, **own)
-    if arguments.plan:
-        from pipeline.experiments import cost
-        from pipeline.experiments.arms import ours, ready
-
-        arms, notes = ready(experiment, plan)
-        costs = cost.costs(ours(arms))
-        told = "\n".join([cost.table(costs), *(f"- {note}" for note in notes)])
-        return CommandResult(told, {"name": experiment.name, "notes": notes, "rows": [asdict(each) for each in costs]})
-    from pipeline.experiments.page import table
-    from pipeline.experiments.stage import run
-
-    with postponed_signals() as stop:
-        found = run(experiment, plan, stop)
-    rows = [asdict(row) for row in found.rows]
-    return CommandResult(table(found), {"name": found.name, "folder": found.folder, "rows": rows})
+    return execute_command(arguments)
 
 
 def _evaluate_arguments(parser: argparse.ArgumentParser) -> None:

@@ -18,9 +18,6 @@ from data.corpus import Corpus
 from data.options import ChunkerOptions, ShardOptions, SourceOptions
 from data.sharding.build import shard
 from data.shards import CorruptShardError
-from haed.base import ChunkingSpec
-from haed.registry import make_system
-from pipeline.config import load_options
 
 ROOT = Path(__file__).resolve().parents[1]
 BLOCKS = dict[str, list[str]]()
@@ -120,35 +117,3 @@ def test_a_source_and_a_chunker_of_ones_own(tmp_path: Path, workers: int) -> Non
     assert sorted(found) == sorted(bodies)
     lengths = corpus.manifest["statistics"]["train"]["chunk_lengths"]
     assert len(lengths) == 13 and lengths[4] == 0 < lengths[3]  # "The", and what follows capped at 12
-
-
-def test_the_table_of_all_systems_has_its_place(tmp_path: Path) -> None:
-    """Written anew, it is all that changes; every preset that it compares is one of few parameters."""
-    from benchmarks.systems import BEGIN, END, LARGEST, SMALLEST, SYSTEMS, write
-
-    text, copy = (ROOT / "docs" / "systems.md").read_text(encoding="utf-8"), tmp_path / "systems.md"
-    copy.write_text(text, encoding="utf-8")
-    of_all = {
-        "corpus": "c",
-        "seconds": 200.0,
-        "steps": 9,
-        "flops": 2e6,
-        "parameters": 2.5e6,
-        "memory": 1e9,
-        "sampled": 80,
-    }
-    runs = [("retina", 0, 2.25), ("flat", 0, 2.0), ("flat", 1, 2.1)]
-    curve = {"curve": [[1.0, 1e9, 3.0], [2.0, 2e9, 2.5]]}
-    results = [of_all | curve | {"name": name, "seed": seed, "bits": bits} for name, seed, bits in runs]
-    for _ in range(2):
-        write(copy, results)
-    found = copy.read_text(encoding="utf-8")
-    assert found.split(BEGIN)[0] == text.split(BEGIN)[0] and found.split(END)[1] == text.split(END)[1]
-    assert "| flat | 2.050 ± 0.050 | 2 |" in found and found.index("| flat |") < found.index("| retina | 2.250 | 1 |")
-    assert (tmp_path / "systems.png").read_bytes()[:4] == b"\x89PNG"
-    for name, (preset, _, sizes) in SYSTEMS.items():
-        made = load_options(preset, sizes)
-        with torch.device("meta"):
-            system = make_system(made.model, made.iem, ChunkingSpec(made.chunker.k, 256, False, made.batch.context))
-        dense = (x.numel() for group in system.parameter_groups() if not group.table for x in group.parameters)
-        assert SMALLEST <= sum(dense) <= LARGEST, name

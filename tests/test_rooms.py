@@ -35,7 +35,7 @@ ORDER = {
         "config",
         "run",
         "train score reporting",
-        "probe experiments",
+        "probe",
         "web",
         "arguments",
         "commands",
@@ -154,7 +154,10 @@ def test_prefect_is_for_flows_alone() -> None:
     assert using == {"flows"}
 
 
-@pytest.mark.parametrize("module", ["haed.options", "data.options", "pipeline.options", "pipeline.config", "flows.cli"])
+@pytest.mark.parametrize(
+    "module",
+    ["haed.options", "data.options", "pipeline.options", "pipeline.config", "flows.cli", "experiments.catalogue"],
+)
 def test_options_are_cheap_to_import(module: str) -> None:
     code = f"import sys, {module}; print({{'torch', 'webdataset', 'prefect', 'faiss'}} & set(sys.modules))"
     found = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)

@@ -27,7 +27,7 @@ RUN = "haed.run"  # folder of the run that a flow trains
 SERVER, SERVER_STARTED = "haed.server", "haed.server_started"  # the `haed serve` or worker of it
 SERVED_BY = "HAED_SERVED_BY"  # of the environment: the process of `haed serve`
 # Names of flows: those that train, other stages that may take hours, and those that answer.
-TRAINS = ("haed", "pretrain", "finetune", "train", "experiment")
+TRAINS = ("haed", "pretrain", "finetune", "train")
 LONG = ("shard", "evaluate", "index", "analyse")
 ASKS = ("sample", "next", "neighbours", "compare", "report")
 ENDED = "the process that ran it, or served it, ended while it ran"

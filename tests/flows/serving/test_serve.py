@@ -32,7 +32,6 @@ FLOWS = {
     "analyse",
     "compare",
     "report",
-    "experiment",
 }
 STEPS = 250  # enough to be killed at a tenth of them
 

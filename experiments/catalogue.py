@@ -1,0 +1,410 @@
+"""Experiments as they are declared in YAML, plans for running them, and the command `haed experiment`.
+
+A file `NAME.yaml` beside this module declares a table or figure: its variants, and the claim of the paper. A variant is
+a row of the table or a curve of the figure. Its options are those of its size for all variants, its own for both sizes,
+and its own for this size, in that order. An option without `=` is the name of a set of options in `common.yaml`.
+"""
+
+import argparse
+import hashlib
+import json
+import math
+from dataclasses import asdict, dataclass, field, fields
+from functools import cache
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import yaml
+from pydantic import ConfigDict, Field, TypeAdapter, ValidationError, with_config
+
+from pipeline.arguments import CommandResult
+from pipeline.config import ConfigError, check_output_folder, list_presets, load_options
+from pipeline.kinds import training_phases
+from pipeline.options import Phase
+from pipeline.run.files import read_json
+
+FOLDER = Path(__file__).parent
+COMMON = "common"  # the file of option sets
+OURS = "this project"  # the source of what no paper has
+Measure = Literal["bags", "copies", "distance", "frequency", "memory", "passages", "profile", "samples", "speed"]
+Data = Literal["text", "pictures", "copies"]
+Clock = Literal["wall", "process"]
+Size = Literal["small", "full"]
+_STRICT = ConfigDict(extra="forbid", strict=True)
+
+
+@dataclass(frozen=True)
+class Variant:
+    """A model of an experiment at one size: a row of its table, a curve of its figure.
+
+    Attributes:
+        name: the paper's name for it.
+        preset: base of its options.
+        options: `key=value`.
+        paper: the paper's results for it, by metric.
+        data: kind of its training data.
+        only: the phases that are trained; empty: those of its kind of model.
+        package: one of `experiments.external_models.PACKAGES`, instead of a preset.
+    """
+
+    name: str
+    preset: str = ""
+    options: tuple[str, ...] = ()
+    paper: dict[str, float] = field(default_factory=dict)
+    data: Data = "text"
+    only: tuple[Phase, ...] = ()
+    package: str = ""
+
+    @property
+    def phases(self) -> tuple[Phase, ...]:
+        """Return the phases that are trained, in order."""
+        if self.package:
+            return ("train",)
+        return self.only or training_phases(load_options(self.preset, list(self.options)).model.kind)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExperimentSettings:
+    """The settings of an experiment beside its variants and its claim about pairs of them.
+
+    Attributes:
+        source: the paper, and the place in it.
+        question: what is compared.
+        claim: the paper's finding.
+        by: "bits", or metrics computed by `measures`, in which the variants of the claim are compared.
+        margin: the least difference required.
+        below: upper bounds of metrics, for each variant that has them, as a part of the claim.
+        equal: what the variants share equally; seconds are those of a clock, `experiments.timing`.
+        measures: further measures of each run, by name; see `experiments.measures`.
+        across: a metric of `measures` on the x-axis, with bits on the y-axis; None: curves are drawn.
+        enough: training seconds, of all variants once, beyond which results no longer change; None: no such limit.
+        beside: seconds on two cores that a run takes besides training, at `--budget minutes`: evaluation, validation
+            and measures.
+    """
+
+    source: str
+    question: str
+    claim: str
+    by: tuple[str, ...] = ("bits",)
+    margin: float = 0.0
+    below: dict[str, float] = field(default_factory=dict)
+    equal: Literal["seconds", "steps"] = "steps"
+    measures: tuple[Measure, ...] = ()
+    across: str | None = None
+    enough: float | None = None
+    beside: float = 30
+
+
+@dataclass(frozen=True, kw_only=True)
+class Experiment(ExperimentSettings):
+    """A table or figure.
+
+    Attributes:
+        name: name for the command.
+        variants: its models at small sizes.
+        full: the variants at the paper's sizes, under the same names, for `--budget paper`.
+        better: the claim as pairs of variants, the first of which is lower in each metric of `by`.
+        no_better: pairs of variants, the first of which is not ahead of the second in `by`, as a part of the claim.
+    """
+
+    name: str
+    variants: tuple[Variant, ...]
+    full: tuple[Variant, ...] = ()
+    better: tuple[tuple[str, str], ...] = ()
+    no_better: tuple[tuple[str, str], ...] = ()
+
+
+@with_config(_STRICT)
+@dataclass(frozen=True)
+class SizeFile:
+    """A preset and options of one size, as they are written in a file."""
+
+    preset: str = ""
+    options: tuple[str, ...] = ()
+
+
+@with_config(_STRICT)
+@dataclass(frozen=True)
+class VariantFile:
+    """A variant as it is written in a file. A size that is null leaves it out there."""
+
+    options: tuple[str, ...] = ()
+    small: SizeFile | None = SizeFile()
+    full: SizeFile | None = SizeFile()
+    paper: dict[str, float] = field(default_factory=dict)
+    data: Data = "text"
+    phases: tuple[Phase, ...] = ()
+    package: str = ""
+
+
+@with_config(_STRICT)
+@dataclass(frozen=True, kw_only=True)
+class ExperimentFile(ExperimentSettings):
+    """An experiment as it is written in a file. `better` and `no_better` list the variants after each first one."""
+
+    variants: Annotated[dict[str, VariantFile], Field(min_length=2)]
+    small: SizeFile = SizeFile()
+    full: SizeFile = SizeFile()
+    better: dict[str, tuple[str, ...]] = field(default_factory=dict)
+    no_better: dict[str, tuple[str, ...]] = field(default_factory=dict)
+
+
+def list_experiments() -> list[str]:
+    """Return the names of all experiments, sorted."""
+    return sorted(path.stem for path in FOLDER.glob("*.yaml") if path.stem != COMMON)
+
+
+@cache
+def load_experiment(name: str) -> Experiment:
+    """Return an experiment by name.
+
+    Raises:
+        ConfigError: there is no such experiment.
+    """
+    if name not in list_experiments():
+        raise ConfigError(f"no experiment {name!r}: choose one of {', '.join(list_experiments())}")
+    return read_experiment(FOLDER / f"{name}.yaml")
+
+
+def read_experiment(path: Path) -> Experiment:
+    """Return the experiment that a file declares.
+
+    Raises:
+        ConfigError: the file is not valid; with the key that is wrong, and what it may be.
+    """
+    try:
+        tree = yaml.safe_load(path.read_text(encoding="utf-8"))
+        file = TypeAdapter(ExperimentFile).validate_json(json.dumps(tree, default=str))
+    except (yaml.YAMLError, ValidationError) as error:
+        raise ConfigError(f"{path}: {_explain_error(error)}") from error
+    sets: dict[str, list[str]] = yaml.safe_load((FOLDER / f"{COMMON}.yaml").read_text(encoding="utf-8"))
+    variants, full = (_variants_of_size(path, file, size, sets) for size in ("small", "full"))
+    better, no_better = (
+        tuple((first, other) for first, others in pairs.items() for other in others)
+        for pairs in (file.better, file.no_better)
+    )
+    for named in {name for pair in (*better, *no_better) for name in pair} - {variant.name for variant in variants}:
+        raise ConfigError(f"{path}: better: no variant {named!r}; there are {', '.join(file.variants)}")
+    if file.by != ("bits",) and not file.measures:
+        raise ConfigError(f"{path}: by: {', '.join(file.by)} must be computed by measures, and there are none")
+    settings = {each.name: getattr(file, each.name) for each in fields(ExperimentSettings)}
+    return Experiment(name=path.stem, variants=variants, full=full, better=better, no_better=no_better, **settings)
+
+
+def _explain_error(error: Exception) -> str:
+    """Return the first mistake of a file, with the keys or values that are possible."""
+    if not isinstance(error, ValidationError):
+        return str(error)
+    unknown = "unexpected_keyword_argument"
+    first = min(error.errors(include_url=False), key=lambda each: each["type"] != unknown)
+    *parents, last = (str(part) for part in first["loc"]) if first["loc"] else ("the file",)
+    place = ".".join([*parents, last])
+    if first["type"] == unknown:
+        schema: type[Any] = {0: ExperimentFile, 2: VariantFile}.get(len(parents), SizeFile)
+        return f"{place} is not a key; keys are {', '.join(each.name for each in fields(schema))}"
+    return f"{place}: {first['msg']}"
+
+
+def _variants_of_size(path: Path, file: ExperimentFile, size: Size, sets: dict[str, list[str]]) -> tuple[Variant, ...]:
+    """Return the variants that a file has at a size."""
+    variants, common = [], getattr(file, size)
+    for name, each in file.variants.items():
+        at_size: SizeFile | None = getattr(each, size)
+        preset = "" if at_size is None or each.package else at_size.preset or common.preset
+        if at_size is None or not (preset or (each.package and size == "small")):
+            continue
+        options: list[str] = []
+        for word in (*common.options, *each.options, *at_size.options) if preset else ():
+            if "=" not in word and word not in sets:
+                raise ConfigError(f"{path}: {name}: {word!r} is neither key=value nor a set: {', '.join(sets)}")
+            options += [word] if "=" in word else sets[word]
+        if preset and preset not in list_presets():
+            raise ConfigError(f"{path}: {name}: no preset {preset!r}")
+        variants.append(Variant(name, preset, tuple(options), each.paper, each.data, each.phases, each.package))
+    return tuple(variants)
+
+
+@dataclass(frozen=True)
+class Plan:
+    """The settings for running an experiment.
+
+    Attributes:
+        folder: folder of its results.
+        runs_dir: folder of the runs of all experiments.
+        seconds: training seconds of all variants and seeds together; None: the paper's sizes, with their own limits.
+        seeds: number of seeds of each variant.
+        parallel: number of concurrent runs, which share the cores.
+        data: folder with the corpora.
+        scored: bytes kept of each split except train; None: all.
+        overrides: `key=value`, for all variants.
+        clock: how steps are timed: by wall time, or by CPU time of the process ("process").
+    """
+
+    folder: Path
+    runs_dir: Path
+    seconds: float | None
+    seeds: int = 1
+    parallel: int = 1
+    data: Path = Path("../shared/data")
+    scored: int | None = None
+    overrides: tuple[str, ...] = ()
+    clock: Clock = "wall"
+
+
+@dataclass(frozen=True)
+class Budget:
+    """Limits on the runs of an experiment together.
+
+    Attributes:
+        about: description for users.
+        seconds: training seconds; None: the models have the paper's sizes and limits.
+        seeds: number of seeds of each variant.
+        scored: bytes of valid; None: all.
+        whole: seconds in total, including what runs take besides training.
+        beside: factor applied to `Experiment.beside`.
+    """
+
+    about: str
+    seconds: float | None
+    seeds: int
+    scored: int | None
+    whole: float = 0
+    beside: float = 0
+
+    def seconds_beside(self, experiment: Experiment, seeds: int) -> float:
+        """Return the seconds of an experiment that are not training."""
+        return len(experiment.variants) * seeds * self.beside * experiment.beside
+
+
+BUDGETS = {
+    "minutes": Budget("20 minutes of two cores in all", 840, 1, 200_000, 1200, 1),
+    "hour": Budget("an hour of training, three seeds, at most three hours in all", 3600, 3, 500_000, 10_800, 2),
+    "paper": Budget("the paper's sizes and limits: see --plan first", None, 1, None),
+}
+_FIXED = ("name", "seed", "runs_dir", "shards_dir", "evaluate.split")  # options that an experiment sets itself
+_INSTEAD = dict.fromkeys(("steps", "seconds", "epochs"), "; --seconds N is for all runs together")
+_INSTEAD |= {"seed": "; see --seeds"}
+
+
+def plan_experiment(
+    name: str,
+    budget: str,
+    output: Path,
+    data: Path = Path("../shared/data"),
+    overrides: tuple[str, ...] = (),
+    seconds: float | None = None,
+    seeds: int | None = None,
+    parallel: int = 1,
+    clock: Clock = "wall",
+) -> tuple[Experiment, Plan]:
+    """Return an experiment and the plan for running it.
+
+    Args:
+        name: name of the experiment.
+        budget: one of `BUDGETS`.
+        output: folder of results and runs. Results with custom settings get their own folder.
+        data: folder with the corpora.
+        overrides: `key=value`, for all of its models.
+        seconds: training seconds in total; None: the budget's.
+        seeds: number of seeds of each variant; None: the budget's.
+        parallel: number of concurrent runs.
+        clock: see `Plan`.
+
+    Raises:
+        ConfigError: the experiment or its budget does not exist, or it sets one of the overridden options itself.
+    """
+    experiment, limits = load_experiment(name), BUDGETS[budget]
+    for word in overrides:
+        if (key := word.split("=")[0]) in _FIXED or key.endswith((".steps", ".seconds", ".epochs")):
+            raise ConfigError(f"{word}: an experiment sets {key} itself{_INSTEAD.get(key.split('.')[-1], '')}")
+    if limits.seconds is None and not experiment.full:
+        raise ConfigError(f"{name} has no models of a paper's sizes: --budget minutes or hour")
+    if limits.seconds is None and seconds is not None:
+        raise ConfigError(f"--seconds {seconds:g}: models of the paper's sizes have the paper's limits")
+    bounds = []
+    if limits.seconds is not None:
+        left = max(60.0, limits.whole - limits.seconds_beside(experiment, seeds or limits.seeds))
+        enough = None if experiment.enough is None else experiment.enough * (seeds or limits.seeds)
+        bounds = [each for each in (limits.seconds, left, enough) if each is not None]
+    custom = (seconds, seeds, overrides, *([clock] if clock != "wall" else []))
+    suffix = f"-{hashlib.sha256(repr(custom).encode()).hexdigest()[:8]}" if any(custom) else ""
+    return experiment, Plan(
+        folder=output / name / f"{budget}{suffix}",
+        runs_dir=output / "runs",
+        seconds=seconds or min(bounds, default=None),
+        seeds=seeds or limits.seeds,
+        parallel=parallel,
+        data=data,
+        scored=limits.scored,
+        overrides=overrides,
+        clock=clock,
+    )
+
+
+def format_list(output: Path) -> str:
+    """Return a table of the experiments: number of models, cost, state, and question."""
+    lines = [f"{'':19}  models  minutes   hour"]
+    for name, state in read_states(output).items():
+        experiment, costs = load_experiment(name), ""
+        for budget in ("minutes", "hour"):
+            _, plan = plan_experiment(name, budget, output)
+            minutes = ((plan.seconds or 0) + BUDGETS[budget].seconds_beside(experiment, plan.seeds)) / 60
+            costs += f"{'  ' if costs else ''}{minutes:>4.0f} min"
+        paper, about = ", paper" if experiment.full else "", f"{experiment.question} ({experiment.source})"
+        lines.append(f"{name:19}  {len(experiment.variants):>6}  {costs}{paper:7}  {state:<22}  {about}")
+    costs = ", ".join(f"--budget {name}: {budget.about}" for name, budget in BUDGETS.items())
+    return "\n".join([*lines, "", f"haed experiment NAME, {costs}; --seconds N: what you say"])
+
+
+def read_states(output: Path) -> dict[str, str]:
+    """Return the state of each experiment's results: done, begun, damaged, or not run."""
+    states = {}
+    for name in list_experiments():
+        words = dict[str, None]()
+        for budget in BUDGETS:
+            for folder in sorted((output / name).glob(f"{budget}*/")):
+                first, *custom = folder.name.split("-")
+                if first == budget:
+                    state = _read_state(folder / f"{name}.json")
+                    words[f"{budget}{' of its own settings' if custom else ''} {state}"] = None
+        states[name] = ", ".join(words) or "not run"
+    return states
+
+
+def _read_state(result: Path) -> str:
+    if not result.exists():
+        return "begun"
+    try:
+        return "begun" if any(row["failures"] for row in read_json(result, ("rows",))["rows"]) else "done"
+    except (OSError, ValueError, TypeError, KeyError):
+        return "damaged"
+
+
+def execute_command(arguments: argparse.Namespace) -> CommandResult:
+    """Execute `haed experiment` with its parsed arguments: list the experiments, estimate one's cost, or run it."""
+    names = [word for word in arguments.words if "=" not in word]
+    if not names:
+        return CommandResult(format_list(arguments.output), read_states(arguments.output))
+    settings = {name: getattr(arguments, name) for name in ("seconds", "seeds", "parallel", "clock")}
+    for name in ("seconds", "seeds", "parallel"):
+        if (value := settings[name]) is not None and not 0 < value < math.inf:
+            raise ConfigError(f"--{name} {value}: must be a number above 0")
+    check_output_folder(arguments.output, "--output")
+    overrides = tuple(word for word in arguments.words if "=" in word)
+    budget = "paper" if arguments.plan else arguments.budget
+    experiment, plan = plan_experiment(" ".join(names), budget, arguments.output, arguments.data, overrides, **settings)
+    if arguments.plan:
+        from experiments.run import estimate_costs, format_costs, prepare_variants, select_own
+
+        variants, notes = prepare_variants(experiment, plan)
+        costs = estimate_costs(select_own(variants))
+        text = "\n".join([format_costs(costs), *(f"- {note}" for note in notes)])
+        return CommandResult(text, {"name": experiment.name, "notes": notes, "rows": [asdict(each) for each in costs]})
+    from experiments.results import format_result
+    from experiments.run import run_experiment
+    from pipeline.signals import postponed_signals
+
+    with postponed_signals() as stop:
+        result = run_experiment(experiment, plan, stop)
+    rows = [asdict(row) for row in result.rows]
+    return CommandResult(format_result(result), {"name": result.name, "folder": result.folder, "rows": rows})

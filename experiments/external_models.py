@@ -1,0 +1,386 @@
+"""Public packages at two to three million parameters, trained and scored for comparison with our systems.
+
+    pip install --no-deps -r benchmarks/peers.txt
+    python -m experiments.external_models NAME RUN key=value … --steps 1000 [--rates 1e-3 2e-3 4e-3 8e-3 1.6e-2]
+
+Their models map bytes (B, L) to the logits (B, L, 256) of the next bytes. All train on the original bytes of the train
+split, one document after the other, and are scored on valid. The options choose the sharded text. They run in bfloat16
+where that is fast, with AdamW, warm-up and a cosine schedule. If several learning rates are given, each is tried first
+in a run of a fifth of the steps, and the best is taken. The cosine and the warm-up (a tenth of the steps, at most 100)
+are those of that shorter run.
+
+Windows have 256 bytes, or as many as the name says. When scoring, each window but the first adds half a window of new
+bytes after half a window or more of context. Every byte is scored exactly once. The first byte of all, which cannot
+be predicted, counts 8 bits. Before training a check makes sure that no prediction depends on later bytes. RUN gets
+evaluation.json and package.json at the end, so an interrupted run starts over.
+"""
+
+import argparse
+import math
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass
+from functools import partial
+from importlib.util import find_spec
+from pathlib import Path
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.utils.flop_counter import FlopCounterMode
+
+from data.corpus import Corpus
+from data.filesystem import write_json
+from pipeline.config import load_options
+from pipeline.options import Options
+from pipeline.run.device import Compute, setup_compute
+from pipeline.run.files import Evaluation
+from pipeline.run.opened import count_characters
+from pipeline.run.shards import open_shards
+
+CONTEXT, TOKENS, WARM_UP = (
+    256,
+    2048,
+    100,
+)  # bytes of a window; bytes of a step; steps, or a tenth of all if that is less
+RATES = (1e-3, 2e-3, 4e-3, 8e-3, 1.6e-2)
+
+
+def build_x_transformers(context: int = CONTEXT) -> nn.Module:
+    """Return a flat transformer."""
+    from x_transformers import Decoder, TransformerWrapper
+
+    layers = Decoder(dim=192, depth=5, heads=4, attn_dim_head=48, rotary_pos_emb=True, rotary_emb_dim=32)
+    return TransformerWrapper(num_tokens=256, max_seq_len=context, attn_layers=layers, use_abs_pos_emb=False)
+
+
+def build_megabyte() -> nn.Module:
+    """Return a model with patches of four bytes."""
+    from MEGABYTE_pytorch import MEGABYTE
+
+    return MEGABYTE(num_tokens=256, dim=(256, 128), depth=(2, 2), max_seq_len=(CONTEXT // 4, 4), heads=4, dim_head=48)
+
+
+def build_hourglass() -> nn.Module:
+    """Return the package's simple variant, shortened by 2."""
+    from hourglass_transformer_pytorch import HourglassTransformerLM
+
+    return HourglassTransformerLM(
+        num_tokens=256, dim=192, max_seq_len=CONTEXT, depth=(1, 2, 1), shorten_factor=2, heads=4, dim_head=48
+    )
+
+
+class Annotated(nn.Module):
+    """labml-nn's Hourglass in the model of its experiment, without dropout."""
+
+    def __init__(self) -> None:
+        from labml_nn.transformers.hour_glass import HourGlass
+        from labml_nn.transformers.positional_encoding import get_positional_encoding
+
+        super().__init__()
+        self.embedding, self.norm, self.output = nn.Embedding(256, 256), nn.LayerNorm(256), nn.Linear(256, 256)
+        self.hourglass = HourGlass(4, 256, 0.0, 512, [4, 2])
+        self.register_buffer("positions", get_positional_encoding(256, CONTEXT), persistent=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return the logits."""
+        x = self.embedding(x).transpose(0, 1) * 256**0.5 + self.get_buffer("positions")[: x.shape[1]]
+        return self.output(self.norm(self.hourglass(x))).transpose(0, 1)
+
+
+class DynamicChunking(nn.Module):
+    """H-Net (Hwang et al. 2025) of h-net-dynamic-chunking, with one level.
+
+    `auxiliary` is its ratio loss in the last pass.
+    """
+
+    def __init__(self) -> None:
+        from h_net_dynamic_chunking.h_net import HNet
+        from x_transformers import Decoder
+
+        super().__init__()
+        layers = partial(Decoder, heads=4, attn_dim_head=48, rotary_pos_emb=True, rotary_emb_dim=32)
+        self.embedding, self.norm, self.output = nn.Embedding(256, 192), nn.LayerNorm(192), nn.Linear(192, 256)
+        inner = layers(dim=256, depth=2)
+        self.net = HNet(layers(dim=192, depth=1), inner, layers(dim=192, depth=1), dim=192, dim_inner=256)
+        self.auxiliary = torch.zeros(())
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return the logits."""
+        output = self.net(self.embedding(x))
+        self.auxiliary = output.loss
+        return self.output(self.norm(output.output))
+
+
+class ByteLatent(nn.Module):
+    """Byte Latent Transformer (Pagnoni et al. 2024) of transformers, with hashed n-grams.
+
+    Patches by entropy need a byte model trained beforehand. Patches by spaces are the paper's own alternative (section
+    2.2): a patch ends with a character that is neither letter nor digit.
+    """
+
+    def __init__(self) -> None:
+        from transformers.models.blt.configuration_blt import BltConfig
+        from transformers.models.blt.modeling_blt import BltForCausalLM
+
+        super().__init__()
+        local = {"hidden_size": 128, "num_attention_heads": 4, "intermediate_size": 384, "hidden_size_global": 256}
+        main = {"hidden_size": 256, "num_attention_heads": 4, "num_hidden_layers": 2, "intermediate_size": 704}
+        encoder, decoder = local | {"num_hidden_layers": 1}, local | {"num_hidden_layers": 2}
+        self.model = BltForCausalLM(
+            BltConfig(
+                patch_in_forward=False,
+                encoder_hash_byte_group_vocab=500,
+                encoder_config=encoder,
+                decoder_config=decoder,
+                global_config=main,
+            )
+        )
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return the logits."""
+        letters = [range(48, 58), range(65, 91), range(97, 123), range(128, 256)]
+        ends = torch.ones(256, dtype=torch.bool, device=x.device)
+        ends[[byte for each in letters for byte in each]] = False
+        begins = torch.ones(len(x), x.shape[1] + 1, dtype=torch.long, device=x.device)  # the first patch is one byte
+        begins[:, 2:] = ends[x[:, 1:]]
+        patches = begins.cumsum(1) - 1
+        lengths = patches.new_zeros(len(x), int(patches.max()) + 1).scatter_add_(1, patches, torch.ones_like(patches))
+        return self.model(input_ids=x + 4, patch_lengths=lengths, use_cache=False).logits[..., 4:]  # four special ones
+
+
+@dataclass(frozen=True)
+class Package:
+    """A public package: a function that builds its model, the module it needs, and its context in bytes."""
+
+    build: Callable[[], nn.Module]
+    module: str
+    context: int = CONTEXT
+
+    @property
+    def is_installed(self) -> bool:
+        """Return whether it is installed."""
+        return find_spec(self.module) is not None
+
+
+PACKAGES = {
+    "x-transformers": Package(build_x_transformers, "x_transformers"),
+    "x-transformers, 768": Package(partial(build_x_transformers, 768), "x_transformers", 768),
+    "MEGABYTE-pytorch": Package(build_megabyte, "MEGABYTE_pytorch"),
+    "hourglass-transformer-pytorch": Package(build_hourglass, "hourglass_transformer_pytorch"),
+    "labml-nn": Package(Annotated, "labml_nn"),
+    "h-net-dynamic-chunking": Package(DynamicChunking, "h_net_dynamic_chunking"),
+    "transformers, BLT": Package(ByteLatent, "transformers"),
+}
+
+
+def windows_per_step(context: int) -> int:
+    """Return the windows per step, so that all packages see about as many bytes."""
+    return round(TOKENS / context)
+
+
+def check_causality(model: nn.Module, context: int) -> None:
+    """Check that no prediction depends on later bytes; logits at i are those of byte i + 1.
+
+    Raises:
+        AssertionError: a prediction changes with a later byte.
+    """
+    model.eval()
+    generator = torch.Generator().manual_seed(0)
+    text = torch.randint(256, (1, context), generator=generator)
+    text[:, ::5] = 32
+    text = text.to(next(model.parameters()).device)
+    with torch.no_grad():
+        before = model(text)
+        assert before.shape == (1, context, 256)
+        for place in (1, 2, 3, 64, 65, 129, context - 1):
+            changed = text.clone()
+            changed[0, place:] = (changed[0, place:] + 7) % 256
+            after = model(changed)
+            if not torch.allclose(before[0, :place], after[0, :place], atol=1e-4):
+                raise AssertionError(f"{type(model).__name__} sees bytes from {place} on before it predicts them")
+
+
+def train_steps(
+    model: nn.Module, context: int, rate: float, steps: int, text: Tensor, machine: Compute, seed: int
+) -> Iterator[None]:
+    """Train a package one step at a time."""
+    optimizer = torch.optim.AdamW(model.parameters(), rate, betas=(0.9, 0.95), weight_decay=0.1, fused=True)
+    generator, warm_up = torch.Generator().manual_seed(seed), max(1, min(WARM_UP, steps // 10))
+    offsets = torch.arange(context + 1)
+    model.train()
+    for step in range(steps):
+        for group in optimizer.param_groups:
+            cosine = 0.05 + 0.95 * 0.5 * (1 + math.cos(math.pi * step / steps))
+            group["lr"] = rate * cosine * min(1.0, (step + 1) / warm_up)
+        begin = torch.randint(len(text) - context, (windows_per_step(context), 1), generator=generator)
+        batch = text[begin + offsets].long().to(machine.device)
+        with machine.use_precision():
+            logits = model(batch[:, :-1])
+        loss = F.cross_entropy(logits.flatten(0, 1).float(), batch[:, 1:].flatten())
+        (loss + getattr(model, "auxiliary", 0.0)).backward()
+        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
+        yield
+
+
+def read_split(corpus: Corpus, split: str) -> Tensor:
+    """Return the original bytes (n,) of a split."""
+    return torch.frombuffer(bytearray().join(corpus.iterate_original_blocks(split)), dtype=torch.uint8)
+
+
+def train_endlessly(name: str, corpus: Corpus, options: Options | None = None) -> Iterator[None]:
+    """Train a package to be timed, on the device and with the threads of the options."""
+    package, machine, text = (
+        PACKAGES[name],
+        setup_compute(options or load_options(None, [])),
+        read_split(corpus, "train"),
+    )
+    return train_steps(package.build().to(machine.device), package.context, RATES[0], 1000, text, machine, 0)
+
+
+def train_model(package: Package, rate: float, steps: int, text: Tensor, machine: Compute, seed: int) -> nn.Module:
+    """Return a model trained for `steps` steps."""
+    torch.manual_seed(seed)
+    model = package.build().to(machine.device)
+    for _ in train_steps(model, package.context, rate, steps, text, machine, seed):
+        pass
+    return model
+
+
+@torch.no_grad()
+def score_bits_per_byte(model: nn.Module, context: int, text: Tensor, machine: Compute) -> float:
+    """Return the bits per byte of a text, scoring every byte once.
+
+    Raises:
+        ValueError: the text is shorter than a window.
+    """
+    if len(text) <= context:
+        raise ValueError(f"the text to score has {len(text):,} bytes, and this package needs {context + 1:,}")
+    model.eval()
+    scored = torch.zeros(len(text), dtype=torch.long)
+    scored[0] += 1
+    total, known, batch = 8.0, 1, windows_per_step(context)
+    windows = []
+    while known < len(text):
+        begin = min(max(0, known - context // 2 - 1), len(text) - context - 1)
+        windows.append((begin, known))
+        known = begin + context + 1
+    for at in range(0, len(windows), batch):
+        begins = torch.tensor([begin for begin, _ in windows[at : at + batch]])
+        seen = text[begins[:, None] + torch.arange(context + 1)].long()
+        logits = model(seen[:, :-1].to(machine.device)).cpu()  # in float32, as runs are evaluated
+        nats = F.cross_entropy(logits.flatten(0, 1), seen[:, 1:].flatten(), reduction="none").unflatten(
+            0, (-1, context)
+        )
+        for row, (begin, known) in zip(nats.double(), windows[at : at + batch], strict=True):
+            total += float(row[known - begin - 1 :].sum()) / math.log(2)
+            scored[known : begin + context + 1] += 1
+    assert bool((scored == 1).all())
+    return total / len(text)
+
+
+def count_flops_per_byte(package: Package) -> float:
+    """Return the FLOPs per byte of the matrix products of a step, forward and backward, including attention.
+
+    They are counted by PyTorch's FlopCounterMode.
+    """
+    model, generator = package.build(), torch.Generator().manual_seed(0)
+    text = torch.randint(97, 123, (windows_per_step(package.context), package.context), generator=generator)
+    text[torch.rand(text.shape, generator=generator) < 0.17] = 32  # where some of them divide it
+    with FlopCounterMode(display=False) as counter, sdpa_kernel(SDPBackend.MATH):
+        model(text).sum().backward()
+    return float(counter.get_total_flops() / text.numel())
+
+
+@dataclass
+class PackageTotals:
+    """The contents of package.json: totals of a run, beside its evaluation.
+
+    Attributes:
+        rate: the best of the learning rates that were tried.
+        tried: bits per byte by learning rate, after a fifth of the steps, on the first bytes of valid.
+        parameters: of the model.
+        steps: trained at that rate.
+        seconds: of training at that rate.
+        flops: of these steps.
+    """
+
+    rate: float
+    tried: dict[str, float]
+    parameters: int
+    steps: int
+    seconds: float
+    flops: float
+
+
+def train_and_score(
+    corpus: Corpus, name: str, steps: int, seed: int, rates: list[float], threads: str
+) -> tuple[PackageTotals, Evaluation]:
+    """Train and score a package."""
+    package, machine = PACKAGES[name], setup_compute(load_options(None, [f"threads={threads}"]))
+    text, valid = (read_split(corpus, split) for split in ("train", "valid"))
+    check_causality(package.build().to(machine.device), package.context)
+    tried = {}
+    for rate in rates if len(rates) > 1 else ():
+        model = train_model(package, rate, max(1, steps // 5), text, machine, seed)
+        tried[rate] = score_bits_per_byte(model, package.context, valid[:100_000], machine)
+    rate = min(tried, key=tried.__getitem__) if tried else rates[0]
+    began = time.perf_counter()
+    model = train_model(package, rate, steps, text, machine, seed)
+    ended = time.perf_counter()
+    bits, size = score_bits_per_byte(model, package.context, valid, machine), len(valid)
+    characters = count_characters(valid.numpy().tobytes())
+    parameters = sum(parameter.numel() for parameter in model.parameters())
+    flops = count_flops_per_byte(package) * windows_per_step(package.context) * package.context * steps
+    return PackageTotals(
+        rate, {f"{each:g}": bits for each, bits in tried.items()}, parameters, steps, ended - began, flops
+    ), Evaluation(
+        split="valid",
+        stage="train",
+        step=steps,
+        checkpoint="",
+        text=None,
+        stride=0,
+        bits=bits * size,
+        tokens=size,
+        characters=characters,
+        bytes=size,
+        bits_per_token=bits,
+        bits_per_char=bits * size / characters,
+        bits_per_byte=bits,
+        bits_per_dim=None,
+        context=package.context,
+        seconds=time.perf_counter() - ended,
+        precision="fp32",
+        processor=machine.processor_name,
+        baselines=[],
+        not_beaten=[],
+    )
+
+
+def main() -> None:
+    """Run the command described above."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("name", choices=PACKAGES)
+    parser.add_argument("run", type=Path)
+    parser.add_argument("words", nargs="+", metavar="key=value", help="source and place of the shards")
+    parser.add_argument("--steps", type=int, required=True)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--rates", type=float, nargs="+", default=RATES)
+    parser.add_argument("--threads", default="null", help="CPU threads (default: all cores)")
+    arguments = parser.parse_intermixed_args()
+    corpus, rates = open_shards(load_options(None, arguments.words)), list(arguments.rates)
+    totals, evaluation = train_and_score(
+        corpus, arguments.name, arguments.steps, arguments.seed, rates, arguments.threads
+    )
+    arguments.run.mkdir(parents=True, exist_ok=True)
+    files = {"package": asdict(totals), "evaluation": asdict(evaluation)}  # the second says that all is there
+    for file, value in files.items():
+        write_json(arguments.run / f"{file}.json", value)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,486 @@
+"""Measures of a finished run beside its bits, one function each. Results are kept in the run's folder.
+
+    python -m experiments.measures NAME RUN [key=value …]
+
+Legend: B windows, T chunks of a window, N scored chunks or candidates, Q queries, W width.
+"""
+
+import math
+import re
+import sys
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from data.filesystem import write_json
+from data.vocabulary import Occurrences
+from experiments import activation_memory
+from experiments.catalogue import Measure
+from haed.base import TokenBatch, length_mask
+from haed.options import SYSTEMS
+from pipeline.options import SampleOptions
+from pipeline.run.index import display_chunk
+from pipeline.run.opened import Run
+from pipeline.run.run_directory import RunFolder
+from pipeline.run.windows import DocumentWindows, ScoredWindows, require_subset, split_windows
+from pipeline.score import baselines
+from pipeline.train.profile import profile_phase
+
+PER_VARIANT = {"profile", "memory", "speed"}  # time and memory, which depend on no seed: of one run of a variant
+
+
+@dataclass
+class Measurement:
+    """Metrics of a run, and further results to show.
+
+    Attributes:
+        metrics: metrics by name; for those in a claim lower is better. The table shows means over seeds.
+        axes: labels of the line's x- and y-axis.
+        line: its points.
+        examples: rows of cells, below a header row.
+        notes: remarks on the results.
+    """
+
+    metrics: dict[str, float]
+    axes: tuple[str, str] = ("", "")
+    line: list[tuple[float, float]] = field(default_factory=list)
+    examples: list[list[str]] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+
+
+def measurement_path(run: Path, name: str) -> Path:
+    """Return the path of a measure's results in a run."""
+    return run / "measures" / f"{name}.json"
+
+
+def measure_profile(run: Run) -> Measurement:
+    """Profile a step of the last phase: its time, the decoder's share of it, and the MB saved for the backward pass."""
+    profile = profile_phase(run.options, run.phase)
+    milliseconds = sum(profile.milliseconds.values())
+    metrics = {"milliseconds of a step": milliseconds, "MB kept": sum(profile.kept.values()) / 1e6}
+    if "decoder" in profile.milliseconds:
+        metrics["share of the decoder"] = profile.milliseconds["decoder"] / milliseconds
+    return Measurement(metrics)
+
+
+SPEED_CHUNKS, SPEED_BYTES, TURNS = 60, 300, 3  # of a text, in models of chunks and of tokens; about as long
+
+
+def measure_speed(run: Run) -> Measurement:
+    """Measure the characters per second of sampling a single text with cached state: the best turn after a warm-up."""
+    chunks = SPEED_CHUNKS if SYSTEMS[run.options.model.kind].chunks else math.ceil(SPEED_BYTES / run.system.cut.k)
+    options, rates = SampleOptions(chunks=chunks, temperature=1.0), []
+    for _ in range(1 + TURNS):
+        sampled = run.continued(b"", 1, options)
+        rates.append(len(sampled.texts[0].decode(errors="replace")) / sampled.seconds)
+    return Measurement({"characters/s, sampled": max(rates[1:])})
+
+
+COPY_WINDOWS = 64
+
+
+@torch.no_grad()
+def measure_copies(run: Run) -> Measurement:
+    """Measure the share of symbols that the copy task leaves unknown (Nawrot et al. 2021, appendix A.1).
+
+    Unknown is a symbol that is given at most half of the probability. The third symbols are the copies.
+    """
+    windows = require_subset(run.folder.open_corpus(), run.options.batch.context, COPY_WINDOWS, whole=True)
+    wrong = (run.system.decision_log_likelihood(windows)[..., :3] <= math.log(0.5)).float()
+    note = "wrong: given no more than half of the probability, so what is chance is always wrong; for the paper 1 in 26 is right"
+    metrics = {"wrong": float(wrong.mean()), "wrong, of each third": float(wrong[..., 2].mean())}
+    return Measurement(metrics, notes=[note])
+
+
+BAG_WINDOWS, BAG_EXAMPLES, LIKELIEST, SHOWN_CONTEXT = 64, 4, 8, 64
+
+
+@torch.no_grad()
+def measure_bags(run: Run) -> Measurement:
+    """Measure a coarse scale's bits of the next k tokens as a bag, as a share of a unigram model of the train split.
+
+    See Subramanian et al. 2020, section 6.2. Examples are contexts, continuations and the likeliest tokens.
+
+    Raises:
+        ValueError: the valid split is empty.
+    """
+    corpus, vocabulary = run.folder.open_corpus(), run.system.cut.vocabulary
+    windows = require_subset(corpus, run.options.batch.context, BAG_WINDOWS)
+    counts = np.ones(vocabulary)
+    for block in corpus.iterate_original_blocks("train"):
+        counts += np.bincount(np.frombuffer(block, np.uint8), minlength=vocabulary)
+    unigram = torch.from_numpy(counts / counts.sum()).log()
+    nats = unigram_nats = 0.0
+    with run.compute.use_precision():
+        for part in split_windows(windows):
+            nats -= float(run.system.decision_log_likelihood(part).sum())
+            real = length_mask(part.lengths, part.tokens.shape[2])
+            unigram_nats -= float(unigram[part.tokens[real].long()].sum())
+        rows = [["context", "what follows", "likeliest, with their probabilities"]]
+        inputs = run.system.prepare_inputs(windows[:BAG_EXAMPLES])
+        rows += [_bag_example(run, symbols) for symbols in inputs.symbols]  # type: ignore[attr-defined]
+    return Measurement({"share of a unigram model's bits": nats / unigram_nats}, examples=rows)
+
+
+def finest_scale(run: Run) -> int:
+    """Return k, the finest scale of a multi-scale model."""
+    return min(int(each.split("@")[1]) for each in run.options.model.multiscale.layers.split())
+
+
+def _bag_example(run: Run, symbols: Tensor) -> list[str]:
+    """Return a row with the group in the middle of a window: its context, its tokens, and the likeliest ones."""
+    k = finest_scale(run)
+    at = len(symbols) // 2 // k * k
+    shares, tokens = run.system(symbols[None])[0, at].float().softmax(-1).cpu().topk(LIKELIEST)
+    context, following = symbols[max(1, at + 1 - SHOWN_CONTEXT) : at + 1], symbols[at + 1 : at + 1 + k]
+    likeliest = [
+        f"{_display_symbols(run, token[None]).replace(' ', '␣')} {share:.2f}"
+        for token, share in zip(tokens, shares.tolist(), strict=True)
+    ]
+    return [_display_symbols(run, context), _display_symbols(run, following), " · ".join(likeliest)]
+
+
+def _display_symbols(run: Run, symbols: Tensor) -> str:
+    """Format tokens for display, without symbols of document starts."""
+    tokens = bytes(token for token in symbols.tolist() if token < run.system.cut.vocabulary)
+    return display_chunk(tokens, run.chunker.name)
+
+
+DISTANCE_WINDOWS, NEAR, FAR = 48, 4, 32
+
+
+def measure_distance(run: Run) -> Measurement:
+    """Measure the loss of chunks when the chunks before them are shuffled, near, far, and by distance.
+
+    After Khandelwal et al. 2018, and Subramanian et al. 2020, section 5.2. The first half of a window is shuffled. Every
+    chunk of the second half is scored after it and after the true one. Only whole windows are used, and all systems that
+    cut the corpus alike get the same ones.
+
+    Raises:
+        ValueError: the valid split has no whole window.
+    """
+    windows = require_subset(run.folder.open_corpus(), run.options.batch.context, DISTANCE_WINDOWS, whole=True)
+    added = added_bits(run, windows, shuffle_first_half(windows)).mean(0)
+    near, far = float(added[:NEAR].mean()), float(added[FAR:].mean()) if len(added) > FAR else None
+    metrics = {f"bits more, 1 to {NEAR} chunks away": near}
+    if far is not None:
+        metrics[f"bits more, beyond {FAR} chunks"] = far
+        if near > 0:
+            metrics["far of near"] = abs(far) / near
+    note = "far of near is not told where the order of the words just before counts for nothing yet"
+    axes = "chunks from the shuffled ones", "bits a chunk more"
+    return Measurement(metrics, axes, average_doubling(added), notes=[] if near > 0 else [note])
+
+
+def shuffle_first_half(windows: TokenBatch) -> TokenBatch:
+    """Return the windows with the chunks of their first halves in random order, a different one in each window.
+
+    Document starts stay in place.
+    """
+    count, half = len(windows), windows.lengths.shape[1] // 2
+    order = torch.rand(count, half, generator=torch.Generator().manual_seed(0)).argsort(1)
+    rows, tokens, lengths = torch.arange(count)[:, None], windows.tokens.clone(), windows.lengths.clone()
+    tokens[:, :half], lengths[:, :half] = tokens[rows, order], lengths[rows, order]
+    return replace(windows, tokens=tokens, lengths=lengths)
+
+
+def added_bits(run: Run, windows: TokenBatch, shuffled: TokenBatch) -> Tensor:
+    """Return the bits (B, N) of each chunk of the second halves after the shuffled first halves, minus after the true."""
+    return _second_half_bits(run, shuffled) - _second_half_bits(run, windows)
+
+
+@torch.no_grad()
+def _second_half_bits(run: Run, windows: TokenBatch) -> Tensor:
+    bits = []
+    with run.compute.use_precision():
+        for part in split_windows(windows):
+            mask = part.chunk_mask.clone()
+            mask[:, : mask.shape[1] // 2] = False
+            scored = ScoredWindows.from_system(run.likelihood, DocumentWindows(part, mask, torch.arange(len(part))))
+            bits.append(scored.bits.view(len(part), -1))
+    return torch.cat(bits)
+
+
+def average_doubling(values: Tensor) -> list[tuple[float, float]]:
+    """Return means over distances 1, 2, 3 to 4, 5 to 8, …, each at the middle of its distances."""
+    line, first, end = [], 0, 1
+    while first < len(values):
+        end = min(end, len(values))
+        line.append(((first + 1 + end) / 2, float(values[first:end].mean())))
+        first, end = end, 2 * end
+    return line
+
+
+FREQUENCY_CHUNKS, BINS = 16_384, 10
+
+
+@dataclass
+class CountedChunks:
+    """Scored chunks, their counts (N,) in the train split, and their bits (N,)."""
+
+    chunks: list[bytes]
+    counts: np.ndarray
+    bits: np.ndarray
+
+
+def measure_frequency(run: Run) -> Measurement:
+    """Measure the bits per byte of chunks in ten bins, from the rarest in training to the most frequent.
+
+    After Baevski & Auli 2019, and Subramanian et al. 2020, appendix 6.1. The scored chunks are sorted by their counts in
+    the train split, so bins have equal mass. Equal chunks are adjacent, and a frequent one may fill a bin.
+
+    Raises:
+        ValueError: the valid split is empty.
+    """
+    scored = count_chunks(run)
+    rates, table = [], [["bin", "in training", "such as", "bits a byte"]]
+    for number, rows in enumerate(divide_bins(scored), 1):
+        rates.append(float(scored.bits[rows].sum() / sum(len(scored.chunks[row]) for row in rows)))
+        counts = scored.counts[rows]
+        names = [display_chunk(scored.chunks[row], run.chunker.name).strip() or "␣" for row in rows]
+        examples = " · ".join(list(dict.fromkeys(names[:: max(1, len(names) // 12)]))[:6])
+        table.append([str(number), f"{counts.min():,} to {counts.max():,}", examples, f"{rates[-1]:.3f}"])
+    metrics = {
+        "bits a byte, rarest": rates[0],
+        "bits a byte, most frequent": rates[-1],
+        "rarest less most frequent": rates[0] - rates[-1],
+    }
+    line = [(float(number), rate) for number, rate in enumerate(rates, 1)]
+    return Measurement(metrics, ("tenths of the chunks, from the rarest", "bits a byte"), line, table)
+
+
+@torch.no_grad()
+def count_chunks(run: Run) -> CountedChunks:
+    """Count and score a fixed subset of valid."""
+    corpus, context = run.folder.open_corpus(), run.options.batch.context
+    windows = require_subset(corpus, context, -(-FREQUENCY_CHUNKS // context))
+    train, chunks, counts, bits = Occurrences(corpus, "train", "valid"), list[bytes](), [], []
+    with run.compute.use_precision():
+        for part in split_windows(windows):
+            mask = part.chunk_mask
+            each = DocumentWindows(part, mask, torch.arange(len(part)))
+            bits.append(ScoredWindows.from_system(run.likelihood, each).bits.numpy())
+            tokens, lengths = part.tokens[mask].numpy().astype(np.uint8), part.lengths[mask].numpy()
+            joined = tokens[np.arange(tokens.shape[1]) < lengths[:, None]]
+            counts.append(train.count_occurrences(joined, lengths.astype(np.uint8)))
+            chunks += [row[:length].tobytes() for row, length in zip(tokens, lengths, strict=True)]
+    return CountedChunks(chunks, np.concatenate(counts), np.concatenate(bits))
+
+
+def divide_bins(scored: CountedChunks) -> list[list[int]]:
+    """Return the chunk indices of each bin, the rarest first. Bin sizes differ by at most one."""
+    order = sorted(range(len(scored.chunks)), key=lambda row: (scored.counts[row], scored.chunks[row]))
+    return [part.tolist() for part in np.array_split(order, BINS)]
+
+
+def measure_memory(run: Run) -> Measurement:
+    """Measure the MB saved for the backward pass and compare the computed MB, by scale, and by part and kind.
+
+    See Subramanian et al. 2020, appendix, Table 8.
+
+    Raises:
+        ValueError: there is nothing to train on.
+    """
+    options, system = run.options, run.system
+    windows = require_subset(run.folder.open_corpus(), options.batch.context, options.batch.sequences, "train")
+    measured, computed = activation_memory.measure_saved_bytes(system, windows), None
+    if system.device.type == "cpu":
+        sequences, length = system.prepare_inputs(windows).symbols.shape  # type: ignore[attr-defined]
+        computed = activation_memory.compute_saved_bytes(options.model, system.cut.vocabulary, sequences, length)
+    metrics = {"MB measured": sum(measured.values()) / 1e6}
+    if computed is not None and run.compute.autocast is None:
+        metrics["MB computed"] = sum(computed.values()) / 1e6
+        metrics["share that the computed is off"] = abs(metrics["MB computed"] / metrics["MB measured"] - 1)
+    line = activation_memory.megabytes_per_layer(system, measured)
+    metrics |= {f"a layer at {scale:g}x, of one at 1x": size / line[0][1] for scale, size in line[1:]}
+    rows = activation_memory.format_table(measured, computed)
+    return Measurement(metrics, ("scale", "MB a layer"), line, rows)
+
+
+QUERIES, CANDIDATES, NEAREST, PASSAGE_EXAMPLES, PASSAGE_LETTERS = 48, 512, 3, 2, 280
+
+
+def measure_passages(run: Run) -> Measurement:
+    """Measure the topic distance of nearest passages relative to random ones, by scale, with examples.
+
+    See Subramanian et al. 2020, Table 6. A passage is a window. At each scale it is the mean of the outputs of the
+    scale's last layer, centred by subtracting the mean over all candidates, and compared by cosine similarity. Topics
+    agree by the cosine of the passages' tf-idf vectors, which do not depend on the model.
+
+    Raises:
+        ValueError: a split has no whole window, or the model no scales.
+    """
+    corpus, context = run.folder.open_corpus(), run.options.batch.context
+    queries, candidates = (
+        require_subset(corpus, context, count, split, whole=True)
+        for count, split in ((QUERIES, "valid"), (CANDIDATES, "train"))
+    )
+    query_vectors, candidate_vectors = passage_vectors(run, queries), passage_vectors(run, candidates)
+    texts, others = _display_windows(run, queries), _display_windows(run, candidates)
+    agreement = topic_agreement(texts, others)
+    metrics, rows = {}, [["scale", "passage", "nearest", "agreement of topics"]]
+    for scale in sorted(query_vectors):
+        nearest = nearest_passages(query_vectors[scale], candidate_vectors[scale])
+        distance = (1 - agreement.gather(1, nearest)).mean() / (1 - agreement).mean()
+        metrics[f"distance of topics at {scale}x, of random"] = float(distance)
+        for query in range(min(PASSAGE_EXAMPLES, len(texts))):
+            other = int(nearest[query, 0])
+            shown = [texts[query][:PASSAGE_LETTERS], others[other][:PASSAGE_LETTERS]]
+            rows.append([f"{scale}x", *shown, f"{float(agreement[query, other]):.2f}"])
+    note = f"passages of {QUERIES} windows of valid are looked for among {CANDIDATES} of train, {NEAREST} each"
+    return Measurement(metrics, examples=rows, notes=[note])
+
+
+@torch.no_grad()
+def passage_vectors(run: Run, windows: TokenBatch) -> dict[int, Tensor]:
+    """Return the mean vectors (B, W) of the windows, by scale.
+
+    Raises:
+        ValueError: the model has no scales.
+    """
+    system, parts = run.system, dict[int, list[Tensor]]()
+    with run.compute.use_precision():
+        for part in split_windows(windows):
+            for scale, outputs in system.collect_scale_outputs(part).items():
+                outputs = outputs.float().cpu()
+                real = torch.arange(outputs.shape[1]) * scale < part.lengths.sum(1)[:, None]  # the others are padding
+                parts.setdefault(scale, []).append((outputs * real[..., None]).sum(1) / real.sum(1)[:, None])
+    if not parts:
+        raise ValueError(f"model.kind={system.kind} has no scales: passages cannot be compared by them")
+    return {scale: torch.cat(vectors) for scale, vectors in parts.items()}
+
+
+def nearest_passages(queries: Tensor, candidates: Tensor) -> Tensor:
+    """Return the indices (Q, NEAREST) of the candidates (N, W) nearest to queries (Q, W), the nearest first."""
+    mean = candidates.mean(0)
+    cosines = F.normalize(queries - mean, dim=1) @ F.normalize(candidates - mean, dim=1).T
+    return cosines.topk(min(NEAREST, len(candidates)), 1).indices
+
+
+def topic_agreement(texts: list[str], others: list[str]) -> Tensor:
+    """Return the cosines (Q, N) of the tf-idf vectors of texts and others."""
+    bags = [Counter(re.findall(r"\w+", each.lower())) for each in (*texts, *others)]
+    documents = Counter(word for bag in bags for word in bag)
+    columns = {word: column for column, word in enumerate(documents)}
+    weights = torch.zeros(len(bags), len(columns))
+    for row, bag in enumerate(bags):
+        for word, count in bag.items():
+            weights[row, columns[word]] = count * math.log(len(bags) / documents[word])
+    weights = F.normalize(weights, dim=1)
+    return weights[: len(texts)] @ weights[len(texts) :].T
+
+
+def _display_windows(run: Run, windows: TokenBatch) -> list[str]:
+    masks = length_mask(windows.lengths, windows.tokens.shape[2])
+    rows = (bytes(tokens[mask].tolist()) for tokens, mask in zip(windows.tokens, masks, strict=True))
+    return [display_chunk(row, run.chunker.name) for row in rows]
+
+
+PROMPTS, SAMPLES, SAMPLE_WORDS, SAMPLE_BYTES = 8, 3, 64, 320  # bytes: about as many as so many words have
+ORDER, GRAMS, SAMPLE_EXAMPLES, SAMPLE_LETTERS = 5, (1, 2, 3, 4), 3, 160
+
+
+def measure_samples(run: Run) -> Measurement:
+    """Measure samples: bits per character under an n-gram model, repeats, seconds per sample, and BLEU.
+
+    See Subramanian et al. 2020, appendix 6.3. Prompts of 64 words are spread over the valid split. Three samples of each
+    are drawn at temperature 0.7 from the 10 likeliest tokens (the paper does not state its number). The n-gram model is
+    the Witten-Bell byte model that evaluations use as a baseline, fitted on the train split. Repeats are the share of
+    word n-grams that occurred before in their sample. BLEU scores the true text with the samples as references. A note
+    has the same metrics for the true text.
+
+    Raises:
+        ValueError: the valid split is shorter than a prompt and its continuation.
+    """
+    corpus = run.folder.open_corpus()
+    prompts, truths = spread_prompts(b"".join(corpus.iterate_original_blocks("valid")))
+    by_chunks = SYSTEMS[run.options.model.kind].chunks
+    chunks = SAMPLE_WORDS if by_chunks else math.ceil(SAMPLE_BYTES / run.system.cut.k)
+    options = SampleOptions(chunks=chunks, temperature=0.7, top_k=10, top_p=1.0)
+    sampled = [run.continued(prompt, SAMPLES, options) for prompt in prompts]
+    texts = [[text.decode(errors="replace") for text in each.texts] for each in sampled]
+    train = b"".join(corpus.iterate_original_blocks("train"))
+    metrics = _score_texts(train, [text for each in texts for text in each])
+    of_truth = ", ".join(f"{name} {value:.2f}" for name, value in _score_texts(train, truths).items())
+    notes = [f"of the text that samples stand for: {of_truth}"]
+    metrics["seconds a sample"] = sum(each.seconds for each in sampled) / (SAMPLES * len(sampled))
+    try:
+        metrics["BLEU"] = compute_bleu(truths, texts)
+    except ImportError:
+        notes.append("no BLEU: pip install 'haed[experiments]', and delete measures/samples.json of the runs")
+    rows = [["prompt, its end", "sample", "the text"]]
+    for prompt, each, truth in list(zip(prompts, texts, truths, strict=True))[:SAMPLE_EXAMPLES]:
+        rows.append([prompt.decode(errors="replace")[-SAMPLE_LETTERS:], each[0], truth])
+    return Measurement(metrics, examples=rows, notes=notes)
+
+
+def _score_texts(train: bytes, texts: Sequence[str]) -> dict[str, float]:
+    """Return the bits per character under n-grams of `train`, and the texts' mean repeats."""
+    (scored, *_) = baselines.measure_baselines(train, "".join(texts).encode(), [ORDER])
+    repeats = {f"repeated {n}-grams": sum(share_repeated(each, n) for each in texts) / len(texts) for n in GRAMS}
+    return {"bits/char of n-grams": scored.bits_per_char, **repeats}
+
+
+def spread_prompts(text: bytes) -> tuple[list[bytes], list[str]]:
+    """Return evenly spaced prompts of `SAMPLE_WORDS` words, and the words that follow each.
+
+    Raises:
+        ValueError: there are too few words.
+    """
+    words = [match.start() for match in re.finditer(rb"\S+", text)]
+    first = len(words) - 2 * SAMPLE_WORDS
+    if first <= 0:
+        raise ValueError(f"the valid split has {len(words)} words: samples need {2 * SAMPLE_WORDS + 1}")
+    begins = [first * number // PROMPTS for number in range(PROMPTS)]
+    parts = [[words[begin + skip] for skip in (0, SAMPLE_WORDS, 2 * SAMPLE_WORDS)] for begin in begins]
+    return [text[a:b] for a, b, _ in parts], [text[b:c].decode(errors="replace") for _, b, c in parts]
+
+
+def share_repeated(text: str, n: int) -> float:
+    """Return the share of word n-grams that occurred before in a text."""
+    words = text.split()
+    grams = [tuple(words[at : at + n]) for at in range(len(words) - n + 1)]
+    return 1 - len(set(grams)) / len(grams) if grams else 0.0
+
+
+def compute_bleu(truths: Sequence[str], texts: Sequence[Sequence[str]]) -> float:
+    """Return the BLEU of the truths with the sampled texts of each as its references, from 0 to 100.
+
+    Raises:
+        ImportError: sacrebleu is not installed.
+    """
+    import sacrebleu
+
+    return float(sacrebleu.corpus_bleu(list(truths), [list(each) for each in zip(*texts, strict=True)]).score)
+
+
+MEASURES: dict[Measure, Callable[[Run], Measurement]] = {
+    "bags": measure_bags,
+    "copies": measure_copies,
+    "distance": measure_distance,
+    "frequency": measure_frequency,
+    "memory": measure_memory,
+    "passages": measure_passages,
+    "profile": measure_profile,
+    "samples": measure_samples,
+    "speed": measure_speed,
+}
+
+
+def main(name: Measure, run: str, *words: str) -> None:
+    """Measure a run and keep the results in its folder."""
+    folder = RunFolder.find(run, "")
+    measurement = MEASURES[name](Run(folder, folder.load_options(list(words), "profile")))
+    path = measurement_path(folder.path, name)
+    path.parent.mkdir(exist_ok=True)
+    write_json(path, asdict(measurement))
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])  # type: ignore[arg-type]

@@ -1,0 +1,457 @@
+"""Results of an experiment, computed from run folders alone: rows, a verdict, a plot, and a page.
+
+    python -m experiments.results FOLDER…     results for docs/experiments.md, such as experiments/results/haed-table1/hour
+
+The command copies rows and pictures to docs/experiments, and writes the page of all results that are there anew.
+Verdicts are those of the present claims, and plots that need rows alone are drawn anew.
+"""
+
+import csv
+import io
+import platform
+import re
+import shutil
+import statistics
+import sys
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from functools import partial
+from pathlib import Path
+
+from data.filesystem import write_atomically, write_json
+from experiments.catalogue import OURS, Experiment, Plan, Variant, list_experiments, load_experiment
+from experiments.measures import Measurement
+from pipeline.console import markdown_text
+from pipeline.options import Phase
+from pipeline.reporting.comparison import BITS
+from pipeline.reporting.plots import PlottedModel, plot_experiment
+from pipeline.reporting.rendering import Column, Table, data_uri, render_file
+from pipeline.run.files import Evaluation, read_as
+from pipeline.run.metrics import read_metrics
+from pipeline.run.run_directory import RunFolder
+
+NOISE = 0.02  # bits, or a share of other metrics: with a single seed, smaller differences are not told apart
+_MOST_COMPARISONS = 6  # of more, only those that do not agree are listed
+_MOST_WORD_BITS = 64  # beyond that, white space does not divide the text into words
+
+
+@dataclass
+class RunTotals:
+    """Steps and seconds of a finished run by phase, its model FLOPs of training, and its parameters."""
+
+    steps: dict[Phase, int]
+    seconds: dict[Phase, float]
+    flops: float
+    parameters: int | None
+
+
+@dataclass
+class VariantRun:
+    """A run of a variant: its folder, its totals or why it failed, its measures, and why others are missing."""
+
+    variant: Variant
+    seed: int
+    folder: Path
+    totals: RunTotals | None = None
+    failure: str | None = None
+    measured: dict[str, Measurement] = field(default_factory=dict, repr=False)
+    unmeasured: dict[str, str] = field(default_factory=dict)
+
+
+@dataclass
+class Metric:
+    """The mean of a metric over runs, and half of its range."""
+
+    mean: float
+    spread: float
+    runs: int = 1
+
+    @classmethod
+    def summarize(cls, values: Sequence[float]) -> "Metric":
+        """Summarise the values of all seeds."""
+        return cls(statistics.mean(values), (max(values) - min(values)) / 2, len(values))
+
+
+@dataclass
+class Row:
+    """The results of a variant.
+
+    Attributes:
+        variant: its name.
+        bits: mean of the headline metric over seeds, or None if no run was finished.
+        spread: half of the range.
+        unit: of both.
+        seeds: number of finished runs.
+        word_perplexity: 2 to the bits per word, for text; None for data without words. Words are separated by white
+            space, and each line end counts as one.
+        steps: of all phases.
+        seconds: of training, by the clock.
+        flops: model FLOPs of training.
+        parameters: of the model.
+        metrics: further metrics, by name.
+        paper: the paper's results.
+        failures: messages on unfinished seeds and failed measures.
+    """
+
+    variant: str
+    bits: float | None = None
+    spread: float = 0
+    unit: str = ""
+    seeds: int = 0
+    word_perplexity: float | None = None
+    steps: int = 0
+    seconds: float = 0
+    flops: float = 0
+    parameters: int | None = None
+    metrics: dict[str, Metric] = field(default_factory=dict)
+    paper: dict[str, float] = field(default_factory=dict)
+    failures: list[str] = field(default_factory=list)
+
+    def find_metric(self, name: str) -> Metric | None:
+        """Return a metric by name: "bits", or one of the measures."""
+        if name == "bits":
+            return None if self.bits is None else Metric(self.bits, self.spread, self.seeds)
+        return self.metrics.get(name)
+
+
+@dataclass
+class Result:
+    """The rows in the paper's order, the verdict, notes, and the folder."""
+
+    name: str
+    folder: str
+    verdict: str
+    notes: list[str]
+    rows: list[Row]
+
+
+def write_results(experiment: Experiment, runs: Sequence[VariantRun], notes: list[str], plan: Plan) -> Result:
+    """Read the runs, and write report.html, the plot, and the rows as CSV and JSON into the plan's folder."""
+    by_variant: dict[str, list[VariantRun]] = defaultdict(list)
+    for run in runs:
+        by_variant[run.variant.name].append(run)
+    words = count_words(runs)
+    rows = [make_row(of[0].variant, of, words if of[0].variant.data == "text" else None) for of in by_variant.values()]
+    remarks = dict.fromkeys(note for run in runs for measured in run.measured.values() for note in measured.notes)
+    notes = [*notes, *describe_plan(experiment, plan), *remarks]
+    result = Result(experiment.name, str(plan.folder), judge_claim(experiment, rows), notes, rows)
+    finished = {run.variant.name: run for run in reversed(runs) if run.failure is None}
+    plot = plot_rows(experiment, rows, finished)
+    examples = {name: x.examples for name, run in finished.items() for x in run.measured.values() if x.examples}
+    plan.folder.mkdir(parents=True, exist_ok=True)
+    write_json(plan.folder / f"{experiment.name}.json", asdict(result))
+    write_atomically(plan.folder / f"{experiment.name}.csv", _format_csv(rows).encode())
+    write_atomically(plan.folder / f"{experiment.name}.png", plot)
+    write_atomically(plan.folder / "report.html", format_page(experiment, result, plot, examples).encode())
+    return result
+
+
+def describe_plan(experiment: Experiment, plan: Plan) -> list[str]:
+    """Return notes on seeds, limits, clock and overrides."""
+    limit = "models of the papers' sizes, each with its own preset's limits, neither equal steps nor equal seconds"
+    if plan.seconds is not None:
+        second = "wall time" if plan.clock == "wall" else "what a core works (--clock process)"
+        limit = (
+            f"equal {experiment.equal}; {plan.seconds:,.0f} s of training in all, seconds of {second}, by a clock of steps "
+            f"timed in turns on {platform.machine()}"
+        )
+    notes = [f"seeds: {plan.seeds}; {limit}; bits are of the valid split"]
+    if plan.overrides:
+        packages = any(variant.package for variant in experiment.variants)
+        models = "models of this project, not packages" if packages else "models"
+        notes.append(f"for all {models}: {' '.join(plan.overrides)}")
+    if plan.seeds == 1:
+        notes.append(f"one seed: differences below {NOISE} are not told apart")
+    return notes
+
+
+def make_row(variant: Variant, runs: Sequence[VariantRun], words: int | None) -> Row:
+    """Summarise the runs of a variant, one for each seed. `words` is the number of words in the scored text."""
+    finished = [run for run in runs if run.failure is None]
+    failures = [f"seed {run.seed}: {run.failure}" for run in runs if run.failure is not None]
+    failures += [f"seed {run.seed}, {measure}: {why}" for run in runs for measure, why in run.unmeasured.items()]
+    if not finished:
+        return Row(variant.name, paper=variant.paper, failures=failures)
+    evaluations = [read_as(Evaluation, run.folder / "evaluation.json") for run in finished]
+    bits = Metric.summarize([each.headline.value for each in evaluations])
+    totals = finished[0].totals
+    assert totals is not None
+    perplexity = None
+    if words and max(each.bits / words for each in evaluations) < _MOST_WORD_BITS:
+        perplexity = statistics.mean(2 ** (each.bits / words) for each in evaluations)
+    metrics: dict[str, list[float]] = defaultdict(list)
+    for measured in (each for run in finished for each in run.measured.values()):
+        for name, value in measured.metrics.items():
+            metrics[name].append(value)
+    return Row(
+        variant=variant.name,
+        bits=bits.mean,
+        spread=bits.spread,
+        unit=evaluations[0].headline.unit,
+        seeds=len(finished),
+        word_perplexity=perplexity,
+        steps=sum(totals.steps.values()),
+        seconds=sum(totals.seconds.values()),
+        flops=totals.flops,
+        parameters=totals.parameters,
+        metrics={name: Metric.summarize(values) for name, values in metrics.items()},
+        paper=variant.paper,
+        failures=failures,
+    )
+
+
+def count_words(runs: Sequence[VariantRun]) -> int | None:
+    """Return the number of words in the scored text, separated by white space; line ends count as words too."""
+    for run in runs:
+        if run.failure is None and run.variant.data == "text" and not run.variant.package:
+            text = b"".join(RunFolder(run.folder).open_corpus().iterate_original_blocks("valid"))
+            return len(text.split()) + text.count(b"\n")
+    return None
+
+
+def judge_claim(experiment: Experiment, rows: Sequence[Row]) -> str:
+    """Judge the claim, pair by pair and bound by bound: the result agrees, disagrees, or cannot tell at this size."""
+    by_name = {row.variant: row for row in rows}
+    pairs = [*((pair, True) for pair in experiment.better), *((pair, False) for pair in experiment.no_better)]
+    judged = [_judge_pair(by_name, pair, name, experiment, better) for pair, better in pairs for name in experiment.by]
+    signs, texts = [sign for sign, _ in judged], [text for _, text in judged]
+    if len(texts) > _MOST_COMPARISONS:
+        texts = [text for sign, text in judged if sign <= 0]
+        texts.append(f"{'the other' if texts else 'all'} {len(judged) - len(texts)} comparisons are as claimed")
+    for name, bound in experiment.below.items():
+        metrics = {row.variant: metric for row in rows if (metric := row.find_metric(name)) is not None}
+        missing = [row.variant for row in rows if row.variant not in metrics and _lacks(row, name, experiment, rows)]
+        signs += [_sign(bound - metric.mean, _noise([metric], bound)) for metric in metrics.values()]
+        signs += [0] * (len(missing) if metrics else 1)
+        values = [f"{metric.mean:.3f} of {variant}" for variant, metric in metrics.items()]
+        values += [f"{variant} is missing" for variant in missing]
+        texts.append(f"{name}, below {bound:g}: {', '.join(values) or 'of no model'}")
+    claims = "this project claims" if experiment.source == OURS else "the paper finds"
+    word = "disagrees" if -1 in signs else "cannot tell at this size" if 0 in signs else "agrees"
+    return f"{word}: {claims} that {experiment.claim}; here {'; '.join(texts)}."
+
+
+def _lacks(row: Row, name: str, experiment: Experiment, rows: Sequence[Row]) -> bool:
+    """Return whether a row lacks a metric that it should have.
+
+    It should if it failed, or if it has all metrics of another row except this one.
+    """
+    failed = any(f", {measure}: " in failure for measure in experiment.measures for failure in row.failures)
+    alike = any(name in other.metrics and {*row.metrics, name} == {*other.metrics} for other in rows)
+    return row.bits is None or failed or alike
+
+
+def _judge_pair(
+    rows: Mapping[str, Row], pair: tuple[str, str], name: str, experiment: Experiment, better: bool
+) -> tuple[int, str]:
+    """Return 1, 0 or −1 for agreement on a pair of variants in a metric, and a text.
+
+    The first is to be lower than the second by the margin or, if not `better`, lower by at most `NOISE` units. The latter
+    is undecided if the seeds differ by more.
+    """
+    first, second = (rows[variant].find_metric(name) if variant in rows else None for variant in pair)
+    if first is None or second is None:
+        return 0, f"{pair[0]} or {pair[1]} is missing"
+    lead, unit = second.mean - first.mean, 1.0 if name == "bits" else max(abs(first.mean), abs(second.mean))
+    noise, suffix = _noise([first, second], unit), "" if experiment.by == ("bits",) else f" in {name}"
+    text = f"{pair[0]} {abs(lead):.3f} {'ahead of' if lead >= 0 else 'behind'} {pair[1]}{suffix}"
+    if better:
+        margin = f" (asked: {experiment.margin:g})" if experiment.margin else ""
+        return _sign(lead - experiment.margin, noise), text + margin
+    bound = NOISE * unit
+    sign = 1 if lead <= bound else 0 if lead <= noise else -1
+    return sign, f"{text} (no more than {bound:.3f} ahead was asked)"
+
+
+def _noise(metrics: Sequence[Metric], unit: float) -> float:
+    """Return the bound of noise: the sum of the spreads, and at least `NOISE` units if a metric is of a single run."""
+    spread = sum(each.spread for each in metrics)
+    return spread if min(each.runs for each in metrics) > 1 else max(spread, NOISE * unit)
+
+
+def _sign(lead: float, noise: float) -> int:
+    """Return 1 for, −1 against a claim, 0 if the difference is within noise."""
+    return 0 if abs(lead) <= noise else 1 if lead > 0 else -1
+
+
+def list_columns(rows: Sequence[Row]) -> tuple[list[str], list[str]]:
+    """Return the names of the metrics and of the paper's results that occur in any row."""
+    measured = dict.fromkeys(name for row in rows for name in row.metrics)
+    return list(measured), list(dict.fromkeys(name for row in rows for name in row.paper))
+
+
+def tabulate_rows(rows: Sequence[Row]) -> Table:
+    """Return the table of the rows."""
+
+    def format_mean(metric: Metric) -> str:
+        return f"{metric.mean:,.3f}" if metric.mean < 10 else f"{metric.mean:,.1f}"
+
+    def format_bits(row: Row) -> str:
+        spread = f" ± {row.spread:.3f}" if row.seeds > 1 else ""
+        return "failed" if row.bits is None else f"{row.bits:.3f}{spread} {row.unit}"
+
+    measured, paper = list_columns(rows)
+    columns = [
+        Column("", lambda row: row.variant),
+        Column("bits", format_bits, "{}"),
+        Column("words, perplexity", lambda row: row.word_perplexity, "{:,.0f}"),
+        Column("steps", lambda row: row.steps, "{:,}"),
+        Column("seconds", lambda row: row.seconds, "{:,.0f}"),
+        Column("parameters", lambda row: row.parameters, "{:,}"),
+        Column("TFLOP", lambda row: row.flops / 1e12, "{:.2f}"),
+        *(Column(name, partial(_get_metric, name=name), format_mean) for name in measured),
+        *(Column(f"paper: {name}", partial(_get_paper_metric, name=name), "{:g}") for name in paper),
+    ]
+    return Table.from_columns(columns, rows)
+
+
+def _get_metric(row: Row, name: str) -> Metric | None:
+    return row.metrics.get(name)
+
+
+def _get_paper_metric(row: Row, name: str) -> float | None:
+    return row.paper.get(name)
+
+
+def _format_csv(rows: Sequence[Row]) -> str:
+    text = io.StringIO()
+    measured, paper = list_columns(rows)
+    columns = [name for name in asdict(rows[0]) if name not in ("metrics", "paper", "failures")]
+    writer = csv.writer(text)
+    heads = [head for name in measured for head in (name, f"{name}, spread")]
+    writer.writerow([*columns, *heads, *(f"paper: {name}" for name in paper)])
+    for row in rows:
+        metrics = [row.metrics.get(name) for name in measured]
+        values = [value for each in metrics for value in ((each.mean, each.spread) if each else ("", ""))]
+        writer.writerow([*(getattr(row, name) for name in columns), *values, *(row.paper.get(x, "") for x in paper)])
+    return text.getvalue()
+
+
+def format_result(result: Result) -> str:
+    """Format the result as a text table for a terminal."""
+    notes = "\n".join(f"- {note}" for note in [*result.notes, *_list_failures(result)])
+    table = tabulate_rows(result.rows).to_text()
+    return "\n".join([table, "", result.verdict, "", notes, "", f"{result.folder}/report.html"])
+
+
+def _list_failures(result: Result) -> list[str]:
+    return [f"failed: {row.variant}, {why}" for row in result.rows for why in row.failures]
+
+
+def format_markdown(experiment: Experiment, result: Result, picture: str) -> str:
+    """Return the result as Markdown, with the address of its picture."""
+    question = markdown_text(experiment.question)
+    notes = "\n".join(f"- {markdown_text(note)}" for note in [*result.notes, *_list_failures(result)])
+    return (
+        f"{markdown_text(experiment.source)}: {question}\n\n**{markdown_text(result.verdict)}**\n\n"
+        f"![{question}]({picture})\n\n{tabulate_rows(result.rows).to_markdown()}\n\n{notes}\n"
+    )
+
+
+def format_page(experiment: Experiment, result: Result, plot: bytes, examples: dict[str, list[list[str]]]) -> str:
+    """Return report.html, with tables of examples by variant."""
+    return render_file(
+        "experiment.html",
+        title=experiment.name,
+        source=experiment.source,
+        question=experiment.question,
+        verdict=result.verdict,
+        picture=data_uri(plot),
+        results=tabulate_rows(result.rows),
+        notes=[*result.notes, *_list_failures(result)],
+        examples={name: _tabulate_examples(rows) for name, rows in examples.items()},
+    )
+
+
+def _tabulate_examples(rows: list[list[str]]) -> Table:
+    head, *lines = rows
+    numbers = all(_is_number(cell) for line in lines for cell in line[1:])
+    return Table(head, lines, [False, *(numbers for _ in head[1:])])
+
+
+def _is_number(cell: str) -> bool:
+    return re.fullmatch(r"–|-?[0-9,]+(\.[0-9]+)?", cell) is not None
+
+
+def plot_rows(experiment: Experiment, rows: Sequence[Row], finished: dict[str, VariantRun]) -> bytes:
+    """Plot the metric of the claim beside the paper's, and a second plot.
+
+    The second plot has bits against the metric `across`, the lines that were measured, or validation curves.
+
+    Args:
+        experiment: the experiment.
+        rows: of all variants.
+        finished: a finished run of each variant that has one.
+    """
+    models, axes = [], ("seconds of training", "validation, bits per token")
+    _, paper = list_columns(rows)
+    paper.sort(key=lambda name: name != experiment.by[0])  # first the metric that is plotted of ours
+    for row in rows:
+        metric, unit = row.find_metric(experiment.by[0]), row.unit if experiment.by[0] == "bits" else experiment.by[0]
+        models.append(model := PlottedModel(row.variant, unit, paper=[row.paper.get(name) for name in paper]))
+        if metric is not None:
+            model.value, model.spread = metric.mean, metric.spread
+        if experiment.across is not None:
+            axes = (experiment.across, "bits")
+            if (across := row.find_metric(experiment.across)) is not None and row.bits is not None:
+                model.place = (across.mean, row.bits)
+        elif row.variant in finished:
+            lines = [each for each in finished[row.variant].measured.values() if each.line]
+            model.line = lines[0].line if lines else _read_curve(finished[row.variant])
+            axes = lines[0].axes if lines else axes
+    return plot_experiment(models, paper, axes)
+
+
+def _read_curve(run: VariantRun) -> list[tuple[float, float]]:
+    """Return seconds and bits of a run's validations, the phases one after the other."""
+    before, points = 0.0, []
+    assert run.totals is not None
+    for phase, seconds in run.totals.seconds.items():
+        path, step_seconds = run.folder / phase / "metrics.jsonl", seconds / max(1, run.totals.steps[phase])
+        records = read_metrics(path) if path.is_file() else []
+        points += [(before + record["step"] * step_seconds, record[BITS]) for record in records if BITS in record]
+        before += seconds
+    return points
+
+
+DOCUMENT = Path(__file__).resolve().parents[1] / "docs" / "experiments.md"
+MARK = "<!-- python -m experiments.results -->\n"
+
+
+def _keep_picture(name: str, png: bytes) -> None:
+    """Write a picture into the documentation without transparency and with few colours."""
+    from PIL import Image
+
+    with Image.open(io.BytesIO(png)) as image:
+        image.convert("RGB").quantize(128).save(DOCUMENT.with_suffix("") / f"{name}.png", optimize=True)
+
+
+def main(folders: list[str]) -> None:
+    """Copy results into the documentation, and write its page anew."""
+    place = DOCUMENT.with_suffix("")
+    for folder in map(Path, folders):
+        name = folder.parent.name
+        shutil.copy(folder / f"{name}.json", place)
+        _keep_picture(name, (folder / f"{name}.png").read_bytes())
+    table, pages = [], []
+    for name in list_experiments():
+        if not (path := place / f"{name}.json").is_file():
+            print(f"{name}: not run")
+            continue
+        experiment, result = load_experiment(name), read_as(Result, path)
+        result.verdict = judge_claim(experiment, result.rows)
+        if experiment.across:
+            _keep_picture(name, plot_rows(experiment, result.rows, {}))
+        budget = Path(result.folder).name.split("-")[0]
+        table.append([f"[{name}](#{name})", budget, result.verdict.split(":")[0]])
+        pages.append(f"### {name}\n\n{format_markdown(experiment, result, f'experiments/{name}.png')}")
+    before = DOCUMENT.read_text().split(MARK)[0]
+    overview = [
+        f"| {' | '.join(line)} |" for line in [["experiment", "budget", "what is claimed"], ["---"] * 3, *table]
+    ]
+    DOCUMENT.write_text("\n".join([f"{before}{MARK}", *overview, "", *pages]))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

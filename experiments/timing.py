@@ -1,0 +1,69 @@
+"""Seconds per training step, which convert limits in seconds into limits in steps.
+
+Seconds are not comparable on a shared machine, or between machines. So the variants of a comparison first take some steps
+in turns, on an idle machine. From then on a run's time is its number of steps times the seconds of a step, and steps
+alone are the limit: the machine may be shared, runs may go side by side, and a stopped comparison may be resumed later
+or elsewhere. Seconds are wall time, for any number of threads. With the clock `process` they are CPU time of this
+process, without that of other processes.
+"""
+
+import random
+import statistics
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Literal
+
+import torch
+
+from data.corpus import Corpus
+from pipeline.options import Options
+from pipeline.run.checkpoints import Checkpoints
+from pipeline.run.device import setup_compute
+from pipeline.train.stages import build_trainer
+
+
+def lift_other_limits(*phases: str) -> list[str]:
+    """Return the overrides that remove all limits but steps."""
+    return [f"{phase}.{limit}=null" for phase in phases for limit in ("seconds", "epochs")]
+
+
+def run_phase_steps(phase: str, options: Options, corpus: Corpus, folder: Path) -> Iterator[None]:
+    """Train a phase of a run one step at a time, including data and optimizer."""
+    machine = setup_compute(options)
+    place = Checkpoints(folder / phase)
+    trainer = build_trainer(getattr(options, phase), options, corpus, place, machine, lambda: False)
+    yield from trainer.run_steps(ahead=True)
+
+
+def measure_step_seconds(
+    trainings: dict[str, Iterator[None]],
+    rounds: int = 4,
+    steps: int = 12,
+    before: int = 4,
+    clock: Literal["wall", "process"] = "wall",
+) -> dict[str, float]:
+    """Return the median seconds of a step of each training, over rounds in which they take turns in random order.
+
+    The first round is not counted, nor the first steps of a turn, which find caches and memory as another training
+    left them.
+
+    Raises:
+        ValueError: the clock is `process`, and a GPU computes.
+    """
+    if clock == "process" and torch.cuda.is_available():
+        raise ValueError("--clock process counts what the CPU works, not the GPU of this machine: leave it out")
+    now = time.process_time if clock == "process" else time.perf_counter
+    took: dict[str, list[float]] = {name: [] for name in trainings}
+    wait = torch.cuda.synchronize if torch.cuda.is_available() else lambda: None  # a step itself does not
+    order = random.Random(0)
+    for turn in range(rounds + 1):
+        for name in order.sample(list(trainings), len(trainings)):
+            for step in range(before + steps):
+                if step == before:
+                    wait()
+                    began = now()
+                next(trainings[name])
+            wait()
+            took[name] += [(now() - began) / steps] if turn else []
+    return {name: statistics.median(each) for name, each in took.items()}

@@ -1,1 +1,0 @@
-"""Experiments that reproduce tables and figures of the papers, one command each."""

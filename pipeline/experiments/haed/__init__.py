@@ -1,1 +1,0 @@
-"""Mujika 2023, "Hierarchical Attention Encoder Decoder"."""

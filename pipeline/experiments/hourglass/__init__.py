@@ -1,1 +1,0 @@
-"""Nawrot et al. 2021, "Hierarchical Transformers Are More Efficient Language Models"."""

@@ -1,1 +1,0 @@
-"""Comparisons of our own: all systems, and public packages beside them."""

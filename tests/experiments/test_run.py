@@ -1,0 +1,407 @@
+"""An experiment of tiny models: what is made, what is not made again, what a failure leaves, and how it goes on."""
+
+import csv
+import json
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Literal
+
+import pytest
+import torch
+from torch import nn
+
+from data.corpus import Corpus
+from experiments import catalogue, external_models, timing
+from experiments.catalogue import BUDGETS, OURS, Budget, Experiment, Plan, Variant, load_experiment
+from experiments.external_models import PACKAGES, Package
+from experiments.results import Metric, Row, VariantRun, describe_plan, judge_claim, make_row
+from experiments.run import (
+    PackageVariant,
+    RunnableVariant,
+    divide_budget,
+    make_runs,
+    prepare_variants,
+    select_measured,
+    select_own,
+    shard_corpora,
+    time_steps,
+)
+from pipeline.cli import main
+from pipeline.config import ConfigError, load_options
+from pipeline.reporting.plots import PlottedModel, plot_experiment
+from pipeline.run.checkpoints import read_position
+from pipeline.run.device import setup_compute
+from pipeline.run.shards import open_shards, shard_source
+from pipeline.train.trainer import TrainingInterrupted
+from tests.conftest import TINY, TOKENS
+
+SMALL = tuple(word for word in TINY if word.split("=")[0].startswith(("model.", "batch.")))
+TWO = Experiment(
+    name="two",
+    source="nobody",
+    question="two models",
+    variants=(
+        Variant("wide", "quickstart", (*SMALL, "model.decoder.width=24"), {"there": 1.5}),
+        Variant("flat", "flat", (*TOKENS, "batch.context=16", "batch.sequences=2"), {"there": 1.25}),
+    ),
+    claim="flat is better",
+    better=(("flat", "wide"),),
+)
+
+
+@pytest.fixture
+def plan(tmp_path: Path) -> Plan:
+    corpus = tmp_path / "data" / "wikitext-2"
+    corpus.mkdir(parents=True)
+    for split, lines in (("train", 400), ("valid", 80), ("test", 80)):
+        text = "".join(
+            f" = Title {n} = \n of {split} the {n % 7} sat on {n % 5} mats , and so on .\n" for n in range(lines)
+        )
+        (corpus / f"{split}.txt").write_text(text)
+    return Plan(
+        folder=tmp_path / "out" / "two",
+        runs_dir=tmp_path / "out" / "runs",
+        seconds=0.5,
+        parallel=2,
+        data=tmp_path / "data",
+        scored=2000,
+        overrides=("validation.windows=4", "threads=1"),
+    )
+
+
+def of(variant: Variant, *words: str) -> RunnableVariant:
+    return RunnableVariant(variant, Path("runs"), (*variant.options, *words))
+
+
+def test_steps_are_of_equal_number_or_equal_seconds() -> None:
+    clock, variants = (
+        {"wide/pretrain": 0.1, "wide/finetune": 0.2, "flat/train": 0.4},
+        [of(variant) for variant in TWO.variants],
+    )
+    found = divide_budget(TWO, variants, clock, 60.0)
+    assert found["wide/pretrain"] + found["wide/finetune"] == pytest.approx(found["flat/train"], abs=2)
+    assert sum(number * clock[name] for name, number in found.items()) == pytest.approx(60, abs=1)
+    found = divide_budget(replace(TWO, equal="seconds"), variants, clock, 60.0)
+    assert found["wide/pretrain"] * 0.1 + found["wide/finetune"] * 0.2 == pytest.approx(30, abs=0.5)
+    assert found["flat/train"] == 75
+
+
+def test_runs_of_like_configuration_have_one_folder() -> None:
+    wide = TWO.variants[0]
+    same = {of(wide, *words).run_folder(0, {"train": 3}) for words in ((), ("threads=1",), ("runs_dir=x", "name=else"))}
+    assert len(same) == 1
+    others = [of(wide, "model.decoder.width=96").run_folder(0, {"train": 3}), of(wide).run_folder(1, {"train": 3})]
+    assert len({*same, *others, of(wide).run_folder(0, {"train": 4})}) == 4
+
+
+def test_what_differs_in_rates_and_limits_alone_does_the_same_work(plan: Plan) -> None:
+    wide, flat = TWO.variants
+    plain = of(wide)
+    for words in ("optimizer.learning_rate=1e-4",), ("finetune.rate_to=0", "pretrain.seconds=9"), ("seed=3", "name=x"):
+        assert [of(wide, *words).step_identity(phase) for phase in wide.phases] == [
+            plain.step_identity(phase) for phase in wide.phases
+        ]
+    for words in ("optimizer.ema=0.9",), ("pretrain.decode_fraction=0.9",), ("batch.sequences=3",):
+        assert of(wide, *words).step_identity("pretrain") != plain.step_identity("pretrain")
+    assert len({plain.step_identity("pretrain"), plain.step_identity("finetune"), of(flat).step_identity("train")}) == 3
+    twin = replace(wide, name="twin", options=(*wide.options, "optimizer.beta2=0.9"))
+    variants, _ = prepare_variants(replace(TWO, variants=(wide, twin, flat)), plan)
+    corpora = shard_corpora(variants)
+    found = time_steps(variants, corpora, plan, 1.0, lambda: False).seconds
+    assert found["wide/pretrain"] == found["twin/pretrain"] > 0 and len(set(found.values())) == 3
+    assert time_steps(variants, corpora, plan, 1.0, lambda: True).seconds == found  # read, not measured again
+
+
+def test_a_variant_that_cannot_be_built_leaves_the_others(plan: Plan) -> None:
+    wide, flat = TWO.variants
+    wrong = replace(flat, name="wrong/1", options=(*flat.options, "model.hourglass.hierarchy=1@1 1@9999 1@1"))
+    twin = replace(wrong, name="twin", options=(*wrong.options, "optimizer.beta2=0.9"))  # does the same work
+    variants, _ = prepare_variants(replace(TWO, variants=(wide, wrong, twin, flat)), plan)
+    for _ in range(2):  # measured, and read
+        found = time_steps(variants, shard_corpora(variants), plan, 1.0, lambda: False)
+        assert all("factor 9999 is more than" in found.failures.pop(name) for name in ("wrong/1", "twin"))
+        assert not found.failures and {name.split("/")[0] for name in found.seconds} == {"wide", "flat"}
+    alone, _ = prepare_variants(replace(TWO, variants=(wrong,)), plan)
+    with pytest.raises(ConfigError, match="factor 9999 is more than"):
+        time_steps(alone, shard_corpora(alone), plan, 1.0, lambda: False)
+
+
+def test_overrides_that_leave_nothing_to_compare_are_refused(plan: Plan) -> None:
+    twin = replace(TWO.variants[0], name="twin", options=(*TWO.variants[0].options, "batch.context=8"))
+    experiment = replace(TWO, variants=(*TWO.variants, twin))
+    with pytest.raises(ConfigError, match="makes 'wide' and 'twin' one model"):
+        prepare_variants(experiment, replace(plan, overrides=("batch.context=16",)))
+    pictures = replace(TWO.variants[1], name="pictures", data="pictures")
+    variants, notes = prepare_variants(
+        replace(TWO, variants=(*TWO.variants, pictures)), replace(plan, overrides=("source.kind=stdlib",))
+    )
+    assert [each.variant.name for each in variants] == ["wide", "flat"] and notes[
+        1
+    ] == "left out, as they are not of text: pictures"
+    with pytest.raises(ConfigError, match="no models of pictures"):
+        prepare_variants(TWO, replace(plan, overrides=("source.kind=images", "source.path=x")))
+
+
+@pytest.mark.slow
+def test_from_the_command_to_the_page_and_not_twice(
+    plan: Plan, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(catalogue, "load_experiment", lambda _: replace(TWO, measures=("profile",), across="MB kept"))
+    monkeypatch.setitem(BUDGETS, "minutes", Budget("none", 0.5, 1, 2000))
+    command = [
+        "experiment",
+        "two",
+        "--data",
+        str(plan.data),
+        "--output",
+        str(tmp_path / "out"),
+        *plan.overrides,
+        "--json",
+    ]
+    assert main([*command, "--parallel", "2"]) == 0
+    found = json.loads(capsys.readouterr().out.splitlines()[-1])
+    folder = Path(found["folder"])
+    assert found["name"] == "two" and [row["variant"] for row in found["rows"]] == ["wide", "flat"]
+    wide, flat = found["rows"]
+    assert 0 < wide["metrics"]["share of the decoder"]["mean"] < 1 < wide["bits"]
+    assert set(flat["metrics"]) == {"milliseconds of a step", "MB kept"}
+    assert flat["unit"] == "bits/char" and flat["word_perplexity"] > 1
+    rows = list(csv.DictReader((folder / "two.csv").read_text().splitlines()))
+    assert [row["paper: there"] for row in rows] == ["1.5", "1.25"] and float(rows[1]["MB kept"]) > 0
+    assert (folder / "two.png").read_bytes().startswith(b"\x89PNG") and "nobody" in (folder / "report.html").read_text()
+    made = {path: path.stat().st_mtime_ns for path in (tmp_path / "out" / "runs").rglob("model.safetensors")}
+    assert main(command) == 0
+    assert made == {path: path.stat().st_mtime_ns for path in (tmp_path / "out" / "runs").rglob("model.safetensors")}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["haed-table1", "hourglass-copy"])
+def test_one_of_the_catalogue_is_run_whole_at_a_hundredth_of_minutes(
+    name: str, plan: Plan, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    where = ["--data", str(plan.data), "--output", str(tmp_path / "out")]
+    assert main(["experiment", name, *where, "--seconds", "8.4", "--parallel", "2", "threads=1", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out.splitlines()[-1])
+    variants = [variant.name for variant in load_experiment(name).variants if variant.data != "pictures"]
+    assert [row["variant"] for row in found["rows"]] == variants
+    assert all(row["bits"] and row["steps"] and not row["failures"] for row in found["rows"])
+    made = {path.name for path in Path(found["folder"]).iterdir()}
+    assert made >= {"report.html", f"{name}.png", f"{name}.csv", f"{name}.json", "clock.json"}
+
+
+@pytest.mark.slow
+def test_a_failed_variant_leaves_the_others_and_a_stopped_one_goes_on(plan: Plan) -> None:
+    wrong = Variant("wrong", "quickstart", (*SMALL, "finetune.start_from=nowhere"))
+    experiment = replace(TWO, variants=(TWO.variants[1], wrong), better=())
+    with pytest.raises(TrainingInterrupted, match="saved"):
+        make_runs(
+            experiment, replace(plan, seconds=600.0), lambda: any(plan.runs_dir.glob("flat-*/train/metrics.jsonl"))
+        )
+    done, notes = make_runs(replace(experiment, measures=("no such",)), plan)
+    assert [each.failure is None for each in done] == [True, False] and "no such" in done[0].unmeasured
+    found = make_row(done[0].variant, [done[0]], 1)
+    assert found.word_perplexity is None  # a text of one word
+    assert found.bits is not None and found.failures[0].startswith("seed 0, no such: ")
+    assert found.steps == read_position(done[0].folder / "train" / "checkpoints")["step"]
+    assert "`finetune` ended with 1" in str(done[1].failure) and "nowhere" in str(done[1].failure)
+    assert done[0].folder.joinpath("evaluation.json").is_file()
+    assert "wikitext-2, of whose valid split" in notes[0]
+    (done[0].folder / "evaluation.json").write_text("{")
+    (damaged, _), _ = make_runs(experiment, plan)
+    assert f"delete {damaged.folder} to have it made anew" in str(damaged.failure)
+
+
+def test_time_and_memory_are_of_one_run_of_a_variant() -> None:
+    wide, flat = TWO.variants
+    done = [VariantRun(variant, seed, Path()) for seed in range(3) for variant in (wide, flat)]
+    done[0].failure = "lost"
+    assert select_measured("samples", done) == done[1:]
+    assert select_measured("profile", done) == [done[1], done[2]]
+
+
+def test_without_a_corpus_the_embedded_one_serves_and_pictures_are_left_out(plan: Plan) -> None:
+    variants, notes = prepare_variants(load_experiment("haed-table1"), replace(plan, data=Path("/nowhere")))
+    assert [each.variant.data for each in variants] == ["text", "text"]
+    (corpus,) = shard_corpora(variants).values()
+    library = Corpus.open(
+        shard_source(load_options(None, ["source.kind=stdlib", f"shards_dir={plan.runs_dir}"])).location
+    )
+    assert corpus.split_counts("train") == library.split_counts("train")
+    of_valid = b"".join(library.iterate_originals("valid"))
+    read = list(corpus.iterate_originals("valid"))
+    assert of_valid.startswith(b"".join(read)) and 2000 <= sum(map(len, read)) < 2000 + len(read[-1])
+    alone = [
+        RunnableVariant(each.variant, each.runs_dir, (*each.variant.options, "source.kind=stdlib")) for each in variants
+    ]
+    assert [each.options.model for each in select_own(variants)] == [
+        each.options.model for each in alone
+    ]  # none has another's
+    assert "standard library" in notes[0] and "left out" in notes[1]
+
+
+def test_the_papers_sizes_have_the_papers_limits_and_the_corpus_that_is_given(plan: Plan) -> None:
+    experiment = load_experiment("hourglass-table5")
+    variants, notes = prepare_variants(experiment, replace(plan, seconds=None))
+    assert [each.options.train.steps for each in select_own(variants)] == [200_000] * 4
+    assert (
+        all(each.options.model.token.width == 512 for each in select_own(variants))
+        and "not the paper's corpus" in notes[-1]
+    )
+    given = replace(plan, seconds=None, overrides=("source.kind=enwik8", "source.path=/data/enwik8"))
+    variants, notes = prepare_variants(experiment, given)
+    assert notes == ["data: as given"] and {each.options.source.path for each in select_own(variants)} == {
+        "/data/enwik8"
+    }
+
+
+def row(variant: str, bits: float | None, spread: float = 0.0, seeds: int = 1) -> Row:
+    return Row(variant, bits, spread, "bits/char", seeds, None, 1, 1.0, 1.0, 1)
+
+
+@pytest.mark.parametrize(
+    ("flat", "wide", "word"),
+    [
+        (row("flat", 1.5), row("wide", 1.6), "agrees"),
+        (row("flat", 1.6), row("wide", 1.5), "disagrees"),
+        (row("flat", 1.5), row("wide", 1.51), "cannot tell"),
+        (row("flat", 1.5, 0.1, 3), row("wide", 1.6, 0.1, 3), "cannot tell"),
+        (row("flat", 1.5, 0.001, 3), row("wide", 1.51, 0.001, 3), "agrees"),
+        (row("flat", 1.5, 0.2, 3), row("wide", 1.55), "cannot tell"),  # which lost two seeds
+        (row("flat", None), row("wide", 1.6), "cannot tell"),
+    ],
+)
+def test_a_verdict_minds_the_noise(flat: Row, wide: Row, word: str) -> None:
+    assert judge_claim(TWO, [wide, flat]).startswith(word)
+
+
+def test_a_verdict_may_be_of_several_figures() -> None:
+    rows = [row("flat", 1.5), row("wide", 1.6)]
+    rows[0].metrics["memory"], rows[1].metrics["memory"] = Metric(3.0, 0), Metric(2.0, 0)
+    found = judge_claim(replace(TWO, by=("bits", "memory")), rows)
+    assert found.startswith("disagrees") and "0.100 ahead of wide in bits; flat 1.000 behind wide in memory" in found
+
+
+def test_a_verdict_asks_for_a_margin_for_no_better_and_for_all_that_was_measured() -> None:
+    apart = [row("flat", 1.5), row("wide", 1.6)]
+    assert judge_claim(replace(TWO, margin=0.05), apart).startswith("agrees")
+    assert judge_claim(replace(TWO, margin=0.2), apart).startswith("disagrees")
+    no_better = replace(TWO, better=(), no_better=(("flat", "wide"),))
+    assert judge_claim(no_better, apart).startswith("disagrees") and "0.020 ahead was asked" in judge_claim(
+        no_better, apart
+    )
+    assert judge_claim(no_better, [row("flat", 1.5), row("wide", 1.51)]).startswith("agrees")
+    assert judge_claim(no_better, [row("flat", 1.9), row("wide", 1.5)]).startswith("agrees")
+    assert judge_claim(no_better, [row("flat", 1.5, 0.2, 3), row("wide", 1.6, 0.2, 3)]).startswith("cannot tell")
+    bounded = replace(TWO, better=(), below={"far": 0.1}, measures=("distance",))
+    apart[0].metrics |= {"near": Metric(1, 0), "far": Metric(0.01, 0)}
+    assert judge_claim(bounded, apart).startswith("agrees")  # the other has no such figure
+    half, failed = (
+        replace(apart[1], metrics={"near": Metric(1, 0)}),
+        replace(apart[1], failures=["seed 0, distance: lost"]),
+    )
+    for other in half, failed:
+        found = judge_claim(bounded, [apart[0], other])
+        assert found.startswith("cannot tell") and "wide is missing" in found
+
+
+@pytest.mark.parametrize("lines", [[], [(1.0, 2.0)], [(1.0, 2.0), (200.0, 1.0)]])
+def test_any_number_of_points_is_drawn(lines: list[tuple[float, float]]) -> None:
+    models = [PlottedModel("first", "bits", 1.5, line=lines), PlottedModel("second", "bits", paper=[None, 3.0])]
+    assert plot_experiment(models, ["bits", "GB"], ("distance", "bits")).startswith(b"\x89PNG")
+    models[1].place, models[0].paper = (2.0, 1.0), [1.0, 2.0]
+    assert plot_experiment(models, ["bits", "GB"], ("GB", "bits")).startswith(b"\x89PNG")
+
+
+def test_of_many_comparisons_those_are_told_that_do_not_agree() -> None:
+    rows = [row("flat", 1.5), row("worse", 1.4), *(row(f"wide {number}", 1.6) for number in range(7))]
+    asked = replace(TWO, better=tuple(("flat", each.variant) for each in rows[1:]), source=OURS)
+    found = judge_claim(asked, rows)
+    assert found.startswith("disagrees: this project claims that ")
+    assert found.endswith("; here flat 0.100 behind worse; the other 7 comparisons are as claimed.")
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of torch.jit, in theirs
+@pytest.mark.parametrize("name", PACKAGES)
+def test_a_package_sees_no_later_byte_is_trained_and_scored_once(name: str, plan: Plan, tmp_path: Path) -> None:
+    if not PACKAGES[name].is_installed:
+        pytest.skip("pip install --no-deps -r benchmarks/peers.txt")
+    variants, _ = prepare_variants(replace(TWO, variants=(Variant("theirs", package=name),)), plan)
+    (corpus,) = shard_corpora(variants).values()
+    found, evaluation = external_models.train_and_score(corpus, name, 2, 0, [1e-3], "1")
+    assert evaluation.bytes == sum(map(len, corpus.iterate_originals("valid"))) > 1900
+    assert 4 < evaluation.bits_per_byte < 10 and 2e6 < found.parameters < 3e6 and found.flops > 0
+
+
+def test_a_text_that_fills_no_window_of_a_package_is_refused() -> None:
+    with pytest.raises(ValueError, match="has 100 bytes, and this package needs 257"):
+        external_models.score_bits_per_byte(
+            nn.Identity(), 256, torch.zeros(100, dtype=torch.uint8), setup_compute(load_options(None, []))
+        )
+
+
+def test_packages_that_are_missing_are_said(plan: Plan, monkeypatch: pytest.MonkeyPatch) -> None:
+    experiment = replace(TWO, variants=(*TWO.variants, Variant("theirs", package="labml-nn")))
+    monkeypatch.setitem(PACKAGES, "labml-nn", replace(PACKAGES["labml-nn"], module="no_such_module"))
+    variants, notes = prepare_variants(experiment, plan)
+    assert [each.variant.name for each in variants] == ["wide", "flat"] and notes[-1].startswith(
+        "left out: labml-nn: not installed"
+    )
+    monkeypatch.setitem(PACKAGES, "labml-nn", replace(PACKAGES["labml-nn"], module="torch"))
+    assert len(prepare_variants(experiment, plan)[0]) == 3
+    assert len(prepare_variants(experiment, replace(plan, data=Path("/nowhere")))[0]) == 3
+
+
+def test_packages_read_the_bytes_of_any_text_that_ours_read(plan: Plan, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = Package(lambda: nn.Sequential(nn.Embedding(256, 8), nn.Linear(8, 256)), "torch", 8)
+    monkeypatch.setitem(PACKAGES, "labml-nn", model)  # it may not be installed
+    package = Variant("theirs", package="labml-nn")
+    own = plan.data / "wikitext-2"
+    given = replace(plan, overrides=("source.kind=text", f"source.path={own}", "source.pattern=*.txt", "threads=1"))
+    variant = PackageVariant(package, plan.runs_dir, (*given.overrides[:3], f"shards_dir={plan.runs_dir}"))
+    shard_corpora([variant])
+    for split in ("train", "valid"):
+        read = external_models.read_split(open_shards(variant.options), split)
+        assert read.numpy().tobytes() == (own / f"{split}.txt").read_bytes()
+    (found,), _ = prepare_variants(replace(TWO, variants=(package,)), given)
+    torch.set_num_threads(2)
+    next(found.train_steps("train", open_shards(variant.options), plan.runs_dir))
+    assert torch.get_num_threads() == 1  # as ours, so that a clock counts what one core works
+    other = replace(variant, words=("source.kind=stdlib", variant.words[-1]))
+    assert variant.run_folder(0, {}) != other.run_folder(0, {}) and "shards_dir" not in variant.identity
+
+
+@pytest.mark.parametrize(("kind", "expected"), [("wall", 3.0), ("process", 0.5)])
+@pytest.mark.parametrize("threads", [1, 2])
+def test_a_second_is_one_of_wall_time_unless_asked_otherwise(
+    kind: Literal["wall", "process"], expected: float, threads: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever the number of threads; by clocks that only the variant's steps advance."""
+    passed = {"perf_counter": 0.0, "process_time": 0.0}
+
+    def count_steps() -> Iterator[None]:
+        while True:
+            passed["perf_counter"] += 3.0
+            passed["process_time"] += 0.5
+            yield
+
+    for name in passed:
+        monkeypatch.setattr(timing.time, name, lambda name=name: passed[name])
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        assert timing.measure_step_seconds({"variant": count_steps()}, clock=kind) == {"variant": expected}
+    finally:
+        torch.set_num_threads(before)
+
+
+def test_the_clock_of_an_experiment_is_asked_for_and_said(tmp_path: Path) -> None:
+    experiment, plan = catalogue.plan_experiment("hourglass-copy", "minutes", tmp_path)
+    assert plan.clock == "wall" and "seconds of wall time" in describe_plan(experiment, plan)[0]
+    other = catalogue.plan_experiment("hourglass-copy", "minutes", tmp_path, clock="process")[1]
+    assert (
+        other.folder != plan.folder
+        and "seconds of what a core works (--clock process)" in describe_plan(experiment, other)[0]
+    )
