@@ -66,7 +66,7 @@ BASELINE_COLUMNS = (
 
 @dataclass
 class RunReport:
-    """What the page of a run shows, as far as available.
+    """Content of a run page, as far as available.
 
     Attributes:
         name: name of the run.
