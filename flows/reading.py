@@ -91,7 +91,7 @@ def show_report(options: Options) -> str:
 
 def post_report(options: Options) -> None:
     """Post the summary of a run's report as an artifact of this flow run."""
-    from pipeline.reporting.report import summarize_report
+    from pipeline.reporting.report import summarise_report
 
     folder = RunFolder.from_options(options)
     about = describe_checkpoint(options) if folder.is_trained() else f"run {options.name}, not trained yet"
@@ -101,7 +101,7 @@ def post_report(options: Options) -> None:
         else ""
     )
     post_markdown(
-        f"{summarize_report(options)}\n\n{markdown_text(about)}{page}\n",
+        f"{summarise_report(options)}\n\n{markdown_text(about)}{page}\n",
         run_artifact_key("report", options),
         f"report of {about}",
     )

@@ -118,8 +118,8 @@ class RunDifference:
         by_value: dict[str, list[str]] = {}
         for run, value in self.values.items():
             by_value.setdefault(_format_value(value), []).append(run)
-        told = [f"{value} ({', '.join(runs)})" for value, runs in by_value.items()]
-        return f"{self.what}: {'; '.join(told)}"
+        values = [f"{value} ({', '.join(runs)})" for value, runs in by_value.items()]
+        return f"{self.what}: {'; '.join(values)}"
 
 
 @dataclass
@@ -157,10 +157,10 @@ class Comparison:
     def difference_lines(self) -> list[str]:
         """Return the differences between the runs as lines of text, with at most 12 options."""
         lines = [str(each) for each in self.differing]
-        own = sum("." not in each.what for each in self.differing)  # data and budgets; the rest are options
-        left = len(lines) - own - SHOWN
+        budgets = sum("." not in each.what for each in self.differing)  # data and budgets; the rest are options
+        left = len(lines) - budgets - SHOWN
         more = f"and {left} more options (--json has all)"
-        return lines if left <= 0 else [*lines[: own + SHOWN], more]
+        return lines if left <= 0 else [*lines[: budgets + SHOWN], more]
 
 
 def compare_runs(runs: list[str], runs_dir: str, output: Path) -> Comparison:
@@ -175,9 +175,9 @@ def compare_runs(runs: list[str], runs_dir: str, output: Path) -> Comparison:
     check_output_folder(output, "output")
     folders = {name: RunFolder.find(name, runs_dir) for name in dict.fromkeys(runs)}
     options = {name: folder.load_options() for name, folder in folders.items()}
-    found = {name: _read_row(name, folder, options[name]) for name, folder in folders.items()}
-    rows = sorted((row for row, _ in found.values()), key=_ranking_bits)
-    picture = plot_comparison({row.run: found[row.run][1] for row in rows})
+    loaded = {name: _read_row(name, folder, options[name]) for name, folder in folders.items()}
+    rows = sorted((row for row, _ in loaded.values()), key=_ranking_bits)
+    picture = plot_comparison({row.run: loaded[row.run][1] for row in rows})
     output.mkdir(parents=True, exist_ok=True)
     result = Comparison(rows, str(output / "comparison.html"), str(output / "comparison.png"))
     result.differing = find_differences(rows, options)
@@ -305,12 +305,12 @@ def _explain_incomparable(rows: list[Row]) -> str | None:
 def _format_verdict(rows: list[Row], by: Budget) -> str:
     """Name the run with the fewest bits, or the first two if they are equal to four decimals."""
     more = f"{_ranking_bits(rows[1]) - _ranking_bits(rows[0]):.4f}"
-    found = f"{describe_equal_budget(by)} {rows[0].run} needs the fewest bits, {rows[1].run} {more} more."
+    verdict = f"{describe_equal_budget(by)} {rows[0].run} needs the fewest bits, {rows[1].run} {more} more."
     if float(more) == 0:
-        found = f"{describe_equal_budget(by)} {rows[0].run} and {rows[1].run} need the same bits, to four places."
+        verdict = f"{describe_equal_budget(by)} {rows[0].run} and {rows[1].run} need the same bits, to four places."
     if not _share_corpus_and_text(rows)[0]:
-        found += " Evaluated on the same bytes; their corpora or chunkers differ, so validations do not compare."
-    return found
+        verdict += " Evaluated on the same bytes; their corpora or chunkers differ, so validations do not compare."
+    return verdict
 
 
 def format_markdown(comparison: Comparison) -> str:
@@ -340,14 +340,14 @@ def find_differences(rows: Sequence[Row], options: Mapping[str, Options]) -> lis
         rows: the runs.
         options: options of each run, by its name.
     """
-    told: dict[str, Callable[[Row], Any]] = {
+    spent: dict[str, Callable[[Row], Any]] = {
         "data": lambda row: row.corpus and row.corpus[:12],
         "phases": lambda row: " + ".join(row.phases),
         "steps": lambda row: row.steps,
         "seconds": lambda row: round(row.seconds, 1),
         "model FLOPs": lambda row: row.flops,
     }
-    found = [RunDifference(what, {row.run: value(row) for row in rows}) for what, value in told.items()]
+    differences = [RunDifference(what, {row.run: value(row) for row in rows}) for what, value in spent.items()]
     flat = {name: dict(flatten_tree(asdict(each))) for name, each in options.items()}
     trained = {phase.split()[0] for row in rows for phase in row.phases}
     for key in dict.fromkeys(key for each in flat.values() for key in each):
@@ -356,13 +356,13 @@ def find_differences(rows: Sequence[Row], options: Mapping[str, Options]) -> lis
             continue
         kinds = [each.model.kind for each in options.values()]
         if any(applies_to(key, kind) for kind in kinds):
-            found.append(RunDifference(key, {row.run: flat[row.run].get(key) for row in rows}))
-    return [each for each in found if len({_format_value(value) for value in each.values.values()}) > 1]
+            differences.append(RunDifference(key, {row.run: flat[row.run].get(key) for row in rows}))
+    return [each for each in differences if len({_format_value(value) for value in each.values.values()}) > 1]
 
 
-def choose_budget(rows: Sequence[Row], options: Mapping[str, Options], found: Sequence[RunDifference]) -> Budget:
+def choose_budget(rows: Sequence[Row], options: Mapping[str, Options], differences: Sequence[RunDifference]) -> Budget:
     """Return the budget by which the runs are compared; see the module's documentation."""
-    changed = {each.what for each in found}
+    changed = {each.what for each in differences}
     phases = ("pretrain.", "finetune.", "train.")
     of_work = [
         key

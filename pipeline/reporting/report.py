@@ -66,7 +66,7 @@ BASELINE_COLUMNS = (
 
 @dataclass
 class RunReport:
-    """What the page of a run shows, as far as available.
+    """Content of a run page, as far as available.
 
     Attributes:
         name: name of the run.
@@ -176,7 +176,7 @@ def write_report(options: Options) -> Path:
     return folder.path / "report.html"
 
 
-def summarize_report(options: Options) -> str:
+def summarise_report(options: Options) -> str:
     """Return the most important of a run's report as Markdown: metrics, baselines, warnings, and what to type next.
 
     Raises:
@@ -368,7 +368,7 @@ class CheckpointInfo:
 
 def describe_checkpoints(folder: RunFolder, present: CheckpointSummary | None) -> list[CheckpointInfo]:
     """Return the checkpoints of all phases, in the order of training; `present` is the one that questions go to."""
-    found = []
+    summaries = []
     for phase, records in phase_metrics(folder).items():
         place = folder.phase_folder(phase) / "checkpoints"
         names = {"best": resolve_pointer(place, "best"), "latest": resolve_pointer(place, "latest")}
@@ -377,8 +377,8 @@ def describe_checkpoints(folder: RunFolder, present: CheckpointSummary | None) -
                 continue
             notes = [name for name, named in names.items() if named == path]
             notes += ["in use"] if present and path == present.path else []
-            found.append(_checkpoint_info(phase, path, records, notes))
-    return found
+            summaries.append(_checkpoint_info(phase, path, records, notes))
+    return summaries
 
 
 def _checkpoint_info(phase: str, path: Path, records: list[Record], notes: list[str]) -> CheckpointInfo:
@@ -415,7 +415,8 @@ def summarise_configuration(folder: RunFolder) -> ConfigurationSummary | None:
         return None
     now = asdict(options)
     near = {
-        name: list(_option_differences(asdict(found), now)) for name, found in _load_presets(options.model.kind).items()
+        name: list(_option_differences(asdict(defaults), now))
+        for name, defaults in _load_presets(options.model.kind).items()
     }
     preset = min(near, key=lambda name: len(near[name]))
     shown = [(key, value) for key, value in flatten_tree(now) if applies_to(key, options.model.kind)]
@@ -429,5 +430,5 @@ def _option_differences(was: dict[str, Any], now: dict[str, Any]) -> Iterator[Di
 
 @cache
 def _load_presets(kind: str) -> dict[str, Options]:
-    found = {name: load_options(name) for name in list_presets()}
-    return {name: options for name, options in found.items() if options.model.kind == kind} or found
+    presets = {name: load_options(name) for name in list_presets()}
+    return {name: options for name, options in presets.items() if options.model.kind == kind} or presets

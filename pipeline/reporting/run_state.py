@@ -56,17 +56,17 @@ class RunState:
 
 def determine_state(folder: RunFolder) -> RunState:
     """Return the progress of a run."""
-    found = [
+    written = [
         (status.st_mtime, phase)
         for phase in PHASES
         if (status := status_of(folder.phase_folder(phase) / "metrics.jsonl"))
     ]
     holder = folder.lock_holder()
-    if not found:
+    if not written:
         changed = status_of(folder.path / "config.yaml")
         when = datetime.fromtimestamp(changed.st_mtime if changed else 0)
         return RunState("in use" if holder else "not trained", None, 0, 0.0, None, None, None, holder, when)
-    seconds, phase = max(found) if holder else found[0]  # a copied run has no meaningful times
+    seconds, phase = max(written) if holder else written[0]  # a copied run has no meaningful times
     saved = _finite_numbers(read_position(folder.phase_folder(phase) / "checkpoints"))
     # A training in progress is at the step of its metrics.
     # A stopped one resumes from its checkpoint, though it went further.
@@ -99,8 +99,8 @@ def damaged_state(folder: RunFolder) -> RunState:
 
 def _share_done(folder: RunFolder, phase: Phase, last: Record) -> float:
     """Return the share of a phase that is done; 1 if it ended early because it no longer improved."""
-    asked = {name: read_setting(folder, f"{phase}.{name}") for name in _LIMITS}
-    limits = PhaseOptions(**_finite_numbers(asked))  # type: ignore[arg-type]
+    settings = {name: read_setting(folder, f"{phase}.{name}") for name in _LIMITS}
+    limits = PhaseOptions(**_finite_numbers(settings))  # type: ignore[arg-type]
     if limits.patience and (path := resolve_pointer(folder.phase_folder(phase) / "checkpoints", "latest")):
         with suppress(OSError, ValueError, TypeError):
             if read_state(path).get("stale", 0) >= limits.patience:
@@ -124,11 +124,11 @@ def _newest_metrics(path: Path, most: float) -> Record:
         lines = file.read(2 * _TAIL).split(b"\n")[
             1 if begin else 0 : -1
         ]  # the first and the last line may be incomplete
-    found: Record = {}
+    newest: Record = {}
     for line in lines:
         record = _finite_numbers(parse_record(line, path))
-        found |= record if record.get("step", 0) <= most else {}
-    return found
+        newest |= record if record.get("step", 0) <= most else {}
+    return newest
 
 
 def _finite_numbers(record: Any) -> Record:
@@ -189,8 +189,8 @@ def _select_settings(loader: Any, node: Any, above: str) -> Iterator[tuple[str, 
 
 @lru_cache(64)
 def _read_records(path: Path, changed: int, size: int) -> list[Record]:
-    found = (_finite_numbers(record) for record in read_metrics(path))
-    return [record for record in found if "step" in record]
+    records = (_finite_numbers(record) for record in read_metrics(path))
+    return [record for record in records if "step" in record]
 
 
 def read_history(folder: RunFolder) -> dict[str, Path] | None:

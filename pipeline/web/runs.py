@@ -39,16 +39,16 @@ class ServedRuns:
         """Return the runs, sorted by name, and the names of links to folders elsewhere, which are not shown."""
         if self.single:
             return [RunFolder(self.place)], []
-        found, elsewhere = [], []
+        folders, elsewhere = [], []
         for path in sorted(self.place.glob("*/config.yaml")):
             folder = path.parent
             if folder.name.startswith("."):
                 continue
             if folder.resolve().parent == self.place:
-                found.append(RunFolder(folder))
+                folders.append(RunFolder(folder))
             else:
                 elsewhere.append(folder.name)
-        return found, elsewhere
+        return folders, elsewhere
 
     def find_folder(self, name: str) -> RunFolder:
         """Return the run of that name. The name is only compared, never used as a path.
@@ -172,12 +172,12 @@ def list_served_files(folder: RunFolder) -> list[ServedFile]:
     for path in sorted((folder.path / "analysis").glob("*")):
         if not path.name.startswith("."):
             names[f"analysis/{path.name}"] = "an analysis"
-    found, inside = [], folder.path.resolve()
+    files, inside = [], folder.path.resolve()
     for name, about in names.items():
         path = (folder.path / name).resolve()
         if path.is_file() and path == inside / name:
-            found.append(ServedFile(name, about, path.stat().st_size, path))
-    return found
+            files.append(ServedFile(name, about, path.stat().st_size, path))
+    return files
 
 
 def metrics_csv(folder: RunFolder, phase: str) -> str:

@@ -12,7 +12,7 @@ from pipeline.console import markdown_text
 from pipeline.options import Options
 from pipeline.reporting.comparison import compare_runs
 from pipeline.reporting.comparison import format_markdown as compared
-from pipeline.reporting.report import load_run_report, summarise_configuration, summarize_report, write_report
+from pipeline.reporting.report import load_run_report, summarise_configuration, summarise_report, write_report
 from pipeline.run.files import MIXTURE_COLUMNS
 from pipeline.run.run_directory import RunFolder
 from pipeline.score.evaluate import evaluate_run
@@ -24,7 +24,7 @@ def test_the_parts_of_a_mixture_are_shown(mixed: Options) -> None:
     rows = [MIXTURE_COLUMNS, *found.breakdown.mixture_rows()]
     page = html.unescape(write_report(mixed).read_text())
     assert found.whose in page and all(cell in page for row in rows for cell in row)
-    summary = summarize_report(mixed)
+    summary = summarise_report(mixed)
     assert markdown_text(found.whose) in summary and all(markdown_text(cell) in summary for row in rows for cell in row)
 
 
@@ -43,7 +43,7 @@ def test_the_model_stands_among_its_baselines(run: Path) -> None:
         ("worse", "beaten"),
     ]
     options = RunFolder(run).load_options()
-    page, summary = write_report(options).read_text(), summarize_report(options)
+    page, summary = write_report(options).read_text(), summarise_report(options)
     assert page.index(">better<") < page.index(f">{bits:.4f}") < page.index(">worse<")
     assert "| better |" in summary and "haed explore" in summary
 
@@ -60,7 +60,7 @@ def test_a_run_of_any_name_has_a_report_that_shows_it_as_text(run: Path) -> None
     place = run.rename(run.with_name(name))
     assert main(["sample", str(place)]) == 0
     assert main(["report", str(place)]) == 0
-    for text in (summarize_report(RunFolder(place).load_options()), markdown_of(place)):
+    for text in (summarise_report(RunFolder(place).load_options()), markdown_of(place)):
         tokens = MarkdownIt("commonmark").enable(["table", "strikethrough"]).parse(text)
         every = [token for line in tokens for token in [line, *(line.children or [])]]
         kinds = {token.type for token in every}
