@@ -26,7 +26,7 @@ import torch
 from torch import Tensor, nn
 
 from haed.chunk.model import HAED
-from pipeline.options import SampleOptions
+from pipeline.config import SampleOptions
 from pipeline.run.opened import Run, open_run
 
 

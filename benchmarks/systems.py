@@ -49,11 +49,10 @@ import torch
 from data.corpus import Corpus
 from data.filesystem import available_threads
 from pipeline import open_run
-from pipeline.config import load_options
+from pipeline.config import SampleOptions, load_options
 from pipeline.experiments.ours.packaged import RATES, batch_of, endless
 from pipeline.experiments.ours.packages import PACKAGES
 from pipeline.experiments.ours.systems import ARMS
-from pipeline.options import SampleOptions
 from pipeline.run.metrics import read_metrics
 from pipeline.run.opened import count_characters
 from pipeline.train.timing import lift_other_limits, measure_step_seconds, run_phase_steps

@@ -11,8 +11,8 @@ from typing import Any
 
 from data.urls import is_remote
 from pipeline import config
+from pipeline.config import write_override
 from pipeline.run.run_directory import RunFolder, list_runs
-from pipeline.verbatim import write_override
 
 MOST = 200  # runs in a list
 _LOOKED_AT = 1000  # files of a folder

@@ -33,11 +33,8 @@ from flows.page.final_state import ROOMS, drop_tracebacks, finish_flow_run
 from flows.page.live import update_parent_progress
 from flows.states.heartbeat import label_flow_run, tag_flow_run
 from haed.options import IEMOptions, ModelOptions
-from pipeline import config, trees
-from pipeline.arguments import log_unused_options
-from pipeline.console import make_printable, prepare_logs
-from pipeline.kinds import applies_to, training_phases
-from pipeline.options import (
+from pipeline import config
+from pipeline.config import (
     BatchOptions,
     CheckpointOptions,
     FinetuneOptions,
@@ -47,9 +44,12 @@ from pipeline.options import (
     PretrainOptions,
     TrainOptions,
     ValidationOptions,
+    applies_to,
+    training_phases,
+    write_override,
 )
+from pipeline.console import make_printable, prepare_logs
 from pipeline.run.run_directory import RunFolder
-from pipeline.verbatim import write_override
 
 log = logging.getLogger(__name__)
 Preset = Annotated[None, Field(title="as the preset")]  # what the form calls a group that stays folded
@@ -304,7 +304,7 @@ def fields_to_overrides(
         ConfigError: a value is invalid.
     """
     given = {section: group if isinstance(group, dict) else asdict(group) for section, group in groups.items() if group}
-    found = [write_override(key, value) for key, value in trees.flatten_tree(given) if value is not None]
+    found = [write_override(key, value) for key, value in config.flatten_tree(given) if value is not None]
     found += [write_override("name", name)] if name else []
     if source:
         found.append(write_override("source.path", source))
@@ -335,14 +335,13 @@ def load_form_options(preset: str, given: list[str]) -> Options:
     Raises:
         ConfigError: a preset, key or value is invalid.
     """
-    options = config.load_options(preset, given)
+    options = config.load_options(preset, given, log_changes=not is_inner())
     if not is_inner():
         kind = options.model.kind
-        changed = trees.diff_trees(asdict(config.load_options(preset)), asdict(options))
+        changed = config.diff_trees(asdict(config.load_options(preset)), asdict(options))
         texts = {each.key: f"{each.key}={json.dumps(each.now)} (was {json.dumps(each.was)})" for each in changed}
         said = ", ".join(text for key, text in texts.items() if applies_to(key, kind))
         log.info("preset %s %s", preset, f"with {said}" if said else "as it is")
-        log_unused_options(preset, given, options)
     return options
 
 

@@ -23,12 +23,10 @@ from flows.page.artifacts import post_markdown, post_table
 from flows.page.live import LivePhaseArtifact, LiveShardingArtifact, artifact_key, update_parent_progress
 from flows.reading import show_places, show_report
 from flows.states.cancellation import stop_on_signals
-from pipeline.config import load_options
+from pipeline.config import Phase, load_options, training_phases
 from pipeline.console import markdown_code
 from pipeline.experiments.catalogue import EXPERIMENTS, planned
 from pipeline.experiments.experiment import BUDGETS
-from pipeline.kinds import training_phases
-from pipeline.options import Phase
 from pipeline.run.metrics import Record
 from pipeline.run.shards import SplitSize, split_sizes
 

@@ -71,7 +71,7 @@ class EncoderOptions:
     ] = "mlp"
     token_width: Annotated[
         int, Field(ge=1, le=65_536, description="width of a token's embedding, but for the transformer (paper: 10)")
-    ] = 32
+    ] = field(default=32, metadata={"kinds": ("mlp", "linear", "lstm")})
     hidden: Annotated[
         int,
         Field(
@@ -79,12 +79,16 @@ class EncoderOptions:
             le=65_536,
             description="units of a hidden layer (paper: 256); LSTM units (paper: 1024); transformer width",
         ),
-    ] = 512
+    ] = field(default=512, metadata={"kinds": ("mlp", "lstm", "transformer")})
     layers: Annotated[
         int, Field(ge=1, le=1024, description="of linear maps (paper: 2), of the LSTM (paper: 1), of the transformer")
-    ] = 2
-    heads: Annotated[int, Field(ge=1, le=4096, description="attention heads of the transformer encoder")] = 4
-    ffn: Annotated[int, Field(ge=1, le=2**20, description="feed-forward units of the transformer encoder")] = 1024
+    ] = field(default=2, metadata={"kinds": ("mlp", "lstm", "transformer")})
+    heads: Annotated[int, Field(ge=1, le=4096, description="attention heads of the transformer encoder")] = field(
+        default=4, metadata={"kinds": ("transformer",)}
+    )
+    ffn: Annotated[int, Field(ge=1, le=2**20, description="feed-forward units of the transformer encoder")] = field(
+        default=1024, metadata={"kinds": ("transformer",)}
+    )
     width: Annotated[
         int,
         Field(ge=1, le=65_536, description="width E of a chunk's embedding (paper: 256); lstm: its first E units"),
@@ -119,13 +123,15 @@ class MainOptions:
     ] = 256
     units: Annotated[
         int | None, Field(ge=1, le=65_536, description="lstm: units, whose first W are ŷ (paper: 1500); null: W")
-    ] = None
-    heads: Annotated[int, Field(ge=1, le=4096, description="attention heads (paper: 8; 12 in the IEM experiments)")] = 4
+    ] = field(default=None, metadata={"kinds": ("lstm",)})
+    heads: Annotated[int, Field(ge=1, le=4096, description="attention heads (paper: 8; 12 in the IEM experiments)")] = (
+        field(default=4, metadata={"kinds": ("transformer",)})
+    )
     head_width: Annotated[
         int, Field(ge=2, le=4096, description="width of a head; heads × head_width need not be W")
-    ] = 64
+    ] = field(default=64, metadata={"kinds": ("transformer",)})
     ffn: Annotated[int, Field(ge=1, le=2**20, description="hidden units of the feed-forward layers (paper: 1424)")] = (
-        1024
+        field(default=1024, metadata={"kinds": ("transformer",)})
     )
     positions: Annotated[
         Literal["rotary", "concatenated", "learned"],
@@ -166,13 +172,17 @@ class DecoderOptions:
     ] = "lstm"
     token_width: Annotated[
         int, Field(ge=1, le=65_536, description="width of a token's embedding in the LSTM (paper: 10)")
-    ] = 64
+    ] = field(default=64, metadata={"kinds": ("lstm",)})
     width: Annotated[int, Field(ge=1, le=65_536, description="LSTM units or transformer width (paper: 1024 units)")] = (
         512
     )
     layers: Annotated[int, Field(ge=1, le=1024, description="layers")] = 1
-    heads: Annotated[int, Field(ge=1, le=4096, description="attention heads of the transformer decoder")] = 4
-    ffn: Annotated[int, Field(ge=1, le=2**20, description="feed-forward units of the transformer decoder")] = 1024
+    heads: Annotated[int, Field(ge=1, le=4096, description="attention heads of the transformer decoder")] = field(
+        default=4, metadata={"kinds": ("transformer",)}
+    )
+    ffn: Annotated[int, Field(ge=1, le=2**20, description="feed-forward units of the transformer decoder")] = field(
+        default=1024, metadata={"kinds": ("transformer",)}
+    )
     context: Annotated[
         Literal["same", "each"],
         Field(

@@ -9,10 +9,9 @@ from functools import cached_property
 from pathlib import Path
 
 from data.corpus import Corpus
-from pipeline.config import ConfigError, dump_options, load_options
+from pipeline.config import ConfigError, OptimizerOptions, Options, Phase, dump_options, load_options
 from pipeline.experiments import corpora
 from pipeline.experiments.experiment import Arm, Experiment, Plan
-from pipeline.options import OptimizerOptions, Options, Phase
 from pipeline.run.checkpoints import read_position
 from pipeline.run.files import read_json
 from pipeline.run.run_directory import PHASES, RunFolder

@@ -11,9 +11,9 @@ from data.corpus import Corpus
 from data.loader import Loader
 from haed.base import TokenBatch
 from haed.registry import make_objective
+from pipeline.config import Phase
 from pipeline.experiments.arms import Ours
 from pipeline.experiments.running import shard_all
-from pipeline.options import Phase
 from pipeline.run.device import setup_compute
 from pipeline.run.memory import build_system
 from pipeline.run.windows import as_windows

@@ -4,9 +4,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
-from pipeline.config import load_options
-from pipeline.kinds import training_phases
-from pipeline.options import Phase
+from pipeline.config import Phase, load_options, training_phases
 
 Data = Literal["text", "pictures", "copies"]
 OURS = "this project"  # the source of what no paper has

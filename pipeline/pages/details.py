@@ -14,15 +14,12 @@ from math import ceil, floor, log10
 from pathlib import Path
 from typing import Any
 
-from pipeline.config import list_presets, load_options
-from pipeline.kinds import applies_to
-from pipeline.options import Options
+from pipeline.config import Difference, Options, applies_to, diff_trees, flatten_tree, list_presets, load_options
 from pipeline.pages.runs import phase_metrics, read_setting, status_of
 from pipeline.run.checkpoints import CheckpointSummary, list_checkpoints, read_state, resolve_pointer
 from pipeline.run.files import Evaluation, read_as
 from pipeline.run.metrics import Record
 from pipeline.run.run_directory import PHASES, RunFolder, format_command
-from pipeline.trees import Difference, diff_trees, flatten_tree
 
 Points = list[tuple[float, float]]
 _WIDTH, _HEIGHT, _LEFT, _RIGHT, _TOP, _BOTTOM = 460, 204, 46, 8, 24, 34

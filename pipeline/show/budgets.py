@@ -9,9 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Literal, Protocol
 
-from pipeline.kinds import applies_to
-from pipeline.options import Options
-from pipeline.trees import flatten_tree
+from pipeline.config import Options, applies_to, flatten_tree
 
 Budget = Literal["steps", "seconds", "flops"]
 WITHIN = 0.1  # largest relative difference of equal budgets

@@ -6,9 +6,8 @@ from pathlib import Path
 from typing import TypeVar
 
 from data.filesystem import write_atomically
-from pipeline.config import check_output_folder
+from pipeline.config import Options, check_output_folder
 from pipeline.console import markdown_text
-from pipeline.options import Options
 from pipeline.run.checkpoints import read_position
 from pipeline.run.files import CorpusRecord, Evaluation, read_as
 from pipeline.run.metrics import Record, read_metrics

@@ -14,8 +14,8 @@ import numpy as np
 
 from data.checked import CONFIG, PICTURE, RESULT, read_bytes, read_text
 from data.filesystem import write_atomically
+from pipeline.config import Options
 from pipeline.console import code_fence, escape_control_characters, make_printable, markdown_code, markdown_text
-from pipeline.options import Options
 from pipeline.run.checkpoints import explain_too_few_steps, list_checkpoints
 from pipeline.run.files import (
     MIXTURE_COLUMNS,

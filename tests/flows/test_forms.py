@@ -6,9 +6,11 @@ from typing import Any
 import pytest
 from pydantic import TypeAdapter, ValidationError
 
+from data.options import SourceOptions
 from flows.forms import fields_to_overrides, optional_copy
+from haed.options import IEMOptions, ModelOptions
 from pipeline import config
-from pipeline.options import FinetuneOptions, IEMOptions, ModelOptions, SourceOptions
+from pipeline.config import FinetuneOptions
 
 
 def typed(group: type, **values: Any) -> Any:

@@ -11,8 +11,8 @@ import re
 from collections.abc import Sequence
 
 from haed.options import SYSTEMS
+from pipeline.config import SampleOptions
 from pipeline.experiments.measures import Measured
-from pipeline.options import SampleOptions
 from pipeline.run.opened import Run
 from pipeline.score import baselines
 

@@ -3,8 +3,8 @@
 import math
 
 from haed.options import SYSTEMS
+from pipeline.config import SampleOptions
 from pipeline.experiments.measures import Measured
-from pipeline.options import SampleOptions
 from pipeline.run.opened import Run
 
 CHUNKS, BYTES, TURNS = 60, 300, 3  # of a text, in models of chunks and of tokens; about as long

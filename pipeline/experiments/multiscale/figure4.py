@@ -1,8 +1,8 @@
 """Multi-scale, Figure 4: how far back the order of words counts, for every system."""
 
+from pipeline.config import Phase
 from pipeline.experiments.experiment import Arm, Experiment
 from pipeline.experiments.multiscale.sizes import QUICK, WORDS
-from pipeline.options import Phase
 
 FLAT = (*WORDS, "batch.sequences=2")  # as many words a step as the others
 SYSTEMS: dict[str, tuple[str, tuple[str, ...], tuple[Phase, ...]]] = {

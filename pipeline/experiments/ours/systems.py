@@ -1,8 +1,8 @@
 """Comparison of all systems and of public packages at equal seconds, with two to three million parameters each."""
 
+from pipeline.config import Phase
 from pipeline.experiments.experiment import OURS, Arm, Experiment
 from pipeline.experiments.haed.sizes import ALONE, TABLES, TODAY, UNTABLED
-from pipeline.options import Phase
 
 SMALL = (*("model.main.layers=2", "model.main.ffn=512", "model.decoder.width=320", "model.decoder.token_width=32"),)
 PLAIN = (*SMALL, *UNTABLED)

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, field
 
-from pipeline.options import Phase
+from pipeline.config import Phase
 from pipeline.probe.analyse.distributional import Agreement, Classes
 from pipeline.probe.analyse.drift import Drift
 from pipeline.probe.analyse.geometry import EmbeddingSample, Norms

@@ -8,8 +8,7 @@ import pytest
 
 from data.filesystem import write_json
 from pipeline.cli import main
-from pipeline.config import load_options
-from pipeline.options import Options
+from pipeline.config import Options, get_option, load_options, set_option
 from pipeline.pages.runs import determine_state
 from pipeline.run.metrics import encode_record, read_metrics
 from pipeline.run.run_directory import RunFolder
@@ -19,7 +18,6 @@ from pipeline.show import budgets
 from pipeline.show.compare import Row, compare_runs, format_comparison, format_markdown
 from pipeline.show.report import write_report
 from pipeline.train import stages
-from pipeline.trees import get_option, set_option
 from tests.conftest import write_state
 
 

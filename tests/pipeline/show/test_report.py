@@ -6,8 +6,8 @@ from pathlib import Path
 from markdown_it import MarkdownIt
 
 from pipeline.cli import main
+from pipeline.config import Options
 from pipeline.console import markdown_text
-from pipeline.options import Options
 from pipeline.run.files import MIXTURE_COLUMNS
 from pipeline.run.run_directory import RunFolder
 from pipeline.score.evaluate import evaluate_run

@@ -1,30 +1,33 @@
 """Error messages for wrong options and commands, with a suggestion of what to type instead.
 
 The tables below map names of other programs, values with units, and common habits to the options and commands here.
-`find_mistake` checks options before OmegaConf does, so that users do not meet OmegaConf's own messages.
 """
 
 import difflib
 import json
 import re
 import shlex
-from collections.abc import Container, Iterable
-from dataclasses import asdict, is_dataclass
-from functools import cache
+from collections.abc import Iterable
 from pathlib import Path
 from types import NoneType
 from typing import Any, Literal, get_args, get_origin
 
-from omegaconf.errors import OmegaConfBaseException
+from pydantic import ValidationError
 
-from data.options import CHUNKERS, SOURCES
 from haed.options import SYSTEMS
-from pipeline.options import Options
-from pipeline.trees import flatten_tree, get_option
-from pipeline.verbatim import type_of
+from pipeline.config.schema import (
+    KINDS,
+    Options,
+    get_option,
+    models_with_option,
+    nest_values,
+    option_names,
+    schema_options,
+    type_of,
+    validate_options,
+)
 
-PRESETS = Path(__file__).parent / "presets"  # a link to configs/; a wheel contains copies
-_KINDS: dict[str, Container[str]] = {"model.kind": SYSTEMS, "source.kind": SOURCES, "chunker.kind": CHUNKERS}
+PRESETS = Path(__file__).parents[1] / "presets"  # a link to configs/; a wheel contains copies
 _OF_TOKENS = ("model.token.", "model.hourglass.")
 _PHASES = ("pretrain", "finetune", "train")
 # Names of options in other programs. `…` stands for each phase, or for the phase that was typed before the name.
@@ -261,12 +264,6 @@ _HABITS = {name: told for names, told in _NO_COMMANDS.items() for name in names.
 _TOLD = {name: told for names, told in _ELSEWHERE.items() for name in names.split()} | _HABITS
 
 
-@cache
-def option_names() -> tuple[str, ...]:
-    """Return the dotted names of all options."""
-    return tuple(key for key, _ in flatten_tree(asdict(Options())))
-
-
 def find_similar_keys(name: str) -> list[str]:
     """Return the full keys of options that a name may stand for.
 
@@ -328,13 +325,7 @@ def suggest_option(name: str, value: Any = None) -> str:
     (key,) = keys
     if last in ("minutes", "hours") and isinstance(value, str):
         value = f"{value} {last}"
-    fits = (
-        isinstance(value, str)
-        and value
-        and find_mistake_of_value(key, value) is None
-        and not _is_value_as_name(key, last)
-    )
-    fits = fits and value in _KINDS.get(key, (value,))
+    fits = isinstance(value, str) and value and not _is_value_as_name(key, last) and _accepts_value(key, value)
     if last in _OPTION_OF:
         of = " with a model of tokens, such as model.kind=hourglass" if key.startswith(_OF_TOKENS) else ""
         return f"use {key}={value if fits else _example_value(key, last, value)}{of}"
@@ -374,16 +365,11 @@ def explain_malformed_override(word: str) -> str:
         return f"{word!r} begins with a long dash: give --{word.lstrip('–—')}"
     if word in option_names():
         return f"{word!r} is not of the form key=value: give {word}= a value"
-    if "=" in word and is_option_name(word.partition("=")[0].replace("/", ".")):
+    if "=" in word and word.partition("=")[0].replace("/", ".") in option_names():
         return f"{word!r} is not of the form key=value: use {word.partition('=')[0].replace('/', '.')}={word.partition('=')[2]}"
-    if ":" in word and is_option_name(word.split(":")[0]):
+    if ":" in word and word.split(":")[0] in option_names():
         return f"{word!r} is not of the form key=value: use {word.split(':')[0]}={word.split(':', 1)[1].strip() or '…'}"
     return f"{word!r} is not of the form key=value"
-
-
-def is_option_name(key: str) -> bool:
-    """Return whether an option of that name exists."""
-    return key in option_names()
 
 
 def explain_unknown_command(word: str, known: Iterable[str]) -> str:
@@ -402,41 +388,27 @@ def explain_unknown_command(word: str, known: Iterable[str]) -> str:
     return f"there is no command {word}: {f'did you mean haed {close[0]}? ' if close else ''}haed --help lists them"
 
 
-def find_mistake(tree: Any, resolved: bool = False, above: str = "") -> str | None:
-    """Return an error message for the first mistake in options as typed; None: no mistake was found.
-
-    Args:
-        tree: nested dictionaries with texts, nulls and lists, as `parse_yaml` returns them.
-        resolved: nothing is substituted in the texts, see `pipeline.interpolation`.
-        above: key of the section with a dot at its end; empty at the root.
-    """
-    for name, value in tree.items():
-        key = f"{above}{name}"
-        kind = type_of(key)
-        if kind is None:
-            return _explain_unknown_option(key, value)
-        if is_dataclass(kind):
-            if isinstance(value, dict):
-                if mistake := find_mistake(value, resolved, f"{key}."):
-                    return mistake
-            elif resolved or not (isinstance(value, str) and value.startswith("${")):
-                return _explain_section_value(key, kind, value)
-        elif mistake := find_mistake_of_value(key, value, resolved):
-            return mistake
-    return None
+def explain_inapplicable_option(key: str, kind: str) -> str:
+    """Return one line on an option that a model of this kind does not use: which kinds do, and what to set instead."""
+    owners = [f"model.kind={other}" for other in models_with_option(key)]
+    instead = [schema_options()[key].instead]
+    if key.startswith("model."):
+        instead = [f"model.{section}.…" for section in SYSTEMS[kind].sections]
+    hint = f"set {' or '.join(instead)}" if any(instead) else "leave it out"
+    return (
+        f"{key} belongs to {', '.join(owners)}, and this is model.kind={kind}: {hint}, or set {owners[0]} for a new run"
+    )
 
 
-def _explain_unknown_option(key: str, value: Any) -> str:
-    while isinstance(value, dict) and len(value) == 1:
-        (name, value), *_ = value.items()
-        key = f"{key}.{name}"
+def explain_unknown_option(key: str, value: Any) -> str:
+    """Return the error message for a key that is no option, with the option that was probably meant."""
     hint = suggest_option(key, value)
     return f"there is no option {shorten_text(key)}" + (
         f"{'; ' if hint.startswith('did') else ': '}{hint}" if hint else ""
     )
 
 
-def _explain_section_value(key: str, kind: Any, value: Any) -> str:
+def explain_section_value(key: str, value: Any) -> str:
     """Return the error message for a section that was given a value."""
     if value is None:
         return f"{key}=null: expected a value"
@@ -444,7 +416,7 @@ def _explain_section_value(key: str, kind: Any, value: Any) -> str:
     choice = f"{key}.kind"
     known = type_of(choice)
     if known is not None and isinstance(value, str):
-        names = get_args(known) if get_origin(known) is Literal else _KINDS.get(choice, ())
+        names = KINDS[choice].built_in if choice in KINDS else get_args(known)
         if value in names or value in _VALUES.get(choice, {}):
             return f"{said}: {choice}={_VALUES.get(choice, {}).get(value, value)}"
         if key == "source":
@@ -458,72 +430,74 @@ def _explain_section_value(key: str, kind: Any, value: Any) -> str:
     return f"{said}, such as {limits}"
 
 
-def find_mistake_of_value(key: str, value: Any, resolved: bool = False) -> str | None:
-    """Return an error message if an option's type does not accept the text; None: it does."""
-    kind = type_of(key)
-    optional = NoneType in get_args(kind)
-    kinds = [each for each in get_args(kind) if each is not NoneType] if optional else [kind]
-    (kind,) = kinds
-    if value is None:
-        return None if optional else f"{key}=null: expected a value"
-    if isinstance(value, str) and "${" in value and not resolved:
-        return None  # it is substituted later
-    if get_origin(kind) is list:
-        return _list_mistake(key, get_args(kind)[0], value)
-    if not isinstance(value, str):
-        return f"{key}={shorten_value(value)}: expected one value, without brackets"
-    if kind is str:
-        return None
-    said = f"{key}={shorten_text(value)}: {_describe_expected(kind)}"
-    if _is_valid_text(kind, value):
-        return None
-    if kind in (int, float) and value.strip("+-").isdecimal():
-        return f"{key}={shorten_text(value)}: has too many digits"
-    meant = _guess_value(key, kind, value, optional)
-    if meant is not None:
-        return f"{said}. Write {key}={meant}"
-    return said
-
-
-def _list_mistake(key: str, kind: Any, value: Any) -> str | None:
-    if not isinstance(value, list):
-        items = "1, 2" if kind is int else "a, b"
-        said = f"{key}={shorten_value(value) if isinstance(value, dict) else shorten_text(value)}: expected a list, such as [{items}]"
-        if not isinstance(value, str) or not value or "[" in value:
-            return said
-        items = f"[{value}]" if kind is int else json.dumps([value], ensure_ascii=False)
-        return f"{said}. Write {shlex.quote(f'{key}={items}')}"
-    for number, each in enumerate(value):
-        if each is None:
-            return f"{key}[{number}]: null is no value here"
-        if not isinstance(each, str) or not _is_valid_text(kind, each):
-            return f"{key}[{number}]={shorten_text(each)}: {_describe_expected(kind)}"
-    return None
-
-
-def _describe_expected(kind: Any) -> str:
-    if get_origin(kind) is Literal:
-        return f"expected one of {', '.join(map(str, get_args(kind)))}"
-    return {int: "is not a whole number", float: "is not a number", bool: "expected true or false"}.get(
-        kind, "is no value"
-    )
-
-
-_YES, _NO = ("yes", "y", "on", "true", "1"), ("no", "n", "off", "false", "0")
-
-
-def _is_valid_text(kind: Any, text: str) -> bool:
-    """Return whether a type accepts a text, as OmegaConf converts it."""
-    if get_origin(kind) is Literal:
-        return text in map(str, get_args(kind))
-    if kind is bool:
-        return text.lower() in (*_YES, *_NO)
-    if kind in (int, float):
-        try:
-            kind(text)
-        except ValueError:
-            return False
+def _accepts_value(key: str, value: str) -> bool:
+    """Return whether an option accepts a text as its value."""
+    try:
+        validate_options(nest_values({key: value}))
+    except ValidationError:
+        return "${" in value  # what it refers to is not known here
     return True
+
+
+_PARSING = {"int": "is not a whole number", "float": "is not a number", "bool": "expected true or false"}
+
+
+def explain_validation_error(key: str, item: Any) -> str:
+    """Return a validation error of Pydantic as a sentence, with the accepted value that was probably meant.
+
+    Args:
+        key: the option.
+        item: an entry of the error's list.
+    """
+    value, code, kind, inner = item["input"], item["type"], type_of(key), item["loc"][-1]
+    optional = NoneType in get_args(kind)
+    if optional:
+        (kind,) = (each for each in get_args(kind) if each is not NoneType)
+    if value is None:
+        return f"{key}[{inner}]: null is no value here" if isinstance(inner, int) else f"{key}=null: expected a value"
+    if code == "list_type":
+        return _explain_list(key, get_args(kind)[0], value)
+    if isinstance(inner, int):
+        key, kind = f"{key}[{inner}]", get_args(kind)[0]
+    if isinstance(value, list | dict) and code != "value_error" and get_origin(kind) is not list:
+        return f"{key}={shorten_value(value)}: expected one value, without brackets"
+    meant = None
+    if code == "value_error":
+        message = item["msg"].removeprefix("Value error, ")
+        names = re.findall(r"[\w.-]+", message.partition("expected one of ")[2])
+        meant = _VALUES.get(key, {}).get(str(value).lower())
+        close = [meant] if meant in names else difflib.get_close_matches(str(value).lower(), names, 1, 0.7)
+        meant = close[0] if close else None
+        if key == "model.kind" and value in list_presets():
+            message += f"; {value} is a preset: --config {value}"
+    elif code == "string_pattern_mismatch":
+        message = "expected auto (a GPU where there is one), cpu, cuda, or cuda:1 for the second GPU"
+        meant = "cuda:" + value.rpartition(":")[2] if re.fullmatch(r"(gpu:?)?\d{1,3}", value.lower()) else None
+        meant = meant or _VALUES["device"].get(value.lower())
+    elif code == "literal_error":
+        message = f"expected one of {', '.join(map(str, get_args(kind)))}"
+        meant = _guess_value(key, kind, str(value))
+    elif code == "finite_number":
+        message = "must be a finite number"
+    elif code == "int_parsing_size":
+        message = "has too many digits"
+    elif (name := code.partition("_")[0]) in _PARSING:
+        message = _PARSING[name]
+        meant = _guess_value(key, kind, str(value), optional)
+    else:
+        message = item["msg"].lower()
+    shown = shorten_value(value) if kind is str and code != "literal_error" else shorten_text(value)
+    return f"{key}={shown}: {message}" + (f". Write {key}={meant}" if meant is not None else "")
+
+
+def _explain_list(key: str, kind: Any, value: Any) -> str:
+    """Return the error message for a value in place of a list."""
+    items = "1, 2" if kind is int else "a, b"
+    message = f"{key}={shorten_text(value)}: expected a list, such as [{items}]"
+    if not isinstance(value, str) or not value or "[" in value:
+        return message
+    items = f"[{value}]" if kind is int else json.dumps([value], ensure_ascii=False)
+    return f"{message}. Write {shlex.quote(f'{key}={items}')}"
 
 
 _NO_LIMIT = ("none", "inf", "infinite", "infinity", "unlimited", "never", "no", "off", "all", "-1", "nan")
@@ -636,41 +610,3 @@ def shorten_text(value: Any) -> str:
     """Return a value as typed, truncated beyond 60 characters."""
     shown = value if isinstance(value, str) else shorten_value(value)
     return shown if len(shown) <= 60 else f"{shown[:50]}…"
-
-
-def explain_validation_error(key: str, item: Any) -> str:
-    """Return a validation error of Pydantic as a sentence, see `pipeline.config.check_options`.
-
-    Args:
-        key: the option.
-        item: an entry of the error's list.
-    """
-    said, value = item["msg"].removeprefix("Value error, "), item["input"]
-    if item["type"] == "string_pattern_mismatch":
-        meant = "cuda:" + value.rpartition(":")[2] if re.fullmatch(r"(gpu:?)?\d{1,3}", str(value).lower()) else None
-        meant = meant or _VALUES.get(key, {}).get(str(value).lower())
-        said = "expected auto (a GPU where there is one), cpu, cuda, or cuda:1 for the second GPU"
-        return f"{key}={shorten_value(value)}: {said}" + (f". Write {key}={meant}" if meant else "")
-    if item["type"] == "value_error":
-        meant = _VALUES.get(key, {}).get(str(value).lower())
-        names = re.findall(r"[\w.-]+", said.partition("expected one of ")[2])
-        close = [meant] if meant in names else difflib.get_close_matches(str(value).lower(), names, 1, 0.7)
-        return f"{key}={shorten_value(value)}: {said}" + (f". Write {key}={close[0]}" if close else "")
-    return f"{key}={shorten_value(value)}: {said.lower()}"
-
-
-def explain_omegaconf_error(error: OmegaConfBaseException) -> str:
-    """Return an error of OmegaConf as one line with the full key.
-
-    `find_mistake` leaves only errors about interpolated values.
-    """
-    message = str(error).splitlines()[0] if str(error) else type(error).__name__
-    message = re.sub(r" of type '\w+' could not be converted to \w+", " is not a whole number or not a number", message)
-    message = re.sub(r"While dereferencing interpolation '(.*?)': ", r"in \1: ", message)
-    message = re.sub(
-        r"Incompatible value 'None' for field of type '\w+'", "null is put in, which is no value here", message
-    )
-    if re.search(r"Invalid type assigned: \w+ is not a subclass of \w+", message):
-        message = "the section that is put in has other options"
-    key = getattr(error, "full_key", None)
-    return f"{key}: {message}" if key and key not in message else message

@@ -11,12 +11,21 @@ from hypothesis import strategies as st
 
 from flows.forms import fields_to_overrides
 from pipeline.cli import main
-from pipeline.config import ConfigError, check_options, dump_options, load_options
-from pipeline.kinds import applies_to
-from pipeline.options import Options
+from pipeline.config import (
+    ConfigError,
+    Options,
+    applies_to,
+    check_options,
+    dump_options,
+    flatten_tree,
+    get_option,
+    load_options,
+    set_option,
+    type_of,
+    write_override,
+)
+from pipeline.config.loading import TEXTS, parse_override
 from pipeline.run.run_directory import RunFolder
-from pipeline.trees import flatten_tree, get_option, set_option
-from pipeline.verbatim import TEXTS, parse_override, type_of, write_override
 
 HOSTILE = [
     "${seed}",
@@ -182,13 +191,18 @@ def test_a_path_that_exists_as_it_is_typed_is_that_path(tmp_path: Path, monkeypa
         ("name=${oc.${name}:HOME}", "no environment variable either"),
         ("seed=${oc.env:HOME}", "no environment variable either"),
         ("name=${", "is not the name of an option"),
-        ("name=${name}", "Recursive interpolation"),
+        ("name=x-${pretrain.steps}", "pretrain.steps is null, which cannot be put into a text"),
+        ("name=x-${source.offsets}", "source.offsets is a list, which cannot be put into a text"),
+        ("name=${name}", r"name=\$\{name\}: it refers to itself"),
         ("name=x-${model}", "model is a section of options, no text: write"),
         ("name=${model}", "model is a section of options, no text: write"),
-        ("name=${pretrain.steps}", "name: in ..pretrain.steps.: null is put in, which is no value here"),
-        ("train.steps=${batch.context}k", "'128k' is not a whole number"),
-        ("model.encoder=${model.decoder}", "has other options"),
-        ("seed=${name}", "seed: .*'run'.*is not a whole number"),
+        ("name=${pretrain.steps}", r"name=\$\{pretrain.steps\} is name=null: expected a value"),
+        (
+            "train.steps=${batch.context}k",
+            r"train.steps=\$\{batch.context\}k is train.steps=128k: is not a whole number. Write train.steps=128000",
+        ),
+        ("model.encoder=${model.decoder}", "model.encoder is a section of options; set one of those in it"),
+        ("seed=${name}", r"seed=\$\{name\} is seed=run: is not a whole number"),
     ],
 )
 def test_what_cannot_be_put_in_is_refused(override: str, message: str, monkeypatch: pytest.MonkeyPatch) -> None:
