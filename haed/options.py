@@ -3,8 +3,10 @@
 Importing this module imports neither torch nor anything else that is slow to import.
 """
 
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Annotated, Literal
+from importlib import import_module
+from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, Field
 
@@ -50,12 +52,37 @@ SYSTEMS = {
         "a transformer over tokens with larger layers where words begin (model.spacebyte)", ("token", "spacebyte")
     ),
 }
+# Parts of chunk models by their kinds. A class is imported when a model is built with it.
+ENCODERS = {
+    "mlp": "haed.chunk.encoder:MLPEncoder",
+    "linear": "haed.chunk.encoder:MLPEncoder",
+    "lstm": "haed.chunk.encoder:LSTMEncoder",
+    "transformer": "haed.chunk.encoder:TransformerEncoder",
+}
+MAINS = {"transformer": "haed.chunk.main:TransformerMain", "lstm": "haed.chunk.main:LSTMMain"}
+DECODERS = {"lstm": "haed.chunk.decoder:LSTMDecoder", "transformer": "haed.chunk.decoder:TransformerDecoder"}
 
 
-def _check_kind(kind: str) -> str:
-    if kind not in SYSTEMS:
-        raise ValueError(f"{kind!r} is not known: expected one of {', '.join(SYSTEMS)}")
-    return kind
+def load_class(path: str) -> Any:
+    """Import a class that is named as `module:Class`."""
+    module, _, name = path.partition(":")
+    return getattr(import_module(module), name)
+
+
+def _one_of(table: Mapping[str, Any]) -> AfterValidator:
+    """Return a check that a name is in the table when it is validated; kinds may be added to it."""
+
+    def check(name: str) -> str:
+        if name not in table:
+            raise ValueError(f"{name!r} is not known: expected one of {', '.join(table)}")
+        return name
+
+    return AfterValidator(check)
+
+
+def _add_choices(table: Mapping[str, Any]) -> Callable[[dict[str, Any]], None]:
+    """Return a function that adds the names to a JSON schema, for forms."""
+    return lambda schema: schema.update(enum=list(table))
 
 
 @dataclass(kw_only=True)
@@ -63,11 +90,13 @@ class EncoderOptions:
     """Encoder: maps a chunk, without context, to its embedding."""
 
     kind: Annotated[
-        Literal["mlp", "linear", "lstm", "transformer"],
+        str,
         Field(
             description="mlp: token embeddings of the whole chunk through an MLP; linear: through a layer norm and one linear "
-            "map (MEGABYTE); lstm: its last output (HRED); transformer: over the chunk's tokens, their mean"
+            "map (MEGABYTE); lstm: its last output (HRED); transformer: over the chunk's tokens, their mean",
+            json_schema_extra=_add_choices(ENCODERS),
         ),
+        _one_of(ENCODERS),
     ] = "mlp"
     token_width: Annotated[
         int, Field(ge=1, le=65_536, description="width of a token's embedding, but for the transformer (paper: 10)")
@@ -114,8 +143,12 @@ class MainOptions:
     """Main model: predicts the next chunk from the embeddings of the chunks before it."""
 
     kind: Annotated[
-        Literal["transformer", "lstm"],
-        Field(description="transformer: causal, pre-norm; lstm: its input gate at most 1 − forget gate (HRED)"),
+        str,
+        Field(
+            description="transformer: causal, pre-norm; lstm: its input gate at most 1 − forget gate (HRED)",
+            json_schema_extra=_add_choices(MAINS),
+        ),
+        _one_of(MAINS),
     ] = "transformer"
     layers: Annotated[int, Field(ge=1, le=1024, description="blocks (paper: 6), or layers of the LSTM (paper: 1)")] = 4
     width: Annotated[
@@ -168,7 +201,11 @@ class DecoderOptions:
     """Decoder: predicts the next token from ŷ and the chunk's tokens so far."""
 
     kind: Annotated[
-        Literal["lstm", "transformer"], Field(description="lstm (paper), or a causal transformer over the chunk")
+        str,
+        Field(
+            description="lstm (paper), or a causal transformer over the chunk", json_schema_extra=_add_choices(DECODERS)
+        ),
+        _one_of(DECODERS),
     ] = "lstm"
     token_width: Annotated[
         int, Field(ge=1, le=65_536, description="width of a token's embedding in the LSTM (paper: 10)")
@@ -346,9 +383,9 @@ class ModelOptions:
         str,
         Field(
             description="; ".join(f"{name}: {family.about}" for name, family in SYSTEMS.items()),
-            json_schema_extra=lambda schema: schema.update(enum=list(SYSTEMS)),
+            json_schema_extra=_add_choices(SYSTEMS),
         ),
-        AfterValidator(_check_kind),
+        _one_of(SYSTEMS),
     ] = "haed"
     encoder: EncoderOptions = field(default_factory=EncoderOptions)
     main: MainOptions = field(default_factory=MainOptions)

@@ -15,12 +15,12 @@ import os
 import re
 import unicodedata
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from copy import deepcopy
 from dataclasses import asdict, is_dataclass
 from pathlib import Path
 from typing import Any, get_origin
 
 import yaml
-from pydantic import ValidationError
 
 from data.checked import CONFIG, DEEPEST, CorruptFileError, check_tree, read_bytes, read_yaml
 from data.options import SOURCES
@@ -37,8 +37,10 @@ from pipeline.config.messages import (
     shorten_value,
 )
 from pipeline.config.schema import (
+    KINDS,
     LIMITS,
     FinetuneOptions,
+    InvalidOptionsError,
     Options,
     Phase,
     applies_to,
@@ -47,6 +49,7 @@ from pipeline.config.schema import (
     get_option,
     is_limited,
     is_mixed,
+    load_kind,
     nest_values,
     schema_options,
     set_option,
@@ -152,6 +155,11 @@ def load_options(
         written = f"{key}={given[key]} is " if key in references else ""
         return f"{path}: {written}" if path and key not in typed else written
 
+    for key in given.keys() & KINDS.keys():
+        try:
+            load_kind(key, str(given[key]))
+        except Exception as error:  # in a module of another package
+            raise ConfigError(f"{origin(key)}{key}={given[key]}: {error}") from error
     for key, value in given.items():
         if key not in schema_options():
             raise ConfigError(f"{origin(key)}{explain_unknown_option(key, value)}")
@@ -164,8 +172,8 @@ def load_options(
         if plain.get(key) and (key in typed or not resolved):
             plain[key] = os.path.expanduser(plain[key])  # a shell does not expand `~` after `=`
     try:
-        options = validate_options(nest_values(plain))
-    except ValidationError as error:
+        options = validate_options(plain)
+    except InvalidOptionsError as error:
         raise _config_error(error, origin) from None  # its own text may hold a password
     _check_rules(options)
     kind = options.model.kind
@@ -173,7 +181,7 @@ def load_options(
         if not applies_to(key, kind):
             raise ConfigError(explain_inapplicable_option(key, kind))
     changes = [f"{key}={given[key]} is {key}={get_option(options, key)}" for key in given if key in references]
-    if "model.kind" in typed and in_file.get("model.kind", Options().model.kind) != kind:
+    if "model.kind" in typed and in_file.get("model.kind", schema_options()["model.kind"].default) != kind:
         changes += _adapt_to_kind(options, in_file, typed, config)
     elif unused := [key for key in in_file if not applies_to(key, kind)]:
         raise ConfigError(f"{path}: {explain_inapplicable_option(unused[0], kind)}")
@@ -181,15 +189,15 @@ def load_options(
         for change in changes:
             log.info("%s", change)
         for key in typed if resolved else given:
-            if key in typed or get_option(options, key) != get_option(Options(), key):
+            if key in typed or get_option(options, key) != schema_options()[key].default:
                 _warn_without_effect(options, key)
     return options
 
 
-def _config_error(error: ValidationError, origin: Callable[[str], str] = lambda key: "") -> ConfigError:
+def _config_error(error: InvalidOptionsError, origin: Callable[[str], str] = lambda key: "") -> ConfigError:
     """Return the first three errors of Pydantic as one line. `origin` returns the file that set a key, or ""."""
     mistakes = []
-    for item in error.errors(include_url=False)[:3]:
+    for item in error.errors[:3]:
         key = ".".join(part for part in item["loc"] if isinstance(part, str))
         mistakes.append(f"{origin(key)}{explain_validation_error(key, item)}")
     return ConfigError("; ".join(mistakes))
@@ -203,14 +211,14 @@ def _adapt_to_kind(
     Returns:
         A line about each change.
     """
-    kind, defaults, changes = options.model.kind, Options(), []
+    kind, changes = options.model.kind, list[str]()
     if in_file and "name" not in typed:
         options.name += f"-{kind.replace('_', '-')}"
     limits = _share_limits(options, in_file)
     if unused := [key for key in in_file if not applies_to(key, kind)]:
         changes.append(f"model.kind={kind} has no use for these options of {config}: {', '.join(unused)}")
         for key in unused:
-            set_option(options, key, get_option(defaults, key))
+            set_option(options, key, deepcopy(schema_options()[key].default))
     if limits:
         shared = ", ".join(f"{key}={limit:g}" for key, limit in limits.items())
         changes.append(f"model.kind={kind} shares the limits of {config}: {shared}")
@@ -307,10 +315,9 @@ def _interpolate(given: dict[str, Any], kept: Collection[str], origin: Callable[
     Raises:
         ConfigError: a reference cannot be replaced.
     """
-    defaults = dict(flatten_tree(asdict(Options())))
 
     def resolve(key: str, open_keys: tuple[str, ...] = ()) -> Any:
-        text = given.get(key, defaults[key])
+        text = given.get(key, schema_options()[key].default)
         if key not in given or key in kept or _is_verbatim(key, text):
             return text
         if key in open_keys:
@@ -497,8 +504,8 @@ def check_options(options: Options) -> Options:
         ConfigError: naming the keys and the values that they accept.
     """
     try:
-        validate_options(asdict(options))
-    except ValidationError as error:
+        validate_options(dict(flatten_tree(asdict(options))))
+    except InvalidOptionsError as error:
         raise _config_error(error) from None  # its own text may hold a password
     _check_rules(options)
     return options

@@ -12,15 +12,11 @@ from pathlib import Path
 from types import NoneType
 from typing import Any, Literal, get_args, get_origin
 
-from pydantic import ValidationError
-
 from haed.options import SYSTEMS
 from pipeline.config.schema import (
     KINDS,
-    Options,
-    get_option,
+    InvalidOptionsError,
     models_with_option,
-    nest_values,
     option_names,
     schema_options,
     type_of,
@@ -353,7 +349,7 @@ def _example_value(key: str, name: str, value: Any) -> str:
         return "required"
     if isinstance(value, str) and (meant := _guess_value(key, type_of(key), value)):
         return meant
-    usual = get_option(Options(), key)
+    usual = schema_options()[key].default
     return str(
         {"source.path": "my-texts", "finetune.start_from": "RUN"}.get(key, 100 if usual is None else usual)
     ).lower()
@@ -426,15 +422,16 @@ def explain_section_value(key: str, value: Any) -> str:
     if key == "optimizer":
         return f"{said}, such as optimizer.learning_rate=0.002; it is always AdamW"
     first = next((each for each in option_names() if each.startswith(f"{key}.") and each != choice), f"{key}.…")
-    limits = f"{key}.steps=100" if key in _PHASES else f"{first}={str(get_option(Options(), first)).lower()}"
+    limits = f"{key}.steps=100" if key in _PHASES else f"{first}={str(schema_options()[first].default).lower()}"
     return f"{said}, such as {limits}"
 
 
 def _accepts_value(key: str, value: str) -> bool:
     """Return whether an option accepts a text as its value."""
+    kinds = schema_options()[key].kinds
     try:
-        validate_options(nest_values({key: value}))
-    except ValidationError:
+        validate_options({key: value} | ({f"{key.rpartition('.')[0]}.kind": kinds[0]} if kinds else {}))
+    except InvalidOptionsError:
         return "${" in value  # what it refers to is not known here
     return True
 
@@ -453,6 +450,9 @@ def explain_validation_error(key: str, item: Any) -> str:
     optional = NoneType in get_args(kind)
     if optional:
         (kind,) = (each for each in get_args(kind) if each is not NoneType)
+    if code == "unexpected_keyword_argument":
+        section = key.rpartition(".")[0]
+        return f"{key} belongs to {section}.kind={', '.join(schema_options()[key].kinds)}: leave it out, or set that"
     if value is None:
         return f"{key}[{inner}]: null is no value here" if isinstance(inner, int) else f"{key}=null: expected a value"
     if code == "list_type":

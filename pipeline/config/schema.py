@@ -7,15 +7,16 @@ Each option is declared once, beside its owner: options of models in `haed.optio
 - `kinds`: the kinds of its section that do, such as "lstm" for `model.main.units`.
 """
 
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field, fields, is_dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import MISSING, dataclass, field, fields, is_dataclass, make_dataclass
 from functools import cache, reduce
-from typing import Annotated, Any, ClassVar, Literal, get_type_hints
+from importlib.metadata import entry_points
+from typing import Annotated, Any, Literal, cast, get_type_hints
 
-from pydantic import ConfigDict, Field, TypeAdapter
+from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
 
 from data.options import CHUNKERS, SOURCES, ChunkerOptions, LoaderOptions, ShardOptions, SourceOptions
-from haed.options import SYSTEMS, IEMOptions, ModelOptions
+from haed.options import DECODERS, ENCODERS, MAINS, SYSTEMS, IEMOptions, ModelOptions
 
 Phase = Literal["pretrain", "finetune", "train"]
 CHUNKS_ONLY = {"models": "chunks"}
@@ -391,8 +392,6 @@ class AnalyseOptions:
 class Options:
     """Options of a run: what it reads, what it trains and how, and where it writes."""
 
-    __pydantic_config__: ClassVar[ConfigDict] = ConfigDict(extra="forbid", allow_inf_nan=False)
-
     name: Annotated[str, Field(min_length=1, max_length=200, description="the run, a folder under runs_dir")] = "run"
     runs_dir: Annotated[str, Field(description="folder of runs")] = "runs"
     shards_dir: Annotated[str, Field(description="folder of sharded corpora")] = "shards"
@@ -466,52 +465,98 @@ class Option:
 
     Attributes:
         type: its type, without annotations; a dataclass for a section.
+        default: its default value; None for a section.
         models: "chunks" or "tokens" if only these models use it, else empty.
         instead: the option that other models use, or empty.
         kinds: kinds of its section that use it; empty: all of them.
     """
 
     type: Any
+    default: Any = None
     models: str = ""
     instead: str = ""
     kinds: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True)
 class KindTable:
     """The kinds that an option such as `source.kind` chooses from.
 
-    Attributes:
-        built_in: the kinds of this package.
+    Args:
+        kinds: the kinds by name.
         group: the entry points by which other packages add kinds; empty: they cannot.
+
+    Attributes:
+        built_in: names of the kinds of this package.
+        option_classes: dataclasses of the options of other packages' kinds, by kind; see `load_kind`.
     """
 
-    built_in: Iterable[str]
-    group: str = ""
+    def __init__(self, kinds: dict[str, Any], group: str = "") -> None:
+        self.kinds, self.group, self.built_in = kinds, group, tuple(kinds)
+        self.option_classes: dict[str, type] = {}
 
 
 KINDS = {
-    "model.kind": KindTable(SYSTEMS),
     "source.kind": KindTable(SOURCES, "haed.sources"),
     "chunker.kind": KindTable(CHUNKERS, "haed.chunkers"),
+    "model.kind": KindTable(SYSTEMS),
+    "model.encoder.kind": KindTable(ENCODERS, "haed.encoders"),
+    "model.main.kind": KindTable(MAINS, "haed.mains"),
+    "model.decoder.kind": KindTable(DECODERS, "haed.decoders"),
 }
+
+
+def load_kind(key: str, kind: str) -> None:
+    """Make a kind known that another package has as an entry point, and the options of its `options_class`.
+
+    Args:
+        key: the option that chooses it, such as `model.encoder.kind`.
+        kind: its name; nothing happens if this package has it, or no package.
+
+    Raises:
+        ValueError: two packages have a kind of that name.
+    """
+    table = KINDS[key]
+    if kind in table.built_in or kind in table.option_classes or not table.group:
+        return
+    entries = entry_points(group=table.group)
+    if key.startswith("model."):  # `data` finds its own
+        names = {entry.name: f"{entry.module}:{entry.attr}" for entry in entries}
+        table.kinds.update({name: path for name, path in names.items() if name not in table.built_in})
+    matches = [entry for entry in entries if entry.name == kind]
+    if len({entry.value for entry in matches}) > 1:
+        raise ValueError(f"{key}={kind} is in more than one package: {', '.join(entry.value for entry in matches)}")
+    if matches and (options_class := getattr(matches[0].load(), "options_class", None)):
+        table.option_classes[kind] = options_class
+        schema_options.cache_clear()
+        option_names.cache_clear()
 
 
 @cache
 def schema_options() -> dict[str, Option]:
-    """Return all options and sections by their dotted keys, in order."""
+    """Return all options and sections by their dotted keys, those of kinds that were loaded by `load_kind` included."""
+    options: dict[str, Option] = {}
 
-    def collect(section: Any, above: str, inherited: Option) -> Iterator[tuple[str, Option]]:
+    def collect(section: Any, above: str, inherited: Option, kinds: tuple[str, ...] = ()) -> None:
         types = get_type_hints(section)
         for each in fields(section):
-            models = each.metadata.get("models", inherited.models)
-            instead = each.metadata.get("instead", inherited.instead)
-            option = Option(types[each.name], models, instead, each.metadata.get("kinds", ()))
-            yield f"{above}{each.name}", option
-            if is_dataclass(option.type):
-                yield from collect(option.type, f"{above}{each.name}.", option)
+            key = f"{above}{each.name}"
+            if key in options:  # inherited by the options of a kind
+                continue
+            kind, models = types[each.name], each.metadata.get("models", inherited.models)
+            instead, users = each.metadata.get("instead", inherited.instead), each.metadata.get("kinds", kinds)
+            if is_dataclass(kind):
+                options[key] = Option(kind, None, models, instead, users)
+                collect(kind, f"{key}.", options[key])
+                continue
+            default = each.default if each.default_factory is MISSING else each.default_factory()
+            options[key] = Option(kind, default, models, instead, users)
 
-    return dict(collect(Options, "", Option(Options)))
+    collect(Options, "", Option(Options))
+    for key, table in KINDS.items():
+        for name, options_class in table.option_classes.items():
+            section = key.rpartition(".")[0]
+            collect(options_class, f"{section}.", options[section], (name,))
+    return options
 
 
 @cache
@@ -532,18 +577,53 @@ def is_option(word: str) -> bool:
     return bool(equals) and key in schema_options()
 
 
+class InvalidOptionsError(ValueError):
+    """Values that the schema does not accept.
+
+    Attributes:
+        errors: Pydantic's errors, see `pipeline.config.messages.explain_validation_error`.
+    """
+
+    def __init__(self, errors: list[dict[str, Any]]) -> None:
+        super().__init__("; ".join(str(each["msg"]) for each in errors))
+        self.errors = errors
+
+
 @cache
-def _validator() -> TypeAdapter[Options]:
-    return TypeAdapter(Options)
+def _validator(section: type) -> TypeAdapter[Any]:
+    """Return a validator of {"value": section} that refuses unknown keys and numbers that are not finite."""
+    config = ConfigDict(extra="forbid", allow_inf_nan=False)
+    return TypeAdapter(make_dataclass("Section", [("value", section)], namespace={"__pydantic_config__": config}))
 
 
-def validate_options(tree: dict[str, Any]) -> Options:
-    """Return options from nested dictionaries: texts become the types of the schema, whose bounds are checked.
+def validate_options(values: Mapping[str, Any]) -> Options:
+    """Return options from values by dotted key: texts become the types of the schema, whose bounds are checked.
 
     Raises:
-        ValidationError: a key or value is wrong; see `pipeline.config.messages.explain_validation_error`.
+        InvalidOptionsError: a key or value is wrong.
     """
-    return _validator().validate_python(tree)
+    errors: list[dict[str, Any]] = []
+
+    def validate(section: type, tree: Any, place: tuple[str, ...]) -> Any:
+        try:
+            return _validator(section).validate_python({"value": tree}).value
+        except ValidationError as error:
+            errors.extend({**item, "loc": (*place, *item["loc"][1:])} for item in error.errors(include_url=False))
+
+    parts: dict[str, Any] = {}
+    for key, table in KINDS.items():
+        if options_class := table.option_classes.get(str(values.get(key))):
+            section = key.rpartition(".")[0]
+            chosen = {name: value for name, value in values.items() if name.startswith(f"{section}.")}
+            values = {name: value for name, value in values.items() if name not in chosen}
+            part = nest_values({name.removeprefix(f"{section}."): value for name, value in chosen.items()})
+            parts[section] = validate(options_class, part, tuple(section.split(".")))
+    options = validate(Options, nest_values(values), ())
+    if errors:
+        raise InvalidOptionsError(errors)
+    for section, part in parts.items():
+        set_option(options, section, part)
+    return cast(Options, options)
 
 
 def get_option(options: Any, key: str) -> Any:
@@ -566,7 +646,7 @@ def flatten_tree(tree: dict[str, Any], above: str = "") -> Iterator[tuple[str, A
             yield f"{above}{key}", value
 
 
-def nest_values(values: dict[str, Any]) -> dict[str, Any]:
+def nest_values(values: Mapping[str, Any]) -> dict[str, Any]:
     """Return values by dotted key as nested dictionaries."""
     tree: dict[str, Any] = {}
     for key, value in values.items():
@@ -611,9 +691,15 @@ def applies_to(key: str, kind: str) -> bool:
 
 
 def applies_to_part(key: str, options: Options) -> bool:
-    """Return whether the chosen kind of the option's section uses it, such as an LSTM as the main model."""
-    kinds = schema_options()[key].kinds
-    return not kinds or get_option(options, key.rpartition(".")[0]).kind in kinds
+    """Return whether the chosen kind of the option's section uses it, such as an LSTM as the main model.
+
+    A kind of another package may use all options of its section.
+    """
+    kinds, choice = schema_options()[key].kinds, f"{key.rpartition('.')[0]}.kind"
+    if not kinds:
+        return True
+    kind = get_option(options, choice)
+    return kind in kinds or kind not in KINDS[choice].built_in
 
 
 def training_phases(kind: str) -> tuple[Phase, ...]:
