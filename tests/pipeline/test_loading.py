@@ -9,7 +9,7 @@ import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from flows.forms import fields_to_overrides
+from flows.forms import collect_values
 from pipeline.cli import main
 from pipeline.config import (
     ConfigError,
@@ -147,8 +147,8 @@ def test_a_value_of_a_form_is_a_value(key: str, text: str) -> None:
 
 
 def test_what_is_typed_into_a_form_is_not_interpolated() -> None:
-    given = fields_to_overrides("quickstart", "run-${seed}", "my/${name}.txt", 0, [], {"source": {"field": "${HOME}"}})
-    options = load_options("quickstart", given)
+    values = collect_values("quickstart", "run-${seed}", "my/${name}.txt", 0, [], {"source": {"field": "${HOME}"}})
+    options = load_options("quickstart", [], values)
     assert (options.name, options.source.path, options.source.field) == ("run-${seed}", "my/${name}.txt", "${HOME}")
 
 
