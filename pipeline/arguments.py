@@ -227,13 +227,13 @@ def parse_arguments(argv: list[str] | None, program: str, commands: tuple[Comman
     sub.typed = tuple(argv[1:end])
     if mistake := _explain_misplaced_word(argv[1:end], argv[0] in ("neighbours", "next")):
         sub.error(mistake)
-    found = sub.parse_intermixed_args([*argv[1:end], *(_LITERAL + word for word in argv[end + 1 :])])
-    if "run" in found:
-        _assign_words(sub, found)
-    for name, value in vars(found).items():
+    arguments = sub.parse_intermixed_args([*argv[1:end], *(_LITERAL + word for word in argv[end + 1 :])])
+    if "run" in arguments:
+        _assign_words(sub, arguments)
+    for name, value in vars(arguments).items():
         if isinstance(value, list):
-            setattr(found, name, [word.removeprefix(_LITERAL) if isinstance(word, str) else word for word in value])
-    return found
+            setattr(arguments, name, [word.removeprefix(_LITERAL) if isinstance(word, str) else word for word in value])
+    return arguments
 
 
 def _move_command_first(argv: list[str], known: Container[str]) -> list[str]:
@@ -263,19 +263,19 @@ def _explain_misplaced_word(words: list[str], are_queries: bool) -> str | None:
     return None
 
 
-def _assign_words(parser: argparse.ArgumentParser, found: argparse.Namespace) -> None:
+def _assign_words(parser: argparse.ArgumentParser, arguments: argparse.Namespace) -> None:
     """Assign the words to `run`, `queries` and `words`.
 
     RUN is the first word that changes no option. If the command takes queries, they are the other such words.
     """
-    words = [found.run, *(found.queries if "queries" in found else found.words)]
+    words = [arguments.run, *(arguments.queries if "queries" in arguments else arguments.words)]
     changes = [word for word in words if word[:1] != _LITERAL]
-    found.words = list(filter(is_option, changes)) if "queries" in found else _split_words(changes)[0]
-    named = [word for word in words if word not in found.words]
+    arguments.words = list(filter(is_option, changes)) if "queries" in arguments else _split_words(changes)[0]
+    named = [word for word in words if word not in arguments.words]
     if not named:
         parser.error("the following arguments are required: RUN")
-    found.run, rest = named[0].removeprefix(_LITERAL), named[1:]
-    if "queries" in found:
-        found.queries = rest
+    arguments.run, rest = named[0].removeprefix(_LITERAL), named[1:]
+    if "queries" in arguments:
+        arguments.queries = rest
     else:
-        found.words += rest
+        arguments.words += rest

@@ -147,7 +147,6 @@ def load_options(
     overriding = parse_overrides(overrides)
     typed = {**(values or {}), **overriding}
     given = {**in_file, **typed}
-
     references: set[str] = set()
 
     def origin(key: str) -> str:
@@ -165,11 +164,11 @@ def load_options(
             raise ConfigError(f"{origin(key)}{explain_unknown_option(key, value)}")
         if is_dataclass(type_of(key)):
             raise ConfigError(f"{origin(key)}{explain_section_value(key, value)}")
-    kept = {*(in_file if resolved else ()), *(values or ())} - overriding.keys()
-    plain = _interpolate(given, kept, origin)
-    references |= {key for key, text in given.items() if key not in kept and _has_references(key, text)}
+    verbatim = {*(in_file if resolved else ()), *(values or ())} - overriding.keys()
+    plain = _interpolate(given, verbatim, origin)
+    references |= {key for key, text in given.items() if key not in verbatim and _has_references(key, text)}
     for key in _PATHS:
-        if plain.get(key) and (key in typed or not resolved):
+        if isinstance(plain.get(key), str) and (key in typed or not resolved):
             plain[key] = os.path.expanduser(plain[key])  # a shell does not expand `~` after `=`
     try:
         options = validate_options(plain)
@@ -309,8 +308,8 @@ def _has_references(key: str, text: Any) -> bool:
     return not _is_verbatim(key, text) and any(is_reference for is_reference, _ in _split_references(key, text))
 
 
-def _interpolate(given: dict[str, Any], kept: Collection[str], origin: Callable[[str], str]) -> dict[str, Any]:
-    """Replace the references in the options that are given, but not in those of `kept`.
+def _interpolate(given: dict[str, Any], verbatim: Collection[str], origin: Callable[[str], str]) -> dict[str, Any]:
+    """Replace the references in the options that are given, but not in those of `verbatim`.
 
     Raises:
         ConfigError: a reference cannot be replaced.
@@ -318,7 +317,7 @@ def _interpolate(given: dict[str, Any], kept: Collection[str], origin: Callable[
 
     def resolve(key: str, open_keys: tuple[str, ...] = ()) -> Any:
         text = given.get(key, schema_options()[key].default)
-        if key not in given or key in kept or _is_verbatim(key, text):
+        if key not in given or key in verbatim or _is_verbatim(key, text):
             return text
         if key in open_keys:
             raise ConfigError(f"{key}={text}: it refers to itself")
@@ -490,7 +489,7 @@ def _strip_quotes(typed: str) -> str:
 def write_override(key: str, value: Any) -> str:
     """Return the key=value that sets an option to exactly this value, whatever characters it holds."""
     if isinstance(value, str) and type_of(key) in TEXTS and key not in PATTERNS:
-        value = _REFERENCE.sub(lambda found: f"{found[1] * 2}\\${{", value)
+        value = _REFERENCE.sub(lambda match: f"{match[1] * 2}\\${{", value)
     return f"{key}={json.dumps(value)}"
 
 

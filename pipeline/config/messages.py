@@ -256,8 +256,8 @@ def _invert_table(table: dict[str, str]) -> dict[str, str]:
 
 
 _OPTION_OF, _COMMAND_OF = _invert_table(_OPTIONS), _invert_table(_COMMANDS)
-_HABITS = {name: told for names, told in _NO_COMMANDS.items() for name in names.split()}
-_TOLD = {name: told for names, told in _ELSEWHERE.items() for name in names.split()} | _HABITS
+_COMMAND_ADVICE = {name: advice for names, advice in _NO_COMMANDS.items() for name in names.split()}
+_ADVICE = {name: advice for names, advice in _ELSEWHERE.items() for name in names.split()} | _COMMAND_ADVICE
 
 
 def find_similar_keys(name: str) -> list[str]:
@@ -280,11 +280,11 @@ def find_similar_keys(name: str) -> list[str]:
     if last in _OPTION_OF:
         phases = [above] if above in _PHASES else list(_PHASES)
         keys = _OPTION_OF[last].split()
-        found = [
+        keys_of_name = [
             each for key in keys for each in ([key.replace("…", phase) for phase in phases] if "…" in key else [key])
         ]
-        own = [key for key in option_names() if key.rpartition(".")[2] == last]
-        return list(dict.fromkeys([*found, *(key for key in own if not above and len(own) < 4)]))
+        ending = [key for key in option_names() if key.rpartition(".")[2] == last]
+        return list(dict.fromkeys([*keys_of_name, *(key for key in ending if not above and len(ending) < 4)]))
     ends = {key: key.rpartition(".")[2] for key in option_names()}
     inside = [key for key in option_names() if above and key.startswith(f"{above}.")]
     if close := difflib.get_close_matches(last, [ends[key] for key in inside], 1, 0.7):
@@ -311,8 +311,8 @@ def suggest_option(name: str, value: Any = None) -> str:
     Empty: nothing is similar.
     """
     last = name.strip("-").replace("-", "_").lower().rpartition(".")[2]
-    if last in _TOLD and last not in _OPTION_OF:
-        return _TOLD[last]
+    if last in _ADVICE and last not in _OPTION_OF:
+        return _ADVICE[last]
     keys = find_similar_keys(name)[:4]
     if not keys:
         return ""
@@ -371,8 +371,8 @@ def explain_malformed_override(word: str) -> str:
 def explain_unknown_command(word: str, known: Iterable[str]) -> str:
     """Return the error message for an unknown command, with the one that was probably meant."""
     name, known = word.strip("-").lower().replace("_", "-"), list(known)
-    if name in _HABITS:
-        return f"there is no command {word}: {_HABITS[name]}"
+    if name in _COMMAND_ADVICE:
+        return f"there is no command {word}: {_COMMAND_ADVICE[name]}"
     if name in list_presets():
         return f"there is no command {word}: it is a preset, haed run --config {name}"
     if name == "haed":
@@ -408,22 +408,22 @@ def explain_section_value(key: str, value: Any) -> str:
     """Return the error message for a section that was given a value."""
     if value is None:
         return f"{key}=null: expected a value"
-    said = f"{key}={shorten_text(value)}: {key} is a section of options; set one of those in it"
+    message = f"{key}={shorten_text(value)}: {key} is a section of options; set one of those in it"
     choice = f"{key}.kind"
     known = type_of(choice)
     if known is not None and isinstance(value, str):
         names = KINDS[choice].built_in if choice in KINDS else get_args(known)
         if value in names or value in _VALUES.get(choice, {}):
-            return f"{said}: {choice}={_VALUES.get(choice, {}).get(value, value)}"
+            return f"{message}: {choice}={_VALUES.get(choice, {}).get(value, value)}"
         if key == "source":
-            return f"{said}: {key}.path={value}"
+            return f"{message}: {key}.path={value}"
         if key == "model" and value in list_presets():
-            return f"{said}, or take the preset: --config {value}"
+            return f"{message}, or take the preset: --config {value}"
     if key == "optimizer":
-        return f"{said}, such as optimizer.learning_rate=0.002; it is always AdamW"
+        return f"{message}, such as optimizer.learning_rate=0.002; it is always AdamW"
     first = next((each for each in option_names() if each.startswith(f"{key}.") and each != choice), f"{key}.…")
     limits = f"{key}.steps=100" if key in _PHASES else f"{first}={str(schema_options()[first].default).lower()}"
-    return f"{said}, such as {limits}"
+    return f"{message}, such as {limits}"
 
 
 def _accepts_value(key: str, value: str) -> bool:
@@ -577,21 +577,21 @@ def _parse_number(name: str, text: str) -> float | None:
         pairs = re.findall(rf"({_NUMBER})([a-z]+)", text)
         if pairs and "".join(map("".join, pairs)) == text and all(unit in _TIMES for _, unit in pairs):
             return sum(float(number) * _TIMES[unit] for number, unit in pairs)
-    if found := re.fullmatch(rf"({_NUMBER})(%|percent)", text):
-        return float(found[1]) if name.endswith("percent") else float(found[1]) / 100
-    if found := re.fullmatch(rf"({_NUMBER})([kmgt]i?b)", text):
+    if match := re.fullmatch(rf"({_NUMBER})(%|percent)", text):
+        return float(match[1]) if name.endswith("percent") else float(match[1]) / 100
+    if match := re.fullmatch(rf"({_NUMBER})([kmgt]i?b)", text):
         of = {"megabytes": 1e6, "gigabytes": 1e9}.get(name.rpartition("_")[2], 1.0)
-        return float(found[1]) * _BYTES[found[2]] / of
-    if found := re.fullmatch(rf"({_NUMBER})([a-z]+)", text):
-        return float(found[1]) * _SCALES[found[2]] if found[2] in _SCALES else None
+        return float(match[1]) * _BYTES[match[2]] / of
+    if match := re.fullmatch(rf"({_NUMBER})([a-z]+)", text):
+        return float(match[1]) * _SCALES[match[2]] if match[2] in _SCALES else None
     if re.fullmatch(r"[+-]?[1-9]\d{0,2}([,'’]\d{3})+", text):
         return float(re.sub(r"[,'’]", "", text))
     if re.fullmatch(r"[+-]?\d+,\d+", text):
         return float(text.replace(",", "."))
     if re.fullmatch(r"0x[0-9a-f]+|0b[01]+|0o[0-7]+", text):
         return float(int(text, 0))
-    if found := re.fullmatch(r"(\d{1,6})(\*\*|\^|\*|/)(\d{1,6})", text):
-        one, sign, other = int(found[1]), found[2], int(found[3])
+    if match := re.fullmatch(r"(\d{1,6})(\*\*|\^|\*|/)(\d{1,6})", text):
+        one, sign, other = int(match[1]), match[2], int(match[3])
         if sign == "/":
             return one / other if other else None
         return float(one * other if sign == "*" else one**other) if sign == "*" or other < 64 and one < 1000 else None

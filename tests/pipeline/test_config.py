@@ -203,7 +203,19 @@ def test_a_configuration_leaves_out_the_options_of_other_kinds_and_is_read_again
     assert load_options(path) == options and "main" not in path.read_text()
 
 
-@pytest.mark.parametrize("content", ["- a\n- b\n", "a: [", "model: 3\n", "name: !!python/object:os.system x\n", "\x00"])
+@pytest.mark.parametrize(
+    "content",
+    [
+        "- a\n- b\n",
+        "a: [",
+        "model: 3\n",
+        "runs_dir: [a]\n",
+        "source: {path: {a: 1}}\n",
+        "source: {kind: [a]}\n",
+        "name: !!python/object:os.system x\n",
+        "\x00",
+    ],
+)
 def test_files_that_are_not_configurations(content: str, tmp_path: Path) -> None:
     path = tmp_path / "bad.yaml"
     path.write_text(content)
