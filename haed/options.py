@@ -3,9 +3,10 @@
 Importing this module imports neither torch nor anything else that is slow to import.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from importlib import import_module
+from importlib.metadata import entry_points
 from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, Field
@@ -52,37 +53,64 @@ SYSTEMS = {
         "a transformer over tokens with larger layers where words begin (model.spacebyte)", ("token", "spacebyte")
     ),
 }
-# Parts of chunk models by their kinds. A class is imported when a model is built with it.
-ENCODERS = {
-    "mlp": "haed.chunk.encoder:MLPEncoder",
-    "linear": "haed.chunk.encoder:MLPEncoder",
-    "lstm": "haed.chunk.encoder:LSTMEncoder",
-    "transformer": "haed.chunk.encoder:TransformerEncoder",
-}
-MAINS = {"transformer": "haed.chunk.main:TransformerMain", "lstm": "haed.chunk.main:LSTMMain"}
-DECODERS = {"lstm": "haed.chunk.decoder:LSTMDecoder", "transformer": "haed.chunk.decoder:TransformerDecoder"}
 
 
-def load_class(path: str) -> Any:
-    """Import a class that is named as `module:Class`."""
-    module, _, name = path.partition(":")
-    return getattr(import_module(module), name)
+class PartKinds(dict[str, str]):
+    """The kinds of a part of chunk models: `module:Class` by name. A class is imported when a model is built with it.
+
+    Args:
+        group: entry points by which other packages add kinds.
+        classes: the kinds of this package.
+    """
+
+    def __init__(self, group: str, classes: dict[str, str]) -> None:
+        super().__init__(classes)
+        self.group = group
+
+    def list_installed(self) -> dict[str, str]:
+        """Return the kinds of this package and of all others, which is slower than a look at one's own."""
+        return {each.name: f"{each.module}:{each.attr}" for each in entry_points(group=self.group)} | self
+
+    def load_class(self, kind: str) -> Any:
+        """Import the class of a kind."""
+        module, _, name = (self.get(kind) or self.list_installed()[kind]).partition(":")
+        return getattr(import_module(module), name)
 
 
-def _one_of(table: Mapping[str, Any]) -> AfterValidator:
-    """Return a check that a name is in the table when it is validated; kinds may be added to it."""
+ENCODERS = PartKinds(
+    "haed.encoders",
+    {
+        "mlp": "haed.chunk.encoder:MLPEncoder",
+        "linear": "haed.chunk.encoder:MLPEncoder",
+        "lstm": "haed.chunk.encoder:LSTMEncoder",
+        "transformer": "haed.chunk.encoder:TransformerEncoder",
+    },
+)
+MAINS = PartKinds("haed.mains", {"transformer": "haed.chunk.main:TransformerMain", "lstm": "haed.chunk.main:LSTMMain"})
+DECODERS = PartKinds(
+    "haed.decoders",
+    {"lstm": "haed.chunk.decoder:LSTMDecoder", "transformer": "haed.chunk.decoder:TransformerDecoder"},
+)
+
+
+def _list_names(table: dict[str, Any]) -> list[str]:
+    return list(table.list_installed() if isinstance(table, PartKinds) else table)
+
+
+def _one_of(table: dict[str, Any]) -> AfterValidator:
+    """Return a check that a name is in the table when it is validated, or among the installed kinds."""
 
     def check(name: str) -> str:
-        if name not in table:
-            raise ValueError(f"{name!r} is not known: expected one of {', '.join(table)}")
+        if name not in table and name not in _list_names(table):
+            raise ValueError(f"{name!r} is not known: expected one of {', '.join(_list_names(table))}")
         return name
 
     return AfterValidator(check)
 
 
-def _add_choices(table: Mapping[str, Any]) -> Callable[[dict[str, Any]], None]:
+def _add_choices(table: dict[str, Any]) -> Callable[[dict[str, Any]], None]:
     """Return a function that adds the names to a JSON schema, for forms."""
-    return lambda schema: schema.update(enum=list(table))
+    return lambda schema: schema.update(enum=_list_names(table))
 
 
 @dataclass(kw_only=True)

@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 import yaml
+from pydantic import TypeAdapter
 
-from haed.options import ENCODERS, EncoderOptions
+from haed.options import EncoderOptions, ModelOptions
 from pipeline import open_run
 from pipeline.cli import main
 from pipeline.config import ConfigError, Options, check_options, dump_options, load_options
@@ -32,7 +33,6 @@ def installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]
     (info.parent / "my_encoder.py").write_text(module)
     monkeypatch.syspath_prepend(str(info.parent))
     yield
-    ENCODERS.pop("bag", None)
     sys.modules.pop("my_encoder", None)
     KINDS["model.encoder.kind"].option_classes.clear()
     schema_options.cache_clear()
@@ -76,9 +76,10 @@ def test_its_options_are_listed_checked_and_read_back(tmp_path: Path, capsys: py
         ConfigError, match="^model.encoder.power belongs to model.encoder.kind=bag: leave it out, or set"
     ):
         load_options("quickstart", ["model.encoder.power=1"])
+    assert "bag" in TypeAdapter(ModelOptions).json_schema()["$defs"]["EncoderOptions"]["properties"]["kind"]["enum"]
     assert "power" not in dump_options(load_options("quickstart"))
     with pytest.raises(
-        ConfigError, match="expected one of mlp, linear, lstm, transformer, bag. Write model.encoder.kind=bag"
+        ConfigError, match="expected one of bag, mlp, linear, lstm, transformer. Write model.encoder.kind=bag"
     ):
         load_options("quickstart", ["model.encoder.kind=bagg"])
 

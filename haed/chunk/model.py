@@ -19,7 +19,7 @@ from haed.chunk.mixture import ChunkVocabulary, Mixture, MixtureScores, Vocabula
 from haed.chunk.packing import Chunks, Packed, find_distinct, previous_chunks
 from haed.layers.lstm import LSTMLayer, initialise_lstm
 from haed.layers.transformer import Block
-from haed.options import DECODERS, ENCODERS, MAINS, IEMOptions, ModelOptions, load_class
+from haed.options import DECODERS, ENCODERS, MAINS, IEMOptions, ModelOptions
 
 _SCALE_BOUND = math.log(1000)
 _EMBEDDED = 1 << 13  # known chunks at a time
@@ -44,7 +44,7 @@ class HAED(SequenceModel):
     def __init__(self, options: ModelOptions, iem: IEMOptions, cut: ChunkingSpec) -> None:
         super().__init__(cut)
         width = options.main.width
-        make_encoder, make_main = load_class(ENCODERS[options.encoder.kind]), load_class(MAINS[options.main.kind])
+        make_encoder, make_main = ENCODERS.load_class(options.encoder.kind), MAINS.load_class(options.main.kind)
         self.encoder: Encoder = make_encoder(options.encoder, cut.k, cut.vocabulary, iem.bias)
         self.main: Main = make_main(options.main, options.encoder.width, cut.context)
         if iem.head == "none" and width < options.encoder.width:
@@ -55,7 +55,7 @@ class HAED(SequenceModel):
         self.head = nn.Linear(width, options.encoder.width, bias=False) if iem.head == "linear" else None
         self.log_scale = nn.Parameter(torch.empty(())) if iem.scale == "learned" else None
         self.cosine, self.temperature = iem.similarity == "cosine", iem.temperature
-        make_decoder = load_class(DECODERS[options.decoder.kind])
+        make_decoder = DECODERS.load_class(options.decoder.kind)
         self.decoder: LSTMDecoder | TransformerDecoder = make_decoder(options.decoder, width, cut.vocabulary, cut.k)
         self.mixture = Mixture(width) if options.mixture.known != 0 else None
         self.known: VocabularyScorer | None = None

@@ -478,30 +478,28 @@ class Option:
     kinds: tuple[str, ...] = ()
 
 
+@dataclass(frozen=True)
 class KindTable:
     """The kinds that an option such as `source.kind` chooses from.
 
-    Args:
-        kinds: the kinds by name.
-        group: the entry points by which other packages add kinds; empty: they cannot.
-
     Attributes:
-        built_in: names of the kinds of this package.
+        built_in: the kinds of this package by name.
+        group: the entry points by which other packages add kinds; empty: they cannot.
         option_classes: dataclasses of the options of other packages' kinds, by kind; see `load_kind`.
     """
 
-    def __init__(self, kinds: dict[str, Any], group: str = "") -> None:
-        self.kinds, self.group, self.built_in = kinds, group, tuple(kinds)
-        self.option_classes: dict[str, type] = {}
+    built_in: Mapping[str, Any]
+    group: str = ""
+    option_classes: dict[str, type] = field(default_factory=dict)
 
 
 KINDS = {
     "source.kind": KindTable(SOURCES, "haed.sources"),
     "chunker.kind": KindTable(CHUNKERS, "haed.chunkers"),
     "model.kind": KindTable(SYSTEMS),
-    "model.encoder.kind": KindTable(ENCODERS, "haed.encoders"),
-    "model.main.kind": KindTable(MAINS, "haed.mains"),
-    "model.decoder.kind": KindTable(DECODERS, "haed.decoders"),
+    "model.encoder.kind": KindTable(ENCODERS, ENCODERS.group),
+    "model.main.kind": KindTable(MAINS, MAINS.group),
+    "model.decoder.kind": KindTable(DECODERS, DECODERS.group),
 }
 
 
@@ -518,11 +516,7 @@ def load_kind(key: str, kind: str) -> None:
     table = KINDS[key]
     if kind in table.built_in or kind in table.option_classes or not table.group:
         return
-    entries = entry_points(group=table.group)
-    if key.startswith("model."):  # `data` finds its own
-        names = {entry.name: f"{entry.module}:{entry.attr}" for entry in entries}
-        table.kinds.update({name: path for name, path in names.items() if name not in table.built_in})
-    matches = [entry for entry in entries if entry.name == kind]
+    matches = list(entry_points(group=table.group, name=kind))
     if len({entry.value for entry in matches}) > 1:
         raise ValueError(f"{key}={kind} is in more than one package: {', '.join(entry.value for entry in matches)}")
     if matches and (options_class := getattr(matches[0].load(), "options_class", None)):
