@@ -1,5 +1,7 @@
 """Options of a run: their schema, and loading, checking and writing them."""
 
+# ruff: noqa: F401 (what other packages import from here)
+
 from pipeline.config.loading import (
     ConfigError,
     check_options,
@@ -41,43 +43,3 @@ from pipeline.config.schema import (
     training_phases,
     type_of,
 )
-
-__all__ = [
-    "AnalyseOptions",
-    "BatchOptions",
-    "CheckpointOptions",
-    "ConfigError",
-    "Difference",
-    "EvaluateOptions",
-    "FinetuneOptions",
-    "IndexOptions",
-    "LauncherOptions",
-    "OptimizerOptions",
-    "Options",
-    "Phase",
-    "PhaseOptions",
-    "PretrainOptions",
-    "SampleOptions",
-    "TrainOptions",
-    "ValidationOptions",
-    "applies_to",
-    "check_options",
-    "check_output_folder",
-    "check_phase",
-    "check_training",
-    "describe_presets",
-    "diff_trees",
-    "dump_options",
-    "flatten_tree",
-    "get_option",
-    "is_mixed",
-    "is_option",
-    "list_presets",
-    "load_options",
-    "max_known_chunks",
-    "requested_likelihood",
-    "set_option",
-    "training_phases",
-    "type_of",
-    "write_override",
-]

@@ -26,6 +26,16 @@ from pipeline.config.schema import (
 PRESETS = Path(__file__).parents[1] / "presets"  # a link to configs/; a wheel contains copies
 _OF_TOKENS = ("model.token.", "model.hourglass.")
 _PHASES = ("pretrain", "finetune", "train")
+
+
+def _invert_table(table: dict[str, str]) -> dict[str, str]:
+    return {name: meant for meant, names in table.items() for name in names.split()}
+
+
+def _split_names(table: dict[str, Any]) -> dict[str, Any]:
+    return {name: value for names, value in table.items() for name in names.split()}
+
+
 # Names of options in other programs. `…` stands for each phase, or for the phase that was typed before the name.
 _OPTIONS = {
     "optimizer.learning_rate": "lr learning_rate max_lr base_lr peak_lr max_learning_rate adam_lr",
@@ -144,71 +154,55 @@ _ELSEWHERE = {
 }
 # Other programs' values of an option, by the option's last part or full key.
 _VALUES = {
-    "device": {
-        "gpu": "cuda",
-        "nvidia": "cuda",
-        "cuda:all": "cuda",
-        "all": "cuda",
-        "tpu": "auto",
-        "mps": "cpu",
-        "metal": "cpu",
-    }
-    | {"any": "auto", "default": "auto", "rocm": "cuda", "amd": "cuda", "intel": "cpu", "true": "cuda", "false": "cpu"},
-    "precision": dict.fromkeys(
-        ("fp16", "float16", "half", "16", "mixed", "16-mixed", "amp", "bfloat16", "bf16-mixed"), "bf16"
-    )
-    | dict.fromkeys(
-        ("float32", "float", "32", "full", "single", "32-true", "tf32", "fp64", "64", "none", "false"), "fp32"
-    )
-    | {"true": "auto"},
-    "resume": dict.fromkeys(("true", "yes", "on", "1", "must", "always"), "required")
-    | dict.fromkeys(("false", "no", "off", "0", "none", "null"), "never")
-    | {"allow": "auto"},
-    "split": {
-        "val": "valid",
-        "validation": "valid",
-        "dev": "valid",
-        "eval": "valid",
-        "training": "train",
-        "testing": "test",
-    },
-    "stage": {"pretraining": "pretrain", "phase1": "pretrain", "1": "pretrain", "phase2": "finetune", "2": "finetune"}
-    | {"training": "train", "finetuning": "finetune", "fine-tune": "finetune"},
-    "schedule": {"constant": "stable", "wsd": "stable", "rsqrt": "inverse_root", "inverse_sqrt": "inverse_root"}
-    | {"noam": "inverse_root", "cosine_annealing": "cosine", "cosine_with_warmup": "cosine", "trapezoidal": "stable"},
-    "source.kind": {
-        "txt": "text",
-        "file": "text",
-        "files": "text",
-        "folder": "text",
-        "json": "jsonl",
-        "jsonlines": "jsonl",
-    }
-    | {"ndjson": "jsonl", "image": "images", "picture": "images", "pictures": "images", "png": "images", "wav": "audio"}
-    | {"sound": "audio", "hf": "datasets", "huggingface": "datasets", "hub": "datasets", "dataset": "datasets"}
-    | {"csv": "datasets", "tsv": "datasets", "parquet": "datasets", "arrow": "datasets"}
-    | {"wds": "webdataset", "tar": "webdataset", "python": "stdlib", "-": "stdin", "wikitext2": "wikitext"},
-    "chunker.kind": {"word": "words", "sentence": "sentences", "pixel": "pixels", "bytes": "fixed", "byte": "fixed"}
-    | {"characters": "fixed", "chars": "fixed", "bpe": "words", "patch": "fixed", "patches": "fixed"},
-    "model.kind": {"hierarchical": "haed", "transformer": "hourglass", "gpt": "hourglass", "topdown": "top_down"}
-    | {"bottomup": "bottom_up", "space_byte": "spacebyte"},
-    "metric": {
-        "dot": "ip",
-        "inner": "ip",
-        "inner_product": "ip",
-        "euclidean": "l2",
-        "cos": "cosine",
-        "centered": "centred",
-    },
-    "space": {
-        "embeddings": "chunks",
-        "words": "chunks",
-        "states": "contexts",
-        "context": "contexts",
-        "chunk": "chunks",
-    },
-    "map": {"t-sne": "tsne"},
-    "threads": dict.fromkeys(("auto", "max", "default"), "null"),
+    option: _invert_table(table)
+    for option, table in {
+        "device": {
+            "cuda": "gpu nvidia cuda:all all rocm amd true",
+            "auto": "tpu any default",
+            "cpu": "mps metal intel false",
+        },
+        "precision": {
+            "bf16": "fp16 float16 half 16 mixed 16-mixed amp bfloat16 bf16-mixed",
+            "fp32": "float32 float 32 full single 32-true tf32 fp64 64 none false",
+            "auto": "true",
+        },
+        "resume": {"required": "true yes on 1 must always", "never": "false no off 0 none null", "auto": "allow"},
+        "split": {"valid": "val validation dev eval", "train": "training", "test": "testing"},
+        "stage": {"pretrain": "pretraining phase1 1", "finetune": "phase2 2 finetuning fine-tune", "train": "training"},
+        "schedule": {
+            "stable": "constant wsd trapezoidal",
+            "inverse_root": "rsqrt inverse_sqrt noam",
+            "cosine": "cosine_annealing cosine_with_warmup",
+        },
+        "source.kind": {
+            "text": "txt file files folder",
+            "jsonl": "json jsonlines ndjson",
+            "images": "image picture pictures png",
+            "audio": "wav sound",
+            "datasets": "hf huggingface hub dataset csv tsv parquet arrow",
+            "webdataset": "wds tar",
+            "stdlib": "python",
+            "stdin": "-",
+            "wikitext": "wikitext2",
+        },
+        "chunker.kind": {
+            "words": "word bpe",
+            "sentences": "sentence",
+            "pixels": "pixel",
+            "fixed": "bytes byte characters chars patch patches",
+        },
+        "model.kind": {
+            "haed": "hierarchical",
+            "hourglass": "transformer gpt",
+            "top_down": "topdown",
+            "bottom_up": "bottomup",
+            "spacebyte": "space_byte",
+        },
+        "metric": {"ip": "dot inner inner_product", "l2": "euclidean", "cosine": "cos", "centred": "centered"},
+        "space": {"chunks": "embeddings words chunk", "contexts": "states context"},
+        "map": {"tsne": "t-sne"},
+        "threads": {"null": "auto max default"},
+    }.items()
 }
 _COMMANDS = {
     "evaluate": "eval test validate score val perplexity ppl measure benchmark-model evaluation",
@@ -251,13 +245,9 @@ def list_presets() -> list[str]:
     return sorted(path.stem for path in PRESETS.glob("*.yaml"))
 
 
-def _invert_table(table: dict[str, str]) -> dict[str, str]:
-    return {name: meant for meant, names in table.items() for name in names.split()}
-
-
 _OPTION_OF, _COMMAND_OF = _invert_table(_OPTIONS), _invert_table(_COMMANDS)
-_COMMAND_ADVICE = {name: advice for names, advice in _NO_COMMANDS.items() for name in names.split()}
-_ADVICE = {name: advice for names, advice in _ELSEWHERE.items() for name in names.split()} | _COMMAND_ADVICE
+_COMMAND_ADVICE = _split_names(_NO_COMMANDS)
+_ADVICE = _split_names(_ELSEWHERE) | _COMMAND_ADVICE
 
 
 def find_similar_keys(name: str) -> list[str]:
@@ -501,28 +491,16 @@ def _explain_list(key: str, kind: Any, value: Any) -> str:
 
 
 _NO_LIMIT = ("none", "inf", "infinite", "infinity", "unlimited", "never", "no", "off", "all", "-1", "nan")
-_SCALES = {
-    "k": 1e3,
-    "thousand": 1e3,
-    "m": 1e6,
-    "mio": 1e6,
-    "million": 1e6,
-    "g": 1e9,
-    "b": 1e9,
-    "bn": 1e9,
-    "billion": 1e9,
-}
-_TIMES = {
-    unit: seconds
-    for names, seconds in (
-        ("s sec secs second seconds", 1),
-        ("m min mins minute minutes", 60),
-        ("h hr hrs hour hours", 3600),
-        ("d day days", 86400),
-        ("w week weeks", 604800),
-    )
-    for unit in names.split()
-}
+_SCALES = _split_names({"k thousand": 1e3, "m mio million": 1e6, "g b bn billion": 1e9})
+_TIMES = _split_names(
+    {
+        "s sec secs second seconds": 1,
+        "m min mins minute minutes": 60,
+        "h hr hrs hour hours": 3600,
+        "d day days": 86400,
+        "w week weeks": 604800,
+    }
+)
 _BYTES = {"kb": 1e3, "mb": 1e6, "gb": 1e9, "tb": 1e12, "kib": 2**10, "mib": 2**20, "gib": 2**30, "tib": 2**40}
 _NUMBER = r"[+-]?(?:\d[\d_]*)?\.?\d+(?:[eE][+-]?\d+)?"
 
@@ -540,15 +518,8 @@ def _guess_value(key: str, kind: Any, text: str, optional: bool = False) -> str 
         close = close or difflib.get_close_matches(text.lower(), names, 1, 0.7)
         return close[0] if close else None
     if kind is bool:
-        words = {
-            "enable": "true",
-            "enabled": "true",
-            "disable": "false",
-            "disabled": "false",
-            "none": "false",
-            "t": "true",
-        }
-        return words.get(text.lower(), {"f": "false", "null": "false"}.get(text.lower()))
+        words = _split_names({"enable enabled": "true", "disable disabled none null": "false"})
+        return words.get(text.lower())
     if kind not in (int, float, int | None, float | None):
         return None
     if optional and text.lower() in _NO_LIMIT:
