@@ -93,7 +93,9 @@ class Corpus:
             self.digest: str = manifest["digest"]
             self.options = restore_options(manifest["chunker"], ChunkerOptions, CHUNKERS, "haed.chunkers")
             # A chunker that is not installed is no error: its documents can be read without it.
-            if not (isinstance(self.options.kind, str) and _is_size(self.options.k)):
+            unknown = manifest["chunker"].keys() - vars(self.options).keys()
+            is_valid = isinstance(self.options.kind, str) and _is_size(self.options.k)
+            if not is_valid or (unknown and self.options.kind in CHUNKERS):
                 raise TypeError("chunker")
             self.fitted: dict[str, Any] | None = manifest.get("fitted")
             self.chunker_version = int(manifest["chunker_version"])
