@@ -51,7 +51,7 @@ def drawn(number: int, run: Path | None, seed: int) -> np.ndarray:
 def ours(vectors: np.ndarray, place: Path, threads: int) -> dict[str, Any]:
     from dataclasses import asdict
 
-    from pipeline.options import IndexOptions
+    from pipeline.config import IndexOptions
     from pipeline.run.spaces.faiss_search import choose_index
 
     return asdict(choose_index(place, vectors, "cosine", vectors[:0], IndexOptions(), threads, 0))

@@ -40,8 +40,7 @@ from haed.chunk.packing import chunk_keys, find_distinct
 from haed.distributed import group_size
 from haed.options import SYSTEMS
 from pipeline.arguments import load_run_options
-from pipeline.kinds import training_phases
-from pipeline.options import Options, Phase
+from pipeline.config import Options, Phase, training_phases
 from pipeline.run.checkpoints import Checkpoints
 from pipeline.run.device import setup_compute
 from pipeline.run.run_directory import RunFolder

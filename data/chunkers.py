@@ -15,7 +15,7 @@ import zlib
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -43,6 +43,7 @@ class Chunker(ABC):
     """A base class of chunkers. Packages add theirs as entry points of `haed.chunkers`.
 
     Attributes:
+        options_class: dataclass of its options, with those of its own kind.
         name: as in `chunker.kind`.
         k: maximum tokens per chunk, up to 255.
         vocabulary: number of different tokens, up to 256.
@@ -52,6 +53,7 @@ class Chunker(ABC):
         text: for text only, not for pictures or sound.
     """
 
+    options_class: ClassVar[type[ChunkerOptions]] = ChunkerOptions
     vocabulary = 256
     fixed = False
     version = 1

@@ -14,10 +14,10 @@ from pydantic import TypeAdapter, ValidationError
 
 from data.checked import MANY, CorruptFileError, OpenedFile, open_file, parse_json, read_bytes, verify_checksums
 from data.chunkers import Chunker, make_chunker
-from data.options import LARGEST_CHUNK, ChunkerOptions, LoaderOptions, SourceOptions
+from data.options import CHUNKERS, LARGEST_CHUNK, SOURCES, ChunkerOptions, LoaderOptions, SourceOptions
 from data.remote.storage import RemoteFolder
 from data.shards import CorruptShardError, Sample, Shard, read_shard
-from data.sources.source import make_source
+from data.sources.source import make_source, restore_options
 from data.sources.splits import Allotted
 from data.statistics import Summary
 from data.urls import check_folder, check_url, is_remote
@@ -91,9 +91,11 @@ class Corpus:
             if manifest["format"] != FORMAT:
                 raise ValueError(f"{where} is of format {manifest['format']!r}, not {FORMAT}. Run `haed shard` again.")
             self.digest: str = manifest["digest"]
-            self.options = ChunkerOptions(**manifest["chunker"])
+            self.options = restore_options(manifest["chunker"], ChunkerOptions, CHUNKERS, "haed.chunkers")
             # A chunker that is not installed is no error: its documents can be read without it.
-            if not (isinstance(self.options.kind, str) and _is_size(self.options.k)):
+            unknown = manifest["chunker"].keys() - vars(self.options).keys()
+            is_valid = isinstance(self.options.kind, str) and _is_size(self.options.k)
+            if not is_valid or (unknown and self.options.kind in CHUNKERS):
                 raise TypeError("chunker")
             self.fitted: dict[str, Any] | None = manifest.get("fitted")
             self.chunker_version = int(manifest["chunker_version"])
@@ -290,10 +292,8 @@ class Corpus:
             yield original(chunker.join(tokens, lengths))
 
     def _original_decoder(self) -> Any:
-        names = {field.name for field in fields(SourceOptions)}
-        return make_source(
-            SourceOptions(**{name: value for name, value in self.manifest["source"].items() if name in names})
-        ).restore_original
+        source = restore_options(self.manifest["source"], SourceOptions, SOURCES, "haed.sources")
+        return make_source(source).restore_original
 
 
 def _read_content(opened: OpenedFile, size: int, shard: Shard) -> bytes:

@@ -113,10 +113,12 @@ class SourceOptions:
             "read, such as txt, txt.gz, png, or json.caption for a field of a .json"
         ),
     ] = "text"
-    config: Annotated[str | None, Field(description="datasets: which configuration of the data set")] = None
+    config: Annotated[str | None, Field(description="datasets: which configuration of the data set")] = (
+        dataclasses.field(default=None, metadata={"kinds": ("datasets",)})
+    )
     revision: Annotated[
         str | None, Field(description="datasets: branch, tag or commit on the hub; null: the newest")
-    ] = None
+    ] = dataclasses.field(default=None, metadata={"kinds": ("datasets",)})
     valid_percent: Annotated[
         int,
         Field(ge=0, le=50, description="share of documents for valid, and for test, where files do not name a split"),
@@ -145,7 +147,7 @@ class SourceOptions:
     offsets: Annotated[
         list[Annotated[int, Field(json_schema_extra={"minimum": 0, "maximum": 2**53})]],
         Field(description="enwik8: bytes where valid and test begin; none: at 90 % and 95 %", max_length=2),
-    ] = dataclasses.field(default_factory=list)
+    ] = dataclasses.field(default_factory=list, metadata={"kinds": ("enwik8",)})
     image_size: Annotated[
         int | None, Field(ge=1, le=4096, description="images: resampled to this many pixels square; null: as they are")
     ] = None
@@ -182,7 +184,7 @@ class ChunkerOptions:
     mean_length: Annotated[
         float,
         Field(ge=1, le=LARGEST_CHUNK, description="entropy: tokens per chunk to aim at; the threshold follows from it"),
-    ] = 5.0
+    ] = dataclasses.field(default=5.0, metadata={"kinds": ("entropy",)})
 
 
 @dataclass(kw_only=True)

@@ -18,9 +18,7 @@ import yaml
 from pydantic import ConfigDict, Field, TypeAdapter, ValidationError, with_config
 
 from pipeline.arguments import CommandResult
-from pipeline.config import ConfigError, check_output_folder, list_presets, load_options
-from pipeline.kinds import training_phases
-from pipeline.options import Phase
+from pipeline.config import ConfigError, Phase, check_output_folder, list_presets, load_options, training_phases
 from pipeline.run.files import read_json
 
 FOLDER = Path(__file__).parent

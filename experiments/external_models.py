@@ -32,8 +32,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from data.corpus import Corpus
 from data.filesystem import write_json
-from pipeline.config import load_options
-from pipeline.options import Options
+from pipeline.config import Options, load_options
 from pipeline.run.device import Compute, setup_compute
 from pipeline.run.files import Evaluation
 from pipeline.run.opened import count_characters

@@ -24,7 +24,7 @@ from experiments import activation_memory
 from experiments.catalogue import Measure
 from haed.base import TokenBatch, length_mask
 from haed.options import SYSTEMS
-from pipeline.options import SampleOptions
+from pipeline.config import SampleOptions
 from pipeline.run.index import display_chunk
 from pipeline.run.opened import Run
 from pipeline.run.run_directory import RunFolder

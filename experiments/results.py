@@ -22,8 +22,8 @@ from pathlib import Path
 from data.filesystem import write_atomically, write_json
 from experiments.catalogue import OURS, Experiment, Plan, Variant, list_experiments, load_experiment
 from experiments.measures import Measurement
+from pipeline.config import Phase
 from pipeline.console import markdown_text
-from pipeline.options import Phase
 from pipeline.reporting.comparison import BITS
 from pipeline.reporting.plots import PlottedModel, plot_experiment
 from pipeline.reporting.rendering import Column, Table, data_uri, render_file

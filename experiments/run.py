@@ -34,8 +34,7 @@ from experiments.results import Result, RunTotals, VariantRun, write_results
 from experiments.timing import lift_other_limits, measure_step_seconds, run_phase_steps
 from haed.base import TokenBatch
 from haed.registry import make_objective
-from pipeline.config import ConfigError, dump_options, load_options
-from pipeline.options import OptimizerOptions, Options, Phase
+from pipeline.config import ConfigError, OptimizerOptions, Options, Phase, dump_options, load_options
 from pipeline.reporting.comparison import count_parameters
 from pipeline.reporting.rendering import Column, Table
 from pipeline.run.checkpoints import read_position

@@ -17,7 +17,7 @@ from typing import Literal
 import torch
 
 from data.corpus import Corpus
-from pipeline.options import Options
+from pipeline.config import Options
 from pipeline.run.checkpoints import Checkpoints
 from pipeline.run.device import setup_compute
 from pipeline.train.stages import build_trainer

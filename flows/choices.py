@@ -12,7 +12,6 @@ from typing import Any
 from data.urls import is_remote
 from pipeline import config
 from pipeline.run.run_directory import RunFolder, list_runs
-from pipeline.verbatim import write_override
 
 MOST = 200  # runs in a list
 _LOOKED_AT = 1000  # files of a folder
@@ -95,8 +94,8 @@ def add_run_choices(properties: dict[str, Any], runs: list[str]) -> None:
         shown["default"] = runs[:2]
 
 
-def find_run_configuration(name: str, runs_dir: str) -> tuple[str, list[str]]:
-    """Return the configuration file of an existing run and the overrides that point to its folder.
+def find_run_configuration(name: str, runs_dir: str) -> tuple[str, dict[str, str]]:
+    """Return the configuration file of an existing run and the options that name its folder.
 
     Raises:
         ConfigError: no run is named, or it does not exist.
@@ -109,7 +108,7 @@ def find_run_configuration(name: str, runs_dir: str) -> tuple[str, list[str]]:
         path = RunFolder.find(name.strip(), runs_dir).path
     except FileNotFoundError as error:
         raise config.ConfigError(f"no preset is chosen, and {error}") from None
-    return str(path / "config.yaml"), [write_override("name", path.name), write_override("runs_dir", str(path.parent))]
+    return str(path / "config.yaml"), {"name": path.name, "runs_dir": str(path.parent)}
 
 
 def name_run_after_source(preset: str, source: str, runs_dir: str) -> str:

@@ -21,16 +21,12 @@ from pipeline.arguments import (
     Command,
     CommandResult,
     add_config_arguments,
-    load_options_and_log,
     options_from_arguments,
     parse_port,
 )
-from pipeline.config import ConfigError, check_training
-from pipeline.kinds import training_phases
-from pipeline.options import Options
+from pipeline.config import ConfigError, Options, check_training, load_options, training_phases, write_override
 from pipeline.run.run_directory import RunFolder
 from pipeline.signals import Interrupt
-from pipeline.verbatim import write_override
 
 
 def _run_pipeline_flow(arguments: argparse.Namespace) -> CommandResult:
@@ -180,7 +176,7 @@ def _serve_deployments(arguments: argparse.Namespace) -> CommandResult:
         name, _, value = (arguments.words or [""])[0].partition("=")
         hint = f"; did you mean --{name} {value}?" if name in ("host", "port", "trainings", "cron") else ""
         raise ConfigError(f"--config and key=value are of the runs of --cron: they need it{hint}")
-    load_options_and_log(preset, arguments.words)
+    load_options(preset, arguments.words, log_changes=True)
     if arguments.trainings < 0:
         raise ConfigError(f"--trainings {arguments.trainings}: must not be negative")
     prepare()

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from data.filesystem import FLOW_RUN
-from pipeline.options import Options
+from pipeline.config import Options
 from pipeline.run.run_directory import RunFolder
 from pipeline.train.trainer import TrainingInterrupted
 

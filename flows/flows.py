@@ -14,8 +14,7 @@ from flows.probing import analyse, index, neighbours, next_chunks
 from flows.reading import compare, evaluate, format_headline_metric, post_report, report, sample, show_places
 from flows.training import finetune, pretrain, shard, train
 from haed.options import SYSTEMS
-from pipeline.config import check_training
-from pipeline.kinds import requested_likelihood, training_phases
+from pipeline.config import check_training, requested_likelihood, training_phases
 from pipeline.run.files import Evaluation, read_as
 from pipeline.run.memory import check_system
 from pipeline.run.run_directory import RunFolder

@@ -33,11 +33,8 @@ from flows.page.final_state import ROOMS, drop_tracebacks, finish_flow_run
 from flows.page.live import update_parent_progress
 from flows.states.heartbeat import label_flow_run, tag_flow_run
 from haed.options import IEMOptions, ModelOptions
-from pipeline import config, trees
-from pipeline.arguments import log_unused_options
-from pipeline.console import make_printable, prepare_logs
-from pipeline.kinds import applies_to, training_phases
-from pipeline.options import (
+from pipeline import config
+from pipeline.config import (
     BatchOptions,
     CheckpointOptions,
     FinetuneOptions,
@@ -47,9 +44,12 @@ from pipeline.options import (
     PretrainOptions,
     TrainOptions,
     ValidationOptions,
+    applies_to,
+    training_phases,
+    write_override,
 )
+from pipeline.console import make_printable, prepare_logs
 from pipeline.run.run_directory import RunFolder
-from pipeline.verbatim import write_override
 
 log = logging.getLogger(__name__)
 Preset = Annotated[None, Field(title="as the preset")]  # what the form calls a group that stays folded
@@ -189,9 +189,10 @@ def config_flow(
         def answered(*arguments: Any, **named: Any) -> Any:
             given = form.bind(*arguments, **named)
             given.apply_defaults()
-            preset, overrides = read_form(stage, given.arguments)
-            options = load_form_options(preset, overrides)
+            preset, typed, values = read_form(stage, given.arguments)
+            options = load_form_options(preset, typed, values)
             tag_flow_run(options.name, folder=RunFolder.from_options(options).path)
+            overrides = [*(write_override(key, value) for key, value in values.items()), *typed]
             return function(FormSubmission(preset, overrides, options))
 
         listed = "\n".join(f"    {name}: {ask.about}" for name, ask in shown.items())
@@ -204,27 +205,29 @@ def config_flow(
     return made
 
 
-def read_form(stage: str, given: dict[str, Any]) -> tuple[str, list[str]]:
-    """Return the preset (or a run's configuration file) and the overrides that a form stands for; see `words`.
+def read_form(stage: str, given: dict[str, Any]) -> tuple[str, list[str], dict[str, Any]]:
+    """Return what a form stands for: a preset or a run's configuration file, overrides, and values by dotted key.
+
+    They are the arguments of `load_options`.
 
     Raises:
         ConfigError: a value is invalid, or the run does not exist.
     """
     typed = [word for word in given["overrides"] if word]  # one that was added and left empty
     preset: str = given["preset"]
-    own: list[str] = []
+    run: dict[str, str] = {}
     if preset is None:
         known = dict(word.split("=", 1) for word in typed if "=" in word)
-        preset, own = find_run_configuration(given.get("name") or known.get("name", ""), known.get("runs_dir", "runs"))
-        typed = [*own, *(word for word in typed if not (own and word.startswith(("name=", "runs_dir="))))]
+        preset, run = find_run_configuration(given.get("name") or known.get("name", ""), known.get("runs_dir", "runs"))
+        typed = [word for word in typed if not word.startswith(("name=", "runs_dir="))]
     sections = {"sources": "source", "sharding": "shard", "phase": stage}
     groups = {sections.get(name, name): value for name, value in given.items() if name not in PLAIN}
-    name = "" if own else given.get("name", "")
-    if not own and not name and not any(word.startswith("name=") for word in typed) and (source := given.get("source")):
+    name = "" if run else given.get("name", "")
+    if not run and not name and not any(word.startswith("name=") for word in typed) and (source := given.get("source")):
         name = name_run_after_source(preset, source, next((w[9:] for w in typed if w.startswith("runs_dir=")), "runs"))
-    return preset, fields_to_overrides(
-        preset, name, given.get("source", ""), given.get("seconds", 0), typed, groups, stage
-    )
+    typed = [_fill_in_date(word) if word.startswith("name=") else word for word in typed]
+    values = collect_values(preset, name, given.get("source", ""), given.get("seconds", 0), typed, groups, stage)
+    return preset, typed, values | run
 
 
 def _phases_to_train(stage: str, kind: str) -> tuple[str, ...]:
@@ -280,7 +283,7 @@ def _flatten_optional_schema(schema: dict[str, Any]) -> None:
         schema["enum"] = [schema.pop("const")]  # else a box for any text
 
 
-def fields_to_overrides(
+def collect_values(
     preset: str,
     name: str,
     source: str,
@@ -288,36 +291,38 @@ def fields_to_overrides(
     overrides: list[str],
     groups: dict[str, Any],
     stage: str = "haed",
-) -> list[str]:
-    """Return the overrides of a preset that the fields of a form stand for.
+) -> dict[str, Any]:
+    """Return the options of a preset that the fields of a form change, by dotted key.
 
     Args:
         preset: name of a preset, or path of a YAML file.
         name: name of the run; empty: the preset's.
         source: file, folder or URL; empty: the preset's.
         seconds: training time, divided among the phases as in the preset, or equally; 0: the preset's limits.
-        overrides: `key=value`; these take precedence over the other fields.
+        overrides: `key=value`, which take precedence over the values.
         groups: sections of the options, as instances of `twin` classes, dictionaries or None.
         stage: the stage that the form belongs to.
 
     Raises:
         ConfigError: a value is invalid.
     """
-    given = {section: group if isinstance(group, dict) else asdict(group) for section, group in groups.items() if group}
-    found = [write_override(key, value) for key, value in trees.flatten_tree(given) if value is not None]
-    found += [write_override("name", name)] if name else []
+    tree = {section: group if isinstance(group, dict) else asdict(group) for section, group in groups.items() if group}
+    values = {key: value for key, value in config.flatten_tree(tree) if value is not None}
+    if name:
+        values["name"] = _fill_in_date(name)
     if source:
-        found.append(write_override("source.path", source))
-        if not any(word.startswith("source.kind=") for word in [*found, *overrides]):
+        values["source.path"] = source
+        if "source.kind" not in values and not any(word.startswith("source.kind=") for word in overrides):
             usual = config.load_options(preset).source.kind
-            found += [f"source.kind={kind}"] if (kind := detect_source_kind(source, usual)) != usual else []
-    budget = []
-    if seconds:
-        own = config.load_options(preset, [word for word in [*found, *overrides] if word.startswith("model.kind=")])
-        trained = divide_training_time(own, _phases_to_train(stage, own.model.kind))
-        budget += [f"{phase}.seconds={seconds * share:g}" for phase, share in trained.items() if share]
-        budget += [f"{phase}.{other}=null" for phase in trained for other in ("steps", "epochs")]
-    return [_fill_in_date(word) if word.startswith("name=") else word for word in [*budget, *found, *overrides]]
+            if (kind := detect_source_kind(source, usual)) != usual:
+                values["source.kind"] = kind
+    if not seconds:
+        return values
+    kinds = {key: value for key, value in values.items() if key == "model.kind"}
+    options = config.load_options(preset, [word for word in overrides if word.startswith("model.kind=")], kinds)
+    trained = divide_training_time(options, _phases_to_train(stage, options.model.kind))
+    budget: dict[str, Any] = {f"{phase}.seconds": seconds * share for phase, share in trained.items() if share}
+    return budget | {f"{phase}.{other}": None for phase in trained for other in ("steps", "epochs")} | values
 
 
 def _fill_in_date(word: str) -> str:
@@ -329,20 +334,19 @@ def _fill_in_date(word: str) -> str:
     return word.replace("{date}", str(flow_run.scheduled_start_time.astimezone().date()))
 
 
-def load_form_options(preset: str, given: list[str]) -> Options:
+def load_form_options(preset: str, overrides: list[str], values: dict[str, Any]) -> Options:
     """Return the options that a form asks for, and log how they differ from the preset.
 
     Raises:
         ConfigError: a preset, key or value is invalid.
     """
-    options = config.load_options(preset, given)
+    options = config.load_options(preset, overrides, values, log_changes=not is_inner())
     if not is_inner():
         kind = options.model.kind
-        changed = trees.diff_trees(asdict(config.load_options(preset)), asdict(options))
+        changed = config.diff_trees(asdict(config.load_options(preset)), asdict(options))
         texts = {each.key: f"{each.key}={json.dumps(each.now)} (was {json.dumps(each.was)})" for each in changed}
         said = ", ".join(text for key, text in texts.items() if applies_to(key, kind))
         log.info("preset %s %s", preset, f"with {said}" if said else "as it is")
-        log_unused_options(preset, given, options)
     return options
 
 

@@ -12,7 +12,7 @@ from prefect.task_runners import TaskRunner, ThreadPoolTaskRunner
 
 from data.filesystem import process_pool
 from data.sharding.parts import KILLED, PAUSES, Mapper, Part, is_passing
-from pipeline.options import Options
+from pipeline.config import Options
 
 _SMALL_BYTES = 1 << 24  # written within seconds
 

@@ -21,13 +21,11 @@ from flows.page.artifacts import post_link, post_markdown, post_table
 from flows.page.live import artifact_key, run_artifact_key
 from flows.states.heartbeat import tag_flow_run
 from pipeline.arguments import load_run_options
-from pipeline.config import ConfigError
+from pipeline.config import ConfigError, Options, write_override
 from pipeline.console import code_fence, markdown_code, markdown_text
-from pipeline.options import Options
 from pipeline.run.files import Evaluation, Sample, describe_speed
 from pipeline.run.index import PIXELS
 from pipeline.run.run_directory import RunFolder
-from pipeline.verbatim import write_override
 from pipeline.web.app import served_page_url
 
 log = logging.getLogger(__name__)

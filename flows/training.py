@@ -18,8 +18,7 @@ from flows.page.artifacts import post_table
 from flows.page.live import LivePhaseArtifact, LiveShardingArtifact, artifact_key, update_parent_progress
 from flows.reading import show_places, show_report
 from flows.states.cancellation import stop_on_signals
-from pipeline.kinds import training_phases
-from pipeline.options import Phase
+from pipeline.config import Phase, training_phases
 from pipeline.run.metrics import Record
 from pipeline.run.shards import SplitSize, split_sizes
 

@@ -3,8 +3,11 @@
 Importing this module imports neither torch nor anything else that is slow to import.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Annotated, Literal
+from importlib import import_module
+from importlib.metadata import entry_points
+from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, Field
 
@@ -52,10 +55,62 @@ SYSTEMS = {
 }
 
 
-def _check_kind(kind: str) -> str:
-    if kind not in SYSTEMS:
-        raise ValueError(f"{kind!r} is not known: expected one of {', '.join(SYSTEMS)}")
-    return kind
+class PartKinds(dict[str, str]):
+    """The kinds of a part of chunk models: `module:Class` by name. A class is imported when a model is built with it.
+
+    Args:
+        group: entry points by which other packages add kinds.
+        classes: the kinds of this package.
+    """
+
+    def __init__(self, group: str, classes: dict[str, str]) -> None:
+        super().__init__(classes)
+        self.group = group
+
+    def list_installed(self) -> dict[str, str]:
+        """Return the kinds of this package and of all others, which is slower than a look at one's own."""
+        return {each.name: f"{each.module}:{each.attr}" for each in entry_points(group=self.group)} | self
+
+    def load_class(self, kind: str) -> Any:
+        """Import the class of a kind."""
+        module, _, name = (self.get(kind) or self.list_installed()[kind]).partition(":")
+        return getattr(import_module(module), name)
+
+
+ENCODERS = PartKinds(
+    "haed.encoders",
+    {
+        "mlp": "haed.chunk.encoder:MLPEncoder",
+        "linear": "haed.chunk.encoder:MLPEncoder",
+        "lstm": "haed.chunk.encoder:LSTMEncoder",
+        "transformer": "haed.chunk.encoder:TransformerEncoder",
+    },
+)
+MAINS = PartKinds("haed.mains", {"transformer": "haed.chunk.main:TransformerMain", "lstm": "haed.chunk.main:LSTMMain"})
+DECODERS = PartKinds(
+    "haed.decoders",
+    {"lstm": "haed.chunk.decoder:LSTMDecoder", "transformer": "haed.chunk.decoder:TransformerDecoder"},
+)
+
+
+def _list_names(table: dict[str, Any]) -> list[str]:
+    return list(table.list_installed() if isinstance(table, PartKinds) else table)
+
+
+def _one_of(table: dict[str, Any]) -> AfterValidator:
+    """Return a check that a name is in the table when it is validated, or among the installed kinds."""
+
+    def check(name: str) -> str:
+        if name not in table and name not in _list_names(table):
+            raise ValueError(f"{name!r} is not known: expected one of {', '.join(_list_names(table))}")
+        return name
+
+    return AfterValidator(check)
+
+
+def _add_choices(table: dict[str, Any]) -> Callable[[dict[str, Any]], None]:
+    """Return a function that adds the names to a JSON schema, for forms."""
+    return lambda schema: schema.update(enum=_list_names(table))
 
 
 @dataclass(kw_only=True)
@@ -63,15 +118,17 @@ class EncoderOptions:
     """Encoder: maps a chunk, without context, to its embedding."""
 
     kind: Annotated[
-        Literal["mlp", "linear", "lstm", "transformer"],
+        str,
         Field(
             description="mlp: token embeddings of the whole chunk through an MLP; linear: through a layer norm and one linear "
-            "map (MEGABYTE); lstm: its last output (HRED); transformer: over the chunk's tokens, their mean"
+            "map (MEGABYTE); lstm: its last output (HRED); transformer: over the chunk's tokens, their mean",
+            json_schema_extra=_add_choices(ENCODERS),
         ),
+        _one_of(ENCODERS),
     ] = "mlp"
     token_width: Annotated[
         int, Field(ge=1, le=65_536, description="width of a token's embedding, but for the transformer (paper: 10)")
-    ] = 32
+    ] = field(default=32, metadata={"kinds": ("mlp", "linear", "lstm")})
     hidden: Annotated[
         int,
         Field(
@@ -79,12 +136,16 @@ class EncoderOptions:
             le=65_536,
             description="units of a hidden layer (paper: 256); LSTM units (paper: 1024); transformer width",
         ),
-    ] = 512
+    ] = field(default=512, metadata={"kinds": ("mlp", "lstm", "transformer")})
     layers: Annotated[
         int, Field(ge=1, le=1024, description="of linear maps (paper: 2), of the LSTM (paper: 1), of the transformer")
-    ] = 2
-    heads: Annotated[int, Field(ge=1, le=4096, description="attention heads of the transformer encoder")] = 4
-    ffn: Annotated[int, Field(ge=1, le=2**20, description="feed-forward units of the transformer encoder")] = 1024
+    ] = field(default=2, metadata={"kinds": ("mlp", "lstm", "transformer")})
+    heads: Annotated[int, Field(ge=1, le=4096, description="attention heads of the transformer encoder")] = field(
+        default=4, metadata={"kinds": ("transformer",)}
+    )
+    ffn: Annotated[int, Field(ge=1, le=2**20, description="feed-forward units of the transformer encoder")] = field(
+        default=1024, metadata={"kinds": ("transformer",)}
+    )
     width: Annotated[
         int,
         Field(ge=1, le=65_536, description="width E of a chunk's embedding (paper: 256); lstm: its first E units"),
@@ -110,8 +171,12 @@ class MainOptions:
     """Main model: predicts the next chunk from the embeddings of the chunks before it."""
 
     kind: Annotated[
-        Literal["transformer", "lstm"],
-        Field(description="transformer: causal, pre-norm; lstm: its input gate at most 1 − forget gate (HRED)"),
+        str,
+        Field(
+            description="transformer: causal, pre-norm; lstm: its input gate at most 1 − forget gate (HRED)",
+            json_schema_extra=_add_choices(MAINS),
+        ),
+        _one_of(MAINS),
     ] = "transformer"
     layers: Annotated[int, Field(ge=1, le=1024, description="blocks (paper: 6), or layers of the LSTM (paper: 1)")] = 4
     width: Annotated[
@@ -119,13 +184,15 @@ class MainOptions:
     ] = 256
     units: Annotated[
         int | None, Field(ge=1, le=65_536, description="lstm: units, whose first W are ŷ (paper: 1500); null: W")
-    ] = None
-    heads: Annotated[int, Field(ge=1, le=4096, description="attention heads (paper: 8; 12 in the IEM experiments)")] = 4
+    ] = field(default=None, metadata={"kinds": ("lstm",)})
+    heads: Annotated[int, Field(ge=1, le=4096, description="attention heads (paper: 8; 12 in the IEM experiments)")] = (
+        field(default=4, metadata={"kinds": ("transformer",)})
+    )
     head_width: Annotated[
         int, Field(ge=2, le=4096, description="width of a head; heads × head_width need not be W")
-    ] = 64
+    ] = field(default=64, metadata={"kinds": ("transformer",)})
     ffn: Annotated[int, Field(ge=1, le=2**20, description="hidden units of the feed-forward layers (paper: 1424)")] = (
-        1024
+        field(default=1024, metadata={"kinds": ("transformer",)})
     )
     positions: Annotated[
         Literal["rotary", "concatenated", "learned"],
@@ -162,17 +229,25 @@ class DecoderOptions:
     """Decoder: predicts the next token from ŷ and the chunk's tokens so far."""
 
     kind: Annotated[
-        Literal["lstm", "transformer"], Field(description="lstm (paper), or a causal transformer over the chunk")
+        str,
+        Field(
+            description="lstm (paper), or a causal transformer over the chunk", json_schema_extra=_add_choices(DECODERS)
+        ),
+        _one_of(DECODERS),
     ] = "lstm"
     token_width: Annotated[
         int, Field(ge=1, le=65_536, description="width of a token's embedding in the LSTM (paper: 10)")
-    ] = 64
+    ] = field(default=64, metadata={"kinds": ("lstm",)})
     width: Annotated[int, Field(ge=1, le=65_536, description="LSTM units or transformer width (paper: 1024 units)")] = (
         512
     )
     layers: Annotated[int, Field(ge=1, le=1024, description="layers")] = 1
-    heads: Annotated[int, Field(ge=1, le=4096, description="attention heads of the transformer decoder")] = 4
-    ffn: Annotated[int, Field(ge=1, le=2**20, description="feed-forward units of the transformer decoder")] = 1024
+    heads: Annotated[int, Field(ge=1, le=4096, description="attention heads of the transformer decoder")] = field(
+        default=4, metadata={"kinds": ("transformer",)}
+    )
+    ffn: Annotated[int, Field(ge=1, le=2**20, description="feed-forward units of the transformer decoder")] = field(
+        default=1024, metadata={"kinds": ("transformer",)}
+    )
     context: Annotated[
         Literal["same", "each"],
         Field(
@@ -336,9 +411,9 @@ class ModelOptions:
         str,
         Field(
             description="; ".join(f"{name}: {family.about}" for name, family in SYSTEMS.items()),
-            json_schema_extra=lambda schema: schema.update(enum=list(SYSTEMS)),
+            json_schema_extra=_add_choices(SYSTEMS),
         ),
-        AfterValidator(_check_kind),
+        _one_of(SYSTEMS),
     ] = "haed"
     encoder: EncoderOptions = field(default_factory=EncoderOptions)
     main: MainOptions = field(default_factory=MainOptions)

@@ -2,24 +2,19 @@
 
 import argparse
 import difflib
-import logging
 import os
 import sys
 from collections.abc import Callable, Container, Iterable
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from itertools import takewhile
 from typing import Any, NoReturn
 
-from pipeline.config import ConfigError, describe_presets, find_interpolations, load_options, read_given_options
+from pipeline.config import ConfigError, Options, describe_presets, is_option, load_options, type_of
+from pipeline.config.messages import explain_malformed_override, explain_unknown_command, suggest_option
+from pipeline.config.schema import option_names
 from pipeline.console import make_printable
-from pipeline.kinds import applies_to, applies_to_part, required_heads, shared_limits
-from pipeline.options import Options
-from pipeline.plainly import explain_malformed_override, explain_unknown_command, is_option_name, suggest_option
 from pipeline.run.run_directory import RunFolder, list_runs
-from pipeline.trees import flatten_tree, get_option
-from pipeline.verbatim import is_option, type_of
 
-log = logging.getLogger(__name__)
 GOES_ON = "stopped; the same command goes on from there"
 _LITERAL = "\0"  # marks words after `--`; no argument of a process can contain it
 
@@ -71,7 +66,7 @@ def options_from_arguments(arguments: argparse.Namespace) -> Options:
         raise ConfigError(explain_malformed_override(named[-1]))
     if named:
         return load_run_options(named[0], overrides)
-    return load_options_and_log(arguments.config, overrides)
+    return load_options(arguments.config, overrides, log_changes=True)
 
 
 def _explain_extra_word(word: str, config: str) -> str:
@@ -111,34 +106,6 @@ def _split_words(words: list[str]) -> tuple[list[str], list[str]]:
     return [word for word in words if word not in named], named
 
 
-def load_options_and_log(config: str | None, overrides: list[str]) -> Options:
-    """Load a configuration as `load` does, and log which of its options have no effect."""
-    options = load_options(config, overrides)
-    log_unused_options(config, overrides, options)
-    return options
-
-
-def log_unused_options(config: str | None, overrides: list[str], options: Options) -> None:
-    """Log the given options that this kind of model does not use, and the values that it derives from others."""
-    log_interpolations(config, overrides, options)
-    tree, kind = read_given_options(config), options.model.kind
-    usual, now = (dict(flatten_tree(asdict(each))) for each in (Options(), options))
-    if lost := [key for key, _ in flatten_tree(tree) if not applies_to(key, kind)]:
-        log.info("model.kind=%s has no use for these options of %s: %s", kind, config, ", ".join(lost))
-    if shared := [f"{key}={limit:g}" for key, limit in shared_limits(tree, kind).items() if now[key] == limit]:
-        log.info("model.kind=%s shares the limits of %s: %s", kind, config, ", ".join(shared))
-    heads = "model.token.heads"
-    if now[heads] == required_heads(options) > dict(flatten_tree(tree)).get(heads, usual[heads]):
-        log.info("model.kind=%s needs a head for each scale: %s=%d", kind, heads, now[heads])
-    given = [
-        *(key for key, value in flatten_tree(tree) if usual.get(key) != value),
-        *(each.split("=")[0] for each in overrides),
-    ]
-    for key in dict.fromkeys(key for key in given if applies_to(key, kind) and not applies_to_part(key, options)):
-        part = key.rpartition(".")[0]
-        log.warning("%s has no effect with %s.kind=%s", key, part, now[f"{part}.kind"])
-
-
 def load_run_options(run: str, overrides: list[str], reader: str | None = None) -> Options:
     """Return the configuration of an existing run with overrides applied.
 
@@ -148,15 +115,7 @@ def load_run_options(run: str, overrides: list[str], reader: str | None = None) 
         reader: the command that reads the run. It limits which options may be changed, see `RunFolder.load_options`.
     """
     runs_dir = load_options(None, [word for word in overrides if word.startswith("runs_dir=")]).runs_dir
-    options = RunFolder.find(run, runs_dir).load_options(overrides, reader)
-    log_interpolations(None, overrides, options)
-    return options
-
-
-def log_interpolations(config: str | None, overrides: list[str], options: Options) -> None:
-    """Log the resolved value of each option whose text refers to other options."""
-    for key, text in find_interpolations(config, overrides).items():
-        log.info("%s=%s is %s=%s", key, text, key, get_option(options, key))
+    return RunFolder.find(run, runs_dir).load_options(overrides, reader, log_changes=True)
 
 
 _FLAGS = {  # arguments, and their names in other programs
@@ -219,15 +178,15 @@ class _ArgumentParser(argparse.ArgumentParser):
         at = self.typed.index(word) + 1 if word in self.typed else len(self.typed)
         if not equals and at < len(self.typed) and not self.typed[at].startswith("-"):
             value = self.typed[at]
-        if is_option_name(name):
+        if name in option_names():
             return f"options have no dashes: {name}={value or '…'}"
         known = [each for each in self._option_string_actions if each.startswith("--")]
         if "--config" not in known and name in ("config", "preset"):
             return f"{self.prog} takes no preset and no file"
         if flags := [each for each, names in _FLAGS.items() if each in known and name in names.split()]:
             return f"did you mean {flags[0]}?"
-        if is_option_name(own := f"{self.prog.rpartition(' ')[2]}.{name}"):
-            return f"options have no dashes: {own}={value or '…'}"
+        if (key := f"{self.prog.rpartition(' ')[2]}.{name}") in option_names():
+            return f"options have no dashes: {key}={value or '…'}"
         if len(name) == 1 and (wanted := [each for each in known if each.startswith(f"--{name}")]):
             return f"did you mean {' or '.join(wanted)}?"
         if close := difflib.get_close_matches(word, known, 1, 0.7):
@@ -268,13 +227,13 @@ def parse_arguments(argv: list[str] | None, program: str, commands: tuple[Comman
     sub.typed = tuple(argv[1:end])
     if mistake := _explain_misplaced_word(argv[1:end], argv[0] in ("neighbours", "next")):
         sub.error(mistake)
-    found = sub.parse_intermixed_args([*argv[1:end], *(_LITERAL + word for word in argv[end + 1 :])])
-    if "run" in found:
-        _assign_words(sub, found)
-    for name, value in vars(found).items():
+    arguments = sub.parse_intermixed_args([*argv[1:end], *(_LITERAL + word for word in argv[end + 1 :])])
+    if "run" in arguments:
+        _assign_words(sub, arguments)
+    for name, value in vars(arguments).items():
         if isinstance(value, list):
-            setattr(found, name, [word.removeprefix(_LITERAL) if isinstance(word, str) else word for word in value])
-    return found
+            setattr(arguments, name, [word.removeprefix(_LITERAL) if isinstance(word, str) else word for word in value])
+    return arguments
 
 
 def _move_command_first(argv: list[str], known: Container[str]) -> list[str]:
@@ -304,19 +263,19 @@ def _explain_misplaced_word(words: list[str], are_queries: bool) -> str | None:
     return None
 
 
-def _assign_words(parser: argparse.ArgumentParser, found: argparse.Namespace) -> None:
+def _assign_words(parser: argparse.ArgumentParser, arguments: argparse.Namespace) -> None:
     """Assign the words to `run`, `queries` and `words`.
 
     RUN is the first word that changes no option. If the command takes queries, they are the other such words.
     """
-    words = [found.run, *(found.queries if "queries" in found else found.words)]
+    words = [arguments.run, *(arguments.queries if "queries" in arguments else arguments.words)]
     changes = [word for word in words if word[:1] != _LITERAL]
-    found.words = list(filter(is_option, changes)) if "queries" in found else _split_words(changes)[0]
-    named = [word for word in words if word not in found.words]
+    arguments.words = list(filter(is_option, changes)) if "queries" in arguments else _split_words(changes)[0]
+    named = [word for word in words if word not in arguments.words]
     if not named:
         parser.error("the following arguments are required: RUN")
-    found.run, rest = named[0].removeprefix(_LITERAL), named[1:]
-    if "queries" in found:
-        found.queries = rest
+    arguments.run, rest = named[0].removeprefix(_LITERAL), named[1:]
+    if "queries" in arguments:
+        arguments.queries = rest
     else:
-        found.words += rest
+        arguments.words += rest

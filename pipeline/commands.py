@@ -19,18 +19,22 @@ from pipeline.arguments import (
     add_config_arguments,
     add_run_arguments,
     describe_runs,
-    load_options_and_log,
     load_run_options,
     options_from_arguments,
     parse_port,
 )
-from pipeline.config import ConfigError, dump_options, load_options
-from pipeline.kinds import training_phases
-from pipeline.options import Phase
+from pipeline.config import (
+    ConfigError,
+    Phase,
+    dump_options,
+    is_option,
+    load_options,
+    training_phases,
+    write_override,
+)
 from pipeline.run.files import describe_speed, write_or_log
 from pipeline.run.run_directory import RunFolder
 from pipeline.signals import postponed_signals
-from pipeline.verbatim import is_option, write_override
 
 
 def _run_shard(arguments: argparse.Namespace) -> CommandResult:
@@ -139,9 +143,8 @@ def _config_arguments(parser: argparse.ArgumentParser) -> None:
 
 def _run_config(arguments: argparse.Namespace) -> CommandResult:
     named = [word for word in arguments.words if "=" not in word][: 0 if arguments.config else 1]
-    options = load_options_and_log(
-        arguments.config or (named or [None])[0], [w for w in arguments.words if w not in named]
-    )
+    overrides = [word for word in arguments.words if word not in named]
+    options = load_options(arguments.config or (named or [None])[0], overrides, log_changes=True)
     return CommandResult(dump_options(options, scheduler=True).rstrip(), asdict(options))
 
 

@@ -19,8 +19,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 from haed.options import SYSTEMS
-from pipeline.kinds import applies_to
-from pipeline.options import Options
+from pipeline.config import Options, applies_to
 
 SHARED = Path(__file__).resolve().parents[2] / "shared" / "data"
 

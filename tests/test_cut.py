@@ -16,8 +16,7 @@ from data.corpus import Corpus
 from data.loader import Loader
 from data.options import LoaderOptions
 from data.shards import CorruptShardError
-from pipeline.config import dump_options
-from pipeline.options import Options
+from pipeline.config import Options, dump_options
 from pipeline.run.checkpoints import list_checkpoints
 from pipeline.run.index import ChunkIndex
 from pipeline.run.run_directory import RunFolder

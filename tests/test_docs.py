@@ -105,7 +105,9 @@ def test_a_source_and_a_chunker_of_ones_own(tmp_path: Path, workers: int) -> Non
     (info.parent / "my_haed.py").write_text(python("class CamelChunker"))
     points = re.sub(r'project\.entry-points\."(.*)"', r"\1", BLOCKS["toml"][0]).replace('"', "")
     (info / "entry_points.txt").write_text(points)
-    command = "haed shard source.kind=sqlite source.path=notes.db chunker.kind=camel shard.megabytes=1"
+    command = (
+        "haed shard source.kind=sqlite source.path=notes.db source.table=notes chunker.kind=camel shard.megabytes=1"
+    )
     bash(f"{command} shard.workers={workers}", tmp_path, PYTHONPATH=str(info.parent))
     (folder,) = tmp_path.glob("shards/notes.db-*")
     corpus = Corpus.open(folder)

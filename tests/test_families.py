@@ -13,8 +13,7 @@ from haed.chunk.packing import Chunks
 from haed.options import SYSTEMS, Family, IEMOptions, ModelOptions
 from haed.sampling import Draw, Sampler
 from pipeline import open_run
-from pipeline.config import ConfigError, load_options
-from pipeline.options import Options
+from pipeline.config import ConfigError, Options, load_options
 from pipeline.probe.sample import sample
 from pipeline.reporting.comparison import compare_runs
 from pipeline.score.evaluate import evaluate_run

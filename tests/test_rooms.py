@@ -28,10 +28,7 @@ ORDER = {
         "vocabulary loader sharding",
     ],
     "pipeline": [
-        "console signals trees",
-        "options",
-        "verbatim",
-        "interpolation kinds plainly",
+        "console signals",
         "config",
         "run",
         "train score reporting",
@@ -129,7 +126,7 @@ def test_every_module_has_its_room() -> None:
         ("pipeline.train.trainer", "haed.iem.objective", False),
         ("haed.registry", "haed.iem.objective", True),
         ("haed.iem.objective", "haed.sampling", False),
-        ("data.corpus", "pipeline.options", False),
+        ("data.corpus", "pipeline.config", False),
         ("flows.page.live", "flows.states.heartbeat", False),
     ],
 )
@@ -156,7 +153,7 @@ def test_prefect_is_for_flows_alone() -> None:
 
 @pytest.mark.parametrize(
     "module",
-    ["haed.options", "data.options", "pipeline.options", "pipeline.config", "flows.cli", "experiments.catalogue"],
+    ["haed.options", "data.options", "pipeline.config.schema", "pipeline.config", "flows.cli", "experiments.catalogue"],
 )
 def test_options_are_cheap_to_import(module: str) -> None:
     code = f"import sys, {module}; print({{'torch', 'webdataset', 'prefect', 'faiss'}} & set(sys.modules))"

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks.scaling_estimate import ChunkGrowth, MeasuredStep, format_estimates, main, measure_step
-from pipeline.options import Options
+from pipeline.config import Options
 from pipeline.run.metrics import read_metrics
 from pipeline.run.run_directory import RunFolder
 from pipeline.run.shards import open_shards

@@ -14,7 +14,7 @@ import os
 import re
 import sys
 from collections.abc import Iterator
-from dataclasses import asdict, fields, replace
+from dataclasses import asdict, replace
 from functools import cached_property
 from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
@@ -26,7 +26,7 @@ from data.corpus import FORMAT, MANIFEST
 from data.filesystem import file_lock, remove_unlocked_files, write_json
 from data.options import CHUNKERS, SOURCES, ChunkerOptions, ShardOptions, SourceOptions
 from data.sources.files import NOTES
-from data.sources.source import Source, load_plugin_class, make_source, source_title
+from data.sources.source import Source, load_plugin_class, make_source, restore_options, source_title
 
 
 def collect_versions(source: Source, chunker: str) -> dict[str, str]:
@@ -173,13 +173,12 @@ class Corpora:
     def _find_by_manifest(self) -> Iterator[Path]:
         """Yield corpora whose manifests record the same options, the newest first."""
         manifests = self.shards_dir.glob(f"*/{MANIFEST}")
-        names = {field.name for field in fields(SourceOptions)}
         wanted = replace(self.source, path="-") if self.piped else self.source
         for path in sorted(manifests, key=lambda each: each.lstat().st_mtime_ns, reverse=True):
             try:
                 found = read_json(path, MANY)
-                source = SourceOptions(**{name: value for name, value in found["source"].items() if name in names})
-                chunker = ChunkerOptions(**found["chunker"])
+                source = restore_options(found["source"], SourceOptions, SOURCES, "haed.sources")
+                chunker = restore_options(found["chunker"], ChunkerOptions, CHUNKERS, "haed.chunkers")
                 if (source, chunker, found["megabytes"]) == (wanted, self.chunker, self.options.megabytes):
                     yield path.parent
             except (OSError, ValueError, KeyError, TypeError, AttributeError):

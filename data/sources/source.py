@@ -16,16 +16,17 @@ from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from contextlib import suppress
+from dataclasses import dataclass, fields
 from functools import cached_property
 from importlib import import_module
 from importlib.metadata import entry_points
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar, TypeVar
 
 from data.checked import add_path_to_errors
 from data.filesystem import available_threads
-from data.options import SOURCES, SourceOptions, known_name_validator
+from data.options import SOURCES, ChunkerOptions, SourceOptions, known_name_validator
 from data.sources.files import File, is_about, is_beside, is_tar, iterate_members, list_files, open_stream, read_blocks
 from data.sources.splits import (
     SPLITS,
@@ -39,6 +40,7 @@ from data.sources.splits import (
 )
 
 UNIFIED = "ends of lines (CRLF or CR) became LF"
+Options = TypeVar("Options", SourceOptions, ChunkerOptions)
 Form = tuple[str, dict[str, int]]  # name of a document, and its shape or rate
 _HASHED = 32 << 20
 _THREADS = 8  # maximum threads that read files in parallel
@@ -92,6 +94,7 @@ class Source(ABC):
     A worker creates the source anew from the same options, and calls only `read`.
 
     Attributes:
+        options_class: dataclass of its options, with those of its own kind.
         record: files by split, as `inputs` found them.
         remarks: what `read` changed or left out, and how often.
         form: name of a document, and the form that all documents have (see `same`).
@@ -105,6 +108,7 @@ class Source(ABC):
         prose: a file such as README.md can be a document of this kind.
     """
 
+    options_class: ClassVar[type[SourceOptions]] = SourceOptions
     once = False
     unlike = "give documents of one form"
     needs = ""
@@ -441,6 +445,19 @@ def load_plugin_class(name: str, table: dict[str, str], group: str) -> type:
         raise ValueError(f"{name!r} is in more than one package: {', '.join(each.value for each in (entry, *others))}")
     loaded: type = entry.load()
     return loaded
+
+
+def restore_options(record: dict[str, Any], base: type[Options], table: dict[str, str], group: str) -> Options:
+    """Return the options that a manifest records, as the `options_class` of their kind.
+
+    Without the package of the kind, they are of the base class. Recorded options that the class lacks are left out.
+    """
+    options_class = base
+    if record["kind"] not in table:
+        with suppress(ValueError, ImportError, AttributeError):
+            options_class = getattr(load_plugin_class(record["kind"], table, group), "options_class", base)
+    names = {field.name for field in fields(options_class)}
+    return options_class(**{name: value for name, value in record.items() if name in names})
 
 
 def source_title(options: SourceOptions) -> str:

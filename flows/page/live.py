@@ -20,8 +20,8 @@ from prefect.artifacts import create_progress_artifact, update_progress_artifact
 from prefect.logging import get_run_logger
 
 from data.sharding.progress import ShardingProgress
+from pipeline.config import Options, Phase, PhaseOptions
 from pipeline.console import markdown_text
-from pipeline.options import Options, Phase, PhaseOptions
 from pipeline.run.metrics import PhaseStatus, Record, RemainingTime, format_validation
 
 EVERY_SECONDS = 5.0

@@ -7,9 +7,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from haed.options import SYSTEMS
+from pipeline.config import Options, PhaseOptions, training_phases
 from pipeline.console import format_duration
-from pipeline.kinds import training_phases
-from pipeline.options import Options, PhaseOptions
 from pipeline.run.metrics import read_metrics
 from pipeline.run.run_directory import RunFolder
 

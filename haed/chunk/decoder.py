@@ -8,6 +8,7 @@ Legend: N chunks, S decisions, V vocabulary, W width of ŷ, H width of the decod
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 import torch.nn.functional as F
@@ -25,11 +26,16 @@ from haed.options import DecoderOptions
 class Decoder(nn.Module):
     """Base class of the decoders, with an optional table of n-grams that end in the chunk or in the one before.
 
+    The constructor takes (options, W, V, K).
+
     Attributes:
+        options_class: dataclass of its options, with those of its own kind.
         vocabulary: V.
         sees_before: true if decisions depend on the tokens of the chunk before.
         grams: the table, or None.
     """
+
+    options_class: ClassVar[type[DecoderOptions]] = DecoderOptions
 
     def __init__(self, options: DecoderOptions, vocabulary: int, layer: int) -> None:
         super().__init__()
@@ -86,7 +92,7 @@ class LSTMState:
 class LSTMDecoder(Decoder):
     """An LSTM over the tokens of each chunk, from a zero state; ŷ is part of its input at every step (paper)."""
 
-    def __init__(self, options: DecoderOptions, context: int, vocabulary: int) -> None:
+    def __init__(self, options: DecoderOptions, context: int, vocabulary: int, k: int) -> None:
         super().__init__(options, vocabulary, 4 * options.width)
         for name, usual in (("previous", False), ("context", "same")):
             if getattr(options, name) != usual:

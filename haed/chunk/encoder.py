@@ -9,7 +9,7 @@ Legend: N chunks, K tokens of a chunk at most, S tokens of all, E width of an em
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -61,12 +61,16 @@ class Encoder(nn.Module, ABC):
     3.2.1, of n-grams). It is added before the output layer. So the embedding of a frequent chunk can differ from those
     of chunks with similar letters.
 
+    The constructor takes (options, K, V, whether there is a bias).
+
     Attributes:
+        options_class: dataclass of its options, with those of its own kind.
         width: E.
         table: (rows, E), or None.
         output: output layer; chosen by the options.
     """
 
+    options_class: ClassVar[type[EncoderOptions]] = EncoderOptions
     width: int
     tokens: nn.Embedding
     table: nn.Parameter | None
@@ -243,11 +247,3 @@ class TransformerEncoder(RowEncoder):
         for block in self.blocks:
             yield from ((weight, len(laid.tokens) * weight.numel()) for weight in block.weight_matrices())
         yield self.pooled.weight, len(laid) * self.pooled.weight.numel()
-
-
-ENCODERS: dict[str, type[MLPEncoder] | type[LSTMEncoder] | type[TransformerEncoder]] = {
-    "mlp": MLPEncoder,
-    "linear": MLPEncoder,
-    "lstm": LSTMEncoder,
-    "transformer": TransformerEncoder,
-}

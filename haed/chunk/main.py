@@ -6,7 +6,7 @@ Legend: B sequences, T chunks of a window, E width of an embedding, W width of Å
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -21,13 +21,16 @@ from haed.options import MainOptions
 class Main(nn.Module, ABC):
     """Base class of the main models.
 
-    A learned vector `start` (E,) stands in for the chunk before the first one of a document.
+    A learned vector `start` (E,) stands in for the chunk before the first one of a document. The constructor takes
+    (options, E, maximum T).
 
     Attributes:
+        options_class: dataclass of its options, with those of its own kind.
         start: (E,) the learned start vector.
         positions: learned position vectors, or None.
     """
 
+    options_class: ClassVar[type[MainOptions]] = MainOptions
     start: nn.Parameter
     positions: nn.Parameter | None
 
@@ -221,6 +224,3 @@ class LSTMMain(Main):
             assert isinstance(layer, LSTMLayer)
             yield layer.input.weight, batch * context * layer.input.weight.numel()
             yield layer.recurrent, batch * (context - 1) * layer.recurrent.numel()
-
-
-MAINS: dict[str, type[TransformerMain] | type[LSTMMain]] = {"transformer": TransformerMain, "lstm": LSTMMain}

@@ -13,13 +13,13 @@ from torch import Tensor, nn
 
 from haed.base import ChunkingSpec, ParameterGroup, SequenceModel, TokenBatch, to_device
 from haed.chunk.decoder import LSTMDecoder, TransformerDecoder
-from haed.chunk.encoder import ENCODERS, Embedding, Encoder
-from haed.chunk.main import MAINS, Main
+from haed.chunk.encoder import Embedding, Encoder
+from haed.chunk.main import Main
 from haed.chunk.mixture import ChunkVocabulary, Mixture, MixtureScores, VocabularyScorer
 from haed.chunk.packing import Chunks, Packed, find_distinct, previous_chunks
 from haed.layers.lstm import LSTMLayer, initialise_lstm
 from haed.layers.transformer import scale_residual_init
-from haed.options import IEMOptions, ModelOptions
+from haed.options import DECODERS, ENCODERS, MAINS, IEMOptions, ModelOptions
 
 _SCALE_BOUND = math.log(1000)
 _EMBEDDED = 1 << 13  # known chunks at a time
@@ -44,8 +44,9 @@ class HAED(SequenceModel):
     def __init__(self, options: ModelOptions, iem: IEMOptions, cut: ChunkingSpec) -> None:
         super().__init__(cut)
         width = options.main.width
-        self.encoder: Encoder = ENCODERS[options.encoder.kind](options.encoder, cut.k, cut.vocabulary, iem.bias)
-        self.main: Main = MAINS[options.main.kind](options.main, options.encoder.width, cut.context)
+        make_encoder, make_main = ENCODERS.load_class(options.encoder.kind), MAINS.load_class(options.main.kind)
+        self.encoder: Encoder = make_encoder(options.encoder, cut.k, cut.vocabulary, iem.bias)
+        self.main: Main = make_main(options.main, options.encoder.width, cut.context)
         if iem.head == "none" and width < options.encoder.width:
             raise ValueError(
                 f"iem.head=none: ŷ has {width} coordinates (model.main.width), fewer than the {options.encoder.width} of an "
@@ -54,11 +55,8 @@ class HAED(SequenceModel):
         self.head = nn.Linear(width, options.encoder.width, bias=False) if iem.head == "linear" else None
         self.log_scale = nn.Parameter(torch.empty(())) if iem.scale == "learned" else None
         self.cosine, self.temperature = iem.similarity == "cosine", iem.temperature
-        self.decoder: LSTMDecoder | TransformerDecoder
-        if options.decoder.kind == "lstm":
-            self.decoder = LSTMDecoder(options.decoder, width, cut.vocabulary)
-        else:
-            self.decoder = TransformerDecoder(options.decoder, width, cut.vocabulary, cut.k)
+        make_decoder = DECODERS.load_class(options.decoder.kind)
+        self.decoder: LSTMDecoder | TransformerDecoder = make_decoder(options.decoder, width, cut.vocabulary, cut.k)
         self.mixture = Mixture(width) if options.mixture.known != 0 else None
         self.known: VocabularyScorer | None = None
         self.initialise_parameters()

@@ -17,8 +17,7 @@ import torch
 from data.corpus import Corpus
 from data.filesystem import file_lock, replace_atomically
 from haed.base import TokenBatch
-from pipeline.config import ConfigError
-from pipeline.options import Options
+from pipeline.config import ConfigError, Options
 from pipeline.run.index import check_chunks, known_count_threshold
 from pipeline.run.metrics import ProgressCounter
 from pipeline.run.opened import Run

@@ -6,8 +6,7 @@ from dataclasses import dataclass, field, replace
 from functools import cache
 from typing import Literal
 
-from pipeline.config import ConfigError
-from pipeline.options import Options, Phase
+from pipeline.config import ConfigError, Options, Phase
 from pipeline.run.index import SearchResults, check_chunks
 from pipeline.run.run_directory import RunFolder
 from pipeline.run.spaces.probe import Model, Probe

@@ -1,7 +1,7 @@
 """Stage `next`: probabilities of the next chunks after a prompt."""
 
+from pipeline.config import Options
 from pipeline.console import escape_control_characters
-from pipeline.options import Options
 from pipeline.run.opened import NextChunk, NextChunks, Run
 from pipeline.run.run_directory import RunFolder
 from pipeline.run.spaces.queries import Texts, to_texts

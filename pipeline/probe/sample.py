@@ -10,7 +10,7 @@ import numpy as np
 from data.checked import encode_checked_json
 from data.corpus import Corpus
 from data.filesystem import write_atomically
-from pipeline.options import Options, SampleOptions
+from pipeline.config import Options, SampleOptions
 from pipeline.run.files import KeptSample, Sample, write_or_log
 from pipeline.run.metrics import ProgressCounter
 from pipeline.run.opened import Run, count_characters

@@ -12,10 +12,8 @@ from pathlib import Path
 from typing import Any, Literal, TypeVar
 
 from data.filesystem import write_atomically
-from pipeline.config import check_output_folder
+from pipeline.config import Options, applies_to, check_output_folder, flatten_tree
 from pipeline.console import markdown_text
-from pipeline.kinds import applies_to
-from pipeline.options import Options
 from pipeline.reporting.plots import Point, plot_comparison
 from pipeline.reporting.rendering import Column, Table, data_uri, render_file
 from pipeline.run.checkpoints import read_position
@@ -23,7 +21,6 @@ from pipeline.run.files import CorpusRecord, Evaluation, read_as
 from pipeline.run.metrics import Record, read_metrics
 from pipeline.run.run_directory import CORPUS, RunFolder
 from pipeline.run.tensors import read_shapes
-from pipeline.trees import flatten_tree
 
 T = TypeVar("T")
 BITS = "validation/bits_per_token"

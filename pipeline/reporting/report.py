@@ -21,10 +21,8 @@ import numpy as np
 from data.checked import PICTURE, read_bytes
 from data.filesystem import write_atomically
 from data.statistics import Summary
-from pipeline.config import list_presets, load_options
+from pipeline.config import Difference, Options, Phase, applies_to, diff_trees, flatten_tree, list_presets, load_options
 from pipeline.console import format_error, markdown_code, markdown_text
-from pipeline.kinds import applies_to
-from pipeline.options import Options, Phase
 from pipeline.reporting.analysis import ANALYSIS, MAP, PICTURES, precision_table
 from pipeline.reporting.charts import draw_corpus, draw_curves
 from pipeline.reporting.rendering import Column, Table, data_uri, render_file
@@ -41,7 +39,6 @@ from pipeline.run.files import MIXTURE_COLUMNS, Evaluation, KeptSample, describe
 from pipeline.run.index import PIXELS, ChunkIndex, SearchResults, StaleIndexError
 from pipeline.run.metrics import Record
 from pipeline.run.run_directory import RunFolder, format_command, guard_results, stage_overrides
-from pipeline.trees import Difference, diff_trees, flatten_tree
 
 T = TypeVar("T")
 _OWN = ("name", "runs_dir", "shards_dir")  # options in which every run differs from its preset

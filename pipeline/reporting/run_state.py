@@ -13,7 +13,7 @@ from typing import Any
 import yaml
 
 from data.checked import CorruptFileError, add_path_to_errors, open_file, read_yaml
-from pipeline.options import Phase, PhaseOptions
+from pipeline.config import Phase, PhaseOptions
 from pipeline.run.checkpoints import read_position, read_state, resolve_pointer
 from pipeline.run.metrics import Position, Record, parse_record, read_metrics
 from pipeline.run.run_directory import PHASES, RunFolder

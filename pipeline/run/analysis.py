@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, field
 
-from pipeline.options import Phase
+from pipeline.config import Phase
 from pipeline.run.files import Part
 
 

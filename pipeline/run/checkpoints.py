@@ -51,10 +51,8 @@ from data.checked import (
     verify_checksums,
 )
 from data.filesystem import check_guards, make_folders, sync_folder, write_atomically
-from pipeline.kinds import applies_to
-from pipeline.options import Options
+from pipeline.config import Options, applies_to, diff_trees
 from pipeline.run.tensors import read_metadata, read_tensors
-from pipeline.trees import diff_trees
 
 STATE = "state.json"
 FEWEST_STEPS = 100  # in which a phase learns anything; a longer warm-up of the learning rate must be over, too

@@ -15,7 +15,7 @@ from typing import Any, Literal
 import torch
 
 from data.filesystem import available_threads
-from pipeline.options import Options
+from pipeline.config import Options
 
 log = logging.getLogger(__name__)
 _CUBLAS, _CUBLAS_VALUES = "CUBLAS_WORKSPACE_CONFIG", (":4096:8", ":16:8")  # with others PyTorch refuses to multiply

@@ -20,9 +20,8 @@ from data.chunkers import Chunker
 from data.corpus import Corpus
 from data.vocabulary import DistinctChunks, select_telling_chunks
 from haed.options import SYSTEMS
-from pipeline.config import ConfigError
+from pipeline.config import ConfigError, Options
 from pipeline.console import escape_control_characters, unescape_query
-from pipeline.options import Options
 from pipeline.run.run_directory import RunFolder
 from pipeline.run.spaces.faiss_search import Vectors, prepare_vectors, search_uncentred
 from pipeline.run.spaces.queries import Text, parse_chunk, to_bytes

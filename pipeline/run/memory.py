@@ -11,8 +11,7 @@ from data import checked
 from data.chunkers import Chunker, make_chunker
 from haed.base import ChunkingSpec, SequenceModel
 from haed.registry import make_system
-from pipeline.config import ConfigError
-from pipeline.options import FinetuneOptions, Options, PhaseOptions
+from pipeline.config import ConfigError, FinetuneOptions, Options, PhaseOptions
 from pipeline.run.device import Compute
 
 _ADAM = 16  # bytes a weight: itself, its gradient, two moments

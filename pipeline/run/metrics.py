@@ -17,8 +17,8 @@ from typing import Any, cast
 
 from data.checked import MANY, CorruptFileError, add_path_to_errors, open_file, open_own, parse_json, read_bytes
 from data.filesystem import is_still, make_folders, write_atomically
+from pipeline.config import PhaseOptions
 from pipeline.console import format_duration
-from pipeline.options import PhaseOptions
 
 log = logging.getLogger(__name__)
 Record = dict[str, float]  # figures by name; `step` is one of them

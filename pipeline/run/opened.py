@@ -24,9 +24,7 @@ from haed.base import SequenceModel, TokenBatch
 from haed.chunk.model import HAED
 from haed.registry import make_sampler
 from haed.sampling import ChunkSampler, Draw, find_likeliest_chunks
-from pipeline.config import ConfigError, check_options
-from pipeline.kinds import max_known_chunks, requested_likelihood
-from pipeline.options import Options, SampleOptions
+from pipeline.config import ConfigError, Options, SampleOptions, check_options, max_known_chunks, requested_likelihood
 from pipeline.run.checkpoints import Checkpoint, Checkpoints
 from pipeline.run.device import Compute, setup_compute
 from pipeline.run.files import MixtureParts

@@ -36,8 +36,7 @@ from data.filesystem import (
 from data.statistics import Summary
 from data.urls import is_remote, redact_urls
 from data.vocabulary import frequent_words
-from pipeline.config import ConfigError, dump_options, list_presets, load_options
-from pipeline.options import Options, Phase
+from pipeline.config import ConfigError, Options, Phase, dump_options, list_presets, load_options
 from pipeline.run.checkpoints import (
     CheckpointSummary,
     choose_checkpoint,
@@ -140,20 +139,23 @@ class RunFolder:
         hint += _suggest_instead(str(run))
         raise FileNotFoundError(f"no run {str(run)!r}, neither a folder nor a name under {runs_dir}/; {hint}")
 
-    def load_options(self, overrides: list[str] | tuple[str, ...] = (), reader: str | None = None) -> Options:
+    def load_options(
+        self, overrides: list[str] | tuple[str, ...] = (), reader: str | None = None, *, log_changes: bool = False
+    ) -> Options:
         """Load the run's configuration with some options changed; `name` and `runs_dir` are set to this folder.
 
         Args:
             overrides: `key=value` pairs.
             reader: the stage that reads the run, which accepts the options in `READS`; None if the run is to be
                 trained.
+            log_changes: log what was interpolated into the overrides, and which of them have no effect.
 
         Raises:
             ConfigError: the configuration is not of this version, or an override is wrong or does not apply.
         """
         open_file(self.path / "config.yaml", self.path).close()  # no link that leads out of the run
         options = (
-            load_options(self.path / "config.yaml", overrides)
+            load_options(self.path / "config.yaml", overrides, log_changes=log_changes)
             if overrides
             else _cached_options(self.path / "config.yaml")
         )
@@ -505,7 +507,7 @@ def describe_environment(options: Options) -> Environment:
     """Return everything besides the configuration that a result depends on: versions, commit, machine, seed, device."""
     import torch  # whose own version tells the build for CUDA, unlike that of the package
 
-    packages = ("numpy", "faiss-cpu", "omegaconf", "pydantic")
+    packages = ("numpy", "faiss-cpu", "pydantic")
     try:
         if not (
             Path(__file__).resolve().parents[2] / ".git"

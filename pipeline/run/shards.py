@@ -16,7 +16,7 @@ from data.sharding.parts import Mapper, write_persistently
 from data.sharding.progress import Listener, ShardingProgress
 from data.sources.source import SPLITS, make_source
 from data.urls import is_remote
-from pipeline.options import Options
+from pipeline.config import Options
 from pipeline.run.metrics import QUIET_SECONDS, TERMINAL_SECONDS
 from pipeline.run.run_directory import RunFolder
 

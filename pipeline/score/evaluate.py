@@ -15,8 +15,7 @@ from data.checked import encode_checked_json
 from data.corpus import Corpus
 from data.filesystem import write_json
 from data.vocabulary import Occurrences
-from pipeline.kinds import max_known_chunks, requested_likelihood
-from pipeline.options import Options
+from pipeline.config import Options, max_known_chunks, requested_likelihood
 from pipeline.run.device import release_memory
 from pipeline.run.files import MIXTURE_COLUMNS, Baseline, Breakdown, Evaluation, read_as, write_or_log
 from pipeline.run.metrics import ProgressCounter

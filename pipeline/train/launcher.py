@@ -20,8 +20,7 @@ import torch.distributed as dist
 
 from data.filesystem import available_threads
 from haed.distributed import Ranks, group_size
-from pipeline.config import dump_options
-from pipeline.options import Options
+from pipeline.config import Options, dump_options
 from pipeline.run.metrics import Listener, MetricsTail, Progress
 from pipeline.run.run_directory import RunFolder
 from pipeline.signals import die_with_parent

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from haed.base import SequenceModel
-from pipeline.options import OptimizerOptions, PhaseOptions
+from pipeline.config import OptimizerOptions, PhaseOptions
 from pipeline.run.metrics import Position
 
 COOLDOWN = 0.2  # the last part of a stable phase

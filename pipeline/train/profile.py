@@ -8,8 +8,7 @@ import torch
 from torch import Tensor
 
 from haed.base import SequenceModel
-from pipeline.config import check_phase
-from pipeline.options import Options
+from pipeline.config import Options, check_phase
 from pipeline.run.checkpoints import Checkpoints
 from pipeline.run.device import Compute, setup_compute
 from pipeline.run.run_directory import RunFolder

@@ -8,8 +8,7 @@ from pathlib import Path
 
 from data.corpus import Corpus
 from data.filesystem import FolderLostError, Guard, make_folders, write_atomically
-from pipeline.kinds import is_mixed, max_known_chunks
-from pipeline.options import Options, Phase
+from pipeline.config import Options, Phase, is_mixed, max_known_chunks
 from pipeline.run.checkpoints import Checkpoints
 from pipeline.run.known import store_known_chunks
 from pipeline.run.run_directory import RunFolder

@@ -20,9 +20,18 @@ from data.loader import Loader
 from haed.chunk.mixture import ChunkVocabulary
 from haed.distributed import Ranks
 from haed.registry import make_objective
-from pipeline.config import check_training
-from pipeline.kinds import is_mixed, max_known_chunks
-from pipeline.options import FinetuneOptions, Options, Phase, PhaseOptions
+from pipeline.config import (
+    Difference,
+    FinetuneOptions,
+    Options,
+    Phase,
+    PhaseOptions,
+    check_training,
+    diff_trees,
+    is_mixed,
+    max_known_chunks,
+    set_option,
+)
 from pipeline.run.checkpoints import (
     Checkpoint,
     Checkpoints,
@@ -60,7 +69,6 @@ from pipeline.train.trainer import (
     restore_learning,
     restore_reading,
 )
-from pipeline.trees import Difference, diff_trees, set_option
 
 _SHARED = ("seed", "batch", "iem", "optimizer", "validation")  # what any phase is trained with, beside its own section
 

@@ -39,7 +39,7 @@ from haed.base import Objective, SequenceModel, StepOutput, TokenBatch, to_devic
 from haed.chunk.mixture import ChunkVocabulary
 from haed.chunk.model import HAED
 from haed.chunk.packing import Chunks, find_distinct
-from pipeline.options import Options, PhaseOptions
+from pipeline.config import Options, PhaseOptions
 from pipeline.run.checkpoints import AVERAGE, MODEL, TRAINING, Checkpoint, Checkpoints, Identity, State
 from pipeline.run.device import Compute
 from pipeline.run.metrics import Metrics, Position, Record, format_validation

@@ -6,9 +6,8 @@ from typing import TYPE_CHECKING, Annotated
 
 from pydantic import Field
 
-from pipeline.config import ConfigError
+from pipeline.config import ConfigError, SampleOptions
 from pipeline.console import unescape_query
-from pipeline.options import SampleOptions
 from pipeline.run.files import Sample, describe_speed
 from pipeline.run.spaces.results import PIXELS, Neighbour, QueryResult, display_chunk
 from pipeline.web.corpus_examples import Example

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from flows.choices import add_run_choices, detect_source_kind, is_user_chosen
-from flows.forms import PLAIN, fields_to_overrides, read_form
+from flows.forms import PLAIN, collect_values, read_form
 from pipeline import config
 from pipeline.run.run_directory import RunFolder
 
@@ -51,9 +51,9 @@ def test_what_is_no_path_of_this_machine_stays_what_it_is(tmp_path: Path) -> Non
         detect_source_kind("Salesforce/wikitext", "datasets") == "datasets"
         and detect_source_kind("nowhere", "jsonl") == "jsonl"
     )
-    assert "source.kind=text" in fields_to_overrides("quickstart", "", str(tmp_path / "a.py"), 0, [], {})
-    given = fields_to_overrides("quickstart", "", str(tmp_path / "a.py"), 0, [], {"source": {"kind": "jsonl"}})
-    assert not any(word == "source.kind=text" for word in given)
+    assert collect_values("quickstart", "", str(tmp_path / "a.py"), 0, [], {})["source.kind"] == "text"
+    values = collect_values("quickstart", "", str(tmp_path / "a.py"), 0, [], {"source": {"kind": "jsonl"}})
+    assert values["source.kind"] == "jsonl"
 
 
 def test_without_a_preset_the_configuration_is_the_runs_own(

@@ -6,9 +6,11 @@ from typing import Any
 import pytest
 from pydantic import TypeAdapter, ValidationError
 
-from flows.forms import fields_to_overrides, optional_copy
+from data.options import SourceOptions
+from flows.forms import collect_values, optional_copy
+from haed.options import IEMOptions, ModelOptions
 from pipeline import config
-from pipeline.options import FinetuneOptions, IEMOptions, ModelOptions, SourceOptions
+from pipeline.config import FinetuneOptions
 
 
 def typed(group: type, **values: Any) -> Any:
@@ -23,36 +25,36 @@ def test_what_is_given_counts_and_the_rest_is_the_presets() -> None:
         "source": typed(SourceOptions),
         "batch": None,
     }
-    given = fields_to_overrides("quickstart", "", "", 0, [], pickle.loads(pickle.dumps(groups)))
-    assert given == [
-        "model.main.layers=4",
-        "model.decoder.previous=false",
-        "iem.smoothing=0.0",
-        'iem.similarity="dot"',
-        "finetune.steps=7",
-        "finetune.rate_to=0.05",
-    ]
-    options = config.load_options("quickstart", given)
+    values = collect_values("quickstart", "", "", 0, [], pickle.loads(pickle.dumps(groups)))
+    assert values == {
+        "model.main.layers": 4,
+        "model.decoder.previous": False,
+        "iem.smoothing": 0.0,
+        "iem.similarity": "dot",
+        "finetune.steps": 7,
+        "finetune.rate_to": 0.05,
+    }
+    options = config.load_options("quickstart", [], values)
     assert options.model.main.layers == 4 and options.iem.similarity == "dot"  # the schema's; the preset has others
     assert options.finetune.seconds == 45 and options.finetune.iem_weight == 1  # the preset's
-    assert (
-        "finetune.steps=7" in fields_to_overrides("quickstart", "", "", 5, [], groups)[-6:]
-    )  # stronger than a budget in seconds
+    budget = collect_values("quickstart", "", "", 5, [], groups)
+    assert (budget["finetune.steps"], budget["pretrain.steps"]) == (7, None)  # stronger than a budget in seconds
 
 
 def test_another_kind_of_model_is_a_field_and_its_budget_is_of_one_phase() -> None:
     model = {"model": typed(ModelOptions, kind="top_down", token={"width": 128})}
-    given = fields_to_overrides("quickstart", "", "", 30, [], model)
-    assert given[0] == "train.seconds=30" and not any(word.startswith("pretrain") for word in given)
-    options = config.load_options("quickstart", given)
+    values = collect_values("quickstart", "", "", 30, [], model)
+    assert values["train.seconds"] == 30 and not any(key.startswith("pretrain") for key in values)
+    options = config.load_options("quickstart", [], values)
     assert (options.model.kind, options.model.token.width, options.train.seconds) == ("top_down", 128, 30)
-    assert fields_to_overrides("quickstart", "", "", 18, [], {})[:2] == ["pretrain.seconds=12", "finetune.seconds=6"]
-    assert fields_to_overrides("quickstart", "", "", 30, ["model.kind=retina"], {}, "train")[0] == "train.seconds=30"
-    mixed = fields_to_overrides(
+    budget = collect_values("quickstart", "", "", 18, [], {})
+    assert (budget["pretrain.seconds"], budget["finetune.seconds"]) == pytest.approx((12, 6))
+    assert collect_values("quickstart", "", "", 30, ["model.kind=retina"], {}, "train")["train.seconds"] == 30
+    mixed = collect_values(
         "quickstart", "", "", 0, [], {"model": typed(ModelOptions, kind="retina", main={"layers": 2})}
     )
     with pytest.raises(config.ConfigError, match="model.main.layers belongs to model.kind=haed, .*model.retina.…"):
-        config.load_options("quickstart", mixed)
+        config.load_options("quickstart", [], mixed)
 
 
 def test_fields_keep_their_bounds_and_choices_and_are_one_empty_box_each() -> None:

@@ -16,8 +16,7 @@ import pytest
 import safetensors.torch
 import torch
 
-from pipeline.config import dump_options, load_options
-from pipeline.options import Options
+from pipeline.config import Options, dump_options, load_options
 from pipeline.run import checkpoints
 from pipeline.run.checkpoints import Checkpoints
 from pipeline.run.metrics import Metrics

@@ -10,9 +10,8 @@ from safetensors.torch import load_file
 from haed.base import SequenceModel
 from haed.options import SYSTEMS
 from pipeline.cli import main
-from pipeline.config import load_options
-from pipeline.kinds import explain_inapplicable_option
-from pipeline.options import Options
+from pipeline.config import Options, load_options
+from pipeline.config.messages import explain_inapplicable_option
 from pipeline.run.checkpoints import Checkpoints, identity_differences, make_identity
 from pipeline.run.device import Compute, setup_compute
 from pipeline.run.shards import open_shards

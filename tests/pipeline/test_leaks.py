@@ -9,8 +9,7 @@ from haed.base import ChunkingSpec, TokenBatch
 from haed.options import SYSTEMS
 from haed.registry import make_system
 from haed.token.hourglass import Hourglass
-from pipeline.config import list_presets, load_options
-from pipeline.options import OptimizerOptions, Options
+from pipeline.config import OptimizerOptions, Options, list_presets, load_options
 from pipeline.train.optimizer import make_optimizer
 from tests.conftest import TINY, TOKENS, of_kind
 

@@ -9,8 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from pipeline.config import load_options
-from pipeline.options import Options
+from pipeline.config import Options, load_options
 from pipeline.run.checkpoints import Checkpoints
 from pipeline.run.device import Compute, resolve_device
 from pipeline.run.shards import open_shards

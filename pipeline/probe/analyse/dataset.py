@@ -13,8 +13,8 @@ import numpy as np
 from data.corpus import Corpus
 from data.statistics import hash_chunks
 from data.vocabulary import DistinctChunks, count_distinct_chunks
+from pipeline.config import Options
 from pipeline.console import escape_control_characters
-from pipeline.options import Options
 from pipeline.probe.analyse.geometry import cluster_directions
 from pipeline.run.index import PIXELS, display_chunk
 from pipeline.run.opened import Run

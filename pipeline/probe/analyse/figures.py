@@ -5,7 +5,7 @@ import os
 
 import numpy as np
 
-from pipeline.options import Options
+from pipeline.config import Options
 from pipeline.probe import passages
 from pipeline.probe.analyse import distributional, geometry
 from pipeline.probe.analyse import intrinsic as checks

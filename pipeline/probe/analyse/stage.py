@@ -13,8 +13,7 @@ import numpy as np
 
 from data.filesystem import make_folders, write_atomically
 from haed.options import SYSTEMS
-from pipeline.config import ConfigError
-from pipeline.options import Options
+from pipeline.config import ConfigError, Options
 from pipeline.probe.analyse import plots
 from pipeline.probe.analyse.dataset import AnalysisData, label_chunks, load_analysis_data
 from pipeline.probe.analyse.figures import compute_analysis

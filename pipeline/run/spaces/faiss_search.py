@@ -31,7 +31,7 @@ import numpy as np
 
 from data.checked import CorruptFileError, add_path_to_errors, free_memory, open_file
 from data.filesystem import available_threads, replace_atomically
-from pipeline.options import IndexOptions
+from pipeline.config import IndexOptions
 from pipeline.run.spaces.storage import SEARCH, IndexFiles, Metric, SearchPoint, VectorFile
 
 log = logging.getLogger(__name__)

@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING, Literal, Protocol
 
 import numpy as np
 
+from pipeline.config import Phase
 from pipeline.console import escape_control_characters
-from pipeline.options import Phase
 from pipeline.run.index import ChunkIndex, SearchResults
 from pipeline.run.run_directory import RunFolder
 from pipeline.run.spaces.contexts import ContextIndex

@@ -31,8 +31,7 @@ import numpy as np
 
 from data.checked import OpenedFile, add_path_to_errors, open_file, read_json, stamp_file
 from data.filesystem import make_folders, replace_atomically, write_json
-from pipeline.config import ConfigError
-from pipeline.options import IndexOptions, Phase
+from pipeline.config import ConfigError, IndexOptions, Phase
 from pipeline.run.files import read_as
 from pipeline.run.run_directory import PHASES, RunFolder, stage_overrides
 from pipeline.run.run_directory import format_command as command_of

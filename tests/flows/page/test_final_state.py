@@ -8,9 +8,9 @@ import pytest
 from flows.page.final_state import _NoTracebacks, is_user_error
 from flows.page.live import _PipelineStatus
 from pipeline import config
-from pipeline.options import FinetuneOptions, PretrainOptions
+from pipeline.config import FinetuneOptions, PretrainOptions
+from pipeline.config.loading import parse_override
 from pipeline.run.metrics import format_validation
-from pipeline.verbatim import parse_override
 
 
 def raised(function: object, *arguments: object) -> Exception:

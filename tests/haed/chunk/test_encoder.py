@@ -6,9 +6,9 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from haed.chunk.encoder import ENCODERS, Encoder, LSTMEncoder, MLPEncoder, TransformerEncoder
+from haed.chunk.encoder import Encoder, LSTMEncoder, MLPEncoder, TransformerEncoder
 from haed.chunk.packing import Chunks
-from haed.options import EncoderOptions
+from haed.options import ENCODERS, EncoderOptions
 from tests.haed.chunk.test_model import windows
 
 K, VOCABULARY = 5, 7
@@ -19,7 +19,7 @@ CHUNKS = Chunks(GIVEN.tokens[0], GIVEN.lengths[0])
 
 def made(kind: str, **changes: object) -> Encoder:
     torch.manual_seed(0)
-    encoder = ENCODERS[kind](replace(OPTIONS, kind=kind, **changes), K, VOCABULARY).double()
+    encoder = ENCODERS.load_class(kind)(replace(OPTIONS, kind=kind, **changes), K, VOCABULARY).double()
     for parameter in encoder.parameters():
         torch.nn.init.normal_(parameter, std=0.5)
     return encoder

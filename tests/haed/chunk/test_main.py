@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from haed.base import ChunkingSpec
-from haed.chunk.main import MAINS, LSTMMain, Main
-from haed.options import DecoderOptions, EncoderOptions, IEMOptions, MainOptions, ModelOptions
+from haed.chunk.main import LSTMMain, Main
+from haed.options import MAINS, DecoderOptions, EncoderOptions, IEMOptions, MainOptions, ModelOptions
 from haed.registry import make_system
 from tests.haed.layers.test_lstm import by_the_formulas
 
@@ -22,7 +22,7 @@ KINDS = {
 
 def made(options: MainOptions) -> Main:
     torch.manual_seed(0)
-    main = MAINS[options.kind](options, 4, 9).double()
+    main = MAINS.load_class(options.kind)(options, 4, 9).double()
     for parameter in main.parameters():
         torch.nn.init.normal_(parameter)
     return main

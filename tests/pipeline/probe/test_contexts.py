@@ -12,8 +12,7 @@ from data.options import ChunkerOptions, ShardOptions, SourceOptions
 from data.sharding.build import shard
 from pipeline.arguments import load_run_options
 from pipeline.cli import main
-from pipeline.config import load_options
-from pipeline.options import Options
+from pipeline.config import Options, load_options
 from pipeline.probe.index import build_index, cut_windows
 from pipeline.run.opened import Run, open_run
 from pipeline.run.run_directory import RunFolder

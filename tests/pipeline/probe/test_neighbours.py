@@ -15,7 +15,7 @@ from PIL import Image
 
 from data.filesystem import write_json
 from pipeline.cli import main
-from pipeline.options import Options
+from pipeline.config import Options
 from pipeline.probe.index import build_index
 from pipeline.probe.neighbours import find_neighbours
 from pipeline.reporting import plots

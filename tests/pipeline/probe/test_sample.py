@@ -13,8 +13,7 @@ from PIL import Image
 
 from data.filesystem import write_json
 from pipeline.cli import main
-from pipeline.config import load_options
-from pipeline.options import Options
+from pipeline.config import Options, load_options
 from pipeline.probe.index import build_index
 from pipeline.probe.neighbours import find_neighbours
 from pipeline.probe.sample import decode_whole_characters, sample

@@ -8,9 +8,8 @@ import pytest
 
 from data.filesystem import write_json
 from pipeline.cli import main
-from pipeline.config import load_options
+from pipeline.config import Options, get_option, load_options, set_option
 from pipeline.console import markdown_text
-from pipeline.options import Options
 from pipeline.reporting import comparison
 from pipeline.reporting.comparison import Row, compare_runs, format_comparison, format_markdown
 from pipeline.reporting.rendering import Column
@@ -21,7 +20,6 @@ from pipeline.run.run_directory import RunFolder
 from pipeline.run.shards import shard_source
 from pipeline.score.evaluate import evaluate_run
 from pipeline.train import stages
-from pipeline.trees import get_option, set_option
 from tests.conftest import write_state
 
 

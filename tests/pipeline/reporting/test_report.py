@@ -8,8 +8,8 @@ from markdown_it import MarkdownIt
 
 from data.filesystem import write_json
 from pipeline.cli import main
+from pipeline.config import Options
 from pipeline.console import markdown_text
-from pipeline.options import Options
 from pipeline.reporting.comparison import compare_runs
 from pipeline.reporting.comparison import format_markdown as compared
 from pipeline.reporting.report import load_run_report, summarise_configuration, summarise_report, write_report

@@ -15,9 +15,7 @@ from safetensors.torch import load_file
 
 from data.corpus import Corpus
 from haed.chunk.model import HAED
-from pipeline.config import load_options
-from pipeline.kinds import is_mixed, max_known_chunks
-from pipeline.options import Options
+from pipeline.config import Options, is_mixed, load_options, max_known_chunks
 from pipeline.run.known import CHUNKS, KEYS, make_vocabulary, store_known_chunks
 from pipeline.run.opened import Run, Score, open_run
 from pipeline.run.run_directory import RunFolder

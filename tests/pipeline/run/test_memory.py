@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from pipeline.options import Options, PhaseOptions
+from pipeline.config import Options, PhaseOptions
 from pipeline.run import memory
 from pipeline.run.device import setup_compute
 from pipeline.run.memory import build_system, check_memory

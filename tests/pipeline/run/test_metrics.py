@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from tensorboard.backend.event_processing.event_file_loader import EventFileLoader
 
-from pipeline.options import PretrainOptions
+from pipeline.config import PretrainOptions
 from pipeline.run.metrics import Metrics, Progress, read_metrics
 
 

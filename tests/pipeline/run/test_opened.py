@@ -11,8 +11,7 @@ import torch
 
 from haed.base import TokenBatch
 from pipeline import open_run
-from pipeline.config import ConfigError, load_options
-from pipeline.options import Options, SampleOptions
+from pipeline.config import ConfigError, Options, SampleOptions, load_options
 from pipeline.run.opened import Run, count_characters
 from pipeline.run.windows import cut_documents, fixed_subset
 from pipeline.train.stages import pretrain, train

@@ -12,8 +12,7 @@ import torch
 from torch import Tensor
 
 from pipeline.cli import main
-from pipeline.config import load_options
-from pipeline.options import Options, SampleOptions
+from pipeline.config import Options, SampleOptions, load_options
 from pipeline.run import opened
 from pipeline.run.opened import Run, open_run
 from pipeline.run.run_directory import RunFolder

@@ -15,8 +15,7 @@ import pytest
 
 from data.filesystem import write_json
 from pipeline.cli import main
-from pipeline.config import ConfigError, load_options
-from pipeline.options import Options
+from pipeline.config import ConfigError, Options, load_options
 from pipeline.probe.index import build_index
 from pipeline.probe.neighbours import find_neighbours
 from pipeline.reporting.report import write_report

@@ -15,8 +15,7 @@ import pytest
 from data.corpus import Corpus
 from data.filesystem import acquire_lock, write_json
 from pipeline.cli import main
-from pipeline.config import load_options
-from pipeline.options import Options
+from pipeline.config import Options, load_options
 from pipeline.run.shards import open_shards, shard_source
 from pipeline.train.stages import pretrain, train
 from tests.conftest import TINY

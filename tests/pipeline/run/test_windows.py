@@ -9,7 +9,7 @@ import pytest
 from torch.utils.data import DataLoader, IterableDataset
 
 from data.loader import Loader
-from pipeline.options import Options
+from pipeline.config import Options
 from pipeline.run.shards import open_shards
 from pipeline.run.windows import WindowDataset
 

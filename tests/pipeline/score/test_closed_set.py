@@ -8,7 +8,7 @@ from data.vocabulary import count_distinct_chunks
 from haed.base import TokenBatch
 from haed.chunk.model import HAED
 from haed.chunk.packing import Chunks
-from pipeline.options import Options
+from pipeline.config import Options
 from pipeline.run.opened import Run
 from pipeline.run.run_directory import RunFolder
 from pipeline.run.windows import fixed_subset

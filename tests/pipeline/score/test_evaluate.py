@@ -10,8 +10,7 @@ import pytest
 import torch
 
 from data.filesystem import write_json
-from pipeline.config import load_options
-from pipeline.options import Options
+from pipeline.config import Options, load_options
 from pipeline.reporting.comparison import compare_runs
 from pipeline.run.files import Evaluation, read_as
 from pipeline.run.opened import Run

@@ -10,8 +10,7 @@ import psutil
 import pytest
 import torch
 
-from pipeline.config import dump_options
-from pipeline.options import Options
+from pipeline.config import Options, dump_options
 from pipeline.train import stages
 from pipeline.train.launcher import choose_backends
 from pipeline.train.trainer import TrainingInterrupted

@@ -11,8 +11,7 @@ from safetensors.torch import load_file
 from haed.base import ChunkingSpec
 from haed.chunk.model import HAED
 from haed.options import EncoderOptions, IEMOptions, MainOptions, ModelOptions
-from pipeline.config import load_options
-from pipeline.options import OptimizerOptions, Options
+from pipeline.config import OptimizerOptions, Options, load_options
 from pipeline.run.opened import open_run
 from pipeline.train.optimizer import Position, WeightAverage, learning_rate_share, make_optimizer
 from pipeline.train.stages import finetune, pretrain, train

@@ -9,9 +9,7 @@ import torch
 from haed.base import ChunkingSpec
 from haed.registry import KINDS
 from pipeline.cli import main
-from pipeline.config import load_options
-from pipeline.kinds import training_phases
-from pipeline.options import Options
+from pipeline.config import Options, load_options, training_phases
 from pipeline.run.checkpoints import Checkpoints
 from pipeline.run.device import setup_compute
 from pipeline.run.run_directory import RunFolder

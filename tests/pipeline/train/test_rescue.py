@@ -14,7 +14,7 @@ import pytest
 from data.filesystem import FolderLostError
 from pipeline import ROOT, open_run
 from pipeline.cli import main
-from pipeline.options import Options
+from pipeline.config import Options
 from pipeline.run.run_directory import RunFolder
 from pipeline.train import stages
 

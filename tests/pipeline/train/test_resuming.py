@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from pipeline.options import Options
+from pipeline.config import Options
 from pipeline.run.run_directory import RunFolder
 from pipeline.train import stages
 from pipeline.train.stages import finetune, format_outcome, pretrain, train

@@ -22,8 +22,7 @@ import torch
 
 from haed.options import SYSTEMS
 from pipeline.cli import main
-from pipeline.config import list_presets, load_options
-from pipeline.options import Options
+from pipeline.config import Options, list_presets, load_options
 from pipeline.run.device import is_cublas_deterministic, setup_compute
 
 ROOT = Path(__file__).resolve().parents[3]

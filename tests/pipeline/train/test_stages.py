@@ -10,8 +10,7 @@ import torch
 from safetensors.torch import load_file
 
 from data.loader import Loader
-from pipeline.config import load_options
-from pipeline.options import Options
+from pipeline.config import Options, load_options
 from pipeline.run.checkpoints import Checkpoints, CorruptCheckpointError
 from pipeline.run.metrics import read_metrics
 from pipeline.run.run_directory import RunFolder

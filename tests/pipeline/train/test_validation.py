@@ -8,7 +8,7 @@ import torch
 from haed.base import TokenBatch
 from haed.chunk.model import HAED
 from haed.chunk.packing import Chunks
-from pipeline.options import Options
+from pipeline.config import Options
 from pipeline.run.known import make_vocabulary
 from pipeline.run.metrics import read_metrics
 from pipeline.run.opened import Run

@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from pipeline.cli import main
-from pipeline.options import Options
+from pipeline.config import Options
 from tests.pipeline.web.test_app import Site
 
 

@@ -10,7 +10,7 @@ import pytest
 
 from pipeline.arguments import load_run_options
 from pipeline.cli import main
-from pipeline.options import Options
+from pipeline.config import Options
 from pipeline.probe.analyse.stage import analyse_run
 from pipeline.run.files import read_json
 from tests.conftest import of_kind

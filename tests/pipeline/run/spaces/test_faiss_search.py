@@ -5,7 +5,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from pipeline.options import IndexOptions
+from pipeline.config import IndexOptions
 from pipeline.run.spaces import faiss_search
 from pipeline.run.spaces.faiss_search import (
     Vectors,

@@ -12,7 +12,7 @@ import pytest
 
 from pipeline import open_run
 from pipeline.cli import main
-from pipeline.options import Options
+from pipeline.config import Options
 from pipeline.probe.next import next_chunks
 from pipeline.probe.sample import sample
 from pipeline.run.spaces.results import Passage

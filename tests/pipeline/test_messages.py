@@ -10,9 +10,9 @@ from flows.commands import COMMANDS as MORE
 from pipeline.arguments import parse_arguments
 from pipeline.cli import main as pipeline_main
 from pipeline.commands import COMMANDS
-from pipeline.config import ConfigError, list_presets, load_options
-from pipeline.plainly import _COMMANDS, _ELSEWHERE, _OPTIONS, _VALUES, find_similar_keys, option_names, suggest_option
-from pipeline.verbatim import type_of
+from pipeline.config import ConfigError, list_presets, load_options, type_of
+from pipeline.config.messages import _COMMANDS, _ELSEWHERE, _OPTIONS, _VALUES, find_similar_keys, suggest_option
+from pipeline.config.schema import option_names
 
 ALL = (*COMMANDS, *MORE)
 
@@ -80,7 +80,6 @@ def main(words: list[str]) -> int:
         ("pretrain.steps=10k", "Write pretrain.steps=10000"),
         ("pretrain.steps=1e3", "Write pretrain.steps=1000"),
         ("pretrain.steps=1,000", "Write pretrain.steps=1000"),
-        ("pretrain.steps=100.0", "Write pretrain.steps=100"),
         ("pretrain.steps=none", "Write pretrain.steps=null"),
         ("pretrain.steps=unlimited", "Write pretrain.steps=null"),
         ("seed=0x10", "Write seed=16"),

@@ -1,32 +1,42 @@
 """Error messages for wrong options and commands, with a suggestion of what to type instead.
 
 The tables below map names of other programs, values with units, and common habits to the options and commands here.
-`find_mistake` checks options before OmegaConf does, so that users do not meet OmegaConf's own messages.
 """
 
 import difflib
 import json
 import re
 import shlex
-from collections.abc import Container, Iterable
-from dataclasses import asdict, is_dataclass
-from functools import cache
+from collections.abc import Iterable
+from dataclasses import is_dataclass
 from pathlib import Path
 from types import NoneType
 from typing import Any, Literal, get_args, get_origin
 
-from omegaconf.errors import OmegaConfBaseException
-
-from data.options import CHUNKERS, SOURCES
 from haed.options import SYSTEMS
-from pipeline.options import Options
-from pipeline.trees import flatten_tree, get_option
-from pipeline.verbatim import type_of
+from pipeline.config.schema import (
+    KINDS,
+    InvalidOptionsError,
+    models_with_option,
+    option_names,
+    schema_options,
+    type_of,
+    validate_options,
+)
 
-PRESETS = Path(__file__).parent / "presets"  # a link to configs/; a wheel contains copies
-_KINDS: dict[str, Container[str]] = {"model.kind": SYSTEMS, "source.kind": SOURCES, "chunker.kind": CHUNKERS}
+PRESETS = Path(__file__).parents[1] / "presets"  # a link to configs/; a wheel contains copies
 _OF_TOKENS = ("model.token.", "model.hourglass.")
 _PHASES = ("pretrain", "finetune", "train")
+
+
+def _invert_table(table: dict[str, str]) -> dict[str, str]:
+    return {name: meant for meant, names in table.items() for name in names.split()}
+
+
+def _split_names(table: dict[str, Any]) -> dict[str, Any]:
+    return {name: value for names, value in table.items() for name in names.split()}
+
+
 # Names of options in other programs. `…` stands for each phase, or for the phase that was typed before the name.
 _OPTIONS = {
     "optimizer.learning_rate": "lr learning_rate max_lr base_lr peak_lr max_learning_rate adam_lr",
@@ -145,71 +155,55 @@ _ELSEWHERE = {
 }
 # Other programs' values of an option, by the option's last part or full key.
 _VALUES = {
-    "device": {
-        "gpu": "cuda",
-        "nvidia": "cuda",
-        "cuda:all": "cuda",
-        "all": "cuda",
-        "tpu": "auto",
-        "mps": "cpu",
-        "metal": "cpu",
-    }
-    | {"any": "auto", "default": "auto", "rocm": "cuda", "amd": "cuda", "intel": "cpu", "true": "cuda", "false": "cpu"},
-    "precision": dict.fromkeys(
-        ("fp16", "float16", "half", "16", "mixed", "16-mixed", "amp", "bfloat16", "bf16-mixed"), "bf16"
-    )
-    | dict.fromkeys(
-        ("float32", "float", "32", "full", "single", "32-true", "tf32", "fp64", "64", "none", "false"), "fp32"
-    )
-    | {"true": "auto"},
-    "resume": dict.fromkeys(("true", "yes", "on", "1", "must", "always"), "required")
-    | dict.fromkeys(("false", "no", "off", "0", "none", "null"), "never")
-    | {"allow": "auto"},
-    "split": {
-        "val": "valid",
-        "validation": "valid",
-        "dev": "valid",
-        "eval": "valid",
-        "training": "train",
-        "testing": "test",
-    },
-    "stage": {"pretraining": "pretrain", "phase1": "pretrain", "1": "pretrain", "phase2": "finetune", "2": "finetune"}
-    | {"training": "train", "finetuning": "finetune", "fine-tune": "finetune"},
-    "schedule": {"constant": "stable", "wsd": "stable", "rsqrt": "inverse_root", "inverse_sqrt": "inverse_root"}
-    | {"noam": "inverse_root", "cosine_annealing": "cosine", "cosine_with_warmup": "cosine", "trapezoidal": "stable"},
-    "source.kind": {
-        "txt": "text",
-        "file": "text",
-        "files": "text",
-        "folder": "text",
-        "json": "jsonl",
-        "jsonlines": "jsonl",
-    }
-    | {"ndjson": "jsonl", "image": "images", "picture": "images", "pictures": "images", "png": "images", "wav": "audio"}
-    | {"sound": "audio", "hf": "datasets", "huggingface": "datasets", "hub": "datasets", "dataset": "datasets"}
-    | {"csv": "datasets", "tsv": "datasets", "parquet": "datasets", "arrow": "datasets"}
-    | {"wds": "webdataset", "tar": "webdataset", "python": "stdlib", "-": "stdin", "wikitext2": "wikitext"},
-    "chunker.kind": {"word": "words", "sentence": "sentences", "pixel": "pixels", "bytes": "fixed", "byte": "fixed"}
-    | {"characters": "fixed", "chars": "fixed", "bpe": "words", "patch": "fixed", "patches": "fixed"},
-    "model.kind": {"hierarchical": "haed", "transformer": "hourglass", "gpt": "hourglass", "topdown": "top_down"}
-    | {"bottomup": "bottom_up", "space_byte": "spacebyte"},
-    "metric": {
-        "dot": "ip",
-        "inner": "ip",
-        "inner_product": "ip",
-        "euclidean": "l2",
-        "cos": "cosine",
-        "centered": "centred",
-    },
-    "space": {
-        "embeddings": "chunks",
-        "words": "chunks",
-        "states": "contexts",
-        "context": "contexts",
-        "chunk": "chunks",
-    },
-    "map": {"t-sne": "tsne"},
-    "threads": dict.fromkeys(("auto", "max", "default"), "null"),
+    option: _invert_table(table)
+    for option, table in {
+        "device": {
+            "cuda": "gpu nvidia cuda:all all rocm amd true",
+            "auto": "tpu any default",
+            "cpu": "mps metal intel false",
+        },
+        "precision": {
+            "bf16": "fp16 float16 half 16 mixed 16-mixed amp bfloat16 bf16-mixed",
+            "fp32": "float32 float 32 full single 32-true tf32 fp64 64 none false",
+            "auto": "true",
+        },
+        "resume": {"required": "true yes on 1 must always", "never": "false no off 0 none null", "auto": "allow"},
+        "split": {"valid": "val validation dev eval", "train": "training", "test": "testing"},
+        "stage": {"pretrain": "pretraining phase1 1", "finetune": "phase2 2 finetuning fine-tune", "train": "training"},
+        "schedule": {
+            "stable": "constant wsd trapezoidal",
+            "inverse_root": "rsqrt inverse_sqrt noam",
+            "cosine": "cosine_annealing cosine_with_warmup",
+        },
+        "source.kind": {
+            "text": "txt file files folder",
+            "jsonl": "json jsonlines ndjson",
+            "images": "image picture pictures png",
+            "audio": "wav sound",
+            "datasets": "hf huggingface hub dataset csv tsv parquet arrow",
+            "webdataset": "wds tar",
+            "stdlib": "python",
+            "stdin": "-",
+            "wikitext": "wikitext2",
+        },
+        "chunker.kind": {
+            "words": "word bpe",
+            "sentences": "sentence",
+            "pixels": "pixel",
+            "fixed": "bytes byte characters chars patch patches",
+        },
+        "model.kind": {
+            "haed": "hierarchical",
+            "hourglass": "transformer gpt",
+            "top_down": "topdown",
+            "bottom_up": "bottomup",
+            "spacebyte": "space_byte",
+        },
+        "metric": {"ip": "dot inner inner_product", "l2": "euclidean", "cosine": "cos", "centred": "centered"},
+        "space": {"chunks": "embeddings words chunk", "contexts": "states context"},
+        "map": {"tsne": "t-sne"},
+        "threads": {"null": "auto max default"},
+    }.items()
 }
 _COMMANDS = {
     "evaluate": "eval test validate score val perplexity ppl measure benchmark-model evaluation",
@@ -252,19 +246,9 @@ def list_presets() -> list[str]:
     return sorted(path.stem for path in PRESETS.glob("*.yaml"))
 
 
-def _invert_table(table: dict[str, str]) -> dict[str, str]:
-    return {name: meant for meant, names in table.items() for name in names.split()}
-
-
 _OPTION_OF, _COMMAND_OF = _invert_table(_OPTIONS), _invert_table(_COMMANDS)
-_HABITS = {name: told for names, told in _NO_COMMANDS.items() for name in names.split()}
-_TOLD = {name: told for names, told in _ELSEWHERE.items() for name in names.split()} | _HABITS
-
-
-@cache
-def option_names() -> tuple[str, ...]:
-    """Return the dotted names of all options."""
-    return tuple(key for key, _ in flatten_tree(asdict(Options())))
+_COMMAND_ADVICE = _split_names(_NO_COMMANDS)
+_ADVICE = _split_names(_ELSEWHERE) | _COMMAND_ADVICE
 
 
 def _join_foreign_name(name: str) -> str:
@@ -295,11 +279,11 @@ def find_similar_keys(name: str) -> list[str]:
     if last in _OPTION_OF:
         phases = [above] if above in _PHASES else list(_PHASES)
         keys = _OPTION_OF[last].split()
-        found = [
+        keys_of_name = [
             each for key in keys for each in ([key.replace("…", phase) for phase in phases] if "…" in key else [key])
         ]
-        own = [key for key in option_names() if key.rpartition(".")[2] == last]
-        return list(dict.fromkeys([*found, *(key for key in own if not above and len(own) < 4)]))
+        ending = [key for key in option_names() if key.rpartition(".")[2] == last]
+        return list(dict.fromkeys([*keys_of_name, *(key for key in ending if not above and len(ending) < 4)]))
     ends = {key: key.rpartition(".")[2] for key in option_names()}
     inside = [key for key in option_names() if above and key.startswith(f"{above}.")]
     if close := difflib.get_close_matches(last, [ends[key] for key in inside], 1, 0.7):
@@ -326,8 +310,8 @@ def suggest_option(name: str, value: Any = None) -> str:
     Empty: nothing is similar.
     """
     last = _join_foreign_name(name.strip("-").replace("-", "_").lower()).rpartition(".")[2]
-    if last in _TOLD and last not in _OPTION_OF:
-        return _TOLD[last]
+    if last in _ADVICE and last not in _OPTION_OF:
+        return _ADVICE[last]
     keys = find_similar_keys(name)[:4]
     if not keys:
         return ""
@@ -336,13 +320,7 @@ def suggest_option(name: str, value: Any = None) -> str:
     (key,) = keys
     if last in ("minutes", "hours") and isinstance(value, str):
         value = f"{value} {last}"
-    fits = (
-        isinstance(value, str)
-        and value
-        and find_mistake_of_value(key, value) is None
-        and not _is_value_as_name(key, last)
-    )
-    fits = fits and value in _KINDS.get(key, (value,))
+    fits = isinstance(value, str) and value and not _is_value_as_name(key, last) and _accepts_value(key, value)
     if last in _OPTION_OF:
         of = " with a model of tokens, such as model.kind=hourglass" if key.startswith(_OF_TOKENS) else ""
         return f"use {key}={value if fits else _example_value(key, last, value)}{of}"
@@ -370,7 +348,7 @@ def _example_value(key: str, name: str, value: Any) -> str:
         return "required"
     if isinstance(value, str) and (meant := _guess_value(key, type_of(key), value)):
         return meant
-    usual = get_option(Options(), key)
+    usual = schema_options()[key].default
     return str(
         {"source.path": "my-texts", "finetune.start_from": "RUN"}.get(key, 100 if usual is None else usual)
     ).lower()
@@ -382,26 +360,21 @@ def explain_malformed_override(word: str) -> str:
         return f"{word!r} begins with a long dash: give --{word.lstrip('–—')}"
     if word in option_names():
         return f"{word!r} is not of the form key=value: give {word}= a value"
-    if "=" in word and is_option_name(word.partition("=")[0].replace("/", ".")):
+    if "=" in word and word.partition("=")[0].replace("/", ".") in option_names():
         return f"{word!r} is not of the form key=value: use {word.partition('=')[0].replace('/', '.')}={word.partition('=')[2]}"
     key, colon, value = word.partition(":")
-    if colon and is_dataclass(kind := type_of(key)):
-        return _explain_section_value(key, kind, value.strip() or "…")
-    if ":" in word and is_option_name(word.split(":")[0]):
+    if colon and is_dataclass(type_of(key)):
+        return explain_section_value(key, value.strip() or "…")
+    if ":" in word and word.split(":")[0] in option_names():
         return f"{word!r} is not of the form key=value: use {word.split(':')[0]}={word.split(':', 1)[1].strip() or '…'}"
     return f"{word!r} is not of the form key=value"
-
-
-def is_option_name(key: str) -> bool:
-    """Return whether an option of that name exists."""
-    return key in option_names()
 
 
 def explain_unknown_command(word: str, known: Iterable[str]) -> str:
     """Return the error message for an unknown command, with the one that was probably meant."""
     name, known = word.strip("-").lower().replace("_", "-"), list(known)
-    if name in _HABITS:
-        return f"there is no command {word}: {_HABITS[name]}"
+    if name in _COMMAND_ADVICE:
+        return f"there is no command {word}: {_COMMAND_ADVICE[name]}"
     if name in list_presets():
         return f"there is no command {word}: it is a preset, haed run --config {name}"
     if name == "haed":
@@ -413,153 +386,134 @@ def explain_unknown_command(word: str, known: Iterable[str]) -> str:
     return f"there is no command {word}: {f'did you mean haed {close[0]}? ' if close else ''}haed --help lists them"
 
 
-def find_mistake(tree: Any, resolved: bool = False, above: str = "") -> str | None:
-    """Return an error message for the first mistake in options as typed; None: no mistake was found.
-
-    Args:
-        tree: nested dictionaries with texts, nulls and lists, as `parse_yaml` returns them.
-        resolved: nothing is substituted in the texts, see `pipeline.interpolation`.
-        above: key of the section with a dot at its end; empty at the root.
-    """
-    for name, value in tree.items():
-        key = f"{above}{name}"
-        kind = type_of(key)
-        if kind is None:
-            return _explain_unknown_option(key, value)
-        if is_dataclass(kind):
-            if isinstance(value, dict):
-                if mistake := find_mistake(value, resolved, f"{key}."):
-                    return mistake
-            elif resolved or not (isinstance(value, str) and value.startswith("${")):
-                return _explain_section_value(key, kind, value)
-        elif mistake := find_mistake_of_value(key, value, resolved):
-            return mistake
-    return None
+def explain_inapplicable_option(key: str, kind: str) -> str:
+    """Return one line on an option that a model of this kind does not use: which kinds do, and what to set instead."""
+    owners = [f"model.kind={other}" for other in models_with_option(key)]
+    instead = [schema_options()[key].instead]
+    if key.startswith("model."):
+        instead = [f"model.{section}.…" for section in SYSTEMS[kind].sections]
+    hint = f"set {' or '.join(instead)}" if any(instead) else "leave it out"
+    return (
+        f"{key} belongs to {', '.join(owners)}, and this is model.kind={kind}: {hint}, or set {owners[0]} for a new run"
+    )
 
 
-def _explain_unknown_option(key: str, value: Any) -> str:
-    while isinstance(value, dict) and len(value) == 1:
-        (name, value), *_ = value.items()
-        key = f"{key}.{name}"
+def explain_unknown_option(key: str, value: Any) -> str:
+    """Return the error message for a key that is no option, with the option that was probably meant."""
     hint = suggest_option(key, value)
     return f"there is no option {shorten_text(key)}" + (
         f"{'; ' if hint.startswith('did') else ': '}{hint}" if hint else ""
     )
 
 
-def _explain_section_value(key: str, kind: Any, value: Any) -> str:
+def explain_section_value(key: str, value: Any) -> str:
     """Return the error message for a section that was given a value."""
     if value is None:
         return f"{key}=null: expected a value"
-    said = f"{key}={shorten_text(value)}: {key} is a section of options; set one of those in it"
+    message = f"{key}={shorten_text(value)}: {key} is a section of options; set one of those in it"
     choice = f"{key}.kind"
     known = type_of(choice)
     if known is not None and isinstance(value, str):
-        names = get_args(known) if get_origin(known) is Literal else _KINDS.get(choice, ())
+        names = KINDS[choice].built_in if choice in KINDS else get_args(known)
         if value in names or value in _VALUES.get(choice, {}):
-            return f"{said}: {choice}={_VALUES.get(choice, {}).get(value, value)}"
+            return f"{message}: {choice}={_VALUES.get(choice, {}).get(value, value)}"
         if key == "source":
-            return f"{said}: {key}.path={value}"
+            return f"{message}: {key}.path={value}"
         if key == "model" and value in list_presets():
-            return f"{said}, or take the preset: --config {value}"
+            return f"{message}, or take the preset: --config {value}"
     if key == "optimizer":
-        return f"{said}, such as optimizer.learning_rate=0.002; it is always AdamW"
+        return f"{message}, such as optimizer.learning_rate=0.002; it is always AdamW"
     first = next((each for each in option_names() if each.startswith(f"{key}.") and each != choice), f"{key}.…")
-    limits = f"{key}.steps=100" if key in _PHASES else f"{first}={str(get_option(Options(), first)).lower()}"
-    return f"{said}, such as {limits}"
+    limits = f"{key}.steps=100" if key in _PHASES else f"{first}={str(schema_options()[first].default).lower()}"
+    return f"{message}, such as {limits}"
 
 
-def find_mistake_of_value(key: str, value: Any, resolved: bool = False) -> str | None:
-    """Return an error message if an option's type does not accept the text; None: it does."""
-    kind = type_of(key)
-    optional = NoneType in get_args(kind)
-    kinds = [each for each in get_args(kind) if each is not NoneType] if optional else [kind]
-    (kind,) = kinds
-    if value is None:
-        return None if optional else f"{key}=null: expected a value"
-    if isinstance(value, str) and "${" in value and not resolved:
-        return None  # it is substituted later
-    if get_origin(kind) is list:
-        return _list_mistake(key, get_args(kind)[0], value)
-    if not isinstance(value, str):
-        return f"{key}={shorten_value(value)}: expected one value, without brackets"
-    if kind is str:
-        return None
-    said = f"{key}={shorten_text(value)}: {_describe_expected(kind)}"
-    if _is_valid_text(kind, value):
-        return None
-    if kind in (int, float) and value.strip("+-").isdecimal():
-        return f"{key}={shorten_text(value)}: has too many digits"
-    meant = _guess_value(key, kind, value, optional)
-    if meant is not None:
-        return f"{said}. Write {key}={meant}"
-    return said
-
-
-def _list_mistake(key: str, kind: Any, value: Any) -> str | None:
-    if not isinstance(value, list):
-        items = "1, 2" if kind is int else "a, b"
-        said = f"{key}={shorten_value(value) if isinstance(value, dict) else shorten_text(value)}: expected a list, such as [{items}]"
-        if not isinstance(value, str) or not value or "[" in value:
-            return said
-        items = f"[{value}]" if kind is int else json.dumps([value], ensure_ascii=False)
-        return f"{said}. Write {shlex.quote(f'{key}={items}')}"
-    for number, each in enumerate(value):
-        if each is None:
-            return f"{key}[{number}]: null is no value here"
-        if not isinstance(each, str) or not _is_valid_text(kind, each):
-            return f"{key}[{number}]={shorten_text(each)}: {_describe_expected(kind)}"
-    return None
-
-
-def _describe_expected(kind: Any) -> str:
-    if get_origin(kind) is Literal:
-        return f"expected one of {', '.join(map(str, get_args(kind)))}"
-    return {int: "is not a whole number", float: "is not a number", bool: "expected true or false"}.get(
-        kind, "is no value"
-    )
-
-
-_YES, _NO = ("yes", "y", "on", "true", "1"), ("no", "n", "off", "false", "0")
-
-
-def _is_valid_text(kind: Any, text: str) -> bool:
-    """Return whether a type accepts a text, as OmegaConf converts it."""
-    if get_origin(kind) is Literal:
-        return text in map(str, get_args(kind))
-    if kind is bool:
-        return text.lower() in (*_YES, *_NO)
-    if kind in (int, float):
-        try:
-            kind(text)
-        except ValueError:
-            return False
+def _accepts_value(key: str, value: str) -> bool:
+    """Return whether an option accepts a text as its value."""
+    kinds = schema_options()[key].kinds
+    try:
+        validate_options({key: value} | ({f"{key.rpartition('.')[0]}.kind": kinds[0]} if kinds else {}))
+    except InvalidOptionsError:
+        return "${" in value  # what it refers to is not known here
     return True
 
 
+_PARSING = {"int": "is not a whole number", "float": "is not a number", "bool": "expected true or false"}
+
+
+def explain_validation_error(key: str, item: Any) -> str:
+    """Return a validation error of Pydantic as a sentence, with the accepted value that was probably meant.
+
+    Args:
+        key: the option.
+        item: an entry of the error's list.
+    """
+    value, code, kind, inner = item["input"], item["type"], type_of(key), item["loc"][-1]
+    optional = NoneType in get_args(kind)
+    if optional:
+        (kind,) = (each for each in get_args(kind) if each is not NoneType)
+    if code == "unexpected_keyword_argument":
+        section = key.rpartition(".")[0]
+        return f"{key} belongs to {section}.kind={', '.join(schema_options()[key].kinds)}: leave it out, or set that"
+    if value is None:
+        return f"{key}[{inner}]: null is no value here" if isinstance(inner, int) else f"{key}=null: expected a value"
+    if code == "list_type":
+        return _explain_list(key, get_args(kind)[0], value)
+    if isinstance(inner, int):
+        key, kind = f"{key}[{inner}]", get_args(kind)[0]
+    if isinstance(value, list | dict) and code != "value_error" and get_origin(kind) is not list:
+        return f"{key}={shorten_value(value)}: expected one value, without brackets"
+    meant = None
+    if code == "value_error":
+        message = item["msg"].removeprefix("Value error, ")
+        names = re.findall(r"[\w.-]+", message.partition("expected one of ")[2])
+        meant = _VALUES.get(key, {}).get(str(value).lower())
+        close = [meant] if meant in names else difflib.get_close_matches(str(value).lower(), names, 1, 0.7)
+        meant = close[0] if close else None
+        if key == "model.kind" and value in list_presets():
+            message += f"; {value} is a preset: --config {value}"
+    elif code == "string_pattern_mismatch":
+        message = "expected auto (a GPU where there is one), cpu, cuda, or cuda:1 for the second GPU"
+        numbered = re.fullmatch(r"(?:gpu:?)?(\d{1,3})", value.lower())
+        meant = f"cuda:{numbered[1]}" if numbered else None
+        meant = meant or _VALUES["device"].get(value.lower())
+    elif code == "literal_error":
+        message = f"expected one of {', '.join(map(str, get_args(kind)))}"
+        meant = _guess_value(key, kind, str(value))
+    elif code == "finite_number":
+        message = "must be a finite number"
+    elif code == "int_parsing_size":
+        message = "has too many digits"
+    elif (name := code.partition("_")[0]) in _PARSING:
+        message = _PARSING[name]
+        meant = _guess_value(key, kind, str(value), optional)
+    else:
+        message = item["msg"].lower()
+    shown = shorten_value(value) if kind is str and code != "literal_error" else shorten_text(value)
+    return f"{key}={shown}: {message}" + (f". Write {key}={meant}" if meant is not None else "")
+
+
+def _explain_list(key: str, kind: Any, value: Any) -> str:
+    """Return the error message for a value in place of a list."""
+    items = "1, 2" if kind is int else "a, b"
+    message = f"{key}={shorten_text(value)}: expected a list, such as [{items}]"
+    if not isinstance(value, str) or not value or "[" in value:
+        return message
+    items = f"[{value}]" if kind is int else json.dumps([value], ensure_ascii=False)
+    return f"{message}. Write {shlex.quote(f'{key}={items}')}"
+
+
 _NO_LIMIT = ("none", "inf", "infinite", "infinity", "unlimited", "never", "no", "off", "all", "-1", "nan")
-_SCALES = {
-    "k": 1e3,
-    "thousand": 1e3,
-    "m": 1e6,
-    "mio": 1e6,
-    "million": 1e6,
-    "g": 1e9,
-    "b": 1e9,
-    "bn": 1e9,
-    "billion": 1e9,
-}
-_TIMES = {
-    unit: seconds
-    for names, seconds in (
-        ("s sec secs second seconds", 1),
-        ("m min mins minute minutes", 60),
-        ("h hr hrs hour hours", 3600),
-        ("d day days", 86400),
-        ("w week weeks", 604800),
-    )
-    for unit in names.split()
-}
+_SCALES = _split_names({"k thousand": 1e3, "m mio million": 1e6, "g b bn billion": 1e9})
+_TIMES = _split_names(
+    {
+        "s sec secs second seconds": 1,
+        "m min mins minute minutes": 60,
+        "h hr hrs hour hours": 3600,
+        "d day days": 86400,
+        "w week weeks": 604800,
+    }
+)
 _BYTES = {"kb": 1e3, "mb": 1e6, "gb": 1e9, "tb": 1e12, "kib": 2**10, "mib": 2**20, "gib": 2**30, "tib": 2**40}
 _NUMBER = r"[+-]?(?:\d[\d_]*)?\.?\d+(?:[eE][+-]?\d+)?"
 
@@ -577,15 +531,8 @@ def _guess_value(key: str, kind: Any, text: str, optional: bool = False) -> str 
         close = close or difflib.get_close_matches(text.lower(), names, 1, 0.7)
         return close[0] if close else None
     if kind is bool:
-        words = {
-            "enable": "true",
-            "enabled": "true",
-            "disable": "false",
-            "disabled": "false",
-            "none": "false",
-            "t": "true",
-        }
-        return words.get(text.lower(), {"f": "false", "null": "false"}.get(text.lower()))
+        words = _split_names({"enable enabled": "true", "disable disabled none null": "false"})
+        return words.get(text.lower())
     if kind not in (int, float, int | None, float | None):
         return None
     if optional and text.lower() in _NO_LIMIT:
@@ -614,21 +561,21 @@ def _parse_number(name: str, text: str) -> float | None:
         pairs = re.findall(rf"({_NUMBER})([a-z]+)", text)
         if pairs and "".join(map("".join, pairs)) == text and all(unit in _TIMES for _, unit in pairs):
             return sum(float(number) * _TIMES[unit] for number, unit in pairs)
-    if found := re.fullmatch(rf"({_NUMBER})(%|percent)", text):
-        return float(found[1]) if name.endswith("percent") else float(found[1]) / 100
-    if found := re.fullmatch(rf"({_NUMBER})([kmgt]i?b)", text):
+    if match := re.fullmatch(rf"({_NUMBER})(%|percent)", text):
+        return float(match[1]) if name.endswith("percent") else float(match[1]) / 100
+    if match := re.fullmatch(rf"({_NUMBER})([kmgt]i?b)", text):
         of = {"megabytes": 1e6, "gigabytes": 1e9}.get(name.rpartition("_")[2], 1.0)
-        return float(found[1]) * _BYTES[found[2]] / of
-    if found := re.fullmatch(rf"({_NUMBER})([a-z]+)", text):
-        return float(found[1]) * _SCALES[found[2]] if found[2] in _SCALES else None
+        return float(match[1]) * _BYTES[match[2]] / of
+    if match := re.fullmatch(rf"({_NUMBER})([a-z]+)", text):
+        return float(match[1]) * _SCALES[match[2]] if match[2] in _SCALES else None
     if re.fullmatch(r"[+-]?[1-9]\d{0,2}([,'’]\d{3})+", text):
         return float(re.sub(r"[,'’]", "", text))
     if re.fullmatch(r"[+-]?\d+,\d+", text):
         return float(text.replace(",", "."))
     if re.fullmatch(r"0x[0-9a-f]+|0b[01]+|0o[0-7]+", text):
         return float(int(text, 0))
-    if found := re.fullmatch(r"(\d{1,6})(\*\*|\^|\*|/)(\d{1,6})", text):
-        one, sign, other = int(found[1]), found[2], int(found[3])
+    if match := re.fullmatch(r"(\d{1,6})(\*\*|\^|\*|/)(\d{1,6})", text):
+        one, sign, other = int(match[1]), match[2], int(match[3])
         if sign == "/":
             return one / other if other else None
         return float(one * other if sign == "*" else one**other) if sign == "*" or other < 64 and one < 1000 else None
@@ -647,42 +594,3 @@ def shorten_text(value: Any) -> str:
     """Return a value as typed, truncated beyond 60 characters."""
     shown = value if isinstance(value, str) else shorten_value(value)
     return shown if len(shown) <= 60 else f"{shown[:50]}…"
-
-
-def explain_validation_error(key: str, item: Any) -> str:
-    """Return a validation error of Pydantic as a sentence, see `pipeline.config.check_options`.
-
-    Args:
-        key: the option.
-        item: an entry of the error's list.
-    """
-    said, value = item["msg"].removeprefix("Value error, "), item["input"]
-    if item["type"] == "string_pattern_mismatch":
-        numbered = re.fullmatch(r"(?:gpu:?)?(\d{1,3})", str(value).lower())
-        meant = f"cuda:{numbered[1]}" if numbered else None
-        meant = meant or _VALUES.get(key, {}).get(str(value).lower())
-        said = "expected auto (a GPU where there is one), cpu, cuda, or cuda:1 for the second GPU"
-        return f"{key}={shorten_value(value)}: {said}" + (f". Write {key}={meant}" if meant else "")
-    if item["type"] == "value_error":
-        meant = _VALUES.get(key, {}).get(str(value).lower())
-        names = re.findall(r"[\w.-]+", said.partition("expected one of ")[2])
-        close = [meant] if meant in names else difflib.get_close_matches(str(value).lower(), names, 1, 0.7)
-        return f"{key}={shorten_value(value)}: {said}" + (f". Write {key}={close[0]}" if close else "")
-    return f"{key}={shorten_value(value)}: {said.lower()}"
-
-
-def explain_omegaconf_error(error: OmegaConfBaseException) -> str:
-    """Return an error of OmegaConf as one line with the full key.
-
-    `find_mistake` leaves only errors about interpolated values.
-    """
-    message = str(error).splitlines()[0] if str(error) else type(error).__name__
-    message = re.sub(r" of type '\w+' could not be converted to \w+", " is not a whole number or not a number", message)
-    message = re.sub(r"While dereferencing interpolation '(.*?)': ", r"in \1: ", message)
-    message = re.sub(
-        r"Incompatible value 'None' for field of type '\w+'", "null is put in, which is no value here", message
-    )
-    if re.search(r"Invalid type assigned: \w+ is not a subclass of \w+", message):
-        message = "the section that is put in has other options"
-    key = getattr(error, "full_key", None)
-    return f"{key}: {message}" if key and key not in message else message

@@ -1,0 +1,45 @@
+"""Options of a run: their schema, and loading, checking and writing them."""
+
+# ruff: noqa: F401 (what other packages import from here)
+
+from pipeline.config.loading import (
+    ConfigError,
+    check_options,
+    check_output_folder,
+    check_phase,
+    check_training,
+    describe_presets,
+    dump_options,
+    load_options,
+    write_override,
+)
+from pipeline.config.messages import list_presets
+from pipeline.config.schema import (
+    AnalyseOptions,
+    BatchOptions,
+    CheckpointOptions,
+    Difference,
+    EvaluateOptions,
+    FinetuneOptions,
+    IndexOptions,
+    LauncherOptions,
+    OptimizerOptions,
+    Options,
+    Phase,
+    PhaseOptions,
+    PretrainOptions,
+    SampleOptions,
+    TrainOptions,
+    ValidationOptions,
+    applies_to,
+    diff_trees,
+    flatten_tree,
+    get_option,
+    is_mixed,
+    is_option,
+    max_known_chunks,
+    requested_likelihood,
+    set_option,
+    training_phases,
+    type_of,
+)

@@ -1,0 +1,659 @@
+"""Load configurations: a YAML preset or file, `key=value` overrides and values, checked against one schema.
+
+Scalars are text, as they are written, until Pydantic gives each the type of its option and checks its bounds. YAML would
+read `1e3`, `3:4` and `no` as numbers and a boolean, but in a name they are text.
+
+`${key}` in a text is replaced by the value of another option, and nothing else is: no environment variable can be read.
+Regular expressions, lists, paths that exist exactly as written, and files that `dump_options` wrote are taken verbatim.
+"""
+
+import difflib
+import glob
+import json
+import logging
+import os
+import re
+import unicodedata
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from copy import deepcopy
+from dataclasses import asdict, is_dataclass
+from pathlib import Path
+from typing import Any, get_origin
+
+import yaml
+
+from data.checked import CONFIG, DEEPEST, CorruptFileError, check_tree, read_bytes, read_yaml
+from data.options import SOURCES
+from data.urls import check_folder, check_scheduler, check_url, is_remote, redact_urls, show_url
+from pipeline.config.messages import (
+    PRESETS,
+    explain_inapplicable_option,
+    explain_malformed_override,
+    explain_section_value,
+    explain_unknown_option,
+    explain_validation_error,
+    list_presets,
+    shorten_text,
+    shorten_value,
+)
+from pipeline.config.schema import (
+    KINDS,
+    LIMITS,
+    FinetuneOptions,
+    InvalidOptionsError,
+    Options,
+    Phase,
+    applies_to,
+    applies_to_part,
+    flatten_tree,
+    get_option,
+    is_limited,
+    is_mixed,
+    load_kind,
+    nest_values,
+    schema_options,
+    set_option,
+    training_phases,
+    type_of,
+    validate_options,
+)
+from pipeline.console import make_printable
+
+log = logging.getLogger(__name__)
+# The first line of a file that `dump_options` wrote: nothing in it is interpolated.
+RESOLVED = "# Every option, as it was resolved. Values are taken as they stand: ${...} is text here."
+TEXTS = (str, str | None)
+_CORE = "tag:yaml.org,2002:"
+PATTERNS = ("source.valid_pattern", "source.test_pattern")  # regular expressions, where `${` has another meaning
+_PATHS = ("source.path", "runs_dir", "shards_dir", "loader.cache_dir")
+_PLACES = (*_PATHS, "finetune.start_from", "analyse.against")  # paths, or names of runs
+# Share of each phase in the training of a whole run, as in the presets.
+_SHARES: dict[Phase, float] = {"pretrain": 0.6, "finetune": 0.4, "train": 1.0}
+_UNSEEN = ("Cc", "Cf", "Cs", "Zl", "Zp")  # categories of Unicode: control, format, surrogates, separators
+_FILLERS = "\u034f\u115f\u1160\u17b4\u17b5\u2800\u3164\uffa0"  # letters and symbols that are blank
+
+
+class ConfigError(ValueError):
+    """An invalid preset, key or value: a usage error, exit status 2. Names and passwords in URLs are redacted."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(redact_urls(message))
+
+
+def describe_presets() -> str:
+    """Return the presets as text: first those for an ordinary machine, then those of the papers' sizes."""
+    small, large = ([name for name in list_presets() if name.startswith("paper-") == paper] for paper in (False, True))
+    return f"{', '.join(small)}; of the papers' sizes {', '.join(large)}"
+
+
+def find_config_file(config: str) -> Path:
+    """Return the file of a preset, or the given path of a YAML file.
+
+    Raises:
+        ConfigError: neither exists.
+    """
+    path = Path(config)
+    if (
+        path.suffix in (".yaml", ".yml", ".json")
+        or len(path.parts) > 1
+        or path.is_file()
+        and config not in list_presets()
+    ):
+        if (path / "config.yaml").is_file():
+            raise ConfigError(f"{path} is a run: name it without --config, or give {path / 'config.yaml'}")
+        if not path.is_file():
+            hint = f"; {path.stem} is a preset: --config {path.stem}" if path.stem in list_presets() else ""
+            raise ConfigError(f"no configuration file at {path}{hint}")
+        return path
+    path = PRESETS / f"{config}.yaml"
+    if not path.is_file():
+        if Path("runs", config, "config.yaml").is_file():
+            raise ConfigError(f"no preset {config!r}: it is a run, which is named without --config")
+        known = {name.replace("-", "_"): name for name in list_presets()}
+        close = difflib.get_close_matches(config.lower().replace("-", "_"), known, 1)
+        hint = f"did you mean {known[close[0]]}? " if close else ""
+        raise ConfigError(f"no preset {config!r}: {hint}presets are {describe_presets()}; or give a .yaml file")
+    return path
+
+
+def load_options(
+    config: str | Path | None = None,
+    overrides: Iterable[str] = (),
+    values: Mapping[str, Any] | None = None,
+    *,
+    log_changes: bool = False,
+) -> Options:
+    """Load and check a configuration.
+
+    `model.kind` may be set to another kind of model than the file's. The file is then adapted:
+
+    - Its options that only the other kind uses are reset.
+    - Its name gets the kind as a suffix, unless a name is given.
+    - Phases without a limit get a share of the file's limits.
+    - A Retina gets at least one attention head for each scale.
+
+    Args:
+        config: name of a preset, path of a YAML file, or None for the defaults. The address of a Dask cluster in a file
+            is ignored with a warning: only the user may give one.
+        overrides: `key=value` pairs, with dots for nested keys: `model.decoder.kind=transformer`.
+        values: values by dotted key, taken verbatim; overrides of the same key win.
+        log_changes: log what was interpolated or adapted, and which of the given options have no effect.
+
+    Raises:
+        ConfigError: naming the wrong key or file, and what is accepted.
+    """
+    path = None if config is None else find_config_file(str(config))
+    in_file, resolved = ({}, True) if path is None else _read_config_file(path)
+    overriding = parse_overrides(overrides)
+    typed = {**(values or {}), **overriding}
+    given = {**in_file, **typed}
+    references: set[str] = set()
+
+    def origin(key: str) -> str:
+        """Return where a value is from: the file, and the text that it was interpolated into."""
+        written = f"{key}={given[key]} is " if key in references else ""
+        return f"{path}: {written}" if path and key not in typed else written
+
+    for key in given.keys() & KINDS.keys():
+        try:
+            load_kind(key, str(given[key]))
+        except Exception as error:  # in a module of another package
+            raise ConfigError(f"{origin(key)}{key}={given[key]}: {error}") from error
+    for key, value in given.items():
+        if key not in schema_options():
+            raise ConfigError(f"{origin(key)}{explain_unknown_option(key, value)}")
+        if is_dataclass(type_of(key)):
+            raise ConfigError(f"{origin(key)}{explain_section_value(key, value)}")
+    verbatim = {*(in_file if resolved else ()), *(values or ())} - overriding.keys()
+    plain = _interpolate(given, verbatim, origin)
+    references |= {key for key, text in given.items() if key not in verbatim and _has_references(key, text)}
+    for key in _PATHS:
+        if isinstance(plain.get(key), str) and (key in typed or not resolved):
+            plain[key] = os.path.expanduser(plain[key])  # a shell does not expand `~` after `=`
+    try:
+        options = validate_options(plain)
+    except InvalidOptionsError as error:
+        raise _config_error(error, origin) from None  # its own text may hold a password
+    _check_rules(options)
+    kind = options.model.kind
+    for key in typed:
+        if not applies_to(key, kind):
+            raise ConfigError(explain_inapplicable_option(key, kind))
+    changes = [f"{key}={given[key]} is {key}={get_option(options, key)}" for key in given if key in references]
+    if "model.kind" in typed and in_file.get("model.kind", schema_options()["model.kind"].default) != kind:
+        changes += _adapt_to_kind(options, in_file, typed, config)
+    elif unused := [key for key in in_file if not applies_to(key, kind)]:
+        raise ConfigError(f"{path}: {explain_inapplicable_option(unused[0], kind)}")
+    if log_changes:
+        for change in changes:
+            log.info("%s", change)
+        for key in typed if resolved else given:
+            if key in typed or get_option(options, key) != schema_options()[key].default:
+                _warn_without_effect(options, key)
+    return options
+
+
+def _config_error(error: InvalidOptionsError, origin: Callable[[str], str] = lambda key: "") -> ConfigError:
+    """Return the first three errors of Pydantic as one line. `origin` returns the file that set a key, or ""."""
+    mistakes = []
+    for item in error.errors[:3]:
+        key = ".".join(part for part in item["loc"] if isinstance(part, str))
+        mistakes.append(f"{origin(key)}{explain_validation_error(key, item)}")
+    return ConfigError("; ".join(mistakes))
+
+
+def _adapt_to_kind(
+    options: Options, in_file: dict[str, Any], typed: Mapping[str, Any], config: str | Path | None
+) -> list[str]:
+    """Adapt the options of a file to another kind of model; see `load_options`.
+
+    Returns:
+        A line about each change.
+    """
+    kind, changes = options.model.kind, list[str]()
+    if in_file and "name" not in typed:
+        options.name += f"-{kind.replace('_', '-')}"
+    limits = _share_limits(options, in_file)
+    if unused := [key for key in in_file if not applies_to(key, kind)]:
+        changes.append(f"model.kind={kind} has no use for these options of {config}: {', '.join(unused)}")
+        for key in unused:
+            set_option(options, key, deepcopy(schema_options()[key].default))
+    if limits:
+        shared = ", ".join(f"{key}={limit:g}" for key, limit in limits.items())
+        changes.append(f"model.kind={kind} shares the limits of {config}: {shared}")
+        for key, limit in limits.items():
+            set_option(options, key, limit)
+    scales = options.model.retina.windows.count("@") if kind == "retina" else 1
+    if (heads := "model.token.heads") not in typed and get_option(options, heads) < scales:
+        changes.append(f"model.kind={kind} needs a head for each scale: {heads}={scales}")
+        set_option(options, heads, scales)
+    return changes
+
+
+def _share_limits(options: Options, in_file: dict[str, Any]) -> dict[str, float]:
+    """Return limits by dotted key, such as `train.steps`, for the phases of the options' kind of model.
+
+    Each phase without a limit gets its share of the sum of the limits that the file sets for other phases.
+    """
+    phases, limits = training_phases(options.model.kind), dict[str, float]()
+    endless = [
+        phase
+        for phase in phases
+        if not is_limited(getattr(options, phase)) and not any(in_file.get(f"{phase}.{limit}") for limit in LIMITS)
+    ]
+    for limit in LIMITS:
+        total = sum(getattr(getattr(options, phase), limit) or 0 for phase in _SHARES if phase not in phases)
+        for phase in endless if total else ():
+            share = _SHARES[phase] * total
+            limits[f"{phase}.{limit}"] = max(1, round(share)) if limit == "steps" else share
+    return limits
+
+
+def _warn_without_effect(options: Options, key: str) -> None:
+    """Log a given option that the chosen kind of its section does not use."""
+    if applies_to(key, options.model.kind) and not applies_to_part(key, options):
+        section = key.rpartition(".")[0]
+        log.warning("%s has no effect with %s.kind=%s", key, section, get_option(options, section).kind)
+
+
+_REFERENCE_BEGIN = re.compile(r"(\\*)\$\{")
+_REFERENCE_END = re.compile(r"([A-Za-z_]\w*(?:\.\w+)*)\}")
+
+
+def _split_references(key: str, text: str) -> Iterator[tuple[bool, str]]:
+    r"""Split a text at its references to options; `\${` stands for `${` itself.
+
+    Yields:
+        Whether the part is a reference, and the text or the key referred to, in order.
+
+    Raises:
+        ConfigError: a `${…}` does not refer to an option.
+    """
+    end = 0
+    for begin in _REFERENCE_BEGIN.finditer(text):
+        slashes = len(begin[1])
+        yield False, text[end : begin.start()] + "\\" * (slashes // 2)
+        end = begin.end()
+        if slashes % 2:
+            yield False, "${"
+            continue
+        name = _REFERENCE_END.match(text, end)
+        place = text[end - 2 : text.find("}", end) + 1 or None]
+        itself = f"write \\{place} for the text itself"
+        if name is None:
+            raise ConfigError(
+                f"{key}={text[:200]}: {place} is not the name of an option, and nothing else is put in, no environment "
+                f"variable either: {itself}"
+            )
+        if type_of(name[1]) is None:
+            raise ConfigError(f"{key}={text[:200]}: there is no option {name[1]} to put in: {itself}")
+        if is_dataclass(type_of(name[1])):
+            raise ConfigError(f"{key}={text[:200]}: {name[1]} is a section of options, no text: {itself}")
+        yield True, name[1]
+        end = name.end()
+    yield False, text[end:]
+
+
+def _is_verbatim(key: str, text: Any) -> bool:
+    """Return whether nothing in a value can be interpolated; see the docstring of this module."""
+    if not isinstance(text, str) or "${" not in text or key in PATTERNS:
+        return True
+    if get_origin(type_of(key)) is list:
+        return not (text.startswith("${") and _REFERENCE_END.fullmatch(text, 2))
+    return key in _PLACES and "\\${" not in text and (os.path.lexists(text) or any(True for _ in glob.iglob(text)))
+
+
+def _has_references(key: str, text: Any) -> bool:
+    """Return whether the value of an option refers to other options."""
+    return not _is_verbatim(key, text) and any(is_reference for is_reference, _ in _split_references(key, text))
+
+
+def _interpolate(given: dict[str, Any], verbatim: Collection[str], origin: Callable[[str], str]) -> dict[str, Any]:
+    """Replace the references in the options that are given, but not in those of `verbatim`.
+
+    Raises:
+        ConfigError: a reference cannot be replaced.
+    """
+
+    def resolve(key: str, open_keys: tuple[str, ...] = ()) -> Any:
+        text = given.get(key, schema_options()[key].default)
+        if key not in given or key in verbatim or _is_verbatim(key, text):
+            return text
+        if key in open_keys:
+            raise ConfigError(f"{key}={text}: it refers to itself")
+        parts = [part for part in _split_references(key, text) if part[1]]
+        values = [resolve(part, (*open_keys, key)) if is_reference else part for is_reference, part in parts]
+        if len(values) == 1 and (type_of(key) not in TEXTS or values[0] is None):
+            return values[0]
+        for (_, part), value in zip(parts, values, strict=True):
+            if value is None or isinstance(value, list):
+                what = "null" if value is None else "a list"
+                raise ConfigError(f"{key}={text}: {part} is {what}, which cannot be put into a text")
+        return "".join(value if isinstance(value, str) else json.dumps(value) for value in values)
+
+    plain = {}
+    for key in given:
+        try:
+            plain[key] = resolve(key)
+        except ConfigError as error:
+            raise ConfigError(f"{origin(key)}{error}") from None
+    return plain
+
+
+def parse_overrides(overrides: Iterable[str]) -> dict[str, Any]:
+    """Return the options that key=value pairs set, by dotted key, with values as from `parse_override`. Later pairs win.
+
+    Raises:
+        ConfigError: a word is not of that form, or a list or section cannot be parsed.
+    """
+    values: dict[str, Any] = {}
+    for word in overrides:
+        if word != word.encode(errors="ignore").decode():
+            raise ConfigError(f"{word!r} is not UTF-8, in which a configuration is written: rename what it names")
+        if "=" not in word:
+            raise ConfigError(explain_malformed_override(word))
+        try:
+            key, value = parse_override(word)
+        except CorruptFileError as error:
+            raise ConfigError(str(error)) from error
+        except yaml.YAMLError as error:
+            signs = " Texts with signs in them stand in quotes." if word.partition("=")[2][:1] == "[" else ""
+            why = getattr(error, "problem", None) or "it is not readable"
+            raise ConfigError(f'{shorten_text(word)}: {why}.{signs} Lists are such as [1, 2] or ["a", "b"]') from None
+        values |= _flatten_sections({key: value})
+    return values
+
+
+def _flatten_sections(tree: dict[str, Any], above: str = "") -> Iterator[tuple[str, Any]]:
+    """Yield the dotted keys of a nested dictionary with their values; a dictionary in place of one value stays whole."""
+    for name, value in tree.items():
+        key = f"{above}{name}"
+        kind = type_of(key)
+        if isinstance(value, dict) and (value or is_dataclass(kind)) and (kind is None or is_dataclass(kind)):
+            yield from _flatten_sections(value, f"{key}.")
+        else:
+            yield key, value
+
+
+def _explain_yaml_error(error: BaseException, line: str = "") -> str:
+    """Return one line that says why a text is not valid YAML. `line` is the line of the error, if known."""
+    problem, mark = getattr(error, "problem", None), getattr(error, "problem_mark", None)
+    if not problem or mark is None:
+        return " ".join(str(error).split())[:200]
+    place = f"line {mark.line + 1}, column {mark.column + 1}: "
+    if "'\\t'" in problem or "\t" in line[: mark.column + 1]:
+        return f"{place}there is a tab: indent by blanks"
+    if "a second time" in problem:
+        return f"{place}{problem}: leave one of them out"
+    return f"{place}{problem}"[:200]
+
+
+def _read_config_file(path: Path) -> tuple[dict[str, Any], bool]:
+    """Read the options that a file sets, by dotted key, with every scalar as text.
+
+    The address of a Dask cluster is left out, with a warning: code is sent there, so only the user may give it.
+
+    Returns:
+        The options, and whether `dump_options` wrote the file, so that `${` in its texts has no meaning.
+
+    Raises:
+        ConfigError: the file is not readable, or holds no options.
+    """
+    try:
+        content = read_yaml(path)
+        tree = parse_yaml(content)
+    except CorruptFileError as error:
+        cause = error.__cause__
+        if isinstance(cause, yaml.MarkedYAMLError) and cause.problem_mark is not None:
+            lines = read_bytes(path, CONFIG).decode().splitlines()
+            line = lines[cause.problem_mark.line] if cause.problem_mark.line < len(lines) else ""
+            raise ConfigError(f"{path}: not readable as YAML: {_explain_yaml_error(cause, line)}") from error
+        raise ConfigError(str(error)) from error
+    except (yaml.YAMLError, ValueError, RecursionError, OSError) as error:
+        raise ConfigError(f"{path}: not readable as YAML: {_explain_yaml_error(error)}") from error
+    if tree is not None and not isinstance(tree, dict):
+        like = "a list" if isinstance(tree, list) else f"the text {shorten_value(tree)}"
+        raise ConfigError(f"{path} is not a mapping of options but {like}: write each on a line, as `seed: 1`")
+    values = dict(_flatten_sections(tree or {}))
+    if values.get("launcher.dask") not in (None, "local"):
+        log.warning(
+            "%s names a Dask scheduler, %s, which is left out: to work on it, give launcher.dask=ADDRESS yourself",
+            path,
+            redact_urls(str(values.pop("launcher.dask"))),
+        )
+    return values, content.startswith(RESOLVED)
+
+
+def parse_yaml(text: str | bytes) -> Any:
+    """Parse YAML with every scalar as written, and nulls as None.
+
+    Raises:
+        YAMLError: the text is not YAML, repeats a key, or has an unknown tag.
+    """
+
+    def plain(node: Any) -> Any:
+        if isinstance(node, yaml.MappingNode):
+            mapping: dict[str, Any] = {}
+            for key, value in node.value:
+                if not isinstance(key, yaml.ScalarNode):
+                    raise yaml.MarkedYAMLError(None, None, "a key that is no word", key.start_mark)
+                if key.value in mapping:
+                    raise yaml.MarkedYAMLError(None, None, f"{key.value} stands here a second time", key.start_mark)
+                mapping[key.value] = plain(value)
+            return mapping
+        if isinstance(node, yaml.SequenceNode):
+            return [plain(each) for each in node.value]
+        if not node.tag.startswith(_CORE) or "python" in node.tag:
+            raise yaml.MarkedYAMLError(None, None, f"the tag {node.tag} is not known", node.start_mark)
+        return None if node.tag == f"{_CORE}null" and not node.style else _join_surrogates(node.value)
+
+    root = yaml.compose(text, yaml.SafeLoader)
+    return None if root is None else plain(root)
+
+
+def _join_surrogates(text: str) -> str:
+    """Join the surrogate pairs that JSON writes for characters beyond U+FFFF."""
+    return text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "surrogatepass")
+
+
+def parse_override(word: str) -> tuple[str, Any]:
+    """Split key=value into the key and its value: text, None, or nested lists and dictionaries of these.
+
+    The value of a text option is used as typed, except that `null` is None and a quoted text is unquoted.
+
+    Raises:
+        CorruptFileError: the value is nested too deeply.
+    """
+    key, typed = word.split("=", 1)
+    if key.count(".") > DEEPEST:
+        raise CorruptFileError(f"{key[:40]}… is no option")
+    if type_of(key) in TEXTS:
+        return key, None if typed == "null" else _strip_quotes(typed)
+    check_tree(typed, key, fast=False)
+    return key, parse_yaml(typed) if typed.strip() else typed
+
+
+def _strip_quotes(typed: str) -> str:
+    """Return text without surrounding quotes."""
+    if typed[:1] in ("'", '"'):
+        try:
+            check_tree(typed, "", fast=False)
+            node = yaml.compose(typed, yaml.SafeLoader)
+        except (yaml.YAMLError, ValueError):
+            return typed
+        if isinstance(node, yaml.ScalarNode):
+            return _join_surrogates(node.value)
+    return typed
+
+
+def write_override(key: str, value: Any) -> str:
+    """Return the key=value that sets an option to exactly this value, whatever characters it holds."""
+    if isinstance(value, str) and type_of(key) in TEXTS and key not in PATTERNS:
+        value = _REFERENCE.sub(lambda match: f"{match[1] * 2}\\${{", value)
+    return f"{key}={json.dumps(value)}"
+
+
+_REFERENCE = re.compile(r"(\\*)\$\{")  # would be read as a reference to an option
+
+
+def check_options(options: Options) -> Options:
+    """Check the options against every bound of the schema, and return them; for values set from Python or a form.
+
+    Raises:
+        ConfigError: naming the keys and the values that they accept.
+    """
+    try:
+        validate_options(dict(flatten_tree(asdict(options))))
+    except InvalidOptionsError as error:
+        raise _config_error(error) from None  # its own text may hold a password
+    _check_rules(options)
+    return options
+
+
+def _check_rules(options: Options) -> None:
+    """Check what the schema cannot express, and take blanks off the run's name.
+
+    Raises:
+        ConfigError: naming the keys and the values that they accept.
+    """
+    for key, value in flatten_tree(asdict(options)):
+        for text in value if isinstance(value, list) else [value]:
+            if isinstance(text, str) and "\0" in text:
+                raise ConfigError(f"{key}={text!r}: holds a NUL character")
+            if isinstance(text, str) and text != text.encode(errors="ignore").decode():
+                raise ConfigError(f"{key}={text!r}: holds half of a character, which no file can hold")
+    if not all(0 <= place < 2**62 for place in options.source.offsets):
+        raise ConfigError(
+            f"source.offsets={shorten_value(options.source.offsets)}: expected places in a file, in bytes"
+        )
+    for phase in ("pretrain", "finetune", "train"):
+        part = getattr(options, phase)
+        if part.part_from >= part.part_to:
+            raise ConfigError(f"{phase}.part_from={part.part_from} must be below {phase}.part_to={part.part_to}")
+    if options.iem.duplicates and options.iem.correction != "none":
+        raise ConfigError(
+            "iem.duplicates=true needs iem.correction=none: what is corrected is a set of different chunks"
+        )
+    _check_locations(options)
+    options.name = check_name(options.name)
+
+
+def check_name(name: str) -> str:
+    """Return the name of a run without surrounding blanks.
+
+    Raises:
+        ConfigError: the name is blank, is not a single folder's name, or holds control or invisible characters.
+    """
+    bare = name.strip()
+    if not bare:
+        raise ConfigError(f"name={name!r} is blank. Use name=my-run.")
+    if bare in (".", "..") or "/" in bare:
+        raise ConfigError(f"name={name!r}: must be the name of a folder, without slashes")
+    unseen = [sign for sign in bare if unicodedata.category(sign) in _UNSEEN or sign in _FILLERS]
+    if unseen or bare != make_printable(bare):
+        raise ConfigError(
+            f"name={name!r}: must have no line ends and no other control characters, and no invisible ones"
+        )
+    return bare
+
+
+def check_phase(phase: Phase, options: Options) -> None:
+    """Check that this kind of model has the phase, and that the phase's options can train it.
+
+    Raises:
+        ConfigError: it has no such phase, nothing would be trained, or the IEM options do not fit the mixture.
+    """
+    if not applies_to(phase, kind := options.model.kind):
+        raise ConfigError(f"model.kind={kind} has no phase one and no phase two: train it end to end, by `haed train`")
+    limits = getattr(options, phase)
+    if isinstance(limits, FinetuneOptions) and limits.trains != "everything" and not limits.decode_fraction:
+        raise ConfigError(
+            f"finetune.trains={limits.trains} trains the decoder alone, and finetune.decode_fraction=0 gives it nothing to "
+            "decode: raise that"
+        )
+    if is_mixed(options, limits):
+        try:
+            options.iem.check_calibrated()
+        except ValueError as error:
+            raise ConfigError(str(error)) from None
+
+
+def check_training(phase: Phase, options: Options) -> None:
+    """Check a phase as `check_phase` does, and that it has a limit.
+
+    Raises:
+        ConfigError: as `check_phase`, or the phase would never end.
+    """
+    check_phase(phase, options)
+    if not is_limited(getattr(options, phase)):
+        raise ConfigError(f"{phase} has no limit: set {phase}.seconds, {phase}.steps or {phase}.epochs")
+
+
+def check_output_folder(folder: str | Path, option: str) -> None:
+    """Check that a folder to write to is not a URL.
+
+    Raises:
+        ConfigError: it is one.
+    """
+    try:
+        check_folder(folder, option)
+    except ValueError as error:
+        raise ConfigError(str(error)) from None
+
+
+def _check_locations(options: Options) -> None:
+    """Check the paths and addresses of the options before they are used.
+
+    Raises:
+        ConfigError: naming the option.
+    """
+    source = options.source
+    check_output_folder(options.shards_dir, "shards_dir")
+    check_output_folder(options.runs_dir, "runs_dir")
+    check_output_folder(options.loader.cache_dir, "loader.cache_dir")
+    try:
+        if options.launcher.dask:
+            check_scheduler(options.launcher.dask)
+        if source.path and is_remote(source.path):
+            check_url(source.path, "source.path")
+    except ValueError as error:
+        raise ConfigError(str(error)) from None
+    if source.path and is_remote(source.path) and source.kind in SOURCES and source.kind != "shards":
+        raise ConfigError(
+            f"source.path={source.path} is a URL, which only source.kind=shards reads: "
+            f"fetch the files for source.kind={source.kind}"
+        )
+    if options.finetune.start_from and is_remote(options.finetune.start_from):
+        raise ConfigError(
+            f"finetune.start_from={show_url(options.finetune.start_from)}: expected a run on this machine, got a URL"
+        )
+
+
+class _Dumper(yaml.SafeDumper):
+    """A dumper that quotes text with characters that must be escaped."""
+
+    def ignore_aliases(self, data: Any) -> bool:
+        return True
+
+
+def _represent_text(dumper: yaml.SafeDumper, text: str) -> yaml.ScalarNode:
+    return dumper.represent_scalar(f"{_CORE}str", text, style='"' if make_printable(text) != text else None)
+
+
+_Dumper.add_representer(str, _represent_text)
+
+
+def dump_options(options: Options, scheduler: bool = False) -> str:
+    """Return the complete configuration as YAML, which `load_options` reads back unchanged.
+
+    Options that only other kinds of model use are left out.
+
+    Args:
+        options: the options to write.
+        scheduler: also write the address of a Dask cluster, which `load_options` ignores in a file.
+    """
+    values = {key: value for key, value in flatten_tree(asdict(options)) if applies_to(key, options.model.kind)}
+    if values["launcher.dask"] != "local" and not scheduler:
+        values["launcher.dask"] = None
+    text = yaml.dump(nest_values(values), Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=10**9)
+    return f"{RESOLVED}\n{make_printable(text)}"
