@@ -29,7 +29,6 @@ ROOT = Path(__file__).resolve().parent.parent
 SETTLING = 3.0  # seconds after a change of turns that do not count
 sys.path[0] = str(ROOT)  # else `data` would be the script beside this one
 
-from flows.serving.engine import CALM_SECONDS
 from pipeline.run.metrics import read_metrics
 from tests.flows.api import until
 from tests.flows.conftest import Served
@@ -113,7 +112,6 @@ def ask(folder: Path, repeats: int) -> None:
         until(300, lambda: served.state(made) == "COMPLETED")
         seconds = []
         for _ in range(repeats):
-            time.sleep(4 * CALM_SECONDS)  # until the next process has loaded
             run = served.trigger("neighbours", asked)
             seconds.append(timed(lambda run=run: until(60, lambda: served.state(run) == "COMPLETED", every=0.02)))
     finally:

@@ -16,13 +16,19 @@ from pydantic import Field
 from data.checked import PICTURE, read_bytes
 from data.filesystem import FLOW_RUN
 from data.sources.source import source_title
+from flows.artifacts import (
+    LivePhaseArtifact,
+    LiveShardingArtifact,
+    artifact_key,
+    post_markdown,
+    post_table,
+    update_parent_progress,
+)
 from flows.devices import acquire_device
 from flows.forms import FormSubmission, Place, Seconds, Words, config_flow, is_inner, stage_flow
+from flows.lifecycle import stop_on_signals
 from flows.mappers import as_tasks
-from flows.page.artifacts import post_markdown, post_table
-from flows.page.live import LivePhaseArtifact, LiveShardingArtifact, artifact_key, update_parent_progress
 from flows.reading import show_places, show_report
-from flows.states.cancellation import stop_on_signals
 from pipeline.config import load_options
 from pipeline.console import markdown_code
 from pipeline.experiments.catalogue import EXPERIMENTS, planned

@@ -89,12 +89,13 @@ def check() -> None:
     from prefect.exceptions import PrefectHTTPStatusError
     from prefect.testing.utilities import prefect_test_harness
 
-    from flows.serving.deployments import build_deployments
+    from flows.deployments import build_deployments, offer_runs
 
     with prefect_test_harness(server_startup_timeout=120), get_client(sync_client=True) as client:
-        kept = 0
-        for deployment in build_deployments("place"):
-            id, schema = deployment.apply(), deployment._parameter_openapi_schema.model_dump()
+        kept, ids = 0, {deployment.flow_name: deployment.apply() for deployment in build_deployments("place")}
+        offer_runs(ids, [])
+        for id in ids.values():
+            schema: Any = client.read_deployment(id).parameter_openapi_schema
             definitions = schema.get("definitions") or {}
             for most in (False, True):
                 given = {name: filled(field, definitions, most) for name, field in schema["properties"].items()}

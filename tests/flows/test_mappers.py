@@ -11,12 +11,12 @@ import pytest
 
 SCRIPT = """
 import json, sys
-from flows.serving.environment import prepare
+from flows.environment import prepare
 prepare()
 from prefect.client.orchestration import get_client
 from flows.flows import shard
 from prefect.settings import PREFECT_API_URL, temporary_settings
-from flows.serving.server import start_temporary_server
+from flows.server import start_temporary_server
 
 if __name__ == "__main__":
     base = sys.argv[1:]

@@ -13,14 +13,14 @@ SCRIPT = """
 import json
 from dataclasses import replace
 from pathlib import Path
-from flows.serving.environment import prepare
+from flows.environment import prepare
 prepare()
 from prefect.client.orchestration import get_client
 from flows.flows import experiment
 from pipeline.experiments.catalogue import EXPERIMENTS
 from pipeline.experiments.hourglass.copy import COPY
 from prefect.settings import PREFECT_API_URL, temporary_settings
-from flows.serving.server import start_temporary_server
+from flows.server import start_temporary_server
 
 if __name__ == "__main__":
     EXPERIMENTS["hourglass-copy"] = replace(COPY, arms=COPY.arms[3:], better=())

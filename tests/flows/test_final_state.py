@@ -5,8 +5,8 @@ import logging
 
 import pytest
 
-from flows.page.final_state import _NoTracebacks, is_user_error
-from flows.page.live import _PipelineStatus
+from flows.artifacts import _PipelineStatus
+from flows.lifecycle import _NoTracebacks, is_user_error
 from pipeline import config
 from pipeline.options import FinetuneOptions, PretrainOptions
 from pipeline.run.metrics import format_validation
