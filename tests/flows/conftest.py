@@ -15,6 +15,7 @@ import pytest
 
 from flows.deployments import deployment_suffix
 from flows.environment import DEFAULTS
+from flows.server import is_server_healthy
 from tests.conftest import TINY, made_once
 from tests.flows.api import PATIENCE, call, until
 
@@ -128,6 +129,26 @@ def lay_database(database: Path, folder: Path) -> None:
 def prefect_home(database: Path, tmp_path: Path) -> None:
     """An empty database in `tmp_path`."""
     lay_database(database, tmp_path)
+
+
+@pytest.fixture(scope="module")
+def api(database: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """The address of a server's API, for the tests of a module that need no UI and no deployments."""
+    folder = tmp_path_factory.mktemp("server")
+    lay_database(database, folder)
+    with socket.socket() as bound:
+        bound.bind(("127.0.0.1", 0))
+        port = bound.getsockname()[1]
+    clean = {name: value for name, value in os.environ.items() if not name.startswith("PREFECT")}
+    home = {"PREFECT_HOME": str(folder / ".prefect"), "PREFECT_SERVER_UI_ENABLED": "false", "DO_NOT_TRACK": "1"}
+    command = [sys.executable, "-m", "flows.server_process", "prefect", "--port", str(port)]
+    with (
+        open(folder / "log", "wb") as log,
+        subprocess.Popen(command, env=clean | home, stdout=log, stderr=log) as server,
+    ):
+        until(PATIENCE, lambda: is_server_healthy(f"http://127.0.0.1:{port}"))
+        yield f"http://127.0.0.1:{port}/api"
+        server.terminate()
 
 
 def serving(text: Path, database: Path, folder: Path, *arguments: str) -> Iterator[Served]:
