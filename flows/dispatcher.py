@@ -163,12 +163,12 @@ class FlowDispatcher:
                 flush=True,
             )
         for each in self._running.values():
-            each.process.terminate()
+            if each.kill_at is None:  # a second signal would insist
+                each.process.terminate()
         until = time.monotonic() + PATIENCE_SECONDS
-        while self._running and not self._insists and time.monotonic() < until:
+        while (left := self._alive()) and not self._insists and time.monotonic() < until:
             self._settle_ended()
             time.sleep(_LOOK_SECONDS)
-        left = [each.process for each in self._running.values() if each.process.poll() is None]
         for process in left:
             process.kill()
         until = time.monotonic() + _REPORT_SECONDS
@@ -176,6 +176,9 @@ class FlowDispatcher:
             self._settle_ended()
             time.sleep(_LOOK_SECONDS)
         return len(left)
+
+    def _alive(self) -> "list[subprocess.Popen[bytes]]":
+        return [each.process for each in self._running.values() if each.process.poll() is None]
 
 
 def _start_engine(run: UUID) -> "subprocess.Popen[bytes]":

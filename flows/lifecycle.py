@@ -364,7 +364,7 @@ class FlowRunWatcher:
 
 def read_states(client: SyncPrefectClient, runs: Iterable[UUID]) -> dict[UUID, State]:
     """Return the states of these runs, without those that the server does not have."""
-    found = client.read_flow_runs(flow_run_filter=FlowRunFilter(id=FlowRunFilterId(any_=list(runs))))
+    found = _read_all_flow_runs(client, flow_run_filter=FlowRunFilter(id=FlowRunFilterId(any_=list(runs))))
     return {run.id: run.state for run in found if run.state is not None}
 
 
