@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-from flows.serving.environment import prepare
+from flows.environment import prepare
 from haed.options import SYSTEMS
 from pipeline.arguments import (
     GOES_ON,
@@ -42,7 +42,7 @@ def _run_pipeline_flow(arguments: argparse.Namespace) -> CommandResult:
     prepare()
     from prefect.settings import PREFECT_API_URL, PREFECT_FLOWS_HEARTBEAT_FREQUENCY, PREFECT_UI_URL, temporary_settings
 
-    from flows.serving.server import start_temporary_server
+    from flows.server import start_temporary_server
 
     answering = None if PREFECT_API_URL.value() else start_temporary_server()
     if answering is None:
@@ -50,7 +50,7 @@ def _run_pipeline_flow(arguments: argparse.Namespace) -> CommandResult:
     from prefect.exceptions import Abort, Pause, TerminationSignal
 
     from flows.flows import run_pipeline  # loads for seconds, in which the server starts
-    from flows.states.heartbeat import crash_orphaned_runs
+    from flows.lifecycle import crash_orphaned_runs
     from pipeline.probe import index, sample  # noqa: F401
     from pipeline.reporting import report  # noqa: F401
     from pipeline.score import evaluate  # noqa: F401
@@ -181,7 +181,7 @@ def _serve_deployments(arguments: argparse.Namespace) -> CommandResult:
         raise ConfigError(f"--trainings {arguments.trainings}: must not be negative")
     prepare()
     os.environ["HAED_TRAININGS"] = str(arguments.trainings)
-    from flows.serving.serve import serve_flows
+    from flows.serve import serve_flows
 
     for number in (signal.SIGINT, signal.SIGTERM):  # serving has no step to finish: the runner lets its trainings save
         signal.signal(number, signal.default_int_handler)
@@ -246,7 +246,7 @@ def _register_deployments(arguments: argparse.Namespace) -> CommandResult:
             "haed deploy registers flows with a server: set PREFECT_API_URL to its address, or use a profile"
         )
     _check_server()
-    from flows.serving.deployments import deploy_to_pool
+    from flows.deployments import deploy_to_pool
 
     made = deploy_to_pool(arguments.pool, arguments.folder, arguments.image, variables, arguments.limit)
     return CommandResult("\n".join(made), made)

@@ -20,6 +20,7 @@ from pydantic.fields import FieldInfo
 
 from data.options import ChunkerOptions, ShardOptions, SourceOptions
 from data.urls import NO_SECRET
+from flows.artifacts import update_parent_progress
 from flows.choices import (
     FormSchemaChange,
     detect_source_kind,
@@ -29,9 +30,7 @@ from flows.choices import (
     name_run_after_source,
     offer_presets,
 )
-from flows.page.final_state import ROOMS, drop_tracebacks, finish_flow_run
-from flows.page.live import update_parent_progress
-from flows.states.heartbeat import label_flow_run, tag_flow_run
+from flows.lifecycle import ROOMS, drop_tracebacks, finish_flow_run, label_flow_run, tag_flow_run
 from haed.options import IEMOptions, ModelOptions
 from pipeline import config
 from pipeline.config import (

@@ -9,9 +9,8 @@ from pydantic import Field
 
 from data.checked import PICTURE, read_bytes
 from data.chunkers import Chunker
+from flows.artifacts import post_markdown, post_table, run_artifact_key
 from flows.forms import Run, Split, Words, stage_flow
-from flows.page.artifacts import post_markdown, post_table
-from flows.page.live import run_artifact_key
 from flows.reading import describe_checkpoint, describe_origin, load_tagged_options
 from pipeline.console import escape_control_characters, markdown_code, markdown_text
 from pipeline.run.analysis import Analysis

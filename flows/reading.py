@@ -16,10 +16,9 @@ from prefect.settings import PREFECT_UI_URL
 from pydantic import Field
 
 from data.checked import PICTURE, read_bytes
+from flows.artifacts import artifact_key, post_link, post_markdown, post_table, run_artifact_key
 from flows.forms import Count, Place, Run, Split, Temperature, Words, stage_flow
-from flows.page.artifacts import post_link, post_markdown, post_table
-from flows.page.live import artifact_key, run_artifact_key
-from flows.states.heartbeat import tag_flow_run
+from flows.lifecycle import tag_flow_run
 from pipeline.arguments import load_run_options
 from pipeline.config import ConfigError, Options, write_override
 from pipeline.console import code_fence, markdown_code, markdown_text

@@ -11,13 +11,18 @@ from prefect.runtime import deployment, flow_run
 
 from data.filesystem import FLOW_RUN
 from data.sources.source import source_title
+from flows.artifacts import (
+    LivePhaseArtifact,
+    LiveShardingArtifact,
+    artifact_key,
+    post_table,
+    update_parent_progress,
+)
 from flows.devices import acquire_device
 from flows.forms import FormSubmission, config_flow, is_inner
+from flows.lifecycle import stop_on_signals
 from flows.mappers import as_tasks
-from flows.page.artifacts import post_table
-from flows.page.live import LivePhaseArtifact, LiveShardingArtifact, artifact_key, update_parent_progress
 from flows.reading import show_places, show_report
-from flows.states.cancellation import stop_on_signals
 from pipeline.config import Phase, training_phases
 from pipeline.run.metrics import Record
 from pipeline.run.shards import SplitSize, split_sizes

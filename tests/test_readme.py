@@ -22,7 +22,7 @@ BLOCKS = re.findall(r"```(bash|python)\n(.*?)```", README, re.DOTALL)
 COMMANDS = [line for language, block in BLOCKS if language == "bash" for line in block.splitlines() if line.strip()]
 TRAINS = ("run", "shard", "pretrain", "finetune", "train")
 BY_HAND = {"make demo", "make test"}  # a clean clone, logged in dev/LOG.md
-ELSEWHERE = {"haed serve"}  # tests/flows/serving/test_serve.py
+ELSEWHERE = {"haed serve"}  # tests/flows/test_serve.py
 
 
 @pytest.fixture(scope="module")

@@ -40,12 +40,14 @@ ORDER = {
         "__main__",
     ],
     "flows": [
-        "choices devices mappers page states",
-        "forms",
+        "choices devices environment mappers artifacts server middleware",
+        "lifecycle server_process",
+        "forms dispatcher",
         "reading",
         "probing training",
         "flows",
-        "serving",
+        "deployments",
+        "serve",
         "commands",
         "cli",
     ],
@@ -127,7 +129,7 @@ def test_every_module_has_its_room() -> None:
         ("haed.registry", "haed.iem.objective", True),
         ("haed.iem.objective", "haed.sampling", False),
         ("data.corpus", "pipeline.config", False),
-        ("flows.page.live", "flows.states.heartbeat", False),
+        ("flows.artifacts", "flows.lifecycle", False),
     ],
 )
 def test_what_the_rules_say(name: str, other: str, right: bool) -> None:

@@ -13,8 +13,9 @@ from typing import Any
 import psutil
 import pytest
 
-from flows.serving.deployments import deployment_suffix
-from flows.serving.environment import DEFAULTS
+from flows.deployments import deployment_suffix
+from flows.environment import DEFAULTS
+from flows.server import is_server_healthy
 from tests.conftest import TINY, made_once
 from tests.flows.api import PATIENCE, call, until
 
@@ -26,6 +27,7 @@ class Served:
 
     def __init__(self, folder: Path) -> None:
         self.folder, self.starts = folder, 0
+        self.arguments: tuple[str, ...] = ()
         with socket.socket() as one, socket.socket() as other:
             one.bind(("127.0.0.1", 0))
             other.bind(("127.0.0.1", 0))
@@ -33,12 +35,13 @@ class Served:
         self.address = f"http://127.0.0.1:{self.port}"
 
     def start(self, *arguments: str) -> None:
-        """Returns when every flow is registered and can be triggered."""
+        """Returns when every flow is registered and can be triggered; without arguments, with those of last time."""
+        self.arguments = arguments or self.arguments
         clean = {k: v for k, v in os.environ.items() if not k.startswith("PREFECT") and k not in DEFAULTS}
         command = [sys.executable, "-m", "flows.cli", "serve", "--port", str(self.port)]
         with open(self.folder / "log", "ab") as log:
             self.process = subprocess.Popen(
-                [*command, "--tensorboard-port", str(self.board), *arguments],
+                [*command, "--tensorboard-port", str(self.board), *self.arguments],
                 cwd=self.folder,
                 # trainings of other tests are none of ours
                 env=clean
@@ -96,14 +99,9 @@ class Served:
 
 
 def engine(served: Served) -> psutil.Process:
-    """The process of the flow that runs now: one that was ready, and has let go of what it waited on, or a new one."""
+    """The process of the flow that runs now."""
     children = psutil.Process(served.process.pid).children()
-    return next(
-        child
-        for child in children
-        if "PREFECT__FLOW_RUN_ID" in child.environ()
-        or ("flows.serving.engine" in child.cmdline() and os.readlink(f"/proc/{child.pid}/fd/0") == os.devnull)
-    )
+    return next(child for child in children if "prefect.engine" in child.cmdline())
 
 
 @pytest.fixture(scope="session")
@@ -133,6 +131,26 @@ def prefect_home(database: Path, tmp_path: Path) -> None:
     lay_database(database, tmp_path)
 
 
+@pytest.fixture(scope="module")
+def api(database: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """The address of a server's API, for the tests of a module that need no UI and no deployments."""
+    folder = tmp_path_factory.mktemp("server")
+    lay_database(database, folder)
+    with socket.socket() as bound:
+        bound.bind(("127.0.0.1", 0))
+        port = bound.getsockname()[1]
+    clean = {name: value for name, value in os.environ.items() if not name.startswith("PREFECT")}
+    home = {"PREFECT_HOME": str(folder / ".prefect"), "PREFECT_SERVER_UI_ENABLED": "false", "DO_NOT_TRACK": "1"}
+    command = [sys.executable, "-m", "flows.server_process", "prefect", "--port", str(port)]
+    with (
+        open(folder / "log", "wb") as log,
+        subprocess.Popen(command, env=clean | home, stdout=log, stderr=log) as server,
+    ):
+        until(PATIENCE, lambda: is_server_healthy(f"http://127.0.0.1:{port}"))
+        yield f"http://127.0.0.1:{port}/api"
+        server.terminate()
+
+
 def serving(text: Path, database: Path, folder: Path, *arguments: str) -> Iterator[Served]:
     """Started with an empty database, and with the folder `text` beside it; tests/test_wheel.py starts from nothing."""
     (folder / "text").symlink_to(text)
@@ -144,7 +162,17 @@ def serving(text: Path, database: Path, folder: Path, *arguments: str) -> Iterat
     made.stop()
 
 
-@pytest.fixture
-def served(text: Path, database: Path, tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Served]:
-    """Of one test, which may end it; the fixture's parameter has further arguments."""
-    yield from serving(text, database, tmp_path, *getattr(request, "param", ()))
+@pytest.fixture(scope="module")
+def served(
+    text: Path, database: Path, tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest
+) -> Iterator[Served]:
+    """One for the tests of a module, which may kill it and start it again; a module's ARGUMENTS are added."""
+    folder = tmp_path_factory.mktemp("served")
+    yield from serving(text, database, folder, *getattr(request.module, "ARGUMENTS", ()))
+
+
+@pytest.fixture(scope="module")
+def corpus(served: Served) -> None:
+    """The shards of SETTINGS, where the server runs."""
+    run = served.trigger("shard", {"overrides": SETTINGS})
+    until(PATIENCE, lambda: served.state(run) == "COMPLETED")

@@ -24,10 +24,12 @@ from tests.flows.api import PATIENCE, until
 ROOT = Path(__file__).resolve().parents[2]
 
 
-def haed(place: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+def haed(place: Path, *arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
     clean = {name: value for name, value in os.environ.items() if not name.startswith("PREFECT")}
     command = [sys.executable, "-m", "flows.cli", *arguments]
-    return subprocess.run(command, cwd=place, env=clean | {"PYTHONPATH": str(ROOT)}, capture_output=True, text=True)
+    return subprocess.run(
+        command, cwd=place, env=clean | {"PYTHONPATH": str(ROOT)} | environment, capture_output=True, text=True
+    )
 
 
 @pytest.mark.parametrize(
@@ -74,9 +76,8 @@ def test_three_lines_say_what_to_do_next(words: list[str], commands: list[str]) 
 
 
 @pytest.mark.slow
-@pytest.mark.usefixtures("prefect_home")
-def test_a_failing_stage_ends_in_a_line_too(tiny: list[str], tmp_path: Path) -> None:
-    done = haed(tmp_path, "run", *tiny, "name=failing", "resume=required")
+def test_a_failing_stage_ends_in_a_line_too(tiny: list[str], tmp_path: Path, api: str) -> None:
+    done = haed(tmp_path, "run", *tiny, "name=failing", "resume=required", PREFECT_API_URL=api)
     assert done.returncode == 1 and "has no checkpoint: use resume=auto to start" in done.stderr
     assert "Traceback" not in done.stderr + done.stdout
 
@@ -91,18 +92,18 @@ def test_a_loss_that_cannot_be_mixed_is_said_before_the_corpus_is_cut(
 
 
 @pytest.mark.slow
-@pytest.mark.usefixtures("prefect_home")
-def test_a_hierarchy_longer_than_a_window_is_said_before_the_corpus_is_cut(tiny: list[str], tmp_path: Path) -> None:
+def test_a_hierarchy_longer_than_a_window_is_said_before_the_corpus_is_cut(
+    tiny: list[str], tmp_path: Path, api: str
+) -> None:
     words = [*of_kind("hourglass", tiny), "name=long", "model.hourglass.hierarchy=1@1 1@9999 1@1"]
-    done = haed(tmp_path, "run", *words)
+    done = haed(tmp_path, "run", *words, PREFECT_API_URL=api)
     assert "factor 9999 is more than the" in done.stderr and not (tmp_path / "shards").exists()
 
 
 @pytest.mark.slow
-@pytest.mark.usefixtures("prefect_home")
-def test_an_empty_test_split_is_said_before_training(tiny: list[str], text: Path, tmp_path: Path) -> None:
+def test_an_empty_test_split_is_said_before_training(tiny: list[str], text: Path, tmp_path: Path, api: str) -> None:
     (tmp_path / "train.py").write_bytes((text / "train-textwrap.py").read_bytes())
-    done = haed(tmp_path, "run", *tiny, "name=empty", "source.path=train.py")
+    done = haed(tmp_path, "run", *tiny, "name=empty", "source.path=train.py", PREFECT_API_URL=api)
     assert done.returncode == 1 and "split test of" in done.stderr and "evaluate.split=test has nothing" in done.stderr
     assert "Traceback" not in done.stderr + done.stdout and not (tmp_path / "runs" / "empty").exists()
 
@@ -135,7 +136,7 @@ def test_a_signal_to_all_its_processes_leaves_a_checkpoint_and_nothing_else(tiny
         try:
             until(PATIENCE, latest.is_file)
             family = psutil.Process(process.pid).children(recursive=True)
-            assert any("flows.serving.server_process" in " ".join(child.cmdline()) for child in family)
+            assert any("flows.server_process" in " ".join(child.cmdline()) for child in family)
             os.killpg(process.pid, signal.SIGTERM)
             said = process.communicate()[1]
         finally:

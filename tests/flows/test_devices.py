@@ -9,8 +9,10 @@ from pathlib import Path
 import pytest
 
 from data.filesystem import FLOW_RUN
+from flows import lifecycle
 from flows.devices import acquire_device, list_training_devices
-from flows.states import heartbeat
+from flows.flows import FLOWS
+from flows.lifecycle import ASKS, LONG, TRAINS
 from pipeline.config import load_options
 from pipeline.run.run_directory import RunFolder
 from pipeline.train.trainer import TrainingInterrupted
@@ -67,13 +69,17 @@ def test_a_turn_is_held_alone_and_freed_by_death(tmp_path: Path, monkeypatch: py
 
 def test_only_a_recorded_process_that_is_gone_is_dead() -> None:
     here = {
-        heartbeat.HOST: socket.gethostname(),
-        heartbeat.PROCESS: os.getpid(),
-        heartbeat.STARTED: heartbeat.process_start_ticks(os.getpid()),
+        lifecycle.HOST: socket.gethostname(),
+        lifecycle.PROCESS: os.getpid(),
+        lifecycle.STARTED: lifecycle.process_start_ticks(os.getpid()),
     }
-    assert heartbeat.is_alive(here)
-    assert not heartbeat.is_alive(here | {heartbeat.STARTED: "1"})  # another process has its number now
-    assert heartbeat.is_alive(here | {heartbeat.HOST: "elsewhere", heartbeat.STARTED: "1"})
+    assert lifecycle.is_alive(here)
+    assert not lifecycle.is_alive(here | {lifecycle.STARTED: "1"})  # another process has its number now
+    assert lifecycle.is_alive(here | {lifecycle.HOST: "elsewhere", lifecycle.STARTED: "1"})
     with subprocess.Popen([sys.executable, "-c", ""]) as ended:
         pass
-    assert not heartbeat.is_alive(here | {heartbeat.PROCESS: ended.pid}) and not heartbeat.is_alive({})
+    assert not lifecycle.is_alive(here | {lifecycle.PROCESS: ended.pid}) and not lifecycle.is_alive({})
+
+
+def test_every_flow_is_of_one_kind() -> None:
+    assert sorted([*TRAINS, *LONG, *ASKS]) == sorted(flow.name for flow in FLOWS)

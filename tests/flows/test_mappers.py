@@ -11,31 +11,27 @@ import pytest
 
 SCRIPT = """
 import json, sys
-from flows.serving.environment import prepare
+from flows.environment import prepare
 prepare()
 from prefect.client.orchestration import get_client
 from flows.flows import shard
-from prefect.settings import PREFECT_API_URL, temporary_settings
-from flows.serving.server import start_temporary_server
 
 if __name__ == "__main__":
     base = sys.argv[1:]
     made = {}
-    with temporary_settings({PREFECT_API_URL: start_temporary_server()()}):
-        for name, more in (("pool", []), ("dask", ["launcher.dask=local"])):
-            found = shard("quickstart", overrides=[*base, f"shards_dir={name}", *more])
-            made[name] = found.folder
-        with get_client(sync_client=True) as client:
-            made["tasks"] = sorted(f"{run.name} {run.state_name}" for run in client.read_task_runs())
-            made["live"] = [item.description for item in client.read_artifacts() if item.type == "progress"]
+    for name, more in (("pool", []), ("dask", ["launcher.dask=local"])):
+        found = shard("quickstart", overrides=[*base, f"shards_dir={name}", *more])
+        made[name] = found.folder
+    with get_client(sync_client=True) as client:
+        made["tasks"] = sorted(f"{run.name} {run.state_name}" for run in client.read_task_runs())
+        made["live"] = [item.description for item in client.read_artifacts() if item.type == "progress"]
     print(json.dumps(made))
 """
 
 
 @pytest.mark.slow
-@pytest.mark.usefixtures("prefect_home")
 @pytest.mark.timeout(1800)
-def test_parts_are_mapped_over_processes_and_over_dask(tmp_path: Path) -> None:
+def test_parts_are_mapped_over_processes_and_over_dask(tmp_path: Path, api: str) -> None:
     pytest.importorskip("prefect_dask")
     (tmp_path / "texts").mkdir()
     for number in range(3):
@@ -46,7 +42,7 @@ def test_parts_are_mapped_over_processes_and_over_dask(tmp_path: Path) -> None:
     done = subprocess.run(
         [sys.executable, "script.py", *settings],
         cwd=tmp_path,
-        env=environment | {"PYTHONPATH": str(Path(__file__).resolve().parents[2])},
+        env=environment | {"PREFECT_API_URL": api, "PYTHONPATH": str(Path(__file__).resolve().parents[2])},
         capture_output=True,
         text=True,
     )

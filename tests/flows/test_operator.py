@@ -16,8 +16,8 @@ from typing import Any
 
 import pytest
 
-from flows.serving.deployments import deployment_suffix
-from flows.states.heartbeat import is_server_healthy
+from flows.deployments import deployment_suffix
+from flows.lifecycle import is_server_healthy
 from tests.conftest import of_kind
 from tests.flows.api import PATIENCE, call, until
 from tests.flows.conftest import SETTINGS, Served, serving

@@ -1,17 +1,21 @@
-"""Deployments of all flows, for `haed serve` or for the workers of a work pool."""
+"""Deployments of all flows and their schedules, for `haed serve` or for the workers of a work pool."""
 
 import hashlib
 import logging
+import os
 import re
 import threading
 import time
+from collections.abc import Mapping
 from contextlib import suppress
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
+from uuid import UUID
 
 from flows.choices import add_run_choices, list_recent_runs
-from flows.serving.environment import OF_FLOWS
+from flows.environment import OF_FLOWS
+from pipeline.config import ConfigError
 
 log = logging.getLogger(__name__)
 LOOK_SECONDS = 3.0
@@ -46,7 +50,7 @@ def build_deployments(name: str, chain: bool = False) -> list[Any]:
 
     Args:
         name: the common part of their names.
-        chain: see `flows.serving.serve.serve_flows`.
+        chain: see `flows.serve.serve_flows`.
     """
     from prefect.deployments.runner import EntrypointType
     from prefect.events import DeploymentEventTrigger
@@ -80,23 +84,32 @@ def build_deployments(name: str, chain: bool = False) -> list[Any]:
     ]
     for deployment in made:
         deployment.model_fields_set.difference_update(KEPT)  # a new one gets them all the same
-    offer_runs(made, [])
     return made
 
 
-def offer_runs(made: list[Any], runs: list[str]) -> None:
-    """Offer these runs in the forms of deployments that are not registered yet."""
-    for deployment in made:
-        add_run_choices(deployment._parameter_openapi_schema.properties, runs)
+def offer_runs(deployments: Mapping[str, UUID], runs: list[str]) -> None:
+    """Offer runs in the forms of registered deployments.
 
-
-def keep_offering(made: list[Any], runs: list[str]) -> None:
-    """Start a thread that updates the list of runs in the forms of registered deployments whenever it changes."""
+    Args:
+        deployments: the id of each flow's deployment, by the name of the flow.
+        runs: names of runs, the newest first.
+    """
     from prefect.client.orchestration import get_client
     from prefect.client.schemas.actions import DeploymentUpdate
     from prefect.utilities.callables import parameter_schema
 
     from flows.flows import FLOWS
+
+    with get_client(sync_client=True) as client:
+        for flow in FLOWS:
+            schema = parameter_schema(flow)
+            add_run_choices(schema.properties, runs)
+            form = DeploymentUpdate(parameter_openapi_schema=schema.model_dump(exclude_unset=True))
+            client.update_deployment(deployments[flow.name], form)
+
+
+def keep_offering(deployments: Mapping[str, UUID], runs: list[str]) -> None:
+    """Start a thread that updates the list of runs in the forms of registered deployments whenever it changes."""
 
     def look() -> None:
         offered = runs
@@ -105,12 +118,7 @@ def keep_offering(made: list[Any], runs: list[str]) -> None:
             if (now := list_recent_runs()) == offered:
                 continue
             try:
-                with get_client(sync_client=True) as client:
-                    for flow, deployment in zip(FLOWS, made, strict=True):
-                        schema = parameter_schema(flow)
-                        add_run_choices(schema.properties, now)
-                        id = client.read_deployment_by_name(deployment.full_name).id
-                        client.update_deployment(id, DeploymentUpdate(parameter_openapi_schema=schema.model_dump()))
+                offer_runs(deployments, now)
                 offered = now
             except Exception as error:  # whatever it is: a server that is busy is asked again
                 log.debug("forms do not list the runs of now: %s", error)
@@ -165,6 +173,7 @@ def deploy_to_pool(
                 deployment.job_variables = _merge_nested(known.job_variables or {}, jobs)
                 deployment.work_queue_name = known.work_queue_name
     ids = {deployment.flow_name: deployment.apply(work_pool_name=pool) for deployment in made}
+    offer_runs(ids, [])
     _crash_silent_runs(name, [str(id) for id in ids.values()])
     return [f"{deployment.flow_name}/{deployment.name}" for deployment in made]
 
@@ -214,3 +223,90 @@ def _crash_silent_runs(deployment: str, ids: list[str]) -> None:
         ),
         actions=[ChangeFlowRunState(name="Crashed", state=StateType.CRASHED, message=message, force=False)],
     ).create()
+
+
+def local_timezone() -> str:
+    """Return the name of this machine's time zone, which applies to cron lines; UTC if unknown."""
+    if zone := os.environ.get("TZ", "").lstrip(":"):
+        return zone
+    return str(Path("/etc/localtime").resolve()).partition("zoneinfo/")[2] or "UTC"
+
+
+def cron_schedule(line: str) -> Any:
+    """Return a cron line as a schedule in this machine's time zone.
+
+    Raises:
+        ConfigError: it is not a cron line.
+    """
+    from prefect.client.schemas.schedules import CronSchedule
+
+    try:
+        return CronSchedule(cron=line, timezone=local_timezone())
+    except ValueError as error:
+        raise ConfigError(
+            f"--cron {line!r}: not a cron line such as '0 2 * * *' (time zone {local_timezone()})"
+        ) from error
+
+
+def add_schedule(deployment: UUID, wanted: Any, parameters: dict[str, Any]) -> None:
+    """Add a schedule with parameters to a deployment, unless it exists already."""
+    from prefect.client.orchestration import get_client
+    from prefect.client.schemas.actions import DeploymentScheduleCreate
+
+    with get_client(sync_client=True) as client:
+        for known in client.read_deployment_schedules(deployment):
+            if getattr(known.schedule, "cron", None) == wanted.cron and known.parameters == parameters:
+                return
+        client.create_deployment_schedules(
+            deployment, [DeploymentScheduleCreate(schedule=wanted, parameters=parameters)]
+        )
+
+
+def describe_schedules(deployments: list[str]) -> list[str]:
+    """Return the schedules of the deployments with these names, one per line."""
+    from prefect.client.orchestration import get_client
+
+    with get_client(sync_client=True) as client:
+        return [
+            f"{client.read_flow(found.flow_id).name} {_format_schedule(each.schedule)}"
+            + ("" if each.active and not found.paused else " (paused)")
+            for found in client.read_deployments(deployment_filter=_filter_by_names(deployments))
+            for each in found.schedules
+        ]
+
+
+def skip_missed(deployments: list[str]) -> int:
+    """Cancel scheduled runs whose time passed while nothing served them, and return their number.
+
+    Otherwise they would all start at once.
+    """
+    from prefect.client.orchestration import get_client
+    from prefect.client.schemas.filters import FlowRunFilter
+    from prefect.states import Cancelled
+
+    missed = {
+        "state": {"type": {"any_": ["SCHEDULED"]}},
+        "next_scheduled_start_time": {"before_": datetime.now(UTC)},
+    }
+    with get_client(sync_client=True) as client:
+        found = client.read_flow_runs(
+            deployment_filter=_filter_by_names(deployments),
+            flow_run_filter=FlowRunFilter.model_validate(missed),
+            limit=200,
+        )
+        runs = [run for run in found if run.auto_scheduled]
+        for run in runs:
+            client.set_flow_run_state(run.id, Cancelled(message="haed serve was not running at its time"), force=True)
+    return len(runs)
+
+
+def _filter_by_names(deployments: list[str]) -> Any:
+    from prefect.client.schemas.filters import DeploymentFilter, DeploymentFilterName
+
+    return DeploymentFilter(name=DeploymentFilterName(any_=deployments))
+
+
+def _format_schedule(schedule: Any) -> str:
+    """Format a schedule: its cron line, recurrence rule or interval, with the time zone."""
+    said = getattr(schedule, "cron", None) or getattr(schedule, "rrule", None) or f"every {schedule.interval}"
+    return f"{said} ({schedule.timezone or 'UTC'})"

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).resolve().parents[3]
+ROOT = Path(__file__).resolve().parents[2]
 SCRIPT = """
 import json, os
-from flows.serving.environment import prepare
+from flows.environment import prepare
 prepare()
 names = ("PREFECT_API_URL", "PREFECT_LOGGING_LEVEL", "PREFECT_RUNNER_POLL_FREQUENCY", "PREFECT_HOME")
 found = [os.environ.get(name) for name in names]

@@ -5,6 +5,7 @@ still saving: the flow would wait for it forever.
 """
 
 import atexit
+import http.client
 import logging
 import os
 import shutil
@@ -13,18 +14,27 @@ import subprocess
 import sys
 import threading
 import time
+import urllib.request
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
 from pathlib import Path
 
-from flows.states.heartbeat import is_server_healthy
 from pipeline.signals import die_with_parent
 
 log = logging.getLogger(__name__)
 START_SECONDS = 120
 _PATIENCE = 15
 _LOG_BYTES = 4 << 20
+
+
+def is_server_healthy(address: str) -> bool:
+    """Return whether a healthy Prefect server runs at an address."""
+    try:
+        with urllib.request.urlopen(f"{address}/api/health", timeout=5) as answer:
+            return bool(answer.status == 200)
+    except (OSError, http.client.HTTPException):  # nothing, or something else
+        return False
 
 
 def log_path(name: str) -> Path:
@@ -44,7 +54,7 @@ def _rotate_log(path: Path) -> None:
 def run_child_process(
     name: str, *arguments: str, keeps: tuple[int, ...] = (), **environment: str
 ) -> Iterator["subprocess.Popen[bytes]"]:
-    """Run `flows.serving.server_process` as a child process in its own session. It ends with this process and writes to a log.
+    """Run `flows.server_process` as a child process in its own session. It ends with this process and writes to a log.
 
     Args:
         name: of the log.
@@ -57,7 +67,7 @@ def run_child_process(
     _rotate_log(said)
     with open(said, "ab", opener=partial(os.open, mode=0o600)) as file:
         process = subprocess.Popen(
-            [sys.executable, "-m", "flows.serving.server_process", *arguments],
+            [sys.executable, "-m", "flows.server_process", *arguments],
             env=os.environ | environment,
             start_new_session=True,
             stdout=file,

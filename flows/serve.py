@@ -14,16 +14,18 @@ from pathlib import Path
 from typing import Any
 
 from flows.choices import list_recent_runs
-from flows.serving import schedules
-from flows.serving.deployments import (
+from flows.deployments import (
+    add_schedule,
     build_deployments,
+    cron_schedule,
     deployment_suffix,
+    describe_schedules,
     keep_offering,
     list_deployment_names,
     offer_runs,
+    skip_missed,
 )
-from flows.serving.server import lasting_server, run_child_process
-from flows.states.heartbeat import SERVED_BY, crash_orphaned_runs
+from flows.server import lasting_server, run_child_process
 from pipeline.web.host_check import LOOPBACK
 
 log = logging.getLogger(__name__)
@@ -62,30 +64,27 @@ def serve_flows(
     with ExitStack() as held:
         held.enter_context(_lock_prefect_home())
         place = _own_server_target(host, port, password) if server else _external_server_target()
-        wanted = schedules.cron_schedule(cron) if cron else None
+        wanted = cron_schedule(cron) if cron else None
         if server:
             if held.enter_context(lasting_server(place.address, host, port, allowed_hosts)):
                 os.environ["HAED_PAGES"] = "1"  # of runs/; see pipeline.web.app.served_page_url
         board = held.enter_context(_run_tensorboard(board_port)) if board_port else None
         os.environ |= {"HAED_TENSORBOARD_URL": board} if board else {}
-        known, runs = list_deployment_names(place.deployment), list_recent_runs()
-        if dead := crash_orphaned_runs(known):
-            print(f"marked as crashed: {', '.join(dead)}; Retry goes on from their checkpoints")
-        from flows.serving.ready_made import propose_automations
+        from flows.dispatcher import run_flows
+        from flows.lifecycle import crash_orphaned_runs
 
-        made = build_deployments(place.deployment, chain)
-        offer_runs(made, runs)
-        propose_automations(made, nightly=wanted is None)
-        if missed := schedules.skip_missed(known):
+        names, runs = list_deployment_names(place.deployment), list_recent_runs()
+        if dead := crash_orphaned_runs(names):
+            print(f"marked as crashed: {', '.join(dead)}; Retry goes on from their checkpoints")
+        deployments = {each.flow_name: each.apply() for each in build_deployments(place.deployment, chain)}
+        offer_runs(deployments, runs)
+        if missed := skip_missed(names):
             print(f"cancelled: {missed} scheduled runs, for whose time haed serve was not running")
         if wanted:
-            schedules.add_schedule(made[0], wanted, parameters or {})
-        keep_offering(made, runs)
+            add_schedule(deployments["haed"], wanted, parameters or {})
+        keep_offering(deployments, runs)
         _print_summary(place, board)
-        from flows.serving.runner import run_flows
-
-        os.environ[SERVED_BY] = str(os.getpid())
-        run_flows(made)
+        run_flows(deployments)
 
 
 @dataclass
@@ -130,7 +129,7 @@ def _print_summary(place: _ServingTarget, board: str | None) -> None:
         print(f"Runs:        {place.address}/runs/")
     print(f"Prefect API: {place.address}/api\nTensorBoard: {board or 'not started'}")
     print(f"Deployments: haed/haed-{name}, and one of each stage")
-    for line in schedules.describe_schedules(list_deployment_names(name)):
+    for line in describe_schedules(list_deployment_names(name)):
         print(f"Scheduled:   {line}")
     kept = f"$(cat {shlex.quote(str(_password_file()))})" if _is_kept(secret) else "$PREFECT_SERVER_API_AUTH_STRING"
     known = f' PREFECT_API_AUTH_STRING="{kept}"' if secret else ""

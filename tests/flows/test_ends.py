@@ -1,21 +1,27 @@
-"""What a killed process leaves: nothing that runs, no record that says it runs, and a word on what was lost."""
+"""How serving and its flows end: by a signal, or killed; what trains saves first, and what was lost is said."""
 
 import os
 import signal
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import psutil
 import pytest
 
-from flows.flows import FLOWS
-from flows.states.heartbeat import ASKS, LONG, TRAINS
 from tests.flows.api import PATIENCE, call, until
 from tests.flows.conftest import SETTINGS, Served, engine
 
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
+ARGUMENTS = ("--trainings", "0")
 ENDLESS = ["train.steps=1000000", "checkpoint.every_steps=1000000", "checkpoint.every_seconds=null"]
+
+
+def has_begun(metrics: Path) -> bool:
+    """Whether a first step was done: before it there is nothing to save, and a signal ends a training at once."""
+    return metrics.is_file() and metrics.stat().st_size > 0
 
 
 def lines(served: Served, run: str) -> list[str]:
@@ -33,20 +39,55 @@ def steps(folder: Path) -> int:
     return len(folder.read_text().splitlines()) if folder.is_file() else 0
 
 
-def test_every_flow_is_of_one_kind() -> None:
-    assert sorted([*TRAINS, *LONG, *ASKS]) == sorted(flow.name for flow in FLOWS)
+SLOW = [
+    "batch.sequences=16",
+    "batch.context=128",
+    "model.encoder.hidden=256",
+    "model.decoder.width=384",
+    "model.decoder.ffn=1536",
+]  # seconds a step
+ENDS: dict[str, Callable[[subprocess.Popen[bytes]], None]] = {
+    "SIGTERM": lambda process: process.terminate(),
+    "Ctrl-C in a terminal": lambda process: os.killpg(process.pid, signal.SIGINT),
+    "kill -9": lambda process: process.kill(),
+}
 
 
-@pytest.mark.slow
-@pytest.mark.timeout(1800)
-def test_kill_9_of_what_serves_ends_every_process_and_the_next_one_settles_every_record(served: Served) -> None:
+@pytest.mark.usefixtures("corpus")
+def test_however_serving_ends_trainings_save_no_process_is_left_and_the_next_one_settles_every_record(
+    served: Served,
+) -> None:
+    """What saves is the end alone, as nothing else is due. Beside kill -9 there are an evaluation and a `haed run`."""
+    for turn, (how, end) in enumerate(ENDS.items()):
+        runs = {}
+        for name, more in ((f"slow{turn}", SLOW), (f"fast{turn}", [])):
+            runs[name] = served.trigger("train", {"overrides": [*SETTINGS, *ENDLESS, *more, f"name={name}"]})
+        for name in runs:
+            metrics = served.folder / "runs" / name / "train/metrics.jsonl"
+            until(PATIENCE, lambda metrics=metrics: has_begun(metrics))
+        family = psutil.Process(served.process.pid).children(recursive=True)
+        if how == "kill -9":
+            runs |= evaluate_and_kill_a_direct_run(served)
+            family = psutil.Process(served.process.pid).children(recursive=True)
+        end(served.process)
+        status = served.process.wait(PATIENCE)
+        assert not psutil.wait_procs(family, PATIENCE)[1], how
+        assert status == (-signal.SIGKILL if how == "kill -9" else 0), how
+        for name in (f"slow{turn}", f"fast{turn}"):
+            assert (served.folder / "runs" / name / "train/checkpoints/latest").is_file(), (how, name)
+        served.start()
+        assert {name: served.state(run) for name, run in runs.items()} == dict.fromkeys(runs, "CRASHED"), how
+    assert not (served.folder / "runs/whole/evaluation.json").exists()  # it was killed, and did not finish
+    assert running(served) == []
+
+
+def evaluate_and_kill_a_direct_run(served: Served) -> dict[str, str]:
+    """Flow runs that are not trainings: `haed`, which evaluates now, and its stage. A `haed run` was killed as well."""
     slow = [*SETTINGS, "batch.context=512", "evaluate.stride=1", "evaluate.sequences=1", "evaluate.baselines=false"]
     whole = served.trigger("haed", {"overrides": [*slow, "name=whole"]})
-    evaluated = until(
-        PATIENCE, lambda: call(served.address, "/flow_runs/filter", {"flows": {"name": {"any_": ["evaluate"]}}})
-    )[0]["id"]
-    until(PATIENCE, lambda: any(line.startswith("scoring ") for line in lines(served, evaluated)))
-
+    of_stage = {"flows": {"name": {"any_": ["evaluate"]}}}
+    stage = until(PATIENCE, lambda: call(served.address, "/flow_runs/filter", of_stage))[0]["id"]
+    until(PATIENCE, lambda: any(line.startswith("scoring ") for line in lines(served, stage)))
     clean = {key: value for key, value in os.environ.items() if not key.startswith("PREFECT")}
     where = clean | {"PREFECT_API_URL": f"{served.address}/api", "PYTHONPATH": os.getcwd()}
     command = [sys.executable, "-m", "flows.cli", "run", *SETTINGS, "name=direct", "pretrain.steps=1000000"]
@@ -55,35 +96,12 @@ def test_kill_9_of_what_serves_ends_every_process_and_the_next_one_settles_every
         subprocess.Popen(command, cwd=served.folder, env=where, stdout=said, stderr=said) as direct,
     ):
         until(PATIENCE, (served.folder / "runs/direct/pretrain/metrics.jsonl").is_file)
-        family = psutil.Process(served.process.pid).children(recursive=True)
-        assert engine(served) in family
         direct.kill()
-    served.process.kill()
-    served.process.wait()
-    assert not psutil.wait_procs(family, PATIENCE)[1]
-    assert not (served.folder / "runs/whole/evaluation.json").exists()  # it was killed, and did not finish
-    served.start()
-    assert served.state(whole) == served.state(evaluated) == "CRASHED" and running(served) == []
+    return {"whole": whole, "evaluate": stage}
 
 
-@pytest.mark.slow
-@pytest.mark.timeout(1800)
-def test_a_question_is_answered_while_more_trainings_wait_than_prefect_has_places(served: Served) -> None:
-    trained = served.trigger("haed", {"overrides": [*SETTINGS, "name=asked"]})
-    until(PATIENCE, lambda: served.state(trained) == "COMPLETED")
-    waiting = [served.trigger("train", {"overrides": [*SETTINGS, *ENDLESS, f"name=w{n}"]}) for n in range(7)]
-    names = [f"/flow_runs/{run}" for run in waiting]
-    until(PATIENCE, lambda: sum(call(served.address, each)["name"].endswith("waits for cpu") for each in names) == 6)
-    asked = served.trigger("neighbours", {"run": "asked"})
-    until(PATIENCE, lambda: served.state(asked) == "COMPLETED")
-    assert {served.state(run) for run in waiting} == {"RUNNING"}
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(1800)
+@pytest.mark.usefixtures("corpus")
 def test_what_a_kill_took_is_said(served: Served) -> None:
-    done = served.trigger("shard", {"overrides": SETTINGS})
-    until(PATIENCE, lambda: served.state(done) == "COMPLETED")
     metrics = served.folder / "runs/killed/train/metrics.jsonl"
 
     run = served.trigger("train", {"overrides": [*SETTINGS, *ENDLESS, "name=killed", "log_steps=1"]})

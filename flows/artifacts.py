@@ -1,6 +1,7 @@
-"""Progress artifacts of training and sharding: step, loss, bits, rate and time left, or finished parts.
+"""Artifacts of flow runs: texts, tables and links, and progress artifacts of training and sharding.
 
-A separate thread sends the updates, so that training never waits for the server and continues without one.
+The UI renders descriptions as Markdown, so descriptions are escaped here. A separate thread sends the updates of a
+progress artifact, so that training never waits for the server and continues without one.
 
 The page of the flow `haed` shows the progress of its stages, in its log and progress artifact. Each stage has its own
 page.
@@ -11,20 +12,57 @@ import hashlib
 import logging
 import re
 import threading
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextvars import ContextVar
 from pathlib import Path
 from typing import Any, Protocol, Self
 
-from prefect.artifacts import create_progress_artifact, update_progress_artifact
+from prefect.artifacts import (
+    create_link_artifact,
+    create_markdown_artifact,
+    create_progress_artifact,
+    create_table_artifact,
+    update_progress_artifact,
+)
 from prefect.logging import get_run_logger
 
 from data.sharding.progress import ShardingProgress
 from pipeline.config import Options, Phase, PhaseOptions
-from pipeline.console import markdown_text
+from pipeline.console import make_printable, markdown_text
 from pipeline.run.metrics import PhaseStatus, Record, RemainingTime, format_validation
 
+log = logging.getLogger(__name__)
 EVERY_SECONDS = 5.0
+
+
+def post_markdown(text: str, key: str, *about: str) -> None:
+    """Post a Markdown text.
+
+    Args:
+        text: Markdown, whose names, paths and messages went through `pipeline.console.markdown_text` or `markdown_code`.
+        key: of the artifact.
+        about: paragraphs of its description, as plain text.
+    """
+    create_markdown_artifact(text, key, _join_paragraphs(about))
+
+
+def post_table(rows: Sequence[Mapping[str, Any]], key: str, *about: str) -> None:
+    """Post a table, whose cells the UI shows as plain text; see `post_markdown`."""
+    shown = [{name: _escape_cell(value) for name, value in row.items()} for row in rows]
+    create_table_artifact(shown, key, _join_paragraphs(about))
+
+
+def post_link(address: str, text: str, key: str, *about: str) -> None:
+    """Post a link to one of our addresses; see `post_markdown`."""
+    create_link_artifact(address, text, key=key, description=_join_paragraphs(about))
+
+
+def _join_paragraphs(about: Sequence[str]) -> str:
+    return "\n\n".join(markdown_text(each) for each in about)
+
+
+def _escape_cell(value: Any) -> Any:
+    return make_printable(value) if isinstance(value, str) else value
 
 
 def artifact_key(*parts: str) -> str:
@@ -214,6 +252,3 @@ class _PipelineStatus:
         return " · ".join(
             [f"{share} of training", *left, phase.format_metrics() if phase else f"{self._name}: {self._stage}"]
         )
-
-
-log = logging.getLogger(__name__)

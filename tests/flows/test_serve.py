@@ -1,5 +1,6 @@
 """`haed serve` for real: a server, every flow as a deployment; flows triggered, killed and retried through its API."""
 
+import json
 import os
 import signal
 import subprocess
@@ -13,10 +14,11 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from flows.serving.deployments import deployment_suffix
+from flows.deployments import deployment_suffix
 from tests.flows.api import PATIENCE, call, until
 from tests.flows.conftest import SETTINGS, Served, engine
 
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
 DONE = ("COMPLETED", "FAILED", "CRASHED", "CANCELLED")
 FLOWS = {
     "haed",
@@ -61,10 +63,7 @@ def weights(folder: Path) -> dict[str, torch.Tensor]:
     return load_file(folder / "train/checkpoints" / latest / "model.safetensors")
 
 
-@pytest.mark.slow
-@pytest.mark.timeout(1800)
-def test_kills_and_retries_end_in_the_same_bits(served: Served) -> None:
-    """-9 to the flow's process, to the server, and to `haed serve`, each while a training runs."""
+def test_every_flow_is_served_and_other_hosts_are_refused(served: Served) -> None:
     assert served.deployments().keys() == FLOWS
     with urllib.request.urlopen(served.address, timeout=PATIENCE) as page:
         assert b"<html" in page.read().lower() and "frame-ancestors 'self'" in page.headers["Content-Security-Policy"]
@@ -72,8 +71,11 @@ def test_kills_and_retries_end_in_the_same_bits(served: Served) -> None:
         assert answer(server + path, {}) == answer(server + path, {"Origin": server}) == 200
         assert answer(server + path, {"Origin": "https://evil.example"}) == 403
         assert answer(server + path, {"Host": "evil.example"}) == 403
-    run = served.trigger("shard", {"overrides": SETTINGS})
-    until(PATIENCE, lambda: served.state(run) == "COMPLETED")
+
+
+@pytest.mark.usefixtures("corpus")
+def test_kills_and_retries_end_in_the_same_bits(served: Served) -> None:
+    """-9 to the flow's process, to the server, and to `haed serve`, each while a training runs."""
     wrong = served.trigger("train", {"overrides": ["train.step=3"]})
     refused = until(PATIENCE, lambda: served.state(wrong) in DONE and call(served.address, f"/flow_runs/{wrong}"))
     assert refused["state_type"] == "FAILED" and "train.step" in refused["state"]["message"]
@@ -92,7 +94,7 @@ def test_kills_and_retries_end_in_the_same_bits(served: Served) -> None:
             retry(served, runs["flow"])
         elif name == "server":
             server = subprocess.run(
-                ["pgrep", "-f", f"flows.serving.server_process prefect .*--port {served.port}"], capture_output=True
+                ["pgrep", "-f", f"flows.server_process prefect .*--port {served.port}"], capture_output=True
             )
             os.kill(int(server.stdout.split()[0]), signal.SIGKILL)
         else:
@@ -110,11 +112,8 @@ def test_kills_and_retries_end_in_the_same_bits(served: Served) -> None:
         assert all(torch.equal(found[key], value) for key, value in expected.items()), name
 
 
-@pytest.mark.slow
-@pytest.mark.timeout(1800)
+@pytest.mark.usefixtures("corpus")
 def test_cancel_ends_all_processes_of_a_training_and_workers_of_a_pool_run_flows_in_its_folder(served: Served) -> None:
-    run = served.trigger("shard", {"overrides": SETTINGS})
-    until(PATIENCE, lambda: served.state(run) == "COMPLETED")
     together = [*SETTINGS, "train.steps=100000", "name=together", "launcher.processes=2"]
     run = served.trigger("train", {"overrides": together})
     latest = served.folder / "runs/together/train/checkpoints/latest"
@@ -142,12 +141,9 @@ def test_cancel_ends_all_processes_of_a_training_and_workers_of_a_pool_run_flows
         assert done.returncode == status and "Traceback" not in done.stderr, done.stderr
         assert len(done.stdout.splitlines()) == (len(FLOWS) if status == 0 else 0)
         assert ("error: no work pool 'none'" in done.stderr) == (status == 1)
+    name = deployment_suffix(served.folder, "gpus")
     made = {item["name"]: item["enabled"] for item in call(served.address, "/automations/filter", {})}
-    name, own = deployment_suffix(served.folder, "gpus"), deployment_suffix(served.folder)
-    laid_out = {f"haed: a second try of crashed trainings of {own}", f"haed: tell what came of trainings of {own}"}
-    assert made == {f"haed: silent runs of {name}": True} | dict.fromkeys(laid_out, False)
-    (whole,) = (item for item in served.found() if item["name"].startswith("haed-"))
-    assert [(each["active"], each["schedule"]["cron"]) for each in whole["schedules"]] == [(False, "0 2 * * *")]
+    assert made == {f"haed: silent runs of {name}": True}
 
     run = served.trigger("shard", {"overrides": [*SETTINGS, "shards_dir=pooled"]}, name)
     command = [sys.executable, "-m", "prefect", "worker", "start", "--pool", "gpus", "--run-once"]
@@ -156,3 +152,58 @@ def test_cancel_ends_all_processes_of_a_training_and_workers_of_a_pool_run_flows
     done = subprocess.run(command, cwd=elsewhere, env=where, capture_output=True, text=True)
     assert served.state(run) == "COMPLETED", done.stderr
     assert list(served.folder.glob("pooled/**/*.tar")) and not list(elsewhere.iterdir())
+
+
+def has_begun(metrics: Path) -> bool:
+    """Whether a first step was done: before it there is nothing to save, and a signal ends a training at once."""
+    return metrics.is_file() and metrics.stat().st_size > 0
+
+
+@pytest.mark.usefixtures("corpus")
+def test_what_is_paused_suspended_or_deleted_saves_stops_and_can_be_resumed(served: Served) -> None:
+    base = [*SETTINGS, "train.steps=1000000", "pretrain.steps=1000000", "checkpoint.every_steps=1000000"]
+    base += ["checkpoint.every_seconds=null"]
+    for name, flow, phase in (
+        ("paused", "train", "train"),
+        ("suspended", "haed", "pretrain"),
+        ("deleted", "train", "train"),
+    ):
+        run = served.trigger(flow, {"overrides": [*base, f"name={name}"]})
+        lines = served.folder / "runs" / name / phase / "metrics.jsonl"
+        until(PATIENCE, lambda lines=lines: has_begun(lines))
+        process = engine(served)
+        if name == "deleted":
+            call(served.address, f"/flow_runs/{run}", method="DELETE")
+        else:
+            state = {
+                "type": "PAUSED",
+                "name": name.capitalize(),
+                "state_details": {"pause_reschedule": name != "paused"},
+            }
+            call(served.address, f"/flow_runs/{run}/set_state", {"state": state})
+        process.wait(PATIENCE)
+        saved = int((lines.parent / "checkpoints/latest").read_text().strip().removeprefix("step-"))
+        if name == "deleted":
+            break
+        assert served.state(run) == "PAUSED", name
+        assert (
+            call(served.address, "/flow_runs/filter", {"flow_runs": {"state": {"type": {"any_": ["RUNNING"]}}}}) == []
+        )
+        call(served.address, f"/flow_runs/{run}/resume", {})
+        until(PATIENCE, lambda lines=lines, saved=saved: json.loads(lines.read_text().splitlines()[-1])["step"] > saved)
+        assert served.state(run) == "RUNNING", name
+        call(served.address, f"/flow_runs/{run}/set_state", {"state": {"type": "CANCELLING", "name": "Cancelling"}})
+        until(PATIENCE, lambda run=run: served.state(run) == "CANCELLED")
+
+
+def test_a_question_is_answered_while_more_trainings_wait_than_prefect_has_places(served: Served) -> None:
+    trained = served.trigger("haed", {"overrides": [*SETTINGS, "name=asked"]})
+    until(PATIENCE, lambda: served.state(trained) == "COMPLETED")
+    waiting = [
+        served.trigger("train", {"overrides": [*SETTINGS, "train.steps=1000000", f"name=w{n}"]}) for n in range(7)
+    ]
+    names = [f"/flow_runs/{run}" for run in waiting]
+    until(PATIENCE, lambda: sum(call(served.address, each)["name"].endswith("waits for cpu") for each in names) == 6)
+    asked = served.trigger("neighbours", {"run": "asked"})
+    until(PATIENCE, lambda: served.state(asked) == "COMPLETED")
+    assert {served.state(run) for run in waiting} == {"RUNNING"}

@@ -19,9 +19,9 @@ from prefect.utilities.callables import parameter_schema
 from prefect.utilities.schema_tools.validation import ValidationError, validate
 
 from data.urls import redact_urls
+from flows.environment import keep_private
 from flows.flows import FLOWS
-from flows.serving.environment import keep_private
-from flows.serving.plainly import WORDS, explain_errors
+from flows.middleware import WORDS, explain_errors
 from tests.flows.api import PATIENCE, until
 
 TYPED = ["https://user:hunter2@example.org/data", "s3://key:hun/ter2@bucket", "https://h/x?X-Amz-Signature=hunter2"]

@@ -5,8 +5,8 @@ import logging
 
 import pytest
 
-from flows.page.final_state import _NoTracebacks, is_user_error
-from flows.page.live import _PipelineStatus
+from flows.artifacts import _PipelineStatus
+from flows.lifecycle import _NoTracebacks, is_user_error
 from pipeline import config
 from pipeline.config import FinetuneOptions, PretrainOptions
 from pipeline.config.loading import parse_override

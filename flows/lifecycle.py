@@ -1,0 +1,504 @@
+"""The life of a flow run: how it is labelled, asked to stop, reported when it ends, and settled when its process died.
+
+A flow labels its run with its host, process ID and process start time, because process IDs are reused. Only runs whose
+process has ended are marked Crashed.
+
+A training saves before it stops, then Prefect is told in its own terms. Cancel sends SIGTERM. A run that was paused,
+suspended, deleted or marked as ended would train on unseen, possibly beside its successor. So `FlowRunWatcher` polls
+the server.
+
+Errors that a user can cause are no crashes and get no traceback, which would hide the line. All others keep theirs.
+"""
+
+import contextvars
+import logging
+import os
+import signal
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures.process import _RemoteTraceback
+from contextlib import contextmanager, suppress
+from dis import opmap
+from pathlib import Path
+from typing import Any
+from uuid import UUID
+
+from prefect.client.orchestration import SyncPrefectClient, get_client
+from prefect.client.schemas.filters import (
+    DeploymentFilter,
+    DeploymentFilterName,
+    FlowFilter,
+    FlowRunFilter,
+    FlowRunFilterId,
+    TaskRunFilter,
+)
+from prefect.client.schemas.objects import State, StateType
+from prefect.context import FlowRunContext
+from prefect.exceptions import Abort, ObjectNotFound, ParameterTypeError, Pause, TerminationSignal
+from prefect.logging.handlers import APILogWorker
+from prefect.logging.loggers import flow_run_logger
+from prefect.runtime import flow_run
+from prefect.settings import PREFECT_API_URL
+from prefect.states import Cancelled, Completed, Crashed, Failed, Suspended
+from rich.console import Console
+
+from flows.artifacts import log_to_parent_run
+from flows.server import is_server_healthy
+from pipeline.console import format_error
+from pipeline.run.checkpoints import resolve_pointer
+from pipeline.run.metrics import read_metrics
+from pipeline.run.run_directory import PHASES, RunFolder
+from pipeline.signals import StopRequested, StopSignal, die_with_parent, end_with_parent
+from pipeline.train.trainer import TrainingInterrupted
+
+log = logging.getLogger(__name__)
+UNFINISHED = ["RUNNING", "PENDING", "CANCELLING"]
+_STATE: dict[str, Any] = {"state": {"type": {"any_": UNFINISHED}}}
+_SETTLE_SECONDS = 2.0
+_PAGE = 200
+HOST, PROCESS, STARTED = "haed.host", "haed.process", "haed.started"
+RUN = "haed.run"  # folder of the run that a flow trains
+SERVER, SERVER_STARTED = "haed.server", "haed.server_started"  # the `haed serve` or worker of it
+SERVED_BY = "HAED_SERVED_BY"  # of the environment: the process of `haed serve`
+# Names of flows: those that train, other stages that may take hours, and those that answer.
+TRAINS = ("haed", "pretrain", "finetune", "train")
+LONG = ("shard", "evaluate", "index", "analyse")
+ASKS = ("sample", "next", "neighbours", "compare", "report")
+ENDED = "the process that ran it, or served it, ended while it ran"
+OF_PARENT = "its parent ended while it ran"
+ROOMS = ("pipeline", "data", "haed", "flows")
+EXPECTED = (ValueError, OSError, FloatingPointError, ParameterTypeError)
+_WATCH_SECONDS = 3.0
+_GOES_ON = (StateType.RUNNING, StateType.PENDING, StateType.CANCELLING)  # of a cancelled one the dispatcher takes care
+
+
+def label_flow_run() -> None:
+    """Label this flow run with its process, and make the process end with the one that serves it.
+
+    Stages within a flow share the process of the outer flow run and get no label.
+    """
+    if is_served():
+        end_with_parent(serving_process_id())
+    context = FlowRunContext.get()
+    if context is None or context.flow_run is None or context.flow_run.parent_task_run_id is not None:
+        return
+    here: dict[str, Any] = {HOST: socket.gethostname(), PROCESS: os.getpid()}
+    here[STARTED] = process_start_ticks(os.getpid()) or ""  # without /proc it counts as dead
+    if is_served():
+        here |= {SERVER: serving_process_id(), SERVER_STARTED: process_start_ticks(serving_process_id()) or ""}
+    try:
+        with get_client(sync_client=True) as client:
+            client.update_flow_run_labels(context.flow_run.id, here)
+    except Exception as error:  # whatever it is: the server's troubles are not the flow's
+        log.debug("no record of the process: %s", error)
+
+
+def is_served() -> bool:
+    """Return whether this process was started by `haed serve` or a worker, to run a flow of a deployment."""
+    return "PREFECT__FLOW_RUN_ID" in os.environ
+
+
+def serving_process_id() -> int:
+    """Return the ID of the process that started this one for a flow run."""
+    return int(os.environ.get(SERVED_BY) or os.getppid())
+
+
+def tag_flow_run(*runs: str, folder: str | Path = "") -> None:
+    """Tag this flow run or stage with `run:NAME`, so that the UI finds all flow runs of a run.
+
+    Args:
+        runs: names of the runs.
+        folder: folder of the run that is trained, to find its last checkpoint if the process is killed.
+    """
+    context = FlowRunContext.get()
+    if context is None or context.flow_run is None:
+        return
+    tags = list(dict.fromkeys([*context.flow_run.tags, *(f"run:{run}" for run in runs)]))
+    try:
+        with get_client(sync_client=True) as client:
+            client.update_flow_run(context.flow_run.id, tags=tags)
+            if folder:
+                client.update_flow_run_labels(context.flow_run.id, {RUN: str(Path(folder).resolve())})
+    except Exception as error:  # likewise
+        log.debug("no tags: %s", error)
+
+
+def crash_orphaned_runs(deployments: list[str], patience: float = 600.0) -> list[str]:
+    """Mark runs whose process is gone as Crashed, which enables Retry, and end processes that nobody serves any more.
+
+    These are runs of an earlier `haed serve` of these deployments, and of `haed run` on this machine. The caller must
+    be the only server of the deployments, so pending runs will not start either. A thread waits for processes that are
+    still saving and then kills them. It checks their start time first, because a process ID may have been reused. Runs
+    of other machines and of a live `haed serve` are left alone.
+
+    Args:
+        deployments: their names; an empty list: only runs without a deployment are checked.
+        patience: seconds until a process is killed.
+
+    Returns:
+        The names of the runs marked now.
+    """
+    with get_client(sync_client=True) as client:
+        dead, saving = [], []
+        for run in _read_unfinished_runs(client, deployments):
+            is_ours = run.labels.get(HOST, "") == socket.gethostname()
+            if not is_alive(run.labels):
+                if run.deployment_id is not None or is_ours:
+                    dead.append(run)
+            elif run.deployment_id is not None and is_ours and not _is_served_now(run.labels):
+                saving.append(run)
+        for run in dead:
+            mark_crashed(client, run.id, ENDED)
+        for stage in _read_orphaned_stages(client):
+            mark_crashed(client, stage.id, OF_PARENT)
+    if saving:
+        threading.Thread(target=_wait_and_mark_crashed, args=(saving, patience), daemon=True).start()
+    return [run.name for run in dead]
+
+
+def _read_unfinished_runs(client: Any, deployments: list[str]) -> list[Any]:
+    """Return the unfinished runs of these deployments, and those of our flows without a deployment."""
+    of_these = DeploymentFilter(name=DeploymentFilterName(any_=deployments))
+    ours = FlowFilter.model_validate({"name": {"any_": [*TRAINS, *LONG, *ASKS]}})
+    direct: dict[str, Any] = {"deployment_id": {"is_null_": True}, "parent_task_run_id": {"is_null_": True}}
+    of_no_deployment = FlowRunFilter.model_validate(_STATE | direct)
+    served = FlowRunFilter.model_validate(_STATE)
+    found = _read_all_flow_runs(client, flow_run_filter=served, deployment_filter=of_these) if deployments else []
+    return [*found, *_read_all_flow_runs(client, flow_run_filter=of_no_deployment, flow_filter=ours)]
+
+
+def _read_orphaned_stages(client: Any) -> list[Any]:
+    """Return the unfinished stages of flow runs that have ended or were deleted."""
+    ours = FlowFilter.model_validate({"name": {"any_": [*TRAINS, *LONG, *ASKS]}})
+    inner = FlowRunFilter.model_validate(_STATE | {"parent_task_run_id": {"is_null_": False}})
+    found = []
+    for stage in _read_all_flow_runs(client, flow_run_filter=inner, flow_filter=ours):
+        try:
+            outer = client.read_flow_run(client.read_task_run(stage.parent_task_run_id).flow_run_id)
+        except ObjectNotFound:
+            found.append(stage)
+            continue
+        if outer.state is not None and outer.state.is_final():
+            found.append(stage)
+    return found
+
+
+def _read_all_flow_runs(client: Any, **filters: Any) -> list[Any]:
+    """Return all flow runs that match a filter. The server returns at most 200 per request."""
+    found: list[Any] = []
+    while page := client.read_flow_runs(**filters, limit=_PAGE, offset=len(found)):
+        found += page
+        if len(page) < _PAGE:
+            break
+    return found
+
+
+def _is_served_now(labels: dict[str, Any]) -> bool:
+    """Return whether the `haed serve` that started a run's process is still alive."""
+    return SERVER in labels and process_start_ticks(labels[SERVER]) == labels[SERVER_STARTED]
+
+
+def _wait_and_mark_crashed(runs: list[Any], patience: float) -> None:
+    """Mark runs as Crashed once their process has ended. Kill processes that exceed the time limit."""
+    until = time.monotonic() + patience
+    while runs:
+        for run in [run for run in runs if is_alive(run.labels)] if time.monotonic() > until else []:
+            log.warning("%s: process %d has not ended, and is killed", run.name, run.labels[PROCESS])
+            with suppress(ProcessLookupError):
+                os.kill(run.labels[PROCESS], signal.SIGKILL)
+        for run in [run for run in runs if not is_alive(run.labels)]:
+            with suppress(Exception), get_client(sync_client=True) as client:  # a server that is busy is asked again
+                if client.read_flow_run(run.id).state_type in UNFINISHED:
+                    mark_crashed(client, run.id, ENDED)
+                    log.warning("marked as crashed: %s; Retry goes on from its checkpoint", run.name)
+                runs.remove(run)
+        time.sleep(_SETTLE_SECONDS)
+
+
+def mark_crashed(client: Any, id: Any, why: str) -> None:
+    """Mark a flow run and its stages as Crashed."""
+    client.set_flow_run_state(id, Crashed(message=why), force=True)
+    mark_stages_crashed(client, id)
+
+
+def mark_stages_crashed(client: Any, id: Any) -> None:
+    """Mark the unfinished stages and tasks of an ended flow run as Crashed."""
+    inner = FlowRunFilter.model_validate(_STATE | {"parent_flow_run_id": {"any_": [id]}})
+    for stage in client.read_flow_runs(flow_run_filter=inner):
+        mark_crashed(client, stage.id, OF_PARENT)
+    of_it = FlowRunFilter.model_validate({"id": {"any_": [id]}})
+    for task in client.read_task_runs(flow_run_filter=of_it, task_run_filter=TaskRunFilter.model_validate(_STATE)):
+        client.set_task_run_state(task.id, Crashed(message=OF_PARENT), force=True)
+
+
+def is_alive(labels: dict[str, Any]) -> bool:
+    """Return whether the process of a run may still be alive."""
+    if PROCESS not in labels:
+        return False
+    return labels[HOST] != socket.gethostname() or process_start_ticks(labels[PROCESS]) == labels[STARTED]
+
+
+def process_start_ticks(process: int) -> str | None:
+    """Return the start time of a process of this machine, in ticks since boot; None if it has ended."""
+    try:
+        with open(f"/proc/{process}/stat", encoding="utf-8", errors="replace") as file:
+            state, *rest = file.read().rsplit(")", 1)[1].split()
+        return None if state in "ZX" else rest[18]
+    except OSError:
+        return None
+
+
+@contextmanager
+def stop_on_signals() -> Iterator[Callable[[], bool]]:
+    """Turn SIGINT and SIGTERM into a request to stop, for the duration of a stage.
+
+    Prefect's own SIGTERM handler raises in the middle of a step, and the work since the last checkpoint is lost. Here
+    the stage saves, and the same exception follows. Prefect then records Cancelled, or Crashed if nobody cancelled.
+
+    A run that the server no longer regards as running stops in the same way.
+
+    Raises:
+        TerminationSignal: the stage was stopped by SIGTERM and has saved.
+        KeyboardInterrupt: the stage was stopped by Ctrl-C and has saved.
+        Pause: the run was paused or suspended; it has saved.
+        Abort: the run was deleted or marked as ended; it has saved.
+    """
+    asked = StopSignal()
+
+    def handler(number: int, _: object) -> None:
+        if asked.handle_signal(number):
+            raise _exception_for_signal(number)
+
+    before = {number: signal.signal(number, handler) for number in (signal.SIGINT, signal.SIGTERM)}
+    if is_served():  # when the process that serves flows is killed, training saves and ends
+        # Nobody reads its lines then; rich, with which Prefect writes them, would end the process at the next one.
+        Console.on_broken_pipe = lambda self: None  # type: ignore[method-assign]
+        end_with_parent(serving_process_id(), signal.SIGTERM)
+    try:
+        with FlowRunWatcher() as watch:
+            yield lambda: asked() or watch.stopped is not None
+    except (TrainingInterrupted, StopRequested) as error:
+        if _is_orphan() and not is_server_healthy(str(PREFECT_API_URL.value()).removesuffix("/api")):
+            log.info("%s; the server is gone: it is not told", error)  # Prefect would try for minutes
+            logging.shutdown()
+            os._exit(128 + signal.SIGTERM)
+        raise (_exception_for_signal(asked.number) if asked() else watch.finish_runs()) from error
+    finally:
+        if is_served():
+            die_with_parent(signal.SIGKILL)  # there is nothing more to save
+        for number, previous in before.items():
+            signal.signal(number, previous)
+
+
+def _is_orphan() -> bool:
+    """Return whether the `haed serve` that started this flow has ended."""
+    return os.environ.get(SERVED_BY, str(os.getppid())) != str(os.getppid())
+
+
+def _exception_for_signal(number: int | None) -> BaseException:
+    return KeyboardInterrupt() if number == signal.SIGINT else TerminationSignal(signal=signal.SIGTERM)
+
+
+class FlowRunWatcher:
+    """A thread that polls the server for the state of this flow run and its parent; a context manager.
+
+    A server that does not answer is no reason to stop.
+    """
+
+    def __init__(self) -> None:
+        known = (os.environ.get("PREFECT__FLOW_RUN_ID"), flow_run.id, flow_run.parent_flow_run_id)
+        self._runs = [UUID(run) for run in dict.fromkeys(known) if run]
+        self._ended = threading.Event()
+        # In the settings of `haed run`, which name its server; without them Prefect would start another one.
+        self._thread = threading.Thread(target=contextvars.copy_context().run, args=(self._poll_server,), daemon=True)
+        self.stopped: tuple[UUID, State | None] | None = (
+            None  # the run, and its state, which is None once it is deleted
+        )
+
+    def __enter__(self) -> "FlowRunWatcher":
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._ended.set()
+
+    def _poll_server(self) -> None:
+        while self.stopped is None and not self._ended.wait(_WATCH_SECONDS):
+            try:
+                with get_client(sync_client=True) as client:
+                    states = read_states(client, self._runs)
+            except Exception as error:  # whatever it is
+                log.debug("the server says nothing of this run: %s", error)
+                continue
+            gone = [run for run in self._runs if (state := states.get(run)) is None or state.type not in _GOES_ON]
+            if gone:
+                self.stopped = gone[0], states.get(gone[0])
+                log.info("the run was %s: saving, then stopping", self._describe_state())
+
+    def _describe_state(self) -> str:
+        assert self.stopped is not None
+        state = self.stopped[1]
+        return "deleted" if state is None else f"set to {state.name}"
+
+    def finish_runs(self) -> BaseException:
+        """Set states on the server that can be continued, and return the exception that ends Prefect's engine quietly.
+
+        Resume restarts a suspended run but expects a paused one to be alive, so paused runs become suspended.
+        """
+        assert self.stopped is not None
+        run, state = self.stopped
+        paused = state is not None and state.is_paused()
+        message = f"saved and stopped: its {'part' if run != self._runs[0] else 'parent'} was {self._describe_state()}"
+        with suppress(Exception), get_client(sync_client=True) as client:
+            if paused and run == self._runs[0]:
+                client.set_flow_run_state(run, Suspended(), force=True)
+            for other in self._runs:
+                if other != run:
+                    is_outer = paused and other == self._runs[0]
+                    last: State = Suspended(message=message) if is_outer else Crashed(message=message)
+                    client.set_flow_run_state(other, last, force=True)
+        return Pause(state=state) if paused else Abort(message)
+
+
+def read_states(client: SyncPrefectClient, runs: Iterable[UUID]) -> dict[UUID, State]:
+    """Return the states of these runs, without those that the server does not have."""
+    found = _read_all_flow_runs(client, flow_run_filter=FlowRunFilter(id=FlowRunFilterId(any_=list(runs))))
+    return {run.id: run.state for run in found if run.state is not None}
+
+
+def settle_flow_run(flow: str, id: UUID, status: int, cancel_seconds: float | None) -> None:
+    """Report how a flow run ended whose process has ended without doing so: in its state and in its log.
+
+    Args:
+        flow: name of the flow.
+        id: the flow run.
+        status: exit status of the process; negative: the signal that ended it.
+        cancel_seconds: seconds after which the process was killed, as it had not ended after Cancel; None: it was not.
+    """
+    with suppress(ObjectNotFound), get_client(sync_client=True) as client:
+        run = client.read_flow_run(id)
+        if run.state is None or run.state.type not in _GOES_ON or (status == 0 and not run.state.is_cancelling()):
+            return
+        kept = f": {describe_saved_progress(flow, run.labels)}" if PROCESS in run.labels else " before the flow began"
+        if cancel_seconds is not None:
+            message = f"killed, as it had not ended {cancel_seconds:.0f} s after Cancel{kept}"
+        elif run.state.is_cancelling():
+            message = f"cancelled{kept}"
+        else:
+            message = f"its process {'was killed' if status < 0 else f'ended with status {status}'}{kept}"
+        last: State = Cancelled(message=message) if run.state.is_cancelling() else Crashed(message=message)
+        client.set_flow_run_state(id, last, force=True)
+        flow_run_logger(run).error("%s", message)
+        mark_stages_crashed(client, id)
+
+
+def describe_saved_progress(flow: str, labels: dict[str, Any]) -> str:
+    """Describe the last checkpoint of a killed training, from its run folder, and the lost steps."""
+    if flow not in TRAINS:
+        return "what was not finished is lost; Retry does it again"
+    if RUN not in labels:
+        return "what it did since its last checkpoint is lost; Retry goes on from there"
+    run = RunFolder(Path(labels[RUN]))
+    lines = {phase: run.phase_folder(phase) / "metrics.jsonl" for phase in PHASES}
+    written = {phase: path.stat().st_mtime for phase, path in lines.items() if path.is_file()}
+    if not written:
+        return "no step was saved; Retry does what is left"
+    phase = max(written, key=lambda each: written[each])
+    latest = resolve_pointer(run.phase_folder(phase) / "checkpoints", "latest")
+    saved = 0 if latest is None else int(latest.name.removeprefix("step-"))
+    done = int(max((record.get("step", 0) for record in read_metrics(lines[phase])), default=0))
+    lost = f"steps after it were lost, to {done:,} at least" if done > saved else "what came after it is lost"
+    if not saved:
+        return f"no step of {phase} was saved: {lost.replace('after it ', '')}; Retry begins it again"
+    return f"the last step that was saved is {saved:,} of {phase}: {lost}; Retry goes on from there"
+
+
+def finish_flow_run(stage: str, work: Callable[[], Any], told: Callable[[Any], str]) -> State[Any]:
+    """Run a flow's work and return its final state.
+
+    Args:
+        stage: name of the flow.
+        work: returns the flow's result.
+        told: returns the one-line summary of the result.
+
+    Raises:
+        BaseException: an error that the user did not cause, or one that ends a process.
+    """
+    try:
+        found = work()
+    except TerminationSignal as error:
+        _finish_stopped_run(error)
+        raise
+    except Exception as error:
+        if not is_user_error(error):
+            raise
+        inner = next(iter(getattr(error, "__notes__", ())), "")  # the stage of this flow in which it came up
+        if not inner:
+            error.add_note(stage)
+        return Failed(message=f"{inner}{': ' if inner else ''}{format_error(error)}", data=error)
+    message = told(found)
+    if stage != "haed":  # whose result is that of a stage
+        log.info("%s: %s", stage, message)
+    log_to_parent_run("%s: %s", stage, message)
+    return Completed(message=message, data=found)
+
+
+def is_user_error(error: BaseException | None) -> bool:
+    """Return whether an error comes from the user's input or the machine, so that its message is enough.
+
+    As on the command line, these are ValueError, OSError and FloatingPointError, and also Prefect's
+    ParameterTypeError. A ValueError or FloatingPointError counts only if our own code raised it, or if it comes from
+    a pool process. One from a library, in Python or C, is a bug of ours.
+    """
+    if not isinstance(error, EXPECTED) or error.__traceback__ is None:
+        return False
+    if isinstance(error, OSError | ParameterTypeError) or isinstance(error.__cause__, _RemoteTraceback):
+        return True  # that of a process of a pool has its traceback as a text only
+    last = error.__traceback__
+    while last.tb_next is not None:
+        last = last.tb_next
+    ours = last.tb_frame.f_globals.get("__name__", "").split(".")[0] in ROOMS
+    return ours and last.tb_frame.f_code.co_code[last.tb_lasti] == opmap["RAISE_VARARGS"]
+
+
+class _NoTracebacks(logging.Filter):
+    """A log filter that drops Prefect's log records of user errors and of results, which are logged already.
+
+    A record of a failed state is logged as an error.
+    """
+
+    def filter(self, record: logging.LogRecord) -> bool:  # noqa: D102
+        if str(record.msg).startswith("Finished in state Failed("):
+            record.levelno, record.levelname = logging.ERROR, "ERROR"
+        if str(record.msg).startswith("Finished in state Completed("):
+            return False
+        return not (record.exc_info and is_user_error(record.exc_info[1]))
+
+
+def drop_tracebacks() -> None:
+    """Stop Prefect's engine from logging tracebacks of user errors."""
+    engine = logging.getLogger("prefect.flow_runs")
+    if not any(isinstance(each, _NoTracebacks) for each in engine.filters):
+        engine.addFilter(_NoTracebacks())
+
+
+def _finish_stopped_run(error: TerminationSignal) -> None:
+    """Set the final state of this flow run, with a message on what was saved.
+
+    Prefect's engine has no message for this case and leaves a final state alone.
+    """
+    saved = str(error.__cause__ or "stopped")
+    message = f"{saved}; Retry {'goes on from there' if saved.startswith('saved') else 'does what is left'}"
+    log.info("%s", message)
+    context = FlowRunContext.get()
+    if context is None or context.flow_run is None:
+        return
+    with suppress(Exception), get_client(sync_client=True) as client:  # the server's troubles are not ours
+        outer = client.read_flow_run(UUID(os.environ.get("PREFECT__FLOW_RUN_ID") or str(context.flow_run.id))).state
+        asked = outer is not None and (outer.is_cancelling() or outer.is_cancelled())
+        last: State[Any] = Cancelled(message=message) if asked else Crashed(message=message)
+        context.flow_run.state = client.set_flow_run_state(context.flow_run.id, last, force=True).state
+    with suppress(Exception):
+        APILogWorker.drain_all(timeout=5)  # the signal comes again, and ends the process

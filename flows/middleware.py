@@ -1,0 +1,221 @@
+"""ASGI middleware around Prefect's server: refused values, plain errors, and the pages of runs at the same address.
+
+- `StorableBodyMiddleware` refuses values that the server could store but never show again. The server reads JSON with
+  the standard library and writes it with orjson, which supports neither integers of more than 64 bits nor lone
+  surrogates. One such value in the parameters, name or tags of a flow run would break the list of all flow runs.
+- `PlainErrorMiddleware` explains the messages of form checks. They come from jsonschema, which repeats the value and
+  the pattern that it does not match.
+- `RunPagesMiddleware` serves the pages of runs. With a password, `/enter` asks for it and gives it to Prefect's UI and
+  to the pages, which set a cookie. `/enter#PASSWORD` does the same; browsers do not send the part after `#`. Without
+  the cookie a browser asks for name and password, which programs send as they do to Prefect's API.
+"""
+
+import base64
+import hashlib
+import hmac
+import json
+import math
+import re
+from http.cookies import CookieError, SimpleCookie
+from typing import Any
+
+from data.urls import NO_SECRET, redact_urls
+from pipeline.web.host_check import send_response
+
+DEEPEST = 100  # objects and lists within each other
+_MOST = 2**63 - 1
+_SHOWN = 80  # characters
+
+
+def find_unstorable_value(body: bytes) -> str | None:
+    """Return why a request's JSON cannot be stored; None if it can, or if it is not JSON (the server reports that)."""
+    try:
+        value = json.loads(body)
+    except RecursionError:
+        return f"lists and objects lie within each other: give {DEEPEST} levels at most"
+    except ValueError as error:  # also an integer of thousands of digits
+        return str(error).partition(":")[0] + ": give a smaller one" if "digits" in str(error) else None
+    left: list[tuple[Any, str, int]] = [(value, "", 0)]
+    while left:
+        each, place, depth = left.pop()
+        where = f"{place[:_SHOWN]}: " if place else ""
+        if depth > DEEPEST:
+            return f"{where}lists and objects lie within each other: give {DEEPEST} levels at most"
+        if isinstance(each, dict):
+            left += [(name, place, depth) for name in each]
+            left += [(item, f"{place}.{name}".lstrip("."), depth + 1) for name, item in each.items()]
+        elif isinstance(each, list):
+            left += [(item, f"{place}[{number}]", depth + 1) for number, item in enumerate(each)]
+        elif isinstance(each, str):
+            if any("\ud800" <= character <= "\udfff" for character in each):
+                return f"{_shorten_text(where)}{_shorten_text(repr(each))} holds half of a character (a lone surrogate): remove it"
+        elif isinstance(each, float):
+            if not math.isfinite(each):
+                return f"{_shorten_text(where)}{each} is no number that can be kept: give one, such as 10"
+        elif isinstance(each, int) and abs(each) > _MOST:
+            return f"{_shorten_text(where)}{_shorten_text(str(each))} is greater than can be kept: give at most {_MOST}"
+    return None
+
+
+def _shorten_text(text: str) -> str:
+    """Return the beginning of a text, with characters escaped that an answer cannot hold."""
+    plain = text.encode(errors="backslashreplace").decode()
+    return plain if len(plain) <= _SHOWN + 4 else f"{plain[:_SHOWN]}…"
+
+
+class StorableBodyMiddleware:
+    """ASGI middleware that refuses requests with values that the server could store but not show."""
+
+    def __init__(self, application: Any) -> None:
+        self._application = application
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        """Pass the request on, or answer 422 with a reason."""
+        path = scope.get("path", "")
+        if scope["type"] != "http" or scope["method"] in ("GET", "HEAD", "OPTIONS") or not path.startswith("/api/"):
+            return await self._application(scope, receive, send)
+        parts: list[bytes] = []
+        while True:
+            message = await receive()
+            if message["type"] != "http.request":  # the client has gone
+                return None
+            parts.append(message.get("body", b""))
+            if not message.get("more_body"):
+                break
+        body = b"".join(parts)
+        if body and (reason := find_unstorable_value(body)):
+            return await send_response(send, 422, json.dumps({"detail": reason}), "application/json")
+        given: list[dict[str, Any]] = [{"type": "http.request", "body": body, "more_body": False}]
+
+        async def again() -> Any:
+            return given.pop() if given else await receive()
+
+        await self._application(scope, again, send)
+
+
+_CHECKED = re.compile(r"/api/(deployments/[^/]+/create_flow_run(/bulk)?|deployments/?([^/]+)?|ui/schemas/validate)")
+WORDS = {
+    NO_SECRET: "an address holds no name, password or signature here, as it would be kept and shown: leave it out, as in "
+    "s3://BUCKET/FOLDER; keys come from the environment (docs/safety.md says which)"
+}
+
+
+def explain_errors(value: Any) -> Any:
+    """Return the JSON of an answer with patterns replaced by explanations and secrets by stars."""
+    if isinstance(value, dict):
+        return {key: explain_errors(each) for key, each in value.items()}
+    if isinstance(value, list):
+        return [explain_errors(each) for each in value]
+    if not isinstance(value, str):
+        return value
+    for pattern, words in WORDS.items():
+        if (end := f" does not match {pattern!r}") in value:
+            before = value.partition(end)[0]
+            where, reason, _ = before.partition("Failure reason: ")
+            return f"{where}{words}" if reason else words
+    return redact_urls(value)
+
+
+class PlainErrorMiddleware:
+    """ASGI middleware that rewrites the error messages of form checks."""
+
+    def __init__(self, application: Any) -> None:
+        self._application = application
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        """Answer as the wrapped application does, with rewritten error messages."""
+        if scope["type"] != "http" or scope["method"] == "GET" or not _CHECKED.fullmatch(scope.get("path", "")):
+            return await self._application(scope, receive, send)
+        start: dict[str, Any] = {}
+        body = b""
+
+        async def look(message: Any) -> None:
+            nonlocal body
+            if message["type"] == "http.response.start":
+                start.update(message)
+                return
+            body += message.get("body", b"")
+            if message.get("more_body"):
+                return
+            said = body
+            if start["status"] in (400, 409, 422) or scope["path"].endswith("/validate"):
+                try:
+                    said = json.dumps(explain_errors(json.loads(body))).encode()
+                except ValueError:
+                    pass
+            kept = [(name, value) for name, value in start["headers"] if name.lower() != b"content-length"]
+            await send(start | {"headers": [*kept, (b"content-length", str(len(said)).encode())]})
+            await send({"type": "http.response.body", "body": said})
+
+        # Compressed answers could not be read.
+        headers = [(name, value) for name, value in scope["headers"] if name.lower() != b"accept-encoding"]
+        await self._application(scope | {"headers": headers}, receive, look)
+
+
+COOKIE = "haed-pages"
+_SECONDS = 30 * 24 * 3600
+_ENTER = (
+    "<!doctype html><title>haed serve: password</title><form hidden><label>Password, which haed serve keeps in the file it "
+    "named: <input type=password autocomplete=current-password autofocus></label> <button>Enter</button> <output></output></form>"
+    "<script>const form = document.querySelector('form'); async function enter(given) {"
+    "const secret = btoa(given.includes(':') ? given : 'haed:' + given);"
+    "const told = await fetch('/enter', {method: 'POST', headers: {Authorization: 'Basic ' + secret}});"
+    "if (!told.ok) { form.hidden = false; form.querySelector('output').value = 'That is not it.'; return }"
+    "localStorage.setItem('prefect-password', secret); location.replace('/v2/') }"
+    "form.onsubmit = event => { event.preventDefault(); enter(form.querySelector('input').value.trim()) };"
+    "if (location.hash) enter(decodeURIComponent(location.hash.slice(1))); else form.hidden = false</script>"
+)
+_PREFECTS = re.compile(r"/runs/(flow-run|task-run)/[0-9a-f-]{36}")  # in its UI of before
+
+
+class RunPagesMiddleware:
+    """An ASGI application that serves the pages of runs and passes other requests to Prefect.
+
+    Args:
+        prefect: Prefect's application.
+        pages: the application of the pages.
+        secret: NAME:PASSWORD that both ask for; empty: no password.
+    """
+
+    def __init__(self, prefect: Any, pages: Any, secret: str) -> None:
+        self._prefect, self._pages, self._secret = prefect, pages, secret.encode()
+        self._token = hmac.new(self._secret, COOKIE.encode(), hashlib.sha256).hexdigest()
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        """Answer the request, or pass it to one of the two applications."""
+        path = scope.get("path", "")
+        if (
+            scope["type"] != "http"
+            or not (path in ("/enter", "/runs") or path.startswith("/runs/"))
+            or _PREFECTS.match(path)
+        ):
+            return await self._prefect(scope, receive, send)
+        if path == "/enter" and scope["method"] == "GET":
+            return await send_response(send, 200, _ENTER, "text/html")
+        headers = {name: value.decode("latin-1") for name, value in scope["headers"]}
+        known = not self._secret or self._has_password(headers)
+        if path == "/enter":
+            cookie = f"{COOKIE}={self._token}; Path=/runs; Max-Age={_SECONDS}; HttpOnly; SameSite=Lax"
+            return await send_response(
+                send, 204 if known else 401, "", more=[(b"set-cookie", cookie.encode())] if known else ()
+            )
+        if not known and not self._has_cookie(headers):
+            asked = (b"www-authenticate", b'Basic realm="haed", charset="UTF-8"')
+            return await send_response(
+                send, 401, "haed serve has a password: /enter asks for it, and lets a browser in\n", more=[asked]
+            )
+        await self._pages(scope, receive, send)
+
+    def _has_password(self, headers: dict[bytes, str]) -> bool:
+        scheme, _, given = headers.get(b"authorization", "").partition(" ")
+        try:
+            return scheme.lower() == "basic" and hmac.compare_digest(base64.b64decode(given), self._secret)
+        except ValueError:
+            return False
+
+    def _has_cookie(self, headers: dict[bytes, str]) -> bool:
+        try:
+            found = SimpleCookie(headers.get(b"cookie", "")).get(COOKIE)
+        except CookieError:
+            return False
+        return found is not None and hmac.compare_digest(found.value.encode(), self._token.encode())

@@ -1,1 +1,0 @@
-"""The page of a flow run in the Prefect UI: live progress, artifacts and final state."""

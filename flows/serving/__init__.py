@@ -1,1 +1,0 @@
-"""The Prefect server, its deployments, and access control."""

@@ -1,1 +1,0 @@
-"""Endings of flow runs from outside: signals, pauses, and killed processes."""

@@ -1,0 +1,120 @@
+"""What the dispatcher does with processes and with answers of a server, without either."""
+
+import signal
+import subprocess
+import sys
+import time
+from types import SimpleNamespace
+from typing import Any
+from uuid import UUID, uuid4
+
+import pytest
+from prefect.client.schemas.responses import SetStateStatus
+
+from flows import dispatcher
+from flows.dispatcher import FlowDispatcher, FlowProcess
+from flows.lifecycle import ASKS, LONG, TRAINS
+from pipeline.signals import StopSignal
+
+DEPLOYMENTS = {flow: uuid4() for flow in (*TRAINS, *LONG, *ASKS)}
+SLEEP = [sys.executable, "-c", "import time; time.sleep(600)"]
+DEAF = [
+    sys.executable,
+    "-c",
+    "import signal, time; signal.signal(15, signal.SIG_IGN); print(flush=True); time.sleep(600)",
+]
+
+
+def start_deaf_process() -> "subprocess.Popen[bytes]":
+    """A process that SIGTERM does not end."""
+    process = subprocess.Popen(DEAF, stdout=subprocess.PIPE)
+    assert process.stdout is not None and process.stdout.readline()
+    process.stdout.close()
+    return process
+
+
+@pytest.fixture
+def settled(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, int, float | None]]:
+    """Flow, exit status and seconds after Cancel of the runs that were reported."""
+    calls: list[tuple[str, int, float | None]] = []
+    monkeypatch.setattr(dispatcher, "settle_flow_run", lambda flow, id, *how: calls.append((flow, *how)))
+    return calls
+
+
+class Server:
+    """The server's runs that are due, by deployment; it refuses those of `refused`."""
+
+    def __init__(self, due: dict[str, int], refused: str = "") -> None:
+        self.due = [
+            SimpleNamespace(id=uuid4(), deployment_id=DEPLOYMENTS[flow]) for flow in due for _ in range(due[flow])
+        ]
+        self.refused = DEPLOYMENTS.get(refused)
+
+    def get_scheduled_flow_runs_for_deployments(self, ids: list[UUID], scheduled_before: Any) -> list[Any]:
+        return [run for run in self.due if run.deployment_id in ids]
+
+    def set_flow_run_state(self, id: UUID, state: Any, force: bool = False) -> Any:
+        (run,) = (run for run in self.due if run.id == id)
+        refused = run.deployment_id == self.refused
+        return SimpleNamespace(status=SetStateStatus.REJECT if refused else SetStateStatus.ACCEPT)
+
+
+def test_each_kind_starts_as_many_as_its_own_limit_and_a_refused_run_starts_nothing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(dispatcher, "max_training_processes", lambda: 2)
+    monkeypatch.setattr(dispatcher, "_start_engine", lambda run: SimpleNamespace(poll=lambda: None))
+    made = FlowDispatcher(DEPLOYMENTS, StopSignal())
+    server: Any = Server({"train": 5, "pretrain": 1, "shard": 9, "neighbours": 3, "report": 1}, refused="report")
+    for _ in range(2):  # what runs already is not started again
+        made._start_due_runs(server)
+        flows = [each.flow for each in made._running.values()]
+        assert {flow: flows.count(flow) for flow in flows} == {"train": 2, "shard": 5, "neighbours": 3}
+
+
+def test_a_cancelled_flow_gets_one_signal_and_is_killed_when_its_time_is_over(
+    monkeypatch: pytest.MonkeyPatch, settled: list[tuple[str, int, float | None]]
+) -> None:
+    monkeypatch.setattr(dispatcher, "CANCEL_SECONDS", 0.5)
+    made, states = FlowDispatcher(DEPLOYMENTS, StopSignal()), {}
+    processes = {"sample": subprocess.Popen(SLEEP), "train": start_deaf_process(), "index": subprocess.Popen(SLEEP)}
+    for flow, process in processes.items():
+        id = uuid4()
+        made._running[id] = FlowProcess(flow, process)
+        states[id] = SimpleNamespace(is_cancelling=lambda flow=flow: flow != "index")
+    monkeypatch.setattr(dispatcher, "read_states", lambda client, runs: states)
+    server: Any = None
+    made._end_cancelled(server)
+    while len(settled) < 2:
+        made._settle_ended()
+        time.sleep(0.05)
+    assert settled == [("sample", -signal.SIGTERM, None), ("train", -signal.SIGKILL, 0.5)]
+    (left,) = made._running.values()
+    assert left.flow == "index" and left.process.poll() is None
+    assert made._end_all() == 0 and settled[2:] == [("index", -signal.SIGTERM, None)] and not made._running
+
+
+def test_a_flow_that_does_not_end_is_killed_and_counted(
+    monkeypatch: pytest.MonkeyPatch, settled: list[tuple[str, int, float | None]]
+) -> None:
+    monkeypatch.setattr(dispatcher, "PATIENCE_SECONDS", 0.3)
+    made = FlowDispatcher(DEPLOYMENTS, StopSignal())
+    made._running[uuid4()] = FlowProcess("train", start_deaf_process())
+    assert made._end_all() == 1 and settled == [("train", -signal.SIGKILL, None)]
+
+
+def test_an_end_that_the_server_did_not_take_is_reported_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    answers = iter([ConnectionError("the server is gone"), None])
+
+    def settle(*_: object) -> None:
+        if error := next(answers):
+            raise error
+
+    monkeypatch.setattr(dispatcher, "settle_flow_run", settle)
+    made, process = FlowDispatcher(DEPLOYMENTS, StopSignal()), subprocess.Popen([sys.executable, "-c", ""])
+    process.wait()
+    made._running[uuid4()] = FlowProcess("train", process)
+    made._settle_ended()
+    assert made._running
+    made._settle_ended()
+    assert not made._running
