@@ -42,7 +42,7 @@ def known_name_validator(table: dict[str, str], group: str) -> Callable[[str], s
         if name not in table:
             others = sorted(entry.name for entry in entry_points(group=group))
             if name not in others:
-                raise ValueError(f"{name!r} is not known: expected one of {', '.join([*table, *others])}")
+                raise ValueError(f"expected one of {', '.join([*table, *others])}")
         return name
 
     return check

@@ -102,7 +102,7 @@ def _one_of(table: dict[str, Any]) -> AfterValidator:
 
     def check(name: str) -> str:
         if name not in table and name not in _list_names(table):
-            raise ValueError(f"{name!r} is not known: expected one of {', '.join(_list_names(table))}")
+            raise ValueError(f"expected one of {', '.join(_list_names(table))}")
         return name
 
     return AfterValidator(check)

@@ -106,5 +106,5 @@ def test_what_only_models_of_chunks_can_is_refused_by_name(registered: None, tin
 
 
 def test_an_unknown_kind_names_those_there_are(tiny: list[str]) -> None:
-    with pytest.raises(ValueError, match="model.kind.*'nothing' is not known: expected one of haed"):
+    with pytest.raises(ValueError, match="model.kind=nothing: expected one of haed"):
         load_options("quickstart", [*tiny, "model.kind=nothing"])

@@ -489,7 +489,8 @@ def explain_validation_error(key: str, item: Any) -> str:
         meant = _guess_value(key, kind, str(value), optional)
     else:
         message = item["msg"].lower()
-    shown = shorten_value(value) if kind is str and code != "literal_error" else shorten_text(value)
+    is_choice = message.startswith("expected one of")
+    shown = shorten_value(value) if kind is str and not is_choice else shorten_text(value)
     return f"{key}={shown}: {message}" + (f". Write {key}={meant}" if meant is not None else "")
 
 
