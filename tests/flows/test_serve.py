@@ -57,6 +57,12 @@ def answer(address: str, headers: dict[str, str]) -> int:
         return error.code
 
 
+def kill_server(served: Served) -> None:
+    """kill -9; `haed serve` starts it again."""
+    command = ["pgrep", "-f", f"flows.server_process prefect .*--port {served.port}"]
+    os.kill(int(subprocess.run(command, capture_output=True).stdout.split()[0]), signal.SIGKILL)
+
+
 def weights(folder: Path) -> dict[str, torch.Tensor]:
     latest = (folder / "train/checkpoints/latest").read_text().strip()
     assert latest == f"step-{STEPS:08d}"
@@ -93,10 +99,7 @@ def test_kills_and_retries_end_in_the_same_bits(served: Served) -> None:
             until(PATIENCE, lambda: served.state(runs["flow"]) == "CRASHED")
             retry(served, runs["flow"])
         elif name == "server":
-            server = subprocess.run(
-                ["pgrep", "-f", f"flows.server_process prefect .*--port {served.port}"], capture_output=True
-            )
-            os.kill(int(server.stdout.split()[0]), signal.SIGKILL)
+            kill_server(served)
         else:
             flow = engine(served)
             served.process.kill()
@@ -125,7 +128,9 @@ def test_cancel_ends_all_processes_of_a_training_and_workers_of_a_pool_run_flows
     second = until(PATIENCE, lambda: served.state(again) in DONE and call(served.address, f"/flow_runs/{again}"))
     said = second["state"]["message"]
     assert second["state_type"] == "FAILED" and "is in use by process" in said and "flow run 'train together" in said
-    call(served.address, f"/flow_runs/{run}/set_state", {"state": {"type": "CANCELLING", "name": "Cancelling"}})
+    kill_server(served)  # Cancel is heard all the same
+    cancel = {"state": {"type": "CANCELLING", "name": "Cancelling"}}
+    until(PATIENCE, lambda: call(served.address, f"/flow_runs/{run}/set_state", cancel))
     until(PATIENCE, lambda: served.state(run) == "CANCELLED")
     gone, alive = psutil.wait_procs(training, PATIENCE)
     assert not alive and 0 < (step := int(latest.read_text().strip().removeprefix("step-"))) < 100_000
