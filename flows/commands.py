@@ -49,7 +49,7 @@ def _run_pipeline_flow(arguments: argparse.Namespace) -> CommandResult:
         _check_server()
     from prefect.exceptions import Abort, Pause, TerminationSignal
 
-    from flows.flows import run_pipeline  # loads for seconds, in which the server starts
+    from flows.flows import FLOWS, run_pipeline  # loads for seconds, in which the server starts
     from flows.lifecycle import crash_orphaned_runs
     from pipeline.probe import index, sample  # noqa: F401
     from pipeline.reporting import report  # noqa: F401
@@ -64,7 +64,7 @@ def _run_pipeline_flow(arguments: argparse.Namespace) -> CommandResult:
         known |= {PREFECT_API_URL: answering(), PREFECT_UI_URL: ""}
     with temporary_settings(known):
         with suppress(Exception):  # the server's troubles are not the flow's
-            crash_orphaned_runs([])
+            crash_orphaned_runs([], [flow.name for flow in FLOWS])
         try:
             found = run_pipeline(preset, overrides=overrides)
         except (TerminationSignal, Pause, Abort, Interrupt) as error:

@@ -29,7 +29,7 @@ from prefect.settings import (
 )
 from prefect.states import Crashed, Pending
 
-from flows.lifecycle import ASKS, LONG, SERVED_BY, TRAINS, read_states, settle_flow_run
+from flows.lifecycle import ASKS, SERVED_BY, TRAINS, read_states, settle_flow_run
 from pipeline.signals import SAME_SECONDS, StopSignal, die_with_parent
 
 log = logging.getLogger(__name__)
@@ -88,7 +88,8 @@ class FlowDispatcher:
 
     def __init__(self, deployments: Mapping[str, UUID], stop: StopSignal) -> None:
         limit = int(PREFECT_RUNNER_PROCESS_LIMIT.value())
-        self._kinds = ((TRAINS, max_training_processes()), (LONG, limit), (ASKS, limit))
+        others = tuple(flow for flow in deployments if flow not in (*TRAINS, *ASKS))
+        self._kinds = ((TRAINS, max_training_processes()), (others, limit), (ASKS, limit))
         self._deployments, self._stop, self._insists = deployments, stop, False
         self._flows = {id: flow for flow, id in deployments.items()}
         self._running: dict[UUID, FlowProcess] = {}

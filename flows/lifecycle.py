@@ -62,9 +62,8 @@ HOST, PROCESS, STARTED = "haed.host", "haed.process", "haed.started"
 RUN = "haed.run"  # folder of the run that a flow trains
 SERVER, SERVER_STARTED = "haed.server", "haed.server_started"  # the `haed serve` or worker of it
 SERVED_BY = "HAED_SERVED_BY"  # of the environment: the process of `haed serve`
-# Names of flows: those that train, other stages that may take hours, and those that answer.
+# Flows that train, and flows that answer. All others are stages that may take hours.
 TRAINS = ("haed", "pretrain", "finetune", "train")
-LONG = ("shard", "evaluate", "index", "analyse")
 ASKS = ("sample", "next", "neighbours", "compare", "report")
 ENDED = "the process that ran it, or served it, ended while it ran"
 OF_PARENT = "its parent ended while it ran"
@@ -125,7 +124,7 @@ def tag_flow_run(*runs: str, folder: str | Path = "") -> None:
         log.debug("no tags: %s", error)
 
 
-def crash_orphaned_runs(deployments: list[str], patience: float = 600.0) -> list[str]:
+def crash_orphaned_runs(deployments: list[str], flows: list[str], patience: float = 600.0) -> list[str]:
     """Mark runs whose process is gone as Crashed, which enables Retry, and end processes that nobody serves any more.
 
     These are runs of an earlier `haed serve` of these deployments, and of `haed run` on this machine. The caller must
@@ -135,6 +134,7 @@ def crash_orphaned_runs(deployments: list[str], patience: float = 600.0) -> list
 
     Args:
         deployments: their names; an empty list: only runs without a deployment are checked.
+        flows: the names of all flows of this project.
         patience: seconds until a process is killed.
 
     Returns:
@@ -142,7 +142,7 @@ def crash_orphaned_runs(deployments: list[str], patience: float = 600.0) -> list
     """
     with get_client(sync_client=True) as client:
         dead, saving = [], []
-        for run in _read_unfinished_runs(client, deployments):
+        for run in _read_unfinished_runs(client, deployments, flows):
             is_ours = run.labels.get(HOST, "") == socket.gethostname()
             if not is_alive(run.labels):
                 if run.deployment_id is not None or is_ours:
@@ -151,17 +151,17 @@ def crash_orphaned_runs(deployments: list[str], patience: float = 600.0) -> list
                 saving.append(run)
         for run in dead:
             mark_crashed(client, run.id, ENDED)
-        for stage in _read_orphaned_stages(client):
+        for stage in _read_orphaned_stages(client, flows):
             mark_crashed(client, stage.id, OF_PARENT)
     if saving:
         threading.Thread(target=_wait_and_mark_crashed, args=(saving, patience), daemon=True).start()
     return [run.name for run in dead]
 
 
-def _read_unfinished_runs(client: Any, deployments: list[str]) -> list[Any]:
+def _read_unfinished_runs(client: Any, deployments: list[str], flows: list[str]) -> list[Any]:
     """Return the unfinished runs of these deployments, and those of our flows without a deployment."""
     of_these = DeploymentFilter(name=DeploymentFilterName(any_=deployments))
-    ours = FlowFilter.model_validate({"name": {"any_": [*TRAINS, *LONG, *ASKS]}})
+    ours = FlowFilter.model_validate({"name": {"any_": flows}})
     direct: dict[str, Any] = {"deployment_id": {"is_null_": True}, "parent_task_run_id": {"is_null_": True}}
     of_no_deployment = FlowRunFilter.model_validate(_STATE | direct)
     served = FlowRunFilter.model_validate(_STATE)
@@ -169,9 +169,9 @@ def _read_unfinished_runs(client: Any, deployments: list[str]) -> list[Any]:
     return [*found, *_read_all_flow_runs(client, flow_run_filter=of_no_deployment, flow_filter=ours)]
 
 
-def _read_orphaned_stages(client: Any) -> list[Any]:
+def _read_orphaned_stages(client: Any, flows: list[str]) -> list[Any]:
     """Return the unfinished stages of flow runs that have ended or were deleted."""
-    ours = FlowFilter.model_validate({"name": {"any_": [*TRAINS, *LONG, *ASKS]}})
+    ours = FlowFilter.model_validate({"name": {"any_": flows}})
     inner = FlowRunFilter.model_validate(_STATE | {"parent_task_run_id": {"is_null_": False}})
     found = []
     for stage in _read_all_flow_runs(client, flow_run_filter=inner, flow_filter=ours):

@@ -71,10 +71,11 @@ def serve_flows(
         board = held.enter_context(_run_tensorboard(board_port)) if board_port else None
         os.environ |= {"HAED_TENSORBOARD_URL": board} if board else {}
         from flows.dispatcher import run_flows
+        from flows.flows import FLOWS
         from flows.lifecycle import crash_orphaned_runs
 
         names, runs = list_deployment_names(place.deployment), list_recent_runs()
-        if dead := crash_orphaned_runs(names):
+        if dead := crash_orphaned_runs(names, [flow.name for flow in FLOWS]):
             print(f"marked as crashed: {', '.join(dead)}; Retry goes on from their checkpoints")
         deployments = {each.flow_name: each.apply() for each in build_deployments(place.deployment, chain)}
         offer_runs(deployments, runs)

@@ -3,6 +3,8 @@
 Importing this module imports neither torch nor anything else that is slow to import.
 """
 
+import math
+import re
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from importlib import import_module
@@ -56,7 +58,7 @@ SYSTEMS = {
 
 
 class PartKinds(dict[str, str]):
-    """The kinds of a part of chunk models: `module:Class` by name. A class is imported when a model is built with it.
+    """The kinds of a part of chunk models: `module:name` by kind. A class is imported when a model is built with it.
 
     Args:
         group: entry points by which other packages add kinds.
@@ -91,6 +93,7 @@ DECODERS = PartKinds(
     "haed.decoders",
     {"lstm": "haed.chunk.decoder:LSTMDecoder", "transformer": "haed.chunk.decoder:TransformerDecoder"},
 )
+LOSS_TERMS = PartKinds("haed.loss_terms", {})  # functions, by name; see `haed.iem.objective.LossTermInputs`
 
 
 def _list_names(table: dict[str, Any]) -> list[str]:
@@ -426,6 +429,20 @@ class ModelOptions:
     spacebyte: SpaceByteOptions = field(default_factory=SpaceByteOptions)
 
 
+def _check_terms(terms: list[str]) -> list[str]:
+    installed = _list_names(LOSS_TERMS) if terms else []
+    for term in terms:
+        match = re.fullmatch(r"(\d+(?:\.\d*)?(?:[eE][+-]?\d+)?)\*(\w+)", term)
+        if match is None or not math.isfinite(float(match[1])):
+            raise ValueError(f"{term!r}: expected WEIGHT*NAME, such as 0.01*{(installed or ['name'])[0]}")
+        if match[2] not in installed:
+            known = f"expected one of {', '.join(installed)}" if installed else "no package has installed one"
+            raise ValueError(f"{term!r}: no term of the loss is named {match[2]}; {known}")
+    if len({term.partition("*")[2] for term in terms}) < len(terms):
+        raise ValueError(f"{', '.join(terms)}: a term is there twice; add their weights")
+    return terms
+
+
 @dataclass(kw_only=True)
 class IEMOptions:
     """The Implicit Embedding Matrix loss."""
@@ -469,6 +486,16 @@ class IEMOptions:
         int | None,
         Field(ge=1, le=10**8, description="queries scored at a time; bounds memory, changes no result; null: fitting"),
     ] = None
+
+    terms: Annotated[
+        list[str],
+        Field(description="further terms of the loss from other packages, each weight*name, such as 0.01*center"),
+        AfterValidator(_check_terms),
+    ] = field(default_factory=list)
+
+    def split_terms(self) -> dict[str, float]:
+        """Return the weights of the further terms by name."""
+        return {name: float(weight) for weight, _, name in (term.partition("*") for term in self.terms)}
 
     def check_calibrated(self) -> None:
         """Raise ValueError if the learned score is not a likelihood, which a mixture requires."""

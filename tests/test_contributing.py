@@ -14,26 +14,37 @@ from pipeline import open_run
 from pipeline.cli import main
 from pipeline.config import ConfigError, Options, check_options, dump_options, load_options
 from pipeline.config.schema import KINDS, option_names, schema_options
+from pipeline.run.metrics import read_metrics
 
 TEXT = (Path(__file__).resolve().parents[1] / "CONTRIBUTING.md").read_text(encoding="utf-8")
 BAG = ["model.encoder.kind=bag"]
 
 
+def find_block(title: str, language: str) -> str:
+    """The block of code of a section."""
+    section = TEXT.partition(f"## How do I add {title}\n")[2].partition("\n## ")[0]
+    (block,) = re.findall(rf"```{language}\n(.*?)```", section, re.DOTALL)
+    return str(block)
+
+
+def install(place: Path, module: str, title: str) -> None:
+    """Install the package of a section."""
+    points = re.sub(r'project\.entry-points\."(.*)"', r"\1", find_block(title, "toml")).replace('"', "")
+    (info := place / f"{module}-1.dist-info").mkdir(parents=True)
+    (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {module}\nVersion: 1\n")
+    (info / "entry_points.txt").write_text(points)
+    (place / f"{module}.py").write_text(find_block(title, "python"))
+
+
 @pytest.fixture
 def installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """A package with the encoder; what it registers in this process is taken back."""
-    (module,), (points,) = (
-        re.findall(r"```python\n(.*?)```", TEXT, re.DOTALL),
-        re.findall(r"```toml\n(.*?)```", TEXT, re.DOTALL),
-    )
-    info = tmp_path / "packages" / "my_encoder-1.dist-info"
-    info.mkdir(parents=True)
-    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: my-encoder\nVersion: 1\n")
-    (info / "entry_points.txt").write_text(re.sub(r'project\.entry-points\."(.*)"', r"\1", points).replace('"', ""))
-    (info.parent / "my_encoder.py").write_text(module)
-    monkeypatch.syspath_prepend(str(info.parent))
+    """Packages with the encoder and the term; what they register in this process is taken back."""
+    install(tmp_path / "packages", "my_encoder", "a chunk encoder")
+    install(tmp_path / "packages", "my_terms", "a term of the loss")
+    monkeypatch.syspath_prepend(str(tmp_path / "packages"))
     yield
-    sys.modules.pop("my_encoder", None)
+    for module in ("my_encoder", "my_terms"):
+        sys.modules.pop(module, None)
     KINDS["model.encoder.kind"].option_classes.clear()
     schema_options.cache_clear()
     option_names.cache_clear()
@@ -89,3 +100,32 @@ def test_without_its_package_a_kind_is_not_known() -> None:
         load_options("quickstart", BAG)
     with pytest.raises(ConfigError, match="there is no option model.encoder.power"):
         load_options("quickstart", ["model.encoder.power=1"])
+
+
+@pytest.mark.usefixtures("installed")
+def test_a_term_of_ones_own_is_trained_recorded_and_weighted(options: Options, tiny: list[str]) -> None:
+    def pretrain(name: str, *words: str) -> list[dict[str, float]]:
+        few = ["pretrain.steps=3", "validation.times=0", "log_steps=1", "precision=fp32", f"name={name}"]
+        assert main(["pretrain", "--config", "quickstart", *tiny, *few, *words]) == 0
+        return read_metrics(Path(options.runs_dir) / name / "pretrain" / "metrics.jsonl")
+
+    without, with_term = pretrain("without"), pretrain("with", "iem.terms=[2*center]")
+    assert "iem_center" not in without[0] and with_term[0]["iem_center"] > 0
+    assert with_term[0]["loss"] == pytest.approx(without[0]["loss"] + 2 * with_term[0]["iem_center"], rel=1e-5)
+    strong, weak = pretrain("strong", "iem.terms=[1e3*center]"), pretrain("weak", "iem.terms=[1e-9*center]")
+    assert strong[-1]["iem_center"] < weak[-1]["iem_center"]
+
+
+@pytest.mark.usefixtures("installed")
+@pytest.mark.parametrize(
+    ("term", "message"),
+    [
+        ("center", r"'center': expected WEIGHT\*NAME, such as 0.01\*center"),
+        ("1e999*center", "expected WEIGHT"),
+        ("1*centre", "no term of the loss is named centre; expected one of center"),
+        ("1*center,2*center", "a term is there twice"),
+    ],
+)
+def test_a_term_that_there_is_not_is_refused(term: str, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        load_options("quickstart", [f"iem.terms=[{term}]"])

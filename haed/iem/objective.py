@@ -37,7 +37,7 @@ from haed.distributed import Ranks
 from haed.iem.candidates import Candidates, WindowAdjustment
 from haed.iem.sampled_softmax import SoftmaxLoss, blockwise_cross_entropy
 from haed.layers.lstm import gather_rows
-from haed.options import IEMOptions
+from haed.options import LOSS_TERMS, IEMOptions
 
 
 @dataclass
@@ -229,6 +229,26 @@ def systematic_sample(share: Tensor, generator: torch.Generator | None) -> Tenso
 log = logging.getLogger(__name__)
 
 
+@dataclass
+class LossTermInputs:
+    """Inputs of a further term of the IEM loss: a function of them that returns a scalar tensor, installed by name.
+
+    With several ranks a term sees the queries of its own rank and the candidates of its group. The result is the mean
+    of the ranks' terms, weighted by their numbers of queries.
+
+    Attributes:
+        prediction: (M, W) ŷ of each chunk.
+        queries: (M, E).
+        keys: (C, E) of the candidates.
+        target: (M,) index of each chunk's candidate.
+    """
+
+    prediction: Tensor
+    queries: Tensor
+    keys: Tensor
+    target: Tensor
+
+
 class ChunkObjective(Objective):
     """A chunk model with its losses: the IEM loss, the exact one of a random share of the chunks, or both.
 
@@ -268,6 +288,7 @@ class ChunkObjective(Objective):
         if self.lexicon is not None:
             iem.check_calibrated()
         self.candidates = Candidates(iem, system.cut.context, self.ranks) if iem_weight else None
+        self.terms = {name: (weight, LOSS_TERMS.load_class(name)) for name, weight in iem.split_terms().items()}
         self._compiled: Callable[..., Tensor] | None = None
         for name, parameter in system.named_parameters():
             if name.startswith(("log_scale", "head.", "encoder.bias.")):
@@ -407,6 +428,10 @@ class ChunkObjective(Objective):
         if diagnose:
             losses.diagnosis |= {"iem_rank": weight * result.rank, "iem_effective": weight * result.effective}
         losses.total = losses.total + self.iem_weight * loss
+        for name, (term_weight, compute_term) in self.terms.items():
+            term = weight * compute_term(LossTermInputs(prediction, query, keys, target))
+            losses.figures[f"iem_{name}"] = term
+            losses.total = losses.total + self.iem_weight * term_weight * term
         return result
 
     def estimate_flops(self, batch: object) -> float:

@@ -4,6 +4,7 @@ import argparse
 import os
 import re
 import shlex
+import shutil
 import signal
 import subprocess
 import sys
@@ -80,6 +81,21 @@ def test_a_failing_stage_ends_in_a_line_too(tiny: list[str], tmp_path: Path, api
     done = haed(tmp_path, "run", *tiny, "name=failing", "resume=required", PREFECT_API_URL=api)
     assert done.returncode == 1 and "has no checkpoint: use resume=auto to start" in done.stderr
     assert "Traceback" not in done.stderr + done.stdout
+
+
+@pytest.mark.slow
+def test_the_flow_of_contributing_takes_a_run_and_ends_with_its_summary(whole: Path, tmp_path: Path, api: str) -> None:
+    module = re.findall(r"```python\n# flows/sizes.py\n(.*?)```", (ROOT / "CONTRIBUTING.md").read_text(), re.DOTALL)
+    end = "state = measure_size('run', return_state=True)\nprint(state.name, state.message, state.result())\n"
+    (tmp_path / "sizes.py").write_text(f"{module[0]}\n\n{end}")
+    shutil.copytree(whole / "runs", tmp_path / "runs")
+    environment = os.environ | {"PREFECT_API_URL": api, "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(
+        [sys.executable, "sizes.py"], cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=PATIENCE
+    )
+    *_, last = done.stdout.splitlines() or [""]
+    size = sum(path.stat().st_size for path in (tmp_path / "runs/run").rglob("*") if path.is_file())
+    assert last == f"Completed {size:,} bytes {size}", done.stderr[-2000:]
 
 
 def test_a_loss_that_cannot_be_mixed_is_said_before_the_corpus_is_cut(

@@ -13,9 +13,10 @@ from prefect.client.schemas.responses import SetStateStatus
 
 from flows import dispatcher
 from flows.dispatcher import FlowDispatcher, FlowProcess
-from flows.lifecycle import ASKS, LONG, TRAINS
+from flows.lifecycle import ASKS, TRAINS
 from pipeline.signals import StopSignal
 
+LONG = ("shard", "evaluate", "index", "analyse")
 DEPLOYMENTS = {flow: uuid4() for flow in (*TRAINS, *LONG, *ASKS)}
 SLEEP = [sys.executable, "-c", "import time; time.sleep(600)"]
 DEAF = [
